@@ -68,7 +68,7 @@ models: venv ## train the models of digits, digits-av and vit-tasks anew (fixed 
 	$(PY) -m trimtab_model_servers.digits.train -o pipelines/digits
 	$(PY) -m trimtab_model_servers.senses.train -o pipelines/digits-av $(if $(RECORDINGS),--recordings $(RECORDINGS))
 	$(PY) -m trimtab_model_servers.vit_tasks.train -o pipelines/vit-tasks
-	$(PY) -m trimtab_model_servers.vit_tasks.finer -o pipelines/vit-tasks
+	$(PY) -m trimtab_model_servers.vit_tasks.train_finer_patches -o pipelines/vit-tasks
 
 .PHONY: train-lmm
 train-lmm: venv ## train two small multimodal models that answer questions about pages of digits; half an hour of one core each

@@ -15,22 +15,22 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trimtab.commands import reporting_errors
-from trimtab.demand import changing_demand
-from trimtab.live import watching
-from trimtab.local.loading import LoadOrder
+from trimtab.app import reporting_errors
+from trimtab.commands.demo import accounting
+from trimtab.demo_load import changing_demand
+from trimtab.local.load_process import LoadOrder
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.options import console
-from trimtab.preparation import choose_profiles, prepare
-from trimtab.record import save
-from trimtab.report.figures import Figures, figures_of
+from trimtab.preflight import choose_profiles, prepare
 from trimtab.report.page import write_report
 from trimtab.report.summary import print_summary
+from trimtab.report.summary_stats import RunStats, figures_of
+from trimtab.run import LocalRun
 from trimtab.run_folder import RunFolder
-from trimtab.session import Session
-from trimtab.verbs.demo import accounting
+from trimtab.run_record import save
+from trimtab.terminal_view import terminal_view
 from trimtab_pipelines.documents import load_profiles
-from trimtab_pipelines.verdict import Outcome, bar
+from trimtab_pipelines.result_line import ResultLine, threshold
 
 KILL_EVERY_SECONDS = 5.0
 LOAD_SHARE = 0.5
@@ -96,7 +96,7 @@ async def _wait(holds: Callable[[], Awaitable[bool]]) -> float:
     return time.monotonic() - began
 
 
-def chaos_outcome(figures: Figures, havoc: Havoc) -> Outcome:
+def chaos_outcome(figures: RunStats, havoc: Havoc) -> ResultLine:
     """Judge a run full of kills."""
     replicas, adapters = havoc.replica_recoveries, havoc.adapter_recoveries
     values: dict[str, float | int | str | None] = {
@@ -111,12 +111,12 @@ def chaos_outcome(figures: Figures, havoc: Havoc) -> Outcome:
     }
     bars = (
         *accounting(figures),
-        bar("replicas killed", len(replicas), ">=", 3),
-        bar("adapters killed", len(adapters), ">=", 1),
-        bar("longest replica recovery, seconds", max(replicas, default=float("inf")), "<=", PATIENCE_SECONDS),
-        bar("adapter recovery, seconds", max(adapters, default=float("inf")), "<=", PATIENCE_SECONDS),
+        threshold("replicas killed", len(replicas), ">=", 3),
+        threshold("adapters killed", len(adapters), ">=", 1),
+        threshold("longest replica recovery, seconds", max(replicas, default=float("inf")), "<=", PATIENCE_SECONDS),
+        threshold("adapter recovery, seconds", max(adapters, default=float("inf")), "<=", PATIENCE_SECONDS),
     )
-    return Outcome(name="chaos", figures=values, bars=bars)
+    return ResultLine(name="chaos", figures=values, bars=bars)
 
 
 def main() -> int:
@@ -141,8 +141,8 @@ def chaos(given: argparse.Namespace) -> int:
     with RunFolder() as where:
         order = LoadOrder(load, duration_seconds=given.duration, seed=given.seed)
         setup = Setup(given.pipeline, where, profile_file)
-        session = Session(f"{document.name} under fire", setup, order, disturb=havoc.wreak)
-        with watching(session, console):
+        session = LocalRun(f"{document.name} under fire", setup, order, disturb=havoc.wreak)
+        with terminal_view(session, console):
             run = asyncio.run(session.run())
     print_summary(run, console)
     save(run, given.out / "chaos")

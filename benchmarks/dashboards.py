@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from trimtab_pipelines.verdict import Outcome, bar
+from trimtab_pipelines.result_line import ResultLine, threshold
 
 CHART = Path(__file__).parents[1] / "charts" / "trimtab"
 _THRESHOLD = re.compile(r"\s(?:==|>|<)\s*[0-9.]+")
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if outcome.holds else 1
 
 
-def outcome_of(answers: list[Answer]) -> Outcome:
+def outcome_of(answers: list[Answer]) -> ResultLine:
     """Count what returned data, by dashboard and in all."""
     places = dict.fromkeys(answer.expression.where for answer in answers)
     figures = {
@@ -115,7 +115,7 @@ def outcome_of(answers: list[Answer]) -> Outcome:
     }
     empty = sum(1 for answer in answers if not answer.series)
     figures |= {"expressions": len(answers), "with_data": len(answers) - empty}
-    return Outcome(name="dashboards", figures=figures, bars=(bar("expressions_without_data", empty, "==", 0),))
+    return ResultLine(name="dashboards", figures=figures, bars=(threshold("expressions_without_data", empty, "==", 0),))
 
 
 def _table(answers: list[Answer]) -> Table:

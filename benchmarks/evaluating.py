@@ -13,7 +13,7 @@ from rich.table import Table
 from trimtab.options import console
 from trimtab.report.layout import ALONE
 from trimtab_pipelines.documents import write_atomically
-from trimtab_pipelines.verdict import Outcome
+from trimtab_pipelines.result_line import ResultLine
 from trimtab_predictor.trace import TraceError
 
 GRID = "rgba(134,141,152,0.25)"
@@ -63,7 +63,7 @@ def simulated(
     return found
 
 
-def concluded(page: Path, html: str, heads: Sequence[str], rows: Iterable[Sequence[str]], outcome: Outcome) -> int:
+def concluded(page: Path, html: str, heads: Sequence[str], rows: Iterable[Sequence[str]], outcome: ResultLine) -> int:
     """Write the page, show table and verdict, print the outcome; 0 where every bar holds."""
     page.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(page, html)

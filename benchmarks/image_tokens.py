@@ -23,12 +23,12 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from trimtab.options import console
-from trimtab_model_servers.chat.kit import Rows
+from trimtab_model_servers.chat.interfaces import Rows
+from trimtab_model_servers.families.hf_vlm_configs import SHAPES, VlmConfig
 from trimtab_model_servers.families.lmm_digits import PageReader
-from trimtab_model_servers.families.published_shapes import SHAPES, Shape
 from trimtab_model_servers.lmm_digits import models
 from trimtab_pipelines.image_tokens import RULES, ImageTokenRule, ImageTokens
-from trimtab_pipelines.verdict import Outcome, bar
+from trimtab_pipelines.result_line import ResultLine, threshold
 
 LEAST_PX, MOST_PX = 8, 3000
 SEED: Final = 7
@@ -137,7 +137,7 @@ def by_encoder(architecture: models.Architecture) -> Maker:
 class Spelled:
     """A family's rule, and what it writes around the placeholders of an image's tiles."""
 
-    shape: Shape
+    shape: VlmConfig
     tokenizer: Any
 
     def count(self, width_px: int, height_px: int, *, images: int = 1) -> ImageTokens:
@@ -207,9 +207,9 @@ def main() -> int:
         for name, (maker, rules) in progress.track(families().items()):
             made = maker()
             for manner, shown in (("alone", [(size,) for size in sizes]), ("two a prompt", pairs)):
-                bars.append(bar(f"{name}, {manner}: told otherwise", differences(made, rules, shown), "==", 0))
+                bars.append(threshold(f"{name}, {manner}: told otherwise", differences(made, rules, shown), "==", 0))
     figures = {"sizes": len(sizes), "pairs": len(pairs), "transformers": _transformers().__version__}
-    outcome = Outcome(name="image-tokens", figures=figures, bars=tuple(bars))
+    outcome = ResultLine(name="image-tokens", figures=figures, bars=tuple(bars))
     outcome.print()
     return 0 if outcome.holds else 1
 

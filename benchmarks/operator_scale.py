@@ -24,13 +24,13 @@ from rich.progress import Progress
 
 from tests import control_plane
 from tests.builders import a_pipeline_document, a_plan, a_point_profile, a_profile
-from trimtab.commands import reporting_errors
-from trimtab_kubernetes import Cluster, NotFound, follow
-from trimtab_pipelines.cluster import profile_name
+from trimtab.app import reporting_errors
+from trimtab_kubernetes import Cluster, NotFound, list_and_watch
+from trimtab_pipelines.kubernetes_names import profile_name
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, profile_tasks
 from trimtab_pipelines.rendering import crd
+from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.verdict import Outcome, bar
 
 STAGES = 3
 NAMESPACES = 10
@@ -89,12 +89,12 @@ def main() -> int:
             f"{name}_writes_per_pipeline": round(found.writes / count, 2),
         }
     bars = (
-        bar("pipelines_reconciled", first.reconciled, "==", count),
-        bar("writes_per_pipeline", first.writes / count, "<=", MOST_WRITES_PER_PIPELINE),
-        bar("pipelines_looked_at_again", second.reconciled, ">=", count),
-        bar("writes_of_a_pass_with_nothing_to_do", second.writes, "==", 0),
+        threshold("pipelines_reconciled", first.reconciled, "==", count),
+        threshold("writes_per_pipeline", first.writes / count, "<=", MOST_WRITES_PER_PIPELINE),
+        threshold("pipelines_looked_at_again", second.reconciled, ">=", count),
+        threshold("writes_of_a_pass_with_nothing_to_do", second.writes, "==", 0),
     )
-    outcome = Outcome(name="bench-operator", figures=figures, bars=bars)
+    outcome = ResultLine(name="bench-operator", figures=figures, bars=bars)
     outcome.print()
     return 0 if outcome.holds else 1
 
@@ -172,7 +172,7 @@ async def _first_pass(cluster: Cluster, server: "Server", kubeconfig: Path, coun
         started = time.monotonic()
         done: set[str] = set()
         async with asyncio.timeout(LONGEST_SECONDS):
-            async for change in follow(cluster, "InferencePipeline"):
+            async for change in list_and_watch(cluster, "InferencePipeline"):
                 status = (change.object or {}).get("status") or {}
                 if change.object is not None and status.get("cores") == str(STAGES):
                     done.add("/".join(change.key))

@@ -19,14 +19,14 @@ from typing import Any
 import yaml
 from PIL import Image
 
-from trimtab.commands import reporting_errors
+from trimtab.app import reporting_errors
 from trimtab.options import console
-from trimtab_model_servers.vit_tasks import finer
-from trimtab_model_servers.vit_tasks.samples import SEED
-from trimtab_model_servers.vit_tasks.sources import TASKS, Images
+from trimtab_model_servers.vit_tasks import train_finer_patches
+from trimtab_model_servers.vit_tasks.datasets import TASKS, Images
+from trimtab_model_servers.vit_tasks.labelled_samples import SEED
 from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 from trimtab_pipelines.variants import Variant
-from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 FOLDER = Path(__file__).parents[1] / "pipelines" / "vit-tasks"
 TASK, CORES = "crops", 2
@@ -88,17 +88,17 @@ def run(*arguments: str | Path) -> tuple[Told, float]:
     return told, time.monotonic() - began
 
 
-def judged(found: Told, seconds: float, served: Told, variant: Variant) -> list[Bar]:
+def judged(found: Told, seconds: float, served: Told, variant: Variant) -> list[Threshold]:
     """What holds of what was found, and of what that gave served."""
     figures, names = found["figures"], [point.name for point in variant.operating_points]
     speeds = [1.0, *(float(figures[f"{name}_speed_up"]) for name in names[1:])]
     outside = [name for name in names if not _inside(variant, name, served)]
     return [
-        bar("minutes until points were found", seconds / 60, "<=", 10.0),
-        bar("forms tried", figures["tried"], ">=", 8),
-        bar("points kept", len(names), ">=", 3),
-        bar("a point's speed over the next more accurate one's, least", min(_steps(speeds)), ">=", 1.05),
-        bar("points whose served accuracy is outside of their interval", len(outside), "==", 0),
+        threshold("minutes until points were found", seconds / 60, "<=", 10.0),
+        threshold("forms tried", figures["tried"], ">=", 8),
+        threshold("points kept", len(names), ">=", 3),
+        threshold("a point's speed over the next more accurate one's, least", min(_steps(speeds)), ">=", 1.05),
+        threshold("points whose served accuracy is outside of their interval", len(outside), "==", 0),
     ]
 
 
@@ -123,7 +123,9 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as name:
         folder = Path(name)
-        shutil.copyfile(FOLDER / finer.WEIGHTS, folder / WEIGHTS)  # what is compiled is written beside them
+        shutil.copyfile(
+            FOLDER / train_finer_patches.WEIGHTS, folder / WEIGHTS
+        )  # what is compiled is written beside them
         (folder / "pipeline.yaml").write_text(yaml.safe_dump(document()), encoding="utf-8")
         first = write_images(TASKS[TASK]("held-out", given.images, SEED), folder / "first")
         second = write_images(TASKS[TASK]("held-out", given.second, SECOND_SEED), folder / "second")
@@ -134,7 +136,7 @@ def main() -> int:
     figures = {name: figure for name, figure in found["figures"].items() if name != "samples"}
     again = {f"{point.name}_served": _served(point.name, served) for point in variant.operating_points}
     counts = {"images": given.images, "second_images": given.second}
-    outcome = Outcome(name="bench-points", figures=counts | figures | again, bars=tuple(bars))
+    outcome = ResultLine(name="bench-points", figures=counts | figures | again, bars=tuple(bars))
     for each in outcome.bars:
         console.print(f"{'holds' if each.holds else 'MISSED'}: {each.bar} {each.value:.4g} {each.bound}")
     outcome.print()

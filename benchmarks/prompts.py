@@ -18,16 +18,16 @@ import torch
 from rich.progress import Progress
 
 from trimtab.options import console
-from trimtab_model_servers.tokens.enrolling import answers_of, course_of, way_of
-from trimtab_model_servers.tokens.preparation import prepared
-from trimtab_model_servers.tokens.prompting import Labelled
-from trimtab_model_servers.tokens.stored import Stored, load
-from trimtab_model_servers.vit_tasks import finer, train
-from trimtab_model_servers.vit_tasks.points import FULL, STRONG, STRONG_RULE, Hits, gain, merging
-from trimtab_model_servers.vit_tasks.samples import MOST, SEED
-from trimtab_model_servers.vit_tasks.sources import TASKS
+from trimtab_model_servers.transformer.checkpoints import Checkpoint, load
+from trimtab_model_servers.transformer.image_preprocessing import preprocess
+from trimtab_model_servers.transformer.prompt_tuning import Labelled
+from trimtab_model_servers.transformer.task_training import answers_of, course_of, way_of
+from trimtab_model_servers.vit_tasks import train, train_finer_patches
+from trimtab_model_servers.vit_tasks.datasets import TASKS
+from trimtab_model_servers.vit_tasks.labelled_samples import MOST, SEED
+from trimtab_model_servers.vit_tasks.operating_points import FULL, STRONG, STRONG_RULE, Hits, gain, merging
 from trimtab_pipelines.operating_point import OperatingPoint
-from trimtab_pipelines.verdict import Bar, Outcome, bar
+from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
 FOLDER = Path("pipelines/vit-tasks")
 BATCH, ROUNDS = 16, 40
@@ -35,7 +35,7 @@ ALL = "all"
 Figures = dict[str, float | int | str | None]
 
 
-def hits(stored: Stored, point: OperatingPoint, most: int) -> Hits:
+def hits(stored: Checkpoint, point: OperatingPoint, most: int) -> Hits:
     """Whether each held-out image is answered rightly at a point, by task."""
     found = {}
     for task, draw in TASKS.items():
@@ -45,15 +45,15 @@ def hits(stored: Stored, point: OperatingPoint, most: int) -> Hits:
     return found | {ALL: np.concatenate(list(found.values()))}
 
 
-def won_back(stored: Stored, most: int, progress: Progress) -> tuple[Figures, list[Bar]]:
+def won_back(stored: Checkpoint, most: int, progress: Progress) -> tuple[Figures, list[Threshold]]:
     """What was lost by merging, and won back by prompts, and by a head alone."""
-    bar_ = progress.add_task("merging", total=1 + 3 * len(finer.PROMPTED))
+    bar_ = progress.add_task("merging", total=1 + 3 * len(train_finer_patches.PROMPTED))
     full = hits(stored, FULL, most)
     progress.advance(bar_)
     figures: Figures = {}
-    bars: list[Bar] = []
-    for merged, prompted in zip(finer.STRONGEST, finer.PROMPTED, strict=True):
-        before = hits(finer.plain(stored), merged, most)
+    bars: list[Threshold] = []
+    for merged, prompted in zip(train_finer_patches.STRONGEST, train_finer_patches.PROMPTED, strict=True):
+        before = hits(train_finer_patches.plain(stored), merged, most)
         found = {"prompts": hits(stored, prompted, most), "a head alone": hits(stored, merged, most)}
         progress.advance(bar_, 3)
         lost = {task: float(full[task].mean() - before[task].mean()) for task in full}
@@ -64,15 +64,15 @@ def won_back(stored: Stored, most: int, progress: Progress) -> tuple[Figures, li
                 told = f"{won['gain']} ({won['low']}–{won['high']}), n {len(full[task])}"
                 figures[f"{merged.name}: {task}: won back by {name}, points"] = told
             share = float(after[ALL].mean() - before[ALL].mean()) / lost[ALL]
-            bars.append(bar(f"{merged.name}: share of the loss won back by {name}", share, ">=", 0.5))
+            bars.append(threshold(f"{merged.name}: share of the loss won back by {name}", share, ">=", 0.5))
         more = 100 * (times(stored, merged, prompted) - 1)
-        bars.append(bar(f"{merged.name}: time that prompts take, % more", more, "<=", 3.0))
+        bars.append(threshold(f"{merged.name}: time that prompts take, % more", more, "<=", 3.0))
     return figures, bars
 
 
-def times(stored: Stored, merged: OperatingPoint, prompted: OperatingPoint) -> float:
+def times(stored: Checkpoint, merged: OperatingPoint, prompted: OperatingPoint) -> float:
     """Seconds of a batch with prompts, of those without: the median of rounds in which both take turns."""
-    images = prepared(TASKS["crops"]("held-out", BATCH, SEED).pixels, stored.normalisation)
+    images = preprocess(TASKS["crops"]("held-out", BATCH, SEED).pixels, stored.normalisation)
     depth, taken = stored.transformer.shape.depth, {merged.name: list[float](), prompted.name: list[float]()}
     courses = {
         point.name: replace(
@@ -91,12 +91,12 @@ def times(stored: Stored, merged: OperatingPoint, prompted: OperatingPoint) -> f
     return statistics.median(taken[prompted.name]) / statistics.median(taken[merged.name])
 
 
-def rules(stored: Stored, most: int) -> tuple[Figures, list[Bar]]:
+def rules(stored: Checkpoint, most: int) -> tuple[Figures, list[Threshold]]:
     """The rule for strong merging against ToMe's, at the strongest, on what the transformer learned from."""
     first, other = merging(STRONG[-1]), merging(STRONG[-1], STRONG_RULE)
     found = gain(*(hits(stored, point, most)[train.LEARNED_FROM] for point in (first, other)))
     figures: Figures = {f"{other.name}: over ToMe's, 95 %": f"{100 * found['low']:.2f}–{100 * found['high']:.2f}"}
-    return figures, [bar(f"{other.name}: over ToMe's rule on crops, points", 100 * found["gain"], ">=", 2.0)]
+    return figures, [threshold(f"{other.name}: over ToMe's rule on crops, points", 100 * found["gain"], ">=", 2.0)]
 
 
 def main() -> int:
@@ -106,9 +106,9 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)
     with Progress(console=console) as progress:
-        figures, bars = won_back(load(FOLDER / finer.WEIGHTS), given.most, progress)
+        figures, bars = won_back(load(FOLDER / train_finer_patches.WEIGHTS), given.most, progress)
         more_figures, more_bars = rules(load(FOLDER / train.WEIGHTS), given.most)
-    outcome = Outcome(name="bench-prompts", figures=figures | more_figures, bars=(*bars, *more_bars))
+    outcome = ResultLine(name="bench-prompts", figures=figures | more_figures, bars=(*bars, *more_bars))
     for name, figure in outcome.figures.items():
         console.print(f"{name}: {figure:.4g}" if isinstance(figure, float) else f"{name}: {figure}", markup=False)
     for each in outcome.bars:

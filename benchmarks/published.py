@@ -3,8 +3,8 @@
 import argparse
 from typing import get_args
 
-from trimtab_model_servers.families.published_halves import Kept, Precision
-from trimtab_model_servers.families.published_shapes import SHAPES
+from trimtab_model_servers.families.hf_vlm_configs import SHAPES
+from trimtab_model_servers.families.hf_vlm_split import Placement, Precision
 
 
 def add_published(parser: argparse.ArgumentParser) -> None:
@@ -14,6 +14,6 @@ def add_published(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=get_args(Precision), default="float32", help="of a published one")
 
 
-def kept_of(options: argparse.Namespace) -> Kept:
+def kept_of(options: argparse.Namespace) -> Placement:
     """How they are kept."""
-    return Kept(options.dtype, options.device)
+    return Placement(options.dtype, options.device)

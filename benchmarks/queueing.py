@@ -14,10 +14,10 @@ from rich.table import Table
 from tests.builders import a_pipeline, a_plan, a_point_profile, a_profile
 from trimtab.options import console
 from trimtab_adapter.planning.latency import backlog_seconds, planned_seconds
-from trimtab_adapter.simulation.conditions import Conditions
-from trimtab_adapter.simulation.simulate import Scenario, simulate
+from trimtab_adapter.simulation.environment import Environment
+from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_loadtester.arrivals import poisson_arrivals
-from trimtab_pipelines.verdict import Outcome, bar
+from trimtab_pipelines.result_line import ResultLine, threshold
 
 QUANTILE = 0.99
 SERVICE = {"fixed": (0.100, 0.005), "linear": (0.010, 0.050)}
@@ -62,7 +62,7 @@ class Case:
             arrivals_seconds=poisson_arrivals(np.full(seconds, load_rps), seed=1),
             duration_seconds=float(seconds),
             plan=a_plan(pipeline, batchSize=self.batch, replicas=self.replicas),
-            conditions=Conditions(spread=0.0),
+            conditions=Environment(spread=0.0),
         )
         return simulate(scenario).latency(QUANTILE)
 
@@ -86,10 +86,10 @@ def main() -> int:
     }
     safe = float(np.mean([ratio >= 0.95 for ratio in ratios]))
     bars = (
-        bar("share of cases planned with at least 95 % of the simulated p99", safe, ">=", 0.95),
-        bar("median of planned over simulated p99", float(np.median(ratios)), "<=", 1.5),
+        threshold("share of cases planned with at least 95 % of the simulated p99", safe, ">=", 0.95),
+        threshold("median of planned over simulated p99", float(np.median(ratios)), "<=", 1.5),
     )
-    outcome = Outcome(name="bench-queueing", figures=figures, bars=bars)
+    outcome = ResultLine(name="bench-queueing", figures=figures, bars=bars)
     outcome.print()
     return 0 if outcome.holds else 1
 

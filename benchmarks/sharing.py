@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass, replace
 
 from tests.adapter.scenes import a_ladder, profiles_of
-from trimtab_adapter.planning.levels import Level, best_within, levels
-from trimtab_adapter.planning.options import pose
-from trimtab_adapter.planning.pools import share
-from trimtab_adapter.planning.question import Question
+from trimtab_adapter.planning.pareto_frontier import FrontierPoint, best_within, frontier
+from trimtab_adapter.planning.planning_problem import PlanningProblem
+from trimtab_adapter.planning.pool_allocation import allocate
+from trimtab_adapter.planning.program_builder import build_program
 from trimtab_pipelines.pool import Pool
 
 CORES = 8.0
@@ -30,14 +30,16 @@ def compare() -> Sharing:
     """The joint plans' mean, and that of the best split of the pool that holds at every step."""
     pipeline = a_ladder(budget={"cores": f"{CORES:g}"}, objective={"accuracyWeight": 40})
     profiles, pool = profiles_of(pipeline), Pool(cores=CORES)
-    joint: list[list[Level]] = []
-    splits: dict[float, list[list[Level]]] = {cores: [] for cores in SPLITS}
+    joint: list[list[FrontierPoint]] = []
+    splits: dict[float, list[list[FrontierPoint]]] = {cores: [] for cores in SPLITS}
     for step in range(STEPS):
         swing = math.sin(2 * math.pi * step / STEPS)
-        asked = {name: Question(pipeline.spec, profiles, 160 + by * 140 * swing) for name, by in (("a", 1), ("b", -1))}
-        answers = share("shared", pool, asked)
-        joint.append([Level(0.0, 0, answer.solution) for answer in answers.values()])
-        one, other = (levels(replace(pose(question), cores=CORES)) for question in asked.values())
+        asked = {
+            name: PlanningProblem(pipeline.spec, profiles, 160 + by * 140 * swing) for name, by in (("a", 1), ("b", -1))
+        }
+        answers = allocate("shared", pool, asked)
+        joint.append([FrontierPoint(0.0, 0, answer.solution) for answer in answers.values()])
+        one, other = (frontier(replace(build_program(question), cores=CORES)) for question in asked.values())
         for cores, taken in splits.items():
             parts = (best_within(one, cores, 0), best_within(other, CORES - cores, 0))
             taken.append([part for part in parts if part is not None])
@@ -46,10 +48,10 @@ def compare() -> Sharing:
     return Sharing(_objective(joint), _accuracy(joint), _objective(holding[best]), _accuracy(holding[best]), best)
 
 
-def _objective(steps: list[list[Level]]) -> float:
+def _objective(steps: list[list[FrontierPoint]]) -> float:
     return sum(level.objective for step in steps for level in step) / len(steps)
 
 
-def _accuracy(steps: list[list[Level]]) -> float:
+def _accuracy(steps: list[list[FrontierPoint]]) -> float:
     products = [math.prod(o.accuracy for o in level.solution.choice) for step in steps for level in step]
     return sum(products) / len(products)

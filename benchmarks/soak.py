@@ -23,9 +23,9 @@ from pathlib import Path
 import psutil
 
 from benchmarks.first_week.stranger import Up, up
-from trimtab.commands import reporting_errors
-from trimtab_pipelines.processes.leash import leashed
-from trimtab_pipelines.verdict import Outcome, bar
+from trimtab.app import reporting_errors
+from trimtab_pipelines.processes.parent_death import command_tied_to_parent
+from trimtab_pipelines.result_line import ResultLine, threshold
 
 EVERY_SECONDS = 5.0
 SETTLED_SECONDS = 300.0
@@ -70,14 +70,14 @@ def _soak(given: argparse.Namespace) -> int:
     return 0 if outcome.holds else 1
 
 
-def soak(folder: Path, pipeline: Path, seconds: float, rps: float) -> Outcome:
+def soak(folder: Path, pipeline: Path, seconds: float, rps: float) -> ResultLine:
     """Serve under a load that goes up and down, so that plans change, and weigh everything."""
     processes: dict[int, Weights] = {}
     sizes: list[tuple[float, dict[str, int]]] = []
     with up(folder, run_folder=folder / "run", pipeline=pipeline) as served:
         cycles = max(round(seconds / 120), 1)
         load = "steps:" + ",".join([f"{rps / 2:g}x60", f"{1.5 * rps:g}x60"] * cycles)
-        command = leashed("trimtab", "load", str(pipeline), "--load", load, "--duration", f"{seconds:g}")
+        command = command_tied_to_parent("trimtab", "load", str(pipeline), "--load", load, "--duration", f"{seconds:g}")
         command += ["--address", f"127.0.0.1:{served.rest_port}"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as sending:
             began = time.monotonic()
@@ -109,7 +109,7 @@ def _weigh(served: Up, processes: dict[int, Weights]) -> None:
 
 
 def _name(words: str) -> str:
-    named = {"trimtab_router.edge": "door", "trimtab_router": "router", "trimtab_adapter": "adapter"}
+    named = {"trimtab_router.envoy": "door", "trimtab_router": "router", "trimtab_adapter": "adapter"}
     named |= {"envoy": "envoy", "forkserver": "model servers", "resource_tracker": "tracker", " up ": "supervisor"}
     return next((name for word, name in named.items() if word in words), words[:40])
 
@@ -144,7 +144,7 @@ def _tell(began: float, seconds: float, processes: dict[int, Weights], looked: i
 
 def _outcome(
     load: dict[str, float], processes: dict[int, Weights], sizes: Sequence[tuple[float, dict[str, int]]], changes: int
-) -> Outcome:
+) -> ResultLine:
     grown: dict[str, float] = defaultdict(lambda: -1.0)
     for weights in processes.values():
         if (growth := weights.growth) is not None:
@@ -160,13 +160,15 @@ def _outcome(
         "projected_day_bytes": day,
     }
     bars = (
-        bar("failed requests", load["failed"], "==", 0),
-        bar("plan changes", changes, ">=", 2),
-        bar("processes weighed", len(grown), ">=", 1),
-        bar("growth of the process that grew most, fraction", max(grown.values(), default=1.0), "<=", MOST_GROWTH),
-        bar("projected size of a day's files, bytes", day, "<=", MOST_DAY_BYTES),
+        threshold("failed requests", load["failed"], "==", 0),
+        threshold("plan changes", changes, ">=", 2),
+        threshold("processes weighed", len(grown), ">=", 1),
+        threshold(
+            "growth of the process that grew most, fraction", max(grown.values(), default=1.0), "<=", MOST_GROWTH
+        ),
+        threshold("projected size of a day's files, bytes", day, "<=", MOST_DAY_BYTES),
     )
-    return Outcome(name="soak", figures=figures, bars=bars)
+    return ResultLine(name="soak", figures=figures, bars=bars)
 
 
 def projected_day_bytes(sizes: Sequence[tuple[float, dict[str, int]]]) -> int:

@@ -19,11 +19,11 @@ from rich.table import Table
 from benchmarks.sharing import CORES, compare
 from tests.adapter.problems import a_large_graph, a_large_program, a_program, brute_force, with_accelerators
 from trimtab_adapter.solvers import exact, gurobi, highs
+from trimtab_adapter.solvers.interface import SolverUnavailable
 from trimtab_adapter.solvers.program import Program, Solution, weights_of
-from trimtab_adapter.solvers.signature import SolverUnavailable
-from trimtab_adapter.solvers.table import tabulate
+from trimtab_adapter.solvers.program_arrays import to_arrays
+from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 from trimtab_pipelines.spec import Objective
-from trimtab_pipelines.verdict import Bar, Outcome, bar
 
 REPEATS = 3
 SMALL_INSTANCES = {"exact": 4000, "exact, search alone": 4000, "HiGHS": 400, "Gurobi": 400}
@@ -99,14 +99,14 @@ def main() -> int:
         gap = max(gap, timed["exact"].largest_gap)
     figures |= {"largest_difference": largest, "largest_gap_of_exact": gap}
     figures |= _brute_force() | _licence() | _sharing()
-    outcome = Outcome(name="bench-solver", figures=figures, bars=_bars(figures))
+    outcome = ResultLine(name="bench-solver", figures=figures, bars=_bars(figures))
     for each in outcome.bars:
         console.print(f"{'holds' if each.holds else 'MISSED'}: {each.bar} {each.value:.6g} {each.bound}")
     outcome.print()
     return 0 if outcome.holds else 1
 
 
-def _bars(figures: Figures) -> tuple[Bar, ...]:
+def _bars(figures: Figures) -> tuple[Threshold, ...]:
     bounds = {
         "10x10x7_exact_p99_processor_ms": 30.0,
         "10x10x7_tight_exact_p99_processor_ms": 30.0,
@@ -116,9 +116,9 @@ def _bars(figures: Figures) -> tuple[Bar, ...]:
         "largest_gap_of_exact": 1e-6,
         "brute_force_largest_difference": 1e-6,
     }
-    measured = [bar(name, float(figures[name]), "<=", bound) for name, bound in bounds.items()]
+    measured = [threshold(name, float(figures[name]), "<=", bound) for name, bound in bounds.items()]
     gain = float(figures["pool_joint_objective"]) - float(figures["pool_best_split_objective"])
-    return (*measured, bar("pool_joint_gain_over_best_split", gain, ">=", 1e-6))
+    return (*measured, threshold("pool_joint_gain_over_best_split", gain, ">=", 1e-6))
 
 
 def _exact(size: Size) -> Timed:
@@ -224,7 +224,7 @@ def _brute_force() -> Figures:
 
 def _search_alone(program: Program) -> Solution | None:
     """Solve as if there were more choices than can be compared all at once."""
-    table = tabulate(program)
+    table = to_arrays(program)
     return None if table is None else exact.search(program, table)
 
 

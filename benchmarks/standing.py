@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from trimtab_pipelines.processes.giving_way import OWN_SESSION
+from trimtab_pipelines.processes.niceness import OWN_SESSION
 
 
 @contextmanager

@@ -17,12 +17,12 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from trimtab_model_servers.tokens.rules import RULES, Evidence, Rule
-from trimtab_model_servers.tokens.schedule import layer_tokens, multiplications
-from trimtab_model_servers.tokens.shape import SHAPES
-from trimtab_model_servers.tokens.stored import load, randomly
-from trimtab_model_servers.tokens.transformer import Course, VisionTransformer
-from trimtab_pipelines.verdict import Bar, Outcome, bar
+from trimtab_model_servers.transformer.checkpoints import load, randomly
+from trimtab_model_servers.transformer.config import SHAPES
+from trimtab_model_servers.transformer.merge_rules import RULES, MergeInputs, Rule
+from trimtab_model_servers.transformer.merge_schedule import layer_tokens, multiplications
+from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
+from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
 BASE_DELTAS = (0, 5, 10, 15, 20, 25)
 SMALL_DELTAS = (0, 4, 6, 8, 10)
@@ -61,7 +61,7 @@ class Watched:
         self._inner = rule.merge
 
     def _merge(
-        self, tokens: torch.Tensor, sizes: torch.Tensor, evidence: Evidence, merged: int
+        self, tokens: torch.Tensor, sizes: torch.Tensor, evidence: MergeInputs, merged: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         settle(tokens.device)
         began = time.perf_counter()
@@ -104,18 +104,18 @@ def run(setting: Setting, device: torch.device, rule: str, progress: Progress) -
         for delta in setting.deltas:  # also warms up
             watched = Watched(RULES[rule])
             with peak(device, found[delta]):
-                seconds = _once(setting.transformer, images, Course((delta,) * shape.depth, watched.rule))
+                seconds = _once(setting.transformer, images, ForwardPlan((delta,) * shape.depth, watched.rule))
             found[delta].merging_share = watched.seconds / seconds
             progress.advance(task)
         for _ in range(setting.rounds):
             for delta in setting.deltas:
-                course = Course((delta,) * shape.depth, RULES[rule])
+                course = ForwardPlan((delta,) * shape.depth, RULES[rule])
                 found[delta].seconds.append(_once(setting.transformer, images, course))
                 progress.advance(task)
     return found
 
 
-def _once(transformer: VisionTransformer, images: torch.Tensor, course: Course) -> float:
+def _once(transformer: VisionTransformer, images: torch.Tensor, course: ForwardPlan) -> float:
     settle(images.device)
     began = time.perf_counter()
     transformer(images, course)
@@ -123,7 +123,7 @@ def _once(transformer: VisionTransformer, images: torch.Tensor, course: Course) 
     return time.perf_counter() - began
 
 
-def judged(setting: Setting, found: dict[int, Timed], share: float | None) -> tuple[dict[str, float], list[Bar]]:
+def judged(setting: Setting, found: dict[int, Timed], share: float | None) -> tuple[dict[str, float], list[Threshold]]:
     """Write down a setting's figures, and the bars where there are any."""
     shape, figures, bars = setting.transformer.shape, {}, []
     costs = {
@@ -141,7 +141,7 @@ def judged(setting: Setting, found: dict[int, Timed], share: float | None) -> tu
         if timed.peak_mebibytes is not None:
             figures[f"{where}_peak_mebibytes"] = round(timed.peak_mebibytes, 1)
         if delta and share is not None:
-            bars.append(bar(f"{where}: speed-up over ratio of multiplications", speed_up / promised, ">=", share))
+            bars.append(threshold(f"{where}: speed-up over ratio of multiplications", speed_up / promised, ">=", share))
     return figures, bars
 
 
@@ -169,13 +169,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = torch.device(options.device)
     figures: dict[str, float | int | str | None] = {"device": str(device), "rule": options.rule}
     figures["threads"] = options.threads
-    bars: list[Bar] = []
+    bars: list[Threshold] = []
     with Progress(console=Console(stderr=True)) as progress:
         for setting in settings(options):
             own, judgement = judged(setting, run(setting, device, options.rule, progress), _share(setting, device))
             figures |= own
             bars += judgement
-    outcome = Outcome(name="bench-tokens", figures=figures, bars=tuple(bars))
+    outcome = ResultLine(name="bench-tokens", figures=figures, bars=tuple(bars))
     outcome.print()
     return 0 if outcome.holds else 1
 

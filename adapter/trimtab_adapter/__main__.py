@@ -15,15 +15,15 @@ from pathlib import Path
 
 import httpx
 
-from trimtab_adapter.documents import FileDocuments
+from trimtab_adapter.config_source import FileConfigSource
+from trimtab_adapter.control_loop import ControlLoop, LoadSources
+from trimtab_adapter.decision_log import DecisionLog
 from trimtab_adapter.forecasting import PlayedTrace, forecaster_for
-from trimtab_adapter.journal import Journal
-from trimtab_adapter.loop import Loop, Senses
-from trimtab_adapter.outlets import FileOutlets
-from trimtab_adapter.prometheus import PrometheusSource, Server, trust
-from trimtab_adapter.sources import LoadSource, RouterSource, seen_machine
+from trimtab_adapter.load_sources import LoadSource, RouterSource, read_machine_load
+from trimtab_adapter.plan_publisher import FilePlanPublisher
+from trimtab_adapter.prometheus import PrometheusSource, Server, tls_context
 from trimtab_pipelines.documents import DocumentError
-from trimtab_pipelines.processes.giving_way import give_way
+from trimtab_pipelines.processes.niceness import lower_priority
 
 HTTP_TIMEOUT_SECONDS = 2.0
 BEAT_SECONDS = 1.0
@@ -32,13 +32,13 @@ BEAT_SECONDS = 1.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line and adapt until SIGTERM or SIGINT; 2 where the documents cannot be used."""
     options = parse(arguments)
-    give_way(options.niceness)
+    lower_priority(options.niceness)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s adapter %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         if options.cluster:
             return _adapt_cluster(options)
-        asyncio.run(_adapt(options, FileDocuments(options.pipeline, options.profiles)))
+        asyncio.run(_adapt(options, FileConfigSource(options.pipeline, options.profiles)))
     except DocumentError as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _adapt_cluster(options: argparse.Namespace) -> int:
-    from trimtab_adapter.cluster.run import adapt_cluster  # noqa: PLC0415 (an extra: files need no Kubernetes)
+    from trimtab_adapter.cluster.main import adapt_cluster  # noqa: PLC0415 (an extra: files need no Kubernetes)
 
     problem = asyncio.run(adapt_cluster(options))
     if problem:
@@ -54,12 +54,12 @@ def _adapt_cluster(options: argparse.Namespace) -> int:
     return 2 if problem else 0
 
 
-async def _adapt(options: argparse.Namespace, documents: FileDocuments) -> None:
+async def _adapt(options: argparse.Namespace, documents: FileConfigSource) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     pipeline = documents.pipeline
-    verify = trust(options.prometheus_ca)
+    verify = tls_context(options.prometheus_ca)
     async with httpx.AsyncClient(timeout=HTTP_TIMEOUT_SECONDS, trust_env=False, verify=verify) as client:
         router = None if options.router is None else RouterSource(client, options.router)
         loads: LoadSource | None = router
@@ -68,12 +68,12 @@ async def _adapt(options: argparse.Namespace, documents: FileDocuments) -> None:
             loads = PrometheusSource(server, pipeline.metadata.namespace, pipeline.name)
         if loads is None:
             raise RuntimeError("neither --router nor --prometheus was given; the command line should have refused this")
-        outlets = FileOutlets(options.plan, Journal(options.decisions))
+        outlets = FilePlanPublisher(options.plan, DecisionLog(options.decisions))
         trace = None if options.trace is None else PlayedTrace(options.trace, options.trace_start or time.time())
         forecaster = forecaster_for(pipeline.spec.adaptation, trace)
         beating = asyncio.create_task(_beat()) if options.beat else None
-        senses = Senses(loads, router, machine=lambda: seen_machine(options.machine))
-        await Loop(documents, outlets, senses, forecaster).run(stop)
+        senses = LoadSources(loads, router, machine=lambda: read_machine_load(options.machine))
+        await ControlLoop(documents, outlets, senses, forecaster).run(stop)
         if beating is not None:
             beating.cancel()
 

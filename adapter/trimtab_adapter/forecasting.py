@@ -16,10 +16,10 @@ from trimtab_adapter.observation import MOST_RPS, Load, ObservationError
 from trimtab_adapter.planning.hysteresis import outgrows
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.spec import Adaptation
+from trimtab_predictor.fallback_forecaster import FallbackForecaster, shipped_forecaster
 from trimtab_predictor.forecaster import Forecast, Forecaster, OracleForecaster, ReactiveForecaster, reactive
-from trimtab_predictor.guarded import GuardedForecaster, shipped_forecaster
+from trimtab_predictor.load_history import LoadHistory
 from trimtab_predictor.lstm import LstmForecaster, LstmWeights, WeightsError
-from trimtab_predictor.memory import LoadMemory
 from trimtab_predictor.trace import TraceError, read_trace
 
 log = logging.getLogger(__name__)
@@ -73,9 +73,9 @@ class TrainedWeights:
         self.version += 1
         log.info("forecasting with the weights of %s", self._path)
 
-    def forecaster(self, memory: LoadMemory) -> Forecaster:
+    def forecaster(self, memory: LoadHistory) -> Forecaster:
         """A new forecaster with the weights in use; it knows of a load what is remembered, and scores itself."""
-        return shipped_forecaster(memory=memory) if self._lstm is None else GuardedForecaster(self._lstm, memory)
+        return shipped_forecaster(memory=memory) if self._lstm is None else FallbackForecaster(self._lstm, memory)
 
     def _stamp_now(self) -> tuple[int, int] | None:
         if self._path is None:
@@ -99,7 +99,7 @@ class CurrentForecaster:
         self._asked, self._weights = asked, weights
         self._made_for: tuple[str, int] | None = None
         self._inner: Forecaster = ReactiveForecaster()
-        self._memory = LoadMemory()
+        self._memory = LoadHistory()
 
     def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:
         """Forecast with whichever is asked for now."""

@@ -24,7 +24,7 @@ Key = tuple[str, str]
 
 
 @dataclass(slots=True)
-class _Seen:
+class _LastTick:
     """What is remembered of one pipeline."""
 
     tick: Tick
@@ -52,13 +52,13 @@ class AdapterMetrics(Collector):
     """The last tick of each pipeline, as Prometheus reads it."""
 
     def __init__(self) -> None:
-        self._seen: dict[Key, _Seen] = {}
+        self._seen: dict[Key, _LastTick] = {}
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
     def take(self, key: Key, tick: Tick) -> None:
         """Take a tick of a pipeline."""
-        self._seen.setdefault(key, _Seen(tick)).take(tick)
+        self._seen.setdefault(key, _LastTick(tick)).take(tick)
 
     def forget(self, key: Key) -> None:
         """Drop a pipeline."""
@@ -75,7 +75,7 @@ class AdapterMetrics(Collector):
         yield from _decided(self._seen)
 
 
-def _observed(seen: dict[Key, _Seen]) -> Iterator[Metric]:
+def _observed(seen: dict[Key, _LastTick]) -> Iterator[Metric]:
     observed = GaugeMetricFamily(
         "trimtab_observed_load_rps", "Peak of requests per second, last ten seconds", labels=BASE
     )
@@ -94,7 +94,7 @@ def _observed(seen: dict[Key, _Seen]) -> Iterator[Metric]:
     yield from (observed, forecast, error)
 
 
-def _planned(seen: dict[Key, _Seen]) -> Iterator[Metric]:
+def _planned(seen: dict[Key, _LastTick]) -> Iterator[Metric]:
     def gauge(name: str, text: str, labels: tuple[str, ...] = BASE) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"trimtab_{name}", text, labels=labels)
 
@@ -126,7 +126,7 @@ def _planned(seen: dict[Key, _Seen]) -> Iterator[Metric]:
     yield from (generation, accuracy, latency, cores, feasible, replicas, batch, budget, slo)
 
 
-def _decided(seen: dict[Key, _Seen]) -> Iterator[Metric]:
+def _decided(seen: dict[Key, _LastTick]) -> Iterator[Metric]:
     solve = HistogramMetricFamily("trimtab_solve_seconds", "Time to decide", labels=BASE)
     decisions = CounterMetricFamily("trimtab_decisions", "Decisions by outcome", labels=(*BASE, "outcome"))
     changed_at = GaugeMetricFamily("trimtab_plan_changed_timestamp_seconds", "When the plan changed last", labels=BASE)

@@ -10,8 +10,8 @@ from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
-from trimtab_adapter.planning.corrected import Joined, Watched
-from trimtab_pipelines.evidence import Accuracy
+from trimtab_adapter.planning.drift_correction import Joined, Watched
+from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.router_state import (
     HISTORY_SECONDS,
     JoinedAccuracy,
@@ -19,7 +19,7 @@ from trimtab_pipelines.router_state import (
     RouterState,
     Served,
     StageState,
-    Told,
+    _StateModel,
 )
 from trimtab_predictor.context import MEMORY_SECONDS
 
@@ -31,7 +31,7 @@ WEIGHT = 0.3  # of the newest ratio in the moving average
 RISE = 0.1  # relative change above which a greater measurement is used: it asks for more capacity
 LEAP = 0.5  # relative change above which a greater measurement of work is used at once
 FALL = 0.25  # the same for a smaller one; wider, so that noise around one value does not change plans
-_Told = TypeVar("_Told", bound=Told)
+_Told = TypeVar("_Told", bound=_StateModel)
 _MISSHAPEN = {"missing", "model_type", "dict_type", "is_instance_of", "sequence_str"}
 _EXPECTED = {"float_type": "a finite number", "finite_number": "a finite number", "int_type": "a whole number"}
 
@@ -47,7 +47,7 @@ class ObservationError(Exception):
         self.fault: Fault = fault
 
 
-def seconds_to_ask(since_seconds: float) -> int:
+def lookback_seconds(since_seconds: float) -> int:
     """How much of the load to ask for, so long after the last forecast from it.
 
     Forecasters remember, so ten minutes bring them up to date. At first, after a longer gap and where the clock went
@@ -225,7 +225,9 @@ def _summed(parts: list[Served]) -> Served:
     )
 
 
-def damp(before: Measured | None, measured: float, low: float, high: float, leap: float = math.inf) -> Measured:
+def limit_rate_of_change(
+    before: Measured | None, measured: float, low: float, high: float, leap: float = math.inf
+) -> Measured:
     """Follow a measurement: clamped, averaged, and used anew only once it has clearly moved.
 
     One that is greater by more than `leap`, a relative change, is used at once: work that comes is there before an

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import httpx
 
+from trimtab_adapter.load_sources import get_json
 from trimtab_adapter.observation import MOST_RPS, Load, ObservationError
-from trimtab_adapter.sources import get_json
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.router_metrics import ARRIVALS_PEAK_RPS, RECEIVED
 from trimtab_pipelines.router_state import HISTORY_SECONDS
-from trimtab_predictor.bins import BIN_SECONDS, seconds_of_bins
+from trimtab_predictor.downsampled_history import BIN_SECONDS, seconds_of_bins
 
 STALE_SECONDS = 30.0  # two of Prometheus's usual scrape intervals
 
@@ -43,7 +43,7 @@ class Server:
             raise ObservationError(f"the Prometheus token {self.token_file}: {error.strerror}", "Missing") from error
 
 
-def trust(authorities: Path | None) -> ssl.SSLContext | bool:
+def tls_context(authorities: Path | None) -> ssl.SSLContext | bool:
     """Which certificates to believe: those signed by a file's authorities, else what everybody believes."""
     if authorities is None:
         return True

@@ -16,21 +16,21 @@ from rich.progress import Progress
 from benchmarks.chats import phases
 from benchmarks.chats.replica import DRAWING_SECONDS, START_SECONDS, published, started, whole
 from benchmarks.published import add_published, kept_of
-from trimtab.commands import reporting_errors
-from trimtab_model_servers.families.published_halves import Kept
+from trimtab.app import reporting_errors
+from trimtab_model_servers.families.hf_vlm_split import Placement
 from trimtab_model_servers.lmm_digits.models import ARCHITECTURES
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.verdict import Bar, Outcome, bar
+from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
 CACHE_BYTES = 4 * 2**20
 ROOM = {"slots": 16, "slot_tokens": 8192, "step_tokens": 2048, "image_tokens": 20_000, "cache_bytes": 2**30}
 """Of a published model: its images are thousands of tokens."""
 
 
-async def measure(cancels: int, chats: int, models: Sequence[ModelSpec], within_seconds: float) -> Outcome:
+async def measure(cancels: int, chats: int, models: Sequence[ModelSpec], within_seconds: float) -> ResultLine:
     """Run every phase on every model."""
     figures: dict[str, float] = dict(await phases.pulls())
-    bars = [bar("embeddings pulled, GB/s on loopback", figures["pulled_gigabytes_per_second"], ">=", 0.5)]
+    bars = [threshold("embeddings pulled, GB/s on loopback", figures["pulled_gigabytes_per_second"], ">=", 0.5)]
     with Progress(console=Console(stderr=True)) as progress:
         for spec in models:
             model = spec.name
@@ -42,18 +42,18 @@ async def measure(cancels: int, chats: int, models: Sequence[ModelSpec], within_
                 told |= await phases.cancels(replica, model, cancels, partial(progress.advance, task))
             figures |= {f"{model}_{name}": value for name, value in told.items()}
             bars += _bars(model, told)
-    return Outcome(name="chats", figures=figures, bars=tuple(bars))
+    return ResultLine(name="chats", figures=figures, bars=tuple(bars))
 
 
-def _bars(model: str, told: dict[str, float]) -> list[Bar]:
+def _bars(model: str, told: dict[str, float]) -> list[Threshold]:
     return [
-        bar(f"{model}: answers otherwise than alone", told["answered_otherwise_than_alone"], "==", 0),
-        bar(f"{model}: encodes of an image that many show at once", told["encodes_per_image"], "==", 1),
-        bar(f"{model}: encodes of it for another tenant", told["encodes_for_another_tenant"], "==", 1),
-        bar(f"{model}: first word, image seen before over text alone", told["hit_over_text"], "<=", 1.1),
-        bar(f"{model}: seconds until nothing is held", told["seconds_until_all_gauges_are_zero"], "<=", 1),
-        bar(f"{model}: steps for nobody", told["steps_after_that"], "==", 0),
-        bar(f"{model}: memory growth over the cancels", told["memory_growth"], "<=", 0.02),
+        threshold(f"{model}: answers otherwise than alone", told["answered_otherwise_than_alone"], "==", 0),
+        threshold(f"{model}: encodes of an image that many show at once", told["encodes_per_image"], "==", 1),
+        threshold(f"{model}: encodes of it for another tenant", told["encodes_for_another_tenant"], "==", 1),
+        threshold(f"{model}: first word, image seen before over text alone", told["hit_over_text"], "<=", 1.1),
+        threshold(f"{model}: seconds until nothing is held", told["seconds_until_all_gauges_are_zero"], "<=", 1),
+        threshold(f"{model}: steps for nobody", told["steps_after_that"], "==", 0),
+        threshold(f"{model}: memory growth over the cancels", told["memory_growth"], "<=", 0.02),
     ]
 
 
@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("--only", choices=ARCHITECTURES, action="append", help="this model; repeatable")
     add_published(parser)
     options = parser.parse_args()
-    if not options.published and kept_of(options) != Kept():
+    if not options.published and kept_of(options) != Placement():
         parser.error("--device and --dtype are of a published model; name one by --published")
     if options.published:
         models = [published(name, kept_of(options), **ROOM) for name in options.published]

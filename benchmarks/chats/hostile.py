@@ -25,9 +25,9 @@ from benchmarks.chats.grounds import serving, store
 from benchmarks.hostile.course import forget_peaks, peak_bytes
 from benchmarks.hostile.door import Door
 from benchmarks.hostile.wire import connected, head, post, status_of
-from trimtab.commands import reporting_errors
+from trimtab.app import reporting_errors
 from trimtab.options import console
-from trimtab_pipelines.verdict import Bar, Outcome, bar
+from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
 CHAT: Final = "/v1/chat/completions"
 PATIENCE_SECONDS: Final = 20.0
@@ -143,10 +143,10 @@ async def image_tokens(door: Door, text: str, *images: bytes) -> int:
     return int(told["usage"]["prompt_tokens_details"]["image_tokens"])
 
 
-async def measure(times: int) -> Outcome:
+async def measure(times: int) -> ResultLine:
     """Attack a router that is alone, and one behind Envoy."""
     figures: dict[str, float | int | str | None] = {"kinds": len(kinds()), "times": times}
-    bars: list[Bar] = []
+    bars: list[Threshold] = []
     with Progress(console=console, transient=True) as progress:
         for manner, fronted in (("alone", False), ("behind Envoy", True)):
             task = progress.add_task(f"a router {manner}", total=len(kinds()))
@@ -162,18 +162,18 @@ async def measure(times: int) -> Outcome:
             figures |= _figures(manner, costs)
             bars += [
                 *_bars(manner, costs),
-                bar(f"{manner}: image tokens of placeholders that text spells", beyond, "==", 0),
-                bar(f"{manner}: addresses reached that should not be", len(astray), "==", 0),
-                bar(f"{manner}: processes that ended", ended, "==", 0),
+                threshold(f"{manner}: image tokens of placeholders that text spells", beyond, "==", 0),
+                threshold(f"{manner}: addresses reached that should not be", len(astray), "==", 0),
+                threshold(f"{manner}: processes that ended", ended, "==", 0),
             ]
-    return Outcome(name="hostile-chats", figures=figures, bars=tuple(bars))
+    return ResultLine(name="hostile-chats", figures=figures, bars=tuple(bars))
 
 
-def _bars(manner: str, costs: Mapping[str, Cost]) -> list[Bar]:
+def _bars(manner: str, costs: Mapping[str, Cost]) -> list[Threshold]:
     return [
-        bar(f"{manner}: kinds answered otherwise", sum(not cost.right for cost in costs.values()), "==", 0),
-        bar(f"{manner}: most memory more, MiB", max(cost.mebibytes for cost in costs.values()), "<=", 64),
-        bar(f"{manner}: most processor time, ms", max(cost.milliseconds for cost in costs.values()), "<=", 50),
+        threshold(f"{manner}: kinds answered otherwise", sum(not cost.right for cost in costs.values()), "==", 0),
+        threshold(f"{manner}: most memory more, MiB", max(cost.mebibytes for cost in costs.values()), "<=", 64),
+        threshold(f"{manner}: most processor time, ms", max(cost.milliseconds for cost in costs.values()), "<=", 50),
     ]
 
 

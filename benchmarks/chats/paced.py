@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import torch
 
-from trimtab_model_servers.families.published_shapes import SHAPES, Shape
-from trimtab_model_servers.families.published_speech import spelled_out
+from trimtab_model_servers.families.hf_chat_tokenizer import byte_tokenizer
+from trimtab_model_servers.families.hf_vlm_configs import SHAPES, VlmConfig
 
 NAME: Final = "llava-onevision-7b"
 WIDTH, LAYERS, HEADS = 384, 3, 8
@@ -25,7 +25,7 @@ def write_model(folder: Path) -> str:
     return f"{NAME}/whole"
 
 
-def save(shape: Shape, config: Any, folder: Path) -> None:
+def save(shape: VlmConfig, config: Any, folder: Path) -> None:
     """Write a model of random weights and its tokenizer; each word that it writes is a letter, none is half a one."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
@@ -34,6 +34,6 @@ def save(shape: Shape, config: Any, folder: Path) -> None:
         model.lm_head.weight[: ord(" ")] = 0.0
         model.lm_head.weight[ord("~") :] = 0.0
     model.save_pretrained(folder)
-    tokenizer = spelled_out(shape.image_id - 20)
+    tokenizer = byte_tokenizer(shape.image_id - 20)
     tokenizer.add_special_tokens(list(END_MARKS))
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -12,13 +12,13 @@ import torch
 from aiohttp import web
 
 from benchmarks.chats.replica import Replica, request_of
-from trimtab_model_servers.chat.kept import Held, Kept
-from trimtab_model_servers.chat.pulling import Puller, Wanted
-from trimtab_model_servers.chat_port import embeddings
+from trimtab_model_servers.chat.embedding_client import EmbeddingClient, EmbeddingRequest
+from trimtab_model_servers.chat.embedding_store import EmbeddingStore, StoredEmbedding
+from trimtab_model_servers.chat_routes import embeddings
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.lmm_digits.chats import Chat, ChatSource
+from trimtab_model_servers.lmm_digits.chat_samples import Chat, ChatSource
 from trimtab_protocol import InferRequest
-from trimtab_protocol.chat.references import Identity
+from trimtab_protocol.chat.embedding_refs import Identity
 
 CANCEL_STREAMS: Final = 16
 WARM_CANCELS: Final = 1_000
@@ -151,7 +151,7 @@ class _Keeper:
     """Keeps embeddings as an encoder does."""
 
     def __init__(self) -> None:
-        self.kept = Kept(2**40)
+        self.kept = EmbeddingStore(2**40)
 
     def keep_also(self, names: Sequence[str], of: str | Identity) -> dict[str, object]:
         """Keep under further names what is kept; of images it has nothing cached."""
@@ -172,13 +172,13 @@ async def pulls() -> dict[str, float]:
     runner = web.ServerRunner(web.Server(keeper.answer))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    puller, seconds = Puller(), []
+    puller, seconds = EmbeddingClient(), []
     for number in range(PULLS):
         keeper.kept.expect(str(number))
-        keeper.kept.put(str(number), Held(rows, ""))
+        keeper.kept.put(str(number), StoredEmbedding(rows, ""))
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/v2/models/encode/embeddings/{number}"
         began = time.perf_counter()
-        await puller.pull(url, [Wanted(0, PULLED_ROWS)])
+        await puller.pull(url, [EmbeddingRequest(0, PULLED_ROWS)])
         seconds.append(time.perf_counter() - began)
     await puller.close()
     await runner.cleanup()

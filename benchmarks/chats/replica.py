@@ -13,11 +13,11 @@ import aiohttp
 import numpy as np
 import psutil
 
-from trimtab_model_servers.families.published_halves import Kept
-from trimtab_model_servers.lmm_digits.chats import Chat
+from trimtab_model_servers.families.hf_vlm_split import Placement
+from trimtab_model_servers.lmm_digits.chat_samples import Chat
 from trimtab_model_servers.settings import write_models
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.processes.leash import leashed
+from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_protocol.rest import HEADER_LENGTH, decode_response, encode_request
 
@@ -41,7 +41,7 @@ def whole(name: str, **parameters: int) -> ModelSpec:
     return _spec(name, "lmm-digits", str((WEIGHTS / f"{name}.safetensors").resolve()), parameters)
 
 
-def published(name: str, kept: Kept, **parameters: int) -> ModelSpec:
+def published(name: str, kept: Placement, **parameters: int) -> ModelSpec:
     """The published model of that name, weights random, whole in one replica."""
     return _spec(name, name, "random://?seed=1", parameters | {"device": kept.device, "dtype": kept.dtype})
 
@@ -114,7 +114,7 @@ async def started(*specs: ModelSpec, within_seconds: float = START_SECONDS) -> A
     with tempfile.TemporaryDirectory(prefix="trimtab-chats-") as folder:
         write_models(specs, Path(folder))
         process = await asyncio.create_subprocess_exec(
-            *leashed("trimtab_model_servers", folder), stdout=asyncio.subprocess.PIPE
+            *command_tied_to_parent("trimtab_model_servers", folder), stdout=asyncio.subprocess.PIPE
         )
         try:
             if process.stdout is None:

@@ -36,14 +36,14 @@ from benchmarks.clients.serving import chat_pipeline, chat_plan
 from benchmarks.cores import CLIENT_CORE, SERVER_CORE, pin_threads
 from benchmarks.hostile.door import Door
 from benchmarks.rounds import Rounds, by_chance, p99
-from trimtab.commands import reporting_errors
+from trimtab.app import reporting_errors
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.options import console
-from trimtab_model_servers.lmm_digits.chats import Chat, ChatSource
+from trimtab_model_servers.lmm_digits.chat_samples import Chat, ChatSource
 from trimtab_pipelines.documents import write_json
-from trimtab_pipelines.routing import Endpoints
+from trimtab_pipelines.endpoints import Endpoints
+from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.verdict import Bar, Outcome, bar
 from trimtab_protocol.rest import HEADER_LENGTH, encode_request
 
 STREAMS: Final = 50
@@ -213,7 +213,7 @@ def _by_chance(alone: Heard, other: Heard) -> dict[str, float]:
     return dict(zip(("low", "high"), (round(bound, 2) for bound in bounds), strict=True))
 
 
-async def measure(models: Sequence[str], rounds: int, seconds: float) -> Outcome:
+async def measure(models: Sequence[str], rounds: int, seconds: float) -> ResultLine:
     """Compare, with Envoy in front and without."""
     figures: dict[str, float | int | str | None] = {"streams": STREAMS}
     bars = []
@@ -222,18 +222,18 @@ async def measure(models: Sequence[str], rounds: int, seconds: float) -> Outcome
             heard = await compared(model, name, rounds, seconds, progress)
             figures |= {f"{model}: {key}": value for key, value in told(name, heard).items()}
             bars += bars_of(f"{model}, {name}", heard[ALONE], heard[name])
-    return Outcome(name="chats-routed", figures=figures, bars=tuple(bars))
+    return ResultLine(name="chats-routed", figures=figures, bars=tuple(bars))
 
 
-def bars_of(name: str, alone: Heard, other: Heard) -> list[Bar]:
+def bars_of(name: str, alone: Heard, other: Heard) -> list[Threshold]:
     """What one comparison is held to; without answers of both manners it holds nothing."""
     more, bound = other.first_ms(0.99) - alone.first_ms(0.99), alone.first_ms(0.99) * DIFFERENCE_SHARE
     answers = min(len(alone.first_seconds), len(other.first_seconds))
     return [
-        bar(f"{name}: answers in either manner, at least", answers, ">=", 1),
-        bar(f"{name}: answers without a word", alone.wordless + other.wordless, "==", 0),
-        bar(f"{name}: first token p99, ms more", round(more, 2), "<=", round(max(bound, DIFFERENCE_MS), 2)),
-        bar(f"{name}: processor time of the router, ms a piece", round(other.router_ms, 4), "<=", CHUNK_MS),
+        threshold(f"{name}: answers in either manner, at least", answers, ">=", 1),
+        threshold(f"{name}: answers without a word", alone.wordless + other.wordless, "==", 0),
+        threshold(f"{name}: first token p99, ms more", round(more, 2), "<=", round(max(bound, DIFFERENCE_MS), 2)),
+        threshold(f"{name}: processor time of the router, ms a piece", round(other.router_ms, 4), "<=", CHUNK_MS),
     ]
 
 

@@ -25,8 +25,8 @@ from benchmarks.clients.http_tools import HTTP_TOOLS
 from benchmarks.clients.serving import served, served_chats
 from benchmarks.clients.target import Target
 from benchmarks.clients.tools import AbsentError
-from trimtab.commands import reporting_errors
-from trimtab_pipelines.verdict import Outcome, bar
+from trimtab.app import reporting_errors
+from trimtab_pipelines.result_line import ResultLine, threshold
 
 Client = Callable[[Target], str]
 
@@ -64,17 +64,17 @@ def try_out(name: str, client: Client, target: Target) -> Verdict:
         return Verdict(called, "failed", f"{type(error).__name__}: {error}")
 
 
-def judge(verdicts: Sequence[Verdict], *, all_required: bool) -> Outcome:
+def judge(verdicts: Sequence[Verdict], *, all_required: bool) -> ResultLine:
     """No client may fail; with `all_required` none may be missing either."""
     counts = {outcome: sum(v.outcome == outcome for v in verdicts) for outcome in ("ok", "failed", "skipped")}
     bars = [
-        bar("clients that failed", counts["failed"], "==", 0),
-        bar("clients that were served", counts["ok"], ">=", 1),
+        threshold("clients that failed", counts["failed"], "==", 0),
+        threshold("clients that were served", counts["ok"], ">=", 1),
     ]
     if all_required:
-        bars.append(bar("clients that could not be tried", counts["skipped"], "==", 0))
+        bars.append(threshold("clients that could not be tried", counts["skipped"], "==", 0))
     told = {verdict.client: f"{verdict.outcome}: {verdict.words}" for verdict in verdicts}
-    return Outcome(name="clients", figures={f"clients_{k}": n for k, n in counts.items()} | told, bars=tuple(bars))
+    return ResultLine(name="clients", figures={f"clients_{k}": n for k, n in counts.items()} | told, bars=tuple(bars))
 
 
 async def call_all(given: argparse.Namespace) -> list[Verdict]:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from benchmarks.clients.tools import output_of, system_program
 from trimtab_pipelines.documents import write_json
-from trimtab_pipelines.edge import EdgeSettings, Tls
-from trimtab_router.edge.keys import HashedKey, digest_of, entry_of
+from trimtab_pipelines.edge_settings import EdgeSettings, Tls
+from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of
 
 CALLER = "clients"
 _CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")

@@ -12,7 +12,7 @@ from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_router.edge.keys import new_key
+from trimtab_router.envoy.api_keys import new_key
 
 SLOTS = 8
 ANSWER: tuple[tuple[str, str, list[int]], ...] = (

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tests.router.edge.openssl import Authority, openssl
 from trimtab_kubernetes.objects import Object
-from trimtab_loadtester.wire import Access
-from trimtab_router.edge.keys import HashedKey, digest_of, entry_of, new_key
+from trimtab_loadtester.clients import Access
+from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of, new_key
 
 TLS_SECRET, KEYS_SECRET = "trimtab-tls", "trimtab-keys"
 LOAD = "load"

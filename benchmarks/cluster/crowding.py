@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from benchmarks.cluster.observing import is_ready, until
 from benchmarks.cluster.setting import SYSTEM, Setting
 from trimtab_kubernetes.objects import Object
-from trimtab_operator.manifests.pods import resources, security_of_container, security_of_pod
+from trimtab_operator.manifests.pod_spec import resources, security_of_container, security_of_pod
 from trimtab_pipelines.quantity import parse_quantity
 
 LEFT_CORES = 0.05  # less than any replica asks for

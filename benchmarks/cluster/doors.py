@@ -8,8 +8,8 @@ from pathlib import Path
 from benchmarks.cluster.breaking import PATIENCE_SECONDS
 from benchmarks.cluster.observing import NotYetError, Watched, is_ready, until
 from trimtab_kubernetes.objects import Object
-from trimtab_operator.manifests.edge import NAME as EDGE
-from trimtab_pipelines.cluster import router_name
+from trimtab_operator.manifests.envoy_sidecar import NAME as EDGE
+from trimtab_pipelines.kubernetes_names import router_name
 
 ENVOY = "envoy"
 

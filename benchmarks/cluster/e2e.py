@@ -39,11 +39,11 @@ from benchmarks.cluster.setting import (
 )
 from benchmarks.cluster.traffic import demand_within, free_cores, send
 from benchmarks.cluster.trespassing import trespassed
-from trimtab.local.loading import LoadOrder
+from trimtab.local.load_process import LoadOrder
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.ends import End
-from trimtab_pipelines.verdict import Bar, Outcome, bar
+from trimtab_pipelines.request_outcome import RequestOutcome
+from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
 READY_SECONDS = 900.0
 LOAD_SECONDS = 180.0
@@ -77,7 +77,7 @@ class Findings:
     """What a run came to, step by step."""
 
     figures: dict[str, float | int | str | None] = field(default_factory=dict)
-    bars: list[Bar] = field(default_factory=list)
+    bars: list[Threshold] = field(default_factory=list)
 
     def note(self, **figures: float | str | None) -> None:
         """Keep figures and tell them."""
@@ -86,7 +86,7 @@ class Findings:
             console.print(f"  {name}: {value:.4g}" if isinstance(value, float) else f"  {name}: {value}")
 
 
-async def e2e(given: argparse.Namespace) -> Outcome:
+async def e2e(given: argparse.Namespace) -> ResultLine:
     """Do it all."""
     findings = Findings()
     began = time.monotonic()
@@ -104,7 +104,7 @@ async def e2e(given: argparse.Namespace) -> Outcome:
             await _senses(setting, findings)
         if setting.ours:
             await _own_image(findings)
-    return Outcome(name="e2e", figures=findings.figures, bars=tuple(findings.bars))
+    return ResultLine(name="e2e", figures=findings.figures, bars=tuple(findings.bars))
 
 
 async def _manifests_are_accepted(setting: Setting, findings: Findings) -> None:
@@ -143,12 +143,12 @@ async def _under_load(watched: Watched, given: argparse.Namespace, findings: Fin
     variants, replicas = changes(watched.seen, lambda s: s.variants), changes(watched.seen, lambda s: s.pods)
     batches = changes(watched.seen, lambda s: s.batches)
     findings.note(variant_changes=variants, replica_changes=replicas, batch_changes=batches)
-    findings.bars += [bar("variant changes", variants, ">=", 2), bar("replica changes", replicas, ">=", 1)]
+    findings.bars += [threshold("variant changes", variants, ">=", 2), threshold("replica changes", replicas, ">=", 1)]
 
 
 def _judge(results: Results, findings: Findings) -> None:
     summary = results.summary()
-    ends = {outcome.word: results.count(outcome) for outcome in End}
+    ends = {outcome.word: results.count(outcome) for outcome in RequestOutcome}
     gap = abs((summary["measured_accuracy"] or 0.0) - (summary["expected_accuracy"] or 1.0))
     findings.note(
         received=summary["received"],
@@ -163,9 +163,9 @@ def _judge(results: Results, findings: Findings) -> None:
         if summary[what]:
             console.print(f"  {what}: {summary[what]}")
     findings.bars += [
-        bar(FAILED, ends["failed"], "==", 0),
-        bar(UNACCOUNTED, summary["received"] - sum(ends.values()), "==", 0),
-        bar("|measured - expected| accuracy", gap, "<=", 0.02),
+        threshold(FAILED, ends["failed"], "==", 0),
+        threshold(UNACCOUNTED, summary["received"] - sum(ends.values()), "==", 0),
+        threshold("|measured - expected| accuracy", gap, "<=", 0.02),
     ]
 
 
@@ -185,9 +185,9 @@ def _judge_replaced(changed: Replaced, findings: Findings) -> None:
     for failure in met.failed[:10]:
         console.print(f"  second caller: {failure}")
     findings.bars += [
-        bar(NOTICED, len(met.failed), "==", 0),
-        bar(CERTIFICATE, certificate, "<=", CERTIFICATE_SECONDS),
-        bar(REVOKED, refused, "<=", REVOKED_SECONDS),
+        threshold(NOTICED, len(met.failed), "==", 0),
+        threshold(CERTIFICATE, certificate, "<=", CERTIFICATE_SECONDS),
+        threshold(REVOKED, refused, "<=", REVOKED_SECONDS),
     ]
 
 
@@ -205,9 +205,9 @@ async def _strangers(watched: Watched, findings: Findings) -> None:
         ports_reached=len(met.forbidden),
         ways_in_without_credential=len(met.let_in),
     )
-    findings.bars.append(bar(LET_IN, len(met.let_in), "==", 0))
+    findings.bars.append(threshold(LET_IN, len(met.let_in), "==", 0))
     if met.enforced:
-        findings.bars.append(bar(REACHED, len(met.forbidden), "==", 0))
+        findings.bars.append(threshold(REACHED, len(met.forbidden), "==", 0))
 
 
 async def _dashboards(watched: Watched, findings: Findings) -> None:
@@ -222,14 +222,14 @@ async def _dashboards(watched: Watched, findings: Findings) -> None:
         printed = {"expressions": math.nan, "with_data": math.nan}
     expressions, answered = printed["expressions"], printed["with_data"]
     findings.note(dashboard_expressions=expressions, dashboard_expressions_with_data=answered)
-    findings.bars.append(bar(UNANSWERED, expressions - answered, "==", 0))
+    findings.bars.append(threshold(UNANSWERED, expressions - answered, "==", 0))
 
 
 async def _live_page(watched: Watched, findings: Findings) -> None:
     """Open the live page as a user would, from outside of the cluster."""
     charts = await charts_shown(watched)
     findings.note(live_page_charts=charts)
-    findings.bars.append(bar(CHARTS, charts, ">=", 1))
+    findings.bars.append(threshold(CHARTS, charts, ">=", 1))
 
 
 async def _chats(watched: Watched, findings: Findings) -> None:
@@ -242,8 +242,8 @@ async def _chats(watched: Watched, findings: Findings) -> None:
             **{f"chats_{layout}_answered": each.answers, f"chats_{layout}_to_ready_seconds": each.ready_seconds}
         )
     findings.note(chats_seconds=time.monotonic() - began)
-    findings.bars.append(bar(WRONG_CHATS, sum(each.wrong for each in met.values()), "==", 0))
-    findings.bars.append(bar(LOST_CHATS, sum(each.unaccounted for each in met.values()), "==", 0))
+    findings.bars.append(threshold(WRONG_CHATS, sum(each.wrong for each in met.values()), "==", 0))
+    findings.bars.append(threshold(LOST_CHATS, sum(each.unaccounted for each in met.values()), "==", 0))
 
 
 async def _senses(setting: Setting, findings: Findings) -> None:
@@ -258,15 +258,15 @@ async def _senses(setting: Setting, findings: Findings) -> None:
         senses_points_planned=found.planned,
         senses_points_served=", ".join(sorted(met.points)),
     )
-    findings.bars.append(bar(WRONG_JOBS, len(met.faults), "==", 0))
-    findings.bars.append(bar(RIGHT_ROWS, met.right / met.rows, ">=", RIGHT_SHARE))
+    findings.bars.append(threshold(WRONG_JOBS, len(met.faults), "==", 0))
+    findings.bars.append(threshold(RIGHT_ROWS, met.right / met.rows, ">=", RIGHT_SHARE))
 
 
 async def _own_image(findings: Findings) -> None:
     """Build the image that the docs tell users to build, upon the node's own."""
     families = await families_in_own_image()
     findings.note(families_in_own_image=families)
-    findings.bars.append(bar(FAMILIES, families, ">=", 1))
+    findings.bars.append(threshold(FAMILIES, families, ">=", 1))
 
 
 async def _plans_by_hand(watched: Watched, findings: Findings) -> None:
@@ -277,7 +277,7 @@ async def _plans_by_hand(watched: Watched, findings: Findings) -> None:
         taken = await batch_changes(watched, stage.name, (stage.batch_sizes[1], stage.batch_sizes[2]))
         p50, p99 = (float(np.quantile(taken, q)) for q in (0.5, 0.99))
         findings.note(plan_changes=len(taken), batch_in_force_seconds_p50=p50, batch_in_force_seconds_p99=p99)
-        findings.bars.append(bar("plan written to batch size in force, p99 seconds", p99, "<=", IN_FORCE_SECONDS))
+        findings.bars.append(threshold("plan written to batch size in force, p99 seconds", p99, "<=", IN_FORCE_SECONDS))
         runs = (await watched.state()).stages[stage.name].variant
         others = [variant.name for variant in stage.variants if variant.name != runs]
         findings.note(shared_variant_seconds=await variant_change(watched, stage.name, others[0]))

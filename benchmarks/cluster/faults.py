@@ -20,13 +20,13 @@ from benchmarks.cluster.retrying import Retried, retrying
 from benchmarks.cluster.setting import ROOT, Setting, console, pipeline_document, prepared
 from benchmarks.cluster.storage import drop_minio, stored_pipeline
 from benchmarks.cluster.traffic import demand_within, free_cores, send
-from trimtab.commands import reporting_errors
-from trimtab.local.loading import LoadOrder
+from trimtab.app import reporting_errors
+from trimtab.local.load_process import LoadOrder
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.ends import End
-from trimtab_pipelines.mistakes import UsersMistake
-from trimtab_pipelines.verdict import Bar, Outcome, bar
+from trimtab_pipelines.errors import UserError
+from trimtab_pipelines.request_outcome import RequestOutcome
+from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
 READY_SECONDS = 900.0
 CALM_SECONDS = 5.0
@@ -58,12 +58,12 @@ class Suffered:
     retried: Retried
     recovery_seconds: float
 
-    def count(self, outcome: End) -> int:
+    def count(self, outcome: RequestOutcome) -> int:
         """Count the requests that ended so."""
         return self.results.count(outcome)
 
 
-async def faults(given: argparse.Namespace) -> Outcome:
+async def faults(given: argparse.Namespace) -> ResultLine:
     """Break everything, one after the other."""
     suffered: list[Suffered] = []
     chosen = named(given.only or [])
@@ -94,7 +94,7 @@ def named(words: list[str]) -> list[Fault]:
     for word in words:
         if not any(word in fault.name for fault in FAULTS):
             known = "; ".join(fault.name for fault in FAULTS)
-            raise UsersMistake(f"--only {word}: no fault has it in its name; there are: {known}")
+            raise UserError(f"--only {word}: no fault has it in its name; there are: {known}")
     return [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
 
 
@@ -129,36 +129,36 @@ async def _suffer(fault: Fault, watched: Watched, given: argparse.Namespace, rps
 
 def _tell_failures(results: Results) -> None:
     """Say of each request that failed when it was sent, with what it ended and when."""
-    for record in results.records[results.records["outcome"] == End.FAILED]:
+    for record in results.records[results.records["outcome"] == RequestOutcome.FAILED]:
         code, detail, sent_at, after = (record[name] for name in ("code", "detail", "sent", "latency_seconds"))
         console.print(f"[red]failed:[/red] sent at {sent_at:.2f} s, after {after:.3f} s {code} {detail}")
 
 
 def _table(suffered: list[Suffered]) -> Table:
-    ends = [outcome.word for outcome in End]
+    ends = [outcome.word for outcome in RequestOutcome]
     table = Table("fault", *ends, "retrying clients: answered/lost", "recovery, s")
     for each in suffered:
-        counts = [str(each.count(outcome)) for outcome in End]
+        counts = [str(each.count(outcome)) for outcome in RequestOutcome]
         retried = f"{each.retried.answered}/{each.retried.lost}"
         table.add_row(each.fault.name, *counts, retried, f"{each.recovery_seconds:.1f}")
     return table
 
 
-def outcome_of(suffered: list[Suffered], rps: float) -> Outcome:
+def outcome_of(suffered: list[Suffered], rps: float) -> ResultLine:
     """Judge what users suffered; without a fault nothing holds."""
     figures: dict[str, float | int | str | None] = {"load_rps": rps}
-    bars: list[Bar] = [bar("faults struck", len(suffered), ">=", 1)]
+    bars: list[Threshold] = [threshold("faults struck", len(suffered), ">=", 1)]
     for each in suffered:
         key = each.fault.name.replace(" ", "_")
-        figures |= {f"{key}_{outcome.word}": each.count(outcome) for outcome in End}
+        figures |= {f"{key}_{outcome.word}": each.count(outcome) for outcome in RequestOutcome}
         recovery = each.recovery_seconds
         figures[f"{key}_recovery_seconds"] = round(recovery, 2) if recovery < float("inf") else None
         if not each.fault.holds_requests:
-            bars.append(bar(f"{each.fault.name}: failed", each.count(End.FAILED), "==", 0))
-        bars.append(bar(f"{each.fault.name}: answered in time", each.count(End.OK), ">=", 1))
-        bars.append(bar(f"{each.fault.name}: lost by clients that retry", each.retried.lost, "==", 0))
-        bars.append(bar(f"{each.fault.name}: recovery, seconds", recovery, "<=", PATIENCE_SECONDS))
-    return Outcome(name="chaos-cluster", figures=figures, bars=tuple(bars))
+            bars.append(threshold(f"{each.fault.name}: failed", each.count(RequestOutcome.FAILED), "==", 0))
+        bars.append(threshold(f"{each.fault.name}: answered in time", each.count(RequestOutcome.OK), ">=", 1))
+        bars.append(threshold(f"{each.fault.name}: lost by clients that retry", each.retried.lost, "==", 0))
+        bars.append(threshold(f"{each.fault.name}: recovery, seconds", recovery, "<=", PATIENCE_SECONDS))
+    return ResultLine(name="chaos-cluster", figures=figures, bars=tuple(bars))
 
 
 def main() -> int:

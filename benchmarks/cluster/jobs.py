@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from trimtab_loadtester.clients import RestClient
 from trimtab_loadtester.digits_av import DigitsAvPayloads, JobOptions
-from trimtab_loadtester.wire import RestWire
 from trimtab_pipelines.stages import Stage
 from trimtab_protocol import Parameters
 from trimtab_protocol.extensions import ACCURACY_FLOOR, EXPECTED_ACCURACY, PROVISIONAL, number_of, parameters_of
@@ -45,7 +45,7 @@ class Met:
     faults: tuple[str, ...]
 
 
-async def asked(wire: RestWire, stage: Stage, planned: Sequence[str]) -> Met:
+async def asked(wire: RestClient, stage: Stage, planned: Sequence[str]) -> Met:
     """Ask all jobs, a few times each, one after the other.
 
     Args:

@@ -13,7 +13,7 @@ import httpx
 from benchmarks.cluster.setting import POLL_SECONDS, CommandError, Setting
 from trimtab_kubernetes import ClusterError
 from trimtab_kubernetes.objects import Object
-from trimtab_pipelines.cluster import (
+from trimtab_pipelines.kubernetes_names import (
     PIPELINE_LABEL,
     ROUTER_ADMIN_PORT,
     ROUTER_REST_PORT,

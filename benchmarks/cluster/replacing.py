@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from benchmarks.cluster.observing import NotYetError, Watched, until
 from benchmarks.cluster.visiting import ANSWERED, Visitor, address, connection, visiting
-from trimtab_pipelines.cluster import COMPONENT, PIPELINE_LABEL
-from trimtab_router.edge.keys import new_key
+from trimtab_pipelines.kubernetes_names import COMPONENT, PIPELINE_LABEL
+from trimtab_router.envoy.api_keys import new_key
 
 ROUNDS = 5
 CERTIFICATE_SECONDS = 120.0

@@ -6,7 +6,7 @@ from typing import Final
 from benchmarks.cluster.jobs import Met, asked
 from benchmarks.cluster.observing import served
 from benchmarks.cluster.setting import ROOT, CommandError, Setting, pipeline_document
-from trimtab_loadtester.wire import RestWire
+from trimtab_loadtester.clients import RestClient
 from trimtab_pipelines.plan import PipelinePlanSpec
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -39,6 +39,6 @@ async def sensed(setting: Setting) -> Sensed:
             raise CommandError(f"{name} is ready, but it has no plan")
         planned = [point.name for point in PipelinePlanSpec.model_validate(found["spec"]).stages[0].points]
         spec = InferencePipeline.model_validate(document).spec.stages[0]
-        async with RestWire(watched.address, name, setting.credentials.access()) as wire:
+        async with RestClient(watched.address, name, setting.credentials.access()) as wire:
             met = await asked(wire, spec, planned)
     return Sensed(met, len(planned), ready_seconds)

@@ -11,9 +11,9 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.cluster.crowding import free_by_node
 from benchmarks.cluster.setting import Setting, console
-from trimtab.demand import Demand, changing_demand
-from trimtab.local.loading import LoadOrder, LoadProcess
-from trimtab_adapter.planning.decide import Situation, decide
+from trimtab.demo_load import DemoLoad, changing_demand
+from trimtab.local.load_process import LoadOrder, LoadProcess
+from trimtab_adapter.planning.decide import PlanningInputs, decide
 from trimtab_kubernetes.objects import Object
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.plan import ForecastRecord
@@ -37,7 +37,7 @@ async def free_cores(setting: Setting) -> float:
     return sum((await free_by_node(setting, ours)).values()) - SPARE_CORES
 
 
-def demand_within(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], cores: float) -> Demand:
+def demand_within(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], cores: float) -> DemoLoad:
     """A range of load in which variants and replicas change where a pipeline has only so many cores.
 
     Low is what the heaviest variants carry alone. High is where more replicas are planned, and half as much above too.
@@ -47,13 +47,13 @@ def demand_within(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfi
 
     def replicas(load_rps: float) -> int:
         forecast = ForecastRecord(peak_rps=load_rps, source="given")
-        plan = decide(within, profiles, Situation(forecast, 0.0)).spec
+        plan = decide(within, profiles, PlanningInputs(forecast, 0.0)).spec
         return sum(stage.replicas for stage in plan.stages) if plan.feasible else 0
 
     found = changing_demand(within, profiles)
     calm = replicas(found.low_rps)
     high = next((rps for rps in LOADS_RPS if min(replicas(rps), replicas(ABOVE * rps)) > calm), found.high_rps)
-    return Demand(min(found.low_rps, high / LEAST_RATIO), max(found.high_rps, high) * SHARE)
+    return DemoLoad(min(found.low_rps, high / LEAST_RATIO), max(found.high_rps, high) * SHARE)
 
 
 async def send(pipeline_file: Path, address: str, order: LoadOrder, begun: asyncio.Event | None = None) -> Results:

@@ -12,8 +12,8 @@ from pathlib import Path
 from benchmarks.cluster.observing import Watched, is_ready, until
 from benchmarks.cluster.setting import STRICT, Setting
 from trimtab_kubernetes.objects import Object
-from trimtab_operator.manifests.pods import resources, security_of_container, security_of_pod
-from trimtab_pipelines.cluster import DATA_PORT, ROUTER_ADMIN_PORT, ROUTER_GRPC_PORT, ROUTER_REST_PORT
+from trimtab_operator.manifests.pod_spec import resources, security_of_container, security_of_pod
+from trimtab_pipelines.kubernetes_names import DATA_PORT, ROUTER_ADMIN_PORT, ROUTER_GRPC_PORT, ROUTER_REST_PORT
 
 ELSEWHERE, TRESPASSER, GUARDED = "trimtab-e2e-elsewhere", "trespasser", "guarded"
 GUARDED_PORT = 8000

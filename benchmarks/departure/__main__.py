@@ -14,12 +14,12 @@ from pathlib import Path
 from benchmarks.departure.orders import CARRIED_RPS, CHEAPER, NEW, OLD, ORDERS, SERVED, simulated
 from benchmarks.departure.page import HEADS, Curves, Points, dropped, render, rows
 from benchmarks.departure.served import served
-from trimtab.commands import reporting_errors
-from trimtab.decisions import terminal_table
+from trimtab.app import reporting_errors
 from trimtab.options import console
+from trimtab.plan_view import terminal_table
 from trimtab.report.summary import Card
 from trimtab_pipelines.documents import write_atomically
-from trimtab_pipelines.verdict import Outcome, bar
+from trimtab_pipelines.result_line import ResultLine, threshold
 
 RATES_RPS = (10.0, 30.0, 50.0, 70.0, 100.0, 150.0, 200.0, 250.0, 300.0, 350.0, 400.0, 450.0)
 HARD_RPS = 150.0
@@ -52,7 +52,7 @@ async def _served(seconds: float) -> Points:
     return {order: {HARD_RPS: await served(order, HARD_RPS, seconds)} for order in SERVED}
 
 
-def judged(curves: Curves, points: Points) -> Outcome:
+def judged(curves: Curves, points: Points) -> ResultLine:
     """Hold the orders against each other."""
     carried = [rate for rate, one in curves[CHEAPER].items() if not dropped(one)]
     easily = [rate for rate in RATES_RPS if rate <= CARRIED_RPS["half"] / 2]
@@ -68,22 +68,24 @@ def judged(curves: Curves, points: Points) -> Outcome:
             figures[f"served, {order}, {rate:g}/s: accuracy"] = run.accuracy
     unserved = max(run.dropped + run.late for run in points[NEW].values())
     bars = (
-        bar("dropped by the old order, simulated", dropped(curves[OLD][HARD_RPS]), ">=", 0.2),
-        bar("dropped by one decision, simulated", dropped(curves[NEW][HARD_RPS]), "==", 0.0),
-        bar("most dropped at up to half of what the cheaper point can carry", _most(curves, easily), "==", 0.0),
-        bar("most dropped where the cheaper point alone drops nobody", _most(curves, carried), "<=", MOST_UNSERVED),
-        bar("accuracy with time to spare, simulated", curves[NEW][RATES_RPS[0]].mean_accuracy, ">=", 0.85),
-        bar("dropped by the old order, served", points[OLD][HARD_RPS].dropped, ">=", 0.2),
-        bar("dropped or late by one decision, served", unserved, "<=", MOST_UNSERVED),
+        threshold("dropped by the old order, simulated", dropped(curves[OLD][HARD_RPS]), ">=", 0.2),
+        threshold("dropped by one decision, simulated", dropped(curves[NEW][HARD_RPS]), "==", 0.0),
+        threshold("most dropped at up to half of what the cheaper point can carry", _most(curves, easily), "==", 0.0),
+        threshold(
+            "most dropped where the cheaper point alone drops nobody", _most(curves, carried), "<=", MOST_UNSERVED
+        ),
+        threshold("accuracy with time to spare, simulated", curves[NEW][RATES_RPS[0]].mean_accuracy, ">=", 0.85),
+        threshold("dropped by the old order, served", points[OLD][HARD_RPS].dropped, ">=", 0.2),
+        threshold("dropped or late by one decision, served", unserved, "<=", MOST_UNSERVED),
     )
-    return Outcome(name="bench-departure", figures=figures, bars=bars)
+    return ResultLine(name="bench-departure", figures=figures, bars=bars)
 
 
 def _most(curves: Curves, rates_rps: Iterable[float]) -> float:
     return max(dropped(curves[NEW][rate]) for rate in rates_rps)
 
 
-def _cards(outcome: Outcome) -> list[Card]:
+def _cards(outcome: ResultLine) -> list[Card]:
     return [Card(each.bar, f"{each.value:.3g}", each.bound, each.holds) for each in outcome.bars]
 
 

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profile, a_variant
-from trimtab_adapter.simulation.conditions import Conditions
-from trimtab_adapter.simulation.outcome import Simulated
-from trimtab_adapter.simulation.simulate import Scenario, simulate
+from trimtab_adapter.simulation.environment import Environment
+from trimtab_adapter.simulation.result import SimulationResult
+from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_router.stage.policies import slack_fit, urgent_first
-from trimtab_router.stage.policies.view import Departure, NotBefore, Point, Policy, View
+from trimtab_router.scheduling.policies import earliest_deadline_first, slack_fit
+from trimtab_router.scheduling.policies.interface import Dispatch, Point, Policy, SchedulerView, WaitUntil
 
 ROWS = 8
 SLO_SECONDS = 0.100
@@ -35,9 +35,9 @@ def seconds_of(point: str, rows: int) -> float:
 def old_order(slower: float) -> Policy:
     """Fix rows and drops at the planned point, and only then take another point for them where time is short."""
 
-    def decide(view: View) -> Departure | NotBefore:
-        decision = urgent_first.decide(view)
-        if isinstance(decision, Departure) and view.slack_of(decision.takes[0]) < SHORT_SHARE * slower * SLO_SECONDS:
+    def decide(view: SchedulerView) -> Dispatch | WaitUntil:
+        decision = earliest_deadline_first.decide(view)
+        if isinstance(decision, Dispatch) and view.slack_of(decision.takes[0]) < SHORT_SHARE * slower * SLO_SECONDS:
             return replace(decision, point=half)
         return decision
 
@@ -47,7 +47,7 @@ def old_order(slower: float) -> Policy:
 
 def policy_of(order: str, slower: float = 1.0) -> Policy:
     """Who decides in an order."""
-    return {OLD: old_order(slower), NEW: slack_fit.POLICY}.get(order, urgent_first.POLICY)
+    return {OLD: old_order(slower), NEW: slack_fit.POLICY}.get(order, earliest_deadline_first.POLICY)
 
 
 OLD, NEW = "rows and drops first, then the point", "one decision: slack_fit"
@@ -84,7 +84,7 @@ def arrivals(rate_rps: float, seconds: float) -> NDArray[np.float64]:
     return np.sort(rng.uniform(0.0, seconds, rng.poisson(rate_rps * seconds)))
 
 
-def simulated(order: str, rate_rps: float, seconds: float) -> Simulated:
+def simulated(order: str, rate_rps: float, seconds: float) -> SimulationResult:
     """Simulate a load under one order."""
     setting = Setting.of()
     measured = [
@@ -96,7 +96,7 @@ def simulated(order: str, rate_rps: float, seconds: float) -> Simulated:
         arrivals_seconds=arrivals(rate_rps, seconds),
         duration_seconds=seconds,
         plan=a_plan(setting.pipeline, **(setting.cheaper if order == CHEAPER else setting.planned)),
-        conditions=Conditions(spread=0.0),
+        conditions=Environment(spread=0.0),
         policy=policy_of(order),
     )
     return simulate(scenario)

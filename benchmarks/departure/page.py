@@ -12,8 +12,8 @@ from trimtab.report import layout
 from trimtab.report.charts import BLUE, GREY, ORANGE, RED
 from trimtab.report.layout import ALONE, Charts
 from trimtab.report.summary import Card
-from trimtab_adapter.simulation.outcome import Simulated
-from trimtab_pipelines.ends import DROPPED, REFUSED
+from trimtab_adapter.simulation.result import SimulationResult
+from trimtab_pipelines.request_outcome import DROPPED, REFUSED
 
 TITLE = "A load whose heads only the cheaper operating point can meet"
 NOTE = (
@@ -22,11 +22,11 @@ NOTE = (
 )
 COLOURS = {OLD: ORANGE, PLANNED: GREY, CHEAPER: RED, NEW: BLUE}
 HEADS = ("order of decisions", "requests/s", "requests", "not answered", "late", "accuracy of answers")
-Curves = Mapping[str, Mapping[float, Simulated]]
+Curves = Mapping[str, Mapping[float, SimulationResult]]
 Points = Mapping[str, Mapping[float, Served]]
 
 
-def dropped(found: Simulated) -> float:
+def dropped(found: SimulationResult) -> float:
     """The share of requests that got no answer."""
     return found.share(DROPPED) + found.share(REFUSED)
 
@@ -83,7 +83,11 @@ def _figure(curves: Curves, points: Points) -> go.Figure:
 
 
 def _line(
-    figure: go.Figure, order: str, runs: Mapping[float, Simulated], column: int, of: Callable[[Simulated], float]
+    figure: go.Figure,
+    order: str,
+    runs: Mapping[float, SimulationResult],
+    column: int,
+    of: Callable[[SimulationResult], float],
 ) -> None:
     line = go.Scatter(
         x=list(runs),

@@ -21,7 +21,7 @@ from benchmarks.engine import text, trained
 from benchmarks.engine.race import STREAMS, Race, Way
 from benchmarks.published import add_published, kept_of
 from trimtab_model_servers.lmm_digits.models import ARCHITECTURES, Architecture
-from trimtab_pipelines.verdict import Bar, Outcome, bar
+from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
 REQUESTS = 10 * STREAMS
 """A round. Its last answers have nobody behind them: of three batches' worth that is a third of the steps, which are
@@ -34,19 +34,19 @@ def main() -> int:
     options = _options()
     torch.set_num_threads(1)
     figures: dict[str, float] = {"streams": STREAMS, "requests": options.requests}
-    bars: list[Bar] = []
+    bars: list[Threshold] = []
     with Progress(console=Console(stderr=True)) as progress:
         for name, race in _races(options):
             told = race.race(progress, name, options.rounds)
             figures |= {f"{name}_{key}": value for key, value in told.items()}
             bars += race.bars(name)
             if options.dtype == "float32":
-                bars.append(bar(f"{name}: long answers that differ from generate's", race.differing, "==", 0))
+                bars.append(threshold(f"{name}: long answers that differ from generate's", race.differing, "==", 0))
             if name in ARCHITECTURES:
                 told, bars_of_it = _identity(name, options, progress)
                 figures |= told
                 bars += bars_of_it
-    outcome = Outcome(name="engine", figures=figures, bars=tuple(bars))
+    outcome = ResultLine(name="engine", figures=figures, bars=tuple(bars))
     outcome.print()
     return 0 if outcome.holds else 1
 
@@ -95,13 +95,13 @@ def _trained(architecture: Architecture, requests: int, device: str) -> Race:
 
 def _identity(
     name: Architecture, options: argparse.Namespace, progress: Progress
-) -> tuple[dict[str, float], list[Bar]]:
+) -> tuple[dict[str, float], list[Threshold]]:
     count = options.compared
     task = progress.add_task(f"{name}, compared with generate", total=count)
     model = trained.Trained(name, options.device)
     found = trained.identity(model, count, lambda: progress.advance(task))
     told = {f"{name}_{key}": value for key, value in asdict(found).items()}
-    return told, [bar(f"{name}: of {count} chats, cancels between, those that differ", found.differing, "==", 0)]
+    return told, [threshold(f"{name}: of {count} chats, cancels between, those that differ", found.differing, "==", 0)]
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
-from trimtab_model_servers.engine.core import Core, Event
-from trimtab_model_servers.engine.families import family_of
+from trimtab_model_servers.engine.core import EngineCore, Event
+from trimtab_model_servers.engine.model_adapters import family_of
+from trimtab_model_servers.engine.request import Request, TokenChunk
 from trimtab_model_servers.engine.scheduler import Limits
-from trimtab_model_servers.engine.values import Piece, Request
-from trimtab_pipelines.verdict import Bar, bar
+from trimtab_pipelines.result_line import Threshold, threshold
 
 STREAMS: Final = 16
 OVER_SEQUENTIAL, OVER_STATIC = 4, 1.3
@@ -69,14 +69,14 @@ class Race:
         alone = self._answers["sequential"]
         return sum(one != other for one, other in zip(alone, self._answers["engine"][: len(alone)], strict=True))
 
-    def bars(self, name: str) -> list[Bar]:
+    def bars(self, name: str) -> list[Threshold]:
         """How much faster the engine is than each of the others: the median of the rounds' ratios."""
         every = zip(*(self._rates(each) for each in ("sequential", "static", "engine")), strict=True)
         ratios = [(engine / one, engine / static) for one, static, engine in every]
         one, static = (round(statistics.median(column), 3) for column in zip(*ratios, strict=True))
         return [
-            bar(f"{name}: engine over sequential generate, tokens a second", one, ">=", OVER_SEQUENTIAL),
-            bar(f"{name}: engine over static batches of {STREAMS}", static, ">=", OVER_STATIC),
+            threshold(f"{name}: engine over sequential generate, tokens a second", one, ">=", OVER_SEQUENTIAL),
+            threshold(f"{name}: engine over static batches of {STREAMS}", static, ">=", OVER_STATIC),
         ]
 
     def _rates(self, name: str) -> list[float]:
@@ -128,17 +128,17 @@ def static_batches(model: Any, asked: Sequence[Ask]) -> Answers:
 def continuous(model: Any, asked: Sequence[Ask], step_tokens: int) -> Answers:
     """The engine, 16 streams at once, the next request when one ends."""
     longest = max(len(each.tokens) + each.written for each in asked)
-    core = Core(family_of(model), Limits(slots=STREAMS, slot_tokens=longest, step_tokens=step_tokens))
+    core = EngineCore(family_of(model), Limits(slots=STREAMS, slot_tokens=longest, step_tokens=step_tokens))
     requests = (Request(str(number), each.tokens, max_new_tokens=each.written) for number, each in enumerate(asked))
     return answered(core, ((request, []) for request in requests))
 
 
-def answered(core: Core, asked: Iterable[tuple[Request, list[Tensor]]]) -> Answers:
+def answered(core: EngineCore, asked: Iterable[tuple[Request, list[Tensor]]]) -> Answers:
     """What an engine writes of requests and their images, in their order, all asked before its first step."""
     answers: dict[str, list[int]] = {}
 
     def hear(event: Event) -> None:
-        if isinstance(event, Piece):
+        if isinstance(event, TokenChunk):
             answers[event.request_id].append(event.token)
 
     for request, images in asked:

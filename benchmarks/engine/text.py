@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from benchmarks.engine.race import Ask, Race, Way, continuous, sequential, static_batches
-from trimtab_model_servers.families.published_halves import Kept, half_of
-from trimtab_model_servers.families.published_shapes import SHAPES, Size
-from trimtab_model_servers.store import Seed
+from trimtab_model_servers.families.hf_vlm_configs import SHAPES, Size
+from trimtab_model_servers.families.hf_vlm_split import Placement, half_of
+from trimtab_model_servers.weights_source import RandomSeed
 
 VOCABULARY: Final = 512
 LEAST_VOCABULARY: Final = 256
@@ -51,11 +51,11 @@ def small(requests: int, device: str) -> Race:
     )
 
 
-def published(name: str, requests: int, kept: Kept, size: Size = "published") -> Race:
+def published(name: str, requests: int, kept: Placement, size: Size = "published") -> Race:
     """Race the half of a published model that writes; its weights are in memory once."""
     asked = ask(requests, LONG_PROMPT, LEAST_VOCABULARY)
     shape = SHAPES[name](size)
-    model = _settled(half_of(shape, "writes", Seed(5), kept))
+    model = _settled(half_of(shape, "writes", RandomSeed(5), kept))
     for_itself = partial(_as_published, model, shape.decoder)
     return Race(
         {

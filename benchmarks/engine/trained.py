@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.engine.race import answered
-from trimtab_model_servers.engine.core import Core, Event
-from trimtab_model_servers.engine.families import family_of
+from trimtab_model_servers.engine.core import EngineCore, Event
+from trimtab_model_servers.engine.model_adapters import family_of
+from trimtab_model_servers.engine.request import FinishReason, Image, Request, RequestDone, TokenChunk
 from trimtab_model_servers.engine.scheduler import Limits
-from trimtab_model_servers.engine.values import Done, Ending, Image, Piece, Request
-from trimtab_model_servers.lmm_digits import measure, models
+from trimtab_model_servers.lmm_digits import evaluate, models
 from trimtab_model_servers.lmm_digits.models import END_ID, IMAGE_ID, PAD_ID, Architecture
-from trimtab_model_servers.lmm_digits.pages import CellPageSource
+from trimtab_model_servers.lmm_digits.page_generator import CellPageSource
 from trimtab_model_servers.lmm_digits.questions import PAGES, Kind, ask, fits
-from trimtab_model_servers.lmm_digits.tower import PAGE_TOKENS
+from trimtab_model_servers.lmm_digits.vision_tower import PAGE_TOKENS
 
 WEIGHTS: Final = Path("pipelines/lmm-digits/weights")
 PAGE_SEED: Final = 91
@@ -69,8 +69,8 @@ class Trained:
             pages = [pool[page] for page in chosen]
             if fits(kind, [page.cells for page in pages]):
                 question = ask(kind, [page.cells for page in pages], random)
-                exercise = measure.Exercise(question, tuple(pages))
-                inputs = measure.generate_inputs(self.architecture, self.stored.tokenizer, exercise)
+                exercise = evaluate.Exercise(question, tuple(pages))
+                inputs = evaluate.generate_inputs(self.architecture, self.stored.tokenizer, exercise)
                 pixels = [torch.from_numpy(page.pixels) for page in pages]
                 stacked = torch.stack(pixels) if pixels else torch.zeros(0, 1, 96, 96)
                 ids = tuple(inputs["input_ids"][0].tolist())
@@ -118,9 +118,11 @@ class Trained:
         least = written if to_the_end else 0
         return Request(name, asked.ids, images, written, least, end_ids=frozenset({END_ID}))
 
-    def core(self, slots: int, step_tokens: int) -> Core:
+    def core(self, slots: int, step_tokens: int) -> EngineCore:
         """An engine for it."""
-        return Core(self.family, Limits(slots, 320, step_tokens, 100_000, 3 * PAGE_TOKENS if self.family.across else 0))
+        return EngineCore(
+            self.family, Limits(slots, 320, step_tokens, 100_000, 3 * PAGE_TOKENS if self.family.across else 0)
+        )
 
     def _inputs(self, batch: Sequence[Asked]) -> dict[str, Tensor]:
         longest = max(len(asked.ids) for asked in batch)
@@ -186,10 +188,10 @@ def identity(model: Trained, count: int, advance: Callable[[], None]) -> Identit
     """Ask ``count`` chats that come while others are under way, some cancelled, and compare with ``generate``."""
     asked, random = model.chats(count, (6, 7), seed=17), np.random.default_rng(18)
     cancels = random.random(count) < CANCELLED_SHARE
-    core, said, ended = model.core(8, STEP_TOKENS), [list[int]() for _ in asked], dict[str, Done]()
+    core, said, ended = model.core(8, STEP_TOKENS), [list[int]() for _ in asked], dict[str, RequestDone]()
 
     def hear(event: Event) -> None:
-        if isinstance(event, Piece):
+        if isinstance(event, TokenChunk):
             said[int(event.request_id)].append(event.token)
         else:
             ended[event.request_id] = event
@@ -206,7 +208,11 @@ def identity(model: Trained, count: int, advance: Callable[[], None]) -> Identit
 
 
 def _compared(
-    model: Trained, asked: list[Asked], said: list[list[int]], ended: dict[str, Done], advance: Callable[[], None]
+    model: Trained,
+    asked: list[Asked],
+    said: list[list[int]],
+    ended: dict[str, RequestDone],
+    advance: Callable[[], None],
 ) -> Identity:
     """Compare whole answers to the letter, and cancelled ones as far as they came."""
     known: dict[Any, list[int]] = {}
@@ -215,14 +221,14 @@ def _compared(
         if each.key not in known:
             wrote = model.generate([each], 6, to_the_end=False)[0]
             known[each.key] = wrote[: wrote.index(END_ID) + 1] if END_ID in wrote else wrote
-        expected, whole = known[each.key], ended[str(number)].ending is not Ending.CANCELLED
+        expected, whole = known[each.key], ended[str(number)].ending is not FinishReason.CANCELLED
         differing += said[number] != (expected if whole else expected[: len(said[number])])
         advance()
     usages = [done.usage for done in ended.values()]
     return Identity(
         len(asked),
         differing,
-        sum(done.ending is Ending.CANCELLED for done in ended.values()),
+        sum(done.ending is FinishReason.CANCELLED for done in ended.values()),
         sum(usage.cached for usage in usages),
         sum(usage.prompt for usage in usages),
         _cut_images(model, asked),

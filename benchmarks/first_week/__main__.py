@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.first_week import commands, documents, faults, own, protocol, records
 from benchmarks.first_week.checking import AREAS, carry_out, outcome_of
-from trimtab.commands import reporting_errors
+from trimtab.app import reporting_errors
 
 CHECKS = (*documents.CHECKS, *commands.CHECKS, *protocol.CHECKS, *records.CHECKS, *own.CHECKS, *faults.CHECKS)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from benchmarks.clients.tools import AbsentError
-from trimtab_pipelines.verdict import Outcome, bar
+from trimtab_pipelines.result_line import ResultLine, threshold
 
 Area = Literal[
     "documents",
@@ -69,7 +69,7 @@ def carry_out(check: Check, folder: Path) -> Verdict:
         return Verdict(check, "broken", Seen(f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"))
 
 
-def outcome_of(verdicts: Sequence[Verdict], areas: Iterable[str] = AREAS) -> Outcome:
+def outcome_of(verdicts: Sequence[Verdict], areas: Iterable[str] = AREAS) -> ResultLine:
     """Count the checks by area; every one that was tried must hold."""
     figures: dict[str, float | int | str | None] = {}
     for area in areas:
@@ -83,5 +83,5 @@ def outcome_of(verdicts: Sequence[Verdict], areas: Iterable[str] = AREAS) -> Out
             figures[verdict.check.name] = f"{verdict.outcome}: {verdict.seen.words}"
     broken = sum(verdict.outcome == "broken" for verdict in verdicts)
     held = sum(verdict.outcome == "holds" for verdict in verdicts)
-    bars = (bar("checks that are broken", broken, "==", 0), bar("checks that hold", held, ">=", 1))
-    return Outcome(name="first-week", figures={"checks": len(verdicts), **figures}, bars=bars)
+    bars = (threshold("checks that are broken", broken, "==", 0), threshold("checks that hold", held, ">=", 1))
+    return ResultLine(name="first-week", figures={"checks": len(verdicts), **figures}, bars=bars)

@@ -76,7 +76,7 @@ def hung_adapter(folder: Path) -> Seen:
 def hung_router(folder: Path) -> Seen:
     """The router stops; another serves at the same ports."""
     with up(folder) as served:
-        (victim,) = [p for p in served.running("trimtab_router") if "trimtab_router.edge" not in " ".join(p.cmdline())]
+        (victim,) = [p for p in served.running("trimtab_router") if "trimtab_router.envoy" not in " ".join(p.cmdline())]
         os.kill(victim.pid, signal.SIGSTOP)
         seconds = until(lambda: _answers(served), "requests are answered again")
         require(not victim.is_running(), "the one that hangs is still there")

@@ -18,8 +18,8 @@ import yaml
 
 from benchmarks.first_week.checking import require
 from benchmarks.router.processes import echo_pipeline
-from trimtab_pipelines.mistakes import Failed
-from trimtab_pipelines.processes.leash import leashed
+from trimtab_pipelines.errors import OperationFailed
+from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 
 NUMBERS, SLO_SECONDS = 4, 2.0
 PATIENCE_SECONDS = 120.0
@@ -110,7 +110,7 @@ def a_pipeline(folder: Path, **changes: Any) -> Path:
 
 def trimtab(*arguments: str, timeout_seconds: float = PATIENCE_SECONDS) -> Done:
     """Run a command to its end."""
-    command = leashed("trimtab", *arguments)
+    command = command_tied_to_parent("trimtab", *arguments)
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, check=False)
     return Done(done.returncode, done.stdout, done.stderr)
 
@@ -119,7 +119,7 @@ def trimtab(*arguments: str, timeout_seconds: float = PATIENCE_SECONDS) -> Done:
 def up(folder: Path, *arguments: str, run_folder: Path | None = None, pipeline: Path | None = None) -> Iterator[Up]:
     """Run `trimtab up` until the block ends; without a pipeline, with the stranger's own."""
     pipeline, kept = pipeline or a_pipeline(folder), run_folder or folder / "run"
-    command = leashed("trimtab", "up", str(pipeline), "--folder", str(kept))
+    command = command_tied_to_parent("trimtab", "up", str(pipeline), "--folder", str(kept))
     command += ["--rest-port", "0", "--grpc-port", "0", "--admin-port", "0", "--page-port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -156,7 +156,7 @@ def _ports(process: "subprocess.Popen[str]") -> tuple[int, int, int, str]:
         if match and page:
             return int(match[1]), int(match[2]), int(match[3]), page[1]
     errors = process.stderr.read() if process.stderr else ""
-    raise Failed(f"trimtab up did not serve: {seen}{errors}".strip())
+    raise OperationFailed(f"trimtab up did not serve: {seen}{errors}".strip())
 
 
 def _words_of(process: psutil.Process) -> str:

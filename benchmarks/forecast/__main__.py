@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.forecast.judge import AS_RECORDED, KNOWN_RATE, SERVED, Judge, Load, Moments, by_shape, rebuilt
-from trimtab.commands import reporting_errors
-from trimtab_pipelines.verdict import Outcome, bar
+from trimtab.app import reporting_errors
+from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_predictor.accuracy import smape
 from trimtab_predictor.context import MEMORY_SECONDS
 from trimtab_predictor.evaluate import LSTM_OVER_AR, STRIDE_SECONDS, require_enough, scaled_load, split
@@ -102,7 +102,7 @@ def _require_windows(learned: Load, held_back: Load) -> None:
         require_enough(fit, score)
 
 
-def _measure(whole: Load, learned: Load, held_back: Load, weights: LstmWeights, rps_per_core: float) -> Outcome:
+def _measure(whole: Load, learned: Load, held_back: Load, weights: LstmWeights, rps_per_core: float) -> ResultLine:
     judge = Judge(learned, weights)
     first = whole.size - held_back.size
     earlier = np.concatenate([np.full(DAY_SECONDS, np.nan), whole])[first : first + held_back.size]
@@ -131,15 +131,15 @@ def _measure(whole: Load, learned: Load, held_back: Load, weights: LstmWeights, 
     worst = max(shapes, key=lambda shape: _excess(shapes[shape]))
     figures["worst_shape_against_reactive"] = worst
     bars = [
-        bar("LSTM SMAPE over AR(12)'s", round(errors["LSTM"] / errors["AR(12)"], 4), "<=", LSTM_OVER_AR),
-        bar("SMAPE as served above reactive's, worst shape", round(_excess(shapes[worst]), 5), "<=", 0.0),
-        bar("forecast p99 seconds", round(prediction_seconds(weights), 5), "<=", 0.005),
+        threshold("LSTM SMAPE over AR(12)'s", round(errors["LSTM"] / errors["AR(12)"], 4), "<=", LSTM_OVER_AR),
+        threshold("SMAPE as served above reactive's, worst shape", round(_excess(shapes[worst]), 5), "<=", 0.0),
+        threshold("forecast p99 seconds", round(prediction_seconds(weights), 5), "<=", 0.005),
     ]
     if ratios:  # a trace may have none of the shapes
         hardest = max(ratios, key=lambda shape: ratios[shape])
         figures["hardest_shape_against_ar12"] = hardest
-        bars.append(bar("LSTM SMAPE over AR(12)'s, hardest shape", round(ratios[hardest], 4), "<=", LSTM_OVER_AR))
-    return Outcome(name="bench-forecast", figures=figures, bars=tuple(bars))
+        bars.append(threshold("LSTM SMAPE over AR(12)'s, hardest shape", round(ratios[hardest], 4), "<=", LSTM_OVER_AR))
+    return ResultLine(name="bench-forecast", figures=figures, bars=tuple(bars))
 
 
 def _error_on_rebuilt(judge: Judge, load: Load, moments: Moments) -> float:

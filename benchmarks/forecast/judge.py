@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.forecast.shapes import RULES, drawn, excerpts
-from trimtab_adapter.observation import seconds_to_ask
+from trimtab_adapter.observation import lookback_seconds
 from trimtab_predictor.accuracy import smape
-from trimtab_predictor.bins import seconds_of_bins
 from trimtab_predictor.context import context_of
+from trimtab_predictor.downsampled_history import seconds_of_bins
 from trimtab_predictor.evaluate import STRIDE_SECONDS, ar_forecaster, scaled_load
+from trimtab_predictor.fallback_forecaster import FallbackForecaster
 from trimtab_predictor.features import BIN_SECONDS, HISTORY_SECONDS
 from trimtab_predictor.forecaster import HORIZON_SECONDS
-from trimtab_predictor.guarded import GuardedForecaster
 from trimtab_predictor.lstm import QUANTILES, LstmForecaster, LstmWeights, forecast_quantiles
 from trimtab_predictor.windows import WINDOW_SECONDS, cut_windows
 
@@ -120,10 +120,10 @@ def _knowing_the_rate(futures: Load, load: Load, larger: Load) -> Load:
 
 def _served(weights: LstmWeights, load: Load, starts: NDArray[np.int64]) -> Load:
     """Ask as the adapter does: with all that is kept at first, then with the last ten minutes."""
-    forecaster = GuardedForecaster(LstmForecaster(weights))
+    forecaster = FallbackForecaster(LstmForecaster(weights))
     answers, asked_at = [], -math.inf
     for end in starts + HISTORY_SECONDS:
-        history = load[max(0, end - seconds_to_ask(end - asked_at)) : end]
+        history = load[max(0, end - lookback_seconds(end - asked_at)) : end]
         answers.append(forecaster.forecast(history, float(end)).peak_rps)
         asked_at = float(end)
     return np.array(answers)

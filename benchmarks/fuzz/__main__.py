@@ -25,9 +25,9 @@ from benchmarks.hostile.door import SLO_SECONDS, Door, serving
 from benchmarks.hostile.kinds import NOTHING
 from benchmarks.hostile.phases import CALM, Phase, Seen, by_kind, read
 from benchmarks.hostile.report import STOP_SHARE, Aftermath, accompanied
-from trimtab.commands import reporting_errors
+from trimtab.app import reporting_errors
 from trimtab.options import console
-from trimtab_pipelines.verdict import Bar, Outcome, bar
+from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
 CALLERS = 6
 WARM_UP_SHARE = 0.1
@@ -80,7 +80,7 @@ async def memory_bytes(processes: dict[str, int]) -> dict[str, int]:
     return {name: int(statistics.median(sizes)) for name, sizes in held.items() if sizes}
 
 
-def outcome(found: Fuzzed, seen: Seen, after: Aftermath, seed: int, seconds: float) -> Outcome:
+def outcome(found: Fuzzed, seen: Seen, after: Aftermath, seed: int, seconds: float) -> ResultLine:
     """Judge a run of so many seconds; nothing holds of one in which nothing was sent."""
     requests = sum(codes.total() for codes in found.codes.values())
     figures: dict[str, float | int | str | None] = {
@@ -96,29 +96,29 @@ def outcome(found: Fuzzed, seen: Seen, after: Aftermath, seed: int, seconds: flo
         **{f"{who}_rss_mib": round(end / 2**20, 1) for who, (_, end) in found.memory_bytes.items()},
     }
     bars = [
-        bar("generated requests", requests, ">=", 1),
+        threshold("generated requests", requests, ">=", 1),
         accompanied(seen, seconds),
-        bar("processes weighed", len(found.memory_bytes), ">=", 1),
-        bar("requests that met a fault of ours", len(found.faults), "==", 0),
-        bar("processes that ended", max(len(found.ended), len(after.faults)), "==", 0),
-        bar("friendly requests not ok", seen.not_ok, "==", 0),
-        bar(
+        threshold("processes weighed", len(found.memory_bytes), ">=", 1),
+        threshold("requests that met a fault of ours", len(found.faults), "==", 0),
+        threshold("processes that ended", max(len(found.ended), len(after.faults)), "==", 0),
+        threshold("friendly requests not ok", seen.not_ok, "==", 0),
+        threshold(
             "longest stop of the router's loop, seconds",
             round(seen.longest_stop_seconds, 4),
             "<=",
             STOP_SHARE * SLO_SECONDS,
         ),
         *_growth(found),
-        bar("received less ok, late, dropped, refused and failed", after.received - after.accounted, "==", 0),
-        bar("bytes in flight afterwards", after.bytes_in_flight, "==", 0),
-        bar("connections open afterwards", after.open_connections, "==", 0),
+        threshold("received less ok, late, dropped, refused and failed", after.received - after.accounted, "==", 0),
+        threshold("bytes in flight afterwards", after.bytes_in_flight, "==", 0),
+        threshold("connections open afterwards", after.open_connections, "==", 0),
     ]
-    return Outcome(name="fuzz", figures=figures, bars=tuple(bars))
+    return ResultLine(name="fuzz", figures=figures, bars=tuple(bars))
 
 
-def _growth(found: Fuzzed) -> list[Bar]:
+def _growth(found: Fuzzed) -> list[Threshold]:
     return [
-        bar(f"memory of {who} after all over that after a tenth", round(end / begin, 3), "<=", 1 + MOST_GROWTH)
+        threshold(f"memory of {who} after all over that after a tenth", round(end / begin, 3), "<=", 1 + MOST_GROWTH)
         for who, (begin, end) in found.memory_bytes.items()
     ]
 
@@ -133,7 +133,7 @@ def table(found: Fuzzed) -> Table:
     return page
 
 
-async def run(given: argparse.Namespace) -> Outcome:
+async def run(given: argparse.Namespace) -> ResultLine:
     """Serve, fuzz, judge."""
     log = given.out / "fuzz-friends.jsonl"
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

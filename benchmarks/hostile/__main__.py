@@ -17,10 +17,10 @@ from benchmarks.hostile.families import KINDS
 from benchmarks.hostile.kinds import Kind, Verdict
 from benchmarks.hostile.phases import by_kind, read
 from benchmarks.hostile.report import Aftermath, outcome, table
-from trimtab.commands import reporting_errors
+from trimtab.app import reporting_errors
 from trimtab.options import console
+from trimtab_pipelines.result_line import ResultLine
 from trimtab_pipelines.router_metrics import BYTES_IN_FLIGHT
-from trimtab_pipelines.verdict import Outcome
 
 LEAVE_WITHIN_SECONDS = 10.0
 
@@ -43,7 +43,7 @@ def main() -> int:
     return reporting_errors(lambda: _judged(asyncio.run(hostile(kinds, given.out))))
 
 
-async def hostile(kinds: list[Kind], out: Path) -> Outcome:
+async def hostile(kinds: list[Kind], out: Path) -> ResultLine:
     """Serve, be hostile and friendly, judge."""
     log = out / "hostile-friends.jsonl"
     async with serving() as door:
@@ -83,7 +83,7 @@ async def _left(door: Door) -> Aftermath:
     return Aftermath(int(in_flight), door.connections(), counters.received, sum(counters.outcomes.values()), faults)
 
 
-def _judged(found: Outcome) -> int:
+def _judged(found: ResultLine) -> int:
     found.print()
     return 0 if found.holds else 1
 

@@ -13,7 +13,7 @@ from benchmarks.hostile.door import HEALTH, Door
 from benchmarks.hostile.kinds import CUT, Kind, Verdict, judge
 from benchmarks.hostile.phases import CALM, FRIENDLY_RPS, Phase
 from benchmarks.hostile.wire import ask, head
-from trimtab_pipelines.processes.leash import leashed
+from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 
 WARM_UP_SECONDS = 4.0
 CALM_SECONDS = 1.0
@@ -43,7 +43,7 @@ async def friends(door: Door, log: Path) -> AsyncIterator[None]:
     where = ["--rest-port", str(door.rest), "--grpc-port", str(door.grpc), "--admin", door.admin, "--router", router]
     where += [part for pid in others for part in ("--part", str(pid))]
     process = await asyncio.create_subprocess_exec(
-        *leashed("benchmarks.hostile.friendly", *where, "--out", str(log), "--rps", str(FRIENDLY_RPS))
+        *command_tied_to_parent("benchmarks.hostile.friendly", *where, "--out", str(log), "--rps", str(FRIENDLY_RPS))
     )
     try:
         await asyncio.sleep(WARM_UP_SECONDS)

@@ -12,9 +12,9 @@ import psutil
 from benchmarks.router.processes import echo_pipeline, echo_plan
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import write_json
-from trimtab_pipelines.edge import EdgeSettings
+from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.router_state import WELCOME_PATH
-from trimtab_router.edge.sizes import payload_bytes
+from trimtab_router.envoy.memory_limits import payload_bytes
 
 SLO_SECONDS = 0.5
 MODEL = "echo"

@@ -22,7 +22,7 @@ import aiohttp
 import numpy as np
 
 from benchmarks.hostile.door import HEALTH, MODEL
-from trimtab_loadtester.wire import GrpcWire, RestWire, Wire
+from trimtab_loadtester.clients import Client, GrpcClient, RestClient
 from trimtab_protocol import Tensor
 
 NUMBERS = 4
@@ -79,7 +79,7 @@ def threads(pid: int) -> list[str]:
     return []
 
 
-async def asked(wire: Wire, number: int) -> str:
+async def asked(wire: Client, number: int) -> str:
     """Send a request that nobody else sends; `ok` for its own answer."""
     named, x = f"friend-{number}", np.full((1, NUMBERS), number, np.float32)
     request = wire.encode((Tensor.of("x", x),), (), {"binary_data_output": bool(number % 4)}, named)
@@ -139,8 +139,8 @@ async def befriend(given: argparse.Namespace) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     lateness, numbers = Lateness(), itertools.cycle(range(1, MOST_NUMBER))
     async with (
-        RestWire(f"127.0.0.1:{given.rest_port}", MODEL) as rest,
-        GrpcWire(f"127.0.0.1:{given.grpc_port}", MODEL, channels=1) as grpc,
+        RestClient(f"127.0.0.1:{given.rest_port}", MODEL) as rest,
+        GrpcClient(f"127.0.0.1:{given.grpc_port}", MODEL, channels=1) as grpc,
         aiohttp.ClientSession() as probing,
     ):
         with given.out as file:

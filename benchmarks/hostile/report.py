@@ -9,7 +9,7 @@ from benchmarks.hostile.course import Course
 from benchmarks.hostile.door import SLO_SECONDS
 from benchmarks.hostile.kinds import Kind
 from benchmarks.hostile.phases import CALM, FRIENDLY_RPS, Seen, together
-from trimtab_pipelines.verdict import Bar, Outcome, bar
+from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
 STOP_SHARE = 0.2
 """Of the SLO, the longest stop of the router's loop."""
@@ -58,7 +58,7 @@ def table(kinds: Sequence[Kind], course: Course, seen: Mapping[str, Seen]) -> Ta
     return page
 
 
-def outcome(course: Course, seen: Mapping[str, Seen], limits_bytes: Mapping[str, int], after: Aftermath) -> Outcome:
+def outcome(course: Course, seen: Mapping[str, Seen], limits_bytes: Mapping[str, int], after: Aftermath) -> ResultLine:
     """Judge the run."""
     calm, hostile = seen[CALM], together(found for kind, found in seen.items() if kind != CALM)
     missed = [kind for kind, verdict in course.verdicts.items() if not verdict.holds]
@@ -91,41 +91,41 @@ def outcome(course: Course, seen: Mapping[str, Seen], limits_bytes: Mapping[str,
     }
     bars = [
         accompanied(hostile, sum(phase.ended - phase.began for phase in course.phases if phase.kind != CALM)),
-        bar("friendly requests not ok beside hostile ones", hostile.not_ok, "==", 0),
-        bar("friendly p99 beside hostile ones over calm p99", round(ratio, 2), "<=", P99_RATIO),
-        bar("kinds that neither got their code nor were cut", len(missed), "==", 0),
-        bar(
+        threshold("friendly requests not ok beside hostile ones", hostile.not_ok, "==", 0),
+        threshold("friendly p99 beside hostile ones over calm p99", round(ratio, 2), "<=", P99_RATIO),
+        threshold("kinds that neither got their code nor were cut", len(missed), "==", 0),
+        threshold(
             "longest stop of the router's loop, seconds",
             round(hostile.longest_stop_seconds, 4),
             "<=",
             STOP_SHARE * SLO_SECONDS,
         ),
-        bar("processes that ended", max(len(course.replaced), len(after.faults)), "==", 0),
+        threshold("processes that ended", max(len(course.replaced), len(after.faults)), "==", 0),
         *_memory(peaks, limits_bytes),
         *_settled(after),
     ]
-    return Outcome(name="hostile", figures=figures, bars=tuple(bars))
+    return ResultLine(name="hostile", figures=figures, bars=tuple(bars))
 
 
-def accompanied(seen: Seen, seconds: float) -> Bar:
+def accompanied(seen: Seen, seconds: float) -> Threshold:
     """Whether friendly callers were there all the while: half of those who should have come, and one at least."""
-    return bar("friendly requests", seen.asked, ">=", max(round(FRIENDLY_SHARE * FRIENDLY_RPS * seconds), 1))
+    return threshold("friendly requests", seen.asked, ">=", max(round(FRIENDLY_SHARE * FRIENDLY_RPS * seconds), 1))
 
 
 def _present(course: Course) -> list[str]:
     return sorted({who for peak in course.peak_bytes.values() for who in peak})
 
 
-def _memory(peaks: Mapping[str, int], limits_bytes: Mapping[str, int]) -> list[Bar]:
+def _memory(peaks: Mapping[str, int], limits_bytes: Mapping[str, int]) -> list[Threshold]:
     return [
-        bar(f"peak memory of {who}, MiB", round(peak / MEBIBYTE, 1), "<=", limits_bytes[who] / MEBIBYTE)
+        threshold(f"peak memory of {who}, MiB", round(peak / MEBIBYTE, 1), "<=", limits_bytes[who] / MEBIBYTE)
         for who, peak in peaks.items()
     ]
 
 
-def _settled(after: Aftermath) -> list[Bar]:
+def _settled(after: Aftermath) -> list[Threshold]:
     return [
-        bar("received less ok, late, dropped, refused and failed", after.received - after.accounted, "==", 0),
-        bar("bytes in flight afterwards", after.bytes_in_flight, "==", 0),
-        bar("connections open afterwards", after.open_connections, "==", 0),
+        threshold("received less ok, late, dropped, refused and failed", after.received - after.accounted, "==", 0),
+        threshold("bytes in flight afterwards", after.bytes_in_flight, "==", 0),
+        threshold("connections open afterwards", after.open_connections, "==", 0),
     ]

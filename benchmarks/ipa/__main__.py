@@ -33,10 +33,10 @@ from benchmarks.ipa.cells import (
     workloads_of,
 )
 from benchmarks.ipa.evaluation import Evaluation
-from trimtab.commands import reporting_errors
+from trimtab.app import reporting_errors
 from trimtab.options import console
 from trimtab_pipelines.documents import write_atomically
-from trimtab_pipelines.verdict import Outcome, bar
+from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_profiler.profile import write_profiles
 
 SEEDS, QUICK_SECONDS, QUICK_WORKLOADS = 3, 240, ("bursty", "steady_low")
@@ -107,7 +107,7 @@ def _parse() -> argparse.Namespace:
 
 def _skip(why: str) -> int:
     sys.stderr.write(f"skipped: {why}\n")
-    Outcome(name="reproduce-ipa", figures={"skipped": why}).print()
+    ResultLine(name="reproduce-ipa", figures={"skipped": why}).print()
     return 0
 
 
@@ -172,7 +172,7 @@ class _Lines:
         return len(line)
 
 
-def judge(evaluation: Evaluation, seconds: float) -> Outcome:
+def judge(evaluation: Evaluation, seconds: float) -> ResultLine:
     """Judge by two bars: nowhere below the front, and few violations wherever they can be avoided.
 
     Where there is nothing to judge, or an oracle or a plan that met no requests, they do not hold.
@@ -202,12 +202,12 @@ def judge(evaluation: Evaluation, seconds: float) -> Outcome:
     below = sum(found.standing == "below" for found in places.values())
     worst = float(np.max(avoidable)) if avoidable else math.inf  # NaN where one is
     bars = (
-        bar("pipeline x workload pairs judged", len(pairs), ">=", 1),
-        bar("pairs where an oracle avoids violations", len(avoidable), ">=", 1),
-        bar("pipeline x workload pairs below the baselines' front", below, "==", 0),
-        bar("worst violations with the LSTM where the oracle has at most 0.5 %", worst, "<=", LSTM_MOST),
+        threshold("pipeline x workload pairs judged", len(pairs), ">=", 1),
+        threshold("pairs where an oracle avoids violations", len(avoidable), ">=", 1),
+        threshold("pipeline x workload pairs below the baselines' front", below, "==", 0),
+        threshold("worst violations with the LSTM where the oracle has at most 0.5 %", worst, "<=", LSTM_MOST),
     )
-    return Outcome(name="reproduce-ipa", figures=figures, bars=bars)
+    return ResultLine(name="reproduce-ipa", figures=figures, bars=bars)
 
 
 if __name__ == "__main__":

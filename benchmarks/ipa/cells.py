@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 
 from benchmarks.ipa import data
 from benchmarks.ipa.data import Workload
-from trimtab_adapter.planning.decide import Situation, decide
+from trimtab_adapter.planning.decide import PlanningInputs, decide
 from trimtab_adapter.planning.rivals import fa2, fa2_heaviest, fa2_lightest, plan_for_peak, rim, rim_sized_for
-from trimtab_adapter.simulation.conditions import Conditions
-from trimtab_adapter.simulation.outcome import Simulated
-from trimtab_adapter.simulation.simulate import Scenario, simulate
-from trimtab_adapter.simulation.slow_loop import Decide, SlowLoop, forecaster_knowing
+from trimtab_adapter.simulation.control_loop import Decide, SimulatedControlLoop, oracle_forecaster
+from trimtab_adapter.simulation.environment import Environment
+from trimtab_adapter.simulation.result import SimulationResult
+from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_loadtester.arrivals import poisson_arrivals
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.ends import LATE, OK
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.request_outcome import LATE, OK
 from trimtab_pipelines.spec import InferencePipeline
 
 OURS, REACTIVE, ORACLE = "trimtab", "trimtab, reactive", "trimtab, oracle"
@@ -128,7 +128,7 @@ def _scenario(
     arrivals: NDArray[np.float64],
 ) -> Scenario:
     peak = float(np.bincount(arrivals.astype(np.int64)).max())
-    forecaster = forecaster_knowing(pipeline.spec.adaptation, arrivals, len(workload.rates_rps), 0.0)
+    forecaster = oracle_forecaster(pipeline.spec.adaptation, arrivals, len(workload.rates_rps), 0.0)
     chosen = _planner(source, cell, pipeline, profiles, peak)
     first = ForecastRecord(
         peak_rps=float(max(workload.history_rps[-FIRST_PEAK_SECONDS:], default=1)), source="reactive"
@@ -139,10 +139,12 @@ def _scenario(
         profiles=profiles,
         arrivals_seconds=arrivals,
         duration_seconds=float(len(workload.rates_rps)),
-        plan=plan_for_peak(pipeline, profiles, peak) if static else chosen(pipeline, profiles, Situation(first, 0.0)),
-        adaptation=None if static else SlowLoop(forecaster, chosen),
+        plan=plan_for_peak(pipeline, profiles, peak)
+        if static
+        else chosen(pipeline, profiles, PlanningInputs(first, 0.0)),
+        adaptation=None if static else SimulatedControlLoop(forecaster, chosen),
         history_rps=workload.history_rps,
-        conditions=Conditions(),
+        conditions=Environment(),
         seed=cell.seed,
     )
 
@@ -162,7 +164,7 @@ def _planner(
     return planners.get(cell.method, lambda: decide)()
 
 
-def _measured(cell: Cell, pipeline: InferencePipeline, found: Simulated) -> Measured:
+def _measured(cell: Cell, pipeline: InferencePipeline, found: SimulationResult) -> Measured:
     objective = pipeline.spec.objective
     in_time = np.where(found.ends == OK, np.nan_to_num(found.accuracy), 0.0)
     late, violations = found.share(LATE), found.violations
@@ -182,7 +184,7 @@ def _measured(cell: Cell, pipeline: InferencePipeline, found: Simulated) -> Meas
     )
 
 
-def _timeline(found: Simulated) -> tuple[tuple[float, float, float, float], ...]:
+def _timeline(found: SimulationResult) -> tuple[tuple[float, float, float, float], ...]:
     cores = {second.at_seconds: second.cores for second in found.seconds}
     return tuple(
         (

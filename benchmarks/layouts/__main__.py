@@ -24,9 +24,9 @@ from benchmarks.layouts.served import ARCHITECTURES, FORGIVING, Promise
 from benchmarks.layouts.switching import switching
 from benchmarks.layouts.traffic import HALF_SECONDS, calm_and_burst
 from benchmarks.layouts.traffic import figures as traffic_figures
-from trimtab.commands import reporting_errors
-from trimtab_pipelines.mistakes import UsersMistake
-from trimtab_pipelines.verdict import Bar, Direction, Outcome, bar
+from trimtab.app import reporting_errors
+from trimtab_pipelines.errors import UserError
+from trimtab_pipelines.result_line import Direction, ResultLine, Threshold, threshold
 
 IMAGES = (0, 1, 2, 4, 8, 16)
 FIXED = {"whole": WHOLE, "parted": PARTED, "two encoders": MORE_ENCODERS}
@@ -69,14 +69,14 @@ class Run:
     promise: Promise = FORGIVING
     kinds: Promises = UNTIMED
     figures: dict[str, float] = field(default_factory=dict)
-    bars: list[Bar] = field(default_factory=list)
+    bars: list[Threshold] = field(default_factory=list)
 
     def holds(self, name: str, value: float, how: Direction, bound: float) -> None:
         """Hold a figure to a bar."""
-        self.bars.append(bar(name, value, how, bound))
+        self.bars.append(threshold(name, value, how, bound))
 
 
-async def measure(run: Run, wanted: list[str], promise: Promise | None) -> Outcome:
+async def measure(run: Run, wanted: list[str], promise: Promise | None) -> ResultLine:
     """Run the phases that are wanted; without a promise it is so many times what a chat of one image takes alone."""
     if TIMED & set(wanted):
         async with asking(run.folder / "alone", WHOLE, run.architecture, FORGIVING) as (_, asker):
@@ -86,7 +86,7 @@ async def measure(run: Run, wanted: list[str], promise: Promise | None) -> Outco
     for name, phase in PHASES.items():
         if name in wanted:
             await phase(run)
-    return Outcome(name=f"layouts {run.architecture}", figures=run.figures, bars=tuple(run.bars))
+    return ResultLine(name=f"layouts {run.architecture}", figures=run.figures, bars=tuple(run.bars))
 
 
 def _told(kinds: Promises) -> dict[str, float]:
@@ -269,7 +269,7 @@ def _promised(what: str) -> str:
 def _compare(options: argparse.Namespace) -> int:
     given = (options.first_token, options.per_token)
     if given.count(None) == 1:
-        raise UsersMistake("--first-token and --per-token are one promise: give both, or none")
+        raise UserError("--first-token and --per-token are one promise: give both, or none")
     with tempfile.TemporaryDirectory(prefix="trimtab-layouts-") as folder:
         run = Run(Path(folder), options.architecture, options.images or list(IMAGES))
         promise = None if None in given else Promise(*given)

@@ -11,9 +11,9 @@ import aiohttp
 import numpy as np
 
 from benchmarks.layouts.served import FORGIVING, Promise
-from trimtab_loadtester.chat_wire import ChatWire
+from trimtab_loadtester.chat_client import ChatClient
 from trimtab_loadtester.chats import ChatPayloads
-from trimtab_loadtester.wire import OPEN
+from trimtab_loadtester.clients import OPEN
 
 PATIENCE_SECONDS: Final = 30.0
 
@@ -100,7 +100,7 @@ def chats(
     model: str, images: int, count: int, *, seed: int = 61, stream: bool = True
 ) -> list[tuple[dict[str, Any], str]]:
     """Different chats of so many images, and the right answer of each; of more than three the first are asked about."""
-    source, wire = ChatPayloads(seed), ChatWire("", model, OPEN)
+    source, wire = ChatPayloads(seed), ChatClient("", model, OPEN)
     payloads = [source.showing(index, images) for index in range(count)]
     return [
         (json.loads(wire.encode(payload.inputs, (), {})) | {"stream": stream}, str(payload.truth))

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.layouts.asking import Asker, chats
 from benchmarks.layouts.goodput import LEAST_KEPT, highest
 from benchmarks.layouts.promised import Promises
-from trimtab_loadtester.multimodal import IMAGE_SHARE, Traffic, draw
+from trimtab_loadtester.multimodal.traffic import IMAGE_SHARE, Traffic, draw
 
 BURST_OVER_CALM: Final = 5.0
 """Chats with images in a burst over those out of it: so many times the images of a minute as the trace's bursts."""

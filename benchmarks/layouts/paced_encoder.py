@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab_model_servers.chat.encoder import HostedEncoder
-from trimtab_model_servers.chat.images import opened
-from trimtab_model_servers.chat.kit import Rows
-from trimtab_model_servers.chat.parts import Built, ChatParameters
+from trimtab_model_servers.chat.config import ChatComponents, ChatParameters
+from trimtab_model_servers.chat.encoder_model import EncoderModel
+from trimtab_model_servers.chat.image_decoder import decode_image
+from trimtab_model_servers.chat.interfaces import Rows
 from trimtab_model_servers.data_port import DataPort
-from trimtab_model_servers.host import Host
+from trimtab_model_servers.model_registry import ModelRegistry
 from trimtab_pipelines.image_tokens import ImageTokens, OneTile
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.processes.announced import ReplicaPorts, announce
+from trimtab_pipelines.processes.ready_line import ReplicaPorts, print_ready_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Paced:
     def pixels(self, file: bytes, images: int) -> int:
         """Open an image."""
         del images
-        return opened(file, "RGB").width
+        return decode_image(file, "RGB").width
 
     def encode(self, pixels: Sequence[Any]) -> list[Tensor]:
         """Wait, and draw."""
@@ -78,12 +78,12 @@ def spec_of(model: str) -> ModelSpec:
 
 async def serve(model: str, seeing: Paced) -> None:
     """Serve until told to stop."""
-    host = Host()
-    built = Built("random", ChatParameters(cache_bytes=0, batch_images=1), None, None, seeing)
-    host.loaded(model, HostedEncoder(spec_of(model), built, seeing, host.worker))
+    host = ModelRegistry()
+    built = ChatComponents("random", ChatParameters(cache_bytes=0, batch_images=1), None, None, seeing)
+    host.loaded(model, EncoderModel(spec_of(model), built, seeing, host.worker))
     port, stopping = DataPort(host), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
-    announce(ReplicaPorts(await port.start("127.0.0.1", 0), 0, 0))
+    print_ready_line(ReplicaPorts(await port.start("127.0.0.1", 0), 0, 0))
     await stopping.wait()
     await port.stop()
     host.worker.close()

@@ -31,16 +31,16 @@ from benchmarks.chats.replica import Replica
 from benchmarks.layouts.asking import Asker
 from benchmarks.layouts.served import FOLDER
 from benchmarks.router.processes import ENVIRONMENT, START_SECONDS, STOP_SECONDS, until_ready
-from trimtab_model_servers.families.published_shapes import SHAPES
+from trimtab_model_servers.families.hf_vlm_configs import SHAPES
 from trimtab_model_servers.settings import write_model_folder
 from trimtab_pipelines.documents import write_json
+from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.processes.announced import ReplicaPorts, RouterPorts
-from trimtab_pipelines.processes.module import Module
-from trimtab_pipelines.routing import Endpoints
+from trimtab_pipelines.processes.child_process import ChildProcess
+from trimtab_pipelines.processes.ready_line import ReplicaPorts, RouterPorts
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, Tensor
-from trimtab_protocol.chat.references import Made, blank, listed
+from trimtab_protocol.chat.embedding_refs import EncodedImage, blank_image, listed
 
 FAMILY: Final = "internvl3-8b"
 WIDTH, LAYERS, HEADS = 256, 4, 8
@@ -72,7 +72,7 @@ async def starting(folder: Path) -> AsyncIterator[Any]:
     async with AsyncExitStack() as stack:
 
         async def start(module: str, ports: type[Any], *arguments: str) -> Any:
-            process = await Module.start(module, arguments, folder / "log", module, environment=ENVIRONMENT)
+            process = await ChildProcess.start(module, arguments, folder / "log", module, environment=ENVIRONMENT)
             stack.push_async_callback(process.stop, STOP_SECONDS)
             return process.pid, await process.announcement(ports, START_SECONDS)
 
@@ -124,7 +124,7 @@ async def seconds_to_read(port: int, session: aiohttp.ClientSession, pid: int) -
     content = b'{"type":"image"},' * IMAGES + b'{"type":"text","text":"What do they have in common?"}'
     rows = {
         "messages": b'[{"role":"user","content":[%s]}]' % content,
-        "references": listed([blank(Made(rows=TOKENS))] * IMAGES),
+        "references": listed([blank_image(EncodedImage(rows=TOKENS))] * IMAGES),
         "options": b'{"max_tokens":1,"ignore_eos":true}',
     }
     tensors = tuple(Tensor(name, "BYTES", np.array([row], dtype=object)) for name, row in rows.items())

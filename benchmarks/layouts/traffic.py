@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 
 from trimtab_loadtester.attack import AttackOptions, attack_async
-from trimtab_loadtester.load import LoadSpec
-from trimtab_loadtester.multimodal import Traffic
+from trimtab_loadtester.load_spec import LoadSpec
+from trimtab_loadtester.multimodal.traffic import Traffic
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.ends import End
+from trimtab_pipelines.request_outcome import RequestOutcome
 
 RPS: Final = 4.0
 HALF_SECONDS: Final = 30
@@ -47,4 +47,4 @@ def figures(results: Results, seconds: int) -> dict[str, float]:
             found[f"{name}_{modality}_kept_fraction"] = round(seen.slo_fraction, 4)
             if "first_token_seconds_p99" in seen.tokens:
                 found[f"{name}_{modality}_first_token_p99_seconds"] = seen.tokens["first_token_seconds_p99"]
-    return found | {"failed": results.count(End.FAILED), "answered": len(results.answered)}
+    return found | {"failed": results.count(RequestOutcome.FAILED), "answered": len(results.answered)}

@@ -24,10 +24,10 @@ from benchmarks.modalities.phases import Bench, Found
 from benchmarks.modalities.run import HEADS
 from benchmarks.modalities.setting import POOL, SOURCE
 from benchmarks.profiles import profiled
-from trimtab.commands import reporting_errors
-from trimtab.decisions import terminal_table
+from trimtab.app import reporting_errors
 from trimtab.options import console
-from trimtab_pipelines.verdict import Outcome
+from trimtab.plan_view import terminal_table
+from trimtab_pipelines.result_line import ResultLine
 from trimtab_profiler.profile import PROFILE_FILE
 from trimtab_protocol import event_loop
 
@@ -71,7 +71,7 @@ def settings_of(given: argparse.Namespace) -> Settings:
     }
 
 
-async def _measured(given: argparse.Namespace) -> Outcome:
+async def _measured(given: argparse.Namespace) -> ResultLine:
     profiles = await profiled(SOURCE, given.out)
     told = Found({}, [])
     with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as folder:
@@ -96,7 +96,7 @@ async def _measured(given: argparse.Namespace) -> Outcome:
     figures = {"recordings": str(given.recordings or "synthesised"), "floor": given.floor, "rows": given.rows}
     figures |= {"replica held to its cores": int(bench.is_held), "cores": given.cores}
     (given.out / "modalities.json").write_text(json.dumps(told.figures, indent=1), encoding="utf-8")
-    return Outcome(name="bench-modalities", figures=figures | told.figures, bars=tuple(told.bars))
+    return ResultLine(name="bench-modalities", figures=figures | told.figures, bars=tuple(told.bars))
 
 
 if __name__ == "__main__":

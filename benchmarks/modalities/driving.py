@@ -16,8 +16,8 @@ from benchmarks.modalities.setting import Jobs, Setting, plan_for, slowed
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.run_folder import RunFolder
 from trimtab_loadtester.attack import AttackOptions, attack_async
-from trimtab_loadtester.load import LoadSpec
-from trimtab_loadtester.payloads import PayloadSource
+from trimtab_loadtester.load_spec import LoadSpec
+from trimtab_loadtester.payloads.sources import PayloadSource
 from trimtab_pipelines.documents import load_pipeline, write_json
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile

@@ -14,7 +14,7 @@ from benchmarks.modalities.setting import NONE, ONCE, OURS, POOL, STAGE, VARIANT
 from benchmarks.modalities.simulated import Asked, Simulating
 from trimtab_loadtester.digits_av import DigitsAvPayloads, JobOptions
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.verdict import Bar, bar
+from trimtab_pipelines.result_line import Threshold, threshold
 
 LEAST_JOBS = 2_000
 POINT = 0.01
@@ -30,7 +30,7 @@ class Found:
     """Figures and bars of a phase."""
 
     figures: dict[str, float | int | str | None]
-    bars: list[Bar]
+    bars: list[Threshold]
 
 
 @dataclass(slots=True)
@@ -135,9 +135,11 @@ async def carried(bench: Bench) -> Found:
     ours, equal, once, none = (runs[method].answered_rows_rps for method in (OURS, EQUAL, ONCE, NONE))
     closeness = runs[EQUAL].accuracy(POOL)[0] - runs[ONCE].accuracy(POOL)[0]
     bars = [
-        bar("throughput at one violation in a hundred: ours over all senses for everybody", ours / none, ">=", 3.0),
-        bar("the same: ours, as accurate, over the best mix without a second look", equal / once, ">=", 1.5),
-        bar("and how much more accurate than that mix these answers are", closeness, ">=", -POINT),
+        threshold(
+            "throughput at one violation in a hundred: ours over all senses for everybody", ours / none, ">=", 3.0
+        ),
+        threshold("the same: ours, as accurate, over the best mix without a second look", equal / once, ">=", 1.5),
+        threshold("and how much more accurate than that mix these answers are", closeness, ">=", -POINT),
     ]
     return Found(figures, bars)
 
@@ -166,13 +168,15 @@ async def quarter(bench: Bench) -> Found:
         skewed = await served.offer(bench.jobs(skew=5), rate_rps, seconds, seed=2)
     for run in (even, skewed):
         bench.tell(run)
-    bars = [bar("jobs of the paired runs", min(none.jobs, even.jobs, skewed.jobs), ">=", LEAST_JOBS)]
-    bars += [bar("violations of all senses for everybody", none.violations, ">=", 0.2)]
+    bars = [threshold("jobs of the paired runs", min(none.jobs, even.jobs, skewed.jobs), ">=", LEAST_JOBS)]
+    bars += [threshold("violations of all senses for everybody", none.violations, ">=", 0.2)]
     for name, run in (("even", even), ("5 : 1", skewed)):
         low = run.accuracy(POOL)[1]
         bars += [
-            bar(f"classes {name}: violations of ours, floors in expectation among them", run.violations, "<=", 0.01),
-            bar(f"classes {name}: measured accuracy, lower end of 95 %", low, ">=", bench.floor - POINT),
+            threshold(
+                f"classes {name}: violations of ours, floors in expectation among them", run.violations, "<=", 0.01
+            ),
+            threshold(f"classes {name}: measured accuracy, lower end of 95 %", low, ">=", bench.floor - POINT),
         ]
     return Found(
         {"jobs/s": rate_rps, **_told("all senses", none), **_told("even", even), **_told("skewed", skewed)}, bars
@@ -192,7 +196,7 @@ async def twice(bench: Bench) -> Found:
         "provisional rows: accuracy": known if rows else None,
         "provisional rows: accuracy, 95 %": f"{low:.4f}–{high:.4f}" if rows else None,
     }
-    return Found(figures | _told("ours", run), [bar("jobs without any answer", run.dropped, "==", 0)])
+    return Found(figures | _told("ours", run), [threshold("jobs without any answer", run.dropped, "==", 0)])
 
 
 async def absent(bench: Bench) -> Found:
@@ -206,7 +210,9 @@ async def absent(bench: Bench) -> Found:
     figures = {"jobs/s": rate_rps, **_told("whole", whole), **_told("lacking", lacking)}
     figures |= {"rows a batch, whole": whole.batch_rows, "rows a batch, lacking": lacking.batch_rows}
     share = lacking.batch_rows / whole.batch_rows
-    return Found(figures, [bar("rows a batch with three jobs in ten lacking a sense, over none", share, ">=", 0.9)])
+    return Found(
+        figures, [threshold("rows a batch with three jobs in ten lacking a sense, over none", share, ">=", 0.9)]
+    )
 
 
 async def wrong(bench: Bench) -> Found:
@@ -221,7 +227,7 @@ async def wrong(bench: Bench) -> Found:
     for misjudged, run in runs.items():
         figures |= _told(f"× {misjudged:g}", run)
     more = max(run.violations for run in runs.values()) - runs[1.0].violations
-    return Found(figures, [bar("violations that wrong latencies add", more, "<=", 0.02)])
+    return Found(figures, [threshold("violations that wrong latencies add", more, "<=", 0.02)])
 
 
 async def simulated(bench: Bench) -> Found:
@@ -248,9 +254,9 @@ async def simulated(bench: Bench) -> Found:
         figures[f"× {misjudged:g}: violations"] = run.violations
     more = max(violations.values()) - violations[1.0]
     bars = [
-        bar("simulated throughput: ours over all senses for everybody", carried[OURS] / carried[NONE], ">=", 3.0),
-        bar("the same: ours over the best mix without a second look", carried[OURS] / carried[ONCE], ">=", 1.5),
-        bar("simulated violations that wrong latencies add", more, "<=", 0.02),
+        threshold("simulated throughput: ours over all senses for everybody", carried[OURS] / carried[NONE], ">=", 3.0),
+        threshold("the same: ours over the best mix without a second look", carried[OURS] / carried[ONCE], ">=", 1.5),
+        threshold("simulated violations that wrong latencies add", more, "<=", 0.02),
     ]
     return Found(figures, bars)
 
@@ -277,8 +283,8 @@ async def deaf(bench: Bench) -> Found:
         "noticed after, seconds": noticed_seconds,
     }
     bars = [
-        bar("seconds until a microphone that fails silently is noticed", noticed_seconds, "<=", 60.0),
-        bar("planned accuracy off the truth after it", abs(expected - truth), "<=", 2 * POINT),
+        threshold("seconds until a microphone that fails silently is noticed", noticed_seconds, "<=", 60.0),
+        threshold("planned accuracy off the truth after it", abs(expected - truth), "<=", 2 * POINT),
     ]
     return Found(figures, bars)
 

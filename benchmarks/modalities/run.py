@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimtab_loadtester.results import Results
-from trimtab_pipelines.ends import End
-from trimtab_pipelines.evidence import wilson_interval
+from trimtab_pipelines.accuracy_evidence import wilson_interval
+from trimtab_pipelines.request_outcome import RequestOutcome
 
 SLACK = 1e-3
 """Accuracies are told to four digits."""
@@ -44,7 +44,7 @@ class Run:
     @property
     def late(self) -> float:
         """Share of jobs without an answer in time, whatever its accuracy."""
-        return 1.0 - self.results.count(End.OK) / max(self.jobs, 1)
+        return 1.0 - self.results.count(RequestOutcome.OK) / max(self.jobs, 1)
 
     @property
     def dropped(self) -> int:
@@ -107,7 +107,7 @@ class Run:
     def _in_order(self) -> np.ndarray:
         records = self.results.records
         floors = np.nan_to_num(records["floor"])
-        found: np.ndarray = (records["outcome"] == End.OK) & (records["expected_accuracy"] >= floors - SLACK)
+        found: np.ndarray = (records["outcome"] == RequestOutcome.OK) & (records["expected_accuracy"] >= floors - SLACK)
         return found
 
 

@@ -8,15 +8,15 @@ from typing import Any, Self
 import yaml
 
 from trimtab_adapter.planning.baselines import with_pins
-from trimtab_adapter.planning.decide import Situation, decide
+from trimtab_adapter.planning.decide import PlanningInputs, decide
 from trimtab_loadtester.digits_av import JobOptions
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, StagePlan
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.samples import PAYLOADS_ANNOTATION
+from trimtab_pipelines.shadow_price import priced
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Pin
-from trimtab_pipelines.time_price import priced
+from trimtab_pipelines.synthetic_inputs import PAYLOADS_ANNOTATION
 
 SOURCE = Path(__file__).parents[2] / "pipelines" / "digits-av"
 STAGE, VARIANT, BATCH = "name", "late", 64
@@ -115,7 +115,7 @@ def plan_for(
     pin = Pin(variant=VARIANT, replicas=1, batch_size=BATCH)
     pinned = pipeline.model_copy(update={"spec": with_pins(pipeline.spec, {STAGE: pin})})
     forecast = ForecastRecord(peak_rps=jobs_rps, source="static", reason="the load, known beforehand")
-    plan = decide(pinned, profiles, Situation(forecast, 0.0, rows_per_request={STAGE: rows}))
+    plan = decide(pinned, profiles, PlanningInputs(forecast, 0.0, rows_per_request={STAGE: rows}))
     stages = tuple(plan.spec.stages)
     if setting.method != OURS:
         stages = tuple(priced(_without_looks(stage), jobs_rps * rows) for stage in stages)

@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 
 from benchmarks.modalities.searching import FEW
 from benchmarks.modalities.setting import NONE, Setting, plan_for, slowed
-from trimtab_adapter.simulation.conditions import Conditions
-from trimtab_adapter.simulation.outcome import Simulated
-from trimtab_adapter.simulation.simulate import Scenario, simulate
-from trimtab_pipelines.ends import OK
-from trimtab_pipelines.mixes import best_mixes
+from trimtab_adapter.simulation.environment import Environment
+from trimtab_adapter.simulation.result import SimulationResult
+from trimtab_adapter.simulation.simulator import Scenario, simulate
+from trimtab_pipelines.accuracy_hull import best_mixes
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
 from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.request_outcome import OK
+from trimtab_pipelines.shadow_price import ways
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.time_price import ways
-from trimtab_router.wish import Wish
+from trimtab_router.execution.request_options import RequestOptions
 
 STEPS = 6
 WAY_SECONDS = 0.002
 """From a request's arrival until its rows are queued, and from the last batch until its caller has the answer."""
-USUAL = Conditions(before_seconds=WAY_SECONDS, after_seconds=WAY_SECONDS)
+USUAL = Environment(before_seconds=WAY_SECONDS, after_seconds=WAY_SECONDS)
 _ROUNDING = 1e-3
 
 
@@ -70,7 +70,9 @@ class Simulating:
         low, high = asked.rows
         rows = tuple(rng.integers(low, high + 1, max(arrivals.size, 1)).tolist())
         plan = plan_for(self.setting, self.pipeline, self._thought(), jobs_rps, asked.mean_rows, 1)
-        found = self.play(arrivals, asked.seconds, rows, (Wish(accuracy_floor=asked.floor),), plan, seed=asked.seed)
+        found = self.play(
+            arrivals, asked.seconds, rows, (RequestOptions(accuracy_floor=asked.floor),), plan, seed=asked.seed
+        )
         met = (found.ends == OK) & (found.accuracy >= asked.floor - _ROUNDING)
         return Imagined(jobs_rps, 1.0 - float(met.mean()), found.mean_accuracy)
 
@@ -79,12 +81,12 @@ class Simulating:
         arrivals: NDArray[np.float64],
         seconds: float,
         rows: tuple[int, ...],
-        wishes: tuple[Wish, ...],
+        wishes: tuple[RequestOptions, ...],
         plan: PipelinePlan,
         *,
         seed: int = 1,
-        conditions: Conditions = USUAL,
-    ) -> Simulated:
+        conditions: Environment = USUAL,
+    ) -> SimulationResult:
         """Have jobs come when they are due, under a plan; rows and wishes take turns."""
         scenario = Scenario(
             pipeline=self.pipeline,

@@ -9,8 +9,8 @@ from pathlib import Path
 from benchmarks.evaluating import concluded, simulated, trace_of
 from benchmarks.modserve import load, page
 from benchmarks.modserve.cells import DAY_MINUTES, Evaluation, cells, judge, measure
-from trimtab.commands import reporting_errors
-from trimtab_loadtester.multimodal_rates import read_hours
+from trimtab.app import reporting_errors
+from trimtab_loadtester.multimodal.rates import read_hours
 
 
 def main() -> int:

@@ -9,8 +9,8 @@ from benchmarks.modserve.cluster import ALERT_MONOLITH, DECOUPLED, MONOLITH, OUR
 from benchmarks.modserve.day import Day, day
 from benchmarks.modserve.evaluation import Figures, at_load, balanced, mixture, most_load, sizes
 from benchmarks.modserve.paper import GPUS, MODELS, PAPER, Profile
-from trimtab_loadtester.multimodal import Traffic
-from trimtab_pipelines.verdict import Bar, Outcome, bar
+from trimtab_loadtester.multimodal.traffic import Traffic
+from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
 SYSTEMS: Final = (MONOLITH, DECOUPLED, SCHEDULED, ROUTED, OURS, ALERT_MONOLITH)
 IMAGE_COUNTS: Final = (0, 1, 2, 4, 8, 16)
@@ -109,10 +109,10 @@ class Evaluation:
         return 1 - self.day(model, OURS).mean_gpus / self.day(model, MONOLITH).mean_gpus
 
 
-def judge(evaluation: Evaluation) -> Outcome:
+def judge(evaluation: Evaluation) -> ResultLine:
     """Judge ours by the paper's marks."""
     figures: dict[str, float | int | str | None] = {"trace": evaluation.trace}
-    bars: list[Bar] = []
+    bars: list[Threshold] = []
     for model, profile in enumerate(MODELS):
         kind = "decoder-only" if profile.decoder_only else "cross-attention"
         for system in SYSTEMS:
@@ -125,9 +125,9 @@ def judge(evaluation: Evaluation) -> Outcome:
             figures[f"{kind}_{name}_mean_gpus"] = found.mean_gpus
             figures[f"{kind}_{name}_attainment"] = found.attainment
             bars.append(
-                bar(f"{kind}: {name} keeps its promise while it follows the load", found.attainment, ">=", 0.99)
+                threshold(f"{kind}: {name} keeps its promise while it follows the load", found.attainment, ">=", 0.99)
             )
         over, fewer = evaluation.gain(model, OURS), evaluation.fewer_gpus(model)
-        bars.append(bar(f"{kind}: load over the monolith's", over, ">=", PAPER[f"throughput, {kind}"]))
-        bars.append(bar(f"{kind}: fewer GPUs, following the load", fewer, ">=", PAPER[f"fewer GPUs, {kind}"]))
-    return Outcome(name="reproduce-modserve", figures=figures, bars=tuple(bars))
+        bars.append(threshold(f"{kind}: load over the monolith's", over, ">=", PAPER[f"throughput, {kind}"]))
+        bars.append(threshold(f"{kind}: fewer GPUs, following the load", fewer, ">=", PAPER[f"fewer GPUs, {kind}"]))
+    return ResultLine(name="reproduce-modserve", figures=figures, bars=tuple(bars))

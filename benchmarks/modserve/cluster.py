@@ -20,8 +20,8 @@ from benchmarks.modserve.paper import (
     TEXT_GPUS,
     Profile,
 )
-from trimtab_adapter.simulation.agenda import Agenda
-from trimtab_loadtester.multimodal import Request
+from trimtab_adapter.simulation.event_queue import EventQueue
+from trimtab_loadtester.multimodal.traffic import Request
 
 SLO_FACTOR: Final = 20.0
 START_SECONDS: Final = 60.0
@@ -67,7 +67,7 @@ class Pool:
     """Instances of one kind, each with a queue of its own."""
 
     def __init__(
-        self, agenda: Agenda, size: int, gpus: int, *, by_slack: bool, by_tokens: bool, chunk_seconds: float = inf
+        self, agenda: EventQueue, size: int, gpus: int, *, by_slack: bool, by_tokens: bool, chunk_seconds: float = inf
     ) -> None:
         self.instances = [Instance() for _ in range(size)]
         self.gpu_seconds = 0.0
@@ -163,7 +163,7 @@ class Cluster:
     """A system's instances, and what became of the requests so far."""
 
     def __init__(self, system: System, profile: Profile, sizes: tuple[int, int], factor: float = SLO_FACTOR) -> None:
-        self.agenda = Agenda()
+        self.agenda = EventQueue()
         self.answers: list[Answered] = []
         self.lately: deque[tuple[float, Answered]] = deque()
         self.system, self.profile, self._factor = system, profile, factor

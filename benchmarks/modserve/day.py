@@ -12,7 +12,7 @@ from benchmarks.modserve.cluster import Cluster, Pool, System, promise
 from benchmarks.modserve.evaluation import figures, mixture, sizes
 from benchmarks.modserve.paper import GPUS, IMAGE_GPUS, MONOLITH_GPUS, TEXT_GPUS, Profile
 from trimtab_adapter.planning.token_pools import CapacityPoint, PoolProfile, Scaling, divide, scale
-from trimtab_loadtester.multimodal import Request, Traffic, draw
+from trimtab_loadtester.multimodal.traffic import Request, Traffic, draw
 
 MINUTE: Final = 60.0
 WINDOW_MINUTES: Final = 5

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.modserve.cluster import SLO_FACTOR, Answered, Cluster, System
 from benchmarks.modserve.paper import GPUS, IMAGE_GPUS, IMAGES, MONOLITHS, TEXT_GPUS, TEXTS, Profile
-from trimtab_loadtester.multimodal import IMAGE_SHARE, Request, Traffic, draw
+from trimtab_loadtester.multimodal.traffic import IMAGE_SHARE, Request, Traffic, draw
 
 ATTAINMENT: Final = 0.99
 """P99 within the promise, in each kind of request."""

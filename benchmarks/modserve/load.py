@@ -6,15 +6,15 @@ from typing import Final
 
 import numpy as np
 
-from trimtab_loadtester.multimodal import Traffic
-from trimtab_loadtester.multimodal_rates import Hours, made_up, read_minutes, traffic_of
+from trimtab_loadtester.multimodal.rates import HourlyRates, read_minutes, synthetic_rates, traffic_of
+from trimtab_loadtester.multimodal.traffic import Traffic
 from trimtab_predictor.trace import TraceError
 
 TRACE: Final = "azure_lmm_per_minute_dev.csv.gz"
 HOURS: Final = "azure_lmm_hourly_dev.csv"
 
 
-def hours(trace: Path | None, known: Hours | None, minutes: int, seed: int) -> Traffic:
+def hours(trace: Path | None, known: HourlyRates | None, minutes: int, seed: int) -> Traffic:
     """Rates of each minute about a mean of one request a second; a burst of images takes the third in the middle.
 
     Args:
@@ -26,7 +26,7 @@ def hours(trace: Path | None, known: Hours | None, minutes: int, seed: int) -> T
     Raises:
         TraceError: the trace cannot be read, has fewer minutes, or nothing comes in them.
     """
-    traffic = made_up(minutes, seed) if trace is None else traffic_of(_first(trace, minutes), known)
+    traffic = synthetic_rates(minutes, seed) if trace is None else traffic_of(_first(trace, minutes), known)
     middle = np.arange(minutes) * 3 // minutes == 1
     try:
         return replace(traffic.scaled(1.0), bursts=middle)

@@ -16,9 +16,9 @@ from benchmarks.mosel.beside import with_served
 from benchmarks.mosel.cells import METHODS, OURS, Cell, Measured, Source, measure
 from benchmarks.mosel.evaluation import Evaluation, judge
 from benchmarks.mosel.models import MODELS
-from trimtab.commands import reporting_errors
-from trimtab.decisions import terminal_table
+from trimtab.app import reporting_errors
 from trimtab.options import console
+from trimtab.plan_view import terminal_table
 from trimtab_protocol import event_loop
 
 FACTORS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)

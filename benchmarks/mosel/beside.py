@@ -9,9 +9,9 @@ from benchmarks.modalities.run import Run
 from benchmarks.modalities.setting import POOL, STAGE, VARIANT
 from benchmarks.mosel.cells import OURS, Cell, Measured
 from benchmarks.mosel.evaluation import Evaluation
-from trimtab_adapter.simulation.conditions import Conditions
-from trimtab_pipelines.ends import End
-from trimtab_pipelines.verdict import Bar, Outcome, bar
+from trimtab_adapter.simulation.environment import Environment
+from trimtab_pipelines.request_outcome import RequestOutcome
+from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
 MODEL = "digits-av"
 MOSEL, PLAIN = "Mosel", "AllModalities"
@@ -59,7 +59,7 @@ class Beside:
     speed: float
     cores: float
     is_held: bool
-    conditions: Mapping[float, Conditions]
+    conditions: Mapping[float, Environment]
     items: str
     lost: int = 0
 
@@ -82,7 +82,7 @@ class Beside:
 def told(cell: Cell, run: Run) -> Measured:
     """What a served load says of a cell; how often each subset was chosen, answers do not say by the load."""
     records, answered = run.results.records, run.results.answered
-    in_time = records["outcome"] == End.OK
+    in_time = records["outcome"] == RequestOutcome.OK
     return Measured(
         cell=cell,
         jobs=run.jobs,
@@ -102,7 +102,7 @@ def paired(run: Run, simulated: Measured) -> Pair:
     return Pair(told(simulated.cell, run), simulated, run.expected, run.accuracy(POOL))
 
 
-def judged(beside: Beside) -> tuple[dict[str, float | int | str | None], list[Bar]]:
+def judged(beside: Beside) -> tuple[dict[str, float | int | str | None], list[Threshold]]:
     """Figures and bars of what was served."""
     served, simulated = beside.served, beside.simulated
     figures: dict[str, float | int | str | None] = {
@@ -130,17 +130,17 @@ def judged(beside: Beside) -> tuple[dict[str, float | int | str | None], list[Ba
     more = 100 * (_mean(served, OURS, "met") - _mean(served, MOSEL, "met"))
     figures["served_violations_off_simulated_points"] = 100 * _off(beside)
     bars = [
-        bar("served: loads in which a router was lost", beside.lost, "==", 0),
-        bar("served: violations of ours beyond MOSEL's, points", worse, "<=", MOST_WORSE_POINTS),
-        bar("served: jobs that met both SLOs with ours beyond MOSEL's, points", more, ">=", -MOST_WORSE_POINTS),
+        threshold("served: loads in which a router was lost", beside.lost, "==", 0),
+        threshold("served: violations of ours beyond MOSEL's, points", worse, "<=", MOST_WORSE_POINTS),
+        threshold("served: jobs that met both SLOs with ours beyond MOSEL's, points", more, ">=", -MOST_WORSE_POINTS),
     ]
     return figures, bars
 
 
-def with_served(outcome: Outcome, beside: Beside) -> Outcome:
+def with_served(outcome: ResultLine, beside: Beside) -> ResultLine:
     """What is judged of the simulated models, and of what was served."""
     figures, bars = judged(beside)
-    return Outcome(name=outcome.name, figures={**outcome.figures, **figures}, bars=(*outcome.bars, *bars))
+    return ResultLine(name=outcome.name, figures={**outcome.figures, **figures}, bars=(*outcome.bars, *bars))
 
 
 def _mean(evaluation: Evaluation, method: str, what: str) -> float:

@@ -9,17 +9,17 @@ from numpy.typing import NDArray
 
 from benchmarks.mosel import load
 from benchmarks.mosel.models import FULL_BATCH, MODELS, Model
-from trimtab_adapter.simulation.conditions import Conditions
-from trimtab_adapter.simulation.outcome import Simulated
-from trimtab_adapter.simulation.simulate import Scenario, simulate
-from trimtab_pipelines.ends import LATE, OK
+from trimtab_adapter.simulation.environment import Environment
+from trimtab_adapter.simulation.result import SimulationResult
+from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
 from trimtab_pipelines.profile import LatencyFit, Measurement, ModelProfile, PointProfile
+from trimtab_pipelines.request_outcome import LATE, OK
+from trimtab_pipelines.shadow_price import priced
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.time_price import priced
-from trimtab_router.stage.policies import POLICIES, modality_mix
-from trimtab_router.stage.policies.view import Policy
-from trimtab_router.wish import Wish
+from trimtab_router.execution.request_options import RequestOptions
+from trimtab_router.scheduling.policies import POLICIES, modality_mix
+from trimtab_router.scheduling.policies.interface import Policy
 
 SLO_SECONDS = 1.0
 """The paper does not print its latency SLOs; its models are loaded by what they do within one second."""
@@ -84,7 +84,7 @@ def measure(source: Source, cell: Cell) -> Measured:
 
 
 def told(
-    cell: Cell, found: Simulated, rows: NDArray[np.int64], floors: NDArray[np.float64], stage: str = "answer"
+    cell: Cell, found: SimulationResult, rows: NDArray[np.int64], floors: NDArray[np.float64], stage: str = "answer"
 ) -> Measured:
     """What a simulation says of a cell, whose jobs had so many rows and asked for so much accuracy, [N]."""
     in_time, answered = found.ends == OK, found.ends <= LATE
@@ -116,10 +116,10 @@ def _scenario(model: Model, cell: Cell, jobs: load.Jobs, seconds: int) -> Scenar
         arrivals_seconds=jobs.at_seconds / cell.factor,
         duration_seconds=seconds / cell.factor,
         plan=plan_of(thought, pipeline, 0.0 if cell.method == FREE else rows_rps, looks=cell.method == OURS),
-        conditions=Conditions(spread=0.0, service_ratios={("answer", "model"): cell.misjudged}),
+        conditions=Environment(spread=0.0, service_ratios={("answer", "model"): cell.misjudged}),
         policy=_ONE_WAY if cell.method == WHOLE else POLICIES[pipeline.spec.departure_policy],
         rows=tuple(jobs.rows.tolist()),
-        wishes=tuple(Wish(accuracy_floor=floor) for floor in jobs.floors(low, high).tolist()),
+        wishes=tuple(RequestOptions(accuracy_floor=floor) for floor in jobs.floors(low, high).tolist()),
     )
 
 
@@ -231,4 +231,4 @@ def _looks(model: Model, subset: str) -> list[dict[str, object]]:
     ]
 
 
-__all__ = ["METHODS", "OURS", "RIVALS", "Cell", "Measured", "Simulated", "Source", "measure", "told"]
+__all__ = ["METHODS", "OURS", "RIVALS", "Cell", "Measured", "SimulationResult", "Source", "measure", "told"]

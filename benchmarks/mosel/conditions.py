@@ -6,12 +6,12 @@ from numpy.typing import NDArray
 from benchmarks.modalities.run import Run
 from benchmarks.modalities.setting import STAGE, VARIANT
 from benchmarks.simulator.calibration import excess_law, once_a_batch
-from trimtab_adapter.simulation.chance import between_sizes
-from trimtab_adapter.simulation.conditions import Conditions
+from trimtab_adapter.simulation.environment import Environment
+from trimtab_adapter.simulation.sampling import between_sizes
 from trimtab_pipelines.profile import PointProfile
 
 
-def conditions_of(run: Run, point: PointProfile) -> Conditions:
+def conditions_of(run: Run, point: PointProfile) -> Environment:
     """How long batches and requests took beside what is thought of them.
 
     Args:
@@ -32,7 +32,7 @@ def conditions_of(run: Run, point: PointProfile) -> Conditions:
     thought = np.array([between_sizes(point, size, 0.5) for size in sizes.tolist()])
     law = excess_law(np.log(batches[f"service_seconds:{STAGE}"] / thought), sizes)
     key = (STAGE, VARIANT)
-    return Conditions(
+    return Environment(
         before_seconds=max(float(np.median(outside)), 0.0),
         factors={key: tuple(law.factors.tolist())},
         service_ratios={key: law.ratio},

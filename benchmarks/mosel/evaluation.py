@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.mosel.cells import FREE, ONCE, OURS, WHOLE, Measured
 from benchmarks.mosel.models import MODELS
-from trimtab_pipelines.verdict import Outcome, bar
+from trimtab_pipelines.result_line import ResultLine, threshold
 
 MOST_VIOLATIONS = 0.01
 PAPER_LOAD = 1.0
@@ -68,7 +68,7 @@ def _met(one: Measured) -> float:
     return one.met
 
 
-def judge(evaluation: Evaluation) -> Outcome:
+def judge(evaluation: Evaluation) -> ResultLine:
     """Judge ours, with nothing assumed of second looks, against MOSEL's; and each of our three ideas by itself."""
     figures: dict[str, float | int | str | None] = {"trace": evaluation.trace, "cells": len(evaluation.measured)}
     worse, better, wrong = 0, 0, 0.0
@@ -94,11 +94,13 @@ def judge(evaluation: Evaluation) -> Outcome:
             figures[f"{name}_violations_at_{misjudged:g}_times_the_latency"] = now
             wrong = max(wrong, now - right)
     bars = (
-        bar("models on which MOSEL's policy is better in violations or in jobs that met both SLOs", worse, "==", 0),
-        bar("models on which ours is better in both", better, ">=", 3),
-        bar("most violations added by latencies 50 % off, points", 100 * wrong, "<=", 2.0),
+        threshold(
+            "models on which MOSEL's policy is better in violations or in jobs that met both SLOs", worse, "==", 0
+        ),
+        threshold("models on which ours is better in both", better, ">=", 3),
+        threshold("most violations added by latencies 50 % off, points", 100 * wrong, "<=", 2.0),
     )
-    return Outcome(name="reproduce-mosel", figures=figures, bars=bars)
+    return ResultLine(name="reproduce-mosel", figures=figures, bars=bars)
 
 
 def _key(method: str) -> str:

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from benchmarks.mosel import load
 from trimtab_loadtester.digits_av import DigitsAvPayloads, JobOptions
-from trimtab_loadtester.payload import Outputs, Payload, Score
-from trimtab_router.wish import Wish
+from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
+from trimtab_router.execution.request_options import RequestOptions
 
 PEAK_OVER_CARRIED = 2.0
 """The paper's load at its peak, over what all senses carry (section 7.1)."""
@@ -44,9 +44,9 @@ class Played:
         return float(self.rows.mean())
 
     @property
-    def wishes(self) -> tuple[Wish, ...]:
+    def wishes(self) -> tuple[RequestOptions, ...]:
         """What each asks for, as the router knows it."""
-        return tuple(Wish(accuracy_floor=floor) for floor in self.floors.tolist())
+        return tuple(RequestOptions(accuracy_floor=floor) for floor in self.floors.tolist())
 
     def in_turns(self, distinct: int) -> "Played":
         """The same where only so many different jobs were sent, in turns."""

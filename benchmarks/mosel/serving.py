@@ -22,7 +22,7 @@ from benchmarks.mosel.cells import MOST_QUEUED_ROWS, OURS, SLO_SECONDS, Cell, to
 from benchmarks.mosel.conditions import conditions_of
 from benchmarks.mosel.playing import PEAK_OVER_CARRIED, Played, PlayedPayloads, constant, played
 from benchmarks.profiles import profiled
-from trimtab_adapter.simulation.conditions import Conditions
+from trimtab_adapter.simulation.environment import Environment
 from trimtab_loadtester.digits_av import DigitsAvPayloads, JobOptions
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile, PointProfile
@@ -104,11 +104,11 @@ class Bench:
         jobs = jobs.in_turns(run.results.facts.distinct_payloads)
         return Once(Cell(MODEL, method, factor), run, jobs, plan, lost=before != served.router)
 
-    def conditions(self, run: Run) -> Conditions:
+    def conditions(self, run: Run) -> Environment:
         """What a load that had all senses tells of the machine."""
         return conditions_of(run, self._point(slowed(self.profiles, 1.0 / self.cores)))
 
-    def beside(self, once: Once, conditions: Conditions) -> Pair:
+    def beside(self, once: Once, conditions: Environment) -> Pair:
         """The same jobs simulated, under the same plan, on such a machine."""
         setting, jobs = self.setting(once.cell.method), once.jobs
         simulating = Simulating(setting, setting.write(), self.profiles)

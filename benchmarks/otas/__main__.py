@@ -19,9 +19,9 @@ from benchmarks.otas.evaluation import Evaluation, cells, judge
 from benchmarks.otas.measured import Measured
 from benchmarks.otas.methods import OURS
 from benchmarks.otas.served import serve_all
-from trimtab.commands import reporting_errors
-from trimtab.decisions import terminal_table
+from trimtab.app import reporting_errors
 from trimtab.options import console
+from trimtab.plan_view import terminal_table
 from trimtab_protocol import event_loop
 
 FACTORS = (0.75, 1.0, 1.25)

@@ -10,7 +10,7 @@ from benchmarks.otas.evaluation import Evaluation, Figures, key_of
 from benchmarks.otas.measured import Cell, Measured, over_time, quantiles, shares_of
 from benchmarks.otas.methods import OTAS, OURS
 from benchmarks.tokens_served.outcome import Run
-from trimtab_pipelines.verdict import Bar, bar
+from trimtab_pipelines.result_line import Threshold, threshold
 
 LEAST_QUERIES = 500
 HEADS = (
@@ -118,13 +118,13 @@ class Beside:
                 found[f"served_{one.cell.workload}_gain_over_{key_of(one.cell.method)}"] = gain
         return found
 
-    def bars(self) -> tuple[Bar, ...]:
+    def bars(self) -> tuple[Threshold, ...]:
         """The simulator's, of what was served."""
         rivals = [method for method in self.methods if method not in {OURS, OTAS}]
         return (
-            bar("served: utility over OTAS as printed in any load, least, %", self._least([OTAS]), ">=", 1e-9),
-            bar("served: utility over the other methods in any load, least, %", self._least(rivals), ">=", 1e-9),
-            bar("served: queries by each method, least", self._fewest(), ">=", LEAST_QUERIES),
+            threshold("served: utility over OTAS as printed in any load, least, %", self._least([OTAS]), ">=", 1e-9),
+            threshold("served: utility over the other methods in any load, least, %", self._least(rivals), ">=", 1e-9),
+            threshold("served: queries by each method, least", self._fewest(), ">=", LEAST_QUERIES),
         )
 
     def _least(self, rivals: Sequence[str]) -> float:

@@ -19,7 +19,7 @@ from benchmarks.otas.load import Requests
 from benchmarks.otas.measured import Cell
 from benchmarks.otas.paper import FULL_BATCH, GAMMAS, QUERIES, Option, Query
 from trimtab_adapter.solvers import highs
-from trimtab_adapter.solvers.linear import Linear, Rows
+from trimtab_adapter.solvers.milp import MilpModel, Rows
 
 SLOT_SECONDS = 0.05
 SOLVE_SECONDS = 300.0
@@ -45,7 +45,7 @@ def most_utility(
 ) -> float:
     """A bound of utility times accuracy, over all queries in time, of one server that runs these points."""
     groups = _groups(queries, kinds, slot_seconds)
-    built = Linear([], [], Rows(), ())
+    built = MilpModel([], [], Rows(), ())
     in_slots: dict[int, list[int]] = {}
     given = {window: _seconds(built, window, slot_seconds, in_slots) for window in dict.fromkeys(w for w, _ in groups)}
     for columns in in_slots.values():
@@ -70,7 +70,7 @@ def _groups(queries: Requests, kinds: Sequence[Query], slot_seconds: float) -> M
     return Counter(zip(windows, queries.types.tolist(), strict=True))
 
 
-def _seconds(built: Linear, window: Window, most: float, in_slots: dict[int, list[int]]) -> list[int]:
+def _seconds(built: MilpModel, window: Window, most: float, in_slots: dict[int, list[int]]) -> list[int]:
     """Columns of the seconds that queries of a window are given, one a slot."""
     columns = []
     for slot in range(window[0], window[1] + 1):

@@ -10,12 +10,12 @@ from benchmarks.otas import load
 from benchmarks.otas.measured import Cell, Measured, of_simulated
 from benchmarks.otas.methods import METHODS, Method
 from benchmarks.otas.paper import FULL_BATCH, LOAD_SECONDS, QUERIES, Option
-from trimtab_adapter.simulation.conditions import Conditions
-from trimtab_adapter.simulation.simulate import Scenario, simulate
+from trimtab_adapter.simulation.environment import Environment
+from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import LatencyFit, Measurement, ModelProfile, PointProfile
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_router.wish import Wish
+from trimtab_router.execution.request_options import RequestOptions
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SHARES = (0.1, 0.2, 0.35, 0.5, 0.7)
@@ -51,14 +51,16 @@ def requests_of(source: Source, cell: Cell) -> load.Requests:
 
 def _scenario(method: Method, queries: load.Requests, seconds: int) -> Scenario:
     pipeline = pipeline_of(method)
-    wishes = [Wish(timeout_seconds=query.seconds, utility=query.utility, task=query.task) for query in QUERIES]
+    wishes = [
+        RequestOptions(timeout_seconds=query.seconds, utility=query.utility, task=query.task) for query in QUERIES
+    ]
     return Scenario(
         pipeline=pipeline,
         profiles={STAGE: profile_of(method.options)},
         arrivals_seconds=queries.at_seconds,
         duration_seconds=float(seconds),
         plan=plan_of(method, pipeline),
-        conditions=Conditions(spread=0.0, load_seconds=LOAD_SECONDS),
+        conditions=Environment(spread=0.0, load_seconds=LOAD_SECONDS),
         policy=method.policy,
         wishes=tuple(wishes[kind] for kind in queries.types),
     )

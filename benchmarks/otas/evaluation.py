@@ -11,7 +11,7 @@ from benchmarks.otas.cells import SYNTHETIC
 from benchmarks.otas.measured import Cell, Measured
 from benchmarks.otas.methods import INFAAS, METHODS, OTAS, OURS, PETS, PETS_EVICTS, TOME, VPT
 from benchmarks.otas.paper import PAPER
-from trimtab_pipelines.verdict import Bar, Outcome, bar
+from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
 PAPER_LOAD = 1.0
 Figures = dict[str, float | int | str | None]
@@ -87,7 +87,7 @@ def cells(factors: Sequence[float], seeds: int, workloads: Sequence[str]) -> lis
     ]
 
 
-def judge(evaluation: Evaluation, more: Figures | None = None, bars: Sequence[Bar] = ()) -> Outcome:
+def judge(evaluation: Evaluation, more: Figures | None = None, bars: Sequence[Threshold] = ()) -> ResultLine:
     """Judge ours against the paper's gains over its baselines, and against OTAS as printed in every setting.
 
     Figures and bars of what was served come after those of what was simulated.
@@ -108,10 +108,10 @@ def judge(evaluation: Evaluation, more: Figures | None = None, bars: Sequence[Ba
                 figures[f"{workload}_most_gain_over_{key_of(method)}"] = evaluation.most_gain(workload, method)
             if made.is_the_papers:
                 figures[f"{key}_of_ceiling"] = evaluation.of_ceiling(workload, method)
-    return Outcome(name="reproduce-otas", figures=figures | (more or {}), bars=(*_bars(evaluation), *bars))
+    return ResultLine(name="reproduce-otas", figures=figures | (more or {}), bars=(*_bars(evaluation), *bars))
 
 
-def _bars(evaluation: Evaluation) -> tuple[Bar, ...]:
+def _bars(evaluation: Evaluation) -> tuple[Threshold, ...]:
     least = min(evaluation.gain(workload, OTAS, factor) for workload, factor in evaluation.settings)
     fixed = min(
         evaluation.gain(workload, method, factor)
@@ -120,11 +120,17 @@ def _bars(evaluation: Evaluation) -> tuple[Bar, ...]:
     )
     right = evaluation.type_share(SYNTHETIC, OURS, 0)
     return (
-        bar("synthetic: utility over PetS-like, %", 100 * evaluation.gain(SYNTHETIC, PETS), ">=", _paper("over PetS")),
-        bar("synthetic: utility over INFaaS-like, %", 100 * evaluation.gain(SYNTHETIC, INFAAS), ">=", _paper("INFaaS")),
-        bar("synthetic: right in time (type 1), %", 100 * right, ">=", 85.0),
-        bar("least utility over OTAS as printed in any setting, %", 100 * least, ">=", 1e-9),
-        bar("least utility over fixed ToMe, VPT, PetS-like that evicts, in any setting, %", 100 * fixed, ">=", 1e-9),
+        threshold(
+            "synthetic: utility over PetS-like, %", 100 * evaluation.gain(SYNTHETIC, PETS), ">=", _paper("over PetS")
+        ),
+        threshold(
+            "synthetic: utility over INFaaS-like, %", 100 * evaluation.gain(SYNTHETIC, INFAAS), ">=", _paper("INFaaS")
+        ),
+        threshold("synthetic: right in time (type 1), %", 100 * right, ">=", 85.0),
+        threshold("least utility over OTAS as printed in any setting, %", 100 * least, ">=", 1e-9),
+        threshold(
+            "least utility over fixed ToMe, VPT, PetS-like that evicts, in any setting, %", 100 * fixed, ">=", 1e-9
+        ),
     )
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_adapter.simulation.outcome import Simulated
-from trimtab_pipelines.ends import LATE, OK
+from trimtab_adapter.simulation.result import SimulationResult
+from trimtab_pipelines.request_outcome import LATE, OK
 
 BIN_SECONDS = 2.0
 QUANTILES = np.linspace(0.0, 1.0, 21)
@@ -46,7 +46,7 @@ class Measured:
     accuracies: Sequence[float]
 
 
-def of_simulated(cell: Cell, found: Simulated, utilities: NDArray[np.float64], stage: str) -> Measured:
+def of_simulated(cell: Cell, found: SimulationResult, utilities: NDArray[np.float64], stage: str) -> Measured:
     """Sum up a simulation of one stage; `utilities` are of its queries, [N]."""
     right = np.where(found.ends == OK, found.accuracy, 0.0)
     in_time, late = float((found.ends == OK).mean()), float((found.ends == LATE).mean())

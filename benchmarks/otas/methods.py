@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.otas.paper import GAMMAS, MERGED, MODELS, PLAIN, PROMPTED, TABLE_RPS, Option, trained_with_merging
-from trimtab_router.stage.policies import infaas, otas, pets, slack_fit, token_adaptive
-from trimtab_router.stage.policies.fixed import fixed
-from trimtab_router.stage.policies.view import Point, Policy, View
+from trimtab_router.scheduling.policies import infaas, otas, pets, slack_fit, token_adaptive
+from trimtab_router.scheduling.policies.fixed import fixed
+from trimtab_router.scheduling.policies.interface import Point, Policy, SchedulerView
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Method:
         return not self.looks and all(option in GAMMAS for option in self.options)
 
 
-def by_table(view: View, points: Sequence[Point]) -> Point:
+def by_table(view: SchedulerView, points: Sequence[Point]) -> Point:
     """The paper's table I."""
     name = next((name for most_rps, name in TABLE_RPS if view.arrivals_rps() <= most_rps), "-20")
     return next(point for point in points if point.name == f"g{name}")

@@ -28,12 +28,12 @@ from benchmarks.tokens_served.driving import CORES, SOURCE, STAGE, VARIANT, Serv
 from benchmarks.tokens_served.outcome import Run
 from benchmarks.tokens_served.queries import QUERIES, Queries
 from benchmarks.tokens_served.tasks import drawn
-from trimtab_adapter.simulation.conditions import Conditions
-from trimtab_adapter.simulation.simulate import Scenario, simulate
+from trimtab_adapter.simulation.environment import Environment
+from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_pipelines.plan import PointPlan
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_router.stage.policies.view import DropPolicy
-from trimtab_router.wish import Wish
+from trimtab_router.execution.request_options import RequestOptions
+from trimtab_router.scheduling.policies.interface import DropPolicy
 
 WARMING_SECONDS, TURNS, TURN_SECONDS = 1.0, 3, 2.0
 """Of batches at the plain point, before the first load: what the machine serves is their median."""
@@ -79,7 +79,7 @@ async def serve_all(source: Source, deadline_seconds: float, folder_of_profiles:
         tell(f"the plain point serves {capacity_rps:.0f} queries a second here")
         paper_rps = {SYNTHETIC: synthetic_rps(source.seconds, seed=1), BURSTY: source.bursty_rps}
         rates = {workload: scale_of(capacity_rps) * each for workload, each in paper_rps.items()}
-        conditions = Conditions(service_ratios={(STAGE, VARIANT): _ratio(profiles, capacity_rps)})
+        conditions = Environment(service_ratios={(STAGE, VARIANT): _ratio(profiles, capacity_rps)})
         for number, method in enumerate(METHODS, 1):
             place = Path(folder) / str(number)
             async with serving(
@@ -134,11 +134,11 @@ def _ratio(profiles: Mapping[str, ModelProfile], capacity_rps: float) -> float:
     return BATCH / capacity_rps / (known.latency_seconds(BATCH, 0.5) / CORES)
 
 
-def _scenario(running: Serving, run: Run, profiles: Mapping[str, ModelProfile], conditions: Conditions) -> Scenario:
+def _scenario(running: Serving, run: Run, profiles: Mapping[str, ModelProfile], conditions: Environment) -> Scenario:
     """The same queries at the same moments, for the simulator."""
     kinds = [QUERIES[kind] for kind in running.kinds(run.results)]
     wishes = [
-        Wish(timeout_seconds=seconds, utility=kind.utility, task=kind.task)
+        RequestOptions(timeout_seconds=seconds, utility=kind.utility, task=kind.task)
         for kind, seconds in zip(kinds, run.deadlines.tolist(), strict=True)
     ]
     return Scenario(

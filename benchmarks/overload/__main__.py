@@ -27,8 +27,8 @@ from benchmarks.overload.driving import (
     generator,
 )
 from benchmarks.overload.targets import LARGE_BATCH, NEIGHBOURS, SMALL_BATCH, Target, mlserver, neighbours, trimtab
-from trimtab.commands import reporting_errors
-from trimtab_pipelines.verdict import Bar, Outcome, bar
+from trimtab.app import reporting_errors
+from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
 Figures = dict[str, float | int | str | None]
 DOOR_CASES = (REST_SEVERAL, REST_MANY, GRPC_SEVERAL, GRPC_MANY)
@@ -134,18 +134,18 @@ async def _overload(given: argparse.Namespace) -> int:
     sys.stdout.write(ROW.format(*HEADER))
     sys.stdout.flush()
     figures: Figures = {}
-    bars: list[Bar] = []
+    bars: list[Threshold] = []
     with generator() as load:
         for phase in PHASES:
             if not given.phase or phase.key in given.phase:
                 await _measure(phase, load, factors, given.seconds, figures, bars)
-    outcome = Outcome(name="bench-overload", figures=figures, bars=tuple(bars))
+    outcome = ResultLine(name="bench-overload", figures=figures, bars=tuple(bars))
     outcome.print()
     return 0 if outcome.holds else 1
 
 
 async def _measure(
-    phase: Phase, load: Generator, factors: tuple[float, ...], seconds: float, figures: Figures, bars: list[Bar]
+    phase: Phase, load: Generator, factors: tuple[float, ...], seconds: float, figures: Figures, bars: list[Threshold]
 ) -> None:
     async with phase.run(phase.batch_size, bounded=phase.bounded) as target:
         with neighbours(phase.neighbours):
@@ -165,7 +165,7 @@ async def _measure(
                     sys.stdout.flush()
                     if phase.barred:
                         name = f"{phase.title}: {case.name}: kept of the maximum at {factor:g} times"
-                        bars.append(bar(name, found.kept, ">=", _least(factor)))
+                        bars.append(threshold(name, found.kept, ">=", _least(factor)))
 
 
 def _least(factor: float) -> float:

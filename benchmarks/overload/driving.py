@@ -11,7 +11,7 @@ from benchmarks.cores import CLIENT_CORE
 from benchmarks.overload.board import Tally
 from benchmarks.overload.generator import Order, Speech
 from benchmarks.router.processes import ROOT
-from trimtab_pipelines.processes.leash import leashed
+from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 
 FIRST_RPS, GROWTH, MOST_RPS = 200.0, 1.4, 20_000.0
 STEP_SECONDS = 3.0
@@ -83,7 +83,7 @@ class Generator:
 @contextmanager
 def generator() -> Iterator[Generator]:
     """Start the generator; end it."""
-    command = leashed("benchmarks.overload.generator", str(CLIENT_CORE))
+    command = command_tied_to_parent("benchmarks.overload.generator", str(CLIENT_CORE))
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     with process:
         try:

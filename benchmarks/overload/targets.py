@@ -14,7 +14,7 @@ from benchmarks.router.parts import DELAY_SECONDS, SMALL_NUMBERS
 from benchmarks.router.processes import ROOT, chained_mlservers, echo_pipeline, echo_plan
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import write_json
-from trimtab_pipelines.processes.leash import leashed
+from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 
 LARGE_BATCH, SMALL_BATCH = 128, 8
 """With the first the door and the router give out, with the second the model does."""
@@ -76,7 +76,7 @@ def neighbours(count: int) -> Iterator[None]:
     They die with this process, however it ends: nobody else would ever end them.
     """
     pin(SERVER_CORE)
-    command = leashed("benchmarks.overload.neighbour")
+    command = command_tied_to_parent("benchmarks.overload.neighbour")
     busy = [subprocess.Popen(command, start_new_session=True, cwd=ROOT) for _ in range(count)]
     try:
         yield

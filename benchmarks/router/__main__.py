@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from benchmarks.cores import CLIENT_CORE, pin
 from benchmarks.router import parts
-from trimtab.commands import reporting_errors
-from trimtab_pipelines.verdict import Bar, Outcome
+from trimtab.app import reporting_errors
+from trimtab_pipelines.result_line import ResultLine, Threshold
 from trimtab_protocol import event_loop
 
 PARTS: dict[str, Callable[[], parts.Part]] = {
@@ -27,7 +27,7 @@ def main() -> int:
     chosen = parser.parse_args().part or list(PARTS)
     pin(CLIENT_CORE)
     figures: dict[str, float | int | str | None] = {}
-    bars: list[Bar] = []
+    bars: list[Threshold] = []
     with asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner:
         for name in chosen:
             part_figures, part_bars = runner.run(PARTS[name]())
@@ -36,7 +36,7 @@ def main() -> int:
             for bar in part_bars:
                 verdict = "holds" if bar.holds else "MISSED"
                 sys.stderr.write(f"{name}  {bar.bar}: {bar.value:g} (bound {bar.bound}) {verdict}\n")
-    outcome = Outcome(name="bench-router", figures=figures, bars=tuple(bars))
+    outcome = ResultLine(name="bench-router", figures=figures, bars=tuple(bars))
     outcome.print()
     return 0 if outcome.holds else 1
 

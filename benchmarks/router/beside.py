@@ -33,9 +33,9 @@ from benchmarks.router.processes import (
     served,
     until_ready,
 )
-from trimtab.commands import reporting_errors
-from trimtab_pipelines.processes.announced import RouterPorts
-from trimtab_pipelines.verdict import Outcome, bar
+from trimtab.app import reporting_errors
+from trimtab_pipelines.processes.ready_line import RouterPorts
+from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_protocol import event_loop
 
 TURN_SECONDS = 2.0
@@ -57,7 +57,7 @@ def main() -> int:
     return 0 if outcome.holds else 1
 
 
-async def compare(before: Path, turns: int) -> Outcome:
+async def compare(before: Path, turns: int) -> ResultLine:
     """Let both serve in turns."""
     pipeline = echo_pipeline(SMALL_NUMBERS, 0.0, LONG_SLO_SECONDS)
     figures: dict[str, float | int | str | None] = {}
@@ -79,9 +79,11 @@ async def compare(before: Path, turns: int) -> Outcome:
             ratio = statistics.median(new / old for old, new in pairs)
             for name, side in zip(("before", "now"), zip(*pairs, strict=True), strict=True):
                 figures[f"{load}: {name}, microseconds"] = round(1e6 * statistics.median(side), 1)
-            bars.append(bar(f"{load} at once: processor time of a request, now over before", ratio, "<=", MOST_RATIO))
+            bars.append(
+                threshold(f"{load} at once: processor time of a request, now over before", ratio, "<=", MOST_RATIO)
+            )
             sys.stderr.write(f"{load}: {ratio:.3f}\n")
-    return Outcome(name="bench-router-beside", figures=figures, bars=tuple(bars))
+    return ResultLine(name="bench-router-beside", figures=figures, bars=tuple(bars))
 
 
 async def _cost(router: Served, wire: str, callers: int) -> float:
@@ -108,7 +110,7 @@ async def _router_of(tree: Path, folder: Path, replicas: Served) -> AsyncIterato
         await until_ready(ports.admin_port)
         rest_port, grpc_port = free_port(), free_port()
         told = [f"--rest-port={rest_port}", f"--grpc-port={grpc_port}"]
-        await _start(stack, tree, "trimtab_router.edge", files[0], sockets, *told)
+        await _start(stack, tree, "trimtab_router.envoy", files[0], sockets, *told)
         await until_ready(rest_port)
         yield replace(replicas, rest_port=rest_port, grpc_port=grpc_port, router=router.pid)
 

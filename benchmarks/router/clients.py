@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 
 from benchmarks.router.processes import HOST, Chained, Served
-from trimtab_loadtester.wire import CHANNELS, GrpcWire, RestWire, Wire
+from trimtab_loadtester.clients import CHANNELS, Client, GrpcClient, RestClient
 from trimtab_protocol import Tensor
 
 Send = Callable[[], Awaitable[str]]
 """Sends one request, checks its answer, returns its code: `ok`, or the HTTP or gRPC status."""
 
 
-def rest(port: int) -> Wire:
+def rest(port: int) -> Client:
     """REST with binary tensors."""
-    return RestWire(f"{HOST}:{port}", "echo")
+    return RestClient(f"{HOST}:{port}", "echo")
 
 
-def grpc(port: int, channels: int = CHANNELS) -> Wire:
+def grpc(port: int, channels: int = CHANNELS) -> Client:
     """Over gRPC with raw tensors."""
-    return GrpcWire(f"{HOST}:{port}", "echo", channels=channels)
+    return GrpcClient(f"{HOST}:{port}", "echo", channels=channels)
 
 
 @asynccontextmanager
@@ -56,7 +56,7 @@ async def mlserver_client(target: Chained, numbers: int) -> AsyncIterator[Send]:
 
 
 @asynccontextmanager
-async def _ahead(wire: Wire, numbers: int) -> AsyncIterator[Send]:
+async def _ahead(wire: Client, numbers: int) -> AsyncIterator[Send]:
     """One request, encoded ahead."""
     x = _an_input(numbers)
     encoded = _encoded(wire, x)
@@ -70,7 +70,7 @@ async def _ahead(wire: Wire, numbers: int) -> AsyncIterator[Send]:
 
 
 @asynccontextmanager
-async def _along(wires: Sequence[Wire], numbers: int, rows: int = 1) -> AsyncIterator[Send]:
+async def _along(wires: Sequence[Client], numbers: int, rows: int = 1) -> AsyncIterator[Send]:
     """One request after the other, each with what the one before was answered."""
     x = _an_input(numbers, rows)
 
@@ -93,8 +93,8 @@ def _an_input(numbers: int, rows: int = 1) -> np.ndarray[Any, np.dtype[np.float3
     return np.arange(rows * numbers, dtype=np.float32).reshape(rows, numbers)
 
 
-def _encoded(wire: Wire, x: Any) -> Any:
-    parameters = {"binary_data_output": True} if isinstance(wire, RestWire) else {}
+def _encoded(wire: Client, x: Any) -> Any:
+    parameters = {"binary_data_output": True} if isinstance(wire, RestClient) else {}
     return wire.encode((Tensor.of("x", x),), (), parameters)
 
 

@@ -7,12 +7,12 @@ from typing import Any
 from benchmarks.router.clients import Send, direct_client, grpc_client, mlserver_client, rest_client
 from benchmarks.router.drive import Tally, closed_loop, open_loop
 from benchmarks.router.processes import Served, chained_mlservers, echo_pipeline, served, usage
-from trimtab_pipelines.verdict import Bar, bar
+from trimtab_pipelines.result_line import Threshold, threshold
 
 Figures = dict[str, float]
 Ways = dict[str, tuple[Served, Callable[[Served, int], AbstractAsyncContextManager[Send]]]]
 """By name: what is asked, and by which client."""
-Part = Coroutine[Any, Any, tuple[Figures, list[Bar]]]
+Part = Coroutine[Any, Any, tuple[Figures, list[Threshold]]]
 
 SMALL_NUMBERS = 1024
 """4 KiB of FP32."""
@@ -27,7 +27,7 @@ FRONT_DOORS = {"rest": rest_client, "grpc": grpc_client}
 CODED = {"ok", "late", "429", "503", "504", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"}
 
 
-async def overhead() -> tuple[Figures, list[Bar]]:
+async def overhead() -> tuple[Figures, list[Threshold]]:
     """A: what the router adds at concurrency 1, and its door to that, without batching, 4 KiB.
 
     All take turns, and of each the least median counts: what else runs on the machine adds to a turn, never takes
@@ -48,12 +48,14 @@ async def overhead() -> tuple[Figures, list[Bar]]:
     added = max(figures[f"{name}_p50_ms"] for name in FRONT_DOORS) - figures["direct_p50_ms"]
     over_models = round(added / figures["direct_p50_ms"], 3)
     return figures, [
-        bar("a: p50 the door adds over what the router adds, concurrency 1, 4 KiB", round(door / router, 3), "<=", 0.5),
-        bar("a: p50 door and router add over the model servers' own (slower front door)", over_models, "<=", 2.0),
+        threshold(
+            "a: p50 the door adds over what the router adds, concurrency 1, 4 KiB", round(door / router, 3), "<=", 0.5
+        ),
+        threshold("a: p50 door and router add over the model servers' own (slower front door)", over_models, "<=", 2.0),
     ]
 
 
-async def throughput() -> tuple[Figures, list[Bar]]:
+async def throughput() -> tuple[Figures, list[Threshold]]:
     """B: 4 KiB at concurrency 64, against chained MLServers, and against the router without its door."""
     pipeline = echo_pipeline(SMALL_NUMBERS, 0.0, LONG_SLO_SECONDS)
     async with (
@@ -67,15 +69,15 @@ async def throughput() -> tuple[Figures, list[Bar]]:
     figures |= await _mlservers(SMALL_NUMBERS, 64, 6.0)
     kept = round(figures["rest_rps"] / figures["bare_rest_rps"], 3)
     return figures, [
-        bar("b: rest throughput with the door over without, 4 KiB", kept, ">=", 0.75),
+        threshold("b: rest throughput with the door over without, 4 KiB", kept, ">=", 0.75),
         *(
-            bar(f"b: {name} throughput over chained MLServers, 4 KiB", _ratio(figures, name), ">=", 3.0)
+            threshold(f"b: {name} throughput over chained MLServers, 4 KiB", _ratio(figures, name), ">=", 3.0)
             for name in FRONT_DOORS
         ),
     ]
 
 
-async def large_tensors() -> tuple[Figures, list[Bar]]:
+async def large_tensors() -> tuple[Figures, list[Threshold]]:
     """C: 588 KiB at concurrency 1 and 16, against chained MLServers."""
     figures: Figures = {}
     async with served(echo_pipeline(LARGE_NUMBERS, 0.0, LONG_SLO_SECONDS), BATCH_SIZE, 0.0) as target:
@@ -85,21 +87,23 @@ async def large_tensors() -> tuple[Figures, list[Bar]]:
     figures |= await _closed(LARGE_NUMBERS, 16, 6.0)
     slower = max(figures[f"{name}_alone_p50_ms"] for name in FRONT_DOORS)
     times = round(slower / figures["direct_alone_p50_ms"], 2)
-    bars = [bar("c: p50 at concurrency 1, 588 KiB, over the model servers' own (slower front door)", times, "<=", 3.0)]
+    bars = [
+        threshold("c: p50 at concurrency 1, 588 KiB, over the model servers' own (slower front door)", times, "<=", 3.0)
+    ]
     bars += [
-        bar(f"c: {name} throughput over chained MLServers, 588 KiB", _ratio(figures, name), ">=", 8.0)
+        threshold(f"c: {name} throughput over chained MLServers, 588 KiB", _ratio(figures, name), ">=", 8.0)
         for name in FRONT_DOORS
     ]
     return figures, bars
 
 
-async def batching() -> tuple[Figures, list[Bar]]:
+async def batching() -> tuple[Figures, list[Threshold]]:
     """D: a model that takes 10 ms a batch whatever its size: 800 a second at best with batches of 8.
 
     How near to it a machine comes is measured first, with whole batches one after the other.
     """
     figures: Figures = {}
-    bars: list[Bar] = []
+    bars: list[Threshold] = []
     async with served(echo_pipeline(SMALL_NUMBERS, DELAY_SECONDS, 0.5), BATCH_SIZE, DELAY_SECONDS) as target:
         async with direct_client(target, SMALL_NUMBERS, BATCH_SIZE) as send:
             direct = await closed_loop(send, 1, 6.0, _all(target))
@@ -114,14 +118,14 @@ async def batching() -> tuple[Figures, list[Bar]]:
             figures |= full.figures(f"{name}_closed") | calm.figures(f"{name}_open")
             unanswered = calm.codes.total() - calm.codes["ok"]
             bars += [
-                bar(
+                threshold(
                     f"d: {name} at concurrency 64 over the model's own",
                     round(full.goodput_rps / model_rps, 3),
                     ">=",
                     0.9,
                 ),
-                bar(f"d: {name} not ok at 200 a second", unanswered, "==", 0),
-                bar(
+                threshold(f"d: {name} not ok at 200 a second", unanswered, "==", 0),
+                threshold(
                     f"d: {name} p99 at 200 a second over a batch's own p99",
                     round(calm.quantile_ms(0.99) / direct.quantile_ms(0.99), 2),
                     "<=",
@@ -131,10 +135,10 @@ async def batching() -> tuple[Figures, list[Bar]]:
     return figures, bars
 
 
-async def overload() -> tuple[Figures, list[Bar]]:
+async def overload() -> tuple[Figures, list[Threshold]]:
     """E: 30 s of three times what D can do, and of 200 large tensors a second."""
     figures: Figures = {}
-    bars: list[Bar] = []
+    bars: list[Threshold] = []
     for case, numbers, delay_seconds, slo_seconds, rate_rps in (
         ("slow", SMALL_NUMBERS, DELAY_SECONDS, 0.5, 2400.0),
         ("large", LARGE_NUMBERS, 0.0, 1.0, 200.0),
@@ -150,9 +154,9 @@ async def overload() -> tuple[Figures, list[Bar]]:
             figures |= best.figures(f"{key}_best") | tally.figures(key) | _codes(key, tally)
             figures[f"{key}_router_peak_mib"] = round(router_bytes / 2**20, 1)
             bars += [
-                bar(f"e: {name} {case} goodput over its own maximum", tally.goodput_rps / most, ">=", 0.9),
-                bar(f"e: {name} {case} answers without a code", _uncoded(tally), "==", 0),
-                bar(f"e: {name} {case} peak memory of all processes, MiB", tally.peak_bytes / 2**20, "<=", 2048),
+                threshold(f"e: {name} {case} goodput over its own maximum", tally.goodput_rps / most, ">=", 0.9),
+                threshold(f"e: {name} {case} answers without a code", _uncoded(tally), "==", 0),
+                threshold(f"e: {name} {case} peak memory of all processes, MiB", tally.peak_bytes / 2**20, "<=", 2048),
             ]
     return figures, bars
 

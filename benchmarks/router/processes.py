@@ -18,10 +18,10 @@ import psutil
 from benchmarks.cores import CLIENT_CORE, SERVER_CORE, pin
 from trimtab_model_servers.settings import write_model_folder
 from trimtab_pipelines.documents import write_json
+from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.processes.announced import ReplicaPorts, RouterPorts
-from trimtab_pipelines.processes.module import Module
-from trimtab_pipelines.routing import Endpoints
+from trimtab_pipelines.processes.child_process import ChildProcess
+from trimtab_pipelines.processes.ready_line import ReplicaPorts, RouterPorts
 from trimtab_pipelines.spec import InferencePipeline
 
 STAGES = ("first", "second")
@@ -126,7 +126,7 @@ async def served(
         if door:
             rest_port, grpc_port = free_port(), free_port()
             told = [f"--rest-port={rest_port}", f"--grpc-port={grpc_port}"]
-            envoy = await start("trimtab_router.edge", files[0], *sockets, *told, is_read=False)
+            envoy = await start("trimtab_router.envoy", files[0], *sockets, *told, is_read=False)
             await until_ready(rest_port)
             fronts.append(envoy.pid)
         replicas = tuple(server.pid for server in servers)
@@ -179,15 +179,15 @@ def endpoints_of(data_ports: Sequence[int]) -> Endpoints:
 
 
 @asynccontextmanager
-async def _starting() -> AsyncIterator[tuple[Path, Callable[..., Awaitable[Module]]]]:
+async def _starting() -> AsyncIterator[tuple[Path, Callable[..., Awaitable[ChildProcess]]]]:
     """A folder, and what starts modules on the servers' core; both end with the block."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trimtab-")))
 
-        async def start(module: str, *arguments: str, is_read: bool = True) -> Module:
+        async def start(module: str, *arguments: str, is_read: bool = True) -> ChildProcess:
             log = folder / "log" if is_read else Path(os.devnull)
             pin(SERVER_CORE)
-            process = await Module.start(module, arguments, log, module, environment=ENVIRONMENT, is_read=is_read)
+            process = await ChildProcess.start(module, arguments, log, module, environment=ENVIRONMENT, is_read=is_read)
             pin(CLIENT_CORE)
             stack.push_async_callback(process.stop, STOP_SECONDS)
             return process

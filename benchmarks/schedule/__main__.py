@@ -22,13 +22,13 @@ from tests.router.schedules import (
     senses,
 )
 from tests.router.token_queues import a_random_view, eight_points
+from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_pipelines.strategies import PointCost, Variant, strategies_of
-from trimtab_pipelines.verdict import Outcome, bar
-from trimtab_router.stage.policies import token_adaptive
-from trimtab_router.stage.policies.schedule import Job, solve
-from trimtab_router.stage.policies.token_adaptive import MOST_BATCHES
-from trimtab_router.stage.policies.token_batches import batches_of
-from trimtab_router.stage.policies.view import View
+from trimtab_router.scheduling.policies import token_adaptive
+from trimtab_router.scheduling.policies.deadline_schedule import Job, solve
+from trimtab_router.scheduling.policies.interface import SchedulerView
+from trimtab_router.scheduling.policies.token_adaptive import MOST_BATCHES
+from trimtab_router.scheduling.policies.token_batches import batches_of
 
 CASES, TIMED, COMPARED = 10_000, 400, 40
 DECIDED, DECIDED_ROWS = 100, 1_400
@@ -41,26 +41,26 @@ def main() -> int:
     """Measure all; 1 where a bar is missed."""
     figures = _offline() | _timed() | _decided() | _compared() | _feasible() | _priced()
     bars = (
-        bar(
+        threshold(
             "40 batches gathered from a queue, 8 points: whole decision, p99 processor ms",
             float(figures["tokens_p99_ms"]),
             "<=",
             3.0,
         ),
-        bar(
+        threshold(
             "strategies of 7 subsets and sizes 1 to 64, processor seconds", float(figures["offline_seconds"]), "<=", 1.0
         ),
-        bar("20 jobs, all strategies, p99 processor ms", float(figures["jobs_p99_ms"]), "<=", 2.0),
-        bar("20 jobs of 1 to 15 rows, whole decision, p99 ms", float(figures["small_p99_ms"]), "<=", 2.0),
-        bar("20 jobs of 1 to 64 rows, whole decision, p99 ms", float(figures["large_p99_ms"]), "<=", 2.0),
-        bar("40 batches, 8 points, p99 processor ms", float(figures["batches_p99_ms"]), "<=", 3.0),
-        bar("jobs: mean share of the exact optimum missed", float(figures["jobs_mean_gap"]), "<=", 0.001),
-        bar("batches: mean share of the exact optimum missed", float(figures["batches_mean_gap"]), "<=", 0.001),
-        bar("queues that could all be served and were not", float(figures["missed"]), "<=", 0.0),
-        bar("least gain of a price of time, of its two", float(figures["price_least_gain"]), ">=", 1.0),
-        bar("least share of value iteration", float(figures["price_least_share_of_best"]), ">=", 0.97),
+        threshold("20 jobs, all strategies, p99 processor ms", float(figures["jobs_p99_ms"]), "<=", 2.0),
+        threshold("20 jobs of 1 to 15 rows, whole decision, p99 ms", float(figures["small_p99_ms"]), "<=", 2.0),
+        threshold("20 jobs of 1 to 64 rows, whole decision, p99 ms", float(figures["large_p99_ms"]), "<=", 2.0),
+        threshold("40 batches, 8 points, p99 processor ms", float(figures["batches_p99_ms"]), "<=", 3.0),
+        threshold("jobs: mean share of the exact optimum missed", float(figures["jobs_mean_gap"]), "<=", 0.001),
+        threshold("batches: mean share of the exact optimum missed", float(figures["batches_mean_gap"]), "<=", 0.001),
+        threshold("queues that could all be served and were not", float(figures["missed"]), "<=", 0.0),
+        threshold("least gain of a price of time, of its two", float(figures["price_least_gain"]), ">=", 1.0),
+        threshold("least share of value iteration", float(figures["price_least_share_of_best"]), ">=", 0.97),
     )
-    outcome = Outcome(name="bench-schedule", figures=figures, bars=bars)
+    outcome = ResultLine(name="bench-schedule", figures=figures, bars=bars)
     for each in bars:
         console.print(f"{'holds' if each.holds else 'MISSED'}: {each.bar} {each.value:.4g} {each.bound}")
     outcome.print()
@@ -103,7 +103,7 @@ def _of_tokens(rng: np.random.Generator) -> Figures:
     }
 
 
-def _decision_seconds(view: View) -> float:
+def _decision_seconds(view: SchedulerView) -> float:
     begun = time.process_time()
     token_adaptive.decide(view)
     return time.process_time() - begun

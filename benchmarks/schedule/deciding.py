@@ -8,12 +8,12 @@ import numpy as np
 
 from tests.router.schedules import batch_seconds
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_router.graph import Runnable
-from trimtab_router.stage.policies import menu, modality_mix
-from trimtab_router.stage.policies.view import Departure, Point, SecondLook, View
-from trimtab_router.stage.queue import DeadlineQueue
-from trimtab_router.stage.work import Slice, Work
-from trimtab_router.wish import Wish
+from trimtab_router.execution.graph import ReadyStage
+from trimtab_router.execution.request_options import RequestOptions
+from trimtab_router.scheduling.policies import modality_mix, option_cache
+from trimtab_router.scheduling.policies.interface import Dispatch, Escalation, Point, SchedulerView
+from trimtab_router.scheduling.queue import DeadlineQueue
+from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 
 PIPELINE = Path(__file__).parents[2] / "pipelines" / "digits-av" / "pipeline.yaml"
 LETTERS = {"audio": "A", "video": "V", "text": "T"}
@@ -51,7 +51,7 @@ class _Nobody:
 def prepare_seconds() -> float:
     """Processor seconds of writing down, when a plan begins, what all its decisions look up."""
     begun = time.process_time()
-    menu.prepare(POINTS, FULL_ROWS)()
+    option_cache.precompute_tables(POINTS, FULL_ROWS)()
     return time.process_time() - begun
 
 
@@ -65,27 +65,27 @@ def milliseconds(rows: tuple[int, int], views: int = VIEWS) -> list[float]:
         begun = time.process_time()
         decision = modality_mix.decide(view)
         found.append(1e3 * (time.process_time() - begun))
-        if not isinstance(decision, Departure):
+        if not isinstance(decision, Dispatch):
             raise RuntimeError("there is enough time for everybody, and yet nothing leaves")
     return found
 
 
-def _view(rng: np.random.Generator, rows: tuple[int, int]) -> View:
+def _view(rng: np.random.Generator, rows: tuple[int, int]) -> SchedulerView:
     queue = DeadlineQueue(1_000_000)
     for _ in range(WAITING):
         count, deadline = int(rng.integers(rows[0], rows[1] + 1)), float(rng.uniform(0.1, 1.0)) * SLO_SECONDS
         inputs = {name: np.zeros((count, 1), np.uint8) for name in LETTERS}
         floor = float(rng.uniform(*FLOORS))
-        work = Work(
+        work = StageRequest(
             _Nobody(),
-            Runnable("name", count, inputs),
+            ReadyStage("name", count, inputs),
             deadline=deadline,
             now=deadline - SLO_SECONDS,
-            wish=Wish(accuracy_floor=floor),
+            wish=RequestOptions(accuracy_floor=floor),
             accuracy_floor=floor,
         )
-        queue.push(Slice(work, 0, count))
-    return View(0.0, queue, POINTS, FULL_ROWS, 0.0, "Predicted", free_at=lambda: (0.0,), mixes=True)
+        queue.push(RowSlice(work, 0, count))
+    return SchedulerView(0.0, queue, POINTS, FULL_ROWS, 0.0, "Predicted", free_at=lambda: (0.0,), mixes=True)
 
 
 def _points() -> list[Point]:
@@ -94,7 +94,7 @@ def _points() -> list[Point]:
     for point in stage.variants[0].points:
         names = point.carried(stage.inputs) or frozenset(LETTERS)
         profiled = tuple(batch_seconds("".join(LETTERS[name] for name in LETTERS if name in names)))
-        looks = tuple(SecondLook(look.point, look.below, look.share, look.accuracy) for look in point.second_looks)
+        looks = tuple(Escalation(look.point, look.below, look.share, look.accuracy) for look in point.second_looks)
         seconds = partial(_now, point.name, profiled)
         found.append(Point(point.name, point.accuracy, seconds, names, profiled=profiled, looks=looks))
     return found

@@ -12,8 +12,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_pipelines.time_price import time_price
-from trimtab_router.stage.policies.schedule import DROPPED, Job, pressure, solve
+from trimtab_pipelines.shadow_price import shadow_price
+from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, Job, pressure, solve
 
 DEADLINE = 12
 SLOTS, ACCURACY = (2, 3, 6), (0.67, 0.76, 0.80)
@@ -133,4 +133,4 @@ def outcome(load: float, price: float | None) -> Found:
 
 def price_of(load: float) -> float:
     """The slow loop's price of a slot for the load that it expects."""
-    return time_price(list(zip(map(float, SLOTS), ACCURACY, strict=True)), load / SLOTS[-1], 1)
+    return shadow_price(list(zip(map(float, SLOTS), ACCURACY, strict=True)), load / SLOTS[-1], 1)

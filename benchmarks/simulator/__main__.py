@@ -24,19 +24,19 @@ from rich.table import Table
 from benchmarks.simulator.calibration import calibrate
 from benchmarks.simulator.course import AFTER, BEFORE, COMPARED, CYCLE, Course, Figures
 from benchmarks.simulator.served import Served, plan_of, recorded, serve
-from trimtab.commands import reporting_errors
+from trimtab.app import reporting_errors
 from trimtab.options import console
-from trimtab.preparation import measuring, prepare
+from trimtab.preflight import prepare, profiling_progress
 from trimtab.report.page import write_report
-from trimtab.simulated import run_of
-from trimtab_adapter.simulation.conditions import Conditions
-from trimtab_adapter.simulation.outcome import Simulated
-from trimtab_adapter.simulation.simulate import Scenario, simulate
+from trimtab.simulated_run import run_of
+from trimtab_adapter.simulation.environment import Environment
+from trimtab_adapter.simulation.result import SimulationResult
+from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_pipelines.documents import load_profiles
-from trimtab_pipelines.ends import LATE
 from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.request_outcome import LATE
+from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.verdict import Outcome, bar
 from trimtab_profiler.measure import Effort
 from trimtab_profiler.profile import ProfileOptions, profile, write_profiles
 
@@ -95,7 +95,7 @@ def _measure(given: Path, pipeline: InferencePipeline, folder: Path) -> None:
     """Write the profile of the pipeline given into an empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    with measuring(console) as show:
+    with profiling_progress(console) as show:
         options = ProfileOptions(EFFORT, planned_batches_only=True)
         write_profiles(asyncio.run(profile(pipeline, given, options, show)), folder)
 
@@ -117,7 +117,7 @@ class _Simulation:
     profiles: Mapping[str, ModelProfile]
     course: Course
     served: Served
-    conditions: Conditions
+    conditions: Environment
 
     def run(self, page: Path) -> "_Found":
         """Simulate several times with other chances; the first one beside what was served makes the page."""
@@ -129,7 +129,7 @@ class _Simulation:
         rows = {name: float(np.mean([one.batch_rows[name] for one in found])) for name in found[0].batch_rows}
         return _Found(self._summed_up(found), rows, times_real_time)
 
-    def _summed_up(self, found: list[Simulated]) -> Figures:
+    def _summed_up(self, found: list[SimulationResult]) -> Figures:
         """By when they were due, and from then on: how late the load tester was is part of both sides."""
         records = self.served.results.records
         due = records["scheduled"][self._order]
@@ -171,7 +171,7 @@ def _narrowed(pipeline: InferencePipeline) -> InferencePipeline:
     return pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"stages": stages})})
 
 
-def _measured(conditions: Conditions, served: Served) -> str:
+def _measured(conditions: Environment, served: Served) -> str:
     """Tell in a few lines under which conditions it was served."""
     slowness = served.pace.slowness
     lines = [
@@ -212,7 +212,7 @@ def _print(served: Served, simulated: _Found) -> None:
         console.print(f"{stage}: {served.batch_rows(stage):.3f} rows a batch served, {rows:.3f} simulated")
 
 
-def fidelity_outcome(served: Served, simulated: _Found, conditions: Conditions) -> Outcome:
+def fidelity_outcome(served: Served, simulated: _Found, conditions: Environment) -> ResultLine:
     """Judge the simulation by how far it is off."""
     figures: dict[str, float | int | str | None] = {
         "contention": conditions.contention,
@@ -227,17 +227,17 @@ def fidelity_outcome(served: Served, simulated: _Found, conditions: Conditions) 
         "phases": len(served.course.phases),
         "phases_left_out": len(served.course.left_out),
     }
-    bars = [bar("times real time", simulated.times_real_time, ">=", LEAST_SPEED)]
+    bars = [threshold("times real time", simulated.times_real_time, ">=", LEAST_SPEED)]
     for name in COMPARED:
         ours, theirs = served.figures[name], simulated.figures[name]
         for figure in ("p50", "p99"):
             figures[f"{name}: {figure} served, seconds"] = ours[figure]
             figures[f"{name}: {figure} simulated, seconds"] = theirs[figure]
             error = abs(theirs[figure] / ours[figure] - 1.0)
-            bars.append(bar(f"{name}: relative error of {figure}", error, "<=", MOST_ERROR))
+            bars.append(threshold(f"{name}: relative error of {figure}", error, "<=", MOST_ERROR))
         gap = abs(theirs["dropped"] - ours["dropped"])
-        bars.append(bar(f"{name}: gap of dropped share", gap, "<=", MOST_DROPS))
-    return Outcome(name="bench-simulator", figures=figures, bars=tuple(bars))
+        bars.append(threshold(f"{name}: gap of dropped share", gap, "<=", MOST_DROPS))
+    return ResultLine(name="bench-simulator", figures=figures, bars=tuple(bars))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from benchmarks.simulator.course import CALIBRATING, Course
 from benchmarks.simulator.pace import Floats, Pace
-from trimtab_adapter.simulation.chance import at_sizes, between_sizes
-from trimtab_adapter.simulation.conditions import Conditions
+from trimtab_adapter.simulation.environment import Environment
+from trimtab_adapter.simulation.sampling import at_sizes, between_sizes
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -39,7 +39,7 @@ class _Batches:
 
 def calibrate(
     pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], records: NDArray[Any], course: Course, pace: Pace
-) -> Conditions:
+) -> Environment:
     """The conditions under which a run was served.
 
     Args:
@@ -60,7 +60,7 @@ def calibrate(
     excess = {(one.stage, one.variant): one.excess - np.log1p(contention * one.beside) for one in found}
     batches = {(one.stage, one.variant): one for one in found}
     laws = {key: excess_law(excess[key], one.sizes) for key, one in batches.items()}
-    return Conditions(
+    return Environment(
         before_seconds=float(np.median(overhead)),
         contention=contention,
         factors={key: tuple(law.factors[batches[key].calm].tolist()) for key, law in laws.items()},

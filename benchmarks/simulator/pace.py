@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_adapter.simulation.speed import Speed
+from trimtab_adapter.simulation.machine_speed import MachineSpeed
 
 WINDOW_SECONDS = 0.25
 Floats = NDArray[np.float64]
@@ -21,7 +21,7 @@ class Pace:
 
     slowness: Floats
     """[W] by window: how much longer the same work took than usual, on all processors together."""
-    speeds: tuple[Speed, ...]
+    speeds: tuple[MachineSpeed, ...]
     """The same a processor, its pauses included."""
     others: Floats = field(default_factory=lambda: np.empty((0, 2)))
     """[N, 2]: second of the run, and how long a processor, on average, had computed for others since the row before."""
@@ -109,7 +109,7 @@ def _pauses(readings: Readings, started_at: float, duration_seconds: float) -> l
     return found
 
 
-def _speed(slowness: Floats, pauses: Sequence[tuple[float, float]]) -> Speed:
+def _speed(slowness: Floats, pauses: Sequence[tuple[float, float]]) -> MachineSpeed:
     """Put pauses into the speeds of the windows."""
     edges = {0.0} | {n * WINDOW_SECONDS for n in range(slowness.size)}
     edges |= {edge for pause in pauses for edge in pause}
@@ -117,9 +117,9 @@ def _speed(slowness: Floats, pauses: Sequence[tuple[float, float]]) -> Speed:
     speeds = 1.0 / slowness[np.clip((since / WINDOW_SECONDS).astype(int), 0, slowness.size - 1)]
     for begin, until in pauses:
         speeds[(since >= begin) & (since < until)] = 0.0
-    return Speed(since.tolist(), speeds.tolist())
+    return MachineSpeed(since.tolist(), speeds.tolist())
 
 
-def _paused(speed: Speed, begin: float, until: float) -> float:
+def _paused(speed: MachineSpeed, begin: float, until: float) -> float:
     lengths = np.diff(np.clip(speed.since_seconds, begin, until))
     return float(lengths[np.array(speed.speeds[:-1]) == 0.0].sum())

@@ -20,7 +20,7 @@ import psutil
 
 from benchmarks.cores import usable
 from benchmarks.simulator.pace import Floats, Readings
-from trimtab_pipelines.processes.leash import leashed
+from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 
 SIDE, PERIOD_SECONDS = 192, 0.04
 WATCH_SECONDS = 1.0
@@ -87,7 +87,9 @@ def probing(folder: Path) -> Iterator[list[Path]]:
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     tasks = [(str(processor), str(file)) for processor, file in zip(processors, files, strict=True)]
     tasks += [(OTHERS, str(folder / OTHERS))] if processors else []
-    children = [subprocess.Popen(leashed("benchmarks.simulator.probe", *task), env=alone) for task in tasks]
+    children = [
+        subprocess.Popen(command_tied_to_parent("benchmarks.simulator.probe", *task), env=alone) for task in tasks
+    ]
     try:
         yield files
     finally:

@@ -11,21 +11,21 @@ from benchmarks.simulator.calibration import once_a_batch
 from benchmarks.simulator.course import Course, Figures
 from benchmarks.simulator.pace import Pace, pace
 from benchmarks.simulator.probe import probing, read
-from trimtab.live import watching
-from trimtab.local.loading import LoadOrder
+from trimtab.local.load_process import LoadOrder
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.options import console
-from trimtab.record import load, save
+from trimtab.run import LocalRun
 from trimtab.run_folder import RunFolder
-from trimtab.session import Session
-from trimtab.timeline import Run
+from trimtab.run_record import load, save
+from trimtab.run_samples import Run
+from trimtab.terminal_view import terminal_view
 from trimtab_adapter.planning.baselines import with_pins
 from trimtab_adapter.planning.rivals import plan_for_peak
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.documents import write_json
-from trimtab_pipelines.ends import End
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Pin
 
@@ -63,10 +63,10 @@ def serve(
     with RunFolder() as where, probing(folder / PROBED):
         begun = asyncio.Event()
         changes = _Changes(pipeline, profiles, course, begun)
-        session = Session(
+        session = LocalRun(
             "served", Setup(given, where, plan=first), order, disturb=lambda s: changes.follow(session, s)
         )
-        with watching(session, console):
+        with terminal_view(session, console):
             session.on_sample = _noticing(begun, session.on_sample)
             run = asyncio.run(session.run())
     save(run, folder)
@@ -80,7 +80,7 @@ def recorded(folder: Path, course: Course) -> Served:
     if run.results is None:
         raise RuntimeError("the load left no record; it was probably interrupted")
     records, facts = run.results.records, run.results.facts
-    answered = records["outcome"] <= End.LATE
+    answered = records["outcome"] <= RequestOutcome.LATE
     readings, others = read(folder / PROBED)
     machine = pace(readings, facts.started_at, facts.duration_seconds, others)
     calm = course.calm(machine)
@@ -107,7 +107,7 @@ class _Changes:
     begun: asyncio.Event
     written_at: list[float] = field(default_factory=list)
 
-    async def follow(self, session: Session, local: Supervisor) -> None:
+    async def follow(self, session: LocalRun, local: Supervisor) -> None:
         await self.begun.wait()
         if session.progress is None:
             raise RuntimeError("the load began without any progress")
@@ -119,10 +119,10 @@ class _Changes:
             write_json(local.plan_file, plan)
 
 
-def _noticing(begun: asyncio.Event, told: Callable[[Session], None]) -> Callable[[Session], None]:
+def _noticing(begun: asyncio.Event, told: Callable[[LocalRun], None]) -> Callable[[LocalRun], None]:
     """Notice at each sample whether the load has begun."""
 
-    def notice(session: Session) -> None:
+    def notice(session: LocalRun) -> None:
         if session.progress is not None:
             begun.set()
         told(session)

@@ -30,11 +30,11 @@ from benchmarks.tokens_served.looks import LEAST_SPEED, MOST_LOST, Rows, compare
 from benchmarks.tokens_served.outcome import HEADS, Run
 from benchmarks.tokens_served.queries import Queries
 from benchmarks.tokens_served.tasks import Tasks
-from trimtab.commands import reporting_errors
-from trimtab.decisions import terminal_table
+from trimtab.app import reporting_errors
 from trimtab.options import console
+from trimtab.plan_view import terminal_table
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.verdict import Bar, Outcome, bar
+from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 from trimtab_profiler.profile import PROFILE_FILE
 from trimtab_protocol import event_loop
 
@@ -60,7 +60,7 @@ class Bench:
         self.known = KnownLoads(given.out / "load.json", settings_of(given))
         self._rps: float | None = None
         self.figures: Figures = {}
-        self.bars: list[Bar] = []
+        self.bars: list[Threshold] = []
 
     async def rps(self) -> float:
         """The load of this run, or what an earlier one found under the same settings; else it is searched for."""
@@ -101,8 +101,10 @@ class Bench:
         measured, *_ = ours.accuracy()
         self.figures["shape: best point alone"] = best.method
         self.bars += [
-            bar("utility over the best point alone, in hindsight, %", _gain(ours, best), ">=", 20.0),
-            bar("measured accuracy off what was promised, points", _off(measured, ours.expected_accuracy), "<=", 2.0),
+            threshold("utility over the best point alone, in hindsight, %", _gain(ours, best), ">=", 20.0),
+            threshold(
+                "measured accuracy off what was promised, points", _off(measured, ours.expected_accuracy), "<=", 2.0
+            ),
         ]
 
     async def queued(self) -> None:
@@ -113,8 +115,8 @@ class Bench:
         ours, theirs = runs
         self.figures["queued: batches waiting, most"] = theirs.most_queued / BATCH
         self.bars += [
-            bar("queued: most batches that waited", theirs.most_queued / BATCH, ">=", 20.0),
-            bar("queued: utility over OTAS as printed, %", _gain(ours, theirs), ">=", 10.0),
+            threshold("queued: most batches that waited", theirs.most_queued / BATCH, ">=", 20.0),
+            threshold("queued: utility over OTAS as printed, %", _gain(ours, theirs), ">=", 10.0),
         ]
 
     async def looks(self) -> None:
@@ -139,9 +141,9 @@ class Bench:
         twice = max((one for one in found if one.way.again is not None), key=lambda one: (one.meets, one.speeds[1]))
         self.figures["looks: the bars are of"] = twice.way.name
         self.bars += [
-            bar("looks: throughput over the plain point's", twice.speeds[1], ">=", LEAST_SPEED),
-            bar("looks: accuracy lost, points", 100 * twice.lost[1], "<=", 100 * MOST_LOST),
-            bar("looks: rows by each way, least", min(len(one.way.right) for one in found), ">=", 2_000),
+            threshold("looks: throughput over the plain point's", twice.speeds[1], ">=", LEAST_SPEED),
+            threshold("looks: accuracy lost, points", 100 * twice.lost[1], "<=", 100 * MOST_LOST),
+            threshold("looks: rows by each way, least", min(len(one.way.right) for one in found), ">=", 2_000),
         ]
 
     async def tasks(self) -> None:
@@ -198,9 +200,9 @@ def settings_of(given: argparse.Namespace) -> Settings:
     return {**named, "trace": trace, "profile": profiled}
 
 
-def found_load(missed: float) -> Bar:
+def found_load(missed: float) -> Threshold:
     """Whether a load is the one that was sought; others would compare policies where there is nothing to choose."""
-    return bar("load: share missed at the plain point, off three in ten", abs(missed - MISSED), "<=", CLOSE)
+    return threshold("load: share missed at the plain point, off three in ten", abs(missed - MISSED), "<=", CLOSE)
 
 
 def _gain(one: Run, other: Run) -> float:
@@ -238,7 +240,7 @@ def _told(given: argparse.Namespace) -> int:
     return 0 if outcome.holds else 1
 
 
-async def _measured(given: argparse.Namespace) -> Outcome:
+async def _measured(given: argparse.Namespace) -> ResultLine:
     profiles = await profiled(SOURCE, given.out, {STAGE: [VARIANT]})
     with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as folder:
         bench = Bench(given, Path(folder), profiles)
@@ -251,7 +253,7 @@ async def _measured(given: argparse.Namespace) -> Outcome:
         }
         for name in given.phase or phases:
             await phases[name]()
-    return Outcome(name="bench-tokens-served", figures=bench.figures, bars=tuple(bench.bars))
+    return ResultLine(name="bench-tokens-served", figures=bench.figures, bars=tuple(bench.bars))
 
 
 if __name__ == "__main__":

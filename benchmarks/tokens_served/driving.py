@@ -18,9 +18,9 @@ from benchmarks.tokens_served.outcome import Run
 from benchmarks.tokens_served.queries import QUERIES, Queries
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_adapter.planning.baselines import with_pins
-from trimtab_adapter.planning.decide import Situation, decide
+from trimtab_adapter.planning.decide import PlanningInputs, decide
 from trimtab_loadtester.attack import AttackOptions, attack_async
-from trimtab_loadtester.load import LoadSpec
+from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.documents import load_endpoints, load_pipeline, write_json
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, PointPlan, point_plan
@@ -28,7 +28,7 @@ from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Pin
 from trimtab_predictor.trace import read_trace
-from trimtab_router.stage.policies.view import DropPolicy
+from trimtab_router.scheduling.policies.interface import DropPolicy
 
 SOURCE = Path(__file__).parents[2] / "pipelines" / "vit-tasks"
 CORES = 0.5
@@ -168,7 +168,7 @@ def plan_for(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]) 
     pin = Pin(variant=VARIANT, replicas=1, batch_size=BATCH)
     pinned = pipeline.model_copy(update={"spec": with_pins(pipeline.spec, {STAGE: pin})})
     forecast = ForecastRecord(peak_rps=1.0, source="static", reason="the load, known beforehand")
-    plan = decide(pinned, profiles, Situation(forecast, 0.0))
+    plan = decide(pinned, profiles, PlanningInputs(forecast, 0.0))
     return plan.model_copy(update={"spec": plan.spec.model_copy(update={"generation": 1})})
 
 

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from benchmarks.tokens_served.direct import BATCH, Direct
 from benchmarks.tokens_served.queries import NUMBERS
-from trimtab_model_servers.vit_tasks.points import gain
-from trimtab_model_servers.vit_tasks.samples import MOST
-from trimtab_model_servers.vit_tasks.sources import TASKS
+from trimtab_model_servers.vit_tasks.datasets import TASKS
+from trimtab_model_servers.vit_tasks.labelled_samples import MOST
+from trimtab_model_servers.vit_tasks.operating_points import gain
+from trimtab_pipelines.escalation import EscalationPlan
 from trimtab_pipelines.plan import PointPlan
-from trimtab_pipelines.second_look import LookPlan
-from trimtab_router.stage.policies.view import SecondLook
+from trimtab_router.scheduling.policies.interface import Escalation
 
 TURNS, WARMING_BATCHES = 10, 3
 SECOND_SEED = 1_000
@@ -78,7 +78,7 @@ class Way:
     @property
     def below(self) -> NDArray[np.float64]:
         """Certainty that too little is, by the number of the task."""
-        again = SecondLook(**dict(self.point.looks[0])).again
+        again = Escalation(**dict(self.point.looks[0])).again
         return np.array([again.of_task(task).below for task in TASKS])
 
     @property
@@ -111,7 +111,7 @@ def ways(points: Sequence[PointPlan]) -> list[Way]:
     return found
 
 
-def _chosen(looks: Sequence[LookPlan], floor: float) -> LookPlan:
+def _chosen(looks: Sequence[EscalationPlan], floor: float) -> EscalationPlan:
     """The second look that asks for the least rows of those that reach a floor; the most accurate where none does."""
     enough = [look for look in looks if look.accuracy >= floor]
     return min(enough, key=lambda look: look.share) if enough else max(looks, key=lambda look: look.accuracy)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_loadtester.results import Results
-from trimtab_pipelines.evidence import wilson_interval
+from trimtab_pipelines.accuracy_evidence import wilson_interval
 
 
 @dataclass(frozen=True, slots=True)

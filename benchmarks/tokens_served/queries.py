@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trimtab_loadtester.payload import Outputs, Payload, Score
-from trimtab_model_servers.vit_tasks.samples import MOST, SEED
-from trimtab_model_servers.vit_tasks.sources import TASKS, Images
+from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
+from trimtab_model_servers.vit_tasks.datasets import TASKS, Images
+from trimtab_model_servers.vit_tasks.labelled_samples import MOST, SEED
 from trimtab_protocol import Tensor
 from trimtab_protocol.extensions import TASK, UTILITY
 

@@ -21,19 +21,19 @@ from benchmarks.tokens_served.driving import STAGE, written
 from benchmarks.tokens_served.queries import Queries
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_loadtester.attack import AttackOptions, attack_async
-from trimtab_loadtester.load import LoadSpec
+from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_loadtester.results import Results
-from trimtab_model_servers.tokens.stored import load
-from trimtab_model_servers.tokens.task_files import fingerprint, save_task
+from trimtab_model_servers.transformer.checkpoints import load
+from trimtab_model_servers.transformer.task_files import fingerprint, save_task
 from trimtab_pipelines.documents import load_endpoints
 from trimtab_pipelines.plan import PipelinePlan, PipelinePlanSpec, first_plan
 from trimtab_pipelines.resource import Metadata
+from trimtab_pipelines.result_line import Threshold, threshold
 from trimtab_pipelines.router_state import TASKS_PATH
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.tasks import TaskCard
-from trimtab_pipelines.verdict import Bar, bar
+from trimtab_pipelines.tasks import TaskRecord
 from trimtab_protocol.extensions import tasks_of
-from trimtab_router.edge.keys import HashedKey, digest_of, entry_of, new_key
+from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of, new_key
 
 VARIANT, REPLICAS, CORES, BATCH = "vit-small", 2, 0.8, 8
 """The small one, since it answers so many queries that their p99 can be told; both replicas share these cores."""
@@ -57,7 +57,7 @@ class Tasks:
     folder: Path
     queries: Queries
     figures: Figures = field(default_factory=dict)
-    bars: list[Bar] = field(default_factory=list)
+    bars: list[Threshold] = field(default_factory=list)
 
     async def run(self) -> None:
         """All of it, on one pipeline that is served throughout."""
@@ -116,8 +116,8 @@ class Tasks:
             "tasks: seconds until in force": ", ".join(f"{one:.3f}" for _, one in calls),
         }
         self.bars += [
-            bar("tasks: seconds until in force on all replicas, most", max(one for _, one in calls), "<=", 2.0),
-            bar("tasks: others' p99 after registering, of before", p99_busy / p99_calm, "<=", 1.05),
+            threshold("tasks: seconds until in force on all replicas, most", max(one for _, one in calls), "<=", 2.0),
+            threshold("tasks: others' p99 after registering, of before", p99_busy / p99_calm, "<=", 1.05),
         ]
 
     async def _register_all(
@@ -142,7 +142,7 @@ class Tasks:
             if not all(file.stem in each for each in told):
                 raise RuntimeError(f"said to be in force, but is not: {file.stem}")
             taken.append((called, time.time() - called))
-        self.bars.append(bar("tasks: status without a key, least", min(statuses), "==", 401))
+        self.bars.append(threshold("tasks: status without a key, least", min(statuses), "==", 401))
         return taken
 
     async def _mixed(self, local: Supervisor, session: aiohttp.ClientSession) -> None:
@@ -160,7 +160,7 @@ class Tasks:
                 f"mixed: {name}, of one task's, least to most": f"{min(rates / one):.3f}–{max(rates / one):.3f}",
             }
         ratio = float(np.median(np.array(found["eight mixed"]) / one))
-        self.bars.append(bar("mixed: eight tasks, of one task's throughput", ratio, ">=", 0.95))
+        self.bars.append(threshold("mixed: eight tasks, of one task's throughput", ratio, ">=", 0.95))
 
     async def _points(self, local: Supervisor, session: aiohttp.ClientSession) -> None:
         """What a batch takes when the point changes with every one, beyond what it takes when none does."""
@@ -175,7 +175,7 @@ class Tasks:
         extra = max(float(np.median(turns[point]) - np.median(alone[point])) for point in POINTS)
         for name, found in (("alone", alone), ("in turns", turns)):
             self.figures |= {f"point: {point} {name}, ms": float(np.median(one)) for point, one in found.items()}
-        self.bars.append(bar("point: a change costs, ms beyond the batch", extra, "<=", 1.0))
+        self.bars.append(threshold("point: a change costs, ms beyond the batch", extra, "<=", 1.0))
 
     async def _killed(self, local: Supervisor, session: aiohttp.ClientSession) -> None:
         """Kill every replica at once; how many tasks those that follow answer."""
@@ -191,7 +191,7 @@ class Tasks:
             answer = await replica.infer(range(OWN + MORE), POINTS[0])
             labels = next(one.array for one in answer.outputs if one.name == "label")
             known.append(int((labels >= 0).sum()))
-        self.bars.append(bar("tasks: answered by replicas after all had died", min(known), "==", OWN + MORE))
+        self.bars.append(threshold("tasks: answered by replicas after all had died", min(known), "==", OWN + MORE))
 
     def _replicas(self, local: Supervisor, session: aiohttp.ClientSession) -> list[Direct]:
         listed = load_endpoints(local.fleet.site.endpoints_file).stages[STAGE]
@@ -204,7 +204,7 @@ class Tasks:
         mark, made = fingerprint(stored.transformer), []
         for name, classes in list(stored.tasks.items())[:MORE]:
             made.append(self.folder / "made" / f"more-{name}.safetensors")
-            card = TaskCard(classes=classes, transformer=mark)
+            card = TaskRecord(classes=classes, transformer=mark)
             save_task(made[-1], card, {way: by_task[name] for way, by_task in stored.heads.items()})
         return made
 

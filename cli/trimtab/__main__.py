@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Run the command line; exit with 2 and one clear message for what the user got wrong, 1 for what failed."""
     try:
-        from trimtab.commands import run  # noqa: PLC0415
+        from trimtab.app import run  # noqa: PLC0415
     except KeyboardInterrupt:
         sys.stderr.write("trimtab: interrupted\n")
         sys.exit(130)

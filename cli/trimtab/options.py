@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from trimtab_pipelines.mistakes import UsersMistake
+from trimtab_pipelines.errors import UserError
 
 PipelineArgument = Annotated[Path, typer.Argument(metavar="PIPELINE", help="pipeline.yaml, or the folder it is in")]
 TraceOption = Annotated[Path | None, typer.Option("--trace", help="Load: requests of each second, a .csv or .csv.gz")]
@@ -78,7 +78,7 @@ def place_of(address: str) -> tuple[str, int]:
     """Read HOST:PORT; raises UsersMistake where it is none."""
     host, _, number = address.removeprefix("http://").rstrip("/").rpartition(":")
     if not host or not number.isdecimal() or not 1 <= int(number) <= 65535:
-        raise UsersMistake(f"--address {address!r} must be HOST:PORT, such as 127.0.0.1:8082")
+        raise UserError(f"--address {address!r} must be HOST:PORT, such as 127.0.0.1:8082")
     return host, int(number)
 
 

@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trimtab.local.profiles import cache_folder
-from trimtab.record import FACTS_FILE
+from trimtab.local.profile_cache import cache_folder
+from trimtab.run_record import FACTS_FILE
 from trimtab_pipelines.documents import DocumentError
 
 LOCK_FILE = ".lock"

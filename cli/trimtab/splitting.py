@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from trimtab.decisions import terminal_table
+from trimtab.plan_view import terminal_table
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.strategies import JobStrategies, Strategy

@@ -2,8 +2,8 @@
 
 from trimtab_kubernetes.client import Cluster
 from trimtab_kubernetes.errors import ClusterError, Conflict, Gone, NotFound, Rejected, Unreachable
-from trimtab_kubernetes.follow import Change, follow
 from trimtab_kubernetes.kinds import Kind, kind_of
+from trimtab_kubernetes.watch import Change, list_and_watch
 
 __all__ = [
     "Change",
@@ -15,6 +15,6 @@ __all__ = [
     "NotFound",
     "Rejected",
     "Unreachable",
-    "follow",
     "kind_of",
+    "list_and_watch",
 ]

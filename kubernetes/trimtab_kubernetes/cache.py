@@ -8,8 +8,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from trimtab_kubernetes.client import Cluster, Listing
-from trimtab_kubernetes.follow import Change, follow
 from trimtab_kubernetes.objects import Key, Object, key_of, version_of
+from trimtab_kubernetes.watch import Change, list_and_watch
 
 Group = TypeVar("Group", bound=Hashable)
 OnChange = Callable[[Change, set[Group]], None]
@@ -80,7 +80,7 @@ class Cache(Generic[Group]):
         waiting = {(kind, namespace) for kind in selectors for namespace in namespaces}
 
         async def one(kind: str, namespace: str | None) -> None:
-            async for change in follow(cluster, kind, namespace, selectors[kind]):
+            async for change in list_and_watch(cluster, kind, namespace, selectors[kind]):
                 if change.listing is not None:
                     for gone in self.missing(kind, namespace, change.listing):
                         on_change(Change(key_of(gone), gone, deleted=True), self.remove(gone))

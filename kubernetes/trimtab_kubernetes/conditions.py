@@ -13,7 +13,7 @@ MOST_MESSAGE = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ConditionState:
     """A condition without its bookkeeping."""
 
     type: str
@@ -22,18 +22,18 @@ class Finding:
     message: str
 
 
-def well(kind: str, reason: str, message: str) -> Finding:
+def ok(kind: str, reason: str, message: str) -> ConditionState:
     """A condition that is true."""
-    return Finding(kind, "True", reason, message)
+    return ConditionState(kind, "True", reason, message)
 
 
-def ill(kind: str, reason: str, message: str) -> Finding:
+def failing(kind: str, reason: str, message: str) -> ConditionState:
     """A condition that is not."""
-    return Finding(kind, "False", reason, message)
+    return ConditionState(kind, "False", reason, message)
 
 
 def conditions(
-    findings: Iterable[Finding], before: Iterable[Mapping[str, Any]], generation: int, now_seconds: float
+    findings: Iterable[ConditionState], before: Iterable[Mapping[str, Any]], generation: int, now_seconds: float
 ) -> list[Object]:
     """The conditions as written; the time of transition stays where the status stays.
 
@@ -47,7 +47,7 @@ def conditions(
     return [_condition(finding, earlier.get(finding.type, {}), generation, now_seconds) for finding in findings]
 
 
-def _condition(finding: Finding, before: Mapping[str, Any], generation: int, now_seconds: float) -> Object:
+def _condition(finding: ConditionState, before: Mapping[str, Any], generation: int, now_seconds: float) -> Object:
     same = before.get("status") == finding.status
     return {
         "type": finding.type,

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 log = logging.getLogger(__name__)
 
 
-def told_to_stop() -> asyncio.Event:
+def stop_requested() -> asyncio.Event:
     """What is set by SIGTERM or SIGINT from now on."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

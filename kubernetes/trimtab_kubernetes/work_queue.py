@@ -5,7 +5,7 @@ import heapq
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
-from trimtab_kubernetes.pauses import Pauses
+from trimtab_kubernetes.backoff import Backoff
 
 AnyKey = TypeVar("AnyKey", bound=Hashable)
 FIRST_PAUSE_SECONDS = 0.5
@@ -22,7 +22,7 @@ class WorkQueue(Generic[AnyKey]):
         self._count = 0
         self._in_hand: set[AnyKey] = set()
         self._again: dict[AnyKey, float] = {}
-        self._pauses: dict[AnyKey, Pauses] = {}
+        self._pauses: dict[AnyKey, Backoff] = {}
         self._changed = asyncio.Event()
 
     def add(self, key: AnyKey, delay_seconds: float = 0.0) -> None:
@@ -48,7 +48,7 @@ class WorkQueue(Generic[AnyKey]):
                 self.add(key)
                 raise
             except Exception as error:  # noqa: BLE001 - `handle` has told of it; here it only means later
-                pauses = self._pauses.setdefault(key, Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS))
+                pauses = self._pauses.setdefault(key, Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS))
                 self._done(key, pauses.after(error))
             else:
                 self._pauses.pop(key, None)

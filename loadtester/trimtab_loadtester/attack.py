@@ -18,17 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_loadtester.arrivals import Seconds, poisson_arrivals
-from trimtab_loadtester.chat_wire import ChatWire
+from trimtab_loadtester.chat_client import ChatClient
 from trimtab_loadtester.chats import DrawnChats
-from trimtab_loadtester.labelled import LabelledPayloads
-from trimtab_loadtester.load import LoadSpec
-from trimtab_loadtester.multimodal import draw
-from trimtab_loadtester.outcome import Times, classify
-from trimtab_loadtester.payload import Payload
-from trimtab_loadtester.payloads import PayloadSource, payload_source, require_chats
-from trimtab_loadtester.results import Record, Results, RunFacts, Visit
-from trimtab_loadtester.wire import OPEN, Access, Answer, GrpcWire, RestWire, Wire
-from trimtab_pipelines.ends import End
+from trimtab_loadtester.clients import OPEN, Access, Answer, Client, GrpcClient, RestClient
+from trimtab_loadtester.load_spec import LoadSpec
+from trimtab_loadtester.multimodal.traffic import draw
+from trimtab_loadtester.outcome import ClientTimings, classify
+from trimtab_loadtester.payloads.interface import Payload
+from trimtab_loadtester.payloads.labelled import LabelledPayloads
+from trimtab_loadtester.payloads.sources import PayloadSource, payload_source, require_chats
+from trimtab_loadtester.results import Record, Results, RunFacts, StageVisit
+from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import event_loop
 from trimtab_protocol.extensions import (
@@ -43,7 +43,11 @@ from trimtab_protocol.extensions import (
 GAVE_UP = "GaveUp"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 WireName = Literal["REST", "gRPC", "chat"]
-WIRES: Mapping[WireName, Callable[[str, str, Access], Wire]] = {"REST": RestWire, "gRPC": GrpcWire, "chat": ChatWire}
+WIRES: Mapping[WireName, Callable[[str, str, Access], Client]] = {
+    "REST": RestClient,
+    "gRPC": GrpcClient,
+    "chat": ChatClient,
+}
 _MOST_TOLD = 2**31 - 1
 _NAN = float("nan")
 
@@ -56,7 +60,7 @@ class Progress:
     duration_seconds: float
     scheduled: int
     sent: int
-    outcomes: Mapping[End, int]
+    outcomes: Mapping[RequestOutcome, int]
     correct: int = 0
     total: int = 0
 
@@ -108,12 +112,12 @@ class _Run:
     source: PayloadSource
     facts: RunFacts
     options: AttackOptions
-    wire: Wire
+    wire: Client
     stop: asyncio.Event
     start: float = 0.0
     sent: int = 0
     records: list[Record] = field(default_factory=list)
-    outcomes: dict[End, int] = field(default_factory=lambda: dict.fromkeys(End, 0))
+    outcomes: dict[RequestOutcome, int] = field(default_factory=lambda: dict.fromkeys(RequestOutcome, 0))
     correct: int = 0
     total: int = 0
 
@@ -213,7 +217,7 @@ async def attack_async(
 
 
 def _prepare(
-    pipeline: InferencePipeline, source: PayloadSource, wire: Wire, requests: int, options: AttackOptions
+    pipeline: InferencePipeline, source: PayloadSource, wire: Client, requests: int, options: AttackOptions
 ) -> tuple[list[Payload], list[Any], list[int]]:
     """Make and encode the payloads, and count their images: one a request where that fits, else as many as do."""
     names = tuple(output.name for output in pipeline.spec.outputs)
@@ -287,7 +291,7 @@ def _record(run: _Run, number: int, answer: Answer, due: float, sent: float) -> 
     payload, latency = run.payloads[number], run.elapsed_seconds - due
     streamed = answer.streamed
     began, between = (sent - due + streamed.first_seconds, streamed.between_seconds) if streamed else (_NAN, _NAN)
-    outcome = classify(answer.code, Times(latency, began, between), run.facts.promised)
+    outcome = classify(answer.code, ClientTimings(latency, began, between), run.facts.promised)
     floor = number_of(payload.parameters.get(ACCURACY_FLOOR))
     record = Record(due, sent, latency, outcome, answer.code, detail=answer.detail, images=run.images[number])
     record = record._replace(
@@ -302,7 +306,7 @@ def _record(run: _Run, number: int, answer: Answer, due: float, sent: float) -> 
         score = run.source.score(payload.truth, outputs)
     except Exception as error:  # noqa: BLE001 - truth and score may be the user's: one answer ends no run
         wrong = f"the answer cannot be scored: {error!r}"
-        return record._replace(outcome=End.FAILED, code="WrongAnswer", detail=wrong)
+        return record._replace(outcome=RequestOutcome.FAILED, code="WrongAnswer", detail=wrong)
     parameters = answer.response.parameters
     expected = number_of(parameters.get(EXPECTED_ACCURACY))
     provisional = _provisional(run.facts.stages, parameters)
@@ -324,7 +328,7 @@ def _provisional(stages: Sequence[str], parameters: Mapping[str, Any]) -> NDArra
     return np.array([word == "true" for word in told.split(",")]) if told else np.zeros(0, dtype=np.bool_)
 
 
-def _visit(stage: str, parameters: Mapping[str, Any]) -> Visit:
+def _visit(stage: str, parameters: Mapping[str, Any]) -> StageVisit:
     """Read what the answer says of a stage; what it does not say, or says wrongly, stays unknown."""
 
     def number(name: str, unknown: float) -> float:
@@ -332,7 +336,7 @@ def _visit(stage: str, parameters: Mapping[str, Any]) -> Visit:
         return told if told is not None and 0 <= told <= _MOST_TOLD else unknown
 
     named = parameters_of(stage)
-    return Visit(
+    return StageVisit(
         variant=str(parameters.get(named.variant, "")),
         batch_size=int(number(named.batch_size, 0)),
         queue_seconds=number(named.queue_seconds, float("nan")),

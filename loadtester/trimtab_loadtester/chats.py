@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from trimtab_loadtester.multimodal import Request
-from trimtab_loadtester.payload import Outputs, Payload, Score
+from trimtab_loadtester.multimodal.traffic import Request
+from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
 from trimtab_protocol import Tensor
 
 _EXAMPLE: Final = "pages=0..3"
@@ -22,7 +22,7 @@ class ChatPayloads:
     """Chats about pages that training has never drawn: `messages` [1], and `images` [1, pages] where there are some."""
 
     def __init__(self, seed: int = 0, written: str = "") -> None:
-        from trimtab_model_servers.lmm_digits.chats import ChatSource  # noqa: PLC0415 - slow to import
+        from trimtab_model_servers.lmm_digits.chat_samples import ChatSource  # noqa: PLC0415 - slow to import
         from trimtab_model_servers.lmm_digits.questions import MAX_PAGES  # noqa: PLC0415 - as above
 
         self._chats = ChatSource(seed, pages_of(written) or (0, MAX_PAGES))

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_loadtester.payload import Outputs, Payload, Score
+from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
 from trimtab_protocol import Tensor
 from trimtab_protocol.extensions import ACCURACY_FLOOR
 
 if TYPE_CHECKING:
-    from trimtab_model_servers.senses.items import Items
+    from trimtab_model_servers.senses.dataset import Items
 
 POOL_ROWS: Final = 2_000
 LOUDEST: Final = 20_000
@@ -158,11 +158,11 @@ def _absent(share: float, names: tuple[str, ...], random: np.random.Generator) -
 @lru_cache(maxsize=1)
 def _drawn(seed: int, recordings: Path | None, speakers: tuple[str, ...], weights: Path | None, rows: int) -> "Items":
     """The rows that jobs are made of; kept, since several loads after each other may be made of the same."""
-    from trimtab_model_servers.senses.items import ItemSource  # noqa: PLC0415 - slow to import
-    from trimtab_model_servers.senses.networks import heard_by  # noqa: PLC0415 - as above
-    from trimtab_model_servers.senses.recordings import load_recordings, unheard  # noqa: PLC0415 - as above
+    from trimtab_model_servers.senses.dataset import ItemSource  # noqa: PLC0415 - slow to import
+    from trimtab_model_servers.senses.recorded_digits import held_out_speakers, load_recordings  # noqa: PLC0415 - as above
+    from trimtab_model_servers.senses.variants import speakers_of  # noqa: PLC0415 - as above
 
     found = None if recordings is None else load_recordings(recordings)
     if found is not None:
-        found = found.of(*(speakers or unheard(found, () if weights is None else heard_by(weights))))
+        found = found.of(*(speakers or held_out_speakers(found, () if weights is None else speakers_of(weights))))
     return ItemSource("held-out", seed, found).items(0, rows)

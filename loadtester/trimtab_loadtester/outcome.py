@@ -5,7 +5,7 @@ A streamed answer is in time as its router sees it: where it also began by when 
 
 from dataclasses import dataclass
 
-from trimtab_pipelines.ends import End
+from trimtab_pipelines.request_outcome import RequestOutcome
 
 OK_CODES = frozenset({"200", "OK"})
 DROPPED_CODES = frozenset({"504", "DEADLINE_EXCEEDED"})
@@ -13,7 +13,7 @@ REFUSED_CODES = frozenset({"429", "503", "RESOURCE_EXHAUSTED", "UNAVAILABLE"})
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class ClientTimings:
     """What is promised of an answer, or what became of it, in seconds; infinite or NaN where nothing is known.
 
     Attributes:
@@ -27,7 +27,7 @@ class Times:
     first_token_seconds: float = float("nan")
     between_tokens_seconds: float = float("nan")
 
-    def within(self, promised: "Times") -> bool:
+    def within(self, promised: "ClientTimings") -> bool:
         """Whether each was in time; what is not known broke no promise."""
         return not (
             self.latency_seconds > promised.latency_seconds
@@ -36,10 +36,10 @@ class Times:
         )
 
 
-def classify(code: str, took: Times, promised: Times) -> End:
+def classify(code: str, took: ClientTimings, promised: ClientTimings) -> RequestOutcome:
     """Tell the outcome from an HTTP status, a gRPC status name or the name of what went wrong on the way."""
     if code in OK_CODES:
-        return End.OK if took.within(promised) else End.LATE
+        return RequestOutcome.OK if took.within(promised) else RequestOutcome.LATE
     if code in DROPPED_CODES:
-        return End.DROPPED
-    return End.REFUSED if code in REFUSED_CODES else End.FAILED
+        return RequestOutcome.DROPPED
+    return RequestOutcome.REFUSED if code in REFUSED_CODES else RequestOutcome.FAILED

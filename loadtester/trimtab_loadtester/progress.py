@@ -8,12 +8,16 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
 from trimtab_loadtester.attack import OnProgress, Progress
-from trimtab_pipelines.ends import End
+from trimtab_pipelines.request_outcome import RequestOutcome
 
 
 def describe(progress: Progress) -> str:
     """Say in one line how many requests were sent and what became of them; outcomes nobody had are left out."""
-    parts = [f"{count} {outcome.word}" for outcome, count in progress.outcomes.items() if count or outcome is End.OK]
+    parts = [
+        f"{count} {outcome.word}"
+        for outcome, count in progress.outcomes.items()
+        if count or outcome is RequestOutcome.OK
+    ]
     waiting = progress.sent - sum(progress.outcomes.values())
     return f"{progress.sent}/{progress.scheduled} sent · {' · '.join(parts)} · {waiting} waiting"
 

@@ -15,8 +15,8 @@ import numpy as np
 from hdrh.histogram import HdrHistogram
 from numpy.typing import NDArray
 
-from trimtab_loadtester.outcome import Times
-from trimtab_pipelines.ends import End
+from trimtab_loadtester.outcome import ClientTimings
+from trimtab_pipelines.request_outcome import RequestOutcome
 
 RECORDS_FILE, SUMMARY_FILE = "requests.npz", "load.json"
 SATURATED_LATENESS_SECONDS = 0.05
@@ -26,7 +26,7 @@ _QUANTILES = (50.0, 90.0, 99.0, 99.9)
 _TEXT_LENGTHS = {"code": 24, "detail": 120, "drop_stage": 63, "drop_reason": 40}
 
 
-class Visit(NamedTuple):
+class StageVisit(NamedTuple):
     """What the answer says of a stage that served it; of several batches the slowest. Times in seconds."""
 
     variant: str = ""
@@ -74,7 +74,7 @@ class Record(NamedTuple):
     scheduled: float
     sent: float
     latency_seconds: float
-    outcome: End
+    outcome: RequestOutcome
     code: str
     detail: str = ""
     correct: int = 0
@@ -85,7 +85,7 @@ class Record(NamedTuple):
     provisional_correct: int = 0
     drop_stage: str = ""
     drop_reason: str = ""
-    visits: Mapping[str, Visit] = {}
+    visits: Mapping[str, StageVisit] = {}
     first_token_seconds: float = float("nan")
     between_tokens_seconds: float = float("nan")
     images: int = 0
@@ -123,10 +123,12 @@ class RunFacts:
     between_tokens_slo_seconds: float | None = None
 
     @property
-    def promised(self) -> Times:
+    def promised(self) -> ClientTimings:
         """What is promised of an answer."""
         first, between = self.first_token_slo_seconds, self.between_tokens_slo_seconds
-        return Times(self.slo_seconds, math.inf if first is None else first, math.inf if between is None else between)
+        return ClientTimings(
+            self.slo_seconds, math.inf if first is None else first, math.inf if between is None else between
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,19 +180,19 @@ class Results:
         for column in _TEXT_LENGTHS:
             array[column] = [getattr(record, column) for record in records]
         for stage in facts.stages:
-            visits = [record.visits.get(stage, Visit()) for record in records]
+            visits = [record.visits.get(stage, StageVisit()) for record in records]
             for column in _VISIT_COLUMNS:
                 array[f"{column}:{stage}"] = [getattr(visit, column) for visit in visits]
         return cls(facts, array[np.argsort(array["scheduled"], kind="stable")])
 
-    def count(self, outcome: End) -> int:
+    def count(self, outcome: RequestOutcome) -> int:
         """Count the requests that ended so."""
         return int((self.records["outcome"] == outcome).sum())
 
     @property
     def answered(self) -> NDArray[Any]:
         """The records with an answer: ok and late."""
-        answered: NDArray[Any] = self.records[self.records["outcome"] <= End.LATE]
+        answered: NDArray[Any] = self.records[self.records["outcome"] <= RequestOutcome.LATE]
         return answered
 
     def latency_percentiles(self) -> dict[str, float]:
@@ -207,8 +209,8 @@ class Results:
         for name, shows in zip(MODALITIES, (False, True), strict=True) if self.facts.streamed else ():
             records = self.records[(self.records["images"] > 0) == shows]
             if records.size:
-                kept = float((records["outcome"] == End.OK).mean())
-                answered = records[records["outcome"] <= End.LATE]
+                kept = float((records["outcome"] == RequestOutcome.OK).mean())
+                answered = records[records["outcome"] <= RequestOutcome.LATE]
                 found[name] = Modality(records.size, answered.size, kept, _token_percentiles(answered))
         return found
 
@@ -226,10 +228,10 @@ class Results:
         """The figures of the run, with units in their names; None where nothing was there to measure."""
         received, answered, facts = len(self.records), self.answered, self.facts
         lateness = percentiles(np.maximum(self.records["sent"] - self.records["scheduled"], 0.0)).get("p99", 0.0)
-        within_slo = self.count(End.OK)
+        within_slo = self.count(RequestOutcome.OK)
         return {
             "received": received,
-            **{outcome.word: self.count(outcome) for outcome in End},
+            **{outcome.word: self.count(outcome) for outcome in RequestOutcome},
             "slo_fraction": within_slo / received if received else None,
             "slo_seconds": facts.slo_seconds,
             **{f"latency_seconds_{name}": value for name, value in self.latency_percentiles().items()},
@@ -244,7 +246,7 @@ class Results:
             "client_saturated": bool(lateness > SATURATED_LATENESS_SECONDS),
             "codes": _counts(self.records["code"]),
             "drops": _counts(self._drops()),
-            "failures": _counts(self.records["detail"][self.records["outcome"] == End.FAILED]),
+            "failures": _counts(self.records["detail"][self.records["outcome"] == RequestOutcome.FAILED]),
             "gap_seconds": facts.gap_seconds,
             "distinct_payloads": facts.distinct_payloads,
             "interrupted": facts.interrupted,
@@ -273,7 +275,7 @@ class Results:
         return cls(facts, records)
 
     def _drops(self) -> NDArray[Any]:
-        dropped = self.records[self.records["outcome"] == End.DROPPED]
+        dropped = self.records[self.records["outcome"] == RequestOutcome.DROPPED]
         places = np.char.add(np.char.add(dropped["drop_stage"], "/"), dropped["drop_reason"])
         return np.where(places == "/", "unknown", places)
 

@@ -17,10 +17,10 @@ from pydantic import TypeAdapter, ValidationError
 from trimtab_model_servers.credentials import take_credentials
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.settings import write_models
-from trimtab_pipelines.cluster import DATA_PORT, MLSERVER_GRPC_PORT, MLSERVER_HTTP_PORT
-from trimtab_pipelines.edge import Identity
+from trimtab_pipelines.edge_settings import Identity
+from trimtab_pipelines.kubernetes_names import DATA_PORT, MLSERVER_GRPC_PORT, MLSERVER_HTTP_PORT
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.processes.announced import ReplicaPorts, announce
+from trimtab_pipelines.processes.ready_line import ReplicaPorts, print_ready_line
 from trimtab_protocol.mutual_tls import MutualTls, UnusableIdentity
 
 TERMINATION_LOG = Path("/dev/termination-log")
@@ -46,7 +46,7 @@ def main() -> int:
 
             run(
                 folder,
-                announce,
+                print_ready_line,
                 address=given.host,
                 plain_address=given.mlserver_host,
                 ports=ports,

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from trimtab_model_servers.hosting import Counting, Hosted
+from trimtab_model_servers.interfaces import CountsTokens, ServedModel
 
 _GAUGES: Final[Mapping[str, tuple[str, str, Mapping[str, str]]]] = {
     "text_tokens": ("trimtab_pending_tokens", "Tokens still to be computed", {"kind": "text"}),
@@ -33,12 +33,12 @@ _COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class _Chats(Collector):
-    def __init__(self, models: Mapping[str, Hosted]) -> None:
+    def __init__(self, models: Mapping[str, ServedModel]) -> None:
         self._models = models
 
     def collect(self) -> Iterable[Metric]:
         """Every family once, with a sample for each model that counts."""
-        counting = {name: model for name, model in self._models.items() if isinstance(model, Counting)}
+        counting = {name: model for name, model in self._models.items() if isinstance(model, CountsTokens)}
         yield from _gauges({name: model.pending() for name, model in counting.items()})
         yield from _counters({name: model.done() for name, model in counting.items()})
 
@@ -64,7 +64,7 @@ class Page:
         return self._page
 
 
-def exposition(models: Mapping[str, Hosted]) -> bytes:
+def exposition(models: Mapping[str, ServedModel]) -> bytes:
     """The metrics of all models that chat, in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(_Chats(models))

@@ -7,7 +7,7 @@ change the server itself, so the pod has them behind a prefix.
 import os
 from collections.abc import MutableMapping
 
-from trimtab_pipelines.cluster import CREDENTIALS_PREFIX
+from trimtab_pipelines.kubernetes_names import CREDENTIALS_PREFIX
 
 KEYS = (
     "AWS_ACCESS_KEY_ID",

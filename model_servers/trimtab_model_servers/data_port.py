@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from trimtab_model_servers import chat_port
-from trimtab_model_servers.bodies import read_body
+from trimtab_model_servers import chat_routes
 from trimtab_model_servers.chat_metrics import Page, exposition
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.host import Host
+from trimtab_model_servers.model_registry import ModelRegistry
+from trimtab_model_servers.request_body import read_body
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES
 from trimtab_protocol import Buffer, ProtocolError
 from trimtab_protocol.mutual_tls import MutualTls
@@ -32,7 +32,7 @@ from trimtab_protocol.rest import (
     error_body,
     json_bytes,
 )
-from trimtab_protocol.text import told
+from trimtab_protocol.sanitize import printable
 
 log = logging.getLogger(__name__)
 _MODEL_PATH = re.compile(
@@ -54,7 +54,7 @@ class DataPort:
         max_body_bytes: larger requests are refused with 413.
     """
 
-    def __init__(self, models: Host, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+    def __init__(self, models: ModelRegistry, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         self._host = models
         self._max_body_bytes = max_body_bytes
         self._page = Page(lambda: exposition(models.models))
@@ -90,7 +90,7 @@ class DataPort:
     async def _answer_health(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer the kubelet, who has no certificate to show."""
         if not request.path.startswith("/v2/health/"):
-            return _error(request, 404, f"nothing at {told(request.path, 200)}; here is health alone")
+            return _error(request, 404, f"nothing at {printable(request.path, 200)}; here is health alone")
         try:
             return self._server_route(request)
         except RefusalError as refusal:
@@ -99,7 +99,7 @@ class DataPort:
     async def _answer_metrics(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer whoever draws; however often, no more than one page a second is written, and no connection stays."""
         if request.path != "/metrics" or request.method != "GET":
-            response = _error(request, 404, f"nothing at {told(request.path, 200)}; GET /metrics is all there is")
+            response = _error(request, 404, f"nothing at {printable(request.path, 200)}; GET /metrics is all there is")
         else:
             page = self._page.at(time.monotonic())
             response = web.Response(body=page, headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -116,7 +116,7 @@ class DataPort:
         except Exception as error:
             if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
                 return web.Response(status=_NOBODY_LEFT)
-            log.exception("%s %s failed", request.method, told(request.path, 200))
+            log.exception("%s %s failed", request.method, printable(request.path, 200))
             return _error(request, 500, f"{type(error).__name__}: {error}")
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -132,10 +132,10 @@ class DataPort:
         if action is None:
             return _json(model.metadata())
         if action == "/pending":
-            return _json(chat_port.pending(model, name))
+            return _json(chat_routes.pending(model, name))
         if action.startswith(("/embeddings/", "/references/")):
             _, kind, named = action.split("/")
-            answer = chat_port.embeddings if kind == "embeddings" else chat_port.references
+            answer = chat_routes.embeddings if kind == "embeddings" else chat_routes.references
             return await answer(request, model, name, named)
         return _json({"name": name, "ready": self._host.answers}, 200 if self._host.answers else 503)
 
@@ -162,9 +162,9 @@ class DataPort:
         asked = decode_request(name, body, header_length)
         try:
             if action == "/count":
-                return _json(chat_port.count(model, asked))
+                return _json(chat_routes.count(model, asked))
             if action == "/generate_stream":
-                return await chat_port.stream(request, model, asked, self._host.worker)
+                return await chat_routes.stream(request, model, asked, self._host.worker)
             answer = await model.infer(asked, self._host.worker)
         except RefusalError as refusal:
             return _error(request, refusal.status_code, str(refusal), asked.id)
@@ -201,7 +201,7 @@ def _json(content: object, status: int = 200) -> web.Response:
 
 def _error(request: web.BaseRequest, status: int, message: str, request_id: str = "") -> web.Response:
     """An error; the id says which request it answers, for callers who keep their connections."""
-    body = error_body(told(message), request_id)
+    body = error_body(printable(message), request_id)
     response = web.Response(body=body, status=status, content_type=JSON_CONTENT_TYPE)
     if not request.content.is_eof():
         response.force_close()  # the rest of the body is not worth reading

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.network import CPU, Network, Placeable
+from trimtab_model_servers.families.interfaces import CPU, MovesToDevice, Network
 from trimtab_pipelines.model_spec import ModelSpec
 
 GPU = torch.device("cuda")
@@ -33,7 +33,7 @@ def placed(spec: ModelSpec, network: Network, gpu_seen: Callable[[], bool] = tor
     """
     if not spec.gpus:
         return CPU
-    if not isinstance(network, Placeable):
+    if not isinstance(network, MovesToDevice):
         raise idle_gpu(spec)
     if not gpu_seen():
         log.warning("model %s asks for a GPU, but torch sees none: it computes on the cores", spec.name)

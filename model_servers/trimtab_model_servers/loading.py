@@ -2,15 +2,15 @@
 
 from importlib import import_module
 
+from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.families.registry import CHAT_FAMILIES
-from trimtab_model_servers.hosting import Hosted
+from trimtab_model_servers.interfaces import ServedModel
 from trimtab_model_servers.model import load_model
-from trimtab_model_servers.worker import BatchWorker
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_protocol.http import Tls
+from trimtab_protocol.http_client import Tls
 
 
-def load(spec: ModelSpec, worker: BatchWorker, tls: Tls = lambda: None) -> Hosted:
+def load(spec: ModelSpec, worker: BatchWorker, tls: Tls = lambda: None) -> ServedModel:
     """Build, load and warm up a model on the calling thread; ``worker`` will compute for it.
 
     ``tls`` is what connections to other replicas are secured with.
@@ -20,7 +20,7 @@ def load(spec: ModelSpec, worker: BatchWorker, tls: Tls = lambda: None) -> Hoste
     """
     if spec.family not in CHAT_FAMILIES:
         return load_model(spec)
-    hosted: Hosted = import_module("trimtab_model_servers.chat_loading").load_chat(
+    hosted: ServedModel = import_module("trimtab_model_servers.chat_loader").load_chat(
         spec, worker, tls
     )  # transformers, which others need not have
     return hosted

@@ -9,14 +9,14 @@ from time import perf_counter
 import torch
 from watchfiles import awatch
 
-from trimtab_model_servers.described import Fact, Weights, facts_of, metadata_of
+from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.device import placed
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.families.network import CPU, Enrolling, Network
+from trimtab_model_servers.families.interfaces import CPU, Network, RegistersTasks
 from trimtab_model_servers.families.registry import build
-from trimtab_model_servers.requests import checked_rows, chosen_outputs, chosen_point
+from trimtab_model_servers.model_metadata import Fact, Weights, metadata_facts, metadata_of
+from trimtab_model_servers.request_validation import chosen_outputs, chosen_point, validate_rows
 from trimtab_model_servers.tensors import DATATYPES, to_torch, to_wire, torch_dtype
-from trimtab_model_servers.worker import BatchWorker
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.tensors import StageOutput
@@ -50,7 +50,7 @@ class HostedModel:
         Raises:
             RefusalError: 400 where the request does not fit the model, 429 or 503 from the worker, 500 where it fails.
         """
-        rows = checked_rows(self.spec, request.inputs)
+        rows = validate_rows(self.spec, request.inputs)
         point = chosen_point(self.spec, request.parameters)
         wanted = chosen_outputs(self.spec, request.requested_outputs)
         try:
@@ -99,8 +99,8 @@ class HostedModel:
 
     def facts(self) -> dict[str, Fact]:
         """What this model is, beyond its tensors."""
-        own = self.network.facts() if isinstance(self.network, Enrolling) else {}
-        return facts_of(self.spec, self.weights, {**self.further, **own})
+        own = self.network.facts() if isinstance(self.network, RegistersTasks) else {}
+        return metadata_facts(self.spec, self.weights, {**self.further, **own})
 
     async def follow_tasks(self, worker: BatchWorker) -> None:
         """Take tasks as they come and go, for ever, between two batches; returns where there is nothing to follow.
@@ -109,7 +109,7 @@ class HostedModel:
         folder cannot be read, the tasks in force stay, and it is read again when it is looked at next.
         """
         folder, network, failure = self.spec.tasks_folder, self.network, ""
-        if not folder or not isinstance(network, Enrolling):
+        if not folder or not isinstance(network, RegistersTasks):
             return
         async for _ in awatch(
             folder, recursive=False, step=20, debounce=100, rust_timeout=TASKS_POLL_MILLISECONDS, yield_on_timeout=True

@@ -22,15 +22,15 @@ from minio.datatypes import Object
 from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
 
 from trimtab_model_servers.cache import kept, linked, own_folder, tenant
+from trimtab_model_servers.download_limits import SUFFIX, FetchLimits, require_size, sha256
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.fetched import SUFFIX, FetchLimits, require_size, sha256
-from trimtab_model_servers.folders import (
+from trimtab_model_servers.hf_folder import (
     CONFIG_FILE,
     INDEX_FILE,
     OPTIONAL_FILES,
     SINGLE_FILE,
     TOKENIZER_FILE,
-    named_by,
+    referenced_files,
     require_total,
 )
 from trimtab_pipelines.backoff import backoff
@@ -105,7 +105,7 @@ def fetch_folder(bucket: str, prefix: str, limits: FetchLimits) -> Path:
     index = source(INDEX_FILE)
     if index.is_there():
         sources[INDEX_FILE] = index
-        sources |= {file: source(file) for file in named_by(index.kept().read_bytes(), address)}
+        sources |= {file: source(file) for file in referenced_files(index.kept().read_bytes(), address)}
     else:
         sources[SINGLE_FILE] = source(SINGLE_FILE)
     sources |= {file: one for file in OPTIONAL_FILES if (one := source(file)).is_there()}

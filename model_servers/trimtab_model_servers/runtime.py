@@ -15,11 +15,11 @@ from pydantic import ValidationError
 
 from trimtab_model_servers.data_port import DataPort
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.host import host
-from trimtab_model_servers.hosting import Counting, Hosted
+from trimtab_model_servers.interfaces import CountsTokens, ServedModel
 from trimtab_model_servers.loading import load
 from trimtab_model_servers.mlserver_messages import request_of, response_of, wants_raw
 from trimtab_model_servers.model import HostedModel
+from trimtab_model_servers.model_registry import host
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import ProtocolError
 
@@ -38,7 +38,7 @@ mlserver.grpc.utils.STATUS_CODE_MAPPING.update(
 class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
     """One variant in MLServer."""
 
-    _hosted: Hosted | None = None
+    _hosted: ServedModel | None = None
     _following: "asyncio.Task[None] | None" = None
 
     async def load(self) -> bool:
@@ -94,7 +94,7 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
             process.models.pop(self.name, None)
         if self._following is not None:
             self._following.cancel()
-        if isinstance(self._hosted, Counting):
+        if isinstance(self._hosted, CountsTokens):
             await self._hosted.close()
         return True
 

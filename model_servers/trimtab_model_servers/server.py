@@ -21,12 +21,12 @@ import trimtab_model_servers.runtime  # noqa: F401  (imports torch ahead of the 
 from trimtab_model_servers.body_limit import BodyLimit
 from trimtab_model_servers.data_port import DataPort
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.host import Host, host
 from trimtab_model_servers.logs import LOGGING
+from trimtab_model_servers.model_registry import ModelRegistry, host
 from trimtab_model_servers.ports import ReservedPort
 from trimtab_model_servers.settings import server_settings
-from trimtab_pipelines.processes.allocation import keep_freed_memory
-from trimtab_pipelines.processes.announced import ReplicaPorts
+from trimtab_pipelines.processes.malloc_tuning import keep_freed_memory
+from trimtab_pipelines.processes.ready_line import ReplicaPorts
 from trimtab_protocol import event_loop
 from trimtab_protocol.mutual_tls import MutualTls
 
@@ -72,12 +72,12 @@ def run(
     keep_freed_memory(LARGEST_KEPT_BYTES, MOST_KEPT_BYTES)
     gc.freeze()  # or each full collection would walk all of torch, and a fork would copy what it walks
     with asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner:
-        doors = _Doors(address, plain_address, ports, identity, health_port, metrics_port)
+        doors = _Listeners(address, plain_address, ports, identity, health_port, metrics_port)
         runner.run(_serve(folder, on_ready, doors, drain_seconds))
 
 
 @dataclass(frozen=True, slots=True)
-class _Doors:
+class _Listeners:
     """Where it is to listen, and who may bring batches."""
 
     address: str
@@ -96,7 +96,9 @@ class _Doors:
             await port.tell_metrics(self.address, self.metrics_port)
 
 
-async def _serve(folder: Path, on_ready: Callable[[ReplicaPorts], None], doors: _Doors, drain_seconds: float) -> None:
+async def _serve(
+    folder: Path, on_ready: Callable[[ReplicaPorts], None], doors: _Listeners, drain_seconds: float
+) -> None:
     address, asked = doors.plain_address, doors.ports
     models = _model_settings(folder)
     process = host()
@@ -162,7 +164,7 @@ def _settings(folder: Path, address: str, ports: ReplicaPorts) -> mlserver.Setti
 
 
 async def _until_ready(
-    process: Host, serving: "asyncio.Task[None]", stopping: asyncio.Event, ports: ReplicaPorts, address: str
+    process: ModelRegistry, serving: "asyncio.Task[None]", stopping: asyncio.Event, ports: ReplicaPorts, address: str
 ) -> bool:
     """Wait until every model is loaded and both of MLServer's ports listen; False where a signal came first.
 
@@ -182,7 +184,7 @@ async def _until_ready(
     return not stopping.is_set()
 
 
-async def _until_quiet(process: Host, drain_seconds: float) -> None:
+async def _until_quiet(process: ModelRegistry, drain_seconds: float) -> None:
     """Wait until no batch was asked for this long: callers learn only by and by that we go."""
     loop = asyncio.get_running_loop()
     told_at = loop.time()

@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.store import Seed, find_weights
+from trimtab_model_servers.weights_source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 
 Module = TypeVar("Module", bound=torch.nn.Module)
@@ -24,11 +24,11 @@ def with_weights(spec: ModelSpec, construct: Callable[[], Module]) -> tuple[Modu
         ModelError: weights that are not there or are of another architecture.
     """
     weights = find_weights(spec.storage_uri, spec.digest)
-    random = isinstance(weights, Seed)
+    random = isinstance(weights, RandomSeed)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(weights.value if isinstance(weights, Seed) else 0)
+        torch.manual_seed(weights.value if isinstance(weights, RandomSeed) else 0)
         network = construct()
-    if not isinstance(weights, Seed):
+    if not isinstance(weights, RandomSeed):
         load_weights(network, weights)
     return network.eval().requires_grad_(requires_grad=False), random
 

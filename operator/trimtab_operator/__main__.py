@@ -6,16 +6,16 @@ import sys
 
 from trimtab_kubernetes import Cluster, ClusterError
 from trimtab_kubernetes.lease import Lease, leading
-from trimtab_kubernetes.process import observed, told_to_stop, until
+from trimtab_kubernetes.process import observed, stop_requested, until
 from trimtab_operator.controller import Controller
 from trimtab_operator.metrics import Metrics
 from trimtab_operator.settings import Settings
-from trimtab_pipelines.cluster import OPERATOR_MANAGER
+from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER
 
 
 async def run(settings: Settings, metrics: Metrics) -> None:
     """Run until told to stop; what ends following or leading ends this too."""
-    stop = told_to_stop()
+    stop = stop_requested()
     async with (
         await Cluster.connect() as cluster,
         observed(settings.health_port, settings.metrics_port, metrics.registry),

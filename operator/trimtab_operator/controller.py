@@ -7,17 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trimtab_kubernetes import Change, Cluster, ClusterError, NotFound
+from trimtab_kubernetes.backoff import Backoff
 from trimtab_kubernetes.objects import Key
-from trimtab_kubernetes.pauses import Pauses
 from trimtab_kubernetes.work_queue import WorkQueue
-from trimtab_operator.judging.observed import Observed, hosting_sets, live_sets
-from trimtab_operator.judging.pod_state import pod_states
+from trimtab_operator.applier import Applier
 from trimtab_operator.manifests.objects import SELECTOR
 from trimtab_operator.metrics import Metrics
+from trimtab_operator.pipeline_cache import PipelineCache
 from trimtab_operator.reconcile import reconcile
+from trimtab_operator.reconciliation.observed_state import ObservedState, hosting_sets, live_sets
+from trimtab_operator.reconciliation.pod_state import pod_states
 from trimtab_operator.settings import Settings
-from trimtab_operator.store import Store
-from trimtab_operator.writer import Writer
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +59,9 @@ class Controller:
     ) -> None:
         self._cluster, self._settings, self._metrics, self._clock = cluster, settings, metrics, clock
         self._namespaces = settings.namespaces or (None,)
-        self.store = Store()
+        self.store = PipelineCache()
         self.queue: WorkQueue[Key] = WorkQueue(time.monotonic)
-        self._writer = Writer(cluster, self.store, metrics, clock)
+        self._writer = Applier(cluster, self.store, metrics, clock)
 
     async def keep_up(self) -> None:
         """Follow everything, whether this process leads or not; ends only by cancellation."""
@@ -81,7 +81,7 @@ class Controller:
                 working.create_task(self.queue.work(self._handle))
 
     async def _keep_listed(self, known: asyncio.Event) -> None:
-        pauses = Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+        pauses = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
         while True:
             try:
                 await self.resync()
@@ -149,7 +149,7 @@ class Controller:
         waits = (decided.requeue_after_seconds, self._writer.retry_seconds(key))
         return Outcome(0, min((seconds for seconds in waits if seconds is not None), default=None))
 
-    def _show(self, key: Key, observed: Observed) -> None:
+    def _show(self, key: Key, observed: ObservedState) -> None:
         live = live_sets(observed.owned, observed.pipeline["spec"].get("deployer", "Deployment"))
         sets = hosting_sets(live, pod_states(observed.pods), frozenset())
         after = self.store.observe(key)

@@ -6,8 +6,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from trimtab_kubernetes.objects import Object
-from trimtab_operator.judging.observed import desired_replicas
-from trimtab_pipelines.cluster import HOSTING_LABEL, STAGE_LABEL
+from trimtab_operator.reconciliation.observed_state import desired_replicas
+from trimtab_pipelines.kubernetes_names import HOSTING_LABEL, STAGE_LABEL
 from trimtab_pipelines.rollout import HostingSet
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)

@@ -7,22 +7,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trimtab_kubernetes.objects import Object
-from trimtab_operator.judging import plans as planning
-from trimtab_operator.judging.choice import Choice, choose
-from trimtab_operator.judging.drift import is_replaced, stamped
-from trimtab_operator.judging.observed import Observed
-from trimtab_operator.judging.pod_state import pod_states
-from trimtab_operator.judging.profiles import profiling
-from trimtab_operator.judging.replicas import Site, decide_replicas, stage_states
-from trimtab_operator.judging.report import Facts, invalid_report, pipeline_report, plan_report
-from trimtab_operator.judging.report import events as events_of
-from trimtab_operator.manifests.isolation import network_policies
-from trimtab_operator.manifests.monitors import replica_monitors
+from trimtab_operator.manifests.network_policies import network_policies
 from trimtab_operator.manifests.objects import Ref, ref_of
+from trimtab_operator.manifests.pod_monitors import replica_monitors
 from trimtab_operator.manifests.routers import router_objects
+from trimtab_operator.reconciliation import plan_history as planning
+from trimtab_operator.reconciliation.object_diff import is_replaced, with_fingerprint
+from trimtab_operator.reconciliation.observed_state import ObservedState
+from trimtab_operator.reconciliation.plan_selection import PlanSelection, select_plan
+from trimtab_operator.reconciliation.pod_state import pod_states
+from trimtab_operator.reconciliation.profiling import profiling
+from trimtab_operator.reconciliation.replica_rollout import ClusterSite, decide_replicas, stage_states
+from trimtab_operator.reconciliation.status import StatusFacts, invalid_report, pipeline_report, plan_report
+from trimtab_operator.reconciliation.status import events as events_of
 from trimtab_operator.settings import Settings
-from trimtab_pipelines.cluster import STAGE_LABEL, router_name
 from trimtab_pipelines.documents import DocumentError, parse
+from trimtab_pipelines.kubernetes_names import STAGE_LABEL, router_name
 from trimtab_pipelines.spec import InferencePipeline
 
 _TAKEN_AWAY = frozenset(
@@ -56,7 +56,7 @@ class Reconciliation:
     requeue_after_seconds: float | None = None
 
 
-def reconcile(observed: Observed, settings: Settings, now: float) -> Reconciliation:
+def reconcile(observed: ObservedState, settings: Settings, now: float) -> Reconciliation:
     """What the cluster should hold for this pipeline."""
     if "deletionTimestamp" in observed.pipeline["metadata"]:
         return Reconciliation()  # what it owns goes with it
@@ -64,10 +64,10 @@ def reconcile(observed: Observed, settings: Settings, now: float) -> Reconciliat
         pipeline = parse(InferencePipeline, observed.pipeline, "InferencePipeline")
     except DocumentError as error:
         return Reconciliation(pipeline_status=invalid_report(observed.pipeline, str(error), now))
-    site = Site(pipeline, observed.owned, pod_states(observed.pods), settings)
+    site = ClusterSite(pipeline, observed.owned, pod_states(observed.pods), settings)
     config_map = observed.owned.get(Ref("ConfigMap", router_name(pipeline.name)))
     measured = profiling(pipeline, observed.profiles, observed.owned, settings)
-    choice = choose(site, planning.read(pipeline, observed.plan, config_map, now), now)
+    choice = select_plan(site, planning.read(pipeline, observed.plan, config_map, now), now)
     replicas = decide_replicas(site, choice.plan, choice.limit)
     wanted = [
         *router_objects(pipeline, choice.good, settings, pod_monitor="PodMonitor" in observed.kinds),
@@ -78,9 +78,9 @@ def reconcile(observed: Observed, settings: Settings, now: float) -> Reconciliat
     ]
     replaced = frozenset(ref_of(each) for each in wanted if is_replaced(observed.owned.get(ref_of(each)), each))
     scheme = "https" if settings.edge.tls else "http"
-    facts = Facts(site, choice, measured.finding, stage_states(site, choice.plan), observed, now, scheme)
+    facts = StatusFacts(site, choice, measured.finding, stage_states(site, choice.plan), observed, now, scheme)
     return Reconciliation(
-        apply=tuple(stamped(manifest) for manifest in wanted if ref_of(manifest) not in replaced),
+        apply=tuple(with_fingerprint(manifest) for manifest in wanted if ref_of(manifest) not in replaced),
         scale=replicas.rescaled,
         delete=tuple(sorted({*_staying(observed, replaced), *_superfluous(observed, wanted, replicas.kept, choice)})),
         pipeline_status=pipeline_report(facts),
@@ -90,12 +90,14 @@ def reconcile(observed: Observed, settings: Settings, now: float) -> Reconciliat
     )
 
 
-def _staying(observed: Observed, refs: Iterable[Ref]) -> list[Ref]:
+def _staying(observed: ObservedState, refs: Iterable[Ref]) -> list[Ref]:
     """Those that are not told to go yet."""
     return [ref for ref in refs if "deletionTimestamp" not in observed.owned[ref]["metadata"]]
 
 
-def _superfluous(observed: Observed, wanted: Sequence[Object], kept: frozenset[Ref], choice: Choice) -> list[Ref]:
+def _superfluous(
+    observed: ObservedState, wanted: Sequence[Object], kept: frozenset[Ref], choice: PlanSelection
+) -> list[Ref]:
     """List what we own and want no more.
 
     A hosting set on its way out keeps its Service and budget till the end; one of the other deployer serves until the

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from trimtab_pipelines.edge import EdgeSettings
+from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.quantity import parse_quantity
 
 

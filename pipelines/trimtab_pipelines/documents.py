@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from trimtab_pipelines.edge import EdgeSettings
-from trimtab_pipelines.machine import Machine
-from trimtab_pipelines.mistakes import UsersMistake
+from trimtab_pipelines.edge_settings import EdgeSettings
+from trimtab_pipelines.endpoints import Endpoints
+from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.pool import Pools
 from trimtab_pipelines.profile import ModelProfile, by_stage
 from trimtab_pipelines.quantity import AS_WRITTEN
-from trimtab_pipelines.routing import Endpoints
+from trimtab_pipelines.shared_machine import Machine
 from trimtab_pipelines.spec import InferencePipeline
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ MAX_DOCUMENT_BYTES = 16 * 2**20
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 
-class DocumentError(UsersMistake):
+class DocumentError(UserError):
     """A file that cannot be used; the message says which field is wrong and what would be right."""
 
 

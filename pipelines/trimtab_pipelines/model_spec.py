@@ -97,7 +97,7 @@ def _inputs(spec: InferencePipelineSpec, stage: Stage, left_out: str) -> tuple[I
     return (*read, InputSpec(name=OF_CHAT, datatype="INT64", shape=(2,), optional=True)) if stage.encodes else read
 
 
-def most_rows(pipeline: InferencePipelineSpec, stage: Stage) -> int | None:
+def max_rows(pipeline: InferencePipelineSpec, stage: Stage) -> int | None:
     """How many rows of a stage's inputs one request to a replica of ours can hold; None where any number can."""
     row_bytes = sum(source_of(pipeline, read.source).row_bytes for read in stage.inputs)
     return (MAX_BODY_BYTES - HEADER_BYTES) // row_bytes if row_bytes else None

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
-from trimtab_pipelines.evidence import Accuracy, AccuracyBasis, AccuracyEvidence, stated
+from trimtab_pipelines.accuracy_evidence import Accuracy, AccuracyBasis, AccuracyEvidence, declared_accuracy
+from trimtab_pipelines.escalation import MOST_LOOKS, Escalation, EscalationPlan
 from trimtab_pipelines.quantity import Fraction
 from trimtab_pipelines.resource import Model, Name, is_empty
-from trimtab_pipelines.second_look import MOST_LOOKS, LookPlan, SecondLook
 from trimtab_pipelines.tasks import MOST_TASKS
 from trimtab_pipelines.tensors import TensorName
 
@@ -21,7 +21,7 @@ AccuracyByTask = dict[Name, Accuracy]
 Precision = Literal["FP32", "BF16", "FP16", "INT8"]
 
 
-class Readable(Protocol):
+class ReadableInputs(Protocol):
     """An input of a stage."""
 
     @property
@@ -33,7 +33,7 @@ class Readable(Protocol):
         """Whether the stage runs without it."""
 
 
-class Merging(Model):
+class TokenMerging(Model):
     """Tokens that a transformer merges on its way, so that later layers have fewer."""
 
     schedule: tuple[Annotated[int, Field(ge=0, le=4096)], ...] = Field(
@@ -47,7 +47,7 @@ class Merging(Model):
         return f"merges {listed} tokens {where}" + (f" by {self.rule}" if self.rule else "")
 
 
-class Prompts(Model):
+class TokenPrompts(Model):
     """Learned tokens that a transformer is given beside its own."""
 
     count: int = Field(ge=1, le=1024, description="Prompt tokens a layer")
@@ -91,8 +91,8 @@ class OperatingPoint(Model):
         description="Short for merging.schedule where below 0 (tokens merged per layer), and for prompts.count where "
         "above",
     )
-    merging: Merging | None = None
-    prompts: Prompts | None = None
+    merging: TokenMerging | None = None
+    prompts: TokenPrompts | None = None
     precision: Precision | None = Field(default=None, description="Numbers it computes with")
     compiled: Name | None = Field(default=None, description="Compiled form it runs, as the family calls it")
     input_size: InputSize | None = None
@@ -106,7 +106,7 @@ class OperatingPoint(Model):
         exclude_if=is_empty,
         description="Accuracy on single tasks, where it was measured",
     )
-    second_looks: tuple[SecondLook, ...] = Field(
+    second_looks: tuple[Escalation, ...] = Field(
         default=(),
         max_length=MOST_LOOKS,
         exclude_if=is_empty,
@@ -132,7 +132,7 @@ class OperatingPoint(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        stated(self.accuracy, self.accuracy_evidence)
+        declared_accuracy(self.accuracy, self.accuracy_evidence)
         return self
 
     @property
@@ -148,7 +148,7 @@ class OperatingPoint(Model):
         }
         return {name: str(value) for name, value in turned.items() if value is not None}
 
-    def carried(self, inputs: Iterable[Readable]) -> frozenset[str] | None:
+    def carried(self, inputs: Iterable[ReadableInputs]) -> frozenset[str] | None:
         """Which of a stage's inputs its batches take along; None for all.
 
         They are those it reads, and those that the stage cannot run without.
@@ -159,13 +159,13 @@ class OperatingPoint(Model):
 
     def judged(self, task: str = "") -> Accuracy:
         """Its accuracy with what stands behind it: on a task where that is known, else overall."""
-        return self.accuracy_by_task.get(task) or stated(self.accuracy, self.accuracy_evidence)
+        return self.accuracy_by_task.get(task) or declared_accuracy(self.accuracy, self.accuracy_evidence)
 
     def without_evidence(self) -> "OperatingPoint":
         """It without what stands behind its accuracy: who serves it needs no proof."""
         return self.model_copy(update={"accuracy_evidence": None, "accuracy_by_task": {}, "second_looks": ()})
 
-    def looks(self, basis: AccuracyBasis) -> tuple[LookPlan, ...]:
+    def looks(self, basis: AccuracyBasis) -> tuple[EscalationPlan, ...]:
         """Its second looks with the accuracy that counts."""
         return tuple(look.planned(basis) for look in self.second_looks)
 

@@ -4,11 +4,11 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from trimtab_pipelines.evidence import AccuracyBasis
+from trimtab_pipelines.accuracy_evidence import AccuracyBasis
+from trimtab_pipelines.escalation import MOST_LOOKS, EscalationPlan
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.quantity import Cores, Fraction
 from trimtab_pipelines.resource import Model, Name, Resource, is_empty, require_unique
-from trimtab_pipelines.second_look import MOST_LOOKS, LookPlan
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import TensorName
 
@@ -26,7 +26,9 @@ class PointPlan(Model):
     accuracy_by_task: dict[Name, Fraction] = Field(default_factory=dict, exclude_if=is_empty, description=_BY_TASK)
     reads: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty, description=_READS)
     service_seconds: dict[int, float] = Field(default_factory=dict, description=_SECONDS)
-    looks: tuple[LookPlan, ...] = Field(default=(), max_length=MOST_LOOKS, exclude_if=is_empty, description=_LOOKS)
+    looks: tuple[EscalationPlan, ...] = Field(
+        default=(), max_length=MOST_LOOKS, exclude_if=is_empty, description=_LOOKS
+    )
 
 
 class StagePlan(Model):
@@ -53,7 +55,9 @@ class StagePlan(Model):
     accuracy_by_task: dict[Name, Fraction] = Field(default_factory=dict, exclude_if=is_empty, description=_BY_TASK)
     reads: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty, description=_READS)
     service_seconds: dict[int, float] = Field(default_factory=dict, description=_SECONDS)
-    looks: tuple[LookPlan, ...] = Field(default=(), max_length=MOST_LOOKS, exclude_if=is_empty, description=_LOOKS)
+    looks: tuple[EscalationPlan, ...] = Field(
+        default=(), max_length=MOST_LOOKS, exclude_if=is_empty, description=_LOOKS
+    )
     prompt_tokens: float = Field(
         default=0.0,
         ge=0,
@@ -70,7 +74,7 @@ class StagePlan(Model):
         default=0.0, ge=0, description="Rows per second all replicas can serve, at the fastest point allowed"
     )
     latency_seconds: float = Field(default=0.0, ge=0, description="Planned queueing and service time of the stage")
-    escalation: LookPlan | None = Field(
+    escalation: EscalationPlan | None = Field(
         default=None,
         exclude_if=lambda look: look is None,
         description="The second look that capacity and accuracy were planned with, where there is one",

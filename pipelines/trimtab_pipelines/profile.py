@@ -11,8 +11,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from trimtab_pipelines.prefill_time import prefill_seconds
 from trimtab_pipelines.quantity import Cores
-from trimtab_pipelines.reading import seconds_to_read
 from trimtab_pipelines.resource import Model, Name, Resource, is_empty
 from trimtab_pipelines.variants import ParameterValue
 
@@ -115,7 +115,7 @@ class ChatTimes(Model):
         usual = self.prompt_tokens_showing(images)
         if not tokens > usual:
             return 0.0
-        longer, known = (seconds_to_read(self.reading_seconds, each) for each in (tokens, usual))
+        longer, known = (prefill_seconds(self.reading_seconds, each) for each in (tokens, usual))
         return max(longer - known, 0.0)
 
 

@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab_pipelines.cluster import GROUP, PROFILE_ANNOTATION
+from trimtab_pipelines.kubernetes_names import GROUP, PROFILE_ANNOTATION
 from trimtab_pipelines.model_spec import source_of
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.samples import DRAWN_BY
 from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
 from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.synthetic_inputs import DRAWN_BY
 from trimtab_pipelines.variants import Variant
 
 FINGERPRINT_ANNOTATION = f"{GROUP}/fingerprint"

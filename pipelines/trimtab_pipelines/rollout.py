@@ -21,30 +21,30 @@ _TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Capacity:
     """An amount of what replicas ask for."""
 
     cores: float = 0.0
     gpus: int = 0
 
-    def __add__(self, other: "Room") -> "Room":
-        return Room(self.cores + other.cores, self.gpus + other.gpus)
+    def __add__(self, other: "Capacity") -> "Capacity":
+        return Capacity(self.cores + other.cores, self.gpus + other.gpus)
 
-    def __sub__(self, other: "Room") -> "Room":
-        return Room(self.cores - other.cores, self.gpus - other.gpus)
+    def __sub__(self, other: "Capacity") -> "Capacity":
+        return Capacity(self.cores - other.cores, self.gpus - other.gpus)
 
-    def times(self, count: int) -> "Room":
+    def times(self, count: int) -> "Capacity":
         """As much as so many replicas ask for."""
-        return Room(self.cores * count, self.gpus * count)
+        return Capacity(self.cores * count, self.gpus * count)
 
-    def holds(self, other: "Room") -> bool:
+    def holds(self, other: "Capacity") -> bool:
         """Whether so much fits within."""
         return other.cores <= self.cores + _TOLERANCE and other.gpus <= self.gpus
 
 
-def total(amounts: Iterable[Room]) -> Room:
+def total(amounts: Iterable[Capacity]) -> Capacity:
     """Add up."""
-    return sum(amounts, Room())
+    return sum(amounts, Capacity())
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class Target:
     stage: str
     name: str
     replicas: int
-    each: Room
+    each: Capacity
 
     @property
-    def room(self) -> Room:
+    def room(self) -> Capacity:
         """What all its replicas ask for."""
         return self.each.times(self.replicas)
 
@@ -68,7 +68,7 @@ class HostingSet:
 
     name: str
     stage: str
-    each: Room
+    each: Capacity
     desired: int
     """Replicas it was last told to have."""
     present: int = 0
@@ -82,7 +82,7 @@ class HostingSet:
     """It exchanges its replicas for ones of a new template and may have one more than desired while it does."""
 
     @classmethod
-    def of(cls, name: str, stage: str, each: Room, states: Iterable[str]) -> Self:
+    def of(cls, name: str, stage: str, each: Capacity, states: Iterable[str]) -> Self:
         """Count replicas that are started and stopped one by one: those not told to stop are desired."""
         count = Counter(states)
         living = count["starting"] + count["ready"]
@@ -90,13 +90,13 @@ class HostingSet:
         return cls(name, stage, each, living, present=living, ready=count["ready"], leaving=leaving)
 
     @property
-    def held(self) -> Room:
+    def held(self) -> Capacity:
         """What its replicas ask for, or will as soon as they are made."""
         return self.each.times(max(self.desired + self.surging, self.present) + self.leaving)
 
 
 def decide(
-    targets: Sequence[Target], sets: Sequence[HostingSet], limit: Room, *, routed_anew: bool = True
+    targets: Sequence[Target], sets: Sequence[HostingSet], limit: Capacity, *, routed_anew: bool = True
 ) -> dict[str, int]:
     """The number of replicas each hosting set should be told to have, new ones included.
 
@@ -108,7 +108,7 @@ def decide(
     """
     known = {each.name for each in sets}
     missing = [HostingSet(t.name, t.stage, t.each, desired=0) for t in targets if t.name not in known]
-    rollout = _Rollout([*sets, *missing], {target.stage: target for target in targets}, limit)
+    rollout = _RolloutStep([*sets, *missing], {target.stage: target for target in targets}, limit)
     rollout.give_up_what_found_no_node()
     spared = {target.stage for target in targets if not target.replicas and not rollout.replaced(target)}
     for target in targets:
@@ -123,19 +123,19 @@ def decide(
 
 
 @dataclass(slots=True)
-class _Rollout:
+class _RolloutStep:
     """The numbers as they will be once what was decided so far is written."""
 
     sets: list[HostingSet]
     targets: Mapping[str, Target]
-    limit: Room
+    limit: Capacity
     desired: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.desired = {each.name: each.desired for each in self.sets}
 
     @property
-    def free(self) -> Room:
+    def free(self) -> Capacity:
         """Room for more; what was only just told to go still counts."""
         added = (each.each.times(max(self.desired[each.name] - each.desired, 0)) for each in self.sets)
         return self.limit - total(each.held for each in self.sets) - total(added)
@@ -235,7 +235,7 @@ class _Rollout:
             return
 
 
-def surge_allowed(each: HostingSet, others: Sequence[HostingSet], limit: Room) -> bool:
+def surge_allowed(each: HostingSet, others: Sequence[HostingSet], limit: Capacity) -> bool:
     """Whether a set whose template changes may have one more replica meanwhile, rather than one less."""
     if each.surging:
         return True

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trimtab_pipelines.evidence import Accuracy
+from trimtab_pipelines.accuracy_evidence import Accuracy
 
 STATE_PATH = "/trimtab/v1/state"
 LOAD_PATH = "/trimtab/v1/load"
@@ -23,13 +23,13 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
 
 
-class Told(BaseModel):
+class _StateModel(BaseModel):
     """A frozen value that a router told."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
 
-class EndpointState(Told):
+class EndpointState(_StateModel):
     """A replica as its router sees it."""
 
     ready: bool = False
@@ -38,7 +38,7 @@ class EndpointState(Told):
     """Why it gets no work, where it is not who it must be."""
 
 
-class JoinedAccuracy(Told):
+class JoinedAccuracy(_StateModel):
     """How accurate an operating point is on a task that joined, as the task's card tells it."""
 
     value: Finite
@@ -54,7 +54,7 @@ class JoinedAccuracy(Told):
         return cls(**judged.model_dump(by_alias=False, include=set(cls.model_fields)))
 
 
-class StageState(Told):
+class StageState(_StateModel):
     """What a stage runs now."""
 
     variant: str = ""
@@ -77,7 +77,7 @@ class StageState(Told):
     endpoints: dict[str, EndpointState] = {}
 
 
-class Served(Told):
+class Served(_StateModel):
     """What became of the last minute's requests; p99 and accuracy are None where nothing was answered."""
 
     received: Count = 0
@@ -95,7 +95,7 @@ class Served(Told):
         return self.ok + self.late
 
 
-class RouterState(Told):
+class RouterState(_StateModel):
     """What a router runs now, and what it measured."""
 
     plan_generation: Count = 0
@@ -107,7 +107,7 @@ class RouterState(Told):
     stages: dict[str, StageState]
 
 
-class RouterLoad(Told):
+class RouterLoad(_StateModel):
     """Arrivals of each of the last whole seconds before `now` (Unix time), oldest first."""
 
     now: Finite

@@ -6,8 +6,8 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from trimtab_pipelines import graph
-from trimtab_pipelines.chat import Chat
-from trimtab_pipelines.evidence import AccuracyBasis
+from trimtab_pipelines.accuracy_evidence import AccuracyBasis
+from trimtab_pipelines.chat_settings import ChatSettings
 from trimtab_pipelines.quantity import Cores, Fraction, Seconds
 from trimtab_pipelines.resource import ADVISORY_SUFFIX, Model, Name, Resource, require_unique
 from trimtab_pipelines.stages import ANSWER, MESSAGES, PULLED, SHOWN, PipelineOutput, Stage
@@ -192,7 +192,7 @@ class InferencePipelineSpec(Model):
         "InfaasLike, in that order at the most accurate point that carries the load",
     )
     queue: Queue = Queue()
-    chat: Chat | None = Field(
+    chat: ChatSettings | None = Field(
         default=None,
         exclude_if=lambda chat: chat is None,
         description="How chats are taken at /v1/chat/completions, where the pipeline answers them: its request has an "
@@ -228,12 +228,12 @@ class InferencePipelineSpec(Model):
         return MOST_ROWS if self.departure_policy in {"ModalityMix", "Mosel", "Aggressive", "Random"} else None
 
     @cached_property
-    def chats(self) -> Chat | None:
+    def chats(self) -> ChatSettings | None:
         """How it takes chats; None where it is no pipeline that answers them."""
         asks = any((i.name, i.datatype, i.shape) == (MESSAGES, "BYTES", ()) for i in self.inputs)
         writers = {stage.name for stage in self.stages if stage.writes}
         answers = {output.name for output in self.outputs if output.source.partition(".")[0] in writers}
-        return (self.chat or Chat()) if asks and answers >= {name for name, *_ in ANSWER} else None
+        return (self.chat or ChatSettings()) if asks and answers >= {name for name, *_ in ANSWER} else None
 
     @cached_property
     def order(self) -> tuple[Stage, ...]:

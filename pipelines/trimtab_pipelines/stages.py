@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.quantity import Seconds
 from trimtab_pipelines.resource import Model, Name, require_unique
-from trimtab_pipelines.tensors import StageOutput, TensorName, check_certainty, check_counts
+from trimtab_pipelines.tensors import StageOutput, TensorName, check_confidence_output, check_counts
 from trimtab_pipelines.variants import Variant
 
 ANSWER = (("text", "BYTES", ()), ("finish_reason", "BYTES", ()), ("usage", "INT64", (5,)))
@@ -161,7 +161,7 @@ class Stage(Model):
         check_counts(self.name, self.outputs)
         self._require_modalities()
         self._require_looks()
-        check_certainty(self.name, self.certainty, self.outputs)
+        check_confidence_output(self.name, self.certainty, self.outputs)
         self._require_answers()
         self._require_references()
         self._require_parts()

@@ -10,11 +10,20 @@ from functools import cached_property
 
 from pydantic import Field
 
-from trimtab_pipelines.floors import needed_mean
+from trimtab_pipelines.accuracy_floor import required_mean
 from trimtab_pipelines.quantity import Cores, Fraction
 from trimtab_pipelines.resource import Model, Name
+from trimtab_pipelines.row_splits import (
+    UNIT,
+    Batches,
+    ParetoFront,
+    SplitOption,
+    cheapest_batches,
+    escalated,
+    pareto_fronts,
+    undominated,
+)
 from trimtab_pipelines.spec import MOST_ROWS
-from trimtab_pipelines.splits import UNIT, Batches, Front, Way, cheapest_batches, escalated, fronts, unbeaten
 
 
 class WayOut(Model):
@@ -48,7 +57,7 @@ class JobSize(Model):
 
     def cheapest(self, floor: float, probability: float | None = None) -> Strategy | None:
         """The fastest strategy that meets a floor (see `floors.needed_mean`); None where none does."""
-        mean = needed_mean(floor, self.rows, probability)
+        mean = required_mean(floor, self.rows, probability)
         place = bisect_left(self._units, round(mean / UNIT) * self.rows)
         return self.strategies[place] if place < len(self.strategies) else None
 
@@ -111,8 +120,8 @@ def strategies_of(
     batches = {point.name: cheapest_batches(point.batch_seconds, most_rows) for point in points}
     outs = {point.name: _plain(point, batches[point.name]) for point in points}
     outs |= {escalation.name: _escalating(escalation, batches) for escalation in escalations}
-    ways = unbeaten([Way(out.name, out.accuracy, out.seconds) for out in outs.values()])
-    sizes = tuple(_size(rows, front, ways) for rows, front in enumerate(fronts(ways, most_rows)) if rows)
+    ways = undominated([SplitOption(out.name, out.accuracy, out.seconds) for out in outs.values()])
+    sizes = tuple(_size(rows, front, ways) for rows, front in enumerate(pareto_fronts(ways, most_rows)) if rows)
     return JobStrategies(
         pipeline=variant.pipeline,
         stage=variant.stage,
@@ -140,7 +149,7 @@ def _escalating(escalation: Escalation, batches: Mapping[str, Batches]) -> WayOu
     )
 
 
-def _size(rows: int, front: Front, ways: Sequence[Way]) -> JobSize:
+def _size(rows: int, front: ParetoFront, ways: Sequence[SplitOption]) -> JobSize:
     names = [way.name for way in ways]
     return JobSize(
         rows=rows,

@@ -11,8 +11,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from trimtab_pipelines.evidence import Accuracy
-from trimtab_pipelines.mistakes import UsersMistake
+from trimtab_pipelines.accuracy_evidence import Accuracy
+from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.quantity import Seconds
 from trimtab_pipelines.resource import Model, Name
 
@@ -34,7 +34,7 @@ _LENGTH_BYTES = 8
 _FILE = re.compile(r"^(\d{1,4})-([a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)\.safetensors$")
 
 
-class UnusableTask(UsersMistake):
+class UnusableTask(UserError):
     """What should be a task file is none."""
 
 
@@ -72,7 +72,7 @@ class Task(TaskClass):
         return self
 
 
-class TaskCard(TaskClass):
+class TaskRecord(TaskClass):
     """What a task file tells of itself."""
 
     classes: tuple[Annotated[str, Field(max_length=256)], ...] = Field(min_length=2, max_length=MOST_CLASSES)
@@ -80,7 +80,7 @@ class TaskCard(TaskClass):
     accuracy_by_point: dict[Name, Accuracy] = Field(default_factory=dict, max_length=32)
 
 
-def card_of(content: bytes) -> TaskCard:
+def task_record(content: bytes) -> TaskRecord:
     """Read the card of a task file, given whole or by its first bytes.
 
     Raises:
@@ -91,7 +91,7 @@ def card_of(content: bytes) -> TaskCard:
         raise UnusableTask("this is no safetensors file; `trimtab train-task` writes task files")
     try:
         header = json.loads(content[_LENGTH_BYTES : _LENGTH_BYTES + length])
-        return TaskCard.model_validate_json(header["__metadata__"][CARD])
+        return TaskRecord.model_validate_json(header["__metadata__"][CARD])
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise UnusableTask(f"the card of the task: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
@@ -109,7 +109,7 @@ def mark_name(number: int, name: str) -> str:
     return f"{number}-{name}{GONE}"
 
 
-def gone_number_and_name(file: str) -> tuple[int, str] | None:
+def parse_removed_marker(file: str) -> tuple[int, str] | None:
     """Read what `mark_name` wrote; None for any other file."""
     return number_and_name(f"{file.removesuffix(GONE)}{_SUFFIX}") if file.endswith(GONE) else None
 

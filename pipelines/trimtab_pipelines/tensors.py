@@ -86,7 +86,7 @@ def check_counts(stage: str, outputs: Sequence[StageOutput]) -> None:
             raise ValueError(f"{where} must be an INT32 or INT64 output with an empty shape and no countedBy")
 
 
-def check_certainty(stage: str, certainty: str | None, outputs: Sequence[StageOutput]) -> None:
+def check_confidence_output(stage: str, certainty: str | None, outputs: Sequence[StageOutput]) -> None:
     """Check that it names an output of one number per row, in a stage whose rows stay apart from each other."""
     if certainty is None:
         return

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from trimtab_pipelines.evidence import AccuracyEvidence, stated
+from trimtab_pipelines.accuracy_evidence import AccuracyEvidence, declared_accuracy
 from trimtab_pipelines.operating_point import AccuracyByTask, OperatingPoint
 from trimtab_pipelines.quantity import Bytes, Cores, Fraction
 from trimtab_pipelines.resource import Model, Name, is_empty, require_unique
@@ -162,7 +162,7 @@ class Variant(Model):
             raise ValueError(f"{where}: give either a family or a container, not both")
         if self.container is not None and self.tasks:
             raise ValueError(f"{where}: tasks are for a family of ours; a container of yours loads its own")
-        stated(self.accuracy, self.accuracy_evidence)
+        declared_accuracy(self.accuracy, self.accuracy_evidence)
         if self.operating_points and self.accuracy_by_task:
             raise ValueError(f"{where}: accuracyByTask belongs to each of its operatingPoints, not beside them")
         return self

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_pipelines.verdict import Outcome, bar
+from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_predictor.accuracy import smape
 from trimtab_predictor.features import BIN_SECONDS, BINS
 from trimtab_predictor.forecaster import HORIZON_SECONDS
@@ -77,7 +77,7 @@ def require_enough(fit: Windows, score: Windows) -> None:
         )
 
 
-def outcome(name: str, table: Mapping[float, tuple[int, Mapping[str, float]]]) -> Outcome:
+def outcome(name: str, table: Mapping[float, tuple[int, Mapping[str, float]]]) -> ResultLine:
     """Sum the table up against the two bars: 0.83 × AR(12) on the trace itself, never worse than reactive anywhere."""
     figures: dict[str, float | int | str | None] = {}
     bars = []
@@ -85,10 +85,10 @@ def outcome(name: str, table: Mapping[float, tuple[int, Mapping[str, float]]]) -
         figures[f"windows_at_1_{factor:g}"] = windows
         figures |= {f"{source}_smape_at_1_{factor:g}": round(error, 5) for source, error in row.items()}
         if factor == 1:
-            bars.append(bar("LSTM SMAPE over AR(12)'s", round(row["lstm"] / row["ar12"], 4), "<=", LSTM_OVER_AR))
+            bars.append(threshold("LSTM SMAPE over AR(12)'s", round(row["lstm"] / row["ar12"], 4), "<=", LSTM_OVER_AR))
     worst = max(row["lstm"] / row["reactive"] if row["reactive"] else 2.0 for _, row in table.values())
-    bars.append(bar("LSTM SMAPE over reactive's, worst factor", round(worst, 4), "<=", 1.0))
-    return Outcome(name=name, figures=figures, bars=tuple(bars))
+    bars.append(threshold("LSTM SMAPE over reactive's, worst factor", round(worst, 4), "<=", 1.0))
+    return ResultLine(name=name, figures=figures, bars=tuple(bars))
 
 
 def _bin_peaks(histories_rps: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -24,7 +24,7 @@ LEAST_DISPERSION, MOST_DISPERSION = 0.02, 4.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Described:
+class WindowFeatures:
     """Windows as the network sees them, and what turns its answer back into requests per second; N windows.
 
     Attributes:
@@ -40,7 +40,7 @@ class Described:
     peaks: NDArray[np.float64]
 
 
-def describe(windows_rps: NDArray[np.float64], context: Context) -> Described:
+def window_features(windows_rps: NDArray[np.float64], context: Context) -> WindowFeatures:
     """Describe windows of load [N, 120], no NaN, relative to their own means and deviations.
 
     Five figures a bin: maximum, mean, mean + deviation, maximum and mean of its newer half, each in deviations of
@@ -70,7 +70,7 @@ def describe(windows_rps: NDArray[np.float64], context: Context) -> Described:
     sizes = np.stack([size, np.minimum(dispersion, MOST_DISPERSION), context.known], axis=1)
     constant = np.concatenate([sizes, _shown_context(context, newest, means, unit) * varies[:, None]], axis=1)
     repeated = np.broadcast_to(constant[:, None, :], (*level.shape, constant.shape[1]))
-    return Described(np.concatenate([shown, repeated], axis=2), means, spreads, relative(newest))
+    return WindowFeatures(np.concatenate([shown, repeated], axis=2), means, spreads, relative(newest))
 
 
 def _shown_context(

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trimtab_predictor.context import MEMORY_SECONDS, Context, context_of
-from trimtab_predictor.features import FEATURES, HISTORY_SECONDS, LEAST_RATIO, describe
+from trimtab_predictor.features import FEATURES, HISTORY_SECONDS, LEAST_RATIO, window_features
 from trimtab_predictor.forecaster import HORIZON_SECONDS, Forecast, checked_history, reactive
 
 UNITS = 48
@@ -114,7 +114,7 @@ def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def forecast_quantiles(weights: LstmWeights, windows_rps: NDArray[np.float64], context: Context) -> NDArray[np.float64]:
     """Forecast the peak of the 20 s after each window [N, 120]; [N, Q], ascending, 0 for windows without load."""
-    seen = describe(windows_rps, context)
+    seen = window_features(windows_rps, context)
     corrections = np.sort(evaluate_network(weights, seen.inputs), axis=1)
     ratios = np.maximum(1 + seen.spreads[:, None] * (seen.peaks[:, None] + corrections), LEAST_RATIO)
     bounded: NDArray[np.float64] = np.minimum(seen.means[:, None] * ratios, MAX_RISE * windows_rps.max(axis=1)[:, None])

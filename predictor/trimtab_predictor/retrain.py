@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from trimtab_kubernetes import Cluster, ClusterError
 from trimtab_kubernetes.times import rfc3339
-from trimtab_pipelines.verdict import Outcome, bar
+from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_predictor.accuracy import smape
 from trimtab_predictor.lstm import LstmWeights, WeightsError, forecast_peaks
-from trimtab_predictor.recorded import RecordedLoad, RecordedLoadError, read_recorded
+from trimtab_predictor.prometheus_history import PrometheusHistory, RecordedLoadError, read_recorded
 from trimtab_predictor.trace import TraceError
 from trimtab_predictor.train import fine_tune
 from trimtab_predictor.windows import Windows, cut_windows, drawn_shapes
@@ -122,7 +122,7 @@ def config_map(namespace: str, name: str, weights: LstmWeights, verdict: Verdict
     }
 
 
-async def retrain(cluster: Cluster, loads: Sequence[RecordedLoad], namespace: str, name: str) -> Verdict:
+async def retrain(cluster: Cluster, loads: Sequence[PrometheusHistory], namespace: str, name: str) -> Verdict:
     """Train on loads, judge, and write the weights if they are better; return the verdict.
 
     Raises:
@@ -138,7 +138,7 @@ async def retrain(cluster: Cluster, loads: Sequence[RecordedLoad], namespace: st
     return verdict
 
 
-async def run(given: argparse.Namespace) -> Outcome:
+async def run(given: argparse.Namespace) -> ResultLine:
     """Read, retrain, report."""
     started = time.monotonic()
     loads = await read_recorded(
@@ -155,7 +155,7 @@ async def run(given: argparse.Namespace) -> Outcome:
         "weights_replaced": int(verdict.is_better),
         "seconds": round(seconds, 1),
     }
-    return Outcome(name="retrain", figures=figures, bars=(bar("seconds", round(seconds, 1), "<=", 600.0),))
+    return ResultLine(name="retrain", figures=figures, bars=(threshold("seconds", round(seconds, 1), "<=", 600.0),))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

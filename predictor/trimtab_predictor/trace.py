@@ -13,14 +13,14 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_pipelines.mistakes import UsersMistake
+from trimtab_pipelines.errors import UserError
 
 MAX_RPS = 10**9
 MAX_TRACE_SECONDS = 100_000_000
 _FORM = "a trace has a header line, then one whole number of requests a line, one line a second"
 
 
-class TraceError(UsersMistake, ValueError):
+class TraceError(UserError, ValueError):
     """A trace that cannot be read or cut so; the message names the file and line, and what would be right."""
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from trimtab_pipelines.documents import write_atomically
 from trimtab_predictor.evaluate import FACTORS, errors_by_factor, outcome, split
-from trimtab_predictor.features import BINS, FEATURES, LEAST_RATIO, describe
+from trimtab_predictor.features import BINS, FEATURES, LEAST_RATIO, window_features
 from trimtab_predictor.lstm import QUANTILES, UNITS, LstmWeights
 from trimtab_predictor.trace import TraceError, read_trace
 from trimtab_predictor.windows import WINDOW_SECONDS, Windows, cut_windows, drawn_shapes, marks, thickened, thinned
@@ -83,7 +83,7 @@ def _pairs(windows: Windows) -> Pairs:
 
     The loss needs the latter two to turn the network's correction into a peak. Windows without load are left out.
     """
-    seen = describe(windows.histories_rps, windows.context)
+    seen = window_features(windows.histories_rps, windows.context)
     known = (seen.means > 0) & (windows.peaks_rps > 0)
     logs = np.log(windows.peaks_rps[known] / seen.means[known])
     targets = np.stack([logs, seen.spreads[known], seen.peaks[known]], axis=1)

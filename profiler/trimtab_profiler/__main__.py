@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _carry_out(pipeline: InferencePipeline, folder: Path, task: str) -> str:
     """What went wrong, or nothing."""
     from trimtab_kubernetes import Cluster, ClusterError  # noqa: PLC0415 - an extra
-    from trimtab_profiler.job import TaskError, carry_out  # noqa: PLC0415 - an extra
+    from trimtab_profiler.kubernetes_job import TaskError, carry_out  # noqa: PLC0415 - an extra
 
     try:
         async with await Cluster.connect() as cluster:

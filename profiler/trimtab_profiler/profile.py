@@ -18,14 +18,14 @@ from trimtab_pipelines.resource import Metadata
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
-from trimtab_profiler import chats, inputs
-from trimtab_profiler.allocate import base_allocation, stage_slo_seconds
+from trimtab_profiler import chat_profile, inputs
+from trimtab_profiler.base_allocation import base_allocation, stage_slo_seconds
 from trimtab_profiler.fit import fit_latency
-from trimtab_profiler.grid import GridPoint, grid, share
 from trimtab_profiler.hardware import this_machine, usable_cores
 from trimtab_profiler.measure import FULL, QUICK, Batch, Effort, Samples, measure_round
+from trimtab_profiler.measurement_grid import GridPoint, grid, share
+from trimtab_profiler.model_identity import model_identity
 from trimtab_profiler.replica import Refused, Replica, running_replica
-from trimtab_profiler.subject import subject_of
 
 ROWS = 64
 BATCHES_PER_POINT = 4
@@ -141,8 +141,8 @@ async def profile(
         sizes = stage.batch_sizes if options.planned_batches_only else options.batch_sizes
         session.grids[stage.name] = grid(stage, options.cores, usable_cores(), sizes)
         visits = sum(len(point.batch_sizes) for point in session.grids[stage.name])
-        if chats.may_differ(stage, inputs.stage_rows(pipeline, stage, rows, ROWS)):
-            visits = chats.KINDS * visits + len(chats.LENGTHS) * len(session.grids[stage.name])
+        if chat_profile.may_differ(stage, inputs.stage_rows(pipeline, stage, rows, ROWS)):
+            visits = chat_profile.KINDS * visits + len(chat_profile.LENGTHS) * len(session.grids[stage.name])
         session.total += visits * options.effort.rounds
     return {stage.name: await _profile_stage(session, stage) for stage in stages}
 
@@ -232,19 +232,25 @@ async def _profile_point(
     left_out = session.pipeline.spec.stage(stage.name).leaves_out(point.variant)  # also where not all are measured
     rows = {name: array for name, array in rows.items() if name != left_out and (carried is None or name in carried)}
     measurements = await _measure(session, stage, point, replica, rows)
-    if not chats.may_differ(stage, rows):
+    if not chat_profile.may_differ(stage, rows):
         return [point_profile(point, cores, measurements) for cores in point.allocations]
     sizes = replace(point, batch_sizes=tuple(m.batch_size for m in measurements))
     text, begun, text_begun = [
         await _measure(session, stage, sizes, replica, other)
-        for other in (chats.textual(rows), chats.begun(rows), chats.begun(chats.textual(rows)))
+        for other in (
+            chat_profile.textual(rows),
+            chat_profile.first_token_only(rows),
+            chat_profile.first_token_only(chat_profile.textual(rows)),
+        )
     ]
     size, datatypes = min(ROWS, sizes.batch_sizes[-1]), inputs.datatypes(session.pipeline, stage)
     answered, read = [
         (await replica.infer(point.variant, point.operating_point, inputs.batch(each, size, 0, datatypes))).outputs
-        for each in (rows, chats.begun(chats.textual(rows)))
+        for each in (rows, chat_profile.first_token_only(chat_profile.textual(rows)))
     ]
-    reading = await _measure_reading(session, stage, point, replica, chats.begun(chats.textual(rows)))
+    reading = await _measure_reading(
+        session, stage, point, replica, chat_profile.first_token_only(chat_profile.textual(rows))
+    )
     return [
         point_profile(point, cores, measurements).model_copy(
             update={
@@ -252,9 +258,9 @@ async def _profile_point(
                     first=curve(begun, cores),
                     text=curve(text, cores),
                     text_first=curve(text_begun, cores),
-                    tokens=chats.mean_tokens(answered),
-                    prompt_tokens=chats.mean_prompt_tokens(answered),
-                    text_prompt_tokens=chats.mean_prompt_tokens(read),
+                    tokens=chat_profile.mean_tokens(answered),
+                    prompt_tokens=chat_profile.mean_prompt_tokens(answered),
+                    text_prompt_tokens=chat_profile.mean_prompt_tokens(read),
                     reading_seconds=_rising({tokens: share(one, cores) for tokens, one in reading.items()}),
                 )
             }
@@ -270,7 +276,9 @@ async def _measure(
     options, datatypes = session.options, inputs.datatypes(session.pipeline, stage)
 
     async def serve(batch: Batch) -> None:
-        await replica.infer(point.variant, point.operating_point, chats.of_strangers(batch, next(session.strangers)))
+        await replica.infer(
+            point.variant, point.operating_point, chat_profile.without_shared_prefix(batch, next(session.strangers))
+        )
 
     visited = {size: Samples(size) for size in point.batch_sizes}
     for visit in range(options.effort.rounds):
@@ -296,8 +304,8 @@ async def _measure_reading(
     options, datatypes = session.options, inputs.datatypes(session.pipeline, stage)
     few = {name: array[:BATCHES_PER_POINT] for name, array in rows.items()}
     lengths: dict[int, inputs.Rows] = {}
-    for times in chats.LENGTHS:
-        longer = chats.longer(few, times)
+    for times in chat_profile.LENGTHS:
+        longer = chat_profile.with_longer_prompt(few, times)
         batch = inputs.batch(longer, min(BATCHES_PER_POINT, point.batch_sizes[-1]), 0, datatypes)
         try:
             read = (await replica.infer(point.variant, point.operating_point, batch)).outputs
@@ -305,8 +313,8 @@ async def _measure_reading(
             if not lengths:
                 raise
             break
-        lengths[round(chats.mean_prompt_tokens(read))] = longer
-    session.done += (len(chats.LENGTHS) - len(lengths)) * options.effort.rounds
+        lengths[round(chat_profile.mean_prompt_tokens(read))] = longer
+    session.done += (len(chat_profile.LENGTHS) - len(lengths)) * options.effort.rounds
     found: dict[int, Measurement] = {}
     for tokens, prompts in lengths.items():
         found[tokens] = (await _measure(session, stage, replace(point, batch_sizes=(1,)), replica, prompts))[0]
@@ -371,7 +379,7 @@ def _document(session: _Session, stage: Stage, points: Sequence[PointProfile]) -
             pipeline=session.pipeline.name,
             stage=stage.name,
             hardware=this_machine(),
-            subjects={variant.name: subject_of(variant, session.folder) for variant in stage.variants},
+            subjects={variant.name: model_identity(variant, session.folder) for variant in stage.variants},
             points=tuple(points),
             base_allocation=dict(base_allocation(points, stage, slo_seconds, session.options.threshold_rps)),
             stage_slo_seconds=slo_seconds,

@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from trimtab_model_servers.settings import write_model_folder
-from trimtab_pipelines.mistakes import Failed
-from trimtab_pipelines.processes.announced import ReplicaPorts
-from trimtab_pipelines.processes.module import Module, StartError
+from trimtab_pipelines.errors import OperationFailed
+from trimtab_pipelines.processes.child_process import ChildProcess, StartError
+from trimtab_pipelines.processes.ready_line import ReplicaPorts
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, InferResponse, ProtocolError, Tensor, rest
 from trimtab_protocol.extensions import OPERATING_POINT
-from trimtab_protocol.http import ConnectionBroken, HttpConnection, request_head
+from trimtab_protocol.http_client import ConnectionLost, HttpConnection, request_head
 
 HOST = "127.0.0.1"
 START_SECONDS = 300.0
@@ -21,7 +21,7 @@ _SHOWN_LOG_BYTES = 1500
 _MISTAKES = {400, 413, 422}
 
 
-class ProfileError(Failed):
+class ProfileError(OperationFailed):
     """A variant that cannot be measured; the message names it and says why."""
 
 
@@ -56,7 +56,7 @@ class Replica:
             reply = await self._connection.exchange(head, buffers)
             if reply.status == 200:
                 return rest.decode_response(reply.body, reply.headers.get(rest.HEADER_LENGTH.lower()))
-        except (ConnectionBroken, ProtocolError) as error:
+        except (ConnectionLost, ProtocolError) as error:
             raise ProfileError(f"variant {variant}: {error}") from error
         message = bytes(reply.body[:_SHOWN_LOG_BYTES]).decode(errors="replace")
         kind = Refused if reply.status in _MISTAKES else ProfileError
@@ -75,7 +75,7 @@ async def running_replica(
     with tempfile.TemporaryDirectory(prefix="trimtab-profile-") as name:
         folder, who = Path(name), f"stage {stage}: its replica"
         write_model_folder(pipeline, pipeline_folder, stage, variants, folder / "models", threads)
-        process = await Module.start("trimtab_model_servers", [str(folder / "models")], folder / "log", who)
+        process = await ChildProcess.start("trimtab_model_servers", [str(folder / "models")], folder / "log", who)
         try:
             connection = await _connected(process)
             try:
@@ -87,11 +87,11 @@ async def running_replica(
             await process.stop(STOP_SECONDS)
 
 
-async def _connected(process: Module) -> HttpConnection:
+async def _connected(process: ChildProcess) -> HttpConnection:
     try:
         ports = await process.announcement(ReplicaPorts, START_SECONDS)
         return await HttpConnection.open(HOST, ports.data_port)
     except StartError as error:
         raise ProfileError(str(error)) from error
-    except ConnectionBroken as error:
+    except ConnectionLost as error:
         raise ProfileError(f"{process.name} cannot be reached: {error}") from error

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 
-from trimtab_pipelines.evidence import AccuracyBasis
+from trimtab_pipelines.accuracy_evidence import AccuracyBasis
 from trimtab_pipelines.profile import ModelProfile, PointProfile
 from trimtab_pipelines.spec import MOST_ROWS, InferencePipeline
 from trimtab_pipelines.strategies import Escalation, JobStrategies, PointCost, Variant, strategies_of

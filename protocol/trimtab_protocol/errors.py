@@ -4,7 +4,7 @@ It is always the sender's fault. Servers turn it into INVALID_ARGUMENT or 400; c
 breaks the protocol.
 """
 
-from trimtab_protocol.text import told
+from trimtab_protocol.sanitize import printable
 
 
 class ProtocolError(ValueError):
@@ -14,4 +14,4 @@ class ProtocolError(ValueError):
     """
 
     def __init__(self, text: str) -> None:
-        super().__init__(told(text))
+        super().__init__(printable(text))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from trimtab_pipelines.evidence import Accuracy
+from trimtab_pipelines.accuracy_evidence import Accuracy
 
 # Headers of answers, and of requests that the door passes on.
 CLIENT_HEADER = "x-trimtab-client"
@@ -102,7 +102,7 @@ def tasks_refused_of(facts: Mapping[str, object]) -> dict[str, str]:
     return {name: str(why) for name, why in found.items()} if isinstance(found, dict) else {}
 
 
-def tasks_judged_of(facts: Mapping[str, object]) -> Judged:
+def task_accuracies(facts: Mapping[str, object]) -> Judged:
     """How accurate a model says its points are on tasks; nothing where it says so otherwise than ours do."""
     told = facts.get(TASKS_JUDGED)
     return _judged(told) if isinstance(told, str) else {}

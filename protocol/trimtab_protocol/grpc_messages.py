@@ -24,6 +24,8 @@ from trimtab_protocol.messages import (
     RequestedOutput,
     TensorHeader,
 )
+from trimtab_protocol.protobuf_fields import extract_field
+from trimtab_protocol.sanitize import printable
 from trimtab_protocol.tensors import (
     BYTES,
     MAX_TENSORS,
@@ -37,8 +39,6 @@ from trimtab_protocol.tensors import (
     from_values,
     is_slow,
 )
-from trimtab_protocol.text import told
-from trimtab_protocol.wire_format import take_out
 
 SERVICE = "inference.GRPCInferenceService"
 _ONE_BYTE_LENGTH = 127
@@ -103,7 +103,7 @@ def read_request(data: Buffer, most_typed_bytes: int) -> PendingRequest:
     Raises:
         ProtocolError: it is malformed, or larger than that.
     """
-    rest, raw = take_out(data, _RAW_INPUT_CONTENTS, most_typed_bytes)
+    rest, raw = extract_field(data, _RAW_INPUT_CONTENTS, most_typed_bytes)
     try:
         message = _Request.FromString(rest)
     except DecodeError as error:
@@ -235,7 +235,7 @@ def _decoders(field: str, tensors: Any, raw: Sequence[Buffer]) -> tuple[Callable
             (tensor.name for tensor in tensors if tensor.HasField("contents") and tensor.contents.ListFields()), None
         )
         if both is not None:
-            raise ProtocolError(f"{field!r}: {told(both)} has typed contents beside raw ones; send either")
+            raise ProtocolError(f"{field!r}: {printable(both)} has typed contents beside raw ones; send either")
         return tuple(
             partial(decode_raw, tensor.name, tensor.datatype, tensor.shape, buffer)
             for tensor, buffer in zip(tensors, raw, strict=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trimtab_pipelines.edge import Identity
-from trimtab_protocol.text import told
+from trimtab_pipelines.edge_settings import Identity
+from trimtab_protocol.sanitize import printable
 
 log = logging.getLogger(__name__)
 
@@ -102,13 +102,13 @@ class MutualTls:
 
     def _tell_refused(self, error: ssl.SSLError) -> None:
         """Log why somebody was not let in; each reason once, since anybody may try."""
-        reason = why(error)
+        reason = explain_ssl_error(error)
         if reason not in self._refusals:
             self._refusals.add(reason)
             log.warning("who connected was refused: %s", reason)
 
 
-def why(error: OSError) -> str:
+def explain_ssl_error(error: OSError) -> str:
     """Why a connection under TLS did not come about, in words about the other side."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {getattr(error, 'verify_message', '') or error}"
@@ -141,7 +141,7 @@ def _meeting(wanted: str, tell: Callable[[ssl.SSLError], None]) -> type[ssl.SSLO
             names = names_of(self.getpeercert())
             if wanted and wanted not in names:
                 raise ssl.SSLCertVerificationError(
-                    f"it is for {told(', '.join(names), 200) or 'no name'}, not for {wanted}"
+                    f"it is for {printable(', '.join(names), 200) or 'no name'}, not for {wanted}"
                 )
 
     return Meeting

@@ -60,7 +60,7 @@ _JSON_TYPES: Mapping[str, tuple[frozenset[type], str]] = {
 }
 
 
-class Described(Protocol):
+class TensorLike(Protocol):
     """Anything that says what a tensor is."""
 
     @property
@@ -125,7 +125,7 @@ def checked_shape(name: str, shape: Iterable[object]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def is_slow(tensors: Iterable[Described], *, whole_bytes: int, values_bytes: int) -> bool:
+def is_slow(tensors: Iterable[TensorLike], *, whole_bytes: int, values_bytes: int) -> bool:
     """Whether decoding takes more than about a millisecond: many bytes, or few that become many objects."""
     strings = sum(prod(tensor.shape) for tensor in tensors if tensor.datatype == BYTES)
     return whole_bytes > SLOW_BYTES or values_bytes > SLOW_VALUES_BYTES or strings > SLOW_BYTES_ELEMENTS

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 from trimtab_pipelines.documents import DocumentError, load_edge
-from trimtab_pipelines.processes.allocation import keep_freed_memory
+from trimtab_pipelines.processes.malloc_tuning import keep_freed_memory
 from trimtab_protocol import event_loop
-from trimtab_router.edge.places import Sockets
+from trimtab_router.envoy.sockets import Sockets
 from trimtab_router.ingress.admin import AUDIT_LOG
 from trimtab_router.limits import Limits
-from trimtab_router.server import Options, serve
+from trimtab_router.server import RouterOptions, serve
 
 COLLECTED_AFTER = (10_000, 20, 10)
 """Containers made and not given back until the garbage collector looks, and how often the older ones are looked at.
@@ -23,7 +23,7 @@ LARGEST_KEPT_BYTES, MOST_KEPT_BYTES = 2**20, 2**23
 over images of 588 KiB."""
 
 
-def parse_options(arguments: list[str] | None = None) -> Options:
+def parse_options(arguments: list[str] | None = None) -> RouterOptions:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="trimtab_router", description=__doc__)
     parser.add_argument("--pipeline", type=Path, required=True, help="pipeline.yaml or its folder")
@@ -46,7 +46,7 @@ def parse_options(arguments: list[str] | None = None) -> Options:
     parser.add_argument("--admin-keys", type=Path, help="file of hashed keys of those who may register tasks")
     parser.add_argument("--grace-seconds", type=float, default=10.0, help="how long to hold rows without a replica")
     given = parser.parse_args(arguments)
-    return Options(
+    return RouterOptions(
         pipeline=given.pipeline,
         plan=given.plan,
         endpoints=given.endpoints,

@@ -4,12 +4,12 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Self
 
-from trimtab_pipelines.edge import ClientLimits
+from trimtab_pipelines.edge_settings import ClientLimits
 from trimtab_protocol import PendingRequest
 from trimtab_protocol.tensors import BYTES, SLOW_VALUES_BYTES
-from trimtab_router.admission.checks import Admitted
-from trimtab_router.edge.sizes import MEBIBYTE
-from trimtab_router.stage.lapses import GRACE_SECONDS
+from trimtab_router.admission.validation import ValidatedRequest
+from trimtab_router.envoy.memory_limits import MEBIBYTE
+from trimtab_router.scheduling.expiry import GRACE_SECONDS
 
 JSON_MULTIPLE = 16
 """Of its size, what JSON of numbers costs while it is read: a number of two bytes is an object of 28 and a pointer."""
@@ -60,7 +60,7 @@ def decoding_bytes(pending: PendingRequest, received_bytes: int) -> int:
     return (JSON_MULTIPLE - 1) * pending.written_bytes + of_strings
 
 
-def kept_bytes(admitted: Admitted) -> int:
+def kept_bytes(admitted: ValidatedRequest) -> int:
     """What is kept beside the bytes received once a request is decoded: what shares no memory with them."""
     total = 0
     for array in admitted.inputs.values():

@@ -13,46 +13,46 @@ from typing import Any
 from opentelemetry.trace import Tracer
 
 from trimtab_pipelines.accuracy import sources
-from trimtab_pipelines.codes import Code
-from trimtab_pipelines.ends import FAILED, End
+from trimtab_pipelines.endpoints import Endpoints
+from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.request_outcome import FAILED, RequestOutcome
 from trimtab_pipelines.router_state import RouterLoad, RouterState
-from trimtab_pipelines.routing import Endpoints
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.tasks import TaskCard
+from trimtab_pipelines.tasks import TaskRecord
 from trimtab_protocol import InferRequest, InferResponse, PendingRequest, ProtocolError, Tensor
-from trimtab_protocol.chat.inner import IMAGES, Usage
+from trimtab_protocol.chat.internal_wire import IMAGES, Usage
 from trimtab_protocol.extensions import PLAN_GENERATION, PROVISIONAL
-from trimtab_protocol.http import Tls
+from trimtab_protocol.http_client import Tls
 from trimtab_protocol.tensors import Array
-from trimtab_router.admission.budget import Budget, Reservation
 from trimtab_router.admission.call import Call
-from trimtab_router.admission.checks import VERSION, Admitted, admit, check
-from trimtab_router.admission.owning import options_inputs, owned, slow_to_own
-from trimtab_router.admission.pacing import Pacer
-from trimtab_router.admission.sweeping import Sweeping
-from trimtab_router.admission.turnstile import Turnstile
-from trimtab_router.admission.window import Bounds, Window, bounds_of
-from trimtab_router.building import course_of, http_carriers
-from trimtab_router.carriage.counts import counted
-from trimtab_router.course import Journey
-from trimtab_router.graph import Graph, Walk
+from trimtab_router.admission.concurrency_controller import ConcurrencyController
+from trimtab_router.admission.concurrency_limit import ConcurrencyLimit, LimitBounds, limit_bounds
+from trimtab_router.admission.entry_gate import EntryGate
+from trimtab_router.admission.garbage_collection import CollectorPacer
+from trimtab_router.admission.memory_budget import MemoryBudget, Reservation
+from trimtab_router.admission.tenant import is_slow_to_rewrite, options_inputs, with_tenant
+from trimtab_router.admission.validation import VERSION, ValidatedRequest, decode_and_validate, validate_header
+from trimtab_router.clock import EventLoopClock
+from trimtab_router.execution.executor import RequestState
+from trimtab_router.execution.graph import Graph, GraphCursor
+from trimtab_router.execution.slo import SloResolver
+from trimtab_router.execution.task_names import ResolvedTask, missing_task_inputs, resolve_task
+from trimtab_router.factory import create_executor, create_transports
 from trimtab_router.limits import Limits, decoding_bytes, kept_bytes
-from trimtab_router.loop_clock import LoopClock
-from trimtab_router.naming import Named, lacking, named
-from trimtab_router.reception import Reception
+from trimtab_router.observability.arrivals import ArrivalCounter
+from trimtab_router.observability.metrics import Metrics
+from trimtab_router.observability.request_accounting import RequestAccounting
+from trimtab_router.observability.stage_state import stage_state
+from trimtab_router.observability.tracing import record_request
 from trimtab_router.refusal import Refusal, malformed
-from trimtab_router.stage.desk import Desk
-from trimtab_router.stage.enrolling import dismiss, enrol, hear
-from trimtab_router.stage.policies import POLICIES
-from trimtab_router.stage.policies.view import Policy
-from trimtab_router.stage.ports import Carrier, Clock
-from trimtab_router.stage.roster import roster_of
-from trimtab_router.telling.accounts import Accounts
-from trimtab_router.telling.load import ArrivalCounter
-from trimtab_router.telling.metrics import Metrics
-from trimtab_router.telling.standing import stage_state
-from trimtab_router.telling.telemetry import record_request
+from trimtab_router.scheduling.interfaces import Clock, Transport
+from trimtab_router.scheduling.policies import POLICIES
+from trimtab_router.scheduling.policies.interface import Policy
+from trimtab_router.scheduling.stage_scheduler import StageScheduler
+from trimtab_router.scheduling.stage_tasks import stage_tasks
+from trimtab_router.scheduling.task_registration import learn_declared_tasks, register_task, unregister_task
+from trimtab_router.transport.token_counts import fetch_token_counts
 
 BODY_SECONDS = 10.0
 PATIENCE_SHARE = 0.2
@@ -83,7 +83,7 @@ class Router:
         tracer: Tracer | None = None,
         tls: Tls = lambda: None,
         clock: Clock | None = None,
-        carriers: Mapping[str, Carrier] | None = None,
+        carriers: Mapping[str, Transport] | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.limits = limits or Limits()
@@ -97,11 +97,11 @@ class Router:
         """Whether requests are no longer taken."""
         self._tracer = tracer
         self._graph = Graph(pipeline.spec)
-        self._clock = clock or LoopClock()
-        self._http = http_carriers(self._graph, self.limits, tls) if carriers is None else {}
+        self._clock = clock or EventLoopClock()
+        self._http = create_transports(self._graph, self.limits, tls) if carriers is None else {}
         self._preparing = ThreadPoolExecutor(1, "prepare")
         self._policy = policy or POLICIES[pipeline.spec.departure_policy]
-        self._course = course_of(
+        self._course = create_executor(
             self._graph,
             pipeline.spec,
             plan,
@@ -114,19 +114,23 @@ class Router:
         self._desks = self._course.desks
         for desk in self._desks.values():
             self._prepare(desk)
-        self._reception = Reception(self._course, self._graph, pipeline.spec.slo)
+        self._reception = SloResolver(self._course, self._graph, pipeline.spec.slo)
         self._output_datatypes = {o.name: self._graph.datatype_of(o.source) for o in pipeline.spec.outputs}
         self._options = options_inputs(pipeline.spec)
-        self._turnstile = Turnstile(PATIENCE_SHARE * pipeline.spec.slo.start_seconds)
+        self._turnstile = EntryGate(PATIENCE_SHARE * pipeline.spec.slo.start_seconds)
         limits = self.limits
-        self._sweeping = Sweeping()
-        self.budget = Budget(
+        self._sweeping = CollectorPacer()
+        self.budget = MemoryBudget(
             limits.max_bytes_in_flight, limits.max_client_requests, limits.max_client_bytes, self._sweeping.soon
         )
-        self.pacer = Pacer(Window(pipeline.spec.slo.latency_seconds), self.budget, self._bounds)
+        self.pacer = ConcurrencyController(
+            ConcurrencyLimit(pipeline.spec.slo.latency_seconds), self.budget, self._bounds
+        )
         self._decoding = ThreadPoolExecutor(1, "decode")  # one at a time: what decoding costs in passing is bounded too
         self._waiting: set[asyncio.Future[None]] = set()
-        self.accounts = Accounts(self.metrics, self.arrivals, self._clock, pipeline.spec.slo, self.pacer.note_overload)
+        self.accounts = RequestAccounting(
+            self.metrics, self.arrivals, self._clock, pipeline.spec.slo, self.pacer.note_overload
+        )
         self.metrics.plan_generation.set(self.plan_generation)
         self.metrics.arrivals_peak.set_function(lambda: self.arrivals.peak(time.time()))
         self.metrics.bytes_in_flight.set_function(lambda: self.budget.bytes_in_flight)
@@ -158,7 +162,7 @@ class Router:
         return not (self.leaving or self.draining) and all(desk.had_replica for desk in self._working)
 
     @property
-    def _working(self) -> list[Desk]:
+    def _working(self) -> list[StageScheduler]:
         """The desks that something goes to."""
         return [desk for name, desk in self._desks.items() if name not in self._course.idle]
 
@@ -170,7 +174,7 @@ class Router:
     async def infer(self, call: Call) -> InferResponse:
         """Serve a request; raises Refusal. A cancelled call frees what the request still has in the queues."""
         self.accounts.received(call.arrived_at)
-        journey: Journey | None = None
+        journey: RequestState | None = None
         end = FAILED
         why: Refusal | None = None
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -189,7 +193,7 @@ class Router:
             raise
         except asyncio.CancelledError:
             stage = next(iter(journey.works), "") if journey else ""
-            why = Refusal(Code.CANCELLED, "Cancelled", "the caller left", stage=stage)
+            why = Refusal(ErrorCode.CANCELLED, "Cancelled", "the caller left", stage=stage)
             end = self.accounts.refused(why, by_own_deadline=self._left_early(call))
             raise
         finally:
@@ -205,7 +209,7 @@ class Router:
         Raises:
             Refusal: the chat cannot be served as it is, or nobody can tell.
         """
-        return await counted(self._course, self._http, self._admitted(call.request).inputs)
+        return await fetch_token_counts(self._course, self._http, self._admitted(call.request).inputs)
 
     async def visit(self, arrived_at: float, client: str = "") -> Reservation:
         """Let a request in, once it is its turn of the event loop; it ends with the reservation's context.
@@ -226,7 +230,7 @@ class Router:
             raise
         return reservation
 
-    async def admit(self, pending: PendingRequest, reservation: Reservation) -> Admitted:
+    async def admit(self, pending: PendingRequest, reservation: Reservation) -> ValidatedRequest:
         """Check a request and decode its tensors, in a thread where that takes long; the loop goes on meanwhile.
 
         What it says of itself is checked before any value is decoded.
@@ -240,9 +244,9 @@ class Router:
         """
         name, spec = self.pipeline.name, self.pipeline.spec
         try:
-            if not (pending.slow or slow_to_own(self._options, pending.inputs)):
+            if not (pending.slow or is_slow_to_rewrite(self._options, pending.inputs)):
                 return self._decode(pending, reservation.client)
-            check(name, spec, pending.request, pending.inputs)
+            validate_header(name, spec, pending.request, pending.inputs)
             if self.draining:
                 raise _draining()
             cost = decoding_bytes(pending, reservation.size_bytes)
@@ -271,20 +275,20 @@ class Router:
             desk = self._desks[name]
             desk.staff(carrier.follow(endpoints.stages.get(name, ()), partial(self._changed, desk)))
 
-    def _changed(self, desk: Desk) -> None:
+    def _changed(self, desk: StageScheduler) -> None:
         """What a replica can serve changed: it has told of its tasks before."""
-        hear(desk, self.pipeline.spec.objective.accuracy_basis)
+        learn_declared_tasks(desk, self.pipeline.spec.objective.accuracy_basis)
         desk.look_around()
 
-    def enrol(self, stage: str, variant: str, task: str, card: TaskCard) -> None:
+    def enrol(self, stage: str, variant: str, task: str, card: TaskRecord) -> None:
         """Know a task that joined a variant while it runs."""
         basis = self.pipeline.spec.objective.accuracy_basis
-        enrol(self._desks[stage], variant, task, card.accuracy_by_point, basis)
+        register_task(self._desks[stage], variant, task, card.accuracy_by_point, basis)
         self._reception.enrol(task, card)
 
     def dismiss(self, stage: str, variant: str, task: str) -> None:
         """Forget a task that joined a variant, and what its requests are granted where no other variant has it."""
-        dismiss(self._desks[stage], variant, task)
+        unregister_task(self._desks[stage], variant, task)
         self._reception.dismiss(task)
 
     async def facts(self, stage: str, variant: str) -> dict[str, dict[str, Any]]:
@@ -324,40 +328,42 @@ class Router:
         self._decoding.shutdown(wait=False)  # who is in line there is still decoded, and told to try another router
         self._preparing.shutdown(wait=False)  # what is begun is ended: others may look it up too
 
-    def _prepare(self, desk: Desk) -> None:
+    def _prepare(self, desk: StageScheduler) -> None:
         """Have a thread work out what decisions by the new plan will look up; they wait for nothing."""
         if self._policy.prepare is not None and not self.draining:
             outlook, variant = desk.outlook, desk.plan.variant
             self._preparing.submit(self._policy.prepare(outlook.points(variant), outlook.most_rows(variant)))
 
-    def _bounds(self) -> Bounds | None:
+    def _bounds(self) -> LimitBounds | None:
         """What the replicas that are ready can carry; None while a stage has none, which says nothing of the next."""
         rows = self.accounts.rows.expected(self._clock.now)
         stages = [(desk.carries(), rows.get(desk.stage.name) or 1.0) for desk in self._working]
-        return bounds_of(stages, self.pipeline.spec.slo.latency_seconds, self.pipeline.spec.drop_policy)
+        return limit_bounds(stages, self.pipeline.spec.slo.latency_seconds, self.pipeline.spec.drop_policy)
 
-    def _decode(self, pending: PendingRequest, client: str) -> Admitted:
+    def _decode(self, pending: PendingRequest, client: str) -> ValidatedRequest:
         """Decode a client's request, and say whose its chats are; changes nothing, so that any thread may."""
-        return owned(admit(self.pipeline.name, self.pipeline.spec, pending), self._options, client=client)
+        return with_tenant(
+            decode_and_validate(self.pipeline.name, self.pipeline.spec, pending), self._options, client=client
+        )
 
-    def _admitted(self, request: InferRequest) -> Admitted:
+    def _admitted(self, request: InferRequest) -> ValidatedRequest:
         try:
-            return admit(self.pipeline.name, self.pipeline.spec, PendingRequest.of(request))
+            return decode_and_validate(self.pipeline.name, self.pipeline.spec, PendingRequest.of(request))
         except ProtocolError as error:
             raise malformed(error) from error
 
-    def _begin(self, call: Call, ended: asyncio.Future[None]) -> Journey:
+    def _begin(self, call: Call, ended: asyncio.Future[None]) -> RequestState:
         admitted = call.admitted or self._admitted(call.request)
         if self.draining:
             raise _draining()
         asked = self._named(admitted.wish.task, admitted)
-        walk = Walk(self._graph, asked.inputs, admitted.wanted)
+        walk = GraphCursor(self._graph, asked.inputs, admitted.wanted)
         terms = self._reception.terms(admitted.wish, walk, call.arrived_at, call.deadline_seconds, asked.stages)
-        lacks = lacking(self.pipeline.name, self.pipeline.spec, asked.inputs)
+        lacks = missing_task_inputs(self.pipeline.name, self.pipeline.spec, asked.inputs)
         if lacks is not None:
             raise lacks
         self.arrivals.record(time.time())
-        journey = Journey(
+        journey = RequestState(
             self._course,
             walk,
             terms,
@@ -375,21 +381,21 @@ class Router:
         self._course.advance(journey)
         return journey
 
-    def _named(self, task: str, admitted: Admitted) -> Named:
+    def _named(self, task: str, admitted: ValidatedRequest) -> ResolvedTask:
         """The inputs of a request, and the stages whose models have the task that it names."""
         if not task or not self._http:
-            return Named(admitted.inputs)
+            return ResolvedTask(admitted.inputs)
         needed = [self._desks[node.name] for node in self._graph.needed(admitted.wanted)]
-        return named(
-            task, [roster_of(desk.outlook, desk.slots, task) for desk in needed], self.pipeline.spec, admitted.inputs
+        return resolve_task(
+            task, [stage_tasks(desk.outlook, desk.slots, task) for desk in needed], self.pipeline.spec, admitted.inputs
         )
 
-    def _end(self, journey: Journey, end: End, why: Refusal | None) -> None:
+    def _end(self, journey: RequestState, end: RequestOutcome, why: Refusal | None) -> None:
         journey.leave()
         if self._tracer is not None:
             record_request(self._tracer, journey.trace_parent, journey.arrived_at, end, journey.served, why)
 
-    def _answer(self, request: InferRequest, journey: Journey) -> InferResponse:
+    def _answer(self, request: InferRequest, journey: RequestState) -> InferResponse:
         parameters, outputs = journey.parameters(), journey.walk.answer()
         parameters[PLAN_GENERATION] = self.plan_generation
         if PROVISIONAL in parameters:
@@ -402,7 +408,7 @@ class Router:
             outputs=tuple(Tensor(name, self._output_datatypes[name], array) for name, array in outputs.items()),
         )
 
-    def _asked_too_much(self, journey: Journey) -> bool:
+    def _asked_too_much(self, journey: RequestState) -> bool:
         """Whether its own deadline is before the promise's, which is summed as for who has none: they round alike."""
         return journey.deadline < journey.arrived_at + self.pipeline.spec.slo.start_seconds
 
@@ -413,10 +419,12 @@ class Router:
 
 
 def _draining() -> Refusal:
-    return Refusal(Code.UNAVAILABLE, "Draining", "this router is shutting down; try another", retry_after_seconds=1.0)
+    return Refusal(
+        ErrorCode.UNAVAILABLE, "Draining", "this router is shutting down; try another", retry_after_seconds=1.0
+    )
 
 
-def _tell(ended: asyncio.Future[None], _: Journey) -> None:
+def _tell(ended: asyncio.Future[None], _: RequestState) -> None:
     """Let whoever waits for a journey go on; nobody does where the caller left."""
     if not ended.done():
         ended.set_result(None)

@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.edge import EdgeSettings
-from trimtab_pipelines.processes.announced import RouterPorts, announce
+from trimtab_pipelines.edge_settings import EdgeSettings
+from trimtab_pipelines.processes.ready_line import RouterPorts, print_ready_line
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_protocol.http import Tls
+from trimtab_protocol.http_client import Tls
 from trimtab_protocol.mutual_tls import MutualTls, UnusableIdentity
-from trimtab_router.edge.following import follow_keys
-from trimtab_router.edge.places import Sockets
-from trimtab_router.edge.sizes import in_flight_bytes, payload_bytes
-from trimtab_router.following.plans import FileWatcher
-from trimtab_router.ingress.doors import FrontDoors
-from trimtab_router.ingress.registry import Registry
-from trimtab_router.ingress.task_book import TaskBook
+from trimtab_router.envoy.key_watcher import follow_keys
+from trimtab_router.envoy.memory_limits import in_flight_bytes, payload_bytes
+from trimtab_router.envoy.sockets import Sockets
+from trimtab_router.ingress.listeners import Listeners
+from trimtab_router.ingress.task_api import TaskApi
+from trimtab_router.ingress.task_store import TaskStore
 from trimtab_router.limits import Limits
+from trimtab_router.observability.tracing import configured_tracer
 from trimtab_router.router import Router
-from trimtab_router.telling.telemetry import configured_tracer
+from trimtab_router.watchers.file_watcher import FileWatcher
 
 if TYPE_CHECKING:
     from trimtab_kubernetes import Cluster
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RouterOptions:
     """What the command line says; port 0 lets the system choose.
 
     Without `endpoints` the replicas, and every plan after the first, are what the cluster's API says. `namespace` is
@@ -58,7 +58,7 @@ class Options:
     limits: Limits = field(default_factory=Limits)
 
 
-async def serve(options: Options) -> None:
+async def serve(options: RouterOptions) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
@@ -78,7 +78,7 @@ async def serve(options: Options) -> None:
         files.read()
         cluster = None if options.endpoints else await _connect(stack)
         following = [files.watch() if cluster is None else _follow_cluster(router, cluster)]
-        doors = FrontDoors(router)
+        doors = Listeners(router)
         if options.sockets is not None:
             control = await doors.open_behind_envoy(options.sockets, options.edge)
             keys = follow_keys(options.edge, cluster, pipeline.metadata.namespace, control.use_keys)
@@ -92,16 +92,16 @@ async def serve(options: Options) -> None:
         await _serve_until_stopped(doors, _all(following), options.linger_seconds)
 
 
-def _registry(router: Router, options: Options) -> Registry:
+def _registry(router: Router, options: RouterOptions) -> TaskApi:
     """The registry of tasks, those that were registered before included."""
     if options.tasks is None:
-        return Registry(router, None, options.admin_keys)
-    book = TaskBook(router, options.tasks)
+        return TaskApi(router, None, options.admin_keys)
+    book = TaskStore(router, options.tasks)
     book.read()
-    return Registry(router, book, options.admin_keys)
+    return TaskApi(router, book, options.admin_keys)
 
 
-def _limits(options: Options, pipeline: InferencePipeline) -> Limits:
+def _limits(options: RouterOptions, pipeline: InferencePipeline) -> Limits:
     """The bounds that the pipeline's memory and the door's settings set."""
     sized = replace(
         options.limits,
@@ -131,7 +131,7 @@ async def _connect(stack: AsyncExitStack) -> "Cluster":
 
 
 def _follow_cluster(router: Router, cluster: "Cluster") -> Awaitable[None]:
-    from trimtab_router.following.cluster import ClusterWatcher  # noqa: PLC0415  (takes a second of processor time to import)
+    from trimtab_router.watchers.cluster_watcher import ClusterWatcher  # noqa: PLC0415  (takes a second of processor time to import)
 
     return ClusterWatcher(router, cluster, router.pipeline.metadata.namespace).watch()
 
@@ -140,11 +140,11 @@ def _all(following: list[Awaitable[None]]) -> "asyncio.Future[Any]":
     return asyncio.ensure_future(asyncio.gather(*following))
 
 
-async def _serve_until_stopped(doors: FrontDoors, watching: "asyncio.Future[Any]", linger_seconds: float) -> None:
+async def _serve_until_stopped(doors: Listeners, watching: "asyncio.Future[Any]", linger_seconds: float) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    announce(RouterPorts(doors.rest_port, doors.admin_port))
+    print_ready_line(RouterPorts(doors.rest_port, doors.admin_port))
     stopped = asyncio.create_task(stopping.wait())
     first: set[asyncio.Future[Any]] = {stopped, watching}
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)

@@ -11,10 +11,10 @@ from typing import Any
 from tests.adapter.scenes import FakeRouter, a_ladder, profiles_of
 from tests.ports import own_address
 from trimtab_adapter.__main__ import parse
-from trimtab_adapter.cluster import run
-from trimtab_kubernetes import Cluster, follow, process
+from trimtab_adapter.cluster import main
+from trimtab_kubernetes import Cluster, list_and_watch, process
 from trimtab_kubernetes.objects import Object
-from trimtab_pipelines.cluster import ADMIN_PORT_NAME, profile_name, router_admin_name
+from trimtab_pipelines.kubernetes_names import ADMIN_PORT_NAME, profile_name, router_admin_name
 from trimtab_pipelines.spec import InferencePipeline
 
 INTERVAL = "1s"
@@ -85,7 +85,7 @@ async def seen(cluster: Cluster, kind: str, namespace: str, name: str, is_so: Ca
     last: Object = {}
     try:
         async with asyncio.timeout(SECONDS):
-            async for change in follow(cluster, kind, namespace):
+            async for change in list_and_watch(cluster, kind, namespace):
                 if change.key == (namespace, name) and not change.deleted and change.object is not None:
                     last = change.object
                     if is_so(last):
@@ -119,7 +119,9 @@ async def an_adapter(
     cluster = await Cluster.connect(str(kubeconfig))
     process.log.addHandler(listening)
     process.log.setLevel(logging.INFO)
-    running = asyncio.create_task(run.take_part(options, cluster, run.adapters_lease(cluster, namespace, name), stop))
+    running = asyncio.create_task(
+        main.run_elected(options, cluster, main.adapters_lease(cluster, namespace, name), stop)
+    )
     try:
         yield Adapter(await listening.address("/healthz"), await listening.address("/metrics"))
     finally:

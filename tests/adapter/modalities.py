@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profile, a_variant
-from trimtab_adapter.simulation.conditions import Conditions
-from trimtab_adapter.simulation.simulate import Scenario
-from trimtab_pipelines.time_price import priced
-from trimtab_router.wish import Wish
+from trimtab_adapter.simulation.environment import Environment
+from trimtab_adapter.simulation.simulator import Scenario
+from trimtab_pipelines.shadow_price import priced
+from trimtab_router.execution.request_options import RequestOptions
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -108,7 +108,7 @@ def a_scenario(
         arrivals_seconds=arrivals,
         duration_seconds=seconds,
         plan=_plan(pipeline, thought, rate * sum(sizes) / 2 if price else 0.0),
-        conditions=Conditions(spread=0.0, service_ratios={("stage-0", "small"): 1.0 / misjudged}),
+        conditions=Environment(spread=0.0, service_ratios={("stage-0", "small"): 1.0 / misjudged}),
         rows=tuple(rng.integers(sizes[0], sizes[1] + 1, max(arrivals.size, 1)).tolist()),
         wishes=_wishes(rng, max(arrivals.size, 1), *(floors or (0.0, 0.0))),
         **changes,
@@ -125,7 +125,7 @@ def _arrivals(rng, rate, seconds, bursts):
 
 
 def _wishes(rng, count, low, high):
-    return tuple(Wish(accuracy_floor=floor) for floor in rng.uniform(low, high, count).tolist())
+    return tuple(RequestOptions(accuracy_floor=floor) for floor in rng.uniform(low, high, count).tolist())
 
 
 def _plan(pipeline, senses, rows_rps):

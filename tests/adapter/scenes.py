@@ -8,8 +8,8 @@ from typing import Any
 from aiohttp import web
 
 from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_variant
-from trimtab_adapter.planning.decide import Situation, decide, plan_of, question_of
-from trimtab_adapter.planning.pools import Member, share
+from trimtab_adapter.planning.decide import PlanningInputs, decide, plan_of, planning_problem
+from trimtab_adapter.planning.pool_allocation import Member, allocate
 from trimtab_pipelines.plan import Expectation, ForecastRecord, PipelinePlan
 from trimtab_pipelines.pool import Pool
 from trimtab_pipelines.profile import ModelProfile
@@ -29,8 +29,10 @@ def a_ladder(stages: int = 2, variant: dict[str, Any] | None = None, **changes: 
 
 def plan_together(name: str, pool: Pool, members: Mapping[str, Member]) -> dict[str, PipelinePlan]:
     """The next plan of every pipeline of a pool, as `decide` does for one alone."""
-    asked = {key: question_of(member.pipeline, member.profiles, member.situation) for key, member in members.items()}
-    answers = share(name, pool, {key: question for key, (question, _) in asked.items()})
+    asked = {
+        key: planning_problem(member.pipeline, member.profiles, member.situation) for key, member in members.items()
+    }
+    answers = allocate(name, pool, {key: question for key, (question, _) in asked.items()})
     plans = {}
     for key, member in members.items():
         question, forecast = asked[key]
@@ -55,7 +57,7 @@ def plan_for(
 ) -> PipelinePlan:
     """Decide for a forecast peak."""
     forecast = ForecastRecord(peak_rps=peak_rps, source="reactive")
-    situation = Situation(forecast, now_seconds, current, tuple(recent_rps), **measured)
+    situation = PlanningInputs(forecast, now_seconds, current, tuple(recent_rps), **measured)
     return decide(pipeline, profiles_of(pipeline), situation)
 
 

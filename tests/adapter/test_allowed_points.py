@@ -6,7 +6,7 @@ from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_va
 from trimtab_adapter.planning.decide import initial_plan
 from trimtab_adapter.planning.latency import sustained_load_rps
 from trimtab_pipelines.documents import parse_plan
-from trimtab_router.stage.policies import POLICIES
+from trimtab_router.scheduling.policies import POLICIES
 
 SECONDS = {"full": (0.040, 0.010), "half": (0.004, 0.002)}
 POINTS = [{"name": "full", "accuracy": 0.9}, {"name": "half", "accuracy": 0.8}]

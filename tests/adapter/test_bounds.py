@@ -5,13 +5,13 @@ import itertools
 import numpy as np
 
 from tests.adapter.problems import a_large_program, a_program
-from trimtab_adapter.solvers.envelope import Envelopes
-from trimtab_adapter.solvers.grid import Grid, count
+from trimtab_adapter.solvers.discretization import Resource
 from trimtab_adapter.solvers.labels import Labels
-from trimtab_adapter.solvers.meter import Resource
-from trimtab_adapter.solvers.pricing import price
+from trimtab_adapter.solvers.lagrangian_bound import LagrangianBounds
+from trimtab_adapter.solvers.multipliers import optimize_multipliers
 from trimtab_adapter.solvers.program import Program
-from trimtab_adapter.solvers.table import Table, tabulate
+from trimtab_adapter.solvers.program_arrays import ProgramArrays, to_arrays
+from trimtab_adapter.solvers.resource_bound import ResourceBound, count
 
 COUNTED: tuple[tuple[Resource, ...], ...] = (
     ("second",),
@@ -25,7 +25,7 @@ COUNTED: tuple[tuple[Resource, ...], ...] = (
 )
 
 
-def labels_of(program: Program, table: Table, picks: np.ndarray) -> Labels:
+def labels_of(program: Program, table: ProgramArrays, picks: np.ndarray) -> Labels:
     """The partial choices of these options, of shape [labels, stages so far]."""
     chosen = list(zip(table.columns, picks.T, table.flow, strict=False))
     nothing = np.zeros(len(picks))
@@ -44,7 +44,7 @@ def labels_of(program: Program, table: Table, picks: np.ndarray) -> Labels:
     )
 
 
-def feasible_choices(program: Program, table: Table) -> tuple[np.ndarray, np.ndarray]:
+def feasible_choices(program: Program, table: ProgramArrays) -> tuple[np.ndarray, np.ndarray]:
     """All choices within the constraints, of shape [choices, stages], and what they reach."""
     picks, objectives = [], []
     for pick in itertools.product(*(range(column.index.size) for column in table.columns)):
@@ -61,13 +61,13 @@ def test_no_completion_reaches_more_than_was_promised():
     promised = 0
     for seed in range(400):
         program = a_program(seed)
-        table = tabulate(program)
+        table = to_arrays(program)
         picks, objectives = feasible_choices(program, table) if table is not None else (np.empty(0), np.empty(0))
         if table is None or not picks.size:
             continue
-        envelopes = price(program, table).envelopes
+        envelopes = optimize_multipliers(program, table).envelopes
         counted = [each for each in COUNTED if program.accuracy_floor or "floor" not in each]
-        bounds: list[Envelopes | Grid] = [
+        bounds: list[LagrangianBounds | ResourceBound] = [
             *envelopes,
             *(count(program, table, envelopes[0].prices, resources) for resources in counted),
         ]
@@ -84,9 +84,9 @@ def test_a_grid_knows_what_a_price_does_not():
     tighter = []
     for seed in range(20):
         program = a_large_program(seed)
-        table = tabulate(program)
+        table = to_arrays(program)
         assert table is not None
-        envelope = price(program, table).envelopes[0]
+        envelope = optimize_multipliers(program, table).envelopes[0]
         if envelope.prices.second:
             grid = count(program, table, envelope.prices, ("second",))
             rng = np.random.default_rng(seed)

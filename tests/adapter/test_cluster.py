@@ -19,14 +19,14 @@ from tests.adapter.clusters import (
 )
 from tests.adapter.scenes import FakeRouter, profiles_of
 from tests.relay import before_the_api_server
-from trimtab_adapter.cluster.loops import Loops, Surroundings
+from trimtab_adapter.cluster.pipeline_loops import LoopDependencies, PipelineLoops
 from trimtab_adapter.forecasting import TrainedWeights
 from trimtab_adapter.metrics import AdapterMetrics
 from trimtab_adapter.planning.decide import initial_plan
 from trimtab_adapter.tick import Tick
-from trimtab_kubernetes import follow
+from trimtab_kubernetes import list_and_watch
 from trimtab_kubernetes.objects import Key
-from trimtab_pipelines.cluster import ADAPTER_MANAGER, ADVISORY_LABEL, advisory_name
+from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER, ADVISORY_LABEL, advisory_name
 
 PLAN, PIPELINE = "PipelinePlan", "InferencePipeline"
 
@@ -62,7 +62,7 @@ async def told_in_events(cluster, namespace: str, events: int) -> None:
     """Wait until the adapter has told so often: after it wrote the status."""
     names: set[str] = set()
     async with asyncio.timeout(SECONDS):
-        async for change in follow(cluster, "Event", namespace):
+        async for change in list_and_watch(cluster, "Event", namespace):
             if change.object is not None and is_told_by_the_adapter(change.object):
                 names.add(change.key[1])
             if len(names) >= events:
@@ -242,7 +242,7 @@ async def test_a_loop_that_a_fault_ended_is_started_again(cluster, namespace, ca
     await put(cluster, a_pipeline_of(namespace))
     faulty = Faulty()
     async with httpx.AsyncClient() as routers:
-        loops = Loops(Surroundings(cluster, routers, None, TrainedWeights(None), faulty), [namespace])
+        loops = PipelineLoops(LoopDependencies(cluster, routers, None, TrainedWeights(None), faulty), [namespace])
         running = asyncio.create_task(loops.run())
         for _ in range(3):
             await asyncio.wait_for(faulty.ticks.acquire(), SECONDS)

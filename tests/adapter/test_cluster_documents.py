@@ -3,7 +3,7 @@
 import pytest
 
 from tests.builders import a_pipeline
-from trimtab_adapter.cluster.documents import within_schedulable
+from trimtab_adapter.cluster.config_source import within_schedulable
 from trimtab_pipelines.status import Schedulable
 
 ROOM = Schedulable(cores="2", since="2026-01-01T00:00:00Z").model_dump(mode="json", by_alias=True)

@@ -9,8 +9,8 @@ import pytest
 from tests.adapter.clusters import a_slice
 from tests.adapter.scenes import FakeRouter
 from tests.ports import own_address
-from trimtab_adapter.cluster.known import Known
-from trimtab_adapter.cluster.routers import Address, RoutersSource, addresses, merge_loads
+from trimtab_adapter.cluster.cluster_cache import ClusterCache
+from trimtab_adapter.cluster.router_metrics_source import Address, RouterMetricsSource, addresses, merge_loads
 from trimtab_adapter.observation import Load, ObservationError, State, merge_states
 from trimtab_pipelines.router_state import Served
 from trimtab_predictor.context import MEMORY_SECONDS
@@ -18,21 +18,21 @@ from trimtab_predictor.context import MEMORY_SECONDS
 NOW = 10_000.0
 
 
-def knowing(*ports: int, **conditions: bool) -> Known:
-    known = Known()
+def knowing(*ports: int, **conditions: bool) -> ClusterCache:
+    known = ClusterCache()
     for one in a_slice("here", "sample", list(ports), **conditions):
         known.put(one)
     return known
 
 
 @asynccontextmanager
-async def two_routers() -> AsyncIterator[tuple[FakeRouter, FakeRouter, RoutersSource]]:
+async def two_routers() -> AsyncIterator[tuple[FakeRouter, FakeRouter, RouterMetricsSource]]:
     async with (
         FakeRouter().serve(host="0.0.0.0") as one,
         FakeRouter().serve(host="0.0.0.0") as other,
         httpx.AsyncClient() as client,
     ):
-        yield one, other, RoutersSource(client, knowing(port_of(one), port_of(other)), ("here", "sample"))
+        yield one, other, RouterMetricsSource(client, knowing(port_of(one), port_of(other)), ("here", "sample"))
 
 
 def port_of(router: FakeRouter) -> int:
@@ -106,7 +106,7 @@ async def test_absurd_counts_of_one_router_are_no_sum():
 async def test_no_router_at_all_is_said():
     async with httpx.AsyncClient() as client:
         with pytest.raises(ObservationError, match="no router is ready behind Service here/sample-router-admin"):
-            await RoutersSource(client, Known(), ("here", "sample")).load(NOW)
+            await RouterMetricsSource(client, ClusterCache(), ("here", "sample")).load(NOW)
 
 
 def test_states_are_averaged_and_outcomes_added():

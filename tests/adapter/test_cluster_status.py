@@ -7,10 +7,10 @@ from typing import Any, cast
 import pytest
 
 from tests.adapter.scenes import a_ladder, plan_for
+from trimtab_adapter.cluster.cluster_cache import ClusterCache
 from trimtab_adapter.cluster.events import event_of
-from trimtab_adapter.cluster.known import Known
-from trimtab_adapter.cluster.reporter import MOST_EVENTS_WAITING, Reporter
 from trimtab_adapter.cluster.status import MOST_HISTORY, status_of, visible
+from trimtab_adapter.cluster.status_writer import MOST_EVENTS_WAITING, StatusWriter
 from trimtab_adapter.observation import Load
 from trimtab_adapter.tick import Tick
 from trimtab_kubernetes import Cluster
@@ -155,11 +155,11 @@ class Slow:
 
 async def test_what_is_told_while_a_report_is_written_does_not_wait_for_the_next_tick():
     """A whole interval may pass until then, or, at the end, none may come."""
-    cluster, known = Slow(), Known()
+    cluster, known = Slow(), ClusterCache()
     key = ("here", "sample")
     body = {"apiVersion": "trimtab.dev/v1alpha1", "kind": "InferencePipeline", "metadata": {"name": "sample"}}
     known.put(body | {"metadata": {"name": "sample", "namespace": "here", "uid": "u1"}})
-    reporter = Reporter(cast("Cluster", cluster), known, key)
+    reporter = StatusWriter(cast("Cluster", cluster), known, key)
 
     def report(generation: int) -> None:
         plan = plan_for(PIPELINE, 20.0)

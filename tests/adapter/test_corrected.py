@@ -4,10 +4,10 @@ import pytest
 
 from tests.adapter.test_escalation import LOOK, POINTS, STAGE
 from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
-from trimtab_adapter.deliberation import Deliberation
+from trimtab_adapter.control_state import ControlState
 from trimtab_adapter.observation import ObservationError, State, merge_states, read_state
-from trimtab_adapter.planning.corrected import corrected, drifts
 from trimtab_adapter.planning.decide import decide
+from trimtab_adapter.planning.drift_correction import apply_observed_accuracy, drifted_points
 from trimtab_pipelines.plan import ForecastRecord
 
 
@@ -20,7 +20,7 @@ def plan_after(told):
     """The plan once a router told of these accuracies."""
     laws = {"full": (0.040, 0.010), "half": (0.004, 0.002)}
     points = [a_point_profile("small", *law).model_copy(update={"operating_point": n}) for n, law in laws.items()]
-    deliberation = Deliberation()
+    deliberation = ControlState()
     deliberation.learn(read_state({"stages": {"only": {"variant": "small", "drifted_accuracies": told}}}))
     forecast = ForecastRecord(peak_rps=1.0, source="reactive")
     return decide(
@@ -39,7 +39,9 @@ def test_a_point_that_is_no_longer_the_best_is_no_longer_planned():
 
 
 def test_second_looks_change_by_what_their_points_do():
-    spec = corrected(the_pipeline().spec, {("only", "small", "full", ""): 0.86, ("only", "small", "half", ""): 0.7})
+    spec = apply_observed_accuracy(
+        the_pipeline().spec, {("only", "small", "full", ""): 0.86, ("only", "small", "half", ""): 0.7}
+    )
     full, half = spec.stages[0].variants[0].points
 
     assert full.accuracy_evidence is not None
@@ -51,7 +53,9 @@ def test_second_looks_by_task_change_too():
     own = {"cars": {"below": 0.6, "share": 0.5, "accuracy": 0.9, "low": 0.88}}
     points = [POINTS[0], POINTS[1] | {"secondLooks": [LOOK | {"byTask": own}]}]
     one = a_stage("only", variants=[a_variant(operatingPoints=points)], batchSizes=[1, 8]) | STAGE
-    spec = corrected(a_pipeline([one]).spec, {("only", "small", "full", ""): 0.86, ("only", "small", "half", ""): 0.7})
+    spec = apply_observed_accuracy(
+        a_pipeline([one]).spec, {("only", "small", "full", ""): 0.86, ("only", "small", "half", ""): 0.7}
+    )
     look = spec.stages[0].variants[0].points[1].second_looks[0].by_task["cars"]
 
     assert look.accuracy == pytest.approx(0.9 - 0.5 * 0.1 - 0.5 * 0.04)
@@ -70,7 +74,7 @@ def test_tasks_move_with_their_point_and_by_what_is_told_of_them():
     asked = a_pipeline([a_stage("only", variants=[a_variant(operatingPoints=points)], batchSizes=[1, 8]) | STAGE]).spec
     told = {"drifted_accuracies": {"full": 0.6}, "drifted_by_task": {"full": {"cats": 0.85}, "half": {"cars": 0.4}}}
     state = read_state({"stages": {"only": {"variant": "small", **told}}})
-    counted = corrected(asked, merge_states([state, state]).accuracies)
+    counted = apply_observed_accuracy(asked, merge_states([state, state]).accuracies)
     full, half = counted.stages[0].variants[0].points
 
     assert {task: one.value for task, one in full.accuracy_by_task.items()} == pytest.approx(
@@ -79,7 +83,7 @@ def test_tasks_move_with_their_point_and_by_what_is_told_of_them():
     assert full.accuracy_by_task["cars"].high == pytest.approx(0.67)
     assert {task: one.value for task, one in half.accuracy_by_task.items()} == pytest.approx({"cars": 0.4, "cats": 0.7})
     assert half.accuracy == 0.8
-    assert drifts(asked, counted) == (
+    assert drifted_points(asked, counted) == (
         "only: small/full, 0.60 and not 0.90",
         "only: small/half on cars, 0.40 and not 0.80",
     )
@@ -90,18 +94,18 @@ def test_tasks_move_with_their_point_and_by_what_is_told_of_them():
 def test_a_task_that_was_seen_to_hold_stays_as_measured_though_what_is_told_is_followed_in_hundredths():
     tasks = {name: {"value": value, "source": "Measured"} for name, value in (("cats", 0.868), ("dogs", 0.9))}
     asked = a_pipeline([a_stage("only", variants=[a_variant(accuracy=0.8, accuracyByTask=tasks)])]).spec
-    deliberation = Deliberation()
+    deliberation = ControlState()
     told = {"": 0.7, "cats": 0.868, "dogs": 0.6}
     deliberation.learn(State(accuracies={("only", "small", "default", task): one for task, one in told.items()}))
     known = deliberation.situation(ForecastRecord(peak_rps=1.0, source="reactive"), None, 0.0, 60.0).accuracies
-    counted = corrected(asked, known)
+    counted = apply_observed_accuracy(asked, known)
 
     point = counted.stages[0].variants[0].points[0]
     assert {task: one.value for task, one in point.accuracy_by_task.items()} == pytest.approx(
         {"cats": 0.868, "dogs": 0.6}
     )
     assert point.accuracy == pytest.approx(0.7)
-    assert drifts(asked, counted) == (
+    assert drifted_points(asked, counted) == (
         "only: small/default, 0.70 and not 0.80",
         "only: small/default on dogs, 0.60 and not 0.90",
     )
@@ -110,10 +114,10 @@ def test_a_task_that_was_seen_to_hold_stays_as_measured_though_what_is_told_is_f
 def test_tasks_of_a_variant_without_points_move_too():
     tasks = {"cars": {"value": 0.9, "source": "Measured"}}
     asked = a_pipeline([a_stage("only", variants=[a_variant(accuracy=0.8, accuracyByTask=tasks)])]).spec
-    counted = corrected(asked, {("only", "small", "default", ""): 0.7})
+    counted = apply_observed_accuracy(asked, {("only", "small", "default", ""): 0.7})
 
     assert counted.stages[0].variants[0].points[0].accuracy_by_task["cars"].value == pytest.approx(0.8)
-    assert drifts(asked, counted) == ("only: small/default, 0.70 and not 0.80",)
+    assert drifted_points(asked, counted) == ("only: small/default, 0.70 and not 0.80",)
 
 
 def test_a_point_that_is_best_for_a_task_that_joined_is_kept_and_the_plan_tells_how_good_it_is():
@@ -125,7 +129,7 @@ def test_a_point_that_is_best_for_a_task_that_joined_is_kept_and_the_plan_tells_
     joined = {"small": {"half": {"new": {"value": 0.5}}, "third": {"new": {"value": 0.8, "low": 0.7}}}}
     before = None
     for told, kept in (({}, ["full", "half"]), (joined, ["full", "half", "third"]), ({}, ["full", "half"])):
-        deliberation = Deliberation()
+        deliberation = ControlState()
         deliberation.learn(read_state({"stages": {"only": {"joined_accuracies": told}}}))
         situation = deliberation.situation(ForecastRecord(peak_rps=1.0, source="reactive"), before, 0.0, 10.0)
         plan = decide(pipeline, {"only": a_profile("only", points)}, situation)
@@ -164,7 +168,7 @@ def test_what_cannot_be_is_not_believed_of_a_task_that_joined(told, words):
 def test_a_task_that_joined_drifts_as_those_of_the_pipeline_do(basis, counts):
     pipeline = a_pipeline([a_stage("only")], objective={"goal": "MaxAccuracy", "accuracyBasis": basis})
     new = {"value": 0.8, "low": 0.7, "high": 0.9, "samples": 99, "source": "Measured"}
-    deliberation, forecast = Deliberation(), ForecastRecord(peak_rps=1.0, source="reactive")
+    deliberation, forecast = ControlState(), ForecastRecord(peak_rps=1.0, source="reactive")
     for drifted, change in (({}, 0.0), ({"default": {"new": 0.5}}, -0.3)):
         stage = {
             "variant": "small",

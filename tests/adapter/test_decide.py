@@ -12,9 +12,9 @@ from tests.adapter.scenes import a_ladder, expected, plan_for, profiles_of
 from tests.builders import a_measured_profile, a_pipeline, a_point_profile, a_profile, a_stage, a_variant
 from trimtab_adapter.planning.decide import PlanningError, initial_plan
 from trimtab_adapter.planning.hysteresis import LEAST_LOAD_RPS, drop_below, outgrows, planning_load, why_more
-from trimtab_adapter.planning.measured import service_ratio
-from trimtab_adapter.planning.options import pose
-from trimtab_adapter.planning.question import Question
+from trimtab_adapter.planning.planning_problem import PlanningProblem
+from trimtab_adapter.planning.profile_lookup import service_ratio
+from trimtab_adapter.planning.program_builder import build_program
 from trimtab_pipelines.quantity import parse_quantity
 
 CHEAPEST = {"goal": "MinCost", "accuracyFloor": 0.5}
@@ -305,7 +305,9 @@ def test_spare_time_of_a_node_is_no_capacity_of_a_replica_that_asked_for_less_th
     pipeline = a_ladder(stages=1, variant={"resources": {"cpu": cores}}, budget={"cores": cores})
     profile = profiles_of(pipeline)["stage-0"]
     points = [point.model_copy(update={"cores": float(parse_quantity(cores))}) for point in profile.spec.points]
-    question = Question(pipeline.spec, {"stage-0": a_profile("stage-0", points)}, 10.0, {}, {("stage-0", "light"): 0.5})
+    question = PlanningProblem(
+        pipeline.spec, {"stage-0": a_profile("stage-0", points)}, 10.0, {}, {("stage-0", "light"): 0.5}
+    )
     light = pipeline.spec.stages[0].variant("light")
 
     ratio = service_ratio(question, pipeline.spec.stages[0], light, points[0])
@@ -324,8 +326,8 @@ def test_no_batch_is_planned_that_a_replica_would_refuse_as_too_large(side, larg
     stage = a_stage(variants=[a_variant("light")], batchSizes=[1, 4, 8, 15, 16], pin={"replicas": 1})
     inputs = [{"name": "x", "datatype": "FP32", "shape": [side, side]}]
     pipeline = a_pipeline([stage], inputs=inputs, objective={"batchWeight": 0}, slo={"latency": "60s"})
-    question = Question(pipeline.spec, profiles_of(pipeline), 1.0)
-    sizes = {option.batch_size for option in pose(question).stages[0].options}
+    question = PlanningProblem(pipeline.spec, profiles_of(pipeline), 1.0)
+    sizes = {option.batch_size for option in build_program(question).stages[0].options}
 
     assert sizes == {size for size in (1, 4, 8, 15, 16) if size <= largest}
 
@@ -342,7 +344,7 @@ def test_rows_of_unknown_size_and_containers_bound_nothing():
     for variant, shape in ((a_variant("light"), [-1, 2**26]), (own, [2**26])):
         stage = a_stage(variants=[variant], batchSizes=[1, 4])
         pipeline = a_pipeline([stage], inputs=[{"name": "x", "datatype": "FP32", "shape": shape}])
-        options = pose(Question(pipeline.spec, profiles_of(pipeline), 1.0)).stages[0].options
+        options = build_program(PlanningProblem(pipeline.spec, profiles_of(pipeline), 1.0)).stages[0].options
         assert {option.batch_size for option in options} == {1, 4}
 
 

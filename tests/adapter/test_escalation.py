@@ -6,7 +6,7 @@ from tests.adapter.test_allowed_points import INPUTS, SECONDS, planned
 from tests.builders import a_pipeline, a_stage, a_variant
 from trimtab_adapter.planning.explain import line
 from trimtab_pipelines.profiling import profile_tasks
-from trimtab_pipelines.time_price import ways
+from trimtab_pipelines.shadow_price import ways
 
 OUTPUTS = [{"name": "y", "datatype": "FP32", "shape": [4]}, {"name": "sure", "datatype": "FP32"}]
 LOOK = {"point": "full", "below": 0.6, "share": 0.25, "accuracy": 0.89, "low": 0.87, "samples": 2000}

@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.adapter.problems import a_large_graph, a_large_program, a_program, brute_force, second_best
+from trimtab_adapter.solvers.dominance import undominated
 from trimtab_adapter.solvers.exact import WIDTHS, search, solve
-from trimtab_adapter.solvers.frontier import undominated
-from trimtab_adapter.solvers.limits import limited
 from trimtab_adapter.solvers.program import Program, Solution, weights_of
-from trimtab_adapter.solvers.table import tabulate
+from trimtab_adapter.solvers.program_arrays import to_arrays
+from trimtab_adapter.solvers.time_limit import time_limit
 from trimtab_pipelines.spec import Objective
 
 
 def searched(program: Program, widths: Sequence[int] = WIDTHS) -> Solution | None:
     """Solve by the search alone, however few choices there are."""
-    table = tabulate(program)
+    table = to_arrays(program)
     return None if table is None else search(program, table, widths)
 
 
@@ -170,7 +170,7 @@ def test_a_solve_whose_time_is_up_says_how_much_better_a_plan_could_be():
 
 def test_one_decision_has_one_limit_however_often_it_solves():
     program = next(found for seed in range(30) if _is_hard(found := a_large_graph(seed, stages=16)))
-    with limited(0.0), limited(60.0):
+    with time_limit(0.0), time_limit(60.0):
         hurried = solve(program)
     at_leisure = solve(program)
 

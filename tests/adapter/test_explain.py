@@ -1,7 +1,7 @@
 """What a plan says that holds it back."""
 
 from trimtab_adapter.planning.explain import binding_constraint
-from trimtab_adapter.planning.least_bad import Answer
+from trimtab_adapter.planning.relaxation import PlanSolution
 from trimtab_adapter.solvers.exact import solve
 from trimtab_adapter.solvers.program import Option, Program, StageOptions, Weights
 
@@ -14,7 +14,7 @@ def held_back(*slow: Option) -> str:
     solution = solve(program)
     assert solution is not None
     assert solution.choice == (fast,)
-    return binding_constraint(Answer(program, solution))
+    return binding_constraint(PlanSolution(program, solution))
 
 
 def test_a_better_model_that_the_slo_forbids_binds():

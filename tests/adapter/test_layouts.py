@@ -12,13 +12,13 @@ from tests.builders import a_point_profile, a_profile, a_variant
 from tests.router.chats import a_chat_pipeline
 from tests.router.layouts import PULLS, WHOLE, a_choosing_writer
 from tests.router.parted import an_encoder
-from trimtab_adapter.planning.decide import Situation, decide
-from trimtab_adapter.planning.question import Question
-from trimtab_adapter.planning.strain import Strain
+from trimtab_adapter.planning.decide import PlanningInputs, decide
+from trimtab_adapter.planning.planning_problem import PlanningProblem
+from trimtab_adapter.planning.slowdown_estimate import SlowdownEstimate
 from trimtab_adapter.planning.token_pools import CapacityPoint, PoolProfile, divide
 from trimtab_adapter.solvers import exact, highs
 from trimtab_adapter.solvers.program import Option, Program, StageOptions, Weights
-from trimtab_adapter.solvers.table import tabulate
+from trimtab_adapter.solvers.program_arrays import to_arrays
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.profile import ChatTimes, Curve, PointProfile
 from trimtab_pipelines.router_state import Served
@@ -60,7 +60,7 @@ def test_no_choice_mixes_layouts_and_the_best_is_found(block, solve):
 @pytest.mark.parametrize("seed", range(6))
 def test_the_search_by_labels_is_the_better_of_both_layouts(seed):
     program = divided(seed, a_large_program(seed, stages=5))
-    table = tabulate(program)
+    table = to_arrays(program)
     assert table is not None
     found = exact.search(program, table)
     apart = [exact.solve(program.laid_out(apart=apart)) for apart in (True, False)]
@@ -105,7 +105,7 @@ FOUR_CORES = {"cores": "4"}
 
 
 def planned(rps: float, images: float, current=None, strain: float = 1.0, **changes):
-    situation = Situation(
+    situation = PlanningInputs(
         ForecastRecord(peak_rps=rps, source="reactive"),
         0.0,
         current,
@@ -159,17 +159,17 @@ def test_a_pinned_variant_decides():
 def test_a_chat_that_shows_nothing_counts_and_a_fan_out_to_nothing_does_not():
     pipeline = a_choosing_pipeline()
 
-    assert Question(pipeline.spec, PROFILES, 1.0, {"encode": 0.0, "text": 0.0}).rows("encode") == 0.0
-    assert Question(pipeline.spec, PROFILES, 1.0, {"encode": 0.0, "text": 0.0}).rows("text") == 1.0
-    assert Question(pipeline.spec, PROFILES, 1.0, {"encode": 7.0}).images("text") == 7.0
+    assert PlanningProblem(pipeline.spec, PROFILES, 1.0, {"encode": 0.0, "text": 0.0}).rows("encode") == 0.0
+    assert PlanningProblem(pipeline.spec, PROFILES, 1.0, {"encode": 0.0, "text": 0.0}).rows("text") == 1.0
+    assert PlanningProblem(pipeline.spec, PROFILES, 1.0, {"encode": 7.0}).images("text") == 7.0
 
 
 def test_without_times_to_the_first_piece_the_whole_answer_is_planned_for():
     old = PROFILES | {"text": a_profile("text", [a_point_profile(PULLS), a_point_profile(WHOLE)])}
     pipeline = a_choosing_pipeline()
 
-    assert Question(pipeline.spec, PROFILES, 1.0).promise == ("slo.firstToken", 0.2)
-    assert Question(pipeline.spec, old, 1.0).promise == ("slo.latency", 10.0)
+    assert PlanningProblem(pipeline.spec, PROFILES, 1.0).promise == ("slo.firstToken", 0.2)
+    assert PlanningProblem(pipeline.spec, old, 1.0).promise == ("slo.latency", 10.0)
 
 
 def test_answers_that_would_go_on_too_slowly_are_not_planned():
@@ -216,7 +216,7 @@ def test_strain_rises_at_once_rests_while_it_recovers_and_falls_after_quiet_deci
     def after(strain, ok, late):
         return strain.after(Served(ok=ok, late=late))
 
-    start = Strain()
+    start = SlowdownEstimate()
     assert after(start, 10, 10) == start  # too few to tell one in a hundred
     raised = after(start, 90, 10)
     assert raised.factor == 1.125

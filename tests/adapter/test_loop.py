@@ -20,12 +20,12 @@ from watchfiles import awatch
 
 from tests.adapter.scenes import FakeRouter, a_ladder, profiles_of
 from trimtab_adapter.__main__ import main
-from trimtab_adapter.documents import FileDocuments
-from trimtab_adapter.journal import Journal
-from trimtab_adapter.loop import RESTS, Loop, Senses
-from trimtab_adapter.outlets import FileOutlets
+from trimtab_adapter.config_source import FileConfigSource
+from trimtab_adapter.control_loop import RESTS, ControlLoop, LoadSources
+from trimtab_adapter.decision_log import DecisionLog
+from trimtab_adapter.load_sources import RouterSource
+from trimtab_adapter.plan_publisher import FilePlanPublisher
 from trimtab_adapter.planning.decide import decide, initial_plan
-from trimtab_adapter.sources import RouterSource
 from trimtab_pipelines.documents import dump_yaml, load_plan
 from trimtab_predictor.forecaster import Forecast, ReactiveForecaster
 
@@ -38,11 +38,13 @@ class Site:
     router: FakeRouter
     client: httpx.AsyncClient
 
-    def loop(self, forecaster=None, senses=None) -> Loop:
+    def loop(self, forecaster=None, senses=None) -> ControlLoop:
         source = RouterSource(self.client, self.router.url)
-        outlets = FileOutlets(self.folder / "plan.json", Journal(self.folder / "decisions.jsonl"))
-        documents = FileDocuments(self.folder / "pipeline.yaml", self.folder / "profile.yaml")
-        return Loop(documents, outlets, senses or Senses(source, source), forecaster or ReactiveForecaster())
+        outlets = FilePlanPublisher(self.folder / "plan.json", DecisionLog(self.folder / "decisions.jsonl"))
+        documents = FileConfigSource(self.folder / "pipeline.yaml", self.folder / "profile.yaml")
+        return ControlLoop(
+            documents, outlets, senses or LoadSources(source, source), forecaster or ReactiveForecaster()
+        )
 
     def plan(self):
         return load_plan(self.folder / "plan.json").spec
@@ -312,13 +314,13 @@ def test_the_journal_forgets_its_older_half_and_mends_a_broken_end(tmp_path):
     plan = initial_plan(pipeline, profiles_of(pipeline))
     path = tmp_path / "decisions.jsonl"
     size = len(plan.model_dump_json(by_alias=True, exclude_none=True)) + 1
-    journal = Journal(path, most_bytes=10 * size)
+    journal = DecisionLog(path, most_bytes=10 * size)
     for _ in range(11):
         journal.append(plan)
     assert len(path.read_text().splitlines()) == 6
     with path.open("a") as file:
         file.write('{"half')
-    Journal(path).append(plan)
+    DecisionLog(path).append(plan)
 
     lines = path.read_text().splitlines()
     assert len(lines) == 7

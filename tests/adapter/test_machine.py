@@ -8,11 +8,11 @@ import pytest
 from tests.adapter.scenes import a_ladder, profiles_of
 from tests.adapter.test_layouts import PROFILES, a_choosing_pipeline
 from tests.router.layouts import WHOLE
-from trimtab_adapter.deliberation import Deliberation
-from trimtab_adapter.planning.decide import Situation, decide, question_of
-from trimtab_adapter.planning.machine import Seen
-from trimtab_pipelines.machine import Machine
+from trimtab_adapter.control_state import ControlState
+from trimtab_adapter.planning.decide import PlanningInputs, decide, planning_problem
+from trimtab_adapter.planning.shared_machine import MachineLoad
 from trimtab_pipelines.plan import ForecastRecord
+from trimtab_pipelines.shared_machine import Machine
 
 TWO = {"cores": "2"}
 
@@ -20,9 +20,9 @@ TWO = {"cores": "2"}
 def a_situation(
     rps: float, images: float = 0.0, others: float | None = None, cores: float = 2.0, seen_rps=None, **more
 ):
-    machine = None if others is None else Seen(Machine(cores=cores, others_cores=others), seen_rps or rps)
+    machine = None if others is None else MachineLoad(Machine(cores=cores, others_cores=others), seen_rps or rps)
     rows = {"encode": images}
-    return Situation(
+    return PlanningInputs(
         ForecastRecord(peak_rps=rps, source="reactive"), 0.0, rows_per_request=rows, machine=machine, **more
     )
 
@@ -86,7 +86,7 @@ def test_where_all_of_the_budget_is_left_nothing_changes():
 
 
 def test_more_others_are_expected_with_more_load_but_not_without_end():
-    seen = Seen(Machine(cores=4.0, others_cores=0.5), load_rps=10.0)
+    seen = MachineLoad(Machine(cores=4.0, others_cores=0.5), load_rps=10.0)
 
     assert [seen.at(rps).others_cores for rps in (5.0, 10.0, 15.0, 20.0, 200.0)] == [0.5, 0.5, 0.75, 1.0, 1.0]
     assert replace(seen, load_rps=0.0).at(5.0).others_cores == 1.0
@@ -105,9 +105,11 @@ def test_sizes_that_are_pinned_stay_and_pipelines_that_write_nothing_are_left_al
     assert decide(fixed, PROFILES, a_situation(10.0, others=1.9)).spec.stage("text").replicas == 2
 
     ladder = a_ladder()
-    situation = Situation(ForecastRecord(peak_rps=20.0, source="reactive"), 0.0)
-    beside = replace(situation, machine=Seen(Machine(cores=2.0, others_cores=1.9), 20.0))
-    assert question_of(ladder, profiles_of(ladder), beside) == question_of(ladder, profiles_of(ladder), situation)
+    situation = PlanningInputs(ForecastRecord(peak_rps=20.0, source="reactive"), 0.0)
+    beside = replace(situation, machine=MachineLoad(Machine(cores=2.0, others_cores=1.9), 20.0))
+    assert planning_problem(ladder, profiles_of(ladder), beside) == planning_problem(
+        ladder, profiles_of(ladder), situation
+    )
 
 
 def test_an_slo_that_sharing_breaks_is_not_given_up_for_load():
@@ -130,11 +132,11 @@ def test_strain_is_eased_within_the_cores_that_are_left():
 
 
 def test_what_is_known_of_a_machine_stays_where_nobody_tells():
-    deliberation, forecast = Deliberation(), ForecastRecord(peak_rps=5.0, source="reactive")
+    deliberation, forecast = ControlState(), ForecastRecord(peak_rps=5.0, source="reactive")
     assert deliberation.situation(forecast, None, 0.0, 60.0).machine is None
 
     told = Machine(cores=2.0, others_cores=0.5)
     deliberation.look_around(told, 5.0)
     deliberation.look_around(None, 9.0)
 
-    assert deliberation.situation(forecast, None, 0.0, 60.0).machine == Seen(told, 5.0)
+    assert deliberation.situation(forecast, None, 0.0, 60.0).machine == MachineLoad(told, 5.0)

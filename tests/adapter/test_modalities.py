@@ -8,10 +8,10 @@ import pytest
 
 from tests.adapter.modalities import DIGITS, DIGITS_TWICE, TVLT, a_scenario, with_stage
 from trimtab_adapter.planning.decide import initial_plan
-from trimtab_adapter.planning.options import batch_sizes, capped
-from trimtab_adapter.simulation.simulate import simulate
+from trimtab_adapter.planning.program_builder import batch_sizes, capped_batch_sizes
+from trimtab_adapter.simulation.simulator import simulate
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.ends import DROPPED, LATE, OK
+from trimtab_pipelines.request_outcome import DROPPED, LATE, OK
 from trimtab_pipelines.spec import MOST_ROWS
 
 POLICIES = ["ModalityMix", "Mosel", "AllModalities", "Aggressive", "Random"]
@@ -206,7 +206,7 @@ def test_chats_that_are_written_side_by_side_are_no_batch():
     mixing = spec.model_copy(update={"departure_policy": "ModalityMix", "stages": (writes,)})
 
     assert batch_sizes(mixing, writes, writes.pin) == [96]
-    assert capped(mixing) == ()
+    assert capped_batch_sizes(mixing) == ()
 
 
 def test_other_policies_plan_the_batches_that_were_asked_for():

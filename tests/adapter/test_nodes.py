@@ -4,7 +4,7 @@ import pytest
 
 from tests.adapter.scenes import expected
 from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_variant
-from trimtab_adapter.planning.decide import Situation, decide
+from trimtab_adapter.planning.decide import PlanningInputs, decide
 from trimtab_pipelines.documents import dump_yaml, load_profiles
 from trimtab_pipelines.plan import ForecastRecord
 
@@ -20,7 +20,7 @@ def plan_with(gpus, profiles, load_rps=100.0):
         a_variant("gpu-large", accuracy=0.95, resources={"cpu": 1, "gpu": 1}, nodeSelector={"accelerator": "h200"}),
     ]
     pipeline = a_pipeline(chain, budget={"cores": "6", "gpus": gpus}, slo={"latency": "400ms"})
-    return decide(pipeline, profiles, Situation(ForecastRecord(peak_rps=load_rps, source="given"), 0.0))
+    return decide(pipeline, profiles, PlanningInputs(ForecastRecord(peak_rps=load_rps, source="given"), 0.0))
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trimtab_adapter.observation import LEAP, Measured, ObservationError, damp, read_load, read_state
+from trimtab_adapter.observation import LEAP, Measured, ObservationError, limit_rate_of_change, read_load, read_state
 
 
 def test_seconds_before_the_first_arrival_are_no_history_but_silence_is():
@@ -62,11 +62,11 @@ def test_what_was_not_measured_yet_is_left_out():
 
 
 def test_a_measurement_is_used_anew_only_once_it_clearly_moved():
-    assert damp(None, 9.0, 0.5, 4.0) == Measured(4.0, 4.0)
-    nudged = damp(Measured(1.0, 1.0), 1.2, 0.5, 4.0)
+    assert limit_rate_of_change(None, 9.0, 0.5, 4.0) == Measured(4.0, 4.0)
+    nudged = limit_rate_of_change(Measured(1.0, 1.0), 1.2, 0.5, 4.0)
     assert nudged.average == pytest.approx(1.06)
     assert nudged.used == 1.0
-    moved = damp(Measured(1.0, 1.0), 2.0, 0.5, 4.0)
+    moved = limit_rate_of_change(Measured(1.0, 1.0), 2.0, 0.5, 4.0)
     assert moved.used == moved.average == pytest.approx(1.3)
 
 
@@ -76,5 +76,5 @@ def test_a_measurement_is_used_anew_only_once_it_clearly_moved():
     ids=["noise", "a little more", "much more", "more than is believed", "less"],
 )
 def test_much_more_work_is_used_at_once_and_less_only_by_and_by(measured, used):
-    assert damp(Measured(1.0, 1.0), measured, 0.0, 4.0, LEAP).used == pytest.approx(used)
-    assert damp(None, measured, 0.0, 4.0, LEAP).used == min(measured, 4.0)
+    assert limit_rate_of_change(Measured(1.0, 1.0), measured, 0.0, 4.0, LEAP).used == pytest.approx(used)
+    assert limit_rate_of_change(None, measured, 0.0, 4.0, LEAP).used == min(measured, 4.0)

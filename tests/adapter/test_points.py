@@ -7,11 +7,11 @@ import pytest
 
 from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profile, a_variant
 from trimtab_adapter.planning.decide import initial_plan
-from trimtab_adapter.simulation.conditions import Conditions
-from trimtab_adapter.simulation.simulate import Scenario, simulate
-from trimtab_pipelines.ends import DROPPED, OK
-from trimtab_router.stage.policies import urgent_first
-from trimtab_router.stage.policies.view import Departure, Point, Policy
+from trimtab_adapter.simulation.environment import Environment
+from trimtab_adapter.simulation.simulator import Scenario, simulate
+from trimtab_pipelines.request_outcome import DROPPED, OK
+from trimtab_router.scheduling.policies import earliest_deadline_first
+from trimtab_router.scheduling.policies.interface import Dispatch, Point, Policy
 
 ACCURACIES = {"full": 0.9, "half": 0.8}
 SECONDS = {"full": (0.040, 0.010), "half": (0.004, 0.002)}
@@ -38,15 +38,15 @@ def a_scenario(rate_rps, seconds=20, **changes):
         arrivals_seconds=np.sort(rng.uniform(0, seconds, rng.poisson(rate_rps * seconds))),
         duration_seconds=seconds,
         plan=plan,
-        conditions=Conditions(spread=0.0),
+        conditions=Environment(spread=0.0),
     )
 
 
 def rows_first(view):
     """The order of decisions before: rows and drops at the planned point, and only then another point for them."""
-    decision = urgent_first.decide(view)
+    decision = earliest_deadline_first.decide(view)
     half = Point("half", 0.8, lambda rows: 0.004 + 0.002 * rows)
-    if isinstance(decision, Departure) and view.slack_of(decision.takes[0]) < 0.080:
+    if isinstance(decision, Dispatch) and view.slack_of(decision.takes[0]) < 0.080:
         return replace(decision, point=half)
     return decision
 

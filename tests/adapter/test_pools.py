@@ -7,12 +7,12 @@ import pytest
 
 from tests.adapter.problems import a_large_program, a_program, brute_force
 from tests.adapter.scenes import a_ladder, expected, plan_together, profiles_of
-from trimtab_adapter.planning.decide import PlanningError, Situation
-from trimtab_adapter.planning.levels import best_within, levels
-from trimtab_adapter.planning.options import pose
-from trimtab_adapter.planning.pools import Member, share
-from trimtab_adapter.planning.question import Question
-from trimtab_adapter.solvers.limits import limited
+from trimtab_adapter.planning.decide import PlanningError, PlanningInputs
+from trimtab_adapter.planning.pareto_frontier import best_within, frontier
+from trimtab_adapter.planning.planning_problem import PlanningProblem
+from trimtab_adapter.planning.pool_allocation import Member, allocate
+from trimtab_adapter.planning.program_builder import build_program
+from trimtab_adapter.solvers.time_limit import time_limit
 from trimtab_pipelines.documents import DocumentError, load_pools
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.pool import Pool
@@ -22,12 +22,16 @@ ANTIPHASE = ((20.0, 300.0), (150.0, 150.0), (300.0, 20.0))
 
 def a_member(load_rps, **changes):
     pipeline = a_ladder(**({"budget": {"cores": "16", "pool": "shared"}} | changes))
-    return Member(pipeline, profiles_of(pipeline), Situation(ForecastRecord(peak_rps=load_rps, source="given"), 0.0))
+    return Member(
+        pipeline, profiles_of(pipeline), PlanningInputs(ForecastRecord(peak_rps=load_rps, source="given"), 0.0)
+    )
 
 
 def questions(*loads, **changes):
     members = {f"p{n}": a_member(load, **changes) for n, load in enumerate(loads)}
-    return {name: Question(m.pipeline.spec, m.profiles, m.situation.forecast.peak_rps) for name, m in members.items()}
+    return {
+        name: PlanningProblem(m.pipeline.spec, m.profiles, m.situation.forecast.peak_rps) for name, m in members.items()
+    }
 
 
 def total(answers):
@@ -38,7 +42,7 @@ def test_levels_are_the_best_choices_of_every_budget():
     several = 0
     for seed in range(150):
         program = a_program(seed)
-        staircase = levels(program)
+        staircase = frontier(program)
         several += len(staircase) > 2
         for share_of, gpus in itertools.product((0.3, 0.6, 0.9, 1.0), (0, 2, program.gpus)):
             less = replace(program, cores=program.cores * share_of, gpus=min(gpus, program.gpus))
@@ -52,9 +56,9 @@ def test_levels_are_the_best_choices_of_every_budget():
 @pytest.mark.parametrize("cores", [5.0, 8.0, 12.0])
 def test_the_joint_plan_is_the_best_of_all_splits_and_keeps_the_pool(cores):
     asked = questions(120.0, 40.0, objective={"accuracyWeight": 20})
-    answers = share("shared", Pool(cores=cores), asked)
+    answers = allocate("shared", Pool(cores=cores), asked)
     used = sum(option.cores for answer in answers.values() for option in answer.solution.choice)
-    staircases = [levels(replace(pose(question), cores=cores)) for question in asked.values()]
+    staircases = [frontier(replace(build_program(question), cores=cores)) for question in asked.values()]
     pairs = [(a, b) for a, b in itertools.product(*staircases) if a.cores + b.cores <= cores + 1e-9]
 
     assert used <= cores + 1e-9
@@ -65,8 +69,8 @@ def test_the_joint_plan_beats_the_best_fixed_split_where_loads_alternate():
     cores, joint, splits = 8.0, 0.0, dict.fromkeys((n / 2 for n in range(2, 15)), 0.0)
     for loads in ANTIPHASE:
         asked = questions(*loads, objective={"accuracyWeight": 40})
-        joint += total(share("shared", Pool(cores=cores), asked))
-        staircases = [levels(replace(pose(question), cores=cores)) for question in asked.values()]
+        joint += total(allocate("shared", Pool(cores=cores), asked))
+        staircases = [frontier(replace(build_program(question), cores=cores)) for question in asked.values()]
         for left in splits:
             parts = (best_within(staircases[0], left, 0), best_within(staircases[1], cores - left, 0))
             splits[left] += sum(float("-inf") if part is None else part.objective for part in parts)
@@ -78,7 +82,7 @@ def test_the_joint_plan_beats_the_best_fixed_split_where_loads_alternate():
 
 def test_a_larger_pool_is_never_worse():
     asked = questions(120.0, 40.0, 10.0)
-    totals = [total(share("shared", Pool(cores=cores), asked)) for cores in (6.0, 8.0, 10.0, 20.0)]
+    totals = [total(allocate("shared", Pool(cores=cores), asked)) for cores in (6.0, 8.0, 10.0, 20.0)]
 
     assert totals == sorted(totals)
 
@@ -160,9 +164,9 @@ def test_where_the_time_is_up_steps_are_coarse_but_reach_from_the_best_to_the_le
         *(a_large_program(seed, 6, 5, cores=60.0, slo_share=0.6) for seed in range(3)),
     ]
     for program in programs:
-        fine = levels(program)
-        with limited(0.0):
-            coarse = levels(program)
+        fine = frontier(program)
+        with time_limit(0.0):
+            coarse = frontier(program)
         assert bool(fine) == bool(coarse)
         if fine:
             assert coarse[-1].objective == pytest.approx(fine[-1].objective)

@@ -7,16 +7,16 @@ import pytest
 
 from tests.adapter.problems import a_program, brute_force
 from tests.adapter.scenes import a_ladder, profiles_of
-from trimtab_adapter.planning.least_bad import Answer, answer
-from trimtab_adapter.planning.prices import cores_curve, latency_curve, outlook, prices
-from trimtab_adapter.planning.question import Question
+from trimtab_adapter.planning.planning_problem import PlanningProblem
+from trimtab_adapter.planning.relaxation import PlanSolution, solve_or_relax
+from trimtab_adapter.planning.sensitivity import cores_curve, estimate, latency_curve, prices
 from trimtab_adapter.planning.what_if import WhatIfError, alternatives
 from trimtab_adapter.solvers.exact import solve
 
 
 def a_question(load_rps=60.0, **changes):
     pipeline = a_ladder(3, **({"budget": {"cores": "8"}, "slo": {"latency": "600ms"}} | changes))
-    return Question(pipeline.spec, profiles_of(pipeline), load_rps)
+    return PlanningProblem(pipeline.spec, profiles_of(pipeline), load_rps)
 
 
 def answered():
@@ -24,13 +24,13 @@ def answered():
         program = a_program(seed)
         solution = solve(program)
         if solution is not None:
-            yield Answer(program, solution)
+            yield PlanSolution(program, solution)
 
 
 def test_prices_are_what_brute_force_finds_for_the_changed_problem():
     for found in answered():
         program = found.program
-        now = outlook(program, found.solution.choice)
+        now = estimate(program, found.solution.choice)
         asked = {price.what: price.found for price in prices(found)}
         changed = {
             "latency −1 ms": replace(program, slo_seconds=now.latency_seconds - 0.001),
@@ -47,7 +47,7 @@ def test_prices_are_what_brute_force_finds_for_the_changed_problem():
 def test_a_point_of_accuracy_is_bought_with_the_fewest_cores():
     bought = 0
     for found in answered():
-        now = outlook(found.program, found.solution.choice)
+        now = estimate(found.program, found.solution.choice)
         price = next(price for price in prices(found) if price.what == "accuracy +0.01")
         if price.found is None:
             assert price.why_not
@@ -56,7 +56,7 @@ def test_a_point_of_accuracy_is_bought_with_the_fewest_cores():
         assert price.found.accuracy >= now.accuracy + 0.01 - 1e-9
         assert price.found.latency_seconds <= found.program.slo_seconds + 1e-9
         asked = replace(found.program, cores=price.found.cores - 1e-3)
-        enough = [c for c in _choices(asked) if outlook(asked, c).accuracy >= now.accuracy + 0.01]
+        enough = [c for c in _choices(asked) if estimate(asked, c).accuracy >= now.accuracy + 0.01]
         assert not enough
     assert bought > 10
 
@@ -68,7 +68,7 @@ def _choices(program):
 
 
 def test_curves_rise_and_end_at_the_best():
-    found = answer(a_question())
+    found = solve_or_relax(a_question())
     by_cores = cores_curve(found.program, 16.0)
     by_latency = latency_curve(found.program, 1.2)
 

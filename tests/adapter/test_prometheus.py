@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from tests.prometheus import prometheus
 from trimtab_adapter.observation import Load, ObservationError
-from trimtab_adapter.prometheus import PrometheusSource, Server, trust
+from trimtab_adapter.prometheus import PrometheusSource, Server, tls_context
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.router_metrics import ARRIVALS_PEAK_RPS as PEAK
 from trimtab_pipelines.router_metrics import RECEIVED
@@ -237,11 +237,11 @@ async def test_an_answer_without_end_is_cut_off():
 
 def test_certificates_that_are_missing_are_named(tmp_path):
     with pytest.raises(DocumentError, match=r"--prometheus-ca .*ca.crt: No such file"):
-        trust(tmp_path / "ca.crt")
+        tls_context(tmp_path / "ca.crt")
     (tmp_path / "ca.crt").write_text("nothing")
     with pytest.raises(DocumentError, match=r"--prometheus-ca .*ca.crt"):
-        trust(tmp_path / "ca.crt")
-    assert trust(None) is True
+        tls_context(tmp_path / "ca.crt")
+    assert tls_context(None) is True
 
 
 async def first_load(source: PrometheusSource, scraped: asyncio.Semaphore, scrapes: int) -> Load:

@@ -10,13 +10,13 @@ from tests.adapter.test_simulated_chats import a_scenario
 from tests.adapter.test_simulation import EXACT, poisson
 from tests.builders import a_profile
 from tests.router.layouts import WHOLE, laid_out
-from trimtab_adapter.deliberation import Deliberation
+from trimtab_adapter.control_state import ControlState
 from trimtab_adapter.observation import ObservationError, merge_states, read_state
-from trimtab_adapter.planning.decide import Situation, decide
-from trimtab_adapter.simulation.simulate import Scenario, simulate
-from trimtab_adapter.simulation.slow_loop import SlowLoop
-from trimtab_pipelines.ends import LATE, OK
+from trimtab_adapter.planning.decide import PlanningInputs, decide
+from trimtab_adapter.simulation.control_loop import SimulatedControlLoop
+from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
+from trimtab_pipelines.request_outcome import LATE, OK
 from trimtab_predictor.forecaster import ReactiveForecaster
 
 READING = {20: 0.003, 1020: 0.503}
@@ -39,7 +39,7 @@ PIPELINE = a_choosing_pipeline(pin=WHOLE, adaptation={"interval": "5s", "forecas
 
 
 def planned(tokens, *, images=0.0, profiles=READ, rps=50.0) -> PipelinePlan:
-    situation = Situation(
+    situation = PlanningInputs(
         ForecastRecord(peak_rps=rps, source="reactive"),
         0.0,
         rows_per_request={"encode": images},
@@ -75,7 +75,7 @@ def test_tokens_of_prompts_come_from_routers_and_are_followed_slowly():
     merged = merge_states(states)
     assert merged.prompt_tokens == {"text": 150.0}
 
-    deliberation = Deliberation()
+    deliberation = ControlState()
     forecast = ForecastRecord(peak_rps=1.0, source="reactive")
     deliberation.learn(merged)
     assert deliberation.situation(forecast, None, 0.0, 60.0).prompt_tokens == {"text": 150.0}
@@ -123,7 +123,7 @@ def test_a_plan_follows_the_prompts_that_come():
         profiles=READ,
         conditions=replace(EXACT, startup_seconds=1.0),
         text_tokens=(320,),
-        adaptation=SlowLoop(ReactiveForecaster()),
+        adaptation=SimulatedControlLoop(ReactiveForecaster()),
     )
     found = simulate(adapting)
 

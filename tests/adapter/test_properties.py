@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_variant
-from trimtab_adapter.planning.decide import PlanningError, Situation, decide
-from trimtab_adapter.planning.least_bad import answer
-from trimtab_adapter.planning.options import Relaxation, pose
-from trimtab_adapter.planning.pools import share
-from trimtab_adapter.planning.question import Question
-from trimtab_adapter.solvers.chosen import SOLVERS
-from trimtab_adapter.solvers.signature import SolverUnavailable
+from trimtab_adapter.planning.decide import PlanningError, PlanningInputs, decide
+from trimtab_adapter.planning.planning_problem import PlanningProblem
+from trimtab_adapter.planning.pool_allocation import allocate
+from trimtab_adapter.planning.program_builder import Relaxation, build_program
+from trimtab_adapter.planning.relaxation import solve_or_relax
+from trimtab_adapter.solvers.interface import SolverUnavailable
+from trimtab_adapter.solvers.registry import SOLVERS
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.pool import Pool
 
@@ -59,7 +59,7 @@ def pipelines(draw):
 
 
 def question(pipeline, load_rps):
-    return Question(pipeline.spec, profiles(pipeline), load_rps)
+    return PlanningProblem(pipeline.spec, profiles(pipeline), load_rps)
 
 
 def profiles(pipeline):
@@ -69,7 +69,7 @@ def profiles(pipeline):
 def answerless(pipeline):
     """Tell whether nothing fits the budget even at no load, with neither SLO nor floor nor pins to keep."""
     relaxed = Relaxation(fraction=0.0, slo_seconds=float("inf"), floor=True, pins=True)
-    return SOLVERS["Exact"](pose(question(pipeline, 0.0), relaxed)) is None
+    return SOLVERS["Exact"](build_program(question(pipeline, 0.0), relaxed)) is None
 
 
 LOADS = st.floats(0, 800)
@@ -79,7 +79,9 @@ LOADS = st.floats(0, 800)
 @given(pipelines(), LOADS)
 def test_a_plan_keeps_its_budget_its_pins_and_its_word(pipeline, load_rps):
     try:
-        plan = decide(pipeline, profiles(pipeline), Situation(ForecastRecord(peak_rps=load_rps, source="given"), 0.0))
+        plan = decide(
+            pipeline, profiles(pipeline), PlanningInputs(ForecastRecord(peak_rps=load_rps, source="given"), 0.0)
+        )
     except PlanningError:  # not even the smallest replicas fit, for instance where a GPU is pinned that is not there
         assert answerless(pipeline)
         return
@@ -102,7 +104,7 @@ def test_a_plan_keeps_its_budget_its_pins_and_its_word(pipeline, load_rps):
 @settings(max_examples=60, deadline=None)
 @given(pipelines(), LOADS, st.integers(0, 8), st.integers(0, 2))
 def test_more_budget_never_gives_a_worse_objective(pipeline, load_rps, more_cores, more_gpus):
-    program = pose(question(pipeline, load_rps))
+    program = build_program(question(pipeline, load_rps))
     richer = replace(program, cores=program.cores + more_cores, gpus=program.gpus + more_gpus)
     poor, rich = SOLVERS["Exact"](program), SOLVERS["Exact"](richer)
 
@@ -118,7 +120,7 @@ def test_every_solver_finds_the_same_objective(name):
     @settings(max_examples=40, deadline=None)
     @given(pipelines(), LOADS)
     def same(pipeline, load_rps):
-        program = pose(question(pipeline, load_rps))
+        program = build_program(question(pipeline, load_rps))
         expected, found = SOLVERS["Exact"](program), solve(program)
         assert (expected is None) == (found is None)
         if expected is not None and found is not None:
@@ -137,7 +139,7 @@ def test_planned_together_is_never_worse_than_any_split(one, other, one_rps, oth
     cores, gpus = 20.0, 4
     shares = {"one": part * cores, "other": (1 - part) * cores}
     try:
-        together = share("shared", Pool(cores=cores, gpus=gpus), asked)
+        together = allocate("shared", Pool(cores=cores, gpus=gpus), asked)
     except PlanningError:
         return
     used = [option for found in together.values() for option in found.solution.choice]
@@ -145,7 +147,8 @@ def test_planned_together_is_never_worse_than_any_split(one, other, one_rps, oth
     assert sum(option.cores for option in used) <= cores + 1e-9
     assert sum(option.gpus for option in used) <= gpus
     apart = [
-        SOLVERS["Exact"](replace(pose(q), cores=min(shares[k], q.spec.budget.cores), gpus=2)) for k, q in asked.items()
+        SOLVERS["Exact"](replace(build_program(q), cores=min(shares[k], q.spec.budget.cores), gpus=2))
+        for k, q in asked.items()
     ]
     feasible = [found for found in apart if found is not None]
     if len(feasible) == 2 and all(q.spec.budget.gpus >= 2 for q in asked.values()):
@@ -161,6 +164,6 @@ def test_the_least_violation_is_the_same_whichever_solver_is_asked():
     for solver in ("Exact", "HiGHS", "Gurobi"):
         adaptation = pipeline.spec.adaptation.model_copy(update={"solver": solver})
         spec = pipeline.spec.model_copy(update={"adaptation": adaptation})
-        reasons.add(answer(Question(spec, slow, 5.0)).reason)
+        reasons.add(solve_or_relax(PlanningProblem(spec, slow, 5.0)).reason)
     assert len(reasons) == 1
     assert reasons.pop().startswith("slo.latency 1 ms is out of reach")

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.adapter.scenes import a_ladder, expected, profiles_of
-from trimtab_adapter.planning.decide import Situation, decide
+from trimtab_adapter.planning.decide import PlanningInputs, decide
 from trimtab_adapter.planning.rivals import fa2, fa2_heaviest, fa2_lightest, plan_for_peak, rim, rim_sized_for
 from trimtab_pipelines.plan import ForecastRecord
 
@@ -12,7 +12,7 @@ WEIGHTED = {"goal": "Weighted", "accuracyWeight": 10, "costWeight": 0.5}
 
 def planned(planner, pipeline, load_rps):
     forecast = ForecastRecord(peak_rps=load_rps, source="reactive")
-    return planner(pipeline, profiles_of(pipeline), Situation(forecast, 1000.0))
+    return planner(pipeline, profiles_of(pipeline), PlanningInputs(forecast, 1000.0))
 
 
 def test_fa2_scales_and_never_switches():

@@ -14,20 +14,20 @@ import pytest
 
 from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profile, a_variant
 from tests.clocks import FakeClock
-from trimtab_adapter.simulation import simulate as simulation
-from trimtab_adapter.simulation.conditions import Conditions, Failure
-from trimtab_adapter.simulation.fleet import SimulatedFleet
-from trimtab_adapter.simulation.simulate import Scenario, carriers_of
-from trimtab_pipelines.ends import DROPPED, FAILED, LATE, OK, REFUSED
+from trimtab_adapter.simulation import simulator as simulation
+from trimtab_adapter.simulation.environment import Environment, Failure
+from trimtab_adapter.simulation.replica_set import SimulatedReplicaSet
+from trimtab_adapter.simulation.simulator import Scenario, transports
+from trimtab_pipelines.request_outcome import DROPPED, FAILED, LATE, OK, REFUSED
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_router.admission.call import Call
+from trimtab_router.execution.request_options import NO_WISH, RequestOptions
 from trimtab_router.refusal import Refusal
 from trimtab_router.router import Router
-from trimtab_router.stage.lapses import GRACE_SECONDS
-from trimtab_router.stage.policies import POLICIES
-from trimtab_router.stage.policies.view import Departure, NotBefore, Policy
-from trimtab_router.stage.work import Again
-from trimtab_router.wish import NO_WISH, Wish
+from trimtab_router.scheduling.expiry import GRACE_SECONDS
+from trimtab_router.scheduling.policies import POLICIES
+from trimtab_router.scheduling.policies.interface import Dispatch, Policy, WaitUntil
+from trimtab_router.scheduling.stage_request import EscalationRule
 
 ACCURACIES = {"default": 0.9, "middling": 0.8, "quick": 0.7}
 READS = {"default": ["x", "z"], "middling": ["x"], "quick": ["z"]}
@@ -67,7 +67,7 @@ def note_departures(carriers):
 
 
 def simulated(scenario):
-    running = simulation._Simulation(scenario)
+    running = simulation.Simulator(scenario)
     departures = note_departures(running.carriers)
     return departures, running.run().ends.tolist()
 
@@ -78,7 +78,7 @@ def served(scenario):
 
 async def _served(scenario):
     clock, pipeline, conditions = TurningClock(), scenario.pipeline, scenario.conditions
-    carriers = carriers_of(scenario, clock, lambda replica: fleet.ended(replica))  # noqa: PLW0108 - there is none yet
+    carriers = transports(scenario, clock, lambda replica: fleet.ended(replica))  # noqa: PLW0108 - there is none yet
     departures = note_departures(carriers)
     router = Router(pipeline, scenario.plan, policy=scenario.policy, clock=clock, carriers=carriers)
     _until_prepared(router)
@@ -86,7 +86,9 @@ async def _served(scenario):
         carrier.desk = router._desks[name]
         carrier.desk._door._suspects = carrier.desk._returns._suspects = None  # all rows of a fan-out look alike here
     budget = pipeline.spec.budget
-    fleet = SimulatedFleet(carriers, budget.cores + budget.surge_cores, conditions.startup_seconds, cast("Any", clock))
+    fleet = SimulatedReplicaSet(
+        carriers, budget.cores + budget.surge_cores, conditions.startup_seconds, cast("Any", clock)
+    )
     fleet.begin(scenario.plan)
     ends = [FAILED] * len(scenario.arrivals_seconds)
     for index, at in enumerate(scenario.arrivals_seconds.tolist()):
@@ -159,10 +161,10 @@ def look_again(view):
         if not points:
             drops.append(head)
             continue
-        again = Again(0.33, view.points[0].name, accuracy=0.85) if points[0] is not view.points[0] else None
+        again = EscalationRule(0.33, view.points[0].name, accuracy=0.85) if points[0] is not view.points[0] else None
         company = view.beside(head, points[0])
-        return Departure(points[0], company.first(min(view.most_rows, company.rows)), drops, again)
-    return NotBefore(drops=drops)
+        return Dispatch(points[0], company.first(min(view.most_rows, company.rows)), drops, again)
+    return WaitUntil(drops=drops)
 
 
 def a_random_scenario(seed):
@@ -184,7 +186,7 @@ def a_random_scenario(seed):
         duration_seconds=seconds,
         plan=plans[0],
         changes=tuple((float(rng.uniform(0.5, seconds)), plan) for plan in plans[1:]),
-        conditions=Conditions(
+        conditions=Environment(
             startup_seconds=float(rng.uniform(0.1, 1.0)),
             factors={
                 (stage.name, v.name): tuple(np.exp(rng.normal(0, rng.uniform(0, 0.4), 64)).tolist())
@@ -208,7 +210,7 @@ def wishes_of(rng, pipeline):
     if rng.random() < 0.5:
         return {"policy": policy}
     wishes = [
-        Wish(
+        RequestOptions(
             timeout_seconds=float(rng.choice([0.1, 0.4, 6.0])) if rng.random() < 0.3 else None,
             accuracy_floor=float(rng.choice([0.0, 0.5, 0.75, 0.95])),
             utility=float(rng.choice([0.5, 1.0, 3.0])),

@@ -10,11 +10,11 @@ import pytest
 
 from tests.adapter.scenes import a_ladder, expected, plan_together, profiles_of
 from tests.builders import a_plan
-from trimtab_adapter.cluster.solving import Solving
-from trimtab_adapter.planning.decide import PlanningError, Situation
-from trimtab_adapter.planning.pools import Member
-from trimtab_adapter.planning.seats import uses
-from trimtab_adapter.planning.sharing import SharedPools
+from trimtab_adapter.cluster.solver_pool import SolverPool
+from trimtab_adapter.planning.decide import PlanningError, PlanningInputs
+from trimtab_adapter.planning.pool_allocation import Member
+from trimtab_adapter.planning.pool_ledger import uses
+from trimtab_adapter.planning.pool_planner import PoolPlanner
 from trimtab_pipelines.plan import Expectation, ForecastRecord
 from trimtab_pipelines.pool import Pool
 from trimtab_pipelines.profile import ModelProfile
@@ -27,7 +27,7 @@ class Table:
 
     def __init__(self, *names, budget="16", pool="shared", cores=POOL.cores, namespaces=()):
         self.pool = Pool(cores=cores, namespaces=namespaces)
-        self.pools = SharedPools({"shared": self.pool})
+        self.pools = PoolPlanner({"shared": self.pool})
         self.pipeline = a_ladder(budget={"cores": budget, "pool": pool}, objective={"accuracyWeight": 40})
         self.profiles = profiles_of(self.pipeline)
         self.loads, self.plans, self.advice, self.now = {}, {}, {}, 0.0
@@ -38,7 +38,7 @@ class Table:
 
     def situation(self, name):
         forecast = ForecastRecord(peak_rps=self.loads[name], source="given")
-        return Situation(forecast, self.now, self.plans.get(name))
+        return PlanningInputs(forecast, self.now, self.plans.get(name))
 
     def tick(self, name, load_rps, *, wait=False, mode="Auto"):
         self.now += 100.0
@@ -106,15 +106,15 @@ def test_a_pipeline_that_does_not_decide_keeps_what_it_holds():
     table = Table("one")
     table.tick("one", 300.0)
     alone = expected(table.plans["one"]).cores
-    other = SharedPools({"shared": POOL})
+    other = PoolPlanner({"shared": POOL})
     held = table.plans["one"]
     other.planner("paused", table.pipeline, held, lambda: None)
     planner = other.planner("two", table.pipeline, None, lambda: None)
-    plan = planner(table.pipeline, table.profiles, Situation(ForecastRecord(peak_rps=300.0, source="given"), 0.0))
+    plan = planner(table.pipeline, table.profiles, PlanningInputs(ForecastRecord(peak_rps=300.0, source="given"), 0.0))
 
     assert expected(plan).cores <= POOL.cores - alone
     other.forget("paused")
-    later = planner(table.pipeline, table.profiles, Situation(ForecastRecord(peak_rps=300.0, source="given"), 0.0))
+    later = planner(table.pipeline, table.profiles, PlanningInputs(ForecastRecord(peak_rps=300.0, source="given"), 0.0))
     assert expected(later).cores == alone
 
 
@@ -254,7 +254,7 @@ def test_nobody_waits_for_the_decision_of_a_pipeline_to_come_or_to_go():
         assert slow.reading.wait(60)
         alone = a_ladder(budget={"cores": "4"})
         planner = table.pools.planner("alone", alone, None, lambda: None)
-        plan = planner(alone, table.profiles, Situation(ForecastRecord(peak_rps=20.0, source="given"), 0.0))
+        plan = planner(alone, table.profiles, PlanningInputs(ForecastRecord(peak_rps=20.0, source="given"), 0.0))
         table.pools.forget("other")
         assert not deciding.done()
         slow.gate.set()
@@ -287,7 +287,7 @@ def test_a_pool_is_for_the_namespaces_it_names():
 
 def test_decisions_of_a_pool_take_no_thread_from_pipelines_without_one():
     pooled, alone, gate = a_ladder(budget={"cores": "4", "pool": "shared"}), a_ladder(), threading.Event()
-    solving = Solving(["shared"])
+    solving = SolverPool(["shared"])
     try:
         waiting = [solving.threads(pooled).submit(gate.wait, 60) for _ in range(4)]
         assert solving.threads(alone).submit(str, 1).result(60) == "1"

@@ -8,10 +8,10 @@ import pytest
 from tests.adapter.test_layouts import PROFILES, a_choosing_pipeline, planned
 from tests.adapter.test_simulation import EXACT, poisson
 from tests.router.layouts import PULLS, WHOLE, laid_out
-from trimtab_adapter.simulation.conditions import Failure
-from trimtab_adapter.simulation.simulate import Scenario, simulate
-from trimtab_adapter.simulation.slow_loop import SlowLoop
-from trimtab_pipelines.ends import LATE, OK
+from trimtab_adapter.simulation.control_loop import SimulatedControlLoop
+from trimtab_adapter.simulation.environment import Failure
+from trimtab_adapter.simulation.simulator import Scenario, simulate
+from trimtab_pipelines.request_outcome import LATE, OK
 from trimtab_predictor.forecaster import ReactiveForecaster
 
 PIPELINE = a_choosing_pipeline(adaptation={"interval": "5s", "forecaster": "Reactive", "hold": "5s"})
@@ -94,7 +94,7 @@ def test_the_plan_comes_to_the_layout_that_its_load_asks_for(images, variant):
             images=(images,),
             duration=60.0,
             conditions=replace(EXACT, startup_seconds=1.0),
-            adaptation=SlowLoop(ReactiveForecaster()),
+            adaptation=SimulatedControlLoop(ReactiveForecaster()),
         )
     )
 
@@ -114,7 +114,7 @@ def test_broken_promises_raise_replicas():
             images=(0,),
             duration=60.0,
             conditions=replace(EXACT, factors={("text", WHOLE): (5.0,)}, startup_seconds=1.0),
-            adaptation=SlowLoop(ReactiveForecaster()),
+            adaptation=SimulatedControlLoop(ReactiveForecaster()),
         )
     )
 

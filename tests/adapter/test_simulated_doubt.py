@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 
-from trimtab_adapter.simulation.carrier import _certainties
-from trimtab_pipelines.second_look import TaskLook
-from trimtab_router.stage.policies.view import Point, SecondLook
+from trimtab_adapter.simulation.transport import _certainties
+from trimtab_pipelines.escalation import TaskEscalation
+from trimtab_router.scheduling.policies.interface import Escalation, Point
 
-BY_TASK = {"cars": TaskLook(below=0.6, share=0.3, accuracy=0.9), "birds": TaskLook(below=0, share=0, accuracy=0.4)}
-POINT = Point("fast", 0.7, lambda rows: 0.1 * rows, looks=(SecondLook("full", 0.4, 0.15, 0.8, BY_TASK),))
+BY_TASK = {
+    "cars": TaskEscalation(below=0.6, share=0.3, accuracy=0.9),
+    "birds": TaskEscalation(below=0, share=0, accuracy=0.4),
+}
+POINT = Point("fast", 0.7, lambda rows: 0.1 * rows, looks=(Escalation("full", 0.4, 0.15, 0.8, BY_TASK),))
 
 
 @pytest.mark.parametrize(("task", "share"), [("cars", 0.3), ("birds", 0.0)])

@@ -8,17 +8,17 @@ import pytest
 from tests.adapter.scenes import a_ladder, profiles_of
 from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profile, a_stage, a_variant
 from trimtab_adapter.planning.decide import initial_plan
-from trimtab_adapter.simulation.chance import FanOut, around, between_sizes
-from trimtab_adapter.simulation.conditions import Conditions, Failure
-from trimtab_adapter.simulation.simulate import Scenario, simulate
-from trimtab_adapter.simulation.slow_loop import SlowLoop, forecaster_knowing
-from trimtab_adapter.simulation.speed import Speed
-from trimtab_pipelines.ends import DROPPED, FAILED, LATE, OK, REFUSED, End
+from trimtab_adapter.simulation.control_loop import SimulatedControlLoop, oracle_forecaster
+from trimtab_adapter.simulation.environment import Environment, Failure
+from trimtab_adapter.simulation.machine_speed import MachineSpeed
+from trimtab_adapter.simulation.sampling import FanOut, around, between_sizes
+from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_pipelines.profile import PointProfile
+from trimtab_pipelines.request_outcome import DROPPED, FAILED, LATE, OK, REFUSED, RequestOutcome
 from trimtab_predictor.forecaster import ReactiveForecaster
-from trimtab_router.wish import Wish
+from trimtab_router.execution.request_options import RequestOptions
 
-EXACT = Conditions(spread=0.0)
+EXACT = Environment(spread=0.0)
 
 
 def a_scenario(pipeline=None, arrivals=(1.0,), duration=10.0, plan=None, **changes):
@@ -87,14 +87,14 @@ def test_a_batch_is_slower_while_other_replicas_are_busy_and_only_then():
 def test_a_pause_of_its_processor_holds_up_a_batch_and_leaves_the_other_processors_alone():
     """Replicas take turns with the processors: the second one's sleeps from 1.003 to 1.103 and is half as fast then."""
     two = a_plan(a_pipeline(), replicas=2)
-    speeds = (Speed((0.0,), (1.0,)), Speed((0.0, 1.003, 1.103), (1.0, 0.0, 0.5)))
+    speeds = (MachineSpeed((0.0,), (1.0,)), MachineSpeed((0.0, 1.003, 1.103), (1.0, 0.0, 0.5)))
     found = simulate(a_scenario(arrivals=(1.0, 1.001), plan=two, conditions=replace(EXACT, speeds=speeds)))
 
     assert found.latency_seconds == pytest.approx([0.006, 0.002 + 0.100 + 2 * 0.004], abs=1e-6)
 
 
 def test_what_was_measured_of_a_variant_stands_in_place_of_its_profile():
-    conditions = Conditions(factors={("stage-0", "small"): (0.5, 3.0)}, service_ratios={("stage-0", "small"): 2.0})
+    conditions = Environment(factors={("stage-0", "small"): (0.5, 3.0)}, service_ratios={("stage-0", "small"): 2.0})
     found = simulate(a_scenario(arrivals=np.arange(0.1, 9.0, 0.1), profiles=a_wide_profile(3.0), conditions=conditions))
 
     slow = found.latency_seconds > 0.010
@@ -148,7 +148,7 @@ def a_wide_profile(p99_over_median):
 def test_service_times_spread_between_median_and_p99():
     arrivals = np.arange(1, 2001) * 0.1
     found = simulate(
-        a_scenario(arrivals=arrivals, duration=201.0, profiles=a_wide_profile(2.0), conditions=Conditions())
+        a_scenario(arrivals=arrivals, duration=201.0, profiles=a_wide_profile(2.0), conditions=Environment())
     )
 
     assert found.latency(0.5) == pytest.approx(0.006, rel=0.03)
@@ -156,7 +156,7 @@ def test_service_times_spread_between_median_and_p99():
 
 
 def test_the_same_seed_gives_the_same_result_and_another_another():
-    scenario = a_scenario(arrivals=poisson(60, 10), profiles=a_wide_profile(1.5), conditions=Conditions())
+    scenario = a_scenario(arrivals=poisson(60, 10), profiles=a_wide_profile(1.5), conditions=Environment())
     one, again, other = (simulate(replace(scenario, seed=seed)) for seed in (1, 1, 2))
 
     assert np.array_equal(one.latency_seconds, again.latency_seconds)
@@ -167,7 +167,7 @@ def test_every_request_has_exactly_one_end_even_in_overload():
     found = simulate(a_scenario(a_pipeline(2), poisson(1500, 20), 20.0))
 
     assert found.ends.size == found.seconds[-1].received
-    assert sum(found.share(end) for end in End) == pytest.approx(1.0)
+    assert sum(found.share(end) for end in RequestOutcome) == pytest.approx(1.0)
     assert 0.2 < found.share(DROPPED) < 0.9
     assert found.share(LATE) < 0.02
     assert all(reason in {"Predicted", "Past"} for _, reason in found.reasons.values())
@@ -306,14 +306,14 @@ def test_the_slow_loop_follows_the_load():
     pipeline = a_ladder(adaptation={"interval": "5s", "hold": "10s", "forecaster": "Oracle"})
     profiles = profiles_of(pipeline)
     arrivals = np.concatenate([poisson(5, 60), 60 + poisson(120, 60, 1), 120 + poisson(5, 60, 2)])
-    knowing = forecaster_knowing(pipeline.spec.adaptation, arrivals, 180, 0.0)
+    knowing = oracle_forecaster(pipeline.spec.adaptation, arrivals, 180, 0.0)
     scenario = a_scenario(
         pipeline,
         arrivals,
         180.0,
         initial_plan(pipeline, profiles),
         profiles=profiles,
-        adaptation=SlowLoop(knowing),
+        adaptation=SimulatedControlLoop(knowing),
         conditions=replace(EXACT, startup_seconds=2.0),
     )
     found = simulate(scenario)
@@ -333,7 +333,7 @@ def test_a_load_that_outgrows_the_plan_brings_a_decision_forward():
         25.0,
         initial_plan(pipeline, profiles, 3.0),
         profiles=profiles,
-        adaptation=SlowLoop(ReactiveForecaster()),
+        adaptation=SimulatedControlLoop(ReactiveForecaster()),
     )
     times = [plan.spec.created_at for plan in simulate(scenario).plans]
 
@@ -368,8 +368,8 @@ def test_who_wishes_what_no_plan_can_give_is_no_load_to_plan_for():
         20.0,
         initial_plan(pipeline, profiles, 3.0),
         profiles=profiles,
-        adaptation=SlowLoop(ReactiveForecaster()),
-        wishes=(Wish(task="unheard-of"),),
+        adaptation=SimulatedControlLoop(ReactiveForecaster()),
+        wishes=(RequestOptions(task="unheard-of"),),
     )
     found = simulate(scenario)
 

@@ -9,11 +9,11 @@ import pytest
 from tests.adapter.problems import a_large_graph, a_large_program, a_program, brute_force, second_best
 from tests.adapter.scenes import a_ladder, plan_for
 from trimtab_adapter.solvers import exact, gurobi, highs
-from trimtab_adapter.solvers.chosen import solver_of
-from trimtab_adapter.solvers.linear import Linear, Rows, linear
+from trimtab_adapter.solvers.interface import Solver, SolverUnavailable
+from trimtab_adapter.solvers.milp import MilpModel, Rows, build_milp
 from trimtab_adapter.solvers.program import Program
-from trimtab_adapter.solvers.signature import Solver, SolverUnavailable
-from trimtab_adapter.solvers.table import tabulate
+from trimtab_adapter.solvers.program_arrays import to_arrays
+from trimtab_adapter.solvers.registry import get_solver
 
 PATIENCE_SECONDS = 120.0  # a busy machine must not make a proof look like a gap
 
@@ -102,9 +102,9 @@ def test_a_stage_without_options_is_infeasible(solver):
 def test_the_linear_form_is_small():
     """One binary an undominated option and one column a distinct accuracy: a free licence goes far with that."""
     program = a_large_program(0, 20, 20)
-    table = tabulate(program)
+    table = to_arrays(program)
     assert table is not None
-    built = linear(program, table)
+    built = build_milp(program, table)
 
     assert built.binaries == sum(column.index.size for column in table.columns) < 1000
     assert len(built.worth) < 2000
@@ -113,7 +113,7 @@ def test_the_linear_form_is_small():
 
 def test_gurobi_says_what_its_free_licence_prevents():
     require("Gurobi")
-    found = solver_of("Gurobi")(a_large_program(0, 60, 30))
+    found = get_solver("Gurobi")(a_large_program(0, 60, 30))
 
     assert found is not None
     if found.solver == "Exact":  # else a full licence
@@ -151,7 +151,7 @@ def test_overload_is_answered_whoever_was_asked(name):
 
 def test_a_program_in_which_nothing_is_chosen_is_worth_its_optimum():
     require("HiGHS")
-    built = Linear([], [], Rows(), ())
+    built = MilpModel([], [], Rows(), ())
     one, other = built.column(3.0, 2.0), built.column(1.0, 5.0)
     built.rows.add({one: 1.0, other: 1.0}, upper=4.0)
 

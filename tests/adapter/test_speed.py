@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_adapter.simulation.speed import Speed
+from trimtab_adapter.simulation.machine_speed import MachineSpeed
 
-PAUSING = Speed((10.0, 11.0, 13.0), (2.0, 0.0, 0.5))
+PAUSING = MachineSpeed((10.0, 11.0, 13.0), (2.0, 0.0, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_work_ends_when_the_speeds_have_added_up_to_it(begin, work, end):
 
 
 def test_a_pause_before_the_first_moment_lasts_until_the_second():
-    assert Speed((0.0, 1.0), (0.0, 1.0)).finish(-5.0, 0.25) == pytest.approx(1.25)
+    assert MachineSpeed((0.0, 1.0), (0.0, 1.0)).finish(-5.0, 0.25) == pytest.approx(1.25)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_pause_before_the_first_moment_lasts_until_the_second():
 )
 def test_a_speed_that_cannot_be_is_refused(since, speeds):
     with pytest.raises(ValueError, match="a processor's speed needs"):
-        Speed(since, speeds)
+        MachineSpeed(since, speeds)
 
 
 SPEEDS = st.lists(st.sampled_from((0.0, 0.5, 1.0, 2.0)), min_size=1, max_size=8)
@@ -44,7 +44,7 @@ SPEEDS = st.lists(st.sampled_from((0.0, 0.5, 1.0, 2.0)), min_size=1, max_size=8)
 
 @given(SPEEDS, st.floats(-2, 12), st.floats(0, 10), st.floats(0, 10))
 def test_work_done_in_two_parts_ends_as_if_done_in_one(speeds, begin, first, second):
-    speed = Speed(tuple(range(len(speeds) + 1)), (*speeds, 1.0))
+    speed = MachineSpeed(tuple(range(len(speeds) + 1)), (*speeds, 1.0))
 
     halfway = speed.finish(begin, first)
     assert begin <= halfway <= speed.finish(begin, first + second) + 1e-9

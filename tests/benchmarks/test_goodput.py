@@ -8,7 +8,7 @@ from benchmarks.layouts.goodput import HALVINGS, MOST_RPS, highest
 from benchmarks.layouts.mixed import traffic
 from benchmarks.layouts.promised import Promises
 from benchmarks.layouts.served import Promise
-from trimtab_loadtester.multimodal import IMAGE_SHARE
+from trimtab_loadtester.multimodal.traffic import IMAGE_SHARE
 
 PROMISES = Promises(Promise(0.03, 0.01), Promise(0.09, 0.01))
 

@@ -8,7 +8,7 @@ import yaml
 from benchmarks.cluster.e2e import RIGHT_SHARE
 from benchmarks.cluster.jobs import JOBS, ROWS, TIMES, Job, asked, judged
 from trimtab.local.supervisor import Setup, Supervisor
-from trimtab_loadtester.wire import RestWire
+from trimtab_loadtester.clients import RestClient
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.plan import PipelinePlan
 
@@ -55,7 +55,7 @@ async def test_jobs_are_answered_from_the_senses_they_have_within_their_floors(t
     setup = Setup(tmp_path / "pipeline.yaml", tmp_path / "run", plan=plan, door=False)
     async with Supervisor(setup) as local:
         await local.ready()
-        async with RestWire(f"127.0.0.1:{local.rest_port}", plan.spec.pipeline) as wire:
+        async with RestClient(f"127.0.0.1:{local.rest_port}", plan.spec.pipeline) as wire:
             met = await asked(wire, stage, allowed)
 
     assert met.faults == ()

@@ -6,12 +6,12 @@ import pytest
 
 from benchmarks.layouts.asking import chats
 from benchmarks.layouts.traffic import calm_then_burst, figures
-from trimtab_loadtester.multimodal import draw
+from trimtab_loadtester.multimodal.traffic import draw
 from trimtab_loadtester.results import Record, Results, RunFacts
-from trimtab_pipelines.ends import End
+from trimtab_pipelines.request_outcome import RequestOutcome
 
 
-def a_record(due, images, first, outcome=End.OK):
+def a_record(due, images, first, outcome=RequestOutcome.OK):
     return Record(due, due, 0.4, outcome, "200", first_token_seconds=first, between_tokens_seconds=0.01, images=images)
 
 
@@ -44,7 +44,12 @@ def test_a_burst_brings_more_images_at_the_same_rate():
 
 def test_each_half_is_judged_by_itself_and_by_modality():
     facts = RunFacts("lmm", "mine", 20.0, 2.0, (), 0.0, streamed=True)
-    records = [a_record(1.0, 0, 0.1), a_record(2.0, 1, 0.2), a_record(11.0, 0, 0.3, End.LATE), a_record(12.0, 16, 0.4)]
+    records = [
+        a_record(1.0, 0, 0.1),
+        a_record(2.0, 1, 0.2),
+        a_record(11.0, 0, 0.3, RequestOutcome.LATE),
+        a_record(12.0, 16, 0.4),
+    ]
     told = figures(Results.of(facts, records), 10)
 
     assert (told["calm_images"], told["burst_images"]) == (1, 16)

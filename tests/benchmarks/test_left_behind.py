@@ -12,7 +12,7 @@ from benchmarks.router.processes import ROOT
 
 PATIENT_SECONDS = 120.0
 GONE_WITHIN_SECONDS = 2.0
-LEASH = "trimtab_pipelines.processes.leash"
+LEASH = "trimtab_pipelines.processes.parent_death"
 SCRIPT = """
 import psutil, sys
 from benchmarks.overload.targets import neighbours

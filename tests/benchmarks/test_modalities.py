@@ -8,8 +8,8 @@ from benchmarks.modalities.searching import most_carried, violating
 from benchmarks.modalities.setting import Jobs, slowed
 from benchmarks.modalities.simulated import cheapest
 from tests.builders import a_point_profile, a_profile
-from trimtab_loadtester.results import Record, Results, RunFacts, Visit
-from trimtab_pipelines.ends import End
+from trimtab_loadtester.results import Record, Results, RunFacts, StageVisit
+from trimtab_pipelines.request_outcome import RequestOutcome
 
 
 def a_run(records, rate=10.0):
@@ -17,9 +17,9 @@ def a_run(records, rate=10.0):
     return Run("ours", rate, Results.of(facts, records), {"router": 0.25}, 1)
 
 
-def a_record(outcome=End.OK, expected=0.8, floor=0.78, **changes):
+def a_record(outcome=RequestOutcome.OK, expected=0.8, floor=0.78, **changes):
     told = {"correct": 4, "total": 5, "expected_accuracy": expected, "floor": floor} | changes
-    return Record(0.0, 0.0, 0.1, outcome, "200", visits={"name": Visit("late", 8)}, **told)
+    return Record(0.0, 0.0, 0.1, outcome, "200", visits={"name": StageVisit("late", 8)}, **told)
 
 
 def test_who_is_late_or_below_the_floor_in_expectation_is_violated():
@@ -27,8 +27,8 @@ def test_who_is_late_or_below_the_floor_in_expectation_is_violated():
         a_record(),
         a_record(expected=0.7799),
         a_record(expected=0.7, provisional=2, provisional_correct=1),
-        a_record(End.LATE),
-        a_record(End.DROPPED, expected=float("nan"), correct=0, total=0),
+        a_record(RequestOutcome.LATE),
+        a_record(RequestOutcome.DROPPED, expected=float("nan"), correct=0, total=0),
     ]
     run = a_run(records)
 
@@ -57,7 +57,7 @@ class Imagined:
     async def offer(self, jobs, jobs_rps, seconds, seed=1):
         self.asked.append((jobs, jobs_rps, seconds, seed))
         bad = round(1000 * max(0.0, 1.0 - self.carries / jobs_rps))
-        return a_run([a_record(End.LATE)] * bad + [a_record()] * (1000 - bad), jobs_rps)
+        return a_run([a_record(RequestOutcome.LATE)] * bad + [a_record()] * (1000 - bad), jobs_rps)
 
 
 @pytest.mark.parametrize("first", [40.0, 100.0, 180.0])

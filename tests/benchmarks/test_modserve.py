@@ -10,7 +10,7 @@ from benchmarks.modserve.cluster import DECOUPLED, MONOLITH, OURS, ROUTED, Clust
 from benchmarks.modserve.day import day, tokens
 from benchmarks.modserve.evaluation import balanced, figures, mixture, most_load, sizes
 from benchmarks.modserve.paper import INTERNVL, LLAMA
-from trimtab_loadtester.multimodal import Request, Traffic
+from trimtab_loadtester.multimodal.traffic import Request, Traffic
 
 SYSTEMS = (MONOLITH, DECOUPLED, ROUTED, OURS)
 

@@ -18,11 +18,11 @@ from benchmarks.mosel.served_page import HEADS, SUM_HEADS, result_rows, sections
 from benchmarks.mosel.serving import SERVED_AS
 from tests.builders import a_point_profile, a_profile
 from trimtab.report.layout import Charts
-from trimtab_adapter.simulation.conditions import Conditions
+from trimtab_adapter.simulation.environment import Environment
 from trimtab_loadtester.digits_av import JobOptions
-from trimtab_loadtester.results import Record, Results, RunFacts, Visit
-from trimtab_pipelines.ends import End
-from trimtab_pipelines.verdict import Outcome
+from trimtab_loadtester.results import Record, Results, RunFacts, StageVisit
+from trimtab_pipelines.request_outcome import RequestOutcome
+from trimtab_pipelines.result_line import ResultLine
 from trimtab_protocol.extensions import ACCURACY_FLOOR
 
 ACCURACIES = (0.43, 0.71, 0.91)
@@ -65,8 +65,8 @@ def test_jobs_that_took_turns_are_simulated_in_turns():
     assert jobs.in_turns(jobs.rows.size).rows.tolist() == jobs.rows.tolist()
 
 
-def a_record(outcome=End.OK, latency=0.2, expected=0.8, **changes):
-    answered = {"correct": 3, "total": 4, "expected_accuracy": expected} if outcome <= End.LATE else {}
+def a_record(outcome=RequestOutcome.OK, latency=0.2, expected=0.8, **changes):
+    answered = {"correct": 3, "total": 4, "expected_accuracy": expected} if outcome <= RequestOutcome.LATE else {}
     sent = changes.pop("sent", 0.0)
     return Record(0.0, sent, latency, outcome, "200", **{"floor": 0.75, **answered, **changes})
 
@@ -83,8 +83,8 @@ def test_what_was_served_is_told_as_what_is_simulated():
             [
                 a_record(provisional=1),
                 a_record(expected=0.7, latency=0.4),
-                a_record(End.LATE, latency=1.2),
-                a_record(End.DROPPED, latency=0.9),
+                a_record(RequestOutcome.LATE, latency=1.2),
+                a_record(RequestOutcome.DROPPED, latency=0.9),
             ]
         ),
     )
@@ -104,7 +104,7 @@ def test_the_simulator_is_told_how_long_batches_and_all_around_them_took():
         for size in (4, 8)
     ]
     records = [
-        a_record(latency=0.105 + seconds, sent=0.005, visits={"name": Visit("late", size, 0.03, seconds)})
+        a_record(latency=0.105 + seconds, sent=0.005, visits={"name": StageVisit("late", size, 0.03, seconds)})
         for size, seconds in batches
         for _ in range(2)
     ]
@@ -119,11 +119,11 @@ def test_the_simulator_is_told_how_long_batches_and_all_around_them_took():
 
 def test_of_a_machine_that_answered_nobody_nothing_is_known():
     with pytest.raises(ValueError, match="none of 1 jobs"):
-        conditions_of(a_run([a_record(End.DROPPED)]), a_point_profile("late"))
+        conditions_of(a_run([a_record(RequestOutcome.DROPPED)]), a_point_profile("late"))
 
 
 def test_where_nothing_was_answered_no_time_is_made_up():
-    one = told(Cell(MODEL, "Mosel", 1.0), a_run([a_record(End.DROPPED)]))
+    one = told(Cell(MODEL, "Mosel", 1.0), a_run([a_record(RequestOutcome.DROPPED)]))
 
     assert (one.violations, one.met, one.answered_rps) == (1.0, 0.0, 0.0)
     assert np.isnan([one.mean_seconds, one.accuracy]).all()
@@ -134,7 +134,7 @@ def measured(method, factor, violations, met):
 
 
 def machine(*ratios):
-    return {0.5 * n: Conditions(service_ratios={("name", "late"): ratio}) for n, ratio in enumerate(ratios, 1)}
+    return {0.5 * n: Environment(service_ratios={("name", "late"): ratio}) for n, ratio in enumerate(ratios, 1)}
 
 
 def a_beside(ours=0.0, theirs=0.1, simulated=0.05, lost=0):
@@ -162,7 +162,7 @@ def test_ours_is_judged_beside_mosels_and_the_simulator_beside_what_was_served()
 
 
 def test_the_verdict_of_the_simulated_models_stays():
-    both = with_served(Outcome(name="reproduce-mosel", figures={"cells": 7}), a_beside())
+    both = with_served(ResultLine(name="reproduce-mosel", figures={"cells": 7}), a_beside())
 
     assert both.name == "reproduce-mosel"
     assert both.figures["cells"] == 7

@@ -19,8 +19,8 @@ from benchmarks.ipa.evaluation import Evaluation
 from benchmarks.layouts.asking import Told
 from benchmarks.layouts.phases import cut_streams, settled
 from trimtab_loadtester.results import Record, Results, RunFacts
-from trimtab_pipelines.ends import End
-from trimtab_pipelines.mistakes import UsersMistake
+from trimtab_pipelines.errors import UserError
+from trimtab_pipelines.request_outcome import RequestOutcome
 
 NOTHING_LEFT = Aftermath(0, 0, 0, 0)
 
@@ -84,7 +84,9 @@ def test_faults_that_nobody_struck_do_not_hold():
     assert not outcome_of([], 5.0).holds
 
 
-@pytest.mark.parametrize(("records", "holds"), [((), False), ((Record(0.0, 0.0, 0.1, End.OK, "200"),), True)])
+@pytest.mark.parametrize(
+    ("records", "holds"), [((), False), ((Record(0.0, 0.0, 0.1, RequestOutcome.OK, "200"),), True)]
+)
 def test_a_fault_during_which_nobody_asked_does_not_hold(records, holds):
     results = Results.of(RunFacts("digits", "constant:5", 30.0, 1.0, (), 0.0), records)
 
@@ -94,7 +96,7 @@ def test_a_fault_during_which_nobody_asked_does_not_hold(records, holds):
 def test_faults_are_chosen_by_words_in_their_names_and_others_are_refused():
     assert named([]) == list(FAULTS)
     assert [fault.name for fault in named(["adapter"])] == ["kill the adapter"]
-    with pytest.raises(UsersMistake, match=r"--only typo: no fault .*kill the adapter"):
+    with pytest.raises(UserError, match=r"--only typo: no fault .*kill the adapter"):
         named(["adapter", "typo"])
 
 

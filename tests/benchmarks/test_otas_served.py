@@ -15,22 +15,22 @@ from benchmarks.otas.served import METHODS as SERVED
 from benchmarks.otas.served import fastest_first, scale_of
 from benchmarks.tokens_served.driving import SOURCE, VARIANT, point_named, written
 from benchmarks.tokens_served.outcome import Run
-from trimtab_loadtester.results import Record, Results, RunFacts, Visit
+from trimtab_loadtester.results import Record, Results, RunFacts, StageVisit
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.ends import End
 from trimtab_pipelines.plan import PointPlan
-from trimtab_router.stage.policies import POLICIES
+from trimtab_pipelines.request_outcome import RequestOutcome
+from trimtab_router.scheduling.policies import POLICIES
 
 FACTS = RunFacts("vit-tasks", "load", 4.0, 1.0, ("classify",), 0.0)
 
 
 def answer(at_seconds, point, *, right=True, latency_seconds=0.1, promised=0.7):
-    visits = {"classify": Visit("vit-fine", 8, 0.0, 0.01, point)}
+    visits = {"classify": StageVisit("vit-fine", 8, 0.0, 0.01, point)}
     return Record(
         at_seconds,
         at_seconds,
         latency_seconds,
-        End.OK,
+        RequestOutcome.OK,
         "200",
         correct=int(right),
         total=1,
@@ -40,7 +40,7 @@ def answer(at_seconds, point, *, right=True, latency_seconds=0.1, promised=0.7):
 
 
 def dropped(at_seconds):
-    return Record(at_seconds, at_seconds, 0.1, End.DROPPED, "504")
+    return Record(at_seconds, at_seconds, 0.1, RequestOutcome.DROPPED, "504")
 
 
 def served(workload, method, *records):

@@ -3,7 +3,7 @@
 import torch
 
 from benchmarks.points import document, judged, write_images
-from trimtab_model_servers.vit_tasks.sources import Images
+from trimtab_model_servers.vit_tasks.datasets import Images
 from trimtab_pipelines.spec import InferencePipeline
 
 EVIDENCE = {"source": "Measured", "samples": 1000, "low": 0.6, "high": 0.8}

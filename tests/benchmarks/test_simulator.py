@@ -10,8 +10,8 @@ from benchmarks.simulator.course import BEFORE, Course, Phase
 from benchmarks.simulator.pace import WINDOW_SECONDS, Pace, pace
 from benchmarks.simulator.probe import probing, read
 from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
-from trimtab_loadtester.results import Record, Results, RunFacts, Visit
-from trimtab_pipelines.ends import End
+from trimtab_loadtester.results import Record, Results, RunFacts, StageVisit
+from trimtab_pipelines.request_outcome import RequestOutcome
 
 BEGAN = 1_000.0
 COURSE = Course((Phase("light", 0.1, 100, BEFORE), Phase("20% of capacity", 0.2, 100, BEFORE)))
@@ -173,9 +173,9 @@ def requests(begin, until, slowness, ratios):
             seconds["locate"] *= 1.0 + CONTENTION * beside
             sent = due + (first + 0.001 if beside else 0.0)
             first = seconds["locate"]
-            visits = {stage: Visit(BEFORE[stage], rows, 0.0, each) for stage, each in seconds.items()}
+            visits = {stage: StageVisit(BEFORE[stage], rows, 0.0, each) for stage, each in seconds.items()}
             latency = sum(seconds.values()) + OVERHEAD
-            yield Record(sent, sent, latency, End.OK, "200", total=rows, visits=visits)
+            yield Record(sent, sent, latency, RequestOutcome.OK, "200", total=rows, visits=visits)
 
 
 def test_conditions_are_those_under_which_the_calibrating_phases_were_served():
@@ -183,7 +183,9 @@ def test_conditions_are_those_under_which_the_calibrating_phases_were_served():
     changing = Pace(np.tile([0.8, 1.2], 200), ())
     others = dict.fromkeys(RATIOS, 5.0)
     records = [*requests(0.0, 100.0, changing, RATIOS), *requests(100.0, 200.0, changing, others)]
-    unread = Record(50.0, 50.0, 0.02, End.OK, "200", visits={"locate": Visit("locate-xl", 1, 0.0, 0.01)})
+    unread = Record(
+        50.0, 50.0, 0.02, RequestOutcome.OK, "200", visits={"locate": StageVisit("locate-xl", 1, 0.0, 0.01)}
+    )
     facts = RunFacts("sample", "", 200.0, 0.4, ("locate", "read"), BEGAN)
     results = Results.of(facts, [*records, unread])
 

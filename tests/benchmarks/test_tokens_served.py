@@ -14,13 +14,13 @@ from benchmarks.tokens_served.outcome import Run
 from benchmarks.tokens_served.queries import QUERIES, Queries
 from benchmarks.tokens_served.tasks import ratio_interval
 from trimtab_loadtester.results import Record, Results, RunFacts
-from trimtab_model_servers.vit_tasks.samples import HeldOut
-from trimtab_pipelines.ends import End
+from trimtab_model_servers.vit_tasks.labelled_samples import HeldOut
+from trimtab_pipelines.escalation import EscalationPlan, TaskEscalation
 from trimtab_pipelines.plan import PointPlan
-from trimtab_pipelines.second_look import LookPlan, TaskLook
+from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_predictor.trace import TraceError
 from trimtab_protocol import InferResponse, Tensor
-from trimtab_router.stage.policies import POLICIES
+from trimtab_router.scheduling.policies import POLICIES
 
 
 def a_run(*records, deadlines, utilities):
@@ -29,7 +29,7 @@ def a_run(*records, deadlines, utilities):
 
 
 def answered(at, seconds, *, right, promised=0.8):
-    return Record(at, at, seconds, End.OK, "200", correct=int(right), total=1, expected_accuracy=promised)
+    return Record(at, at, seconds, RequestOutcome.OK, "200", correct=int(right), total=1, expected_accuracy=promised)
 
 
 def test_each_query_is_judged_by_its_own_deadline_and_utility():
@@ -37,7 +37,7 @@ def test_each_query_is_judged_by_its_own_deadline_and_utility():
         answered(0, 0.4, right=True),
         answered(1, 0.4, right=True),
         answered(2, 0.1, right=False),
-        Record(3, 3, 0.1, End.DROPPED, "504"),
+        Record(3, 3, 0.1, RequestOutcome.DROPPED, "504"),
         deadlines=[0.5, 0.3, 0.5, 0.5],
         utilities=[1.0, 5.0, 2.0, 3.0],
     )
@@ -88,7 +88,7 @@ def a_point(name, accuracy, row_seconds, *looks):
 
 
 def a_look(then, share, accuracy):
-    return LookPlan(point=then, below=share, share=share, accuracy=accuracy)
+    return EscalationPlan(point=then, below=share, share=share, accuracy=accuracy)
 
 
 def test_from_each_point_the_fewest_rows_that_may_meet_the_bar_go_again():
@@ -136,10 +136,10 @@ class Replica:
 
 def test_a_way_doubts_each_task_by_its_own_threshold():
     by_task = {
-        "crops": TaskLook(below=0.4, share=0.1, accuracy=0.9),
-        "digits": TaskLook(below=0, share=0, accuracy=0.4),
+        "crops": TaskEscalation(below=0.4, share=0.1, accuracy=0.9),
+        "digits": TaskEscalation(below=0, share=0, accuracy=0.4),
     }
-    look = LookPlan(point="full", below=0.2, share=0.1, accuracy=0.6, by_task=by_task)
+    look = EscalationPlan(point="full", below=0.2, share=0.1, accuracy=0.6, by_task=by_task)
     way = Way("w", a_point("fast", 0.5, 1.0, look), a_point("full", 1.0, 2.0))
 
     assert way.below.tolist() == [0.4, 0.0, 0.0, 0.0], "what has no threshold is not looked at again"

@@ -28,10 +28,10 @@ from tests.charts.helm import VALUES
 from tests.control_plane import tool
 from tests.prometheus import prometheus as a_prometheus
 from trimtab_model_servers.chat_metrics import exposition
-from trimtab_pipelines.codes import Code, is_callers_fault
-from trimtab_pipelines.ends import End
+from trimtab_pipelines.error_codes import ErrorCode, is_client_error
+from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.spec import ServiceLevel
-from trimtab_router.telling.metrics import Metrics
+from trimtab_router.observability.metrics import Metrics
 
 METRIC = re.compile(r"\btrimtab_[a-z0-9_]+")
 SAMPLE = re.compile(r"^([^#\n].*)$", re.MULTILINE)
@@ -80,7 +80,7 @@ def router_text() -> str:
     """What a real router exposes once it has served a request."""
     metrics = Metrics("a", "p", ServiceLevel.model_validate({"latency": "400ms"}))
     metrics.received.inc()
-    metrics.outcomes[End.OK].inc()
+    metrics.outcomes[RequestOutcome.OK].inc()
     metrics.latency.observe(0.05)
     metrics.accuracy.observe(0.9)
     metrics.plan_generation.set(3)
@@ -249,7 +249,7 @@ def series(query: str, text: str) -> set[tuple[str, str]]:
 def test_each_refusal_is_on_the_callers_panel_or_on_ours():
     refused = {
         (code, reason)
-        for code in Code
+        for code in ErrorCode
         for reason in ("ClientRate", "ClientBytes", "Overload", "Unauthenticated", "RouterAway")
     }
     metrics = Metrics("a", "p", ServiceLevel.model_validate({"latency": "400ms"}))
@@ -260,7 +260,7 @@ def test_each_refusal_is_on_the_callers_panel_or_on_ours():
     callers = panels["Refusals by callers' own doing: {{code}} {{reason}}"]
     ours = panels["Refusals and failures of ours: {{code}} {{reason}}"]
 
-    assert callers == {(code.name, reason) for code, reason in refused if is_callers_fault(code, reason)}
+    assert callers == {(code.name, reason) for code, reason in refused if is_client_error(code, reason)}
     assert ours == {(code.name, reason) for code, reason in refused} - callers
 
 

@@ -21,7 +21,7 @@ from tests.charts.helm import (
 )
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.documents import load_pools
-from trimtab_pipelines.edge import Identity
+from trimtab_pipelines.edge_settings import Identity
 
 UPDATE = "TRIMTAB_UPDATE_GOLDENS"
 

@@ -11,7 +11,7 @@ from trimtab_kubernetes import Cluster
 from trimtab_kubernetes.lease import Lease, leading
 from trimtab_operator.controller import Controller
 from trimtab_operator.metrics import Metrics
-from trimtab_pipelines.cluster import OPERATOR_MANAGER
+from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER
 
 
 async def account(server: Cluster, name: str, installed: Path, folder: Path) -> str:

@@ -4,16 +4,16 @@ from typing import Any
 
 import torch
 
-from trimtab.points.budget import Budget
-from trimtab.points.judging import Judge
-from trimtab.points.timing import Timer
-from trimtab_loadtester.payload import Payload, Score
-from trimtab_pipelines.operating_point import Merging, OperatingPoint
+from trimtab.tuning.budget import Budget
+from trimtab.tuning.quality import QualityEvaluator
+from trimtab.tuning.timing import Timer
+from trimtab_loadtester.payloads.interface import Payload, Score
+from trimtab_pipelines.operating_point import OperatingPoint, TokenMerging
 
 COMPILED = {"full-compiled": 0.9, "half-compiled": 0.49, "third-compiled": 0.33}
 KNOBS: dict[str, dict[str, Any]] = {
     "full-bf16": {"precision": "BF16"},
-    "half-bf16": {"precision": "BF16", "merging": Merging(schedule=(1,))},
+    "half-bf16": {"precision": "BF16", "merging": TokenMerging(schedule=(1,))},
     "full-int8": {"precision": "INT8"},
 }
 FORMS = {"full": 1.0, "slow": 1.5, "half": 0.5, "third": 0.3, "quarter": 0.25}
@@ -59,7 +59,7 @@ class Clockwork:
         self.row_seconds[point.name] = COMPILED[point.name]
 
 
-def a_workplace(bench: Any, seconds: float) -> tuple[Any, Judge, Timer]:
+def a_workplace(bench: Any, seconds: float) -> tuple[Any, QualityEvaluator, Timer]:
     """A bench with a judge and a timer that share a budget."""
     timer = Timer(bench, [bench.payload(index) for index in range(8)], lambda _: None, Budget(seconds, bench.clock))
-    return bench, Judge(bench, bench, 80, 8), timer
+    return bench, QualityEvaluator(bench, bench, 80, 8), timer

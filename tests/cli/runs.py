@@ -5,10 +5,10 @@ import numpy as np
 from tests.cli.pipelines import echo_pipeline, echo_plan
 from trimtab.local.router_client import Counters
 from trimtab.local.supervisor import Fault
-from trimtab.timeline import Run, Sample, StageSample
-from trimtab_loadtester.results import Record, Results, RunFacts, Visit
-from trimtab_pipelines.ends import End
+from trimtab.run_samples import Run, Sample, StageSample
+from trimtab_loadtester.results import Record, Results, RunFacts, StageVisit
 from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.request_outcome import RequestOutcome
 
 BEGAN = 1_000_000.0
 SECONDS = 120
@@ -17,11 +17,11 @@ SECONDS = 120
 def a_record(second: int, n: int) -> Record:
     """Ten a second; one in ten late in the second minute, one dropped each tenth second."""
     due = second + n / 10
-    visits = {"first": Visit(variant_at(second), 3, 0.02, 0.05), "second": Visit("fast")}
+    visits = {"first": StageVisit(variant_at(second), 3, 0.02, 0.05), "second": StageVisit("fast")}
     if n == 0 and second % 10 == 5:
-        return Record(due, due, 0.4, End.DROPPED, "504", drop_stage="second", drop_reason="Predicted")
+        return Record(due, due, 0.4, RequestOutcome.DROPPED, "504", drop_stage="second", drop_reason="Predicted")
     late = second >= 60 and n == 9
-    outcome, latency = (End.LATE, 2.5) if late else (End.OK, 0.1 + n / 100)
+    outcome, latency = (RequestOutcome.LATE, 2.5) if late else (RequestOutcome.OK, 0.1 + n / 100)
     right = int(n != 1)
     return Record(due, due, latency, outcome, "200", correct=right, total=1, expected_accuracy=0.88, visits=visits)
 
@@ -38,7 +38,7 @@ def a_sample(second: int) -> Sample:
     received = 10 * second
     counters = Counters(
         received=received,
-        outcomes={**dict.fromkeys((end.word for end in End), 0), "ok": received},
+        outcomes={**dict.fromkeys((end.word for end in RequestOutcome), 0), "ok": received},
         latency_buckets={0.1: 0.0, 0.5: received * 0.5, 2.0: float(received), float("inf"): float(received)},
         accuracy_sum=0.88 * received,
         accuracy_count=received,

@@ -7,14 +7,22 @@ import pytest
 
 from tests.builders import a_pipeline, a_pipeline_document, a_stage, a_variant
 from tests.cli.pipelines import echo_pipeline
-from trimtab.accuracies.attribution import Choice, Heard, NothingRight, Tally, accuracies, choices, mean_certainties
-from trimtab.commands import run
-from trimtab_loadtester.payload import Score
+from trimtab.accuracy.attribution import (
+    Choice,
+    NothingRight,
+    ReceivedAnswer,
+    Tally,
+    accuracies,
+    choices,
+    mean_certainties,
+)
+from trimtab.app import run
+from trimtab_loadtester.payloads.interface import Score
 from trimtab_pipelines.accuracy import sources
+from trimtab_pipelines.accuracy_evidence import Accuracy, wilson_interval
 from trimtab_pipelines.documents import dump_yaml, load_pipeline
-from trimtab_pipelines.evidence import Accuracy, wilson_interval
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.writing import with_accuracies
+from trimtab_pipelines.yaml_edit import with_accuracies
 
 DIGEST = f"sha256:{64 * 'a'}"
 BEST = (("slow", "default"), ("slow", "default"))
@@ -52,8 +60,8 @@ def test_the_product_of_the_stages_is_what_was_measured() -> None:
 
 def test_mean_certainty_is_of_all_rows_of_a_stage_that_says_it_of_each() -> None:
     heard = [
-        Heard(Score(2, 2), {"all": "0.9,0.5", "some": "0.5", "logit": "0.3"}),
-        Heard(Score(1, 1), {"all": "0.4", "some": "", "logit": "3.1"}),
+        ReceivedAnswer(Score(2, 2), {"all": "0.9,0.5", "some": "0.5", "logit": "0.3"}),
+        ReceivedAnswer(Score(1, 1), {"all": "0.4", "some": "", "logit": "3.1"}),
     ]
     assert mean_certainties(heard) == {"all": 0.6}
 

@@ -10,24 +10,24 @@ import pytest
 from tests.builders import a_pipeline, a_pipeline_document, a_stage, a_variant
 from tests.tokens.test_family import IMAGE, OUTPUTS, answers, images, spec
 from tests.tokens.test_family import weights as weights  # noqa: PLC0414  (a fixture)
-from trimtab.accuracies.attribution import Choice, Heard, mean_certainties
-from trimtab.accuracies.tasks import on_tasks, told_apart
-from trimtab.commands import run
-from trimtab_loadtester.labelled import LabelledPayloads, SamplesError
-from trimtab_loadtester.payload import Score
+from trimtab.accuracy.attribution import Choice, ReceivedAnswer, mean_certainties
+from trimtab.accuracy.per_task import on_tasks, stages_with_task_accuracy
+from trimtab.app import run
+from trimtab_loadtester.payloads.interface import Score
+from trimtab_loadtester.payloads.labelled import LabelledPayloads, SamplesError
 from trimtab_model_servers.model import load_model
+from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.documents import dump_yaml, load_pipeline
-from trimtab_pipelines.evidence import Accuracy
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.writing import with_accuracies
+from trimtab_pipelines.yaml_edit import with_accuracies
 
 HERE = "tests.cli.test_accuracies_by_task"
 DIGEST = f"sha256:{64 * 'a'}"
 BEST: Choice = (("small", "default"),)
 
 
-def heard(task: str, right: int, of: int, certainty: float) -> list[Heard]:
-    return [Heard(Score(int(n < right), 1), {"only": str(certainty)}, task) for n in range(of)]
+def heard(task: str, right: int, of: int, certainty: float) -> list[ReceivedAnswer]:
+    return [ReceivedAnswer(Score(int(n < right), 1), {"only": str(certainty)}, task) for n in range(of)]
 
 
 def test_each_task_has_its_share_and_its_certainty_and_their_mix_has_none() -> None:
@@ -40,8 +40,8 @@ def test_each_task_has_its_share_and_its_certainty_and_their_mix_has_none() -> N
         "dogs": (0.0, 5, 0.4),
     }
     assert found["cats"].samples_digest == DIGEST
-    assert mean_certainties(samples, told_apart(pipeline)) == {}
-    assert mean_certainties(samples[:10], told_apart(pipeline)) == {"only": 0.8}
+    assert mean_certainties(samples, stages_with_task_accuracy(pipeline)) == {}
+    assert mean_certainties(samples[:10], stages_with_task_accuracy(pipeline)) == {"only": 0.8}
 
 
 def test_of_several_stages_those_that_are_told_tasks_have_accuracies_on_them() -> None:

@@ -12,18 +12,18 @@ from tests.builders import a_point_profile, a_profile
 from tests.cli.pipelines import echo_pipeline, echo_plan, write_echo_pipeline
 from tests.cli.test_supervisor import until
 from tests.turns import turn_seconds
-from trimtab.local.bystanders import LOOK_SECONDS, WINDOW_SECONDS, Bystanders, busy_seconds
+from trimtab.local.other_cpu_usage import LOOK_SECONDS, WINDOW_SECONDS, OtherCpuUsage, busy_seconds
 from trimtab.local.supervisor import ADAPTERS_NICENESS, Setup, Supervisor
-from trimtab_adapter.sources import seen_machine
+from trimtab_adapter.load_sources import read_machine_load
 from trimtab_pipelines.documents import dump_yaml, load_machine
-from trimtab_pipelines.machine import Machine
-from trimtab_pipelines.processes.turns import LONG_SECONDS
+from trimtab_pipelines.processes.sched_slice import LONG_SECONDS
+from trimtab_pipelines.shared_machine import Machine
 
 BURNS = "while True: pass"
 
 
 def test_what_replicas_compute_is_not_others():
-    others = Bystanders()
+    others = OtherCpuUsage()
     assert others.look(100.0, (50.0, 4), {"a": 10.0}) is None
 
     assert others.look(102.0, (53.0, 4), {"a": 11.0, "b": 0.5}) == Machine(cores=4, others_cores=0.75)
@@ -32,7 +32,7 @@ def test_what_replicas_compute_is_not_others():
 
 
 def test_what_a_replica_computed_that_ends_does_not_become_others():
-    others = Bystanders()
+    others = OtherCpuUsage()
     others.look(0.0, (50.0, 4), {"a": 40.0})
     ending = others.look(2.0, (51.0, 4), {"a": 0.0})  # nobody can say any more what it had computed
     assert ending == Machine(cores=4, others_cores=0.5)
@@ -40,7 +40,7 @@ def test_what_a_replica_computed_that_ends_does_not_become_others():
 
 
 def test_only_the_last_seconds_count_and_nothing_is_less_than_none():
-    others = Bystanders()
+    others = OtherCpuUsage()
     others.look(0.0, (0.0, 2), {})
     for second in range(2, int(WINDOW_SECONDS) + 4, 2):
         last = others.look(float(second), (2.0, 2), {})
@@ -50,7 +50,7 @@ def test_only_the_last_seconds_count_and_nothing_is_less_than_none():
 
 
 def test_looks_are_not_closer_than_the_clock_of_processors_tells():
-    others = Bystanders()
+    others = OtherCpuUsage()
     assert others.due(0.0)
     others.look(0.0, (0.0, 2), {})
     assert not others.due(LOOK_SECONDS / 2)
@@ -60,7 +60,7 @@ def test_looks_are_not_closer_than_the_clock_of_processors_tells():
 def test_a_process_that_computes_is_seen():
     burner = subprocess.Popen([sys.executable, "-c", BURNS])
     try:
-        others, began = Bystanders(), time.monotonic()
+        others, began = OtherCpuUsage(), time.monotonic()
         others.look(began, busy_seconds(), {})
         time.sleep(LOOK_SECONDS)  # processor time passes, which nothing announces
         seen = others.look(time.monotonic(), busy_seconds(), {})
@@ -87,14 +87,14 @@ async def test_the_adapter_of_a_local_run_is_told(tmp_path: Path):
         assert turn_seconds(local.adapter.pid) == pytest.approx(LONG_SECONDS)
 
     seen = load_machine(local.machine_file)
-    assert seen == seen_machine(local.machine_file)
+    assert seen == read_machine_load(local.machine_file)
     assert 0 <= seen.others_cores <= seen.cores
 
 
 def test_what_cannot_be_read_of_a_machine_is_not_known(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     broken = tmp_path / "machine.json"
-    assert seen_machine(None) is None
-    assert seen_machine(broken) is None
+    assert read_machine_load(None) is None
+    assert read_machine_load(broken) is None
     broken.write_text('{"cores": 0, "othersCores": 1}')
-    assert seen_machine(broken) is None
+    assert read_machine_load(broken) is None
     assert "cores" in caplog.text

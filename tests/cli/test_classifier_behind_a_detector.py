@@ -7,15 +7,15 @@ import torch
 from tests.model_servers.test_families import a_spec
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_model_servers.model import load_model
-from trimtab_model_servers.tokens.shape import Shape
-from trimtab_model_servers.tokens.stored import Stored, save
-from trimtab_model_servers.tokens.tasks import Head
-from trimtab_model_servers.tokens.transformer import VisionTransformer
+from trimtab_model_servers.transformer.checkpoints import Checkpoint, save
+from trimtab_model_servers.transformer.config import ViTConfig
+from trimtab_model_servers.transformer.tasks import Head
+from trimtab_model_servers.transformer.transformer import VisionTransformer
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.plan import PipelinePlan, first_plan
 from trimtab_protocol import InferRequest, Tensor, rest
 
-SHAPE = Shape(side=224, patch=32, channels=3, width=16, depth=3, heads=2, inner=32)
+SHAPE = ViTConfig(side=224, patch=32, channels=3, width=16, depth=3, heads=2, inner=32)
 CLASSES = 7
 PIXELS = 64
 POINTS = [{"name": "full", "accuracy": 0.9}, {"name": "fast", "accuracy": 0.8, "merging": {"schedule": [12]}}]
@@ -74,7 +74,7 @@ def write_classifier(path):
     torch.manual_seed(3)
     transformer = VisionTransformer(SHAPE).eval().requires_grad_(requires_grad=False)
     head = Head(torch.randn(CLASSES, SHAPE.width), torch.randn(CLASSES))
-    save(Stored(transformer, {"plain": {"kinds": head}}, {"kinds": tuple("abcdefg")}, "None"), path, {"seed": "3"})
+    save(Checkpoint(transformer, {"plain": {"kinds": head}}, {"kinds": tuple("abcdefg")}, "None"), path, {"seed": "3"})
 
 
 def planned(pipeline):

@@ -10,20 +10,20 @@ import yaml
 from tests.builders import a_pipeline, a_pipeline_document, a_point_profile, a_profile, a_stage, a_variant
 from tests.cli.pipelines import echo_pipeline, echo_plan, echo_stages, write_echo_pipeline, write_plan
 from tests.cli.runs import a_run
-from trimtab import record
-from trimtab.commands import run
-from trimtab.demand import changing_demand
-from trimtab.local.hosting import hosted_variants, memory_bytes_per_replica
-from trimtab.local.profiles import existing
-from trimtab.preparation import require_installed
-from trimtab.record import FACTS_FILE
+from trimtab import run_record
+from trimtab.app import run
+from trimtab.commands.loadtest import load_outcome
+from trimtab.demo_load import changing_demand
+from trimtab.local.profile_cache import existing
+from trimtab.local.variant_packing import hosted_variants, memory_bytes_per_replica
+from trimtab.preflight import require_installed
 from trimtab.run_folder import LOCK_FILE, RunFolder
-from trimtab.verbs.load import load_outcome
+from trimtab.run_record import FACTS_FILE
 from trimtab_pipelines.documents import dump_yaml, load_pipeline, load_plan
-from trimtab_pipelines.ends import End
-from trimtab_pipelines.processes.module import StartError
+from trimtab_pipelines.processes.child_process import StartError
+from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_profiler.hardware import this_machine
-from trimtab_profiler.subject import subject_of
+from trimtab_profiler.model_identity import model_identity
 
 LMM_DIGITS = Path(__file__).parents[2] / "pipelines" / "lmm-digits"
 Captured = pytest.CaptureFixture[str]
@@ -222,7 +222,7 @@ def test_a_plan_that_cannot_carry_the_load_has_an_exit_code_of_its_own(tmp_path:
     ],
 )
 def test_a_load_is_judged(counts: dict[str, int], least_within_slo: float, holds: bool) -> None:  # noqa: FBT001
-    summary: dict[str, float] = {**dict.fromkeys((end.word for end in End), 0), **counts, "received": 10}
+    summary: dict[str, float] = {**dict.fromkeys((end.word for end in RequestOutcome), 0), **counts, "received": 10}
     summary["slo_fraction"] = counts.get("ok", 0) / 10
     assert load_outcome(summary, least_within_slo).holds is holds
 
@@ -250,7 +250,7 @@ def test_a_profile_of_something_else_is_not_trusted(
     profiles = {}
     for stage in pipeline.spec.stages:
         found = a_profile(stage.name, [a_point_profile("fast", cores=0.5), a_point_profile("slow", cores=0.5)])
-        of = {"subjects": {v.name: subject_of(v, tmp_path) for v in stage.variants}, "hardware": this_machine()}
+        of = {"subjects": {v.name: model_identity(v, tmp_path) for v in stage.variants}, "hardware": this_machine()}
         spec = found.spec.model_copy(update={**of, "pipeline": pipeline.name})
         profiles[stage.name] = found.model_copy(update={"spec": spec})
     (tmp_path / "profile.yaml").write_text(dump_yaml(*profiles.values()))
@@ -271,15 +271,15 @@ def test_weights_are_told_apart_by_what_they_are(tmp_path: Path) -> None:
     path.write_bytes(b"one")
     (variant, *_) = echo_pipeline().spec.stages[0].variants
     variant = variant.model_copy(update={"storage_uri": "w.safetensors"})
-    before = subject_of(variant, tmp_path)
+    before = model_identity(variant, tmp_path)
     path.write_bytes(b"two")
-    assert before.differs(subject_of(variant, tmp_path)) == "other weights"
+    assert before.differs(model_identity(variant, tmp_path)) == "other weights"
     path.write_bytes(b"one")
-    assert not before.differs(subject_of(variant, tmp_path))
+    assert not before.differs(model_identity(variant, tmp_path))
 
 
 def test_report_of_a_recorded_run(tmp_path: Path, capsys: Captured) -> None:
-    record.save(a_run(), tmp_path / "run")
+    run_record.save(a_run(), tmp_path / "run")
     assert run(["report", str(tmp_path / "run"), "-o", str(tmp_path / "page.html")]) == 0
     assert "1128 ok + 60 late" in " ".join(capsys.readouterr().out.split())
     assert (tmp_path / "page.html").stat().st_size > 1_000_000

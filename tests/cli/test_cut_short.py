@@ -30,7 +30,7 @@ def test_up_with_a_load_ends_with_the_code_of_its_signal(tmp_path: Path, number:
 
 WAITS = """
 import asyncio, sys
-from trimtab.commands import reporting_errors
+from trimtab.app import reporting_errors
 
 async def waits():
     try:
@@ -45,7 +45,7 @@ sys.exit(reporting_errors(lambda: asyncio.run(waits())))
 
 FAILS = """
 import sys, time
-from trimtab.commands import reporting_errors
+from trimtab.app import reporting_errors
 
 def waits():
     try:

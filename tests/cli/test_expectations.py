@@ -12,36 +12,36 @@ from tests.builders import a_pipeline
 from tests.cli.pipelines import write_echo_pipeline
 from tests.cli.runs import a_run
 from tests.cli.test_command_line import Captured, a_profile_file, said
-from trimtab import commands, record
+from trimtab import app, run_record
 from trimtab.__main__ import main
-from trimtab.commands import run
+from trimtab.app import run
+from trimtab.commands import status
 from trimtab.local.router_client import Counters
-from trimtab.verbs import status
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.router_state import RouterState, Served
 
 HEAVY = {"numpy", "torch", "grpc", "aiohttp", "httpx", "plotly", "uvloop", "trimtab_adapter", "trimtab_loadtester"}
 
 
-@pytest.mark.parametrize("verb", commands.VERBS)
+@pytest.mark.parametrize("verb", app.VERBS)
 def test_help_without_a_verb_says_what_the_verb_itself_says(verb: str) -> None:
-    told = inspect.getdoc(commands.verb_module(verb).command)
+    told = inspect.getdoc(app.verb_module(verb).command)
     assert told is not None
-    assert told.partition("\n\n")[0].replace("\n", " ") == commands.VERBS[verb]
+    assert told.partition("\n\n")[0].replace("\n", " ") == app.VERBS[verb]
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["-h"], ["status", "--port", "9"]])
 def test_what_is_asked_often_imports_little(arguments: list[str]) -> None:
     """Time on a busy machine tells nothing; what is imported does. Status needs an HTTP client and no more."""
-    code = f"import sys; from trimtab.commands import run; run({arguments!r}); print(*sys.modules, file=sys.stderr)"
+    code = f"import sys; from trimtab.app import run; run({arguments!r}); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = HEAVY & set(done.stderr.split())
     assert loaded <= ({"httpx"} if "status" in arguments else set())
 
 
 def test_the_verb_is_found_before_options_and_where_a_shell_completes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert commands.verb_in(["--version"]) is None
-    assert commands.verb_in(["plan", "x", "--load", "3"]) == "plan"
+    assert app.verb_in(["--version"]) is None
+    assert app.verb_in(["plan", "x", "--load", "3"]) == "plan"
     monkeypatch.setenv("_TRIMTAB_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "trimtab status --ad")
     monkeypatch.setenv("COMP_CWORD", "2")
@@ -65,7 +65,7 @@ def test_plan_and_explain_tell_their_facts_as_json(tmp_path: Path, capsys: Captu
 
 
 def test_a_report_tells_its_figures_as_json_and_stands_beside_the_record(tmp_path: Path, capsys: Captured) -> None:
-    record.save(a_run(), tmp_path)
+    run_record.save(a_run(), tmp_path)
     assert run(["report", str(tmp_path), "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)
     assert (told["title"], told["received"], sum(told["outcomes"].values())) == ("made by hand", 1200, 1200)
@@ -123,7 +123,7 @@ class Interrupted:
 
 
 def test_ctrl_c_at_the_very_start_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    monkeypatch.setitem(sys.modules, "trimtab.commands", Interrupted())
+    monkeypatch.setitem(sys.modules, "trimtab.app", Interrupted())
     with pytest.raises(SystemExit) as end:
         main()
     assert (end.value.code, capsys.readouterr().err) == (130, "trimtab: interrupted\n")
@@ -174,7 +174,7 @@ def test_nothing_is_written_into_the_working_directory_unasked(
     monkeypatch.chdir(here)
     monkeypatch.setenv("TRIMTAB_CACHE", str(tmp_path / "cache"))
     assert run(["simulate", pipeline, "--load", "5", "--duration", "3", "--profiles", profile]) == 0
-    record.save(a_run(), tmp_path / "recorded")
+    run_record.save(a_run(), tmp_path / "recorded")
     assert run(["report", str(tmp_path / "recorded")]) == 0
     assert not list(here.iterdir())
     assert (tmp_path / "cache" / "reports" / "simulate.html").exists()

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.local.hearing import wait_for_end
-from trimtab_pipelines.processes.module import Module
+from trimtab.local.heartbeat import wait_for_end
+from trimtab_pipelines.processes.child_process import ChildProcess
 
 BEATS = "import sys, time\nfor _ in range({times}):\n    print(flush=True)\n    time.sleep(0.05)\nsys.exit(7)\n"
 
 
-async def a_process(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> Module:
+async def a_process(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> ChildProcess:
     """Start one that speaks so many times, twenty times a second, and ends with 7."""
     (folder / "beating.py").write_text(BEATS.format(times=times))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))
-    return await Module.start("beating", [], folder / "log", "what beats")
+    return await ChildProcess.start("beating", [], folder / "log", "what beats")
 
 
 async def test_one_that_speaks_is_left_alone_until_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,13 @@ import pytest
 
 from tests.builders import a_plan
 from tests.profiler.builders import a_pipeline, a_point, a_variant
-from trimtab.commands import run
-from trimtab.in_cluster import profile_anew
-from trimtab_kubernetes import Cluster, follow
-from trimtab_pipelines.cluster import PROFILE_ANNOTATION, profile_job_name
+from trimtab.app import run
+from trimtab.kubernetes_access import request_profiling
+from trimtab_kubernetes import Cluster, list_and_watch
 from trimtab_pipelines.documents import parse
+from trimtab_pipelines.kubernetes_names import PROFILE_ANNOTATION, profile_job_name
 from trimtab_pipelines.plan import ForecastRecord
-from trimtab_pipelines.processes.module import StartError
+from trimtab_pipelines.processes.child_process import StartError
 from trimtab_pipelines.profile import Hardware, ModelProfile, ModelProfileSpec
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, profile_tasks
 from trimtab_pipelines.resource import Metadata
@@ -29,7 +29,7 @@ def body(namespace: str) -> dict[str, Any]:
 
 
 async def asked_for(cluster: Cluster, namespace: str) -> InferencePipeline:
-    async for change in follow(cluster, "InferencePipeline", namespace):
+    async for change in list_and_watch(cluster, "InferencePipeline", namespace):
         found = change.object or {}
         if PROFILE_ANNOTATION in found.get("metadata", {}).get("annotations", {}):
             return parse(InferencePipeline, found, "it")
@@ -48,7 +48,7 @@ async def told_that(cluster: Cluster, namespace: str, reason: str, message: str)
 async def test_new_profiles_are_asked_for_and_waited_for(cluster: Cluster, namespace: str) -> None:
     await cluster.apply(body(namespace), manager="user")
     heard: asyncio.Queue[str] = asyncio.Queue()
-    asking = asyncio.create_task(profile_anew(cluster, namespace, "echoes", heard.put_nowait, 30))
+    asking = asyncio.create_task(request_profiling(cluster, namespace, "echoes", heard.put_nowait, 30))
     pipeline = await asked_for(cluster, namespace)
     await told_that(cluster, namespace, "Profiling", "Job x")
     assert await heard.get() == "Profiling: Job x"
@@ -68,7 +68,7 @@ async def test_new_profiles_are_asked_for_and_waited_for(cluster: Cluster, names
 
 async def test_a_failure_is_told(cluster: Cluster, namespace: str) -> None:
     await cluster.apply(body(namespace), manager="user")
-    asking = asyncio.create_task(profile_anew(cluster, namespace, "echoes", print, 30))
+    asking = asyncio.create_task(request_profiling(cluster, namespace, "echoes", print, 30))
     (task,) = profile_tasks(await asked_for(cluster, namespace))
     await told_that(cluster, namespace, "ProfileFailed", "Job of the time before failed")
     job = profile_job_name("echoes", task.name, task.run)
@@ -76,7 +76,7 @@ async def test_a_failure_is_told(cluster: Cluster, namespace: str) -> None:
     with pytest.raises(StartError, match=f"Job {job} failed"):
         await asking
     with pytest.raises(StartError, match=r"no InferencePipeline .*/absent in this cluster"):
-        await profile_anew(cluster, namespace, "absent", print, 30)
+        await request_profiling(cluster, namespace, "absent", print, 30)
 
 
 def documents(namespace: str) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """What the command line says of a plan that chose a layout."""
 
 from tests.adapter.test_layouts import planned
-from trimtab.decisions import words
+from trimtab.plan_view import words
 
 
 def test_a_plan_says_whether_images_are_encoded_apart_and_what_the_other_way_would_cost():

@@ -8,37 +8,37 @@ from rich.console import Console
 
 from tests.cli.pipelines import write_echo_pipeline
 from tests.cli.runs import a_run, plans
-from trimtab.live import watching
 from trimtab.local.supervisor import Fault, Setup, Supervisor
-from trimtab.record import Recorder
-from trimtab.session import Session
+from trimtab.run import LocalRun
+from trimtab.run_record import Recorder
+from trimtab.terminal_view import terminal_view
 from trimtab_loadtester.attack import Progress
-from trimtab_pipelines.ends import End
+from trimtab_pipelines.request_outcome import RequestOutcome
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Session:
+def session(tmp_path: Path) -> LocalRun:
     """A session half-way, without any process."""
     setup = Setup(write_echo_pipeline(tmp_path), tmp_path / "run")
-    session = Session("sample", setup)
+    session = LocalRun("sample", setup)
     session.local = Supervisor(setup)
     session.local.plan = plans()[1]
     session.record = Recorder(setup.folder, "sample", session.local.pipeline)
-    session.progress = Progress(60.0, 120.0, 1200, 600, dict.fromkeys(End, 100))
+    session.progress = Progress(60.0, 120.0, 1200, 600, dict.fromkeys(RequestOutcome, 100))
     return session
 
 
-def shown(session: Session, *, terminal: bool) -> str:
+def shown(session: LocalRun, *, terminal: bool) -> str:
     """Play sixty seconds; return what was printed."""
     output = StringIO()
     console = Console(file=output, force_terminal=terminal, width=150, soft_wrap=True, highlight=False)
-    with watching(session, console):
+    with terminal_view(session, console):
         for sample in a_run().samples[:61]:
             session.take(sample)
     return output.getvalue()
 
 
-def test_a_log_gets_plain_lines(session: Session) -> None:
+def test_a_log_gets_plain_lines(session: LocalRun) -> None:
     """One line in ten seconds with load, plan, latency and what runs; a fault gets a line of its own, once."""
     session.local.faults.append(Fault(a_run().samples[30].at - 0.5, "replica first-0 ended"))
     lines = shown(session, terminal=False).splitlines()
@@ -50,7 +50,7 @@ def test_a_log_gets_plain_lines(session: Session) -> None:
     )
 
 
-def test_a_terminal_gets_a_table_that_stays(session: Session) -> None:
+def test_a_terminal_gets_a_table_that_stays(session: LocalRun) -> None:
     """Each stage has a row: what runs, and what the plan wants where that is another."""
     text = shown(session, terminal=True)
     assert "\x1b[" in text

@@ -13,25 +13,25 @@ import numpy as np
 import pytest
 
 from tests.cli.runs import a_run, a_sample, plans
-from trimtab import record
+from trimtab import run_record
 from trimtab.local.supervisor import Fault
-from trimtab.report.serving import LivePage, PageError
+from trimtab.remote_recorder import added
+from trimtab.report.live_page import LivePage, PageError
 from trimtab.report.summary import cards
-from trimtab.timeline import Run
-from trimtab.watching import added
+from trimtab.run_samples import Run
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
-def recorder(folder: Path) -> record.Recorder:
+def recorder(folder: Path) -> run_record.Recorder:
     """A run that has just begun."""
-    begun = record.Recorder(folder, "sample", a_run().pipeline)
+    begun = run_record.Recorder(folder, "sample", a_run().pipeline)
     begun.begin(None)
-    record._write_decisions(folder, plans())
+    run_record._write_decisions(folder, plans())
     return begun
 
 
-def extend(begun: record.Recorder, seconds: range) -> None:
+def extend(begun: run_record.Recorder, seconds: range) -> None:
     for second in seconds:
         begun.add(a_sample(second), [Fault(a_sample(5).at, "replica first-0 ended")] if second > 5 else [], 1.0)
 
@@ -88,8 +88,8 @@ async def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
 
 def test_a_long_run_is_read_in_part(tmp_path: Path) -> None:
     extend(recorder(tmp_path), range(1000))
-    record._write_decisions(tmp_path, plans() * 200)
-    found: Run = record.load(tmp_path, 100, 20)
+    run_record._write_decisions(tmp_path, plans() * 200)
+    found: Run = run_record.load(tmp_path, 100, 20)
     assert len(found.plans) <= 20
     at = [round(sample.at - found.samples[0].at) for sample in found.samples]
     assert at[0] == 0
@@ -130,7 +130,7 @@ async def seen(url: str, profile: Path) -> str:
 
 def test_the_page_says_nothing_that_is_no_json(tmp_path: Path) -> None:
     """Curves have gaps, which JSON has no number for."""
-    from trimtab.report.serving import _seen  # noqa: PLC0415
+    from trimtab.report.live_page import _seen  # noqa: PLC0415
 
     extend(recorder(tmp_path), range(3))
     json.loads(json.dumps(_seen(tmp_path, None), allow_nan=False))
@@ -146,7 +146,7 @@ def test_what_several_routers_counted_is_added_up() -> None:
 
 def test_requests_under_way_are_no_fault_of_the_sums(tmp_path: Path) -> None:
     extend(recorder(tmp_path), range(20))
-    run = record.load(tmp_path)
+    run = run_record.load(tmp_path)
     last = run.samples[-1]
     busy = replace(last, counters=replace(last.counters, received=last.counters.received + 3))
     (card, *_) = cards(replace(run, samples=[*run.samples, busy]))

@@ -13,24 +13,24 @@ from rich.console import Console
 from tests.builders import a_pipeline, a_plan
 from tests.cli.runs import BEGAN, a_run, a_sample
 from trimtab.chat_figures import chats_counted
+from trimtab.commands import status
+from trimtab.load_options import client_for, load_order
 from trimtab.local.router_client import Counters
 from trimtab.local.supervisor import Setup, Supervisor
-from trimtab.orders import load_order, wire_of
-from trimtab.report.figures import figures_of
+from trimtab.remote_recorder import added
 from trimtab.report.summary import cards, print_summary
-from trimtab.session import Session
-from trimtab.timeline import Window
-from trimtab.verbs import status
-from trimtab.watching import added
-from trimtab_loadtester.load import LoadError
+from trimtab.report.summary_stats import figures_of
+from trimtab.run import LocalRun
+from trimtab.run_samples import SampleWindow
+from trimtab_loadtester.load_spec import LoadError
 from trimtab_loadtester.results import Record, Results, RunFacts
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.ends import End
+from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.spec import ServiceLevel
-from trimtab_protocol.chat.inner import Piece
-from trimtab_router.delivery import Delivery
-from trimtab_router.telling.written import WrittenMetrics
+from trimtab_protocol.chat.internal_wire import Chunk
+from trimtab_router.execution.stream_timing import StreamTiming
+from trimtab_router.observability.token_metrics import TokenMetrics
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"
 SLO = ServiceLevel.model_validate({"latency": "2s", "firstToken": "500ms", "perToken": "100ms"})
@@ -39,16 +39,18 @@ SLO = ServiceLevel.model_validate({"latency": "2s", "firstToken": "500ms", "perT
 def counted(*answers: tuple[int, list[float]]) -> Counters:
     """What a router's counters are after answers, each of so many images and with pieces at these seconds."""
     registry = CollectorRegistry()
-    metrics = WrittenMetrics(registry, ("here", "mine"), SLO)
+    metrics = TokenMetrics(registry, ("here", "mine"), SLO)
     for images, moments in answers:
-        delivery = Delivery(0.0, images)
+        delivery = StreamTiming(0.0, images)
         for moment in moments:
-            delivery.note(0, Piece("a", 1), moment)
+            delivery.note(0, Chunk("a", 1), moment)
         metrics.delivered(delivery, images)
     return Counters.parse(generate_latest(registry).decode())
 
 
-def streamed(seconds: float, between: float, images: int, outcome: End = End.OK, code: str = "200") -> Record:
+def streamed(
+    seconds: float, between: float, images: int, outcome: RequestOutcome = RequestOutcome.OK, code: str = "200"
+) -> Record:
     return Record(
         1.0, 1.0, 1.2, outcome, code, first_token_seconds=seconds, between_tokens_seconds=between, images=images
     )
@@ -60,26 +62,26 @@ def a_run_of_chats():
     nan = float("nan")
     records = [
         streamed(0.05, 0.01, 0),
-        streamed(0.7, 0.02, 0, End.LATE),
+        streamed(0.7, 0.02, 0, RequestOutcome.LATE),
         streamed(0.2, 0.03, 3),
-        streamed(nan, nan, 1, End.REFUSED, "429"),
+        streamed(nan, nan, 1, RequestOutcome.REFUSED, "429"),
     ]
     pipeline = load_pipeline(PIPELINES / "lmm-digits")
     return replace(a_run(), pipeline=pipeline, plans=[a_plan(pipeline)], results=Results.of(facts, records))
 
 
 def test_chats_are_streamed_and_all_else_goes_by_rest():
-    assert wire_of(load_pipeline(PIPELINES / "lmm-digits"), None) == "chat"
-    assert wire_of(load_pipeline(PIPELINES / "lmm-digits" / "planned.yaml"), None) == "chat"
-    assert wire_of(a_pipeline(), None) == "REST"
+    assert client_for(load_pipeline(PIPELINES / "lmm-digits"), None) == "chat"
+    assert client_for(load_pipeline(PIPELINES / "lmm-digits" / "planned.yaml"), None) == "chat"
+    assert client_for(a_pipeline(), None) == "REST"
 
 
 def test_a_pipeline_that_names_no_chats_needs_samples_of_them():
     pipeline = load_pipeline(PIPELINES / "llava-onevision")
 
     with pytest.raises(LoadError, match=r"llava-onevision answers chats.*trimtab\.dev/payloads.*--samples"):
-        wire_of(pipeline, None)
-    assert wire_of(pipeline, "mine:Chats") == "chat"
+        client_for(pipeline, None)
+    assert client_for(pipeline, "mine:Chats") == "chat"
 
 
 def test_a_routers_counters_tell_first_tokens_and_the_time_between_by_modality():
@@ -94,7 +96,7 @@ def test_a_routers_counters_tell_first_tokens_and_the_time_between_by_modality()
 
 def test_counters_of_several_routers_add_up_and_a_window_tells_what_came_in_it():
     one, two = counted((0, [0.04, 0.049])), counted((0, [0.4, 0.48]), (2, [0.8]))
-    both, window = added([one, two]), Window()
+    both, window = added([one, two]), SampleWindow()
     assert {name: chats_counted(both, name).answered for name in both.first_buckets} == {"text": 2, "image": 1}
 
     window.add(replace(a_sample(1), counters=one))
@@ -158,7 +160,7 @@ async def test_a_load_beside_a_served_pipeline_streams_chats_and_shows_what_was_
     """The real model behind the real router and its door: each chat is answered, most of them rightly."""
     path = a_forgiving_pipeline(tmp_path)
     pipeline = load_pipeline(path)
-    order = load_order("constant:4", None, 1.0, 1.0, 5.0, 1, wire=wire_of(pipeline, None))
+    order = load_order("constant:4", None, 1.0, 1.0, 5.0, 1, wire=client_for(pipeline, None))
     asked = asyncio.Event()
 
     async def ask(local: Supervisor) -> None:
@@ -170,7 +172,7 @@ async def test_a_load_beside_a_served_pipeline_streams_chats_and_shows_what_was_
         asked.set()
 
     setup = Setup(path, tmp_path / "run", plan=a_plan(pipeline, cores="1"))
-    session = Session("lmm-digits", setup, order, disturb=ask)
+    session = LocalRun("lmm-digits", setup, order, disturb=ask)
     run = await session.run()
 
     figures, told = figures_of(run), capsys.readouterr().out

@@ -11,17 +11,17 @@ import pytest
 from tests.builders import a_pipeline_document, a_stage, a_variant
 from tests.tokens.test_family import IMAGE, OUTPUTS, answers, images, spec
 from tests.tokens.test_family import weights as weights  # noqa: PLC0414  (a fixture)
-from trimtab.accuracies.attribution import Choice, Heard
-from trimtab.accuracies.looking import looks
-from trimtab.commands import run
-from trimtab_loadtester.payload import Score
+from trimtab.accuracy.attribution import Choice, ReceivedAnswer
+from trimtab.accuracy.escalation import escalations
+from trimtab.app import run
+from trimtab_loadtester.payloads.interface import Score
 from trimtab_model_servers.model import load_model
-from trimtab_model_servers.vit_tasks.samples import HeldOut
-from trimtab_model_servers.vit_tasks.sources import TASKS
+from trimtab_model_servers.vit_tasks.datasets import TASKS
+from trimtab_model_servers.vit_tasks.labelled_samples import HeldOut
 from trimtab_pipelines.documents import dump_yaml, load_pipeline
-from trimtab_pipelines.second_look import SecondLook, TaskLook
+from trimtab_pipelines.escalation import Escalation, TaskEscalation
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.writing import with_second_looks
+from trimtab_pipelines.yaml_edit import with_escalations
 
 ROWS = 600
 POINTS = [{"name": "full", "accuracy": 0.9}, {"name": "fast", "accuracy": 0.8}]
@@ -36,12 +36,12 @@ def a_document(certainty: str | None = "sure", stages: int = 1) -> InferencePipe
     return InferencePipeline.model_validate(a_pipeline_document(named[:stages]))
 
 
-def heard_of(certainty: np.ndarray, right: np.ndarray, rows: int = 1) -> list[Heard]:
+def heard_of(certainty: np.ndarray, right: np.ndarray, rows: int = 1) -> list[ReceivedAnswer]:
     pairs = zip(certainty.tolist(), right.tolist(), strict=True)
-    return [Heard(Score(hit * rows, rows), {"first": ",".join([f"{sure:.4g}"] * rows)}) for sure, hit in pairs]
+    return [ReceivedAnswer(Score(hit * rows, rows), {"first": ",".join([f"{sure:.4g}"] * rows)}) for sure, hit in pairs]
 
 
-def both_points(rows: int = 1) -> dict[Choice, list[Heard]]:
+def both_points(rows: int = 1) -> dict[Choice, list[ReceivedAnswer]]:
     """`fast` is wrong on what it is least certain of, where `full` is right."""
     certainty = np.random.default_rng(0).random(ROWS)
     right = certainty > 0.3
@@ -50,7 +50,7 @@ def both_points(rows: int = 1) -> dict[Choice, list[Heard]]:
 
 
 def test_what_a_point_doubts_is_looked_at_again_by_the_better_one() -> None:
-    found = looks(a_document(), both_points())
+    found = escalations(a_document(), both_points())
 
     assert found["first", "one", "full"] == ()
     best = found["first", "one", "fast"][-1]
@@ -64,28 +64,28 @@ def test_samples_that_tell_their_tasks_get_thresholds_by_task() -> None:
         choice: [replace(one, task=("easy", "hard")[place % 2]) for place, one in enumerate(heard)]
         for choice, heard in both_points().items()
     }
-    best = looks(a_document(), told)["first", "one", "fast"][-1]
+    best = escalations(a_document(), told)["first", "one", "fast"][-1]
 
     assert set(best.by_task) == {"easy", "hard"}
     assert all(0.25 < one.below < 0.35 for one in best.by_task.values())
     some = {choice: [replace(heard[0], task=""), *heard[1:]] for choice, heard in told.items()}
-    assert not looks(a_document(), some)["first", "one", "fast"][-1].by_task, "a sample tells no task"
+    assert not escalations(a_document(), some)["first", "one", "fast"][-1].by_task, "a sample tells no task"
     assert {HeldOut().task(row) for row in (0, 1_000, 2_000, 3_079)} == set(TASKS)
 
 
 def test_thresholds_by_task_are_written_in_the_looks_line() -> None:
-    by_task = {"cars": TaskLook(below=0, share=0, accuracy=0.9)}
-    look = SecondLook(point="full", below=0.4, share=0.1, accuracy=0.86, by_task=by_task)
-    written = with_second_looks(TEXT, {("classify", "vit", "flow"): (look,)})
+    by_task = {"cars": TaskEscalation(below=0, share=0, accuracy=0.9)}
+    look = Escalation(point="full", below=0.4, share=0.1, accuracy=0.86, by_task=by_task)
+    written = with_escalations(TEXT, {("classify", "vit", "flow"): (look,)})
 
     line = "{point: full, below: 0.4, share: 0.1, accuracy: 0.86, byTask: {cars: {below: 0, share: 0, accuracy: 0.9}}}"
     assert f"{{name: flow, accuracy: 0.8, secondLooks: [{line}]}}" in written
 
 
 def test_whose_certainty_was_right_is_known_of_one_stage_and_one_row_alone() -> None:
-    assert looks(a_document(certainty=None), both_points()) == {}
-    assert looks(a_document(stages=2), both_points()) == {}
-    assert looks(a_document(), both_points(rows=2)) == {}
+    assert escalations(a_document(certainty=None), both_points()) == {}
+    assert escalations(a_document(stages=2), both_points()) == {}
+    assert escalations(a_document(), both_points(rows=2)) == {}
 
 
 TEXT = """\
@@ -112,19 +112,19 @@ spec:
 
 
 def test_second_looks_take_the_place_of_those_before_and_all_else_stays() -> None:
-    look = SecondLook(point="full", below=0.4, share=0.1, accuracy=0.86, low=0.84, samples=500)
+    look = Escalation(point="full", below=0.4, share=0.1, accuracy=0.86, low=0.84, samples=500)
     line = "{point: full, below: 0.4, share: 0.1, accuracy: 0.86, low: 0.84, samples: 500}"
-    given: dict[tuple[str, str, str], tuple[SecondLook, ...]] = {
+    given: dict[tuple[str, str, str], tuple[Escalation, ...]] = {
         ("classify", "vit", name): (look,) for name in ("flow", "block", "old")
     }
-    written = with_second_looks(TEXT, given | {("classify", "vit", "full"): ()})
+    written = with_escalations(TEXT, given | {("classify", "vit", "full"): ()})
 
     expected = TEXT.replace("{name: flow, accuracy: 0.8}", f"{{name: flow, accuracy: 0.8, secondLooks: [{line}]}}")
     expected = expected.replace("  # a guess", f"  # a guess\n        secondLooks:\n        - {line}")
     expected = expected.replace("- {point: full, below: 0.5, share: 0.2, accuracy: 0.85}", f"- {line}")
     assert written == expected
-    assert with_second_looks(written, given) == written
-    emptied = with_second_looks(TEXT, {("classify", "vit", "old"): ()})
+    assert with_escalations(written, given) == written
+    emptied = with_escalations(TEXT, {("classify", "vit", "old"): ()})
     assert "secondLooks: []  # of before" in emptied
     assert "0.85" not in emptied
 

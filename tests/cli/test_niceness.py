@@ -7,10 +7,10 @@ import pytest
 
 from tests.builders import a_plan
 from tests.turns import turn_seconds
-from trimtab.local.fleet import ENCODERS_NICENESS
+from trimtab.local.replica_manager import ENCODERS_NICENESS
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.processes.turns import LONG_SECONDS
+from trimtab_pipelines.processes.sched_slice import LONG_SECONDS
 
 PARTED = Path(__file__).parents[2] / "pipelines" / "lmm-digits" / "parted.yaml"
 

@@ -9,19 +9,19 @@ from PIL import Image
 from safetensors.torch import save_file
 from torchvision.models import VisionTransformer as Torchvision
 
-from trimtab.commands import run
-from trimtab.points.bench import Bench
-from trimtab.points.choice import Trial, choose
-from trimtab.points.forms import FULL, forms
-from trimtab.points.judging import Judge
-from trimtab.points.precisions import Machine, worth_trying
-from trimtab.points.subject import subject_of
-from trimtab.points.writing import with_points
-from trimtab_loadtester.labelled import LabelledPayloads
-from trimtab_model_servers.processor import instructions
+from trimtab.app import run
+from trimtab.tuning.bench import Bench
+from trimtab.tuning.candidates import FULL, candidate_points
+from trimtab.tuning.pipeline_edit import with_points
+from trimtab.tuning.precisions import Machine, worth_trying
+from trimtab.tuning.quality import QualityEvaluator
+from trimtab.tuning.selection import Trial, choose
+from trimtab.tuning.target import tuning_target
+from trimtab_loadtester.payloads.labelled import LabelledPayloads
+from trimtab_model_servers.cpu_features import instructions
+from trimtab_pipelines.accuracy_evidence import Accuracy, wilson_interval
 from trimtab_pipelines.documents import DocumentError, load_pipeline
-from trimtab_pipelines.evidence import Accuracy, wilson_interval
-from trimtab_pipelines.operating_point import Merging, OperatingPoint
+from trimtab_pipelines.operating_point import OperatingPoint, TokenMerging
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def a_trial(name, accuracy, row_seconds, **knobs):
 
 
 def test_forms_are_many_and_each_can_be_run():
-    found = forms(196, 12, RULES, ["BF16"])
+    found = candidate_points(196, 12, RULES, ["BF16"])
     schedules = [point.merging.schedule for point in found if point.merging]
 
     assert len(found) >= 8
@@ -111,7 +111,7 @@ spec:
 
 
 def test_what_is_kept_takes_the_place_of_what_was_there_and_comments_stay(tmp_path):
-    kept = [a_trial("full", 0.9, 1.0), a_trial("fast", 0.8, 0.5, merging=Merging(schedule=(3, 2), rule="energy"))]
+    kept = [a_trial("full", 0.9, 1.0), a_trial("fast", 0.8, 0.5, merging=TokenMerging(schedule=(3, 2), rule="energy"))]
     once = with_points(PIPELINE, "classify", "vit", kept)
     twice = with_points(once, "classify", "vit", kept[:1])
     for text, names in ((once, ["full", "fast"]), (twice, ["full"])):
@@ -247,7 +247,7 @@ def test_without_time_the_model_as_it_is_alone_is_judged_and_the_others_are_told
     told = json.loads(out.splitlines()[-1])["figures"]
 
     assert (told["kept"], told["full_accuracy"]) == (1, 1.0)
-    assert told["unjudged"] + told["untimed"] + told["tried"] == len(forms(64, 3, RULES, PRECISIONS))
+    assert told["unjudged"] + told["untimed"] + told["tried"] == len(candidate_points(64, 3, RULES, PRECISIONS))
     assert [point.name for point in load_pipeline(mine).spec.stages[0].variants[0].operating_points] == ["full"]
 
 
@@ -277,15 +277,15 @@ def test_without_right_answers_forms_are_judged_by_agreement_and_it_is_written_a
 
 
 def test_agreement_is_with_the_models_own_answers_not_with_what_is_right(mine):
-    document = subject_of(load_pipeline(mine), None, None)
-    points = [FULL, OperatingPoint(name="strong", accuracy=0, merging=Merging(schedule=(32,)))]
+    document = tuning_target(load_pipeline(mine), None, None)
+    points = [FULL, OperatingPoint(name="strong", accuracy=0, merging=TokenMerging(schedule=(32,)))]
     bench = Bench(document, mine, points)
     for number in range(40):
         np.save(mine / f"{number}.npy", torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(number)))
     lines = [json.dumps({"inputs": {"image": f"{number}.npy"}}) for number in range(40)]
     (mine / "unlabelled.jsonl").write_text("\n".join(lines))
     samples = LabelledPayloads(document, str(mine / "unlabelled.jsonl"), labels="Optional")
-    judge = Judge(bench, samples, 40, 7)
+    judge = QualityEvaluator(bench, samples, 40, 7)
     rows = bench.rows([samples.payload(number) for number in range(40)])
     alike = int((bench.labels(rows, points[0]) == bench.labels(rows, points[1])).sum())
 
@@ -304,7 +304,7 @@ def test_whole_numbers_of_eight_bits_are_not_tried_for_a_variant_on_a_gpu(mine, 
 
     tried = [precision for precision in PRECISIONS if precision != "INT8"]
     assert "BF16" in tried
-    assert told["unjudged"] + told["untimed"] + told["tried"] == len(forms(64, 3, RULES, tried))
+    assert told["unjudged"] + told["untimed"] + told["tried"] == len(candidate_points(64, 3, RULES, tried))
 
 
 def test_forms_are_not_compiled_where_that_cannot_be_and_it_is_said_why(mine, capfd):

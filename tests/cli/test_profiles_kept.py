@@ -8,8 +8,8 @@ import pytest
 
 from tests.builders import a_point_profile, a_profile
 from tests.cli.pipelines import write_echo_pipeline
-from trimtab.local import profiles
-from trimtab.local.profiles import existing
+from trimtab.local import profile_cache
+from trimtab.local.profile_cache import existing
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_profiler.hardware import this_machine
@@ -19,7 +19,7 @@ from trimtab_profiler.hardware import this_machine
 def test_what_was_measured_here_before_is_not_used_under_another_version(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(profiles.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(profile_cache.CACHE_VARIABLE, str(tmp_path / "cache"))
     path = write_echo_pipeline(tmp_path)
     pipeline = load_pipeline(path)
 
@@ -29,11 +29,11 @@ def test_what_was_measured_here_before_is_not_used_under_another_version(
         found = {stage.name: a_profile(stage.name, points) for stage in pipeline.spec.stages}
         return {name: one.model_copy(update={"spec": one.spec.model_copy(update=of)}) for name, one in found.items()}
 
-    monkeypatch.setattr(profiles, "profile", at_once)
+    monkeypatch.setattr(profile_cache, "profile", at_once)
     assert existing(path, pipeline, None) is None
-    chosen = asyncio.run(profiles.measured(path, pipeline, lambda *_: None))
-    assert existing(path, pipeline, None) == profiles.ProfileChoice(chosen.path, "measured here before")
+    chosen = asyncio.run(profile_cache.measured(path, pipeline, lambda *_: None))
+    assert existing(path, pipeline, None) == profile_cache.ProfileChoice(chosen.path, "measured here before")
 
-    named = "trimtab.local.profiles.version_of"
+    named = "trimtab.local.profile_cache.version_of"
     monkeypatch.setattr(named, lambda name: version(name) + ("+1" if name == package else ""))
     assert existing(path, pipeline, None) is None

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from tests.cli.runs import SECONDS, a_run, a_sample
-from trimtab import record
+from trimtab import run_record
+from trimtab.commands.compare import comparison_outcome
+from trimtab.commands.demo import demo_outcome
 from trimtab.report import charts, series
-from trimtab.report.figures import figures_of
 from trimtab.report.page import render
 from trimtab.report.summary import cards
-from trimtab.timeline import Window
-from trimtab.verbs.compare import comparison_outcome
-from trimtab.verbs.demo import demo_outcome
+from trimtab.report.summary_stats import figures_of
+from trimtab.run_samples import SampleWindow
 from trimtab_pipelines.documents import DocumentError
 
 LATE, DROPPED = 60, 12
@@ -149,7 +149,7 @@ def test_cards_show_where_the_time_went_in_the_stages_that_told() -> None:
 
 
 def test_window_shows_only_the_last_seconds() -> None:
-    window = Window()
+    window = SampleWindow()
     for sample in a_run().samples:
         window.add(sample)
     assert len(window.samples) == 11
@@ -159,8 +159,8 @@ def test_window_shows_only_the_last_seconds() -> None:
 
 def test_record_comes_back_as_it_was(tmp_path: Path) -> None:
     run = a_run()
-    record.save(run, tmp_path)
-    again = record.load(tmp_path)
+    run_record.save(run, tmp_path)
+    again = run_record.load(tmp_path)
     assert again.samples == run.samples
     assert list(again.plans) == list(run.plans)
     assert list(again.faults) == list(run.faults)
@@ -168,18 +168,18 @@ def test_record_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_run_that_ended_within_its_first_second_is_one(tmp_path: Path) -> None:
-    record.Recorder(tmp_path, "short", a_run().pipeline).begin(None)
-    again = record.load(tmp_path)
+    run_record.Recorder(tmp_path, "short", a_run().pipeline).begin(None)
+    again = run_record.load(tmp_path)
     assert (again.title, list(again.samples)) == ("short", [])
 
 
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match=r"holds no recorded run: .*run\.json: No such file"):
-        record.load(tmp_path)
-    record.save(a_run(), tmp_path)
+        run_record.load(tmp_path)
+    run_record.save(a_run(), tmp_path)
     (tmp_path / "samples.jsonl").write_text("{}\n")
     with pytest.raises(DocumentError, match="Sample"):
-        record.load(tmp_path)
+        run_record.load(tmp_path)
 
 
 def test_demo_holds_only_where_all_its_promises_do() -> None:

@@ -18,16 +18,16 @@ import pytest
 from tests.cli.pipelines import echo_plan, write_echo_pipeline
 from tests.router.edge.identities import Holder
 from tests.router.edge.openssl import Authority
-from trimtab.commands import run
-from trimtab.local.loading import LoadOrder, LoadProcess
+from trimtab.app import run
+from trimtab.local.load_process import LoadOrder, LoadProcess
 from trimtab.local.supervisor import Setup, Supervisor
+from trimtab_loadtester.clients import Access
 from trimtab_loadtester.results import Results
-from trimtab_loadtester.wire import Access
 from trimtab_pipelines.documents import dump_yaml, load_endpoints
-from trimtab_pipelines.edge import EdgeSettings, Tls
-from trimtab_pipelines.ends import End
+from trimtab_pipelines.edge_settings import EdgeSettings, Tls
+from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_protocol import grpc_messages
-from trimtab_router.edge.keys import digest_of, read_file
+from trimtab_router.envoy.api_keys import digest_of, read_file
 
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
 
@@ -108,7 +108,9 @@ async def test_a_pipeline_is_served_behind_tls_and_keys_and_loads_go_through_the
         results = await sent_beside(
             pipeline, f"127.0.0.1:{local.rest_port}", Access(authority.file, key_file), tmp_path
         )
-        assert results.count(End.OK) + results.count(End.LATE) == results.summary()["received"] > 0
+        assert (
+            results.count(RequestOutcome.OK) + results.count(RequestOutcome.LATE) == results.summary()["received"] > 0
+        )
         assert local.faults == []
 
 

@@ -15,7 +15,7 @@ from tests.tokens.test_roll import a_task
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.plan import PipelinePlan, first_plan
-from trimtab_router.edge.keys import HashedKey, digest_of, entry_of, new_key
+from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of, new_key
 
 PIPELINE = """
 apiVersion: trimtab.dev/v1alpha1

@@ -8,8 +8,8 @@ import pytest
 from tests.adapter.test_prompts import PIPELINE, READ
 from tests.cli.pipelines import echo_plan, write_echo_pipeline, write_plan
 from tests.cli.test_command_line import a_profile_file, said
-from trimtab.commands import run
-from trimtab.record import load
+from trimtab.app import run
+from trimtab.run_record import load
 from trimtab_pipelines.documents import dump_yaml
 
 Captured = pytest.CaptureFixture[str]

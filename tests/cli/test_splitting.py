@@ -4,7 +4,7 @@ import json
 
 from tests.builders import a_pipeline, a_point_profile, a_profile
 from tests.profiler.test_strategies import two_points
-from trimtab.commands import run
+from trimtab.app import run
 from trimtab.splitting import MOST_SHOWN, split_facts, split_tables
 from trimtab_pipelines.documents import dump_yaml
 from trimtab_profiler.profile import write_profiles

@@ -19,10 +19,10 @@ import pytest
 
 from tests.cli.pipelines import echo_plan, write_echo_pipeline, write_plan
 from tests.pipelines.test_lines import a_disk_with
-from trimtab.commands import run
+from trimtab.app import run
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import DocumentError
-from trimtab_pipelines.processes.module import Module, StartError
+from trimtab_pipelines.processes.child_process import ChildProcess, StartError
 
 BODY = {
     "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}],
@@ -184,7 +184,7 @@ async def test_a_router_that_stops_has_the_time_that_its_answers_were_promised(t
     spec = supervisor.pipeline.spec
     slow = spec.model_copy(update={"slo": spec.slo.model_copy(update={"latency_seconds": 45.0})})
     supervisor.pipeline = supervisor.pipeline.model_copy(update={"spec": slow})
-    supervisor.router = cast("Module", Patient())
+    supervisor.router = cast("ChildProcess", Patient())
 
     await supervisor.stop()
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trimtab.commands import run
-from trimtab.verbs.train_task import _images_alone
-from trimtab_loadtester.labelled import LabelledPayloads
+from trimtab.app import run
+from trimtab.commands.train_task import _images_alone
+from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.tasks import card_of
+from trimtab_pipelines.tasks import task_record
 
 FOLDER = Path(__file__).parents[2] / "pipelines" / "vit-tasks"
 HERE = "tests.cli.test_train_task"
@@ -46,7 +46,7 @@ def command(task, samples, out):
 def test_a_task_is_trained_written_and_judged_at_every_point(tmp_path, capsys):
     code = command("stripes", "Stripes", tmp_path / "weights" / "more.safetensors")
     told = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["figures"]
-    card = card_of((tmp_path / "weights" / "more.safetensors").read_bytes())
+    card = task_record((tmp_path / "weights" / "more.safetensors").read_bytes())
 
     assert code == 0
     assert card.classes == ("0", "1")

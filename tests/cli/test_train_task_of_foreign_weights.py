@@ -8,14 +8,14 @@ import torch
 from safetensors.torch import save_file
 from torchvision.models import VisionTransformer as Torchvision
 
-from trimtab.commands import run
-from trimtab.verbs.train_task import _images_alone, _read
-from trimtab_loadtester.labelled import LabelledPayloads
+from trimtab.app import run
+from trimtab.commands.train_task import _images_alone, _read
+from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
 from trimtab_model_servers.model import load_model
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.model_spec import model_spec
-from trimtab_pipelines.tasks import card_of
+from trimtab_pipelines.tasks import task_record
 
 SAMPLES = "tests.cli.test_train_task_of_foreign_weights:Tints"
 DOCUMENT = """
@@ -82,7 +82,7 @@ def train(folder, parameters=OWN, points=POINTS):
     written(folder, parameters, points)
     options = ["--samples", SAMPLES, "--steps", "60", "-o", str(folder / "tints.safetensors")]
     assert run(["train-task", str(folder), "tints", *options]) == 0
-    return card_of((folder / "tints.safetensors").read_bytes())
+    return task_record((folder / "tints.safetensors").read_bytes())
 
 
 def replica(folder, parameters=OWN, points=POINTS):

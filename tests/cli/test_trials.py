@@ -9,13 +9,13 @@ import pytest
 
 from tests.cli.clockwork import FORMS, Clockwork, a_workplace
 from tests.model_servers.test_families import a_spec
-from trimtab.points import compiling
-from trimtab.points.budget import Budget
-from trimtab.points.choice import Trial, choose
-from trimtab.points.precisions import Machine, saves_nothing, untried, worth_trying
-from trimtab.points.trials import tried
-from trimtab_model_servers.compiling import Answer, Order
-from trimtab_pipelines.evidence import Accuracy
+from trimtab.tuning import compiling
+from trimtab.tuning.budget import Budget
+from trimtab.tuning.precisions import Machine, saves_nothing, untried, worth_trying
+from trimtab.tuning.selection import Trial, choose
+from trimtab.tuning.trials import tried
+from trimtab_model_servers.compile_worker import CompileRequest, CompileResult
+from trimtab_pipelines.accuracy_evidence import Accuracy
 
 
 def tried_within(seconds):
@@ -64,12 +64,12 @@ def compiled_within(monkeypatch, seconds, names, failing=()):
 
     def apart(order, budget):
         if budget.left() < 100:
-            return Answer(failed=compiling.OUT_OF_TIME)
+            return CompileResult(failed=compiling.OUT_OF_TIME)
         bench.now += 100
-        return Answer(failed="it has no way") if order.spec.name in failing else Answer(name="inductor-0")
+        return CompileResult(failed="it has no way") if order.spec.name in failing else CompileResult(name="inductor-0")
 
     monkeypatch.setattr(compiling, "_apart", apart)
-    monkeypatch.setattr(compiling, "Order", lambda spec, folder: SimpleNamespace(spec=spec, folder=folder))
+    monkeypatch.setattr(compiling, "CompileRequest", lambda spec, folder: SimpleNamespace(spec=spec, folder=folder))
     return kept, compiling.compiled(bench, kept, judge, timer, [1, 8], Path())
 
 
@@ -105,7 +105,7 @@ def test_whole_numbers_of_eight_bits_are_not_compiled(monkeypatch):
 
 
 def test_a_compiler_is_ended_with_the_budget(tmp_path):
-    order = Order(spec=a_spec(), folder=tmp_path)
+    order = CompileRequest(spec=a_spec(), folder=tmp_path)
 
     began = time.monotonic()
     assert compiling._apart(order, Budget(0.2)).failed == compiling.OUT_OF_TIME

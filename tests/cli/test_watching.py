@@ -11,10 +11,10 @@ from typing import cast
 import pytest
 
 from tests.cli.runs import a_run, a_sample
-from trimtab import record, watching
+from trimtab import remote_recorder, run_record
 from trimtab.local.router_client import Counters, RouterClient, RouterUnreachable
-from trimtab.watching import Routers, Watching
-from trimtab_pipelines.processes.module import StartError
+from trimtab.remote_recorder import RemoteRecorder, Routers
+from trimtab_pipelines.processes.child_process import StartError
 from trimtab_pipelines.router_state import RouterState
 
 
@@ -39,8 +39,8 @@ class Told:
 
 async def test_routers_that_are_replaced_are_reached_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of two goes, then the cluster does not answer, then there is another: each was recorded, nothing ended."""
-    monkeypatch.setattr(watching, "SAMPLE_SECONDS", 0.001)
-    recorder = record.Recorder(tmp_path, "elsewhere", a_run().pipeline)
+    monkeypatch.setattr(remote_recorder, "SAMPLE_SECONDS", 0.001)
+    recorder = run_record.Recorder(tmp_path, "elsewhere", a_run().pipeline)
     recorder.begin(None)
     last = Told(3, 10**6)
     found = iter(([Told(5, 9), Told(7, 1)], StartError("no answer"), [last]))
@@ -52,7 +52,7 @@ async def test_routers_that_are_replaced_are_reached_anew(tmp_path: Path, monkey
             raise routers
         yield a_run().pipeline, cast("list[RouterClient]", routers), None
 
-    recording = asyncio.create_task(Watching(recorder).run(reach))
+    recording = asyncio.create_task(RemoteRecorder(recorder).run(reach))
     await asyncio.wait_for(last.asked_thrice.wait(), 10)
     assert not recording.done()
     recording.cancel()
@@ -60,11 +60,11 @@ async def test_routers_that_are_replaced_are_reached_anew(tmp_path: Path, monkey
 
 
 async def test_a_kubectl_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "FORWARD_SECONDS", 0.05)
+    monkeypatch.setattr(remote_recorder, "FORWARD_SECONDS", 0.05)
     silent = (sys.executable, "-S", "-c", "import time; time.sleep(60)")
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*silent, stdout=pipe, stderr=pipe)
     async with asyncio.timeout(5):
         with pytest.raises(StartError, match="kubectl cannot reach router-0: it says nothing"):
-            await watching._port_of(process, "router-0")
+            await remote_recorder._port_of(process, "router-0")
         await process.wait()

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from trimtab_model_servers.digits.networks import VARIANTS
+from trimtab_model_servers.digits.variants import VARIANTS
 
 Family = Literal["locate", "read"]
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.digits import variants_of
+from trimtab_model_servers.digits.evaluate import locate_all, measure, read_all, wilson
 from trimtab_model_servers.digits.locator import Locator
-from trimtab_model_servers.digits.measure import locate_all, measure, read_all, wilson
-from trimtab_model_servers.digits.networks import VARIANTS, load
-from trimtab_model_servers.digits.pages import PageSource
+from trimtab_model_servers.digits.page_generator import PageSource
 from trimtab_model_servers.digits.reader import Reader
+from trimtab_model_servers.digits.variants import VARIANTS, load
 
 FOLDER = Path(__file__).parents[2] / "pipelines" / "digits"
 WEIGHTS = FOLDER / "weights"

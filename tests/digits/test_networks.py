@@ -8,15 +8,15 @@ from safetensors.torch import save_file
 from tests.digits import variants_of
 from trimtab_model_servers.digits.layers import Convolution, fold
 from trimtab_model_servers.digits.locator import MAX_OBJECTS, Locator, LocatorConfig, cut_crops, decode
-from trimtab_model_servers.digits.networks import (
+from trimtab_model_servers.digits.page_generator import PageSource
+from trimtab_model_servers.digits.variants import (
     VARIANTS,
     WeightsError,
     build,
-    for_serving,
     load,
+    prepare_for_serving,
     save,
 )
-from trimtab_model_servers.digits.pages import PageSource
 
 WEIGHTS = Path(__file__).parents[2] / "pipelines" / "digits" / "weights"
 LOCATORS, READERS = variants_of("locate"), variants_of("read")
@@ -98,7 +98,7 @@ def test_a_reader_takes_no_crops_at_all(variant):
 
 
 def test_a_locator_that_finds_nothing_gives_empty_rows(pages):
-    locator = for_serving(build("locate-xs", seed=1))
+    locator = prepare_for_serving(build("locate-xs", seed=1))
     assert isinstance(locator, Locator)
     locator.threshold.fill_(1.1)
 
@@ -172,7 +172,7 @@ def test_the_same_seed_builds_the_same_network_and_leaves_the_generator_alone():
 
 @pytest.mark.parametrize("variant", ["locate-xs", "read-xs"])
 def test_saved_weights_come_back_within_half_precision(variant, tmp_path):
-    network = for_serving(build(variant, seed=9))
+    network = prepare_for_serving(build(variant, seed=9))
     path = tmp_path / "weights.safetensors"
 
     save(network, VARIANTS[variant], path)
@@ -207,7 +207,7 @@ def test_weights_of_another_family_are_refused(tmp_path):
 
 def test_weights_that_do_not_fit_their_configuration_are_refused(tmp_path):
     path = tmp_path / "misfit.safetensors"
-    save(for_serving(build("read-xs", seed=1)), VARIANTS["read-s"], path)
+    save(prepare_for_serving(build("read-xs", seed=1)), VARIANTS["read-s"], path)
 
     with pytest.raises(WeightsError, match="size mismatch"):
         load(path)

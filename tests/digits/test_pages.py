@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_model_servers.digits.pages import CENTRE_TOLERANCE, Page, PageSource, match_boxes, score_page
-from trimtab_model_servers.digits.sources import PHOTOS, load_sources, photo_columns
+from trimtab_model_servers.digits.datasets import PHOTOS, load_sources, photo_columns
+from trimtab_model_servers.digits.page_generator import CENTRE_TOLERANCE, Page, PageSource, match_boxes, score_page
 
 
 @pytest.fixture(scope="module")

@@ -2,15 +2,15 @@ import numpy as np
 import pytest
 import torch
 
-from trimtab_model_servers.descent import Schedule
-from trimtab_model_servers.digits.fit import calibrate, fit_locator, fit_reader
+from trimtab_model_servers.digits.evaluate import locate_all
 from trimtab_model_servers.digits.locator import Locator, cut_crops, decode
-from trimtab_model_servers.digits.measure import locate_all
-from trimtab_model_servers.digits.networks import VARIANTS, build, for_serving
-from trimtab_model_servers.digits.pages import PageSource, match_boxes
-from trimtab_model_servers.digits.pool import draw_crops, gather, locator_target
+from trimtab_model_servers.digits.page_generator import PageSource, match_boxes
 from trimtab_model_servers.digits.reader import Reader
 from trimtab_model_servers.digits.train import SCHEDULES
+from trimtab_model_servers.digits.train_loops import calibrate, fit_locator, fit_reader
+from trimtab_model_servers.digits.training_pool import draw_crops, gather, locator_target
+from trimtab_model_servers.digits.variants import VARIANTS, build, prepare_for_serving
+from trimtab_model_servers.optimizer import Schedule
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_training_lowers_the_loss_and_calibration_helps(source, pool):
     losses: list[float] = []
 
     fit_locator(locator, pool, Schedule(steps=80, batch=16, peak_rate=5e-3, seed=1), losses.append)
-    threshold = calibrate(for_serving(locator), source, 300, 100)
+    threshold = calibrate(prepare_for_serving(locator), source, 300, 100)
 
     assert len(losses) == 80
     assert np.mean(losses[-10:]) < 0.6 * np.mean(losses[:10])

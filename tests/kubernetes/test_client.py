@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trimtab_kubernetes import Change, Cluster, Conflict, Rejected, follow
+from trimtab_kubernetes import Change, Cluster, Conflict, Rejected, list_and_watch
 from trimtab_kubernetes.objects import Object
-from trimtab_pipelines.cluster import ADAPTER_MANAGER, OPERATOR_MANAGER
+from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER, OPERATOR_MANAGER
 
 EXAMPLES = Path(__file__).parents[2] / "pipelines"
 
@@ -51,7 +51,7 @@ async def test_following_sees_what_was_and_what_comes(cluster: Cluster, namespac
     seen: asyncio.Queue[Change] = asyncio.Queue()
 
     async def watch() -> None:
-        async for change in follow(cluster, "ConfigMap", namespace, "test=client"):
+        async for change in list_and_watch(cluster, "ConfigMap", namespace, "test=client"):
             await seen.put(change)
 
     task = asyncio.create_task(watch())

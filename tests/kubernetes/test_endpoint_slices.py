@@ -3,10 +3,10 @@
 import pytest
 
 from tests.builders import a_pipeline, a_stage, a_variant
-from trimtab_adapter.cluster.routers import Address, addresses
+from trimtab_adapter.cluster.router_metrics_source import Address, addresses
 from trimtab_kubernetes.endpoint_slices import Backend, read_slice
-from trimtab_pipelines.cluster import STAGE_LABEL, VARIANT_LABEL_PREFIX
-from trimtab_router.following.discovery import endpoints_of
+from trimtab_pipelines.kubernetes_names import STAGE_LABEL, VARIANT_LABEL_PREFIX
+from trimtab_router.watchers.endpoint_slices import endpoints_of
 
 PIPELINE = a_pipeline([a_stage("first", variants=[a_variant("small")])])
 LABELS = {STAGE_LABEL: "first", VARIANT_LABEL_PREFIX + "small": "true"}

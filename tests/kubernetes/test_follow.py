@@ -10,7 +10,7 @@ from tests.adapter.clusters import a_pipeline_of, profile_bodies
 from tests.control_plane import TOKEN
 from tests.kubernetes.test_client import a_config_map
 from tests.relay import before_the_api_server
-from trimtab_kubernetes import Change, Cluster, Unreachable, follow
+from trimtab_kubernetes import Change, Cluster, Unreachable, list_and_watch
 from trimtab_kubernetes.client import Listing
 from trimtab_kubernetes.kinds import Kind
 
@@ -23,7 +23,7 @@ async def following(cluster: Cluster, namespace: str, kind: str = KIND) -> Async
     seen = Seen()
 
     async def watch() -> None:
-        async for change in follow(cluster, kind, namespace, "test=client"):
+        async for change in list_and_watch(cluster, kind, namespace, "test=client"):
             await seen.take(change)
 
     task = asyncio.create_task(watch())
@@ -122,7 +122,7 @@ async def test_watches_leave_room_for_requests(cluster, namespace):
         told = [asyncio.Event() for _ in range(50)]
 
         async def watch(synced: asyncio.Event) -> None:
-            async for change in follow(cluster, KIND, namespace, name="there"):
+            async for change in list_and_watch(cluster, KIND, namespace, name="there"):
                 if change.key[1] == "there":
                     synced.set()
                     return

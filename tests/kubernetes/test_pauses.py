@@ -3,7 +3,7 @@
 import itertools
 
 from trimtab_kubernetes import Unreachable
-from trimtab_kubernetes.pauses import Pauses
+from trimtab_kubernetes.backoff import Backoff
 from trimtab_pipelines.backoff import backoff
 
 AWAY = Unreachable("away")
@@ -14,7 +14,7 @@ def test_pauses_double_up_to_the_longest():
 
 
 def test_they_differ_and_begin_anew_once_it_has_worked():
-    pauses = Pauses(0.2, 10.0)
+    pauses = Backoff(0.2, 10.0)
 
     first, *_, last = [pauses.after(AWAY) for _ in range(10)]
     pauses.worked()
@@ -22,9 +22,9 @@ def test_they_differ_and_begin_anew_once_it_has_worked():
     assert 0.1 <= first <= 0.2
     assert 5.0 <= last <= 10.0
     assert 0.1 <= pauses.after(AWAY) <= 0.2
-    assert len({Pauses(1.0, 1.0).after(AWAY) for _ in range(10)}) > 1
+    assert len({Backoff(1.0, 1.0).after(AWAY) for _ in range(10)}) > 1
 
 
 def test_a_server_is_left_alone_for_as_long_as_it_asks():
-    assert Pauses(0.2, 10.0).after(Unreachable("busy", 429, retry_after_seconds=30.0)) == 30.0
-    assert Pauses(60.0, 60.0).after(Unreachable("busy", 429, retry_after_seconds=1.0)) >= 30.0
+    assert Backoff(0.2, 10.0).after(Unreachable("busy", 429, retry_after_seconds=30.0)) == 30.0
+    assert Backoff(60.0, 60.0).after(Unreachable("busy", 429, retry_after_seconds=1.0)) >= 30.0

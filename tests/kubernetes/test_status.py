@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trimtab_kubernetes.conditions import MOST_MESSAGE, conditions, ill, well
+from trimtab_kubernetes.conditions import MOST_MESSAGE, conditions, failing, ok
 from trimtab_kubernetes.events import event
 from trimtab_kubernetes.objects import owner_reference
 from trimtab_kubernetes.times import rfc3339, rfc3339_micro, seconds_of
@@ -16,9 +16,9 @@ PIPELINE: dict[str, Any] = {
 
 
 def test_a_transition_is_timed_when_the_status_changes_and_only_then():
-    (first,) = conditions([well("Ready", "Fine", "")], [], 1, NOW)
-    (same,) = conditions([well("Ready", "Better", "")], [first], 2, NOW + 60)
-    (other,) = conditions([ill("Ready", "Bad", "x" * 9999)], [same], 2, NOW + 90)
+    (first,) = conditions([ok("Ready", "Fine", "")], [], 1, NOW)
+    (same,) = conditions([ok("Ready", "Better", "")], [first], 2, NOW + 60)
+    (other,) = conditions([failing("Ready", "Bad", "x" * 9999)], [same], 2, NOW + 90)
 
     assert first["lastTransitionTime"] == same["lastTransitionTime"] == rfc3339(NOW)
     assert (same["reason"], same["observedGeneration"]) == ("Better", 2)

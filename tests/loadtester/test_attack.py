@@ -13,10 +13,10 @@ from tests.loadtester.fake_pipeline import FakePipeline, a_pipeline, grpc_server
 from tests.pauses import Pauses
 from tests.ports import held_port
 from trimtab_loadtester.attack import AttackOptions, Progress, attack_async
-from trimtab_loadtester.load import LoadError, LoadSpec
-from trimtab_loadtester.payload import Outputs, Payload, Score
+from trimtab_loadtester.load_spec import LoadError, LoadSpec
+from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
 from trimtab_loadtester.results import Results
-from trimtab_pipelines.ends import End
+from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_protocol import Tensor
 
 REST_ACTIONS = ("ok", "late", "504", "429", "503", "500", "400", "drop connection", "garbage")
@@ -45,7 +45,7 @@ async def test_each_rest_answer_is_classified_by_its_code() -> None:
         "refused": seen["429"] + seen["503"],
         "failed": failed,
     }
-    assert results.count(End.LATE) >= seen["late"]
+    assert results.count(RequestOutcome.LATE) >= seen["late"]
     assert summary["received"] == seen.total() == sum(outcomes(results).values()) > 100
     assert summary["codes"]["ConnectionLost"] == seen["drop connection"]
     assert summary["codes"]["ProtocolError"] == seen["garbage"]
@@ -78,7 +78,7 @@ async def test_each_grpc_answer_is_classified_by_its_code() -> None:
         "refused": seen["RESOURCE_EXHAUSTED"] + seen["UNAVAILABLE"],
         "failed": seen["INTERNAL"],
     }
-    assert results.count(End.LATE) >= seen["late"]
+    assert results.count(RequestOutcome.LATE) >= seen["late"]
     assert results.summary()["drops"] == {"first/past": seen["DEADLINE_EXCEEDED"]}
 
 
@@ -251,7 +251,7 @@ RUN_IN_A_PROCESS = """
 import json, sys
 from tests.loadtester.fake_pipeline import a_pipeline
 from trimtab_loadtester.attack import AttackOptions, attack
-from trimtab_loadtester.load import LoadSpec
+from trimtab_loadtester.load_spec import LoadSpec
 results = attack(a_pipeline(), sys.argv[1], LoadSpec.parse("constant:50"), AttackOptions(duration_seconds=60))
 print(json.dumps(results.summary()))
 """

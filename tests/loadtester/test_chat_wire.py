@@ -13,13 +13,13 @@ from aiohttp.test_utils import TestServer
 
 from tests.loadtester.fake_pipeline import a_pipeline
 from trimtab_loadtester.attack import AttackOptions, attack_async
-from trimtab_loadtester.chat_wire import BROKEN, PATH, ChatWire
-from trimtab_loadtester.load import LoadError, LoadSpec
-from trimtab_loadtester.multimodal import draw
-from trimtab_loadtester.payload import Payload, Score
+from trimtab_loadtester.chat_client import BROKEN, PATH, ChatClient
+from trimtab_loadtester.clients import OPEN, Access
+from trimtab_loadtester.load_spec import LoadError, LoadSpec
+from trimtab_loadtester.multimodal.traffic import draw
+from trimtab_loadtester.payloads.interface import Payload, Score
 from trimtab_loadtester.results import Results
-from trimtab_loadtester.wire import OPEN, Access
-from trimtab_pipelines.ends import End
+from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_protocol import Tensor
 
 WORDS = ("1", "2", ".")
@@ -75,7 +75,7 @@ async def streaming(events, status=200):
 
 
 async def answer_of(events, *, status=200, clock=None):
-    async with streaming(events, status) as (address, _), ChatWire(address, "lmm", OPEN, clock or Clock()) as wire:
+    async with streaming(events, status) as (address, _), ChatClient(address, "lmm", OPEN, clock or Clock()) as wire:
         return await wire.send(wire.encode(a_chat(), ("text",), {}), "1-0")
 
 
@@ -140,7 +140,7 @@ async def test_what_the_door_refuses_and_what_is_no_stream_is_told():
     answer = await answer_of(refused, status=429)
     assert (answer.code, answer.detail) == ("429", "too many")
     assert (await answer_of(strange)).code == "ProtocolError"
-    async with ChatWire("127.0.0.1:1", "lmm", OPEN) as wire:
+    async with ChatClient("127.0.0.1:1", "lmm", OPEN) as wire:
         assert (await wire.send(b"{}")).code == "ConnectionRefused"
 
 
@@ -150,7 +150,7 @@ async def test_a_chat_is_asked_as_openais_clients_ask_with_its_images_in_their_p
 
     (tmp_path / "key").write_text("a-key\n")
     access = Access(api_key_file=tmp_path / "key")
-    async with streaming(events) as (address, asked), ChatWire(address, "lmm", access) as wire:
+    async with streaming(events) as (address, asked), ChatClient(address, "lmm", access) as wire:
         await wire.send(wire.encode(a_chat(b"first", b"second"), ("text",), {}), "7-1")
     body, headers = asked[0]
     assert (body["model"], body["stream"]) == ("lmm", True)
@@ -166,13 +166,13 @@ async def test_a_chat_is_asked_as_openais_clients_ask_with_its_images_in_their_p
 )
 def test_what_is_no_chat_is_refused_by_name(inputs, parameters):
     with pytest.raises(LoadError, match=r"--wire chat sends `messages` and `images` alone"):
-        ChatWire("127.0.0.1:1", "lmm", OPEN).encode(inputs, (), parameters)
+        ChatClient("127.0.0.1:1", "lmm", OPEN).encode(inputs, (), parameters)
 
 
 @pytest.mark.parametrize("said", [b"What is 7 plus 5?", b'[{"role": "user"}]', b"7"])
 def test_messages_that_are_none_of_openais_are_refused_with_what_they_say(said):
     with pytest.raises(LoadError, match=r"is no list of OpenAI's messages"):
-        ChatWire("127.0.0.1:1", "lmm", OPEN).encode((Tensor("messages", "BYTES", strings(said)),), (), {})
+        ChatClient("127.0.0.1:1", "lmm", OPEN).encode((Tensor("messages", "BYTES", strings(said)),), (), {})
 
 
 class Chats:
@@ -199,7 +199,7 @@ async def test_a_load_of_chats_tells_first_tokens_and_the_time_between_tokens(tm
     async with streaming(events) as (address, asked):
         results = await a_load(address, "chat")
     summary = results.summary()
-    assert summary["received"] == len(asked) == results.count(End.OK) > 0
+    assert summary["received"] == len(asked) == results.count(RequestOutcome.OK) > 0
     assert summary["measured_accuracy"] == 1.0
     records = results.answered
     assert (records["first_token_seconds"] >= records["sent"] - records["scheduled"]).all()

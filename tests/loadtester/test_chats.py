@@ -8,9 +8,9 @@ import pytest
 
 from tests.builders import a_pipeline
 from trimtab_loadtester.chats import ChatPayloads, DrawnChats, pages_of
-from trimtab_loadtester.load import LoadError
-from trimtab_loadtester.multimodal import Request
-from trimtab_loadtester.payloads import payload_source, require_chats
+from trimtab_loadtester.load_spec import LoadError
+from trimtab_loadtester.multimodal.traffic import Request
+from trimtab_loadtester.payloads.sources import payload_source, require_chats
 from trimtab_pipelines.documents import load_pipeline
 
 LMM_DIGITS = Path(__file__).parents[2] / "pipelines" / "lmm-digits"

@@ -8,9 +8,9 @@ import pytest
 from tests.builders import a_pipeline_document
 from tests.senses.test_items import HEARD, a_recording_file
 from trimtab_loadtester.digits_av import DigitsAvPayloads, JobOptions
-from trimtab_loadtester.payload import Score
-from trimtab_loadtester.payloads import payload_source
-from trimtab_model_servers.senses import networks
+from trimtab_loadtester.payloads.interface import Score
+from trimtab_loadtester.payloads.sources import payload_source
+from trimtab_model_servers.senses import variants
 from trimtab_pipelines.spec import InferencePipeline
 
 
@@ -86,7 +86,7 @@ def test_the_sound_may_be_recorded_by_speakers_that_the_weights_have_not_heard(t
     folder = a_recording_file(tmp_path, [*HEARD, "stranger"])
     synthesised = DigitsAvPayloads(1).payload(0)
     weights = tmp_path / "weights.safetensors"
-    networks.save(networks.build(networks.VARIANTS["late"], seed=0), weights, {networks.HEARD: json.dumps(HEARD)})
+    variants.save(variants.build(variants.VARIANTS["late"], seed=0), weights, {variants.HEARD: json.dumps(HEARD)})
     recorded = DigitsAvPayloads(1, JobOptions(recordings=folder, weights=weights)).payload(0)
     stranger = DigitsAvPayloads(1, JobOptions(recordings=folder, speakers=("stranger",))).payload(0)
     assert recorded.inputs[0].array.tobytes() == stranger.inputs[0].array.tobytes()

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from tests.builders import a_pipeline_document, a_stage
-from trimtab_loadtester.labelled import LabelledPayloads, SamplesError
-from trimtab_loadtester.payload import Score
+from trimtab_loadtester.payloads.interface import Score
+from trimtab_loadtester.payloads.labelled import LabelledPayloads, SamplesError
 from trimtab_pipelines.spec import InferencePipeline
 
 

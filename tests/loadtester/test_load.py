@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab_loadtester.generator import generate_rates
-from trimtab_loadtester.load import LoadError, LoadSpec
+from trimtab_loadtester.load_spec import LoadError, LoadSpec
+from trimtab_loadtester.synthetic_load import generate_rates
 from trimtab_predictor.trace import TraceError, read_trace
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trimtab_loadtester.multimodal import BURST_SHARE, IMAGE_SHARE, Traffic, draw, several_share
-from trimtab_loadtester.multimodal_rates import made_up, read_hours, read_minutes, traffic_of
-from trimtab_loadtester.multimodal_sizes import (
+from trimtab_loadtester.multimodal.rates import read_hours, read_minutes, synthetic_rates, traffic_of
+from trimtab_loadtester.multimodal.sizes import (
     IMAGE_CONTEXTS,
     IMAGE_OUTPUTS,
     LEAST_TEXT_TOKENS,
@@ -18,6 +17,7 @@ from trimtab_loadtester.multimodal_sizes import (
     images_at,
     text_beside_images,
 )
+from trimtab_loadtester.multimodal.traffic import BURST_SHARE, IMAGE_SHARE, Traffic, draw, several_share
 from trimtab_predictor.trace import TraceError
 
 DATA = os.environ.get("TRIMTAB_DATA", "")
@@ -162,7 +162,7 @@ def test_hours_peak_as_high_as_those_of_the_trace():
 
 def test_made_up_minutes_are_as_unsteady_as_the_traces():
     """P1, P10, P50, P90 and P99 over the mean within an eighth, and how much two neighbours differ within a fifth."""
-    traffic = made_up(20_000, seed=1)
+    traffic = synthetic_rates(20_000, seed=1)
     counts = np.random.default_rng(2).poisson(124.41 * traffic.rps / traffic.rps.mean())
 
     for percent, known in ((1, 42), (10, 65), (50, 119), (90, 190), (99, 277)):
@@ -172,7 +172,7 @@ def test_made_up_minutes_are_as_unsteady_as_the_traces():
 
 
 def test_made_up_bursts_last_for_hours_and_take_a_third_of_the_time():
-    bursts = made_up(100_000, seed=3).bursts
+    bursts = synthetic_rates(100_000, seed=3).bursts
     edges = np.flatnonzero(np.diff(bursts.astype(int)))
     lengths = np.diff(edges)[int(bursts[0]) :: 2]
 

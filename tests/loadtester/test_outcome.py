@@ -2,39 +2,44 @@
 
 import pytest
 
-from trimtab_loadtester.outcome import Times, classify
-from trimtab_pipelines.ends import End
+from trimtab_loadtester.outcome import ClientTimings, classify
+from trimtab_pipelines.request_outcome import RequestOutcome
 
 
 @pytest.mark.parametrize(
     ("code", "latency_seconds", "outcome"),
     [
-        ("200", 0.5, End.OK),
-        ("OK", 0.51, End.LATE),
-        ("504", 0.1, End.DROPPED),
-        ("DEADLINE_EXCEEDED", 9.0, End.DROPPED),
-        ("429", 0.1, End.REFUSED),
-        ("503", 0.1, End.REFUSED),
-        ("RESOURCE_EXHAUSTED", 0.1, End.REFUSED),
-        ("UNAVAILABLE", 0.1, End.REFUSED),
-        ("500", 0.1, End.FAILED),
-        ("400", 0.1, End.FAILED),
-        ("ConnectionLost", 0.1, End.FAILED),
-        ("GaveUp", 60.0, End.FAILED),
+        ("200", 0.5, RequestOutcome.OK),
+        ("OK", 0.51, RequestOutcome.LATE),
+        ("504", 0.1, RequestOutcome.DROPPED),
+        ("DEADLINE_EXCEEDED", 9.0, RequestOutcome.DROPPED),
+        ("429", 0.1, RequestOutcome.REFUSED),
+        ("503", 0.1, RequestOutcome.REFUSED),
+        ("RESOURCE_EXHAUSTED", 0.1, RequestOutcome.REFUSED),
+        ("UNAVAILABLE", 0.1, RequestOutcome.REFUSED),
+        ("500", 0.1, RequestOutcome.FAILED),
+        ("400", 0.1, RequestOutcome.FAILED),
+        ("ConnectionLost", 0.1, RequestOutcome.FAILED),
+        ("GaveUp", 60.0, RequestOutcome.FAILED),
     ],
 )
-def test_codes_and_time_decide(code: str, latency_seconds: float, outcome: End) -> None:
-    assert classify(code, Times(latency_seconds), Times(0.5)) is outcome
+def test_codes_and_time_decide(code: str, latency_seconds: float, outcome: RequestOutcome) -> None:
+    assert classify(code, ClientTimings(latency_seconds), ClientTimings(0.5)) is outcome
 
 
 @pytest.mark.parametrize(
     ("first_seconds", "between_seconds", "outcome"),
-    [(0.2, 0.02, End.OK), (0.21, 0.02, End.LATE), (0.2, 0.03, End.LATE), (0.2, float("nan"), End.OK)],
+    [
+        (0.2, 0.02, RequestOutcome.OK),
+        (0.21, 0.02, RequestOutcome.LATE),
+        (0.2, 0.03, RequestOutcome.LATE),
+        (0.2, float("nan"), RequestOutcome.OK),
+    ],
 )
 def test_a_streamed_answer_is_late_where_it_began_late_or_went_on_slowly(
-    first_seconds: float, between_seconds: float, outcome: End
+    first_seconds: float, between_seconds: float, outcome: RequestOutcome
 ) -> None:
-    took = Times(0.4, first_seconds, between_seconds)
+    took = ClientTimings(0.4, first_seconds, between_seconds)
 
-    assert classify("200", took, Times(0.5, 0.2, 0.02)) is outcome
-    assert classify("200", took, Times(0.5, float("inf"), float("inf"))) is End.OK
+    assert classify("200", took, ClientTimings(0.5, 0.2, 0.02)) is outcome
+    assert classify("200", took, ClientTimings(0.5, float("inf"), float("inf"))) is RequestOutcome.OK

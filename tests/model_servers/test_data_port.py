@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from trimtab_model_servers import chat_port
+from trimtab_model_servers import chat_routes
 from trimtab_model_servers.data_port import DataPort
 
 
@@ -28,7 +28,7 @@ async def test_a_caller_who_hung_up_is_no_fault_of_ours(address, monkeypatch, ca
         request.transport.abort()
         raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
 
-    monkeypatch.setattr(chat_port, "embeddings", answer)
+    monkeypatch.setattr(chat_routes, "embeddings", answer)
     async with aiohttp.ClientSession() as session:
         with pytest.raises(aiohttp.ClientError):
             await session.get(address)
@@ -40,7 +40,7 @@ async def test_a_connection_that_breaks_elsewhere_is_told_to_who_waits(address, 
     async def answer(*_):
         raise ConnectionResetError("the encoder's end")
 
-    monkeypatch.setattr(chat_port, "embeddings", answer)
+    monkeypatch.setattr(chat_routes, "embeddings", answer)
     async with aiohttp.ClientSession() as session, session.get(address) as response:
         assert (response.status, "the encoder's end" in await response.text()) == (500, True)
 

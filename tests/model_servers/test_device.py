@@ -16,14 +16,14 @@ from tests.tokens.test_roll import a_task
 from trimtab_model_servers import device as devices
 from trimtab_model_servers.device import placed
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.classification import Classifier
-from trimtab_model_servers.families.module_class import OutsideNetwork
-from trimtab_model_servers.families.network import CPU
+from trimtab_model_servers.families.image_classification import Classifier
+from trimtab_model_servers.families.interfaces import CPU
 from trimtab_model_servers.families.registry import build
+from trimtab_model_servers.families.user_module import UserNetwork
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
 from trimtab_model_servers.model import load_model
-from trimtab_model_servers.tokens.preparation import prepared
-from trimtab_model_servers.tokens.rules import RULES
+from trimtab_model_servers.transformer.image_preprocessing import preprocess
+from trimtab_model_servers.transformer.merge_rules import RULES
 from trimtab_pipelines.operating_point import OperatingPoint
 
 META = torch.device("meta")
@@ -39,7 +39,7 @@ def card(monkeypatch):
 
 def test_only_who_asks_for_a_card_gets_one_and_only_where_there_is_one(card):
     for gpus, seen, where in [(1, True, META), (1, False, CPU), (0, True, CPU)]:
-        network = OutsideNetwork(nn.Linear(4, 2), ("y",))
+        network = UserNetwork(nn.Linear(4, 2), ("y",))
 
         assert placed(a_spec(gpus=gpus), network, lambda: seen) == where  # noqa: B023  (called at once)
         assert network.module.weight.device == where
@@ -68,7 +68,7 @@ def test_a_transformer_merges_and_takes_prompts_where_it_was_brought(card, weigh
         prompts = None if heads[0].prompts is None else heads[0].prompts.expand(3, -1, -1, -1)
         for rule in RULES.values():
             course = replace(ready.course, rule=rule, prompts=prompts)
-            features = served.transformer(prepared(images, "ImageNet" if SHAPE.channels == 3 else "Image"), course)
+            features = served.transformer(preprocess(images, "ImageNet" if SHAPE.channels == 3 else "Image"), course)
 
             assert (features.device, features.shape) == (META, (3, SHAPE.width))
         assert {part.device for head in heads for part in (head.weight, head.bias)} == {META}
@@ -97,6 +97,6 @@ def test_inputs_are_brought_to_where_the_model_computes():
     from trimtab_model_servers.model import HostedModel  # noqa: PLC0415
     from trimtab_protocol import Tensor as Wire  # noqa: PLC0415
 
-    model = HostedModel(a_spec(), OutsideNetwork(Watched(), ("y",)), "none", device=META)
+    model = HostedModel(a_spec(), UserNetwork(Watched(), ("y",)), "none", device=META)
     (answer,), _ = model.compute([Wire.of("x", torch.ones(2, 4).numpy())], model.spec.operating_points[0], ["y"])
     assert answer.array.shape == (2, 4)

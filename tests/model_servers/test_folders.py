@@ -12,10 +12,10 @@ from safetensors.torch import save
 from tests.fakes.hub import COMMIT, Hub, hub
 from tests.fakes.object_store import ObjectStore, object_store
 from trimtab_model_servers.cache import _link, linked
+from trimtab_model_servers.download_limits import FetchLimits
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.fetched import FetchLimits
-from trimtab_model_servers.folders import named_by
-from trimtab_model_servers.store import find_folder
+from trimtab_model_servers.hf_folder import referenced_files
+from trimtab_model_servers.weights_source import find_folder
 
 OTHER = "f" * 40
 SHARDS = {f"model-{number}.safetensors": save({f"w{number}": torch.full((9,), number)}) for number in (1, 2)}
@@ -204,10 +204,10 @@ def test_a_repository_that_is_fetched_in_part_is_not_taken_for_whole(running_hub
 @pytest.mark.parametrize("file", ["../../etc/passwd.safetensors", "/a.safetensors", "sub/a.safetensors", "a.bin", ""])
 def test_an_index_names_files_beside_it_only(file):
     with pytest.raises(ModelError, match=r"somewhere: .*names .*should be .safetensors files beside it"):
-        named_by(json.dumps({"weight_map": {"w": file}}).encode(), "somewhere")
+        referenced_files(json.dumps({"weight_map": {"w": file}}).encode(), "somewhere")
 
 
 @pytest.mark.parametrize("index", [b"", b"[]", b'{"weight_map": 3}', b'{"weight_map": {}}', b"[" * 10**5])
 def test_what_is_no_index_is_told(index):
     with pytest.raises(ModelError, match=r"somewhere: model.safetensors.index.json (is no index|names 0 files)"):
-        named_by(index, "somewhere")
+        referenced_files(index, "somewhere")

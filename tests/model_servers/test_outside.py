@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import save_file
 
 from tests.model_servers.test_families import a_spec, run
+from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.families import outside
+from trimtab_model_servers.families import plugins
 from trimtab_model_servers.model import load_model
-from trimtab_model_servers.worker import BatchWorker
 from trimtab_protocol import InferRequest, Tensor
 
 SOURCE = """
@@ -150,10 +150,10 @@ def test_an_installed_package_offers_families_by_name(tmp_path: Path, monkeypatc
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[trimtab.families]\nacme/scale = acme_models:Scale\n")
-    outside._entry_points.cache_clear()
+    plugins._entry_points.cache_clear()
     try:
         assert run(a_spec(family="acme/scale"), x=torch.ones(1, 4))["y"].shape == (1, 4)
         with pytest.raises(ModelError, match="acme/scale"):
             load_model(a_spec(family="acme/other"))
     finally:
-        outside._entry_points.cache_clear()
+        plugins._entry_points.cache_clear()

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.requests import checked_rows, chosen_outputs, chosen_point
+from trimtab_model_servers.request_validation import chosen_outputs, chosen_point, validate_rows
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import RequestedOutput, Tensor
 
@@ -29,8 +29,8 @@ def image(*shape: int, dtype: str = "f4", name: str = "image") -> Tensor:
 
 @pytest.mark.parametrize("rows", [1, 2, 4])
 def test_rows_up_to_the_maximum_pass(rows):
-    assert checked_rows(SPEC, [image(rows, 3, 5)]) == rows
-    assert checked_rows(SPEC, [image(rows, 3, 9), image(rows, dtype="i2", name="sound")]) == rows
+    assert validate_rows(SPEC, [image(rows, 3, 5)]) == rows
+    assert validate_rows(SPEC, [image(rows, 3, 9), image(rows, dtype="i2", name="sound")]) == rows
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_rows_up_to_the_maximum_pass(rows):
 )
 def test_what_does_not_fit_is_the_callers_fault(tensors, message):
     with pytest.raises(RefusalError) as refusal:
-        checked_rows(SPEC, tensors)
+        validate_rows(SPEC, tensors)
     assert refusal.value.status_code == 400
     assert message in str(refusal.value)
     assert "model 'small'" in str(refusal.value)
@@ -60,7 +60,7 @@ def test_what_does_not_fit_is_the_callers_fault(tensors, message):
 
 def test_nan_passes_since_rows_do_not_meet():
     tensor = Tensor.of("image", np.full((1, 3, 5), np.nan, "f4"))
-    assert checked_rows(SPEC, [tensor]) == 1
+    assert validate_rows(SPEC, [tensor]) == 1
 
 
 def test_operating_points():

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from trimtab_model_servers.families.architectures import ARCHITECTURES
 from trimtab_model_servers.families.filterbank import mel_bands
 from trimtab_model_servers.families.pretrained import construct
-from trimtab_model_servers.families.speech import FrameReader, Transcriber, collapsed, heard, standardised
-from trimtab_model_servers.families.writing import writing_plan
+from trimtab_model_servers.families.seq2seq import generation_config
+from trimtab_model_servers.families.speech_recognition import (
+    FrameReader,
+    Transcriber,
+    collapsed,
+    pad_audio,
+    standardised,
+)
 from trimtab_pipelines.operating_point import OperatingPoint
 
 POINT = OperatingPoint(accuracy=0.5)
@@ -64,7 +70,7 @@ def transcriber() -> Transcriber:
     torch.manual_seed(1)
     whole = ARCHITECTURES["s2t-small"]
     model = construct(replace(whole, settings=dict(whole.settings) | SMALL_SPEECH))
-    return Transcriber(model, most_samples=16_000, plan=writing_plan(model, 5, 1, random=True))
+    return Transcriber(model, most_samples=16_000, plan=generation_config(model, 5, 1, random=True))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +92,7 @@ def test_bands_are_those_of_the_published_feature_extractor():
         padding=True,
         return_attention_mask=True,
     )
-    bands, mask = mel_bands(*heard(rows["audio"], rows["audio_length"], 16_000))
+    bands, mask = mel_bands(*pad_audio(rows["audio"], rows["audio_length"], 16_000))
 
     assert torch.equal(mask, expected["attention_mask"].to(torch.int64))
     inside = mask.bool()
@@ -95,16 +101,16 @@ def test_bands_are_those_of_the_published_feature_extractor():
 
 
 def test_sound_beyond_a_clip_or_the_limit_is_not_heard():
-    audio, samples = heard(torch.ones(3, 2000), torch.tensor([1000, 5000, 0]), most=1500)
+    audio, samples = pad_audio(torch.ones(3, 2000), torch.tensor([1000, 5000, 0]), most=1500)
 
     assert samples.tolist() == [1000, 1500, 400]
     assert audio.sum(dim=1).tolist() == [1000, 1500, 400]
-    assert heard(torch.ones(1, 1), torch.tensor([0]), most=1500)[0].shape == (1, 400)
+    assert pad_audio(torch.ones(1, 1), torch.tensor([0]), most=1500)[0].shape == (1, 400)
 
 
 def test_a_clip_is_standardised_by_its_own_samples_alone():
     rows = clips(900, 400, width=1000)
-    audio, samples = heard(rows["audio"], rows["audio_length"], 1000)
+    audio, samples = pad_audio(rows["audio"], rows["audio_length"], 1000)
     waves = standardised(audio, samples)
 
     for wave, length in zip(waves, samples, strict=True):

@@ -8,11 +8,11 @@ from safetensors.torch import save_file
 
 from tests.model_servers.test_families import a_spec
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.answering import QuestionAnswerer, best_spans
 from trimtab_model_servers.families.architectures import ARCHITECTURES, Architecture
-from trimtab_model_servers.families.classifying_text import TextClassifier
 from trimtab_model_servers.families.pretrained import construct, load
-from trimtab_model_servers.families.writing import Writer, writing_plan
+from trimtab_model_servers.families.question_answering import QuestionAnswerer, best_spans
+from trimtab_model_servers.families.seq2seq import Seq2SeqNetwork, generation_config
+from trimtab_model_servers.families.text_classification import TextClassifier
 from trimtab_model_servers.model import load_model
 from trimtab_pipelines.operating_point import OperatingPoint
 
@@ -60,11 +60,11 @@ def answerer() -> QuestionAnswerer:
 
 
 @pytest.fixture(scope="module")
-def writer() -> Writer:
+def writer() -> Seq2SeqNetwork:
     torch.manual_seed(3)
     architecture = a_small("distilbart-1-1", **SMALL_BART)
     model = construct(architecture)
-    return Writer(model, architecture, 64, writing_plan(model, 6, 1, random=True))
+    return Seq2SeqNetwork(model, architecture, 64, generation_config(model, 6, 1, random=True))
 
 
 def test_a_classifier_answers_what_its_model_says(classifier):

@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import save_file
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.store import Seed, find_weights
 from trimtab_model_servers.weights import load_weights
+from trimtab_model_servers.weights_source import RandomSeed, find_weights
 
 
 def a_layer() -> torch.nn.Module:
@@ -75,8 +75,8 @@ def test_another_digest_names_both(tmp_path):
 
 
 def test_a_seed():
-    assert find_weights("random://?seed=7", None) == Seed(7)
-    assert find_weights("random://", None) == Seed(0)
+    assert find_weights("random://?seed=7", None) == RandomSeed(7)
+    assert find_weights("random://", None) == RandomSeed(0)
 
 
 def test_tensors_reach_the_module_even_in_half_precision_or_without_the_counter(tmp_path):

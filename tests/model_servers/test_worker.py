@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from trimtab_model_servers.worker import BatchWorker
+from trimtab_model_servers.batch_worker import BatchWorker
 
 
 class EndedError(StopIteration):

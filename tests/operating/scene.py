@@ -11,7 +11,13 @@ from trimtab_kubernetes import Cluster
 from trimtab_operator.controller import Controller
 from trimtab_operator.metrics import Metrics
 from trimtab_operator.settings import Settings
-from trimtab_pipelines.cluster import ADAPTER_MANAGER, OPERATOR_MANAGER, PROFILER_MANAGER, profile_name, router_name
+from trimtab_pipelines.kubernetes_names import (
+    ADAPTER_MANAGER,
+    OPERATOR_MANAGER,
+    PROFILER_MANAGER,
+    profile_name,
+    router_name,
+)
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, profile_tasks
 from trimtab_pipelines.spec import InferencePipeline
 

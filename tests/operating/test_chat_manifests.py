@@ -9,11 +9,11 @@ from tests.builders import a_pipeline
 from tests.operating.scene import SETTINGS
 from tests.router.chats import a_chat_pipeline
 from tests.router.engines import an_engine_pipeline
-from trimtab_operator.judging.observed import Observed
 from trimtab_operator.manifests.hosting_sets import deployment, service
-from trimtab_operator.manifests.monitors import replica_monitors
+from trimtab_operator.manifests.pod_monitors import replica_monitors
 from trimtab_operator.reconcile import reconcile
-from trimtab_pipelines.hosting import hosting_groups
+from trimtab_operator.reconciliation.observed_state import ObservedState
+from trimtab_pipelines.replica_groups import hosting_groups
 from trimtab_pipelines.spec import InferencePipeline
 
 
@@ -60,7 +60,7 @@ def test_what_prometheus_scrapes_is_a_port_that_pods_have_with_labels_that_they_
 def test_replicas_that_chat_are_scraped_wherever_routers_are(kinds: frozenset[str]) -> None:
     document = a_chat_pipeline().model_dump(mode="json", by_alias=True, exclude_none=True)
     document["metadata"] |= {"namespace": "team", "uid": "1234", "generation": 1}
-    written = reconcile(Observed(document, kinds=kinds), SETTINGS, 0.0).apply
+    written = reconcile(ObservedState(document, kinds=kinds), SETTINGS, 0.0).apply
     scraped = {one["metadata"]["name"] for one in written if one["kind"] == "PodMonitor"}
 
     assert scraped == ({"sample-router", "sample-router-only"} if kinds else set())

@@ -7,9 +7,9 @@ import pytest
 from tests.builders import a_pipeline_document, a_stage, a_variant
 from tests.operating.scene import Site
 from trimtab_kubernetes import Cluster
-from trimtab_operator.judging.drift import difference
-from trimtab_operator.judging.refusals import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
-from trimtab_pipelines.cluster import hosting_set_name
+from trimtab_operator.reconciliation.object_diff import difference
+from trimtab_operator.reconciliation.write_errors import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
+from trimtab_pipelines.kubernetes_names import hosting_set_name
 
 SERVER = hosting_set_name("sample", "first", "small")
 

@@ -7,8 +7,8 @@ import pytest
 from tests.operating.scene import Site
 from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline, laid_out
 from trimtab_kubernetes import Cluster, Rejected
-from trimtab_operator.judging.conditions import StageProgress, route_ready, stages_ready
-from trimtab_pipelines.cluster import ADAPTER_MANAGER
+from trimtab_operator.reconciliation.conditions import StageProgress, route_ready, stages_ready
+from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER
 
 
 def a_document() -> dict[str, Any]:

@@ -14,16 +14,16 @@ from tests.definitions import define
 from tests.operating.scene import SETTINGS, Site
 from tests.operating.test_chat_manifests import chatting, engine
 from trimtab_kubernetes import Cluster
-from trimtab_operator.judging.drift import contains
 from trimtab_operator.manifests.hosting_sets import deployment, hosting_set_budget, memory_bytes, service
-from trimtab_operator.manifests.isolation import network_policies
+from trimtab_operator.manifests.network_policies import network_policies
 from trimtab_operator.manifests.profile_jobs import profile_job, profiler_account
 from trimtab_operator.manifests.routers import router_objects, trimmed
 from trimtab_operator.manifests.seldon import seldon_deployment
+from trimtab_operator.reconciliation.object_diff import contains
 from trimtab_operator.settings import Settings
-from trimtab_pipelines.edge import EdgeSettings, Identity, Tls
-from trimtab_pipelines.hosting import hosting_groups
+from trimtab_pipelines.edge_settings import EdgeSettings, Identity, Tls
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, missing_tasks, profile_tasks
+from trimtab_pipelines.replica_groups import hosting_groups
 from trimtab_pipelines.spec import InferencePipeline
 
 GOLDEN = Path(__file__).parents[1] / "data" / "operating"

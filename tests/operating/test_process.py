@@ -17,8 +17,8 @@ from tests.operating.scene import Site
 from tests.ports import held_port
 from tests.relay import before_the_api_server
 from trimtab_kubernetes import Cluster
-from trimtab_kubernetes.follow import follow
-from trimtab_pipelines.cluster import hosting_set_name
+from trimtab_kubernetes.watch import list_and_watch
+from trimtab_pipelines.kubernetes_names import hosting_set_name
 
 
 @asynccontextmanager
@@ -54,7 +54,7 @@ async def _running(
 async def until(cluster: Cluster, kind: str, namespace: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Wait until an object of that kind is so."""
     async with asyncio.timeout(120):
-        async for change in follow(cluster, kind, namespace):
+        async for change in list_and_watch(cluster, kind, namespace):
             if change.object is not None and not change.deleted and holds(change.object):
                 return change.object
     raise AssertionError("a watch never ends by itself")

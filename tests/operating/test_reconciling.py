@@ -5,8 +5,8 @@ import pytest
 from tests.builders import a_pipeline_document, a_stage, a_variant
 from tests.operating.scene import Site
 from trimtab_kubernetes import Cluster
-from trimtab_operator.judging.plans import RETRY_SECONDS
-from trimtab_pipelines.cluster import OPERATOR_MANAGER, hosting_set_name, router_name
+from trimtab_operator.reconciliation.plan_history import RETRY_SECONDS
+from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER, hosting_set_name, router_name
 
 
 @pytest.fixture

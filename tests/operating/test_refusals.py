@@ -8,9 +8,9 @@ import pytest
 from tests.builders import a_pipeline_document, a_stage, a_variant
 from tests.operating.scene import SETTINGS, Site
 from trimtab_kubernetes import Cluster
-from trimtab_operator.judging.refusals import LONGEST_PAUSE_SECONDS
-from trimtab_operator.writer import SCALE_MANAGER
-from trimtab_pipelines.cluster import MANAGED_BY, OPERATOR_MANAGER, PIPELINE_LABEL, hosting_set_name
+from trimtab_operator.applier import SCALE_MANAGER
+from trimtab_operator.reconciliation.write_errors import LONGEST_PAUSE_SECONDS
+from trimtab_pipelines.kubernetes_names import MANAGED_BY, OPERATOR_MANAGER, PIPELINE_LABEL, hosting_set_name
 
 CURE = "rename or delete it, or name the pipeline otherwise"
 SELECTOR = {"app": "somebody-elses"}

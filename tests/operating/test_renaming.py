@@ -8,12 +8,12 @@ from tests.builders import a_pipeline_document, a_stage
 from tests.operating.scene import SETTINGS
 from tests.operating.scene import Site as Scene
 from trimtab_kubernetes import Cluster
-from trimtab_operator.judging.pod_state import PodState
-from trimtab_operator.judging.replicas import Site, routed_anew
 from trimtab_operator.manifests.objects import Ref
 from trimtab_operator.manifests.routers import router_objects
-from trimtab_pipelines.cluster import HOSTING_LABEL, STAGE_LABEL
-from trimtab_pipelines.rollout import Room
+from trimtab_operator.reconciliation.pod_state import PodState
+from trimtab_operator.reconciliation.replica_rollout import ClusterSite, has_new_routes
+from trimtab_pipelines.kubernetes_names import HOSTING_LABEL, STAGE_LABEL
+from trimtab_pipelines.rollout import Capacity
 from trimtab_pipelines.spec import InferencePipeline
 
 
@@ -62,7 +62,7 @@ async def a_router_of_before(scene: Scene) -> dict[str, Any]:
 
 
 def a_router_pod(number: int, *, leaving: bool = False) -> PodState:
-    return PodState(f"r{number}", "router", "", "", not leaving, leaving, True, 0.0, Room(), None)
+    return PodState(f"r{number}", "router", "", "", not leaving, leaving, True, 0.0, Capacity(), None)
 
 
 @pytest.mark.parametrize(
@@ -80,15 +80,15 @@ def a_router_pod(number: int, *, leaving: bool = False) -> PodState:
 def test_no_router_of_before_is_left(status: dict[str, int], pods: int, *, expected: bool) -> None:
     site = a_site(status, [a_router_pod(number, leaving=number == 2) for number in range(pods)])
 
-    assert routed_anew(site) is expected
+    assert has_new_routes(site) is expected
 
 
 def test_the_routers_of_another_version_are_of_before() -> None:
     site = a_site({}, [a_router_pod(0), a_router_pod(1)])
     other = a_pipeline([a_stage("other")])
 
-    assert not routed_anew(Site(other, site.owned, site.pods, SETTINGS))
-    assert not routed_anew(Site(site.pipeline, {}, (), SETTINGS)), "nor is there a new one"
+    assert not has_new_routes(ClusterSite(other, site.owned, site.pods, SETTINGS))
+    assert not has_new_routes(ClusterSite(site.pipeline, {}, (), SETTINGS)), "nor is there a new one"
 
 
 def a_pipeline(stages: list[dict[str, Any]]) -> InferencePipeline:
@@ -97,11 +97,11 @@ def a_pipeline(stages: list[dict[str, Any]]) -> InferencePipeline:
     return InferencePipeline.model_validate(document)
 
 
-def a_site(status: dict[str, int], pods: list[PodState]) -> Site:
+def a_site(status: dict[str, int], pods: list[PodState]) -> ClusterSite:
     """Two routers at rest, but for `status`."""
     pipeline = a_pipeline([a_stage()])
     objects = router_objects(pipeline, None, SETTINGS, pod_monitor=False)
     deployment = next(each for each in objects if each["kind"] == "Deployment")
     deployment["metadata"]["generation"] = 5
     deployment["status"] = {"observedGeneration": 5, "replicas": 2, "updatedReplicas": 2, **status}
-    return Site(pipeline, {Ref("Deployment", "sample-router"): deployment}, pods, SETTINGS)
+    return ClusterSite(pipeline, {Ref("Deployment", "sample-router"): deployment}, pods, SETTINGS)

@@ -9,8 +9,8 @@ import pytest
 import typer.main
 
 from tests.pages.test_pages import PAGES, ROOT
-from trimtab.commands import app_for
-from trimtab_loadtester.load import LoadError, LoadSpec
+from trimtab.app import app_for
+from trimtab_loadtester.load_spec import LoadError, LoadSpec
 
 SENDING = "up|load|simulate|compare|demo"
 """The commands that send a load, or simulate one: each second of it until its end."""

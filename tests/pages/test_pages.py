@@ -13,13 +13,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from trimtab_adapter.metrics import AdapterMetrics
 from trimtab_model_servers.chat_metrics import exposition
 from trimtab_operator.metrics import Metrics as OperatorMetrics
-from trimtab_pipelines.codes import CLIENT_BOUNDS, DOOR_REASONS
 from trimtab_pipelines.documents import load_edge, parse
-from trimtab_pipelines.edge import EdgeSettings, MoreOfACaller
+from trimtab_pipelines.edge_settings import EdgeSettings, MoreOfACaller
+from trimtab_pipelines.error_codes import CLIENT_BOUNDS, DOOR_REASONS
 from trimtab_pipelines.spec import ServiceLevel
-from trimtab_router.edge.access_log import loggers
-from trimtab_router.edge.keys import digest_of, read_file
-from trimtab_router.telling.metrics import Metrics
+from trimtab_router.envoy.access_log import loggers
+from trimtab_router.envoy.api_keys import digest_of, read_file
+from trimtab_router.observability.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from trimtab_pipelines.processes.allocation import keep_freed_memory
+from trimtab_pipelines.processes.malloc_tuning import keep_freed_memory
 
 FAULTS = """
 import resource
-from trimtab_pipelines.processes.allocation import keep_freed_memory
+from trimtab_pipelines.processes.malloc_tuning import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 
-from trimtab_pipelines.certainty import Looks, Seen, at_threshold, curve, safe_threshold, second_looks
-from trimtab_pipelines.second_look import MOST_LOOKS
+from trimtab_pipelines.confidence import (
+    ConfidenceSample,
+    PairedConfidence,
+    at_threshold,
+    curve,
+    escalations,
+    safe_threshold,
+)
+from trimtab_pipelines.escalation import MOST_LOOKS
 
 
 def a_sample(rng, rows, shift=0.0):
@@ -12,7 +19,7 @@ def a_sample(rng, rows, shift=0.0):
     certainty = np.clip(rng.beta(5, 1.4, rows) + shift, 0, 1)
     right = rng.random(rows) < certainty
     right_again = np.where(rng.random(rows) < 0.9, right | (rng.random(rows) < 0.5), rng.random(rows) < 0.8)
-    return Looks(certainty, right, right_again)
+    return PairedConfidence(certainty, right, right_again)
 
 
 def test_the_curve_goes_from_the_cheap_point_to_the_better_one():
@@ -61,16 +68,16 @@ def test_a_floor_above_what_both_points_give_has_no_threshold():
 
 def test_rows_that_were_not_seen_at_both_points_are_refused():
     with pytest.raises(ValueError, match="got 3, 2 and 3"):
-        Looks(np.ones(3), np.ones(2, bool), np.ones(3, bool))
+        PairedConfidence(np.ones(3), np.ones(2, bool), np.ones(3, bool))
 
 
 def test_second_looks_climb_a_ladder_of_floors_that_each_hold_for_unseen_rows():
     sample, truth = a_sample(np.random.default_rng(5), 4000), a_sample(np.random.default_rng(6), 400_000)
     points = {
-        "a": Seen(sample.certainty, sample.right, frozenset("a")),
-        "av": Seen(sample.certainty, sample.right_again, frozenset("av")),
+        "a": ConfidenceSample(sample.certainty, sample.right, frozenset("a")),
+        "av": ConfidenceSample(sample.certainty, sample.right_again, frozenset("av")),
     }
-    found = second_looks(points)
+    found = escalations(points)
 
     assert found["av"] == ()
     assert len(found["a"]) >= 3
@@ -85,10 +92,10 @@ def test_second_looks_climb_a_ladder_of_floors_that_each_hold_for_unseen_rows():
 def test_a_point_that_reads_other_senses_is_no_second_look():
     sample = a_sample(np.random.default_rng(7), 2000)
     points = {
-        "a": Seen(sample.certainty, sample.right, frozenset("a")),
-        "v": Seen(sample.certainty, sample.right_again, frozenset("v")),
+        "a": ConfidenceSample(sample.certainty, sample.right, frozenset("a")),
+        "v": ConfidenceSample(sample.certainty, sample.right_again, frozenset("v")),
     }
-    assert second_looks(points) == {"a": (), "v": ()}
+    assert escalations(points) == {"a": (), "v": ()}
 
 
 def merged(rng, rows, loses):
@@ -96,18 +103,18 @@ def merged(rng, rows, loses):
     certainty = rng.beta(4, 1.2, rows)
     right = rng.random(rows) < certainty
     spoilt = right & (rng.random(rows) < loses * 2 * (certainty < np.median(certainty)))
-    return {"full": Seen(certainty, right), "merged": Seen(certainty, right & ~spoilt)}
+    return {"full": ConfidenceSample(certainty, right), "merged": ConfidenceSample(certainty, right & ~spoilt)}
 
 
 def test_points_that_read_the_same_look_again_where_they_are_surely_more_accurate():
     found, truth = (merged(np.random.default_rng(seed), rows, 0.1) for seed, rows in ((8, 3000), (9, 400_000)))
-    looks = second_looks(found)
+    looks = escalations(found)
 
     assert looks["full"] == ()
     assert {look.point for look in looks["merged"]} == {"full"}
     first, again = truth["merged"], truth["full"]
     for look in looks["merged"]:
-        kept = at_threshold(Looks(first.certainty, first.right, again.right), look.below)
+        kept = at_threshold(PairedConfidence(first.certainty, first.right, again.right), look.below)
 
         assert look.accuracy >= found["merged"].right.mean() + 0.0049
         assert look.low is not None
@@ -124,15 +131,18 @@ def test_a_better_point_by_chance_is_no_second_look():
     right[:60], other[60:110], right[60:110] = False, False, True
 
     assert other.mean() - right.mean() == pytest.approx(0.01)
-    assert second_looks({"a": Seen(certainty, right), "b": Seen(certainty, other)}) == {"a": (), "b": ()}
+    assert escalations({"a": ConfidenceSample(certainty, right), "b": ConfidenceSample(certainty, other)}) == {
+        "a": (),
+        "b": (),
+    }
 
 
 def test_so_many_points_have_no_more_second_looks_than_a_document_holds():
     rng = np.random.default_rng(11)
     certainty = rng.random(4000)
     chance = rng.random(4000)
-    points = {f"p{n}": Seen(certainty, chance < 0.3 + 0.05 * n + 0.2 * certainty) for n in range(9)}
-    found = second_looks(points)
+    points = {f"p{n}": ConfidenceSample(certainty, chance < 0.3 + 0.05 * n + 0.2 * certainty) for n in range(9)}
+    found = escalations(points)
 
     assert len({look.point for look in found["p0"]}) == 8
     assert max(len(looks) for looks in found.values()) <= MOST_LOOKS

@@ -14,8 +14,8 @@ from trimtab_pipelines.documents import (
     parse_plan,
     write_json,
 )
+from trimtab_pipelines.endpoints import Endpoint, Endpoints
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.routing import Endpoint, Endpoints
 
 
 def test_a_pipeline_is_found_in_its_folder(tmp_path):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trimtab_pipelines.evidence import mean_certainty, measured
+from trimtab_pipelines.accuracy_evidence import mean_certainty, measured
 
 DIGEST = f"sha256:{64 * '0'}"
 

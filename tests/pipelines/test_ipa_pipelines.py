@@ -3,7 +3,7 @@
 import pytest
 
 from tests.ipa import ACCURACY_OF_THE_PLOTS, BESIDE_THE_TABLES, STAGE_SECONDS, VARIANTS, WEIGHTS, ipa_pipeline
-from trimtab_pipelines.samples import read_laws
+from trimtab_pipelines.synthetic_inputs import read_laws
 
 NAMES = sorted(STAGE_SECONDS)
 

@@ -9,7 +9,7 @@ import yaml
 from tests.builders import a_plan
 from tests.ipa import cut_pipeline
 from trimtab.local.supervisor import Setup, Supervisor
-from trimtab_loadtester.payloads import payload_source
+from trimtab_loadtester.payloads.sources import payload_source
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, InferResponse, rest
 

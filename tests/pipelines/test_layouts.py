@@ -8,11 +8,11 @@ from tests.builders import a_point_profile, a_variant
 from tests.router.chats import a_chat_pipeline, a_writer
 from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline, a_choosing_writer, laid_out
 from tests.router.parted import an_encoder
-from trimtab_pipelines.acceptance import check_plan, idle
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.model_spec import model_spec
+from trimtab_pipelines.plan_validation import idle_stages, validate_plan
+from trimtab_pipelines.prefill_time import prefill_seconds
 from trimtab_pipelines.profile import ChatTimes, Curve, PointProfile
-from trimtab_pipelines.reading import seconds_to_read
 
 
 def test_each_variant_reads_what_is_its_own(tmp_path):
@@ -65,12 +65,12 @@ def test_a_plan_does_without_encoders_only_where_images_are_read_whole():
     pipeline = a_choosing_pipeline()
     whole, apart = (laid_out(pipeline, apart=apart) for apart in (False, True))
 
-    assert idle(check_plan(whole, pipeline), pipeline.spec) == {"encode"}
-    assert idle(check_plan(apart, pipeline), pipeline.spec) == frozenset()
+    assert idle_stages(validate_plan(whole, pipeline), pipeline.spec) == {"encode"}
+    assert idle_stages(validate_plan(apart, pipeline), pipeline.spec) == frozenset()
     starving = apart.model_copy(deep=True)
     starving.spec.stages[0].__dict__["replicas"] = 0
     with pytest.raises(DocumentError, match="encode has 0 replicas, and what it gives is read"):
-        check_plan(starving, pipeline)
+        validate_plan(starving, pipeline)
 
 
 def test_a_budget_need_not_hold_encoders_that_a_whole_reader_does_without():
@@ -146,6 +146,6 @@ def test_fewer_tokens_than_were_profiled_or_unknown_ones_are_as_dear(tokens):
 
 @pytest.mark.parametrize(("tokens", "seconds"), [(0, 1.0), (10, 1.0), (15, 1.5), (30, 4.0), (40, 6.0), (60, 10.0)])
 def test_seconds_to_read_lie_on_straight_lines_and_go_on_beyond_the_last(tokens, seconds):
-    assert seconds_to_read({10: 1.0, 20: 2.0, 40: 6.0}, tokens) == pytest.approx(seconds)
-    assert seconds_to_read({}, tokens) == 0.0
-    assert seconds_to_read({20: 3.0}, tokens) == 3.0
+    assert prefill_seconds({10: 1.0, 20: 2.0, 40: 6.0}, tokens) == pytest.approx(seconds)
+    assert prefill_seconds({}, tokens) == 0.0
+    assert prefill_seconds({20: 3.0}, tokens) == 3.0

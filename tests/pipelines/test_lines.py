@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trimtab_pipelines.lines import LineFile, forget_older_half, read_lines, thin_older_half
+from trimtab_pipelines.jsonl import JsonLinesFile, forget_older_half, read_lines, thin_older_half
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def a_disk_with(most_bytes: int) -> Iterator[None]:
 
 def test_a_full_disk_costs_the_line_it_had_no_room_for(tmp_path: Path) -> None:
     path = tmp_path / "lines"
-    lines = LineFile(path, 10**6)
+    lines = JsonLinesFile(path, 10**6)
     lines.append(json.dumps("one"))
     with a_disk_with(10):
         for _ in range(3):
@@ -39,7 +39,7 @@ def test_a_full_disk_costs_the_line_it_had_no_room_for(tmp_path: Path) -> None:
 def test_what_a_crash_tore_is_cut_and_what_is_no_line_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_text('"one"\n"to')
-    LineFile(path, 10**6).append(json.dumps("two"))
+    JsonLinesFile(path, 10**6).append(json.dumps("two"))
     assert read_lines(path, json.loads) == ["one", "two"]
     path.write_text('"one"\n"to"two"\n\n"three"\n"fo')
     assert read_lines(path, json.loads) == ["one", "three"]
@@ -49,7 +49,7 @@ def test_what_a_crash_tore_is_cut_and_what_is_no_line_is_left_out(tmp_path: Path
 @pytest.mark.parametrize("shorten", [forget_older_half, thin_older_half])
 def test_a_file_never_outgrows_its_bound(tmp_path: Path, shorten) -> None:
     path = tmp_path / "lines"
-    lines = LineFile(path, 100, shorten)
+    lines = JsonLinesFile(path, 100, shorten)
     for number in range(1000):
         lines.append(str(number))
         assert path.stat().st_size <= 100

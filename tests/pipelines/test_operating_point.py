@@ -6,9 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from tests.builders import a_pipeline, a_stage, a_variant
-from trimtab_pipelines.evidence import Accuracy
-from trimtab_pipelines.operating_point import Merging, OperatingPoint, Prompts
-from trimtab_pipelines.second_look import SecondLook, TaskLook
+from trimtab_pipelines.accuracy_evidence import Accuracy
+from trimtab_pipelines.escalation import Escalation, TaskEscalation
+from trimtab_pipelines.operating_point import OperatingPoint, TokenMerging, TokenPrompts
 from trimtab_pipelines.stages import StageInput
 from trimtab_pipelines.variants import Variant
 
@@ -19,7 +19,7 @@ def a_point(**changes: Any) -> OperatingPoint:
 
 @pytest.mark.parametrize(
     ("delta", "merging", "prompts"),
-    [(-8, Merging(schedule=(8,)), None), (2, None, Prompts(count=2)), (0, None, None), (None, None, None)],
+    [(-8, TokenMerging(schedule=(8,)), None), (2, None, TokenPrompts(count=2)), (0, None, None), (None, None, None)],
 )
 def test_a_delta_is_short_for_merging_or_prompts(delta, merging, prompts):
     point = a_point(tokenDelta=delta)
@@ -102,10 +102,10 @@ def test_a_task_has_its_own_accuracy_where_it_is_known():
 
 def test_by_lower_bounds_a_second_look_promises_less_for_each_task_too():
     tasks = {
-        "crops": TaskLook(below=0.6, share=0.3, accuracy=0.94, low=0.91),
-        "pets": TaskLook(below=0, share=0, accuracy=0.7),
+        "crops": TaskEscalation(below=0.6, share=0.3, accuracy=0.94, low=0.91),
+        "pets": TaskEscalation(below=0, share=0, accuracy=0.7),
     }
-    look = SecondLook(point="more", below=0.4, share=0.15, accuracy=0.82, low=0.8, by_task=tasks)
+    look = Escalation(point="more", below=0.4, share=0.15, accuracy=0.82, low=0.8, by_task=tasks)
 
     assert [look.planned(basis).accuracy for basis in ("Expected", "LowerBound")] == [0.82, 0.8]
     assert look.planned("LowerBound").by_task["crops"].accuracy == 0.91

@@ -8,12 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trimtab_pipelines.processes.announced import RouterPorts
-from trimtab_pipelines.processes.module import Module, StartError
+from trimtab_pipelines.processes.child_process import ChildProcess, StartError
+from trimtab_pipelines.processes.ready_line import RouterPorts
 
 ANNOUNCING = """
 import sys, time
-from trimtab_pipelines.processes.announced import RouterPorts, announce
+from trimtab_pipelines.processes.ready_line import RouterPorts, announce
 announce(RouterPorts(7, 8))
 sys.stderr.write("listening")
 time.sleep(600)
@@ -21,7 +21,7 @@ time.sleep(600)
 PARENT = """
 import asyncio, sys, time
 from pathlib import Path
-from trimtab_pipelines.processes.module import Module
+from trimtab_pipelines.processes.child_process import Module
 process = asyncio.run(Module.start("announcing", [], Path("log"), "it", environment={"PYTHONPATH": sys.argv[1]}))
 print(process.pid, flush=True)
 time.sleep(600)
@@ -40,7 +40,7 @@ def modules(tmp_path: Path) -> dict[str, str]:
 
 
 async def test_it_says_where_it_listens_and_ends_when_told(tmp_path, modules):
-    module = await Module.start("announcing", [], tmp_path / "logs" / "log", "the router", environment=modules)
+    module = await ChildProcess.start("announcing", [], tmp_path / "logs" / "log", "the router", environment=modules)
 
     assert await module.announcement(RouterPorts, 60) == RouterPorts(7, 8)
     assert module.running
@@ -56,7 +56,7 @@ async def test_it_says_where_it_listens_and_ends_when_told(tmp_path, modules):
     ],
 )
 async def test_who_says_something_else_or_nothing_is_named(tmp_path, modules, name, words):
-    module = await Module.start(name, [], tmp_path / "log", "the router", environment=modules)
+    module = await ChildProcess.start(name, [], tmp_path / "log", "the router", environment=modules)
 
     with pytest.raises(StartError, match=words):
         await module.announcement(RouterPorts, 60)
@@ -66,7 +66,7 @@ async def test_who_says_something_else_or_nothing_is_named(tmp_path, modules, na
 async def test_it_imports_nothing_from_the_working_directory(tmp_path, modules, monkeypatch):
     (tmp_path / "json.py").write_text("raise SystemExit('not yours')")
     monkeypatch.chdir(tmp_path)
-    module = await Module.start("announcing", [], tmp_path / "log", "the router", environment=modules)
+    module = await ChildProcess.start("announcing", [], tmp_path / "log", "the router", environment=modules)
 
     assert await module.announcement(RouterPorts, 60) == RouterPorts(7, 8)
     await module.stop(60)

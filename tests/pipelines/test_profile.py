@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy import cumprod
 
 from tests.builders import a_measured_profile, a_point_profile, a_profile
-from trimtab_pipelines.verdict import Outcome, bar
+from trimtab_pipelines.result_line import ResultLine, threshold
 
 
 def test_a_measured_batch_answers_for_itself_and_others_by_the_fit():
@@ -28,10 +28,10 @@ def test_a_profile_finds_its_points_by_variant_point_and_cores():
 
 
 def test_an_outcome_holds_when_every_bar_does():
-    kept, missed = bar("p99", 0.3, "<=", 0.5), bar("accuracy", 0.8, ">=", 0.9)
+    kept, missed = threshold("p99", 0.3, "<=", 0.5), threshold("accuracy", 0.8, ">=", 0.9)
 
-    assert Outcome(name="bench", figures={}, bars=(kept,)).holds
-    assert not Outcome(name="bench", figures={}, bars=(kept, missed)).holds
+    assert ResultLine(name="bench", figures={}, bars=(kept,)).holds
+    assert not ResultLine(name="bench", figures={}, bars=(kept, missed)).holds
     assert missed.bound == ">= 0.9"
 
 

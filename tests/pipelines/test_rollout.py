@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab_pipelines.rollout import HostingSet, Room, Target, decide, surge_allowed, total
+from trimtab_pipelines.rollout import Capacity, HostingSet, Target, decide, surge_allowed, total
 
 SIZES = {"s": 0.25, "m": 0.5, "l": 1.0}
 
@@ -26,7 +26,7 @@ class Pods:
 class Cluster:
     """Makes pods, lets them become ready and go, each when chance says so."""
 
-    limit: Room
+    limit: Capacity
     never_ready: frozenset[str] = frozenset()
     sets: dict[tuple[str, str], Pods] = field(default_factory=dict)
 
@@ -35,7 +35,7 @@ class Cluster:
             HostingSet(
                 name=f"{stage}-{size}",
                 stage=stage,
-                each=Room(SIZES[size]),
+                each=Capacity(SIZES[size]),
                 desired=pods.desired,
                 present=pods.starting + pods.ready,
                 ready=pods.ready,
@@ -94,11 +94,11 @@ class Cluster:
 
 
 def a_target(stage: str, size: str, replicas: int) -> Target:
-    return Target(stage, f"{stage}-{size}", replicas, Room(SIZES[size]))
+    return Target(stage, f"{stage}-{size}", replicas, Capacity(SIZES[size]))
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[Room, list[list[Target]]]:
+def plans(draw: st.DrawFn) -> tuple[Capacity, list[list[Target]]]:
     """A budget, and a few plans within it for the same stages; all but the first may do without replicas."""
     stages = [f"stage{n}" for n in range(draw(st.integers(1, 3)))]
     found = [
@@ -108,7 +108,7 @@ def plans(draw: st.DrawFn) -> tuple[Room, list[list[Target]]]:
         ]
         for _ in range(draw(st.integers(2, 4)))
     ]
-    return Room(max(total(t.room for t in plan).cores for plan in found)), found
+    return Capacity(max(total(t.room for t in plan).cores for plan in found)), found
 
 
 def step(cluster: Cluster, targets: list[Target]) -> dict[str, int]:
@@ -146,7 +146,7 @@ def test_keeps_the_budget_and_arrives(case, data) -> None:
 def test_never_without_a_ready_replica_where_surge_holds_one_more(case, data) -> None:
     """Room for one more replica is enough to keep every stage served all the way."""
     budget, sequence = case
-    cluster = Cluster(Room(budget.cores + max(SIZES.values())))
+    cluster = Cluster(Capacity(budget.cores + max(SIZES.values())))
     for n, targets in enumerate(sequence):
         roll(cluster, targets, data, keep_ready=n > 0)
 
@@ -187,10 +187,10 @@ def test_arrives_whatever_happens_on_the_way(case, data) -> None:
 def test_goes_back_from_a_plan_that_never_gets_ready(case, data) -> None:
     """Where nothing must be broken first, the replicas of the last good plan serve on, and it is reached again."""
     _, sequence = case
-    good = [replace(t, name=f"{t.stage}-s", each=Room(SIZES["s"])) for t in sequence[0]]
-    bad = [replace(t, name=f"{t.stage}-l", each=Room(SIZES["l"])) for t in sequence[1]]
+    good = [replace(t, name=f"{t.stage}-s", each=Capacity(SIZES["s"])) for t in sequence[0]]
+    bad = [replace(t, name=f"{t.stage}-l", each=Capacity(SIZES["l"])) for t in sequence[1]]
     limit = total(t.room for t in good) + total(t.room for t in bad)
-    cluster = Cluster(Room(limit.cores), never_ready=frozenset({"l"}))
+    cluster = Cluster(Capacity(limit.cores), never_ready=frozenset({"l"}))
     roll(cluster, good, data)
     for _ in range(30):
         step(cluster, bad)
@@ -202,7 +202,7 @@ def test_goes_back_from_a_plan_that_never_gets_ready(case, data) -> None:
 
 def a_set(name: str, desired: int, **changes: Any) -> HostingSet:
     stage, _, size = name.rpartition("-")
-    return replace(HostingSet(name, stage, Room(SIZES[size]), desired, present=desired, ready=desired), **changes)
+    return replace(HostingSet(name, stage, Capacity(SIZES[size]), desired, present=desired, ready=desired), **changes)
 
 
 @pytest.mark.parametrize(
@@ -247,71 +247,71 @@ def a_set(name: str, desired: int, **changes: Any) -> HostingSet:
     ],
 )
 def test_next_step(sets, limit, expected) -> None:
-    assert decide([a_target("read", "m", 2)], sets, Room(limit)) == expected
+    assert decide([a_target("read", "m", 2)], sets, Capacity(limit)) == expected
 
 
 def test_a_stage_that_is_gone_serves_until_routers_do_without_it() -> None:
     plan, sets = [a_target("read", "m", 2)], [a_set("old-s", 1), a_set("read-m", 2)]
 
-    assert decide(plan, sets, Room(2.0), routed_anew=False) == {"old-s": 1, "read-m": 2}
-    assert decide(plan, sets, Room(2.0), routed_anew=True) == {"old-s": 0, "read-m": 2}
+    assert decide(plan, sets, Capacity(2.0), routed_anew=False) == {"old-s": 1, "read-m": 2}
+    assert decide(plan, sets, Capacity(2.0), routed_anew=True) == {"old-s": 0, "read-m": 2}
 
 
 def test_a_renamed_stage_serves_until_its_successor_does() -> None:
     plan = [a_target("locate", "m", 1), a_target("classifier", "m", 2)]
     sets = [a_set("locate-m", 1), a_set("classify-m", 2)]
 
-    assert decide(plan, sets, Room(10.0)) == {"locate-m": 1, "classify-m": 2, "classifier-m": 2}
+    assert decide(plan, sets, Capacity(10.0)) == {"locate-m": 1, "classify-m": 2, "classifier-m": 2}
     sets.append(a_set("classifier-m", 2))
-    assert decide(plan, sets, Room(10.0)) == {"locate-m": 1, "classify-m": 0, "classifier-m": 2}
+    assert decide(plan, sets, Capacity(10.0)) == {"locate-m": 1, "classify-m": 0, "classifier-m": 2}
 
 
 def test_without_any_target_all_go() -> None:
-    assert decide([], [a_set("old-s", 2)], Room(1.0)) == {"old-s": 0}
+    assert decide([], [a_set("old-s", 2)], Capacity(1.0)) == {"old-s": 0}
 
 
 def test_gives_up_pods_without_a_node_where_the_limit_shrank() -> None:
     """Two of four found a node; the limit is what they hold."""
     waiting = a_set("read-m", 4, ready=2, unscheduled=2)
 
-    assert decide([a_target("read", "m", 4)], [waiting], Room(1.0)) == {"read-m": 2}
+    assert decide([a_target("read", "m", 4)], [waiting], Capacity(1.0)) == {"read-m": 2}
 
 
 def test_a_plan_beyond_the_limit_breaks_nothing() -> None:
     """It can never become true, so that nothing is given up for it."""
-    assert decide([a_target("read", "l", 4)], [a_set("read-s", 2)], Room(1.0))["read-s"] == 2
+    assert decide([a_target("read", "l", 4)], [a_set("read-s", 2)], Capacity(1.0))["read-s"] == 2
 
 
 def test_counts_gpus_like_cores() -> None:
-    target = Target("read", "big", 1, Room(1.0, gpus=1))
-    old = HostingSet("small", "read", Room(1.0, gpus=1), desired=1, present=1, ready=1)
+    target = Target("read", "big", 1, Capacity(1.0, gpus=1))
+    old = HostingSet("small", "read", Capacity(1.0, gpus=1), desired=1, present=1, ready=1)
 
-    assert decide([target], [old], Room(8.0, gpus=1)) == {"small": 0, "big": 0}
-    assert decide([target], [old], Room(8.0, gpus=2)) == {"small": 1, "big": 1}
+    assert decide([target], [old], Capacity(8.0, gpus=1)) == {"small": 0, "big": 0}
+    assert decide([target], [old], Capacity(8.0, gpus=2)) == {"small": 1, "big": 1}
 
 
 def test_a_changed_template_may_surge_only_where_there_is_room() -> None:
     own, other = a_set("read-m", 1), a_set("locate-m", 1)
 
-    assert surge_allowed(own, [other], Room(1.5))
-    assert not surge_allowed(own, [other], Room(1.0))
-    assert surge_allowed(replace(own, surging=True), [other], Room(1.5))
+    assert surge_allowed(own, [other], Capacity(1.5))
+    assert not surge_allowed(own, [other], Capacity(1.0))
+    assert surge_allowed(replace(own, surging=True), [other], Capacity(1.5))
 
 
 def test_a_stage_that_the_plan_does_without_goes_once_those_that_do_its_work_are_ready() -> None:
     plan = [a_target("encode", "m", 0), a_target("write", "l", 1)]
     encoders, old = a_set("encode-m", 2), a_set("write-m", 1)
 
-    assert decide(plan, [encoders, old], Room(4.0)) == {"encode-m": 2, "write-m": 1, "write-l": 1}
+    assert decide(plan, [encoders, old], Capacity(4.0)) == {"encode-m": 2, "write-m": 1, "write-l": 1}
     starting = a_set("write-l", 1, ready=0)
-    assert decide(plan, [encoders, old, starting], Room(4.0)) == {"encode-m": 2, "write-m": 1, "write-l": 1}
+    assert decide(plan, [encoders, old, starting], Capacity(4.0)) == {"encode-m": 2, "write-m": 1, "write-l": 1}
     ready = a_set("write-l", 1)
-    assert decide(plan, [encoders, old, ready], Room(4.0)) == {"encode-m": 0, "write-m": 0, "write-l": 1}
+    assert decide(plan, [encoders, old, ready], Capacity(4.0)) == {"encode-m": 0, "write-m": 0, "write-l": 1}
 
 
 def test_where_there_is_no_room_it_goes_before_who_still_serves() -> None:
     plan = [a_target("encode", "m", 0), a_target("write", "l", 1)]
     encoders, old = a_set("encode-m", 2, ready=1), a_set("write-m", 1)
 
-    assert decide(plan, [encoders, old], Room(1.5)) == {"encode-m": 1, "write-m": 1, "write-l": 0}
-    assert decide(plan, [a_set("encode-m", 1), old], Room(1.0)) == {"encode-m": 0, "write-m": 1, "write-l": 0}
+    assert decide(plan, [encoders, old], Capacity(1.5)) == {"encode-m": 1, "write-m": 1, "write-l": 0}
+    assert decide(plan, [a_set("encode-m", 1), old], Capacity(1.0)) == {"encode-m": 0, "write-m": 1, "write-l": 0}

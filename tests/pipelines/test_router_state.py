@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from trimtab_pipelines.ends import End
+from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.router_state import RouterLoad, RouterState, Served
 
 
@@ -30,7 +30,7 @@ def test_what_is_no_state_is_refused(wrong):
 
 
 def test_every_end_has_its_count():
-    assert {end.word for end in End} < set(Served.model_fields)
+    assert {end.word for end in RequestOutcome} < set(Served.model_fields)
 
 
 def test_counts_are_a_load():

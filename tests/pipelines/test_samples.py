@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trimtab_pipelines.samples import LAWS, draw, read_laws
+from trimtab_pipelines.synthetic_inputs import LAWS, draw, read_laws
 from trimtab_pipelines.tensors import TensorSpec
 
 TEXT = TensorSpec(name="text", datatype="INT64", shape=(-1,))

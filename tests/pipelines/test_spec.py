@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.builders import a_pipeline, a_pipeline_document, a_stage, a_variant
-from trimtab_pipelines.cluster import advisory_name
 from trimtab_pipelines.documents import DocumentError, load_pipeline, parse
+from trimtab_pipelines.kubernetes_names import advisory_name
 from trimtab_pipelines.spec import InferencePipeline
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as draw
 
-from trimtab_pipelines.floors import at_least, needed_mean
-from trimtab_pipelines.splits import Way, cheapest_batches, escalated, fronts, in_units
+from trimtab_pipelines.accuracy_floor import at_least, required_mean
+from trimtab_pipelines.row_splits import SplitOption, cheapest_batches, escalated, in_units, pareto_fronts
 from trimtab_pipelines.strategies import Escalation, PointCost, Variant, strategies_of
 
 VARIANT = Variant("digits-av", "classify", "early", 1.0)
@@ -68,8 +68,8 @@ def test_a_front_rises_in_both_and_tells_its_own_sums():
         a_point("at", 0.78, [4, 6, 8, 11]),
         a_point("avt", 0.8, [9, 18, 26, 35]),
     ]
-    ways = [Way(p.name, p.accuracy, cheapest_batches(p.batch_seconds, 16).seconds) for p in points]
-    for rows, front in enumerate(fronts(ways, 16)):
+    ways = [SplitOption(p.name, p.accuracy, cheapest_batches(p.batch_seconds, 16).seconds) for p in points]
+    for rows, front in enumerate(pareto_fronts(ways, 16)):
         assert (np.diff(front.accuracy) > 0).all()
         assert (np.diff(front.seconds) > 0).all()
         assert (front.rows.sum(axis=1) == rows).all()
@@ -119,7 +119,7 @@ def test_a_job_larger_than_any_is_refused_with_the_largest_there_is():
     ("floor", "probability", "rows"), [(0.7, 0.95, 64), (0.6, 0.9, 8), (0.8, 0.99, 32), (0.5, 0.5, 7)]
 )
 def test_a_floor_with_a_probability_holds_in_simulation_however_rows_are_mixed(floor, probability, rows):
-    mean, rng = needed_mean(floor, rows, probability), np.random.default_rng(1)
+    mean, rng = required_mean(floor, rows, probability), np.random.default_rng(1)
     spread = min(1 - mean, mean, 0.15)
     for accuracies in (np.full(rows, mean), mean + spread * np.linspace(-1, 1, rows)):
         right = (rng.random((40_000, rows)) < accuracies).sum(axis=1)
@@ -128,20 +128,20 @@ def test_a_floor_with_a_probability_holds_in_simulation_however_rows_are_mixed(f
 
 
 def test_a_floor_with_a_probability_asks_for_no_more_than_it_must():
-    mean = needed_mean(0.7, 64, 0.95)
+    mean = required_mean(0.7, 64, 0.95)
 
     assert at_least(ceil(0.7 * 64), 64, mean - 1e-3) < 0.95
-    assert needed_mean(0.7, 64) == 0.7
+    assert required_mean(0.7, 64) == 0.7
     with pytest.raises(ValueError, match="leave it out"):
-        needed_mean(0.7, 64, 1.0)
+        required_mean(0.7, 64, 1.0)
 
 
 def test_floors_of_jobs_of_many_sizes_leave_little_behind():
-    needed_mean(0.5, 20_000, 0.9)
+    required_mean(0.5, 20_000, 0.9)
     tracemalloc.start()
     try:
         for rows in range(20_001, 20_033):
-            needed_mean(0.5, rows, 0.9)
+            required_mean(0.5, rows, 0.9)
         held_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from trimtab_pipelines.certainty import Seen, second_looks
-from trimtab_pipelines.second_look import SecondLook
-from trimtab_pipelines.task_doubts import Answers, doubts, threshold
+from trimtab_pipelines.confidence import ConfidenceSample, escalations
+from trimtab_pipelines.escalation import Escalation
+from trimtab_pipelines.task_thresholds import Answers, task_thresholds, threshold
 
 
-def of_tasks(seed: int, rows: int) -> dict[str, Seen]:
+def of_tasks(seed: int, rows: int) -> dict[str, ConfidenceSample]:
     """`easy` is right where it is certain, and the better point mends the rest; `hard` is never certain nor mended."""
     rng = np.random.default_rng(seed)
     easy, hard = rng.random(rows), 0.4 * rng.random(rows)
@@ -16,12 +16,12 @@ def of_tasks(seed: int, rows: int) -> dict[str, Seen]:
     certainty = np.concatenate([easy, hard])
     better = np.concatenate([right | (rng.random(rows) < 0.9), chance])
     return {
-        "fast": Seen(certainty, np.concatenate([right, chance]), tasks=tasks),
-        "full": Seen(certainty, better, tasks=tasks),
+        "fast": ConfidenceSample(certainty, np.concatenate([right, chance]), tasks=tasks),
+        "full": ConfidenceSample(certainty, better, tasks=tasks),
     }
 
 
-def made_right(look: SecondLook, seen: dict[str, Seen]) -> float:
+def made_right(look: Escalation, seen: dict[str, ConfidenceSample]) -> float:
     """The accuracy of all rows once those that are less certain than their task's threshold are looked at again."""
     fast, full = seen["fast"], seen["full"]
     assert fast.tasks is not None
@@ -30,7 +30,7 @@ def made_right(look: SecondLook, seen: dict[str, Seen]) -> float:
 
 
 def test_a_task_that_a_look_does_not_help_is_not_looked_at_again() -> None:
-    found = second_looks(of_tasks(1, 2_000))
+    found = escalations(of_tasks(1, 2_000))
     looks, truth = found["fast"], of_tasks(2, 100_000)
 
     assert found["full"] == ()
@@ -42,7 +42,9 @@ def test_a_task_that_a_look_does_not_help_is_not_looked_at_again() -> None:
         assert look.low <= made_right(look, truth)
         assert all(one.low is not None and one.low < one.accuracy for one in look.by_task.values())
     assert looks[-1].share < 0.13, "a fifth of one of two tasks"
-    mixed = second_looks({name: Seen(one.certainty, one.right) for name, one in of_tasks(1, 2_000).items()})["fast"]
+    mixed = escalations({name: ConfidenceSample(one.certainty, one.right) for name, one in of_tasks(1, 2_000).items()})[
+        "fast"
+    ]
     assert min(look.share for look in mixed if look.accuracy >= looks[-1].accuracy - 0.01) > 2 * looks[-1].share
 
 
@@ -64,7 +66,7 @@ def test_what_chance_wins_is_not_told_as_won() -> None:
     for seed in range(40):
         rng = np.random.default_rng(seed)
         answers = Answers(rng.random(200), rng.random(200) < 0.5, rng.random(200) < 0.5)
-        (doubt, *_) = doubts({"one": answers})
+        (doubt, *_) = task_thresholds({"one": answers})
         first = int(answers.right.sum())
         won.append(answers.hits(doubt["one"].below) - first)
         told.append(doubt["one"].hits - first)
@@ -77,7 +79,7 @@ def test_what_chance_wins_is_not_told_as_won() -> None:
 def test_dearer_looks_are_never_more() -> None:
     seen = of_tasks(3, 1_000)
     fast, full = seen["fast"], seen["full"]
-    shares = [doubt["all"].share for doubt in doubts({"all": Answers(fast.certainty, fast.right, full.right)})]
+    shares = [doubt["all"].share for doubt in task_thresholds({"all": Answers(fast.certainty, fast.right, full.right)})]
 
     assert shares == sorted(shares, reverse=True)
     assert len(set(shares)) == len(shares)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from trimtab_pipelines.mixes import best_mixes
+from trimtab_pipelines.accuracy_hull import best_mixes
 from trimtab_pipelines.plan import StagePlan
-from trimtab_pipelines.time_price import BUSY_SHARE, priced, repriced, time_price
+from trimtab_pipelines.shadow_price import BUSY_SHARE, priced, repriced, shadow_price
 
 POINTS = [(0.001, 0.6), (0.004, 0.7), (0.003, 0.75), (0.01, 0.8)]
 
@@ -17,12 +17,12 @@ def test_a_point_below_the_line_between_others_is_no_corner():
     ("seconds_a_row", "price"), [(0.02, 0.0), (0.005, 0.05 / 0.007), (0.002, 0.15 / 0.002), (0.0005, 600.0)]
 )
 def test_the_price_is_what_the_last_second_gives(seconds_a_row, price):
-    assert time_price(POINTS, 2 * BUSY_SHARE / seconds_a_row, replicas=2) == pytest.approx(price)
+    assert shadow_price(POINTS, 2 * BUSY_SHARE / seconds_a_row, replicas=2) == pytest.approx(price)
 
 
 def test_where_nobody_comes_time_costs_nothing():
-    assert time_price(POINTS, 0.0, 1) == 0.0
-    assert time_price([], 100.0, 1) == 0.0
+    assert shadow_price(POINTS, 0.0, 1) == 0.0
+    assert shadow_price([], 100.0, 1) == 0.0
 
 
 def a_stage_plan(**changes):
@@ -36,8 +36,8 @@ def test_where_batches_take_longer_time_is_priced_as_if_that_had_been_profiled()
     for rows_rps in (100.0, 300.0, 800.0):
         plan = priced(a_stage_plan(), rows_rps)
 
-        assert repriced(plan, 1.0) == plan.time_price == time_price(POINTS[::-3], rows_rps, 2)
-        assert repriced(plan, 3.0) == pytest.approx(time_price(slower, rows_rps, 2))
+        assert repriced(plan, 1.0) == plan.time_price == shadow_price(POINTS[::-3], rows_rps, 2)
+        assert repriced(plan, 3.0) == pytest.approx(shadow_price(slower, rows_rps, 2))
 
 
 def test_a_price_that_was_given_for_no_load_stays():

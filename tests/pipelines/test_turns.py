@@ -9,13 +9,13 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from tests.turns import turn_seconds
-from trimtab_pipelines.processes.turns import LONG_SECONDS, take_turns_of
+from trimtab_pipelines.processes.sched_slice import LONG_SECONDS, set_time_slice
 
 
 def elsewhere(seconds: float, niceness: int) -> tuple[bool, int, list[int]]:
     """Ask in a process of its own; return how nice it is then, and the turns of it and of a thread in nanoseconds."""
     os.nice(niceness)
-    asked = take_turns_of(seconds)
+    asked = set_time_slice(seconds)
     seen = [turn_seconds(0)]
     thread = threading.Thread(target=lambda: seen.append(turn_seconds(0)))
     thread.start()
@@ -36,9 +36,9 @@ def test_turns_are_as_long_as_asked_for_here_and_in_threads(seconds: float, nice
 
 def test_nobody_is_asked_where_nothing_is_known_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "pdp11")
-    assert not take_turns_of(LONG_SECONDS)
+    assert not set_time_slice(LONG_SECONDS)
 
 
 def test_who_has_a_class_of_its_own_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_IDLE)
-    assert not take_turns_of(LONG_SECONDS)
+    assert not set_time_slice(LONG_SECONDS)

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from trimtab_predictor.accuracy import smape
 from trimtab_predictor.context import MEMORY_SECONDS, PERIODS_SECONDS, Context, changes, context_of
-from trimtab_predictor.guarded import shipped_forecaster
+from trimtab_predictor.fallback_forecaster import shipped_forecaster
+from trimtab_predictor.load_history import LoadHistory
 from trimtab_predictor.lstm import LstmForecaster, LstmWeights
-from trimtab_predictor.memory import LoadMemory
-from trimtab_router.telling.load import KEPT_SECONDS
+from trimtab_router.observability.arrivals import KEPT_SECONDS
 
 HOUR = 3600
 
@@ -112,7 +112,7 @@ def test_jumps_at_marks_of_a_clock_are_foreseen_by_who_has_seen_earlier_ones(eve
 
 def test_looks_at_minutes_are_put_together_to_hours() -> None:
     load = jumping(3 * HOUR)
-    memory, forecaster, network = LoadMemory(), shipped_forecaster(), LstmForecaster(LstmWeights.load())
+    memory, forecaster, network = LoadHistory(), shipped_forecaster(), LstmForecaster(LstmWeights.load())
 
     for now in range(600, load.size, 300):
         remembered = memory.extended(load[now - 600 : now], now + 0.5)
@@ -125,7 +125,7 @@ def test_looks_at_minutes_are_put_together_to_hours() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 30)), min_size=1, max_size=12))
 def test_memory_holds_the_newest_look_at_every_second(looks: list[tuple[int, int]]) -> None:
-    memory, known, now = LoadMemory(), dict[int, float](), 1000
+    memory, known, now = LoadHistory(), dict[int, float](), 1000
 
     for number, (passed, size) in enumerate(looks):
         now += passed
@@ -138,7 +138,7 @@ def test_memory_holds_the_newest_look_at_every_second(looks: list[tuple[int, int
 
 
 def test_the_newer_look_counts_and_a_clock_set_back_forgets() -> None:
-    memory = LoadMemory()
+    memory = LoadHistory()
     memory.extended(np.array([1.0, 2.0, 3.0]), 100.0)
 
     assert memory.extended(np.array([5.0, 6.0]), 101.0).tolist() == [1.0, 2.0, 5.0, 6.0]
@@ -149,7 +149,7 @@ def test_the_newer_look_counts_and_a_clock_set_back_forgets() -> None:
 
 
 def test_no_more_is_kept_than_is_looked_at_and_routers_keep_as_much() -> None:
-    memory = LoadMemory()
+    memory = LoadHistory()
     memory.extended(np.ones(MEMORY_SECONDS), 0.0)
 
     kept = memory.extended(np.full(700, 2.0), 600.0)

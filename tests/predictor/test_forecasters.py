@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
 from trimtab_predictor.accuracy import smape
+from trimtab_predictor.fallback_forecaster import (
+    FEWEST_FORECASTS,
+    MOST_WIDENING,
+    FallbackForecaster,
+    shipped_forecaster,
+    widening,
+)
 from trimtab_predictor.forecaster import Forecast, Forecaster, HistoryError, OracleForecaster, ReactiveForecaster
-from trimtab_predictor.guarded import FEWEST_FORECASTS, MOST_WIDENING, GuardedForecaster, shipped_forecaster, widening
 from trimtab_predictor.lstm import LstmForecaster, LstmWeights
 from trimtab_predictor.trace import Trace
 
@@ -169,7 +175,7 @@ def run(forecaster: Forecaster, load: NDArray[np.float64], every: int = 10, star
 
 
 def test_a_worse_lstm_is_put_aside_and_says_by_how_much() -> None:
-    forecaster = GuardedForecaster(Saying(1.5))
+    forecaster = FallbackForecaster(Saying(1.5))
 
     *_, (source, reason) = run(forecaster, level_load(300))
 
@@ -180,7 +186,7 @@ def test_a_worse_lstm_is_put_aside_and_says_by_how_much() -> None:
 
 
 def test_it_is_given_its_chance_before_it_is_judged() -> None:
-    answers = run(GuardedForecaster(Saying(1.5)), level_load(300))
+    answers = run(FallbackForecaster(Saying(1.5)), level_load(300))
 
     judged = [reason for source, reason in answers if source == "lstm" and reason.startswith("too few")]
     assert len(judged) == FEWEST_FORECASTS - 1
@@ -191,7 +197,7 @@ def test_an_lstm_that_recovers_is_believed_again() -> None:
     growth = 10.0 * 1.01 ** np.arange(1, 601)
     # The peak of the next 20 s over the mean of the last 120 s, while the load grows by 1 % a second.
     right_ratio = 120 * 1.01**20 / (1.01 ** -np.arange(120)).sum()
-    forecaster = GuardedForecaster(Saying(right_ratio))
+    forecaster = FallbackForecaster(Saying(right_ratio))
 
     answers = run(forecaster, np.concatenate([level, growth]))
 
@@ -201,7 +207,7 @@ def test_an_lstm_that_recovers_is_believed_again() -> None:
 
 
 def test_an_error_is_scored_against_the_seconds_it_was_about() -> None:
-    forecaster = GuardedForecaster(None)
+    forecaster = FallbackForecaster(None)
     load = np.concatenate([level_load(20, 10.0), level_load(20, 30.0), level_load(20, 90.0)])
 
     first = forecaster.forecast(load[:20], 20.0)
@@ -216,7 +222,7 @@ def test_an_error_is_scored_against_the_seconds_it_was_about() -> None:
 
 
 def test_forecasts_about_missing_seconds_are_not_scored() -> None:
-    forecaster = GuardedForecaster(None)
+    forecaster = FallbackForecaster(None)
     forecaster.forecast(level_load(20), 20.0)
     history = np.concatenate([level_load(20), np.full(6, np.nan), level_load(14, 50.0)])
 
@@ -224,7 +230,7 @@ def test_forecasts_about_missing_seconds_are_not_scored() -> None:
 
 
 def test_a_clock_that_goes_back_scores_nothing() -> None:
-    forecaster = GuardedForecaster(None)
+    forecaster = FallbackForecaster(None)
     forecaster.forecast(level_load(20), 1e9)
 
     assert forecaster.forecast(level_load(60, 99.0), 0.0).recent_error is None
@@ -304,7 +310,7 @@ def test_a_quantile_that_was_exceeded_again_and_again_is_widened_and_says_so() -
     load = np.random.default_rng(4).poisson(40.0, 900).astype(np.float64)
     level = float(np.median([load[at : at + 20].max() for at in range(120, 860, 10)]) / load.mean())
 
-    *_, last = _answers(GuardedForecaster(Saying(level, p90=1.001)), load)
+    *_, last = _answers(FallbackForecaster(Saying(level, p90=1.001)), load)
 
     assert last.source == "lstm"
     assert last.reason.endswith("quantiles widened by a factor of 5.0")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from trimtab_predictor.accuracy import smape
 from trimtab_predictor.context import MEMORY_SECONDS, Context
 from trimtab_predictor.evaluate import FACTORS, LSTM_OVER_AR, errors_by_factor, main, split
-from trimtab_predictor.features import FEATURES, Described, describe
+from trimtab_predictor.features import FEATURES, WindowFeatures, window_features
 from trimtab_predictor.lstm import (
     QUANTILES,
     UNITS,
@@ -48,8 +48,8 @@ def alone(windows_rps: NDArray[np.float64]) -> Context:
     return Context(np.zeros((len(windows_rps), 4)), np.tile(means, 2), np.tile(deviations, 2), known)
 
 
-def described(windows_rps: NDArray[np.float64]) -> Described:
-    return describe(windows_rps, alone(windows_rps))
+def described(windows_rps: NDArray[np.float64]) -> WindowFeatures:
+    return window_features(windows_rps, alone(windows_rps))
 
 
 def test_numpy_evaluates_the_network_as_keras_does() -> None:
@@ -90,7 +90,7 @@ def test_windows_are_seen_in_deviations_from_their_mean() -> None:
 def test_the_context_is_seen_in_deviations_of_the_window() -> None:
     context = Context(np.array([[0.2, 0.0, -0.5, 1.0]]), np.array([[4.0, 2.0]]), np.array([[2.0, 0.0]]), np.ones(1))
 
-    seen = describe(np.tile([1.0, 3.0], 60)[None], context)
+    seen = window_features(np.tile([1.0, 3.0], 60)[None], context)
 
     # The peak is 3: after (1 + 0.2) / (1 - 0.2) times as much it is 4.5, 1.5 deviations more; after 0.5 / 1.5, 1.
     # Doubling without end is shown as 8. Usual are 2 deviations above the mean, and the mean; twice the spread, none.
@@ -101,7 +101,7 @@ def test_the_context_is_seen_in_deviations_of_the_window() -> None:
 def test_a_window_without_noise_shows_no_context() -> None:
     context = Context(np.ones((1, 4)), np.full((1, 2), 9.0), np.full((1, 2), 3.0), np.ones(1))
 
-    assert not describe(np.full((1, 120), 5.0), context).inputs[..., 8:].any()
+    assert not window_features(np.full((1, 120), 5.0), context).inputs[..., 8:].any()
 
 
 @pytest.mark.parametrize("rps", [0.1, 10.0, 1e6])

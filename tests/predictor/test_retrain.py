@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tests.prometheus import prometheus
 from trimtab_kubernetes import Cluster
 from trimtab_predictor.lstm import LstmWeights
-from trimtab_predictor.recorded import RecordedLoad, RecordedLoadError, read_recorded
+from trimtab_predictor.prometheus_history import PrometheusHistory, RecordedLoadError, read_recorded
 from trimtab_predictor.retrain import WEIGHTS_KEY, Verdict, divide, judge, retrain, weights_in_use
 from trimtab_predictor.trace import TraceError
 
@@ -96,7 +96,7 @@ async def test_history_is_read_back_as_it_was(tmp_path: Path):
 
 @needs_prometheus
 async def test_of_many_pipelines_only_as_much_is_read_as_can_be_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("trimtab_predictor.recorded.MOST_PIPELINE_SECONDS", 3600)
+    monkeypatch.setattr("trimtab_predictor.prometheus_history.MOST_PIPELINE_SECONDS", 3600)
     end = int(time.time()) // BIN_SECONDS * BIN_SECONDS - 60
 
     with prometheus_with(tmp_path, openmetrics(a_load(3 * 3600), end)) as url:
@@ -160,7 +160,7 @@ async def test_training_replaces_bad_weights_and_only_then(cluster: Cluster, nam
     metadata = {"name": "trimtab-forecaster", "namespace": namespace}
     before = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": {WEIGHTS_KEY: encoded}}
     await cluster.apply(before, manager="trimtab-trainer")
-    load = RecordedLoad(namespace, "digits", a_load(3600))
+    load = PrometheusHistory(namespace, "digits", a_load(3600))
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TensorFlow's own, on import

@@ -78,7 +78,7 @@ def test_a_trace_too_broken_or_short_is_refused(
 
 def test_forecasting_imports_nothing_heavy() -> None:
     script = (
-        "import sys, trimtab_predictor.guarded as g; g.shipped_forecaster().forecast([5.0] * 200, 0.0); "
+        "import sys, trimtab_predictor.fallback_forecaster as g; g.shipped_forecaster().forecast([5.0] * 200, 0.0); "
         "print(sorted({'tensorflow', 'keras', 'pandas', 'torch', 'pydantic'} & set(sys.modules)))"
     )
 

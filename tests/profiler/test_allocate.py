@@ -3,7 +3,7 @@
 import pytest
 
 from tests.profiler.builders import a_pipeline, a_point, a_variant
-from trimtab_profiler.allocate import base_allocation, stage_slo_seconds
+from trimtab_profiler.base_allocation import base_allocation, stage_slo_seconds
 
 STAGE = a_pipeline(
     [a_variant("small", "1", 0.5), a_variant("middle", "1", 0.6), a_variant("large", "2", 0.7)]

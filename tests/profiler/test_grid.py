@@ -4,7 +4,7 @@ import pytest
 
 from tests.profiler.builders import a_measurement, a_pipeline, a_variant
 from trimtab_pipelines.stages import Stage
-from trimtab_profiler.grid import GridPoint, grid, share
+from trimtab_profiler.measurement_grid import GridPoint, grid, share
 from trimtab_profiler.profile import ProfileOptions, point_profile, replica_groups
 
 

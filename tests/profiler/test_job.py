@@ -8,13 +8,13 @@ import pytest
 
 from tests.profiler.builders import a_pipeline, a_variant
 from trimtab_kubernetes import Cluster
-from trimtab_pipelines.cluster import PROFILER_MANAGER
 from trimtab_pipelines.documents import dump_yaml, parse
+from trimtab_pipelines.kubernetes_names import PROFILER_MANAGER
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.profiling import left_to_users, missing_tasks, profile_tasks
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.__main__ import main
-from trimtab_profiler.job import TaskError, carry_out, measurable, task_of
+from trimtab_profiler.kubernetes_job import TaskError, carry_out, measurable, task_of
 from trimtab_profiler.measure import Effort
 from trimtab_profiler.profile import ProfileOptions
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from trimtab_pipelines.evidence import Accuracy
+from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_protocol.extensions import (
     TASKS,
     TASKS_JUDGED,
     TASKS_REFUSED,
     number_of,
+    task_accuracies,
     task_facts,
-    tasks_judged_of,
     tasks_of,
     tasks_refused_of,
 )
@@ -35,11 +35,11 @@ def test_what_was_measured_of_tasks_is_read_as_it_is_told_but_for_its_samples():
     judged = known.model_copy(update={"samples_digest": f"sha256:{64 * '0'}"})
     facts = task_facts(["late"], {}, {"late": {"full": judged}})
 
-    assert tasks_judged_of(facts) == {"late": {"full": known}}
+    assert task_accuracies(facts) == {"late": {"full": known}}
 
 
 @pytest.mark.parametrize("other", [None, 3, "", "{", "[]", "[" * 100_000])
 def test_a_model_of_another_make_tells_of_no_tasks(other):
     assert tasks_refused_of({TASKS_REFUSED: other}) == {}
-    assert tasks_judged_of({TASKS_JUDGED: other}) == {}
+    assert task_accuracies({TASKS_JUDGED: other}) == {}
     assert tasks_of({TASKS: other}) == ([] if not isinstance(other, str) or not other else [other])

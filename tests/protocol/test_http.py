@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 from trimtab_protocol import event_loop
-from trimtab_protocol.http import HttpConnection, request_head
+from trimtab_protocol.http_client import HttpConnection, request_head
 
 BODY_BYTES = 70_000
 """More than a head has room for: the loop fills the body's own buffer to its end, and reads on at once."""

@@ -11,8 +11,8 @@ import pytest
 
 from tests.router.edge.identities import Holder
 from tests.router.edge.openssl import Authority, openssl
-from trimtab_pipelines.edge import Identity
-from trimtab_protocol.mutual_tls import MutualTls, UnusableIdentity, why
+from trimtab_pipelines.edge_settings import Identity
+from trimtab_protocol.mutual_tls import MutualTls, UnusableIdentity, explain_ssl_error
 
 
 @pytest.fixture
@@ -135,8 +135,8 @@ async def test_a_server_whose_certificate_is_refused_is_told_by_the_reason(tmp_p
     async with listening(replica.identity()) as port:
         with pytest.raises(ssl.SSLError) as refused:
             await met(port, MutualTls(router.identity()).connecting())
-    assert why(refused.value).startswith("its certificate is refused: ")
-    assert reason in why(refused.value)
+    assert explain_ssl_error(refused.value).startswith("its certificate is refused: ")
+    assert reason in explain_ssl_error(refused.value)
 
 
 @pytest.mark.parametrize("name", ["replicas.team-a", "spiffe://cluster.local/ns/team-a"])

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_pipelines.codes import Code
+from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_protocol import ProtocolError
-from trimtab_protocol.text import MAX_HEADER_CHARACTERS, MAX_TEXT_BYTES, fits_header, header_value, told
+from trimtab_protocol.sanitize import MAX_HEADER_CHARACTERS, MAX_TEXT_BYTES, fits_header, header_value, printable
 from trimtab_router.refusal import Refusal
 
 
 @given(st.text(max_size=5000))
 def test_whatever_is_told_is_short_and_printable(text):
-    written = told(text)
+    written = printable(text)
 
     assert len(written.encode()) <= MAX_TEXT_BYTES
     assert written.isprintable()
@@ -22,11 +22,11 @@ def test_whatever_is_told_is_short_and_printable(text):
 
 @given(st.text(st.characters(categories=("L", "N", "P")), max_size=200))
 def test_what_is_fine_stays_as_it_is(text):
-    assert told(text) == text
+    assert printable(text) == text
 
 
 def test_a_long_text_keeps_its_beginning_and_its_end():
-    written = told(f"unknown input {'A' * 20_000!r}; sample takes: x")
+    written = printable(f"unknown input {'A' * 20_000!r}; sample takes: x")
 
     assert written.startswith("unknown input 'AAA")
     assert written.endswith("AAA'; sample takes: x")
@@ -40,7 +40,7 @@ def test_a_header_value_is_short_printable_ascii(text):
     assert len(value) <= MAX_HEADER_CHARACTERS
 
 
-@pytest.mark.parametrize("error", [ProtocolError, lambda text: Refusal(Code.INVALID_ARGUMENT, "Odd", text)])
+@pytest.mark.parametrize("error", [ProtocolError, lambda text: Refusal(ErrorCode.INVALID_ARGUMENT, "Odd", text)])
 def test_messages_of_errors_are_cut_and_forge_no_log_line(error, caplog):
     with caplog.at_level(logging.INFO):
         logging.getLogger("odd").info("%s", error("x\n2025 CRITICAL all is lost " + "A" * 20_000))

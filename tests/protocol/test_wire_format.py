@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab_protocol import InferRequest, ProtocolError, Tensor, grpc_messages
-from trimtab_protocol.wire_format import MAX_FIELDS, take_out
+from trimtab_protocol.protobuf_fields import MAX_FIELDS, extract_field
 
 REQUEST = InferRequest(
     "m",
@@ -36,13 +36,13 @@ def test_what_is_not_raw_is_bounded():
     with pytest.raises(ProtocolError, match="more than 1000 bytes besides raw contents; send large tensors as raw"):
         grpc_messages.read_request(many, 1000)
     with pytest.raises(ProtocolError, match=f"more than {MAX_FIELDS} fields"):
-        take_out(b"\x3a\x00" * (MAX_FIELDS + 1), 7, 1000)
+        extract_field(b"\x3a\x00" * (MAX_FIELDS + 1), 7, 1000)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_split_or_refused(data):
     try:
-        rest, taken = take_out(data, 7, 1000)
+        rest, taken = extract_field(data, 7, 1000)
     except ProtocolError:
         return
     assert len(rest) + sum(view.nbytes for view in taken) <= len(data)

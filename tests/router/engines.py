@@ -9,7 +9,7 @@ from aiohttp import web
 
 from tests.builders import a_variant
 from tests.router.chats import ChatReplica, Written, a_chat_pipeline, a_writer
-from trimtab_pipelines.routing import Endpoint
+from trimtab_pipelines.endpoints import Endpoint
 from trimtab_pipelines.spec import InferencePipeline
 
 MODEL = "org/their-11b"

@@ -18,23 +18,23 @@ from opentelemetry.trace import Tracer
 
 from tests import builders
 from tests.builders import a_plan
-from trimtab.local.door import DoorPorts, make_sockets, open_ports
-from trimtab_pipelines.edge import EdgeSettings
-from trimtab_pipelines.processes.module import Module
-from trimtab_pipelines.routing import Endpoint, Endpoints
+from trimtab.local.envoy_process import EnvoyPorts, make_sockets, open_ports
+from trimtab_pipelines.edge_settings import EdgeSettings
+from trimtab_pipelines.endpoints import Endpoint, Endpoints
+from trimtab_pipelines.processes.child_process import ChildProcess
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, InferResponse, Tensor, grpc_messages, rest
 from trimtab_protocol.mutual_tls import MutualTls
-from trimtab_router.edge import configuration
-from trimtab_router.edge.following import follow_keys
-from trimtab_router.edge.places import Doorstep, Sockets
-from trimtab_router.edge.program import command, program
-from trimtab_router.ingress.control import ControlIngress
-from trimtab_router.ingress.doors import FrontDoors
-from trimtab_router.ingress.registry import Registry
+from trimtab_router.envoy import config_files
+from trimtab_router.envoy.binary import command, find_binary
+from trimtab_router.envoy.key_watcher import follow_keys
+from trimtab_router.envoy.sockets import SocketFolder, Sockets
+from trimtab_router.ingress.envoy_control import EnvoyControl
+from trimtab_router.ingress.listeners import Listeners
+from trimtab_router.ingress.task_api import TaskApi
 from trimtab_router.limits import Limits
 from trimtab_router.router import Router
-from trimtab_router.stage.policies.view import Policy
+from trimtab_router.scheduling.policies.interface import Policy
 
 Model = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 
@@ -178,7 +178,7 @@ class Rig:
     def __init__(
         self,
         router: Router,
-        doors: FrontDoors,
+        doors: Listeners,
         session: aiohttp.ClientSession,
         edge: EdgeSettings,
         otlp: str | None = None,
@@ -189,12 +189,12 @@ class Rig:
         self.edge = edge
         self.otlp = otlp
         self.sockets: Sockets | None = None
-        self.control: ControlIngress | None = None
+        self.control: EnvoyControl | None = None
         self.url = f"http://127.0.0.1:{doors.rest_port}"
         self.admin_url = f"http://127.0.0.1:{doors.admin_port}"
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
-        self._door: DoorPorts | None = None
+        self._door: EnvoyPorts | None = None
         self._channel: grpc.aio.Channel | None = None
         self._following: asyncio.Task[None] | None = None
 
@@ -205,7 +205,7 @@ class Rig:
             self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc_port}")
         return self._channel
 
-    async def door(self) -> DoorPorts:
+    async def door(self) -> EnvoyPorts:
         """Where Envoy takes callers of this router."""
         async with self._opening:
             if self._door is None:
@@ -295,17 +295,17 @@ class Rig:
 @asynccontextmanager
 async def an_envoy(
     pipeline: InferencePipeline, sockets: Sockets, settings: EdgeSettings | None = None, **doorstep: Any
-) -> AsyncIterator[DoorPorts]:
+) -> AsyncIterator[EnvoyPorts]:
     """A real Envoy in front of the router behind these sockets."""
     otlp = doorstep.pop("otlp", None)
     settings = settings or EdgeSettings()
-    step = Doorstep(sockets, **doorstep, chats=pipeline.spec.chats is not None)
-    config = configuration.write(settings, step, pipeline=pipeline.name, otlp=otlp)
-    arguments = command(program(), "--config-path", str(config))
+    step = SocketFolder(sockets, **doorstep, chats=pipeline.spec.chats is not None)
+    config = config_files.write(settings, step, pipeline=pipeline.name, otlp=otlp)
+    arguments = command(find_binary(), "--config-path", str(config))
     log = sockets.folder / "envoy.log"
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(*arguments, stdout=errors, stderr=errors)
-    door = Module(process, "the door", log)
+    door = ChildProcess(process, "the door", log)
     try:
         yield await open_ports(door, sockets, 60)
     finally:
@@ -323,7 +323,7 @@ async def a_rig(
     edge: EdgeSettings | None = None,
     otlp: str | None = None,
     policy: Policy | None = None,
-    registry: Callable[[Router], Registry] = Registry,
+    registry: Callable[[Router], TaskApi] = TaskApi,
     **plan: Any,
 ) -> AsyncIterator[Rig]:
     """A router over these fakes, by stage; they are started and stopped with it."""
@@ -335,7 +335,7 @@ async def a_rig(
     tls = MutualTls(edge.replicas).connecting if edge.replicas else lambda: None
     router = Router(pipeline, a_plan(pipeline, **plan), limits=limits, policy=policy, tracer=tracer, tls=tls)
     router.apply_endpoints(endpoints_of(replicas))
-    doors = FrontDoors(router)
+    doors = Listeners(router)
     await doors.open_alone("127.0.0.1", 0)
     await doors.open_admin("127.0.0.1", 0, registry(router))
     async with aiohttp.ClientSession() as session:

@@ -17,8 +17,8 @@ from tests.builders import a_variant
 from tests.router.chats import INPUTS, ChatReplica, Written, a_chat, a_chat_pipeline, a_writer
 from tests.router.fakes import FakeReplica, a_rig
 from trimtab_protocol import rest
-from trimtab_protocol.chat.inner import content_of, kept_together
-from trimtab_protocol.chat.references import AWAITED, Identity, Made, Shared
+from trimtab_protocol.chat.embedding_refs import AWAITED, EncodedImage, Identity, ShareRequest
+from trimtab_protocol.chat.internal_wire import content_of, kept_together
 
 CHAT = "/v1/chat/completions"
 
@@ -111,7 +111,7 @@ class Encoder(FakeReplica):
         if request.method == "POST" and not self.shares:
             return web.json_response({"error": "too many names"}, status=429)
         if request.method == "POST":
-            return await self._keep_also(names, Shared.model_validate_json(await request.read()).of)
+            return await self._keep_also(names, ShareRequest.model_validate_json(await request.read()).of)
         self.kept -= names
         return web.json_response({"kept": len(self.kept)})
 
@@ -125,7 +125,7 @@ class Encoder(FakeReplica):
         if isinstance(of, str):
             return web.json_response({"kept": len(names)})
         self.asked.append((of.tenant, of.alone))
-        return web.json_response(Made(rows=ROWS, digest=content_of("fake:1", of.file, ROWS)).model_dump())
+        return web.json_response(EncodedImage(rows=ROWS, digest=content_of("fake:1", of.file, ROWS)).model_dump())
 
 
 @dataclass

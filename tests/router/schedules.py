@@ -7,20 +7,21 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_pipelines.splits import Floats, Front, Way, cheapest_batches, fronts
-from trimtab_router.stage.policies.schedule import DROPPED, Job, Schedule, options_of
+from trimtab_pipelines.row_splits import Floats, ParetoFront, SplitOption, cheapest_batches, pareto_fronts
+from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, Job, Schedule, options_of
 
 ACCURACIES = {"A": 0.519, "V": 0.261, "T": 0.423, "AV": 0.591, "AT": 0.782, "VT": 0.547, "AVT": 0.798}
 MILLISECONDS = {"A": 6.9, "V": 23.9, "T": 3.3, "AV": 34.1, "AT": 7.9, "VT": 27.3, "AVT": 39.8}
 """Of 64 rows: three senses of unequal price and worth."""
 
 
-def senses(most_rows: int = 64) -> list[Front]:
+def senses(most_rows: int = 64) -> list[ParetoFront]:
     """The front of every job size for seven subsets of three senses."""
     ways = [
-        Way(name, ACCURACIES[name], cheapest_batches(batch_seconds(name), most_rows).seconds) for name in ACCURACIES
+        SplitOption(name, ACCURACIES[name], cheapest_batches(batch_seconds(name), most_rows).seconds)
+        for name in ACCURACIES
     ]
-    return fronts(ways, most_rows)
+    return pareto_fronts(ways, most_rows)
 
 
 def batch_seconds(name: str) -> list[float]:
@@ -28,7 +29,9 @@ def batch_seconds(name: str) -> list[float]:
     return [MILLISECONDS[name] / 1000 * (0.2 + 0.8 * rows / 64) for rows in range(1, 65)]
 
 
-def a_queue(rng: np.random.Generator, jobs: int, sizes: Sequence[Front], load: float, worth: float = 0.0) -> list[Job]:
+def a_queue(
+    rng: np.random.Generator, jobs: int, sizes: Sequence[ParetoFront], load: float, worth: float = 0.0
+) -> list[Job]:
     """Jobs of random sizes whose deadlines leave `load` of their middling options' time, spread unevenly."""
     drawn = [sizes[int(rng.integers(1, len(sizes)))] for _ in range(jobs)]
     typical = float(sum(np.median(front.seconds) for front in drawn)) / load

@@ -5,11 +5,17 @@ import pytest
 
 from tests.builders import a_pipeline, a_plan, a_stage, a_variant
 from tests.router.test_desk import READY, Desktop
-from trimtab_pipelines.evidence import Accuracy
-from trimtab_router.stage.accuracy_watch import DRIFT, KEPT_SECONDS, LEAST_ROWS, AccuracyWatch, Before
-from trimtab_router.stage.endings import Answered, Broken, Lost, NotReady, Rejected
-from trimtab_router.stage.policies import slack_fit
-from trimtab_router.stage.slot import Slot
+from trimtab_pipelines.accuracy_evidence import Accuracy
+from trimtab_router.scheduling.accuracy_monitor import (
+    DRIFT,
+    KEPT_SECONDS,
+    LEAST_ROWS,
+    AccuracyBaseline,
+    AccuracyMonitor,
+)
+from trimtab_router.scheduling.batch_outcomes import BatchFailed, Completed, NotReady, Rejected, ReplicaLost
+from trimtab_router.scheduling.policies import slack_fit
+from trimtab_router.scheduling.replica_slots import ReplicaSlots
 
 NOW = 7.0
 KEY, BEST = ("early", "at"), ("early", "avt")
@@ -30,7 +36,7 @@ SENSES = [{"name": "at", **measured(0.86)}, {"name": "avt", **measured(0.95)}]
 def a_watch(points=SENSES):
     variants = [a_variant("early", operatingPoints=points)]
     stage = a_stage("only", outputs=OUTPUTS, certainty="sure", variants=variants)
-    return AccuracyWatch(a_pipeline([stage]).spec.stages[0])
+    return AccuracyMonitor(a_pipeline([stage]).spec.stages[0])
 
 
 def serve(watch, rng, rows, accuracy, best_accuracy, boast=0.0):
@@ -98,7 +104,7 @@ def look_again(watch, rng, rows, lost):
     for _ in range(rows):
         before = float(np.clip(rng.normal(0.5, 0.1), 0, 1))
         after = float(np.clip(before + rng.normal(0.2 - lost, 0.15), 0, 1))
-        watch.saw_again(BEST, "", np.array([after]), Before("at", np.array([before]), 0.2), NOW)
+        watch.saw_again(BEST, "", np.array([after]), AccuracyBaseline("at", np.array([before]), 0.2), NOW)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -248,7 +254,7 @@ class Audited(Desktop):
             suspects=None,
             grace_seconds=10.0,
         )
-        self.slots = [Slot("slot")]
+        self.slots = [ReplicaSlots("slot")]
         self.slots[0].offer(READY)
         self.desk.staff(self.slots)
 
@@ -261,7 +267,7 @@ class Audited(Desktop):
             {"y": np.full(piece.rows, label), "sure": np.full(piece.rows, 0.7, np.float32)} for piece in parcel.batch
         ]
         self.clock.run(self.clock.now + parcel.point.seconds(parcel.rows))
-        self.desk.ended(parcel, Answered(given, parcel.point.name))
+        self.desk.ended(parcel, Completed(given, parcel.point.name))
         self.settle()
 
     def serve(self, batches, label=3):
@@ -327,12 +333,12 @@ def test_how_long_a_row_lay_that_nobody_waits_for_is_no_wait():
 @pytest.mark.parametrize(
     "ending",
     [
-        Lost("gone", delivered=True),
-        Lost("gone", delivered=False),
+        ReplicaLost("gone", delivered=True),
+        ReplicaLost("gone", delivered=False),
         NotReady(),
         Rejected("no"),
-        Broken("odd"),
-        Broken("odd", again=False),
+        BatchFailed("odd"),
+        BatchFailed("odd", again=False),
     ],
     ids=repr,
 )
@@ -347,4 +353,4 @@ def test_a_row_that_nobody_waits_for_is_tried_once_and_takes_no_place_among_call
     assert top.desk.queue.rows == 0
     top.clock.run(top.clock.now + 20.0)
     assert len(top.sent) == sent
-    assert len(top.told) == isinstance(ending, Lost | Broken)  # of the replica, and of no request
+    assert len(top.told) == isinstance(ending, ReplicaLost | BatchFailed)  # of the replica, and of no request

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
-from trimtab_protocol.http import ConnectionBroken, HttpConnection, request_head
+from trimtab_protocol.http_client import ConnectionLost, HttpConnection, request_head
 from trimtab_router.admission.call import Call
 
 PATIENT = {"timeout": 60_000_000}
@@ -109,7 +109,7 @@ async def test_answers_larger_than_wanted_or_of_two_lengths_break_the_connection
         writer.write(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\na")
 
     async with a_server(answer) as connection:
-        with pytest.raises(ConnectionBroken):
+        with pytest.raises(ConnectionLost):
             await connection.exchange(request_head("GET", "/", "x", {}, 0), most_body_bytes=1000)
 
         assert not connection.usable

@@ -14,28 +14,30 @@ import pytest
 from tests.builders import a_plan
 from tests.router.fakes import FakeReplica, a_pipeline, a_rig
 from trimtab_pipelines.documents import dump_yaml, write_json
-from trimtab_pipelines.routing import Endpoints
+from trimtab_pipelines.endpoints import Endpoints
 from trimtab_router.ingress.admin import AUDIT_LOG
-from trimtab_router.ingress.audit import MAX_CALLERS, READING_SECONDS, REFUSED_SECONDS, AdminCall, Audit
+from trimtab_router.ingress.audit_log import MAX_CALLERS, READING_SECONDS, REFUSED_SECONDS, AdminAuditLog, AdminCall
 
 STATE = AdminCall("GET", "/trimtab/v1/state", "10.0.0.7", 200)
 POST = AdminCall("POST", "/trimtab/v1/state", "10.0.0.9", 405)
 
 
-def told(audit: Audit, calls: Sequence[tuple[AdminCall, float]]) -> list[dict[str, Any]]:
+def told(audit: AdminAuditLog, calls: Sequence[tuple[AdminCall, float]]) -> list[dict[str, Any]]:
     lines = [audit.line(call, now) for call, now in calls]
     return [json.loads(line) for line in lines if line is not None]
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/v2/health/live", "/v2/health/ready", "/trimtab/v1/welcome"])
 def test_probes_and_scrapes_are_not_told_unless_refused(path: str):
-    assert told(Audit(), [(AdminCall("GET", path, "a", status), 0.0) for status in (200, 503)]) == []
-    assert [line["status"] for line in told(Audit(), [(AdminCall("POST", path, "a", 405), 0.0)])] == [405]
+    assert told(AdminAuditLog(), [(AdminCall("GET", path, "a", status), 0.0) for status in (200, 503)]) == []
+    assert [line["status"] for line in told(AdminAuditLog(), [(AdminCall("POST", path, "a", 405), 0.0)])] == [405]
 
 
 def test_who_reads_the_state_again_and_again_is_told_once_an_hour():
     other = AdminCall("GET", "/trimtab/v1/state", "10.0.0.8", 200)
-    lines = told(Audit(), [*((STATE, float(n)) for n in range(10)), (other, 10.0), (STATE, READING_SECONDS + 1)])
+    lines = told(
+        AdminAuditLog(), [*((STATE, float(n)) for n in range(10)), (other, 10.0), (STATE, READING_SECONDS + 1)]
+    )
 
     assert lines == [
         {
@@ -52,13 +54,13 @@ def test_who_reads_the_state_again_and_again_is_told_once_an_hour():
 
 
 def test_what_is_refused_is_told_and_the_same_again_is_counted():
-    lines = told(Audit(), [(POST, 0.0), (POST, 1.0), (POST, REFUSED_SECONDS), (POST, 2 * REFUSED_SECONDS)])
+    lines = told(AdminAuditLog(), [(POST, 0.0), (POST, 1.0), (POST, REFUSED_SECONDS), (POST, 2 * REFUSED_SECONDS)])
 
     assert [line.get("more_since_last_line") for line in lines] == [None, 1, None]
 
 
 def test_nobody_breaks_a_line_or_fills_the_memory():
-    audit = Audit()
+    audit = AdminAuditLog()
     calls = [(AdminCall("GET", f"/{n}\r\n{'x' * 5000}", "a", 404), 0.0) for n in range(MAX_CALLERS + 5)]
     lines = [audit.line(call, now) or "" for call, now in calls]
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.router.test_queue import a_queue, a_work
-from trimtab_router.stage.policies import slack_fit, urgent_first
-from trimtab_router.stage.policies.view import Departure, Point, View
-from trimtab_router.stage.queue import DeadlineQueue
-from trimtab_router.stage.work import Slice
+from trimtab_router.scheduling.policies import earliest_deadline_first, slack_fit
+from trimtab_router.scheduling.policies.interface import Dispatch, Point, SchedulerView
+from trimtab_router.scheduling.queue import DeadlineQueue
+from trimtab_router.scheduling.stage_request import RowSlice
 
 FULL = Point("full", 0.9, lambda rows: 0.010 + 0.010 * rows)
 HALF = Point("half", 0.8, lambda rows: 0.005 + 0.002 * rows)
@@ -19,7 +19,7 @@ HALF = Point("half", 0.8, lambda rows: 0.005 + 0.002 * rows)
 
 def terms(policy="Predicted", max_rows=8, *, later=0.0, replicas=1, points=(FULL,)):
     """A stage that takes 10 ms, and 10 ms a row."""
-    return View(0.0, DeadlineQueue(0), points, max_rows, later, policy, replicas)
+    return SchedulerView(0.0, DeadlineQueue(0), points, max_rows, later, policy, replicas)
 
 
 def drop_hopeless(queue, view):
@@ -31,19 +31,19 @@ def drop_hopeless(queue, view):
 
 @dataclass
 class Formed:
-    batch: Sequence[Slice]
-    dropped: Sequence[Slice]
+    batch: Sequence[RowSlice]
+    dropped: Sequence[RowSlice]
     point: str
 
 
-def form_batch(queue, now, given_terms, decide=urgent_first.decide):
+def form_batch(queue, now, given_terms, decide=earliest_deadline_first.decide):
     """Do as a desk does with what a policy decides."""
     view = replace(given_terms, now=now, waiting=queue)
     dropped = drop_hopeless(queue, view)
     decision = decide(view)
-    batch = decision.takes if isinstance(decision, Departure) else []
+    batch = decision.takes if isinstance(decision, Dispatch) else []
     queue.remove((*decision.drops, *batch))
-    point = decision.point.name if isinstance(decision, Departure) else ""
+    point = decision.point.name if isinstance(decision, Dispatch) else ""
     return Formed(batch, [*dropped, *decision.drops], point)
 
 

@@ -13,11 +13,11 @@ from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline
 from tests.router.parted import Beginner, Encoder, a_picture, ask, parted, reading, references, shown_by
 from tests.router.test_queue import Caller
 from tests.router.test_writing import Writers
-from trimtab_router.carriage.http import HttpCarrier
-from trimtab_router.graph import Runnable
-from trimtab_router.stage.policies.view import Point
-from trimtab_router.stage.slot import Parcel, Slot
-from trimtab_router.stage.work import Slice, Work
+from trimtab_router.execution.graph import ReadyStage
+from trimtab_router.scheduling.policies.interface import Point
+from trimtab_router.scheduling.replica_slots import Batch, ReplicaSlots
+from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
+from trimtab_router.transport.http_transport import HttpTransport
 
 AWAITED = "awaited:"
 
@@ -98,11 +98,11 @@ async def test_who_waits_for_images_takes_no_place_from_who_has_all_he_needs():
 async def test_a_replica_has_as_long_as_the_request_where_it_waits_for_images(early, seconds):
     stage = parted().spec.stage("text")
     inputs = {name: np.array([b"[]"], dtype=object) for name in ("messages", "references")}
-    work = Work(cast("Any", Caller()), Runnable("text", 1, inputs), deadline=11.5, now=0.0)
+    work = StageRequest(cast("Any", Caller()), ReadyStage("text", 1, inputs), deadline=11.5, now=0.0)
     point = Point("default", 1.0, lambda _: 0.001)
-    parcel = Parcel(Slot("one"), "small", point, [Slice(work, 0, 1)], 1, 4.0, found_idle=False, early=early)
+    parcel = Batch(ReplicaSlots("one"), "small", point, [RowSlice(work, 0, 1)], 1, 4.0, found_idle=False, early=early)
     datatypes = dict.fromkeys(inputs, "BYTES")
-    carrier = HttpCarrier(stage, datatypes=datatypes, hang_seconds=30.0, max_answer_bytes=2**20)
+    carrier = HttpTransport(stage, datatypes=datatypes, hang_seconds=30.0, max_answer_bytes=2**20)
 
     assert carrier._request(parcel).timeout_seconds == seconds
 
@@ -225,7 +225,7 @@ def test_who_has_not_begun_is_in_no_queue_where_chats_are_about_to_be_read_whole
     whole.offer(frozenset({WHOLE}))
     top.take()
     assert (pulls.inflight, whole.inflight) == (1, 0)
-    early = Work(cast("Any", Caller()), Runnable("text", 1, {}), deadline=100.0, now=0.0)
+    early = StageRequest(cast("Any", Caller()), ReadyStage("text", 1, {}), deadline=100.0, now=0.0)
     top.desk.begin_early(early)
     top.desk.follow(top.desk.plan.model_copy(update={"variant": WHOLE}))
     top.end(top.sent[0])

@@ -16,7 +16,7 @@ from yarl import URL
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from tests.router.test_deadlines import blocked
 from trimtab_protocol import grpc_messages, rest
-from trimtab_router.edge.sizes import MEBIBYTE
+from trimtab_router.envoy.memory_limits import MEBIBYTE
 from trimtab_router.limits import Limits
 
 HEAD = b"POST /v2/models/sample/infer HTTP/1.1\r\nHost: x\r\n"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_router.stage.accuracy_watch import LEAST_ROWS, AccuracyWatch, Before
-from trimtab_router.stage.broken_inputs import Belief, lowered, suspects
+from trimtab_router.scheduling.accuracy_monitor import LEAST_ROWS, AccuracyBaseline, AccuracyMonitor
+from trimtab_router.scheduling.input_faults import AccuracyEstimate, lower_estimates, suspect_inputs
 
 PIPELINE = Path(__file__).parents[2] / "pipelines" / "digits-av" / "pipeline.yaml"
 HEARING = ("all", "audio-video", "audio-text", "audio")
@@ -29,7 +29,7 @@ class Town:
     def __init__(self):
         self.stage = load_pipeline(PIPELINE).spec.stages[0]
         self.points = {point.name: point for point in self.stage.variants[0].points}
-        self.watch = AccuracyWatch(self.stage)
+        self.watch = AccuracyMonitor(self.stage)
         self.broken = {}
         self.now = 0.0
 
@@ -151,7 +151,7 @@ def test_a_sound_that_comes_back_is_believed_once_it_was_heard(town):
 
 def test_a_point_that_only_looks_again_tells_of_its_input_too(town):
     town.serve("video-text", 400)
-    look = Before("video-text", np.array([0.5]), 0.2)
+    look = AccuracyBaseline("video-text", np.array([0.5]), 0.2)
     for _ in range(200):
         town.watch.saw_again(("late", "all"), "", np.array([0.4]), look, town.now)
     assert town.believed("all") < 0.7, "of the rows that were doubted"
@@ -172,13 +172,17 @@ def test_a_little_less_than_measured_is_no_input_that_fails(town):
 def test_of_points_that_all_read_the_same_one_says_nothing_of_the_others():
     both = frozenset("ab")
 
-    assert suspects([Belief("one", both, 0.9, now=0.2), Belief("two", both, 0.8)]) == frozenset()
+    assert (
+        suspect_inputs([AccuracyEstimate("one", both, 0.9, now=0.2), AccuracyEstimate("two", both, 0.8)]) == frozenset()
+    )
 
 
 def test_what_is_suspected_stays_so_while_half_of_what_told_it_does():
-    rest = (Belief("video", frozenset("v"), 0.7), Belief("text", frozenset("t"), 0.4))
+    rest = (AccuracyEstimate("video", frozenset("v"), 0.7), AccuracyEstimate("text", frozenset("t"), 0.4))
     for lost, fallen in ((0.13, "av"), (0.1, ""), (0.05, "")):
-        beliefs = [Belief("both", frozenset("vt"), 0.86, now=0.86 - lost), *rest]
-        assert suspects(beliefs) == (frozenset("t") if fallen else frozenset("t") if lost >= 0.064 else frozenset())
-        assert suspects(beliefs, {"t"}) == frozenset("t")
-    assert lowered(beliefs, {"t"}) == {"both": pytest.approx(0.67), "text": 0.0}
+        beliefs = [AccuracyEstimate("both", frozenset("vt"), 0.86, now=0.86 - lost), *rest]
+        assert suspect_inputs(beliefs) == (
+            frozenset("t") if fallen else frozenset("t") if lost >= 0.064 else frozenset()
+        )
+        assert suspect_inputs(beliefs, {"t"}) == frozenset("t")
+    assert lower_estimates(beliefs, {"t"}) == {"both": pytest.approx(0.67), "text": 0.0}

@@ -10,15 +10,15 @@ import pytest
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from tests.router.test_deadlines import blocked
-from trimtab_pipelines.codes import Code
-from trimtab_pipelines.edge import ClientLimits, EdgeSettings
-from trimtab_router.admission.budget import LARGE_BYTES, SMALL_BYTES, Budget
-from trimtab_router.admission.sweeping import Sweeping
+from trimtab_pipelines.edge_settings import ClientLimits, EdgeSettings
+from trimtab_pipelines.error_codes import ErrorCode
+from trimtab_router.admission.garbage_collection import CollectorPacer
+from trimtab_router.admission.memory_budget import LARGE_BYTES, SMALL_BYTES, MemoryBudget
 from trimtab_router.refusal import Refusal
 
 
 def test_a_reservation_grows_and_ends_once():
-    budget = Budget(100)
+    budget = MemoryBudget(100)
     with budget.reservation() as one, budget.reservation() as other:
         one.grow(60)
         with pytest.raises(Refusal, match="60 bytes are in flight and 41 more do not fit below 100"):
@@ -35,11 +35,11 @@ def test_a_reservation_grows_and_ends_once():
 
 
 def test_a_client_has_so_many_requests_and_bytes_and_others_have_theirs():
-    budget = Budget(1000, max_client_requests=2, max_client_bytes=100)
+    budget = MemoryBudget(1000, max_client_requests=2, max_client_bytes=100)
     first, second = budget.reservation("a"), budget.reservation("a")
     with pytest.raises(Refusal) as caught:
         budget.reservation("a")
-    assert (caught.value.code, caught.value.reason) == (Code.RESOURCE_EXHAUSTED, "ClientConcurrency")
+    assert (caught.value.code, caught.value.reason) == (ErrorCode.RESOURCE_EXHAUSTED, "ClientConcurrency")
     assert caught.value.callers_fault
 
     first.grow(60)
@@ -56,7 +56,7 @@ def test_a_client_has_so_many_requests_and_bytes_and_others_have_theirs():
 
 
 def test_answers_that_nobody_reads_take_no_room_from_requests_and_the_oldest_is_cut():
-    budget, cut = Budget(100, max_client_bytes=1000), list[str]()
+    budget, cut = MemoryBudget(100, max_client_bytes=1000), list[str]()
     slow = [budget.reservation("a") for _ in range(3)]
     for name, reservation in zip("abc", slow, strict=True):
         reservation.grow(40)
@@ -78,7 +78,7 @@ def test_answers_that_nobody_reads_take_no_room_from_requests_and_the_oldest_is_
 
 
 def test_large_requests_leave_room_for_small_ones():
-    budget = Budget(100 * SMALL_BYTES)
+    budget = MemoryBudget(100 * SMALL_BYTES)
     with budget.reservation() as large, budget.reservation() as small:
         large.grow(75 * SMALL_BYTES)
         with pytest.raises(Refusal, match="in flight and 1 more do not fit below 19660800"):
@@ -91,7 +91,7 @@ def test_large_requests_leave_room_for_small_ones():
 
 
 def test_only_clients_with_something_under_way_are_kept():
-    budget = Budget(1000, max_client_requests=2, max_client_bytes=100)
+    budget = MemoryBudget(1000, max_client_requests=2, max_client_bytes=100)
     for number in range(1000):
         with budget.reservation(f"client {number}") as reservation:
             reservation.grow(10)
@@ -141,7 +141,7 @@ async def test_what_a_clients_own_bounds_turn_away_is_no_load_to_plan_for():
 
 def test_whoever_looks_for_garbage_is_told_of_large_requests_alone():
     told = list[str]()
-    budget = Budget(100 * LARGE_BYTES, large_ended=lambda: told.append("large"))
+    budget = MemoryBudget(100 * LARGE_BYTES, large_ended=lambda: told.append("large"))
     with budget.reservation() as small:
         small.grow(LARGE_BYTES)
     assert not told
@@ -163,7 +163,7 @@ async def test_a_body_held_in_a_cycle_is_gone_soon_after_its_request():
         held = Held()
         held.__dict__["itself"], gone = held, asyncio.Event()
         weakref.finalize(held, gone.set)
-        sweeping = Sweeping()
+        sweeping = CollectorPacer()
         del held
         sweeping.soon()
         sweeping.soon()

@@ -11,9 +11,9 @@ import pytest
 from tests.builders import a_plan, a_variant
 from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_request, a_rig, endpoints_of, until
 from trimtab_pipelines.documents import write_json
-from trimtab_router.following.plans import FileWatcher
 from trimtab_router.router import Router
-from trimtab_router.stage.policies import POLICIES
+from trimtab_router.scheduling.policies import POLICIES
+from trimtab_router.watchers.file_watcher import FileWatcher
 
 PATIENT = {"timeout": 60_000_000}
 

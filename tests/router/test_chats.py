@@ -11,7 +11,7 @@ import pytest
 from tests.router.chats import ChatReplica, a_chat, a_chat_pipeline, a_png, a_writer, events, words_of
 from tests.router.fakes import FakeReplica, a_rig
 from trimtab_protocol import InferRequest, Tensor
-from trimtab_router.stage.returns import MAX_LOST_IN_COMPANY
+from trimtab_router.scheduling.batch_completion import MAX_LOST_IN_COMPANY
 
 CHAT = "/v1/chat/completions"
 
@@ -83,7 +83,7 @@ async def test_pieces_reach_the_caller_one_by_one():
 
 
 async def test_a_stream_without_new_words_says_that_it_lives(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("trimtab_router.ingress.telling.ALIVE_SECONDS", 0.02)
+    monkeypatch.setattr("trimtab_router.ingress.sse.ALIVE_SECONDS", 0.02)
     replica = ChatReplica(stepped=True)
     async with chatting(replica) as rig:
         asking = asyncio.create_task(rig.session.post(rig.url + CHAT, json=a_chat("one two", stream=True)))

@@ -17,12 +17,12 @@ from tests.ports import own_address
 from tests.relay import before_the_api_server
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, until
 from tests.router.test_changes import two_variants
-from trimtab_kubernetes import Cluster, follow
+from trimtab_kubernetes import Cluster, list_and_watch
 from trimtab_kubernetes.objects import Object
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_router.following.cluster import ClusterWatcher
 from trimtab_router.router import Router
+from trimtab_router.watchers.cluster_watcher import ClusterWatcher
 
 
 def as_object(plan: PipelinePlan, namespace: str, **metadata: Any) -> Object:
@@ -122,7 +122,7 @@ async def test_a_plan_is_in_force_as_soon_as_the_api_server_tells_of_it(
 
 
 async def _note_when_told(cluster: Cluster, namespace: str, told_at: dict[int, float]) -> None:
-    async for change in follow(cluster, "PipelinePlan", namespace):
+    async for change in list_and_watch(cluster, "PipelinePlan", namespace):
         if change.object is not None:
             told_at.setdefault(change.object["spec"]["generation"], time.time())
 

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, seconds_in
-from trimtab_router.admission.window import FLOOR_REQUESTS
+from trimtab_router.admission.concurrency_limit import FLOOR_REQUESTS
 from trimtab_router.limits import Limits
 
 SECOND = 1_000_000

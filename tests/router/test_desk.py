@@ -6,15 +6,15 @@ import pytest
 from tests.builders import a_pipeline, a_plan, a_variant
 from tests.clocks import FakeClock
 from tests.router.test_queue import Caller
-from trimtab_router.graph import Runnable
-from trimtab_router.stage.desk import Desk
-from trimtab_router.stage.endings import Answered, Broken, Lost, NotReady, Rejected
-from trimtab_router.stage.policies import POLICIES
-from trimtab_router.stage.policies.view import Departure, NotBefore, Policy
-from trimtab_router.stage.slot import NOTHING, Slot
-from trimtab_router.stage.suspects import Suspects
-from trimtab_router.stage.work import Work
-from trimtab_router.wish import NO_WISH, Wish
+from trimtab_router.execution.graph import ReadyStage
+from trimtab_router.execution.request_options import NO_WISH, RequestOptions
+from trimtab_router.scheduling.batch_outcomes import BatchFailed, Completed, NotReady, Rejected, ReplicaLost
+from trimtab_router.scheduling.policies import POLICIES
+from trimtab_router.scheduling.policies.interface import Dispatch, Policy, WaitUntil
+from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
+from trimtab_router.scheduling.replica_slots import NOTHING, ReplicaSlots
+from trimtab_router.scheduling.stage_request import StageRequest
+from trimtab_router.scheduling.stage_scheduler import StageScheduler
 
 READY = frozenset({"small"})
 FAST = {"name": "fast", "accuracy": 0.5}
@@ -31,8 +31,8 @@ class Desktop:
         self.clock = FakeClock()
         self.sent = []
         self.told = []
-        self.slots = [Slot(f"slot-{n}") for n in range(slots)]
-        self.desk = Desk(
+        self.slots = [ReplicaSlots(f"slot-{n}") for n in range(slots)]
+        self.desk = StageScheduler(
             stage.model_copy(update={"variants": (variant,)}),
             plan=a_plan(pipeline, **{"serviceSeconds": {1: 1.0, 8: 4.0}} | plan).spec.stages[0],
             max_rows=100,
@@ -41,7 +41,7 @@ class Desktop:
             clock=self.clock,
             carrier=self,
             tally=self,
-            suspects=Suspects(),
+            suspects=QueryOfDeathDetector(),
             grace_seconds=10.0,
         )
         for slot in self.slots:
@@ -85,8 +85,10 @@ class Desktop:
     def take(self, rows=1, deadline=100.0, value=0.0, wish=NO_WISH):
         x = np.full((rows, 4), value, np.float32)
         certain = self.desk.stage.certainty is not None
-        runnable = Runnable("stage-0", rows, {"x": x})
-        work = Work(Caller(), runnable, deadline=deadline, now=self.clock.now, wish=wish, looked_at_again=certain)
+        runnable = ReadyStage("stage-0", rows, {"x": x})
+        work = StageRequest(
+            Caller(), runnable, deadline=deadline, now=self.clock.now, wish=wish, looked_at_again=certain
+        )
         refusal = self.desk.refusal_of(work, self.clock.now)
         if refusal is None:
             self.desk.take(work)
@@ -97,7 +99,7 @@ class Desktop:
 
     def end(self, parcel, ending=None):
         answers = [{"y": piece.array("x") + 1} if not piece.work.closed else {} for piece in parcel.batch]
-        self.desk.ended(parcel, ending or Answered(answers, parcel.point.name))
+        self.desk.ended(parcel, ending or Completed(answers, parcel.point.name))
         self.settle()
 
 
@@ -178,7 +180,7 @@ def test_the_points_of_a_plan_are_there_preferred_first_with_what_it_says_of_the
 def test_the_task_of_the_most_urgent_row_says_which_point_is_the_better_one(task, point):
     quick = FAST | {"serviceSeconds": {1: 0.1, 8: 0.4}, "accuracyByTask": {"crops": 0.99}}
     top = Desktop("SlackFit", fallbacks=[quick])
-    top.take(wish=Wish(task=task))
+    top.take(wish=RequestOptions(task=task))
     top.settle()
 
     assert top.sent[0].point.name == point
@@ -191,8 +193,8 @@ def test_a_fallback_of_unknown_speed_is_none():
 def test_a_policy_may_say_not_before():
     def hold_back(view):
         if view.now < 2.0:
-            return NotBefore(2.0)
-        return Departure(view.points[0], list(view.waiting))
+            return WaitUntil(2.0)
+        return Dispatch(view.points[0], list(view.waiting))
 
     top = Desktop(Policy(hold_back))
     top.take()
@@ -206,7 +208,7 @@ def test_a_policy_may_say_not_before():
 def test_a_policy_may_drop_whom_it_will():
     def drop_first(view):
         first, *others = view.waiting
-        return Departure(view.points[0], others, [first])
+        return Dispatch(view.points[0], others, [first])
 
     top = Desktop(Policy(drop_first))
     first, second = top.take(deadline=5.0), top.take(deadline=6.0)
@@ -224,7 +226,7 @@ def test_a_lost_batch_goes_elsewhere_and_two_losses_end_it():
     for parcel in (0, 1):
         top.sent[parcel].slot.offer(NOTHING)
         top.desk.look_around()
-        top.end(top.sent[parcel], Lost("gone"))
+        top.end(top.sent[parcel], ReplicaLost("gone"))
 
     assert top.sent[0].slot is not top.sent[1].slot
     assert why(work) == "ModelServerError"
@@ -237,7 +239,7 @@ def test_what_never_arrived_is_under_no_suspicion():
     work = top.take()
     top.settle()
     for _ in range(5):
-        top.end(top.sent[-1], Lost("nobody listens", delivered=False))
+        top.end(top.sent[-1], ReplicaLost("nobody listens", delivered=False))
 
     assert why(work) is None
     assert len(top.sent) == 6
@@ -251,7 +253,7 @@ def test_a_batch_sent_ahead_is_not_blamed_for_the_one_before_it():
         parcel = top.sent[-1]
         top.clock.run(top.clock.now + 0.1)
         outputs = [{"y": piece.array("x")} for piece in parcel.batch]
-        top.desk.ended(parcel, Answered(outputs, parcel.point.name, compute_seconds=0.099))
+        top.desk.ended(parcel, Completed(outputs, parcel.point.name, compute_seconds=0.099))
         top.settle()
     first, second = top.take(8), top.take(8)
     top.clock.run(top.clock.now + 0.0985)
@@ -261,7 +263,7 @@ def test_a_batch_sent_ahead_is_not_blamed_for_the_one_before_it():
     top.slots[0].offer(NOTHING)
     top.desk.look_around()
     for parcel in top.sent[-2:]:
-        top.end(parcel, Lost("gone"))
+        top.end(parcel, ReplicaLost("gone"))
     assert {piece.work: (piece.attempts, piece.alone) for piece in top.desk.queue} == {
         first: (1, True),
         second: (0, False),
@@ -305,7 +307,7 @@ def test_what_breaks_is_tried_again_as_often_as_it_helps(repeatable, again, reas
     work = top.take()
     top.settle()
     while why(work) is None:
-        top.end(top.sent[-1], Broken("nonsense", again=again))
+        top.end(top.sent[-1], BatchFailed("nonsense", again=again))
 
     assert (why(work), len(top.sent)) == (reason, batches)
     assert top.told[-1] == "nonsense"
@@ -317,7 +319,7 @@ def test_a_slot_is_free_again_even_where_an_answer_is_of_no_use():
     top.settle()
     top.sent[0].batch[0].work.owner.work_completed = None
     with pytest.raises(TypeError):
-        top.desk.ended(top.sent[0], Answered([{}], "default"))
+        top.desk.ended(top.sent[0], Completed([{}], "default"))
 
     assert top.slots[0].free
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.builders import a_pipeline, a_stage, a_variant
 from tests.router.engines import MODEL, an_engine_pipeline
-from trimtab_pipelines.routing import Endpoint
-from trimtab_router.following.discovery import endpoints_of
+from trimtab_pipelines.endpoints import Endpoint
+from trimtab_router.watchers.endpoint_slices import endpoints_of
 
 CONTAINER = {"family": "", "storageUri": "", "container": {"image": "someone/else:1", "port": 8000, "modelName": "m"}}
 PIPELINE = a_pipeline(

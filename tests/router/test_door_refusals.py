@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from trimtab.local.door import make_sockets
-from trimtab_pipelines.codes import DOOR_REASONS
-from trimtab_pipelines.edge import EdgeSettings
-from trimtab_router.edge.envoy import Envoy
-from trimtab_router.edge.refused import answered, refused_since
-from trimtab_router.edge.replies import local_replies
-from trimtab_router.edge.sizes import heap_bytes
+from trimtab.local.envoy_process import make_sockets
+from trimtab_pipelines.edge_settings import EdgeSettings
+from trimtab_pipelines.error_codes import DOOR_REASONS
+from trimtab_router.envoy.admin_client import EnvoyAdmin
+from trimtab_router.envoy.local_replies import local_replies
+from trimtab_router.envoy.memory_limits import heap_bytes
+from trimtab_router.envoy.rejection_counters import answered_by_envoy, rejections_since
 
 
 def stats(*lines: str) -> dict[str, int]:
-    return answered("\n".join(f"door.answered.{line}" for line in lines))
+    return answered_by_envoy("\n".join(f"door.answered.{line}" for line in lines))
 
 
 @pytest.mark.parametrize(
@@ -47,15 +47,15 @@ def stats(*lines: str) -> dict[str, int]:
     ],
 )
 def test_a_refusal_is_counted_by_its_reason_over_both_protocols(line: str, refused: dict[tuple[int, str], int]):
-    assert refused_since({}, stats(line)) == refused
+    assert rejections_since({}, stats(line)) == refused
 
 
 def test_only_what_is_new_is_counted_and_a_door_that_began_anew_starts_at_zero():
     line = "detail.lua_response.status.200.reason.Forbidden: {}"
 
-    assert refused_since(stats(line.format(3)), stats(line.format(5))) == {(403, "Forbidden"): 2}
-    assert refused_since(stats(line.format(5)), stats(line.format(5))) == {}
-    assert refused_since(stats(line.format(5)), stats(line.format(1))) == {(403, "Forbidden"): 1}
+    assert rejections_since(stats(line.format(3)), stats(line.format(5))) == {(403, "Forbidden"): 2}
+    assert rejections_since(stats(line.format(5)), stats(line.format(5))) == {}
+    assert rejections_since(stats(line.format(5)), stats(line.format(1))) == {(403, "Forbidden"): 1}
 
 
 def test_each_reason_that_callers_are_told_is_counted():
@@ -99,7 +99,7 @@ async def test_a_router_after_another_counts_only_what_is_new_at_its_door(note: 
     await door.start(sockets.envoy)
     for refused in (3, 5, 5):  # a router each; the door outlives them
         door.refused = refused
-        envoy = Envoy(sockets.envoy, sockets.counted, counted.update, heap_bytes(EdgeSettings()))
+        envoy = EnvoyAdmin(sockets.envoy, sockets.counted, counted.update, heap_bytes(EdgeSettings()))
         await envoy.catch_up()
         await envoy.catch_up()
         await envoy.close()

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, until
 from trimtab_pipelines.router_state import EndpointState
-from trimtab_router.carriage import replicas
-from trimtab_router.carriage.http import HttpCarrier
-from trimtab_router.carriage.replicas import Replica
 from trimtab_router.limits import Limits
-from trimtab_router.stage.policies.view import Policy
+from trimtab_router.scheduling.policies.interface import Policy
+from trimtab_router.transport import replica_client
+from trimtab_router.transport.http_transport import HttpTransport
+from trimtab_router.transport.replica_client import ReplicaClient
 
 SECOND = 1_000_000
 PATIENT = {"timeout": 60 * SECOND}
@@ -48,7 +48,7 @@ async def test_what_a_dead_replica_held_runs_on_another():
 async def test_who_leaves_in_the_moment_a_batch_is_sent_harms_no_other_in_it(monkeypatch):
     replica = FakeReplica()
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}, batchSize=2) as rig:
-        carry = HttpCarrier.carry
+        carry = HttpTransport.carry
 
         def and_one_leaves(self, parcel, ended):
             carry(self, parcel, ended)
@@ -59,7 +59,7 @@ async def test_who_leaves_in_the_moment_a_batch_is_sent_harms_no_other_in_it(mon
         replica.gate.clear()
         first = asyncio.ensure_future(rig.rest(a_request(value=1.0, parameters=PATIENT)))
         await replica.arrived.wait()
-        monkeypatch.setattr(HttpCarrier, "carry", and_one_leaves)
+        monkeypatch.setattr(HttpTransport, "carry", and_one_leaves)
         stays, leaves = (
             asyncio.ensure_future(rig.rest(a_request(value=value, parameters=PATIENT))) for value in (2.0, 3.0)
         )
@@ -203,7 +203,7 @@ async def test_draining_answers_what_was_accepted_and_refuses_the_rest(over_grpc
 
 
 async def test_who_answers_batches_stays_ready_however_late_its_probe(monkeypatch):
-    monkeypatch.setattr(replicas, "PROBE_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(replica_client, "PROBE_TIMEOUT_SECONDS", 0.05)
     busy = FakeReplica()
     async with a_rig(a_pipeline(1), {"stage-0": [busy]}) as rig:
         answered(await rig.rest(a_request(value=7.0)), 1, 7)
@@ -219,7 +219,7 @@ async def test_who_answers_batches_stays_ready_however_late_its_probe(monkeypatc
 async def test_a_probe_asked_before_a_doubt_does_not_dispel_it():
     fake = await FakeReplica().start()
     changes: list[tuple[bool, int]] = []
-    replica = Replica(fake.endpoint(), lambda: changes.append((bool(replica.slot.ready_variants), fake.probes)))
+    replica = ReplicaClient(fake.endpoint(), lambda: changes.append((bool(replica.slot.ready_variants), fake.probes)))
     await until(lambda: bool(replica.slot.ready_variants))
     fake.health.clear()
     await until(lambda: fake.probes > changes[-1][1])

@@ -9,11 +9,11 @@ import pytest
 from aiohttp import web
 
 from tests.router.chats import a_png
-from trimtab_pipelines.chat import ImageBounds
+from trimtab_pipelines.chat_settings import ImageLimits
 from trimtab_protocol.chat.errors import InvalidChat
-from trimtab_router.admission.budget import Budget
-from trimtab_router.ingress import fetching
-from trimtab_router.ingress.fetching import Fetcher
+from trimtab_router.admission.memory_budget import MemoryBudget
+from trimtab_router.ingress import image_fetcher
+from trimtab_router.ingress.image_fetcher import ImageFetcher
 from trimtab_router.refusal import Refusal
 
 
@@ -30,8 +30,8 @@ async def a_store(answer):
 
 
 async def fetch(store, name, budget=None, **bounds):
-    fetcher = Fetcher(ImageBounds(stores=(store,), **bounds))
-    with (budget or Budget(2**20)).reservation() as reservation:
+    fetcher = ImageFetcher(ImageLimits(stores=(store,), **bounds))
+    with (budget or MemoryBudget(2**20)).reservation() as reservation:
         return await fetcher.fetch(store + name, "image", reservation)
 
 
@@ -72,11 +72,11 @@ async def test_a_file_that_does_not_end_is_given_up_when_it_is_too_large():
         with pytest.raises(InvalidChat, match="more than 65536 bytes"):
             await fetch(store, "a.png", size=2**16)
         with pytest.raises(Refusal, match="bytes are in flight"):
-            await fetch(store, "a.png", budget=Budget(2**17))
+            await fetch(store, "a.png", budget=MemoryBudget(2**17))
 
 
 async def test_a_file_that_does_not_come_is_given_up(monkeypatch):
-    monkeypatch.setattr(fetching, "FETCH_SECONDS", 0.05)
+    monkeypatch.setattr(image_fetcher, "FETCH_SECONDS", 0.05)
 
     given_up = asyncio.Event()
 
@@ -99,6 +99,9 @@ async def test_a_listed_name_that_leads_somewhere_private_is_refused(addresses, 
         ]
 
     monkeypatch.setattr(aiohttp.ThreadedResolver, "resolve", resolve)
-    fetcher = Fetcher(ImageBounds(domains=("images.example",)))
-    with Budget(2**20).reservation() as reservation, pytest.raises(InvalidChat, match="leads to a private address"):
+    fetcher = ImageFetcher(ImageLimits(domains=("images.example",)))
+    with (
+        MemoryBudget(2**20).reservation() as reservation,
+        pytest.raises(InvalidChat, match="leads to a private address"),
+    ):
         await fetcher.fetch("http://images.example/a.png", "image", reservation)

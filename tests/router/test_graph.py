@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.builders import a_pipeline, a_stage, a_variant
-from trimtab_router.graph import Graph, Walk
+from trimtab_router.execution.graph import Graph, GraphCursor
 
 PAGE = {"name": "page", "datatype": "FP32", "shape": [2]}
 NOTE = {"name": "note", "datatype": "FP32", "shape": [1], "optional": True}
@@ -47,7 +47,7 @@ def digits(**changes):
 
 def a_walk(spec, wanted=None, **inputs):
     graph = Graph(spec)
-    return Walk(graph, inputs, tuple(wanted or graph.outputs))
+    return GraphCursor(graph, inputs, tuple(wanted or graph.outputs))
 
 
 def test_a_counted_output_fans_out_and_its_rows_come_back_in_order():

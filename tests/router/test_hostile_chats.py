@@ -12,9 +12,9 @@ import pytest
 from benchmarks.chats.attacks import MEBIBYTE, READ, SPELLED, Ground
 from tests.router.chats import ChatReplica, a_chat, a_chat_pipeline, a_png, data_url
 from tests.router.fakes import a_rig
-from trimtab_pipelines.chat import ImageBounds
+from trimtab_pipelines.chat_settings import ImageLimits
+from trimtab_protocol.chat.chat_parser import decoded, parse_chat
 from trimtab_protocol.chat.errors import InvalidChat
-from trimtab_protocol.chat.reading import decoded, read_chat
 
 CHAT = "/v1/chat/completions"
 
@@ -59,7 +59,7 @@ def test_what_hostile_callers_send_takes_little_time(name):
     for _ in range(3):
         began = time.process_time()
         with contextlib.suppress(InvalidChat):
-            list(decoded(read_chat(memoryview(body), MEBIBYTE, ImageBounds()), ImageBounds()))
+            list(decoded(parse_chat(memoryview(body), MEBIBYTE, ImageLimits()), ImageLimits()))
         spent.append(time.process_time() - began)
     assert min(spent) < 0.05
 

@@ -7,7 +7,7 @@ import pytest
 from tests.router.edge.identities import Holder
 from tests.router.edge.openssl import Authority
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
-from trimtab_pipelines.edge import EdgeSettings
+from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_protocol.mutual_tls import MutualTls
 
 PIPELINE = a_pipeline(1)

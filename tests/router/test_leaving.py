@@ -17,11 +17,11 @@ import yaml
 
 from tests.builders import a_plan
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, an_envoy, endpoints_of
-from trimtab.local.door import make_sockets
-from trimtab_loadtester.wire import GrpcWire, RestWire, Wire
+from trimtab.local.envoy_process import make_sockets
+from trimtab_loadtester.clients import Client, GrpcClient, RestClient
 from trimtab_pipelines.documents import dump_yaml, write_json
-from trimtab_router.edge.places import Sockets
-from trimtab_router.ingress.doors import FrontDoors
+from trimtab_router.envoy.sockets import Sockets
+from trimtab_router.ingress.listeners import Listeners
 from trimtab_router.router import Router
 
 PIPELINE = a_pipeline(1)
@@ -73,7 +73,7 @@ async def until_status(session: aiohttp.ClientSession, url: str, status: int) ->
             await asyncio.sleep(0.02)
 
 
-async def send_until_gone(wire: Wire, codes: list[str]) -> None:
+async def send_until_gone(wire: Client, codes: list[str]) -> None:
     """Send one request after the other, until nobody listens any more; adds the codes of the answers."""
     request = a_request(parameters={"timeout": 20_000_000})
     encoded = wire.encode(request.inputs, ("y",), request.parameters)
@@ -96,8 +96,8 @@ async def test_a_router_told_to_stop_serves_all_that_still_comes(tmp_path: Path)
         rest_codes: list[str] = []
         grpc_codes: list[str] = []
         sending = asyncio.gather(
-            send_until_gone(RestWire(f"127.0.0.1:{door.rest_port}", "sample"), rest_codes),
-            send_until_gone(GrpcWire(f"127.0.0.1:{door.grpc_port}", "sample"), grpc_codes),
+            send_until_gone(RestClient(f"127.0.0.1:{door.rest_port}", "sample"), rest_codes),
+            send_until_gone(GrpcClient(f"127.0.0.1:{door.grpc_port}", "sample"), grpc_codes),
         )
         await replica.arrived.wait()
         router.process.send_signal(signal.SIGTERM)
@@ -132,7 +132,7 @@ class Told(Router):
 async def test_a_router_answers_what_it_has_for_as_long_as_was_promised(latency: str, seconds: float):
     pipeline = a_pipeline(1, slo={"latency": latency})
     router = Told(pipeline, a_plan(pipeline))
-    await FrontDoors(router).close()
+    await Listeners(router).close()
 
     assert router.told_seconds == seconds
 

@@ -5,12 +5,12 @@ import pytest
 
 from tests.builders import a_pipeline, a_plan, a_variant
 from tests.router.test_desk import READY, Desktop
-from trimtab_pipelines.second_look import TaskLook
-from trimtab_router.stage.endings import Answered, Lost
-from trimtab_router.stage.policies.view import Departure, NotBefore, Policy
-from trimtab_router.stage.slot import Slot
-from trimtab_router.stage.work import Again
-from trimtab_router.wish import Wish
+from trimtab_pipelines.escalation import TaskEscalation
+from trimtab_router.execution.request_options import RequestOptions
+from trimtab_router.scheduling.batch_outcomes import Completed, ReplicaLost
+from trimtab_router.scheduling.policies.interface import Dispatch, Policy, WaitUntil
+from trimtab_router.scheduling.replica_slots import ReplicaSlots
+from trimtab_router.scheduling.stage_request import EscalationRule
 
 POINTS = [{"name": "default", "accuracy": 0.9}, {"name": "quick", "accuracy": 0.7}]
 OUTPUTS = [{"name": "y", "datatype": "FP32", "shape": [4]}, {"name": "sure", "datatype": "FP32"}]
@@ -18,8 +18,8 @@ SURE, DOUBTED = 0.9, 0.1
 MEASURED = {"measured": 0.25}
 """Share of rows that are doubted, of requests that name this task."""
 BY_TASK = {
-    "cars": TaskLook(below=0.85, share=0.5, accuracy=0.85),
-    "birds": TaskLook(below=0, share=0, accuracy=0.4),
+    "cars": TaskEscalation(below=0.85, share=0.5, accuracy=0.85),
+    "birds": TaskEscalation(below=0, share=0, accuracy=0.4),
 }
 
 
@@ -34,10 +34,10 @@ def quick_first(view):
         point = points[-1]
         company = view.beside(head, point)
         by_task = BY_TASK if head.work.wish.task not in {"", *MEASURED} else {}
-        look = Again(0.5, "default", accuracy=0.8, share=MEASURED.get(head.work.wish.task), by_task=by_task)
+        look = EscalationRule(0.5, "default", accuracy=0.8, share=MEASURED.get(head.work.wish.task), by_task=by_task)
         again = look if point.name == "quick" else None
-        return Departure(point, company.first(min(view.most_rows, company.rows)), drops, again)
-    return NotBefore(drops=drops)
+        return Dispatch(point, company.first(min(view.most_rows, company.rows)), drops, again)
+    return WaitUntil(drops=drops)
 
 
 class Looking(Desktop):
@@ -64,7 +64,7 @@ class Looking(Desktop):
             suspects=None,
             grace_seconds=10.0,
         )
-        self.slots = [Slot(f"slot-{n}") for n in range(slots)]
+        self.slots = [ReplicaSlots(f"slot-{n}") for n in range(slots)]
         for slot in self.slots:
             slot.offer(READY)
         self.desk.staff(self.slots)
@@ -77,7 +77,7 @@ class Looking(Desktop):
             y = np.full((piece.rows, 4), 100.0 if parcel.point.name == "default" else 0.0, np.float32)
             given.append({"y": y + np.arange(piece.start, piece.stop)[:, None], "sure": own})
             begin += piece.rows
-        self.desk.ended(parcel, Answered(given, parcel.point.name))
+        self.desk.ended(parcel, Completed(given, parcel.point.name))
         self.settle()
 
 
@@ -133,7 +133,7 @@ def test_a_point_whose_looks_win_less_than_was_measured_is_told():
 @pytest.mark.parametrize("rows", [2, 1])
 def test_a_row_that_is_doubted_is_as_accurate_as_such_rows_were_measured_to_be_however_few_there_are(top, rows):
     work = top.take(rows, 3.0)
-    work.wish = Wish(task="measured")
+    work.wish = RequestOptions(task="measured")
     top.clock.run(0.2)
     top.answer(top.sent[0], [DOUBTED] * rows)
     top.clock.run(3.0)
@@ -167,10 +167,10 @@ def test_a_replica_that_is_lost_with_a_second_look_costs_no_answer(top):
     work = looked_at_once(top)
     for _ in range(2):
         for parcel in [parcel for parcel in top.sent if parcel.slot.computing is parcel]:
-            top.desk.ended(parcel, Lost("gone"))
+            top.desk.ended(parcel, ReplicaLost("gone"))
             top.settle()
     while work.owner.outputs is None and top.slots[0].computing is not None:
-        top.desk.ended(top.slots[0].computing, Lost("gone"))
+        top.desk.ended(top.slots[0].computing, ReplicaLost("gone"))
         top.settle()
 
     assert work.owner.refusal is None
@@ -214,13 +214,13 @@ def test_a_caller_who_leaves_takes_the_rows_that_go_again_along(top):
     ("task", "doubted", "accuracies"), [("cars", [1], {0.85, 0.55}), ("birds", [], {0.4}), ("ships", [], {0.7})]
 )
 def test_each_task_is_doubted_by_its_own_threshold_and_one_that_has_none_not_at_all(top, task, doubted, accuracies):
-    work = top.take(2, wish=Wish(task=task))
+    work = top.take(2, wish=RequestOptions(task=task))
     top.clock.run(0.2286)
     top.answer(top.sent[0], [SURE, 0.7])
 
     again = [piece for parcel in top.sent[1:] for piece in parcel.batch]
     assert [row for piece in again for row in range(piece.start, piece.stop)] == doubted
     if doubted:
-        assert all(piece.again == Again(0.85, "default", 0.85, 0.5) for piece in again)
+        assert all(piece.again == EscalationRule(0.85, "default", 0.85, 0.5) for piece in again)
         top.clock.run(100.0)
     assert {round(piece.accuracy, 4) for piece in work.owner.served} == accuracies

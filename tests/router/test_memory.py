@@ -22,11 +22,11 @@ import pytest
 from tests.builders import a_plan
 from tests.router.fakes import a_pipeline
 from trimtab_pipelines.documents import dump_yaml, write_json
-from trimtab_pipelines.edge import EdgeSettings
-from trimtab_pipelines.routing import Endpoint, Endpoints
+from trimtab_pipelines.edge_settings import EdgeSettings
+from trimtab_pipelines.endpoints import Endpoint, Endpoints
 from trimtab_pipelines.spec import RouterSettings
 from trimtab_protocol import InferRequest, Tensor, rest
-from trimtab_router.edge.sizes import MEBIBYTE, payload_bytes
+from trimtab_router.envoy.memory_limits import MEBIBYTE, payload_bytes
 
 REPOSITORY = Path(__file__).parents[2]
 PATH = "/v2/models/sample/infer"

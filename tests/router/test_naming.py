@@ -12,7 +12,7 @@ from tests.router.fakes import FakeReplica, a_pipeline, a_rig
 from tests.router.tasked import NOT_TOLD, a_tasked_pipeline, a_tasked_replica, number_told
 from trimtab_pipelines.tasks import NO_TASK
 from trimtab_protocol import InferRequest, InferResponse, Tensor
-from trimtab_router.naming import numbers_at
+from trimtab_router.execution.task_names import task_indices_at
 
 TASKS = ("crops", "faces", "", "signs")
 TOLD = "trimtab.stage-0.task"
@@ -118,8 +118,8 @@ async def test_a_name_is_taken_once_every_replica_has_its_task_so_that_none_answ
 def test_a_number_beyond_what_a_replica_listed_last_stays_and_that_of_another_task_never(listed, told):
     given = np.full(3, 1, np.int64)
 
-    assert numbers_at("faces", listed, given).tolist() == [told] * 3
-    assert numbers_at("faces", listed, given).dtype == given.dtype
+    assert task_indices_at("faces", listed, given).tolist() == [told] * 3
+    assert task_indices_at("faces", listed, given).dtype == given.dtype
 
 
 async def test_a_model_that_is_told_no_task_answers_its_first_one_alone():

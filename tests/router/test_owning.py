@@ -16,12 +16,12 @@ from tests.router.parted import Encoder, a_picture, reading
 from tests.router.test_chats import chatting
 from tests.router.test_queue import Caller
 from trimtab_protocol import InferRequest, Tensor
-from trimtab_protocol.chat.inner import texts
+from trimtab_protocol.chat.internal_wire import texts
 from trimtab_protocol.tensors import SLOW_VALUES_BYTES
-from trimtab_router.admission.owning import MOST_OPTIONS_BYTES, MOST_ROWS_AT_ONCE, options_inputs, owned
-from trimtab_router.carriage.http import _hurried
-from trimtab_router.graph import Runnable
-from trimtab_router.stage.work import Slice, Work
+from trimtab_router.admission.tenant import MOST_OPTIONS_BYTES, MOST_ROWS_AT_ONCE, options_inputs, with_tenant
+from trimtab_router.execution.graph import ReadyStage
+from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
+from trimtab_router.transport.http_transport import _hurried
 
 SLO = {"latency": "60s", "firstToken": "5s"}
 STOLEN = b'{"tenant": "b", "urgency_seconds": -1e9, "max_tokens": 1, "tenant": "c"}'
@@ -71,7 +71,7 @@ async def test_a_callers_deadline_is_all_that_makes_a_chat_urgent():
 
 def test_who_has_waited_for_a_replica_has_less_time_left():
     inputs = {"options": texts([b'{"max_tokens": 1}', b"no JSON"]), "messages": texts([HELLO] * 2)}
-    piece = Slice(Work(Caller(), Runnable("text", 2, inputs), deadline=107.0, now=100.0), 0, 2)
+    piece = RowSlice(StageRequest(Caller(), ReadyStage("text", 2, inputs), deadline=107.0, now=100.0), 0, 2)
     at_once, later = (_hurried(departed_at, piece, "options") for departed_at in (100.0, 106.5))
 
     assert json.loads(at_once[0]) == {"max_tokens": 1, "urgency_seconds": 7.0}
@@ -114,7 +114,7 @@ async def test_many_options_are_read_beside_the_loop(monkeypatch):
 
     def noted(*given, **told):
         threads.append(threading.get_ident())
-        return owned(*given, **told)
+        return with_tenant(*given, **told)
 
     monkeypatch.setattr("trimtab_router.router.owned", noted)
     many = MOST_ROWS_AT_ONCE + 1

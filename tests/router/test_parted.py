@@ -8,7 +8,7 @@ import numpy as np
 from tests.router.chats import ChatReplica, a_png
 from tests.router.fakes import until
 from tests.router.parted import Encoder, ask, reading, references, shown_by
-from trimtab_router.course import MOST_STARVED
+from trimtab_router.execution.executor import MOST_STARVED
 
 
 async def test_each_image_is_a_row_and_the_writer_is_told_where_to_pull_them_in_their_order():

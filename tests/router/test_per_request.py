@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from trimtab_router.telling.load import PerRequest
+from trimtab_router.observability.arrivals import PerRequestMean
 
 
 def test_what_requests_bring_on_average():
-    rows = PerRequest()
+    rows = PerRequestMean()
     assert rows.expected(0.0) == {}
 
     rows.record(1.0, {"locate": 1, "read": 3})
@@ -22,9 +22,9 @@ def test_what_requests_bring_on_average():
     assert rows.expected(100.0) == {}
 
 
-def brought(rates: Mapping[tuple[int, int], Sequence[int]], per_second: int = 20) -> PerRequest:
+def brought(rates: Mapping[tuple[int, int], Sequence[int]], per_second: int = 20) -> PerRequestMean:
     """Requests of some spans of seconds; in each they bring these amounts in turn."""
-    rows = PerRequest()
+    rows = PerRequestMean()
     for (begin, end), amounts in rates.items():
         for number in range((end - begin) * per_second):
             rows.record(begin + number / per_second, {"encode": amounts[number % len(amounts)]})
@@ -63,7 +63,7 @@ def test_a_few_requests_are_no_rise(per_second):
 def test_what_spreads_widely_around_one_mean_is_hardly_ever_taken_for_a_change(per_second, rare):
     """As a real mix does: most show nothing, few show many."""
     shares = np.array([0.7, 0.3 - rare, rare])
-    random, rows, strays = np.random.default_rng(7), PerRequest(), 0
+    random, rows, strays = np.random.default_rng(7), PerRequestMean(), 0
     minute: deque[float] = deque(maxlen=60)
     for second in range(3600):
         drawn = random.choice([0.0, 1.0, 16.0], size=per_second, p=shares)

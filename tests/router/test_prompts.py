@@ -9,12 +9,12 @@ from tests.builders import a_variant
 from tests.router.chats import a_chat_pipeline, a_writer
 from tests.router.test_queue import Caller
 from tests.router.test_writing import Writers
-from trimtab_protocol.chat.inner import LastPiece, Piece, Usage
-from trimtab_protocol.chat.references import Made, Reference, blank, listed
-from trimtab_router.graph import Runnable
-from trimtab_router.stage.prompts import Prompts, Shown
-from trimtab_router.stage.work import Work
-from trimtab_router.stage.writing import Writing
+from trimtab_protocol.chat.embedding_refs import EmbeddingRef, EncodedImage, blank_image, listed
+from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
+from trimtab_router.execution.graph import ReadyStage
+from trimtab_router.scheduling.generation import GenerationTracker
+from trimtab_router.scheduling.prompt_lengths import PromptFeatures, PromptLengths
+from trimtab_router.scheduling.stage_request import StageRequest
 
 HELLO, LONG = 20, 24_000
 READS = {"serviceSeconds": {1: 0.1}, "promptTokens": 5.0, "readingSeconds": {5: 0.1, 1005: 1.1}}
@@ -22,7 +22,7 @@ READS = {"serviceSeconds": {1: 0.1}, "promptTokens": 5.0, "readingSeconds": {5: 
 QUARTER = Usage(prompt=10, text=10)
 
 
-def writing(top: Writers) -> Writing:
+def writing(top: Writers) -> GenerationTracker:
     assert top.desk.writing is not None
     return top.desk.writing
 
@@ -33,11 +33,11 @@ class Readers(Writers):
     def __init__(self, **given):
         super().__init__(**(READS | given))
         for _ in range(20):
-            writing(self).prompts.learn(Shown(40), QUARTER)
+            writing(self).prompts.learn(PromptFeatures(40), QUARTER)
 
     def chat(self, text_bytes, deadline):
         inputs = {"messages": np.array([b"m" * text_bytes], object)}
-        work = Work(Caller(), Runnable("text", 1, inputs), deadline=deadline, now=self.clock.now)
+        work = StageRequest(Caller(), ReadyStage("text", 1, inputs), deadline=deadline, now=self.clock.now)
         writing(self).weigh(work, images=0)
         refusal = self.desk.refusal_of(work, self.clock.now)
         if refusal is None:
@@ -48,25 +48,25 @@ class Readers(Writers):
 
 @pytest.mark.parametrize(("joins", "tokens"), [(1.0, 100 + 640), (0.0, 100)])
 def test_images_count_where_they_join_the_prompt(joins, tokens):
-    prompts = Prompts()
-    shown = Shown(text_bytes=400, images=2, image_tokens=640)
+    prompts = PromptLengths()
+    shown = PromptFeatures(text_bytes=400, images=2, image_tokens=640)
     assert prompts.tokens(shown) == 0.0
 
-    prompts.learn(Shown(200, images=1, image_tokens=320), Usage(round(50 + joins * 320), 3, 320, 0, 50))
+    prompts.learn(PromptFeatures(200, images=1, image_tokens=320), Usage(round(50 + joins * 320), 3, 320, 0, 50))
 
     assert prompts.tokens(shown) == pytest.approx(tokens)
-    assert prompts.tokens(Shown(400, images=2)) == pytest.approx(tokens)
-    assert prompts.tokens(Shown(400, images=2, image_tokens=1280)) == pytest.approx(100 + joins * 1280)
+    assert prompts.tokens(PromptFeatures(400, images=2)) == pytest.approx(tokens)
+    assert prompts.tokens(PromptFeatures(400, images=2, image_tokens=1280)) == pytest.approx(100 + joins * 1280)
 
 
 def test_an_engine_that_does_not_tell_text_from_images_is_learnt_from_its_chats_of_words():
-    prompts = Prompts()
-    prompts.learn(Shown(400), Usage(prompt=100, completion=1, text=100))
-    prompts.learn(Shown(400, images=2), Usage(prompt=700, completion=1))
-    prompts.learn(Shown(400), Usage())
+    prompts = PromptLengths()
+    prompts.learn(PromptFeatures(400), Usage(prompt=100, completion=1, text=100))
+    prompts.learn(PromptFeatures(400, images=2), Usage(prompt=700, completion=1))
+    prompts.learn(PromptFeatures(400), Usage())
 
-    assert prompts.tokens(Shown(400)) == pytest.approx(100)
-    assert prompts.tokens(Shown(400, images=1)) == pytest.approx(400)
+    assert prompts.tokens(PromptFeatures(400)) == pytest.approx(100)
+    assert prompts.tokens(PromptFeatures(400, images=1)) == pytest.approx(400)
 
 
 @pytest.mark.parametrize("separators", [(",", ":"), None])
@@ -74,9 +74,9 @@ def test_a_long_chat_is_told_by_short_ones_though_most_of_those_is_json(separato
     def shown(text, images=0):
         content = [*[{"type": "image"}] * images, {"type": "text", "text": text}]
         told = json.dumps([{"role": "user", "content": content}], separators=separators)
-        return Shown.of_messages(np.array([told.encode()], object), 0, images)
+        return PromptFeatures.of_messages(np.array([told.encode()], object), 0, images)
 
-    prompts = Prompts()
+    prompts = PromptLengths()
     prompts.learn(shown("What is seven plus five?"), Usage(prompt=6, completion=1, text=6))
 
     assert prompts.tokens(shown("word " * 6_000)) == pytest.approx(7_500, rel=0.4)
@@ -88,11 +88,11 @@ def test_what_was_made_of_images_is_read_off_their_references():
     def referring(row):
         return {"messages": np.array([b"{}"], object), "references": np.array([row], object)}
 
-    told = listed([blank(Made(rows=7)), Reference(url="blank:", rows=5)])
-    assert Shown.of(referring(told), 0, images=2) == Shown(2, 2, 12)
-    assert Shown.of(referring(json.dumps([{}]).encode()), 0, images=1) == Shown(2, 1, None)
-    assert Shown.of({"messages": np.array([b"{}"], object)}, 0, images=2) == Shown(2)
-    assert Shown.of({"x": np.zeros(1)}, 0, images=0) is None
+    told = listed([blank_image(EncodedImage(rows=7)), EmbeddingRef(url="blank:", rows=5)])
+    assert PromptFeatures.of(referring(told), 0, images=2) == PromptFeatures(2, 2, 12)
+    assert PromptFeatures.of(referring(json.dumps([{}]).encode()), 0, images=1) == PromptFeatures(2, 1, None)
+    assert PromptFeatures.of({"messages": np.array([b"{}"], object)}, 0, images=2) == PromptFeatures(2)
+    assert PromptFeatures.of({"x": np.zeros(1)}, 0, images=0) is None
 
 
 def test_of_two_chats_of_one_deadline_the_one_that_takes_longer_to_read_goes_first():
@@ -132,7 +132,7 @@ def test_a_chat_goes_where_the_fewest_tokens_are_to_be_computed():
     assert (one.inflight, other.inflight) == (1, 3)
     assert other.pending_tokens == 15.0
     parcel = next(parcel for parcel in top.sent if parcel.batch[0].work is long)
-    top.wrote(parcel, Piece("a"))  # its prompt is read: from now on it takes a token of each step
+    top.wrote(parcel, Chunk("a"))  # its prompt is read: from now on it takes a token of each step
     assert one.pending_tokens == 1.0
     top.chat(HELLO, deadline=100.0)
     assert one.inflight == 2
@@ -146,7 +146,7 @@ def test_a_long_prompt_does_not_make_the_machine_look_slow():
     top.chat(LONG, deadline=1000.0)
     (parcel,) = top.sent
     top.settle(6.095)
-    top.wrote(parcel, Piece("a"))
+    top.wrote(parcel, Chunk("a"))
 
     assert top.desk.outlook.service_ratio == pytest.approx(1.0)
     assert [told[3] for told in top.told if told[0] == "served"] == [pytest.approx(6.095)]
@@ -168,12 +168,14 @@ def test_where_nothing_was_measured_all_prompts_weigh_the_same(unknown):
 
 def test_a_desk_learns_what_prompts_take_from_answers():
     top = Writers(**READS)
-    work = Work(Caller(), Runnable("text", 1, {"messages": np.array([b"m" * 400], object)}), deadline=9.0, now=0.0)
+    work = StageRequest(
+        Caller(), ReadyStage("text", 1, {"messages": np.array([b"m" * 400], object)}), deadline=9.0, now=0.0
+    )
     writing(top).weigh(work, images=0)
     assert (work.tokens, work.reading_seconds) == ((), 0.0)
     top.desk.take(work)
     top.settle()
     (parcel,) = top.sent
-    top.wrote(parcel, LastPiece("", "stop", Usage(prompt=100, completion=1, text=100)))
+    top.wrote(parcel, LastChunk("", "stop", Usage(prompt=100, completion=1, text=100)))
 
-    assert writing(top).prompts.tokens(Shown(800)) == pytest.approx(200)
+    assert writing(top).prompts.tokens(PromptFeatures(800)) == pytest.approx(200)

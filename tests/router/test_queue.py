@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_router.graph import Runnable
+from trimtab_router.execution.graph import ReadyStage
 from trimtab_router.refusal import Refusal
-from trimtab_router.stage.queue import DeadlineQueue
-from trimtab_router.stage.work import Served, Slice, Work
+from trimtab_router.scheduling.queue import DeadlineQueue
+from trimtab_router.scheduling.stage_request import RowSlice, ServedRows, StageRequest
 
 
 class Caller:
@@ -47,11 +47,11 @@ class Caller:
 
 def a_work(rows=1, deadline=1.0, width=1, now=0.0):
     values = np.arange(rows * width, dtype=np.float32).reshape(rows, width)
-    return Work(Caller(), Runnable("s", rows, {"x": values}), deadline=deadline, now=now)
+    return StageRequest(Caller(), ReadyStage("s", rows, {"x": values}), deadline=deadline, now=now)
 
 
 def whole(work, **changes):
-    return Slice(work, 0, work.rows, **changes)
+    return RowSlice(work, 0, work.rows, **changes)
 
 
 def a_queue(*works, max_rows=1000):
@@ -88,8 +88,8 @@ def test_a_slice_with_more_rows_than_fit_is_split_and_its_rest_stays_in_front():
 def test_what_is_known_of_rows_is_split_with_them():
     queue, work = DeadlineQueue(100), a_work(rows=4)
     certainties = np.array([0.1, 0.2, 0.3, 0.4])
-    known = Served("small", "quick", 4, 0.0, 0.1, rows=4, accuracy=0.5, departed_at=0.0, certainties=certainties)
-    queue.push(Slice(work, 0, 4, provisional=known))
+    known = ServedRows("small", "quick", 4, 0.0, 0.1, rows=4, accuracy=0.5, departed_at=0.0, certainties=certainties)
+    queue.push(RowSlice(work, 0, 4, provisional=known))
     head = queue.head()
     assert head is not None
     taken = head.first(3)
@@ -194,7 +194,7 @@ def test_every_row_leaves_exactly_once_and_in_order_of_deadline(works, sizes):
     for work, (*_, leaves) in zip(made, works, strict=True):
         if leaves:
             queue.discard(work)
-    taken: list[Slice] = []
+    taken: list[RowSlice] = []
     turn = 0
     while queue.head() is not None:
         size = sizes[turn % len(sizes)]
@@ -220,7 +220,9 @@ def test_pieces_join_in_row_order_however_they_come_back(rows, order):
     pieces = [(edges[n], edges[n + 1]) for n in order if edges[n] < edges[n + 1]]
     for start, stop in pieces:
         assert work.owner.outputs is None
-        work.add_piece(start, stop - start, {"y": x[start:stop] + 1}, Served("v", "default", 1, 0.0, 0.0, 1, 1.0, 0.0))
+        work.add_piece(
+            start, stop - start, {"y": x[start:stop] + 1}, ServedRows("v", "default", 1, 0.0, 0.0, 1, 1.0, 0.0)
+        )
 
     np.testing.assert_array_equal(work.owner.outputs["y"], x + 1)
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from trimtab_pipelines.ends import End
+from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.router_state import Served
-from trimtab_router.telling.recent import RecentOutcomes
+from trimtab_router.observability.recent_outcomes import RecentOutcomes
 
 
 def test_nothing_happened():
@@ -20,10 +20,10 @@ def test_counts_quantile_and_accuracy_of_one_minute():
     for n, seconds in enumerate(latencies):
         now = 100.0 + n / 100
         recent.received(now)
-        recent.ended(now, End.OK if n % 10 else End.LATE)
+        recent.ended(now, RequestOutcome.OK if n % 10 else RequestOutcome.LATE)
         recent.answered(now, seconds, 0.9 if n % 2 else 0.8)
     recent.received(149.0)
-    recent.ended(149.5, End.DROPPED)
+    recent.ended(149.5, RequestOutcome.DROPPED)
 
     told = recent.summary(150.0)
 

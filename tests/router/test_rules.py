@@ -3,11 +3,11 @@
 import pytest
 
 from tests.builders import a_pipeline, a_plan, a_variant
-from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.documents import DocumentError
-from trimtab_router.stage.binding import effective_variant, least_loaded, variant_for
-from trimtab_router.stage.service_time import BELIEVED, ServiceTimes, interpolate, wait_for_others
-from trimtab_router.telling.load import KEPT_SECONDS, ArrivalCounter
+from trimtab_pipelines.plan_validation import validate_plan
+from trimtab_router.observability.arrivals import KEPT_SECONDS, ArrivalCounter
+from trimtab_router.scheduling.replica_selection import effective_variant, least_loaded, variant_for
+from trimtab_router.scheduling.service_time import BELIEVED, ServiceTimes, interpolate, wait_for_others
 
 KEY = ("small", "default")
 
@@ -318,7 +318,7 @@ def test_plans_that_do_not_fit_the_pipeline(changes, message):
     pipeline = a_pipeline(1)
 
     with pytest.raises(DocumentError, match=message):
-        check_plan(a_plan(pipeline, **changes), pipeline)
+        validate_plan(a_plan(pipeline, **changes), pipeline)
 
 
 def test_a_plan_of_before_is_read_unless_it_names_fallbacks_of_which_it_says_nothing():
@@ -329,19 +329,19 @@ def test_a_plan_of_before_is_read_unless_it_names_fallbacks_of_which_it_says_not
 
 def test_plans_of_other_pipelines_or_stages():
     with pytest.raises(DocumentError, match="the plan has no stage 'stage-1'; it has: stage-0"):
-        check_plan(a_plan(a_pipeline(1)), a_pipeline(2))
+        validate_plan(a_plan(a_pipeline(1)), a_pipeline(2))
 
     other = a_plan(a_pipeline(1)).model_copy(deep=True)
     renamed = other.model_copy(update={"spec": other.spec.model_copy(update={"pipeline": "other"})})
     with pytest.raises(DocumentError, match=r"spec\.pipeline: the plan is for 'other', not for 'sample'"):
-        check_plan(renamed, a_pipeline(1))
+        validate_plan(renamed, a_pipeline(1))
 
 
 def test_a_plan_that_fits_is_taken():
     pipeline = a_pipeline([{**a_pipeline_stage(), "variants": [a_variant("a"), a_variant("b")]}])
     plan = a_plan(pipeline, variant="b")
 
-    assert check_plan(plan, pipeline) is plan
+    assert validate_plan(plan, pipeline) is plan
 
 
 def a_pipeline_stage():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.builders import a_pipeline, a_stage
 from tests.router.test_graph import digits
 from trimtab_protocol import Tensor
-from trimtab_router.carriage.scatter import BrokenAnswer, most_answer_bytes, scatter
+from trimtab_router.transport.scatter import MalformedResponse, most_answer_bytes, scatter
 
 STAGE = digits().stage("locate")
 
@@ -50,7 +50,7 @@ def test_scattering_a_batch_gives_each_member_what_it_would_get_alone(members):
     ],
 )
 def test_answers_that_are_not_what_the_stage_promises(answer, message):
-    with pytest.raises(BrokenAnswer, match=message):
+    with pytest.raises(MalformedResponse, match=message):
         scatter(STAGE, answer, [1])
 
 

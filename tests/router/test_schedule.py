@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as draw
 
 from tests.router.schedules import a_queue, a_queue_of_batches, all_can_be_served, brute_force, exact, kept, senses
-from trimtab_router.stage.policies.schedule import DROPPED, Job, Together, shared_out, solve
+from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, Job, JointOption, assign_to_servers, solve
 
 SIZES = senses(12)
 SEEDS = draw.integers(0, 2**32 - 1)
@@ -101,7 +101,7 @@ def test_a_price_of_time_takes_the_faster_option_where_more_seconds_add_too_litt
 
 
 def test_going_together_saves_what_each_would_cost_alone():
-    group = Together(3, np.array([0.1]), np.array([3.0]))
+    group = JointOption(3, np.array([0.1]), np.array([3.0]))
     jobs = [a_job(0.15, (0.08, 1.0), together=[group]), a_job(0.15, (0.08, 1.0)), a_job(0.16, (0.08, 1.0))]
     found = solve(jobs, 0.0)
 
@@ -110,7 +110,7 @@ def test_going_together_saves_what_each_would_cost_alone():
 
 
 def test_a_group_keeps_the_deadline_of_its_first():
-    group = Together(2, np.array([0.1]), np.array([20.0]))
+    group = JointOption(2, np.array([0.1]), np.array([20.0]))
     jobs = [a_job(0.09, (0.08, 1.0), together=[group]), a_job(0.5, (0.08, 1.0))]
 
     assert [step.jobs for step in solve(jobs, 0.0).steps] == [1, 1]
@@ -125,4 +125,4 @@ def test_what_is_late_already_is_dropped_and_nothing_waits_for_it():
 def test_jobs_are_given_to_the_server_that_would_end_them_first():
     jobs = [a_job(1.0, (0.3, 1.0)), a_job(1.0, (0.1, 1.0)), a_job(1.0, (0.1, 1.0)), a_job(0.2, (0.1, 1.0))]
 
-    assert shared_out(jobs, [0.0, 0.05]) == [[0], [1, 2, 3]]
+    assert assign_to_servers(jobs, [0.0, 0.05]) == [[0], [1, 2, 3]]

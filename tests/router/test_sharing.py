@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.router.test_queue import Caller
-from trimtab_router.graph import Runnable
-from trimtab_router.stage.queue import DeadlineQueue
-from trimtab_router.stage.sharing import Sharing, once_each
-from trimtab_router.stage.slot import Parcel, Slot
-from trimtab_router.stage.work import Slice, Work
+from trimtab_router.execution.graph import ReadyStage
+from trimtab_router.scheduling.queue import DeadlineQueue
+from trimtab_router.scheduling.replica_slots import Batch, ReplicaSlots
+from trimtab_router.scheduling.single_flight import SingleFlight, unique_rows
+from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 
 
 class Keeper:
@@ -45,13 +45,13 @@ def unasked(piece, home, outputs):
 
 
 def a_slice(shows, deadline=1.0):
-    work = Work(Caller(), Runnable("encode", len(shows), {}), deadline=deadline, now=0.0)
+    work = StageRequest(Caller(), ReadyStage("encode", len(shows), {}), deadline=deadline, now=0.0)
     work.identities = list(shows)
-    return Slice(work, 0, work.rows)
+    return RowSlice(work, 0, work.rows)
 
 
 def a_parcel(batch):
-    return Parcel(Slot("one"), "v", cast("Any", None), batch, sum(piece.rows for piece in batch), 0.0, True)
+    return Batch(ReplicaSlots("one"), "v", cast("Any", None), batch, sum(piece.rows for piece in batch), 0.0, True)
 
 
 def shown(pieces):
@@ -64,10 +64,10 @@ batches = st.lists(st.text("abcd", min_size=1, max_size=6), min_size=1, max_size
 @given(batches, batches, st.sampled_from([0, 1, 2, 60]))
 def test_each_image_leaves_once_and_each_row_is_in_a_batch_or_rides_or_waits(leaving, waiting, most):
     keeper, queue = Keeper(most), DeadlineQueue(100)
-    sharing = Sharing(cast("Any", keeper), unasked, cast("Any", Counts()))
+    sharing = SingleFlight(cast("Any", keeper), unasked, cast("Any", Counts()))
     for number, shows in enumerate(waiting):
         queue.push(a_slice(shows, deadline=float(number)))
-    batch, doubles = once_each([a_slice(shows) for shows in leaving])
+    batch, doubles = unique_rows([a_slice(shows) for shows in leaving])
     assert len(set(shown(batch))) == len(shown(batch)) == len(set("".join(leaving)))
     parcel = a_parcel(batch)
     sharing.departed(parcel, doubles, queue)
@@ -89,7 +89,7 @@ def test_each_image_leaves_once_and_each_row_is_in_a_batch_or_rides_or_waits(lea
 
 def test_who_comes_while_an_image_is_under_way_rides_with_the_rows_that_show_it():
     keeper, queue = Keeper(), DeadlineQueue(100)
-    sharing = Sharing(cast("Any", keeper), unasked, cast("Any", Counts()))
+    sharing = SingleFlight(cast("Any", keeper), unasked, cast("Any", Counts()))
     parcel = a_parcel([a_slice("xyz")])
     sharing.departed(parcel, [], queue)
 
@@ -102,7 +102,7 @@ def test_who_comes_while_an_image_is_under_way_rides_with_the_rows_that_show_it(
 
 
 def test_rows_of_who_left_are_nobodys():
-    queue, sharing = DeadlineQueue(100), Sharing(cast("Any", Keeper()), unasked, cast("Any", Counts()))
+    queue, sharing = DeadlineQueue(100), SingleFlight(cast("Any", Keeper()), unasked, cast("Any", Counts()))
     gone = a_slice("xy")
     gone.work.close()
     parcel = a_parcel([gone, a_slice("z")])
@@ -118,7 +118,7 @@ def test_who_made_rows_lately_is_remembered_for_so_many_and_as_long_as_it_has_th
         came.append((home.variant, outputs))
 
     counts = cast("Any", cast("Any", Counts()))
-    sharing = Sharing(cast("Any", keeper), found, counts, most_homes=2)
+    sharing = SingleFlight(cast("Any", keeper), found, counts, most_homes=2)
     parcel = a_parcel([a_slice("xyz")])
     parcel.slot.offer(frozenset({"v"}))
     sharing.departed(parcel, [], DeadlineQueue(9))
@@ -139,7 +139,7 @@ def test_who_made_rows_lately_is_remembered_for_so_many_and_as_long_as_it_has_th
 
 def test_who_keeps_nothing_is_asked_now_and_then_only_and_again_once_it_keeps_some():
     keeper, queue = Keeper(), DeadlineQueue(100)
-    sharing = Sharing(cast("Any", keeper), lambda *_: None, cast("Any", Counts()))
+    sharing = SingleFlight(cast("Any", keeper), lambda *_: None, cast("Any", Counts()))
 
     def asked(*, has: bool) -> bool:
         """Show an image that was made lately; tell whether its replica was asked for it."""

@@ -12,9 +12,9 @@ from aiohttp.streams import StreamReader
 
 from tests.router.chats import ChatReplica
 from trimtab_protocol import Tensor, rest
-from trimtab_protocol.chat.inner import Piece
-from trimtab_router.carriage.streams import Order, Streams, _events
-from trimtab_router.stage.endings import Answered, Lost
+from trimtab_protocol.chat.internal_wire import Chunk
+from trimtab_router.scheduling.batch_outcomes import Completed, ReplicaLost
+from trimtab_router.transport.stream_client import StreamClient, StreamRequest, _events
 
 OTHERS = 8
 CHAT = b'[{"role": "user", "content": [{"type": "text", "text": "a"}]}]'
@@ -36,7 +36,7 @@ async def listen(stream: StreamReader, told: "asyncio.Queue[str]") -> None:
     """Whoever listens is told in the turn of the loop after the one in which a piece is read."""
     async with asyncio.timeout(30) as patience:
         async for piece in _events(cast("Any", SimpleNamespace(content=stream)), patience, 30.0):
-            assert isinstance(piece, Piece)
+            assert isinstance(piece, Chunk)
             asyncio.get_running_loop().call_soon(told.put_nowait, piece.text)
 
 
@@ -58,14 +58,14 @@ async def test_an_answer_that_begins_goes_ahead_of_those_that_go_on():
             stream.feed_eof()
 
 
-async def lost_at(port: int, begin_seconds: float) -> Lost:
+async def lost_at(port: int, begin_seconds: float) -> ReplicaLost:
     """How a chat is lost at a replica there."""
     messages = Tensor("messages", "BYTES", np.array([CHAT], object))
     body, length = rest.encode_batch([[messages]], {}, "r")
-    streams = Streams("replica-0", f"127.0.0.1:{port}", lambda: None)
+    streams = StreamClient("replica-0", f"127.0.0.1:{port}", lambda: None)
     try:
         ending = await streams.write(
-            Order("/v2/models/small/generate_stream", b"".join(body), {rest.HEADER_LENGTH: str(length)}),
+            StreamRequest("/v2/models/small/generate_stream", b"".join(body), {rest.HEADER_LENGTH: str(length)}),
             point="default",
             begin_seconds=begin_seconds,
             gap_seconds=30.0,
@@ -73,7 +73,7 @@ async def lost_at(port: int, begin_seconds: float) -> Lost:
         )
     finally:
         await streams.close()
-    assert isinstance(ending, Lost), ending
+    assert isinstance(ending, ReplicaLost), ending
     return ending
 
 
@@ -107,9 +107,9 @@ async def test_a_large_chat_arrives_whole():
     body, length = rest.encode_batch(
         [[Tensor("messages", "BYTES", np.array([json.dumps(said).encode()], object))]], {}, "r"
     )
-    streams = Streams("replica-0", f"127.0.0.1:{replica.port}", lambda: None)
+    streams = StreamClient("replica-0", f"127.0.0.1:{replica.port}", lambda: None)
     ending = await streams.write(
-        Order("/v2/models/small/generate_stream", b"".join(body), {rest.HEADER_LENGTH: str(length)}),
+        StreamRequest("/v2/models/small/generate_stream", b"".join(body), {rest.HEADER_LENGTH: str(length)}),
         point="default",
         begin_seconds=30.0,
         gap_seconds=30.0,
@@ -118,5 +118,5 @@ async def test_a_large_chat_arrives_whole():
     await streams.close()
     await replica.stop()
 
-    assert isinstance(ending, Answered), ending
+    assert isinstance(ending, Completed), ending
     assert replica.written[0].messages == said

@@ -8,7 +8,7 @@ from tests.builders import a_stage
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from tests.router.test_faults import PATIENT, answered
 from tests.router.test_queue import a_work
-from trimtab_router.stage.suspects import Suspects
+from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
 
 
 class Mortal(FakeReplica):
@@ -76,7 +76,7 @@ async def test_what_is_not_repeatable_is_not_sent_again():
 
 
 def test_suspects_are_few_and_for_a_while():
-    suspects = Suspects(most=3, refused_seconds=10.0)
+    suspects = QueryOfDeathDetector(most=3, refused_seconds=10.0)
     works = [a_work(rows=number + 1) for number in range(4)]
     for number, work in enumerate(works):
         suspects.add(work, float(number))

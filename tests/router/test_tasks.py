@@ -12,18 +12,18 @@ import pytest
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, plus_one
 from tests.router.tasked import a_tasked_pipeline
-from trimtab_pipelines.evidence import Accuracy
+from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.router_state import JoinedAccuracy
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tasks import CARD, MOST_BYTES, TaskClass, number_and_name
 from trimtab_protocol.extensions import task_facts
-from trimtab_router.edge.keys import HashedKey, digest_of, entry_of, new_key
-from trimtab_router.ingress import task_book
+from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of, new_key
+from trimtab_router.execution.request_options import NO_WISH, RequestOptions, apply_task_terms
+from trimtab_router.ingress import task_store
 from trimtab_router.ingress.admin import AUDIT_LOG
-from trimtab_router.ingress.registry import Registry
-from trimtab_router.ingress.task_book import TaskBook
+from trimtab_router.ingress.task_api import TaskApi
+from trimtab_router.ingress.task_store import TaskStore
 from trimtab_router.router import Router
-from trimtab_router.wish import NO_WISH, Wish, granted
 
 PATH = "/trimtab/v1/tasks/stage-0/small"
 KEY = new_key()
@@ -75,10 +75,10 @@ def kept_in(folder: Path):
     keys = folder / "keys"
     keys.write_text(f"ann: {entry_of(HashedKey('ann', digest_of(KEY)))}\n")
 
-    def registry(router: Router) -> Registry:
-        book = TaskBook(router, folder)
+    def registry(router: Router) -> TaskApi:
+        book = TaskStore(router, folder)
         book.read()
-        return Registry(router, book, keys)
+        return TaskApi(router, book, keys)
 
     return registry
 
@@ -228,7 +228,7 @@ async def test_rows_of_a_task_that_joined_are_held_against_its_card(tmp_path):
 
 
 async def test_a_task_that_some_replica_still_has_is_deleted_only_for_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(task_book, "IN_FORCE_SECONDS", 0.1)
+    monkeypatch.setattr(task_store, "IN_FORCE_SECONDS", 0.1)
     late = FakeReplica(name="replica-1", facts=lambda: task_facts([*OWN, "new"], {}))
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
         await put(rig)
@@ -263,7 +263,7 @@ async def test_what_cannot_be_is_refused_by_name_and_leaves_nothing_behind(tmp_p
 
 
 async def test_a_task_that_not_every_replica_has_yet_is_accepted_only(tmp_path, monkeypatch):
-    monkeypatch.setattr(task_book, "IN_FORCE_SECONDS", 0.1)
+    monkeypatch.setattr(task_store, "IN_FORCE_SECONDS", 0.1)
     slow = FakeReplica(name="replica-1", facts=lambda: task_facts(OWN, {}))
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path), slow]}, registry=kept_in(tmp_path)) as rig:
         status, told = await put(rig)
@@ -275,7 +275,7 @@ async def test_without_a_replica_nothing_is_taken_and_without_a_folder_it_is_tol
     async with a_rig(a_tasked_pipeline(), {"stage-0": []}, registry=kept_in(tmp_path), ready=False) as rig:
         assert (await put(rig))[0] == 503
 
-    async with a_rig(a_tasked_pipeline(), {"stage-0": [FakeReplica()]}, registry=Registry) as rig:
+    async with a_rig(a_tasked_pipeline(), {"stage-0": [FakeReplica()]}, registry=TaskApi) as rig:
         for method, key in product(("PUT", "DELETE"), (None, KEY)):  # a router in a cluster knows no key at all
             status, told = await put(rig, method=method, key=key)
             assert status == 501
@@ -286,9 +286,11 @@ async def test_without_a_replica_nothing_is_taken_and_without_a_folder_it_is_tol
 def test_a_task_grants_its_worth_and_its_deadline_to_who_asks_for_none():
     task = TaskClass(utility=0.5, latency_seconds=0.2)
 
-    assert granted(NO_WISH, None) is NO_WISH
-    assert granted(Wish(task="t"), task) == Wish(task="t", utility=0.5, timeout_seconds=0.2)
-    assert granted(Wish(task="t", utility=4, timeout_seconds=1.0), task) == Wish(
+    assert apply_task_terms(NO_WISH, None) is NO_WISH
+    assert apply_task_terms(RequestOptions(task="t"), task) == RequestOptions(
+        task="t", utility=0.5, timeout_seconds=0.2
+    )
+    assert apply_task_terms(RequestOptions(task="t", utility=4, timeout_seconds=1.0), task) == RequestOptions(
         task="t", utility=2.0, timeout_seconds=1.0
     )
 

@@ -8,20 +8,20 @@ import pytest
 
 from tests.router.schedules import exact
 from tests.router.token_queues import POINTS, TASKS, a_point, a_random_view, a_view, a_work, eight_points
-from trimtab_pipelines.second_look import TaskLook
-from trimtab_router.stage.policies import token_adaptive
-from trimtab_router.stage.policies.book import book_of
-from trimtab_router.stage.policies.schedule import DROPPED, solve
-from trimtab_router.stage.policies.token_batches import batches_of
-from trimtab_router.stage.policies.token_menu import Menu
-from trimtab_router.stage.policies.token_price import last_slope
-from trimtab_router.stage.policies.view import Departure, SecondLook
+from trimtab_pipelines.escalation import TaskEscalation
+from trimtab_router.scheduling.policies import token_adaptive
+from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, solve
+from trimtab_router.scheduling.policies.interface import Dispatch, Escalation
+from trimtab_router.scheduling.policies.shadow_price import marginal_utility
+from trimtab_router.scheduling.policies.split_table import split_table
+from trimtab_router.scheduling.policies.token_batches import batches_of
+from trimtab_router.scheduling.policies.token_options import TokenOptions
 
 
 def left(view):
     """Point and works of the next batch."""
     found = token_adaptive.decide(view)
-    assert isinstance(found, Departure)
+    assert isinstance(found, Dispatch)
     return found.point.name, [piece.work for piece in found.takes]
 
 
@@ -74,13 +74,13 @@ def test_a_floor_is_kept_for_the_task_it_is_asked_of():
 
 
 def test_the_least_certain_are_looked_at_again_where_that_pays():
-    first = a_point("few", [SecondLook("more", 0.5, 0.2, 0.92)])
+    first = a_point("few", [Escalation("more", 0.5, 0.2, 0.92)])
     rest = [point for point in POINTS if point.name != "few"]
     works = [a_work(0.09, task="") for _ in range(32)]
 
     found = token_adaptive.decide(a_view(works, points=(*rest, first), arrivals_rps=50.0))
 
-    assert isinstance(found, Departure)
+    assert isinstance(found, Dispatch)
     assert found.point.name == "few"
     assert found.again is not None
     assert (found.again.point, found.again.below, found.again.accuracy) == ("more", 0.5, 0.92)
@@ -98,7 +98,7 @@ def test_a_large_request_leaves_in_parts():
     found = token_adaptive.decide(a_view([a_work(5.0, rows=100)]))
 
     assert len(batch) == 1
-    assert isinstance(found, Departure)
+    assert isinstance(found, Dispatch)
     assert sum(piece.rows for piece in found.takes) <= 32
 
 
@@ -106,17 +106,17 @@ def test_the_last_second_goes_where_it_adds_most():
     dear, cheap = [(1.0, 5.0), (2.0, 8.0)], [(1.0, 0.5), (3.0, 1.5)]
     curves = [(10, dear), (10, cheap)]
 
-    assert last_slope(curves, 25.0) == 3.0
-    assert last_slope(curves, 35.0) == 0.5
-    assert last_slope(curves, 100.0) == 0.0
-    assert last_slope(curves, 1.0) == 3.0
+    assert marginal_utility(curves, 25.0) == 3.0
+    assert marginal_utility(curves, 35.0) == 0.5
+    assert marginal_utility(curves, 100.0) == 0.0
+    assert marginal_utility(curves, 1.0) == 3.0
 
 
 def test_the_choice_among_batches_is_within_a_thousandth_of_the_exact_one():
     rng, gaps = np.random.default_rng(5), []
     for _ in range(12):
         view = a_random_view(rng, 400, eight_points())
-        jobs = [each.job(0.0) for each in token_adaptive.plan_of(view, Menu(view), joins=False)]
+        jobs = [each.job(0.0) for each in token_adaptive.plan_of(view, TokenOptions(view), joins=False)]
         assert len(jobs) >= 12
         gaps.append(1.0 - solve(jobs, 0.0).value / exact(jobs)[1])
 
@@ -152,7 +152,7 @@ def test_what_was_given_up_stays_in_the_queue():
     works = [a_work(0.05, utility=0.01) for _ in range(32)] + [a_work(0.06) for _ in range(32)]
     found = token_adaptive.decide(a_view(works))
 
-    assert isinstance(found, Departure)
+    assert isinstance(found, Dispatch)
     assert not found.drops
 
 
@@ -160,43 +160,43 @@ def test_what_was_given_up_stays_in_the_queue():
 def test_rows_of_no_utility_do_not_stop_it(priced):
     found = token_adaptive.decide(a_view([a_work(0.5, utility=0.0) for _ in range(5)]), priced=priced)
 
-    assert isinstance(found, Departure)
+    assert isinstance(found, Dispatch)
     assert found.takes
 
 
 def test_all_that_cannot_be_served_is_dropped_by_the_plan_of_it():
     view = a_view([a_work(0.001)])
-    jobs = [each.job(0.0) for each in token_adaptive.plan_of(view, Menu(view))]
+    jobs = [each.job(0.0) for each in token_adaptive.plan_of(view, TokenOptions(view))]
 
     assert [step.option for step in solve(jobs, 0.0).steps] == [DROPPED]
 
 
 def test_a_second_look_with_thresholds_by_task_adds_to_each_task_what_it_was_measured_to() -> None:
     by_task = {
-        "cars": TaskLook(below=0.6, share=0.3, accuracy=0.94),
-        "birds": TaskLook(below=0.0, share=0.0, accuracy=0.7),
+        "cars": TaskEscalation(below=0.6, share=0.3, accuracy=0.94),
+        "birds": TaskEscalation(below=0.0, share=0.0, accuracy=0.7),
     }
-    look = SecondLook("more", 0.4, 0.15, 0.82, by_task)
+    look = Escalation("more", 0.4, 0.15, 0.82, by_task)
     points = (a_point("more"), a_point("few", [look]))
-    menu = Menu(a_view([], points=points))
+    menu = TokenOptions(a_view([], points=points))
     twice = next(choice for choice in menu.choices if choice.look is not None)
 
     assert [twice.accuracy_for(task) for task in ("cars", "birds")] == [0.94, 0.7]
     assert twice.accuracy_for("ships") == points[1].accuracy_for("ships"), "who has no threshold keeps the first answer"
     found = token_adaptive.decide(a_view([a_work(0.08) for _ in range(32)], points=points))
-    assert isinstance(found, Departure)
+    assert isinstance(found, Dispatch)
     assert found.again is not None
     assert (found.again.of_task("cars").below, found.again.of_task("birds").below) == (0.6, 0.0)
     assert found.again.of_task("ships").accuracy is None
 
 
 def test_a_book_of_one_task_has_the_looks_of_that_task_and_one_of_all_has_those_of_all() -> None:
-    own = SecondLook("more", 0.4, 0.15, 0.82, {"cars": TaskLook(below=0.6, share=0.3, accuracy=0.94)})
-    whole = SecondLook("more", 0.5, 0.4, 0.85)
+    own = Escalation("more", 0.4, 0.15, 0.82, {"cars": TaskEscalation(below=0.6, share=0.3, accuracy=0.94)})
+    whole = Escalation("more", 0.5, 0.4, 0.85)
     points = (a_point("more"), a_point("few", [own, whole]))
 
     def looks(task: str) -> list[tuple[float, float]]:
-        (_, few) = book_of(points, task, 32).costs
+        (_, few) = split_table(points, task, 32).costs
         return [(look.share, look.accuracy) for look in few.looks]
 
     assert looks("") == [(0.4, 0.85)]

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from tests.router.token_queues import POINTS, a_view, a_work
-from trimtab_router.stage.pace import Pace
-from trimtab_router.stage.policies import infaas, otas, pets
-from trimtab_router.stage.policies.fixed import fixed
-from trimtab_router.stage.policies.view import Departure
+from trimtab_router.scheduling.arrival_rate import ArrivalRate
+from trimtab_router.scheduling.policies import infaas, otas, pets
+from trimtab_router.scheduling.policies.fixed import fixed
+from trimtab_router.scheduling.policies.interface import Dispatch
 
 FAST, SOME, ALL, BEST = "few", "some", "all", "more"
 BY_SPEED = sorted(POINTS, key=lambda point: point.seconds(32))
@@ -19,7 +19,7 @@ def sizes(works):
 
 def left(policy, view):
     found = policy(view)
-    assert isinstance(found, Departure)
+    assert isinstance(found, Dispatch)
     return found.point.name, [piece.work for piece in found.takes]
 
 
@@ -131,7 +131,7 @@ def test_a_fixed_point_is_kept_whatever_waits():
 
 
 def test_the_pace_counts_what_came_lately_and_forgets():
-    pace = Pace(0.0)
+    pace = ArrivalRate(0.0)
     for n in range(100):
         pace.note(1, n * 0.01)
 
@@ -141,7 +141,7 @@ def test_the_pace_counts_what_came_lately_and_forgets():
 
 
 def test_the_pace_of_the_first_moments_is_not_taken_for_a_flood():
-    pace = Pace(0.0)
+    pace = ArrivalRate(0.0)
     pace.note(1, 0.001)
 
     assert pace.rps(0.001) <= 4.0

@@ -6,14 +6,14 @@ import time
 import pytest
 
 from tests.router.fakes import seconds_in
-from trimtab_pipelines.codes import Code
-from trimtab_pipelines.ends import End
-from trimtab_router.admission.turnstile import MAX_WAITING, PER_TURN, Turnstile
+from trimtab_pipelines.error_codes import ErrorCode
+from trimtab_pipelines.request_outcome import RequestOutcome
+from trimtab_router.admission.entry_gate import MAX_WAITING, PER_TURN, EntryGate
 from trimtab_router.refusal import Refusal
 
 
 async def test_a_crowd_enters_in_order_a_few_each_turn_of_the_loop():
-    turnstile = Turnstile(10.0)
+    turnstile = EntryGate(10.0)
     entered: list[int] = []
 
     async def enter(number: int) -> None:
@@ -31,7 +31,7 @@ async def test_a_crowd_enters_in_order_a_few_each_turn_of_the_loop():
 
 
 async def test_a_lone_request_does_not_wait():
-    turnstile = Turnstile(10.0)
+    turnstile = EntryGate(10.0)
     coroutine = turnstile.enter(time.monotonic())
 
     with pytest.raises(StopIteration):
@@ -40,19 +40,23 @@ async def test_a_lone_request_does_not_wait():
 
 
 async def test_who_waited_too_long_is_refused():
-    turnstile = Turnstile(0.5)
+    turnstile = EntryGate(0.5)
     long_ago = time.monotonic() - 1.0
     outcomes = await asyncio.gather(*(turnstile.enter(long_ago) for _ in range(PER_TURN + 1)), return_exceptions=True)
 
     refusal = outcomes[-1]
     assert isinstance(refusal, Refusal)
-    assert (refusal.code, refusal.reason, refusal.end) == (Code.RESOURCE_EXHAUSTED, "Overload", End.REFUSED)
+    assert (refusal.code, refusal.reason, refusal.end) == (
+        ErrorCode.RESOURCE_EXHAUSTED,
+        "Overload",
+        RequestOutcome.REFUSED,
+    )
     waited_seconds = seconds_in("the router is overloaded: the request waited #", refusal.message)
     assert 1.0 <= waited_seconds <= time.monotonic() - long_ago + 0.001
 
 
 async def test_the_crowd_is_bounded():
-    turnstile = Turnstile(10.0)
+    turnstile = EntryGate(10.0)
     crowd = [asyncio.ensure_future(turnstile.enter(time.monotonic())) for _ in range(PER_TURN + MAX_WAITING + 1)]
     outcomes = await asyncio.gather(*crowd, return_exceptions=True)
 
@@ -63,7 +67,7 @@ async def test_the_crowd_is_bounded():
 
 
 async def test_callers_who_left_take_nobodys_turn():
-    turnstile = Turnstile(10.0)
+    turnstile = EntryGate(10.0)
     at_once, leaving, staying = (
         [asyncio.ensure_future(turnstile.enter(time.monotonic())) for _ in range(PER_TURN)] for _ in range(3)
     )

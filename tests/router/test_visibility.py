@@ -25,7 +25,7 @@ from tests.builders import a_plan, a_stage, a_variant
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, an_envoy, endpoints_of
 from tests.router.senses import PLAN, Sensing, a_sensing_pipeline
 from tests.router.test_graph import PAGE, digits, locate, read
-from trimtab.local.door import make_sockets
+from trimtab.local.envoy_process import make_sockets
 from trimtab_pipelines.documents import dump_yaml, write_json
 from trimtab_protocol import InferRequest, RequestedOutput, Tensor, grpc_messages
 from trimtab_router.ingress import model_metadata

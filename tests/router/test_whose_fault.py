@@ -10,9 +10,9 @@ import pytest
 from yarl import URL
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, an_envoy
-from trimtab.local.door import make_sockets
-from trimtab_pipelines.codes import Code
-from trimtab_pipelines.edge import EdgeSettings
+from trimtab.local.envoy_process import make_sockets
+from trimtab_pipelines.edge_settings import EdgeSettings
+from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_protocol import grpc_messages
 from trimtab_router.admission.call import Call
 from trimtab_router.refusal import Refusal
@@ -127,7 +127,7 @@ async def test_who_is_dropped_at_the_promise_did_nothing_wrong_whenever_he_came(
         for n in range(20):
             with pytest.raises(Refusal) as caught:
                 await rig.router.infer(Call(a_request(parameters=parameters), (now - 1.0) / 2**n))
-            assert caught.value.code is Code.DEADLINE_EXCEEDED
+            assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
 
         assert await rig.metric("trimtab_callers_faults_total") == callers
         assert await rig.outcomes() == {"dropped": 20}

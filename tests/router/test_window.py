@@ -5,16 +5,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from trimtab_router.admission.window import (
+from trimtab_router.admission.concurrency_limit import (
     ASSUMED_RPS,
     FLOOR_REQUESTS,
     MOST_REQUESTS,
-    Bounds,
-    Observation,
-    Window,
-    bounds_of,
+    ConcurrencyLimit,
+    LimitBounds,
+    LoadSample,
+    limit_bounds,
 )
-from trimtab_router.stage.outlook import Carries
+from trimtab_router.scheduling.latency_model import StageCapacity
 
 SLO = 0.5
 STEP = 0.01
@@ -26,7 +26,7 @@ LOOK = 10
 class Server:
     """First come, first served, so many requests a second; who waited longer than the SLO was served in vain."""
 
-    window: Window
+    window: ConcurrencyLimit
     rate: float
     waiting: deque[float] = field(default_factory=deque)
     now: float = 0.0
@@ -37,7 +37,9 @@ class Server:
     _offered: float = 0.0
     _steps: int = 0
 
-    def run(self, seconds: float, offered: float, *, late_seconds: float = 0.0, bounds: Bounds | None = None) -> float:
+    def run(
+        self, seconds: float, offered: float, *, late_seconds: float = 0.0, bounds: LimitBounds | None = None
+    ) -> float:
         """Offer so many requests a second for a while; return the answers within the SLO a second."""
         before = self.good
         for _ in range(round(seconds / STEP)):
@@ -46,7 +48,7 @@ class Server:
             self._arrive(offered)
             self._serve()
             if self._steps % LOOK == 0:
-                seen = Observation(self.now, self.answered, self.refused, len(self.waiting), late_seconds)
+                seen = LoadSample(self.now, self.answered, self.refused, len(self.waiting), late_seconds)
                 self.window.observe(seen, bounds)
         return (self.good - before) / seconds
 
@@ -69,7 +71,7 @@ class Server:
 
 def settled(rate: float, offered: float) -> Server:
     """A server that has known its load for a while; what it does before that is not measured."""
-    server = Server(Window(SLO), rate)
+    server = Server(ConcurrencyLimit(SLO), rate)
     server.run(10.0, offered)
     return server
 
@@ -98,7 +100,7 @@ def test_when_it_is_fast_again_the_window_opens():
 
 @pytest.mark.parametrize("share", [0.1, 0.8])
 def test_below_capacity_nobody_is_refused(share):
-    server = Server(Window(SLO), 400.0)
+    server = Server(ConcurrencyLimit(SLO), 400.0)
 
     assert server.run(30.0, share * 400.0) >= 0.95 * share * 400.0
     assert server.refused == 0
@@ -125,54 +127,54 @@ def test_a_flood_after_calm_costs_about_a_second(rate):
 
 
 def test_a_late_loop_leaves_less_time_and_one_stall_does_not_count():
-    bounds = Bounds(FLOOR_REQUESTS, 200)
-    server = Server(Window(SLO), 400.0)
+    bounds = LimitBounds(FLOOR_REQUESTS, 200)
+    server = Server(ConcurrencyLimit(SLO), 400.0)
     server.run(10.0, 1200.0, late_seconds=0.2, bounds=bounds)
     late = server.window.limit
     assert late <= 0.2 * 400.0
 
-    window = Window(SLO)
+    window = ConcurrencyLimit(SLO)
     for number in range(40):
-        seen = Observation(number * 0.1, number * 20, 0, 50, 1.0 if number == 20 else 0.0)
+        seen = LoadSample(number * 0.1, number * 20, 0, 50, 1.0 if number == 20 else 0.0)
         window.observe(seen, bounds)
     assert window.limit == 200
 
 
 def test_it_stays_between_what_keeps_replicas_busy_and_what_they_could_ever_carry():
-    server = Server(Window(SLO), 20.0)
-    server.run(10.0, 200.0, bounds=Bounds.of(80.0, 400.0))
+    server = Server(ConcurrencyLimit(SLO), 20.0)
+    server.run(10.0, 200.0, bounds=LimitBounds.of(80.0, 400.0))
     assert server.window.limit == 80
 
-    assert Bounds.of(3.0, None) == Bounds(FLOOR_REQUESTS, MOST_REQUESTS)
-    assert Bounds.of(3.0, 5.0) == Bounds(FLOOR_REQUESTS, FLOOR_REQUESTS)
-    assert Bounds.of(1e9, 1e12) == Bounds(MOST_REQUESTS, MOST_REQUESTS)
+    assert LimitBounds.of(3.0, None) == LimitBounds(FLOOR_REQUESTS, MOST_REQUESTS)
+    assert LimitBounds.of(3.0, 5.0) == LimitBounds(FLOOR_REQUESTS, FLOOR_REQUESTS)
+    assert LimitBounds.of(1e9, 1e12) == LimitBounds(MOST_REQUESTS, MOST_REQUESTS)
 
 
 def test_one_pause_of_the_machine_turns_nobody_away():
     """Callers who come again once they are answered: so many are under way, and hardly one is answered in a pause."""
-    window = Window(SLO)
+    window = ConcurrencyLimit(SLO)
     answered = 0
     for number in range(60):
         paused = number == 30
         answered += 2 if paused else 60
         now = number * 0.1 + (0.8 if number >= 30 else 0.0)
-        window.observe(Observation(now, answered, 0, 64, 0.8 if paused else 0.002))
+        window.observe(LoadSample(now, answered, 0, 64, 0.8 if paused else 0.002))
 
         assert window.limit > 64
 
 
 def test_full_batches_are_no_floor_where_the_router_is_the_narrowest_place():
     """Replicas would take 512 at once; what can be answered in time is a third of that, and no more is let in."""
-    server = Server(Window(SLO), 500.0)
-    bounds = Bounds.of(512.0, 6400.0, busy_seconds=0.02)
+    server = Server(ConcurrencyLimit(SLO), 500.0)
+    bounds = LimitBounds.of(512.0, 6400.0, busy_seconds=0.02)
     server.run(10.0, 1500.0, bounds=bounds)
 
     assert server.run(20.0, 1500.0, bounds=bounds) >= 0.9 * 500.0
 
 
 def test_replicas_that_are_the_narrowest_place_get_their_full_batches():
-    server = Server(Window(SLO), 320.0)
-    bounds = Bounds.of(256.0, 320.0, busy_seconds=0.4)
+    server = Server(ConcurrencyLimit(SLO), 320.0)
+    bounds = LimitBounds.of(256.0, 320.0, busy_seconds=0.4)
     server.run(10.0, 1000.0, bounds=bounds)
 
     assert server.window.limit == 256
@@ -182,19 +184,19 @@ def test_replicas_that_are_the_narrowest_place_get_their_full_batches():
     ("stages", "bounds"),
     [
         # Twice 40 rows are 80 requests; 2 × 0.5 s at 40 / 0.1 s are 400.
-        ([(Carries(40, 0.1), 1.0)], Bounds(80, 400, 0.1)),
+        ([(StageCapacity(40, 0.1), 1.0)], LimitBounds(80, 400, 0.1)),
         # Four rows a request: 20 beside 80 requests; the second stage is the slower one, with 100 a second.
-        ([(Carries(40, 0.1), 1.0), (Carries(40, 0.1), 4.0)], Bounds(100, 100, 0.2)),
-        ([(Carries(40, 0.1), 1.0), (Carries(40, 0.0), 1.0)], Bounds(160, MOST_REQUESTS, None)),
-        ([(Carries(1, 0.1), 1.0)], Bounds(FLOOR_REQUESTS, FLOOR_REQUESTS, 0.1)),
-        ([(Carries(40, 0.1), 1.0), (Carries(0, 0.1), 1.0)], None),
-        ([], Bounds(FLOOR_REQUESTS, MOST_REQUESTS, None)),
+        ([(StageCapacity(40, 0.1), 1.0), (StageCapacity(40, 0.1), 4.0)], LimitBounds(100, 100, 0.2)),
+        ([(StageCapacity(40, 0.1), 1.0), (StageCapacity(40, 0.0), 1.0)], LimitBounds(160, MOST_REQUESTS, None)),
+        ([(StageCapacity(1, 0.1), 1.0)], LimitBounds(FLOOR_REQUESTS, FLOOR_REQUESTS, 0.1)),
+        ([(StageCapacity(40, 0.1), 1.0), (StageCapacity(0, 0.1), 1.0)], None),
+        ([], LimitBounds(FLOOR_REQUESTS, MOST_REQUESTS, None)),
     ],
 )
 def test_the_bounds_follow_from_what_stages_carry(stages, bounds):
-    assert bounds_of(stages, SLO, "Predicted") == bounds
+    assert limit_bounds(stages, SLO, "Predicted") == bounds
 
 
 @pytest.mark.parametrize("drop_policy", ["Past", "Never"])
 def test_who_may_be_answered_late_may_wait(drop_policy):
-    assert bounds_of([(Carries(0, 0.1), 1.0)], SLO, drop_policy) == Bounds(MOST_REQUESTS, MOST_REQUESTS)
+    assert limit_bounds([(StageCapacity(0, 0.1), 1.0)], SLO, drop_policy) == LimitBounds(MOST_REQUESTS, MOST_REQUESTS)

@@ -4,22 +4,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trimtab_router.execution.request_options import NO_WISH, RequestOptions, parse_request_options
 from trimtab_router.refusal import Refusal
-from trimtab_router.wish import NO_WISH, Wish, wish_of
 
 
 def test_who_wishes_nothing_is_told_apart_at_no_cost():
-    assert wish_of({}) is NO_WISH
-    assert wish_of({"binary_data_output": True, "priority": 0, "timeout": 0}) is NO_WISH
+    assert parse_request_options({}) is NO_WISH
+    assert parse_request_options({"binary_data_output": True, "priority": 0, "timeout": 0}) is NO_WISH
     assert NO_WISH.plain
 
 
 def test_numbers_may_be_written_as_text_since_not_every_client_sends_all_kinds():
-    given_wish = wish_of(
+    given_wish = parse_request_options(
         {"trimtab.accuracy_floor": "0.9", "trimtab.utility": 3, "trimtab.task": "digits", "priority": "1"}
     )
 
-    assert given_wish == Wish(accuracy_floor=0.9, utility=3.0, task="digits", priority=1)
+    assert given_wish == RequestOptions(accuracy_floor=0.9, utility=3.0, task="digits", priority=1)
     assert not given_wish.plain
 
 
@@ -46,13 +46,13 @@ def test_numbers_may_be_written_as_text_since_not_every_client_sends_all_kinds()
 )
 def test_what_cannot_be_meant_is_refused_by_name(parameters, named):
     with pytest.raises(Refusal, match=named) as refused:
-        wish_of(parameters)
+        parse_request_options(parameters)
 
     assert refused.value.code.name == "INVALID_ARGUMENT"
 
 
 def needed(floor, probability, rows):
-    return Wish(accuracy_floor=floor, accuracy_probability=probability).least_accuracy(rows)
+    return RequestOptions(accuracy_floor=floor, accuracy_probability=probability).least_accuracy(rows)
 
 
 def test_one_row_is_as_surely_right_as_its_point_is_accurate():

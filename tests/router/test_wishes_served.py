@@ -10,8 +10,8 @@ from tests.builders import a_stage, a_variant
 from tests.router.fakes import FakeReplica, a_pipeline, a_rig
 from tests.router.test_looking_again import quick_first
 from trimtab_protocol import InferRequest, Tensor
-from trimtab_router.stage.policies import POLICIES
-from trimtab_router.stage.policies.view import Policy
+from trimtab_router.scheduling.policies import POLICIES
+from trimtab_router.scheduling.policies.interface import Policy
 
 OUTPUTS = [{"name": "y", "datatype": "FP32", "shape": [4]}, {"name": "sure", "datatype": "FP32"}]
 POINTS = [

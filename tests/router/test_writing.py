@@ -10,16 +10,16 @@ from tests.clocks import FakeClock
 from tests.router.chats import a_chat_pipeline, a_writer
 from tests.router.test_desk import READY
 from tests.router.test_queue import Caller
-from trimtab_protocol.chat.inner import LastPiece, Piece, Usage
-from trimtab_router.graph import Runnable
-from trimtab_router.stage.desk import Desk
-from trimtab_router.stage.endings import Abandoned, Answered, Broken, Cut, Lost, NotReady
-from trimtab_router.stage.policies import POLICIES
-from trimtab_router.stage.slot import Slot
-from trimtab_router.stage.suspects import Suspects
-from trimtab_router.stage.work import Work
+from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
+from trimtab_router.execution.graph import ReadyStage
+from trimtab_router.scheduling.batch_outcomes import BatchFailed, Cancelled, Completed, NotReady, ReplicaLost, StreamCut
+from trimtab_router.scheduling.policies import POLICIES
+from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
+from trimtab_router.scheduling.replica_slots import ReplicaSlots
+from trimtab_router.scheduling.stage_request import StageRequest
+from trimtab_router.scheduling.stage_scheduler import StageScheduler
 
-LAST = LastPiece("", "stop", Usage(3, 2, 0, 0, 3))
+LAST = LastChunk("", "stop", Usage(3, 2, 0, 0, 3))
 OUTPUTS = {"text": np.array([b"a b"], object), "finish_reason": np.array([b"stop"], object), "usage": np.zeros((1, 5))}
 
 
@@ -32,8 +32,8 @@ class Writers:
         self.under_way: dict[Any, Any] = {}
         self.wrote: Any = None
         self.told = []
-        self.slots = [Slot(f"slot-{n}") for n in range(slots)]
-        self.desk = Desk(
+        self.slots = [ReplicaSlots(f"slot-{n}") for n in range(slots)]
+        self.desk = StageScheduler(
             pipeline.spec.stages[-1],
             plan=a_plan(pipeline, batchSize=places, **plan).spec.stages[-1],
             max_rows=100,
@@ -42,7 +42,7 @@ class Writers:
             clock=self.clock,
             carrier=self,
             tally=self,
-            suspects=Suspects(),
+            suspects=QueryOfDeathDetector(),
             grace_seconds=10.0,
         )
         for slot in self.slots:
@@ -58,10 +58,10 @@ class Writers:
         self.wrote = wrote
 
     def abandon(self, parcel):
-        self.clock.soon(lambda: self.end(parcel, Abandoned()), lambda: None)
+        self.clock.soon(lambda: self.end(parcel, Cancelled()), lambda: None)
 
     def end(self, parcel, ending=None):
-        self.under_way.pop(parcel)(parcel, ending or Answered((OUTPUTS,), parcel.point.name))
+        self.under_way.pop(parcel)(parcel, ending or Completed((OUTPUTS,), parcel.point.name))
 
     def __getattr__(self, told):
         if told not in {"waited", "served", "looks_again", "retried", "troubled", "failed", "abandoned", "began_early"}:
@@ -71,8 +71,8 @@ class Writers:
     def take(self, rows=1, deadline=100.0, *, listens=False):
         caller = Caller()
         caller.listens = listens
-        runnable = Runnable("text", rows, {"messages": np.array([b"m"] * rows, object)})
-        work = Work(caller, runnable, deadline=deadline, now=self.clock.now)
+        runnable = ReadyStage("text", rows, {"messages": np.array([b"m"] * rows, object)})
+        work = StageRequest(caller, runnable, deadline=deadline, now=self.clock.now)
         refusal = self.desk.refusal_of(work, self.clock.now)
         if refusal is None:
             self.desk.take(work)
@@ -126,12 +126,12 @@ def test_what_is_learnt_is_the_time_to_the_first_piece():
     work = top.take()
     (parcel,) = top.sent
     top.settle(2.0)
-    top.wrote(parcel, Piece("a "))
+    top.wrote(parcel, Chunk("a "))
     top.settle(30.0)
     top.wrote(parcel, LAST)
     top.end(parcel)
 
-    assert work.owner.heard == [(0, Piece("a ")), (0, LAST)]
+    assert work.owner.heard == [(0, Chunk("a ")), (0, LAST)]
     assert top.desk.outlook.service_seconds(1) == pytest.approx(2.0)
     assert top.desk.carries().seconds == pytest.approx(32.0)
     assert [told[0] for told in top.told if told[0] == "served"] == ["served"]
@@ -140,7 +140,7 @@ def test_what_is_learnt_is_the_time_to_the_first_piece():
 def write_all(top, parcel, seconds):
     """Its first piece comes after so long, and with it the last."""
     top.settle(seconds)
-    top.wrote(parcel, Piece("a "))
+    top.wrote(parcel, Chunk("a "))
     top.wrote(parcel, LAST)
     top.end(parcel)
     top.settle()
@@ -169,7 +169,7 @@ def test_answers_that_have_begun_are_no_company_to_a_prompt():
     for _ in range(3):
         top.take()
         top.settle(0.05)
-        top.wrote(top.sent[-1], Piece("a "))
+        top.wrote(top.sent[-1], Chunk("a "))
 
     assert top.slots[0].inflight == 3
     assert top.slots[0].company == 0
@@ -196,17 +196,17 @@ def test_who_would_wait_too_long_for_a_place_is_refused_at_the_door():
         top.take()
     top.settle(2.0)
     for parcel in top.sent:
-        top.wrote(parcel, Piece("a"))
+        top.wrote(parcel, Chunk("a"))
     top.settle(18.0)
     for parcel in top.sent:
         top.end(parcel)
     # A place becomes free every 10 s, and a first piece takes 2 s; a fifth of what is left is not promised away.
     for _ in range(2):
         top.take(deadline=1000.0)
-    assert isinstance(top.take(deadline=top.clock.now + 13.0), Work)
+    assert isinstance(top.take(deadline=top.clock.now + 13.0), StageRequest)
     refusal = top.take(deadline=top.clock.now + 14.0)
     assert (refusal.reason, refusal.stage) == ("Predicted", "text")
-    assert isinstance(top.take(deadline=top.clock.now + 16.0), Work)
+    assert isinstance(top.take(deadline=top.clock.now + 16.0), StageRequest)
 
 
 def test_who_leaves_is_forgotten_wherever_his_rows_are():
@@ -228,9 +228,9 @@ def test_a_part_of_an_answer_ends_it_for_who_has_heard_it_only(lost):
     top = Writers()
     listening, patient = top.take(listens=True), top.take()
     for parcel in top.sent:
-        top.wrote(parcel, Piece("a"))
+        top.wrote(parcel, Chunk("a"))
     for parcel in top.sent:
-        top.end(parcel, Cut("gone", lost=lost))
+        top.end(parcel, StreamCut("gone", lost=lost))
     top.settle()
 
     assert why(listening) == "AnswerCut"
@@ -241,7 +241,7 @@ def test_a_part_of_an_answer_ends_it_for_who_has_heard_it_only(lost):
 def test_a_part_of_an_answer_of_a_stage_that_is_not_repeatable_is_a_failure():
     top = Writers(repeatable=False)
     work = top.take()
-    top.end(top.sent[0], Cut("gone"))
+    top.end(top.sent[0], StreamCut("gone"))
 
     assert why(work) == "NotRepeatable"
 
@@ -251,16 +251,16 @@ def test_nobody_is_blamed_for_a_replica_that_many_were_in():
     works = [top.take(), top.take()]
     for _ in range(3):
         for parcel in top.sent:
-            top.end(parcel, Lost("gone"))
+            top.end(parcel, ReplicaLost("gone"))
         top.settle()
     assert [why(work) for work in works] == [None, None]
 
-    top.end(top.sent[0], Lost("gone"))
+    top.end(top.sent[0], ReplicaLost("gone"))
     assert [why(work) for work in works] == ["ModelServerError", None]
-    assert isinstance(top.take(), Work), "what is like it is no suspect"
+    assert isinstance(top.take(), StageRequest), "what is like it is no suspect"
 
 
-@pytest.mark.parametrize("ending", [NotReady(), Lost("gone", delivered=False), Broken("500")])
+@pytest.mark.parametrize("ending", [NotReady(), ReplicaLost("gone", delivered=False), BatchFailed("500")])
 def test_what_had_no_piece_is_written_by_another(ending):
     top = Writers()
     work = top.take(listens=True)

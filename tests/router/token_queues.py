@@ -5,18 +5,18 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tests.router.test_queue import Caller
-from trimtab_router.graph import Runnable
-from trimtab_router.stage.policies.view import Point, SecondLook, View
-from trimtab_router.stage.queue import DeadlineQueue
-from trimtab_router.stage.work import Slice, Work
-from trimtab_router.wish import Wish
+from trimtab_router.execution.graph import ReadyStage
+from trimtab_router.execution.request_options import RequestOptions
+from trimtab_router.scheduling.policies.interface import Escalation, Point, SchedulerView
+from trimtab_router.scheduling.queue import DeadlineQueue
+from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 
 TASKS = ("cars", "birds")
 ROW_MS = {"few": 1.0, "some": 1.5, "all": 2.0, "more": 3.0}
 ACCURACY = {"few": (0.60, 0.70), "some": (0.80, 0.85), "all": (0.90, 0.90), "more": (0.95, 0.92)}
 
 
-def a_point(name: str, looks: Sequence[SecondLook] = (), row_ms: float | None = None) -> Point:
+def a_point(name: str, looks: Sequence[Escalation] = (), row_ms: float | None = None) -> Point:
     """A point whose batches cost two rows however small."""
     row = (row_ms or ROW_MS[name]) / 1000
     seconds = tuple(row * (2 + rows) for rows in range(1, 33))
@@ -31,29 +31,29 @@ POINTS = tuple(a_point(name) for name in ("more", "all", "some", "few"))
 
 def a_work(
     deadline: float, *, utility: float = 1.0, task: str = "cars", rows: int = 1, at: float = 0.0, floor: float = 0.0
-) -> Work:
+) -> StageRequest:
     """Rows of one request, which came at a moment."""
-    wish = Wish(utility=utility, task=task)
-    runnable = Runnable("s", rows, {"x": np.zeros((rows, 1), np.float32)})
-    return Work(Caller(), runnable, deadline=deadline, now=at, wish=wish, accuracy_floor=floor)
+    wish = RequestOptions(utility=utility, task=task)
+    runnable = ReadyStage("s", rows, {"x": np.zeros((rows, 1), np.float32)})
+    return StageRequest(Caller(), runnable, deadline=deadline, now=at, wish=wish, accuracy_floor=floor)
 
 
 def a_view(
-    works: Iterable[Work],
+    works: Iterable[StageRequest],
     *,
     points: Sequence[Point] = POINTS,
     now: float = 0.0,
     arrivals_rps: float = 0.0,
     loaded: str = "",
-) -> View:
+) -> SchedulerView:
     """All of them wait, for one replica and batches of 32 rows."""
     queue = DeadlineQueue(100_000)
     for work in works:
-        queue.push(Slice(work, 0, work.rows))
-    return View(now, queue, points, 32, 0.0, "Predicted", arrivals_rps=lambda: arrivals_rps, loaded=loaded)
+        queue.push(RowSlice(work, 0, work.rows))
+    return SchedulerView(now, queue, points, 32, 0.0, "Predicted", arrivals_rps=lambda: arrivals_rps, loaded=loaded)
 
 
-def a_random_view(rng: np.random.Generator, rows: int, points: Sequence[Point]) -> View:
+def a_random_view(rng: np.random.Generator, rows: int, points: Sequence[Point]) -> SchedulerView:
     """Single rows, more than can be served well."""
     utilities = rng.choice([0.01, 0.2, 0.3, 1.0], rows)
     deadlines = np.sort(rng.uniform(0.05, 1.0, rows)) * rows * 0.0015

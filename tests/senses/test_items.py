@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from trimtab_model_servers.senses.items import NAMES, ItemSource, typed
-from trimtab_model_servers.senses.recordings import FILE, load_recordings, taught_by, unheard
-from trimtab_model_servers.senses.voices import VOICES, say, voice
+from trimtab_model_servers.senses.dataset import NAMES, ItemSource, synthesize_text
+from trimtab_model_servers.senses.formant_synthesis import VOICES, synthesize_word, voice
+from trimtab_model_servers.senses.recorded_digits import FILE, held_out_speakers, load_recordings, training_speakers
 
 HEARD = ("george", "jackson", "lucas", "nicolas")
 
@@ -66,7 +66,7 @@ def test_items_keep_their_promises():
 
 def test_text_names_the_digit_or_hints_at_it():
     random = np.random.default_rng(0)
-    words = [bytes(typed(7, random)).rstrip(b"\0").decode() for _ in range(400)]
+    words = [bytes(synthesize_text(7, random)).rstrip(b"\0").decode() for _ in range(400)]
     right = [word for word in words if word in {"seven", "odd", "high"}]
 
     assert len(right) > 0.4 * len(words)
@@ -77,7 +77,7 @@ def test_text_names_the_digit_or_hints_at_it():
 def test_voices_of_the_splits_differ_and_each_takes_a_word_anew():
     assert set(range(*VOICES["train"])).isdisjoint(range(*VOICES["held-out"]))
     speaker = voice(VOICES["train"][0])
-    one, other = (say(6, speaker, np.random.default_rng(take)) for take in range(2))
+    one, other = (synthesize_word(6, speaker, np.random.default_rng(take)) for take in range(2))
 
     assert 0.1 < one.size / 8000 < 1.2
     assert np.abs(one).max() == pytest.approx(1.0)
@@ -88,8 +88,8 @@ def test_recordings_are_levelled_and_chosen_by_speaker(tmp_path):
     found = load_recordings(a_recording_file(tmp_path, [*HEARD, "stranger"]))
 
     assert found.present == (*HEARD, "stranger")
-    assert taught_by(found) == HEARD
-    assert unheard(found, HEARD) == ("stranger",)
+    assert training_speakers(found) == HEARD
+    assert held_out_speakers(found, HEARD) == ("stranger",)
     chosen = found.of("stranger")
     assert set(chosen.digits.tolist()) == set(range(10))
     assert all(abs(float(clip.mean())) < 1e-3 and clip.max() <= 1.0 for clip in chosen.clips)
@@ -98,7 +98,7 @@ def test_recordings_are_levelled_and_chosen_by_speaker(tmp_path):
     with pytest.raises(KeyError, match="no speaker 'nobody' in these recordings"):
         found.of("nobody")
     with pytest.raises(ValueError, match="learned from every speaker of these recordings"):
-        unheard(found.of(*HEARD), HEARD)
+        held_out_speakers(found.of(*HEARD), HEARD)
 
 
 def test_what_is_no_file_of_recordings_is_named(tmp_path):

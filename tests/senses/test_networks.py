@@ -7,15 +7,15 @@ from safetensors.torch import save_file
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families import registry
-from trimtab_model_servers.senses import MODALITIES, SUBSETS, networks, subset_name
-from trimtab_model_servers.senses.calibration import Calibration, straight
-from trimtab_model_servers.senses.fit import to_tensors
-from trimtab_model_servers.senses.items import ItemSource
-from trimtab_model_servers.senses.network import parts
+from trimtab_model_servers.senses import MODALITIES, SUBSETS, subset_name, variants
+from trimtab_model_servers.senses.base import parts
+from trimtab_model_servers.senses.calibration import Calibration, identity_calibration
+from trimtab_model_servers.senses.dataset import ItemSource
+from trimtab_model_servers.senses.train_loops import to_tensors
 from trimtab_pipelines.model_spec import ModelSpec
 
-VARIANTS = list(networks.VARIANTS)
-BENT = np.stack([straight()[0], straight()[0] ** 2])
+VARIANTS = list(variants.VARIANTS)
+BENT = np.stack([identity_calibration()[0], identity_calibration()[0] ** 2])
 """A curve that believes less than it is told."""
 
 
@@ -25,7 +25,7 @@ def inputs():
 
 
 def a_network(variant, seed=0):
-    return networks.for_serving(networks.build(networks.VARIANTS[variant], seed=seed))
+    return variants.for_serving(variants.build(variants.VARIANTS[variant], seed=seed))
 
 
 def readers_of(network):
@@ -83,7 +83,7 @@ def test_late_fusion_takes_up_what_its_encoders_computed(inputs):
 def test_each_subset_has_its_own_calibration(variant, inputs):
     network = a_network(variant)
     before = {subset: network.infer(parts(inputs, subset)) for subset in SUBSETS}
-    network.calibrate(("audio",), Calibration(4.0, straight()))
+    network.calibrate(("audio",), Calibration(4.0, identity_calibration()))
     network.calibrate(("video",), Calibration(1.0, BENT))
     for subset in SUBSETS:
         after = network.infer(parts(inputs, subset))
@@ -96,8 +96,8 @@ def test_each_subset_has_its_own_calibration(variant, inputs):
 def test_weights_say_what_they_are(variant, inputs, tmp_path):
     network, path = a_network(variant, seed=3), tmp_path / "x.safetensors"
     network.calibrate(MODALITIES, Calibration(2.0, BENT))
-    networks.save(network, path)
-    again = networks.load(path)
+    variants.save(network, path)
+    again = variants.load(path)
 
     assert again.config == network.config
     assert torch.allclose(again.logits(inputs), network.logits(inputs), atol=0.05)
@@ -107,10 +107,10 @@ def test_weights_say_what_they_are(variant, inputs, tmp_path):
 
 def test_wrong_weights_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="make models"):
-        networks.load(tmp_path / "none.safetensors")
+        variants.load(tmp_path / "none.safetensors")
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(networks.WeightsError, match="these are weights of None"):
-        networks.load(tmp_path / "other.safetensors")
+    with pytest.raises(variants.WeightsError, match="these are weights of None"):
+        variants.load(tmp_path / "other.safetensors")
 
 
 def a_spec(family, uri, **changes):
@@ -135,7 +135,7 @@ def test_a_family_answers_from_what_the_point_reads_and_the_batch_has(inputs):
 
 
 def test_a_family_refuses_weights_of_the_other_and_parameters(tmp_path):
-    networks.save(a_network("early"), tmp_path / "early.safetensors")
+    variants.save(a_network("early"), tmp_path / "early.safetensors")
     with pytest.raises(ModelError, match="not of family 'digits-av/late'"):
         registry.build(a_spec("digits-av/late", str(tmp_path / "early.safetensors")))
     with pytest.raises(ModelError, match="has no parameters; remove depth"):

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from trimtab_model_servers.senses import SUBSETS, networks, subset_name
-from trimtab_model_servers.senses.items import ItemSource
-from trimtab_model_servers.senses.measure import Scored, calibration_error
-from trimtab_model_servers.senses.network import strict_pairs
+from trimtab_model_servers.senses import SUBSETS, subset_name, variants
+from trimtab_model_servers.senses.base import strict_pairs
+from trimtab_model_servers.senses.dataset import ItemSource
+from trimtab_model_servers.senses.evaluate import Scored, calibration_error
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.measured import MeasuredPipeline
+from trimtab_pipelines.training_report import MeasuredPipeline
 
 FOLDER = Path(__file__).parents[2] / "pipelines" / "digits-av"
 RANKING_SLACK = 0.005
@@ -28,10 +28,10 @@ def items():
     return ItemSource("held-out", seed=77).items(0, ITEMS)
 
 
-@pytest.mark.parametrize("variant", networks.VARIANTS)
+@pytest.mark.parametrize("variant", variants.VARIANTS)
 def test_no_sense_has_collapsed(variant, items, measured):
     """Each alone is far above chance, all together above each, and no two subsets answer alike."""
-    network = networks.load(FOLDER / "weights" / f"{variant}.safetensors")
+    network = variants.load(FOLDER / "weights" / f"{variant}.safetensors")
     scored = Scored.of(network, items)
     seen = scored.seen({subset: network.calibration(subset) for subset in SUBSETS})
     answers = {subset: scored.logits[subset].argmax(dim=1) for subset in SUBSETS}
@@ -46,7 +46,7 @@ def test_no_sense_has_collapsed(variant, items, measured):
         assert (answers[less] != answers[more]).float().mean() > 0.02
 
 
-@pytest.mark.parametrize("variant", networks.VARIANTS)
+@pytest.mark.parametrize("variant", variants.VARIANTS)
 def test_nothing_is_worse_for_knowing_more(variant, measured):
     for on in measured.variant(variant).on.values():
         accuracy = {point.point: point.accuracy.value for point in on.points}
@@ -54,7 +54,7 @@ def test_nothing_is_worse_for_knowing_more(variant, measured):
             assert accuracy[subset_name(more)] >= accuracy[subset_name(less)] - RANKING_SLACK
 
 
-@pytest.mark.parametrize("variant", networks.VARIANTS)
+@pytest.mark.parametrize("variant", variants.VARIANTS)
 def test_certainty_is_what_it_says(variant, measured):
     for point in measured.variant(variant).counted.points:
         assert point.calibration_error <= CALIBRATION_BOUND, point.point
@@ -74,15 +74,20 @@ def test_what_the_pipeline_states_is_what_was_measured(measured):
             assert point.second_looks == known.counted.second_looks.get(point.name, ())
 
 
-@pytest.mark.parametrize("variant", networks.VARIANTS)
+@pytest.mark.parametrize("variant", variants.VARIANTS)
 def test_the_weights_say_whom_they_have_heard(variant):
-    assert networks.heard_by(FOLDER / "weights" / f"{variant}.safetensors") == ("george", "jackson", "lucas", "nicolas")
+    assert variants.speakers_of(FOLDER / "weights" / f"{variant}.safetensors") == (
+        "george",
+        "jackson",
+        "lucas",
+        "nicolas",
+    )
 
 
 def test_weights_that_do_not_say_it_are_named(tmp_path):
-    networks.save(networks.build(networks.VARIANTS["late"], seed=0), tmp_path / "old.safetensors")
-    with pytest.raises(networks.WeightsError, match=r"old.safetensors does not say whose recordings"):
-        networks.heard_by(tmp_path / "old.safetensors")
+    variants.save(variants.build(variants.VARIANTS["late"], seed=0), tmp_path / "old.safetensors")
+    with pytest.raises(variants.WeightsError, match=r"old.safetensors does not say whose recordings"):
+        variants.speakers_of(tmp_path / "old.safetensors")
 
 
 def test_the_weights_are_small_and_carry_their_licence():

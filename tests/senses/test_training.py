@@ -5,15 +5,15 @@ import pytest
 import torch
 
 from tests.senses.test_items import a_recording_file
-from trimtab_model_servers.descent import Schedule
-from trimtab_model_servers.senses import SUBSETS, networks, subset_name, train
-from trimtab_model_servers.senses.calibration import Calibration, along, fitted_curve, straight
-from trimtab_model_servers.senses.fit import best_temperature, fit
-from trimtab_model_servers.senses.items import ItemSource
-from trimtab_model_servers.senses.measure import Scored, calibration_error, report
-from trimtab_model_servers.senses.recordings import load_recordings, unheard
+from trimtab_model_servers.optimizer import Schedule
+from trimtab_model_servers.senses import SUBSETS, subset_name, train, variants
+from trimtab_model_servers.senses.calibration import Calibration, apply_calibration, fitted_curve, identity_calibration
+from trimtab_model_servers.senses.dataset import ItemSource
+from trimtab_model_servers.senses.evaluate import Scored, calibration_error, measurement_document
+from trimtab_model_servers.senses.recorded_digits import held_out_speakers, load_recordings
+from trimtab_model_servers.senses.train_loops import best_temperature, fit
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.measured import MeasuredPipeline
+from trimtab_pipelines.training_report import MeasuredPipeline
 
 MANIFEST = """\
 apiVersion: trimtab.dev/v1alpha1
@@ -62,7 +62,7 @@ def items():
 
 @pytest.mark.parametrize("variant", ["late", "early"])
 def test_a_network_learns_from_every_sense(variant, items):
-    network = networks.build(networks.VARIANTS[variant], seed=1)
+    network = variants.build(variants.VARIANTS[variant], seed=1)
     losses: list[float] = []
     before = {name: parameter.detach().clone() for name, parameter in network.named_parameters() if "weight" in name}
     fit(network, items, Schedule(steps=30, batch=16, peak_rate=4e-3, seed=1), losses.append)
@@ -86,7 +86,7 @@ def test_a_curve_mends_what_no_temperature_does_and_keeps_the_order():
     told = np.where(random.random(8000) < 0.5, random.uniform(0.2, 0.5, 8000), random.uniform(0.5, 0.99, 8000))
     right = random.random(8000) < np.where(told < 0.5, told / 2, 0.8 + told / 5)
     knots = fitted_curve(told[:4000], right[:4000])
-    mended = along(torch.from_numpy(knots), torch.from_numpy(told[4000:].astype(np.float32))).numpy()
+    mended = apply_calibration(torch.from_numpy(knots), torch.from_numpy(told[4000:].astype(np.float32))).numpy()
 
     assert (np.diff(knots) >= 0).all()
     assert calibration_error(told[4000:], right[4000:]) > 0.1
@@ -97,7 +97,7 @@ def test_a_curve_mends_what_no_temperature_does_and_keeps_the_order():
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_a_curve_of_what_is_never_or_always_right_stays_a_curve(share):
     knots = torch.from_numpy(fitted_curve(np.linspace(0.1, 0.9, 50), np.full(50, share > 0)))
-    found = along(knots, torch.tensor([0.0, 0.3, 1.0]))
+    found = apply_calibration(knots, torch.tensor([0.0, 0.3, 1.0]))
 
     assert found.tolist() == pytest.approx([0.0, 0.3, 1.0], abs=1e-3)
 
@@ -111,8 +111,8 @@ def test_calibration_error_is_the_mean_gap():
 
 
 def test_what_is_measured_is_told_point_by_point(items):
-    scored = Scored.of(networks.for_serving(networks.build(networks.VARIANTS["late"], seed=1)), items)
-    told = report("what", scored.seen(dict.fromkeys(SUBSETS, Calibration(1.0, straight()))))
+    scored = Scored.of(variants.for_serving(variants.build(variants.VARIANTS["late"], seed=1)), items)
+    told = measurement_document("what", scored.seen(dict.fromkeys(SUBSETS, Calibration(1.0, identity_calibration()))))
 
     assert [point.point for point in told.points] == [subset_name(subset) for subset in SUBSETS]
     assert told.samples == 120
@@ -157,16 +157,16 @@ def test_training_with_recordings_judges_each_speaker_and_writes_the_pipeline(tm
         }
         assert point.second_looks == found.counted.second_looks.get(point.name, ())
     weights = tmp_path / "weights" / "late.safetensors"
-    networks.load(weights)
-    assert networks.heard_by(weights) == ("ann", "bob")
-    assert unheard(load_recordings(data), networks.heard_by(weights)) == ("cid",)
+    variants.load(weights)
+    assert variants.speakers_of(weights) == ("ann", "bob")
+    assert held_out_speakers(load_recordings(data), variants.speakers_of(weights)) == ("cid",)
     assert "(fsdd_dev.npz) of ann, bob, cid" in found.counted.what
 
     assert train.main(["-o", str(tmp_path), "--only", "early"]) == 0
     both = MeasuredPipeline.model_validate_json((tmp_path / "measured.json").read_text())
     assert [variant.name for variant in both.variants] == ["late", "early"]
     assert both.variant("early").counts == "synthesised"
-    assert networks.heard_by(tmp_path / "weights" / "early.safetensors") == ()
+    assert variants.speakers_of(tmp_path / "weights" / "early.safetensors") == ()
 
 
 def test_nobody_learns_from_one_speaker_alone(tmp_path, capsys):

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from tests.tokens.test_family import SHAPE, TASKS, answers, images, spec
-from trimtab_model_servers.compiling import Answer, Order
+from trimtab_model_servers.compile_worker import CompileRequest, CompileResult
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.model import load_model
-from trimtab_model_servers.tokens import compiled
-from trimtab_model_servers.tokens.compiled import SUFFIX, compile_form, load_form
-from trimtab_model_servers.tokens.stored import Stored, load, save
-from trimtab_model_servers.tokens.tasks import Head
-from trimtab_model_servers.tokens.transformer import Course, VisionTransformer
+from trimtab_model_servers.transformer import compiled
+from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, save
+from trimtab_model_servers.transformer.compiled import SUFFIX, compile_form, load_form
+from trimtab_model_servers.transformer.tasks import Head
+from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
 
 PLAIN = {"name": "plain", "accuracy": 0.8, "tokenDelta": -4}
 needs_compiler = pytest.mark.skipif(bool(compiled.compiler_missing()), reason=compiled.compiler_missing())
@@ -29,17 +29,17 @@ def folder(tmp_path_factory):
     transformer = VisionTransformer(SHAPE).eval().requires_grad_(requires_grad=False)
     heads = {task: Head(torch.randn(len(labels), 16), torch.randn(len(labels))) for task, labels in TASKS.items()}
     found = tmp_path_factory.mktemp("compiled")
-    save(Stored(transformer, {"plain": heads}, TASKS, "Image"), found / "small.safetensors", {"seed": "5"})
-    order = Order(spec=spec(found / "small.safetensors", operatingPoints=[PLAIN]), folder=found)
+    save(Checkpoint(transformer, {"plain": heads}, TASKS, "Image"), found / "small.safetensors", {"seed": "5"})
+    order = CompileRequest(spec=spec(found / "small.safetensors", operatingPoints=[PLAIN]), folder=found)
     done = subprocess.run(
-        [sys.executable, "-m", "trimtab_model_servers.compiling"],
+        [sys.executable, "-m", "trimtab_model_servers.compile_worker"],
         input=order.model_dump_json(by_alias=True),
         capture_output=True,
         text=True,
         check=True,
         env=None,
     )
-    answer = Answer.model_validate_json(done.stdout.splitlines()[-1])
+    answer = CompileResult.model_validate_json(done.stdout.splitlines()[-1])
     assert answer.failed == ""
     return found
 
@@ -109,7 +109,7 @@ def test_a_form_with_other_content_than_its_name_says_is_not_run(folder, form, t
 )
 def test_a_form_made_for_another_machine_is_refused_before_any_of_it_runs(folder, form, monkeypatch, here, words):
     for name, value in here.items():
-        monkeypatch.setattr(f"trimtab_model_servers.tokens.compiled.{name}", value)
+        monkeypatch.setattr(f"trimtab_model_servers.transformer.compiled.{name}", value)
     monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda _: pytest.fail("it was loaded"))
 
     with pytest.raises(ModelError, match=words):
@@ -159,4 +159,4 @@ def test_what_is_no_form_is_refused(tmp_path):
 def test_without_a_compiler_it_is_said_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ModelError, match=r"there is no C\+\+ compiler here .no-such-compiler.; install one"):
-        compile_form(VisionTransformer(SHAPE), Course(), None, 2, tmp_path)
+        compile_form(VisionTransformer(SHAPE), ForwardPlan(), None, 2, tmp_path)

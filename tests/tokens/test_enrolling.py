@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.tokens.enrolling import Taught, enrolled, fitting, way_of
-from trimtab_model_servers.tokens.prompting import Labelled, Lesson, fit_prompts, scored
-from trimtab_model_servers.tokens.shape import Shape
-from trimtab_model_servers.tokens.stored import randomly
-from trimtab_model_servers.tokens.tasks import Head
-from trimtab_model_servers.tokens.transformer import Course
-from trimtab_pipelines.operating_point import OperatingPoint, Prompts
+from trimtab_model_servers.transformer.checkpoints import randomly
+from trimtab_model_servers.transformer.config import ViTConfig
+from trimtab_model_servers.transformer.prompt_tuning import Labelled, TrainingSchedule, fit_prompts, scored
+from trimtab_model_servers.transformer.task_training import TrainedTask, fitting, train_task, way_of
+from trimtab_model_servers.transformer.tasks import Head
+from trimtab_model_servers.transformer.transformer import ForwardPlan
+from trimtab_pipelines.operating_point import OperatingPoint, TokenPrompts
 
-SMALL = Shape(side=16, patch=4, channels=1, width=32, depth=2, heads=2, inner=64)
-LESSON = Lesson(steps=40, batch=16, peak_rate=2e-2)
+SMALL = ViTConfig(side=16, patch=4, channels=1, width=32, depth=2, heads=2, inner=64)
+LESSON = TrainingSchedule(steps=40, batch=16, peak_rate=2e-2)
 
 
 def stripes(count=32, side=16):
@@ -33,7 +33,7 @@ def a_transformer():
 
 
 def learned(taught, stored, images=None, advance=lambda _: None):
-    return enrolled(stored.transformer, stored.normalisation, images or stripes(), taught, LESSON, advance)
+    return train_task(stored.transformer, stored.normalisation, images or stripes(), taught, LESSON, advance)
 
 
 def right(stored, course, head):
@@ -45,16 +45,20 @@ def right(stored, course, head):
 def test_a_new_task_is_learned_and_the_transformer_stays_as_it_was():
     stored = a_transformer()
     frozen = [parameter.clone() for parameter in stored.transformer.parameters()]
-    heads = learned({"plain": Taught(Course())}, stored)
+    heads = learned({"plain": TrainedTask(ForwardPlan())}, stored)
 
-    assert right(stored, Course(), heads["plain"]) > 0.9
+    assert right(stored, ForwardPlan(), heads["plain"]) > 0.9
     assert all(torch.equal(a, b) for a, b in zip(frozen, stored.transformer.parameters(), strict=True))
 
 
 def test_every_way_gets_a_head_and_its_prompts_trained_with_what_goes_on_meanwhile():
-    stored, merged = a_transformer(), Course((4, 4))
+    stored, merged = a_transformer(), ForwardPlan((4, 4))
     told: list[float] = []
-    taught = {"plain": Taught(Course()), "merge-4": Taught(merged), "replace-2+merge-4": Taught(merged, 2)}
+    taught = {
+        "plain": TrainedTask(ForwardPlan()),
+        "merge-4": TrainedTask(merged),
+        "replace-2+merge-4": TrainedTask(merged, 2),
+    }
     heads = learned(taught, stored, advance=told.append)
     prompts = heads["replace-2+merge-4"].prompts
 
@@ -69,7 +73,11 @@ def test_every_way_gets_a_head_and_its_prompts_trained_with_what_goes_on_meanwhi
 
 
 def test_ways_for_which_a_file_has_no_room_are_left_out():
-    taught = {"plain": Taught(Course()), "replace-9": Taught(Course(), 9), "merge-4": Taught(Course((4, 4)))}
+    taught = {
+        "plain": TrainedTask(ForwardPlan()),
+        "replace-9": TrainedTask(ForwardPlan(), 9),
+        "merge-4": TrainedTask(ForwardPlan((4, 4))),
+    }
     head_bytes, prompts_bytes = 2 * 5 * (SMALL.width + 1), 2 * 9 * SMALL.depth * SMALL.width
 
     assert list(fitting(taught, 5, SMALL, 3 * head_bytes + prompts_bytes)) == ["plain", "replace-9", "merge-4"]
@@ -78,7 +86,7 @@ def test_ways_for_which_a_file_has_no_room_are_left_out():
 
 
 def test_a_way_that_nobody_trained_is_told_with_the_point_that_runs_it():
-    point = OperatingPoint(name="fine", prompts=Prompts(count=2), accuracy=0)
+    point = OperatingPoint(name="fine", prompts=TokenPrompts(count=2), accuracy=0)
     with pytest.raises(ModelError, match=r"operating point 'fine': nobody trained 'replace-2' .*: plain"):
         way_of(a_transformer(), point)
 
@@ -91,7 +99,7 @@ def test_prompts_learn_on_a_course_that_merges():
         stored.transformer,
         images,
         "Image",
-        Course((4, 4)),
+        ForwardPlan((4, 4)),
         begun=begun,
         count=3,
         lesson=LESSON,
@@ -116,4 +124,4 @@ def test_prompts_learn_on_a_course_that_merges():
 )
 def test_what_does_not_fit_is_refused_and_says_why(images, words):
     with pytest.raises(ModelError, match=words):
-        learned({"plain": Taught(Course())}, a_transformer(), images)
+        learned({"plain": TrainedTask(ForwardPlan())}, a_transformer(), images)

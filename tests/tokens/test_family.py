@@ -11,12 +11,12 @@ from tests.model_servers.test_families import a_spec
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
 from trimtab_model_servers.model import load_model
-from trimtab_model_servers.tokens.shape import Shape
-from trimtab_model_servers.tokens.stored import Stored, load, save
-from trimtab_model_servers.tokens.tasks import Head
-from trimtab_model_servers.tokens.transformer import VisionTransformer
+from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, save
+from trimtab_model_servers.transformer.config import ViTConfig
+from trimtab_model_servers.transformer.tasks import Head
+from trimtab_model_servers.transformer.transformer import VisionTransformer
 
-SHAPE = Shape(side=16, patch=4, channels=1, width=16, depth=3, heads=2, inner=32)
+SHAPE = ViTConfig(side=16, patch=4, channels=1, width=16, depth=3, heads=2, inner=32)
 TASKS = {"letters": ("a", "b", "c"), "signs": ("+", "-")}
 IMAGE = {"name": "image", "datatype": "UINT8", "shape": [1, 16, 16]}
 TASK = {"name": "task", "datatype": "INT64", "shape": [], "optional": True}
@@ -42,7 +42,7 @@ def weights(tmp_path_factory):
 
     path = tmp_path_factory.mktemp("weights") / "small.safetensors"
     ways = {"plain": heads(None), "replace-2": heads(1), "replace-2+merge-4": heads(1)}
-    save(Stored(transformer, ways, TASKS, "Image"), path, {"seed": "5"})
+    save(Checkpoint(transformer, ways, TASKS, "Image"), path, {"seed": "5"})
     return path
 
 
@@ -151,7 +151,7 @@ def test_images_of_another_size_are_refused_when_the_model_is_loaded(weights):
 def test_a_file_that_is_not_whole_is_refused_by_name(weights, tmp_path):
     stored = load(weights)
     lame = {"plain": dict(stored.heads["plain"]), "replace-2": {"letters": stored.heads["replace-2"]["letters"]}}
-    save(Stored(stored.transformer, lame, TASKS, "Image"), tmp_path / "lame.safetensors", {})
+    save(Checkpoint(stored.transformer, lame, TASKS, "Image"), tmp_path / "lame.safetensors", {})
     (tmp_path / "torn.safetensors").write_bytes(weights.read_bytes()[:100])
 
     with pytest.raises(ModelError, match="task 'signs' has no head for 'replace-2'"):

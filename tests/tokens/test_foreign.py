@@ -13,12 +13,18 @@ from torchvision.models import vit_b_32, vit_h_14, vit_l_16
 
 from tests.tokens.test_transformer import images
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.tokens.foreign import UNTOLD, Told, parted, shape_of, translated
-from trimtab_model_servers.tokens.transformer import VisionTransformer
+from trimtab_model_servers.transformer.checkpoint_import import (
+    UNTOLD,
+    CheckpointInfo,
+    convert_state_dict,
+    parted,
+    shape_of,
+)
+from trimtab_model_servers.transformer.transformer import VisionTransformer
 
 
 def from_foreign(module, told=UNTOLD):
-    named = translated(module.state_dict())
+    named = convert_state_dict(module.state_dict())
     own, head = parted(named, "it")
     ours = VisionTransformer(shape_of(named, "it", told)).eval()
     ours.load_state_dict(own)
@@ -41,7 +47,7 @@ def differs(module, told=UNTOLD, side=32):
 
 
 def test_without_merging_it_is_torchvisions():
-    assert differs(shaken(Torchvision(32, 4, 4, 2, 32, 64, num_classes=10)), Told(heads=2)) <= 1e-5
+    assert differs(shaken(Torchvision(32, 4, 4, 2, 32, 64, num_classes=10)), CheckpointInfo(heads=2)) <= 1e-5
 
 
 def test_without_merging_it_is_torchvisions_base_transformer():
@@ -64,7 +70,7 @@ def test_without_merging_it_is_torchvisions_base_transformer():
     ids=str,
 )
 def test_without_merging_it_is_timms(options):
-    assert differs(shaken(small_timm(options)), Told(heads=2, epsilon=1e-6)) <= 1e-5
+    assert differs(shaken(small_timm(options)), CheckpointInfo(heads=2, epsilon=1e-6)) <= 1e-5
 
 
 def small_timm(options):
@@ -90,9 +96,9 @@ def sensitive(module):
 def test_another_activation_can_be_said_and_epsilon_follows_from_a_normalisation_before_the_layers(name, layer):
     stock = sensitive(shaken(small_timm(NORMALISED_FIRST | {"act_layer": layer})))
 
-    assert differs(stock, Told(heads=2, activation=name)) <= 1e-5
-    assert differs(stock, Told(heads=2)) > 1e-5
-    assert differs(stock, Told(heads=2, activation=name, epsilon=1e-6)) > 1e-5
+    assert differs(stock, CheckpointInfo(heads=2, activation=name)) <= 1e-5
+    assert differs(stock, CheckpointInfo(heads=2)) > 1e-5
+    assert differs(stock, CheckpointInfo(heads=2, activation=name, epsilon=1e-6)) > 1e-5
 
 
 def test_normalised_queries_tell_the_number_of_heads():
@@ -113,7 +119,7 @@ def on_no_device(make):
     ("make", "heads"), [(vit_b_32, 12), (vit_l_16, 16), (vit_h_14, 16)], ids=["base", "large", "huge"]
 )
 def test_torchvisions_sizes_are_known(make, heads):
-    assert shape_of(translated(on_no_device(make).state_dict()), "it").heads == heads
+    assert shape_of(convert_state_dict(on_no_device(make).state_dict()), "it").heads == heads
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import timm.data
 import torch
 
-from trimtab_model_servers.tokens.preparation import prepared
+from trimtab_model_servers.transformer.image_preprocessing import preprocess
 
 PUBLISHED = {
     "ImageNet": (timm.data.IMAGENET_DEFAULT_MEAN, timm.data.IMAGENET_DEFAULT_STD),
@@ -19,8 +19,8 @@ def test_fixed_values_are_those_that_timm_has(name):
     mean, deviation = (torch.tensor(values)[:, None, None] for values in PUBLISHED[name])
     expected = (as_bytes.float() / 255 - mean) / deviation
 
-    assert torch.allclose(prepared(as_bytes, name), expected, atol=1e-6)
-    assert torch.allclose(prepared(as_bytes.float() / 255, name), expected, atol=1e-6)
+    assert torch.allclose(preprocess(as_bytes, name), expected, atol=1e-6)
+    assert torch.allclose(preprocess(as_bytes.float() / 255, name), expected, atol=1e-6)
 
 
 def test_each_image_by_its_own_values_whatever_is_beside_it():
@@ -28,8 +28,8 @@ def test_each_image_by_its_own_values_whatever_is_beside_it():
         torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
         * torch.tensor([0.1, 1.0])[:, None, None, None]
     )
-    both = prepared(images, "Image")
+    both = preprocess(images, "Image")
 
-    assert torch.allclose(both[:1], prepared(images[:1], "Image"))
+    assert torch.allclose(both[:1], preprocess(images[:1], "Image"))
     assert both.mean(dim=(1, 2, 3)).abs().max() < 1e-5
-    assert torch.equal(prepared(images, "None"), images)
+    assert torch.equal(preprocess(images, "None"), images)

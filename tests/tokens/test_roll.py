@@ -12,23 +12,23 @@ from safetensors.torch import save_file
 
 from tests.tokens.test_family import IMAGE, POINTS, SHAPE, TASK, answers, images, spec
 from tests.tokens.test_family import weights as weights  # noqa: PLC0414  (a fixture)
+from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
 from trimtab_model_servers.model import load_model
-from trimtab_model_servers.tokens.stored import load
-from trimtab_model_servers.tokens.task_files import fingerprint, save_task
-from trimtab_model_servers.tokens.tasks import Head
-from trimtab_model_servers.worker import BatchWorker
-from trimtab_pipelines.evidence import Accuracy
-from trimtab_pipelines.tasks import CARD, TaskCard, UnusableTask, card_of, file_name
-from trimtab_protocol.extensions import tasks_judged_of
+from trimtab_model_servers.transformer.checkpoints import load
+from trimtab_model_servers.transformer.task_files import fingerprint, save_task
+from trimtab_model_servers.transformer.tasks import Head
+from trimtab_pipelines.accuracy_evidence import Accuracy
+from trimtab_pipelines.tasks import CARD, TaskRecord, UnusableTask, file_name, task_record
+from trimtab_protocol.extensions import task_accuracies
 
 WAYS = {"plain": None, "replace-2": 2, "replace-2+merge-4": 2}
 
 
 def a_card(weights, **changes):
     mark = fingerprint(load(weights).transformer)
-    return TaskCard.model_validate({"classes": ["no", "yes"], "transformer": mark} | changes)
+    return TaskRecord.model_validate({"classes": ["no", "yes"], "transformer": mark} | changes)
 
 
 def a_task(path, weights, *, classes=2, width=SHAPE.width, ways=WAYS, likeliest=0, **card):
@@ -102,12 +102,12 @@ def test_what_cards_tell_of_tasks_that_joined_is_told_as_long_as_they_are_in_for
     late = a_task(folder / file_name(3, "late"), weights, **card)
     network.reread()
 
-    assert tasks_judged_of(model.facts()) == {"first": {"full": judged}, "late": {"full": judged}}
+    assert task_accuracies(model.facts()) == {"first": {"full": judged}, "late": {"full": judged}}
 
     late.unlink()
     network.reread()
 
-    assert tasks_judged_of(model.facts()) == {"first": {"full": judged}}
+    assert task_accuracies(model.facts()) == {"first": {"full": judged}}
 
 
 @contextlib.asynccontextmanager
@@ -326,10 +326,10 @@ def test_a_family_without_tasks_refuses_them():
 )
 def test_a_card_that_is_none_is_refused(content, words):
     with pytest.raises(UnusableTask, match=words):
-        card_of(content)
+        task_record(content)
 
 
 def test_a_card_with_a_wrong_field_is_refused_by_its_name(tmp_path):
     save_file({"x": torch.zeros(1)}, tmp_path / "x.safetensors", metadata={CARD: '{"classes": ["a"]}'})
     with pytest.raises(UnusableTask, match="the card of the task: classes: "):
-        card_of((tmp_path / "x.safetensors").read_bytes())
+        task_record((tmp_path / "x.safetensors").read_bytes())

@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
-from trimtab_model_servers.tokens.rules import RULES, Evidence
+from trimtab_model_servers.transformer.merge_rules import RULES, MergeInputs
 
 
 def drawn(rows, count, width=8, seed=0):
     random = torch.Generator().manual_seed(seed)
     tokens, keys = (torch.randn(rows, count, width, generator=random, dtype=torch.float64) for _ in range(2))
     sizes = torch.randint(1, 5, (rows, count), generator=random).double()
-    return tokens, sizes, Evidence(keys, torch.rand(rows, count, generator=random, dtype=torch.float64), 0.5)
+    return tokens, sizes, MergeInputs(keys, torch.rand(rows, count, generator=random, dtype=torch.float64), 0.5)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -34,7 +34,7 @@ def test_a_row_is_merged_alike_whatever_stands_beside_it(rule):
     tokens, sizes, evidence = drawn(4, 20)
     together, larger = RULES[rule].merge(tokens, sizes, evidence, 7)
     for row in range(4):
-        alone = Evidence(evidence.keys[row : row + 1], evidence.importance[row : row + 1], evidence.progress)
+        alone = MergeInputs(evidence.keys[row : row + 1], evidence.importance[row : row + 1], evidence.progress)
         single, size = RULES[rule].merge(tokens[row : row + 1], sizes[row : row + 1], alone, 7)
 
         assert torch.allclose(single[0], together[row])
@@ -70,7 +70,7 @@ def test_by_energy_what_stands_alone_stays_and_the_crowd_merges():
     lonely = torch.eye(12, dtype=torch.float64)[:4]
     crowd = torch.eye(12, dtype=torch.float64)[11:].expand(8, -1)
     tokens = torch.cat([lonely, crowd])[None]
-    fewer, larger = RULES["energy"].merge(tokens, torch.ones(1, 12).double(), Evidence(tokens, None, 0.5), 4)
+    fewer, larger = RULES["energy"].merge(tokens, torch.ones(1, 12).double(), MergeInputs(tokens, None, 0.5), 4)
 
     assert torch.equal(fewer[0, :4], lonely)
     assert larger[0].tolist()[:4] == [1, 1, 1, 1]
@@ -81,11 +81,11 @@ def test_guided_by_the_class_token_the_one_it_listens_to_of_two_alike_stays():
     tokens = torch.eye(3, dtype=torch.float64).repeat_interleave(2, dim=0)[None]
     paid = torch.tensor([[0.5, 0.01, 0.02, 0.3, 0.2, 0.2]], dtype=torch.float64)
     marked = torch.arange(6, dtype=torch.float64)[None, :, None] + tokens
-    _, larger = RULES["guided"].merge(marked, torch.ones(1, 6).double(), Evidence(tokens, paid, 0.9), 2)
-    whole, _ = RULES["guided"].merge(marked, torch.ones(1, 6).double(), Evidence(tokens, paid, 0.9), 3)
+    _, larger = RULES["guided"].merge(marked, torch.ones(1, 6).double(), MergeInputs(tokens, paid, 0.9), 2)
+    whole, _ = RULES["guided"].merge(marked, torch.ones(1, 6).double(), MergeInputs(tokens, paid, 0.9), 3)
 
     assert larger.sum() == 6
     assert sorted(larger[0].tolist()) == [1, 1, 2, 2]
     assert torch.allclose(whole[0, :, 0], torch.tensor([1.5, 2.5, 4.5]).double())
     with pytest.raises(ValueError, match="asks the class token"):
-        RULES["guided"].merge(tokens, torch.ones(1, 6).double(), Evidence(tokens, None, 0.9), 3)
+        RULES["guided"].merge(tokens, torch.ones(1, 6).double(), MergeInputs(tokens, None, 0.9), 3)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_model_servers.tokens.schedule import in_each_layer, layer_tokens, multiplications
-from trimtab_model_servers.tokens.shape import SHAPES
+from trimtab_model_servers.transformer.config import SHAPES
+from trimtab_model_servers.transformer.merge_schedule import in_each_layer, layer_tokens, multiplications
 
 BASE = SHAPES["base"]
 

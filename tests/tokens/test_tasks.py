@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from trimtab_model_servers.tokens.tasks import Bank, Head
+from trimtab_model_servers.transformer.tasks import Head, TaskBank
 
 
 def heads(*classes, prompts=0):
@@ -22,7 +22,7 @@ def heads(*classes, prompts=0):
 def test_each_row_is_judged_by_its_own_task_alone():
     given = heads(5, 2, 9)
     features, tasks = torch.randn(6, 8), torch.tensor([2, 0, 0, 1, 2, 0])
-    logits = Bank(given).logits(features, tasks)
+    logits = TaskBank(given).logits(features, tasks)
     for row, task in enumerate(tasks.tolist()):
         own = linear(features[row], given[task].weight, given[task].bias)
 
@@ -32,7 +32,7 @@ def test_each_row_is_judged_by_its_own_task_alone():
 
 def test_a_bank_takes_no_memory_beside_its_heads_however_many_classes_one_has():
     given = heads(5, 2, 9000)
-    held = {one.data_ptr(): one.numel() for one in reached(Bank(given)) if one.dtype == torch.float32}
+    held = {one.data_ptr(): one.numel() for one in reached(TaskBank(given)) if one.dtype == torch.float32}
 
     assert sum(held.values()) == (5 + 2 + 9000) * (8 + 1)
 
@@ -49,7 +49,7 @@ def reached(holder):
 
 
 def test_logits_are_as_wide_as_the_tasks_of_the_batch_need():
-    bank, features = Bank(heads(5, 2, 9000)), torch.randn(3, 8)
+    bank, features = TaskBank(heads(5, 2, 9000)), torch.randn(3, 8)
 
     assert bank.logits(features, torch.tensor([1, 0, 1])).shape == (3, 5)
     assert bank.logits(features, torch.tensor([1, 1, 1])).shape == (3, 2)
@@ -57,8 +57,8 @@ def test_logits_are_as_wide_as_the_tasks_of_the_batch_need():
 
 def test_each_row_is_given_the_prompts_of_its_task():
     given = heads(5, 2, prompts=2)
-    (alike,) = Bank(given).alike(torch.tensor([1, 0, 1]))
-    (bare,) = Bank(heads(5)).alike(torch.tensor([0]))
+    (alike,) = TaskBank(given).alike(torch.tensor([1, 0, 1]))
+    (bare,) = TaskBank(heads(5)).alike(torch.tensor([0]))
 
     assert alike.rows.tolist() == [0, 1, 2]
     assert alike.prompts is not None
@@ -68,7 +68,7 @@ def test_each_row_is_given_the_prompts_of_its_task():
 
 def test_rows_with_prompts_and_rows_without_go_apart():
     some, none = heads(5, 2, prompts=2), heads(3)
-    first, other = Bank([some[0], *none, some[1]]).alike(torch.tensor([1, 2, 0, 1]))
+    first, other = TaskBank([some[0], *none, some[1]]).alike(torch.tensor([1, 2, 0, 1]))
 
     assert (first.rows.tolist(), other.rows.tolist()) == ([1, 2], [0, 3])
     assert first.prompts is not None
@@ -78,6 +78,6 @@ def test_rows_with_prompts_and_rows_without_go_apart():
 
 def test_prompts_of_one_way_must_be_alike_in_all_tasks():
     with pytest.raises(ValueError, match="must have one shape in all tasks"):
-        Bank([*heads(5, prompts=2), *heads(5, prompts=3)])
+        TaskBank([*heads(5, prompts=2), *heads(5, prompts=3)])
     with pytest.raises(ValueError, match="without any task"):
-        Bank([])
+        TaskBank([])

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from trimtab_model_servers.tokens.rules import RULES
-from trimtab_model_servers.tokens.schedule import layer_tokens
-from trimtab_model_servers.tokens.shape import Shape
-from trimtab_model_servers.tokens.transformer import Course, VisionTransformer
+from trimtab_model_servers.transformer.config import ViTConfig
+from trimtab_model_servers.transformer.merge_rules import RULES
+from trimtab_model_servers.transformer.merge_schedule import layer_tokens
+from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
 
-SMALL = Shape(side=32, patch=4, channels=3, width=32, depth=4, heads=2, inner=64)
+SMALL = ViTConfig(side=32, patch=4, channels=3, width=32, depth=4, heads=2, inner=64)
 
 
 def a_transformer(shape=SMALL, seed=0, dtype=torch.float32):
@@ -39,7 +39,7 @@ def seen(transformer, course):
 )
 def test_each_layer_sees_as_many_tokens_as_the_schedule_counts(rule, merged, prompts, accumulate):
     learned = torch.randn(3, 4, prompts, 32) if prompts else None
-    course = Course((merged,) * 4, RULES[rule], prompts=learned, accumulate=accumulate)
+    course = ForwardPlan((merged,) * 4, RULES[rule], prompts=learned, accumulate=accumulate)
     counted = layer_tokens(64, 4, [merged], prompts=prompts, accumulate=accumulate)
 
     assert seen(a_transformer(), course) == [(layer.attention, layer.perceptron) for layer in counted]
@@ -56,7 +56,7 @@ def test_merging_what_is_the_same_changes_nothing(rule):
     pictures = whole.permute(0, 1, 2, 5, 3, 4, 6).reshape(2, 3, 32, 32)
     plain = transformer(pictures)
     merged, unweighted = (
-        transformer(pictures, Course((32, 0, 0, 0), RULES[rule], proportional=told)) for told in (True, False)
+        transformer(pictures, ForwardPlan((32, 0, 0, 0), RULES[rule], proportional=told)) for told in (True, False)
     )
 
     assert (merged - plain).abs().max() < 1e-12
@@ -68,9 +68,9 @@ def test_an_answer_does_not_depend_on_the_rest_of_the_batch(rule):
     transformer = a_transformer(dtype=torch.float64)
     prompts = torch.randn(4, 4, 2, 32, dtype=torch.float64)
     pictures = images(4, dtype=torch.float64)
-    together = transformer(pictures, Course((9,) * 4, RULES[rule], prompts=prompts))
+    together = transformer(pictures, ForwardPlan((9,) * 4, RULES[rule], prompts=prompts))
     for row in range(4):
-        alone = Course((9,) * 4, RULES[rule], prompts=prompts[row : row + 1])
+        alone = ForwardPlan((9,) * 4, RULES[rule], prompts=prompts[row : row + 1])
 
         assert torch.allclose(transformer(pictures[row : row + 1], alone)[0], together[row], atol=1e-12)
 
@@ -80,14 +80,14 @@ def test_prompts_are_read_and_each_layers_take_the_place_of_those_before():
     prompts = torch.randn(3, 4, 2, 32)
     plain, given, joined = (
         transformer(images(), course)
-        for course in (Course(), Course(prompts=prompts), Course(prompts=prompts, accumulate=True))
+        for course in (ForwardPlan(), ForwardPlan(prompts=prompts), ForwardPlan(prompts=prompts, accumulate=True))
     )
     last_only = prompts.clone()
     last_only[:, :3] = 0
 
     assert not torch.allclose(plain, given, atol=1e-3)
     assert not torch.allclose(given, joined, atol=1e-3)
-    assert not torch.allclose(given, transformer(images(), Course(prompts=last_only)), atol=1e-3)
+    assert not torch.allclose(given, transformer(images(), ForwardPlan(prompts=last_only)), atol=1e-3)
 
 
 def test_the_mean_over_patches_counts_each_as_often_as_it_was_there():
@@ -99,5 +99,5 @@ def test_the_mean_over_patches_counts_each_as_often_as_it_was_there():
         part.bias.zero_()
 
     assert torch.allclose(
-        transformer(images(dtype=torch.float64)), transformer(images(dtype=torch.float64), Course((20,)))
+        transformer(images(dtype=torch.float64)), transformer(images(dtype=torch.float64), ForwardPlan((20,)))
     )

@@ -8,16 +8,19 @@ import pytest
 import torch
 
 from trimtab_model_servers.model import load_model
-from trimtab_model_servers.tokens.stored import load, save, store_temperatures
-from trimtab_model_servers.vit_tasks import doubt, finer, train
-from trimtab_model_servers.vit_tasks.measure import Scored
-from trimtab_model_servers.vit_tasks.points import FULL, merging
-from trimtab_model_servers.vit_tasks.sources import TASKS
+from trimtab_model_servers.transformer.checkpoints import load, save, store_temperatures
+from trimtab_model_servers.vit_tasks import calibration, train, train_finer_patches
+from trimtab_model_servers.vit_tasks.datasets import TASKS
+from trimtab_model_servers.vit_tasks.evaluate import Scored
+from trimtab_model_servers.vit_tasks.operating_points import FULL, merging
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.model_spec import model_spec
 
 FOLDER = Path(__file__).parents[2] / "pipelines" / "vit-tasks"
-FILES = {"vit-small": ("accuracy.json", train.WEIGHTS), finer.VARIANT: (finer.ACCURACY, finer.WEIGHTS)}
+FILES = {
+    "vit-small": ("accuracy.json", train.WEIGHTS),
+    train_finer_patches.VARIANT: (train_finer_patches.ACCURACY, train_finer_patches.WEIGHTS),
+}
 ROWS = 2000
 MERGED = merging(8)
 COUNTS = (1000, 1000, 1000, 80)
@@ -42,11 +45,11 @@ def both() -> dict[str, dict[str, Scored]]:
 
 
 def test_each_point_and_task_gets_the_temperature_that_undoes_its_heads_boast() -> None:
-    found = doubt.temperatures(both(), [FULL])
+    found = calibration.temperatures(both(), [FULL])
 
     assert found["plain"]["one"] == pytest.approx(3.0, rel=0.1)
     assert found["plain"]["other"] == pytest.approx(0.4, rel=0.1)
-    told = doubt.certainty(both(), [FULL])["full"]
+    told = calibration.certainty(both(), [FULL])["full"]
     assert told["with"]["error"] < 0.3 * told["without"]["error"]
     assert max(abs(one) for one in told["with"]["bias"].values()) < 0.03 < told["without"]["bias"]["one"]
 
@@ -54,11 +57,11 @@ def test_each_point_and_task_gets_the_temperature_that_undoes_its_heads_boast() 
 def test_a_certainty_that_is_judged_knows_nothing_of_its_own_half() -> None:
     """A temperature fitted to an image's own label would change with that label."""
     one = scored(3, lost=0.0, sharpness=2.0)
-    (own, other), _ = doubt._halves(ROWS)
-    before = doubt.seen({"one": one}).certainty
+    (own, other), _ = calibration._halves(ROWS)
+    before = calibration.seen({"one": one}).certainty
     labels = one.labels.clone()
     labels[own[:300]] = (labels[own[:300]] + 5) % 10
-    after = doubt.seen({"one": Scored(one.logits, labels)}).certainty
+    after = calibration.seen({"one": Scored(one.logits, labels)}).certainty
 
     assert sorted([*own.tolist(), *other.tolist()]) == list(range(ROWS))
     assert (after[own] == before[own]).all()
@@ -66,7 +69,7 @@ def test_a_certainty_that_is_judged_knows_nothing_of_its_own_half() -> None:
 
 
 def test_rows_that_merging_spoils_are_looked_at_again_and_it_is_written(tmp_path: Path) -> None:
-    looks = doubt.looks(both(), [FULL, MERGED])
+    looks = calibration.escalations(both(), [FULL, MERGED])
 
     assert not looks[FULL.name]
     assert {look.point for look in looks[MERGED.name]} == {FULL.name}
@@ -76,7 +79,7 @@ def test_rows_that_merging_spoils_are_looked_at_again_and_it_is_written(tmp_path
         "spec:\n  stages:\n  - name: classify\n    variants:\n    - name: vit\n      operatingPoints:\n"
         "      - name: full\n        accuracy: 0.9\n      - name: merge-8\n        accuracy: 0.8\n"
     )
-    doubt.write_looks(file, "vit", looks)
+    calibration.write_escalations(file, "vit", looks)
     assert file.read_text().count("{point: full, below: ") == len(looks[MERGED.name])
 
 
@@ -115,7 +118,7 @@ def test_certainties_are_as_measured_and_near_the_truth(variant: str) -> None:
 def test_the_pipeline_offers_second_looks_where_merging_costs_and_the_model_says_how_certain_it_is() -> None:
     pipeline = load_pipeline(FOLDER)
     stage = pipeline.spec.stages[0]
-    variant = stage.variant(finer.VARIANT)
+    variant = stage.variant(train_finer_patches.VARIANT)
     offered = {point.name: point.second_looks for point in variant.operating_points if point.second_looks}
 
     assert set(offered) == {"merge-40-prompts", "merge-48-prompts"}

@@ -8,27 +8,27 @@ import torch
 from torch.nn.functional import interpolate
 
 from trimtab_model_servers.model import load_model
-from trimtab_model_servers.tokens.schedule import layer_tokens, multiplications
-from trimtab_model_servers.tokens.stored import load
-from trimtab_model_servers.vit_tasks import finer, train
+from trimtab_model_servers.transformer.checkpoints import load
+from trimtab_model_servers.transformer.merge_schedule import layer_tokens, multiplications
+from trimtab_model_servers.vit_tasks import train, train_finer_patches
+from trimtab_model_servers.vit_tasks.datasets import TASKS, Images
 from trimtab_model_servers.vit_tasks.fit import Training
-from trimtab_model_servers.vit_tasks.sources import TASKS, Images
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.model_spec import model_spec
 
 FOLDER = Path(__file__).parents[2] / "pipelines" / "vit-tasks"
-MEASURED = json.loads((FOLDER / finer.ACCURACY).read_text())["points"]
+MEASURED = json.loads((FOLDER / train_finer_patches.ACCURACY).read_text())["points"]
 ROWS = 48
 
 
 def the_variant():
     stage = load_pipeline(FOLDER).spec.stages[0]
-    return stage, next(variant for variant in stage.variants if variant.name == finer.VARIANT)
+    return stage, next(variant for variant in stage.variants if variant.name == train_finer_patches.VARIANT)
 
 
 def test_a_patch_half_as_wide_is_read_as_the_same_patch_enlarged():
     small = load(FOLDER / train.WEIGHTS)
-    twin = finer.refined(small)
+    twin = train_finer_patches.halve_patches(small)
     images = torch.randn(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
     large = interpolate(images, scale_factor=2, mode="nearest")
 
@@ -41,8 +41,8 @@ def test_a_patch_half_as_wide_is_read_as_the_same_patch_enlarged():
 def test_the_pipeline_says_of_every_point_and_task_what_was_measured():
     points = the_variant()[1].operating_points
 
-    assert [point.name for point in points] == [point.name for point in finer.POINTS]
-    for point, served in zip(points, finer.POINTS, strict=True):
+    assert [point.name for point in points] == [point.name for point in train_finer_patches.POINTS]
+    for point, served in zip(points, train_finer_patches.POINTS, strict=True):
         whole = MEASURED[point.name]
 
         assert (point.merging, point.prompts) == (served.merging, served.prompts)
@@ -71,16 +71,16 @@ def test_merging_saves_more_than_half_of_the_multiplications_and_costs_accuracy_
     depth, width, inner = train.SHAPE.depth, train.SHAPE.width, train.SHAPE.inner
     costs = [
         multiplications(layer_tokens(256, depth, point.merging.schedule if point.merging else ()), width, inner)
-        for point in finer.POINTS
+        for point in train_finer_patches.POINTS
     ]
 
     assert costs == sorted(costs, reverse=True)
     assert costs[-1] < 0.4 * costs[0]
-    assert MEASURED["full"]["crops"]["value"] > MEASURED[finer.POINTS[-1].name]["crops"]["value"]
+    assert MEASURED["full"]["crops"]["value"] > MEASURED[train_finer_patches.POINTS[-1].name]["crops"]["value"]
 
 
 def test_training_with_merging_wins_back_half_of_what_it_cost_with_prompts_and_without():
-    for merged, prompted in zip(finer.STRONGEST, finer.PROMPTED, strict=True):
+    for merged, prompted in zip(train_finer_patches.STRONGEST, train_finer_patches.PROMPTED, strict=True):
         names = ("full", f"{merged.name}-plain-head", merged.name, prompted.name)
         full, bare, alone, with_prompts = (MEASURED[name]["all"]["value"] for name in names)
 
@@ -91,17 +91,17 @@ def test_training_with_merging_wins_back_half_of_what_it_cost_with_prompts_and_w
 def test_it_learns_on_from_what_the_small_one_knows(monkeypatch):
     labels = torch.arange(8) % 2
     pixels = (labels[:, None, None, None] * 100 + torch.randint(0, 50, (8, 1, 32, 32))).to(torch.uint8)
-    monkeypatch.setattr(finer, "_images", lambda *_: Images(pixels, labels))
+    monkeypatch.setattr(train_finer_patches, "_images", lambda *_: Images(pixels, labels))
     losses: list[float] = []
-    twin = finer.trained(load(FOLDER / train.WEIGHTS), Training(2, 4, 1e-4, seed=1), losses.append)
-    stored = finer.with_heads(twin)
+    twin = train_finer_patches.trained(load(FOLDER / train.WEIGHTS), Training(2, 4, 1e-4, seed=1), losses.append)
+    stored = train_finer_patches.with_heads(twin)
 
     assert len(losses) == 2
-    assert twin.transformer.shape.patch == finer.PATCH_PX
+    assert twin.transformer.shape.patch == train_finer_patches.PATCH_PX
     assert set(stored.heads["plain"]) == set(TASKS)
 
     told: list[str] = []
-    more = finer.with_heads_for_merging(stored, told.append)
+    more = train_finer_patches.with_heads_for_merging(stored, told.append)
 
     assert list(more.heads) == ["plain", "merge-40", "merge-48"]
     assert len(told) == 2 * len(TASKS)

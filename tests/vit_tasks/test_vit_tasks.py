@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from trimtab_model_servers.model import load_model
-from trimtab_model_servers.tokens.prompting import features_of
-from trimtab_model_servers.tokens.transformer import Course, VisionTransformer
-from trimtab_model_servers.vit_tasks import sources, train
+from trimtab_model_servers.transformer.prompt_tuning import features_of
+from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
+from trimtab_model_servers.vit_tasks import datasets, train
+from trimtab_model_servers.vit_tasks.datasets import CLASSES, PHOTOS, TASKS, Images
+from trimtab_model_servers.vit_tasks.evaluate import at_points, hits_of, report
 from trimtab_model_servers.vit_tasks.fit import Training, fit_head, fit_transformer, initialise
-from trimtab_model_servers.vit_tasks.measure import at_points, hits_of, report
-from trimtab_model_servers.vit_tasks.points import COMPARED, FULL, POINTS
-from trimtab_model_servers.vit_tasks.samples import HeldOut
-from trimtab_model_servers.vit_tasks.sources import CLASSES, PHOTOS, TASKS, Images
+from trimtab_model_servers.vit_tasks.labelled_samples import HeldOut
+from trimtab_model_servers.vit_tasks.operating_points import COMPARED, FULL, POINTS
 from trimtab_model_servers.vit_tasks.train import SHAPE, with_heads
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.model_spec import model_spec
@@ -107,8 +107,10 @@ def test_no_training_crop_shows_a_column_that_is_held_out(monkeypatch):
         photo[:, 130:200] = photo[:, 330:] = 200
         return photo + (np.indices(photo.shape).sum(0) % 2 * 40).astype(np.uint8)
 
-    monkeypatch.setattr(sources, "_photo", striped)
-    seen, held_out = (sources.crops(split, 64, 4).pixels.float().mean(dim=(1, 2, 3)) for split in ("train", "held-out"))
+    monkeypatch.setattr(datasets, "_photo", striped)
+    seen, held_out = (
+        datasets.crops(split, 64, 4).pixels.float().mean(dim=(1, 2, 3)) for split in ("train", "held-out")
+    )
 
     assert seen.max() < 50
     assert held_out.min() > 190
@@ -146,7 +148,9 @@ def test_training_learns_and_heads_learn_on_what_is_frozen():
     assert losses[-1] < losses[0] / 2
     assert all(torch.equal(a, b) for a, b in zip(before, transformer.parameters(), strict=True))
     for head in (own, again):
-        told = (features_of(transformer, images.pixels, "Image", Course()) @ head.weight.T + head.bias).argmax(dim=1)
+        told = (features_of(transformer, images.pixels, "Image", ForwardPlan()) @ head.weight.T + head.bias).argmax(
+            dim=1
+        )
 
         assert (told == images.labels).float().mean() > 0.9
 

@@ -3,7 +3,7 @@
 from trimtab_adapter.tick import Tick
 from trimtab_kubernetes.events import event
 from trimtab_kubernetes.objects import Object
-from trimtab_pipelines.cluster import ADAPTER_MANAGER
+from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER
 
 
 def event_of(tick: Tick, pipeline: Object) -> Object | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from trimtab_adapter.planning.explain import line
 from trimtab_adapter.tick import Tick
-from trimtab_kubernetes.conditions import Finding, conditions, ill, well
+from trimtab_kubernetes.conditions import ConditionState, conditions, failing, ok
 from trimtab_kubernetes.times import rfc3339
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.status import ADAPTER_CONDITIONS, Condition, Decision, InferencePipelineStatus
@@ -52,66 +52,68 @@ def visible(status: Mapping[str, Any]) -> tuple[Any, ...]:
     return conditions, amounts, status.get("history")
 
 
-def _metrics(tick: Tick) -> Finding | None:
+def _metrics(tick: Tick) -> ConditionState | None:
     if tick.fault is not None:
         cure = {
             "Missing": "check that the routers are ready, and are scraped where Prometheus is used",
             "Stale": "check that Prometheus still scrapes the routers",
             "Absurd": "check what answers at that address, and the clocks",
         }[tick.fault]
-        return ill(_METRICS, tick.fault, f"{tick.problem}; the plan is held. To mend it, {cure}")
+        return failing(_METRICS, tick.fault, f"{tick.problem}; the plan is held. To mend it, {cure}")
     if tick.load is None:
         return None
     if not any(rps > 0 for rps in tick.load.history_rps):
-        return well(_METRICS, "NoTraffic", "no request arrived in the last ten minutes; the plan is for the least load")
+        return ok(_METRICS, "NoTraffic", "no request arrived in the last ten minutes; the plan is for the least load")
     if tick.load.missing:
-        return well(
+        return ok(
             _METRICS,
             "Fresh",
             f"only part of the load is known ({tick.load.missing}); the plan is not reduced until all is",
         )
-    return well(_METRICS, "Fresh", "the load of the last seconds is known")
+    return ok(_METRICS, "Fresh", "the load of the last seconds is known")
 
 
-def _forecast(tick: Tick) -> Finding | None:
+def _forecast(tick: Tick) -> ConditionState | None:
     forecast = tick.forecast
     if forecast is None:
         return None
     asked = tick.pipeline.spec.adaptation.forecaster
     match forecast.source:
         case "lstm":
-            return well(_FORECAST, "LSTM", f"forecast by the LSTM: {forecast.reason}")
+            return ok(_FORECAST, "LSTM", f"forecast by the LSTM: {forecast.reason}")
         case "oracle":
-            return well(_FORECAST, "Oracle", "the load to come was given")
+            return ok(_FORECAST, "Oracle", "the load to come was given")
     if forecast.reason.startswith("the forecaster failed") or "cannot be" in forecast.reason:
-        return ill(_FORECAST, "Failed", f"{forecast.reason}; the last maximum takes its place. See the adapter's log")
+        return failing(
+            _FORECAST, "Failed", f"{forecast.reason}; the last maximum takes its place. See the adapter's log"
+        )
     if asked == "LSTM" and "LSTM needs" in forecast.reason:
-        return well(_FORECAST, "TooLittleHistory", f"the last maximum counts until there is enough: {forecast.reason}")
-    return well(_FORECAST, "Reactive", forecast.reason or "the last maximum counts")
+        return ok(_FORECAST, "TooLittleHistory", f"the last maximum counts until there is enough: {forecast.reason}")
+    return ok(_FORECAST, "Reactive", forecast.reason or "the last maximum counts")
 
 
-def _planned(tick: Tick) -> Finding | None:
+def _planned(tick: Tick) -> ConditionState | None:
     if tick.pipeline.spec.mode == "Paused":
-        return well(_PLAN, "Paused", "spec.mode is Paused: the plan in force stays; set it to Auto to go on planning")
+        return ok(_PLAN, "Paused", "spec.mode is Paused: the plan in force stays; set it to Auto to go on planning")
     if tick.decided == "held" and tick.fault is not None:
-        return ill(_PLAN, "HeldLast", f"the plan in force is held: {tick.problem}")
+        return failing(_PLAN, "HeldLast", f"the plan in force is held: {tick.problem}")
     if tick.decided == "held" or tick.documents_problem:
-        return ill(
+        return failing(
             _PLAN, "PlanningError", f"{tick.problem or tick.documents_problem}; the plan in force, if any, stays"
         )
     return None if tick.plan is None else _quality(tick, tick.plan)
 
 
-def _quality(tick: Tick, plan: PipelinePlan) -> Finding:
+def _quality(tick: Tick, plan: PipelinePlan) -> ConditionState:
     if tick.pipeline.spec.mode == "Advisory":
-        return well(_PLAN, "Advisory", "spec.mode is Advisory: plans are proposed; set it to Auto to have them applied")
+        return ok(_PLAN, "Advisory", "spec.mode is Advisory: plans are proposed; set it to Auto to have them applied")
     if not plan.spec.feasible:
         share = f"; planned for {100 * plan.spec.planned_fraction:.0f} % of the load"
-        return ill(_PLAN, "LeastBad", f"no plan keeps all constraints: {plan.spec.reason}{share}")
+        return failing(_PLAN, "LeastBad", f"no plan keeps all constraints: {plan.spec.reason}{share}")
     if drifted := plan.spec.explanation.accuracies_drifted:
         told = f"no longer as accurate as measured: {'; '.join(drifted[:4])}"
-        return well(_PLAN, "AccuracyDrifted", f"{told}. The plan stands on what is observed; look at the inputs")
-    return well(_PLAN, "Optimal", f"no plan is better; what binds is {plan.spec.explanation.binding_constraint}")
+        return ok(_PLAN, "AccuracyDrifted", f"{told}. The plan stands on what is observed; look at the inputs")
+    return ok(_PLAN, "Optimal", f"no plan is better; what binds is {plan.spec.explanation.binding_constraint}")
 
 
 def _amounts(tick: Tick, before: Mapping[str, Any]) -> dict[str, str | None]:

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Literal
 
 from trimtab_adapter.planning.decide import plan_of
-from trimtab_adapter.planning.least_bad import Answer, answer
-from trimtab_adapter.planning.measured import profiled_points
-from trimtab_adapter.planning.question import Question
+from trimtab_adapter.planning.planning_problem import PlanningProblem
+from trimtab_adapter.planning.profile_lookup import profiled_points
+from trimtab_adapter.planning.relaxation import PlanSolution, solve_or_relax
 from trimtab_adapter.solvers.program import TOLERANCE, Option
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
@@ -34,8 +34,8 @@ def static_plan(
     """
     pinned = _pinned(pipeline, profiles, which)
     most_rps = _most_load(pinned, profiles)
-    question = Question(pinned.spec, profiles, most_rps)
-    found = answer(question)
+    question = PlanningProblem(pinned.spec, profiles, most_rps)
+    found = solve_or_relax(question)
     found = _spread(question, found)
     carried = most_rps * found.fraction
     share = min(1.0, carried / load_rps) if load_rps > 0 else 1.0
@@ -48,7 +48,7 @@ def static_plan(
 
 
 def _pinned(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], which: Which) -> InferencePipeline:
-    question = Question(pipeline.spec, profiles, 0.0)
+    question = PlanningProblem(pipeline.spec, profiles, 0.0)
     objective = pipeline.spec.objective.model_copy(update={"accuracy_floor": None, "goal": "Weighted"})
     spec = pipeline.spec.model_copy(update={"objective": objective})
     pins = {stage.name: pick(question, stage, which) for stage in pipeline.spec.stages}
@@ -61,7 +61,7 @@ def with_pins(spec: InferencePipelineSpec, pins: Mapping[str, Pin]) -> Inference
     return InferencePipelineSpec.model_validate(spec.model_copy(update={"stages": stages}).model_dump(by_alias=True))
 
 
-def pick(question: Question, stage: Stage, which: Which) -> Pin:
+def pick(question: PlanningProblem, stage: Stage, which: Which) -> Pin:
     """Pin a stage's cheapest point by core-seconds a row, or its most accurate; of equals the better one."""
     points = profiled_points(question, stage)
 
@@ -80,7 +80,7 @@ def _most_load(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]
     """Bisect for the greatest load a feasible plan exists for; 0 where there is none."""
 
     def fits(load_rps: float) -> bool:
-        return answer(Question(pipeline.spec, profiles, load_rps)).feasible
+        return solve_or_relax(PlanningProblem(pipeline.spec, profiles, load_rps)).feasible
 
     if not fits(0.0):
         return 0.0
@@ -94,7 +94,7 @@ def _most_load(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]
     return low
 
 
-def _spread(question: Question, found: Answer) -> Answer:
+def _spread(question: PlanningProblem, found: PlanSolution) -> PlanSolution:
     """Give the cores that are left to the stage that is fullest, replica by replica."""
     replicas = {
         stage.name: option.replicas for stage, option in zip(found.program.stages, found.solution.choice, strict=True)
@@ -120,11 +120,11 @@ def _spread(question: Question, found: Answer) -> Answer:
         )
         for name, option in chosen.items()
     }
-    spread = answer(replace(question, spec=with_pins(question.spec, pins)))
+    spread = solve_or_relax(replace(question, spec=with_pins(question.spec, pins)))
     return spread if spread.feasible else found
 
 
-def _has_room(question: Question, chosen: Mapping[str, Option], replicas: Mapping[str, int], name: str) -> bool:
+def _has_room(question: PlanningProblem, chosen: Mapping[str, Option], replicas: Mapping[str, int], name: str) -> bool:
     def used(of: Callable[[Option], float]) -> float:
         return sum(of(option) / option.replicas * replicas[stage] for stage, option in chosen.items())
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Protocol
 
-from trimtab_adapter.planning.measured import profiled_points, service_ratio
-from trimtab_adapter.planning.question import PlanningError, Question
-from trimtab_pipelines.model_spec import MAX_BODY_BYTES, most_rows
+from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
+from trimtab_adapter.planning.profile_lookup import profiled_points, service_ratio
+from trimtab_pipelines.escalation import EscalationPlan
+from trimtab_pipelines.model_spec import MAX_BODY_BYTES, max_rows
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.profile import PointProfile
-from trimtab_pipelines.second_look import LookPlan
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_pipelines.stages import Pin, Stage
 from trimtab_pipelines.variants import Variant
@@ -54,7 +54,7 @@ class _Speed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Twice:
+class _Cascade:
     """Every row at one point, and a share of them at another after that."""
 
     first: _Pace
@@ -82,7 +82,7 @@ class Candidate:
     own: _Pace
     allowed: tuple[_Speed, ...]
     most_rows: int  # of a batch
-    look: LookPlan | None = None
+    look: EscalationPlan | None = None
 
     def most_rps(self, batch_size: int) -> float:
         """Rows per second of one replica at the fastest point allowed."""
@@ -93,13 +93,13 @@ class Candidate:
         return (self.variant.name, self.point.name, self.look) == (plan.variant, plan.operating_point, plan.escalation)
 
 
-def candidates(question: Question, stage: Stage, pin: Pin) -> Iterator[Candidate]:
+def candidates(question: PlanningProblem, stage: Stage, pin: Pin) -> Iterator[Candidate]:
     """Yield every way to answer that was profiled and that a pin allows.
 
     Raises:
         PlanningError: where none was profiled, or where not even one row fits into what a replica takes at once.
     """
-    rows = most_rows(question.spec, stage)
+    rows = max_rows(question.spec, stage)
     if rows == 0 and not any(variant.container for variant in stage.variants):
         raise PlanningError(
             f"stage {stage.name}: one row of its inputs is more than the {MAX_BODY_BYTES} bytes that a replica takes "
@@ -119,14 +119,14 @@ def candidates(question: Question, stage: Stage, pin: Pin) -> Iterator[Candidate
             yield from _twice(question, once, others)
 
 
-def _keeps_to_one_point(question: Question, stage: Stage) -> bool:
+def _keeps_to_one_point(question: PlanningProblem, stage: Stage) -> bool:
     """Whether a stage runs at its planned operating point alone, by the departure policy or by a pin."""
     return not question.spec.falls_back or stage.pin.operating_point is not None
 
 
-def _twice(question: Question, once: Candidate, others: Mapping[str, _Speed]) -> Iterator[Candidate]:
+def _twice(question: PlanningProblem, once: Candidate, others: Mapping[str, _Speed]) -> Iterator[Candidate]:
     """Yield the candidate with each second look that its departure policy may take."""
     if question.spec.looks_twice:
         for look in once.point.looks(question.spec.objective.accuracy_basis):
             if look.point in others and look.share > 0:
-                yield replace(once, own=_Twice(once.own, others[look.point], look.share), look=look)
+                yield replace(once, own=_Cascade(once.own, others[look.point], look.share), look=look)

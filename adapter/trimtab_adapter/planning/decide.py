@@ -3,30 +3,44 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trimtab_adapter.planning.corrected import Joined, Watched, corrected, drifts, with_joined
-from trimtab_adapter.planning.expected import expectation
+from trimtab_adapter.planning.allowed_points import allowed_points
+from trimtab_adapter.planning.batch_enlargement import enlarge_batches
+from trimtab_adapter.planning.drift_correction import (
+    Joined,
+    Watched,
+    apply_observed_accuracy,
+    drifted_points,
+    with_registered_tasks,
+)
+from trimtab_adapter.planning.expectation import expectation
 from trimtab_adapter.planning.explain import basis_words, explain, line
 from trimtab_adapter.planning.hysteresis import planning_load, why_more
-from trimtab_adapter.planning.least_bad import Answer, answer
-from trimtab_adapter.planning.machine import Seen, on_machine
-from trimtab_adapter.planning.measured import read_by
-from trimtab_adapter.planning.options import capped
-from trimtab_adapter.planning.points import allowed_points
-from trimtab_adapter.planning.question import PlanningError, Question
-from trimtab_adapter.planning.stretch import stretch
-from trimtab_adapter.solvers.limits import limited
+from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
+from trimtab_adapter.planning.profile_lookup import prefill_profile
+from trimtab_adapter.planning.program_builder import capped_batch_sizes
+from trimtab_adapter.planning.relaxation import PlanSolution, solve_or_relax
+from trimtab_adapter.planning.shared_machine import MachineLoad, within_machine
 from trimtab_adapter.solvers.program import Option, Program
+from trimtab_adapter.solvers.time_limit import time_limit
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, PipelinePlanSpec, StagePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.resource import Metadata
+from trimtab_pipelines.shadow_price import priced
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.time_price import priced
 
-__all__ = ["PlanningError", "Situation", "decide", "first_situation", "initial_plan", "plan_of", "question_of"]
+__all__ = [
+    "PlanningError",
+    "PlanningInputs",
+    "decide",
+    "first_situation",
+    "initial_plan",
+    "plan_of",
+    "planning_problem",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class PlanningInputs:
     """What is known when a decision is due."""
 
     forecast: ForecastRecord
@@ -39,22 +53,24 @@ class Situation:
     joined: Joined = field(default_factory=dict)
     strain: float = 1.0  # over profiled times of who writes, as broken promises tell
     prompt_tokens: Mapping[str, float] = field(default_factory=dict)  # measured, by the stage that writes
-    machine: Seen | None = None  # the one that all replicas share with others
+    machine: MachineLoad | None = None  # the one that all replicas share with others
 
 
-def decide(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: Situation) -> PipelinePlan:
+def decide(
+    pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: PlanningInputs
+) -> PipelinePlan:
     """The next plan. Its generation is the current one's where nothing changed, else one more.
 
     Raises PlanningError where the profiles do not fit the pipeline or its budget cannot hold any plan.
     """
-    with limited():
-        question, forecast = question_of(pipeline, profiles, situation)
-        return plan_of(pipeline, question, answer(question), forecast, situation.now_seconds)
+    with time_limit():
+        question, forecast = planning_problem(pipeline, profiles, situation)
+        return plan_of(pipeline, question, solve_or_relax(question), forecast, situation.now_seconds)
 
 
-def question_of(
-    pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: Situation
-) -> tuple[Question, ForecastRecord]:
+def planning_problem(
+    pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: PlanningInputs
+) -> tuple[PlanningProblem, ForecastRecord]:
     """What to ask of the solver, eased, and the load it is for: the forecast, held and steadied."""
     current = situation.current
     planned_rps = current.spec.forecast.peak_rps if current is not None and current.spec.forecast is not None else None
@@ -65,9 +81,9 @@ def question_of(
         situation.now_seconds,
         pipeline.spec.adaptation.hold_seconds,
     )
-    asked = with_joined(pipeline.spec, situation.joined)
-    spec = corrected(asked, situation.accuracies)  # tasks that joined drift as all do
-    question = Question(
+    asked = with_registered_tasks(pipeline.spec, situation.joined)
+    spec = apply_observed_accuracy(asked, situation.accuracies)  # tasks that joined drift as all do
+    question = PlanningProblem(
         spec,
         profiles,
         load_rps,
@@ -75,14 +91,14 @@ def question_of(
         situation.service_ratios,
         current,
         situation.strain,
-        drifts(asked, spec),
+        drifted_points(asked, spec),
         situation.prompt_tokens,
     )
     hold_seconds = pipeline.spec.adaptation.hold_seconds
     held = why_more(situation.forecast.peak_rps, load_rps, planned_rps, hold_seconds)
     forecast = situation.forecast.model_copy(update={"peak_rps": load_rps, "held": held})
-    with limited():
-        return on_machine(question, situation.machine), forecast
+    with time_limit():
+        return within_machine(question, situation.machine), forecast
 
 
 def initial_plan(
@@ -95,13 +111,17 @@ def initial_plan(
     return decide(pipeline, profiles, first_situation(load_rps, now_seconds))
 
 
-def first_situation(load_rps: float = 1.0, now_seconds: float = 0.0) -> Situation:
+def first_situation(load_rps: float = 1.0, now_seconds: float = 0.0) -> PlanningInputs:
     """What is known before any load was seen."""
-    return Situation(ForecastRecord(peak_rps=load_rps, source="initial", reason="no load seen yet"), now_seconds)
+    return PlanningInputs(ForecastRecord(peak_rps=load_rps, source="initial", reason="no load seen yet"), now_seconds)
 
 
 def plan_of(
-    pipeline: InferencePipeline, question: Question, found: Answer, forecast: ForecastRecord, now_seconds: float
+    pipeline: InferencePipeline,
+    question: PlanningProblem,
+    found: PlanSolution,
+    forecast: ForecastRecord,
+    now_seconds: float,
 ) -> PipelinePlan:
     """Write an answer as a plan, with its reasons."""
     current = question.current
@@ -136,7 +156,7 @@ def plan_of(
             update={
                 "accuracy_basis": basis_words(question.spec, stages),
                 "points_left_out": left_out,
-                "batch_sizes_capped": capped(question.spec),
+                "batch_sizes_capped": capped_batch_sizes(question.spec),
                 "accuracies_drifted": question.drifts,
             }
         ),
@@ -153,7 +173,7 @@ def _by_task(stage: StagePlan) -> list[tuple[str, str, float]]:
     return sorted((point.name, *each) for point in stage.points for each in point.accuracy_by_task.items())
 
 
-def _stage_plan(question: Question, name: str, option: Option) -> tuple[StagePlan, tuple[str, ...]]:
+def _stage_plan(question: PlanningProblem, name: str, option: Option) -> tuple[StagePlan, tuple[str, ...]]:
     """The plan of a stage, and which points are left out of it and why.
 
     Service seconds are the profile's medians, uncorrected: the router measures its ratio against them.
@@ -163,7 +183,7 @@ def _stage_plan(question: Question, name: str, option: Option) -> tuple[StagePla
     sizes = sorted({size for size in (*stage.batch_sizes, 1) if size < option.batch_size} | {option.batch_size})
     allowed = allowed_points(question, stage, variant, option.operating_point, sizes)
     planned = allowed.planned
-    reads = read_by(question, stage, variant, variant.point(option.operating_point))
+    reads = prefill_profile(question, stage, variant, variant.point(option.operating_point))
     plan = StagePlan(
         name=name,
         variant=option.variant,
@@ -187,9 +207,9 @@ def _stage_plan(question: Question, name: str, option: Option) -> tuple[StagePla
     return plan, allowed.left_out
 
 
-def planned(question: Question, program: Program, choice: Sequence[Option]) -> tuple[Option, ...]:
+def planned(question: PlanningProblem, program: Program, choice: Sequence[Option]) -> tuple[Option, ...]:
     """What a solution becomes as a plan: free latency goes to larger batches, of stages that change anyway."""
     named = zip(program.stages, choice, strict=True)
     running = [(stage.name, option, question.running(stage.name)) for stage, option in named]
     moving = {name for name, option, before in running if before is None or line(before) != line(option)}
-    return stretch(program, choice, moving)
+    return enlarge_batches(program, choice, moving)

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trimtab_adapter.planning.least_bad import Answer
+from trimtab_adapter.planning.relaxation import PlanSolution
 from trimtab_adapter.solvers.exact import solve
 from trimtab_adapter.solvers.program import Option, Program, Solution, models
-from trimtab_pipelines.evidence import AGREEMENT
+from trimtab_pipelines.accuracy_evidence import AGREEMENT
 from trimtab_pipelines.plan import Explanation, PipelinePlan, RunnerUp, StagePlan
 from trimtab_pipelines.spec import InferencePipelineSpec
 
 _WORTH_SAYING = 1e-5  # of the objective: the smallest gain worth reporting; below it, only the tie-breaker δ moved
 
 
-def explain(answer: Answer, stages: Sequence[StagePlan], current: PipelinePlan | None, cause: str) -> Explanation:
+def explain(answer: PlanSolution, stages: Sequence[StagePlan], current: PipelinePlan | None, cause: str) -> Explanation:
     """Explain a solution against the plan before it."""
     return Explanation(
         change=_change(stages, current, cause),
@@ -56,7 +56,7 @@ def line(option: Option | StagePlan) -> str:
     return f"{option.variant}{point}{again} ×{option.replicas} batch {option.batch_size}"
 
 
-def binding_constraint(answer: Answer) -> str:
+def binding_constraint(answer: PlanSolution) -> str:
     """Name the constraint whose absence would gain most."""
     program, objective = answer.program, answer.solution.objective
     relaxations = {
@@ -79,7 +79,7 @@ def _gain(relaxed: Program, program: Program, objective: float) -> float:
     return 0.0 if solution is None else solution.objective - objective
 
 
-def runner_up(answer: Answer) -> RunnerUp | None:
+def runner_up(answer: PlanSolution) -> RunnerUp | None:
     """The best plan in which at least one stage runs another model, and what it would cost."""
     solution = answer.solution
     second = solve(replace(answer.program, other_than=models(solution.choice)))
@@ -92,7 +92,7 @@ def runner_up(answer: Answer) -> RunnerUp | None:
     )
 
 
-def layout(answer: Answer) -> str:
+def layout(answer: PlanSolution) -> str:
     """Say whether images are encoded apart, and what the other way would cost; nothing where there is no choice."""
     program, solution = answer.program, answer.solution
     apart = next((option.apart for option in solution.choice if option.apart is not None), None)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trimtab_adapter.planning.baselines import pick, with_pins
-from trimtab_adapter.planning.decide import Situation, decide
-from trimtab_adapter.planning.question import Question
+from trimtab_adapter.planning.decide import PlanningInputs, decide
+from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
@@ -24,7 +24,7 @@ class Pinned:
     _seen: tuple[InferencePipeline, InferencePipeline] | None = field(default=None, repr=False)
 
     def __call__(
-        self, pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: Situation
+        self, pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: PlanningInputs
     ) -> PipelinePlan:
         """The best plan that keeps the pins."""
         if self._seen is None or self._seen[0] is not pipeline:
@@ -40,13 +40,13 @@ def fa2(variants: Mapping[str, str]) -> Pinned:
 
 def fa2_lightest(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]) -> Pinned:
     """FA2-low in its best form: the cheapest variant, and of equally cheap ones the most accurate."""
-    question = Question(pipeline.spec, profiles, 0.0)
+    question = PlanningProblem(pipeline.spec, profiles, 0.0)
     return Pinned({stage.name: pick(question, stage, "lightest") for stage in pipeline.spec.stages})
 
 
 def fa2_heaviest(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]) -> Pinned:
     """FA2-high in its best form: the truly most accurate variants."""
-    question = Question(pipeline.spec, profiles, 0.0)
+    question = PlanningProblem(pipeline.spec, profiles, 0.0)
     return Pinned({stage.name: pick(question, stage, "heaviest") for stage in pipeline.spec.stages})
 
 
@@ -66,4 +66,4 @@ def plan_for_peak(
 ) -> PipelinePlan:
     """The optimal plan for a load known beforehand, to be kept unchanged."""
     forecast = ForecastRecord(peak_rps=peak_rps, source="static", reason="the peak, known beforehand")
-    return decide(pipeline, profiles, Situation(forecast, now_seconds))
+    return decide(pipeline, profiles, PlanningInputs(forecast, now_seconds))

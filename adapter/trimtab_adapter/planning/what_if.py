@@ -7,16 +7,16 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from trimtab_adapter.planning.least_bad import Answer, answer
-from trimtab_adapter.planning.question import PlanningError, Question
-from trimtab_pipelines.mistakes import UsersMistake
+from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
+from trimtab_adapter.planning.relaxation import PlanSolution, solve_or_relax
+from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.quantity import parse_duration, parse_quantity
 
 MOST_ALTERNATIVES = 64
 FORM = "write for instance load=40/80,slo=200ms,budget=x1.5"
 
 
-class WhatIfError(UsersMistake, ValueError):
+class WhatIfError(UserError, ValueError):
     """An alternative that cannot be read; the message shows the right form."""
 
 
@@ -25,12 +25,12 @@ class Alternative:
     """One other question: what is different, and the best answer; without one, `reason` says why."""
 
     name: str
-    question: Question
-    answer: Answer | None
+    question: PlanningProblem
+    answer: PlanSolution | None
     reason: str
 
 
-def alternatives(question: Question, asked: str) -> list[Alternative]:
+def alternatives(question: PlanningProblem, asked: str) -> list[Alternative]:
     """Answer every combination of what is asked; raise WhatIfError where it cannot be read."""
     found = []
     for picked in itertools.islice(itertools.product(*parts_of(asked)), MOST_ALTERNATIVES):
@@ -41,7 +41,7 @@ def alternatives(question: Question, asked: str) -> list[Alternative]:
     return found
 
 
-Change = Callable[[Question], Question]
+Change = Callable[[PlanningProblem], PlanningProblem]
 
 
 def parts_of(asked: str) -> list[list[tuple[str, Change]]]:
@@ -53,9 +53,9 @@ def parts_of(asked: str) -> list[list[tuple[str, Change]]]:
     return parts
 
 
-def _consider(name: str, question: Question) -> Alternative:
+def _consider(name: str, question: PlanningProblem) -> Alternative:
     try:
-        found = answer(question)
+        found = solve_or_relax(question)
     except PlanningError as error:
         return Alternative(name, question, None, str(error))
     return Alternative(name, question, found, found.reason)
@@ -83,12 +83,12 @@ def _change(name: str, written: str) -> Change:
 class _Kind:
     """One thing that can change: what it is now, how it is written, and where it goes."""
 
-    now: Callable[[Question], float]
+    now: Callable[[PlanningProblem], float]
     parse: Callable[[object], float]
-    put: Callable[[Question, float], Question]
+    put: Callable[[PlanningProblem, float], PlanningProblem]
 
 
-def _with(question: Question, section: str, field: str, value: float) -> Question:
+def _with(question: PlanningProblem, section: str, field: str, value: float) -> PlanningProblem:
     part = getattr(question.spec, section).model_copy(update={field: value})
     return replace(question, spec=question.spec.model_copy(update={section: part}))
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from trimtab_adapter.simulation.speed import Speed
-from trimtab_pipelines.hosting import HostingGroup
-from trimtab_router.stage.endings import Ending
-from trimtab_router.stage.slot import NOTHING, Parcel, Slot
+from trimtab_adapter.simulation.machine_speed import MachineSpeed
+from trimtab_pipelines.replica_groups import ReplicaGroup
+from trimtab_router.scheduling.batch_outcomes import Ending
+from trimtab_router.scheduling.replica_slots import NOTHING, Batch, ReplicaSlots
 
 
 @dataclass(slots=True)
@@ -15,7 +15,7 @@ class Machine:
     """What all replicas share: the processors, how many replicas are busy, and how much each slows the others."""
 
     contention: float = 0.0
-    speeds: Sequence[Speed] = ()
+    speeds: Sequence[MachineSpeed] = ()
     busy: int = 0
 
     def finish(self, begin_seconds: float, work_seconds: float, others: int, processor: int) -> float:
@@ -38,11 +38,11 @@ class SimulatedReplica:
     """
 
     stage: str
-    group: HostingGroup
+    group: ReplicaGroup
     state: Literal["starting", "ready", "draining", "gone"] = "starting"
     processor: int = 0
-    slot: Slot = field(default_factory=Slot)
-    held: list[tuple[Parcel, Callable[[Parcel, Ending], None]]] = field(default_factory=list)
+    slot: ReplicaSlots = field(default_factory=ReplicaSlots)
+    held: list[tuple[Batch, Callable[[Batch, Ending], None]]] = field(default_factory=list)
     computing_until: float = 0.0
     loaded: str = ""
 

@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_adapter.solvers.program import TOLERANCE, Program
-from trimtab_adapter.solvers.table import Floats, Table
+from trimtab_adapter.solvers.program_arrays import Floats, ProgramArrays
 
 MOST_CHOICES = 20_000  # and a pipeline has at most 32 stages, half of the axes an array may have
 
 
-def choices(table: Table) -> int:
+def choices(table: ProgramArrays) -> int:
     """How many choices there are."""
     return math.prod(column.index.size for column in table.columns)
 
 
-def best_of_all(program: Program, table: Table) -> list[int] | None:
+def best_of_all(program: Program, table: ProgramArrays) -> list[int] | None:
     """The picks of the best choice, None where none keeps every constraint."""
     columns = table.columns
     value = functools.reduce(np.multiply if table.is_product else np.add, _axes([c.value for c in columns]))

@@ -19,14 +19,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_adapter.solvers.dominance import undominated
 from trimtab_adapter.solvers.enumeration import MOST_CHOICES, best_of_all, choices
-from trimtab_adapter.solvers.frontier import undominated
-from trimtab_adapter.solvers.grid import MOST_COUNTED, count
 from trimtab_adapter.solvers.labels import Labels, root
-from trimtab_adapter.solvers.limits import SOLVE_SECONDS, seconds_left
-from trimtab_adapter.solvers.pricing import Priced, price
+from trimtab_adapter.solvers.multipliers import Multipliers, optimize_multipliers
 from trimtab_adapter.solvers.program import TOLERANCE, Option, Program, Solution
-from trimtab_adapter.solvers.table import Floats, Table, tabulate
+from trimtab_adapter.solvers.program_arrays import Floats, ProgramArrays, to_arrays
+from trimtab_adapter.solvers.resource_bound import MOST_COUNTED, count
+from trimtab_adapter.solvers.time_limit import SOLVE_SECONDS, seconds_left
 
 WIDTHS = (48, 400, 6_000, 50_000)  # labels a stage keeps in each pass; where even the last is too few, the gap says so
 MOST_EXTENSIONS = 16_000_000  # labels × options of one stage: what one step may hold in memory
@@ -46,7 +46,7 @@ def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Soluti
     Where the time is up it is the best found, with the gap that is left; None then only means that none was found.
     """
     until = time.monotonic() + seconds_left(time_limit_seconds)
-    table = tabulate(program)
+    table = to_arrays(program)
     if table is None:
         return None
     if choices(table) > MOST_CHOICES:
@@ -58,14 +58,16 @@ def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Soluti
     return Solution(tuple(found), program.objective(found))
 
 
-def search(program: Program, table: Table, widths: Sequence[int] = WIDTHS, until: float = math.inf) -> Solution | None:
+def search(
+    program: Program, table: ProgramArrays, widths: Sequence[int] = WIDTHS, until: float = math.inf
+) -> Solution | None:
     """A solution and its gap: the most that a better choice, among those that had to be given up, could gain.
 
     Without a gap None is a proof too; where even the last of the `widths` was too few, it only means that no choice was
     found.
     """
     known: list[Option] | None = None
-    priced = price(program, table)
+    priced = optimize_multipliers(program, table)
     for guess in priced.guesses:
         known = _better(program, known, _options(program, table, guess))
     bounds = _bounds(program, table, priced, _target(program, known))
@@ -92,7 +94,7 @@ def search(program: Program, table: Table, widths: Sequence[int] = WIDTHS, until
     )
 
 
-def _bounds(program: Program, table: Table, priced: Priced, target: float) -> list[_Bound]:
+def _bounds(program: Program, table: ProgramArrays, priced: Multipliers, target: float) -> list[_Bound]:
     """What prices promise, and where that does not prove the target what counting promises too."""
     best = priced.envelopes[0]
     if best.greedy()[1] <= target:
@@ -102,7 +104,7 @@ def _bounds(program: Program, table: Table, priced: Priced, target: float) -> li
     return [*priced.envelopes, count(program, table, best.prices, priced.broken[:MOST_COUNTED])]
 
 
-def _options(program: Program, table: Table, picks: Sequence[int]) -> list[Option]:
+def _options(program: Program, table: ProgramArrays, picks: Sequence[int]) -> list[Option]:
     return [
         stage.options[column.index[pick]]
         for stage, column, pick in zip(program.stages, table.columns, picks, strict=True)
@@ -120,7 +122,7 @@ class _Search:
     """One pass over the stages: what to beat, and how many labels a stage may keep."""
 
     program: Program
-    table: Table
+    table: ProgramArrays
     bounds: Sequence[_Bound]
     target: float
     width: int
@@ -228,7 +230,7 @@ def _start(labels: Labels, awaited: tuple[tuple[int, ...], ...], predecessors: t
     return np.asarray(labels.finish[[n for n, group in enumerate(awaited) if group[0] in predecessors]].max(axis=0))
 
 
-def _respects(table: Table, labels: Labels) -> list[Floats]:
+def _respects(table: ProgramArrays, labels: Labels) -> list[Floats]:
     """What a label must be no worse in to dominate another, less being better; each of shape [labels]."""
     respects = [labels.cost, -labels.value, *labels.finish]
     if table.cores_bind:

@@ -1,7 +1,7 @@
 """The optimal choice by Gurobi, where it is installed and its licence allows the program's size.
 
 The licence that comes with the package is free, not for production, and refuses more than 2000 columns or 2000 rows.
-Thanks to the linear form (`linear`) that is enough for some 20 stages of 20 variants.
+Thanks to the linear form (`build_milp`) that is enough for some 20 stages of 20 variants.
 """
 
 import importlib
@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from trimtab_adapter.solvers.limits import SOLVE_SECONDS, seconds_left
-from trimtab_adapter.solvers.linear import SOLVER_TOLERANCE, Linear, solve_by
+from trimtab_adapter.solvers.interface import SolverUnavailable
+from trimtab_adapter.solvers.milp import SOLVER_TOLERANCE, MilpModel, solve_by
 from trimtab_adapter.solvers.program import Program, Solution
-from trimtab_adapter.solvers.signature import SolverUnavailable
+from trimtab_adapter.solvers.time_limit import SOLVE_SECONDS, seconds_left
 
 _TOO_LARGE = 10010  # Gurobi's number of the error
 
@@ -26,7 +26,7 @@ def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Soluti
     """
     gurobi = _gurobi()
 
-    def run(built: Linear) -> tuple[list[float], float] | None:
+    def run(built: MilpModel) -> tuple[list[float], float] | None:
         try:
             return _run(gurobi, built, seconds_left(time_limit_seconds))
         except gurobi.GurobiError as error:
@@ -53,14 +53,14 @@ def _environment() -> Any:
     return environment
 
 
-def _why(error: Any, built: Linear) -> str:
+def _why(error: Any, built: MilpModel) -> str:
     if error.errno == _TOO_LARGE:
         size = f"{len(built.worth)} columns and {len(built.rows.entries)} rows"
         return f"Gurobi's free licence allows 2000 columns and 2000 rows; this program has {size}"
     return f"Gurobi: {error}"
 
 
-def _run(gurobi: Any, built: Linear, time_limit_seconds: float) -> tuple[list[float], float] | None:
+def _run(gurobi: Any, built: MilpModel, time_limit_seconds: float) -> tuple[list[float], float] | None:
     with gurobi.Model(env=_environment()) as model:
         settings = {"TimeLimit": time_limit_seconds, "Threads": 1, "MIPGap": 0.0, "MIPGapAbs": SOLVER_TOLERANCE}
         settings |= dict.fromkeys(("FeasibilityTol", "IntFeasTol", "OptimalityTol"), SOLVER_TOLERANCE)
@@ -75,7 +75,7 @@ def _run(gurobi: Any, built: Linear, time_limit_seconds: float) -> tuple[list[fl
         return variables.X.tolist(), float(model.ObjBound)
 
 
-def _write(gurobi: Any, model: Any, built: Linear) -> Any:
+def _write(gurobi: Any, model: Any, built: MilpModel) -> Any:
     kinds = ["B" if n < built.binaries else "C" for n in range(len(built.worth))]
     variables = model.addMVar(len(built.worth), ub=np.array(built.upper), obj=np.array(built.worth), vtype=kinds)
     model.ModelSense = gurobi.GRB.MAXIMIZE

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from trimtab_adapter.solvers.limits import SOLVE_SECONDS, seconds_left
-from trimtab_adapter.solvers.linear import SOLVER_TOLERANCE, Linear, solve_by
+from trimtab_adapter.solvers.interface import SolverUnavailable
+from trimtab_adapter.solvers.milp import SOLVER_TOLERANCE, MilpModel, solve_by
 from trimtab_adapter.solvers.program import Program, Solution
-from trimtab_adapter.solvers.signature import SolverUnavailable
+from trimtab_adapter.solvers.time_limit import SOLVE_SECONDS, seconds_left
 
 
 def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Solution | None:
@@ -20,7 +20,7 @@ def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Soluti
     return solve_by("HiGHS", lambda built: _run(highspy, built, seconds_left(time_limit_seconds)), program)
 
 
-def greatest(built: Linear, time_limit_seconds: float = SOLVE_SECONDS) -> float:
+def greatest(built: MilpModel, time_limit_seconds: float = SOLVE_SECONDS) -> float:
     """The most that a program without binary columns is worth.
 
     Raises:
@@ -43,7 +43,7 @@ def _highspy() -> Any:
         ) from error
 
 
-def _run(highspy: Any, built: Linear, time_limit_seconds: float) -> tuple[list[float], float] | None:
+def _run(highspy: Any, built: MilpModel, time_limit_seconds: float) -> tuple[list[float], float] | None:
     solver = _ran(highspy, built, time_limit_seconds)
     status = solver.getModelStatus()
     if status in {highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible}:
@@ -54,7 +54,7 @@ def _run(highspy: Any, built: Linear, time_limit_seconds: float) -> tuple[list[f
     return list(solver.getSolution().col_value), float(info.mip_dual_bound)
 
 
-def _ran(highspy: Any, built: Linear, time_limit_seconds: float) -> Any:
+def _ran(highspy: Any, built: MilpModel, time_limit_seconds: float) -> Any:
     """HiGHS after it tried to solve."""
     solver = highspy.Highs()
     options = {"output_flag": False, "threads": 1, "time_limit": time_limit_seconds}
@@ -67,7 +67,7 @@ def _ran(highspy: Any, built: Linear, time_limit_seconds: float) -> Any:
     return solver
 
 
-def _model(highspy: Any, built: Linear) -> Any:
+def _model(highspy: Any, built: MilpModel) -> Any:
     model, count = highspy.HighsLp(), len(built.worth)
     model.num_col_, model.num_row_ = count, len(built.rows.entries)
     model.sense_ = highspy.ObjSense.kMaximize

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_adapter.solvers.program import Program
-from trimtab_adapter.solvers.table import Floats
+from trimtab_adapter.solvers.program_arrays import Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from trimtab_pipelines.accuracy import pipeline_accuracy
-from trimtab_pipelines.second_look import LookPlan
+from trimtab_pipelines.escalation import EscalationPlan
 from trimtab_pipelines.spec import Objective
 
 TOLERANCE = 1e-9  # cores and seconds below this are rounding errors
@@ -30,7 +30,7 @@ class Option:
     latency_seconds: float
     throughput_rps: float  # rows per second of all replicas, saturated
     penalty: float = 0.0  # objective lost by choosing it: the price of a change
-    escalation: LookPlan | None = None  # the least certain rows are answered again
+    escalation: EscalationPlan | None = None  # the least certain rows are answered again
     apart: bool | None = None  # images are encoded apart, or are not; None: goes with either
 
     @property

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from trimtab_pipelines import rollout
 from trimtab_pipelines.backoff import pause_seconds
-from trimtab_pipelines.rollout import HostingSet, ReplicaState, Room
+from trimtab_pipelines.rollout import Capacity, HostingSet, ReplicaState
 
 DRAIN_LIMIT_SECONDS = 30.0
 FIRST_BACKOFF_SECONDS = 0.5
@@ -120,13 +120,13 @@ def decide(
     actions += resizes
     kinds = _kinds(after, by_stage)
     sets = [
-        HostingSet.of(name, alike[0].stage, Room(alike[0].cores), (replica.state for replica in alike))
+        HostingSet.of(name, alike[0].stage, Capacity(alike[0].cores), (replica.state for replica in alike))
         for name, alike in kinds.items()
     ]
     # What the plan asks for is ready for what comes after it once the router has moved.
     seen = [replace(each, ready=0) if each.name in by_stage.keys() - moved else each for each in sets]
-    wanted = [rollout.Target(t.stage, t.stage, t.replicas, Room(t.cores)) for t in targets]
-    desired = rollout.decide(wanted, seen, Room(limit_cores - promised_cores))
+    wanted = [rollout.Target(t.stage, t.stage, t.replicas, Capacity(t.cores)) for t in targets]
+    desired = rollout.decide(wanted, seen, Capacity(limit_cores - promised_cores))
     for each in sets:
         living = sorted((r for r in kinds[each.name] if _lives(r)), key=lambda replica: replica.state == "ready")
         actions += [_release(replica) for replica in living[: max(each.desired - desired[each.name], 0)]]

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
 from trimtab_pipelines import router_metrics as names
-from trimtab_pipelines.ends import End
-from trimtab_pipelines.mistakes import Failed
+from trimtab_pipelines.errors import OperationFailed
+from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.router_state import STATE_PATH, RouterState
 
 TIMEOUT_SECONDS = 2.0
@@ -20,7 +20,7 @@ _BUCKETS = tuple(
 )
 
 
-class RouterUnreachable(Failed):
+class RouterUnreachable(OperationFailed):
     """The router did not answer, or answered nonsense."""
 
 
@@ -49,7 +49,7 @@ class Counters:
     def parse(cls, text: str) -> Self:
         """Read the text Prometheus would scrape."""
         received, accuracy_sum, accuracy_count, callers_faults, pipeline = 0, 0.0, 0, 0, ""
-        outcomes, drops = dict.fromkeys((end.word for end in End), 0), {}
+        outcomes, drops = dict.fromkeys((end.word for end in RequestOutcome), 0), {}
         buckets: dict[str, dict[str, dict[float, float]]] = {name: {} for name in _BUCKETS}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:

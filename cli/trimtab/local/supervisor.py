@@ -18,24 +18,24 @@ from typing import Self
 import psutil
 
 from trimtab.local import logs
-from trimtab.local.bystanders import Bystanders, busy_seconds
-from trimtab.local.door import DoorPorts, make_sockets, open_ports, start_door
-from trimtab.local.fleet import Fleet, Site
-from trimtab.local.hearing import KILL_SECONDS, wait_for_end
-from trimtab.local.hosting import memory_bytes_per_replica
-from trimtab.local.replicas import begin_fork_server
+from trimtab.local.envoy_process import EnvoyPorts, make_sockets, open_ports, start_envoy
+from trimtab.local.heartbeat import KILL_SECONDS, wait_for_end
+from trimtab.local.other_cpu_usage import OtherCpuUsage, busy_seconds
+from trimtab.local.replica_manager import LocalSite, ReplicaManager
+from trimtab.local.replica_process import begin_fork_server
 from trimtab.local.rollout import backoff_seconds
 from trimtab.local.router_client import RouterClient, RouterUnreachable
+from trimtab.local.variant_packing import memory_bytes_per_replica
 from trimtab_model_servers.families.registry import modules_to_preload
-from trimtab_pipelines.acceptance import check_plan
 from trimtab_pipelines.documents import DocumentError, load_edge, load_pipeline, load_published_plan, write_json
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.processes.announced import RouterPorts
-from trimtab_pipelines.processes.module import Module, StartError
+from trimtab_pipelines.plan_validation import validate_plan
+from trimtab_pipelines.processes.child_process import ChildProcess, StartError
+from trimtab_pipelines.processes.ready_line import RouterPorts
 from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_router.edge.places import Sockets
-from trimtab_router.following.files import Stamps, looks
+from trimtab_router.envoy.sockets import Sockets
+from trimtab_router.watchers.file_changes import FileStamps, changes
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Supervisor:
 
     setup: Setup
     pipeline: InferencePipeline = field(init=False)
-    fleet: Fleet = field(init=False)
+    fleet: ReplicaManager = field(init=False)
     plan: PipelinePlan | None = None
     state: RouterState | None = None
     """What the router told last; None while it does not answer."""
@@ -107,11 +107,11 @@ class Supervisor:
     grpc_port: int = 0
     admin_port: int = 0
     sockets: Sockets | None = None
-    router: Module | None = None
-    door: Module | None = None
-    adapter: Module | None = None
+    router: ChildProcess | None = None
+    door: ChildProcess | None = None
+    adapter: ChildProcess | None = None
     client: RouterClient = field(init=False)
-    bystanders: Bystanders = field(default_factory=Bystanders)
+    bystanders: OtherCpuUsage = field(default_factory=OtherCpuUsage)
     _tasks: list["asyncio.Task[None]"] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _first_ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -127,8 +127,8 @@ class Supervisor:
         memory = memory_bytes_per_replica(self.pipeline, limit, psutil.virtual_memory().available)
         home = self.setup.pipeline_file.resolve()
         folder, identity = home if home.is_dir() else home.parent, load_edge(self.setup.edge).replicas
-        site = Site(self.pipeline, folder, self.setup.folder, limit, memory, identity)
-        self.fleet = Fleet(site, time.monotonic, self._changed.set, self.note, self.note)
+        site = LocalSite(self.pipeline, folder, self.setup.folder, limit, memory, identity)
+        self.fleet = ReplicaManager(site, time.monotonic, self._changed.set, self.note, self.note)
 
     @property
     def plan_file(self) -> Path:
@@ -179,7 +179,7 @@ class Supervisor:
 
     def check(self, plan: PipelinePlan) -> PipelinePlan:
         """The plan if it suits this pipeline and its budget; raises DocumentError saying what does not."""
-        check_plan(plan, self.pipeline)
+        validate_plan(plan, self.pipeline)
         unknown = {stage.name for stage in plan.spec.stages} - {stage.name for stage in self.pipeline.spec.stages}
         if unknown:
             raise DocumentError(f"spec.stages: the pipeline has no stage {', '.join(sorted(unknown))}")
@@ -268,7 +268,7 @@ class Supervisor:
             ports += ["--rest-port", str(self.rest_port or self.setup.rest_port)]
         written = self.setup.folder / "logs" / "router.log"
         self._router_silences = -1000  # until it listens, none counts
-        self.router = await Module.start("trimtab_router", [*files, *ports], written, "the router")
+        self.router = await ChildProcess.start("trimtab_router", [*files, *ports], written, "the router")
         try:
             announced = await self.router.announcement(RouterPorts, START_SECONDS)
         except StartError:
@@ -284,9 +284,9 @@ class Supervisor:
     async def _start_door(self) -> None:
         if self.sockets is None:
             raise StartError("a door needs the sockets of its router")
-        wanted = DoorPorts(self.rest_port or self.setup.rest_port, self.grpc_port or self.setup.grpc_port)
+        wanted = EnvoyPorts(self.rest_port or self.setup.rest_port, self.grpc_port or self.setup.grpc_port)
         written = self.setup.folder / "logs" / "door.log"
-        self.door = await start_door(self.setup.pipeline_file, self.sockets, self.setup.edge, wanted, written)
+        self.door = await start_envoy(self.setup.pipeline_file, self.sockets, self.setup.edge, wanted, written)
         try:
             opened = await open_ports(self.door, self.sockets, START_SECONDS)
         except StartError:
@@ -302,12 +302,12 @@ class Supervisor:
         if self.setup.prometheus is not None:
             arguments += ["--prometheus", self.setup.prometheus]
         written = self.setup.folder / "logs" / "adapter.log"
-        self.adapter = await Module.start("trimtab_adapter", arguments, written, "the adapter")
+        self.adapter = await ChildProcess.start("trimtab_adapter", arguments, written, "the adapter")
 
     async def _keep(
         self,
         name: str,
-        module: Callable[[], Module | None],
+        module: Callable[[], ChildProcess | None],
         start: Callable[[], Awaitable[None]],
         silent_seconds: float | None = None,
     ) -> None:
@@ -329,7 +329,7 @@ class Supervisor:
             except (StartError, OSError) as error:
                 log.warning("%s", error)
 
-    async def _ended(self, module: Module, silent_seconds: float | None) -> int:
+    async def _ended(self, module: ChildProcess, silent_seconds: float | None) -> int:
         if silent_seconds is None:
             return await module.wait()
         what = f"no sign of life for {silent_seconds:g} s; it was killed"
@@ -353,8 +353,8 @@ class Supervisor:
                 write_json(self.machine_file, machine)
 
     async def _follow_plan(self) -> None:
-        stamps = Stamps()
-        async for _ in looks(self.setup.folder):
+        stamps = FileStamps()
+        async for _ in changes(self.setup.folder):
             if stamps.changed(self.plan_file):
                 self._read_plan()
 

@@ -9,7 +9,7 @@ from plotly.subplots import make_subplots
 
 from trimtab.report import series
 from trimtab.report.series import Curve
-from trimtab.timeline import Run
+from trimtab.run_samples import Run
 
 BLUE, ORANGE, GREY, RED = "#3f7fd9", "#e08a2e", "#868d98", "#cf4b4b"
 RUN_COLOURS = (BLUE, GREY, ORANGE)
@@ -192,5 +192,5 @@ def _scaled(curve: Curve, factor: float) -> Curve:
     return Curve(curve.at, curve.value * factor)
 
 
-def _whole_steps(found: Sequence[series.Stretch]) -> int:
+def _whole_steps(found: Sequence[series.VariantSpan]) -> int:
     return max(1, -(-max((s.stage.ready_replicas for s in found), default=1) // 4))

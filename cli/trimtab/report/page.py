@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 
-from trimtab.decisions import STAGE_COLUMNS, stage_rows, words
+from trimtab.plan_view import STAGE_COLUMNS, stage_rows, words
 from trimtab.report import charts, layout, series
 from trimtab.report.layout import Charts
 from trimtab.report.summary import COMPARED, cards, comparison_rows
-from trimtab.timeline import Run, stage_lines
+from trimtab.run_samples import Run, stage_lines
 from trimtab_pipelines.accuracy import sources
 from trimtab_pipelines.documents import write_atomically
 

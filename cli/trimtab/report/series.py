@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab.timeline import Run, Sample, StageSample
+from trimtab.run_samples import Run, Sample, StageSample
 from trimtab_loadtester.results import Results
-from trimtab_pipelines.ends import End
 from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.request_outcome import RequestOutcome
 
 Floats = NDArray[np.float64]
 BINS = 60
@@ -28,7 +28,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class VariantSpan:
     """A time in which a stage ran the same."""
 
     start: float
@@ -67,9 +67,9 @@ def planned_load(run: Run) -> tuple[Curve, Sequence[str]]:
     return Curve(np.array([*at, seconds(run)]), np.array([*peaks, *peaks[-1:]])) if plans else _nothing(), sources
 
 
-def stretches(run: Run, stage: str) -> list[Stretch]:
+def stretches(run: Run, stage: str) -> list[VariantSpan]:
     """When a stage ran what, as the router saw it."""
-    found: list[Stretch] = []
+    found: list[VariantSpan] = []
     end = seconds(run)
     for sample in run.samples:
         at, seen = sample.at - run.started_at, sample.stages.get(stage)
@@ -77,13 +77,13 @@ def stretches(run: Run, stage: str) -> list[Stretch]:
             continue
         at = min(max(at, 0.0), end)
         if found and _same(found[-1].stage, seen):
-            found[-1] = Stretch(found[-1].start, at, found[-1].stage)
+            found[-1] = VariantSpan(found[-1].start, at, found[-1].stage)
         else:
             if found:
-                found[-1] = Stretch(found[-1].start, at, found[-1].stage)
-            found.append(Stretch(at if found else 0.0, at, seen))
+                found[-1] = VariantSpan(found[-1].start, at, found[-1].stage)
+            found.append(VariantSpan(at if found else 0.0, at, seen))
     if found:
-        found[-1] = Stretch(found[-1].start, end, found[-1].stage)
+        found[-1] = VariantSpan(found[-1].start, end, found[-1].stage)
     return found
 
 
@@ -117,12 +117,12 @@ def reasons(results: Results) -> list[str]:
     """Say for each request why it was not answered in time; empty where it was."""
     words = []
     for record in results.records:
-        outcome = End(record["outcome"])
-        if outcome is End.OK:
+        outcome = RequestOutcome(record["outcome"])
+        if outcome is RequestOutcome.OK:
             words.append("")
-        elif outcome is End.DROPPED and record["drop_stage"]:
+        elif outcome is RequestOutcome.DROPPED and record["drop_stage"]:
             words.append(f"dropped in {record['drop_stage']}: {record['drop_reason']}")
-        elif outcome is End.LATE:
+        elif outcome is RequestOutcome.LATE:
             words.append(LATE)
         else:
             words.append(f"{outcome.word}: {record['code']}")

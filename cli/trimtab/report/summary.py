@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from trimtab.chat_figures import KINDS, ChatFigures
-from trimtab.report.figures import Figures, figures_of
 from trimtab.report.series import LATE, reasons
-from trimtab.timeline import Run
+from trimtab.report.summary_stats import RunStats, figures_of
+from trimtab.run_samples import Run
 from trimtab_pipelines.accuracy import sources
 from trimtab_pipelines.spec import ServiceLevel
 
@@ -144,7 +144,7 @@ def print_comparison(runs: Sequence[Run], console: Console) -> None:
     console.print(table)
 
 
-def _row(title: str, figures: Figures) -> tuple[str, ...]:
+def _row(title: str, figures: RunStats) -> tuple[str, ...]:
     return (
         title,
         f"{figures.received:,}",

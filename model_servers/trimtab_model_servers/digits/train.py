@@ -18,14 +18,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from safetensors import safe_open
 
-from trimtab_model_servers.descent import Schedule
-from trimtab_model_servers.digits import measure
-from trimtab_model_servers.digits.fit import calibrate, fit_locator, fit_reader
+from trimtab_model_servers.digits import evaluate
 from trimtab_model_servers.digits.locator import Locator
-from trimtab_model_servers.digits.networks import VARIANTS, build, for_serving, load, save
-from trimtab_model_servers.digits.pages import Page, PageSource
-from trimtab_model_servers.digits.pool import Pool, gather
+from trimtab_model_servers.digits.page_generator import Page, PageSource
 from trimtab_model_servers.digits.reader import Reader
+from trimtab_model_servers.digits.train_loops import calibrate, fit_locator, fit_reader
+from trimtab_model_servers.digits.training_pool import Pool, gather
+from trimtab_model_servers.digits.variants import VARIANTS, build, load, prepare_for_serving, save
+from trimtab_model_servers.optimizer import Schedule
 
 TRAINING_PAGES: Final = 16_000
 CALIBRATION_PAGES: Final = 1_000
@@ -54,10 +54,10 @@ def train_variant(variant: str, pool: Pool, folder: Path, progress: Progress) ->
     network = build(variant, seed=schedule.seed)
     if isinstance(network, Locator):
         fit_locator(network, pool, schedule, advance)
-        calibrate(for_serving(network), PageSource("train", CALIBRATION_SEED), 0, CALIBRATION_PAGES)
+        calibrate(prepare_for_serving(network), PageSource("train", CALIBRATION_SEED), 0, CALIBRATION_PAGES)
     else:
         fit_reader(network, pool, schedule, advance)
-        for_serving(network)
+        prepare_for_serving(network)
     seconds = time.perf_counter() - started
     folder.mkdir(parents=True, exist_ok=True)
     training = {
@@ -79,7 +79,7 @@ def measure_folder(folder: Path, progress: Progress) -> dict[str, object]:
     readers = {name: network for name, network in networks.items() if isinstance(network, Reader)}
     task = progress.add_task("measure", total=len(networks), note="held-out pages")
     pages = PageSource("held-out", HELD_OUT_SEED).pages(0, HELD_OUT_PAGES)
-    measurement = measure.measure(locators, readers, pages, lambda name: progress.update(task, advance=1, note=name))
+    measurement = evaluate.measure(locators, readers, pages, lambda name: progress.update(task, advance=1, note=name))
     return {
         "split": "held-out by source image and photo region",
         "pages": HELD_OUT_PAGES,
@@ -144,7 +144,7 @@ def _advancer(progress: Progress, task: TaskID) -> Callable[[float], None]:
     return advance
 
 
-def _rounded(accuracy: measure.Accuracy) -> dict[str, float]:
+def _rounded(accuracy: evaluate.Accuracy) -> dict[str, float]:
     named = asdict(accuracy)
     named["accuracy"] = named.pop("value")
     return {key: round(number, 4) for key, number in sorted(named.items())}

@@ -11,8 +11,8 @@ from typing import Any, Final
 import torch.nn.functional as fn
 from torch import Tensor
 
-from trimtab_model_servers.engine.store import Store
-from trimtab_model_servers.engine.views import Run, Sight, Single
+from trimtab_model_servers.engine.attention_masks import DecodeTokens, Run, StepMask
+from trimtab_model_servers.engine.kv_cache import KvCache
 
 NAME: Final = "trimtab_slots"
 
@@ -32,10 +32,10 @@ class StepContext:
             of the layers that attend across is left out. None where all are.
     """
 
-    own: tuple[Store, Sight]
+    own: tuple[KvCache, StepMask]
     positions: Tensor
     rows: Tensor
-    across: tuple[Store, Sight] | None = None
+    across: tuple[KvCache, StepMask] | None = None
     sighted: Tensor | None = None
     sees_images: Tensor | None = None
 
@@ -50,10 +50,10 @@ class StepContext:
         self.positions.add_(1)
         self.rows.add_(1)
         single = sight.single.moved_on(self.positions)
-        return None if single is None else replace(self, own=(store, Sight(single, ())))
+        return None if single is None else replace(self, own=(store, StepMask(single, ())))
 
 
-def attend(query: Tensor, store: tuple[Tensor, Tensor], sight: Sight, scaling: float) -> Tensor:
+def attend(query: Tensor, store: tuple[Tensor, Tensor], sight: StepMask, scaling: float) -> Tensor:
     """Attend each token of ``query`` [heads, tokens, size] to its slot; returns [tokens, heads, size]."""
     keys, values = store
     heads, tokens, size = query.shape
@@ -68,7 +68,7 @@ def attend(query: Tensor, store: tuple[Tensor, Tensor], sight: Sight, scaling: f
     return seen
 
 
-def _singles(query: Tensor, keys: Tensor, values: Tensor, single: Single, scaling: float) -> Tensor:
+def _singles(query: Tensor, keys: Tensor, values: Tensor, single: DecodeTokens, scaling: float) -> Tensor:
     """One token a slot, [key heads, group, tokens, size] to [count, heads, size]."""
     asked = query[:, :, : single.count].permute(2, 0, 1, 3)
     if single.spread:

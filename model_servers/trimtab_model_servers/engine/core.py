@@ -12,22 +12,22 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trimtab_model_servers.engine.executor import Executor, Written
-from trimtab_model_servers.engine.families import Family
-from trimtab_model_servers.engine.replays import Recorder
-from trimtab_model_servers.engine.sampling import Chances, Sampler, chances_of
-from trimtab_model_servers.engine.scheduler import Admission, Chunk, Limits, Scheduler
-from trimtab_model_servers.engine.stops import Spell, StopFilter
-from trimtab_model_servers.engine.values import Done, Ending, Piece, Request, RequestError, Usage
+from trimtab_model_servers.engine.cuda_graphs import Recorder
+from trimtab_model_servers.engine.model_adapters import ModelAdapter
+from trimtab_model_servers.engine.model_runner import DecodeLogits, ModelRunner
+from trimtab_model_servers.engine.request import FinishReason, Request, RequestDone, RequestError, TokenChunk, Usage
+from trimtab_model_servers.engine.sampling import Sampler, TokenProbabilities, chances_of
+from trimtab_model_servers.engine.scheduler import Admission, Limits, PrefillChunk, Scheduler
+from trimtab_model_servers.engine.stop_strings import Spell, StopFilter
 
 _LOG = logging.getLogger(__name__)
 
-Event = Piece | Done
+Event = TokenChunk | RequestDone
 Tell = Callable[[Event], None]
 
 
 @dataclass(slots=True)
-class _Talk:
+class _ActiveRequest:
     """One request's conversation."""
 
     request: Request
@@ -50,12 +50,12 @@ class Gauges:
     steps: int = 0
 
 
-class Core:
+class EngineCore:
     """Scheduler, executor and conversations; called by one thread at a time."""
 
     def __init__(
         self,
-        family: Family,
+        family: ModelAdapter,
         limits: Limits,
         *,
         spelling: Callable[[], Spell] | None = None,
@@ -68,10 +68,10 @@ class Core:
         the device of the model has it).
         """
         self.limits = limits
-        self._executor = Executor(family, limits, recorder)
+        self._executor = ModelRunner(family, limits, recorder)
         self._scheduler = Scheduler(limits, across=family.across, share_prefixes=share_prefixes)
         self._spelling = spelling or (lambda: lambda _: "")
-        self._talks: dict[str, _Talk] = {}
+        self._talks: dict[str, _ActiveRequest] = {}
         self._vocabulary = family.vocabulary
         self._steps = 0
 
@@ -104,7 +104,7 @@ class Core:
         except BaseException:
             self._scheduler.finish(request.id)
             raise
-        talk = _Talk(request, tell, Sampler(request.sampling), self._spelling(), StopFilter(request.stops))
+        talk = _ActiveRequest(request, tell, Sampler(request.sampling), self._spelling(), StopFilter(request.stops))
         self._talks[request.id] = talk
 
     def supply(self, request_id: str, embeddings: Mapping[int, Tensor]) -> None:
@@ -115,29 +115,29 @@ class Core:
             try:
                 self._executor.supply(request_id, image, rows)
             except (RequestError, IndexError) as error:
-                self._end(request_id, Ending.ERROR, error=str(error))
+                self._end(request_id, FinishReason.ERROR, error=str(error))
             else:
                 self._scheduler.image_ready(request_id, image)
 
     def cancel(self, request_id: str) -> None:
         """Let go of a request and all it holds; its last word says so. One that is gone stays gone."""
         if request_id in self._talks:
-            self._end(request_id, Ending.CANCELLED)
+            self._end(request_id, FinishReason.CANCELLED)
 
     def fail(self, request_id: str, error: str) -> None:
         """End a request in error: what it waits for will not come."""
         if request_id in self._talks:
-            self._end(request_id, Ending.ERROR, error=error)
+            self._end(request_id, FinishReason.ERROR, error=error)
 
     def fail_all(self, error: str) -> None:
         """End every request in flight in error."""
         for request_id, talk in list(self._talks.items()):
             try:
-                self._end(request_id, Ending.ERROR, error=error)
+                self._end(request_id, FinishReason.ERROR, error=error)
             except Exception:  # noqa: BLE001  (whatever is out of step by now: nobody may wait for ever)
                 _LOG.exception("request %s could not be cleared away", request_id)
                 usage = Usage(len(talk.request.tokens), 0, sum(image.tokens for image in talk.request.images), 0)
-                self._tell_end(talk, Done(request_id, Ending.ERROR, usage, "", error))
+                self._tell_end(talk, RequestDone(request_id, FinishReason.ERROR, usage, "", error))
 
     def step(self) -> bool:
         """Compute one step; False when there is nothing to compute now."""
@@ -157,9 +157,9 @@ class Core:
             self._executor.admit(admission)
         except Exception as error:  # noqa: BLE001  (whatever it is, it is this request's alone)
             _LOG.exception("request %s could not be brought into its slot", admission.request.id)
-            self._end(admission.request.id, Ending.ERROR, error=_why(error), forget=True)
+            self._end(admission.request.id, FinishReason.ERROR, error=_why(error), forget=True)
 
-    def _compute(self, parts: Sequence[Chunk]) -> None:
+    def _compute(self, parts: Sequence[PrefillChunk]) -> None:
         try:
             written = self._executor.run(parts)
         except Exception as error:  # noqa: BLE001  (whatever it is, only who made it fail ends with it)
@@ -169,13 +169,13 @@ class Core:
                         self._compute([part])
                 return
             _LOG.exception("request %s made its step fail", parts[0].request_id)
-            self._end(parts[0].request_id, Ending.ERROR, error=_why(error), forget=True)
+            self._end(parts[0].request_id, FinishReason.ERROR, error=_why(error), forget=True)
             return
         for part in parts:
             self._scheduler.computed(part)
         self._write(written)
 
-    def _write(self, written: Written) -> None:
+    def _write(self, written: DecodeLogits) -> None:
         if not written.request_ids:
             return
         counts = [self._scheduler.usage(request_id)[0] for request_id in written.request_ids]
@@ -188,12 +188,12 @@ class Core:
             except Exception as error:  # noqa: BLE001  (whatever it is, it is this request's alone)
                 _LOG.exception("request %s could not be written on", request_id)
                 if request_id in self._talks:
-                    self._end(request_id, Ending.ERROR, error=_why(error), forget=True)
+                    self._end(request_id, FinishReason.ERROR, error=_why(error), forget=True)
 
-    def _write_row(self, request_id: str, chances: Chances, row: int) -> None:
+    def _write_row(self, request_id: str, chances: TokenProbabilities, row: int) -> None:
         token, log_probability = chances.likeliest[row], chances.log_likeliest[row]
         if not math.isfinite(log_probability):
-            self._end(request_id, Ending.ERROR, error="the model's logits are no numbers", forget=True)
+            self._end(request_id, FinishReason.ERROR, error="the model's logits are no numbers", forget=True)
             return
         talk = self._talks[request_id]
         if talk.request.sampling.temperature > 0:
@@ -216,12 +216,12 @@ class Core:
         talk, count = self._talks[request_id], self._scheduler.wrote(request_id, token)
         ended = token in talk.request.end_ids
         told = talk.stops.add("" if ended else talk.spell(token))
-        if not self._say(request_id, Piece(request_id, token, log_probability, told.text)):
+        if not self._say(request_id, TokenChunk(request_id, token, log_probability, told.text)):
             return
         if ended or told.stopped:
-            self._end(request_id, Ending.STOP)
+            self._end(request_id, FinishReason.STOP)
         elif count >= talk.request.max_new_tokens:
-            self._end(request_id, Ending.LENGTH)
+            self._end(request_id, FinishReason.LENGTH)
 
     def _say(self, request_id: str, event: Event) -> bool:
         """Tell the caller; one who cannot be told any more is gone, and its request with it."""
@@ -229,11 +229,11 @@ class Core:
             self._talks[request_id].tell(event)
         except Exception:  # noqa: BLE001  (a caller's own code)
             _LOG.exception("whoever asked for request %s cannot be told; it is cancelled", request_id)
-            self._end(request_id, Ending.CANCELLED)
+            self._end(request_id, FinishReason.CANCELLED)
             return False
         return True
 
-    def _end(self, request_id: str, ending: Ending, *, error: str | None = None, forget: bool = False) -> None:
+    def _end(self, request_id: str, ending: FinishReason, *, error: str | None = None, forget: bool = False) -> None:
         talk = self._talks.pop(request_id)
         completion, cached = self._scheduler.usage(request_id)
         slot = self._scheduler.slot_of(request_id)
@@ -243,9 +243,9 @@ class Core:
         self._executor.release(request_id)
         request = talk.request
         usage = Usage(len(request.tokens), completion, sum(image.tokens for image in request.images), cached)
-        self._tell_end(talk, Done(request_id, ending, usage, talk.stops.rest(), error))
+        self._tell_end(talk, RequestDone(request_id, ending, usage, talk.stops.rest(), error))
 
-    def _tell_end(self, talk: _Talk, done: Done) -> None:
+    def _tell_end(self, talk: _ActiveRequest, done: RequestDone) -> None:
         try:
             talk.tell(done)
         except Exception:  # noqa: BLE001  (a caller's own code)

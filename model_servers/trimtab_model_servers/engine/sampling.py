@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trimtab_model_servers.engine.values import Sampling
+from trimtab_model_servers.engine.request import Sampling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chances:
+class TokenProbabilities:
     """What each of those who write may write, and what is likeliest.
 
     Attributes:
@@ -27,7 +27,7 @@ class Chances:
 
 
 @torch.inference_mode()
-def chances_of(logits: Tensor, barred: Sequence[tuple[int, int]]) -> Chances:
+def chances_of(logits: Tensor, barred: Sequence[tuple[int, int]]) -> TokenProbabilities:
     """Work out all rows of ``logits`` [n, vocabulary] together; ``barred`` are (row, token) without a chance."""
     log_probabilities = logits.log_softmax(dim=-1, dtype=torch.float32)
     if barred:
@@ -36,7 +36,7 @@ def chances_of(logits: Tensor, barred: Sequence[tuple[int, int]]) -> Chances:
     best = logits.argmax(dim=-1)
     theirs = log_probabilities.gather(1, best[:, None])[:, 0]
     likeliest, log_likeliest = torch.stack((best.double(), theirs.double())).tolist()  # the device is awaited once
-    return Chances(logits, log_probabilities, [int(token) for token in likeliest], log_likeliest)
+    return TokenProbabilities(logits, log_probabilities, [int(token) for token in likeliest], log_likeliest)
 
 
 class Sampler:

@@ -13,8 +13,8 @@ attends across: not before all are there).
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trimtab_model_servers.engine.slots import Lease, SlotTable
-from trimtab_model_servers.engine.values import EngineBusy, Image, Keys, Request, RequestError, keys_of
+from trimtab_model_servers.engine.kv_slots import KvSlotManager, SlotLease
+from trimtab_model_servers.engine.request import EngineBusy, Image, Keys, Request, RequestError, keys_of
 
 WORDS_REMEMBERED_STEPS = 128
 """For so many steps after one that read a prompt without images, the next such prompt is expected."""
@@ -51,7 +51,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PrefillChunk:
     """A run of positions of one request that a step computes; ``writes`` when a token follows the last of them."""
 
     request_id: str
@@ -66,7 +66,7 @@ class Admission:
     """A request that takes its slot in this step, before anything is computed."""
 
     request: Request
-    lease: Lease
+    lease: SlotLease
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,11 @@ class Step:
     """What to compute: who comes in, one token each of those who write, and chunks of prompts."""
 
     admissions: tuple[Admission, ...]
-    decodes: tuple[Chunk, ...]
-    chunks: tuple[Chunk, ...]
+    decodes: tuple[PrefillChunk, ...]
+    chunks: tuple[PrefillChunk, ...]
 
     @property
-    def parts(self) -> tuple[Chunk, ...]:
+    def parts(self) -> tuple[PrefillChunk, ...]:
         """All that is computed, those who write first."""
         return self.decodes + self.chunks
 
@@ -92,7 +92,7 @@ class _Running:
     keys: Keys
     tokens: list[int]
     ready: list[bool]
-    lease: Lease | None = None
+    lease: SlotLease | None = None
     computed: int = 0
     cached: int = 0
 
@@ -111,7 +111,7 @@ class Scheduler:
     def __init__(self, limits: Limits, *, across: bool = False, share_prefixes: bool = True) -> None:
         self.limits = limits
         self._across = across
-        self._slots = SlotTable(limits.slots, limits.slot_tokens, share_prefixes=share_prefixes)
+        self._slots = KvSlotManager(limits.slots, limits.slot_tokens, share_prefixes=share_prefixes)
         self._running: dict[str, _Running] = {}
         self._waiting: dict[str, _Running] = {}
         self._submitted = 0
@@ -170,7 +170,7 @@ class Scheduler:
             return None
         return Step(admissions, decodes, chunks)
 
-    def computed(self, part: Chunk) -> None:
+    def computed(self, part: PrefillChunk) -> None:
         """Note that a part of a step was computed."""
         one = self._running[part.request_id]
         one.computed = part.start + len(part.tokens)
@@ -203,7 +203,7 @@ class Scheduler:
         """Whether a request is in flight."""
         return request_id in self._running or request_id in self._waiting
 
-    def _prompts(self, reading: list[_Running], room: int) -> tuple[Chunk, ...]:
+    def _prompts(self, reading: list[_Running], room: int) -> tuple[PrefillChunk, ...]:
         """How far each prompt gets in a step: those without images share the first half of the room, all the rest.
 
         Where those without images need no more than that half, they have two of three steps to themselves: these are
@@ -296,10 +296,10 @@ def _urgency(one: _Running) -> tuple[float, int]:
     return one.request.due_at, one.order
 
 
-def _chunk(one: _Running, start: int, end: int) -> Chunk:
+def _chunk(one: _Running, start: int, end: int) -> PrefillChunk:
     if one.lease is None:
         raise RuntimeError(f"request {one.request.id!r} has no slot")
-    return Chunk(one.request.id, one.lease.slot, start, tuple(one.tokens[start:end]), end == len(one.tokens))
+    return PrefillChunk(one.request.id, one.lease.slot, start, tuple(one.tokens[start:end]), end == len(one.tokens))
 
 
 def _space(request: Request, *, across: bool) -> str:

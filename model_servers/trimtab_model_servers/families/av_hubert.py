@@ -14,12 +14,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torchvision import models
 
-from trimtab_model_servers.encoder import Encoder
-from trimtab_model_servers.families.network import Built
+from trimtab_model_servers.families.interfaces import Built
+from trimtab_model_servers.families.modality_inputs import built_from, select_inputs
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
 from trimtab_model_servers.families.sequences import widened
-from trimtab_model_servers.families.several_inputs import given, served
-from trimtab_model_servers.families.speech import collapsed
+from trimtab_model_servers.families.speech_recognition import collapsed
+from trimtab_model_servers.transformer_encoder import Encoder
 from trimtab_model_servers.weights import with_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
@@ -101,7 +101,7 @@ class AvHubertNetwork:
 
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
         """Answer from the point's modalities: `tokens` [B, max_new_tokens], `certainty` [B], the mean over frames."""
-        likely, pieces = self.network(given(inputs, point, MODALITIES)).softmax(dim=2).max(dim=2)
+        likely, pieces = self.network(select_inputs(inputs, point, MODALITIES)).softmax(dim=2).max(dim=2)
         tokens = widened(collapsed(pieces, 0), self.max_new_tokens)
         return {"tokens": tokens, "certainty": likely.mean(dim=1)}
 
@@ -111,4 +111,4 @@ def build(spec: ModelSpec) -> Built:
     parameters = read_parameters(AvHubertParameters, spec)
     size = spec.family.rpartition("-")[2]
     network, random = with_weights(spec, lambda: AvHubert(size, parameters))
-    return served(AvHubertNetwork(network, parameters.max_new_tokens), random)
+    return built_from(AvHubertNetwork(network, parameters.max_new_tokens), random)

@@ -15,11 +15,11 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
-from trimtab_model_servers.chat.words import ImagePart, Message, TextPart
+from trimtab_model_servers.chat.messages import ImagePart, Message, TextPart
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.families.published_shapes import TRANSFORMERS
-from trimtab_model_servers.families.stored_files import json_of, text_of
-from trimtab_model_servers.folders import (
+from trimtab_model_servers.families.hf_files import json_of, text_of
+from trimtab_model_servers.families.hf_vlm_configs import TRANSFORMERS
+from trimtab_model_servers.hf_folder import (
     OLD_TEMPLATE_FILE,
     PROCESSOR_FILE,
     TEMPLATE_FILE,

@@ -12,11 +12,11 @@ from torchvision.ops import batched_nms, clip_boxes_to_image, roi_align
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.detection import COARSEST, SIZES, Detector, merge_normalisations
-from trimtab_model_servers.families.network import Built
+from trimtab_model_servers.families.interfaces import Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
-from trimtab_model_servers.store import Seed, find_weights
-from trimtab_model_servers.tokens.preparation import FIXED
+from trimtab_model_servers.transformer.image_preprocessing import FIXED
 from trimtab_model_servers.weights import load_weights
+from trimtab_model_servers.weights_source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 
@@ -99,7 +99,7 @@ def build(spec: ModelSpec) -> Built:
     parameters = read_parameters(DetectorParameters, spec)
     size = SIZES[spec.family.rpartition("/")[2]]
     weights = find_weights(spec.storage_uri, spec.digest)
-    if isinstance(weights, Seed):
+    if isinstance(weights, RandomSeed):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(weights.value)
             network = Detector(size)
@@ -110,7 +110,7 @@ def build(spec: ModelSpec) -> Built:
     _require_images(spec)
     network = network.eval().requires_grad_(requires_grad=False)
     merge_normalisations(network)
-    random = isinstance(weights, Seed)
+    random = isinstance(weights, RandomSeed)
     least = parameters.min_confidence
     served = ObjectDetector(
         network.to(memory_format=torch.channels_last),

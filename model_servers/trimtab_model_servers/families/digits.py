@@ -5,12 +5,12 @@ from typing import Protocol
 
 import torch
 
-from trimtab_model_servers.digits import networks
+from trimtab_model_servers.digits import variants
 from trimtab_model_servers.digits.locator import Locator
 from trimtab_model_servers.digits.reader import Reader
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.network import Built
-from trimtab_model_servers.store import Seed, find_weights
+from trimtab_model_servers.families.interfaces import Built
+from trimtab_model_servers.weights_source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 
@@ -40,12 +40,12 @@ def build(spec: ModelSpec) -> Built:
         raise ModelError(f"family {spec.family!r}: unknown parameter {unknown[0]!r}; there is: variant")
     weights = find_weights(spec.storage_uri, spec.digest)
     try:
-        if isinstance(weights, Seed):
+        if isinstance(weights, RandomSeed):
             variant = str(spec.parameters.get("variant", spec.name))
-            network = networks.for_serving(networks.build(variant, seed=weights.value))
+            network = variants.prepare_for_serving(variants.build(variant, seed=weights.value))
         else:
-            network = networks.load(weights)
-    except (networks.WeightsError, ValueError) as error:
+            network = variants.load(weights)
+    except (variants.WeightsError, ValueError) as error:
         raise ModelError(str(error)) from error
     wanted = _CLASSES[spec.family]
     if not isinstance(network, wanted):
@@ -53,4 +53,4 @@ def build(spec: ModelSpec) -> Built:
             f"{spec.storage_uri}: these weights are of a {type(network).__name__.lower()}, "
             f"but family {spec.family!r} asks for a {wanted.__name__.lower()}"
         )
-    return Built(DigitsNetwork(network), "random" if isinstance(weights, Seed) else "stored")
+    return Built(DigitsNetwork(network), "random" if isinstance(weights, RandomSeed) else "stored")

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.network import Built
-from trimtab_model_servers.senses import MODALITIES, networks
-from trimtab_model_servers.senses.network import SensesNetwork
-from trimtab_model_servers.store import Seed, find_weights
+from trimtab_model_servers.families.interfaces import Built
+from trimtab_model_servers.senses import MODALITIES, variants
+from trimtab_model_servers.senses.base import MultimodalNetwork
+from trimtab_model_servers.weights_source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 
@@ -19,7 +19,7 @@ KNOBS = frozenset({"modalities"})
 class DigitsOfSenses:
     """A network of the digits-av pipeline."""
 
-    network: SensesNetwork
+    network: MultimodalNetwork
 
     def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
         """Answer from those of `audio`, `video`, `text` that the point reads and the batch has: `digit`, `certainty`.
@@ -35,15 +35,15 @@ def build(spec: ModelSpec) -> Built:
     """Build the network that the family's name ends in."""
     if spec.parameters:
         raise ModelError(f"family {spec.family!r} has no parameters; remove {', '.join(spec.parameters)}")
-    wanted = networks.VARIANTS[spec.family.rpartition("/")[2]]
+    wanted = variants.VARIANTS[spec.family.rpartition("/")[2]]
     weights = find_weights(spec.storage_uri, spec.digest)
     try:
-        if isinstance(weights, Seed):
-            network = networks.for_serving(networks.build(wanted, seed=weights.value))
+        if isinstance(weights, RandomSeed):
+            network = variants.for_serving(variants.build(wanted, seed=weights.value))
         else:
-            network = networks.load(weights)
-    except (FileNotFoundError, networks.WeightsError) as error:
+            network = variants.load(weights)
+    except (FileNotFoundError, variants.WeightsError) as error:
         raise ModelError(str(error)) from error
     if not isinstance(network.config, type(wanted)):
         raise ModelError(f"{spec.storage_uri}: these weights are not of family {spec.family!r}, which was asked for")
-    return Built(DigitsOfSenses(network), "random" if isinstance(weights, Seed) else "stored")
+    return Built(DigitsOfSenses(network), "random" if isinstance(weights, RandomSeed) else "stored")

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from trimtab_model_servers.mel import mel_triangles
+from trimtab_model_servers.mel_filterbank import mel_triangles
 
 SAMPLES_PER_SECOND = 16_000
 WINDOW, HOP, TRANSFORM = 400, 160, 512  # 25 ms, 10 ms, the next power of two

@@ -13,19 +13,19 @@ from pydantic import Field
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from trimtab_model_servers.chat.images import opened
-from trimtab_model_servers.chat.kit import Place, Prompt, Rows
-from trimtab_model_servers.chat.parts import Built, ChatParameters
-from trimtab_model_servers.chat.words import Message
-from trimtab_model_servers.digits.pages import PAGE_SIDE_PX
-from trimtab_model_servers.engine.families import family_of
+from trimtab_model_servers.chat.config import ChatComponents, ChatParameters
+from trimtab_model_servers.chat.image_decoder import decode_image
+from trimtab_model_servers.chat.interfaces import ImageSpan, Prompt, Rows
+from trimtab_model_servers.chat.messages import Message
+from trimtab_model_servers.digits.page_generator import PAGE_SIDE_PX
+from trimtab_model_servers.engine.model_adapters import family_of
 from trimtab_model_servers.errors import ModelError, RefusalError
 from trimtab_model_servers.families.parameters import read_parameters
 from trimtab_model_servers.lmm_digits import models
 from trimtab_model_servers.lmm_digits.models import END_ID, WIDTH, Architecture
-from trimtab_model_servers.lmm_digits.tokens import ASSISTANT, END, IMAGE, REGISTERS, USER, special_id
-from trimtab_model_servers.lmm_digits.tower import PAGE_TOKENS
-from trimtab_model_servers.store import Seed, find_weights
+from trimtab_model_servers.lmm_digits.tokenizer import ASSISTANT, END, IMAGE, REGISTERS, USER, special_id
+from trimtab_model_servers.lmm_digits.vision_tower import PAGE_TOKENS
+from trimtab_model_servers.weights_source import RandomSeed, find_weights
 from trimtab_pipelines.image_tokens import ImageTokens, OneTile
 from trimtab_pipelines.model_spec import ModelSpec
 
@@ -54,7 +54,7 @@ class PageReader:
     def pixels(self, file: bytes, images: int) -> Tensor:
         """Open a page, grey, as large as the tower takes it: uint8 [1, 96, 96]."""
         del images
-        grey = opened(file, "L")
+        grey = decode_image(file, "L")
         if grey.size != (PAGE_SIDE_PX, PAGE_SIDE_PX):
             grey = grey.resize((PAGE_SIDE_PX, PAGE_SIDE_PX), Pillow.Resampling.BILINEAR)
         return torch.from_numpy(np.array(grey, dtype=np.uint8)[None])
@@ -88,12 +88,12 @@ class Questions:
         if messages[-1].role == "assistant":
             raise RefusalError(400, "messages: the last one is the assistant's; should be the user's")
         tokens: list[int] = []
-        places: list[Place] = []
+        places: list[ImageSpan] = []
         for message in messages:
             self._add(message, tokens, places)
         return Prompt((*tokens, self._assistant), tuple(places))
 
-    def _add(self, message: Message, tokens: list[int], places: list[Place]) -> None:
+    def _add(self, message: Message, tokens: list[int], places: list[ImageSpan]) -> None:
         spoken = message.role == "assistant"
         if spoken and message.images:
             raise RefusalError(400, "messages: an image in the assistant's message; should be in the user's")
@@ -101,7 +101,7 @@ class Questions:
             raise RefusalError(400, "messages: words between two images; should be before the first or after the last")
         tokens.append(self._assistant if spoken else self._user)
         for _ in range(message.images):
-            places.append(Place(len(tokens), self._placeholders))
+            places.append(ImageSpan(len(tokens), self._placeholders))
             tokens += self._page
         tokens += self.tokenizer.encode(message.text, add_special_tokens=False).ids
         if spoken:
@@ -115,20 +115,22 @@ def _between_pages(message: Message) -> Sequence[str | None]:
     return parts[pages[0] : pages[-1]] if pages else ()
 
 
-def build(spec: ModelSpec) -> Built:
+def build(spec: ModelSpec) -> ChatComponents:
     """Build the part that the family's name ends in."""
     parameters = read_parameters(PageChatParameters, spec)
     weights = find_weights(spec.storage_uri, spec.digest)
     try:
         stored = (
-            models.random(weights.value, parameters.architecture) if isinstance(weights, Seed) else models.load(weights)
+            models.random(weights.value, parameters.architecture)
+            if isinstance(weights, RandomSeed)
+            else models.load(weights)
         )
     except (FileNotFoundError, models.WeightsError) as error:
         raise ModelError(str(error)) from error
     part = spec.family.rpartition("/")[2]
     writes, sees = part in {"whole", "text"}, part in {"whole", "encode"}
-    return Built(
-        "random" if isinstance(weights, Seed) else "stored",
+    return ChatComponents(
+        "random" if isinstance(weights, RandomSeed) else "stored",
         parameters,
         Questions(stored.tokenizer, stored.architecture) if writes else None,
         family_of(stored.model) if writes else None,

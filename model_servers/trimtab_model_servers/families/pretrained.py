@@ -12,8 +12,8 @@ import torch
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.architectures import ARCHITECTURES, Architecture
-from trimtab_model_servers.store import Seed, find_weights
 from trimtab_model_servers.weights import read_tensors
+from trimtab_model_servers.weights_source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 
 try:
@@ -49,13 +49,13 @@ def build_model(spec: ModelSpec, **settings: object) -> tuple[Any, bool]:
     """
     architecture = architecture_of(spec)
     weights = find_weights(spec.storage_uri, spec.digest)
-    if isinstance(weights, Seed):
+    if isinstance(weights, RandomSeed):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(weights.value)
             model = construct(architecture, **settings)
     else:
         model = load(architecture, weights, settings)
-    return model.requires_grad_(requires_grad=False), isinstance(weights, Seed)
+    return model.requires_grad_(requires_grad=False), isinstance(weights, RandomSeed)
 
 
 def load(architecture: Architecture, path: Path, settings: Mapping[str, object]) -> Any:

@@ -12,14 +12,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families import outside
+from trimtab_model_servers.families import plugins
 from trimtab_model_servers.families.architectures import ARCHITECTURES, Task
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.spec import InferencePipeline
 
 if TYPE_CHECKING:  # or whoever only wants the names would import torch
-    from trimtab_model_servers.chat.parts import Built as BuiltChat
-    from trimtab_model_servers.families.network import Built
+    from trimtab_model_servers.chat.config import ChatComponents as BuiltChat
+    from trimtab_model_servers.families.interfaces import Built
 
 _PACKAGE = "trimtab_model_servers.families"
 _MODULE_OF_TASK: dict[Task, str] = {
@@ -95,10 +95,10 @@ def require_family(name: str) -> None:
     """
     if name in FAMILIES or name in CHAT_FAMILIES:
         return
-    if outside.place_of(name) is None:
-        known = ", ".join(sorted([*FAMILIES, *CHAT_FAMILIES, *outside.entry_point_names()]))
+    if plugins.plugin_location(name) is None:
+        known = ", ".join(sorted([*FAMILIES, *CHAT_FAMILIES, *plugins.entry_point_names()]))
         raise ModelError(f"unknown family {name!r}; give one of your own as package.module:Class; there are: {known}")
-    outside.require_importable(name)
+    plugins.require_importable(name)
 
 
 def _require_known(spec: ModelSpec, known: Collection[str]) -> None:

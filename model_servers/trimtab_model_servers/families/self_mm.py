@@ -14,11 +14,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from trimtab_model_servers.families.network import Built
+from trimtab_model_servers.families.interfaces import Built
+from trimtab_model_servers.families.modality_inputs import built_from, select_inputs
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
 from trimtab_model_servers.families.pretrained import TRANSFORMERS
 from trimtab_model_servers.families.sequences import framed, known, packed, padded
-from trimtab_model_servers.families.several_inputs import given, served
 from trimtab_model_servers.weights import with_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
@@ -126,7 +126,7 @@ class SelfMmNetwork:
 
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
         """Answer from the point's modalities: `score`, `label` and `certainty`, [B] each."""
-        score = self.network(given(inputs, point, MODALITIES)).clamp(-3.0, 3.0)
+        score = self.network(select_inputs(inputs, point, MODALITIES)).clamp(-3.0, 3.0)
         return {"score": score, "label": (score > 0).to(torch.int64), "certainty": score.abs().sigmoid()}
 
 
@@ -134,4 +134,4 @@ def build(spec: ModelSpec) -> Built:
     """Build it with stored or random weights."""
     parameters = read_parameters(SelfMmParameters, spec)
     network, random = with_weights(spec, lambda: SelfMm(parameters))
-    return served(SelfMmNetwork(network), random)
+    return built_from(SelfMmNetwork(network), random)

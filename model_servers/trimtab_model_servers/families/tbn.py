@@ -14,9 +14,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from trimtab_model_servers.families.bn_inception import FEATURES, BnInception
-from trimtab_model_servers.families.network import Built
+from trimtab_model_servers.families.interfaces import Built
+from trimtab_model_servers.families.modality_inputs import built_from, classify, select_inputs
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
-from trimtab_model_servers.families.several_inputs import given, served, told
 from trimtab_model_servers.weights import with_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
@@ -74,12 +74,12 @@ class TbnNetwork:
 
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
         """Answer from the point's modalities: `label` [B], `certainty` [B], `noun` [B]."""
-        verbs, nouns = self.network(given(inputs, point, MODALITIES))
-        return told(verbs) | {"noun": nouns.argmax(dim=1)}
+        verbs, nouns = self.network(select_inputs(inputs, point, MODALITIES))
+        return classify(verbs) | {"noun": nouns.argmax(dim=1)}
 
 
 def build(spec: ModelSpec) -> Built:
     """Build it with stored or random weights."""
     parameters = read_parameters(TbnParameters, spec)
     network, random = with_weights(spec, lambda: Tbn(parameters))
-    return served(TbnNetwork(network), random)
+    return built_from(TbnNetwork(network), random)

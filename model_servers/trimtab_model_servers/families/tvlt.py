@@ -12,10 +12,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from trimtab_model_servers.encoder import Encoder
-from trimtab_model_servers.families.network import Built
+from trimtab_model_servers.families.interfaces import Built
+from trimtab_model_servers.families.modality_inputs import built_from, classify, select_inputs
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
-from trimtab_model_servers.families.several_inputs import given, served, told
+from trimtab_model_servers.transformer_encoder import Encoder
 from trimtab_model_servers.weights import with_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
@@ -90,11 +90,11 @@ class TvltNetwork:
 
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
         """Answer from the point's modalities: `label` [B] and `certainty` [B]."""
-        return told(self.network(given(inputs, point, MODALITIES)))
+        return classify(self.network(select_inputs(inputs, point, MODALITIES)))
 
 
 def build(spec: ModelSpec) -> Built:
     """Build it with stored or random weights."""
     parameters = read_parameters(TvltParameters, spec)
     network, random = with_weights(spec, lambda: Tvlt(parameters))
-    return served(TvltNetwork(network), random)
+    return built_from(TvltNetwork(network), random)

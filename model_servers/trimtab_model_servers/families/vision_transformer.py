@@ -15,26 +15,26 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 
-from trimtab_model_servers.described import Fact
+from trimtab_model_servers.download_limits import FetchLimits
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.network import CPU, Built
+from trimtab_model_servers.families.interfaces import CPU, Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
-from trimtab_model_servers.fetched import FetchLimits
-from trimtab_model_servers.store import Seed, find_weights
-from trimtab_model_servers.tokens.compiled import PREFIX as FORM_PREFIX
-from trimtab_model_servers.tokens.compiled import Compiled, load_form
-from trimtab_model_servers.tokens.enrolling import course_of, require_trained
-from trimtab_model_servers.tokens.foreign import Told
-from trimtab_model_servers.tokens.preparation import Normalisation, prepared
-from trimtab_model_servers.tokens.quantised import quantised
-from trimtab_model_servers.tokens.roll import InForce, Roll
-from trimtab_model_servers.tokens.rules import RULES
-from trimtab_model_servers.tokens.shape import SHAPES, Activation
-from trimtab_model_servers.tokens.stored import Stored, load, randomly
-from trimtab_model_servers.tokens.task_files import fingerprint
-from trimtab_model_servers.tokens.tasks import Alike
-from trimtab_model_servers.tokens.transformer import Course, VisionTransformer
-from trimtab_model_servers.tokens.ways import way
+from trimtab_model_servers.model_metadata import Fact
+from trimtab_model_servers.transformer.checkpoint_import import CheckpointInfo
+from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, randomly
+from trimtab_model_servers.transformer.compiled import PREFIX as FORM_PREFIX
+from trimtab_model_servers.transformer.compiled import Compiled, load_form
+from trimtab_model_servers.transformer.config import SHAPES, Activation
+from trimtab_model_servers.transformer.image_preprocessing import Normalisation, preprocess
+from trimtab_model_servers.transformer.merge_rules import RULES
+from trimtab_model_servers.transformer.prompt_selection import prompt_variant
+from trimtab_model_servers.transformer.quantization import quantize
+from trimtab_model_servers.transformer.task_files import fingerprint
+from trimtab_model_servers.transformer.task_registry import ActiveTasks, TaskRegistry
+from trimtab_model_servers.transformer.task_training import course_of, require_trained
+from trimtab_model_servers.transformer.tasks import RowGroup
+from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
+from trimtab_model_servers.weights_source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.tasks import MOST_BYTES, NO_TASK, TASK_INPUT, Task
@@ -63,16 +63,16 @@ class TransformerParameters(Parameters):
     size: Literal["tiny", "small", "base", "large"] = Field(default="base", description="Of random weights")
 
     @property
-    def told(self) -> Told:
+    def told(self) -> CheckpointInfo:
         """What they say of weights that do not tell it themselves."""
-        return Told(self.heads, self.epsilon, self.activation, self.normalisation)
+        return CheckpointInfo(self.heads, self.epsilon, self.activation, self.normalisation)
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """An operating point made ready: all that a batch needs to know of it."""
 
-    course: Course
+    course: ForwardPlan
     """Without the prompts, which are those of a batch's tasks."""
     way: str
     """What it does, which tells whose heads and prompts it runs with."""
@@ -93,8 +93,8 @@ class ServedTransformer:
     transformer: VisionTransformer
     normalisation: Normalisation
     points: dict[str, Prepared]
-    roll: Roll
-    in_force: InForce
+    roll: TaskRegistry
+    in_force: ActiveTasks
     twin: VisionTransformer | None = None
     """The same in INT8, where a point asks for it."""
     device: torch.device = CPU
@@ -115,11 +115,11 @@ class ServedTransformer:
             "logits": pad(logits, (0, bank.most_classes - logits.shape[1]), value=-torch.inf),
         }
 
-    def _features(self, images: Tensor, parts: Sequence[Alike], ready: Prepared) -> Tensor:
+    def _features(self, images: Tensor, parts: Sequence[RowGroup], ready: Prepared) -> Tensor:
         """What the heads read, [B, d]; rows that are not alike go through the transformer one part after the other."""
         whole = len(parts) == 1
         found = [
-            self._through(prepared(images if whole else images[part.rows], self.normalisation), part.prompts, ready)
+            self._through(preprocess(images if whole else images[part.rows], self.normalisation), part.prompts, ready)
             for part in parts
         ]
         return found[0] if whole else torch.cat(found)[torch.argsort(torch.cat([part.rows for part in parts]))]
@@ -167,9 +167,11 @@ def build(spec: ModelSpec) -> Built:
     """Build the transformer and make every operating point ready."""
     settings = read_parameters(TransformerParameters, spec)
     weights = find_weights(spec.storage_uri, spec.digest)
-    random = isinstance(weights, Seed)
+    random = isinstance(weights, RandomSeed)
     stored = (
-        randomly(SHAPES[settings.size], weights.value) if isinstance(weights, Seed) else load(weights, settings.told)
+        randomly(SHAPES[settings.size], weights.value)
+        if isinstance(weights, RandomSeed)
+        else load(weights, settings.told)
     )
     _require_images(spec, stored)
     if spec.tasks and all(given.name != TASK_INPUT for given in spec.inputs):
@@ -178,7 +180,7 @@ def build(spec: ModelSpec) -> Built:
         )
     proportional = settings.proportional_attention
     points = {point.name: _prepared(point, stored, proportional=proportional) for point in spec.operating_points}
-    roll = Roll(
+    roll = TaskRegistry(
         stored,
         spec.operating_points,
         mark=_mark(stored, proportional=proportional) if spec.tasks or spec.tasks_folder else "",
@@ -190,13 +192,13 @@ def build(spec: ModelSpec) -> Built:
     served = ServedTransformer(stored.transformer, stored.normalisation, points, roll, roll.taken())
     for point in spec.operating_points:
         if point.compiled is not None:
-            _take_form(served, point, None if isinstance(weights, Seed) else weights.parent, spec.max_batch_size)
+            _take_form(served, point, None if isinstance(weights, RandomSeed) else weights.parent, spec.max_batch_size)
     if any(ready.rounded for ready in points.values()):
-        served.twin = quantised(stored.transformer)
+        served.twin = quantize(stored.transformer)
     return Built(served, "random" if random else "stored")
 
 
-def _require_trained(spec: ModelSpec, roll: Roll) -> None:
+def _require_trained(spec: ModelSpec, roll: TaskRegistry) -> None:
     """Refuse a point whose prompts no task has; where tasks come while it runs, say that none has them yet."""
     for point in spec.operating_points:
         try:
@@ -207,7 +209,7 @@ def _require_trained(spec: ModelSpec, roll: Roll) -> None:
             log.warning("%s; until a task comes that has it, all run there with their plain heads", error)
 
 
-def _mark(stored: Stored, *, proportional: bool) -> str:
+def _mark(stored: Checkpoint, *, proportional: bool) -> str:
     """What files of tasks are marked with: the transformer as it is run, not its tensors alone."""
     unusual = {} if proportional else {"proportional_attention": False}
     return fingerprint(stored.transformer, {**stored.settings, **unusual})
@@ -215,7 +217,7 @@ def _mark(stored: Stored, *, proportional: bool) -> str:
 
 def _file(task: Task) -> Path:
     found = find_weights(task.storage_uri, task.digest, FetchLimits(max_bytes=MOST_BYTES))
-    if isinstance(found, Seed):
+    if isinstance(found, RandomSeed):
         raise ModelError(f"task {task.name!r}: random weights are no task; `trimtab train-task` writes a file")
     return found
 
@@ -226,7 +228,7 @@ def _most_classes(spec: ModelSpec) -> int | None:
     return declared[-1] if declared and declared[-1] > 0 else None
 
 
-def _prepared(point: OperatingPoint, stored: Stored, *, proportional: bool) -> Prepared:
+def _prepared(point: OperatingPoint, stored: Checkpoint, *, proportional: bool) -> Prepared:
     where, shape = f"operating point {point.name!r}", stored.transformer.shape
     if point.merging and point.merging.rule and point.merging.rule not in RULES:
         raise ModelError(f"{where}: unknown merging.rule {point.merging.rule!r}; there are: {', '.join(RULES)}")
@@ -240,7 +242,7 @@ def _prepared(point: OperatingPoint, stored: Stored, *, proportional: bool) -> P
             f"{where}: merging.schedule asks for {beyond} tokens in a layer; of {shape.patches} patches no layer "
             f"merges more than {shape.patches // 2}"
         )
-    runs = way(point)
+    runs = prompt_variant(point)
     half, rounded = HALVES.get(point.precision or "FP32"), point.precision == "INT8"
     return Prepared(course, runs, half, rounded, temperatures=stored.temperatures.get(runs, {}))
 
@@ -266,7 +268,7 @@ def _take_form(served: ServedTransformer, point: OperatingPoint, folder: Path | 
         )
 
 
-def _require_images(spec: ModelSpec, stored: Stored) -> None:
+def _require_images(spec: ModelSpec, stored: Checkpoint) -> None:
     shape = stored.transformer.shape
     wanted = (shape.channels, shape.side, shape.side)
     given = next((one for one in spec.inputs if one.name == "image"), None)

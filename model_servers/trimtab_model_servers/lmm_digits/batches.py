@@ -14,10 +14,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from trimtab_model_servers.lmm_digits.models import END_ID, PAD_ID
-from trimtab_model_servers.lmm_digits.pages import CELLS, CELLS_A_SIDE, EMPTY
+from trimtab_model_servers.lmm_digits.page_generator import CELLS, CELLS_A_SIDE, EMPTY
 from trimtab_model_servers.lmm_digits.questions import PAGES, Kind, Question, ask, fits
-from trimtab_model_servers.lmm_digits.tokens import END, prompt, special_id
-from trimtab_model_servers.lmm_digits.tower import PAGE_TOKENS, TOKENS_A_SIDE
+from trimtab_model_servers.lmm_digits.tokenizer import END, prompt, special_id
+from trimtab_model_servers.lmm_digits.vision_tower import PAGE_TOKENS, TOKENS_A_SIDE
 
 IGNORED: Final = -100
 KINDS_OF_PAGES: Final[dict[int, tuple[Kind, ...]]] = {

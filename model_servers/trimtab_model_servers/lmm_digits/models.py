@@ -17,9 +17,9 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from trimtab_model_servers.digits.layers import fold
-from trimtab_model_servers.lmm_digits.pages import CELLS
-from trimtab_model_servers.lmm_digits.tokens import SPECIAL, VOCABULARY, read_tokenizer, train_tokenizer
-from trimtab_model_servers.lmm_digits.tower import PAGE_TOKENS, PageTower
+from trimtab_model_servers.lmm_digits.page_generator import CELLS
+from trimtab_model_servers.lmm_digits.tokenizer import SPECIAL, VOCABULARY, read_tokenizer, train_tokenizer
+from trimtab_model_servers.lmm_digits.vision_tower import PAGE_TOKENS, VisionTower
 
 _TRANSFORMERS: Any = import_module("transformers")  # not by name: its own types take mypy minutes
 _MLLAMA: Any = import_module("transformers.models.mllama.configuration_mllama")
@@ -58,14 +58,14 @@ def build(architecture: Architecture, *, seed: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _llava() if architecture == "decoder-only" else _mllama()
-        look_for_likes(model)
+        init_similarity_heads(model)
     model.generation_config = _TRANSFORMERS.GenerationConfig(
         do_sample=False, eos_token_id=END_ID, pad_token_id=PAD_ID, bos_token_id=2
     )
     return model
 
 
-def look_for_likes(model: Any) -> None:
+def init_similarity_heads(model: Any) -> None:
     """Let one head of queries a head of keys begin by looking for what is like itself.
 
     Whether a digit that is asked for stands on a page is such a look; from random weights it took them far longer to
@@ -78,10 +78,10 @@ def look_for_likes(model: Any) -> None:
         attention.k_proj.weight.data.copy_(queries[:, 0].reshape(keys * size, WIDTH))
 
 
-def tower(model: Any) -> PageTower:
+def tower(model: Any) -> VisionTower:
     """The tower of either model."""
     inner = model.model
-    return cast("PageTower", inner.vision_tower if hasattr(inner, "vision_tower") else inner.vision_model)
+    return cast("VisionTower", inner.vision_tower if hasattr(inner, "vision_tower") else inner.vision_model)
 
 
 def placeholders(architecture: Architecture) -> int:
@@ -96,7 +96,7 @@ def for_serving(model: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class LoadedModel:
     """A model ready to serve, float32 and in evaluation mode.
 
     Attributes:
@@ -120,13 +120,13 @@ def save(model: Any, architecture: Architecture, tokenizer: Tokenizer, path: Pat
     save_file(tensors, path, metadata={**training, **told})
 
 
-def random(seed: int, architecture: Architecture) -> Stored:
+def random(seed: int, architecture: Architecture) -> LoadedModel:
     """A model with random weights, to try out latencies."""
     model = for_serving(build(architecture, seed=seed))
-    return Stored(model, architecture, train_tokenizer(), f"random-{architecture}-{seed}")
+    return LoadedModel(model, architecture, train_tokenizer(), f"random-{architecture}-{seed}")
 
 
-def load(path: Path) -> Stored:
+def load(path: Path) -> LoadedModel:
     """Read a model.
 
     Raises:
@@ -147,7 +147,7 @@ def load(path: Path) -> Stored:
         tokenizer = read_tokenizer(metadata.get("tokenizer", ""))
     except (SafetensorError, RuntimeError, ValueError) as error:
         raise WeightsError(f"cannot use the weights in {path}: {error}") from error
-    return Stored(model, architecture, tokenizer, hashlib.sha256(path.read_bytes()).hexdigest())
+    return LoadedModel(model, architecture, tokenizer, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 def _llava() -> Any:
@@ -161,7 +161,7 @@ def _llava() -> Any:
         tie_word_embeddings=False,
     )
     model: Any = _TRANSFORMERS.LlavaForConditionalGeneration(config)
-    model.model.vision_tower = PageTower(WIDTH)
+    model.model.vision_tower = VisionTower(WIDTH)
     return model
 
 
@@ -188,7 +188,7 @@ def _mllama() -> Any:
     model: Any = _TRANSFORMERS.MllamaForConditionalGeneration(
         _TRANSFORMERS.MllamaConfig(text_config=text, vision_config=vision, image_token_index=IMAGE_ID)
     )
-    model.model.vision_model = PageTower(WIDTH)
+    model.model.vision_model = VisionTower(WIDTH)
     for index in text.cross_attention_layers:  # Mllama opens these gates slowly, to spare a text model it grew out of
         nn.init.constant_(model.model.language_model.layers[index].cross_attn_attn_gate, 1.0)
         nn.init.constant_(model.model.language_model.layers[index].cross_attn_mlp_gate, 1.0)

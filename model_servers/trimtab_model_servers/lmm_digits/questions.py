@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from trimtab_model_servers.lmm_digits.pages import EMPTY
+from trimtab_model_servers.lmm_digits.page_generator import EMPTY
 
 Cells = Sequence[int]
 MAX_PAGES: Final = 3

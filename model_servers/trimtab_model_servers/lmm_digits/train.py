@@ -20,13 +20,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from trimtab_model_servers.lmm_digits import measure, models
+from trimtab_model_servers.lmm_digits import evaluate, models
 from trimtab_model_servers.lmm_digits.batches import Questioner, character_ids
-from trimtab_model_servers.lmm_digits.fit import Answering, Schedule, features_of, fit_tower
 from trimtab_model_servers.lmm_digits.models import ARCHITECTURES, Architecture
-from trimtab_model_servers.lmm_digits.pages import CellPageSource
-from trimtab_model_servers.lmm_digits.tokens import train_tokenizer
-from trimtab_model_servers.lmm_digits.tower import PageTower
+from trimtab_model_servers.lmm_digits.page_generator import CellPageSource
+from trimtab_model_servers.lmm_digits.tokenizer import train_tokenizer
+from trimtab_model_servers.lmm_digits.train_loops import Answering, Schedule, features_of, fit_tower
+from trimtab_model_servers.lmm_digits.vision_tower import VisionTower
 
 TRAINING_PAGES: Final = 20_000
 TRAINING_SEED: Final = 21
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True)) as progress:
         if not options.measure_only:
             Training(weights, progress).run(options.only or ARCHITECTURES)
-        report = measure.measure_folder(weights, progress.console.print)
+        report = evaluate.measure_folder(weights, progress.console.print)
     path = options.output / "accuracy.json"
     path.write_text(json.dumps(report, indent=2) + "\n")
     Console(stderr=True).print(f"wrote {path}")
@@ -75,7 +75,7 @@ class Training:
         started = time.process_time()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(TOWER.seed)
-            tower = PageTower(models.WIDTH).to(memory_format=torch.channels_last)
+            tower = VisionTower(models.WIDTH).to(memory_format=torch.channels_last)
         fit_tower(tower, pages, cells, TOWER, self._advancer("tower", TOWER.steps))
         features = features_of(tower, pages)
         tower_seconds = time.process_time() - started
@@ -86,7 +86,7 @@ class Training:
         self,
         architecture: Architecture,
         tokenizer: Tokenizer,
-        tower: PageTower,
+        tower: VisionTower,
         features: Tensor,
         cells: Tensor,
         tower_seconds: float,

@@ -31,7 +31,7 @@ class Calibration:
     knots: NDArray[np.float32]
 
 
-def straight() -> NDArray[np.float32]:
+def identity_calibration() -> NDArray[np.float32]:
     """The curve that changes nothing."""
     return np.tile(np.linspace(0.0, 1.0, KNOTS, dtype=np.float32), (2, 1))
 
@@ -56,7 +56,7 @@ def fitted_curve(certainty: NDArray[np.floating], right: NDArray[np.bool_]) -> N
     return knots.T.astype(np.float16).astype(np.float32)  # as it is stored
 
 
-def along(knots: Tensor, certainty: Tensor) -> Tensor:
+def apply_calibration(knots: Tensor, certainty: Tensor) -> Tensor:
     """Map certainties [B] along a curve [2, KNOTS]."""
     x, y = knots.contiguous()
     left = torch.searchsorted(x, certainty.contiguous(), right=True).clamp(1, KNOTS - 1) - 1

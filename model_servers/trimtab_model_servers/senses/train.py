@@ -22,18 +22,18 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from trimtab_model_servers.descent import Schedule
+from trimtab_model_servers.optimizer import Schedule
 from trimtab_model_servers.senses import SUBSETS, subset_name
 from trimtab_model_servers.senses.calibration import Calibration
-from trimtab_model_servers.senses.fit import fit
-from trimtab_model_servers.senses.items import Items, ItemSource
-from trimtab_model_servers.senses.manifest import write_points
-from trimtab_model_servers.senses.measure import Scored, Subset, report, together
-from trimtab_model_servers.senses.networks import HEARD, SOURCE, VARIANTS, Network, build, for_serving, save
-from trimtab_model_servers.senses.recordings import Recordings, load_recordings, taught_by
-from trimtab_pipelines.certainty import Seen
+from trimtab_model_servers.senses.dataset import Items, ItemSource
+from trimtab_model_servers.senses.evaluate import Scored, Subset, concatenate, measurement_document
+from trimtab_model_servers.senses.pipeline_writer import write_points
+from trimtab_model_servers.senses.recorded_digits import Recordings, load_recordings, training_speakers
+from trimtab_model_servers.senses.train_loops import fit
+from trimtab_model_servers.senses.variants import HEARD, SOURCE, VARIANTS, Network, build, for_serving, save
+from trimtab_pipelines.confidence import ConfidenceSample
 from trimtab_pipelines.documents import write_json
-from trimtab_pipelines.measured import MeasuredOn, MeasuredPipeline, MeasuredVariant
+from trimtab_pipelines.training_report import MeasuredOn, MeasuredPipeline, MeasuredVariant
 
 TRAINING_ITEMS: Final = 5_000
 CALIBRATION_ITEMS: Final = 1_000
@@ -67,7 +67,7 @@ class Trained:
 
     network: Network
     calibrations: dict[Subset, Calibration]
-    seen: dict[str, dict[Subset, Seen]]
+    seen: dict[str, dict[Subset, ConfidenceSample]]
     what: dict[str, str]
     seconds: float
 
@@ -123,13 +123,13 @@ def judge_variant(
         asked = ItemSource("held-out", CALIBRATION_SEED, part=(1, 2)).items(0, CALIBRATION_ITEMS)
         calibrations = Scored.of(network, asked).calibrations()
     else:
-        shipped = next(speaker for speaker in judges if speaker not in taught_by(recordings))
+        shipped = next(speaker for speaker in judges if speaker not in training_speakers(recordings))
         network, calibrations = judges[shipped], by_others[shipped]
     measured = ItemSource("held-out", HELD_OUT_SEED, part=(0, 2)).items(0, held_out)
     seen = {SYNTHESISED: Scored.of(network, measured).seen(calibrations)}
     what = {SYNTHESISED: "voices synthesised by this package, other ones than in training; handwriting held out"}
     if recordings is not None:
-        seen[RECORDED] = together(scored.seen(by_others[speaker]) for speaker, scored in judged.items())
+        seen[RECORDED] = concatenate(scored.seen(by_others[speaker]) for speaker, scored in judged.items())
         what[RECORDED] = (
             f"real recordings ({recordings.source}) of {', '.join(judged)}, each speaker judged by weights "
             "trained on the others; handwriting held out"
@@ -194,7 +194,7 @@ def described(name: str, trained: Trained, weights: Path) -> MeasuredVariant:
 
 
 def _of_kind(trained: Trained, kind: str) -> MeasuredOn:
-    return report(trained.what[kind], trained.seen[kind])
+    return measurement_document(trained.what[kind], trained.seen[kind])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -208,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     recordings = None if options.recordings is None else load_recordings(options.recordings)
     try:
-        described_by = whence(recordings)
+        described_by = data_provenance(recordings)
     except ValueError as error:
         parser.error(str(error))
     console = Console(stderr=True)
@@ -234,9 +234,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def whence(recordings: Recordings | None) -> dict[str, str]:
+def data_provenance(recordings: Recordings | None) -> dict[str, str]:
     """What the weights' metadata tell of the recordings that they have learned from."""
-    heard = () if recordings is None else taught_by(recordings)
+    heard = () if recordings is None else training_speakers(recordings)
     return {HEARD: json.dumps(heard), SOURCE: "" if recordings is None else recordings.source}
 
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from trimtab_model_servers import descent
-from trimtab_model_servers.tokens.preparation import prepared
-from trimtab_model_servers.tokens.prompting import features_of
-from trimtab_model_servers.tokens.tasks import Head
-from trimtab_model_servers.tokens.transformer import PLAIN, Course, VisionTransformer
-from trimtab_model_servers.vit_tasks.sources import Images
+from trimtab_model_servers import optimizer
+from trimtab_model_servers.transformer.image_preprocessing import preprocess
+from trimtab_model_servers.transformer.prompt_tuning import features_of
+from trimtab_model_servers.transformer.tasks import Head
+from trimtab_model_servers.transformer.transformer import PLAIN, ForwardPlan, VisionTransformer
+from trimtab_model_servers.vit_tasks.datasets import Images
 
 Advance = Callable[[float], None]
 
@@ -55,7 +55,7 @@ def fit_transformer(
 
     def loss() -> Tensor:
         chosen = torch.randint(len(images), (training.batch,), generator=random)
-        features = transformer(prepared(images.pixels[chosen], "Image"))
+        features = transformer(preprocess(images.pixels[chosen], "Image"))
         return cross_entropy(head(features), images.labels[chosen], label_smoothing=0.1)
 
     _descend([*transformer.parameters(), *head.parameters()], loss, training, advance)
@@ -63,7 +63,7 @@ def fit_transformer(
 
 
 def fit_head(
-    transformer: VisionTransformer, images: Images, classes: int, training: Training, course: Course = PLAIN
+    transformer: VisionTransformer, images: Images, classes: int, training: Training, course: ForwardPlan = PLAIN
 ) -> Head:
     """Train the head of one task on a frozen transformer, whose features on a course are computed once."""
     features = features_of(transformer, images.pixels, "Image", course)
@@ -88,4 +88,4 @@ def _descend(
     kept = [one for one in parameters if one.dim() != 2]
     groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": kept, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=training.peak_rate)
-    descent.descend(optimiser, loss, peak_rate=training.peak_rate, steps=training.steps, advance=advance)
+    optimizer.train_epochs(optimiser, loss, peak_rate=training.peak_rate, steps=training.steps, advance=advance)

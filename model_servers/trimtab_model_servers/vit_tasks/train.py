@@ -16,18 +16,18 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from trimtab_model_servers.tokens.shape import Shape
-from trimtab_model_servers.tokens.stored import Stored, load, save, store_temperatures
-from trimtab_model_servers.tokens.tasks import Head
-from trimtab_model_servers.tokens.transformer import VisionTransformer
-from trimtab_model_servers.tokens.ways import PLAIN
-from trimtab_model_servers.vit_tasks import doubt, measure
+from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, save, store_temperatures
+from trimtab_model_servers.transformer.config import ViTConfig
+from trimtab_model_servers.transformer.prompt_selection import PLAIN
+from trimtab_model_servers.transformer.tasks import Head
+from trimtab_model_servers.transformer.transformer import VisionTransformer
+from trimtab_model_servers.vit_tasks import calibration, evaluate
+from trimtab_model_servers.vit_tasks.datasets import CLASSES, SIDE_PX, TASKS, Images
 from trimtab_model_servers.vit_tasks.fit import Training, fit_head, fit_transformer, initialise
-from trimtab_model_servers.vit_tasks.points import COMPARED, POINTS
-from trimtab_model_servers.vit_tasks.samples import MOST, SEED
-from trimtab_model_servers.vit_tasks.sources import CLASSES, SIDE_PX, TASKS, Images
+from trimtab_model_servers.vit_tasks.labelled_samples import MOST, SEED
+from trimtab_model_servers.vit_tasks.operating_points import COMPARED, POINTS
 
-SHAPE: Final = Shape(side=SIDE_PX, patch=4, channels=1, width=64, depth=8, heads=2, inner=256)
+SHAPE: Final = ViTConfig(side=SIDE_PX, patch=4, channels=1, width=64, depth=8, heads=2, inner=256)
 TRANSFORMER: Final = Training(steps=1200, batch=128, peak_rate=1.5e-3, seed=3)
 HEADS: Final = Training(steps=600, batch=256, peak_rate=1e-2, seed=5, weight_decay=1e-4)
 TRAINING_IMAGES: Final = {"crops": 40_000, "digits": 4_000, "turned": 4_000, "faces": 1_000}
@@ -47,21 +47,21 @@ def train_transformer(advance: Callable[[float], None]) -> tuple[VisionTransform
     return transformer.eval().requires_grad_(requires_grad=False), head
 
 
-def with_heads(transformer: VisionTransformer, head: Head, tell: Callable[[str], None]) -> Stored:
+def with_heads(transformer: VisionTransformer, head: Head, tell: Callable[[str], None]) -> Checkpoint:
     """Train the heads of the other tasks on what the transformer has learned."""
     heads = {}
     for task in TASKS:
         heads[task] = head if task == LEARNED_FROM else fit_head(transformer, _images(task), len(CLASSES[task]), HEADS)
         tell(task)
-    return Stored(transformer, {PLAIN: heads}, CLASSES, "Image")
+    return Checkpoint(transformer, {PLAIN: heads}, CLASSES, "Image")
 
 
-def measured(stored: Stored, tell: Callable[[str], None]) -> tuple[dict[str, object], doubt.Temperatures]:
+def measured(stored: Checkpoint, tell: Callable[[str], None]) -> tuple[dict[str, object], calibration.Temperatures]:
     """Measure every served point, and those that they are held against; and the temperatures of the served."""
     held_out = {task: draw("held-out", MOST, SEED) for task, draw in TASKS.items()}
-    scored = measure.at_points(stored, [*POINTS, *COMPARED], held_out, tell)
-    found = measure.report(measure.hits_of(scored)) | {"certainty": doubt.certainty(scored, POINTS)}
-    return found, doubt.temperatures(scored, POINTS)
+    scored = evaluate.at_points(stored, [*POINTS, *COMPARED], held_out, tell)
+    found = evaluate.report(evaluate.hits_of(scored)) | {"certainty": calibration.certainty(scored, POINTS)}
+    return found, calibration.temperatures(scored, POINTS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from trimtab_kubernetes.objects import Object, fingerprint
-from trimtab_operator.manifests.identity import (
+from trimtab_operator.manifests.mutual_tls import (
     GUARDED_PORT_NAME,
     guard_containers,
     guard_volumes,
@@ -20,22 +20,22 @@ from trimtab_operator.manifests.identity import (
     probed_port,
 )
 from trimtab_operator.manifests.objects import MODEL_SERVER, TEMPLATE_HASH, labels, owned
-from trimtab_operator.manifests.pods import (
+from trimtab_operator.manifests.pod_spec import (
     credentials,
     image_pull_secrets,
     placement,
     pod,
+    pre_stop,
     probe,
     resources,
     scratch,
     security_of_container,
     security_of_pod,
-    stop_later,
-    time_to_stop,
+    termination_grace,
     variables,
 )
 from trimtab_operator.settings import Settings
-from trimtab_pipelines.cluster import (
+from trimtab_pipelines.kubernetes_names import (
     DATA_PORT,
     HOSTING_LABEL,
     METRICS_PORT,
@@ -45,8 +45,8 @@ from trimtab_pipelines.cluster import (
     VARIANT_LABEL_PREFIX,
     hosting_set_name,
 )
-from trimtab_pipelines.hosting import HostingGroup
 from trimtab_pipelines.model_spec import CACHE_TENANT_VARIABLE, model_spec
+from trimtab_pipelines.replica_groups import ReplicaGroup
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Container, Variant
@@ -59,13 +59,13 @@ LONGEST_START_SECONDS = 1800
 """After this a container that never became ready is restarted; the rollout gives up long before (readyTimeout)."""
 
 
-def marks_of(pipeline: InferencePipeline, stage: Stage, group: HostingGroup) -> dict[str, str]:
+def marks_of(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup) -> dict[str, str]:
     """The labels of a hosting set's objects and pods."""
     return labels(pipeline, MODEL_SERVER, **{STAGE_LABEL: stage.name, HOSTING_LABEL: group.name})
 
 
 def deployment(
-    pipeline: InferencePipeline, stage: Stage, group: HostingGroup, settings: Settings, *, replicas: int, surge: bool
+    pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, settings: Settings, *, replicas: int, surge: bool
 ) -> Object:
     """The Deployment; without `surge` a changed template exchanges pods one by one, old ones first."""
     marks = marks_of(pipeline, stage, group)
@@ -90,7 +90,7 @@ def deployment(
     return written
 
 
-def service(pipeline: InferencePipeline, stage: Stage, group: HostingGroup, settings: Settings) -> Object:
+def service(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, settings: Settings) -> Object:
     """The headless Service whose labels say which variants its pods offer.
 
     It names the pods' port: where a new template has another number, those of before are still found at theirs.
@@ -126,7 +126,7 @@ def disruption_budget(
     )
 
 
-def hosting_set_budget(pipeline: InferencePipeline, stage: Stage, group: HostingGroup) -> Object:
+def hosting_set_budget(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup) -> Object:
     """The disruption budget of a hosting set."""
     marks = marks_of(pipeline, stage, group)
     selector = {key: marks[key] for key in (PIPELINE_LABEL, STAGE_LABEL, HOSTING_LABEL)}
@@ -135,22 +135,22 @@ def hosting_set_budget(pipeline: InferencePipeline, stage: Stage, group: Hosting
     )
 
 
-def data_port(group: HostingGroup, settings: Settings) -> int:
+def data_port(group: ReplicaGroup, settings: Settings) -> int:
     """The port the router sends batches to."""
     container = group.variants[0].container
     return guarded_port(container, settings) if container else DATA_PORT
 
 
-def variant_labels(group: HostingGroup) -> dict[str, str]:
+def variant_labels(group: ReplicaGroup) -> dict[str, str]:
     """One label for each hosted variant."""
     return {f"{VARIANT_LABEL_PREFIX}{variant.name}": "true" for variant in group.variants}
 
 
-def template(pipeline: InferencePipeline, stage: Stage, group: HostingGroup, settings: Settings) -> Object:
+def template(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, settings: Settings) -> Object:
     """The pod template of a hosting set."""
     first = group.variants[0]
     account = {"serviceAccountName": a} if (a := pipeline.spec.service_account_name) else {}
-    shared = {**placement(first), **image_pull_secrets(settings), **account, **time_to_stop(pipeline.spec.slo)}
+    shared = {**placement(first), **image_pull_secrets(settings), **account, **termination_grace(pipeline.spec.slo)}
     marks = marks_of(pipeline, stage, group)
     if first.container is not None:
         guards = guard_containers(first.container, settings)
@@ -170,7 +170,7 @@ def memory_bytes(variants: Sequence[Variant]) -> int:
     return own + sum(variant.resources.memory for variant in variants)
 
 
-def _model_server(pipeline: InferencePipeline, stage: Stage, group: HostingGroup, settings: Settings) -> Object:
+def _model_server(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, settings: Settings) -> Object:
     folder = Path(SHIPPED_PIPELINES / pipeline.name)
     specs = [model_spec(pipeline, folder, stage, variant, group.cores) for variant in group.variants]
     models = json.dumps([spec.model_dump(mode="json", by_alias=True, exclude_none=True) for spec in specs])
@@ -196,7 +196,7 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: HostingGroup
         ],
         "resources": resources(group.cores, memory_bytes(group.variants), group.gpus),
         "securityContext": security_of_container(),
-        "lifecycle": stop_later(),
+        "lifecycle": pre_stop(),
         **_probes("/v2/health/live", "/v2/health/ready", probed_port(settings, DATA_PORT)),
         "volumeMounts": [
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
@@ -220,7 +220,7 @@ def _users_container(variant: Variant, container: Container) -> Object:
         "ports": [{"name": DATA_PORT_NAME, "containerPort": container.port, "protocol": "TCP"}],
         "resources": resources(variant.resources.cpu, variant.resources.memory, variant.resources.gpu),
         "securityContext": security_of_container(read_only=False),
-        "lifecycle": stop_later(),
+        "lifecycle": pre_stop(),
         **_probes(container.ready_path, container.ready_path, container.port),
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 from trimtab_kubernetes import kind_of
 from trimtab_kubernetes.objects import Object, owner_reference
-from trimtab_pipelines.cluster import COMPONENT, GROUP, MANAGED_BY, OPERATOR_MANAGER, PIPELINE_LABEL
+from trimtab_pipelines.kubernetes_names import COMPONENT, GROUP, MANAGED_BY, OPERATOR_MANAGER, PIPELINE_LABEL
 from trimtab_pipelines.spec import InferencePipeline
 
 ROUTER = "router"

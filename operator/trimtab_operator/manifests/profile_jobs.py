@@ -8,7 +8,7 @@ then: that is the retry.
 from trimtab_kubernetes.objects import Object, fingerprint
 from trimtab_operator.manifests.hosting_sets import CACHE_FOLDER, memory_bytes
 from trimtab_operator.manifests.objects import PROFILER, TEMPLATE_HASH, labels, owned
-from trimtab_operator.manifests.pods import (
+from trimtab_operator.manifests.pod_spec import (
     credentials,
     image_pull_secrets,
     placement,
@@ -21,7 +21,7 @@ from trimtab_operator.manifests.pods import (
 )
 from trimtab_operator.manifests.routers import FOLDER, PIPELINE_FILE, role_binding
 from trimtab_operator.settings import Settings
-from trimtab_pipelines.cluster import profile_job_name, profiler_name, router_name
+from trimtab_pipelines.kubernetes_names import profile_job_name, profiler_name, router_name
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, ProfileTask
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.variants import Variant

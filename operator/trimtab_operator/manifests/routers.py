@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 
 from trimtab_kubernetes.objects import Object, fingerprint
-from trimtab_operator.manifests.edge import (
+from trimtab_operator.manifests.envoy_sidecar import (
     JWKS_FOLDER,
     SETTINGS_FILE,
     SOCKETS,
@@ -16,9 +16,9 @@ from trimtab_operator.manifests.edge import (
     edge_volumes,
 )
 from trimtab_operator.manifests.hosting_sets import disruption_budget
-from trimtab_operator.manifests.identity import guard_files, identity_mounts, identity_volumes
+from trimtab_operator.manifests.mutual_tls import guard_files, identity_mounts, identity_volumes
 from trimtab_operator.manifests.objects import ROUTER, labels, owned, uid_of
-from trimtab_operator.manifests.pods import (
+from trimtab_operator.manifests.pod_spec import (
     image_pull_secrets,
     pod,
     probe,
@@ -26,11 +26,12 @@ from trimtab_operator.manifests.pods import (
     scratch,
     security_of_container,
     security_of_pod,
-    time_to_stop,
+    termination_grace,
     variables,
 )
 from trimtab_operator.settings import Settings
-from trimtab_pipelines.cluster import (
+from trimtab_pipelines.documents import dump_yaml
+from trimtab_pipelines.kubernetes_names import (
     ADMIN_PORT_NAME,
     COMPONENT,
     GROUP,
@@ -42,11 +43,10 @@ from trimtab_pipelines.cluster import (
     router_admin_name,
     router_name,
 )
-from trimtab_pipelines.documents import dump_yaml
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.router_state import WELCOME_PATH
-from trimtab_pipelines.samples import DRAWN_BY
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.synthetic_inputs import DRAWN_BY
 
 ROUTER_ROLE = "trimtab-router"
 FOLDER = "/etc/trimtab"
@@ -164,7 +164,7 @@ def _deployment(pipeline: InferencePipeline, settings: Settings) -> Object:
             }
         ],
         **image_pull_secrets(settings),
-        **time_to_stop(pipeline.spec.slo),
+        **termination_grace(pipeline.spec.slo),
     )
     template["metadata"]["annotations"] = {PIPELINE_HASH: pipeline_hash(pipeline, settings)}
     return owned(

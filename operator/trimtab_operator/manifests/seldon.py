@@ -8,14 +8,14 @@ from trimtab_kubernetes.objects import Object, fingerprint
 from trimtab_operator.manifests.hosting_sets import marks_of, template, variant_labels
 from trimtab_operator.manifests.objects import TEMPLATE_HASH, owned
 from trimtab_operator.settings import Settings
-from trimtab_pipelines.cluster import hosting_set_name
-from trimtab_pipelines.hosting import HostingGroup
+from trimtab_pipelines.kubernetes_names import hosting_set_name
+from trimtab_pipelines.replica_groups import ReplicaGroup
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 
 
 def seldon_deployment(
-    pipeline: InferencePipeline, stage: Stage, group: HostingGroup, settings: Settings, *, replicas: int
+    pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, settings: Settings, *, replicas: int
 ) -> Object:
     """A SeldonDeployment of one predictor, a single model that speaks the V2 protocol."""
     marks = marks_of(pipeline, stage, group) | variant_labels(group)

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from trimtab_pipelines.cluster import GROUP, VERSION
+from trimtab_pipelines.kubernetes_names import GROUP, VERSION
 from trimtab_pipelines.plan import PipelinePlan, PipelinePlanSpec
 from trimtab_pipelines.profile import ModelProfile, ModelProfileSpec
 from trimtab_pipelines.rendering.crd_schema import structural, validations

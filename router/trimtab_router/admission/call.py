@@ -4,10 +4,10 @@ import re
 from dataclasses import dataclass
 
 from trimtab_protocol import InferRequest
-from trimtab_protocol.text import header_value
-from trimtab_router.admission.budget import Reservation
-from trimtab_router.admission.checks import Admitted
-from trimtab_router.course import Listener
+from trimtab_protocol.sanitize import header_value
+from trimtab_router.admission.memory_budget import Reservation
+from trimtab_router.admission.validation import ValidatedRequest
+from trimtab_router.execution.executor import Listener
 
 _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 
@@ -27,7 +27,7 @@ class Call:
     deadline_seconds: float | None = None
     request_id: str = ""
     trace_parent: str = ""
-    admitted: Admitted | None = None
+    admitted: ValidatedRequest | None = None
     reservation: Reservation | None = None
     listener: Listener | None = None
 

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from trimtab_pipelines.router_state import HISTORY_SECONDS, LOAD_PATH, STATE_PATH, TASKS_PATH, WELCOME_PATH, Told
-from trimtab_router.ingress.audit import AdminCall, Audit
-from trimtab_router.ingress.json_answers import json_response
-from trimtab_router.ingress.registry import Registry
+from trimtab_pipelines.router_state import HISTORY_SECONDS, LOAD_PATH, STATE_PATH, TASKS_PATH, WELCOME_PATH, _StateModel
+from trimtab_router.ingress.audit_log import AdminAuditLog, AdminCall
+from trimtab_router.ingress.http_responses import json_response
+from trimtab_router.ingress.task_api import TaskApi
 from trimtab_router.router import Router
 
 AUDIT_LOG = "trimtab_router.audit"
@@ -35,12 +35,12 @@ class AdminIngress:
     """
 
     def __init__(
-        self, router: Router, catch_up: Callable[[], Awaitable[object]], registry: Registry | None = None
+        self, router: Router, catch_up: Callable[[], Awaitable[object]], registry: TaskApi | None = None
     ) -> None:
         self._router = router
-        self._registry = registry or Registry(router)
+        self._registry = registry or TaskApi(router)
         self._catch_up = catch_up
-        self._audit = Audit()
+        self._audit = AdminAuditLog()
         self._routes: dict[str, _Route] = {
             "/v2/health/live": self._live,
             "/v2/health/ready": self._ready,
@@ -107,5 +107,5 @@ class AdminIngress:
         return json_response({"welcome": welcome}, 200 if welcome else 503)
 
 
-def _told(content: Told) -> web.Response:
+def _told(content: _StateModel) -> web.Response:
     return web.Response(body=content.model_dump_json().encode(), content_type="application/json")

@@ -17,16 +17,16 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from google.protobuf.message import DecodeError
 
-from trimtab_pipelines.codes import Code
+from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_protocol import Buffer, Parameters, grpc_messages
 from trimtab_protocol.extensions import REASON_HEADER, STAGE_HEADER
-from trimtab_protocol.text import told
-from trimtab_router.admission.budget import Reservation
-from trimtab_router.admission.checks import check_model
+from trimtab_protocol.sanitize import printable
+from trimtab_router.admission.memory_budget import Reservation
+from trimtab_router.admission.validation import check_model
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
-from trimtab_router.ingress.answering import read_in_time
-from trimtab_router.ingress.body import Unpacking, read_body
-from trimtab_router.ingress.receiving import Described, client, cut, receive, request_id
+from trimtab_router.ingress.request_body import Decompression, read_body
+from trimtab_router.ingress.request_parsing import ParsedHeader, client, client_disconnected, parse_call, request_id
+from trimtab_router.ingress.slow_reader import require_timely_read
 from trimtab_router.refusal import Refusal, failure, invalid
 from trimtab_router.router import Router
 
@@ -35,19 +35,19 @@ log = logging.getLogger(__name__)
 CONTENT_TYPE = "application/grpc"
 MESSAGE_PREFIX_BYTES = 5
 _STATUS = {  # https://grpc.github.io/grpc/core/md_doc_statuscodes.html
-    Code.CANCELLED: 1,
-    Code.INVALID_ARGUMENT: 3,
-    Code.DEADLINE_EXCEEDED: 4,
-    Code.REQUEST_TIMEOUT: 4,
-    Code.NOT_FOUND: 5,
-    Code.PERMISSION_DENIED: 7,
-    Code.RESOURCE_EXHAUSTED: 8,
-    Code.PAYLOAD_TOO_LARGE: 8,
-    Code.METHOD_NOT_ALLOWED: 12,
-    Code.UNIMPLEMENTED: 12,
-    Code.INTERNAL: 13,
-    Code.UNAVAILABLE: 14,
-    Code.UNAUTHENTICATED: 16,
+    ErrorCode.CANCELLED: 1,
+    ErrorCode.INVALID_ARGUMENT: 3,
+    ErrorCode.DEADLINE_EXCEEDED: 4,
+    ErrorCode.REQUEST_TIMEOUT: 4,
+    ErrorCode.NOT_FOUND: 5,
+    ErrorCode.PERMISSION_DENIED: 7,
+    ErrorCode.RESOURCE_EXHAUSTED: 8,
+    ErrorCode.PAYLOAD_TOO_LARGE: 8,
+    ErrorCode.METHOD_NOT_ALLOWED: 12,
+    ErrorCode.UNIMPLEMENTED: 12,
+    ErrorCode.INTERNAL: 13,
+    ErrorCode.UNAVAILABLE: 14,
+    ErrorCode.UNAUTHENTICATED: 16,
 }
 _UNIMPLEMENTED = 12
 _INFER = grpc_messages.method_path("ModelInfer")
@@ -57,7 +57,7 @@ _TIMEOUT_SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n":
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GrpcAnswer:
     """How a call ends: a gRPC status with its words, trailing metadata and, where there is one, the message."""
 
     status: int = 0
@@ -66,7 +66,7 @@ class Answer:
     message: bytes | None = None
 
 
-_Method = Callable[[bytes], Answer]
+_Method = Callable[[bytes], GrpcAnswer]
 
 
 def is_call(request: web.BaseRequest) -> bool:
@@ -102,57 +102,57 @@ class GrpcIngress:
         except ConnectionError:
             raise
         except Exception:
-            log.exception("a call of %s failed", told(request.path, 200))
+            log.exception("a call of %s failed", printable(request.path, 200))
             return GrpcResponse(_refused(failure("InternalError", "the call failed", request_id(request))))
 
-    async def _told(self, request: web.BaseRequest) -> Answer:
+    async def _told(self, request: web.BaseRequest) -> GrpcAnswer:
         method = self._methods.get(request.path)
         if method is None:
-            return Answer(_UNIMPLEMENTED, f"no method {request.path}; this is {grpc_messages.SERVICE}")
+            return GrpcAnswer(_UNIMPLEMENTED, f"no method {request.path}; this is {grpc_messages.SERVICE}")
         with self._router.budget.reservation() as reservation:
             return method(bytes(await self._message(request, reservation, _MAX_QUESTION_BYTES)))
 
-    def _server_live(self, _: bytes) -> Answer:
+    def _server_live(self, _: bytes) -> GrpcAnswer:
         return _encoded("ServerLive", live=True)
 
-    def _server_ready(self, _: bytes) -> Answer:
+    def _server_ready(self, _: bytes) -> GrpcAnswer:
         return _encoded("ServerReady", ready=self._router.ready)
 
-    def _server_metadata(self, _: bytes) -> Answer:
+    def _server_metadata(self, _: bytes) -> GrpcAnswer:
         return _encoded("ServerMetadata", name=SERVER_NAME, version=SERVER_VERSION, extensions=EXTENSIONS)
 
-    def _model_ready(self, message: bytes) -> Answer:
+    def _model_ready(self, message: bytes) -> GrpcAnswer:
         asked = _parse("ModelReady", message)
         check_model(self._router.pipeline.name, asked.name, asked.version)
         return _encoded("ModelReady", ready=self._router.ready)
 
-    def _model_metadata(self, message: bytes) -> Answer:
+    def _model_metadata(self, message: bytes) -> GrpcAnswer:
         asked = _parse("ModelMetadata", message)
         check_model(self._router.pipeline.name, asked.name, asked.version)
         metadata = model_metadata(self._router.pipeline)
         if "parameters" in metadata:
             metadata["parameters"] = _common(metadata["parameters"])
-        return Answer(message=grpc_messages.metadata_to_message(metadata).SerializeToString())
+        return GrpcAnswer(message=grpc_messages.metadata_to_message(metadata).SerializeToString())
 
     async def _infer(self, request: web.BaseRequest) -> web.StreamResponse:
         router, arrived_at = self._router, time.monotonic()
         with await router.visit(arrived_at, client(request)) as reservation:
-            call = await receive(router, request, reservation, arrived_at, partial(self._describe, request))
+            call = await parse_call(router, request, reservation, arrived_at, partial(self._describe, request))
             response = await router.infer(call)
             reservation.answered()
             response = replace(response, parameters=_common(response.parameters))
             message = grpc_messages.response_to_message(response).SerializeToString()
             trailing = _identity(call.request_id)
             del call, response  # while the answer waits for its reader it is all there is
-            reservation.deliver(len(message), partial(cut, request))
-            answer = GrpcResponse(Answer(trailing=trailing, message=message))
+            reservation.deliver(len(message), partial(client_disconnected, request))
+            answer = GrpcResponse(GrpcAnswer(trailing=trailing, message=message))
             await answer.prepare(request)
             return answer
 
-    async def _describe(self, request: web.BaseRequest, reservation: Reservation) -> Described:
+    async def _describe(self, request: web.BaseRequest, reservation: Reservation) -> ParsedHeader:
         limits, deadline_seconds = self._router.limits, _deadline_seconds(request.headers)
         message = await self._message(request, reservation, limits.max_payload_bytes)
-        return Described(grpc_messages.read_request(message, limits.json_bytes), deadline_seconds)
+        return ParsedHeader(grpc_messages.read_request(message, limits.json_bytes), deadline_seconds)
 
     async def _message(self, request: web.BaseRequest, reservation: Reservation, most_bytes: int) -> Buffer:
         """The one message of a unary call, unpacked."""
@@ -163,7 +163,7 @@ class GrpcIngress:
         if not body[0]:
             return message
         encoding = request.headers.get("grpc-encoding", "")
-        unpacking = Unpacking(told(encoding, 100), "the message", reservation, most_bytes)
+        unpacking = Decompression(printable(encoding, 100), "the message", reservation, most_bytes)
         await unpacking.feed(message)
         return unpacking.finished()
 
@@ -171,7 +171,7 @@ class GrpcIngress:
 class GrpcResponse(web.StreamResponse):
     """An answer on its way to the door, written by hand: HTTP/1.1 trailers are nothing aiohttp writes."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: GrpcAnswer) -> None:
         super().__init__()
         self._answer = answer
         self._written = False
@@ -190,18 +190,18 @@ class GrpcResponse(web.StreamResponse):
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the door closed the connection")
         transport.writelines(written(self._answer))
-        await read_in_time(request, request.writer.drain())
+        await require_timely_read(request, request.writer.drain())
         return request.writer
 
     async def write_eof(self, data: bytes = b"") -> None:
         """Nothing is left to write."""
 
 
-def written(answer: Answer) -> list[bytes]:
+def written(answer: GrpcAnswer) -> list[bytes]:
     """The bytes of an answer in HTTP/1.1."""
     fields = [("grpc-status", str(answer.status)), *answer.trailing]
     if answer.details:
-        fields.insert(1, ("grpc-message", _percent_encoded(told(answer.details))))
+        fields.insert(1, ("grpc-message", _percent_encoded(printable(answer.details))))
     lines = "".join(f"{name}: {value}\r\n" for name, value in fields).encode("ascii")
     if answer.message is None:
         return [_HEAD + b"content-length: 0\r\n" + lines + b"\r\n"]
@@ -237,17 +237,17 @@ def _identity(named: str) -> tuple[tuple[str, str], ...]:
     return (("x-request-id", named),) if named else ()
 
 
-def _encoded(method: str, **fields: Any) -> Answer:
-    return Answer(message=grpc_messages.response_class(method)(**fields).SerializeToString())
+def _encoded(method: str, **fields: Any) -> GrpcAnswer:
+    return GrpcAnswer(message=grpc_messages.response_class(method)(**fields).SerializeToString())
 
 
-def _refused(refusal: Refusal) -> Answer:
+def _refused(refusal: Refusal) -> GrpcAnswer:
     trailing = [(REASON_HEADER, refusal.reason)]
     if refusal.stage:
         trailing.append((STAGE_HEADER, refusal.stage))
     if refusal.retry_after_seconds is not None:
         trailing.append(("grpc-retry-pushback-ms", str(int(refusal.retry_after_seconds * 1000))))
-    return Answer(_STATUS[refusal.code], refusal.message, tuple(trailing))
+    return GrpcAnswer(_STATUS[refusal.code], refusal.message, tuple(trailing))
 
 
 def _percent_encoded(text: str) -> str:

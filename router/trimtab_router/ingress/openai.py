@@ -13,24 +13,24 @@ from secrets import token_hex
 
 from aiohttp import web
 
-from trimtab_pipelines.chat import Chat as ChatSettings
-from trimtab_pipelines.codes import Code
+from trimtab_pipelines.chat_settings import ChatSettings
+from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_protocol import InferRequest, Tensor
-from trimtab_protocol.chat import answering
-from trimtab_protocol.chat.answering import Choice, Heading
-from trimtab_protocol.chat.asking import Asked
+from trimtab_protocol.chat import openai_responses
+from trimtab_protocol.chat.chat_parser import ImageInput, checked_file, decoded, parse_chat
 from trimtab_protocol.chat.errors import InvalidChat
-from trimtab_protocol.chat.inner import IMAGES, OPTIONS, LastPiece, Piece, answers_of, options_of, tensors_of
-from trimtab_protocol.chat.reading import Shown, checked_file, decoded, read_chat
+from trimtab_protocol.chat.internal_wire import IMAGES, OPTIONS, Chunk, LastChunk, answers_of, options_of, tensors_of
+from trimtab_protocol.chat.openai_requests import ChatRequest
+from trimtab_protocol.chat.openai_responses import Choice, ResponseHeader
 from trimtab_protocol.extensions import REASON_HEADER, STAGE_HEADER
+from trimtab_protocol.sanitize import printable
 from trimtab_protocol.tensors import Array
-from trimtab_protocol.text import told
-from trimtab_router.admission.budget import Reservation
 from trimtab_router.admission.call import Call
-from trimtab_router.ingress.body import read_body
-from trimtab_router.ingress.fetching import Fetcher
-from trimtab_router.ingress.receiving import client, cut, request_id
-from trimtab_router.ingress.telling import Teller, error_of
+from trimtab_router.admission.memory_budget import Reservation
+from trimtab_router.ingress.image_fetcher import ImageFetcher
+from trimtab_router.ingress.request_body import read_body
+from trimtab_router.ingress.request_parsing import client, client_disconnected, request_id
+from trimtab_router.ingress.sse import SseWriter, sse_error
 from trimtab_router.refusal import Refusal, failure, invalid, malformed, not_found, wrong_method
 from trimtab_router.router import Router
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 PREFIX = "/v1/"
 _CHAT, _MODELS = "/v1/chat/completions", "/v1/models"
-_HOPELESS = frozenset({Code.DEADLINE_EXCEEDED, Code.INTERNAL, Code.UNIMPLEMENTED})
+_HOPELESS = frozenset({ErrorCode.DEADLINE_EXCEEDED, ErrorCode.INTERNAL, ErrorCode.UNIMPLEMENTED})
 """What clients need not try again: they would by themselves, twice."""
 
 
@@ -46,9 +46,9 @@ _HOPELESS = frozenset({Code.DEADLINE_EXCEEDED, Code.INTERNAL, Code.UNIMPLEMENTED
 class _Received:
     """A chat that was read: what is asked, its call, and what its answer is headed with."""
 
-    asked: Asked
+    asked: ChatRequest
     call: Call
-    heading: Heading
+    heading: ResponseHeader
 
 
 class OpenAiIngress:
@@ -58,7 +58,7 @@ class OpenAiIngress:
         self._router = router
         self._settings: ChatSettings | None = router.pipeline.spec.chats
         self._created = int(time.time())
-        self._fetcher = Fetcher(self._settings.images) if self._settings is not None else None
+        self._fetcher = ImageFetcher(self._settings.images) if self._settings is not None else None
         self._inputs = {each.name: each.datatype for each in router.pipeline.spec.inputs}
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -76,9 +76,9 @@ class OpenAiIngress:
         except ConnectionError:
             raise
         except web.HTTPException as error:
-            return _json(answering.error(error.status, error.text or error.reason), error.status)
+            return _json(openai_responses.error(error.status, error.text or error.reason), error.status)
         except Exception:
-            log.exception("%s %s failed", told(request.method, 100), told(request.path, 200))
+            log.exception("%s %s failed", printable(request.method, 100), printable(request.path, 200))
             return _refused(request, failure("InternalError", "the request failed", request_id(request)))
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -88,14 +88,14 @@ class OpenAiIngress:
             if request.method != "POST":
                 raise self._router.accounts.turned_away(wrong_method(f"{_CHAT} takes POST"))
             return await self._chat(request)
-        own = answering.model(name, self._created)
+        own = openai_responses.model(name, self._created)
         if path == _MODELS:
-            return _json(answering.models([own] if self._settings is not None else []))
+            return _json(openai_responses.models([own] if self._settings is not None else []))
         if path == f"{_MODELS}/{name}" and self._settings is not None:
             return _json(own)
         if path.startswith(f"{_MODELS}/"):
             raise _unknown(path.rpartition("/")[2], name)
-        raise self._router.accounts.turned_away(not_found(f"nothing at {told(path, 100)}; try {_CHAT}"))
+        raise self._router.accounts.turned_away(not_found(f"nothing at {printable(path, 100)}; try {_CHAT}"))
 
     async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
         router, arrived_at = self._router, time.monotonic()
@@ -113,18 +113,18 @@ class OpenAiIngress:
             headers = {"x-request-id": chat.call.request_id}
             if chat.asked.dry_run:
                 took = await router.count(chat.call)
-                return _json(answering.counted(chat.heading, took), headers=headers)
+                return _json(openai_responses.counted(chat.heading, took), headers=headers)
             if chat.asked.streams:
-                return await Teller(router, request, headers).tell(chat.asked, chat.call, chat.heading)
+                return await SseWriter(router, request, headers).tell(chat.asked, chat.call, chat.heading)
             return await self._whole(request, chat, reservation, headers)
 
     async def _whole(
         self, request: web.BaseRequest, chat: _Received, reservation: Reservation, headers: dict[str, str]
     ) -> web.StreamResponse:
-        pieces: dict[int, list[Piece]] = {}
+        pieces: dict[int, list[Chunk]] = {}
 
-        def hear(row: int, piece: Piece | LastPiece) -> None:
-            if isinstance(piece, Piece):
+        def hear(row: int, piece: Chunk | LastChunk) -> None:
+            if isinstance(piece, Chunk):
                 pieces.setdefault(row, []).append(piece)
 
         # Who listens gets no second answer, so nobody does who need not.
@@ -132,17 +132,17 @@ class OpenAiIngress:
         response = await self._router.infer(call)
         outputs = {tensor.name: tensor.array for tensor in response.outputs}
         choices = [Choice(answer, pieces.get(row)) for row, answer in enumerate(answers_of(outputs))]
-        body = json.dumps(answering.completion(chat.heading, choices), ensure_ascii=False).encode()
-        reservation.deliver(len(body), lambda: cut(request))
+        body = json.dumps(openai_responses.completion(chat.heading, choices), ensure_ascii=False).encode()
+        reservation.deliver(len(body), lambda: client_disconnected(request))
         return web.Response(body=body, content_type="application/json", headers=headers)
 
     async def _receive(self, request: web.BaseRequest, reservation: Reservation, arrived_at: float) -> _Received:
         """Read a chat; raises InvalidChat or Refusal, not counted yet."""
         router, settings = self._router, self._settings
         if settings is None:
-            raise Refusal(Code.NOT_FOUND, "NoChats", f"{router.pipeline.name} answers no chats; use /v2")
+            raise Refusal(ErrorCode.NOT_FOUND, "NoChats", f"{router.pipeline.name} answers no chats; use /v2")
         body = await read_body(request, reservation, router.limits.max_payload_bytes, router.body_seconds)
-        chat = read_chat(body, router.limits.json_bytes, settings.images)
+        chat = parse_chat(body, router.limits.json_bytes, settings.images)
         if chat.asked.model != router.pipeline.name:
             raise _unknown(chat.asked.model, router.pipeline.name)
         if chat.images and IMAGES not in self._inputs:
@@ -159,10 +159,10 @@ class OpenAiIngress:
                 trace_parent=request.headers.get("traceparent", ""),
                 reservation=reservation,
             ),
-            Heading(f"chatcmpl-{given}", router.pipeline.name, int(time.time())),
+            ResponseHeader(f"chatcmpl-{given}", router.pipeline.name, int(time.time())),
         )
 
-    async def _file(self, file: bytes | Shown, reservation: Reservation) -> bytes:
+    async def _file(self, file: bytes | ImageInput, reservation: Reservation) -> bytes:
         if isinstance(file, bytes):
             return file
         assert self._fetcher is not None  # noqa: S101 - there are settings
@@ -170,7 +170,7 @@ class OpenAiIngress:
         fetched = await self._fetcher.fetch(file.address, file.field, reservation)
         return checked_file(fetched, file.field, self._settings.images)
 
-    def _request(self, asked: Asked, files: Sequence[bytes], tenant: str, given: str) -> InferRequest:
+    def _request(self, asked: ChatRequest, files: Sequence[bytes], tenant: str, given: str) -> InferRequest:
         options = options_of(asked, tenant=tenant)
         tensors: dict[str, Array] = tensors_of(asked, files, options)
         if OPTIONS not in self._inputs:
@@ -183,7 +183,7 @@ class OpenAiIngress:
 
 
 def _unknown(model: str, name: str) -> Refusal:
-    return Refusal(Code.NOT_FOUND, "UnknownModel", f"unknown model {model!r}; this router serves {name!r}")
+    return Refusal(ErrorCode.NOT_FOUND, "UnknownModel", f"unknown model {model!r}; this router serves {name!r}")
 
 
 def _json(content: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
@@ -192,7 +192,7 @@ def _json(content: object, status: int = 200, headers: dict[str, str] | None = N
 
 
 def _refused(request: web.BaseRequest, refusal: Refusal) -> web.Response:
-    response = _json(error_of(refusal), refusal.code.value)
+    response = _json(sse_error(refusal), refusal.code.value)
     response.headers[REASON_HEADER] = refusal.reason
     response.headers["x-request-id"] = request_id(request)
     if refusal.stage:

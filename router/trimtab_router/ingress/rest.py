@@ -15,14 +15,14 @@ from aiohttp import web
 
 from trimtab_protocol import Buffer, InferResponse, ProtocolError, rest
 from trimtab_protocol.extensions import REASON_HEADER, STAGE_HEADER
-from trimtab_protocol.text import told
-from trimtab_router.admission.budget import Reservation
+from trimtab_protocol.sanitize import printable
 from trimtab_router.admission.call import Call
-from trimtab_router.admission.checks import check_model
+from trimtab_router.admission.memory_budget import Reservation
+from trimtab_router.admission.validation import check_model
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
-from trimtab_router.ingress.answering import read_in_time
-from trimtab_router.ingress.body import read_body, too_large
-from trimtab_router.ingress.receiving import Described, client, cut, receive, request_id
+from trimtab_router.ingress.request_body import read_body, too_large
+from trimtab_router.ingress.request_parsing import ParsedHeader, client, client_disconnected, parse_call, request_id
+from trimtab_router.ingress.slow_reader import require_timely_read
 from trimtab_router.refusal import Refusal, failure, malformed, not_found, wrong_method
 from trimtab_router.router import Router
 
@@ -65,7 +65,7 @@ class RestIngress:
         except web.HTTPException as error:
             return _json({"error": error.text or error.reason}, error.status)
         except Exception:
-            log.exception("%s %s failed", told(request.method, 100), told(request.path, 200))
+            log.exception("%s %s failed", printable(request.method, 100), printable(request.path, 200))
             return _refused(request, failure("InternalError", "the request failed", request_id(request)))
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -105,19 +105,21 @@ class RestIngress:
         router, arrived_at = self._router, time.monotonic()
         describe = partial(self._describe, request, name, version)
         with await router.visit(arrived_at, client(request)) as reservation:
-            call = await receive(router, request, reservation, arrived_at, describe)
+            call = await parse_call(router, request, reservation, arrived_at, describe)
             response = await router.infer(call)
             reservation.answered()
             buffers, headers = self._encode(call, response)
             del call, response  # while the answer waits for its reader it is all there is
-            reservation.deliver(sum(map(_size, buffers)), partial(cut, request))
+            reservation.deliver(sum(map(_size, buffers)), partial(client_disconnected, request))
             return await _send(request, buffers, headers)
 
-    async def _describe(self, request: web.BaseRequest, name: str, version: str, reservation: Reservation) -> Described:
+    async def _describe(
+        self, request: web.BaseRequest, name: str, version: str, reservation: Reservation
+    ) -> ParsedHeader:
         check_model(self._router.pipeline.name, name, version)
         written = request.headers.get(rest.HEADER_LENGTH)
         body = await self._read_body(request, reservation, written)
-        return Described(rest.read_request(name, body, written, model_version=version))
+        return ParsedHeader(rest.read_request(name, body, written, model_version=version))
 
     async def _read_body(
         self, request: web.BaseRequest, reservation: Reservation, header_length: str | None
@@ -163,7 +165,7 @@ async def _send(request: web.BaseRequest, buffers: Sequence[Buffer], headers: di
     for buffer in buffers:
         view = memoryview(buffer).cast("B")
         for begins in range(0, view.nbytes, _WRITTEN_BYTES):
-            await read_in_time(request, response.write(view[begins : begins + _WRITTEN_BYTES]))
+            await require_timely_read(request, response.write(view[begins : begins + _WRITTEN_BYTES]))
     await response.write_eof()
     return response
 

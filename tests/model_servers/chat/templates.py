@@ -6,9 +6,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE, get_image_prompt_string
 
-from trimtab_model_servers.chat.kit import Rows
-from trimtab_model_servers.families.published_shapes import SHAPES
-from trimtab_model_servers.families.published_speech import spelled_out
+from trimtab_model_servers.chat.interfaces import Rows
+from trimtab_model_servers.families.hf_chat_tokenizer import byte_tokenizer
+from trimtab_model_servers.families.hf_vlm_configs import SHAPES
 
 IMAGE = "\ue000"
 """Stands for an image in a rendered chat."""
@@ -61,7 +61,7 @@ TEMPLATES = {
 def by_template(name: str, messages: list[dict[str, Any]], rows: Sequence[Rows]) -> tuple[list[int], list[int]]:
     """A chat as a tiny model's bytes, images of such rows as their placeholders; and where each image begins."""
     shape = SHAPES[name]("tiny")
-    renderer = PreTrainedTokenizerFast(tokenizer_object=spelled_out(320))
+    renderer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(320))
     told: Any = {"chat_template": TEMPLATES[name], "tokenize": False, "add_generation_prompt": True}
     first, *others = str(renderer.apply_chat_template(messages, **told)).split(IMAGE)
     ids, starts = list(first.encode()), []

@@ -9,11 +9,11 @@ import pytest
 
 from tests.model_servers.chat.asking import Asker, a_chat, a_chat_spec
 from tests.model_servers.conftest import Replica, serve
-from trimtab_model_servers.chat.hosted import HostedWriter
+from trimtab_model_servers.chat.chat_model import ChatModel
 from trimtab_model_servers.data_port import DataPort
-from trimtab_model_servers.engine.core import Core
-from trimtab_model_servers.host import Host
+from trimtab_model_servers.engine.core import EngineCore
 from trimtab_model_servers.loading import load
+from trimtab_model_servers.model_registry import ModelRegistry
 from trimtab_model_servers.settings import write_models
 from trimtab_protocol import InferRequest
 
@@ -21,7 +21,7 @@ SMALL = {"slots": 4, "slot_tokens": 400, "step_tokens": 40}
 FATAL_TOKENS = 13
 
 
-class Mortal(Core):
+class Mortal(EngineCore):
     """An engine that fails itself over a request for so many tokens."""
 
     def submit(self, request: Any, *given: Any) -> None:
@@ -40,9 +40,9 @@ class Mortal(Core):
 
 def serve_mortal(folder: str, connection: Connection) -> None:
     """Run a replica whose engine may fail itself."""
-    from trimtab_model_servers.chat import hosted  # noqa: PLC0415  (in the forked child alone)
+    from trimtab_model_servers.chat import chat_model  # noqa: PLC0415  (in the forked child alone)
 
-    vars(hosted)["Core"] = Mortal
+    vars(chat_model)["Core"] = Mortal
     serve(folder, connection)
 
 
@@ -52,8 +52,8 @@ def fatal() -> InferRequest:
 
 
 async def test_where_an_engine_failed_itself_nobody_is_told_to_come(monkeypatch, fatal):
-    monkeypatch.setattr("trimtab_model_servers.chat.hosted.Core", Mortal)
-    host = Host(expected={"whole"})
+    monkeypatch.setattr("trimtab_model_servers.chat.chat_model.Core", Mortal)
+    host = ModelRegistry(expected={"whole"})
     port = DataPort(host)
     address = f"http://127.0.0.1:{await port.start('127.0.0.1', 0)}/v2"
     model = await host.worker.run(lambda: load(a_chat_spec("whole", parameters=SMALL), host.worker))
@@ -74,7 +74,7 @@ async def test_where_an_engine_failed_itself_nobody_is_told_to_come(monkeypatch,
             assert "ZeroDivisionError" in host.broken["whole"]
     finally:
         await port.stop()
-        await cast("HostedWriter", model).close()
+        await cast("ChatModel", model).close()
         host.worker.close()
 
 

@@ -4,23 +4,23 @@ import asyncio
 
 import pytest
 
-from trimtab_model_servers.chat.coming import Coming
-from trimtab_model_servers.chat.pulling import ImageRefusal
-from trimtab_model_servers.chat.words import read_arrived, read_shared
+from trimtab_model_servers.chat.embedding_client import ImageRefusal
+from trimtab_model_servers.chat.messages import read_arrived, read_shared
+from trimtab_model_servers.chat.pending_images import PendingImages
 from trimtab_model_servers.errors import RefusalError
-from trimtab_protocol.chat.references import Arrived, Reference
+from trimtab_protocol.chat.embedding_refs import ArrivedImage, EmbeddingRef
 
 URL = "http://encoder:9000/v2/models/encode/embeddings/a-0"
-ANNOUNCED = Reference(url="awaited:", rows=4, digest="d")
+ANNOUNCED = EmbeddingRef(url="awaited:", rows=4, digest="d")
 
 
-def arrived(image: int, **changes) -> Arrived:
-    return Arrived(**{"image": image, "url": URL, "rows": 4, "digest": "d"} | changes)
+def arrived(image: int, **changes) -> ArrivedImage:
+    return ArrivedImage(**{"image": image, "url": URL, "rows": 4, "digest": "d"} | changes)
 
 
 @pytest.mark.parametrize("before", [False, True])
 async def test_who_waits_is_told_whichever_comes_first(before):
-    coming = Coming()
+    coming = PendingImages()
     if before:
         coming.tell("chat", [arrived(3)])
     waiting = asyncio.create_task(coming.wait("chat", 3, ANNOUNCED))
@@ -34,7 +34,7 @@ async def test_who_waits_is_told_whichever_comes_first(before):
 
 @pytest.mark.parametrize("other", [{"rows": 5}, {"digest": "e"}])
 async def test_an_image_that_is_not_what_was_announced_is_refused_by_its_number(other):
-    coming = Coming()
+    coming = PendingImages()
     coming.tell("chat", [arrived(3, **other)])
     with pytest.raises(ImageRefusal, match=r"image 3: it is .*; announced were 4 rows, 'd'"):
         await coming.wait("chat", 3, ANNOUNCED)
@@ -42,7 +42,7 @@ async def test_an_image_that_is_not_what_was_announced_is_refused_by_its_number(
 
 
 async def test_who_waits_in_vain_is_told_so_and_nothing_is_left():
-    coming = Coming(seconds=0.02)
+    coming = PendingImages(seconds=0.02)
     with pytest.raises(ImageRefusal, match="image 1"):
         await coming.wait("chat", 1, ANNOUNCED)
     left = asyncio.create_task(coming.wait("other", 1, ANNOUNCED))

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from trimtab_model_servers.chat import promises
-from trimtab_model_servers.chat.encoding import EmbeddingCache, Encoded, Encoding, Limits
-from trimtab_model_servers.chat.images import Header
-from trimtab_model_servers.chat.kept import Held, Kept
-from trimtab_model_servers.chat.kit import Rows
+from trimtab_model_servers.batch_worker import BatchWorker
+from trimtab_model_servers.chat import keyed_futures
+from trimtab_model_servers.chat.embedding_store import EmbeddingStore, StoredEmbedding
+from trimtab_model_servers.chat.encoder_scheduler import EmbeddingCache, Encoded, EncoderScheduler, Limits
+from trimtab_model_servers.chat.image_decoder import Header
+from trimtab_model_servers.chat.interfaces import Rows
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.worker import BatchWorker
 from trimtab_pipelines.image_tokens import ImageTokens, OneTile
 
 ROW_BYTES = 4 * 2
@@ -56,10 +56,10 @@ async def eye() -> Eye:
 
 
 @pytest.fixture
-async def encoding(eye: Eye) -> AsyncIterator[Encoding]:
+async def encoding(eye: Eye) -> AsyncIterator[EncoderScheduler]:
     worker = BatchWorker()
     with ThreadPoolExecutor(1) as openers:
-        yield Encoding(eye, worker, openers, Limits(batch_images=4, cache_bytes=2 * 3 * ROW_BYTES))
+        yield EncoderScheduler(eye, worker, openers, Limits(batch_images=4, cache_bytes=2 * 3 * ROW_BYTES))
     worker.close()
 
 
@@ -69,7 +69,7 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def hold(eye: Eye, encoding: Encoding, file: bytes) -> "asyncio.Task[Tensor]":
+async def hold(eye: Eye, encoding: EncoderScheduler, file: bytes) -> "asyncio.Task[Tensor]":
     """Have an image encoded that is not done before the gate opens."""
     eye.gate.clear()
     held = show(encoding, file)
@@ -77,14 +77,14 @@ async def hold(eye: Eye, encoding: Encoding, file: bytes) -> "asyncio.Task[Tenso
     return held
 
 
-def show(encoding: Encoding, file: bytes, tenant: str = "") -> "asyncio.Task[Tensor]":
+def show(encoding: EncoderScheduler, file: bytes, tenant: str = "") -> "asyncio.Task[Tensor]":
     async def rows() -> Tensor:
         return (await encoding.encode(file, Header(1, 1, str(file)), tenant)).rows
 
     return asyncio.create_task(rows())
 
 
-async def test_many_who_show_the_same_image_have_it_encoded_once(eye: Eye, encoding: Encoding):
+async def test_many_who_show_the_same_image_have_it_encoded_once(eye: Eye, encoding: EncoderScheduler):
     shown = await asyncio.gather(*(show(encoding, b"a") for _ in range(20)))
 
     assert eye.batches == [1]
@@ -92,14 +92,14 @@ async def test_many_who_show_the_same_image_have_it_encoded_once(eye: Eye, encod
     assert (encoding.counts.hits, encoding.counts.misses, encoding.counts.pending_tokens) == (19, 1, 0)
 
 
-async def test_tenants_share_nothing(eye: Eye, encoding: Encoding):
+async def test_tenants_share_nothing(eye: Eye, encoding: EncoderScheduler):
     await show(encoding, b"a", "one")
     await show(encoding, b"a", "other")
 
     assert eye.batches == [1, 1]
 
 
-async def test_images_that_wait_are_encoded_together(eye: Eye, encoding: Encoding):
+async def test_images_that_wait_are_encoded_together(eye: Eye, encoding: EncoderScheduler):
     shown = [await hold(eye, encoding, b"a"), *(show(encoding, bytes([number])) for number in range(5))]
     await until(lambda: len(encoding._opened) == 5)
     eye.gate.set()
@@ -108,7 +108,7 @@ async def test_images_that_wait_are_encoded_together(eye: Eye, encoding: Encodin
     assert eye.batches == [1, 4, 1]
 
 
-async def test_an_image_that_fails_takes_none_with_it(eye: Eye, encoding: Encoding):
+async def test_an_image_that_fails_takes_none_with_it(eye: Eye, encoding: EncoderScheduler):
     shown = [await hold(eye, encoding, b"a"), *(show(encoding, file) for file in (b"b", b"", b"c"))]
     await until(lambda: len(encoding._opened) == 3)
     eye.gate.set()
@@ -118,7 +118,7 @@ async def test_an_image_that_fails_takes_none_with_it(eye: Eye, encoding: Encodi
     assert encoding.in_flight == encoding.counts.pending_tokens == 0
 
 
-async def test_what_nobody_waits_for_any_more_is_not_encoded(eye: Eye, encoding: Encoding):
+async def test_what_nobody_waits_for_any_more_is_not_encoded(eye: Eye, encoding: EncoderScheduler):
     first, others = await hold(eye, encoding, b"a"), [show(encoding, b"b") for _ in range(2)]
     await until(lambda: len(encoding._opened) == 1)
     for other in others:
@@ -145,7 +145,7 @@ def test_a_cache_never_holds_more_than_its_bytes_and_gives_up_the_least_used():
 
 
 async def test_what_is_kept_is_given_once_and_freed():
-    kept, held = Kept(100), Held(torch.zeros(3, 2), "d")
+    kept, held = EmbeddingStore(100), StoredEmbedding(torch.zeros(3, 2), "d")
     waiting = asyncio.create_task(kept.give(["a"]))
     await asyncio.sleep(0)
     kept.put("a", held)
@@ -155,7 +155,7 @@ async def test_what_is_kept_is_given_once_and_freed():
 
 
 async def test_several_are_given_together_or_none_is():
-    kept, held = Kept(100), [Held(torch.zeros(3, 2), name) for name in "ab"]
+    kept, held = EmbeddingStore(100), [StoredEmbedding(torch.zeros(3, 2), name) for name in "ab"]
     for name, one in zip("ab", held, strict=True):
         kept.expect(name)
         kept.put(name, one)
@@ -169,12 +169,12 @@ async def test_several_are_given_together_or_none_is():
 
 
 async def test_what_nobody_pulls_is_freed_in_time_and_too_much_is_refused():
-    kept = Kept(30, seconds=0.02)
+    kept = EmbeddingStore(30, seconds=0.02)
     kept.expect("a")
     kept.expect("b")
-    kept.put("a", Held(torch.zeros(3, 2), "d"))
+    kept.put("a", StoredEmbedding(torch.zeros(3, 2), "d"))
     with pytest.raises(RefusalError, match="wait to be pulled"):
-        kept.put("b", Held(torch.zeros(3, 2), "d"))
+        kept.put("b", StoredEmbedding(torch.zeros(3, 2), "d"))
     with pytest.raises(RefusalError, match="wait to be pulled"):
         await kept.give(["b"])
     await asyncio.sleep(0.05)
@@ -183,15 +183,15 @@ async def test_what_nobody_pulls_is_freed_in_time_and_too_much_is_refused():
 
 
 async def test_what_comes_once_its_name_was_dropped_is_not_kept():
-    kept = Kept(100)
+    kept = EmbeddingStore(100)
     kept.expect("a")
     kept.drop("a")
-    kept.put("a", Held(torch.zeros(3, 2), "d"))
+    kept.put("a", StoredEmbedding(torch.zeros(3, 2), "d"))
     assert (kept.bytes, len(kept)) == (0, 0)
 
 
 async def test_who_asks_in_vain_and_leaves_leaves_nothing():
-    kept = Kept(100)
+    kept = EmbeddingStore(100)
     waiting = asyncio.create_task(kept.give(["never"]))
     await asyncio.sleep(0)
     waiting.cancel()
@@ -201,10 +201,10 @@ async def test_who_asks_in_vain_and_leaves_leaves_nothing():
 
 async def test_who_asks_for_what_was_dropped_or_given_is_told_at_once_and_nothing_is_left():
     """The one who wanted it left, and whoever pulls for him does not know it yet."""
-    kept = Kept(100)
+    kept = EmbeddingStore(100)
     for name in ("dropped", "given"):
         kept.expect(name)
-        kept.put(name, Held(torch.zeros(3, 2), "d"))
+        kept.put(name, StoredEmbedding(torch.zeros(3, 2), "d"))
     kept.drop("dropped")
     await kept.give(["given"])
 
@@ -219,8 +219,8 @@ async def test_who_asks_for_what_was_dropped_or_given_is_told_at_once_and_nothin
 
 
 async def test_names_that_were_dropped_are_not_known_without_bound(monkeypatch):
-    monkeypatch.setattr(promises, "MOST_NAMES", 2)
-    kept = Kept(100)
+    monkeypatch.setattr(keyed_futures, "MOST_NAMES", 2)
+    kept = EmbeddingStore(100)
     for name in ("a", "b", "c"):
         kept.drop(name)
 
@@ -230,7 +230,7 @@ async def test_names_that_were_dropped_are_not_known_without_bound(monkeypatch):
 
 
 async def test_who_waits_for_a_name_learns_that_it_was_dropped_or_is_late():
-    kept = Kept(100, seconds=0.02)
+    kept = EmbeddingStore(100, seconds=0.02)
     waiting = asyncio.create_task(kept.give(["a"]))
     await asyncio.sleep(0)
     assert kept.drop("a")
@@ -243,7 +243,7 @@ async def test_who_waits_for_a_name_learns_that_it_was_dropped_or_is_late():
 
 @pytest.mark.parametrize("after", [False, True])
 async def test_what_is_kept_under_further_names_is_given_once_by_each_and_counts_once(after):
-    kept, held = Kept(30), Held(torch.zeros(3, 2), "d")
+    kept, held = EmbeddingStore(30), StoredEmbedding(torch.zeros(3, 2), "d")
     kept.expect("a")
     if after:
         kept.put("a", held)
@@ -258,7 +258,7 @@ async def test_what_is_kept_under_further_names_is_given_once_by_each_and_counts
 
 
 async def test_what_was_not_kept_leaves_no_further_name():
-    kept = Kept(100)
+    kept = EmbeddingStore(100)
     kept.expect("a")
     kept.share("a", ["b"])
     kept.drop("a")

@@ -16,17 +16,17 @@ from transformers import GenerationConfig
 from tests.model_servers.chat.asking import a_chat, a_chat_spec, files, text_of, texts
 from tests.model_servers.chat.reachable import parameters_within
 from tests.model_servers.chat.templates import INTERLEAVED, by_template
-from trimtab_model_servers.chat.hosted import HostedWriter
-from trimtab_model_servers.chat.words import Message
-from trimtab_model_servers.chat_loading import load_chat
+from trimtab_model_servers.batch_worker import BatchWorker
+from trimtab_model_servers.chat.chat_model import ChatModel
+from trimtab_model_servers.chat.messages import Message
+from trimtab_model_servers.chat_loader import load_chat
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.published_chats import Encoder, build
-from trimtab_model_servers.families.published_halves import Kept, half_of
-from trimtab_model_servers.families.published_shapes import SHAPES
-from trimtab_model_servers.families.published_speech import spelled_out
+from trimtab_model_servers.families.hf_chat_tokenizer import byte_tokenizer
+from trimtab_model_servers.families.hf_vlm import Encoder, build
+from trimtab_model_servers.families.hf_vlm_configs import SHAPES
+from trimtab_model_servers.families.hf_vlm_split import Placement, half_of
 from trimtab_model_servers.families.registry import require_family
-from trimtab_model_servers.store import Seed
-from trimtab_model_servers.worker import BatchWorker
+from trimtab_model_servers.weights_source import RandomSeed
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.image_tokens import RULES
 from trimtab_protocol import InferRequest
@@ -54,9 +54,9 @@ def a_photo(width: int, height: int, grey: int | None = None) -> bytes:
     return file.getvalue()
 
 
-def loaded(name: str, **changes: Any) -> HostedWriter:
+def loaded(name: str, **changes: Any) -> ChatModel:
     hosted = load_chat(a_chat_spec("whole", family=f"{name}/whole", parameters=TINY, **changes), BatchWorker())
-    assert isinstance(hosted, HostedWriter)
+    assert isinstance(hosted, ChatModel)
     return hosted
 
 
@@ -64,7 +64,9 @@ def a_model(name: str, *, gates: float | None = None) -> Any:
     """The random model, both halves in one; at first its gates, if it has any, let nothing of an image through."""
     shape = SHAPES[name]("tiny")
     model = shape.model().eval()
-    halves: list[dict[str, Any]] = [half_of(shape, half, Seed(1), Kept()).state_dict() for half in ("sees", "writes")]
+    halves: list[dict[str, Any]] = [
+        half_of(shape, half, RandomSeed(1), Placement()).state_dict() for half in ("sees", "writes")
+    ]
     model.load_state_dict(halves[0] | halves[1])
     for parameter, weights in model.named_parameters():
         if gates is not None and parameter.endswith("gate"):
@@ -104,7 +106,7 @@ async def test_answers_are_those_of_generate(name):
     await hosted.close()
 
 
-def told(hosted: HostedWriter, ids: list[int]) -> str:
+def told(hosted: ChatModel, ids: list[int]) -> str:
     return hosted._writing.tokenizer.decode(ids).rstrip("\ufffd")
 
 
@@ -135,7 +137,7 @@ def stored(name: str, folder: Path, model: Any = None) -> Path:
     The random one has a tokenizer that knows the turns' marks, another one that spells them byte by byte.
     """
     (model or a_model(name)).save_pretrained(folder, max_shard_size="100KB")
-    tokenizer = spelled_out(SHAPES[name]("tiny").image_id - 20)
+    tokenizer = byte_tokenizer(SHAPES[name]("tiny").image_id - 20)
     if model is None:
         tokenizer.add_special_tokens(ENDS)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -148,7 +150,7 @@ async def test_a_stored_model_answers_as_it_did_before_it_was_stored(name, tmp_p
     assert len(list(folder.glob("*.safetensors"))) > 1
     spec = a_chat_spec("whole", family=f"{name}/whole", parameters=TINY, storageUri=str(folder))
     hosted = load_chat(spec, BatchWorker())
-    assert isinstance(hosted, HostedWriter)
+    assert isinstance(hosted, ChatModel)
     speech = hosted._writing
     before = loaded(name)
     said = [Message.model_validate({"role": "user", "content": "".join(ENDS)})]

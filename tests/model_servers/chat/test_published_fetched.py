@@ -13,9 +13,9 @@ from tests.model_servers.chat.asking import a_chat, a_chat_spec, text_of
 from tests.model_servers.chat.reachable import parameters_within
 from tests.model_servers.chat.test_published import SIZES, TINY, a_photo, loaded, stored
 from tests.model_servers.minio import ACCESS_KEY, SECRET_KEY, minio
+from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.published_chats import build
-from trimtab_model_servers.worker import BatchWorker
+from trimtab_model_servers.families.hf_vlm import build
 
 NAME = "internvl3-8b"
 

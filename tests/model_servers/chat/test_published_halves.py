@@ -8,19 +8,19 @@ import torch
 from tests.model_servers.chat.asking import a_chat, a_chat_spec
 from tests.model_servers.chat.reachable import parameters_within
 from tests.model_servers.chat.test_published import SIZES, TINY, a_model, a_photo, stored
-from trimtab_model_servers.chat.hosted import HostedWriter
-from trimtab_model_servers.chat.parts import Built
-from trimtab_model_servers.chat_loading import load_chat
+from trimtab_model_servers.batch_worker import BatchWorker
+from trimtab_model_servers.chat.chat_model import ChatModel
+from trimtab_model_servers.chat.config import ChatComponents
+from trimtab_model_servers.chat_loader import load_chat
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.published_chats import build
-from trimtab_model_servers.families.published_halves import Kept
-from trimtab_model_servers.families.published_shapes import SHAPES
-from trimtab_model_servers.worker import BatchWorker
+from trimtab_model_servers.families.hf_vlm import build
+from trimtab_model_servers.families.hf_vlm_configs import SHAPES
+from trimtab_model_servers.families.hf_vlm_split import Placement
 
 WRITES = ("model.language_model.", "model.text_model.", "lm_head.")
 
 
-def built(name: str, part: str, storage_uri: str = "random://?seed=1", **parameters: Any) -> Built:
+def built(name: str, part: str, storage_uri: str = "random://?seed=1", **parameters: Any) -> ChatComponents:
     spec = a_chat_spec(part, family=f"{name}/{part}", parameters=TINY | parameters, storageUri=storage_uri)
     return build(spec)
 
@@ -88,7 +88,7 @@ def test_half_the_bytes_see_nearly_the_same_and_embeddings_travel_in_full(name, 
 async def test_a_model_of_half_the_bytes_writes(name, dtype):
     spec = a_chat_spec("whole", family=f"{name}/whole", parameters=TINY | {"dtype": dtype})
     hosted = load_chat(spec, BatchWorker())
-    assert isinstance(hosted, HostedWriter)
+    assert isinstance(hosted, ChatModel)
     answer = await hosted.infer(a_chat("whole", "?", a_photo(*SIZES[1]), max_tokens=4, ignore_eos=True), BatchWorker())
     await hosted.close()
 
@@ -111,7 +111,7 @@ def test_a_gpu_that_is_asked_for_is_used_where_there_is_one_and_never_left_idle(
         load_chat(a_chat_spec("encode", gpus=1), BatchWorker())
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert Kept("float32", "auto").place.type == "cuda"
+    assert Placement("float32", "auto").place.type == "cuda"
     told = published | {"parameters": TINY | {"device": "cpu"}}
     with pytest.raises(ModelError, match="whose GPU it would leave idle"):
         load_chat(a_chat_spec("encode", **told, gpus=1), BatchWorker())
@@ -122,7 +122,7 @@ def test_a_gpu_that_is_asked_for_is_used_where_there_is_one_and_never_left_idle(
 async def test_on_a_gpu_a_chat_is_answered_from_there(name):
     spec = a_chat_spec("whole", family=f"{name}/whole", parameters=TINY | {"device": "cuda"})
     hosted = load_chat(spec, BatchWorker())
-    assert isinstance(hosted, HostedWriter)
+    assert isinstance(hosted, ChatModel)
     answer = await hosted.infer(a_chat("whole", "?", a_photo(*SIZES[1]), max_tokens=4, ignore_eos=True), BatchWorker())
     await hosted.close()
 

@@ -12,11 +12,18 @@ from aiohttp import web
 
 from tests.router.edge.identities import Holder
 from tests.router.edge.openssl import Authority
-from trimtab_model_servers.chat.pulling import CHECKSUM, ROWS, WIDTH, ImageRefusal, Puller, Wanted
+from trimtab_model_servers.chat.embedding_client import (
+    CHECKSUM,
+    ROWS,
+    WIDTH,
+    EmbeddingClient,
+    EmbeddingRequest,
+    ImageRefusal,
+)
 from trimtab_protocol.mutual_tls import MutualTls
 
 EMBEDDINGS = np.arange(6, dtype=np.float32).reshape(3, 2)
-WANTED = (Wanted(4, 2), Wanted(5, 1))
+WANTED = (EmbeddingRequest(4, 2), EmbeddingRequest(5, 1))
 
 
 @asynccontextmanager
@@ -45,7 +52,7 @@ async def test_who_shows_a_certificate_of_the_same_authority_is_given_them(tmp_p
     text = MutualTls(Holder(tmp_path / "text").take(authority, authority).identity())
     other = MutualTls(Holder(tmp_path / "other").take(strange, own).identity())
     async with keeping(encoder.listening()) as url:
-        puller, stranger = Puller(text.connecting), Puller(other.connecting)
+        puller, stranger = EmbeddingClient(text.connecting), EmbeddingClient(other.connecting)
         first, second = await puller.pull(url, WANTED)
         assert np.array_equal(first.numpy(), EMBEDDINGS[:2])
         assert np.array_equal(second.numpy(), EMBEDDINGS[2:])
@@ -68,7 +75,7 @@ async def test_who_shows_a_certificate_of_the_same_authority_is_given_them(tmp_p
 )
 async def test_what_is_not_what_was_told_is_refused_by_its_image(told: dict[str, str], why: str) -> None:
     async with keeping(None, **told) as url:
-        puller = Puller()
+        puller = EmbeddingClient()
         with pytest.raises(ImageRefusal, match=why):
             await puller.pull(url, WANTED)
         await puller.close()

@@ -18,9 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.model_servers.chat.asking import Asker, a_chat, a_chat_spec, a_page, files, rows_of_files, text_of, texts
 from tests.model_servers.conftest import Replica
-from trimtab_model_servers.lmm_digits import measure, models
+from trimtab_model_servers.lmm_digits import evaluate, models
 from trimtab_model_servers.lmm_digits.models import ARCHITECTURES, Architecture
-from trimtab_model_servers.lmm_digits.tokens import prompt
+from trimtab_model_servers.lmm_digits.tokenizer import prompt
 from trimtab_model_servers.settings import write_models
 from trimtab_protocol import InferRequest, Tensor
 
@@ -53,10 +53,12 @@ def alone(architecture: Architecture, text: str, images: int, seed: int, tokens:
     inputs: dict[str, Any] = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))}
     if images:
         page = torch.from_numpy(np.array(Pillow.open(io.BytesIO(a_page(seed)))))
-        inputs |= measure.page_inputs(architecture, inputs["input_ids"], page.expand(images, 1, 96, 96))
+        inputs |= evaluate.page_inputs(architecture, inputs["input_ids"], page.expand(images, 1, 96, 96))
     with torch.inference_mode():
         written = stored.model.generate(**inputs, max_new_tokens=tokens)
-    return measure.spoken(stored.tokenizer, written[0, len(ids) :].tolist()).rstrip("�")  # half a character is not told
+    return evaluate.decode_answer(stored.tokenizer, written[0, len(ids) :].tolist()).rstrip(
+        "�"
+    )  # half a character is not told
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

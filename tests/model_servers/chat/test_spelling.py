@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from tests.model_servers.chat.templates import INTERLEAVED, by_template
-from trimtab_model_servers.chat.kit import Prompt, Rows
-from trimtab_model_servers.chat.words import Message
+from trimtab_model_servers.chat.interfaces import Prompt, Rows
+from trimtab_model_servers.chat.messages import Message
 from trimtab_model_servers.errors import RefusalError
+from trimtab_model_servers.families.hf_chat_tokenizer import HfChatTokenizer
+from trimtab_model_servers.families.hf_vlm_configs import SHAPES
 from trimtab_model_servers.families.lmm_digits import Questions
-from trimtab_model_servers.families.published_shapes import SHAPES
-from trimtab_model_servers.families.published_speech import Speech
 from trimtab_model_servers.lmm_digits import models
 
 
@@ -23,7 +23,7 @@ def rows_of(name: str) -> list[Rows]:
 def spelled(name: str, messages: list[dict[str, Any]]) -> Prompt:
     shape = SHAPES[name]("tiny")
     read = [Message.model_validate(message) for message in messages]
-    return Speech(shape, shape.model()).prompt(read, rows_of(name))
+    return HfChatTokenizer(shape, shape.model()).prompt(read, rows_of(name))
 
 
 def asked(content: list[dict[str, str]]) -> list[dict[str, Any]]:

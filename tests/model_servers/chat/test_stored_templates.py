@@ -13,15 +13,15 @@ from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 from tests.model_servers.chat.asking import a_chat_spec, files, texts
 from tests.model_servers.chat.smol_folder import MARKS, NAME, a_folder, by_processor
 from tests.model_servers.chat.test_published import SIZES, TINY, a_photo
-from trimtab_model_servers.chat.hosted import HostedWriter
-from trimtab_model_servers.chat.kit import Prompt, Rows
-from trimtab_model_servers.chat.words import Message
-from trimtab_model_servers.chat_loading import load_chat
+from trimtab_model_servers.batch_worker import BatchWorker
+from trimtab_model_servers.chat.chat_model import ChatModel
+from trimtab_model_servers.chat.interfaces import Prompt, Rows
+from trimtab_model_servers.chat.messages import Message
+from trimtab_model_servers.chat_loader import load_chat
 from trimtab_model_servers.errors import ModelError, RefusalError
 from trimtab_model_servers.families.chat_templates import stored_names, stored_templates
-from trimtab_model_servers.families.published_shapes import SHAPES
-from trimtab_model_servers.families.published_speech import Speech
-from trimtab_model_servers.worker import BatchWorker
+from trimtab_model_servers.families.hf_chat_tokenizer import HfChatTokenizer
+from trimtab_model_servers.families.hf_vlm_configs import SHAPES
 from trimtab_protocol import InferRequest
 
 OTHER = (
@@ -51,9 +51,9 @@ def folder(weights: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(weights, tmp_path / "model"))
 
 
-def speech(folder: Path) -> Speech:
+def speech(folder: Path) -> HfChatTokenizer:
     shape = SHAPES[NAME]("tiny")
-    return Speech(shape, shape.model(), folder)
+    return HfChatTokenizer(shape, shape.model(), folder)
 
 
 def spelled(folder: Path, messages: list[dict[str, Any]], *sizes: tuple[int, int]) -> Prompt:
@@ -173,7 +173,7 @@ async def test_what_is_counted_beforehand_is_what_an_answer_takes(folder):
     (folder / "chat_template.jinja").write_text(OTHER)
     spec = a_chat_spec("whole", family=f"{NAME}/whole", parameters=TINY, storageUri=str(folder))
     hosted, worker = load_chat(spec, BatchWorker()), BatchWorker()
-    assert isinstance(hosted, HostedWriter)
+    assert isinstance(hosted, ChatModel)
     assert hosted.facts()["template"] == "stored"
     photos = [a_photo(*size) for size in SIZES[:2]]
     content = texts("messages", json.dumps(said(IMAGE, "<image> or", IMAGE, "What?")).encode())

@@ -4,10 +4,10 @@ import contextlib
 import json
 from typing import Any, cast
 
-from trimtab_model_servers.chat.kit import Prompt
-from trimtab_model_servers.chat.rows import Chat
-from trimtab_model_servers.chat.talks import Lengths, Talks
-from trimtab_model_servers.chat.words import read_messages, read_options
+from trimtab_model_servers.chat.interfaces import Prompt
+from trimtab_model_servers.chat.messages import read_messages, read_options
+from trimtab_model_servers.chat.request_parser import ChatRow
+from trimtab_model_servers.chat.sessions import ChatSessions, TokenLimits
 from trimtab_model_servers.engine.scheduler import Limits, Scheduler
 
 PROMPT_TOKENS = 6
@@ -48,12 +48,14 @@ class Replica:
 
     def __init__(self):
         self.engine, self.now = Reading(), 1000.0
-        self._talks = Talks(cast("Any", self.engine), cast("Any", Spelling()), Lengths(5, 20), lambda: self.now)
+        self._talks = ChatSessions(
+            cast("Any", self.engine), cast("Any", Spelling()), TokenLimits(5, 20), lambda: self.now
+        )
 
     async def take(self, number: int, urgency_seconds: float) -> None:
         messages = read_messages(json.dumps([{"role": "user", "content": str(number)}]).encode())
         options = read_options(json.dumps({"urgency_seconds": urgency_seconds}).encode())
-        async with contextlib.aclosing(self._talks.words(Chat(messages, options, ()))) as words:
+        async with contextlib.aclosing(self._talks.words(ChatRow(messages, options, ()))) as words:
             assert [word async for word in words] == []
 
 

@@ -9,13 +9,13 @@ import torch
 
 from tests.model_servers.chat.asking import DIGESTS, a_chat, a_chat_spec, files, messages, rows_of_files, text_of, texts
 from tests.model_servers.chat.test_published import TINY, a_photo, loaded
-from trimtab_model_servers.chat.encoder import HostedEncoder
-from trimtab_model_servers.chat.hosted import HostedWriter
-from trimtab_model_servers.chat_loading import load_chat
+from trimtab_model_servers.batch_worker import BatchWorker
+from trimtab_model_servers.chat.chat_model import ChatModel
+from trimtab_model_servers.chat.encoder_model import EncoderModel
+from trimtab_model_servers.chat_loader import load_chat
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.worker import BatchWorker
 from trimtab_protocol import InferRequest, Tensor
-from trimtab_protocol.chat.references import CountedImages, Identity, listed, read_made
+from trimtab_protocol.chat.embedding_refs import CountedImages, Identity, listed, read_made
 
 NAME = "smolvlm2-2.2b"
 TALL_AND_WIDE = [a_photo(33, 90), a_photo(90, 33)]
@@ -43,14 +43,14 @@ async def whole():
 @pytest.fixture
 async def text():
     hosted = part("text", "text", (EMBEDDINGS, *BROUGHT, DIGESTS))
-    assert isinstance(hosted, HostedWriter)
+    assert isinstance(hosted, ChatModel)
     yield hosted
     await hosted.close()
 
 
 async def test_a_parted_model_answers_as_a_whole_one_does(whole, text):
     encoder, worker = part("encode", "encode", outputs=[EMBEDDINGS, *BROUGHT, DIGESTS]), BatchWorker()
-    assert isinstance(encoder, HostedEncoder)
+    assert isinstance(encoder, EncoderModel)
     encoded = await encoder.infer(InferRequest("encode", (files(*TALL_AND_WIDE),)), worker)
     brought = {tensor.name: tensor for tensor in encoded.outputs}
     assert brought["image_rows"].array.tolist() == [[28, 28]]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trimtab_model_servers.engine.values import Image, Request
+from trimtab_model_servers.engine.request import Image, Request
 
 transformers: Any = import_module("transformers")
 mllama: Any = import_module("transformers.models.mllama.configuration_mllama")

@@ -8,11 +8,11 @@ import pytest
 from torch import Tensor
 
 from tests.model_servers.engine.models import Asked, LlavaRequests, MllamaRequests, llava, mllama_model
-from trimtab_model_servers.engine.core import Core, Event
-from trimtab_model_servers.engine.families import family_of
-from trimtab_model_servers.engine.replays import Step
+from trimtab_model_servers.engine.core import EngineCore, Event
+from trimtab_model_servers.engine.cuda_graphs import Step
+from trimtab_model_servers.engine.model_adapters import family_of
+from trimtab_model_servers.engine.request import FinishReason, RequestDone, TokenChunk
 from trimtab_model_servers.engine.scheduler import Limits
-from trimtab_model_servers.engine.values import Done, Ending, Piece
 
 LIMITS = Limits(slots=6, slot_tokens=96, step_tokens=11, image_tokens=40)  # chunks end inside images
 REQUESTS = 60
@@ -30,11 +30,11 @@ class Heard:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.ends: list[Done] = []
+        self.ends: list[RequestDone] = []
 
     def __call__(self, event: Event) -> None:
         assert not self.ends, "told something after the last word"
-        if isinstance(event, Piece):
+        if isinstance(event, TokenChunk):
             self.tokens.append(event.token)
         else:
             self.ends.append(event)
@@ -69,7 +69,7 @@ def test_requests_of_different_ages_with_cancels_between_are_answered_as_alone(f
     alone, served, requests = family
     drawn, random = requests(alone, seed=5), np.random.default_rng(7)
     again = Again()
-    core = Core(served, LIMITS, share_prefixes=share_prefixes, recorder=again if recorded else None)
+    core = EngineCore(served, LIMITS, share_prefixes=share_prefixes, recorder=again if recorded else None)
     asked, heard = {}, {}
     cached = 0
     for number in range(REQUESTS):
@@ -86,10 +86,10 @@ def test_requests_of_different_ages_with_cancels_between_are_answered_as_alone(f
     assert all(len(ears.ends) == 1 for ears in heard.values())
     for name, ears in heard.items():
         wanted = asked[name].oracle(alone)
-        cancelled = ears.ends[0].ending is Ending.CANCELLED
+        cancelled = ears.ends[0].ending is FinishReason.CANCELLED
         assert ears.tokens == (wanted[: len(ears.tokens)] if cancelled else wanted), name
         cached += ears.ends[0].usage.cached
-    assert sum(ears.ends[0].ending is Ending.CANCELLED for ears in heard.values()) > 3
+    assert sum(ears.ends[0].ending is FinishReason.CANCELLED for ears in heard.values()) > 3
     assert cached > 40 if share_prefixes else cached == 0
     assert again.replayed > 2 * again.recorded > 0 if recorded else again.recorded == 0
     assert core.gauges.running == core.gauges.held == core.gauges.busy_slots == core.gauges.pending_tokens == 0
@@ -99,7 +99,7 @@ def test_the_prompt_is_computed_up_to_an_image_that_is_still_encoded(family):
     alone, served, requests = family
     drawn = requests(alone, seed=11)
     asked = next(one for number in range(99) if len((one := drawn.draw(f"r{number}")).images) == 2)
-    core, heard = Core(served, LIMITS), Heard()
+    core, heard = EngineCore(served, LIMITS), Heard()
 
     core.submit(asked.request, [None, None], heard)
     while core.step():
@@ -124,7 +124,7 @@ def test_long_answers_written_side_by_side_while_others_come_and_end_are_those_o
     alone, served, requests = family
     drawn, heard = requests(alone, seed=13), {}
     limits = Limits(slots=6, slot_tokens=260, step_tokens=40, image_tokens=40)
-    core = Core(served, limits, recorder=Again() if recorded else None)
+    core = EngineCore(served, limits, recorder=Again() if recorded else None)
     asked = {f"r{number}": drawn.draw(f"r{number}") for number in range(6)}
     lengths = dict(zip(asked, (150, 20, 90, 150, 10, 120), strict=True))
     for number, (name, one) in enumerate(asked.items()):
@@ -144,7 +144,7 @@ def test_long_answers_written_side_by_side_while_others_come_and_end_are_those_o
 def test_steps_are_recorded_before_anybody_waits_and_only_those_about_images_later(family):
     alone, served, requests = family
     drawn, again = requests(alone, seed=23), Again()
-    core = Core(served, Limits(slots=2, slot_tokens=1000, step_tokens=40, image_tokens=40), recorder=again)
+    core = EngineCore(served, Limits(slots=2, slot_tokens=1000, step_tokens=40, image_tokens=40), recorder=again)
     at_start = again.recorded  # of 256, 512 and 1000 positions
     for images in (0, 1):
         asked = next(one for number in range(99) if bool((one := drawn.draw(f"{images}.{number}")).images) == images)
@@ -164,11 +164,11 @@ def test_where_steps_cannot_be_recorded_each_is_started_anew(family, caplog):
         tried += 1
         raise RuntimeError("not here")
 
-    core = Core(served, LIMITS, recorder=refuse)
+    core = EngineCore(served, LIMITS, recorder=refuse)
     core.submit(replace(asked.request, min_new_tokens=4, max_new_tokens=4), asked.images, heard)
     while core.step():
         pass
 
     assert heard.tokens == written_alone(alone, asked, 4)
-    assert (tried, heard.ends[0].ending) == (1, Ending.LENGTH)
+    assert (tried, heard.ends[0].ending) == (1, FinishReason.LENGTH)
     assert "each is started anew" in caplog.text

@@ -10,27 +10,27 @@ import pytest
 import torch
 
 from tests.model_servers.engine.models import LlavaRequests, llava
-from trimtab_model_servers.engine.core import Core, Event, Gauges, Tell
-from trimtab_model_servers.engine.engine import Engine
-from trimtab_model_servers.engine.families import DecoderOnly, family_of
-from trimtab_model_servers.engine.scheduler import Limits
-from trimtab_model_servers.engine.values import (
-    Done,
-    Ending,
+from trimtab_model_servers.engine.async_engine import AsyncEngine
+from trimtab_model_servers.engine.core import EngineCore, Event, Gauges, Tell
+from trimtab_model_servers.engine.model_adapters import DecoderOnlyAdapter, family_of
+from trimtab_model_servers.engine.request import (
     EngineBusy,
+    FinishReason,
     Image,
-    Piece,
     Request,
+    RequestDone,
     RequestError,
     Sampling,
+    TokenChunk,
     Usage,
 )
+from trimtab_model_servers.engine.scheduler import Limits
 
 LIMITS = Limits(slots=4, slot_tokens=200, step_tokens=40)
 POISONED = 5
 
 
-class Fragile(DecoderOnly):
+class Fragile(DecoderOnlyAdapter):
     """A model that fails whenever a step holds the word `POISONED`, and whose logits end when it holds the next one."""
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -51,7 +51,7 @@ def served() -> Any:
     return family_of(llava())
 
 
-def ran(core: Core, *requests: Request) -> dict[str, list[Event]]:
+def ran(core: EngineCore, *requests: Request) -> dict[str, list[Event]]:
     heard: dict[str, list[Event]] = {request.id: [] for request in requests}
     for request in requests:
         core.submit(request, [], heard[request.id].append)
@@ -60,8 +60,8 @@ def ran(core: Core, *requests: Request) -> dict[str, list[Event]]:
     return heard
 
 
-def last(events: list[Event]) -> Done:
-    assert isinstance(events[-1], Done)
+def last(events: list[Event]) -> RequestDone:
+    assert isinstance(events[-1], RequestDone)
     return events[-1]
 
 
@@ -70,7 +70,7 @@ def text(events: list[Event]) -> str:
 
 
 def tokens(events: list[Event]) -> list[int]:
-    return [event.token for event in events if isinstance(event, Piece)]
+    return [event.token for event in events if isinstance(event, TokenChunk)]
 
 
 def idle(gauges: Gauges) -> bool:
@@ -81,13 +81,13 @@ def idle(gauges: Gauges) -> bool:
 @pytest.mark.parametrize(("word", "why"), [(POISONED, "RuntimeError: poison"), (POISONED + 1, "no numbers")])
 def test_who_makes_a_step_fail_ends_with_it_and_the_others_are_answered_as_alone(fragile, word, why):
     innocent = [Request(f"r{number}", (1, 20 + number, 30), max_new_tokens=6) for number in range(3)]
-    alone = {name: tokens(events) for name, events in ran(Core(fragile, LIMITS), *innocent).items()}
-    core = Core(fragile, LIMITS)
+    alone = {name: tokens(events) for name, events in ran(EngineCore(fragile, LIMITS), *innocent).items()}
+    core = EngineCore(fragile, LIMITS)
 
     heard = ran(core, *innocent[:2], Request("guilty", (1, word, 30), max_new_tokens=6), innocent[2])
 
     guilty = heard.pop("guilty")
-    assert [event.ending for event in guilty if isinstance(event, Done)] == [Ending.ERROR]
+    assert [event.ending for event in guilty if isinstance(event, RequestDone)] == [FinishReason.ERROR]
     assert why in (last(guilty).error or "")
     assert {name: tokens(events) for name, events in heard.items()} == alone
     assert idle(core.gauges)
@@ -96,7 +96,7 @@ def test_who_makes_a_step_fail_ends_with_it_and_the_others_are_answered_as_alone
 
 
 def test_embeddings_of_another_shape_or_without_numbers_are_refused_by_name(served):
-    core, request = Core(served, LIMITS), Request("r", (1, 3, 3, 2), images=(Image("cat", 1, 2, 2),))
+    core, request = EngineCore(served, LIMITS), Request("r", (1, 3, 3, 2), images=(Image("cat", 1, 2, 2),))
 
     with pytest.raises(RequestError, match=r"embeddings are \[2, 7\]; should be \[2, 48\]"):
         core.submit(request, [torch.zeros(2, 7)], lambda _: None)
@@ -107,7 +107,7 @@ def test_embeddings_of_another_shape_or_without_numbers_are_refused_by_name(serv
 
 
 def test_an_image_that_does_not_fit_when_it_comes_ends_its_request(served):
-    core = Core(served, LIMITS)
+    core = EngineCore(served, LIMITS)
     heard: list[Event] = []
     core.submit(Request("r", (1, 3, 3, 2), images=(Image("cat", 1, 2, 2),)), [None], heard.append)
     core.step()
@@ -115,12 +115,12 @@ def test_an_image_that_does_not_fit_when_it_comes_ends_its_request(served):
     core.supply("r", {0: torch.zeros(3, 48)})
 
     assert len(heard) == 1
-    assert last(heard).ending is Ending.ERROR
+    assert last(heard).ending is FinishReason.ERROR
     assert idle(core.gauges)
 
 
 def test_who_takes_over_an_image_with_his_prefix_is_answered_before_it_is_encoded_again(served):
-    core, shown = Core(served, LIMITS), torch.randn(2, 48, generator=torch.Generator().manual_seed(1))
+    core, shown = EngineCore(served, LIMITS), torch.randn(2, 48, generator=torch.Generator().manual_seed(1))
     first = Request("first", (1, 3, 3, 20, 30), images=(Image("cat", 1, 2, 2),), max_new_tokens=6)
     heard: dict[str, list[Event]] = {"first": [], "again": []}
     for request, images in ((first, [shown]), (replace(first, id="again"), [None])):
@@ -134,7 +134,7 @@ def test_who_takes_over_an_image_with_his_prefix_is_answered_before_it_is_encode
 
 
 def test_a_caller_who_cannot_be_told_is_cancelled_alone(served):
-    core = Core(served, LIMITS)
+    core = EngineCore(served, LIMITS)
     heard: list[Event] = []
 
     def gone(event: Event) -> None:
@@ -150,7 +150,7 @@ def test_a_caller_who_cannot_be_told_is_cancelled_alone(served):
 
 
 def test_who_waits_for_a_first_word_is_told_before_those_who_read_on(served):
-    core, told = Core(served, LIMITS), []
+    core, told = EngineCore(served, LIMITS), []
     heard = lambda event: told.append(event.request_id)  # noqa: E731
     core.submit(Request("old", (7, 8), max_new_tokens=4), [], heard)
     core.step()
@@ -165,18 +165,18 @@ def test_a_stop_string_ends_the_answer_before_it_across_tokens(served):
     def letters() -> Any:
         return lambda token: f"<{token}>"
 
-    core = Core(served, LIMITS, spelling=letters)
+    core = EngineCore(served, LIMITS, spelling=letters)
     whole = text(ran(core, Request("whole", (1, 20), max_new_tokens=12))["whole"])
     stop = whole[10:17]
 
     heard = ran(core, Request("cut", (1, 20), max_new_tokens=12, stops=(stop, "never")))["cut"]
 
     assert text(heard) == whole[: whole.find(stop)]
-    assert last(heard).ending is Ending.STOP
+    assert last(heard).ending is FinishReason.STOP
 
 
 def test_the_end_token_ends_an_answer_but_not_before_the_least_length(served):
-    core = Core(served, LIMITS)
+    core = EngineCore(served, LIMITS)
     free = tokens(ran(core, Request("free", (1, 20), max_new_tokens=8))["free"])
     end = frozenset({free[2]})
 
@@ -184,12 +184,12 @@ def test_the_end_token_ends_an_answer_but_not_before_the_least_length(served):
     long = ran(core, Request("long", (1, 20), max_new_tokens=8, min_new_tokens=5, end_ids=end))["long"]
 
     assert tokens(short) == free[: free.index(free[2]) + 1]
-    assert last(short).ending is Ending.STOP
+    assert last(short).ending is FinishReason.STOP
     assert not end & set(tokens(long)[:5])
 
 
 def test_a_seed_repeats_a_draw_and_a_narrow_draw_is_the_greedy_one(served):
-    core = Core(served, LIMITS)
+    core = EngineCore(served, LIMITS)
 
     def drawn(name: str, sampling: Sampling) -> list[int]:
         return tokens(ran(core, Request(name, (1, 20), max_new_tokens=20, sampling=sampling))[name])
@@ -206,12 +206,12 @@ def test_a_seed_repeats_a_draw_and_a_narrow_draw_is_the_greedy_one(served):
 def test_what_float32_holds_as_nothing_draws_the_likeliest_and_the_others_go_on(served, sampling):
     plain = Request("plain", (1, 20), max_new_tokens=8)
     narrow = replace(plain, id="narrow", sampling=sampling)
-    alone = tokens(ran(Core(served, LIMITS), plain)["plain"])
-    core = Core(served, LIMITS)
+    alone = tokens(ran(EngineCore(served, LIMITS), plain)["plain"])
+    core = EngineCore(served, LIMITS)
 
     heard = ran(core, plain, narrow)
 
-    assert [last(heard[name]).ending for name in ("plain", "narrow")] == [Ending.LENGTH, Ending.LENGTH]
+    assert [last(heard[name]).ending for name in ("plain", "narrow")] == [FinishReason.LENGTH, FinishReason.LENGTH]
     assert tokens(heard["plain"]) == tokens(heard["narrow"]) == alone
     assert idle(core.gauges)
 
@@ -230,19 +230,23 @@ def test_who_cannot_be_spelled_ends_alone(served):
 
         return spell
 
-    core = Core(served, LIMITS, spelling=letters)
-    alone = tokens(ran(Core(served, LIMITS), Request("first", (1, 20), max_new_tokens=6))["first"])
+    core = EngineCore(served, LIMITS, spelling=letters)
+    alone = tokens(ran(EngineCore(served, LIMITS), Request("first", (1, 20), max_new_tokens=6))["first"])
 
     heard = ran(core, *(Request(name, (1, 20), max_new_tokens=6) for name in ("first", "second", "third")))
 
-    assert [last(events).ending for events in heard.values()] == [Ending.LENGTH, Ending.ERROR, Ending.LENGTH]
+    assert [last(events).ending for events in heard.values()] == [
+        FinishReason.LENGTH,
+        FinishReason.ERROR,
+        FinishReason.LENGTH,
+    ]
     assert "no such token" in (last(heard["second"]).error or "")
     assert tokens(heard["first"]) == tokens(heard["third"]) == alone
     assert idle(core.gauges)
 
 
 def test_where_the_books_are_out_of_step_everybody_is_told_the_end_all_the_same(served, monkeypatch):
-    core, heard = Core(served, LIMITS), dict[str, list[Event]]()
+    core, heard = EngineCore(served, LIMITS), dict[str, list[Event]]()
     for name in ("first", "second"):
         heard[name] = []
         core.submit(Request(name, (1, 20), max_new_tokens=6), [], heard[name].append)
@@ -256,14 +260,16 @@ def test_where_the_books_are_out_of_step_everybody_is_told_the_end_all_the_same(
     monkeypatch.setattr(core._scheduler, "usage", lost)
     core.fail_all("it broke")
 
-    assert [(last(events).ending, last(events).error) for events in heard.values()] == [(Ending.ERROR, "it broke")] * 2
+    assert [(last(events).ending, last(events).error) for events in heard.values()] == [
+        (FinishReason.ERROR, "it broke")
+    ] * 2
 
 
 async def test_streams_from_a_thread_and_who_stops_listening_is_let_go_of(served):
     alone = llava()
     drawn = LlavaRequests(alone, seed=21)
     asked = [drawn.draw(f"r{number}") for number in range(8)]
-    engine = Engine(Core(served, LIMITS))
+    engine = AsyncEngine(EngineCore(served, LIMITS))
 
     async def heard(index: int) -> list[Event]:
         return [event async for event in engine.stream(asked[index].request, asked[index].images)]
@@ -284,13 +290,13 @@ async def test_streams_from_a_thread_and_who_stops_listening_is_let_go_of(served
         await asyncio.to_thread(engine.stop)
 
     assert [tokens(events) for events in answers] == [each.oracle(alone) for each in asked]
-    assert last(after).ending is Ending.LENGTH
+    assert last(after).ending is FinishReason.LENGTH
     assert idle(engine.gauges)
     with pytest.raises(Exception, match="the engine stops"):
         engine.submit(Request("late", (1, 2)), [], lambda _: None)
 
 
-class Watched(Core):
+class Watched(EngineCore):
     """Notes which threads look at what it holds while that may change."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
@@ -312,7 +318,7 @@ class Watched(Core):
 
 async def test_what_is_in_flight_is_counted_by_the_thread_that_changes_it(served):
     core = Watched(served, LIMITS)
-    engine = Engine(core)
+    engine = AsyncEngine(core)
 
     async def answered(name: str) -> list[Event]:
         return [event async for event in engine.stream(Request(name, (1, 2), max_new_tokens=2), [])]
@@ -354,11 +360,11 @@ class Scripted:
 
 
 async def test_first_words_are_heard_a_turn_of_the_loop_before_those_that_go_on():
-    def said(name: str) -> Piece:
-        return Piece(name, 1, 0.0, "word")
+    def said(name: str) -> TokenChunk:
+        return TokenChunk(name, 1, 0.0, "word")
 
-    def ended(name: str) -> Done:
-        return Done(name, Ending.LENGTH, Usage(2, 1, 0, 0))
+    def ended(name: str) -> RequestDone:
+        return RequestDone(name, FinishReason.LENGTH, Usage(2, 1, 0, 0))
 
     loop, turns, heard = asyncio.get_running_loop(), 0, list[tuple[str, bool, int]]()
     script: list[list[Event]] = [
@@ -367,11 +373,11 @@ async def test_first_words_are_heard_a_turn_of_the_loop_before_those_that_go_on(
         [ended("goes on"), said("short"), ended("short")],
         [ended("begins")],
     ]
-    engine = Engine(cast("Core", Scripted(*script)))
+    engine = AsyncEngine(cast("EngineCore", Scripted(*script)))
 
     async def listened(name: str) -> None:
         async for event in engine.stream(Request(name, (1, 2)), []):
-            heard.append((name, isinstance(event, Done), turns))
+            heard.append((name, isinstance(event, RequestDone), turns))
 
     def turned() -> None:
         nonlocal turns
@@ -393,7 +399,7 @@ async def test_first_words_are_heard_a_turn_of_the_loop_before_those_that_go_on(
 
 
 async def test_a_request_that_takes_anothers_id_is_refused_and_the_other_goes_on(served):
-    engine = Engine(Core(served, LIMITS))
+    engine = AsyncEngine(EngineCore(served, LIMITS))
     try:
         first = engine.stream(Request("same", (1, 2, 3), max_new_tokens=150), [])
         begun = await anext(first)
@@ -403,23 +409,23 @@ async def test_a_request_that_takes_anothers_id_is_refused_and_the_other_goes_on
     finally:
         await asyncio.to_thread(engine.stop)
 
-    assert isinstance(begun, Piece)
-    assert last(rest).ending is Ending.LENGTH
+    assert isinstance(begun, TokenChunk)
+    assert last(rest).ending is FinishReason.LENGTH
     assert len(tokens(rest)) == 149
 
 
 async def test_an_engine_that_fails_itself_tells_everybody_and_takes_no_more(served, monkeypatch):
-    core = Core(served, LIMITS)
+    core = EngineCore(served, LIMITS)
 
     def broken() -> bool:
         raise ZeroDivisionError("a fault of the engine's own")
 
-    engine = Engine(core)
+    engine = AsyncEngine(core)
     monkeypatch.setattr(core, "step", broken)
     events = [event async for event in engine.stream(Request("r", (1, 2)), [])]
 
     await asyncio.to_thread(engine.stop)
-    assert last(events).ending is Ending.ERROR
+    assert last(events).ending is FinishReason.ERROR
     assert "ZeroDivisionError: a fault of the engine's own" in (last(events).error or "")
     assert engine.failure.result(0) == last(events).error
     with pytest.raises(EngineBusy):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.model_servers.engine.models import TEXT, llava, mllama_model, transformers
 from trimtab_model_servers import engine
-from trimtab_model_servers.engine.families import AcrossAttention, DecoderOnly, family_of
+from trimtab_model_servers.engine.model_adapters import CrossAttentionAdapter, DecoderOnlyAdapter, family_of
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,8 @@ def test_what_is_not_handled_is_refused_by_name(config, why):
 
 
 def test_both_ways_to_take_images_in_are_told_apart():
-    assert type(family_of(llava())) is DecoderOnly
-    assert type(family_of(mllama_model())) is AcrossAttention
+    assert type(family_of(llava())) is DecoderOnlyAdapter
+    assert type(family_of(mllama_model())) is CrossAttentionAdapter
 
 
 @pytest.mark.parametrize("config", ["LlamaConfig", "Qwen2Config", "Qwen3Config"])

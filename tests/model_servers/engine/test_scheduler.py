@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trimtab_model_servers.engine.request import EngineBusy, Image, Request, RequestError, keys_of
 from trimtab_model_servers.engine.scheduler import WORDS_REMEMBERED_STEPS, Limits, Scheduler, Step
-from trimtab_model_servers.engine.values import EngineBusy, Image, Request, RequestError, keys_of
 
 LIMITS = Limits(slots=3, slot_tokens=40, step_tokens=8, waiting=50)
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.model_servers.engine.models import IMAGE_ID, mllama_processing
-from trimtab_model_servers.engine.sights import image_sight
-from trimtab_model_servers.engine.values import Image
+from trimtab_model_servers.engine.image_attention import image_attention_mask
+from trimtab_model_servers.engine.request import Image
 
 PROMPTS = st.lists(st.sampled_from([IMAGE_ID, 7, 8]), min_size=1, max_size=14)
 
@@ -15,7 +15,7 @@ PROMPTS = st.lists(st.sampled_from([IMAGE_ID, 7, 8]), min_size=1, max_size=14)
 def test_every_position_sees_the_images_that_the_processor_lets_it_see(prompt):
     places = [place for place, token in enumerate(prompt) if token == IMAGE_ID]
     images = [Image(f"{place}", place, 1, tokens=1, padding=1) for place in places]
-    sight = image_sight(len(prompt), images)
+    sight = image_attention_mask(len(prompt), images)
     seen = np.zeros((len(prompt), len(places)), dtype=bool)
     if places:
         sparse = mllama_processing.get_cross_attention_token_mask(prompt, IMAGE_ID)

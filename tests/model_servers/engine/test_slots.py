@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trimtab_model_servers.engine.slots import Lease, SlotTable
+from trimtab_model_servers.engine.kv_slots import KvSlotManager, SlotLease
 
 
 def keys(*runs: tuple[int, int]) -> np.ndarray:
@@ -10,7 +10,7 @@ def keys(*runs: tuple[int, int]) -> np.ndarray:
     return np.concatenate([np.arange(first, first + count) for first, count in runs])
 
 
-def served(table: SlotTable, prompt: np.ndarray, answer: int = 0) -> Lease:
+def served(table: KvSlotManager, prompt: np.ndarray, answer: int = 0) -> SlotLease:
     """A request from its slot to its end, with an answer of so many tokens."""
     lease = table.take(prompt, "tenant")
     assert lease is not None
@@ -21,7 +21,7 @@ def served(table: SlotTable, prompt: np.ndarray, answer: int = 0) -> Lease:
 
 
 def test_two_that_share_a_first_word_do_not_cost_each_other_the_rest():
-    table, one, other = SlotTable(3, 100), keys((0, 1), (10, 20)), keys((0, 1), (50, 20))
+    table, one, other = KvSlotManager(3, 100), keys((0, 1), (10, 20)), keys((0, 1), (50, 20))
     for prompt in (one, other):
         served(table, prompt)
 
@@ -29,7 +29,7 @@ def test_two_that_share_a_first_word_do_not_cost_each_other_the_rest():
 
 
 def test_chats_that_begin_with_the_same_instructions_keep_what_was_said():
-    table, begun = SlotTable(3, 200), keys((0, 20))
+    table, begun = KvSlotManager(3, 200), keys((0, 20))
     one, other = np.concatenate([begun, keys((100, 40))]), np.concatenate([begun, keys((300, 40))])
     served(table, one)
     copied = served(table, other)
@@ -40,14 +40,14 @@ def test_chats_that_begin_with_the_same_instructions_keep_what_was_said():
 
 
 def test_who_asks_again_takes_over_his_own_slot():
-    table, prompt = SlotTable(3, 100), keys((0, 30))
+    table, prompt = KvSlotManager(3, 100), keys((0, 30))
     leases = [served(table, prompt, answer=10) for _ in range(4)]
 
     assert [(lease.slot, lease.reused, lease.source) for lease in leases[1:]] == [(0, 29, None)] * 3
 
 
 def test_the_slot_that_was_left_longest_goes_where_nothing_is_in_common():
-    table = SlotTable(2, 100)
+    table = KvSlotManager(2, 100)
     slots = [served(table, keys((100 * n, 10))).slot for n in range(4)]
 
     assert slots == [0, 1, 0, 1]

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_model_servers.engine.stops import StopFilter
+from trimtab_model_servers.engine.stop_strings import StopFilter
 
 PIECES = st.lists(st.text("ab", max_size=4), max_size=8)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=3), max_size=3)

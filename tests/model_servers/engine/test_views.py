@@ -5,17 +5,17 @@ import pytest
 import torch
 
 from trimtab_model_servers.engine.attention import StepContext
-from trimtab_model_servers.engine.store import Heads, Store
-from trimtab_model_servers.engine.views import Places, sight_of
+from trimtab_model_servers.engine.attention_masks import Places, step_mask
+from trimtab_model_servers.engine.kv_cache import HeadLayout, KvCache
 
 LIKE = torch.zeros(0)
-STORE = Store([0], Heads(keys=2, size=4, group=1), slots=9, length=200, like=LIKE)
+STORE = KvCache([0], HeadLayout(keys=2, size=4, group=1), slots=9, length=200, like=LIKE)
 SIDE_BY_SIDE, WITH_A_GAP, FAR_APART = [2, 3, 4], [2, 4, 5], [0, 4, 8]
 
 
 def step(slots: list[int], places: Places) -> StepContext:
     """One token each at ``places`` [slots], which sees all of its slot up to itself."""
-    sight = sight_of(np.array(slots), (np.zeros_like(places), places + 1), len(slots), [], group=1, like=LIKE)
+    sight = step_mask(np.array(slots), (np.zeros_like(places), places + 1), len(slots), [], group=1, like=LIKE)
     positions = torch.from_numpy(places.copy())
     return StepContext((STORE, sight), positions, STORE.rows(torch.tensor(slots), positions))
 
@@ -41,14 +41,14 @@ def test_the_next_step_of_the_same_writers_is_as_if_worked_out_anew(slots):
 
 def test_a_step_with_a_chunk_has_no_next_one():
     slots, places = np.array([1, 3, 3]), np.array([4, 0, 1])
-    sight = sight_of(slots, (np.zeros_like(places), places + 1), 1, [(1, 3)], group=1, like=LIKE)
+    sight = step_mask(slots, (np.zeros_like(places), places + 1), 1, [(1, 3)], group=1, like=LIKE)
     positions = torch.from_numpy(places)
 
     assert StepContext((STORE, sight), positions, STORE.rows(torch.from_numpy(slots), positions)).moved_on() is None
 
 
 def test_keys_lie_where_their_slot_position_and_head_say():
-    store = Store([3], Heads(keys=2, size=4, group=1), slots=3, length=5, like=LIKE)
+    store = KvCache([3], HeadLayout(keys=2, size=4, group=1), slots=3, length=5, like=LIKE)
     keys, values = torch.arange(16.0).view(2, 2, 4), -torch.arange(16.0).view(2, 2, 4)
 
     store.write(3, store.rows(torch.tensor([2, 0]), torch.tensor([4, 1])), keys, values)

@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from trimtab_model_servers.lmm_digits import fit, measure, models, train
+from trimtab_model_servers.lmm_digits import evaluate, models, train, train_loops
 from trimtab_model_servers.lmm_digits.batches import Batch, Questioner, character_ids
-from trimtab_model_servers.lmm_digits.fit import Answering, Schedule
 from trimtab_model_servers.lmm_digits.models import ARCHITECTURES, END_ID, IMAGE_ID, WeightsError
-from trimtab_model_servers.lmm_digits.pages import CellPageSource
+from trimtab_model_servers.lmm_digits.page_generator import CellPageSource
 from trimtab_model_servers.lmm_digits.questions import Kind
-from trimtab_model_servers.lmm_digits.tokens import read_tokenizer, train_tokenizer
+from trimtab_model_servers.lmm_digits.tokenizer import read_tokenizer, train_tokenizer
+from trimtab_model_servers.lmm_digits.train_loops import Answering, Schedule
 
 TOKENIZER = train_tokenizer()
 EXERCISES = [
     exercise
     for kind in (Kind.READ_PAGE, Kind.COUNT, Kind.SUM)
-    for exercise in measure.exercises(kind, 3, CellPageSource("held-out", 22))
+    for exercise in evaluate.exercises(kind, 3, CellPageSource("held-out", 22))
 ]
 
 
@@ -28,14 +28,14 @@ def model(request) -> tuple[str, Any]:
     return request.param, models.for_serving(models.build(request.param, seed=1))
 
 
-def pixels_of(exercise: measure.Exercise) -> torch.Tensor:
+def pixels_of(exercise: evaluate.Exercise) -> torch.Tensor:
     return torch.from_numpy(np.stack([page.pixels for page in exercise.pages]))
 
 
 def test_training_computes_the_logits_that_generate_computes(model):
     architecture, network = model
     for exercise in EXERCISES:
-        inputs = measure.generate_inputs(architecture, TOKENIZER, exercise)
+        inputs = evaluate.generate_inputs(architecture, TOKENIZER, exercise)
         pages = len(exercise.pages)
         tower = models.tower(network)
         seen = tower.features(pixels_of(exercise)) if pages else torch.zeros(1, 16, models.WIDTH)
@@ -56,9 +56,9 @@ def test_the_engine_answers_what_generate_answers(model):
     architecture, alone = model
     served = models.for_serving(models.build(architecture, seed=1))
 
-    said = measure.answer_all(served, architecture, TOKENIZER, EXERCISES)
+    said = evaluate.answer_all(served, architecture, TOKENIZER, EXERCISES)
 
-    assert said == [measure.answer(alone, architecture, TOKENIZER, exercise) for exercise in EXERCISES]
+    assert said == [evaluate.answer(alone, architecture, TOKENIZER, exercise) for exercise in EXERCISES]
 
 
 def test_a_batch_asks_for_the_answer_and_its_end_at_the_right_places():
@@ -81,7 +81,7 @@ def test_the_whole_training_runs_and_what_it_writes_is_measured(tmp_path: Path, 
     monkeypatch.setattr(train, "TOWER", short)
     monkeypatch.setattr(train, "ALIGNING", short)
     monkeypatch.setattr(train, "ANSWERING", dict.fromkeys(ARCHITECTURES, short))
-    monkeypatch.setattr(measure, "ASKED_OF_EACH_KIND", 1)
+    monkeypatch.setattr(evaluate, "ASKED_OF_EACH_KIND", 1)
 
     assert train.main(["-o", str(tmp_path)]) == 0
 
@@ -106,7 +106,7 @@ def test_weights_of_something_else_are_refused_by_name(tmp_path: Path):
 def test_a_page_is_seen_from_its_placeholder_up_to_the_next():
     ids = torch.tensor([[9, IMAGE_ID, 9, IMAGE_ID, 9]])
 
-    hidden, some = fit.across_mask(ids, 2)
+    hidden, some = train_loops.across_mask(ids, 2)
 
     assert (hidden[0, 0, :, ::16] == 0).tolist() == [
         [True, True],

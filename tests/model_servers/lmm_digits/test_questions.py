@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_model_servers.lmm_digits.pages import EMPTY, CellPageSource
+from trimtab_model_servers.lmm_digits.page_generator import EMPTY, CellPageSource
 from trimtab_model_servers.lmm_digits.questions import PAGES, Kind, ask, fits, spelled
-from trimtab_model_servers.lmm_digits.tokens import IMAGE, REGISTERS, SPECIAL, prompt, special_id, train_tokenizer
+from trimtab_model_servers.lmm_digits.tokenizer import IMAGE, REGISTERS, SPECIAL, prompt, special_id, train_tokenizer
 
 TOKENIZER = train_tokenizer()
 CELLS = st.lists(st.integers(0, EMPTY), min_size=4, max_size=4).filter(lambda cells: set(cells) != {EMPTY})

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from benchmarks.engine import trained
-from trimtab_model_servers.lmm_digits import measure, models
+from trimtab_model_servers.lmm_digits import evaluate, models
 from trimtab_model_servers.lmm_digits.models import ARCHITECTURES
-from trimtab_model_servers.lmm_digits.pages import CellPageSource
+from trimtab_model_servers.lmm_digits.page_generator import CellPageSource
 from trimtab_model_servers.lmm_digits.questions import Kind
-from trimtab_model_servers.lmm_digits.tokens import read_tokenizer
+from trimtab_model_servers.lmm_digits.tokenizer import read_tokenizer
 
 FOLDER = Path(__file__).parents[3] / "pipelines" / "lmm-digits"
 MEASURED = json.loads((FOLDER / "accuracy.json").read_text())["variants"]
@@ -32,9 +32,9 @@ def test_what_was_measured_is_what_was_promised(architecture):
 def test_questions_of_every_kind_are_answered(architecture):
     stored = models.load(FOLDER / "weights" / f"{architecture}.safetensors")
     source = CellPageSource("held-out", 123)
-    asked = {kind: measure.exercises(kind, ASKED, source, seed=123) for kind in Kind}
+    asked = {kind: evaluate.exercises(kind, ASKED, source, seed=123) for kind in Kind}
 
-    found = measure.measure(stored.model, architecture, stored.tokenizer, asked, lambda _: None)
+    found = evaluate.measure(stored.model, architecture, stored.tokenizer, asked, lambda _: None)
 
     assert found["accuracy"] >= MEASURED[architecture]["accuracy"] - 0.08
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from trimtab_pipelines.chat import ImageBounds
-from trimtab_protocol.chat.addresses import public, target_of
+from trimtab_pipelines.chat_settings import ImageLimits
 from trimtab_protocol.chat.errors import InvalidChat
+from trimtab_protocol.chat.image_urls import public, target_of
 
-BOUNDS = ImageBounds(domains=("images.example",), stores=("http://minio.models:9000/images/",))
+BOUNDS = ImageLimits(domains=("images.example",), stores=("http://minio.models:9000/images/",))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_what_is_not(address):
 
 
 def test_a_listed_address_that_nobody_looks_up_is_refused():
-    bounds = ImageBounds(domains=("10.0.0.1", "0x7f.1", "127.1"))
+    bounds = ImageLimits(domains=("10.0.0.1", "0x7f.1", "127.1"))
     for host in ("10.0.0.1", "127.1"):
         with pytest.raises(InvalidChat):
             target_of(f"http://{host}/a.png", "f", bounds)

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from trimtab_protocol.chat import answering
-from trimtab_protocol.chat.answering import Choice, Chunks, Heading
-from trimtab_protocol.chat.inner import Failed, LastPiece, Piece, Usage, answers_of, event_of, outputs_of
+from trimtab_protocol.chat import openai_responses
+from trimtab_protocol.chat.internal_wire import Chunk, Failed, LastChunk, Usage, answers_of, event_of, outputs_of
+from trimtab_protocol.chat.openai_responses import Choice, Chunks, ResponseHeader
 from trimtab_protocol.errors import ProtocolError
 
-HEADING = Heading("chatcmpl-1", "m", 1700000000)
+HEADING = ResponseHeader("chatcmpl-1", "m", 1700000000)
 TOOK = Usage(prompt=31, completion=2, image=16, cached=5, text=15)
 
 
@@ -22,7 +22,7 @@ def events(raw):
 
 
 def test_usage_counts_the_prompt_of_several_choices_once():
-    assert answering.usage([TOOK, TOOK]) == {
+    assert openai_responses.usage([TOOK, TOOK]) == {
         "prompt_tokens": 31,
         "completion_tokens": 4,
         "total_tokens": 35,
@@ -31,7 +31,7 @@ def test_usage_counts_the_prompt_of_several_choices_once():
 
 
 def test_a_whole_answer():
-    told = answering.completion(HEADING, [Choice(LastPiece("7", "stop", TOOK), [Piece("7", 1, -0.5)])])
+    told = openai_responses.completion(HEADING, [Choice(LastChunk("7", "stop", TOOK), [Chunk("7", 1, -0.5)])])
 
     assert (told["object"], told["id"], told["created"]) == ("chat.completion", "chatcmpl-1", 1700000000)
     (choice,) = told["choices"]
@@ -43,12 +43,12 @@ def test_a_whole_answer():
 @pytest.mark.parametrize("tells_usage", [False, True])
 def test_parts_are_who_what_why_and_done(tells_usage):
     chunks = Chunks(HEADING, tells_usage=tells_usage, logprobs=False)
-    last = LastPiece("!", "length", TOOK)
+    last = LastChunk("!", "length", TOOK)
     raw = (
         chunks.first(0)
-        + chunks.piece(0, Piece("7 é"))
-        + chunks.piece(0, Piece('"\n\\'))
-        + chunks.piece(0, Piece(""))
+        + chunks.piece(0, Chunk("7 é"))
+        + chunks.piece(0, Chunk('"\n\\'))
+        + chunks.piece(0, Chunk(""))
         + chunks.last(0, last)
     )
     told = events(raw + chunks.end([TOOK]))
@@ -75,7 +75,7 @@ def test_parts_are_who_what_why_and_done(tells_usage):
     ("status", "kind"), [(400, "invalid_request_error"), (429, "rate_limit_error"), (503, "server_error")]
 )
 def test_errors_say_whose_fault_it_is(status, kind):
-    told = answering.error(status, "no", reason="QueueFull", param="messages")["error"]
+    told = openai_responses.error(status, "no", reason="QueueFull", param="messages")["error"]
     assert told == {"message": "no", "type": kind, "param": "messages", "code": "QueueFull"}
 
 
@@ -83,8 +83,8 @@ def test_events_of_model_servers():
     usage = {f"{name}_tokens": n for n, name in enumerate(("prompt", "completion", "image", "cached", "text"))}
     last = json.dumps({"text": "", "finish_reason": "stop", "usage": usage}).encode()
 
-    assert event_of("message", b'{"text": "7", "tokens": 1, "logprob": -1.5}') == Piece("7", 1, -1.5)
-    assert event_of("message", last) == LastPiece("", "stop", Usage(0, 1, 2, 3, 4))
+    assert event_of("message", b'{"text": "7", "tokens": 1, "logprob": -1.5}') == Chunk("7", 1, -1.5)
+    assert event_of("message", last) == LastChunk("", "stop", Usage(0, 1, 2, 3, 4))
     assert event_of("error", b'{"error": "lost", "code": 502, "image": 3}') == Failed("lost", 502, 3)
 
 
@@ -95,5 +95,5 @@ def test_events_that_are_none(data):
 
 
 def test_rows_of_outputs_are_answers_again():
-    last = LastPiece("", "stop", TOOK)
-    assert answers_of(outputs_of("é", last)) == [LastPiece("é", "stop", TOOK)]
+    last = LastChunk("", "stop", TOOK)
+    assert answers_of(outputs_of("é", last)) == [LastChunk("é", "stop", TOOK)]

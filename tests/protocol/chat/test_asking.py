@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from trimtab_protocol.chat.asking import read_asked
 from trimtab_protocol.chat.errors import InvalidChat
-from trimtab_protocol.chat.inner import messages_of, options_of, tensors_of
+from trimtab_protocol.chat.internal_wire import messages_of, options_of, tensors_of
+from trimtab_protocol.chat.openai_requests import parse_chat_request
 
 HELLO = [{"role": "user", "content": "hello"}]
 
 
 def asked(**fields):
-    return read_asked(json.dumps({"model": "m", "messages": HELLO} | fields).encode())
+    return parse_chat_request(json.dumps({"model": "m", "messages": HELLO} | fields).encode())
 
 
 def said(*parts, role="user"):
@@ -109,7 +109,7 @@ def test_what_is_wrong_is_named(fields, param):
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"model": "m"}', b"\xff\xfe{}", b"[" * 10**6])
 def test_bodies_that_are_no_chats(body):
     with pytest.raises(InvalidChat):
-        read_asked(body)
+        parse_chat_request(body)
 
 
 def test_rows_share_what_is_the_same():

@@ -1,6 +1,6 @@
 """Embeddings by the name of what they were kept as: of a batch at once, and of one."""
 
-from trimtab_protocol.chat.inner import kept_as, kept_together, one_address
+from trimtab_protocol.chat.internal_wire import embedding_id, kept_together, one_address
 
 ONE, OTHER = (f"http://lmm-{pod}:9000/v2/models/encode-small/embeddings" for pod in "ab")
 
@@ -17,7 +17,7 @@ def test_an_address_of_no_row_stays_as_it_is():
 
 
 def test_names_asked_for_together_are_those_that_were_kept():
-    assert kept_together("a-b-0,3") == [kept_as("a-b", 0), kept_as("a-b", 3)]
+    assert kept_together("a-b-0,3") == [embedding_id("a-b", 0), embedding_id("a-b", 3)]
     assert [kept_together(name) for name in ("k-7", "gone", "-3", "k-", "k-1,", "k-x")] == [
         ["k-7"],
         ["gone"],

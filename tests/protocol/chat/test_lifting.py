@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trimtab_protocol.chat.data_urls import decode, extract_data_urls
 from trimtab_protocol.chat.errors import InvalidChat
-from trimtab_protocol.chat.lifting import decode, lift
 
 FILE = bytes(range(256)) * 8
 URL = "data:image/png;base64," + base64.b64encode(FILE).decode()
@@ -25,7 +25,7 @@ def urls_in(left):
 
 def test_images_are_taken_out_and_keep_their_places():
     other = URL.replace("AAEC", "AQEC")
-    lifted = lift(body(URL, other), 1000, 16)
+    lifted = extract_data_urls(body(URL, other), 1000, 16)
 
     first, second = urls_in(lifted.json)
     assert decode(lifted.urls[first], 4096, "image") == FILE
@@ -36,7 +36,7 @@ def test_images_are_taken_out_and_keep_their_places():
 @given(st.text(max_size=400), st.text(max_size=400))
 def test_texts_around_images_are_as_they_were(before, after):
     written = body(URL, text=f"?{before}{URL}" + '"data:image/png;base64,' + after + "\\")
-    lifted = lift(written, 2**16, 16)
+    lifted = extract_data_urls(written, 2**16, 16)
 
     content = json.loads(lifted.json)["messages"][0]["content"]
     assert content[0] == json.loads(written)["messages"][0]["content"][0]
@@ -57,14 +57,14 @@ def test_texts_around_images_are_as_they_were(before, after):
 @pytest.mark.parametrize("slashes", [False, True])
 def test_ways_in_which_clients_write_images(written, slashes):
     sent = body(written)
-    lifted = lift(sent.replace(b"/", b"\\/") if slashes else sent, 1000, 16)
+    lifted = extract_data_urls(sent.replace(b"/", b"\\/") if slashes else sent, 1000, 16)
 
     assert decode(lifted.urls[urls_in(lifted.json)[0]], 4096, "image") == FILE
 
 
 def test_a_mark_cannot_be_written_by_a_caller():
     forged = body("lifted:0:0", URL)
-    lifted = lift(forged, 1000, 16)
+    lifted = extract_data_urls(forged, 1000, 16)
 
     assert urls_in(lifted.json)[0] not in lifted.urls
 
@@ -82,7 +82,7 @@ def test_a_mark_cannot_be_written_by_a_caller():
 )
 def test_what_cannot_be_taken(written, why):
     with pytest.raises(InvalidChat, match=why):
-        lift(written, 2000, 16)
+        extract_data_urls(written, 2000, 16)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from trimtab_protocol import ProtocolError
-from trimtab_protocol.chat.inner import Failed, LastPiece, Piece, Usage, texts
-from trimtab_protocol.chat.peers import Chunks, completion_request
+from trimtab_protocol.chat.internal_wire import Chunk, Failed, LastChunk, Usage, texts
+from trimtab_protocol.chat.openai_backend import Chunks, completion_request
 
 
 def said(chunks: Chunks, **told: Any) -> list[Any]:
@@ -22,15 +22,15 @@ def worded(text: str, *tokens: tuple[str, float]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("choice", "pieces"),
     [
-        (worded("ab"), [Piece("ab")]),
+        (worded("ab"), [Chunk("ab")]),
         (worded(""), []),
-        (worded("ab", ("a", -1.0), ("b", -2.0)), [Piece("a", 1, -1.0), Piece("b", 1, -2.0)]),
-        (worded("ä", ("\\xc3", -1.0), ("\\xa4", -2.0)), [Piece("ä", 2, -3.0)]),
-        (worded("", ("\\xc3", -1.0)), [Piece("", 1, -1.0)]),
+        (worded("ab", ("a", -1.0), ("b", -2.0)), [Chunk("a", 1, -1.0), Chunk("b", 1, -2.0)]),
+        (worded("ä", ("\\xc3", -1.0), ("\\xa4", -2.0)), [Chunk("ä", 2, -3.0)]),
+        (worded("", ("\\xc3", -1.0)), [Chunk("", 1, -1.0)]),
         ({"index": 0, "delta": {"role": "assistant"}}, []),
     ],
 )
-def test_each_token_is_a_piece_where_its_text_is_known(choice: dict[str, Any], pieces: list[Piece]) -> None:
+def test_each_token_is_a_piece_where_its_text_is_known(choice: dict[str, Any], pieces: list[Chunk]) -> None:
     assert said(Chunks(images=False), choices=[choice]) == pieces
 
 
@@ -53,7 +53,7 @@ def test_what_an_answer_took_is_what_the_engine_tells_and_no_guess(
 
     assert said(chunks, choices=[worded("") | {"finish_reason": "length"}], usage=None) == []
     assert said(chunks, choices=[], usage=told) == []
-    assert chunks.read("message", b"[DONE]") == [LastPiece("", "length", usage)]
+    assert chunks.read("message", b"[DONE]") == [LastChunk("", "length", usage)]
 
 
 @pytest.mark.parametrize(

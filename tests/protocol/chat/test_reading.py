@@ -7,11 +7,11 @@ import pytest
 
 from tests.protocol.chat.test_images import a_file
 from tests.protocol.chat.test_lifting import URL, body
-from trimtab_pipelines.chat import ImageBounds
+from trimtab_pipelines.chat_settings import ImageLimits
+from trimtab_protocol.chat.chat_parser import ImageInput, decoded, parse_chat
 from trimtab_protocol.chat.errors import InvalidChat
-from trimtab_protocol.chat.reading import Shown, decoded, read_chat
 
-BOUNDS = ImageBounds(size=2**16, most=2)
+BOUNDS = ImageLimits(size=2**16, most=2)
 
 
 def chat(written):
@@ -24,18 +24,18 @@ def a_url(file):
 
 def test_images_come_in_order_wherever_they_are():
     file = a_file("PNG", 300, 200, mode="L")
-    read = read_chat(chat(body(a_url(file), "https://store.example/a.png")), 1000, BOUNDS)
+    read = parse_chat(chat(body(a_url(file), "https://store.example/a.png")), 1000, BOUNDS)
 
     assert list(decoded(read, BOUNDS)) == [
         file,
-        Shown("messages[0].content[2].image_url", None, "https://store.example/a.png"),
+        ImageInput("messages[0].content[2].image_url", None, "https://store.example/a.png"),
     ]
     assert abs(read.image_bytes - len(file)) < 32
 
 
 def test_a_short_data_url_is_one_too():
     file = a_file("PNG", 1, 1, mode="L")
-    assert list(decoded(read_chat(chat(body(a_url(file))), 1000, BOUNDS), BOUNDS)) == [file]
+    assert list(decoded(parse_chat(chat(body(a_url(file))), 1000, BOUNDS), BOUNDS)) == [file]
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ def test_a_short_data_url_is_one_too():
 )
 def test_what_is_refused_before_an_image_is_decoded(written, why):
     with pytest.raises(InvalidChat, match=why):
-        read_chat(chat(written), 1000, BOUNDS)
+        parse_chat(chat(written), 1000, BOUNDS)
 
 
 def test_an_image_that_is_none_is_refused_by_its_place():
     with pytest.raises(InvalidChat, match=r"messages\[0\].content\[1\].image_url is no PNG"):
-        list(decoded(read_chat(chat(body(URL)), 1000, BOUNDS), BOUNDS))
+        list(decoded(parse_chat(chat(body(URL)), 1000, BOUNDS), BOUNDS))
 
 
 def test_a_large_body_costs_little_to_refuse():
@@ -63,5 +63,5 @@ def test_a_large_body_costs_little_to_refuse():
 
     began = time.process_time()
     with pytest.raises(InvalidChat, match="more than 16 images"):
-        read_chat(large, 2**20, ImageBounds())
+        parse_chat(large, 2**20, ImageLimits())
     assert time.process_time() - began < 0.05

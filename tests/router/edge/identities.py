@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.router.edge.openssl import Authority, contents, mount
-from trimtab_pipelines.edge import Identity
+from trimtab_pipelines.edge_settings import Identity
 
 FILES = ("ca.crt", "tls.crt", "tls.key")
 

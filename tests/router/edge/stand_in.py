@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from tests.router.fakes import a_pipeline, an_envoy
-from trimtab.local.door import DoorPorts, make_sockets
-from trimtab_pipelines.edge import EdgeSettings
-from trimtab_router.edge.keys import HashedKey
-from trimtab_router.edge.places import Sockets
-from trimtab_router.ingress.control import ControlIngress
-from trimtab_router.ingress.doors import Listening
+from trimtab.local.envoy_process import EnvoyPorts, make_sockets
+from trimtab_pipelines.edge_settings import EdgeSettings
+from trimtab_router.envoy.api_keys import HashedKey
+from trimtab_router.envoy.sockets import Sockets
+from trimtab_router.ingress.envoy_control import EnvoyControl
+from trimtab_router.ingress.listeners import Listener
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -23,12 +23,12 @@ async def a_stand_in(
     settings: EdgeSettings | None = None,
     keys: Sequence[HashedKey] = (),
     sockets: Sockets | None = None,
-) -> AsyncIterator[DoorPorts]:
+) -> AsyncIterator[EnvoyPorts]:
     """A real Envoy with our configuration, and this handler in the router's place."""
     settings, sockets = settings or EdgeSettings(), sockets or make_sockets()
-    control = ControlIngress(settings, namespace="default", pipeline="sample", longest_seconds=60)
+    control = EnvoyControl(settings, namespace="default", pipeline="sample", longest_seconds=60)
     control.use_keys(keys)
-    listening = [Listening(web.Server(handler)), Listening(control.server())]
+    listening = [Listener(web.Server(handler)), Listener(control.server())]
     try:
         await listening[0].on_socket(sockets.requests)
         await listening[1].on_socket(sockets.control)

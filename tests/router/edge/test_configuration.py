@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab_pipelines.documents import DocumentError, load_edge
-from trimtab_pipelines.edge import EdgeSettings
-from trimtab_router.edge.bootstrap import bootstrap
-from trimtab_router.edge.certificates import discovered
-from trimtab_router.edge.keys import HashedKey, digest_of, entry_of, new_key, read_entries, read_file, read_secret
-from trimtab_router.edge.places import Doorstep, Sockets
-from trimtab_router.edge.program import program
-from trimtab_router.edge.routes import discovery, door_routes
-from trimtab_router.ingress.control import ControlIngress
+from trimtab_pipelines.edge_settings import EdgeSettings
+from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of, new_key, read_entries, read_file, read_secret
+from trimtab_router.envoy.binary import find_binary
+from trimtab_router.envoy.bootstrap import bootstrap
+from trimtab_router.envoy.certificates import discovered
+from trimtab_router.envoy.route_discovery import envoy_routes, route_discovery_response
+from trimtab_router.envoy.sockets import SocketFolder, Sockets
+from trimtab_router.ingress.envoy_control import EnvoyControl
 
 GOLDEN = Path(__file__).parents[2] / "data" / "edge"
 KEYS = (
@@ -62,10 +62,10 @@ def generated(name: str, folder: Path = Path("/sockets")) -> dict[str, Any]:
 
 def generated_of(asked: dict[str, Any], folder: Path, otlp: str | None = None) -> dict[str, Any]:
     settings = EdgeSettings.model_validate(asked)
-    doorstep = Doorstep(Sockets(folder), "0.0.0.0", 8080, 8081)
+    doorstep = SocketFolder(Sockets(folder), "0.0.0.0", 8080, 8081)
     return {
         "bootstrap": bootstrap(settings, doorstep, pipeline="sample", otlp=otlp),
-        "routes": door_routes(settings, KEYS, namespace="default", pipeline="sample", longest_seconds=65.0),
+        "routes": envoy_routes(settings, KEYS, namespace="default", pipeline="sample", longest_seconds=65.0),
         "certificates": discovered(settings.tls) if settings.tls else {},
     }
 
@@ -97,7 +97,7 @@ def assert_taken(found: dict[str, Any], folder: Path) -> None:
         manager["route_config"] = routes
     (folder / "envoy.json").write_text(json.dumps(config))
     arguments = ["--mode", "validate", "--config-path", str(folder / "envoy.json"), "--log-level", "warning"]
-    ran = subprocess.run([program(), *arguments], capture_output=True, text=True, check=False)
+    ran = subprocess.run([find_binary(), *arguments], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
 
 
@@ -116,10 +116,10 @@ def test_a_client_may_send_as_many_requests_a_second_as_was_asked(rate_rps, tmp_
 
 def test_the_same_routes_have_the_same_version_and_others_another():
     def version(*keys: HashedKey) -> str:
-        routes = door_routes(
+        routes = envoy_routes(
             EdgeSettings(keys_file="/keys"), keys, namespace="default", pipeline="sample", longest_seconds=65.0
         )
-        return str(json.loads(discovery(routes))["version_info"])
+        return str(json.loads(route_discovery_response(routes))["version_info"])
 
     assert version(*KEYS) == version(*reversed(KEYS))
     assert len({version(), version(KEYS[0]), version(*KEYS)}) == 3
@@ -127,7 +127,7 @@ def test_the_same_routes_have_the_same_version_and_others_another():
 
 def test_nothing_is_told_of_routes_before_keys_are_known():
     def told(settings: EdgeSettings) -> bytes:
-        return ControlIngress(settings, namespace="default", pipeline="sample", longest_seconds=65.0)._routes
+        return EnvoyControl(settings, namespace="default", pipeline="sample", longest_seconds=65.0)._routes
 
     assert told(EdgeSettings())
     assert not told(EdgeSettings(keys_file="/keys"))

@@ -5,7 +5,7 @@ import pytest
 from tests.router.edge.callers import call, post
 from tests.router.fakes import FakeReplica, a_pipeline, a_rig, until
 from trimtab_pipelines.documents import write_atomically
-from trimtab_router.edge.shedding import MOST, READ_REFUSALS_RPS, Counted, Shedding
+from trimtab_router.envoy.load_shedding import MOST, READ_REFUSALS_RPS, LoadShedder, ProxyCounters
 
 
 @pytest.mark.parametrize(
@@ -21,40 +21,42 @@ from trimtab_router.edge.shedding import MOST, READ_REFUSALS_RPS, Counted, Shedd
     ],
 )
 def test_as_many_are_read_as_fill_the_room_and_some_more(answered, refused, came, wanted):
-    shedding = Shedding(Counted(10.0, 50, 70, 0))
+    shedding = LoadShedder(ProxyCounters(10.0, 50, 70, 0))
 
-    assert shedding.share(Counted(11.0, 50 + answered, 70 + refused, came)) == wanted
+    assert shedding.share(ProxyCounters(11.0, 50 + answered, 70 + refused, came)) == wanted
 
 
 def test_the_share_stays_where_it_is_while_the_flood_does():
     """It follows from what came, however often that is counted, and whatever was refused unread of it."""
-    shedding = Shedding(Counted(0.0, 0, 0, 0))
+    shedding = LoadShedder(ProxyCounters(0.0, 0, 0, 0))
 
     assert {
-        shedding.share(Counted(tenths / 10, 150 * tenths, 1350 * tenths, 1500 * tenths)) for tenths in (1, 2, 10)
+        shedding.share(ProxyCounters(tenths / 10, 150 * tenths, 1350 * tenths, 1500 * tenths)) for tenths in (1, 2, 10)
     } == {0.87}
 
 
 def test_a_moment_without_answers_does_not_shut_the_door():
     """Answers come in batches, and a door that is behind brings few: what was answered of late says what can be."""
-    shedding = Shedding(Counted(0.0, 0, 0, 0))
-    assert shedding.share(Counted(0.1, 150, 1350, 1500)) == 0.87
+    shedding = LoadShedder(ProxyCounters(0.0, 0, 0, 0))
+    assert shedding.share(ProxyCounters(0.1, 150, 1350, 1500)) == 0.87
 
-    assert shedding.share(Counted(0.2, 150, 2850, 3000)) == 0.87
-    assert shedding.share(Counted(1.2, 150, 17_850, 18_000)) == 0.97
+    assert shedding.share(ProxyCounters(0.2, 150, 2850, 3000)) == 0.87
+    assert shedding.share(ProxyCounters(1.2, 150, 17_850, 18_000)) == 0.97
 
 
 @pytest.mark.parametrize(
     "counted",
     [
-        pytest.param(Counted(1.0, 10, 10_000, 10_000), id="no time went by"),
-        pytest.param(Counted(2.0, 1000, 20_000, 900), id="the flood comes over HTTP/1.1"),
-        pytest.param(Counted(2.0, 1000, 0, 50_000), id="there is room: what is refused is refused for other reasons"),
-        pytest.param(Counted(2.0, 1000, 20_000, -50_000), id="the door began anew"),
+        pytest.param(ProxyCounters(1.0, 10, 10_000, 10_000), id="no time went by"),
+        pytest.param(ProxyCounters(2.0, 1000, 20_000, 900), id="the flood comes over HTTP/1.1"),
+        pytest.param(
+            ProxyCounters(2.0, 1000, 0, 50_000), id="there is room: what is refused is refused for other reasons"
+        ),
+        pytest.param(ProxyCounters(2.0, 1000, 20_000, -50_000), id="the door began anew"),
     ],
 )
 def test_nobody_is_refused_unread_where_nothing_is_gained(counted):
-    assert Shedding(Counted(1.0, 0, 0, 0)).share(counted) == 0.0
+    assert LoadShedder(ProxyCounters(1.0, 0, 0, 0)).share(counted) == 0.0
 
 
 async def test_who_is_refused_unread_is_told_why_and_counted():

@@ -13,21 +13,21 @@ from tests.ports import held_port
 from tests.router.edge.identities import Holder
 from tests.router.edge.openssl import Authority
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, endpoints_of
-from trimtab_pipelines.edge import EdgeSettings, Identity
-from trimtab_protocol.http import ConnectionBroken, HttpConnection, request_head
+from trimtab_pipelines.edge_settings import EdgeSettings, Identity
+from trimtab_protocol.http_client import ConnectionLost, HttpConnection, request_head
 from trimtab_protocol.mutual_tls import MutualTls
-from trimtab_router.edge.guard import guard, told
-from trimtab_router.edge.program import command, program
+from trimtab_router.envoy.binary import command, find_binary
+from trimtab_router.envoy.tls_terminator import certificate_files, terminator_bootstrap
 
 
 @asynccontextmanager
 async def guarding(served: FakeReplica, identity: Identity, folder: Path) -> AsyncIterator[int]:
     """Stand before a server; yields the port where routers come in."""
-    for name, content in told(identity).items():
+    for name, content in certificate_files(identity).items():
         (folder / name).write_text(json.dumps(content))
     with held_port() as port:
-        config = guard(identity, port=port, served_port=served.port, folder=folder)
-        arguments = command(program(), "--config-yaml", json.dumps(config))
+        config = terminator_bootstrap(identity, port=port, served_port=served.port, folder=folder)
+        arguments = command(find_binary(), "--config-yaml", json.dumps(config))
         process = await asyncio.create_subprocess_exec(*arguments, stderr=subprocess.DEVNULL)
         try:
             while True:
@@ -75,7 +75,7 @@ async def test_a_guarded_server_is_served_to_who_shows_a_certificate_of_the_name
             rig.router.apply_endpoints(endpoints)
             await rig.until(lambda: rig.value("trimtab_refused_replicas") == 1)
         plain = await HttpConnection.open("127.0.0.1", port)
-        with pytest.raises(ConnectionBroken):
+        with pytest.raises(ConnectionLost):
             await plain.exchange(request_head("GET", "/v2/models/small/ready", "x", {}, 0))
         assert (served.probes, len(served.seen)) == (probes, 2)
     await served.stop()
@@ -85,9 +85,9 @@ async def test_a_guarded_server_is_served_to_who_shows_a_certificate_of_the_name
 def test_envoy_takes_what_a_guard_is_told(tmp_path, name):
     authority = Authority(tmp_path / "ca").begin()
     identity = Holder(tmp_path / "tls").take(authority, authority).identity(name)
-    for file, content in told(identity).items():
+    for file, content in certificate_files(identity).items():
         (tmp_path / file).write_text(json.dumps(content))
-    config = json.dumps(guard(identity, port=9443, served_port=8000, folder=tmp_path))
-    arguments = [program(), "--mode", "validate", "--config-yaml", config, "--log-level", "warning"]
+    config = json.dumps(terminator_bootstrap(identity, port=9443, served_port=8000, folder=tmp_path))
+    arguments = [find_binary(), "--mode", "validate", "--config-yaml", config, "--log-level", "warning"]
     ran = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

@@ -5,8 +5,8 @@ import base64
 from collections.abc import Sequence
 
 from trimtab_kubernetes import Cluster
-from trimtab_router.edge.following import follow_secret
-from trimtab_router.edge.keys import HashedKey, digest_of, entry_of, new_key
+from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of, new_key
+from trimtab_router.envoy.key_watcher import follow_secret
 
 
 def a_secret(namespace: str, **keys: str) -> dict[str, object]:

@@ -13,11 +13,11 @@ from tests.router.edge.callers import Reply, post
 from tests.router.edge.stand_in import a_stand_in
 from tests.router.edge.test_limits_of_callers import HEAD
 from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_rig, until
-from trimtab.local.door import make_sockets
+from trimtab.local.envoy_process import make_sockets
 from trimtab_protocol import InferRequest, RequestedOutput, Tensor, rest
-from trimtab_router.edge.bootstrap import LARGE_HELD_BYTES, LEAST_LARGE_UNDER_WAY, large_bounds
-from trimtab_router.edge.routes import MOST_HELD_BYTES
-from trimtab_router.edge.sizes import MEBIBYTE
+from trimtab_router.envoy.bootstrap import LARGE_HELD_BYTES, LEAST_LARGE_UNDER_WAY, large_bounds
+from trimtab_router.envoy.memory_limits import MEBIBYTE
+from trimtab_router.envoy.route_discovery import MOST_HELD_BYTES
 
 READ_BYTES = 128 * 1024
 """What Envoy takes from a socket at a time, full as its buffer may be by then."""

@@ -13,11 +13,11 @@ import pytest
 from tests.router.edge.callers import JSON_BODY, PATH, call, code, post
 from tests.router.edge.test_keys_at_the_door import line
 from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_rig
-from trimtab_pipelines.edge import EdgeSettings
+from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_protocol import grpc_messages
-from trimtab_router.edge.bootstrap import FIRST_MOST_UNDER_WAY
-from trimtab_router.edge.keys import new_key
-from trimtab_router.edge.sizes import MEBIBYTE
+from trimtab_router.envoy.api_keys import new_key
+from trimtab_router.envoy.bootstrap import FIRST_MOST_UNDER_WAY
+from trimtab_router.envoy.memory_limits import MEBIBYTE
 from trimtab_router.limits import Limits
 
 PIPELINE = a_pipeline(1)

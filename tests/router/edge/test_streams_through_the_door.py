@@ -18,7 +18,7 @@ from tests.router.edge.openssl import Authority
 from tests.router.edge.stand_in import a_stand_in
 from tests.router.edge.two import H2Caller
 from tests.router.fakes import FakeReplica, a_pipeline, a_rig
-from trimtab_pipelines.edge import EdgeSettings, Tls
+from trimtab_pipelines.edge_settings import EdgeSettings, Tls
 from trimtab_protocol import InferRequest, RequestedOutput, Tensor, grpc_messages, rest
 from trimtab_router.ingress.health import MOST_STREAMS
 

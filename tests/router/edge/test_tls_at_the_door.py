@@ -19,7 +19,7 @@ from tests.router.edge.callers import code, post, trusting
 from tests.router.edge.openssl import Authority, contents, mount
 from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_rig
 from trimtab_pipelines.documents import dump_yaml, write_json
-from trimtab_pipelines.edge import EdgeSettings, Tls
+from trimtab_pipelines.edge_settings import EdgeSettings, Tls
 
 PIPELINE = a_pipeline(1)
 PAIR = ("tls.crt", "tls.key")
@@ -226,12 +226,12 @@ def test_a_door_with_certificates_that_cannot_be_used_says_so_and_does_not_start
     write_json(tmp_path / "plan.json", a_plan(PIPELINE))
     arguments = ["--pipeline", str(tmp_path / "pipeline.yaml"), "--edge", str(tmp_path / "edge.yaml")]
     ran = subprocess.run(
-        [sys.executable, "-m", "trimtab_router.edge", *arguments, "--sockets", str(tmp_path)],
+        [sys.executable, "-m", "trimtab_router.envoy", *arguments, "--sockets", str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,
     )
     assert ran.returncode == 2
-    assert ran.stderr.startswith("trimtab_router.edge: tls: ")
+    assert ran.stderr.startswith("trimtab_router.envoy: tls: ")
     assert told in ran.stderr
     assert "Traceback" not in ran.stderr

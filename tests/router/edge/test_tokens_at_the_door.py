@@ -14,8 +14,8 @@ from tests.router.edge.callers import PATH, call, code, post
 from tests.router.edge.openssl import Signer, jwks, replace, unsigned
 from tests.router.edge.stand_in import a_stand_in
 from tests.router.fakes import FakeReplica, a_pipeline, a_rig
-from trimtab_pipelines.edge import EdgeSettings, JwtIssuer
-from trimtab_router.edge.keys import HashedKey, digest_of, entry_of, new_key
+from trimtab_pipelines.edge_settings import EdgeSettings, JwtIssuer
+from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of, new_key
 
 PIPELINE = a_pipeline(1)
 ISSUER = "https://issuer.example"

@@ -17,12 +17,12 @@ from tests.router.edge.callers import call, code, post
 from tests.router.edge.test_keys_at_the_door import line
 from tests.router.edge.test_limits_of_callers import HEAD, all_of, connect, settings
 from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_request, a_rig
-from trimtab_pipelines.edge import EdgeSettings
+from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_protocol import grpc_messages
-from trimtab_router.edge.keys import new_key
-from trimtab_router.edge.sizes import MEBIBYTE
+from trimtab_router.envoy.api_keys import new_key
+from trimtab_router.envoy.memory_limits import MEBIBYTE
 from trimtab_router.limits import Limits
-from trimtab_router.telling.telemetry import ENDPOINT_VARIABLE, collector, configured_tracer
+from trimtab_router.observability.tracing import ENDPOINT_VARIABLE, collector, configured_tracer
 
 PIPELINE = a_pipeline(1)
 

@@ -1,6 +1,6 @@
 """One pipeline: what arrives, what becomes of it, how long it takes. Pure."""
 
-from trimtab_pipelines.codes import CALLERS, CLIENT_BOUNDS, DOOR_REASONS
+from trimtab_pipelines.error_codes import CALLERS, CLIENT_BOUNDS, DOOR_REASONS
 from trimtab_pipelines.rendering.dashboards.panels import Panel, R, S, mean, quantile, refusals, zero
 
 CODES = "|".join(sorted(code.name for code in CALLERS))

@@ -1,0 +1,242 @@
+"""Starts, renews and stops one loop for each pipeline, as pipelines come, change and go."""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import httpx
+
+from trimtab_adapter.cluster.cluster_cache import (
+    PIPELINE,
+    PLAN,
+    PROFILE,
+    SELECTORS,
+    SLICE,
+    Belonging,
+    ClusterCache,
+    belonging_of,
+)
+from trimtab_adapter.cluster.config_source import ClusterConfigSource
+from trimtab_adapter.cluster.plan_publisher import ClusterPlanPublisher
+from trimtab_adapter.cluster.router_metrics_source import RouterMetricsSource, addresses
+from trimtab_adapter.cluster.solver_pool import SolverPool
+from trimtab_adapter.cluster.status_writer import StatusWriter
+from trimtab_adapter.control_loop import LOOK_SECONDS, ControlLoop, LoadSources
+from trimtab_adapter.forecasting import CurrentForecaster, TrainedWeights
+from trimtab_adapter.metrics import AdapterMetrics
+from trimtab_adapter.planning.pool_planner import PoolPlanner
+from trimtab_adapter.prometheus import PrometheusSource, Server
+from trimtab_adapter.tick import Tick
+from trimtab_kubernetes import Change, Cluster
+from trimtab_kubernetes.objects import Key, Object
+from trimtab_pipelines.documents import DocumentError
+from trimtab_pipelines.kubernetes_names import router_admin_name
+from trimtab_pipelines.pool import Pool
+
+log = logging.getLogger(__name__)
+
+LOOKS_PER_SECOND = 50.0  # of all loops together, at their routers' newest second
+LATE_INTERVALS = 3.0
+LATE_SECONDS = 60.0  # at the least: the longest decision and its rest are no reason to be restarted
+
+
+@dataclass(frozen=True, slots=True)
+class LoopDependencies:
+    """What all loops share."""
+
+    cluster: Cluster
+    routers: httpx.AsyncClient
+    prometheus: Server | None
+    weights: TrainedWeights
+    metrics: AdapterMetrics
+    pools: Mapping[str, Pool] | None = None  # without, a pipeline of a pool plans within its own budget
+
+
+@dataclass(slots=True)
+class _Member:
+    """One pipeline's loop."""
+
+    uid: str
+    loop: ControlLoop
+    reporter: StatusWriter
+    stop: asyncio.Event
+    task: asyncio.Task[None]
+    watched: tuple[object, ...]
+
+
+class PipelineLoops:
+    """All pipelines of some namespaces, or of all."""
+
+    def __init__(self, surroundings: LoopDependencies, namespaces: Sequence[str] = ()) -> None:
+        self._around, self._namespaces = surroundings, tuple(namespaces) or (None,)
+        self._known = ClusterCache()
+        self._members: dict[Key, _Member] = {}
+        self._ending: dict[Key, asyncio.Task[None]] = {}
+        self._closing = False
+        self._pools = None if surroundings.pools is None else PoolPlanner(surroundings.pools)
+        self._solving = SolverPool(surroundings.pools or ())
+
+    async def run(self) -> None:
+        """Plan for all pipelines; ends by cancellation, when every loop has ended and said so."""
+        following = asyncio.create_task(
+            self._known.keep_up(self._around.cluster, SELECTORS, self._namespaces, self._changed)
+        )
+        starting = asyncio.create_task(self._start_all())
+        try:
+            await following
+        finally:
+            self._closing = True
+            for task in (following, starting):
+                task.cancel()
+            await asyncio.gather(following, starting, return_exceptions=True)
+            await asyncio.gather(*(self._stop(key) for key in list(self._members)), *self._ending.values())
+            self._solving.close()
+
+    def late(self) -> list[str]:
+        """Name the pipelines whose loop has not ticked for three intervals, nor for a minute."""
+        now = time.monotonic()
+        return [
+            "/".join(key)
+            for key, member in self._members.items()
+            if now - member.loop.ticked_at > max(LATE_INTERVALS * member.loop.interval_seconds, LATE_SECONDS)
+        ]
+
+    async def _start_all(self) -> None:
+        """Start once everything is known: a plan not listed yet must not be taken for one that does not exist."""
+        await self._known.synced.wait()
+        log.info("%d pipelines known", len(self._known.keys(PIPELINE)))
+        for key in self._known.keys(PIPELINE):
+            self._start(key)
+
+    def _changed(self, change: Change, concerned: set[Belonging]) -> None:
+        found = change.object
+        if found is None or not self._known.synced.is_set():
+            return
+        for kind, namespace, owner in concerned | {belonging_of(found)}:
+            if kind == PIPELINE:
+                self._pipeline_changed((namespace, owner), found, deleted=change.deleted)
+            elif kind == SLICE:
+                self._routers_changed(namespace, owner)
+            else:
+                self._wake((namespace, owner))
+
+    def _pipeline_changed(self, key: Key, found: Object, *, deleted: bool) -> None:
+        member = self._members.get(key)
+        is_there = not (deleted or found["metadata"].get("deletionTimestamp"))
+        if member is None:
+            self._start(key)
+        elif is_there and member.uid == found["metadata"]["uid"]:
+            self._wake(key)
+        else:
+            self._replace(key, member)
+
+    def _ended(self, key: Key, member: _Member, task: asyncio.Task[None]) -> None:
+        """Replace a loop that a fault ended, an interval later: one that always faults leaves the others their time."""
+        if not (self._closing or task.cancelled()) and (fault := task.exception()) is not None:
+            log.error("%s/%s: its loop ended; another takes its place", *key, exc_info=fault)
+            asyncio.get_running_loop().call_later(member.loop.interval_seconds, self._replace, key, member)
+
+    def _replace(self, key: Key, member: _Member) -> None:
+        """End a loop that nobody ended yet, and start one for what the pipeline is now."""
+        if not self._closing and self._members.get(key) is member and key not in self._ending:
+            self._ending[key] = asyncio.create_task(self._end(key))
+
+    async def _end(self, key: Key) -> None:
+        """End a loop; one for a new pipeline of that name starts once nothing of the old one writes any more."""
+        try:
+            await self._stop(key)
+        finally:
+            del self._ending[key]
+        self._start(key)
+
+    def _start(self, key: Key) -> None:
+        """Start a loop where there is to be one; not before the one before it has ended."""
+        found, around = self._known.get(PIPELINE, key), self._around
+        if self._closing or key in self._ending or found is None or found["metadata"].get("deletionTimestamp"):
+            return
+        try:
+            documents = ClusterConfigSource(self._known, key)
+        except DocumentError as error:
+            log.warning("%s", error)
+            return
+        reporter = StatusWriter(around.cluster, self._known, key)
+
+        async def report(tick: Tick) -> None:
+            around.metrics.take(key, tick)
+            reporter.report(tick)
+
+        routers = RouterMetricsSource(around.routers, self._known, key)
+        loads = routers if around.prometheus is None else PrometheusSource(around.prometheus, *key, routers.ready)
+        loop = ControlLoop(
+            documents,
+            ClusterPlanPublisher(around.cluster, self._known, key, report),
+            LoadSources(loads, routers, self._look_seconds),
+            CurrentForecaster(lambda: documents.pipeline.spec.adaptation, around.weights),
+            self._solving.threads,
+        )
+        if self._pools is not None:
+            wake = partial(_wake_from_anywhere, asyncio.get_running_loop(), loop)
+            loop.planner = self._pools.planner("/".join(key), documents.pipeline, loop.current, wake)
+            loop.note = partial(self._pools.note, "/".join(key), wake)
+        stop = asyncio.Event()
+        task = asyncio.create_task(loop.run(stop, first=tick_offset(key)))
+        member = _Member(found["metadata"]["uid"], loop, reporter, stop, task, self._watched(key))
+        task.add_done_callback(partial(self._ended, key, member))
+        self._members[key] = member
+
+    async def _stop(self, key: Key) -> None:
+        member = self._members.pop(key, None)
+        if member is None:
+            return
+        member.stop.set()
+        await asyncio.gather(member.task, return_exceptions=True)
+        await member.reporter.close()
+        self._around.metrics.forget(key)
+        if self._pools is not None:
+            self._pools.forget("/".join(key))
+
+    def _routers_changed(self, namespace: str, service: str) -> None:
+        for key in list(self._members):
+            if key[0] == namespace and router_admin_name(key[1]) == service:
+                self._wake(key)
+
+    def _wake(self, key: Key) -> None:
+        """Bring a tick forward where what it would see has changed: not where our own status or plan came back."""
+        member = self._members.get(key)
+        if member is None:
+            return
+        watched = self._watched(key)
+        if watched != member.watched:
+            member.watched = watched
+            member.loop.wake()
+
+    def _watched(self, key: Key) -> tuple[object, ...]:
+        """What is worth a decision at once: the wish, the room, the profiles, the routers, whether it has a plan."""
+        pipeline = self._known.get(PIPELINE, key) or {"metadata": {}}
+        profiles = self._known.belonging(PROFILE, *key)
+        slices = self._known.belonging(SLICE, key[0], router_admin_name(key[1]))
+        return (
+            pipeline["metadata"].get("generation"),
+            str((pipeline.get("status") or {}).get("schedulable")),
+            sorted((one["metadata"]["name"], one["metadata"].get("generation", 0)) for one in profiles),
+            sum(address.ready for address in addresses(slices)),
+            self._known.get(PLAN, key) is None,
+        )
+
+    def _look_seconds(self) -> float:
+        return max(LOOK_SECONDS, len(self._members) / LOOKS_PER_SECOND)
+
+
+def _wake_from_anywhere(running: asyncio.AbstractEventLoop, loop: ControlLoop) -> None:
+    """Wake a loop from a thread that solves."""
+    running.call_soon_threadsafe(loop.wake)
+
+
+def tick_offset(key: Key) -> float:
+    """The share of an interval after which a pipeline's first tick is due, the same each time."""
+    digest = hashlib.sha256("/".join(key).encode()).digest()
+    return int.from_bytes(digest[:4], "big") / 2**32

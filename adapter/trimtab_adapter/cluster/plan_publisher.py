@@ -1,0 +1,181 @@
+"""Puts plans into the cluster by server-side apply. If somebody else wrote a valid plan, we continue from it.
+
+A broken plan is replaced. The object's generation tells which writes are our own, not its contents: the watch may
+bring back our last plan but one after we wrote the next.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from trimtab_adapter.cluster.cluster_cache import PIPELINE, PLAN, ClusterCache
+from trimtab_adapter.planning.explain import line
+from trimtab_adapter.tick import Tick, essence
+from trimtab_kubernetes import Cluster, ClusterError, Conflict
+from trimtab_kubernetes.objects import Key, Object, owner_reference
+from trimtab_pipelines.documents import DocumentError, parse_plan
+from trimtab_pipelines.kubernetes_names import (
+    ADAPTER_MANAGER,
+    ADVISORY_LABEL,
+    MANAGED_BY,
+    PIPELINE_LABEL,
+    advisory_name,
+)
+from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.plan_validation import validate_plan
+from trimtab_pipelines.spec import InferencePipeline
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS_REMEMBERED = 16
+Identity = tuple[str, int]  # uid and generation of an object
+
+
+class ClusterPlanPublisher:
+    """One pipeline's plan and advice; what is told of a tick goes to `report`."""
+
+    def __init__(
+        self, cluster: Cluster, known: ClusterCache, key: Key, report: Callable[[Tick], Awaitable[None]]
+    ) -> None:
+        self._cluster, self._known, self._key, self._report = cluster, known, key, report
+        self._written: Identity | None = None
+        self._essence: tuple[object, ...] | None = None
+        self._refused: Identity | None = None
+        self._considered: Object | None = None  # the plan the decision under way goes on from
+        self._attempted: deque[tuple[object, ...]] = deque(maxlen=ATTEMPTS_REMEMBERED)
+
+    def take_up(self, pipeline: InferencePipeline, own: PipelinePlan | None) -> PipelinePlan | None:
+        """The plan in the API where somebody else wrote it since, and it can be used; else our own."""
+        found = self._considered = self._known.get(PLAN, self._key)
+        if found is None or self._is_ours(found) or self._refused == identity(found):
+            return own
+        where = f"{PLAN} {self._key[0]}/{self._key[1]}"
+        try:
+            plan = validate_plan(parse_plan(found, where), pipeline)
+        except DocumentError as error:
+            log.warning("%s; it will be replaced", error)
+            self._refused = identity(found)
+            return own
+        self._written, self._essence = identity(found), essence(plan)
+        if own is None:
+            return plan
+        if essence(plan) in self._attempted:
+            return own
+        log.info("%s was written by somebody else: going on from it", where)
+        generation = max(plan.spec.generation, own.spec.generation)  # our next one must be newer than both
+        return plan.model_copy(update={"spec": plan.spec.model_copy(update={"generation": generation})})
+
+    async def publish(self, plan: PipelinePlan) -> None:
+        """Write the plan, where it differs from what is in force, and take back advice nobody asks for any more."""
+        found = self._considered
+        stays = found is not None and self._is_ours(found) and not self._goes_with_another(found)
+        if not stays or self._essence != essence(plan):
+            await self._write(plan, found)
+        await self._take_back_advice()
+
+    async def _write(self, plan: PipelinePlan, found: Object | None) -> None:
+        body = self._body(plan, self._key[1])
+        self._attempted.append(essence(plan))  # a write without an answer may have been carried out
+        try:
+            answer = await self._apply(body, found)
+            if not _same_stages(answer, body):
+                # A field that somebody else applied stays beside ours: only a new object is rid of it.
+                log.warning("%s: fields of somebody else are in the way; it is made anew", self._key)
+                await self._cluster.delete(PLAN, *self._key, uid=answer["metadata"]["uid"])
+                answer = await self._cluster.apply(body, manager=ADAPTER_MANAGER)
+        except ClusterError as error:
+            log.warning("plan %d of %s not written: %s; again at the next tick", plan.spec.generation, self._key, error)
+            return
+        if found is None or identity(answer) != identity(found):
+            log.info("%s/%s: plan %d: %s", *self._key, plan.spec.generation, plan.spec.explanation.change)
+        self._written, self._essence, self._refused = identity(answer), essence(plan), None
+        self._considered = answer
+        self._known.put(answer)
+
+    async def _apply(self, body: Object, found: Object | None) -> Object:
+        """Apply over the very plan that was seen; Conflict where somebody has written another one since."""
+        while found is not None:
+            seen = {key: found["metadata"][key] for key in ("uid", "resourceVersion")}
+            try:
+                return await self._cluster.apply({**body, "metadata": body["metadata"] | seen}, manager=ADAPTER_MANAGER)
+            except Conflict:
+                latest = await self._cluster.get(PLAN, *self._key)
+                if latest is not None and identity(latest) != identity(found):
+                    raise
+                found = latest  # gone, or only its status has changed
+        return await self._cluster.apply(body, manager=ADAPTER_MANAGER)
+
+    async def advise(self, plan: PipelinePlan) -> None:
+        """Write the plan under the name nothing acts on, where it would run anything else than the last advice."""
+        key = self._key[0], advisory_name(self._key[1])
+        found = self._known.get(PLAN, key)
+        if found is not None and not _is_advice(found):
+            log.warning("PipelinePlan %s/%s is no advice: it stays, and that for %s is not written", *key, self._key[1])
+            return
+        lines = [(stage.name, line(stage)) for stage in plan.spec.stages]
+        if found is not None and lines == _lines(found):
+            return
+        body = self._body(plan, key[1], advisory=True)
+        try:
+            self._known.put(await self._cluster.apply(body, manager=ADAPTER_MANAGER))
+        except ClusterError as error:
+            log.warning("advice for %s not written: %s; again at the next tick", self._key, error)
+
+    async def tell(self, tick: Tick) -> None:
+        """Hand the tick on."""
+        await self._report(tick)
+
+    async def _take_back_advice(self) -> None:
+        key = self._key[0], advisory_name(self._key[1])
+        found = self._known.get(PLAN, key)
+        if found is None or not _is_advice(found):
+            return
+        try:
+            await self._cluster.delete(PLAN, *key, uid=found["metadata"]["uid"])
+        except ClusterError as error:
+            log.warning("advice for %s not taken back: %s", self._key, error)
+            return
+        self._known.remove(found)
+
+    def _is_ours(self, found: Object) -> bool:
+        uid, generation = identity(found)
+        return self._written is not None and uid == self._written[0] and generation <= self._written[1]
+
+    def _goes_with_another(self, found: Object) -> bool:
+        """Whether it belongs to a pipeline of this name that was there before, and is about to be cleared away."""
+        owner = self._known.get(PIPELINE, self._key)
+        references = found["metadata"].get("ownerReferences", ())
+        uids = {reference["uid"] for reference in references if reference["kind"] == PIPELINE}
+        return owner is not None and bool(uids) and owner["metadata"]["uid"] not in uids
+
+    def _body(self, plan: PipelinePlan, name: str, *, advisory: bool = False) -> Object:
+        body: Object = plan.model_dump(mode="json", by_alias=True, exclude_none=True)
+        labels = {PIPELINE_LABEL: self._key[1], MANAGED_BY: ADAPTER_MANAGER}
+        if advisory:
+            labels[ADVISORY_LABEL] = "true"
+        body["metadata"] = {"name": name, "namespace": self._key[0], "labels": labels}
+        owner = self._known.get(PIPELINE, self._key)
+        if owner is not None:
+            body["metadata"]["ownerReferences"] = [owner_reference(owner)]
+        return body
+
+
+def identity(found: Object) -> Identity:
+    """Which state of which object it is; its generation grows with each change of its spec."""
+    return str(found["metadata"].get("uid", "")), int(found["metadata"].get("generation", 0))
+
+
+def _is_advice(found: Object) -> bool:
+    return ADVISORY_LABEL in found["metadata"].get("labels", {})
+
+
+def _same_stages(answer: Object, body: Object) -> bool:
+    return [stage["name"] for stage in answer["spec"]["stages"]] == [stage["name"] for stage in body["spec"]["stages"]]
+
+
+def _lines(found: Object) -> list[tuple[str, str]] | None:
+    try:
+        plan = parse_plan(found, PLAN)
+    except DocumentError:
+        return None
+    return [(stage.name, line(stage)) for stage in plan.spec.stages]

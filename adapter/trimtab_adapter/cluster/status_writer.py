@@ -1,0 +1,83 @@
+"""Writes what a tick found into one pipeline's status, and an Event where its plan changed. Never holds up the loop.
+
+While one report is being written the next ones wait as one: only the newest counts, but no event is lost on the way.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+from trimtab_adapter.cluster.cluster_cache import PIPELINE, ClusterCache
+from trimtab_adapter.cluster.events import event_of
+from trimtab_adapter.cluster.status import status_of, visible
+from trimtab_adapter.tick import Tick
+from trimtab_kubernetes import Cluster, ClusterError, Conflict, Rejected
+from trimtab_kubernetes.objects import Key, Object
+from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER
+from trimtab_pipelines.resource import API_VERSION
+
+log = logging.getLogger(__name__)
+
+MOST_EVENTS_WAITING = 20
+
+
+class StatusWriter:
+    """One pipeline's status and events."""
+
+    def __init__(self, cluster: Cluster, known: ClusterCache, key: Key) -> None:
+        self._cluster, self._known, self._key = cluster, known, key
+        self._status: dict[str, Any] | None = None  # as it should be; None before the first tick
+        self._applied: tuple[Any, ...] | None = None
+        self._events: list[Object] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    def report(self, tick: Tick) -> None:
+        """Take a tick, and write what is new about it in the background."""
+        pipeline = self._known.get(PIPELINE, self._key)
+        if pipeline is None:
+            return
+        before = pipeline.get("status") or {} if self._status is None else self._status
+        self._status = status_of(tick, before, int(pipeline["metadata"].get("generation", 0)))
+        event = event_of(tick, pipeline)
+        if event is not None:
+            self._events = [*self._events, event][-MOST_EVENTS_WAITING:]
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write())
+
+    async def close(self) -> None:
+        """Finish what is to be written."""
+        if self._writing is not None:
+            await self._writing
+
+    async def _write(self) -> None:
+        """Write until nothing is new: what is told meanwhile does not wait for the next tick."""
+        try:
+            while (status := self._unwritten) is not None or self._events:
+                if status is not None:
+                    await self._write_status(status)
+                for event in tuple(self._events):
+                    await self._create(event)
+                    self._events = [other for other in self._events if other is not event]
+        except ClusterError as error:
+            log.warning("%s/%s: report not written: %s; again with the next tick", *self._key, error)
+        except Exception:
+            log.exception("%s/%s: report not written", *self._key)
+
+    async def _create(self, event: Object) -> None:
+        try:
+            await self._cluster.create(event, manager=ADAPTER_MANAGER)
+        except Conflict:
+            log.debug("event %s is there already", event["metadata"]["name"])  # only its answer was lost
+        except Rejected as error:
+            log.warning("%s/%s: event not written: %s", *self._key, error)
+
+    @property
+    def _unwritten(self) -> dict[str, Any] | None:
+        """The status, where it is not what was written last."""
+        return None if self._status is None or visible(self._status) == self._applied else self._status
+
+    async def _write_status(self, status: dict[str, Any]) -> None:
+        named = {"name": self._key[1], "namespace": self._key[0]}
+        body = {"apiVersion": API_VERSION, "kind": PIPELINE, "metadata": named, "status": status}
+        await self._cluster.apply(body, manager=ADAPTER_MANAGER, subresource="status")
+        self._applied = visible(status)

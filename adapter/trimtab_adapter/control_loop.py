@@ -1,0 +1,269 @@
+"""The slow loop: each interval observe, forecast, decide, publish. Shell around `decide`.
+
+A decision that took long is followed by a rest in proportion, so that no pipeline takes the solvers from the others.
+
+One fault in one tick costs that tick only: it is logged once, the plan in force stays, and what is told says that it
+was held and why. A load that outgrows the plan between two ticks is not waited out: it brings the next tick forward.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from trimtab_adapter.config_source import ConfigSource
+from trimtab_adapter.control_state import ControlState, outgrows_plan
+from trimtab_adapter.forecasting import forecast_record, not_below
+from trimtab_adapter.load_sources import LoadSource, StateSource
+from trimtab_adapter.observation import Load, ObservationError, lookback_seconds
+from trimtab_adapter.plan_publisher import PlanPublisher
+from trimtab_adapter.planning.decide import PlanningError, PlanningInputs, decide, first_situation
+from trimtab_adapter.planning.pool_planner import Planner
+from trimtab_adapter.tick import Decided, Tick
+from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.router_state import Served
+from trimtab_pipelines.shared_machine import Machine
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_predictor.forecaster import Forecaster
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5  # how often to look whether the load has outgrown the plan
+RESTS = 4.0  # times as long as a decision computed, until the next one
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSources:
+    """Where a loop learns of the load, and of what the routers measured."""
+
+    loads: LoadSource
+    routers: StateSource | None
+    look_seconds: Callable[[], float] = lambda: LOOK_SECONDS
+    machine: Callable[[], Machine | None] = lambda: None
+    """What others use of the one machine that all runs on; None where it is not one, or nobody tells."""
+
+
+class ControlLoop:
+    """Keeps what one tick hands to the next: the plan in force, and what deliberation remembers."""
+
+    def __init__(
+        self,
+        documents: ConfigSource,
+        outlets: PlanPublisher,
+        senses: LoadSources,
+        forecaster: Forecaster,
+        solving: Callable[[InferencePipeline], Executor] | None = None,
+    ) -> None:
+        """Take its surroundings; `solving` says where to decide, so that the event loop stays free meanwhile."""
+        self._documents, self._outlets, self._senses = documents, outlets, senses
+        self._forecaster, self._solving = forecaster, solving
+        self._deliberation = ControlState()
+        self._served: Served | None = None
+        self._held_for = ""  # the problem of the last held tick
+        self._forecast_at = -math.inf
+        self.current: PipelinePlan | None = None
+        self.planner: Planner = decide  # or one that minds other pipelines too
+        self.note: Callable[[InferencePipeline, PipelinePlan | None], None] = lambda *_: None  # what runs, outside Auto
+        self.ticked_at = time.monotonic()
+        self._computed_seconds = 0.0  # by the last decision
+        self._woken = asyncio.Event()
+        self._take_up()
+
+    def wake(self) -> None:
+        """Bring the next tick forward: something was changed that is worth a decision."""
+        self._woken.set()
+
+    @property
+    def interval_seconds(self) -> float:
+        """How often it ticks."""
+        return self._documents.pipeline.spec.adaptation.interval_seconds
+
+    async def run(self, stop: asyncio.Event, clock: Callable[[], float] = time.time, first: float = 1.0) -> None:
+        """Tick until told to stop. An interval that was overrun is followed by the next tick at once.
+
+        `first` is the share of an interval after which the first tick is due: many loops need not all tick together.
+        """
+        await self._begin(clock())
+        loop = asyncio.get_running_loop()
+        due = loop.time() + (first - 1.0) * self.interval_seconds
+        while not stop.is_set():
+            await self._rest(stop)
+            due = max(due + self.interval_seconds, loop.time())
+            if await self._wait(stop, due):
+                due = loop.time()
+            if not stop.is_set():
+                await self.tick(clock())
+
+    async def _rest(self, stop: asyncio.Event) -> None:
+        """Leave the solvers to others for a while, whatever may have changed."""
+        seconds, self._computed_seconds = RESTS * self._computed_seconds, 0.0
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), seconds)
+
+    async def _wait(self, stop: asyncio.Event, due: float) -> bool:
+        """Wait until the next tick is due, or the end; True where it was brought forward."""
+        loop = asyncio.get_running_loop()
+        alarms = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(self._woken.wait())]
+        try:
+            while (left := due - loop.time()) > 0:
+                look = min(left, self._senses.look_seconds())
+                if (await asyncio.wait(alarms, timeout=look, return_when=asyncio.FIRST_COMPLETED))[0]:
+                    return not stop.is_set()
+                if due > loop.time() and await self._outgrown():
+                    return True
+        finally:
+            for alarm in alarms:
+                alarm.cancel()
+        return False
+
+    async def _outgrown(self) -> bool:
+        """Look at the routers' newest second; whatever is wrong with the answer, the next tick will say."""
+        routers = self._senses.routers
+        if routers is None or self._paused or self.current is None or self.current.spec.forecast is None:
+            return False
+        try:
+            load = await routers.load(time.time())
+            return outgrows_plan(self.current, load.newest_rps, self._documents.pipeline.spec.adaptation.headroom)
+        except ObservationError:
+            return False
+        except Exception:
+            log.exception("%s: the newest second cannot be looked at", self._documents.pipeline.name)
+            return False
+
+    async def tick(self, now_seconds: float) -> None:
+        """Decide once; no exception leaves."""
+        self.ticked_at = time.monotonic()
+        self._woken.clear()
+        problem = self._documents.refresh() or ""
+        if problem:
+            log.warning("%s", problem)
+        self._take_up()
+        found = await self._tick(now_seconds)
+        self.ticked_at = time.monotonic()
+        await self._outlets.tell(replace(found, documents_problem=problem, served=self._served))
+
+    async def _tick(self, now_seconds: float) -> Tick:
+        """Observe, deliberate, publish; a fault on the way holds the plan in force."""
+        decided: Decided = "paused" if self._paused else "held"
+        pipeline, plan = self._documents.pipeline, self.current
+        load: Load | None = None
+        forecast: ForecastRecord | None = None
+        problem, fault = "", None
+        try:
+            if pipeline.spec.mode != "Auto":
+                self.note(pipeline, plan)
+            load = await self._observe(now_seconds)
+            if not self._paused:
+                forecast = self._forecast(load, now_seconds)
+                chosen = await self._decide(forecast, now_seconds)
+                await self._publish(chosen)
+                changed = plan is None or plan.spec.generation != chosen.spec.generation
+                decided, plan = "changed" if changed else "kept", chosen
+                self._held_for = ""
+        except ObservationError as error:
+            problem, fault = self._held(str(error)), error.fault
+        except PlanningError as error:
+            problem = self._held(str(error))
+        except Exception as error:
+            log.exception("plan %s held", self._generation)
+            decided, plan, problem = "held", self.current, f"{type(error).__name__}: {error}"
+        return Tick(now_seconds, pipeline, decided, plan, load, forecast, fault, problem)
+
+    def _held(self, problem: str) -> str:
+        """Tell why the plan in force is held; where the pipeline is paused it is held anyway."""
+        if self._paused:
+            return ""
+        if problem != self._held_for:  # a fault that lasts is told of by the status, not by a line each tick
+            log.warning("%s: plan %s held: %s", self._documents.pipeline.name, self._generation, problem)
+            self._held_for = problem
+        return problem
+
+    @property
+    def _paused(self) -> bool:
+        return self._documents.pipeline.spec.mode == "Paused"
+
+    @property
+    def _generation(self) -> int:
+        return 0 if self.current is None else self.current.spec.generation
+
+    def _take_up(self) -> None:
+        """Go on from the plan in force, where that is not our own any more."""
+        plan = self._outlets.take_up(self._documents.pipeline, self.current)
+        if plan is not None and plan is not self.current:
+            self._deliberation.decided(plan.spec.created_at, plan.spec.forecast)
+        self.current = plan
+
+    async def _begin(self, now_seconds: float) -> None:
+        """Publish a first plan where there is none."""
+        pipeline = self._documents.pipeline
+        if self.current is not None or self._paused:
+            return
+        try:
+            plan = await self._solve(first_situation(now_seconds=now_seconds))
+            await self._publish(plan)
+        except (PlanningError, OSError) as error:
+            log.warning("%s: no first plan: %s", pipeline.name, error)
+            return
+        await self._outlets.tell(Tick(now_seconds, pipeline, "changed", plan))
+
+    async def _observe(self, now_seconds: float) -> Load:
+        """The load, and learn what the routers measured."""
+        # A paused pipeline is not forecast, so that it needs no long history.
+        since_seconds = 0.0 if self._paused else now_seconds - self._forecast_at
+        load = await self._senses.loads.load(now_seconds, lookback_seconds(since_seconds))
+        self._served = None
+        self._deliberation.look_around(self._senses.machine(), load.mean_rps)
+        if self._senses.routers is not None:
+            try:
+                state = await self._senses.routers.state()
+                self._served = state.served
+                self._deliberation.learn(state)
+            except ObservationError as error:
+                log.warning("service times and rows stay as they were: %s", error)
+        return load
+
+    def _forecast(self, load: Load, now_seconds: float) -> ForecastRecord:
+        forecast = forecast_record(self._forecaster, load, self._documents.pipeline.spec.adaptation)
+        self._forecast_at = now_seconds
+        return forecast if self.current is None else not_below(self.current.spec.forecast, forecast, load.missing)
+
+    async def _decide(self, forecast: ForecastRecord, now_seconds: float) -> PipelinePlan:
+        hold_seconds = self._documents.pipeline.spec.adaptation.hold_seconds
+        situation = self._deliberation.situation(forecast, self.current, now_seconds, hold_seconds)
+        started = time.perf_counter()
+        plan = await self._solve(situation)
+        spent = time.perf_counter() - started
+        self._deliberation.decided(now_seconds, forecast)
+        explanation = plan.spec.explanation
+        remark = "; ".join(filter(None, (explanation.change, self._documents.remark)))
+        explanation = explanation.model_copy(update={"solve_seconds": spent, "change": remark})
+        return plan.model_copy(update={"spec": plan.spec.model_copy(update={"explanation": explanation})})
+
+    async def _solve(self, situation: PlanningInputs) -> PipelinePlan:
+        pipeline, profiles = self._documents.pipeline, self._documents.profiles
+        if self._solving is None:
+            return self._compute(pipeline, profiles, situation)
+        decide_in = asyncio.get_running_loop().run_in_executor
+        return await decide_in(self._solving(pipeline), self._compute, pipeline, profiles, situation)
+
+    def _compute(
+        self, pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: PlanningInputs
+    ) -> PipelinePlan:
+        began = time.thread_time()
+        try:
+            return self.planner(pipeline, profiles, situation)
+        finally:
+            self._computed_seconds = time.thread_time() - began
+
+    async def _publish(self, plan: PipelinePlan) -> None:
+        """Put the decision into force in Auto mode, propose it in Advisory mode."""
+        if self._documents.pipeline.spec.mode != "Auto":
+            await self._outlets.advise(plan)
+            return
+        self.current = plan
+        await self._outlets.publish(plan)

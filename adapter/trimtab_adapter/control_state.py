@@ -1,0 +1,80 @@
+"""What the slow loop remembers from one decision to the next, in the world as in simulation. Pure."""
+
+from trimtab_adapter.observation import (
+    LEAP,
+    MOST_PROMPT_TOKENS,
+    MOST_ROWS,
+    RATIO_RANGE,
+    Measured,
+    State,
+    limit_rate_of_change,
+)
+from trimtab_adapter.planning.decide import PlanningInputs
+from trimtab_adapter.planning.drift_correction import Joined, Watched
+from trimtab_adapter.planning.hysteresis import outgrows
+from trimtab_adapter.planning.shared_machine import MachineLoad
+from trimtab_adapter.planning.slowdown_estimate import SlowdownEstimate
+from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
+from trimtab_pipelines.shared_machine import Machine
+
+
+class ControlState:
+    """Recent forecasts, and damped measurements of rows and service times."""
+
+    def __init__(self) -> None:
+        self._recent: list[tuple[float, float]] = []
+        self._rows: dict[str, Measured] = {}
+        self._tokens: dict[str, Measured] = {}
+        self._ratios: dict[tuple[str, str], Measured] = {}
+        self._accuracies: dict[Watched, float] = {}
+        self._strain = SlowdownEstimate()
+        self._joined: Joined = {}
+        self._machine: MachineLoad | None = None
+
+    def learn(self, state: State) -> None:
+        """Follow what the routers measured."""
+        for stage, rows in state.rows_per_request.items():
+            self._rows[stage] = limit_rate_of_change(self._rows.get(stage), rows, 0.0, MOST_ROWS, LEAP)
+        for stage, tokens in state.prompt_tokens.items():
+            self._tokens[stage] = limit_rate_of_change(self._tokens.get(stage), tokens, 0.0, MOST_PROMPT_TOKENS, LEAP)
+        for key, ratio in state.service_ratios.items():
+            self._ratios[key] = limit_rate_of_change(self._ratios.get(key), ratio, *RATIO_RANGE)
+        self._accuracies = {which: round(accuracy, 2) for which, accuracy in state.accuracies.items()}
+        self._joined = state.joined
+        if state.served is not None:
+            self._strain = self._strain.after(state.served)
+
+    def look_around(self, machine: Machine | None, load_rps: float) -> None:
+        """Follow what others use of the machine at a load; where nobody tells it stays as it was."""
+        if machine is not None:
+            self._machine = MachineLoad(machine, load_rps)
+
+    def situation(
+        self, forecast: ForecastRecord, current: PipelinePlan | None, now_seconds: float, hold_seconds: float
+    ) -> PlanningInputs:
+        """Say what is known when a decision is due; forecasts older than the hold time are forgotten."""
+        self._recent = [(at, rps) for at, rps in self._recent if at >= now_seconds - hold_seconds]
+        return PlanningInputs(
+            forecast=forecast,
+            now_seconds=now_seconds,
+            current=current,
+            recent_rps=tuple(self._recent),
+            rows_per_request={stage: rows.used for stage, rows in self._rows.items()},
+            prompt_tokens={stage: tokens.used for stage, tokens in self._tokens.items()},
+            service_ratios={key: ratio.used for key, ratio in self._ratios.items()},
+            accuracies=dict(self._accuracies),
+            joined=self._joined,
+            strain=self._strain.factor,
+            machine=self._machine,
+        )
+
+    def decided(self, at_seconds: float, forecast: ForecastRecord | None) -> None:
+        """Remember which load a decision was made for, our own or one that we continue from."""
+        if forecast is not None:
+            self._recent.append((at_seconds, forecast.peak_rps))
+
+
+def outgrows_plan(current: PipelinePlan | None, newest_rps: float, headroom: float) -> bool:
+    """Tell whether the newest second's arrivals bring the next decision forward."""
+    forecast = None if current is None else current.spec.forecast
+    return forecast is not None and outgrows(newest_rps, forecast.peak_rps, headroom)

@@ -1,0 +1,96 @@
+"""Shell: where load and state come from, over HTTP. A failure becomes an ObservationError that names the address."""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+
+from trimtab_adapter.observation import Load, ObservationError, State, read_load, read_state
+from trimtab_pipelines.documents import DocumentError, load_machine
+from trimtab_pipelines.router_state import HISTORY_SECONDS, LOAD_PATH, STATE_PATH
+from trimtab_pipelines.shared_machine import Machine
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 8 * 2**20  # six hours of seconds are a hundred kilobytes; what is much longer is no answer to our question
+_SHOWN = 120
+
+
+class LoadSource(Protocol):
+    """Whoever knows the load."""
+
+    async def load(self, now_seconds: float, seconds: int = HISTORY_SECONDS) -> Load:
+        """The last so many seconds, or what is known of them.
+
+        Raises:
+            ObservationError: the load is missing, stale or absurd.
+        """
+
+
+class StateSource(LoadSource, Protocol):
+    """Whoever knows what the routers measured, too."""
+
+    async def state(self) -> State:
+        """Service ratios, rows per request and the last minute's outcomes."""
+
+
+class RouterSource:
+    """The router's own addresses."""
+
+    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
+        self._client, self._url = client, url.rstrip("/")
+
+    async def load(self, now_seconds: float, seconds: int = HISTORY_SECONDS) -> Load:  # noqa: ARG002 (the router's own clock counts)
+        """The arrivals the router counted."""
+        return read_load(await get_json(self._client, f"{self._url}{LOAD_PATH}", {"seconds": str(seconds)}))
+
+    async def state(self) -> State:
+        """The service ratios and rows per request the router measured."""
+        return read_state(await get_json(self._client, f"{self._url}{STATE_PATH}"))
+
+
+def read_machine_load(path: Path | None) -> Machine | None:
+    """What whoever runs everything on this machine has seen others use of it; None where that cannot be read."""
+    if path is None or not path.exists():
+        return None
+    try:
+        return load_machine(path)
+    except DocumentError as error:
+        log.warning("%s; what others use of this machine is not known anew", error)
+        return None
+
+
+async def get_json(
+    client: httpx.AsyncClient,
+    url: str,
+    parameters: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> object:
+    """The parsed answer of an address."""
+    try:
+        async with client.stream("GET", url, params=parameters, headers=headers) as response:
+            body = await _bounded(response, url)
+    except httpx.HTTPError as error:
+        raise ObservationError(
+            f"{url} cannot be reached: {type(error).__name__} {error}".rstrip(), "Missing"
+        ) from error
+    if response.status_code != httpx.codes.OK:
+        shown = body[:_SHOWN].decode(errors="replace")
+        raise ObservationError(f"{url} answered {response.status_code}: {shown}", "Missing")
+    try:
+        content: object = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ObservationError(f"{url} answered no JSON: {error}") from error
+    return content
+
+
+async def _bounded(response: httpx.Response, url: str) -> bytes:
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > MOST_BYTES:
+            raise ObservationError(f"{url} answered more than {MOST_BYTES // 2**20} MiB; this is no load of ours")
+    return bytes(body)

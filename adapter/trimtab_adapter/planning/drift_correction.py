@@ -1,0 +1,191 @@
+"""A pipeline with the accuracies that are observed, where they are not what was measured before. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from trimtab_pipelines.accuracy_evidence import Accuracy, AccuracyEvidence
+from trimtab_pipelines.escalation import Escalation, TaskEscalation
+from trimtab_pipelines.operating_point import OperatingPoint
+from trimtab_pipelines.spec import InferencePipelineSpec
+from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.variants import Variant
+
+Watched = tuple[str, str, str, str]
+"""Stage, variant, operating point and task; the task is empty where all rows together are meant."""
+Joined = Mapping[tuple[str, str, str], Mapping[str, Accuracy]]
+"""By stage, variant and operating point: how accurate that one is on each task that joined."""
+ROUNDING = 0.005 + 1e-9
+"""Of observed accuracies, which are followed in hundredths."""
+_Looked = TypeVar("_Looked", Escalation, TaskEscalation)
+_Evidence = TypeVar("_Evidence", bound=AccuracyEvidence)
+
+
+def apply_observed_accuracy(spec: InferencePipelineSpec, accuracies: Mapping[Watched, float]) -> InferencePipelineSpec:
+    """Put observed accuracies in the place of measured ones.
+
+    A task of which nothing is told changes as its point does; an interval moves along with its value. A second look
+    changes by what its two points do, each by its share of rows; where the point that would look again is no better any
+    more, there is none.
+
+    Args:
+        spec: as it was asked for.
+        accuracies: as they are observed.
+    """
+    if not accuracies:
+        return spec
+    stages = []
+    for stage in spec.stages:
+        variants = []
+        for variant in stage.variants:
+            own = {
+                (p, task): now for (s, v, p, task), now in accuracies.items() if (s, v) == (stage.name, variant.name)
+            }
+            variants.append(_variant(variant, _Changes.of(variant, own)) if own else variant)
+        stages.append(stage.model_copy(update={"variants": tuple(variants)}))
+    return _with(spec, stages)
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """By how much the points of a variant are more accurate than was measured: overall, and on tasks told apart."""
+
+    overall: Mapping[str, float]
+    on_tasks: Mapping[tuple[str, str], float]
+
+    @classmethod
+    def of(cls, variant: Variant, accuracies: Mapping[tuple[str, str], float]) -> "_Changes":
+        """From accuracies by operating point and task; those of points and tasks that it does not list are left out."""
+        overall = {
+            point.name: _change(accuracies.get((point.name, ""), point.accuracy), point.accuracy)
+            for point in variant.points
+        }
+        on_tasks = {
+            (point.name, task): _change(accuracies[point.name, task], before.value)
+            for point in variant.points
+            for task, before in point.accuracy_by_task.items()
+            if (point.name, task) in accuracies
+        }
+        return cls(overall, on_tasks)
+
+    def on(self, point: str, task: str) -> float:
+        """The change of a point on a task; that of the point where nothing is told of the task."""
+        return self.on_tasks.get((point, task), self.overall[point])
+
+
+def with_registered_tasks(spec: InferencePipelineSpec, joined: Joined) -> InferencePipelineSpec:
+    """Count with tasks that joined as with those that were there: no point is left out that is the best for one."""
+    if not joined:
+        return spec
+    stages = []
+    for stage in spec.stages:
+        variants = []
+        for variant in stage.variants:
+            more = {point.name: joined.get((stage.name, variant.name, point.name), {}) for point in variant.points}
+            points = tuple(
+                point.model_copy(update={"accuracy_by_task": dict(more[point.name]) | point.accuracy_by_task})
+                for point in variant.operating_points
+            )
+            own = {} if points else dict(more[variant.points[0].name])
+            update = {"operating_points": points, "accuracy_by_task": own | variant.accuracy_by_task}
+            variants.append(variant.model_copy(update=update))
+        stages.append(stage.model_copy(update={"variants": tuple(variants)}))
+    return _with(spec, stages)
+
+
+def _with(spec: InferencePipelineSpec, stages: Sequence[Stage]) -> InferencePipelineSpec:
+    """A spec with other stages, validated anew: copies keep what was computed of the originals."""
+    return InferencePipelineSpec.model_validate(
+        spec.model_copy(update={"stages": tuple(stages)}).model_dump(by_alias=True)
+    )
+
+
+def drifted_points(asked: InferencePipelineSpec, counted: InferencePipelineSpec) -> tuple[str, ...]:
+    """Say which points count with another accuracy than was asked, and which tasks with one that is not their point's.
+
+    Tasks that moved along with their point are not named.
+    """
+    return tuple(
+        f"{stage.name}: {variant.name}/{point.name}{words}"
+        for stage, other in zip(asked.stages, counted.stages, strict=True)
+        for variant, its in zip(stage.variants, other.variants, strict=True)
+        for point, now in zip(variant.points, its.points, strict=True)
+        for words in _drifts(point, now)
+    )
+
+
+def _drifts(point: OperatingPoint, now: OperatingPoint) -> Iterator[str]:
+    overall = now.accuracy - point.accuracy
+    if overall:
+        yield f", {now.accuracy:.2f} and not {point.accuracy:.2f}"
+    for task, before in point.accuracy_by_task.items():
+        own = now.accuracy_by_task[task].value
+        if own not in (before.value, _moved(before.value, overall)):
+            yield f" on {task}, {own:.2f} and not {before.value:.2f}"
+
+
+def _variant(variant: Variant, changes: _Changes) -> Variant:
+    if variant.operating_points:
+        points = tuple(_point(variant, point, changes) for point in variant.operating_points)
+        return variant.model_copy(update={"operating_points": points})
+    (point,) = variant.points
+    by = changes.overall[point.name]
+    return variant.model_copy(
+        update={
+            "accuracy": _moved(variant.accuracy, by),
+            "accuracy_evidence": _along(variant.accuracy_evidence, by),
+            "accuracy_by_task": _tasks(point, changes),
+        }
+    )
+
+
+def _point(variant: Variant, point: OperatingPoint, changes: _Changes) -> OperatingPoint:
+    own = changes.overall
+    evidence = None if point.accuracy_evidence is None else _along(point.accuracy_evidence, own[point.name])
+    now = {other.name: other.accuracy + own[other.name] for other in variant.points}
+    looks = [look for look in point.second_looks if now[look.point] > now[point.name]]
+    return point.model_copy(
+        update={
+            "accuracy": _moved(point.accuracy, own[point.name]),
+            "accuracy_evidence": evidence,
+            "accuracy_by_task": _tasks(point, changes),
+            "second_looks": tuple(_look(look, point.name, changes) for look in looks),
+        }
+    )
+
+
+def _tasks(point: OperatingPoint, changes: _Changes) -> dict[str, Accuracy]:
+    found = {}
+    for task, before in point.accuracy_by_task.items():
+        by = changes.on(point.name, task)
+        found[task] = _along(before, by).model_copy(update={"value": _moved(before.value, by)})
+    return found
+
+
+def _look(look: Escalation, first: str, changes: _Changes) -> Escalation:
+    """A second look once the accuracies of its two points have changed, overall and on its tasks."""
+    by_task = {
+        task: _shifted(own, changes.on(first, task), changes.on(look.point, task)) for task, own in look.by_task.items()
+    }
+    moved = _shifted(look, changes.overall[first], changes.overall[look.point])
+    return moved.model_copy(update={"by_task": by_task})
+
+
+def _shifted(look: _Looked, first: float, then: float) -> _Looked:
+    by = (1 - look.share) * first + look.share * then
+    low = None if look.low is None else _moved(look.low, by)
+    return look.model_copy(update={"accuracy": _moved(look.accuracy, by), "low": low})
+
+
+def _along(evidence: _Evidence, by: float) -> _Evidence:
+    ends = {"low": evidence.low, "high": evidence.high}
+    return evidence.model_copy(update={end: _moved(value, by) for end, value in ends.items() if value is not None})
+
+
+def _change(observed: float, measured: float) -> float:
+    """By how much it changed; what is told in hundredths and rounds to what was measured did not."""
+    return 0.0 if abs(observed - measured) <= ROUNDING else observed - measured
+
+
+def _moved(value: float, by: float) -> float:
+    return min(max(value + by, 0.0), 1.0)

@@ -1,0 +1,60 @@
+"""What a plan is expected to give: of the mix of operating points that its router will run, not of one of them. Pure.
+
+A plan's point is the best that carries the planned load for everybody; a router that mixes goes above it whenever
+seconds are left, and a profile of a slow machine or a peak that seldom comes leaves many. So answers are as accurate as
+the best mix for which the replicas have seconds, which is what the router's policies come to under a steady load.
+"""
+
+import math
+from collections.abc import Sequence
+
+from trimtab_adapter.planning.planning_problem import PlanningProblem
+from trimtab_adapter.planning.profile_lookup import point_profile, service_ratio
+from trimtab_adapter.solvers.program import Option, Program
+from trimtab_pipelines.accuracy_hull import best_mix
+from trimtab_pipelines.plan import Expectation, StagePlan
+from trimtab_pipelines.shadow_price import row_seconds, ways
+
+
+def expectation(
+    question: PlanningProblem, program: Program, choice: Sequence[Option], stages: Sequence[StagePlan]
+) -> Expectation:
+    """What a solution is expected to give as the plan of these stages.
+
+    Its latency and its cores are those of the planned points; its accuracy is that of the mix.
+    """
+    return Expectation(
+        accuracy=math.prod(_accuracy(question, stage) for stage in stages),
+        latency_seconds=program.latency_seconds(choice),
+        cores=sum(option.cores for option in choice),
+        gpus=sum(option.gpus for option in choice),
+        objective=program.objective(choice) + sum(option.penalty for option in choice),
+    )
+
+
+def _accuracy(question: PlanningProblem, plan: StagePlan) -> float:
+    """Of a stage's answers at the load that keeps coming; no less than planned."""
+    rows_rps = question.sustained_stage_rps(plan.name)
+    if not question.spec.looks_twice or rows_rps <= 0:
+        return plan.expected_accuracy
+    seconds = row_seconds(rows_rps, plan.replicas) / _ratio(question, plan)
+    return max(plan.expected_accuracy, best_mix(ways(_in_time(question, plan)), seconds)[0])
+
+
+def _ratio(question: PlanningProblem, plan: StagePlan) -> float:
+    """How many times as long as profiled batches take."""
+    stage = question.spec.stage(plan.name)
+    variant = stage.variant(plan.variant)
+    profile = point_profile(question, stage, variant, variant.point(plan.operating_point))
+    return 1.0 if profile is None else service_ratio(question, stage, variant, profile)
+
+
+def _in_time(question: PlanningProblem, plan: StagePlan) -> StagePlan:
+    """The plan of a stage without the points that answer nobody within the SLO."""
+    kept = {
+        name: tuple(
+            point for point in points if min(point.service_seconds.values(), default=0.0) <= question.promise[1]
+        )
+        for name, points in (("upgrades", plan.upgrades), ("fallbacks", plan.fallbacks))
+    }
+    return plan.model_copy(update=kept)

@@ -1,0 +1,178 @@
+"""What to do where no plan keeps every constraint: give up as little as possible, in a fixed order, and say what. Pure.
+
+First the accuracy floor, then part of the load, then the SLO, then pinned sizes, at last the pins. The budget is never
+given up: cores that do not exist cannot be planned with. Only the first try is the chosen solver's; the many that look
+for the least violation are `exact`'s.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
+from trimtab_adapter.planning.program_builder import Relaxation, build_program
+from trimtab_adapter.planning.slowdown_estimate import STEP
+from trimtab_adapter.solvers.exact import solve
+from trimtab_adapter.solvers.program import TIE_BREAK, Program, Solution, Weights
+from trimtab_adapter.solvers.registry import get_solver
+
+_HALVINGS = 12
+SLACK = 0.97  # of the largest share of the load, so that equal overload does not flap between plans of equal worth
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSolution:
+    """A solution, the program it solves, and what was given up for it."""
+
+    program: Program
+    solution: Solution
+    fraction: float = 1.0
+    reason: str = "Optimal"
+    cores_are: str = "budget.cores"  # whose cores and GPUs the program's are
+    gpus_are: str = "budget.gpus"
+    promise_is: str = "slo.latency"
+
+    @property
+    def feasible(self) -> bool:
+        """Whether nothing was given up."""
+        return self.reason == "Optimal"
+
+
+def relax(question: PlanningProblem) -> PlanningProblem:
+    """The question with as much of its strain as leaves a plan that keeps every constraint.
+
+    Strain is what is spared for a machine that is slower than its profile. Load given up for it would be lost for sure:
+    the plan would have fewer places, keep fewer promises, and seem to need more strain. Where no plan keeps all even
+    without, it is with or without strain, whichever gives up less of the load.
+    """
+    given, solver = question, get_solver(question.spec.adaptation.solver)
+    while question.strain > 1.0 and solver(build_program(question)) is None:
+        question = replace(question, strain=max(question.strain / STEP, 1.0))
+    if question is given or question.strain > 1.0 or solver(build_program(question)) is not None:
+        return question
+    return max(given, question, key=lambda each: solve_or_relax(each).fraction)
+
+
+def solve_or_relax(question: PlanningProblem) -> PlanSolution:
+    """The optimal plan, or the least bad one; raise PlanningError where the budget cannot hold any."""
+    program = build_program(question)
+    solution = get_solver(question.spec.adaptation.solver)(program)
+    promise_is, _ = question.promise
+    if solution is not None:
+        return PlanSolution(program, solution, promise_is=promise_is, cores_are=question.cores_are)
+    for give_up in (_floor, _load, _slo, _sizes, _pins):
+        found = give_up(question)
+        if found is not None:
+            return replace(found, promise_is=promise_is, cores_are=question.cores_are)
+    raise PlanningError(
+        f"no plan fits budget.cores {question.spec.budget.cores:g} and budget.gpus {question.spec.budget.gpus}: "
+        "not even the smallest replica of each stage; raise the budget"
+    )
+
+
+def _floor(question: PlanningProblem) -> PlanSolution | None:
+    floor = question.spec.objective.accuracy_floor
+    if floor is None:
+        return None
+    program = build_program(question, Relaxation(floor=True))
+    program = replace(program, weights=Weights(1.0, TIE_BREAK, TIE_BREAK * 1e-3))
+    solution = solve(program)
+    if solution is None:
+        return None
+    reached = program.value(solution.choice)
+    reason = (
+        f"objective.accuracyFloor {floor:g} is out of reach within the SLO and the budget; the best is {reached:.4g}"
+    )
+    return PlanSolution(program, solution, reason=reason)
+
+
+def _load(question: PlanningProblem) -> PlanSolution | None:
+    return _largest_share(question, Relaxation(floor=True), _overload)
+
+
+def _slo(question: PlanningProblem) -> PlanSolution | None:
+    return _fastest(question, Relaxation(floor=True, slo_seconds=math.inf), "")
+
+
+def _sizes(question: PlanningProblem) -> PlanSolution | None:
+    pinned = [s.name for s in question.spec.stages if s.pin.replicas is not None or s.pin.batch_size is not None]
+    relaxed = Relaxation(floor=True, sizes=True)
+    prefix = f"the pinned sizes of {', '.join(pinned)} do not fit; without them: "
+    return _unpinned(question, relaxed, prefix) if pinned else None
+
+
+def _pins(question: PlanningProblem) -> PlanSolution | None:
+    pinned = [s.name for s in question.spec.stages if s.pin.variant is not None or s.pin.operating_point is not None]
+    relaxed = Relaxation(floor=True, pins=True)
+    prefix = f"the pins of {', '.join(pinned)} do not fit; without them: "
+    return _unpinned(question, relaxed, prefix) if pinned else None
+
+
+def _unpinned(question: PlanningProblem, relaxed: Relaxation, prefix: str) -> PlanSolution | None:
+    found = _largest_share(question, relaxed, _overload)
+    if found is not None:
+        return replace(found, reason=prefix + found.reason)
+    return _fastest(question, replace(relaxed, slo_seconds=math.inf), prefix)
+
+
+def _largest_share(
+    question: PlanningProblem, relaxed: Relaxation, describe: Callable[[PlanningProblem, float], str]
+) -> PlanSolution | None:
+    """Bisect for the largest share of the load that can be carried, and solve for a little less than it."""
+
+    def attempt(fraction: float) -> tuple[Program, Solution] | None:
+        program = build_program(question, replace(relaxed, fraction=fraction))
+        solution = solve(program)
+        return None if solution is None else (program, solution)
+
+    whole = attempt(1.0)
+    if whole is not None:
+        return PlanSolution(*whole, reason=describe(question, 1.0))
+    best, low, high = attempt(0.0), 0.0, 1.0
+    if best is None:
+        return None
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        found = attempt(middle)
+        if found is None:
+            high = middle
+        else:
+            best, low = found, middle
+    eased = attempt(low * SLACK)
+    share = low if eased is None else low * SLACK
+    return PlanSolution(*(best if eased is None else eased), fraction=share, reason=describe(question, share))
+
+
+def _overload(question: PlanningProblem, fraction: float) -> str:
+    spec, (name, seconds) = question.spec, question.promise
+    if fraction >= 1.0:
+        return "the load fits"
+    return (
+        f"overload: {spec.budget.cores:g} cores carry {fraction:.0%} of {question.load_rps:.3g} requests/s "
+        f"within {name} {seconds * 1e3:.4g} ms"
+    )
+
+
+def _fastest(question: PlanningProblem, relaxed: Relaxation, prefix: str) -> PlanSolution | None:
+    """Forget the SLO, take the largest share of the load, then bisect for the least latency at that share."""
+    unbounded = _largest_share(question, relaxed, _overload)
+    if unbounded is None:
+        return None
+    best = unbounded
+    low, high = 0.0, best.program.latency_seconds(best.solution.choice)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        program = replace(best.program, slo_seconds=middle)
+        solution = solve(program)
+        if solution is None:
+            low = middle
+        else:
+            best = replace(best, program=program, solution=solution)
+            high = program.latency_seconds(solution.choice)
+    seconds = best.program.latency_seconds(best.solution.choice)
+    name, promised = question.promise
+    reason = f"{prefix}{name} {promised * 1e3:.4g} ms is out of reach; the fastest plan needs {seconds * 1e3:.4g} ms"
+    if best.fraction < 1.0:
+        reason += f" and carries {best.fraction:.0%} of {question.load_rps:.3g} requests/s"
+    # From here on this latency is the constraint: nothing may make the plan slower again.
+    return replace(best, program=replace(best.program, slo_seconds=seconds), reason=reason)

@@ -1,0 +1,62 @@
+"""The slow loop in simulated time: what the adapter's `loop` does, without its files and addresses."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_adapter.control_state import ControlState
+from trimtab_adapter.forecasting import forecast_record, forecaster_for
+from trimtab_adapter.observation import Load, State
+from trimtab_adapter.planning.decide import PlanningInputs, decide
+from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.spec import Adaptation, InferencePipeline
+from trimtab_predictor.forecaster import Forecaster, OracleForecaster
+from trimtab_predictor.trace import Trace
+
+Decide = Callable[[InferencePipeline, Mapping[str, ModelProfile], PlanningInputs], PipelinePlan]
+"""The signature of `decide`, of the baselines and of whoever else wants to plan."""
+
+
+@dataclass(slots=True)
+class SimulatedControlLoop:
+    """Keeps what one tick hands to the next.
+
+    Attributes:
+        forecaster: what it asks.
+        decide: what it decides by; ours where nothing else is given.
+        origin_seconds: Unix time of the simulation's second 0; decisions carry it.
+    """
+
+    forecaster: Forecaster
+    decide: Decide = decide
+    origin_seconds: float = 0.0
+    _deliberation: ControlState = field(default_factory=ControlState)
+
+    def tick(
+        self,
+        pipeline: InferencePipeline,
+        profiles: Mapping[str, ModelProfile],
+        current: PipelinePlan,
+        load: Load,
+        state: State,
+    ) -> PipelinePlan:
+        """Decide once. Raises ObservationError where the load is not known, PlanningError where nothing can run."""
+        self._deliberation.learn(state)
+        adaptation = pipeline.spec.adaptation
+        forecast = forecast_record(self.forecaster, load, adaptation)
+        situation = self._deliberation.situation(forecast, current, load.now_seconds, adaptation.hold_seconds)
+        self._deliberation.decided(load.now_seconds, forecast)
+        return self.decide(pipeline, profiles, situation)
+
+
+def oracle_forecaster(
+    adaptation: Adaptation, arrivals_seconds: NDArray[np.float64], duration_seconds: int, origin_seconds: float
+) -> Forecaster:
+    """The forecaster a pipeline asks for; an oracle knows the very arrivals of the simulation."""
+    if adaptation.forecaster != "Oracle":
+        return forecaster_for(adaptation, None)
+    counts = np.bincount(arrivals_seconds.astype(np.int64), minlength=duration_seconds).astype(np.float64)
+    return OracleForecaster(Trace(counts, "arrivals"), offset_seconds=-origin_seconds)

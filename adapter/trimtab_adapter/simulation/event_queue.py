@@ -1,0 +1,41 @@
+"""What happens when: a heap of moments and what is to be done then. Equal moments keep the order they were set in."""
+
+import heapq
+from functools import partial
+from itertools import count
+
+from trimtab_router.scheduling.interfaces import Act, Stir
+
+
+class EventQueue:
+    """A clock of desks that jumps from one thing to do to the next; seconds from the start of the simulation."""
+
+    __slots__ = ("_heap", "_order", "now")
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, Act]] = []
+        self._order = count()
+
+    def at(self, moment: float, act: Act) -> None:
+        """Do something then; at once where that moment is past."""
+        moment = moment if moment > self.now else self.now  # noqa: FURB136 - a call takes half of what all else does
+        heapq.heappush(self._heap, (moment, next(self._order), act))
+
+    def soon(self, act: Act, stir: Stir) -> None:
+        """Do something once all is done that is set for this moment; before that, where nothing is waited for."""
+        self.at(self.now, partial(self._settle, act, stir))
+
+    def _settle(self, act: Act, stir: Stir) -> None:
+        if stir() is None or not self._heap or self._heap[0][0] > self.now:
+            act()
+        else:
+            self.at(self.now, act)
+
+    def run(self, until_seconds: float) -> None:
+        """Do all that is due until then, what is set meanwhile included."""
+        heap, pop = self._heap, heapq.heappop
+        while heap and heap[0][0] <= until_seconds:
+            self.now, _, act = pop(heap)
+            act()
+        self.now = until_seconds

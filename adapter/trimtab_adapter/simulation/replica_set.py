@@ -1,0 +1,149 @@
+"""Which replicas there are: a plan becomes true by the rule of the runtimes, within the budget and its surge.
+
+A replica takes some seconds to start. A change within a hosting group starts nothing.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from itertools import chain, count
+
+from trimtab_adapter.simulation.event_queue import EventQueue
+from trimtab_adapter.simulation.replica import SimulatedReplica
+from trimtab_adapter.simulation.transport import SimulatedTransport
+from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.replica_groups import ReplicaGroup, group_of
+from trimtab_pipelines.rollout import Capacity, HostingSet, Target, decide
+
+
+class SimulatedReplicaSet:
+    """All replicas of a pipeline.
+
+    Args:
+        stages: whose replicas they are, by name.
+        limit_cores: most cores all replicas may have.
+        startup_seconds: from a start until it is ready.
+        agenda: the clock.
+    """
+
+    def __init__(
+        self, stages: Mapping[str, SimulatedTransport], limit_cores: float, startup_seconds: float, agenda: EventQueue
+    ) -> None:
+        self._stages = stages
+        self._limit_cores = limit_cores
+        self._startup_seconds = startup_seconds
+        self._agenda = agenda
+        self._members: dict[str, list[SimulatedReplica]] = {name: [] for name in stages}
+        self._targets: dict[str, tuple[ReplicaGroup, int]] = {}
+        self.cores = 0.0
+        self.core_seconds = 0.0
+        self.starts = 0
+        self._counted_at = 0.0
+        self._processors = count()
+
+    def begin(self, plan: PipelinePlan) -> None:
+        """Have the first plan's replicas ready at once."""
+        self._aim(plan)
+        for name, (group, replicas) in self._targets.items():
+            for _ in range(replicas):
+                self._ready(self._add(name, group))
+
+    def follow(self, plan: PipelinePlan) -> None:
+        """Make another plan true."""
+        self._aim(plan)
+        self.step()
+
+    def step(self) -> None:
+        """Do what is next, whatever is true now."""
+        kinds: dict[str, list[SimulatedReplica]] = {}
+        for replica in chain.from_iterable(self._members.values()):
+            kinds.setdefault(_kind(replica.stage, replica.group), []).append(replica)
+        sets = [
+            HostingSet.of(kind, alike[0].stage, Capacity(alike[0].group.cores), (replica.state for replica in alike))
+            for kind, alike in kinds.items()
+        ]
+        targets = [
+            Target(name, _kind(name, group), replicas, Capacity(group.cores))
+            for name, (group, replicas) in self._targets.items()
+        ]
+        desired = decide(targets, sets, Capacity(self._limit_cores))
+        for each in sets:
+            living = [replica for replica in kinds[each.name] if replica.state != "draining"]
+            living.sort(key=lambda replica: replica.state == "ready")
+            for replica in living[: max(each.desired - desired[each.name], 0)]:
+                self._release(replica)
+        have = {each.name: each.desired for each in sets}
+        for target in targets:
+            for _ in range(desired[target.name] - have.get(target.name, 0)):
+                self._begin_start(target.stage)
+
+    def lose_one(self, stage: str) -> bool:
+        """Let the ready replica that has batches, or else any, die; False where there is none."""
+        ready = [replica for replica in self._members[stage] if replica.state == "ready"]
+        if not ready:
+            return False
+        replica = max(ready, key=lambda r: r.inflight)
+        self._forget(replica)
+        self._stages[stage].lose(replica)
+        self.step()
+        return True
+
+    def ended(self, replica: SimulatedReplica) -> None:
+        """A replica that drained has no batch left."""
+        self._forget(replica)
+        self._stages[replica.stage].replicas.remove(replica)
+        self._stages[replica.stage].look_around()
+        replica.state = "gone"
+        self._agenda.at(self._agenda.now, self.step)
+
+    def settle(self) -> None:
+        """Count the cores reserved until now."""
+        self.core_seconds += self.cores * (self._agenda.now - self._counted_at)
+        self._counted_at = self._agenda.now
+
+    def _aim(self, plan: PipelinePlan) -> None:
+        for planned in plan.spec.stages:
+            group = group_of(self._stages[planned.name].stage, planned.variant)
+            self._targets[planned.name] = (group, planned.replicas)
+
+    def _begin_start(self, name: str) -> None:
+        replica = self._add(name, self._targets[name][0])
+        self.starts += 1
+        self._agenda.at(self._agenda.now + self._startup_seconds, partial(self._started, replica))
+
+    def _add(self, name: str, group: ReplicaGroup) -> SimulatedReplica:
+        replica = SimulatedReplica(name, group, processor=next(self._processors))
+        self.settle()
+        self.cores += group.cores
+        self._members[name].append(replica)
+        return replica
+
+    def _started(self, replica: SimulatedReplica) -> None:
+        if replica.state == "starting":
+            self._ready(replica)
+            self.step()
+
+    def _ready(self, replica: SimulatedReplica) -> None:
+        replica.become_ready()
+        self._stages[replica.stage].replicas.append(replica)
+        self._stages[replica.stage].look_around()
+
+    def _release(self, replica: SimulatedReplica) -> None:
+        """Drain a ready replica; one that never was ready has nothing to drain."""
+        if replica.state == "starting":
+            replica.state = "gone"
+            self._forget(replica)
+            self._agenda.at(self._agenda.now, self.step)
+            return
+        replica.close("draining")
+        self._stages[replica.stage].look_around()
+        if not replica.inflight:
+            self.ended(replica)
+
+    def _forget(self, replica: SimulatedReplica) -> None:
+        self.settle()
+        self.cores -= replica.group.cores
+        self._members[replica.stage].remove(replica)
+
+
+def _kind(stage: str, group: ReplicaGroup) -> str:
+    return f"{stage}: {group.name}"

@@ -1,0 +1,167 @@
+"""All that is drawn at random in a simulation: service times and fan-outs. One seed, one result."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_adapter.planning.planning_problem import PlanningError
+from trimtab_adapter.simulation.environment import Environment
+from trimtab_pipelines.profile import ChatTimes, ModelProfile, PointProfile
+from trimtab_pipelines.stages import Stage
+from trimtab_protocol.chat.internal_wire import Usage
+
+_P99_DEVIATIONS = 2.3263  # of a normal distribution; its 99 % quantile
+_BLOCK = 8192
+
+
+class ServiceTimeSampler:
+    """Seconds of a stage's batches: log-normal through the profile's median and p99, as measured, or the median itself.
+
+    Between profiled batch sizes a straight line, since the router sends whatever number of rows waits.
+    """
+
+    def __init__(
+        self, stage: Stage, profile: ModelProfile, conditions: Environment, random: np.random.Generator
+    ) -> None:
+        self._stage, self._profile, self._conditions = stage, profile, conditions
+        self._random = random
+        self._normals: list[float] = []
+        self._factors: dict[str, list[float]] = {}
+        self._laws: dict[tuple[str, str, int], tuple[float, float]] = {}
+
+    def draw(self, variant: str, point: str, rows: int) -> float:
+        """The seconds this batch takes."""
+        law = self._laws.get((variant, point, rows))
+        if law is None:
+            law = self._laws[variant, point, rows] = self._law(variant, point, rows)
+        median, deviation = law
+        if not deviation:
+            return median * self._measured(variant)
+        if not self._normals:
+            self._normals = self._random.standard_normal(_BLOCK).tolist()
+        return median * math.exp(deviation * self._normals.pop())
+
+    def draw_chat(self, variant: str, point: str, beside: int, images: int, text_tokens: int = 0) -> "ChatSampler":
+        """How long an answer takes, and what it takes.
+
+        Args:
+            variant: what writes.
+            point: how it runs.
+            beside: rows that its replica writes, this one included.
+            images: that its chat shows.
+            text_tokens: of its chat's words; as many as were profiled where it is 0.
+        """
+        profile = self._profiled(variant, point).showing(images)
+        begun, tokens = profile.until_first, 1.0 if profile.chats is None else profile.chats.tokens
+        own = self._measured(variant) * self._conditions.service_ratios.get((self._stage.name, variant), 1.0)
+        deviation = _deviation(begun, beside) * self._conditions.spread
+        drawn = own * math.exp(deviation * float(self._random.standard_normal()))
+        first = between_sizes(begun, beside, 0.5)
+        whole = max(between_sizes(profile, beside, 0.5), first)
+        reads = _reads(self._profiled(variant, point).chats, images, text_tokens)
+        seconds = reads.seconds_beyond
+        return ChatSampler(drawn * (first + seconds), drawn * (whole + seconds), tokens, reads.usage)
+
+    def _profiled(self, variant: str, point: str) -> PointProfile:
+        found = self._profile.spec.point(variant, point, self._stage.variant(variant).resources.cpu)
+        if found is None:
+            raise PlanningError(f"stage {self._stage.name}: variant {variant} was not profiled with its cores")
+        return found
+
+    def _measured(self, variant: str) -> float:
+        """Over what is expected, one of those that were measured; 1 where none was."""
+        drawn = self._factors.get(variant)
+        if not drawn:
+            known = self._conditions.factors.get((self._stage.name, variant)) or (1.0,)
+            drawn = self._factors[variant] = self._random.choice(known, _BLOCK).tolist()
+        return drawn.pop()
+
+    def _law(self, variant: str, point: str, rows: int) -> tuple[float, float]:
+        found = self._profiled(variant, point)
+        conditions, key = self._conditions, (self._stage.name, variant)
+        median = between_sizes(found, rows, 0.5) * conditions.service_ratios.get(key, 1.0)
+        if sizes := conditions.size_ratios.get(key):
+            median *= float(at_sizes(sizes, [rows])[0])
+        return median, 0.0 if key in conditions.factors else _deviation(found, rows) * conditions.spread
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSampler:
+    """How long an answer takes until it begins and until it is whole, its tokens, and what its prompt took."""
+
+    first_seconds: float
+    whole_seconds: float
+    tokens: float
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a prompt takes beyond one as it was profiled, and its tokens."""
+
+    seconds_beyond: float = 0.0
+    usage: Usage = field(default_factory=Usage)
+
+
+def _reads(chats: ChatTimes | None, images: int, text_tokens: int) -> _Read:
+    """Of a prompt of so many tokens of words, beside those of its images as they were profiled."""
+    if chats is None or not text_tokens:
+        return _Read()
+    shown = round(images * (chats.prompt_tokens_showing(1.0) - chats.prompt_tokens_showing(0.0)))
+    tokens = text_tokens + shown
+    return _Read(chats.seconds_beyond(tokens, images), Usage(prompt=tokens, image=shown, text=text_tokens))
+
+
+def at_sizes(known: Mapping[int, float], rows: Sequence[int] | NDArray[np.int32]) -> NDArray[np.float64]:
+    """What is known of some batch sizes for others: on the straight line between, the nearest one's beyond."""
+    sizes = sorted(known)
+    return np.interp(rows, sizes, [known[size] for size in sizes])
+
+
+def _deviation(profile: PointProfile, rows: int) -> float:
+    """The standard deviation of the logarithm of a batch's seconds, by the profile's median and p99."""
+    median, high = (between_sizes(profile, rows, quantile) for quantile in (0.5, 0.99))
+    return math.log(max(high / median, 1.0)) / _P99_DEVIATIONS
+
+
+def between_sizes(profile: PointProfile, rows: int, quantile: float) -> float:
+    """A quantile of the seconds of a batch, on the straight line between the profiled sizes beside it."""
+    sizes = sorted(measurement.batch_size for measurement in profile.measurements)
+    below = max((size for size in sizes if size <= rows), default=None)
+    above = min((size for size in sizes if size >= rows), default=None)
+    if below is None or above is None or below == above:
+        return profile.latency_seconds(rows, quantile)
+    low, high = profile.latency_seconds(below, quantile), profile.latency_seconds(above, quantile)
+    return low + (high - low) * (rows - below) / (above - below)
+
+
+class FanOut:
+    """How many rows a counted output has for each row that went in."""
+
+    def __init__(self, weights: tuple[float, ...], random: np.random.Generator) -> None:
+        shares = np.asarray(weights) / sum(weights)
+        self._draws = cycle(random.choice(len(weights), size=_BLOCK, p=shares).tolist())
+
+    def draw(self, rows: int) -> int:
+        """The rows of so many input rows together."""
+        return sum(islice(self._draws, rows))
+
+
+def fan_outs(stage: Stage, conditions: Environment, random: np.random.Generator) -> Mapping[str, FanOut]:
+    """The fan-out of each counted output of a stage, by the name of its count; outputs that share one agree."""
+    found: dict[str, FanOut] = {}
+    for output in stage.outputs:
+        if output.counted_by is not None and output.counted_by not in found:
+            weights = conditions.fan_out.get((stage.name, output.counted_by)) or around(output.expected_rows)
+            found[output.counted_by] = FanOut(weights, random)
+    return found
+
+
+def around(mean: float) -> tuple[float, ...]:
+    """The probabilities of 0, 1, 2 … that put all weight on the whole numbers around a mean."""
+    below = math.floor(mean)
+    return (*([0.0] * below), 1.0 - (mean - below), mean - below)

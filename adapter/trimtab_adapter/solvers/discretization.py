@@ -1,0 +1,81 @@
+"""What options take of a resource, and what labels have left of it, in whole cells. Pure numpy.
+
+The SLO is seconds, the budget cores and GPUs; the accuracy floor is a resource too: of what the most accurate options
+reach, each option loses some (of a product the logarithm counts, so that losses add up).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_adapter.solvers.labels import Labels
+from trimtab_adapter.solvers.program import TOLERANCE, Program
+from trimtab_adapter.solvers.program_arrays import Floats, ProgramArrays
+
+Resource = Literal["second", "core", "gpu", "floor"]
+# An option that takes whole cells is counted with them, whatever rounding says; labels have more spare than all options
+# together gain by that, so that no completion is counted out.
+_WHOLE, _LEFT = 1e-9, 1e-6  # of a cell
+_SPARE = 1e-6  # of what may be lost: where next to nothing may be, cells would be as small as rounding errors
+
+
+@dataclass(frozen=True, slots=True)
+class Discretization:
+    """One resource in cells, rounded so that no feasible completion is excluded.
+
+    What options take is rounded down; what labels have left is rounded up.
+    """
+
+    resource: Resource
+    total: float
+    cells: int
+    taken: Sequence[Floats]  # by each stage's options
+    heads: Sequence[float]  # of the floor: what the most accurate options of the stages before each one reach
+    is_product: bool
+
+    def filled(self, stage: int) -> list[int]:
+        """The whole cells that each option of a stage surely fills; too many where it does not fit."""
+        cells = self.taken[stage] * (self.cells / self.total) + _WHOLE
+        filled: list[int] = np.minimum(cells, self.cells + 1.0).astype(np.intp).tolist()
+        return filled
+
+    def left(self, stage: int, labels: Labels) -> NDArray[np.intp]:
+        """The cells that labels of the stages before `stage` have left, none where they have less than none."""
+        cells = (self.total - self._spent(stage, labels)) * (self.cells / self.total) + _LEFT
+        return np.minimum(np.maximum(cells, 0.0), self.cells).astype(np.intp)
+
+    def _spent(self, stage: int, labels: Labels) -> Floats:
+        if self.resource == "second":
+            return labels.flow_seconds
+        if self.resource == "core":
+            return labels.cores
+        if self.resource == "gpu":
+            return labels.gpus
+        return np.asarray(self.heads[stage] - _additive(labels.value, is_product=self.is_product))
+
+
+def discretize(program: Program, table: ProgramArrays, resource: Resource, cells: int) -> Discretization:
+    """Measure one resource of a program."""
+    is_product = table.is_product
+    values = [_additive(column.value, is_product=is_product) for column in table.columns]
+    heads = [0.0, *np.cumsum([value.max() for value in values]).tolist()]
+    if resource == "second":
+        total = program.slo_seconds
+        taken = [share * column.seconds for column, share in zip(table.columns, table.flow, strict=True)]
+    elif resource == "core":
+        total, taken = program.cores, [column.cores for column in table.columns]
+    elif resource == "gpu":
+        total, taken = float(program.gpus), [column.gpus for column in table.columns]
+        cells = min(cells, max(1, program.gpus))  # whole ones
+    else:
+        floor = _additive(np.array(program.accuracy_floor - TOLERANCE), is_product=is_product)
+        total, taken = max(0.0, heads[-1] - float(floor)) + _SPARE, [value.max() - value for value in values]
+    return Discretization(resource, total + TOLERANCE, cells, taken, heads, is_product)
+
+
+def _additive(values: Floats, *, is_product: bool) -> Floats:
+    """What adds up where the values multiply; a value of nothing loses all."""
+    return np.asarray(np.log(np.maximum(values, 1e-300))) if is_product else values

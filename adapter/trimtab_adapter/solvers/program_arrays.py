@@ -1,0 +1,136 @@
+"""A program as arrays: per stage the undominated options, per suffix of stages what it needs at least. Pure numpy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_adapter.solvers.dominance import undominated
+from trimtab_adapter.solvers.program import TOLERANCE, Program
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The options of one stage that may be part of an optimum, by rising value; every array has shape [options]."""
+
+    index: NDArray[np.intp]  # place of each in the program's own list
+    seconds: Floats
+    cost: Floats  # what the objective loses: β·cores + δ·batch + price of the change
+    cores: Floats
+    gpus: Floats
+    value: Floats  # factor of the product, or share of the mean
+    same: NDArray[np.bool_]  # runs the model that `Program.other_than` names
+    apart: NDArray[np.int8]  # 1: images are encoded apart; 0: they are not; −1: goes with either
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramArrays:
+    """The program's columns and the bounds that prune partial choices. Arrays over stages have one entry more."""
+
+    columns: tuple[Column, ...]
+    live: tuple[tuple[tuple[int, ...], ...], ...]  # groups of stages whose finish is still awaited after each stage
+    least_tail: tuple[float, ...]  # least seconds from the end of a stage to the last answer
+    flow: tuple[float, ...]  # share of a unit of flow through each stage; 1 in a chain
+    least_cores: Floats  # of the stages from k on
+    least_gpus: Floats
+    most_value: Floats
+    is_product: bool
+    cores_bind: bool  # whether the dearest choice exceeds the budget at all
+    gpus_bind: bool
+    differs: bool  # whether `Program.other_than` is asked for
+    divided: bool  # whether options of both layouts are there
+
+
+def to_arrays(program: Program) -> ProgramArrays | None:
+    """Prune each stage and bound each suffix; None where a stage has no option that fits alone."""
+    is_product = program.metric == "Product"
+    columns = [_column(program, k, is_product=is_product) for k in range(len(program.stages))]
+    if any(column.index.size == 0 for column in columns):
+        return None
+    predecessors = [stage.predecessors for stage in program.stages]
+    values = [column.value.max() for column in columns]
+    return ProgramArrays(
+        columns=tuple(columns),
+        live=_live(predecessors),
+        least_tail=_least_tail(predecessors, [float(column.seconds.min()) for column in columns]),
+        flow=_flow(predecessors),
+        least_cores=_suffix_sum([column.cores.min() for column in columns]),
+        least_gpus=_suffix_sum([column.gpus.min() for column in columns]),
+        most_value=np.cumprod([1.0, *values[::-1]])[::-1] if is_product else _suffix_sum(values),
+        is_product=is_product,
+        cores_bind=sum(float(column.cores.max()) for column in columns) > program.cores + TOLERANCE,
+        gpus_bind=sum(float(column.gpus.max()) for column in columns) > program.gpus,
+        differs=program.other_than is not None,
+        divided=program.divided,
+    )
+
+
+def _column(program: Program, k: int, *, is_product: bool) -> Column:
+    options, weights = program.stages[k].options, program.weights
+    figures = np.array(
+        [(o.latency_seconds, o.cores, o.gpus, o.value, o.batch_size, o.penalty) for o in options], dtype=np.float64
+    ).reshape(-1, 6)
+    seconds, cores, gpus, value, batch, penalty = figures.T
+    alone = (seconds <= program.slo_seconds + TOLERANCE) & (cores <= program.cores + TOLERANCE) & (gpus <= program.gpus)
+    cost = weights.core * cores + weights.batch * batch + penalty
+    same = np.zeros(len(options), dtype=np.bool_)
+    respects = [cost, seconds, -value, cores]
+    if gpus.any():
+        respects.append(gpus)
+    if program.other_than is not None:
+        same = np.array([option.model == program.other_than[k] for option in options], dtype=np.bool_)
+        respects.append(same.astype(np.float64))
+    apart = np.array([-1 if o.apart is None else int(o.apart) for o in options], dtype=np.int8)
+    if program.divided:  # one of a layout is no better than one of the other: what else there is decides
+        respects += [apart.astype(np.float64), -apart.astype(np.float64)]
+    fitting = np.nonzero(alone)[0]
+    kept = fitting[undominated([respect[fitting] for respect in respects])]
+    kept = kept[np.argsort(value[kept], kind="stable")]
+    share = value if is_product else value / len(program.stages)
+    return Column(kept, seconds[kept], cost[kept], cores[kept], gpus[kept], share[kept], same[kept], apart[kept])
+
+
+def _suffix_sum(parts: Sequence[float]) -> Floats:
+    return np.cumsum([0.0, *parts[::-1]])[::-1]
+
+
+def _live(predecessors: Sequence[tuple[int, ...]]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Return, after each stage, the finished stages that later ones wait for, in groups.
+
+    Stages that the same later stages wait for are one group: of these only the last to finish matters any more. So
+    parallel branches that join in one stage cost a single figure, however many they are.
+    """
+    groups = []
+    for k in range(len(predecessors)):
+        waiting: dict[frozenset[int], list[int]] = {}
+        for stage in range(k + 1):
+            readers = frozenset(r for r in range(k + 1, len(predecessors)) if stage in predecessors[r])
+            if readers:
+                waiting.setdefault(readers, []).append(stage)
+        groups.append(tuple(tuple(group) for group in waiting.values()))
+    return tuple(groups)
+
+
+def _least_tail(predecessors: Sequence[tuple[int, ...]], least_seconds: Sequence[float]) -> tuple[float, ...]:
+    tails = [0.0] * len(predecessors)
+    for reader in reversed(range(len(predecessors))):
+        for stage in predecessors[reader]:
+            tails[stage] = max(tails[stage], least_seconds[reader] + tails[reader])
+    return tuple(tails)
+
+
+def _flow(predecessors: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+    """Split one unit of flow evenly over sources and over readers.
+
+    Σ flow·seconds averages over paths, so it is at most the latency of the slowest: a price on it bounds from above.
+    """
+    readers = [[r for r, waits_for in enumerate(predecessors) if k in waits_for] for k in range(len(predecessors))]
+    sources = sum(not waits_for for waits_for in predecessors)
+    flow = [0.0 if waits_for else 1.0 / sources for waits_for in predecessors]
+    for stage, read_by in enumerate(readers):
+        for reader in read_by:
+            flow[reader] += flow[stage] / len(read_by)
+    return tuple(flow)

@@ -1,0 +1,96 @@
+"""`trimtab profile`: measure every variant of a pipeline, on this machine or on the nodes of a cluster."""
+
+import asyncio
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from trimtab.kubernetes_access import Tell, connected, request_profiling
+from trimtab.options import NamespaceOption, PipelineArgument, console
+from trimtab.plan_inputs import which
+from trimtab.preflight import prepare, profiling_progress
+from trimtab.splitting import ROWS_SHOWN, split_tables
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.result_line import ResultLine
+from trimtab_profiler.profile import ProfileOptions, fit_errors, profile, write_profiles
+
+
+def command(
+    pipeline: PipelineArgument,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for profile.yaml; default: beside the pipeline")
+    ] = None,
+    *,
+    quick: Annotated[bool, typer.Option(help="A few seconds: only what planning needs")] = False,
+    in_cluster: Annotated[
+        bool, typer.Option(help="Have Jobs measure it on the nodes it uses; PIPELINE may be a name")
+    ] = False,
+    namespace: NamespaceOption = None,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to wait for the cluster")] = 1800.0,
+) -> int:
+    """Measure latency and throughput of every variant, operating point, batch size and allocation of cores."""
+    if in_cluster:
+        return _in_cluster(*which(pipeline, namespace), timeout)
+    document = prepare(pipeline)
+    home = pipeline.resolve() if pipeline.is_dir() else pipeline.resolve().parent
+    options = ProfileOptions.quick(document) if quick else ProfileOptions.full()
+    with profiling_progress(console) as show:
+        profiles = asyncio.run(profile(document, home, options, show))
+    path = write_profiles(profiles, out or home)
+    for found in profiles.values():
+        console.print(_table(found))
+    console.print(f"written to {path}")
+    for splits in split_tables(document, profiles, ROWS_SHOWN):
+        console.print(splits)
+    ResultLine(name="profile", figures=_figures(profiles)).print()
+    return 0
+
+
+def _in_cluster(namespace: str, name: str, timeout_seconds: float) -> int:
+    with console.status(f"asking for profiles of {namespace}/{name}") as shown:
+        found = asyncio.run(_asked(namespace, name, shown.update, timeout_seconds))
+    by_name = {one.metadata.name: one for one in sorted(found, key=lambda one: one.metadata.name)}
+    for one in by_name.values():
+        console.print(f"ModelProfile {one.metadata.name}, measured on {one.spec.hardware.processor}")
+        console.print(_table(one))
+    ResultLine(name="profile-in-cluster", figures=_figures(by_name)).print()
+    return 0
+
+
+async def _asked(namespace: str, name: str, tell: Tell, timeout_seconds: float) -> list[ModelProfile]:
+    async with connected() as cluster:
+        return await request_profiling(cluster, namespace, name, tell, timeout_seconds)
+
+
+def _figures(profiles: Mapping[str, ModelProfile]) -> dict[str, float]:
+    errors = [abs(error.relative_error) for error in fit_errors(profiles)]
+    return {
+        "points": sum(len(found.spec.points) for found in profiles.values()),
+        "fit_mean_relative_error": statistics.fmean(errors),
+        "fit_worst_relative_error": max(errors),
+    }
+
+
+def _table(profile: ModelProfile) -> Table:
+    spec = profile.spec
+    slo = f"; stage SLO {1000 * spec.stage_slo_seconds:.1f} ms" if spec.stage_slo_seconds else ""
+    columns = ("variant", "point", "cores", "batch 1 p50", "batch 1 p99", "best rows/s", "at batch", "fit error")
+    table = Table(*columns, title=f"{spec.stage}{slo}", title_justify="left", box=None, pad_edge=False)
+    for point in spec.points:
+        first = point.measurements[0]
+        best = max(point.measurements, key=lambda measured: measured.throughput_rps)
+        table.add_row(
+            point.variant,
+            point.operating_point,
+            f"{point.cores:g}",
+            f"{1000 * first.latency_seconds_p50:.2f} ms",
+            f"{1000 * first.latency_seconds_p99:.2f} ms",
+            f"{best.throughput_rps:.0f}",
+            str(best.batch_size),
+            f"{100 * point.fit.mean_relative_error:.1f} %",
+        )
+    return table

@@ -1,0 +1,141 @@
+"""The run in figures: what the cards, the terminal summary and the last line of a command show. Pure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trimtab.chat_figures import ChatFigures, chats_counted
+from trimtab.local.router_client import middle_and_tail
+from trimtab.report import series
+from trimtab.run_samples import Run
+from trimtab_loadtester.results import TOKEN_TIMES, Modality
+from trimtab_pipelines.request_outcome import RequestOutcome
+
+LOAD_WINDOW_SECONDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RunStats:
+    """The figures of one run; NaN where nothing was measured.
+
+    What was refused or dropped by callers' own doing says nothing of how well the pipeline serves: `slo_fraction` is of
+    all other requests.
+    """
+
+    received: int
+    outcomes: Mapping[str, int]
+    slo_fraction: float
+    expected_accuracy: float
+    measured_accuracy: float
+    p50_seconds: float
+    p99_seconds: float
+    mean_cores: float
+    most_cores: float
+    plan_changes: int
+    variant_changes: Mapping[str, int]
+    load_low_rps: float
+    load_high_rps: float
+    callers_faults: int = 0
+    chats: Mapping[str, ChatFigures] = field(default_factory=dict)
+
+    @property
+    def accounted(self) -> bool:
+        """Whether every request received has exactly one outcome."""
+        return self.received == sum(self.outcomes.values())
+
+    @property
+    def under_way(self) -> int:
+        """Requests received that had no outcome when they were counted last."""
+        return max(self.received - sum(self.outcomes.values()), 0)
+
+    @property
+    def load_ratio(self) -> float:
+        """Greatest over least load, each over five seconds."""
+        return self.load_high_rps / max(self.load_low_rps, 0.2)
+
+    @property
+    def accuracy_gap(self) -> float:
+        """Distance between expected and measured accuracy."""
+        return abs(self.measured_accuracy - self.expected_accuracy)
+
+
+def figures_of(run: Run) -> RunStats:
+    """Compute the figures of a run."""
+    reserved, _ = series.cores(run)
+    low, high = _load_range(run)
+    quantiles = _quantiles(run)
+    received, outcomes = _outcomes(run)
+    expected, measured = _accuracies(run)
+    faults = 0 if run.results or not run.samples else run.samples[-1].counters.callers_faults
+    return RunStats(
+        received=received,
+        outcomes=outcomes,
+        slo_fraction=outcomes.get("ok", 0) / (received - faults) if received > faults else math.nan,
+        expected_accuracy=expected,
+        measured_accuracy=measured,
+        p50_seconds=quantiles[0],
+        p99_seconds=quantiles[1],
+        mean_cores=float(reserved.value.mean()) if reserved.value.size else math.nan,
+        most_cores=float(reserved.value.max()) if reserved.value.size else math.nan,
+        plan_changes=len(run.changes),
+        variant_changes=run.variant_changes(),
+        load_low_rps=low,
+        load_high_rps=high,
+        callers_faults=faults,
+        chats=_chats(run),
+    )
+
+
+def _outcomes(run: Run) -> tuple[int, Mapping[str, int]]:
+    if run.results is not None:
+        counts = {outcome.word: run.results.count(outcome) for outcome in RequestOutcome}
+        return len(run.results.records), counts
+    if not run.samples:
+        return 0, {}
+    last = run.samples[-1].counters
+    return last.received, dict(last.outcomes)
+
+
+def _accuracies(run: Run) -> tuple[float, float]:
+    if run.results is not None:
+        summary = run.results.summary()
+        return _number(summary["expected_accuracy"]), _number(summary["measured_accuracy"])
+    counters = run.samples[-1].counters if run.samples else None
+    if counters is None or not counters.accuracy_count:
+        return math.nan, math.nan
+    last = run.samples[-1]
+    return counters.accuracy_sum / counters.accuracy_count, last.correct / last.total if last.total else math.nan
+
+
+def _quantiles(run: Run) -> tuple[float, float]:
+    if run.results is not None:
+        found = run.results.latency_percentiles()
+        return found.get("p50", math.nan), found.get("p99", math.nan)
+    return middle_and_tail(run.samples[-1].counters.latency_buckets if run.samples else {})
+
+
+def _chats(run: Run) -> dict[str, ChatFigures]:
+    if run.results is not None:
+        return {name: _sent(seen) for name, seen in run.results.modalities().items()}
+    counters = run.samples[-1].counters if run.samples else None
+    return {name: chats_counted(counters, name) for name in counters.first_buckets} if counters else {}
+
+
+def _sent(seen: Modality) -> ChatFigures:
+    times = [seen.tokens.get(f"{column}_{quantile}", math.nan) for column in TOKEN_TIMES for quantile in ("p50", "p99")]
+    return ChatFigures(seen.answered, seen.slo_fraction, *times)
+
+
+def _load_range(run: Run) -> tuple[float, float]:
+    load = series.observed_load(run).value
+    if not load.size:
+        return math.nan, math.nan
+    width = min(LOAD_WINDOW_SECONDS, load.size)
+    smooth = np.convolve(load, np.ones(width) / width, mode="valid")
+    return float(smooth.min()), float(smooth.max())
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)

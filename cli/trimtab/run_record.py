@@ -1,0 +1,141 @@
+"""A run on disk, so that its report can be made again: samples.jsonl, decisions.jsonl, run.json, pipeline.yaml, load/.
+
+It is written as it comes, so that whatever ends the run, even `kill -9`, leaves all that was seen until then.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from trimtab.local.supervisor import Fault
+from trimtab.run_samples import Run, Sample, read_decisions
+from trimtab_loadtester.results import SUMMARY_FILE, Results
+from trimtab_pipelines.documents import DocumentError, dump_yaml, load_pipeline, write_atomically
+from trimtab_pipelines.jsonl import JsonLinesFile, read_lines, thin_older_half
+from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.spec import InferencePipeline
+
+FACTS_FILE, SAMPLES_FILE, DECISIONS_FILE, PIPELINE_FILE = (
+    "run.json",
+    "samples.jsonl",
+    "decisions.jsonl",
+    "pipeline.yaml",
+)
+MOST_SAMPLE_BYTES = 16 * 2**20
+MOST_WAITING = 3600
+"""Samples kept for a disk that refuses them: an hour's."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    title: str
+    faults: Sequence[Fault]
+    ready_seconds: float
+
+
+_FACTS, _SAMPLE = TypeAdapter(_Facts), TypeAdapter(Sample)
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Writes a run into its folder while it goes on.
+
+    Where the disk refuses, what was seen waits in memory and is written once there is room.
+
+    Attributes:
+        folder: the run folder; what an earlier run recorded there is removed.
+        title: what the run is called.
+        pipeline: what is served.
+        refusal: why the disk takes nothing now; empty where it does.
+    """
+
+    folder: Path
+    title: str
+    pipeline: InferencePipeline
+    refusal: str = ""
+    _lines: JsonLinesFile | None = None
+    _waiting: deque[Sample] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
+    _facts: _Facts | None = None
+
+    def begin(self, plan: PipelinePlan | None) -> None:
+        """Begin a record; a plan that nobody will change is its one decision."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for former in (FACTS_FILE, SAMPLES_FILE, DECISIONS_FILE, f"load/{SUMMARY_FILE}"):
+            (self.folder / former).unlink(missing_ok=True)
+        write_atomically(self.folder / PIPELINE_FILE, dump_yaml(self.pipeline))
+        if plan is not None:
+            _write_decisions(self.folder, [plan])
+        self._write_facts(_Facts(self.title, (), 0.0))
+        (self.folder / SAMPLES_FILE).touch()  # what ends within its first second is a run too
+        self._lines = JsonLinesFile(self.folder / SAMPLES_FILE, MOST_SAMPLE_BYTES, thin_older_half)
+
+    def add(self, sample: Sample, faults: Sequence[Fault], ready_seconds: float) -> None:
+        """Write a sample, and what has happened so far."""
+        self._waiting.append(sample)
+        self.note(faults, ready_seconds)
+
+    def note(self, faults: Sequence[Fault], ready_seconds: float) -> None:
+        """Write what has happened so far, and whatever waits to be written."""
+        facts = _Facts(self.title, tuple(faults), ready_seconds)
+        try:
+            while self._waiting and self._lines is not None:
+                self._lines.append(_SAMPLE.dump_json(self._waiting[0]).decode())
+                self._waiting.popleft()
+            if facts != self._facts:
+                self._write_facts(facts)
+        except OSError as error:
+            self.refusal = error.strerror or str(error)
+        else:
+            self.refusal = ""
+
+    def samples(self) -> list[Sample]:
+        """All samples, those that wait for the disk last."""
+        return [*read_lines(self.folder / SAMPLES_FILE, _SAMPLE.validate_json), *self._waiting]
+
+    def plans(self) -> list[PipelinePlan]:
+        """All decisions."""
+        return read_decisions(self.folder / DECISIONS_FILE)
+
+    def _write_facts(self, facts: _Facts) -> None:
+        write_atomically(self.folder / FACTS_FILE, _FACTS.dump_json(facts, indent=1).decode() + "\n")
+        self._facts = facts
+
+
+def save(run: Run, folder: Path) -> None:
+    """Write a finished run into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = _Facts(run.title, run.faults, run.ready_seconds)
+    write_atomically(folder / FACTS_FILE, _FACTS.dump_json(facts, indent=1).decode() + "\n")
+    write_atomically(folder / PIPELINE_FILE, dump_yaml(run.pipeline))
+    _write_decisions(folder, run.plans)
+    write_atomically(folder / SAMPLES_FILE, "".join(f"{_SAMPLE.dump_json(s).decode()}\n" for s in run.samples))
+    if run.results is not None:
+        run.results.save(folder / "load")
+
+
+def load(folder: Path, most: int | None = None, most_decisions: int | None = None) -> Run:
+    """Read what `save` or a recorder wrote; raises DocumentError naming what is missing or broken.
+
+    Of more than `most` samples, or so many decisions, the newest and some of the others are read.
+    """
+    try:
+        facts = _FACTS.validate_json((folder / FACTS_FILE).read_bytes())
+        samples = read_lines(folder / SAMPLES_FILE, _SAMPLE.validate_json, most)
+        if not samples and (folder / SAMPLES_FILE).stat().st_size:
+            raise DocumentError(f"{folder / SAMPLES_FILE}: no line of it is a Sample")
+        plans = read_decisions(folder / DECISIONS_FILE, most_decisions)
+        results = Results.load(folder / "load") if (folder / "load" / SUMMARY_FILE).exists() else None
+    except OSError as error:
+        raise DocumentError(f"{folder} holds no recorded run: {error.filename}: {error.strerror}") from error
+    except ValueError as error:
+        raise DocumentError(f"{folder}: {' '.join(str(error).split())[:300]}") from error
+    pipeline = load_pipeline(folder / PIPELINE_FILE)
+    return Run(facts.title, pipeline, samples, plans, results, facts.faults, facts.ready_seconds)
+
+
+def _write_decisions(folder: Path, plans: Sequence[PipelinePlan]) -> None:
+    lines = [plan.model_dump_json(by_alias=True, exclude_none=True) for plan in plans]
+    write_atomically(folder / DECISIONS_FILE, "".join(f"{line}\n" for line in lines))

@@ -1,0 +1,248 @@
+"""How much load: what a user writes on the command line, or a recorded trace, as requests per second.
+
+Every load is a pattern of rates, one a second, and a rule for what follows its end.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_loadtester.multimodal.rates import synthetic_rates
+from trimtab_loadtester.multimodal.traffic import Traffic
+from trimtab_loadtester.synthetic_load import generate_rates
+from trimtab_pipelines.errors import UserError
+from trimtab_predictor.trace import Trace, read_trace
+
+GENERATED_SECONDS = 3600
+LEAST_RPS, MAX_RPS = 1e-3, 1e6
+MAX_PATTERN_SECONDS = 10_000_000
+_FORMS = (
+    "20 or constant:20 (requests a second), step:5,40@60 (5 rps, then 40 from second 60), "
+    "steps:5x30,20x30 (rps x seconds) "
+    "or generated:low=4,high=40,seed=1, or of chats multimodal:rps=5,seed=1"
+)
+
+
+class LoadError(UserError, ValueError):
+    """A load that cannot be read; the message says what would be right."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadSpec:
+    """Requests per second over time.
+
+    Attributes:
+        text: as the user wrote it, for reports.
+        pattern_rps: [S], the rate in each second.
+        repeats: begins anew after its end; otherwise its last rate holds.
+        natural_seconds: how long it lasts by itself, None where it has no end.
+        gap_seconds: seconds in which a trace was missing; they send nothing.
+        traffic: of multimodal load, the rates of chats with images and of those without; together they are the pattern.
+    """
+
+    text: str
+    pattern_rps: NDArray[np.float64]
+    repeats: bool = False
+    natural_seconds: int | None = None
+    gap_seconds: int = 0
+    traffic: Traffic | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a load such as `20` (`constant:20`), `step:5,40@60`, `steps:5x30,20x30` or `generated:low=4,high=40`.
+
+        `multimodal:rps=5` is one of chats, as a production cluster gets them, a second for each of its minutes.
+
+        Raises:
+            LoadError: it is none of these, or a number in it is out of bounds.
+        """
+        kind, colon, body = (f"constant:{text.strip()}" if _is_number(text) else text.strip()).partition(":")
+        if kind == _MULTIMODAL and colon:
+            return cls._multimodal(text.strip(), body)
+        reader = _KINDS.get(kind)
+        if reader is None or not colon:
+            raise LoadError(f"load {text!r} is not known; write {_FORMS}")
+        try:
+            pattern, natural_seconds = reader(body)
+        except LoadError as error:
+            raise LoadError(f"load {text!r}: {error}") from None
+        return cls(text.strip(), pattern, repeats=kind == "generated", natural_seconds=natural_seconds)
+
+    @classmethod
+    def _multimodal(cls, text: str, body: str) -> Self:
+        try:
+            written = _read_pairs(body, _MULTIMODAL_DEFAULTS, "rps=RPS, seed=NUMBER")
+            rps, seed = _number(written["rps"], "rps", least=LEAST_RPS), _seed(written["seed"])
+        except LoadError as error:
+            raise LoadError(f"load {text!r}: {error}") from None
+        return cls.of_traffic(replace(synthetic_rates(GENERATED_SECONDS, seed).scaled(rps), interval_seconds=1.0), text)
+
+    @classmethod
+    def of_traffic(cls, traffic: Traffic, text: str) -> Self:
+        """Make a load of multimodal rates, each for a second, over and over."""
+        return cls(text, traffic.rps, repeats=True, traffic=traffic)
+
+    @classmethod
+    def from_counts(cls, counts: NDArray[np.float64], text: str, *, speed_up: float = 1.0, scale: float = 1.0) -> Self:
+        """Make a load of requests counted in each second, [S]; NaN where the count is missing.
+
+        `speed_up` plays time faster and keeps the rates: each played second has the mean of `speed_up` recorded ones.
+        `scale` multiplies the rates. A played second without any recorded count sends nothing and counts as a gap.
+
+        Raises:
+            LoadError: no counts, a negative or infinite one, or a factor out of bounds.
+        """
+        for name, factor in (("speed-up", speed_up), ("scale", scale)):
+            if not (np.isfinite(factor) and 0 < factor <= MAX_RPS):
+                raise LoadError(f"{name} {factor:g} must be above 0 and finite")
+        wrong = np.flatnonzero(np.isinf(counts) | (counts < 0))
+        if counts.size == 0 or wrong.size:
+            what = "is empty" if not wrong.size else f"has {counts[wrong[0]]:g} requests in second {wrong[0]}"
+            raise LoadError(f"trace {text} {what}; it needs one count of at least 0 for each second")
+        played = _compress(np.asarray(counts, dtype=np.float64), speed_up) * scale
+        gaps = np.isnan(played)
+        rates = _checked(np.where(gaps, 0.0, played), f"trace {text}")
+        return cls(text, rates, repeats=True, natural_seconds=rates.size, gap_seconds=int(gaps.sum()))
+
+    @classmethod
+    def from_trace(cls, trace: Path | Trace, *, speed_up: float = 1.0, scale: float = 1.0) -> Self:
+        """Play a per-second trace, read from a file or read already (and cut, perhaps).
+
+        Raises:
+            TraceError: the file is no trace; the message says which line, and what would be right.
+            LoadError: as `from_counts`.
+        """
+        recorded = read_trace(trace) if isinstance(trace, Path) else trace
+        return cls.from_counts(recorded.rps, recorded.name, speed_up=speed_up, scale=scale)
+
+    def rates(self, duration_seconds: float | None = None) -> NDArray[np.float64]:
+        """The rate in each second, [ceil(duration)]; without a duration the load's own length.
+
+        Raises:
+            LoadError: no duration given and the load has no end, or a duration that is not above 0.
+        """
+        if duration_seconds is None:
+            if self.natural_seconds is None:
+                raise LoadError(f"load {self.text!r} has no end; give a duration in seconds")
+            return self.pattern_rps[: self.natural_seconds]
+        if not 0 < duration_seconds <= MAX_PATTERN_SECONDS:
+            raise LoadError(f"duration {duration_seconds:g} s must be above 0 and at most {MAX_PATTERN_SECONDS} s")
+        seconds, size = int(np.ceil(duration_seconds)), self.pattern_rps.size
+        index = np.arange(seconds)
+        return self.pattern_rps[index % size if self.repeats else np.minimum(index, size - 1)]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _compress(counts: NDArray[np.float64], speed_up: float) -> NDArray[np.float64]:
+    """Mean of the recorded seconds that fall into each played one; NaN where none of them has a count."""
+    if speed_up == 1:
+        return counts
+    if speed_up < 1:  # rounded, since 21 / 0.7 is a little above 30, and 100 times 0.29 a little below 29
+        played_seconds = np.arange(int(np.ceil(round(counts.size / speed_up, 6))))
+        recorded = np.round(played_seconds * speed_up, 6).astype(np.int64)
+        return counts[np.minimum(recorded, counts.size - 1)]
+    played = (np.arange(counts.size) / speed_up).astype(np.int64)
+    known = ~np.isnan(counts)
+    totals = np.bincount(played, weights=np.where(known, counts, 0.0))
+    numbers = np.bincount(played, weights=known.astype(np.float64))
+    means: NDArray[np.float64] = np.divide(totals, numbers, out=np.full(totals.size, np.nan), where=numbers > 0)
+    return means
+
+
+def _checked(rates: NDArray[np.float64], where: str) -> NDArray[np.float64]:
+    if rates.max() > MAX_RPS:
+        raise LoadError(f"{where}: {rates.max():g} rps is above {MAX_RPS:g}, the most one run can mean")
+    return rates
+
+
+def _number(written: str, what: str, *, least: float = 0.0, most: float = MAX_RPS) -> float:
+    try:
+        value = float(written)
+    except ValueError:
+        raise LoadError(f"{what} {written!r} is not a number; write {_FORMS}") from None
+    if not least <= value <= most:
+        raise LoadError(f"{what} {written} must lie between {least:g} and {most:g}")
+    return value
+
+
+def _seconds(written: str, what: str) -> int:
+    value = _number(written, what, least=1, most=MAX_PATTERN_SECONDS)
+    if value != int(value):
+        raise LoadError(f"{what} {written} must be whole seconds")
+    return int(value)
+
+
+_Parsed = tuple[NDArray[np.float64], int | None]
+
+
+def _constant(body: str) -> _Parsed:
+    return np.array([_number(body, "rate")]), None
+
+
+def _step(body: str) -> _Parsed:
+    match = re.fullmatch(r"([^,@]+),([^,@]+)@([^,@]+)", body)
+    if match is None:
+        raise LoadError("a step is written RPS,RPS@SECOND, such as step:5,40@60")
+    before, after = _number(match[1], "rate"), _number(match[2], "rate")
+    return np.concatenate([np.full(_seconds(match[3], "second"), before), [after]]), None
+
+
+def _steps(body: str) -> _Parsed:
+    pieces = []
+    for piece in body.split(","):
+        rate, cross, seconds = piece.partition("x")
+        if not cross:
+            raise LoadError(f"{piece!r} is not RPSxSECONDS; write for instance steps:5x30,20x30")
+        pieces.append(np.full(_seconds(seconds, "length"), _number(rate, "rate")))
+    rates = np.concatenate(pieces)
+    return rates, rates.size
+
+
+def _generated(body: str) -> _Parsed:
+    written = _read_pairs(body, _GENERATED_DEFAULTS, "low=RPS, high=RPS, seed=NUMBER, plateau=SECONDS")
+    low, high = _number(written["low"], "low"), _number(written["high"], "high")
+    if low > high:
+        raise LoadError(f"low {low:g} is above high {high:g}; exchange them")
+    plateau = _seconds(written["plateau"], "plateau")
+    return generate_rates(low, high, _seed(written["seed"]), GENERATED_SECONDS, plateau), None
+
+
+def _read_pairs(body: str, defaults: Mapping[str, str], known: str) -> dict[str, str]:
+    """Read `key=value, …`, with a default for each that is not written."""
+    values: dict[str, str] = {}
+    for piece in filter(None, body.split(",")):
+        key, equals, value = piece.partition("=")
+        if not equals or key not in defaults or key in values:
+            raise LoadError(f"{piece!r} is not one of {known}, each once")
+        values[key] = value
+    return {**defaults, **values}
+
+
+def _seed(written: str) -> int:
+    seed = _number(written, "seed", most=2**32)
+    if seed != int(seed):
+        raise LoadError(f"seed {written} must be a whole number")
+    return int(seed)
+
+
+_GENERATED_DEFAULTS: Mapping[str, str] = {"low": "4", "high": "40", "seed": "0", "plateau": "30"}
+_MULTIMODAL = "multimodal"
+_MULTIMODAL_DEFAULTS: Mapping[str, str] = {"rps": "5", "seed": "0"}
+_KINDS: Mapping[str, Callable[[str], _Parsed]] = {
+    "constant": _constant,
+    "step": _step,
+    "steps": _steps,
+    "generated": _generated,
+}

@@ -1,0 +1,1 @@
+"""Multimodal load: how many images each chat shows, hour by hour."""

@@ -1,0 +1,93 @@
+"""torchvision's residual networks, from ResNet-18 to ResNet-152: FP32 [B, 3, 224, 224] to logits FP32 [B, 1000].
+
+They are convolutions up to their last layer, so an operating point may have them look at a smaller image.
+"""
+
+import re
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import interpolate
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torchvision import models
+
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.interfaces import Built
+from trimtab_model_servers.weights import load_weights
+from trimtab_model_servers.weights_source import RandomSeed, find_weights
+from trimtab_pipelines.model_spec import ModelSpec
+from trimtab_pipelines.operating_point import OperatingPoint
+
+KNOBS = frozenset({"inputSize"})
+LEAST_RESOLUTION = 32
+"""Pixels a side; a residual network halves its image five times."""
+_NORMALISATION = re.compile(r"^bn(\d)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """A residual network for images that are already resized and normalised."""
+
+    network: torch.nn.Module
+
+    def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
+        """Map `image` [B, 3, 224, 224] to `logits` [B, 1000]; a point's resolution is what it is resized to first."""
+        image = inputs["image"]
+        side = point.input_size.resolution if point.input_size else None
+        if side is not None and image.shape[-2:] != (side, side):
+            image = interpolate(image, (side, side), mode="bilinear", antialias=True)
+        return {"logits": self.network(image.contiguous(memory_format=torch.channels_last))}
+
+    def place(self, device: torch.device) -> None:
+        """Bring the network to a device."""
+        self.network.to(device)
+
+
+def build(spec: ModelSpec) -> Built:
+    """Build the network the family's name ends in, with stored or random weights."""
+    if spec.parameters:
+        raise ModelError(f"family {spec.family!r} has no parameters; remove {', '.join(spec.parameters)}")
+    _require_resolutions(spec)
+    construct = getattr(models, spec.family.rpartition("/")[2])
+    weights = find_weights(spec.storage_uri, spec.digest)
+    if isinstance(weights, RandomSeed):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(weights.value)
+            network: torch.nn.Module = construct(weights=None)
+    else:
+        with torch.device("meta"):
+            network = construct(weights=None)
+        load_weights(network, weights)
+    network = network.eval().requires_grad_(requires_grad=False)
+    merge_normalisations(network)
+    served = network.to(memory_format=torch.channels_last)
+    return Built(Classifier(served), "random" if isinstance(weights, RandomSeed) else "stored")
+
+
+def _require_resolutions(spec: ModelSpec) -> None:
+    for point in spec.operating_points:
+        size = point.input_size
+        if size is not None and (size.patch is not None or (size.resolution or 0) < LEAST_RESOLUTION):
+            raise ModelError(
+                f"operating point {point.name!r}: inputSize of family {spec.family!r} is a resolution of "
+                f"{LEAST_RESOLUTION} pixels or more, and no patch; it has none"
+            )
+
+
+def merge_normalisations(network: torch.nn.Module) -> None:
+    """Fold each batch normalisation of a residual network into the convolution before it, in place.
+
+    What is computed stays the same up to rounding; it takes fewer passes over memory.
+    """
+    for module in list(network.modules()):
+        children = dict(module.named_children())
+        pairs = [(f"conv{m[1]}", name) for name in children if (m := _NORMALISATION.match(name))]
+        if isinstance(module, torch.nn.Sequential) and isinstance(children.get("1"), torch.nn.BatchNorm2d):
+            pairs.append(("0", "1"))
+        for convolution, normalisation in pairs:
+            before, after = children[convolution], children[normalisation]
+            if not (isinstance(before, torch.nn.Conv2d) and isinstance(after, torch.nn.BatchNorm2d)):
+                raise ModelError(f"{normalisation} of a residual network is a {type(after).__name__}")
+            merged = fuse_conv_bn_eval(before, after)
+            setattr(module, convolution, merged.requires_grad_(requires_grad=False))
+            setattr(module, normalisation, torch.nn.Identity())

@@ -1,0 +1,202 @@
+"""Shell: carries out a reconciliation, and writes nothing that already is as it should be, or is not ours.
+
+An object is looked up before it is first written, and later written over that very object alone. One that is refused
+keeps none of the others from being written.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+from trimtab_kubernetes import Cluster, ClusterError, Conflict, NotFound, Rejected, Unreachable
+from trimtab_kubernetes.objects import Key, Object, fingerprint
+from trimtab_operator.manifests.objects import Ref, ref_of
+from trimtab_operator.metrics import Metrics
+from trimtab_operator.pipeline_cache import PipelineCache
+from trimtab_operator.reconcile import Reconciliation
+from trimtab_operator.reconciliation.object_diff import difference, differs, status_differs
+from trimtab_operator.reconciliation.write_errors import Reason, RejectedWrite, field_not_applied, is_ours, not_ours
+from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER
+
+log = logging.getLogger(__name__)
+
+_PIPELINE_FIELDS = ("observedGeneration", "url", "reason", "planGeneration", "stages", "cores", "schedulable")
+SCALE_MANAGER = f"{OPERATOR_MANAGER}-scale"
+"""Writes nothing but the number of replicas: all else of an object that we only scale stays whose it is."""
+_PLAN_FIELDS = ("observedGeneration", "appliedGeneration")
+
+
+class _NotWrittenError(Exception):
+    """An object is not as it should be, though the cluster refused nothing; the message says why."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Applier:
+    """Writes through one connection and remembers every answer in the store."""
+
+    def __init__(self, cluster: Cluster, store: PipelineCache, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self._cluster, self._store, self._metrics, self._clock = cluster, store, metrics, clock
+        self._untaken: dict[tuple[Key, str], str] = {}
+        """By pipeline and kind: a status, and what the cluster made of it, where that is not the same."""
+
+    async def carry_out(self, key: Key, decided: Reconciliation) -> int:
+        """Write what differs from what is known to be there; return how many writes that took.
+
+        What is refused goes to the store's refusals and counts as a write: it has to be told of.
+
+        Raises:
+            ClusterError: the API server did not answer; the writes before it stay, and all may be repeated.
+        """
+        store, writes = self._store, 0
+        for manifest in decided.apply:
+            writes += await self._make_true(key, manifest, self._write)
+        for manifest in decided.scale:
+            writes += await self._make_true(key, manifest, self._scale)
+        for ref in decided.delete:
+            found = store.get(key, ref)
+            writes += 0 if found is None else await self._try(key, ref, found, self._delete)
+        store.keep_refusals(key, {*map(ref_of, (*decided.apply, *decided.scale)), *decided.delete})
+        writes += await self._status(key, decided.pipeline_status, _PIPELINE_FIELDS)
+        writes += await self._status(key, decided.plan_status, _PLAN_FIELDS)
+        for event in decided.events:
+            writes += await self._tell(event)
+        return writes
+
+    def retry_seconds(self, key: Key) -> float | None:
+        """When to try again what was refused, if anything was."""
+        due = [refusal.until for refusal in self._store.refused.get(key, {}).values()]
+        return max(min(due) - self._clock(), 0.0) if due else None
+
+    async def _make_true(self, key: Key, manifest: Object, write: Callable[..., Awaitable[None]]) -> int:
+        """Write an object where it is not as it should be; where it has become so, tell of it no more."""
+        ref, refused = ref_of(manifest), self._store.refused
+        if differs(self._store.get(key, ref), manifest):
+            return await self._try(key, ref, manifest, write)
+        return 0 if refused.get(key, {}).pop(ref, None) is None else 1
+
+    async def _try(self, key: Key, ref: Ref, manifest: Object, write: Callable[..., Awaitable[None]]) -> int:
+        """Write one object, or note why not; return the writes that took, 0 where it is too early to try again."""
+        refused, stamp = self._store.refused[key], fingerprint([write.__name__, manifest])
+        before = refused.get(ref)
+        if before is not None and before.waits(stamp, self._clock()):
+            return 0
+        try:
+            await write(key, manifest)
+        except _NotWrittenError as error:
+            self._refuse(key, RejectedWrite(ref, error.reason, str(error), stamp, self._clock()))
+        except ClusterError as error:
+            if isinstance(error, Unreachable) and error.status != HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise
+            message = f"{ref.kind} {ref.name} was refused: {error}"
+            self._refuse(key, RejectedWrite(ref, "WriteRejected", message, stamp, self._clock()))
+        else:
+            refused.pop(ref, None)
+        return 1
+
+    def _refuse(self, key: Key, refusal: RejectedWrite) -> None:
+        refused = self._store.refused[key]
+        log.warning("%s/%s: %s", *key, refusal.message)
+        self._metrics.refusals.labels(refusal.ref.kind, refusal.reason).inc()
+        refused[refusal.ref] = refusal.after(refused.get(refusal.ref))
+
+    async def _write(self, key: Key, manifest: Object) -> None:
+        """Write over our own object, or make it where there is none; _NotWrittenError where there is another's."""
+        ref = ref_of(manifest)
+        found = self._store.get(key, ref)
+        if found is None or not is_ours(found, manifest):
+            found = await self._cluster.get(ref.kind, key[0], ref.name)
+        if found is not None and not is_ours(found, manifest):
+            raise _NotWrittenError("NotOurs", not_ours(found))
+        try:
+            applied = await self._apply(manifest, only=found)
+        except Conflict:
+            if found is not None:
+                self._store.objects.remove(found)  # it is gone, or another by now: look anew
+            log.info("%s %s/%s is another by now", ref.kind, key[0], ref.name)
+        else:
+            _must_stand(applied, manifest)
+
+    async def _scale(self, key: Key, manifest: Object) -> None:
+        """Write over the very object that was counted; where that is gone, there is nothing to scale."""
+        found = self._store.get(key, ref_of(manifest))
+        if found is None:
+            return
+        self._metrics.writes.labels(manifest["kind"]).inc()
+        applied = await self._cluster.apply(_over(found, manifest), manager=SCALE_MANAGER)
+        self._store.objects.put(applied)
+        _must_stand(applied, manifest)
+
+    async def _apply(self, manifest: Object, subresource: str | None = None, only: Object | None = None) -> Object:
+        """Apply; over `only`, if given, by force, else nowhere where somebody else has written.
+
+        Returns:
+            The object as the cluster keeps it.
+        """
+        kind, force = manifest["kind"], only is not None or subresource is not None
+        self._metrics.writes.labels(kind if subresource is None else f"{kind}/{subresource}").inc()
+        body = manifest if only is None else _over(only, manifest)
+        applied = await self._cluster.apply(body, manager=OPERATOR_MANAGER, subresource=subresource, force=force)
+        self._store.objects.put(applied)
+        return applied
+
+    async def _delete(self, key: Key, found: Object) -> None:
+        """Delete this very object, not one of the same name that somebody made since."""
+        ref = ref_of(found)
+        self._metrics.writes.labels(ref.kind).inc()
+        try:
+            await self._cluster.delete(ref.kind, key[0], ref.name, uid=found["metadata"].get("uid"))
+        except Conflict:
+            log.info("%s %s/%s is another by now", ref.kind, key[0], ref.name)
+        self._store.objects.remove(found)
+
+    async def _status(self, key: Key, status: Object | None, own: tuple[str, ...]) -> int:
+        """Write a status where it differs; not again where the cluster keeps another form of it and nothing is new."""
+        if status is None:
+            return 0
+        place, live = (key, status["kind"]), self._store.get(key, ref_of(status))
+        if live is None or not status_differs(live, status, own):
+            self._untaken.pop(place, None)
+            return 0
+        if self._untaken.get(place) == _met(live, status):
+            return 0
+        try:
+            applied = await self._apply(status, "status")
+        except NotFound:
+            log.info("%s %s/%s is gone", status["kind"], *key)
+            self._store.objects.remove(live)
+        else:
+            if status_differs(applied, status, own):
+                log.warning(
+                    "the status of %s %s/%s is kept otherwise than it was written: is its CRD older?", place[1], *key
+                )
+                self._untaken[place] = _met(applied, status)
+        return 1
+
+    async def _tell(self, event: Object) -> int:
+        """Events are worth one attempt: a copy of one that was told, or one that is not allowed, changes nothing."""
+        self._metrics.writes.labels("Event").inc()
+        try:
+            await self._cluster.create(event, manager=OPERATOR_MANAGER)
+        except (Conflict, Rejected) as error:
+            log.info("event %s: %s", event["metadata"]["name"], error)
+        return 1
+
+
+def _met(live: Object, wanted: Object) -> str:
+    """A mark of what is there and what should be."""
+    return fingerprint([live.get("status"), wanted["status"]])
+
+
+def _over(found: Object, manifest: Object) -> Object:
+    """The manifest as one that may be applied over this very object only."""
+    return {**manifest, "metadata": {**manifest["metadata"], "uid": found["metadata"]["uid"]}}
+
+
+def _must_stand(applied: Object, manifest: Object) -> None:
+    """Raise where the cluster keeps something other than was sent: to send it again at once would change nothing."""
+    path = difference(applied, manifest)
+    if path is not None:
+        raise _NotWrittenError("NotTaken", field_not_applied(ref_of(manifest), path))

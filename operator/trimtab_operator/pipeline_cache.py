@@ -1,0 +1,63 @@
+"""What is known of a pipeline: every object that concerns it, and what could not be written."""
+
+from collections import defaultdict
+from collections.abc import Container
+from dataclasses import dataclass, field
+
+from trimtab_kubernetes.cache import Cache
+from trimtab_kubernetes.objects import Key, Object, key_of
+from trimtab_operator.manifests.objects import Ref, ref_of
+from trimtab_operator.reconciliation.observed_state import ObservedState
+from trimtab_operator.reconciliation.write_errors import RejectedWrite, is_owned_by
+from trimtab_pipelines.kubernetes_names import PIPELINE_LABEL
+
+_OURS = {"InferencePipeline", "PipelinePlan", "ModelProfile"}
+
+
+def pipeline_of(found: Object) -> Key | None:
+    """The pipeline an object belongs to, or None."""
+    metadata, spec = found["metadata"], found.get("spec") or {}
+    namespace, name = key_of(found)
+    match found["kind"]:
+        case "InferencePipeline":
+            return namespace, name
+        case "PipelinePlan" | "ModelProfile":
+            return namespace, str(spec.get("pipeline", name))
+        case _:
+            label = metadata.get("labels", {}).get(PIPELINE_LABEL)
+            return (namespace, label) if label else None
+
+
+@dataclass(slots=True)
+class PipelineCache:
+    """Objects by pipeline; what was refused; optional kinds the cluster knows."""
+
+    objects: Cache[Key] = field(default_factory=lambda: Cache(pipeline_of))
+    refused: dict[Key, dict[Ref, RejectedWrite]] = field(default_factory=lambda: defaultdict(dict))
+    kinds: frozenset[str] = frozenset()
+
+    def get(self, key: Key, ref: Ref) -> Object | None:
+        """An object of a pipeline's namespace, or None."""
+        return self.objects.get(ref.kind, (key[0], ref.name))
+
+    def keep_refusals(self, key: Key, wanted: Container[Ref]) -> None:
+        """Forget refusals of what is not wanted any more."""
+        kept = {ref: refusal for ref, refusal in self.refused.pop(key, {}).items() if ref in wanted}
+        if kept:
+            self.refused[key] = kept
+
+    def observe(self, key: Key) -> ObservedState | None:
+        """Everything known about a pipeline; None where there is none of that name."""
+        pipeline = self.get(key, Ref("InferencePipeline", key[1]))
+        if pipeline is None:
+            return None
+        uid, found = pipeline["metadata"].get("uid"), self.objects.group(key)
+        return ObservedState(
+            pipeline,
+            plan=self.get(key, Ref("PipelinePlan", key[1])),
+            profiles=[one for one in found if one["kind"] == "ModelProfile"],
+            owned={ref_of(one): one for one in found if one["kind"] not in {*_OURS, "Pod"} and is_owned_by(one, uid)},
+            pods=[one for one in found if one["kind"] == "Pod"],
+            kinds=self.kinds,
+            refused=self.refused.get(key, {}),
+        )

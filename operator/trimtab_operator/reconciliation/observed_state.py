@@ -1,0 +1,106 @@
+"""All that a decision about one pipeline looks at, as plain values. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trimtab_kubernetes.objects import Object
+from trimtab_operator.manifests.objects import MODEL_SERVER, Ref
+from trimtab_operator.manifests.pod_spec import GPU_RESOURCE
+from trimtab_operator.reconciliation.pod_state import PodState
+from trimtab_operator.reconciliation.write_errors import RejectedWrite
+from trimtab_pipelines.kubernetes_names import HOSTING_LABEL, STAGE_LABEL, VARIANT_LABEL_PREFIX
+from trimtab_pipelines.quantity import parse_quantity
+from trimtab_pipelines.rollout import Capacity, HostingSet
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedState:
+    """A pipeline and everything in its namespace that concerns it."""
+
+    pipeline: Object
+    plan: Object | None = None
+    profiles: Sequence[Object] = ()
+    owned: Mapping[Ref, Object] = field(default_factory=dict)
+    pods: Sequence[Object] = ()
+    kinds: frozenset[str] = frozenset()
+    """Optional kinds the cluster knows: PodMonitor, SeldonDeployment."""
+    refused: Mapping[Ref, RejectedWrite] = field(default_factory=dict)
+    """What could not be written before."""
+
+
+def live_sets(owned: Mapping[Ref, Object], kind: str) -> dict[str, Object]:
+    """The objects of that kind that run replicas of stages, by name."""
+    return {
+        ref.name: found
+        for ref, found in owned.items()
+        if ref.kind == kind and STAGE_LABEL in found["metadata"].get("labels", {})
+    }
+
+
+def hosting_sets(
+    live: Mapping[str, Object], pods: Sequence[PodState], changing: frozenset[str]
+) -> tuple[HostingSet, ...]:
+    """Every hosting set that exists and what its pods do; `changing` are about to get a new template."""
+    return tuple(_hosting_set(found, pods, name in changing) for name, found in live.items())
+
+
+def hosted(found: Object) -> frozenset[str]:
+    """The variants a hosting set offers, as its labels say."""
+    marks = found["metadata"].get("labels", {})
+    return frozenset(key.removeprefix(VARIANT_LABEL_PREFIX) for key in marks if key.startswith(VARIANT_LABEL_PREFIX))
+
+
+def _hosting_set(found: Object, pods: Sequence[PodState], changing: bool) -> HostingSet:  # noqa: FBT001
+    marks, name = found["metadata"]["labels"], found["metadata"]["name"]
+    own = [
+        pod
+        for pod in pods
+        if pod.component == MODEL_SERVER
+        and pod.set_key == (marks[STAGE_LABEL], marks[HOSTING_LABEL])
+        and pod.made_for(found["kind"], name)
+    ]
+    staying = [pod for pod in own if not pod.leaving]
+    return HostingSet(
+        name=name,
+        stage=marks[STAGE_LABEL],
+        each=_each(found),
+        desired=desired_replicas(found),
+        present=len(staying),
+        ready=sum(pod.ready for pod in staying),
+        unscheduled=sum(not pod.scheduled for pod in staying),
+        leaving=len(own) - len(staying),
+        surging=_surges(found) and (changing or rolling(found)),
+    )
+
+
+def desired_replicas(found: Object) -> int:
+    """How many replicas a hosting set was told to have."""
+    if found["kind"] == "SeldonDeployment":
+        return int(found["spec"].get("replicas", 0))
+    return int(found["spec"].get("replicas", 1))
+
+
+def rolling(found: Object) -> bool:
+    """Whether pods of an older template are still there."""
+    status = found.get("status") or {}
+    return int(status.get("updatedReplicas", 0)) < int(status.get("replicas", 0))
+
+
+def _surges(found: Object) -> bool:
+    strategy = found["spec"].get("strategy", {}).get("rollingUpdate", {})
+    return bool(strategy.get("maxSurge") == 1)
+
+
+def pod_spec(found: Object) -> Mapping[str, Any]:
+    """The pod spec of a hosting set of either kind."""
+    if found["kind"] == "SeldonDeployment":
+        spec: Mapping[str, Any] = found["spec"]["predictors"][0]["componentSpecs"][0]["spec"]
+    else:
+        spec = found["spec"]["template"]["spec"]
+    return spec
+
+
+def _each(found: Object) -> Capacity:
+    requests = pod_spec(found)["containers"][0].get("resources", {}).get("requests", {})
+    return Capacity(parse_quantity(requests.get("cpu", 0)), int(requests.get(GPU_RESOURCE, 0)))

@@ -1,0 +1,91 @@
+"""Which profiles are missing, which Jobs measure them, and how that is going. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trimtab_kubernetes.conditions import ConditionState, failing, ok
+from trimtab_kubernetes.objects import Object
+from trimtab_operator.manifests.objects import Ref
+from trimtab_operator.manifests.profile_jobs import KEPT_SECONDS, profile_job, profiler_account
+from trimtab_operator.settings import Settings
+from trimtab_pipelines.documents import DocumentError, parse
+from trimtab_pipelines.kubernetes_names import profile_job_name
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.profiling import ProfileTask, left_to_users, missing_tasks, profile_tasks
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.status import condition_of
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilingState:
+    """What there is to do about profiles."""
+
+    missing: tuple[ProfileTask, ...]
+    finding: ConditionState
+    objects: tuple[Object, ...]
+    """The Jobs that measure, with their account."""
+
+
+def profiling(
+    pipeline: InferencePipeline, found: Sequence[Object], owned: Mapping[Ref, Object], settings: Settings
+) -> ProfilingState:
+    """Compare what is measured with what has to be."""
+    known = _readable(found)
+    missing, unknown = missing_tasks(pipeline, known), left_to_users(pipeline, known)
+    jobs = [profile_job(pipeline, task, settings) for task in missing]
+    running = [ref for ref, job in owned.items() if ref.kind == "Job" and not _ended(job)]
+    account = profiler_account(pipeline, settings) if jobs or running else []
+    finding = _finding(pipeline, missing, owned) if missing or not unknown else _given_by_users(unknown)
+    return ProfilingState(missing, finding, (*account, *jobs))
+
+
+def _given_by_users(unknown: Sequence[tuple[str, str]]) -> ConditionState:
+    named = ", ".join(f"stage {stage} variant {variant}" for stage, variant in unknown)
+    cure = "apply a ModelProfile for it, as docs/bring-your-own-container.md shows; until then it is not planned with"
+    return failing(
+        "ProfilesReady", "ProfileMissing", f"{named}: a container of your own cannot be measured by a Job; {cure}"
+    )
+
+
+def _readable(found: Sequence[Object]) -> list[ModelProfile]:
+    """Leave out what is no profile; it counts as missing."""
+    profiles = []
+    for document in found:
+        try:
+            profiles.append(parse(ModelProfile, document, "ModelProfile"))
+        except DocumentError:
+            continue
+    return profiles
+
+
+def _finding(
+    pipeline: InferencePipeline, missing: Sequence[ProfileTask], owned: Mapping[Ref, Object]
+) -> ConditionState:
+    kind, tasks = "ProfilesReady", profile_tasks(pipeline)
+    if not missing:
+        return ok(kind, "AllProfiled", "every variant is measured")
+    progress = f"{len(tasks) - len(missing)} of {len(tasks)} tasks measured"
+    for task in missing:
+        name = profile_job_name(pipeline.name, task.name, task.run)
+        job = owned.get(Ref("Job", name))
+        if job is not None and (failure := _failure(job)):
+            return failing(
+                kind,
+                "ProfileFailed",
+                f"Job {name} failed: {failure}; see kubectl logs job/{name}. It is tried again {KEPT_SECONDS} s later",
+            )
+    names = [profile_job_name(pipeline.name, task.name, task.run) for task in missing]
+    if any(Ref("Job", name) in owned for name in names):
+        return failing(
+            kind, "Profiling", f"{progress}; Job {names[0]} measures; the first plan follows when it is done"
+        )
+    return failing(kind, "ProfileMissing", f"{progress}; Job {names[0]} will measure")
+
+
+def _failure(job: Object) -> str:
+    failed = condition_of(job, "Failed")
+    return f"{failed.get('reason', '')} {failed.get('message', '')}".strip() if failed.get("status") == "True" else ""
+
+
+def _ended(job: Object) -> bool:
+    return any(condition_of(job, kind).get("status") == "True" for kind in ("Complete", "Failed"))

@@ -1,0 +1,182 @@
+"""Which hosting sets a pipeline should have and how many replicas each, from what is to what the plan asks. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trimtab_kubernetes.objects import Object, fingerprint
+from trimtab_operator.manifests.hosting_sets import (
+    deployment,
+    hosting_set_budget,
+    service,
+    template,
+)
+from trimtab_operator.manifests.objects import MODEL_SERVER, ROUTER, TEMPLATE_HASH, Ref
+from trimtab_operator.manifests.routers import PIPELINE_HASH, pipeline_hash
+from trimtab_operator.manifests.seldon import seldon_deployment
+from trimtab_operator.reconciliation.conditions import StageProgress
+from trimtab_operator.reconciliation.observed_state import hosting_sets, live_sets, rolling
+from trimtab_operator.reconciliation.plan_history import targets
+from trimtab_operator.reconciliation.pod_state import PodState, Trouble
+from trimtab_operator.settings import Settings
+from trimtab_pipelines.kubernetes_names import hosting_set_name, router_name
+from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.replica_groups import ReplicaGroup, hosting_groups
+from trimtab_pipelines.rollout import Capacity, HostingSet, Target, decide, surge_allowed
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.status import condition_of
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSite:
+    """What is known about a pipeline's replicas."""
+
+    pipeline: InferencePipeline
+    owned: Mapping[Ref, Object]
+    pods: Sequence[PodState]
+    settings: Settings
+
+    @property
+    def groups(self) -> dict[str, tuple[Stage, ReplicaGroup]]:
+        """Every hosting set the pipeline could use, by name."""
+        return {
+            hosting_set_name(self.pipeline.name, stage.name, group.name): (stage, group)
+            for stage in self.pipeline.spec.stages
+            for group in hosting_groups(stage)
+        }
+
+    @property
+    def live(self) -> dict[str, Object]:
+        """The objects that run replicas now, by name."""
+        return live_sets(self.owned, self.pipeline.spec.deployer)
+
+    @property
+    def sets(self) -> tuple[HostingSet, ...]:
+        """Every hosting set that exists."""
+        groups = self.groups
+        changing = {name for name, found in self.live.items() if name in groups and self._changes(found, *groups[name])}
+        return hosting_sets(self.live, self.pods, frozenset(changing))
+
+    def _changes(self, found: Object, stage: Stage, group: ReplicaGroup) -> bool:
+        wanted = fingerprint(template(self.pipeline, stage, group, self.settings))
+        return bool(found["metadata"].get("annotations", {}).get(TEMPLATE_HASH) != wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """The hosting sets to write, and the ones to take away."""
+
+    objects: tuple[Object, ...]
+    rescaled: tuple[Object, ...]
+    """Hosting sets that the pipeline no longer describes, with their new number alone."""
+    kept: frozenset[Ref]
+    """Hosting sets that stay as they are or are on their way out, each with its Service and budget."""
+
+
+def decide_replicas(site: ClusterSite, plan: PipelinePlan | None, limit: Capacity) -> Replicas:
+    """Take the next step towards a plan; without one, hold what is there."""
+    sets = site.sets
+    if plan is None:
+        desired = {each.name: each.desired for each in sets}
+    else:
+        desired = decide(targets(plan, site.pipeline), sets, limit, routed_anew=has_new_routes(site))
+    by_name = {each.name: each for each in sets}
+    objects: list[Object] = []
+    rescaled: list[Object] = []
+    for name, count in desired.items():
+        if name in site.groups:
+            surge = name not in by_name or _may_surge(name, by_name, limit)
+            objects += _objects(site, name, count, surge=surge)
+        elif count != by_name[name].desired:
+            rescaled.append(_rescaled(site.live[name], count))
+    gone = {
+        name
+        for name, count in desired.items()
+        if name not in site.groups and count == 0 and by_name[name].present + by_name[name].leaving == 0
+    }
+    kinds = (site.pipeline.spec.deployer, "Service", "PodDisruptionBudget")
+    kept = frozenset(Ref(kind, name) for name in desired.keys() - gone for kind in kinds)
+    return Replicas(tuple(objects), tuple(rescaled), kept)
+
+
+def has_new_routes(site: ClusterSite) -> bool:
+    """Whether no router is left that started from another version of the pipeline, those that drain included."""
+    found = site.owned.get(Ref("Deployment", router_name(site.pipeline.name)))
+    if found is None:
+        return False
+    marks, status = found["spec"]["template"]["metadata"].get("annotations", {}), found.get("status") or {}
+    updated = int(status.get("updatedReplicas", 0))
+    return (
+        marks.get(PIPELINE_HASH) == pipeline_hash(site.pipeline, site.settings)
+        and int(status.get("observedGeneration", 0)) >= int(found["metadata"].get("generation", 0))
+        and updated == int(status.get("replicas", 0)) == int(found["spec"].get("replicas", 1))
+        and sum(pod.component == ROUTER for pod in site.pods) <= updated
+    )
+
+
+def stage_states(site: ClusterSite, plan: PipelinePlan | None) -> tuple[StageProgress, ...]:
+    """Say how far each stage is with a plan."""
+    if plan is None:
+        return ()
+    sets, live = site.sets, site.live
+    return tuple(_stage_state(target, sets, live.get(target.name), site) for target in targets(plan, site.pipeline))
+
+
+def _stage_state(target: Target, sets: Sequence[HostingSet], found: Object | None, site: ClusterSite) -> StageProgress:
+    own = next((each for each in sets if each.name == target.name), None)
+    return StageProgress(
+        target.stage,
+        wanted=target.replicas,
+        ready=own.ready if own else 0,
+        serving=sum(
+            pod.ready
+            for pod in site.pods
+            if pod.component == MODEL_SERVER and pod.stage == target.stage and not pod.leaving
+        ),
+        trouble=(_creation_trouble(found) if found else None) or _pod_trouble(target, site),
+        rolling=found is not None and (rolling(found) or bool(own and own.present > own.desired)),
+    )
+
+
+def _pod_trouble(target: Target, site: ClusterSite) -> Trouble | None:
+    troubles = (pod.trouble for pod in pods_of(target, site) if not pod.ready)
+    return next((trouble for trouble in troubles if trouble is not None), None)
+
+
+def pods_of(target: Target, site: ClusterSite) -> list[PodState]:
+    """The pods of a target's hosting set that are not told to stop."""
+    (stage, group), kind = site.groups[target.name], site.pipeline.spec.deployer
+    own = [pod for pod in site.pods if pod.set_key == (stage.name, group.name) and pod.made_for(kind, target.name)]
+    return [pod for pod in own if not pod.leaving]
+
+
+def _creation_trouble(found: Object) -> Trouble | None:
+    """What keeps the cluster from even making pods, such as a quota."""
+    failure = condition_of(found, "ReplicaFailure")
+    if failure.get("status") != "True":
+        return None
+    return Trouble("ReplicaFailed", f"pods cannot be made: {failure.get('message', '')}")
+
+
+def _may_surge(name: str, sets: Mapping[str, HostingSet], limit: Capacity) -> bool:
+    own = sets[name]
+    return surge_allowed(own, [each for each in sets.values() if each.name != name], limit)
+
+
+def _objects(site: ClusterSite, name: str, count: int, *, surge: bool) -> list[Object]:
+    stage, group = site.groups[name]
+    rest = [service(site.pipeline, stage, group, site.settings), hosting_set_budget(site.pipeline, stage, group)]
+    if site.pipeline.spec.deployer == "SeldonDeployment":
+        return [seldon_deployment(site.pipeline, stage, group, site.settings, replicas=count), *rest]
+    return [deployment(site.pipeline, stage, group, site.settings, replicas=count, surge=surge), *rest]
+
+
+def _rescaled(found: Object, count: int) -> Object:
+    """The new number of a hosting set, and nothing else of it."""
+    identity = {key: found["metadata"][key] for key in ("name", "namespace")}
+    return {
+        "apiVersion": found["apiVersion"],
+        "kind": found["kind"],
+        "metadata": identity,
+        "spec": {"replicas": count},
+    }

@@ -1,0 +1,30 @@
+"""Whether a plan is one for this pipeline: one rule for router and operator, so that they never disagree. Pure."""
+
+from trimtab_pipelines.documents import DocumentError
+from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
+
+
+def validate_plan(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePlan:
+    """The plan, if it is one for this pipeline; raises DocumentError naming what does not fit."""
+    if plan.spec.pipeline != pipeline.name:
+        raise DocumentError(f"spec.pipeline: the plan is for {plan.spec.pipeline!r}, not for {pipeline.name!r}")
+    for stage in pipeline.spec.stages:
+        try:
+            planned = plan.spec.stage(stage.name)
+            for point in planned.points:
+                stage.variant(planned.variant).point(point.name)
+        except KeyError as error:
+            raise DocumentError(f"spec.stages: {error.args[0]}") from error
+        if not planned.replicas and stage.name not in idle_stages(plan, pipeline.spec):
+            raise DocumentError(f"spec.stages: {stage.name} has 0 replicas, and what it gives is read")
+    return plan
+
+
+def idle_stages(plan: PipelinePlan, spec: InferencePipelineSpec) -> frozenset[str]:
+    """The stages that nothing goes to under a plan: those that encode for one that reads images itself."""
+    return frozenset(
+        encoder
+        for writer, encoder in spec.encoders.items()
+        if spec.stage(writer).variant(plan.spec.stage(writer).variant).whole
+    )

@@ -1,0 +1,63 @@
+"""Which variants of a stage share a replica in a cluster. Pure; operator, router and profiler agree by this one rule.
+
+Variants that ask for the same resources on the same nodes are loaded together, so that a change between them starts no
+pod (docs/decisions/004). A variant with a container of its own, or a stage with `hosting: Separate`, stands alone.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.variants import Variant
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaGroup:
+    """Variants of one stage that one replica hosts; `name` is the variant's where there is but one."""
+
+    name: str
+    variants: tuple[Variant, ...]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The variants' names."""
+        return frozenset(variant.name for variant in self.variants)
+
+    @property
+    def cores(self) -> float:
+        """Cores one replica asks for; the same for each of its variants."""
+        return self.variants[0].resources.cpu
+
+    @property
+    def gpus(self) -> int:
+        """GPUs one replica asks for; the same for each of its variants."""
+        return self.variants[0].resources.gpu
+
+
+def hosting_groups(stage: Stage) -> tuple[ReplicaGroup, ...]:
+    """Divide a stage's variants, in the order of each group's first variant."""
+    groups: dict[str, list[Variant]] = {}
+    for variant in stage.variants:
+        groups.setdefault(_likeness(stage, variant), []).append(variant)
+    return tuple(ReplicaGroup(_name(variants), tuple(variants)) for variants in groups.values())
+
+
+def group_of(stage: Stage, variant: str) -> ReplicaGroup:
+    """The group that hosts a variant; KeyError names the variants there are."""
+    stage.variant(variant)
+    return next(group for group in hosting_groups(stage) if variant in group.names)
+
+
+def _likeness(stage: Stage, variant: Variant) -> str:
+    if stage.hosting == "Separate" or variant.container is not None:
+        return variant.name
+    keys = {"resources", "node_selector", "tolerations", "runtime_class_name", "secret_name"}
+    return "=" + json.dumps(variant.model_dump(mode="json", include=keys), sort_keys=True)
+
+
+def _name(variants: list[Variant]) -> str:
+    if len(variants) == 1:
+        return variants[0].name
+    joined = ",".join(variant.name for variant in variants)
+    return f"shared-{hashlib.sha256(joined.encode()).hexdigest()[:4]}"

@@ -1,0 +1,165 @@
+"""Inputs that look like a task's: texts and sounds as long as published data sets have them, and frames of noise. Pure.
+
+A pipeline says in its annotation `trimtab.dev/payloads` which of its inputs are drawn by which law, as
+`audio=librispeech, question=squad-question`. What is in them is noise, for models with random weights; how long they
+are decides how long a model takes. Load tester and profiler draw the same.
+
+Every row of a tensor is padded to the law's longest, so that any rows form a batch; a model server drops the padding.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.tensors import TensorSpec
+
+PAYLOADS_ANNOTATION = "trimtab.dev/payloads"
+DIMENSION_ANNOTATION = "trimtab.dev/default-dimension"
+DRAWN_BY = (PAYLOADS_ANNOTATION, DIMENSION_ANNOTATION)
+"""The annotations that say what inputs are like."""
+DEFAULT_DIMENSION = 16
+DIGITS_AV = "digits-av"
+LMM_DIGITS = "lmm-digits"
+Array = NDArray[Any]
+NO_TOKEN = -1
+SAMPLES_PER_SECOND = 16_000
+TOKENS_PER_WORD = 1.3  # subwords, by the usual vocabularies of 30 to 60 thousand
+LEAST_ID, BEYOND_ID = 1_000, 10_000  # ordinary tokens of every vocabulary in use
+LENGTH_SUFFIX = "_length"
+
+
+def payloads_of(pipeline: InferencePipeline) -> str:
+    """What an annotation says the inputs are: `digits`, `digits-av` or `lmm-digits` with options, `random`, or laws.
+
+    Raises:
+        ValueError: it says something else.
+    """
+    kind = pipeline.metadata.annotations.get(PAYLOADS_ANNOTATION, "random")
+    if kind_of(kind) not in {"digits", "random", DIGITS_AV, LMM_DIGITS} and "=" not in kind:
+        known = f"digits, {DIGITS_AV}, {LMM_DIGITS}, random, TENSOR=LAW"
+        raise ValueError(f"metadata.annotations[{PAYLOADS_ANNOTATION}] {kind!r} is not known; there are: {known}")
+    return kind
+
+
+def kind_of(payloads: str) -> str:
+    """What is said before the options, if there are any."""
+    return payloads.partition(":")[0]
+
+
+def default_dimension(pipeline: InferencePipeline) -> int:
+    """The size that stands in for a dimension of any size: the pipeline's annotation, else 16.
+
+    Raises:
+        ValueError: it is no positive integer.
+    """
+    written = pipeline.metadata.annotations.get(DIMENSION_ANNOTATION, str(DEFAULT_DIMENSION))
+    if not (written.isascii() and written.isdecimal() and int(written) > 0):
+        raise ValueError(f"metadata.annotations[{DIMENSION_ANNOTATION}] {written!r} must be a positive integer")
+    return int(written)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthDistribution:
+    """How long inputs of one kind are: log-normal, cut at both ends.
+
+    Attributes:
+        kind: token ids padded with -1, or samples of sound at 16 kHz padded with zeros.
+        mean: tokens, or seconds.
+        spread: standard deviation of the length's logarithm.
+        least, most: tokens, or seconds.
+    """
+
+    kind: Literal["tokens", "sound"]
+    mean: float
+    spread: float
+    least: float
+    most: float
+
+    def lengths(self, count: int, random: np.random.Generator) -> Array:
+        """Draw so many lengths, in tokens or samples."""
+        middle = math.log(self.mean) - self.spread**2 / 2
+        drawn = random.lognormal(middle, self.spread, count).clip(self.least, self.most)
+        return np.asarray(np.rint(drawn * self._unit).astype(np.int64))
+
+    def rows(self, lengths: Array, random: np.random.Generator) -> Array:
+        """Fill rows of these lengths with noise, [rows, longest]."""
+        shape = (len(lengths), round(self.most * self._unit))
+        inside = np.arange(shape[1]) < lengths[:, None]
+        if self.kind == "tokens":
+            return np.where(inside, random.integers(LEAST_ID, BEYOND_ID, shape, dtype=np.int64), NO_TOKEN)
+        return np.where(inside, 0.1 * random.standard_normal(shape, dtype=np.float32), np.float32(0))
+
+    @property
+    def _unit(self) -> int:
+        return 1 if self.kind == "tokens" else SAMPLES_PER_SECOND
+
+
+def _words(mean: float, spread: float, least: int, most: int) -> LengthDistribution:
+    return LengthDistribution("tokens", TOKENS_PER_WORD * mean, spread, least, most)
+
+
+NOISE = "noise"
+LAWS: Mapping[str, LengthDistribution] = {
+    # Articles of XSum have 431 words on average (Narayan et al., EMNLP 2018); models read the first 512 tokens.
+    "xsum-article": _words(431.07, 0.6, 16, 512),
+    # Questions of SQuAD have 10.1 words on average (Reddy et al., TACL 7, 2019).
+    "squad-question": _words(10.1, 0.35, 4, 64),
+    # newstest2014 has 3,003 French sentences of about 27 words (Bojar et al., WMT 2014).
+    "newstest-french": _words(27.0, 0.55, 4, 128),
+    # test-clean of LibriSpeech has 5.4 hours in 2,620 utterances (Panayotov et al., ICASSP 2015).
+    "librispeech": LengthDistribution("sound", 5.4 * 3600 / 2620, 0.65, 1.3, 15.0),
+}
+"""Laws by the name a pipeline gives. The means are published; spreads and bounds are ours."""
+
+
+def read_laws(written: str, specs: Sequence[TensorSpec]) -> dict[str, str]:
+    """Read `TENSOR=LAW, …`.
+
+    Raises:
+        ValueError: no such tensor or law, or a tensor the law does not fit.
+    """
+    by_name = {spec.name: spec for spec in specs}
+    chosen: dict[str, str] = {}
+    for part in written.split(","):
+        tensor, _, law = (piece.strip() for piece in part.partition("="))
+        if tensor not in by_name:
+            raise ValueError(f"payloads {part.strip()!r}: no input {tensor!r}; there are: {', '.join(by_name)}")
+        if law not in LAWS and law != NOISE:
+            raise ValueError(f"payloads {part.strip()!r}: no law {law!r}; there are: {', '.join([*LAWS, NOISE])}")
+        _require_fit(by_name[tensor], law)
+        chosen[tensor] = law
+    return chosen
+
+
+def draw(laws: Mapping[str, str], specs: Sequence[TensorSpec], count: int, seed: Sequence[int]) -> dict[str, Array]:
+    """Draw `count` rows of each tensor with a law, and of TENSOR_length, the samples that are sound, where declared."""
+    rows: dict[str, Array] = {}
+    for spec in specs:
+        if spec.name not in laws:
+            continue
+        random = np.random.default_rng([*seed, *spec.name.encode()])
+        if laws[spec.name] == NOISE:
+            rows[spec.name] = random.integers(0, 256, (count, *spec.shape), dtype=np.uint8)
+            continue
+        law = LAWS[laws[spec.name]]
+        lengths = law.lengths(count, random)
+        rows[spec.name] = law.rows(lengths, random)
+        if any(other.name == spec.name + LENGTH_SUFFIX for other in specs):
+            rows[spec.name + LENGTH_SUFFIX] = lengths
+    return rows
+
+
+def _require_fit(spec: TensorSpec, law: str) -> None:
+    if law == NOISE:
+        fits, right = spec.datatype == "UINT8" and -1 not in spec.shape, "UINT8 of a fixed shape"
+    elif LAWS[law].kind == "tokens":
+        fits, right = (spec.datatype, spec.shape) == ("INT64", (-1,)), "INT64 [-1]"
+    else:
+        fits, right = (spec.datatype, spec.shape) == ("FP32", (-1,)), "FP32 [-1]"
+    if not fits:
+        raise ValueError(f"payloads {spec.name}={law}: the input must be {right}, not {spec.datatype} {[*spec.shape]}")

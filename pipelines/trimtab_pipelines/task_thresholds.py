@@ -1,0 +1,95 @@
+"""How uncertain a row must be to be looked at again, task by task. Pure.
+
+Where a model answers several tasks, one threshold for all of them picks the rows of the task that it is bad at, though
+a better point may be as bad at it. So each task has its own, and a look has a price: the right answers that it must win
+on average. At a price each task takes the threshold that wins most beyond it; at none, every look that may win anything
+is taken. What a task never wins by a look has threshold 0.
+
+Thresholds that were chosen by what they win look better on those rows than on others. So what is told of them is
+cross-fitted: each half of a task's rows is judged by thresholds that were chosen on the other half.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+PRICES = (0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3)
+"""Right answers a look: from those who look again at all that may gain to those who hardly look at anything."""
+STEPS = 100
+"""Thresholds that are tried: 0.01, 0.02, … of certainty."""
+_HALVES_SEED = 23
+
+
+class Answers(NamedTuple):
+    """One task's held-out rows as two points answer them: certainty of the first, and whether each is right.
+
+    All of shape (rows,); certainty 0…1.
+    """
+
+    certainty: NDArray[np.floating]
+    right: NDArray[np.bool_]
+    right_again: NDArray[np.bool_]
+
+    def only(self, rows: NDArray[np.bool_]) -> "Answers":
+        """Some of the rows."""
+        return Answers(self.certainty[rows], self.right[rows], self.right_again[rows])
+
+    def hits(self, below: float) -> int:
+        """How many are right once those that are less certain are looked at again."""
+        return int(np.where(self.certainty < below, self.right_again, self.right).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class TaskThreshold:
+    """One task at one price.
+
+    Attributes:
+        below: certainty that too little is; 0: never again.
+        share: of its rows that are less certain.
+        hits: right answers among its rows, cross-fitted.
+        rows: how many these are.
+    """
+
+    below: float
+    share: float
+    hits: int
+    rows: int
+
+
+Doubts = Mapping[str, TaskThreshold]
+"""Every task at one price."""
+
+
+def task_thresholds(by_task: Mapping[str, Answers]) -> list[Doubts]:
+    """What each price comes to, from none on; prices at which all tasks do as at the one before are left out."""
+    found: list[Doubts] = []
+    for price in PRICES:
+        priced = {task: _at(answers, price) for task, answers in by_task.items()}
+        if not found or any(found[-1][task].below != one.below for task, one in priced.items()):
+            found.append(priced)
+    return found
+
+
+def _at(answers: Answers, price: float) -> TaskThreshold:
+    below, rows = threshold(answers, price), answers.right.size
+    half = np.random.default_rng(_HALVES_SEED).permutation(rows) % 2 == 0
+    hits = sum(answers.only(~own).hits(threshold(answers.only(own), price)) for own in (half, ~half))
+    return TaskThreshold(below, float((answers.certainty < below).mean()), hits, rows)
+
+
+def threshold(answers: Answers, price: float) -> float:
+    """The lowest threshold that wins most beyond the price of its looks; 0 where none wins anything.
+
+    Args:
+        answers: of one task; none are allowed.
+        price: right answers a look, 0 or more.
+    """
+    order = np.argsort(answers.certainty, kind="stable")
+    won = answers.right_again[order].astype(np.int64) - answers.right[order]
+    belows = np.arange(STEPS + 2) / STEPS  # above 1: all rows go again
+    counts = np.searchsorted(answers.certainty[order], belows, side="left")
+    gains = np.concatenate(([0], np.cumsum(won)))[counts] - price * counts
+    return float(belows[int(gains.argmax())])

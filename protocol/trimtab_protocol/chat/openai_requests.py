@@ -1,0 +1,228 @@
+"""What a chat completion is asked for: read leniently, since clients add fields, and refused by name where not done.
+
+Unknown fields are ignored. What would change the answer and is not done here is refused, so that nobody takes an answer
+for what it is not. Only the first thing wrong with a list is told, so that no more of it is looked at. Pure.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from trimtab_protocol.chat.errors import InvalidChat, not_supported
+
+MOST_CHOICES = 8
+MOST_MESSAGES = 1024
+MOST_PARTS = 4096
+"""Of all messages together: each costs a router some microseconds, and others wait for as long."""
+MOST_STOPS = 4
+_SEEDS = 2**63
+_IMAGE_TYPES = {"image_url", "input_image", "image"}
+_TEXT_TYPES = {"text", "input_text", "output_text"}
+
+
+class _Read(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class ImageUrl(_Read):
+    """Where an image is: a data URL, or an address."""
+
+    url: str = Field(min_length=1)
+    detail: str | None = None
+
+
+def _as_url(written: object) -> object:
+    """Some clients write the address itself."""
+    return {"url": written} if isinstance(written, str) else written
+
+
+Where = Annotated[ImageUrl, BeforeValidator(_as_url)]
+
+
+class Part(_Read):
+    """A piece of a message."""
+
+    type: str = Field(max_length=64)
+    text: str | None = None
+    image_url: Where | None = None
+    image: Where | None = None
+
+    @property
+    def shows(self) -> bool:
+        """Whether it is an image."""
+        return self.type in _IMAGE_TYPES
+
+    @property
+    def url(self) -> str | None:
+        """Where its image is."""
+        where = self.image_url or self.image
+        return where.url if where is not None else None
+
+
+def _as_parts(content: object) -> object:
+    if content is None:
+        return []
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+class Message(_Read):
+    """One turn of the chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[tuple[Part, ...], FailFast(), BeforeValidator(_as_parts)] = ()
+    tool_calls: Any = None
+
+
+class StreamOptions(_Read):
+    """How an answer in parts is told."""
+
+    include_usage: bool | None = None
+
+
+def _as_stops(written: object) -> object:
+    if written is None:
+        return ()
+    return (written,) if isinstance(written, str) else written
+
+
+def _few_enough(messages: object) -> object:
+    """Messages as they are, once they are counted: no part of too many is looked at."""
+    if not isinstance(messages, list):
+        return messages
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = sum(len(content) for content in contents if isinstance(content, list))
+    for what, found, most in (("messages", len(messages), MOST_MESSAGES), ("parts", parts, MOST_PARTS)):
+        if found > most:
+            told = {"found": found, "what": what, "most": most}
+            raise PydanticCustomError("too_long", "the chat has {found} {what}; send at most {most}", told)
+    return messages
+
+
+class ChatRequest(_Read):
+    """The fields that are honoured; the others are in `_Refused`, or ignored."""
+
+    model: str = Field(max_length=256)
+    messages: Annotated[tuple[Message, ...], Field(min_length=1), FailFast(), BeforeValidator(_few_enough)]
+    max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
+    max_tokens: int | None = Field(default=None, ge=1, lt=2**31)
+    min_tokens: int | None = Field(default=None, ge=0, lt=2**31)
+    temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
+    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
+    seed: int | None = Field(default=None, ge=-_SEEDS, lt=_SEEDS)
+    stop: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=256)], ...],
+        Field(max_length=MOST_STOPS),
+        FailFast(),
+        BeforeValidator(_as_stops),
+    ] = ()
+    ignore_eos: bool | None = None
+    logprobs: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    dry_run: bool | None = None
+
+    @property
+    def choices(self) -> int:
+        """How many answers are wanted."""
+        return self.n or 1
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is wanted in parts."""
+        return bool(self.stream)
+
+    @property
+    def tells_usage(self) -> bool:
+        """Whether a stream is to end with what it took."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def image_urls(self) -> list[tuple[str, str]]:
+        """Of each image, in order, the field it stands in and where it is."""
+        return [
+            (f"messages[{turn}].content[{place}].image_url", part.url)
+            for turn, message in enumerate(self.messages)
+            for place, part in enumerate(message.content)
+            if part.shows and part.url is not None
+        ]
+
+
+class _Refused(_Read):
+    """Fields that would change the answer; whatever asks for nothing is let pass."""
+
+    tools: Any = None
+    functions: Any = None
+    tool_choice: Any = None
+    function_call: Any = None
+    response_format: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    logit_bias: Any = None
+    top_logprobs: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+
+
+class _Whole(ChatRequest, _Refused):
+    pass
+
+
+_HARMLESS: dict[str, Sequence[Any]] = {
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+}
+
+
+def parse_chat_request(body: bytes) -> ChatRequest:
+    """Read a chat completion's request, its images lifted out of it.
+
+    Raises:
+        InvalidChat: naming the field that is wrong, missing or not supported.
+    """
+    try:
+        asked = _Whole.model_validate_json(body)
+    except ValidationError as error:
+        raise _invalid(error) from error
+    for name in _Refused.model_fields:
+        given = getattr(asked, name)
+        if given and given not in _HARMLESS.get(name, ()):
+            raise not_supported(name, "leave it out")
+    for turn, message in enumerate(asked.messages):
+        _check_message(f"messages[{turn}]", message)
+    return asked
+
+
+def _check_message(where: str, message: Message) -> None:
+    if message.tool_calls:
+        raise not_supported(f"{where}.tool_calls", "leave it out")
+    for place, part in enumerate(message.content):
+        field = f"{where}.content[{place}]"
+        if part.type in _TEXT_TYPES:
+            if part.text is None:
+                raise InvalidChat(f"{field}.text is missing", param=f"{field}.text")
+        elif not part.shows:
+            raise InvalidChat(
+                f"{field}.type {part.type!r} is not supported; send text and image_url",
+                param=f"{field}.type",
+                code="unsupported_value",
+            )
+        elif part.url is None:
+            raise InvalidChat(f"{field}.image_url is missing", param=f"{field}.image_url")
+
+
+def _invalid(error: ValidationError) -> InvalidChat:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    if first["type"] == "json_invalid":
+        return InvalidChat(f"the body is not JSON: {first['msg']}")
+    where = ""
+    for step in first["loc"]:
+        where += f"[{step}]" if isinstance(step, int) else f".{step}" if where else str(step)
+    return InvalidChat(f"{where or 'the body'}: {first['msg']}", param=where or None)

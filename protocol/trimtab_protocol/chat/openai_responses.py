@@ -1,0 +1,174 @@
+"""Answers in the form of OpenAI's API: whole ones, parts, errors, the list of models. Pure."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
+
+Json = dict[str, Any]
+
+_json_string = json.JSONEncoder(ensure_ascii=False).encode
+DONE = b"data: [DONE]\n\n"
+ALIVE = b": \n\n"
+"""A comment, which readers skip."""
+STREAM_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
+_BY_REASON = {"UnknownModel": "model_not_found", "PayloadTooLarge": "request_too_large"}
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHeader:
+    """What all parts of an answer have in common; `created` in seconds since 1970."""
+
+    id: str
+    model: str
+    created: int
+
+    def fields(self, kind: str) -> Json:
+        """As the first fields of an object of that kind."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One whole answer, with the tokens it was told in where their probabilities are wanted."""
+
+    answer: LastChunk
+    pieces: Sequence[Chunk] | None = None
+
+
+def completion(heading: ResponseHeader, choices: Sequence[Choice]) -> Json:
+    """A whole answer."""
+    return heading.fields("chat.completion") | {
+        "choices": [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": choice.answer.text, "refusal": None},
+                "logprobs": _logprobs(choice.pieces) if choice.pieces is not None else None,
+                "finish_reason": choice.answer.finish_reason,
+            }
+            for index, choice in enumerate(choices)
+        ],
+        "usage": usage([choice.answer.usage for choice in choices]),
+    }
+
+
+def counted(heading: ResponseHeader, took: Usage) -> Json:
+    """What a chat would take: an answer without any choice."""
+    return heading.fields("chat.completion") | {"choices": [], "usage": usage([took])}
+
+
+def usage(each: Sequence[Usage]) -> Json:
+    """What all choices took together: their prompt is one."""
+    prompt = max((one.prompt for one in each), default=0)
+    completion_tokens = sum(one.completion for one in each)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt + completion_tokens,
+        "prompt_tokens_details": {
+            "cached_tokens": max((one.cached for one in each), default=0),
+            "image_tokens": max((one.image for one in each), default=0),
+            "text_tokens": max((one.text for one in each), default=0),
+        },
+    }
+
+
+class Chunks:
+    """The parts of one answer as server-sent events, in the order in which they are to be sent.
+
+    Args:
+        heading: of all parts.
+        tells_usage: whether the last part says what the answer took; the others then say that they do not.
+        logprobs: whether tokens come with their probabilities.
+    """
+
+    def __init__(self, heading: ResponseHeader, *, tells_usage: bool, logprobs: bool) -> None:
+        self._fields = heading.fields("chat.completion.chunk")
+        self._without = {"usage": None} if tells_usage else {}
+        self._tells_usage = tells_usage
+        self._logprobs = logprobs
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+        """What stands around a piece's words, which alone differ from piece to piece."""
+
+    def first(self, choice: int) -> bytes:
+        """Who speaks."""
+        return self._chunk(choice, {"role": "assistant", "content": "", "refusal": None})
+
+    def piece(self, choice: int, piece: Chunk) -> bytes:
+        """More words; none at all where there are none yet."""
+        if self._logprobs:
+            return self._chunk(choice, {"content": piece.text}, pieces=[piece])
+        if not piece.text:
+            return b""
+        if choice not in self._around:
+            before, _, after = self._chunk(choice, {"content": ""}).rpartition(b'""')
+            self._around[choice] = before, after
+        before, after = self._around[choice]
+        return b"".join((before, _json_string(piece.text).encode(), after))
+
+    def last(self, choice: int, answer: LastChunk) -> bytes:
+        """What was held back, and why there is no more."""
+        held = self._chunk(choice, {"content": answer.text}) if answer.text else b""
+        return held + self._chunk(choice, {}, finish_reason=answer.finish_reason)
+
+    def end(self, each: Sequence[Usage]) -> bytes:
+        """Nothing comes any more."""
+        if not self._tells_usage:
+            return DONE
+        return event(self._fields | {"choices": [], "usage": usage(each)}) + DONE
+
+    def _chunk(
+        self, choice: int, delta: Json, *, finish_reason: str | None = None, pieces: Sequence[Chunk] | None = None
+    ) -> bytes:
+        logprobs = _logprobs(pieces) if pieces is not None else None
+        told = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return event(self._fields | {"choices": [told]} | self._without)
+
+
+def error(status: int, message: str, *, reason: str = "", param: str | None = None, code: str | None = None) -> Json:
+    """Why there is no answer, or no more of it.
+
+    Args:
+        status: HTTP's.
+        message: for people.
+        reason: for programs, where `code` says nothing.
+        param: the field at fault.
+        code: for programs, as OpenAI names it.
+    """
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code or _BY_REASON.get(reason, reason)}}
+
+
+def event(content: Json) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
+
+
+def model(name: str, created: int) -> Json:
+    """A model as `/v1/models` tells of it."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "trimtab"}
+
+
+def models(each: Sequence[Json]) -> Json:
+    """All of them."""
+    return {"object": "list", "data": list(each)}
+
+
+def _logprobs(pieces: Sequence[Chunk]) -> Json:
+    content = [
+        {"token": piece.text, "logprob": piece.logprob, "bytes": list(piece.text.encode()), "top_logprobs": []}
+        for piece in pieces
+        if piece.logprob is not None
+    ]
+    return {"content": content, "refusal": None}

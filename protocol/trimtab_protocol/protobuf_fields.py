@@ -1,0 +1,77 @@
+"""Takes a protobuf message apart at its outermost fields, without parsing what is in them.
+
+A large ModelInferRequest is nearly all raw tensors. protobuf would copy each of them twice; here they stay where they
+were received, and only what is left goes through protobuf, which makes objects of tens of bytes out of two. Pure.
+"""
+
+from trimtab_protocol.errors import ProtocolError
+from trimtab_protocol.tensors import Buffer
+
+MAX_FIELDS = 4096
+_LENGTH_DELIMITED = 2
+_MOST_VARINT_BYTES = 10
+
+
+def extract_field(message: Buffer, field: int, most_other_bytes: int) -> tuple[bytes, list[memoryview]]:
+    """Split a message.
+
+    Args:
+        message: as received.
+        field: the number of the field of type bytes to take out.
+        most_other_bytes: of all other fields together.
+
+    Returns:
+        The message without the field, and the field's values as views.
+
+    Raises:
+        ProtocolError: no protobuf message, too many fields, or more than allowed besides the field.
+    """
+    view = memoryview(message).cast("B")
+    taken: list[memoryview] = []
+    rest: list[memoryview] = []
+    position, rest_bytes, fields = 0, 0, 0
+    while position < view.nbytes:
+        begins = position
+        tag, position = _varint(view, position)
+        value, position = _skip(view, position, tag & 7)
+        fields += 1
+        if fields > MAX_FIELDS:
+            raise ProtocolError(f"the message has more than {MAX_FIELDS} fields; send fewer tensors")
+        if tag == field << 3 | _LENGTH_DELIMITED:
+            taken.append(value)
+            continue
+        rest.append(view[begins:position])
+        rest_bytes += position - begins
+        if rest_bytes > most_other_bytes:
+            raise ProtocolError(
+                f"the message has more than {most_other_bytes} bytes besides raw contents; "
+                "send large tensors as raw_input_contents"
+            )
+    return b"".join(rest), taken
+
+
+def _skip(view: memoryview, position: int, kind: int) -> tuple[memoryview, int]:
+    match kind:
+        case 0:
+            _, end = _varint(view, position)
+        case 1:
+            end = position + 8
+        case 2:
+            length, position = _varint(view, position)
+            end = position + length
+        case 5:
+            end = position + 4
+        case _:
+            raise ProtocolError(f"the message is no protobuf: wire type {kind}")
+    if end > view.nbytes:
+        raise ProtocolError("the message is no ModelInferRequest of Open Inference Protocol V2: it is cut off")
+    return view[position:end], end
+
+
+def _varint(view: memoryview, position: int) -> tuple[int, int]:
+    value = 0
+    for index, byte in enumerate(view[position : position + _MOST_VARINT_BYTES]):
+        value |= (byte & 127) << 7 * index
+        if byte <= 127:
+            return value, position + index + 1
+    raise ProtocolError("the message is no ModelInferRequest of Open Inference Protocol V2: cut off, or no protobuf")

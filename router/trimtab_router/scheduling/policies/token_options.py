@@ -1,0 +1,119 @@
+"""What a batch may choose among: every operating point, and every second look, with its seconds and what it adds. Pure.
+
+All batches of a queue are priced at once: rows of a matrix, its columns the ways to serve one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
+
+import numpy as np
+
+from trimtab_pipelines.row_splits import Floats, Integers
+from trimtab_router.scheduling.policies.interface import Escalation, Point, SchedulerView
+from trimtab_router.scheduling.policies.split_table import escalated_rows, profiled
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOption:
+    """One way to serve a batch: at a point; `look`: and its least certain rows again, at the point `then`."""
+
+    point: Point
+    look: Escalation | None = None
+    then: Point | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """Expected of rows of all tasks, mixed as they were measured."""
+        return self.point.accuracy if self.look is None else self.look.accuracy
+
+    def accuracy_for(self, task: str) -> float:
+        """Expected of rows of a task; a second look without thresholds by task is taken to add what it adds to all."""
+        if self.look is not None and self.look.by_task:
+            own = self.look.by_task.get(task)
+            return self.point.accuracy_for(task) if own is None else own.accuracy
+        added = self.look.accuracy - self.point.accuracy if self.look is not None else 0.0
+        return min(self.point.accuracy_for(task) + added, 1.0)
+
+
+class TokenOptions:
+    """The choices of a view.
+
+    Args:
+        view: the points, and what they take now.
+    """
+
+    def __init__(self, view: SchedulerView) -> None:
+        points = list(view.points)
+        self.choices = [TokenOption(point) for point in points]
+        self._most_rows = view.most_rows
+        table = _table(tuple(profiled(point, view.most_rows) for point in points))
+        now = np.array([point.seconds(view.most_rows) for point in points])
+        ratios = np.divide(now, table[:, -1], out=np.ones(now.size), where=table[:, -1] > 0)
+        self._seconds = table * ratios[:, None]
+        self._add_looks(points)
+
+    def _add_looks(self, points: Sequence[Point]) -> None:
+        """Second looks that are not slower and no better than another choice."""
+        places = {point.name: place for place, point in enumerate(points)}
+        sizes = np.arange(self._most_rows + 1)
+        found = [(place, look) for place, point in enumerate(points) for look in point.looks if look.point in places]
+        for place, look in found:
+            again = self._seconds[places[look.point]][escalated_rows(look, sizes)]
+            seconds, choice = self._seconds[place] + again, TokenOption(points[place], look, points[places[look.point]])
+            accuracy = np.array([each.accuracy for each in self.choices])
+            if not ((self._seconds[:, -1] <= seconds[-1]) & (accuracy >= look.accuracy)).any():
+                self.choices.append(choice)
+                self._seconds = np.concatenate([self._seconds, seconds[None]])
+
+    @property
+    def row_seconds(self) -> Floats:
+        """Seconds of a row in a full batch by each choice. Shape (choices,)."""
+        found: Floats = self._seconds[:, -1] / self._most_rows
+        return found
+
+    def seconds(self, rows: Integers) -> Floats:
+        """Seconds of batches of so many rows. Shape (batches, choices)."""
+        found: Floats = self._seconds[:, rows].T
+        return found
+
+    def accuracies(self, tasks: Sequence[str]) -> Floats:
+        """Of rows of each task by each choice. Shape (tasks, choices)."""
+        return np.array([[choice.accuracy_for(task) for choice in self.choices] for task in tasks])
+
+    def values(self, by_task: Sequence[Mapping[str, float]]) -> Floats:
+        """Utility times accuracy of batches. Shape (batches, choices).
+
+        Args:
+            by_task: of each batch, the utility of all its rows by task.
+        """
+        tasks = list({task: None for weights in by_task for task in weights})
+        weights = np.array([[given.get(task, 0.0) for task in tasks] for given in by_task])
+        found: Floats = weights @ self.accuracies(tasks)
+        return found
+
+
+def increasing_value(seconds: Floats, values: Floats) -> tuple[Integers, list[Integers]]:
+    """For each batch its choices from the fastest on, and the places among those that are worth more than all faster.
+
+    Args:
+        seconds: shape (batches, choices).
+        values: the same shape; −inf where a choice may not serve a batch.
+    """
+    order = np.argsort(seconds, axis=1, kind="stable")
+    sorted_values = np.take_along_axis(values, order, axis=1)
+    best = np.maximum.accumulate(sorted_values, axis=1)
+    keeps = sorted_values > -inf
+    keeps[:, 1:] &= sorted_values[:, 1:] > best[:, :-1] + _ROUNDING
+    return order, [places[keep] for places, keep in zip(order, keeps, strict=True)]
+
+
+@lru_cache(maxsize=64)
+def _table(seconds: tuple[tuple[float, ...], ...]) -> Floats:
+    """Seconds of batches of 0, 1, 2 … rows. Shape (points, rows + 1)."""
+    table = np.zeros((len(seconds), len(seconds[0]) + 1))
+    table[:, 1:] = seconds
+    return table

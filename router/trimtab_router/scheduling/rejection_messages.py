@@ -1,0 +1,58 @@
+"""Why a stage does not serve rows, in the words their caller reads. Pure."""
+
+from trimtab_pipelines.error_codes import ErrorCode
+from trimtab_router.refusal import Refusal, invalid
+from trimtab_router.scheduling.stage_request import StageRequest
+
+
+def too_many_rows(stage: str, rows: int, most: int) -> Refusal:
+    """More rows than the queue could ever hold."""
+    return invalid(f"stage {stage}: {rows} rows in one request; send at most {most}")
+
+
+def queue_full(stage: str, rows: int, most: int, wait_seconds: float) -> Refusal:
+    """No room now."""
+    return Refusal(
+        ErrorCode.RESOURCE_EXHAUSTED,
+        "QueueFull",
+        f"stage {stage}: its queue holds {rows} rows of at most {most}; try again later",
+        stage=stage,
+        retry_after_seconds=max(wait_seconds, 1.0),
+    )
+
+
+def no_replica(stage: str, waited_seconds: float) -> Refusal:
+    """Nobody there to serve them."""
+    return Refusal(
+        ErrorCode.UNAVAILABLE,
+        "NoReplica",
+        f"stage {stage}: no replica became ready while the request waited {waited_seconds:.3f} s",
+        stage=stage,
+        retry_after_seconds=1.0,
+    )
+
+
+def deadline_passed(stage: str, waited_seconds: float) -> Refusal:
+    """Their deadline has passed."""
+    message = f"dropped at stage {stage}: its deadline passed after {waited_seconds:.3f} s in the queue"
+    return Refusal(ErrorCode.DEADLINE_EXCEEDED, "Past", message, stage=stage)
+
+
+def deadline_unreachable(
+    work: StageRequest, now: float, *, wait_seconds: float, service_seconds: float, later_seconds: float
+) -> Refusal:
+    """They cannot make it any more."""
+    message = (
+        f"dropped at stage {work.stage}: {work.deadline - now:.3f} s are left to its deadline, but it needs "
+        f"{wait_seconds:.3f} s in the queue, {service_seconds:.3f} s in this stage and {later_seconds:.3f} s after it"
+    )
+    return Refusal(ErrorCode.DEADLINE_EXCEEDED, "Predicted", message, stage=work.stage)
+
+
+def too_inaccurate(stage: str, floor: float, best: float) -> Refusal:
+    """Their floor is above all that the plan allows."""
+    message = (
+        f"stage {stage}: its accuracy must be {floor:.4f} for the floor that the request wishes, but no operating "
+        f"point of the plan in force gives more than {best:.4f}; lower the floor"
+    )
+    return Refusal(ErrorCode.INVALID_ARGUMENT, "AccuracyFloor", message, stage=stage)

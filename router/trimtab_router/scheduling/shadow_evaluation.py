@@ -1,0 +1,151 @@
+"""A small share of the rows is answered by the best point as well, when there is room, and the answers are compared.
+
+Such rows are works of their own, whose inputs are copies and whose owner is the audit: nobody waits for them, and they
+never leave while anybody else's rows wait. Pure.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.variants import Variant
+from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
+from trimtab_protocol.tensors import Array
+from trimtab_router.execution.graph import ReadyStage
+from trimtab_router.refusal import Refusal
+from trimtab_router.scheduling.accuracy_monitor import AccuracyBaseline, AccuracyMonitor
+from trimtab_router.scheduling.batch_outcomes import Completed
+from trimtab_router.scheduling.policies.interface import Point
+from trimtab_router.scheduling.replica_slots import Batch
+from trimtab_router.scheduling.service_time import Key
+from trimtab_router.scheduling.stage_request import RowSlice, ServedRows, StageRequest
+
+SHARE = 0.01
+"""Of the rows."""
+MOST_WAITING = 16
+KEPT_SECONDS = 30.0
+
+
+class ShadowSample:
+    """One row, answered by a point, that the best one answers too."""
+
+    trace_parent = ""
+    request_id = ""
+    listens = waits = False
+
+    def __init__(
+        self, stage: Stage, watch: AccuracyMonitor, key: Key, task: str, row: Mapping[str, Array], now: float
+    ) -> None:
+        self._stage, self._watch, self._row, self._now = stage, watch, row, now
+        self._key, self._task = key, task
+
+    def work_written(self, work: StageRequest, row: int, piece: Chunk | LastChunk, now: float) -> None:
+        """Answers that are written are not compared."""
+
+    def work_advanced(self, work: StageRequest, start: int, outputs: Mapping[str, Array]) -> None:
+        """Wait for the others."""
+
+    def work_completed(self, work: StageRequest, outputs: Mapping[str, Array], served: Sequence[ServedRows]) -> None:  # noqa: ARG002 - of an owner
+        """Compare; the best point has seen one more row, too."""
+        label, certainty = label_of(self._stage), self._stage.certainty
+        if label is None or certainty is None:
+            return
+        best = (served[0].variant, served[0].operating_point)
+        self._watch.saw(best, self._task, outputs[certainty], self._now)
+        agrees = bool(np.array_equal(outputs[label][0], self._row[label][0]))
+        sure, best_sure = float(self._row[certainty][0]), float(outputs[certainty][0])
+        self._watch.compared(self._key, best[1], self._task, sure, best_sure, agrees=agrees)
+
+    def work_refused(self, refusal: Refusal) -> None:
+        """Nobody waits for it."""
+
+    def work_starved(self, work: StageRequest, *, counts: bool) -> None:
+        """A stage that is told of certainties pulls nothing."""
+
+
+class ShadowEvaluation:
+    """Which rows of a stage are answered again, and those that wait for room.
+
+    Args:
+        stage: the stage.
+        watch: is told how answers compare.
+    """
+
+    def __init__(self, stage: Stage, watch: AccuracyMonitor) -> None:
+        self._stage, self._watch = stage, watch
+        self._label = label_of(stage) if stage.certainty is not None and stage.repeatable else None
+        self._owed = 0.0
+        self.waiting: deque[tuple[float, StageRequest]] = deque(maxlen=MOST_WAITING)
+        """For room: until when, and which."""
+
+    def note(self, parcel: Batch, answer: Completed, points: Sequence[Point], now: float) -> None:
+        """Learn from a batch, and pick rows of it; call it before its members get their rows."""
+        certainty = self._stage.certainty
+        if certainty is None or answer.point != parcel.point.name:
+            return
+        variant = self._stage.variant(parcel.variant)
+        best = max(points, key=lambda point: point.accuracy)
+        for piece, own in zip(parcel.batch, answer.outputs, strict=True):
+            if piece.work.closed or isinstance(piece.work.owner, ShadowSample):
+                continue
+            task = piece.work.wish.task
+            if piece.provisional is not None:
+                if (before := _before(variant, parcel.point.name, piece)) is not None:
+                    self._watch.saw_again(parcel.key, task, own[certainty], before, now)
+                continue
+            self._watch.saw(parcel.key, task, own[certainty], now)
+            if self._label is None or best.name == parcel.point.name or not self._tells(parcel, best, task):
+                continue
+            self._owed += SHARE * piece.rows
+            if self._owed >= 1.0 and (best.reads is None or best.reads <= piece.work.inputs.keys()):
+                self._owed %= 1.0
+                self._pick(parcel, piece, own, now)
+
+    def _tells(self, parcel: Batch, best: Point, task: str) -> bool:
+        """Whether a comparison would say anything: of both points it was measured how certain they are."""
+        return self._watch.knows(parcel.key, task) and self._watch.knows((parcel.variant, best.name), task)
+
+    def _pick(self, parcel: Batch, piece: RowSlice, own: Mapping[str, Array], now: float) -> None:
+        row = piece.rows // 2
+        answered = {name: array[row : row + 1].copy() for name, array in own.items()}
+        audit = ShadowSample(self._stage, self._watch, parcel.key, piece.work.wish.task, answered, now)
+        inputs = {name: piece.array(name)[row : row + 1].copy() for name in piece.work.inputs}
+        runnable = ReadyStage(self._stage.name, 1, inputs)
+        work = StageRequest(audit, runnable, deadline=now + KEPT_SECONDS, now=now)
+        work.task = piece.work.task
+        self.waiting.append((now + KEPT_SECONDS, work))
+
+    def ready(self, now: float, most_rows: int) -> list[RowSlice]:
+        """Rows of one batch that may leave now that nobody waits, oldest first; those of one shape."""
+        while self.waiting and self.waiting[0][0] <= now:
+            self.waiting.popleft()
+        taken: list[RowSlice] = []
+        while self.waiting and len(taken) < most_rows:
+            work = self.waiting[0][1]
+            if taken and work.signature != taken[0].work.signature:
+                break
+            self.waiting.popleft()
+            taken.append(RowSlice(work, 0, 1))
+        return taken
+
+
+def _before(variant: Variant, point: str, piece: RowSlice) -> AccuracyBaseline | None:
+    """The first look at rows that a point sees again; None where the document does not tell what such a look wins."""
+    before, meant, task = piece.provisional, piece.again, piece.work.wish.task
+    if before is None or before.certainties is None or meant is None or meant.point != point:
+        return None
+    first = variant.point(before.operating_point)
+    for look in first.second_looks:
+        own = look.by_task.get(task) if look.by_task else look
+        if look.point == point and own is not None and own.below == meant.below and own.share:
+            won = (own.accuracy - first.judged(task if look.by_task else "").value) / own.share
+            return AccuracyBaseline(first.name, before.certainties, won)
+    return None
+
+
+def label_of(stage: Stage) -> str | None:
+    """The output that answers can be compared by: the first whole number a row has; None where there is none."""
+    whole = (o.name for o in stage.outputs if o.datatype.startswith(("INT", "UINT", "BOOL")) and o.counted_by is None)
+    return next(whole, None)

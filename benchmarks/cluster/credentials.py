@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.router.edge.openssl import Authority, openssl
+from tests.router.envoy.openssl import Authority, openssl
 from trimtab_kubernetes.objects import Object
 from trimtab_loadtester.clients import Access
 from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of, new_key

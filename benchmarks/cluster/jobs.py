@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trimtab_loadtester.clients import RestClient
-from trimtab_loadtester.digits_av import DigitsAvPayloads, JobOptions
+from trimtab_loadtester.payloads.digits_av import DigitsAvPayloads, JobOptions
 from trimtab_pipelines.stages import Stage
 from trimtab_protocol import Parameters
 from trimtab_protocol.extensions import ACCURACY_FLOOR, EXPECTED_ACCURACY, PROVISIONAL, number_of, parameters_of

@@ -21,7 +21,7 @@ MOST_START_SECONDS = 0.5
 
 def worked_example(_: Path) -> Seen:
     """Files and commands of the page work as they stand; a test carries them out in an environment of its own."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/pages/test_worked_example.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/docs/test_worked_example.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     require(done.returncode == 0, done.stdout[-2000:])
     return Seen("trained, measured, profiled, planned and served, word for word")

@@ -12,8 +12,8 @@ import numpy as np
 
 from benchmarks.layouts.served import FORGIVING, Promise
 from trimtab_loadtester.chat_client import ChatClient
-from trimtab_loadtester.chats import ChatPayloads
 from trimtab_loadtester.clients import OPEN
+from trimtab_loadtester.payloads.lmm_digits import ChatPayloads
 
 PATIENCE_SECONDS: Final = 30.0
 

@@ -12,7 +12,7 @@ from benchmarks.modalities.run import Run
 from benchmarks.modalities.searching import most_carried, violating
 from benchmarks.modalities.setting import NONE, ONCE, OURS, POOL, STAGE, VARIANT, Jobs, Setting
 from benchmarks.modalities.simulated import Asked, Simulating
-from trimtab_loadtester.digits_av import DigitsAvPayloads, JobOptions
+from trimtab_loadtester.payloads.digits_av import DigitsAvPayloads, JobOptions
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.result_line import Threshold, threshold
 

@@ -9,7 +9,7 @@ import yaml
 
 from trimtab_adapter.planning.baselines import with_pins
 from trimtab_adapter.planning.decide import PlanningInputs, decide
-from trimtab_loadtester.digits_av import JobOptions
+from trimtab_loadtester.payloads.digits_av import JobOptions
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, StagePlan
 from trimtab_pipelines.profile import ModelProfile

@@ -23,7 +23,7 @@ from benchmarks.mosel.conditions import conditions_of
 from benchmarks.mosel.playing import PEAK_OVER_CARRIED, Played, PlayedPayloads, constant, played
 from benchmarks.profiles import profiled
 from trimtab_adapter.simulation.environment import Environment
-from trimtab_loadtester.digits_av import DigitsAvPayloads, JobOptions
+from trimtab_loadtester.payloads.digits_av import DigitsAvPayloads, JobOptions
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile, PointProfile
 

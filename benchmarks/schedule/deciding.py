@@ -8,8 +8,8 @@ import numpy as np
 
 from tests.router.schedules import batch_seconds
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_router.execution.graph import ReadyStage
-from trimtab_router.execution.request_options import RequestOptions
+from trimtab_router.request.graph import ReadyStage
+from trimtab_router.request.request_options import RequestOptions
 from trimtab_router.scheduling.policies import modality_mix, option_cache
 from trimtab_router.scheduling.policies.interface import Dispatch, Escalation, Point, SchedulerView
 from trimtab_router.scheduling.queue import DeadlineQueue

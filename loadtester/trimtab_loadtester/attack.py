@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from trimtab_loadtester.arrivals import Seconds, poisson_arrivals
 from trimtab_loadtester.chat_client import ChatClient
-from trimtab_loadtester.chats import DrawnChats
 from trimtab_loadtester.clients import OPEN, Access, Answer, Client, GrpcClient, RestClient
 from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_loadtester.multimodal.traffic import draw
 from trimtab_loadtester.outcome import ClientTimings, classify
 from trimtab_loadtester.payloads.interface import Payload
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
+from trimtab_loadtester.payloads.lmm_digits import DrawnChats
 from trimtab_loadtester.payloads.sources import PayloadSource, payload_source, require_chats
 from trimtab_loadtester.results import Record, Results, RunFacts, StageVisit
 from trimtab_pipelines.request_outcome import RequestOutcome

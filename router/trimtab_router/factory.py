@@ -7,10 +7,10 @@ from trimtab_pipelines.plan import PipelinePlan, first_plan
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_protocol.http_client import Tls
 from trimtab_router.execution.executor import PipelineExecutor
-from trimtab_router.execution.graph import Graph
 from trimtab_router.limits import Limits
 from trimtab_router.observability.metrics import Metrics
 from trimtab_router.observability.stage_stats import StageStats
+from trimtab_router.request.graph import Graph
 from trimtab_router.scheduling.interfaces import Clock, Transport
 from trimtab_router.scheduling.policies.interface import Policy
 from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector

@@ -35,9 +35,7 @@ from trimtab_router.admission.tenant import is_slow_to_rewrite, options_inputs, 
 from trimtab_router.admission.validation import VERSION, ValidatedRequest, decode_and_validate, validate_header
 from trimtab_router.clock import EventLoopClock
 from trimtab_router.execution.executor import RequestState
-from trimtab_router.execution.graph import Graph, GraphCursor
 from trimtab_router.execution.slo import SloResolver
-from trimtab_router.execution.task_names import ResolvedTask, missing_task_inputs, resolve_task
 from trimtab_router.factory import create_executor, create_transports
 from trimtab_router.limits import Limits, decoding_bytes, kept_bytes
 from trimtab_router.observability.arrivals import ArrivalCounter
@@ -46,6 +44,8 @@ from trimtab_router.observability.request_accounting import RequestAccounting
 from trimtab_router.observability.stage_state import stage_state
 from trimtab_router.observability.tracing import record_request
 from trimtab_router.refusal import Refusal, malformed
+from trimtab_router.request.graph import Graph, GraphCursor
+from trimtab_router.request.task_names import ResolvedTask, missing_task_inputs, resolve_task
 from trimtab_router.scheduling.interfaces import Clock, Transport
 from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.policies.interface import Policy

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tests.adapter.scenes import FakeRouter
-from tests.adapter.test_loop import Site, offer, write_documents
+from tests.adapter.test_control_loop import Site, offer, write_documents
 from trimtab_adapter.control_loop import LoadSources
 from trimtab_adapter.load_sources import RouterSource
 from trimtab_adapter.observation import ObservationError

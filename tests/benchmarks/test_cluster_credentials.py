@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.cluster.credentials import LOAD, Credentials
 from benchmarks.cluster.trespassing import GUARDED, Met
-from tests.router.edge.openssl import Authority
+from tests.router.envoy.openssl import Authority
 from trimtab_router.envoy.api_keys import digest_of, read_secret
 
 

@@ -19,7 +19,7 @@ from benchmarks.mosel.serving import SERVED_AS
 from tests.builders import a_point_profile, a_profile
 from trimtab.report.layout import Charts
 from trimtab_adapter.simulation.environment import Environment
-from trimtab_loadtester.digits_av import JobOptions
+from trimtab_loadtester.payloads.digits_av import JobOptions
 from trimtab_loadtester.results import Record, Results, RunFacts, StageVisit
 from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.result_line import ResultLine

@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.builders import a_pipeline_document, a_stage, a_variant
 from tests.charts.helm import RELEASE_NAMESPACE
 from tests.control_plane import TOKEN
-from tests.operating.scene import SETTINGS, Site
+from tests.operator_.scene import SETTINGS, Site
 from trimtab_kubernetes import Cluster
 from trimtab_kubernetes.lease import Lease, leading
 from trimtab_operator.controller import Controller

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.builders import a_pipeline, a_pipeline_document, a_stage, a_variant
-from tests.tokens.test_family import IMAGE, OUTPUTS, answers, images, spec
-from tests.tokens.test_family import weights as weights  # noqa: PLC0414  (a fixture)
+from tests.model_servers.transformer.test_family import IMAGE, OUTPUTS, answers, images, spec
+from tests.model_servers.transformer.test_family import weights as weights  # noqa: PLC0414  (a fixture)
 from trimtab.accuracy.attribution import Choice, ReceivedAnswer, mean_certainties
 from trimtab.accuracy.per_task import on_tasks, stages_with_task_accuracy
 from trimtab.app import run

@@ -4,7 +4,7 @@ import httpx
 import numpy as np
 import torch
 
-from tests.model_servers.test_families import a_spec
+from tests.model_servers.test_model_adapters import a_spec
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_model_servers.model import load_model
 from trimtab_model_servers.transformer.checkpoints import Checkpoint, save

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from tests.cli.pipelines import echo_plan, write_echo_pipeline
-from tests.router.edge.identities import Holder
-from tests.router.edge.openssl import Authority
+from tests.router.envoy.identities import Holder
+from tests.router.envoy.openssl import Authority
 from trimtab.app import run
 from trimtab.local.load_process import LoadOrder, LoadProcess
 from trimtab.local.supervisor import Setup, Supervisor

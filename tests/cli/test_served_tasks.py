@@ -9,9 +9,9 @@ import httpx
 import numpy as np
 
 from tests.cli.test_supervisor import until
-from tests.tokens.test_family import SHAPE
-from tests.tokens.test_family import weights as weights  # noqa: PLC0414  (a fixture)
-from tests.tokens.test_roll import a_task
+from tests.model_servers.transformer.test_family import SHAPE
+from tests.model_servers.transformer.test_family import weights as weights  # noqa: PLC0414  (a fixture)
+from tests.model_servers.transformer.test_task_registry import a_task
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.plan import PipelinePlan, first_plan

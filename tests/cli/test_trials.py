@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cli.clockwork import FORMS, Clockwork, a_workplace
-from tests.model_servers.test_families import a_spec
+from tests.model_servers.test_model_adapters import a_spec
 from trimtab.tuning import compiling
 from trimtab.tuning.budget import Budget
 from trimtab.tuning.precisions import Machine, saves_nothing, untried, worth_trying

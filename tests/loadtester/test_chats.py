@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.builders import a_pipeline
-from trimtab_loadtester.chats import ChatPayloads, DrawnChats, pages_of
 from trimtab_loadtester.load_spec import LoadError
 from trimtab_loadtester.multimodal.traffic import Request
+from trimtab_loadtester.payloads.lmm_digits import ChatPayloads, DrawnChats, pages_of
 from trimtab_loadtester.payloads.sources import payload_source, require_chats
 from trimtab_pipelines.documents import load_pipeline
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.builders import a_pipeline_document
-from tests.senses.test_items import HEARD, a_recording_file
-from trimtab_loadtester.digits_av import DigitsAvPayloads, JobOptions
+from tests.senses.test_dataset import HEARD, a_recording_file
+from trimtab_loadtester.payloads.digits_av import DigitsAvPayloads, JobOptions
 from trimtab_loadtester.payloads.interface import Score
 from trimtab_loadtester.payloads.sources import payload_source
 from trimtab_model_servers.senses import variants
@@ -16,7 +16,7 @@ from trimtab_pipelines.spec import InferencePipeline
 
 @pytest.fixture(autouse=True)
 def _few_rows(monkeypatch):
-    monkeypatch.setattr("trimtab_loadtester.digits_av.POOL_ROWS", 120)
+    monkeypatch.setattr("trimtab_loadtester.payloads.digits_av.POOL_ROWS", 120)
 
 
 def rows_of(job):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.model_servers.test_families import a_spec
+from tests.model_servers.test_model_adapters import a_spec
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.detection import CLASSES, SIZES, Detector, cells, merge_normalisations
 from trimtab_model_servers.families.detector import ObjectDetector

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.model_servers.test_families import a_spec
-from tests.tokens.test_family import SHAPE, spec
-from tests.tokens.test_family import weights as weights  # noqa: PLC0414  (a fixture)
-from tests.tokens.test_roll import a_task
+from tests.model_servers.test_model_adapters import a_spec
+from tests.model_servers.transformer.test_family import SHAPE, spec
+from tests.model_servers.transformer.test_family import weights as weights  # noqa: PLC0414  (a fixture)
+from tests.model_servers.transformer.test_task_registry import a_task
 from trimtab_model_servers import device as devices
 from trimtab_model_servers.device import placed
 from trimtab_model_servers.errors import ModelError

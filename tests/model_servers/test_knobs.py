@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.model_servers.test_families import a_resnet, a_spec
+from tests.model_servers.test_model_adapters import a_resnet, a_spec
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.model import load_model
 

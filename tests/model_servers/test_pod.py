@@ -15,8 +15,8 @@ import pytest
 from tests.builders import a_pipeline
 from tests.model_servers.clients import a_request, call, x
 from tests.ports import held_port
-from tests.router.edge.identities import Holder
-from tests.router.edge.openssl import Authority
+from tests.router.envoy.identities import Holder
+from tests.router.envoy.openssl import Authority
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES, ModelSpec, model_spec
 from trimtab_pipelines.processes.ready_line import ReplicaPorts
 from trimtab_protocol.mutual_tls import MutualTls

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.model_servers.test_families import a_spec
+from tests.model_servers.test_model_adapters import a_spec
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.architectures import ARCHITECTURES, Architecture
 from trimtab_model_servers.families.pretrained import construct, load

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.router.edge.identities import Holder
-from tests.router.edge.openssl import Authority, openssl
+from tests.router.envoy.identities import Holder
+from tests.router.envoy.openssl import Authority, openssl
 from trimtab_pipelines.edge_settings import Identity
 from trimtab_protocol.mutual_tls import MutualTls, UnusableIdentity, explain_ssl_error
 

@@ -11,9 +11,9 @@ from tests.router.chats import a_png
 from tests.router.fakes import until
 from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline
 from tests.router.parted import Beginner, Encoder, a_picture, ask, parted, reading, references, shown_by
+from tests.router.test_generation import Writers
 from tests.router.test_queue import Caller
-from tests.router.test_writing import Writers
-from trimtab_router.execution.graph import ReadyStage
+from trimtab_router.request.graph import ReadyStage
 from trimtab_router.scheduling.policies.interface import Point
 from trimtab_router.scheduling.replica_slots import Batch, ReplicaSlots
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.router.edge.identities import Holder
-from tests.router.edge.openssl import Authority
+from tests.router.envoy.identities import Holder
+from tests.router.envoy.openssl import Authority
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_protocol.mutual_tls import MutualTls

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tests.builders import a_pipeline, a_plan, a_variant
-from tests.router.test_desk import READY, Desktop
+from tests.router.test_stage_scheduler import READY, Desktop
 from trimtab_pipelines.escalation import TaskEscalation
-from trimtab_router.execution.request_options import RequestOptions
+from trimtab_router.request.request_options import RequestOptions
 from trimtab_router.scheduling.batch_outcomes import Completed, ReplicaLost
 from trimtab_router.scheduling.policies.interface import Dispatch, Policy, WaitUntil
 from trimtab_router.scheduling.replica_slots import ReplicaSlots

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_router.execution.graph import ReadyStage
 from trimtab_router.refusal import Refusal
+from trimtab_router.request.graph import ReadyStage
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.stage_request import RowSlice, ServedRows, StageRequest
 

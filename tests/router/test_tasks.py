@@ -18,11 +18,11 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tasks import CARD, MOST_BYTES, TaskClass, number_and_name
 from trimtab_protocol.extensions import task_facts
 from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of, new_key
-from trimtab_router.execution.request_options import NO_WISH, RequestOptions, apply_task_terms
 from trimtab_router.ingress import task_store
 from trimtab_router.ingress.admin import AUDIT_LOG
 from trimtab_router.ingress.task_api import TaskApi
 from trimtab_router.ingress.task_store import TaskStore
+from trimtab_router.request.request_options import NO_WISH, RequestOptions, apply_task_terms
 from trimtab_router.router import Router
 
 PATH = "/trimtab/v1/tasks/stage-0/small"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.senses.test_items import a_recording_file
+from tests.senses.test_dataset import a_recording_file
 from trimtab_model_servers.optimizer import Schedule
 from trimtab_model_servers.senses import SUBSETS, subset_name, train, variants
 from trimtab_model_servers.senses.calibration import Calibration, apply_calibration, fitted_curve, identity_calibration

@@ -36,12 +36,12 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import MESSAGES, SHOWN
 from trimtab_protocol.tensors import Array
 from trimtab_router.execution.executor import PipelineExecutor, RequestState
-from trimtab_router.execution.graph import Graph, GraphCursor
-from trimtab_router.execution.request_options import NO_WISH, RequestOptions
 from trimtab_router.execution.slo import SloResolver
 from trimtab_router.observability.arrivals import ArrivalCounter, PerRequestMean
 from trimtab_router.observability.recent_outcomes import RECENT_SECONDS
 from trimtab_router.refusal import Refusal
+from trimtab_router.request.graph import Graph, GraphCursor
+from trimtab_router.request.request_options import NO_WISH, RequestOptions
 from trimtab_router.scheduling.expiry import GRACE_SECONDS
 from trimtab_router.scheduling.interfaces import Clock
 from trimtab_router.scheduling.policies import POLICIES

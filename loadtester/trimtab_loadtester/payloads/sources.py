@@ -1,8 +1,8 @@
 """What is sent: real inputs with known truth where there are some, else random tensors; never one sample repeated.
 
 A pipeline names its payloads in the annotation `trimtab.dev/payloads`: `digits` for pages of handwritten digits whose
-truth is known, `digits-av` for jobs of digits heard, seen and typed (`trimtab_loadtester.digits_av`), `lmm-digits` for
-questions about pages (`trimtab_loadtester.chats`), `TENSOR=DISTRIBUTION, …` for inputs of drawn lengths
+truth is known, `digits-av` for jobs of digits heard, seen and typed (`trimtab_loadtester.payloads.digits_av`), `lmm-digits` for
+questions about pages (`trimtab_loadtester.payloads.lmm_digits`), `TENSOR=DISTRIBUTION, …` for inputs of drawn lengths
 (`trimtab_pipelines.synthetic_inputs`), or `random`, the default, for tensors of the pipeline's input specs. In random
 tensors a dimension of any size (-1) is the annotation `trimtab.dev/default-dimension`, else 16.
 """
@@ -11,10 +11,10 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from trimtab_loadtester.chats import ChatPayloads
-from trimtab_loadtester.digits_av import DigitsAvPayloads, JobOptions
 from trimtab_loadtester.load_spec import LoadError
+from trimtab_loadtester.payloads.digits_av import DigitsAvPayloads, JobOptions
 from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
+from trimtab_loadtester.payloads.lmm_digits import ChatPayloads
 from trimtab_pipelines import synthetic_inputs
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tensors import TensorSpec

@@ -15,9 +15,9 @@ from trimtab_pipelines.tensors import RequestInput
 from trimtab_protocol import InferRequest, PendingRequest
 from trimtab_protocol.extensions import TASK
 from trimtab_protocol.tensors import Array, TensorLike
-from trimtab_router.execution.request_options import NO_WISH, RequestOptions, parse_request_options
-from trimtab_router.execution.task_names import missing_input, task_inputs
 from trimtab_router.refusal import Refusal, invalid
+from trimtab_router.request.request_options import NO_WISH, RequestOptions, parse_request_options
+from trimtab_router.request.task_names import missing_input, task_inputs
 
 VERSION = "1"
 _NOT_DONE = {

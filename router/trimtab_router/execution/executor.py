@@ -15,13 +15,13 @@ from trimtab_pipelines.stages import PULLED, SHOWN
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.extensions import EXPECTED_ACCURACY
 from trimtab_protocol.tensors import Array
-from trimtab_router.execution import image_fanout
-from trimtab_router.execution.graph import Graph, GraphCursor, ReadyStage
-from trimtab_router.execution.partial_images import ImageSizeCache, PartialImages
-from trimtab_router.execution.request_options import NO_WISH, RequestOptions, ServiceTerms
 from trimtab_router.execution.response_metadata import response_accuracy, response_parameters
-from trimtab_router.execution.stream_timing import StreamTiming
 from trimtab_router.refusal import Refusal, failure, invalid, invalid_for
+from trimtab_router.request import image_fanout
+from trimtab_router.request.graph import Graph, GraphCursor, ReadyStage
+from trimtab_router.request.partial_images import ImageSizeCache, PartialImages
+from trimtab_router.request.request_options import NO_WISH, RequestOptions, ServiceTerms
+from trimtab_router.request.stream_timing import StreamTiming
 from trimtab_router.scheduling.generation import prompt_tokens
 from trimtab_router.scheduling.interfaces import Clock
 from trimtab_router.scheduling.stage_request import ServedRows, StageRequest

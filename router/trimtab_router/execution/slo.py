@@ -8,8 +8,8 @@ from collections.abc import Collection
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_pipelines.tasks import TaskClass
 from trimtab_router.execution.executor import PipelineExecutor
-from trimtab_router.execution.graph import Graph, GraphCursor
-from trimtab_router.execution.request_options import RequestOptions, ServiceTerms, apply_task_terms, earliest_deadline
+from trimtab_router.request.graph import Graph, GraphCursor
+from trimtab_router.request.request_options import RequestOptions, ServiceTerms, apply_task_terms, earliest_deadline
 
 LONGEST_TIMEOUT_SLOS = 10.0
 """Of the SLO, how long a caller's own deadline may be: one who waits much longer than all others is served last as long

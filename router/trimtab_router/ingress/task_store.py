@@ -29,7 +29,7 @@ from trimtab_pipelines.tasks import (
     task_record,
 )
 from trimtab_protocol.extensions import tasks_of, tasks_refused_of
-from trimtab_router.execution.task_names import NO_INPUT, task_source
+from trimtab_router.request.task_names import NO_INPUT, task_source
 from trimtab_router.router import Router
 
 log = logging.getLogger(__name__)

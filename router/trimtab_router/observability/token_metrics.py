@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from trimtab_pipelines import router_metrics as names
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_protocol.chat.internal_wire import Usage
-from trimtab_router.execution.stream_timing import StreamTiming
+from trimtab_router.request.stream_timing import StreamTiming
 
 MODALITIES = ("text", "image")
 _FIRST_EDGES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)

@@ -13,8 +13,8 @@ from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.tensors import Array
-from trimtab_router.execution.graph import ReadyStage
 from trimtab_router.refusal import Refusal
+from trimtab_router.request.graph import ReadyStage
 from trimtab_router.scheduling.accuracy_monitor import AccuracyBaseline, AccuracyMonitor
 from trimtab_router.scheduling.batch_outcomes import Completed
 from trimtab_router.scheduling.policies.interface import Point

@@ -9,9 +9,9 @@ import numpy as np
 from trimtab_pipelines.escalation import TaskEscalation
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.tensors import Array
-from trimtab_router.execution.graph import ReadyStage
-from trimtab_router.execution.request_options import NO_WISH, RequestOptions
 from trimtab_router.refusal import Refusal
+from trimtab_router.request.graph import ReadyStage
+from trimtab_router.request.request_options import NO_WISH, RequestOptions
 from trimtab_router.scheduling.prompt_lengths import PromptFeatures
 
 Signature = tuple[tuple[str, tuple[int, ...]], ...]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trimtab_router.execution.task_names import StageTasks
+from trimtab_router.request.task_names import StageTasks
 from trimtab_router.scheduling.latency_model import LatencyModel
 from trimtab_router.scheduling.replica_slots import ReplicaSlots
 

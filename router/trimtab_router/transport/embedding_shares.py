@@ -7,7 +7,7 @@ from typing import Any
 from trimtab_pipelines.stages import PULLED
 from trimtab_protocol.chat.internal_wire import embedding_id
 from trimtab_protocol.tensors import Array
-from trimtab_router.execution import image_fanout
+from trimtab_router.request import image_fanout
 from trimtab_router.scheduling.replica_slots import Batch
 from trimtab_router.transport.replica_client import ReplicaClient
 

@@ -19,10 +19,10 @@ from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 from trimtab_protocol.http_client import Tls
 from trimtab_protocol.tensors import Array
-from trimtab_router.execution import image_fanout
-from trimtab_router.execution.partial_images import numbered
-from trimtab_router.execution.task_names import accepts_task_names, task_indices_at
 from trimtab_router.refusal import failure
+from trimtab_router.request import image_fanout
+from trimtab_router.request.partial_images import numbered
+from trimtab_router.request.task_names import accepts_task_names, task_indices_at
 from trimtab_router.scheduling.batch_outcomes import (
     BatchFailed,
     Cancelled,

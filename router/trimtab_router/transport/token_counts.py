@@ -9,9 +9,9 @@ from trimtab_pipelines.stages import PULLED, SHOWN, Stage
 from trimtab_protocol.chat.embedding_refs import CountedChat, CountedImages, listed
 from trimtab_protocol.chat.internal_wire import Usage, texts
 from trimtab_protocol.tensors import Array
-from trimtab_router.execution import image_fanout
 from trimtab_router.execution.executor import PipelineExecutor
 from trimtab_router.refusal import Refusal, invalid
+from trimtab_router.request import image_fanout
 from trimtab_router.transport.http_transport import HttpTransport
 from trimtab_router.transport.stream_client import CALLERS_FAULT, message_in
 

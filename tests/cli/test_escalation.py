@@ -1,0 +1,164 @@
+"""Second looks, measured on a user's own samples: who may have them, and how they stand in the text."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builders import a_pipeline_document, a_stage, a_variant
+from tests.model_servers.transformer.test_family import IMAGE, OUTPUTS, answers, images, spec
+from tests.model_servers.transformer.test_family import weights as weights  # noqa: PLC0414  (a fixture)
+from trimtab.accuracy.attribution import Choice, ReceivedAnswer
+from trimtab.accuracy.escalation import escalations
+from trimtab.app import run
+from trimtab_loadtester.payloads.interface import Score
+from trimtab_model_servers.model import load_model
+from trimtab_model_servers.vit_tasks.datasets import TASKS
+from trimtab_model_servers.vit_tasks.labelled_samples import HeldOut
+from trimtab_pipelines.documents import dump_yaml, load_pipeline
+from trimtab_pipelines.escalation import Escalation, TaskEscalation
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.yaml_edit import with_escalations
+
+ROWS = 600
+POINTS = [{"name": "full", "accuracy": 0.9}, {"name": "fast", "accuracy": 0.8}]
+
+
+def a_document(certainty: str | None = "sure", stages: int = 1) -> InferencePipeline:
+    outputs = [{"name": "y", "datatype": "FP32"}, {"name": "sure", "datatype": "FP32"}]
+    told: dict[str, Any] = {"outputs": outputs, "variants": [a_variant("one", accuracy=0.9, operatingPoints=POINTS)]}
+    if certainty is not None:
+        told["certainty"] = certainty
+    named = [a_stage("first", **told), a_stage("second", "first.outputs.y", **told)]
+    return InferencePipeline.model_validate(a_pipeline_document(named[:stages]))
+
+
+def heard_of(certainty: np.ndarray, right: np.ndarray, rows: int = 1) -> list[ReceivedAnswer]:
+    pairs = zip(certainty.tolist(), right.tolist(), strict=True)
+    return [ReceivedAnswer(Score(hit * rows, rows), {"first": ",".join([f"{sure:.4g}"] * rows)}) for sure, hit in pairs]
+
+
+def both_points(rows: int = 1) -> dict[Choice, list[ReceivedAnswer]]:
+    """`fast` is wrong on what it is least certain of, where `full` is right."""
+    certainty = np.random.default_rng(0).random(ROWS)
+    right = certainty > 0.3
+    every = np.ones(ROWS, bool)
+    return {(("one", "full"),): heard_of(certainty, every, rows), (("one", "fast"),): heard_of(certainty, right, rows)}
+
+
+def test_what_a_point_doubts_is_looked_at_again_by_the_better_one() -> None:
+    found = escalations(a_document(), both_points())
+
+    assert found["first", "one", "full"] == ()
+    best = found["first", "one", "fast"][-1]
+    assert (best.point, best.samples) == ("full", ROWS)
+    assert best.share == pytest.approx(0.3, abs=0.05)
+    assert best.accuracy > 0.99
+
+
+def test_samples_that_tell_their_tasks_get_thresholds_by_task() -> None:
+    told = {
+        choice: [replace(one, task=("easy", "hard")[place % 2]) for place, one in enumerate(heard)]
+        for choice, heard in both_points().items()
+    }
+    best = escalations(a_document(), told)["first", "one", "fast"][-1]
+
+    assert set(best.by_task) == {"easy", "hard"}
+    assert all(0.25 < one.below < 0.35 for one in best.by_task.values())
+    some = {choice: [replace(heard[0], task=""), *heard[1:]] for choice, heard in told.items()}
+    assert not escalations(a_document(), some)["first", "one", "fast"][-1].by_task, "a sample tells no task"
+    assert {HeldOut().task(row) for row in (0, 1_000, 2_000, 3_079)} == set(TASKS)
+
+
+def test_thresholds_by_task_are_written_in_the_looks_line() -> None:
+    by_task = {"cars": TaskEscalation(below=0, share=0, accuracy=0.9)}
+    look = Escalation(point="full", below=0.4, share=0.1, accuracy=0.86, by_task=by_task)
+    written = with_escalations(TEXT, {("classify", "vit", "flow"): (look,)})
+
+    line = "{point: full, below: 0.4, share: 0.1, accuracy: 0.86, byTask: {cars: {below: 0, share: 0, accuracy: 0.9}}}"
+    assert f"{{name: flow, accuracy: 0.8, secondLooks: [{line}]}}" in written
+
+
+def test_whose_certainty_was_right_is_known_of_one_stage_and_one_row_alone() -> None:
+    assert escalations(a_document(certainty=None), both_points()) == {}
+    assert escalations(a_document(stages=2), both_points()) == {}
+    assert escalations(a_document(), both_points(rows=2)) == {}
+
+
+TEXT = """\
+spec:
+  stages:
+  - name: classify
+    variants:
+    - name: vit
+      operatingPoints:
+      - {name: full, accuracy: 0.9}
+      - {name: flow, accuracy: 0.8}
+      - name: block
+        merging: {schedule: [8]}
+        accuracy: 0.8   # a guess
+      - name: old
+        secondLooks:
+        - {point: full, below: 0.5, share: 0.2, accuracy: 0.85}  # of before
+        # a comment that stays
+        accuracy: 0.8
+      - name: other
+        accuracy: 0.7
+        secondLooks: []
+"""
+
+
+def test_second_looks_take_the_place_of_those_before_and_all_else_stays() -> None:
+    look = Escalation(point="full", below=0.4, share=0.1, accuracy=0.86, low=0.84, samples=500)
+    line = "{point: full, below: 0.4, share: 0.1, accuracy: 0.86, low: 0.84, samples: 500}"
+    given: dict[tuple[str, str, str], tuple[Escalation, ...]] = {
+        ("classify", "vit", name): (look,) for name in ("flow", "block", "old")
+    }
+    written = with_escalations(TEXT, given | {("classify", "vit", "full"): ()})
+
+    expected = TEXT.replace("{name: flow, accuracy: 0.8}", f"{{name: flow, accuracy: 0.8, secondLooks: [{line}]}}")
+    expected = expected.replace("  # a guess", f"  # a guess\n        secondLooks:\n        - {line}")
+    expected = expected.replace("- {point: full, below: 0.5, share: 0.2, accuracy: 0.85}", f"- {line}")
+    assert written == expected
+    assert with_escalations(written, given) == written
+    emptied = with_escalations(TEXT, {("classify", "vit", "old"): ()})
+    assert "secondLooks: []  # of before" in emptied
+    assert "0.85" not in emptied
+
+
+def test_a_transformer_served_on_own_samples_gets_second_looks(
+    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Right is what `full` answers; `fast` merges and is wrong at times."""
+    points = [{"name": "full", "accuracy": 0.5}, {"name": "fast", "accuracy": 0.5, "merging": {"schedule": [6]}}]
+    stage = a_stage(
+        "classify",
+        inputs=[{"name": "image", "from": "request.inputs.image"}],
+        outputs=OUTPUTS,
+        certainty="certainty",
+        variants=[
+            a_variant("vit", family="vision-transformer", storageUri=str(weights), accuracy=0.5, operatingPoints=points)
+        ],
+    )
+    document = a_pipeline_document([stage], slo={"latency": "1s"})
+    document["spec"] |= {"inputs": [IMAGE], "outputs": [{"name": "label", "from": "classify.outputs.label"}]}
+    (tmp_path / "pipeline.yaml").write_text(dump_yaml(InferencePipeline.model_validate(document)))
+    model, pictures = load_model(spec(weights)), images(ROWS)
+    labels = answers(model, "full", pictures, [0] * ROWS)["label"]
+    lines = [
+        json.dumps({"inputs": {"image": image.tolist()}, "outputs": {"label": [int(label)]}})
+        for image, label in zip(pictures, labels, strict=True)
+    ]
+    (tmp_path / "samples.jsonl").write_text("\n".join(lines))
+
+    assert run(["accuracy", str(tmp_path), "--samples", str(tmp_path / "samples.jsonl")]) == 0
+
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
+    full, fast = load_pipeline(tmp_path).spec.stages[0].variants[0].operating_points
+    assert (full.accuracy, full.second_looks) == (1.0, ())
+    assert fast.accuracy < 0.98
+    assert 0 < len(fast.second_looks) == last["second_looks_classify_vit_fast"]
+    assert all(look.point == "full" and look.accuracy > fast.accuracy for look in fast.second_looks)

@@ -1,0 +1,81 @@
+"""Embeddings pulled from another replica, with certificates shown on both sides."""
+
+import ssl
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from tests.router.envoy.identities import Holder
+from tests.router.envoy.openssl import Authority
+from trimtab_model_servers.chat.embedding_client import (
+    CHECKSUM,
+    ROWS,
+    WIDTH,
+    EmbeddingClient,
+    EmbeddingRequest,
+    ImageRefusal,
+)
+from trimtab_protocol.mutual_tls import MutualTls
+
+EMBEDDINGS = np.arange(6, dtype=np.float32).reshape(3, 2)
+WANTED = (EmbeddingRequest(4, 2), EmbeddingRequest(5, 1))
+
+
+@asynccontextmanager
+async def keeping(tls: ssl.SSLContext | None, **other: str) -> AsyncIterator[str]:
+    """A replica that keeps two images, the first of two rows."""
+
+    async def give(_: web.BaseRequest) -> web.Response:
+        parts = EMBEDDINGS[:2].tobytes(), EMBEDDINGS[2:].tobytes()
+        headers = {ROWS: "2,1", WIDTH: "2", CHECKSUM: ",".join(f"{zlib.crc32(one):08x}" for one in parts)}
+        return web.Response(
+            body=b"".join(parts), headers=headers | {f"Trimtab-{name}": told for name, told in other.items()}
+        )
+
+    runner = web.ServerRunner(web.Server(give, access_log=None))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+    scheme, port = "http" if tls is None else "https", runner.addresses[0][1]
+    yield f"{scheme}://127.0.0.1:{port}/v2/models/encode/embeddings/a-0,1"
+    await runner.cleanup()
+
+
+async def test_who_shows_a_certificate_of_the_same_authority_is_given_them(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca").begin()
+    own, strange = (Authority(tmp_path / name).begin() for name in ("own", "strange"))
+    encoder = MutualTls(Holder(tmp_path / "encode").take(authority, authority).identity())
+    text = MutualTls(Holder(tmp_path / "text").take(authority, authority).identity())
+    other = MutualTls(Holder(tmp_path / "other").take(strange, own).identity())
+    async with keeping(encoder.listening()) as url:
+        puller, stranger = EmbeddingClient(text.connecting), EmbeddingClient(other.connecting)
+        first, second = await puller.pull(url, WANTED)
+        assert np.array_equal(first.numpy(), EMBEDDINGS[:2])
+        assert np.array_equal(second.numpy(), EMBEDDINGS[2:])
+        with pytest.raises(ImageRefusal, match="image 4"):
+            await stranger.pull(url, WANTED)
+        await puller.close()
+        await stranger.close()
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"Rows": "3"}, r"image 4: \[3\] rows of 2 came; \[2, 1\] rows were told"),
+        ({"Rows": "2,x"}, "image 4: .* does not say how many rows"),
+        ({"Width": "1"}, "image 5: more bytes came"),
+        ({"Width": "3"}, "image 5: 24 of 36 bytes came"),
+        ({"Checksum": "00000000,00000000"}, "image 4: its checksum differs"),
+        ({"Checksum": f"{zlib.crc32(EMBEDDINGS[:2].tobytes()):08x}"}, "image 5: its checksum differs"),
+    ],
+)
+async def test_what_is_not_what_was_told_is_refused_by_its_image(told: dict[str, str], why: str) -> None:
+    async with keeping(None, **told) as url:
+        puller = EmbeddingClient()
+        with pytest.raises(ImageRefusal, match=why):
+            await puller.pull(url, WANTED)
+        await puller.close()

@@ -1,0 +1,221 @@
+"""Published architectures of several modalities: their sizes, and that what is absent is not computed."""
+
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from tests.model_servers.test_model_adapters import a_spec
+from trimtab_model_servers.families import av_hubert, registry, self_mm, tbn, tvlt, vilt
+from trimtab_model_servers.families.bn_inception import FEATURES, BnInception
+from trimtab_pipelines.operating_point import OperatingPoint
+
+ALL = OperatingPoint(accuracy=0.5)
+
+
+def point(*modalities):
+    return OperatingPoint(name="-".join(modalities), modalities=modalities, accuracy=0.5)
+
+
+def millions(module):
+    return sum(parameter.numel() for parameter in module.parameters()) / 1e6
+
+
+@pytest.mark.parametrize(
+    ("construct", "expected"),
+    [
+        (lambda: vilt.Vilt(vilt.ViltParameters()).model, 111.6),
+        (lambda: tvlt.Tvlt(tvlt.TvltParameters()), 87.3),
+        (lambda: tbn.Tbn(tbn.TbnParameters()), 32.64),
+        (lambda: BnInception(3), 10.27),
+        (lambda: self_mm.SelfMm(self_mm.SelfMmParameters()).bert, 109.48),
+        (lambda: without_head(av_hubert.AvHubert("base", av_hubert.AvHubertParameters())), 102.6),
+        (lambda: without_head(av_hubert.AvHubert("large", av_hubert.AvHubertParameters())), 324.6),
+    ],
+    ids=["vilt", "tvlt", "tbn", "bn-inception", "self-mm", "av-hubert-base", "av-hubert-large"],
+)
+def test_a_model_is_as_large_as_published(construct, expected):
+    with torch.device("meta"):
+        assert millions(construct()) == pytest.approx(expected, abs=0.06)
+
+
+def without_head(network):
+    network.head = nn.Identity()
+    return network
+
+
+@pytest.fixture(scope="module")
+def rows():
+    random = torch.Generator().manual_seed(1)
+
+    def pixels(*shape):
+        return torch.randint(0, 255, shape, dtype=torch.uint8, generator=random)
+
+    return {
+        "tvlt": {
+            "audio": torch.randn(1, 32, 128, generator=random),
+            "video": pixels(1, 2, 3, 224, 224),
+        },
+        "vilt": {"text": torch.tensor([[5000, 6000, -1]]), "image": torch.randn(1, 3, 384, 384, generator=random)},
+        "tbn": {
+            "image": pixels(1, 1, 3, 64, 64),
+            "flow": pixels(1, 1, 10, 64, 64),
+            "audio": torch.randn(1, 1, 1, 64, 64, generator=random),
+        },
+        "self-mm": {
+            "text": torch.tensor([[5000, 6000, -1]]),
+            "audio": torch.randn(1, 9, 74, generator=random),
+            "video": torch.randn(1, 9, 35, generator=random),
+        },
+        "av-hubert": {
+            "video": pixels(1, 3, 88, 88),
+            "audio": torch.randn(1, 3, 104, generator=random),
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def networks():
+    torch.manual_seed(0)
+    small = tvlt.TvltParameters(depth=1, width=64, heads=4, frames=2)
+    hubert = av_hubert.AvHubert("base", av_hubert.AvHubertParameters(layers=1))
+    found: dict[str, Any] = {
+        "tvlt": tvlt.TvltNetwork(tvlt.Tvlt(small)),
+        "vilt": vilt.ViltNetwork(vilt.Vilt(vilt.ViltParameters(layers=1))),
+        "tbn": tbn.TbnNetwork(tbn.Tbn(tbn.TbnParameters())),
+        "self-mm": self_mm.SelfMmNetwork(self_mm.SelfMm(self_mm.SelfMmParameters(layers=1))),
+        "av-hubert": av_hubert.AvHubertNetwork(hubert, 8),
+    }
+    for network in found.values():
+        network.network.eval()
+    return found
+
+
+def encoder_of(name, network, modality):
+    """The module that reads a modality and nothing else."""
+    inner = network.network
+    return {
+        "tvlt": lambda: {"audio": inner.audio_patch, "video": inner.video_patch}[modality],
+        "vilt": lambda: {
+            "image": inner.model.embeddings.patch_embeddings,
+            "text": inner.model.embeddings.text_embeddings,
+        }[modality],
+        "tbn": lambda: inner.encoders[modality],
+        "self-mm": lambda: inner.bert if modality == "text" else inner.sequences[modality],
+        "av-hubert": lambda: {"audio": inner.sound, "video": inner.lips}[modality],
+    }[name]()
+
+
+MODALITIES = {
+    "tvlt": ("audio", "video"),
+    "vilt": ("text", "image"),
+    "tbn": ("image", "flow", "audio"),
+    "self-mm": ("text", "audio", "video"),
+    "av-hubert": ("video", "audio"),
+}
+
+
+@pytest.mark.parametrize("name", list(MODALITIES))
+def test_what_is_absent_is_not_computed_and_what_is_not_sent_is_not_missed(name, networks, rows):
+    network, given = networks[name], rows[name]
+    for absent in MODALITIES[name]:
+        others = tuple(one for one in MODALITIES[name] if one != absent)
+        ran: list[int] = []
+        counted = encoder_of(name, network, absent).register_forward_hook(lambda *_, ran=ran: ran.append(1))
+        with torch.inference_mode():
+            left_out = network.infer(given, point(*others))
+            expected_runs = 1 if (name, absent) == ("vilt", "text") else 0  # its class token, which the head reads
+            assert len(ran) == expected_runs
+            not_sent = network.infer({one: given[one] for one in others}, ALL)
+            whole = network.infer(given, ALL)
+        counted.remove()
+
+        for output, tensor in left_out.items():
+            assert torch.equal(tensor, not_sent[output])
+            assert tensor.shape[0] == 1
+        assert any(not torch.equal(left_out[output], whole[output]) for output in whole)
+
+
+STORED = {
+    "tvlt": (tvlt.build, "multimodal/tvlt", {"depth": 1, "width": 64, "heads": 4, "frames": 2}),
+    "vilt": (vilt.build, "multimodal/vilt", {"layers": 1}),
+    "tbn": (tbn.build, "multimodal/tbn", {}),
+    "self-mm": (self_mm.build, "multimodal/self-mm", {"layers": 1}),
+    "av-hubert": (av_hubert.build, "multimodal/av-hubert-base", {"layers": 1, "max_new_tokens": 8}),
+}
+
+
+@pytest.mark.parametrize("name", list(MODALITIES))
+def test_stored_weights_answer_as_the_network_that_they_are_of(name, networks, rows, tmp_path):
+    build, family, parameters = STORED[name]
+    path, original = tmp_path / "weights.safetensors", networks[name]
+    save_file(original.network.state_dict(), path)
+    built: Any = build(a_spec(family=family, parameters=parameters, storageUri=str(path)))
+
+    assert built.weights == "stored"
+    assert not [one for one, buffer in built.network.network.named_buffers() if buffer.is_meta]
+    with torch.inference_mode():
+        expected, answer = original.infer(rows[name], ALL), built.network.infer(rows[name], ALL)
+    for output, tensor in expected.items():
+        assert torch.allclose(answer[output], tensor, rtol=1e-4)  # a file's tensors lie otherwise in memory
+
+
+@pytest.mark.parametrize("name", list(MODALITIES))
+def test_each_modality_alone_is_enough_and_none_is_refused_by_name(name, networks, rows):
+    for one in MODALITIES[name]:
+        with torch.inference_mode():
+            answer = networks[name].infer({one: rows[name][one]}, point(one))
+        assert torch.isfinite(answer["certainty"]).all()
+    with pytest.raises(ValueError, match="there is nothing to answer from: give at least one of"):
+        networks[name].infer({}, ALL)
+
+
+def test_vilt_with_text_and_image_is_what_transformers_computes(networks, rows):
+    network, given = networks["vilt"].network, rows["vilt"]
+    ids = torch.tensor([[vilt.BEGIN, 5000, 6000, vilt.END]])
+    with torch.inference_mode():
+        stock = network.model(input_ids=ids, pixel_values=given["image"]).pooler_output
+
+        assert torch.allclose(network.head(stock), network(given), atol=1e-5)
+
+
+def test_tvlt_is_as_long_as_what_is_there(networks, rows):
+    network, given = networks["tvlt"].network, rows["tvlt"]
+
+    assert network.heard(given["audio"]).shape[1] == 2 * 8
+    assert network.seen(given["video"]).shape[1] == 2 * 196
+    with pytest.raises(ValueError, match="at least 16 frames, not 7"):
+        network.heard(given["audio"][:, :7])
+
+
+def test_tbn_leaves_out_what_a_feature_of_zeros_would_add(networks, rows):
+    network = networks["tbn"].network
+    with torch.inference_mode():
+        flow = network.encode("flow", rows["tbn"]["flow"])
+        zeros = torch.zeros(1, 1, FEATURES)
+        for told, dropped in zip(
+            network.fuse({"flow": flow}), network.fuse({"image": zeros, "flow": flow, "audio": zeros}), strict=True
+        ):
+            assert torch.allclose(told, dropped, atol=1e-5)
+
+
+def test_self_mm_reads_a_row_to_its_own_end(networks, rows):
+    network, audio = networks["self-mm"].network, rows["self-mm"]["audio"]
+    padded = torch.cat([audio, torch.zeros(1, 4, 74)], dim=1)
+    with torch.inference_mode():
+        assert torch.equal(network.encode("audio", audio), network.encode("audio", padded))
+
+
+def test_all_of_them_are_families_that_choose_modalities():
+    for module in (av_hubert, self_mm, tbn, tvlt, vilt):
+        assert "modalities" in module.KNOBS
+    assert {name for name in registry.FAMILIES if name.startswith("multimodal/")} == {
+        "multimodal/tvlt",
+        "multimodal/vilt",
+        "multimodal/tbn",
+        "multimodal/self-mm",
+        "multimodal/av-hubert-base",
+        "multimodal/av-hubert-large",
+    }

@@ -1,0 +1,217 @@
+"""A vision transformer as a replica serves it: points, tasks, and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torchvision.models import VisionTransformer as Torchvision
+
+from tests.model_servers.test_model_adapters import a_spec
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.vision_transformer import ServedTransformer
+from trimtab_model_servers.model import load_model
+from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, save
+from trimtab_model_servers.transformer.config import ViTConfig
+from trimtab_model_servers.transformer.tasks import Head
+from trimtab_model_servers.transformer.transformer import VisionTransformer
+
+SHAPE = ViTConfig(side=16, patch=4, channels=1, width=16, depth=3, heads=2, inner=32)
+TASKS = {"letters": ("a", "b", "c"), "signs": ("+", "-")}
+IMAGE = {"name": "image", "datatype": "UINT8", "shape": [1, 16, 16]}
+TASK = {"name": "task", "datatype": "INT64", "shape": [], "optional": True}
+OUTPUTS = [{"name": "label", "datatype": "INT64"}, {"name": "certainty", "datatype": "FP32"}]
+POINTS = [
+    {"name": "full", "accuracy": 0.9},
+    {"name": "fast", "accuracy": 0.8, "tokenDelta": -4},
+    {"name": "fine", "accuracy": 0.95, "prompts": {"count": 2}},
+    {"name": "both", "accuracy": 0.85, "prompts": {"count": 2}, "merging": {"schedule": [4]}},
+]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    torch.manual_seed(5)
+    transformer = VisionTransformer(SHAPE).eval().requires_grad_(requires_grad=False)
+
+    def heads(prompts):
+        return {
+            task: Head(torch.randn(len(labels), 16), torch.randn(len(labels)), prompts and torch.randn(3, 2, 16))
+            for task, labels in TASKS.items()
+        }
+
+    path = tmp_path_factory.mktemp("weights") / "small.safetensors"
+    ways = {"plain": heads(None), "replace-2": heads(1), "replace-2+merge-4": heads(1)}
+    save(Checkpoint(transformer, ways, TASKS, "Image"), path, {"seed": "5"})
+    return path
+
+
+def spec(weights, **changes):
+    given = {"family": "vision-transformer", "storageUri": str(weights), "inputs": [IMAGE, TASK], "outputs": OUTPUTS}
+    return a_spec(**(given | {"operatingPoints": POINTS, "maxBatchSize": 4} | changes))
+
+
+def served(weights):
+    network = load_model(spec(weights)).network
+    assert isinstance(network, ServedTransformer)
+    return network
+
+
+def prompts_of(stored, way):
+    prompts = stored.heads[way]["letters"].prompts
+    assert prompts is not None
+    return prompts
+
+
+def answers(model, point, images, tasks):
+    chosen = model.spec.point(point)
+    with torch.inference_mode():
+        return model.network.infer({"image": images, "task": torch.tensor(tasks)}, chosen)
+
+
+def images(count):
+    return torch.randint(256, (count, 1, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(6))
+
+
+@pytest.mark.parametrize("point", ["full", "fast", "fine", "both"])
+def test_tasks_mixed_in_one_batch_answer_as_each_alone(weights, point):
+    model, pictures = load_model(spec(weights)), images(4)
+    mixed = answers(model, point, pictures, [0, 1, 1, 0])
+    for row, task in enumerate([0, 1, 1, 0]):
+        alone = answers(model, point, pictures[row : row + 1], [task])
+
+        assert mixed["label"][row] == alone["label"][0]
+        assert torch.allclose(mixed["certainty"][row], alone["certainty"][0], atol=1e-5)
+
+
+def test_a_point_uses_the_prompts_trained_for_just_what_it_does(weights):
+    stored = load(weights)
+    network = served(weights)
+    prompts = {name: network.in_force.banks[ready.way].heads[0].prompts for name, ready in network.points.items()}
+    fine, both = prompts["fine"], prompts["both"]
+
+    assert prompts["full"] is prompts["fast"] is None
+    assert fine is not None
+    assert both is not None
+    assert torch.equal(fine, prompts_of(stored, "replace-2"))
+    assert torch.equal(both, prompts_of(stored, "replace-2+merge-4"))
+
+
+def test_all_points_run_on_one_copy_of_the_weights(weights):
+    network = served(weights)
+    full, fast = (network.in_force.banks[network.points[name].way].heads for name in ("full", "fast"))
+
+    assert len({id(network.transformer)}) == 1
+    assert [id(head.weight) for head in full] == [id(head.weight) for head in fast]
+
+
+def test_a_row_of_no_task_is_told_so_and_its_neighbours_are_answered(weights):
+    model, pictures = load_model(spec(weights)), images(3)
+    mixed, right = answers(model, "full", pictures, [0, 7, 1]), answers(model, "full", pictures, [0, 0, 1])
+
+    assert (mixed["label"][1], mixed["certainty"][1]) == (-1, 0)
+    assert torch.equal(mixed["label"][[0, 2]], right["label"][[0, 2]])
+
+
+@pytest.mark.parametrize("precision", ["BF16", "FP16"])
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point["name"])
+def test_in_half_precision_it_answers_nearly_alike(weights, point, precision):
+    halved = point | {"name": "halved", "precision": precision}
+    model, pictures = load_model(spec(weights, operatingPoints=[point, halved])), images(4)
+    exact, rough = (answers(model, name, pictures, [0, 1, 1, 0])["certainty"] for name in (point["name"], "halved"))
+
+    assert torch.allclose(exact, rough, atol=0.05)
+    assert not torch.equal(exact, rough)
+
+
+def test_its_metadata_list_the_tasks(weights):
+    assert load_model(spec(weights)).facts()["tasks"] == "letters,signs"
+
+
+@pytest.mark.parametrize(
+    ("point", "words"),
+    [
+        ({"merging": {"schedule": [9]}}, "asks for 9 tokens in a layer; of 16 patches no layer merges more than 8"),
+        ({"merging": {"schedule": [1, 2]}}, "a schedule of 2 numbers; this transformer has 3 layers"),
+        ({"merging": {"schedule": [1], "rule": "best"}}, "unknown merging.rule 'best'; there are: bipartite, "),
+        ({"prompts": {"count": 5}}, "nobody trained 'replace-5' .*; the weights have: plain, "),
+        ({"compiled": "inductor"}, "unknown compiled form 'inductor'; `trimtab points` writes some"),
+    ],
+)
+def test_a_point_that_cannot_be_is_refused_by_name(weights, point, words):
+    with pytest.raises(ModelError, match=words):
+        load_model(spec(weights, operatingPoints=[{"accuracy": 0.9} | point]))
+
+
+def test_images_of_another_size_are_refused_when_the_model_is_loaded(weights):
+    with pytest.raises(ModelError, match=r"reads an input image of shape \[1, 16, 16\]; the stage has \[1, 8, 8\]"):
+        load_model(spec(weights, inputs=[IMAGE | {"shape": [1, 8, 8]}, TASK]))
+
+
+def test_a_file_that_is_not_whole_is_refused_by_name(weights, tmp_path):
+    stored = load(weights)
+    lame = {"plain": dict(stored.heads["plain"]), "replace-2": {"letters": stored.heads["replace-2"]["letters"]}}
+    save(Checkpoint(stored.transformer, lame, TASKS, "Image"), tmp_path / "lame.safetensors", {})
+    (tmp_path / "torn.safetensors").write_bytes(weights.read_bytes()[:100])
+
+    with pytest.raises(ModelError, match="task 'signs' has no head for 'replace-2'"):
+        load(tmp_path / "lame.safetensors")
+    with pytest.raises(ModelError, match="not a whole safetensors file"):
+        load(tmp_path / "torn.safetensors")
+
+
+def test_torchvisions_weights_are_served_as_they_are(tmp_path):
+    torch.manual_seed(7)
+    stock = Torchvision(32, 8, 2, 2, 16, 32, num_classes=5).eval()
+    torch.nn.init.normal_(stock.heads.head.weight)
+    save_file(stock.state_dict(), tmp_path / "stock.safetensors")
+    model = load_model(
+        spec(
+            tmp_path / "stock.safetensors",
+            inputs=[{"name": "image", "datatype": "FP32", "shape": [3, 32, 32]}],
+            outputs=[{"name": "logits", "datatype": "FP32", "shape": [5]}],
+            operatingPoints=[{"accuracy": 0.9}, {"name": "fast", "accuracy": 0.8, "tokenDelta": -2}],
+            parameters={"heads": 2},
+        )
+    )
+    pictures = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        got = model.network.infer({"image": pictures}, model.spec.operating_points[0])["logits"]
+
+        assert torch.allclose(got, stock(pictures), atol=1e-5)
+
+
+def test_logits_are_divided_by_the_temperature_of_point_and_task_before_they_are_a_certainty(weights, tmp_path):
+    stored, pictures, tasks = load(weights), images(4), [0, 1, 1, 0]
+    given = {"merge-4": {"signs": 2.0}, "replace-2": {"letters": 0.5, "signs": 3.0}}
+    save(replace(stored, temperatures=given), tmp_path / "cooled.safetensors", {})
+    before, after = load_model(spec(weights)), load_model(spec(tmp_path / "cooled.safetensors"))
+    for point, by_task in {"full": {}, "fast": given["merge-4"], "fine": given["replace-2"], "both": {}}.items():
+        raw, cooled = (answers(model, point, pictures, tasks) for model in (before, after))
+        divisor = torch.tensor([by_task.get(("letters", "signs")[task], 1.0) for task in tasks])
+
+        assert torch.equal(raw["label"], cooled["label"])
+        assert torch.equal(raw["logits"], cooled["logits"])
+        expected = (raw["logits"] / divisor[:, None]).softmax(dim=1).amax(dim=1)
+        assert torch.allclose(cooled["certainty"], expected, atol=1e-5)
+
+
+def test_a_temperature_that_is_none_is_refused(weights, tmp_path):
+    save(replace(load(weights), temperatures={"plain": {"signs": 0.0}}), tmp_path / "cold.safetensors", {})
+    with pytest.raises(ModelError, match="metadata do not tell what to build"):
+        load(tmp_path / "cold.safetensors")
+
+
+def test_a_point_in_eight_bits_rounds_and_leaves_the_others_as_they_are(weights):
+    points = [{"name": "full", "accuracy": 0.9}, {"name": "rounded", "accuracy": 0.9, "precision": "INT8"}]
+    both, alone = load_model(spec(weights, operatingPoints=points)), load_model(spec(weights))
+    images = torch.randint(0, 256, (4, 1, 16, 16), dtype=torch.uint8)
+    full, rounded = (answers(both, name, images, [0, 1, 0, 1])["logits"] for name in ("full", "rounded"))
+    known = torch.isfinite(full)
+
+    assert torch.equal(full, answers(alone, "full", images, [0, 1, 0, 1])["logits"])
+    assert not torch.equal(rounded, full)
+    assert torch.allclose(rounded[known], full[known], atol=0.1 * float(full[known].abs().max()))
+    assert isinstance(both.network, ServedTransformer)
+    with pytest.raises(ModelError, match="INT8 is computed on cores alone"):
+        both.network.place(torch.device("meta"))

@@ -1,0 +1,170 @@
+"""What a cluster keeps otherwise than it was written: equal amounts are left alone, other changes are told of."""
+
+from typing import Any
+
+import pytest
+
+from tests.builders import a_pipeline_document, a_stage, a_variant
+from tests.operator_.scene import Site
+from trimtab_kubernetes import Cluster
+from trimtab_operator.reconciliation.object_diff import difference
+from trimtab_operator.reconciliation.write_errors import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
+from trimtab_pipelines.kubernetes_names import hosting_set_name
+
+SERVER = hosting_set_name("sample", "first", "small")
+
+
+class Changing:
+    """A cluster with a webhook that takes the lifecycle of containers away; it counts what is applied."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self.changes = cluster, True
+        self.applied: list[tuple[str, str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cluster, name)
+
+    async def apply(self, body: dict[str, Any], **options: Any) -> dict[str, Any]:
+        self.applied.append((body["kind"], body["metadata"]["name"]))
+        if self.changes and body["kind"] == "Deployment" and "template" in body.get("spec", {}):
+            pods = body["spec"]["template"]
+            kept = [
+                {key: value for key, value in container.items() if key != "lifecycle"}
+                for container in pods["spec"]["containers"]
+            ]
+            template = {**pods, "spec": {**pods["spec"], "containers": kept}}
+            body = {**body, "spec": {**body["spec"], "template": template}}
+        return await self._cluster.apply(body, **options)
+
+
+async def serve(site: Site) -> None:
+    await site.apply_pipeline()
+    await site.apply_profiles()
+    await site.apply_plan(1)
+    await site.settle()
+
+
+@pytest.mark.parametrize("memory", ["500M", "1G", "1Ti"])
+async def test_amounts_that_the_cluster_spells_otherwise_are_written_once(
+    cluster: Cluster, namespace: str, memory: str
+) -> None:
+    variant = a_variant("small", resources={"cpu": "0.3333", "memory": memory})
+    document = a_pipeline_document([a_stage(variants=[variant])], router={"resources": {"memory": memory}})
+    site = Site(cluster, namespace, document)
+    await serve(site)
+    found = await cluster.get("Deployment", namespace, SERVER)
+
+    assert found is not None
+    requests = found["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]
+    assert requests["cpu"] == "334m", "the cluster's own spelling, or nothing is tested here"
+    assert await site.look() == 0
+    assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
+
+
+async def test_what_a_webhook_changes_is_written_now_and_then_and_told_of(cluster: Cluster, namespace: str) -> None:
+    changing = Changing(cluster)
+    site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
+    site.controller._cluster = site.controller._writer._cluster = changing  # type: ignore[assignment]
+    await serve(site)
+
+    assert changing.applied.count(("Deployment", SERVER)) == 1, "its clock stood still: once is enough"
+    assert (await site.conditions())["ObjectsWritten"] == ("False", "NotTaken")
+    said = await site.message("ObjectsWritten")
+    assert said.startswith(f"Deployment {SERVER} does not take spec.template.spec.containers[model-server].lifecycle:")
+    assert await site.replicas() == {"small": 1}
+    outcome = await site.controller.reconcile((namespace, "sample"))
+    assert outcome.writes == 0
+    assert outcome.again_seconds is not None
+    assert 0 < outcome.again_seconds <= FIRST_PAUSE_SECONDS
+
+    site.ahead_seconds += FIRST_PAUSE_SECONDS
+    await site.settle()
+    assert changing.applied.count(("Deployment", SERVER)) == 2
+
+    changing.changes = False
+    site.ahead_seconds += LONGEST_PAUSE_SECONDS
+    await site.settle()
+    assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
+
+
+class OlderDefinition:
+    """A cluster whose resource definitions know no `url` in a status, so that it takes that away."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self.written = cluster, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cluster, name)
+
+    async def apply(self, body: dict[str, Any], **options: Any) -> dict[str, Any]:
+        if options.get("subresource") == "status" and body["kind"] == "InferencePipeline":
+            self.written += 1
+            body = {**body, "status": {key: value for key, value in body["status"].items() if key != "url"}}
+        return await self._cluster.apply(body, **options)
+
+
+async def test_a_status_that_is_kept_otherwise_is_written_once_for_each_news(cluster: Cluster, namespace: str) -> None:
+    older = OlderDefinition(cluster)
+    site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
+    site.controller._cluster = site.controller._writer._cluster = older  # type: ignore[assignment]
+    await serve(site)
+    before = older.written
+
+    assert await site.look() == 0
+    assert older.written == before
+    await site.apply_plan(2)
+    await site.settle()
+    assert older.written > before
+    assert await site.look() == 0
+
+
+@pytest.mark.parametrize(("cores", "since"), [("many", "2026-01-01T00:00:00Z"), ("2", "soon")])
+async def test_room_that_another_hand_wrote_unreadably_is_judged_anew(
+    cluster: Cluster, namespace: str, cores: str, since: str
+) -> None:
+    site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
+    await serve(site)
+    status: dict[str, Any] = {"apiVersion": "trimtab.dev/v1alpha1", "kind": "InferencePipeline"}
+    status |= {"metadata": {"name": "sample", "namespace": namespace}}
+    status |= {"status": {"schedulable": {"cores": cores, "since": since}}}
+    await cluster.apply(status, manager="somebody", subresource="status")
+    await site.settle()
+
+    assert (await site.conditions())["PlanApplied"][0] == "True"
+
+
+async def test_what_somebody_puts_right_meanwhile_is_told_of_no_more(cluster: Cluster, namespace: str) -> None:
+    """Nothing has to be written then, and nothing is to be tried again at once, for ever."""
+    changing = Changing(cluster)
+    site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
+    site.controller._cluster = site.controller._writer._cluster = changing  # type: ignore[assignment]
+    await serve(site)
+    lifecycle = {"preStop": {"sleep": {"seconds": 5}}}
+    containers = [{"name": "model-server", "lifecycle": lifecycle}]
+    patch: dict[str, Any] = {"apiVersion": "apps/v1", "kind": "Deployment"}
+    patch["metadata"] = {"name": SERVER, "namespace": namespace}
+    await cluster.apply({**patch, "spec": {"template": {"spec": {"containers": containers}}}}, manager="somebody")
+    await site.settle()
+
+    assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
+    outcome = await site.controller.reconcile((namespace, "sample"))
+    assert outcome.again_seconds is None
+
+
+@pytest.mark.parametrize(
+    ("live", "wanted", "path"),
+    [
+        ({"limits": {"memory": "500M"}}, {"limits": {"memory": "500000000"}}, None),
+        ({"limits": {"memory": "500M"}}, {"limits": {"memory": "500Mi"}}, "limits.memory"),
+        ({"requests": {"cpu": "334m"}}, {"requests": {"cpu": "333.3m"}}, None),
+        ({"requests": {"cpu": "334m"}}, {"requests": {"cpu": "332.9m"}}, "requests.cpu"),
+        ({"limits": {"memory": "none"}}, {"limits": {"memory": "500M"}}, "limits.memory"),
+        ({"labels": {"version": "1.0"}}, {"labels": {"version": "1"}}, "labels.version"),
+        ({"ports": [{"name": "b"}]}, {"ports": [{"name": "a", "port": 1}]}, "ports[a]"),
+        ({"args": ["a"]}, {"args": ["a", "b"]}, "args"),
+        ({"args": None}, {"args": []}, None),
+        (None, {"spec": {"a": ""}}, ""),
+    ],
+)
+def test_only_amounts_are_compared_as_numbers(live: Any, wanted: Any, path: str | None) -> None:
+    assert difference(live, wanted) == path

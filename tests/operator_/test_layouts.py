@@ -1,0 +1,84 @@
+"""A plan that does without encoders, and one that has them again, made true by the operator."""
+
+from typing import Any
+
+import pytest
+
+from tests.operator_.scene import Site
+from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline, laid_out
+from trimtab_kubernetes import Cluster, Rejected
+from trimtab_operator.reconciliation.conditions import StageProgress, route_ready, stages_ready
+from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER
+
+
+def a_document() -> dict[str, Any]:
+    document = a_choosing_pipeline().model_dump(mode="json", by_alias=True, exclude_none=True)
+    document["spec"]["stages"][1]["hosting"] = "Separate"
+    return document
+
+
+async def publish(site: Site, *, apart: bool, generation: int) -> None:
+    plan = laid_out(site.pipeline, apart=apart, generation=generation)
+    written = plan.model_dump(mode="json", by_alias=True, exclude_none=True)
+    written["metadata"] = {"name": site.name, "namespace": site.namespace}
+    written["spec"]["explanation"] = {"change": f"why plan {generation}", "layout": "one of two"}
+    await site.cluster.apply(written, manager=ADAPTER_MANAGER)
+
+
+async def running(site: Site) -> dict[str, int]:
+    """Replicas by stage and hosting group, of those that are there."""
+    found = (await site.cluster.list("Deployment", site.namespace)).items
+    return {
+        f"{labels['trimtab.dev/stage']} {labels['trimtab.dev/hosting']}": each["spec"]["replicas"]
+        for each in found
+        for labels in [each["metadata"].get("labels", {})]
+        if "trimtab.dev/hosting" in labels
+    }
+
+
+@pytest.fixture
+async def site(cluster: Cluster, namespace: str) -> Site:
+    """A pipeline whose images are read whole."""
+    made = Site(cluster, namespace, a_document())
+    await made.apply_pipeline()
+    await made.apply_profiles()
+    await publish(made, apart=False, generation=1)
+    await made.settle()
+    return made
+
+
+async def test_a_stage_without_replicas_is_ready(site) -> None:
+    assert await running(site) == {"encode small": 0, f"text {WHOLE}": 1}
+    assert (await site.conditions())["StagesReady"] == ("True", "AllReady")
+    assert (await site.conditions())["RouteReady"] == ("True", "RouterReady")
+    assert await site.good_plan() == 1
+
+
+async def test_encoders_come_with_who_pulls_and_go_once_whole_readers_are_ready(site) -> None:
+    await publish(site, apart=True, generation=2)
+    await site.settle()
+    assert await running(site) == {"encode small": 1, f"text {PULLS}": 1, f"text {WHOLE}": 0}
+
+    await publish(site, apart=False, generation=3)
+    await site.look()
+    assert await running(site) == {"encode small": 1, f"text {PULLS}": 1, f"text {WHOLE}": 1}
+    await site.settle()
+    assert await running(site) == {"encode small": 0, f"text {PULLS}": 0, f"text {WHOLE}": 1}
+
+
+async def test_the_api_server_refuses_a_whole_variant_where_nothing_is_pulled(cluster, namespace) -> None:
+    document = a_document()
+    text = document["spec"]["stages"][1]
+    text["inputs"] = [each for each in text["inputs"] if each["name"] != "references"]
+    document["metadata"]["namespace"] = namespace
+    with pytest.raises(Rejected, match="a variant is whole only in a stage that writes"):
+        await cluster.apply(document, manager="user")
+
+
+def test_what_is_not_wanted_is_not_missed() -> None:
+    idle = StageProgress("encode", wanted=0, ready=0, serving=0)
+    served, gone = StageProgress("text", 1, 1, 1), StageProgress("text", 1, 0, 0)
+
+    assert stages_ready([idle, served]).status == "True"
+    assert route_ready([], 1, [idle, served]).status == "True"
+    assert stages_ready([idle, gone]).message == "no replica is ready yet in: text"

@@ -1,0 +1,419 @@
+"""What is written, compared with files that people can read. TRIMTAB_UPDATE_GOLDEN=1 writes them anew."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.builders import a_pipeline, a_pipeline_document, a_plan, a_point_profile, a_profile, a_stage, a_variant
+from tests.definitions import define
+from tests.operator_.scene import SETTINGS, Site
+from tests.operator_.test_chat_manifests import chatting, engine
+from trimtab_kubernetes import Cluster
+from trimtab_operator.manifests.hosting_sets import deployment, hosting_set_budget, memory_bytes, service
+from trimtab_operator.manifests.network_policies import network_policies
+from trimtab_operator.manifests.profile_jobs import profile_job, profiler_account
+from trimtab_operator.manifests.routers import router_objects, trimmed
+from trimtab_operator.manifests.seldon import seldon_deployment
+from trimtab_operator.reconciliation.object_diff import contains
+from trimtab_operator.settings import Settings
+from trimtab_pipelines.edge_settings import EdgeSettings, Identity, Tls
+from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, missing_tasks, profile_tasks
+from trimtab_pipelines.replica_groups import hosting_groups
+from trimtab_pipelines.spec import InferencePipeline
+
+GOLDEN = Path(__file__).parents[1] / "data" / "operating"
+GPU = {
+    "nodeSelector": {"gpu": "l4"},
+    "runtimeClassName": "nvidia",
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+}
+VARIANTS = [
+    a_variant("small", secretName="bucket", resources={"cpu": "500m", "memory": "256Mi"}),
+    a_variant("medium", secretName="bucket", resources={"cpu": "500m", "memory": "1Gi"}),
+    a_variant("large", resources={"cpu": "2", "memory": "4Gi", "gpu": 1}, **GPU),
+    {
+        "name": "own",
+        "accuracy": 0.9,
+        "container": {"image": "triton:1", "args": ["--models=/m"], "env": {"LOG": "1"}, "port": 8000},
+        "resources": {"cpu": "1", "memory": "2Gi"},
+    },
+]
+
+
+def a_document() -> dict[str, Any]:
+    document = a_pipeline_document([a_stage(variants=VARIANTS)], budget={"cores": "8", "gpus": 1})
+    document["metadata"] |= {"namespace": "team", "uid": "1234", "generation": 1}
+    return document
+
+
+PIPELINE = InferencePipeline.model_validate(a_document())
+STAGE = PIPELINE.spec.stages[0]
+GROUPS = {variant.name: group for group in hosting_groups(STAGE) for variant in group.variants}
+
+
+IDENTITY = "/etc/trimtab-replicas"
+SECURE = replace(
+    SETTINGS,
+    edge=EdgeSettings(
+        tls=Tls(certificate="/etc/trimtab-tls/tls.crt", key="/etc/trimtab-tls/tls.key"),
+        keys_secret="callers",
+        replicas=Identity(
+            certificate=f"{IDENTITY}/tls.crt", key=f"{IDENTITY}/tls.key", ca=f"{IDENTITY}/ca.crt", name="replicas.team"
+        ),
+    ),
+    edge_image="registry/envoy:1",
+    edge_tls_secret="certificate",
+    edge_replicas_secret="identity",
+    edge_jwks_config_map="issuers",
+    otlp_collector="collector:4317",
+    admin_peers=({"podSelector": {"matchLabels": {"app": "prometheus"}}},),
+)
+
+
+def hosting_set(variant: str, settings: Settings = SETTINGS) -> list[dict[str, Any]]:
+    group = GROUPS[variant]
+    return [
+        deployment(PIPELINE, STAGE, group, settings, replicas=2, surge=True),
+        service(PIPELINE, STAGE, group, settings),
+        hosting_set_budget(PIPELINE, STAGE, group),
+    ]
+
+
+def router(settings: Settings) -> list[dict[str, Any]]:
+    """A router's objects; Envoy's own configuration has goldens of its own."""
+    written = router_objects(PIPELINE, a_plan(PIPELINE), settings, pod_monitor=True)
+    for one in written:
+        if one["kind"] == "ConfigMap":
+            one["data"]["envoy.json"] = sorted(json.loads(one["data"]["envoy.json"]))
+        if one["kind"] == "Deployment":
+            del one["spec"]["template"]["metadata"]["annotations"]["trimtab.dev/pipeline-hash"]
+    return written
+
+
+def profiling() -> list[dict[str, Any]]:
+    jobs = [profile_job(PIPELINE, task, SETTINGS) for task in profile_tasks(PIPELINE)]
+    return [*profiler_account(PIPELINE, SETTINGS), *jobs]
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("model-server", hosting_set("small")),
+        ("gpu", hosting_set("large")),
+        ("container", hosting_set("own")),
+        ("engine", engine()),
+        ("chatting", chatting()),
+        ("model-server-secure", hosting_set("small", SECURE)),
+        ("container-secure", hosting_set("own", SECURE)),
+        ("router", router(SETTINGS)),
+        ("router-secure", router(SECURE)),
+        ("isolation", network_policies(PIPELINE, SETTINGS)),
+        ("isolation-secure", network_policies(PIPELINE, SECURE)),
+        ("profiling", profiling()),
+        ("seldon", [seldon_deployment(PIPELINE, STAGE, GROUPS["small"], SETTINGS, replicas=2)]),
+        ("seldon-gpu", [seldon_deployment(PIPELINE, STAGE, GROUPS["large"], SETTINGS, replicas=1)]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_manifests_are_as_written_down(name: str, written: list[dict[str, Any]]) -> None:
+    path = GOLDEN / f"{name}.yaml"
+    if os.environ.get("TRIMTAB_UPDATE_GOLDEN") == "1":
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump_all(written, sort_keys=True, width=120))
+
+    assert list(yaml.safe_load_all(path.read_text())) == written
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, SECURE], ids=["plain", "guarded"])
+@pytest.mark.parametrize("variant", ["small", "own"])
+def test_a_service_names_the_port_of_its_pods_that_routers_call(variant: str, settings: Settings) -> None:
+    """By a number it would lose the pods of before, while a new template with another number comes."""
+    made, served, _ = hosting_set(variant, settings)
+    pod = made["spec"]["template"]["spec"]
+    (port,) = served["spec"]["ports"]
+    numbers = {
+        each["name"]: each["containerPort"]
+        for container in (*pod.get("initContainers", []), *pod["containers"])
+        for each in container.get("ports", [])
+    }
+
+    assert numbers[port["targetPort"]] == port["port"]
+
+
+@pytest.mark.parametrize(("latency", "seconds"), [("400ms", 60), ("45500ms", 76), ("120s", 150), ("1h", 630)])
+def test_pods_have_as_long_to_stop_as_an_answer_was_promised_to_take(latency: str, seconds: int) -> None:
+    document = a_document()
+    document["spec"]["slo"] = {"latency": latency}
+    pipeline = InferencePipeline.model_validate(document)
+    written = router_objects(pipeline, None, SETTINGS, pod_monitor=False)
+    for group in hosting_groups(pipeline.spec.stages[0]):
+        written.append(deployment(pipeline, pipeline.spec.stages[0], group, SETTINGS, replicas=1, surge=True))
+    pods = [one["spec"]["template"]["spec"] for one in written if one["kind"] == "Deployment"]
+
+    assert {pod["containers"][0]["name"] for pod in pods} == {"router", "model-server"}
+    assert {pod["terminationGracePeriodSeconds"] for pod in pods} == {seconds}
+
+
+def test_each_hosted_variant_adds_its_memory() -> None:
+    """512 MiB for the server itself, and what each variant asks for; those that ask for other things stand apart."""
+    assert memory_bytes(GROUPS["small"].variants) == (512 + 256) * 2**20
+    assert memory_bytes(GROUPS["own"].variants) == 2 * 2**30
+
+
+def test_a_pipeline_may_bring_an_image_with_families_of_its_own() -> None:
+    """Its model servers and its profiler run it, and what was measured with another image no longer counts."""
+    ours, theirs = a_pipeline(), a_pipeline(modelServerImage="registry/acme:1")
+    (stage,) = theirs.spec.stages
+    (group,) = hosting_groups(stage)
+    (before,), (task,) = profile_tasks(ours), profile_tasks(theirs)
+    pods = (deployment(theirs, stage, group, SETTINGS, replicas=1, surge=True), profile_job(theirs, task, SETTINGS))
+    images = [pod["spec"]["template"]["spec"]["containers"][0]["image"] for pod in pods]
+
+    assert images == ["registry/acme:1"] * 2
+    assert task.fingerprint != before.fingerprint
+
+
+def test_what_is_measured_is_what_the_user_says_of_its_inputs() -> None:
+    """The profiler reads it where the operator writes the pipeline for it, and measures anew where it is another."""
+    ours, theirs = a_pipeline(), a_pipeline()
+    theirs.metadata.annotations.update({"trimtab.dev/payloads": "x=frames", "kubectl.kubernetes.io/other": "y"})
+    (before,), (task,) = profile_tasks(ours), profile_tasks(theirs)
+
+    assert trimmed(theirs).metadata.annotations == {"trimtab.dev/payloads": "x=frames"}
+    assert task.fingerprint != before.fingerprint
+
+
+def test_a_tensor_of_another_shape_is_measured_anew_in_every_stage_that_reads_it() -> None:
+    def fingerprints(shape: list[int], answered: str = "FP32") -> list[str]:
+        first = a_stage(variants=[a_variant(nodeSelector={"disk": "ssd"})])
+        first["outputs"] = [{"name": "y", "datatype": answered, "shape": [1]}]
+        inputs = [{"name": "x", "datatype": "FP32", "shape": shape}]
+        spec = a_pipeline([first, a_stage("second", "first.outputs.y")], inputs=inputs)
+        return [task.fingerprint for task in profile_tasks(spec)]
+
+    first, second = fingerprints([4])
+    assert fingerprints([4]) == [first, second]
+    assert fingerprints([3, 512, 512])[0] != first
+    assert fingerprints([3, 512, 512])[1] == second
+    assert fingerprints([4], "FP64")[0] == first
+    assert fingerprints([4], "FP64")[1] != second
+
+
+def test_sizes_that_one_slo_left_out_are_measured_for_a_longer_one_and_for_no_other_reason() -> None:
+    """Their Job is another one, since that of before may still stand there for people to read its log."""
+
+    def within(latency: str) -> InferencePipeline:
+        return a_pipeline(slo={"latency": latency})
+
+    (task,) = profile_tasks(within("500ms"))
+    complete = a_profile("stage-0", [a_point_profile()])
+    complete.metadata.annotations[FINGERPRINT_ANNOTATION] = task.fingerprint
+    cut = complete.model_copy(update={"spec": complete.spec.model_copy(update={"longest_batch_seconds": 0.5})})
+
+    assert [missing_tasks(within(latency), [complete]) for latency in ("100ms", "500ms", "10s")] == [(), (), ()]
+    assert [missing_tasks(within(latency), [cut]) for latency in ("100ms", "500ms")] == [(), ()]
+    (again,) = missing_tasks(within("10s"), [cut])
+    assert again.fingerprint == task.fingerprint
+    names = {profile_job(within("500ms"), one, SETTINGS)["metadata"]["name"] for one in (task, again)}
+    assert len(names) == 2
+
+
+def test_each_secret_has_a_task_of_its_own() -> None:
+    """Two Secrets in one pod would set the same variables, and one of them would win."""
+    kinds = {"open": None, "one": "bucket-a", "other": "bucket-b", "also": "bucket-a"}
+    variants = [a_variant(name, **({"secretName": secret} if secret else {})) for name, secret in kinds.items()]
+    pipeline = a_pipeline([a_stage(variants=variants)])
+    tasks = profile_tasks(pipeline)
+    jobs = [profile_job(pipeline, task, SETTINGS) for task in tasks]
+    taken = [job["spec"]["template"]["spec"]["containers"][0].get("envFrom", []) for job in jobs]
+
+    assert [task.of_stage("first") for task in tasks] == [("open",), ("one", "also"), ("other",)]
+    assert len({task.name for task in tasks}) == len({job["metadata"]["name"] for job in jobs}) == 3
+    named = [[source["secretRef"]["name"] for source in sources] for sources in taken]
+    assert named == [[], ["bucket-a"], ["bucket-b"]]
+    assert all(source["prefix"] == "TRIMTAB_SECRET_" for sources in taken for source in sources)
+    unnamed = profile_tasks(a_pipeline([a_stage(variants=[a_variant("open")])]))
+    assert [task.name for task in unnamed] == [tasks[0].name]  # without a Secret all is as it was before there were any
+
+
+async def test_the_api_server_takes_every_manifest_and_adds_nothing_we_would_fight(
+    cluster: Cluster, namespace: str
+) -> None:
+    """What comes back contains all that was sent, in the form that was sent: else each pass would write again."""
+    document = a_document()
+    document["metadata"] = {"name": "sample", "namespace": namespace, "uid": "1234"}
+    pipeline = InferencePipeline.model_validate(document)
+    stage = pipeline.spec.stages[0]
+    manifests = [
+        *router_objects(pipeline, a_plan(pipeline), SETTINGS, pod_monitor=False),
+        *network_policies(pipeline, SETTINGS),
+    ]
+    for group in hosting_groups(stage):
+        manifests += [
+            deployment(pipeline, stage, group, SETTINGS, replicas=1, surge=True),
+            service(pipeline, stage, group, SETTINGS),
+        ]
+    manifests += [profile_job(pipeline, task, SETTINGS) for task in profile_tasks(pipeline)]
+    for manifest in manifests:
+        answer = await cluster.apply(manifest, manager="tests", dry_run=True)
+
+        assert contains(answer, manifest), manifest["kind"]
+
+
+def a_stand_in(kind: str, group: str, plural: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """A CustomResourceDefinition for a kind that no cluster here has."""
+    schema = {"type": "object", "properties": {"spec": spec}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"},
+            "versions": [
+                {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}},
+            ],
+        },
+    }
+
+
+ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+SELDON_SPEC = {
+    "type": "object",
+    "required": ["predictors"],
+    "properties": {
+        "name": {"type": "string"},
+        "protocol": {"type": "string", "enum": ["seldon", "tensorflow", "v2"]},
+        "replicas": {"type": "integer"},
+        "predictors": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name", "graph"],
+                "properties": {
+                    "name": {"type": "string"},
+                    "replicas": {"type": "integer"},
+                    "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
+                    "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+                    "graph": {
+                        "type": "object",
+                        "required": ["name"],
+                        "properties": {
+                            "name": {"type": "string"},
+                            "type": {"type": "string", "enum": ["MODEL", "ROUTER", "COMBINER", "TRANSFORMER"]},
+                            "children": {"type": "array", "items": ANYTHING},
+                        },
+                    },
+                    "componentSpecs": {
+                        "type": "array",
+                        "items": {"type": "object", "properties": {"metadata": ANYTHING, "spec": ANYTHING}},
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+@pytest.fixture
+async def seldon(cluster: Cluster) -> Any:
+    """A stand-in for Seldon's own definition, with the fields its documentation names."""
+    definition = a_stand_in("SeldonDeployment", "machinelearning.seldon.io", "seldondeployments", SELDON_SPEC)
+    await define(cluster, definition)
+    yield
+    await cluster.delete("CustomResourceDefinition", None, "seldondeployments.machinelearning.seldon.io")
+
+
+async def test_a_pipeline_for_seldon_gets_seldon_deployments(seldon: None, cluster: Cluster, namespace: str) -> None:
+    """In place of Deployments; Services for our routers as ever. A second look writes nothing."""
+    document = a_pipeline_document(1, deployer="SeldonDeployment")
+    site = Site(cluster, namespace, document)
+    await site.apply_pipeline()
+    await site.apply_profiles()
+    await site.apply_plan()
+
+    assert await site.look() > 0
+    made = (await cluster.list("SeldonDeployment", namespace)).items
+    assert len(made) == 1
+    assert made[0]["spec"]["replicas"] == 1
+    assert made[0]["spec"]["protocol"] == "v2"
+    assert await site.names("Deployment") == {"sample-router"}
+    assert made[0]["metadata"]["name"] in await site.names("Service")
+    assert await site.look() == 0
+
+
+async def test_a_switch_of_deployer_replaces_the_objects_once_the_new_ones_are_ready(
+    seldon: None, cluster: Cluster, namespace: str
+) -> None:
+    """The old pods bear the labels of the new ones, and serve until then; there and back."""
+    site = Site(cluster, namespace, a_pipeline_document(1))
+    site.machinery.seldon = True
+    await site.apply_pipeline()
+    await site.apply_profiles()
+    await site.apply_plan()
+    await site.settle()
+    name, before = next(iter(await site.names("Deployment") - {"sample-router"})), "Deployment"
+    for after in ("SeldonDeployment", "Deployment"):
+        site.document["spec"]["deployer"] = after
+        await site.apply_pipeline()
+        await site.look()
+        assert name in await site.names(after)
+        assert name in await site.names(before), "nothing of the new one is ready"
+        told = await site.conditions()
+        assert told["PlanApplied"] == ("Unknown", "Applying")
+        assert told["StagesReady"] == ("True", "RollingOut"), "the old one serves"
+        await site.machinery.step()
+        await site.look()
+        assert name in await site.names(after)
+        assert name not in await site.names(before)
+        assert name in await site.names("Service") & await site.names("PodDisruptionBudget")
+        assert (await site.conditions())["PlanApplied"][0] == "True"
+        await site.machinery.step()
+        before = after
+
+
+def test_all_that_envoy_looks_for_is_mounted_beside_it() -> None:
+    """A file that tells of its certificates and is not there would keep it from opening the door."""
+    written = router_objects(PIPELINE, a_plan(PIPELINE), SECURE, pod_monitor=False)
+    config = next(one["data"] for one in written if one["kind"] == "ConfigMap")
+    pod = next(one["spec"]["template"]["spec"] for one in written if one["kind"] == "Deployment")
+    folders = {mount["name"]: mount["mountPath"] for mount in pod["initContainers"][0]["volumeMounts"]}
+
+    looked_for = [Path(path) for path in _values_of("path", json.loads(config["envoy.json"])) if path.endswith(".json")]
+    told = [json.loads(config[path.name]) for path in looked_for]
+    certificates = [Path(name) for one in told for name in _values_of("filename", one)]
+
+    assert {path.parent for path in looked_for} == {Path(folders["config"])}
+    assert {path.parent for path in certificates} == {Path(folders["tls"])}
+
+
+def _values_of(key: str, document: Any) -> list[str]:
+    """The strings that stand under a key, wherever in the document."""
+    if isinstance(document, list):
+        return [value for one in document for value in _values_of(key, one)]
+    if not isinstance(document, dict):
+        return []
+    own = [document[key]] if isinstance(document.get(key), str) else []
+    return own + [value for one in document.values() for value in _values_of(key, one)]
+
+
+def test_a_task_more_is_another_template_so_that_replicas_are_replaced():
+    def deployed(**changes: Any) -> dict[str, Any]:
+        document = a_pipeline_document([a_stage(variants=[a_variant(**changes)])])
+        pipeline = InferencePipeline.model_validate(document)
+        (stage,) = pipeline.spec.stages
+        return deployment(pipeline, stage, hosting_groups(stage)[0], SETTINGS, replicas=1, surge=False)
+
+    task = {"name": "late", "storageUri": "s3://models/late.safetensors", "utility": 0.5}
+    before, after = deployed(), deployed(tasks=[task])
+    (container,) = after["spec"]["template"]["spec"]["containers"]
+    (model,) = json.loads(next(one["value"] for one in container["env"] if one["name"] == "TRIMTAB_MODELS"))
+
+    assert model["tasks"] == [task]
+    assert before["spec"]["template"] != after["spec"]["template"]

@@ -1,0 +1,389 @@
+"""The operator against a real API server: what it writes, puts right, and leaves alone."""
+
+import pytest
+
+from tests.builders import a_pipeline_document, a_stage, a_variant
+from tests.operator_.scene import Site
+from trimtab_kubernetes import Cluster
+from trimtab_operator.reconciliation.plan_history import RETRY_SECONDS
+from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER, hosting_set_name, router_name
+
+
+@pytest.fixture
+def site(cluster: Cluster, namespace: str) -> Site:
+    """A pipeline of one stage with two variants, each hosted by itself."""
+    variants = [a_variant("small"), a_variant("large", accuracy=0.95)]
+    return Site(cluster, namespace, a_pipeline_document([a_stage(variants=variants, hosting="Separate")]))
+
+
+@pytest.fixture
+async def serving(site: Site) -> Site:
+    """The same, serving its first plan with the small variant."""
+    await site.apply_pipeline()
+    await site.apply_profiles()
+    await site.apply_plan(1)
+    await site.settle()
+    return site
+
+
+async def test_a_pipeline_without_profile_gets_one_first(site) -> None:
+    """Before anything is planned a Job measures, visibly; the router is there already."""
+    await site.apply_pipeline()
+
+    assert await site.look() > 0
+    jobs = await site.names("Job")
+    assert len(jobs) == 1
+    assert (await site.conditions())["ProfilesReady"] == ("False", "Profiling")
+    assert (await site.conditions())["PlanApplied"] == ("False", "AwaitingPlan")
+    assert (await site.status())["reason"] == "Profiling"
+    assert jobs.pop() in await site.message("ProfilesReady")
+    assert await site.names("Deployment") == {"sample-router"}
+    assert await site.names("ServiceAccount") == {"sample-router", "sample-profiler"}
+
+
+async def test_a_measured_pipeline_needs_no_job_and_no_account_for_it(serving) -> None:
+    assert await serving.names("Job") == set()
+    assert await serving.names("ServiceAccount") == {"sample-router"}
+
+
+async def test_a_plan_becomes_true(serving) -> None:
+    """Replicas, the Service routers find them by, the plan routers start from, status and one Event."""
+    name = hosting_set_name("sample", "first", "small")
+    service = await serving.cluster.get("Service", serving.namespace, name)
+    status = await serving.status()
+
+    assert await serving.replicas() == {"small": 1}
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["metadata"]["labels"]["variant.trimtab.dev/small"] == "true"
+    assert await serving.good_plan() == 1
+    assert set((await serving.conditions()).values()) == {
+        ("True", reason) for reason in ("Ready", "AllWritten", "AllProfiled", "Applied", "AllReady", "RouterReady")
+    }
+    assert status["url"] == f"http://sample-router.{serving.namespace}.svc:8080"
+    assert status["planGeneration"] == 1
+    assert status["cores"] == "1"
+    assert status["stages"][0]["readyReplicas"] == 1
+    assert await serving.events() == [("PlanApplied", "why plan 1")]
+    plan = await serving.cluster.get("PipelinePlan", serving.namespace, "sample")
+    assert plan["status"]["appliedGeneration"] == 1
+    assert plan["status"]["conditions"][0]["reason"] == "Applied"
+
+
+async def test_all_it_writes_belongs_to_the_pipeline(serving) -> None:
+    """Owner references let the cluster clear everything away with the pipeline."""
+    pipeline = await serving.cluster.get("InferencePipeline", serving.namespace, "sample")
+    kinds = [
+        "Deployment",
+        "Service",
+        "ConfigMap",
+        "ServiceAccount",
+        "RoleBinding",
+        "NetworkPolicy",
+        "PodDisruptionBudget",
+    ]
+    for kind in kinds:
+        found = (
+            await serving.cluster.list(kind, serving.namespace, f"app.kubernetes.io/managed-by={OPERATOR_MANAGER}")
+        ).items
+
+        assert found, kind
+        for item in found:
+            assert [owner["uid"] for owner in item["metadata"]["ownerReferences"]] == [pipeline["metadata"]["uid"]]
+            assert "finalizers" not in item["metadata"]
+
+
+async def test_with_nothing_to_do_it_writes_nothing(serving) -> None:
+    """Neither a second look nor a restarted operator writes."""
+    versions = await serving.versions()
+
+    assert await serving.look() == 0
+    serving.restart()
+    assert await serving.look() == 0
+    assert await serving.versions() == versions
+
+
+async def test_another_batch_size_touches_no_pod(serving) -> None:
+    """Only the plan routers start from, and status, are written."""
+    name = hosting_set_name("sample", "first", "small")
+    before = await serving.cluster.get("Deployment", serving.namespace, name)
+    await serving.apply_plan(2, batchSize=16)
+    await serving.settle()
+    after = await serving.cluster.get("Deployment", serving.namespace, name)
+
+    assert after["metadata"]["generation"] == before["metadata"]["generation"]
+    assert await serving.good_plan() == 2
+    assert (await serving.status())["stages"][0]["batchSize"] == 16
+
+
+async def test_a_change_of_variant_makes_before_it_breaks(serving) -> None:
+    """The old replica stays until the new one is ready."""
+    await serving.apply_plan(2, variant="large")
+    await serving.look()
+
+    assert await serving.replicas() == {"small": 1, "large": 1}
+    assert (await serving.conditions())["PlanApplied"] == ("Unknown", "Applying")
+    assert (await serving.conditions())["StagesReady"] == ("True", "RollingOut")
+    assert await serving.good_plan() == 1
+
+    await serving.settle()
+
+    assert await serving.replicas() == {"small": 0, "large": 1}
+    assert await serving.good_plan() == 2
+    assert [reason for reason, _ in await serving.events()] == ["PlanApplied", "PlanApplied"]
+
+
+async def test_room_is_free_only_once_a_pod_is_gone(serving) -> None:
+    """A pod that drains still counts: what follows it waits for its end."""
+    serving.document["spec"]["budget"] = {"cores": "1"}
+    await serving.apply_pipeline()
+    serving.machinery.drains = False
+    await serving.apply_plan(2, variant="large")
+    for _ in range(3):
+        await serving.look()
+        await serving.machinery.step()
+
+    assert await serving.replicas() == {"small": 0, "large": 0}
+
+    serving.machinery.drains = True
+    for pod in (await serving.cluster.list("Pod", serving.namespace)).items:
+        if "deletionTimestamp" in pod["metadata"]:
+            await serving.machinery.end(pod)
+    await serving.settle()
+
+    assert await serving.replicas() == {"small": 0, "large": 1}
+
+
+async def test_puts_right_what_was_edited_or_deleted_by_hand(serving) -> None:
+    """Whatever the field and whoever took it."""
+    name, router = hosting_set_name("sample", "first", "small"), router_name("sample")
+    deployment = await serving.cluster.get("Deployment", serving.namespace, name)
+    deployment["spec"]["replicas"] = 7
+    deployment["spec"]["template"]["spec"]["containers"][0]["image"] = "somebody/elses:1"
+    del deployment["metadata"]["labels"]["variant.trimtab.dev/small"]
+    await serving.cluster.replace(deployment, manager="kubectl-edit")
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": router, "namespace": serving.namespace}}
+    await serving.cluster.apply({**body, "data": {"plan.json": "{}"}}, manager="somebody")
+    for kind, gone in (
+        ("Service", name),
+        ("PodDisruptionBudget", name),
+        ("Deployment", router),
+        ("NetworkPolicy", router),
+    ):
+        assert await serving.cluster.delete(kind, serving.namespace, gone)
+    await serving.settle()
+    after = await serving.cluster.get("Deployment", serving.namespace, name)
+
+    assert after["spec"]["replicas"] == 1
+    assert after["spec"]["template"]["spec"]["containers"][0]["image"] == "model-server:1"
+    assert after["metadata"]["labels"]["variant.trimtab.dev/small"] == "true"
+    assert {name, router} <= await serving.names("Service") & await serving.names("PodDisruptionBudget")
+    assert router in await serving.names("NetworkPolicy")
+    assert await serving.conditions() == await serving.conditions() | {"Ready": ("True", "Ready")}
+
+
+async def test_fields_of_others_stay(serving) -> None:
+    """A label somebody added is none of the operator's business."""
+    name = hosting_set_name("sample", "first", "small")
+    metadata = {"name": name, "namespace": serving.namespace, "labels": {"team": "vision"}}
+    body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata}
+    await serving.cluster.apply(body, manager="somebody")
+
+    assert await serving.look() == 0
+    found = await serving.cluster.get("Deployment", serving.namespace, name)
+    assert found["metadata"]["labels"]["team"] == "vision"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"variant": "huge"}, "huge"), ({"replicas": 100}, "100 cores"), ({"operatingPoint": "none"}, "none")],
+)
+async def test_a_broken_plan_is_refused_and_the_last_good_one_serves_on(serving, changes, says) -> None:
+    await serving.apply_plan(2, **changes)
+    await serving.settle()
+
+    assert (await serving.conditions())["PlanApplied"] == ("False", "PlanRejected")
+    assert (await serving.conditions())["StagesReady"] == ("True", "AllReady")
+    assert says in await serving.message("PlanApplied")
+    assert await serving.replicas() == {"small": 1}
+    assert await serving.good_plan() == 1
+    assert "PlanRejected" in [reason for reason, _ in await serving.events()]
+
+
+async def test_an_advisory_plan_is_ignored(site) -> None:
+    await site.apply_pipeline()
+    await site.apply_profiles()
+    await site.apply_plan(1)
+    plan = await site.cluster.get("PipelinePlan", site.namespace, "sample")
+    plan["metadata"]["labels"] = {"trimtab.dev/advisory": "true"}
+    await site.cluster.replace(plan, manager="tests")
+    await site.settle()
+
+    assert await site.replicas() == {}
+    assert (await site.conditions())["PlanApplied"] == ("False", "AwaitingPlan")
+
+
+async def test_a_plan_that_never_gets_ready_is_given_up(serving) -> None:
+    """The reason is told at once; after the timeout the last good plan is made true again, for good."""
+    serving.document["spec"]["stages"][0]["variants"][1] |= {
+        "family": "",
+        "storageUri": "",
+        "container": {"image": "no/such:image"},
+    }
+    serving.machinery.broken_images = {"no/such:image"}
+    await serving.apply_pipeline()
+    await serving.apply_profiles()
+    await serving.apply_plan(2, variant="large")
+    await serving.settle()
+
+    assert (await serving.conditions())["StagesReady"] == ("False", "ImagePullFailed")
+    assert "no/such:image" in await serving.message("StagesReady")
+    assert await serving.replicas() == {"small": 1, "large": 1}
+
+    serving.ahead_seconds = 301.0 + 120.0
+    await serving.settle()
+
+    assert await serving.replicas() == {"small": 1, "large": 0}
+    assert (await serving.conditions())["PlanApplied"] == ("False", "ReadyTimeout")
+    assert (await serving.conditions())["StagesReady"] == ("True", "AllReady")
+    assert await serving.good_plan() == 1
+
+    serving.restart()
+    assert await serving.look() == 0
+
+    serving.ahead_seconds += RETRY_SECONDS + 1.0
+    await serving.look()
+    assert await serving.replicas() == {"small": 1, "large": 1}
+
+
+async def test_tells_what_found_room_where_nodes_are_too_small(serving) -> None:
+    """A replica without a node is given up after the grace; more is tried after a while."""
+    serving.machinery.cores = 2.1  # the router's tenth, and two replicas
+    await serving.apply_plan(2, replicas=3)
+    await serving.settle()
+
+    assert (await serving.status()).get("schedulable") is None
+    assert (await serving.conditions())["StagesReady"] == ("False", "Unschedulable")
+
+    serving.ahead_seconds = 11.0 + 120.0
+    await serving.settle()
+
+    assert (await serving.status())["schedulable"]["cores"] == "2"
+    assert (await serving.conditions())["PlanApplied"] == ("False", "Unschedulable")
+    assert await serving.replicas() == {"small": 1}
+
+    await serving.apply_plan(3, replicas=2)
+    await serving.settle()
+
+    assert (await serving.conditions())["Ready"] == ("True", "Ready")
+    assert (await serving.status())["schedulable"]["cores"] == "2"
+
+    serving.ahead_seconds += RETRY_SECONDS + 1.0
+    await serving.settle()
+
+    assert "schedulable" not in await serving.status()
+    assert await serving.replicas() == {"small": 2}
+
+
+async def test_the_last_replica_of_a_stage_waits_for_the_room_of_one_that_leaves(serving) -> None:
+    """A pod that drains holds its place on a full node for longer than the grace."""
+    machinery = serving.machinery
+    machinery.cores, machinery.drains = 1.1, False
+    deployment = next(iter((await serving.cluster.list("Deployment", serving.namespace, "trimtab.dev/stage")).items))
+    leaving = (await machinery.pods(deployment))[0]
+    await machinery.end(leaving)
+    await serving.settle()
+    serving.ahead_seconds = 60.0 + 120.0
+    await serving.settle()
+
+    assert await serving.replicas() == {"small": 1}
+    assert (await serving.status()).get("schedulable") is None
+
+    machinery.drains = True
+    await machinery.end(leaving)
+    await serving.settle()
+
+    assert await serving.replicas() == {"small": 1}
+
+
+async def test_a_paused_pipeline_keeps_its_plan(serving) -> None:
+    serving.document["spec"]["mode"] = "Paused"
+    await serving.apply_pipeline()
+    await serving.apply_plan(2, replicas=2)
+    await serving.settle()
+
+    assert await serving.replicas() == {"small": 1}
+    assert (await serving.conditions())["PlanApplied"] == ("True", "Paused")
+
+
+async def test_a_changed_pipeline_rolls_its_router_and_clears_away_what_is_gone(serving) -> None:
+    """A variant that is dropped takes its Deployment with it once another serves."""
+    name = hosting_set_name("sample", "first", "small")
+    before = await serving.cluster.get("Deployment", serving.namespace, "sample-router")
+    del serving.document["spec"]["stages"][0]["variants"][0]
+    await serving.apply_pipeline()
+    await serving.apply_profiles()
+    await serving.settle()
+
+    assert (await serving.conditions())["PlanApplied"] == ("False", "PlanRejected")
+    assert await serving.replicas() == {"small": 1}
+
+    await serving.apply_plan(2)
+    await serving.settle()
+    after = await serving.cluster.get("Deployment", serving.namespace, "sample-router")
+
+    assert await serving.replicas() == {"large": 1}
+    assert name not in await serving.names("Service") | await serving.names("PodDisruptionBudget")
+    assert after["spec"]["template"]["metadata"] != before["spec"]["template"]["metadata"]
+
+
+async def test_a_budget_alone_restarts_nothing(serving) -> None:
+    serving.document["spec"]["budget"] = {"cores": "6"}
+    before = await serving.cluster.get("Deployment", serving.namespace, "sample-router")
+    await serving.apply_pipeline()
+    await serving.settle()
+    after = await serving.cluster.get("Deployment", serving.namespace, "sample-router")
+
+    assert after["metadata"]["generation"] == before["metadata"]["generation"]
+
+
+async def test_a_pipeline_that_cannot_be_read_says_so(serving) -> None:
+    """What only our own checks find is a condition; what runs stays."""
+    serving.document["spec"]["budget"] = {"cores": "10m"}
+    await serving.apply_pipeline()
+    await serving.settle()
+
+    assert (await serving.conditions())["Ready"] == ("False", "InvalidSpec")
+    assert "budget.cores" in await serving.message("Ready")
+    assert await serving.replicas() == {"small": 1}
+
+
+async def test_conditions_of_the_adapter_stay_and_count(serving) -> None:
+    """Ready is the sum of all conditions; each has one writer."""
+    condition = {
+        "type": "MetricsAvailable",
+        "status": "False",
+        "reason": "Stale",
+        "message": "look at Prometheus",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    metadata = {"name": "sample", "namespace": serving.namespace}
+    body = {"apiVersion": "trimtab.dev/v1alpha1", "kind": "InferencePipeline", "metadata": metadata}
+    await serving.cluster.apply(
+        {**body, "status": {"conditions": [condition], "rps": "12"}}, manager="trimtab-adapter", subresource="status"
+    )
+    await serving.settle()
+
+    assert (await serving.conditions())["Ready"] == ("False", "Stale")
+    assert (await serving.conditions())["MetricsAvailable"] == ("False", "Stale")
+    assert (await serving.status())["rps"] == "12"
+
+
+async def test_a_pipeline_of_the_same_name_starts_anew(serving) -> None:
+    """Objects of the one before it, not cleared away yet, are not taken for its own."""
+    await serving.cluster.delete("InferencePipeline", serving.namespace, "sample")
+    await serving.apply_pipeline()
+    await serving.look()
+    pipeline = await serving.cluster.get("InferencePipeline", serving.namespace, "sample")
+    deployment = await serving.cluster.get("Deployment", serving.namespace, "sample-router")
+
+    assert {owner["uid"] for owner in deployment["metadata"]["ownerReferences"]} >= {pipeline["metadata"]["uid"]}

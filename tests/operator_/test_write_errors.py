@@ -1,0 +1,223 @@
+"""Objects of others, and manifests the cluster refuses: told of in a condition, harmless to everything else."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.builders import a_pipeline_document, a_stage, a_variant
+from tests.operator_.scene import SETTINGS, Site
+from trimtab_kubernetes import Cluster
+from trimtab_operator.applier import SCALE_MANAGER
+from trimtab_operator.reconciliation.write_errors import LONGEST_PAUSE_SECONDS
+from trimtab_pipelines.kubernetes_names import MANAGED_BY, OPERATOR_MANAGER, PIPELINE_LABEL, hosting_set_name
+
+CURE = "rename or delete it, or name the pipeline otherwise"
+SELECTOR = {"app": "somebody-elses"}
+
+
+@pytest.fixture
+def site(cluster: Cluster, namespace: str) -> Site:
+    """A pipeline of one stage with two variants, each hosted by itself."""
+    variants = [a_variant("small"), a_variant("large", accuracy=0.95)]
+    return Site(cluster, namespace, a_pipeline_document([a_stage(variants=variants, hosting="Separate")]))
+
+
+async def a_strangers(site: Site, kind: str, name: str, **metadata: Any) -> dict[str, Any]:
+    """Let somebody else have an object of a name that the operator wants."""
+    bodies: dict[str, dict[str, Any]] = {
+        "Service": {"spec": {"selector": SELECTOR, "ports": [{"port": 80}]}},
+        "ConfigMap": {"data": {"theirs": "1"}},
+        "ServiceAccount": {},
+        "NetworkPolicy": {"spec": {"podSelector": {"matchLabels": SELECTOR}}},
+        "Deployment": {
+            "spec": {
+                "selector": {"matchLabels": SELECTOR},
+                "template": {
+                    "metadata": {"labels": SELECTOR},
+                    "spec": {"containers": [{"name": "theirs", "image": "theirs:1"}]},
+                },
+            }
+        },
+    }
+    versions = {"NetworkPolicy": "networking.k8s.io/v1", "Deployment": "apps/v1"}
+    named: dict[str, Any] = {"apiVersion": versions.get(kind, "v1"), "kind": kind}
+    named["metadata"] = {"name": name, "namespace": site.namespace, **metadata}
+    return await site.cluster.create({**named, **bodies[kind]}, manager="kubectl-create")
+
+
+def _by_its_owner(found: dict[str, Any]) -> tuple[Any, ...]:
+    """All of an object but its status, which is the cluster's."""
+    metadata = found["metadata"]
+    marks = (metadata.get(name) for name in ("uid", "labels", "ownerReferences", "generation"))
+    return (*marks, found.get("spec"), found.get("data"))
+
+
+@pytest.mark.parametrize("kind", ["Service", "ConfigMap", "ServiceAccount", "NetworkPolicy", "Deployment"])
+async def test_nothing_is_written_over_what_somebody_else_made(site: Site, kind: str) -> None:
+    before = await a_strangers(site, kind, "sample-router")
+    await site.apply_pipeline()
+    await site.apply_profiles()
+    await site.apply_plan(1)
+    await site.settle()
+
+    after = await site.cluster.get(kind, site.namespace, "sample-router")
+    assert after is not None
+    assert _by_its_owner(after) == _by_its_owner(before)
+    assert (await site.conditions())["ObjectsWritten"] == ("False", "NotOurs")
+    said = await site.message("ObjectsWritten")
+    whose = "somebody else's" if kind == "ServiceAccount" else "one that kubectl-create made"
+    assert said == f"{kind} sample-router is not this pipeline's but {whose}: {CURE}"
+    assert (await site.conditions())["Ready"] == ("False", "NotOurs")
+    assert ("NotOurs", said) in await site.events()
+    # All the rest is there.
+    assert await site.replicas() == {"small": 1}
+    wanted = {"Service", "ConfigMap", "ServiceAccount", "NetworkPolicy", "Deployment", "RoleBinding"} - {kind}
+    for other in wanted:
+        assert "sample-router" in await site.names(other)
+
+
+async def test_once_it_is_out_of_the_way_ours_is_made(site: Site) -> None:
+    await a_strangers(site, "Service", "sample-router")
+    await site.apply_pipeline()
+    await site.settle()
+    assert await site.look() == 0, "it tries later, not again and again"
+    await site.cluster.delete("Service", site.namespace, "sample-router")
+    site.ahead_seconds += LONGEST_PAUSE_SECONDS
+    await site.settle()
+
+    found = await site.cluster.get("Service", site.namespace, "sample-router")
+    assert found is not None
+    assert found["spec"]["selector"]["trimtab.dev/pipeline"] == "sample"
+    assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
+
+
+async def test_deleting_the_pipeline_leaves_what_is_not_its_own(site: Site) -> None:
+    """The cluster clears away by owner: an object of somebody else must have none of ours."""
+    await a_strangers(site, "Service", "sample-router", labels={MANAGED_BY: OPERATOR_MANAGER, PIPELINE_LABEL: "other"})
+    await site.apply_pipeline()
+    await site.settle()
+    found = await site.cluster.get("Service", site.namespace, "sample-router")
+
+    assert found is not None
+    assert "ownerReferences" not in found["metadata"]
+    assert found["spec"]["selector"] == SELECTOR
+
+
+async def test_what_an_earlier_pipeline_of_this_name_left_over_is_taken_up(site: Site) -> None:
+    """As after a deletion that orphans: marked as ours, and nobody's."""
+    marks = {MANAGED_BY: OPERATOR_MANAGER, PIPELINE_LABEL: "sample"}
+    await a_strangers(site, "ConfigMap", "sample-router", labels=marks)
+    await site.apply_pipeline()
+    await site.settle()
+    found = await site.cluster.get("ConfigMap", site.namespace, "sample-router")
+
+    assert found is not None
+    assert [owner["name"] for owner in found["metadata"]["ownerReferences"]] == ["sample"]
+    assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
+
+
+async def test_an_object_replaced_by_anothers_of_the_same_name_is_not_written_over(site: Site) -> None:
+    """Between two looks, and not yet known here: told by its uid."""
+    await site.apply_pipeline()
+    await site.settle()
+    await site.cluster.delete("ConfigMap", site.namespace, "sample-router")
+    before = await a_strangers(site, "ConfigMap", "sample-router")
+    await site.apply_profiles()
+    await site.apply_plan(1)
+    found = await site.cluster.get("PipelinePlan", site.namespace, "sample")
+    assert found is not None
+    site.controller.store.objects.put(found)
+    await site.controller.reconcile((site.namespace, "sample"))
+    await site.settle()
+
+    assert await site.cluster.get("ConfigMap", site.namespace, "sample-router") == before
+    assert (await site.conditions())["ObjectsWritten"] == ("False", "NotOurs")
+
+
+async def test_a_manifest_the_cluster_refuses_stops_neither_the_rest_nor_the_status(
+    cluster: Cluster, namespace: str
+) -> None:
+    """A value our own checks let through: no label has a space."""
+    broken = a_stage("first", variants=[a_variant("small", nodeSelector={"gpu": "has space"})])
+    sound = a_stage("second", "first.outputs.y")
+    site = Site(cluster, namespace, a_pipeline_document([broken, sound]))
+    await site.apply_pipeline()
+    await site.apply_profiles()
+    await site.apply_plan(1)
+    await site.settle()
+
+    assert (await site.conditions())["ObjectsWritten"] == ("False", "WriteRejected")
+    said = await site.message("ObjectsWritten")
+    name = hosting_set_name("sample", "first", "small")
+    assert said.startswith(f"Deployment {name} was refused: ")
+    assert "has space" in said
+    assert hosting_set_name("sample", "second", "small") in await site.names("Deployment")
+    assert (await site.status())["observedGeneration"] == 1
+    assert await site.look() == 0
+
+    site.document["spec"]["stages"][0]["variants"][0]["nodeSelector"] = {"gpu": "l4"}
+    await site.apply_pipeline()
+    await site.apply_profiles()
+    await site.settle()
+    assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
+
+
+async def test_scaling_what_the_pipeline_describes_no_more_takes_its_other_fields_from_nobody(site: Site) -> None:
+    await site.apply_pipeline()
+    await site.apply_profiles()
+    await site.apply_plan(1)
+    await site.settle()
+    del site.document["spec"]["stages"][0]["variants"][0]
+    await site.apply_pipeline()
+    await site.apply_profiles()
+    name = hosting_set_name("sample", "first", "small")
+    before = await site.cluster.get("Deployment", site.namespace, name)
+    assert before is not None
+    await site.apply_plan(2)
+    site.machinery.drains = False  # so that it is still there once it is scaled to nothing
+    await site.settle()
+    after = await site.cluster.get("Deployment", site.namespace, name)
+
+    assert after is not None
+    assert after["spec"] == before["spec"] | {"replicas": 0}
+    owned = {entry["manager"]: entry["fieldsV1"] for entry in after["metadata"]["managedFields"]}
+    assert owned[SCALE_MANAGER] == {"f:spec": {"f:replicas": {}}}
+
+
+@pytest.mark.parametrize(("before", "after"), [("ClusterRole", "Role"), ("Role", "ClusterRole")])
+async def test_when_the_kind_of_the_roles_changes_the_bindings_follow(
+    cluster: Cluster, namespace: str, before: str, after: str
+) -> None:
+    """As when `namespaces` of the chart changes: no binding's role can be changed, only the binding replaced."""
+    site = Site(cluster, namespace, a_pipeline_document([a_stage()]), settings=replace(SETTINGS, role_kind=before))
+    await site.apply_pipeline()
+    await site.settle()
+    site.settings = replace(SETTINGS, role_kind=after)
+    site.restart()
+    await site.settle()
+    found = (await cluster.list("RoleBinding", namespace)).items
+
+    assert {binding["metadata"]["name"] for binding in found} == {"sample-router", "sample-profiler"}
+    assert {binding["roleRef"]["kind"] for binding in found} == {after}
+    assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
+
+
+async def test_a_profile_job_of_a_wrong_image_is_replaced_once_another_is_named(
+    cluster: Cluster, namespace: str
+) -> None:
+    """A Job's pods cannot be changed, and one whose image nobody has would stay for an hour."""
+    settings = replace(SETTINGS, model_server_image="bad")
+    site = Site(cluster, namespace, a_pipeline_document([a_stage()]), settings=settings)
+    await site.apply_pipeline()
+    await site.settle()
+    (before,) = await site.names("Job")
+    site.settings = replace(SETTINGS, model_server_image="good")
+    site.restart()
+    await site.settle()
+    (job,) = (await cluster.list("Job", namespace)).items
+
+    assert job["metadata"]["name"] == before, "who waits for a measurement knows the Job by its task"
+    assert job["spec"]["template"]["spec"]["containers"][0]["image"] == "good"
+    assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
+    assert (await site.conditions())["ProfilesReady"] == ("False", "Profiling")

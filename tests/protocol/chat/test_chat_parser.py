@@ -1,0 +1,67 @@
+"""A body is read in an order in which what is too much costs nothing."""
+
+import base64
+import time
+
+import pytest
+
+from tests.protocol.chat.test_data_urls import URL, body
+from tests.protocol.chat.test_image_header import a_file
+from trimtab_pipelines.chat_settings import ImageLimits
+from trimtab_protocol.chat.chat_parser import ImageInput, decoded, parse_chat
+from trimtab_protocol.chat.errors import InvalidChat
+
+BOUNDS = ImageLimits(size=2**16, most=2)
+
+
+def chat(written):
+    return b'{"model": "m", ' + written[1:]
+
+
+def a_url(file):
+    return "data:image/png;base64," + base64.b64encode(file).decode()
+
+
+def test_images_come_in_order_wherever_they_are():
+    file = a_file("PNG", 300, 200, mode="L")
+    read = parse_chat(chat(body(a_url(file), "https://store.example/a.png")), 1000, BOUNDS)
+
+    assert list(decoded(read, BOUNDS)) == [
+        file,
+        ImageInput("messages[0].content[2].image_url", None, "https://store.example/a.png"),
+    ]
+    assert abs(read.image_bytes - len(file)) < 32
+
+
+def test_a_short_data_url_is_one_too():
+    file = a_file("PNG", 1, 1, mode="L")
+    assert list(decoded(parse_chat(chat(body(a_url(file))), 1000, BOUNDS), BOUNDS)) == [file]
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        (body(URL, URL, URL), "more than 2 images"),
+        (body("u", "u", "u"), "has 3 images; send at most 2"),
+        (body("data:;base64," + "A" * 2**17), r"image_url has 98304 bytes; send at most 65536"),
+        (body(text=URL), "is a data URL; send images as image_url"),
+    ],
+)
+def test_what_is_refused_before_an_image_is_decoded(written, why):
+    with pytest.raises(InvalidChat, match=why):
+        parse_chat(chat(written), 1000, BOUNDS)
+
+
+def test_an_image_that_is_none_is_refused_by_its_place():
+    with pytest.raises(InvalidChat, match=r"messages\[0\].content\[1\].image_url is no PNG"):
+        list(decoded(parse_chat(chat(body(URL)), 1000, BOUNDS), BOUNDS))
+
+
+def test_a_large_body_costs_little_to_refuse():
+    url = "data:image/png;base64," + "A" * 2**20
+    large = chat(body(*[url] * 17))
+
+    began = time.process_time()
+    with pytest.raises(InvalidChat, match="more than 16 images"):
+        parse_chat(large, 2**20, ImageLimits())
+    assert time.process_time() - began < 0.05

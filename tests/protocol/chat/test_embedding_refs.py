@@ -1,0 +1,95 @@
+"""What router, replicas and profiler tell each other of encoded images goes through one type, there and back."""
+
+import json
+from hashlib import sha256
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from trimtab_model_servers.chat.messages import read_arrived, read_references, read_shared
+from trimtab_profiler import inputs
+from trimtab_protocol.chat.embedding_refs import (
+    BLANK,
+    ArrivedImage,
+    CountedChat,
+    CountedImages,
+    EmbeddingRef,
+    EncodedImage,
+    Identity,
+)
+from trimtab_protocol.errors import ProtocolError
+from trimtab_router.request import image_fanout
+from trimtab_router.request.partial_images import numbered
+
+URLS = [f"http://encoder:9000/v2/models/encode/embeddings/a-{row}" for row in range(2)]
+MADE = [EncodedImage(rows=4, digest="family:path:f:4"), EncodedImage(rows=9, columns=2)]
+
+
+def told(*each):
+    array = np.empty(len(each), dtype=object)
+    array[:] = [one if isinstance(one, bytes) else one.json_bytes() for one in each]
+    return array
+
+
+def test_what_an_encoder_tells_is_read_by_who_writes_as_the_router_passes_it_on():
+    (row,) = image_fanout.join_embeddings(
+        {"references": image_fanout.addressed_references(told(*MADE), URLS)}, chats=1
+    )["references"]
+    assert read_references(row) == tuple(
+        EmbeddingRef(url=url, rows=made.rows, columns=made.columns, digest=made.digest)
+        for url, made in zip(URLS, MADE, strict=True)
+    )
+    assert image_fanout.addresses(told(row)) == URLS
+
+
+def test_images_that_were_awaited_arrive_as_the_router_tells_of_them():
+    addressed = image_fanout.addressed_references(told(*MADE), URLS)
+    assert read_arrived(numbered({3: addressed[0], 5: addressed[1]})) == (
+        ArrivedImage(image=3, url=URLS[0], rows=4, digest="family:path:f:4"),
+        ArrivedImage(image=5, url=URLS[1], rows=9, columns=2),
+    )
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_image_is_asked_for_as_an_encoder_reads_it(alone):
+    file = sha256(b"file").hexdigest()
+    assert read_shared(image_fanout.image_lookup(("me", alone, b"file"))) == Identity(
+        file=file, tenant="me", alone=alone
+    )
+
+
+def test_images_that_show_nothing_are_read_by_who_is_measured_with_them():
+    rows = inputs._blank(told(*MADE))
+    assert [read_references(row) for row in rows] == [
+        (EmbeddingRef(url=BLANK, rows=4),),
+        (EmbeddingRef(url=BLANK, rows=9, columns=2),),
+    ]
+
+
+def test_images_that_are_counted_are_blank_ones_of_the_same_rows_and_columns():
+    counted = CountedImages(rows=(4, 9), columns=(0, 2))
+    assert CountedImages.model_validate_json(counted.json_bytes()).blanks() == (
+        EmbeddingRef(url=BLANK, rows=4),
+        EmbeddingRef(url=BLANK, rows=9, columns=2),
+    )
+    assert CountedImages(rows=(4,)).blanks() == (EmbeddingRef(url=BLANK, rows=4),)
+    with pytest.raises(ValidationError, match="columns tells of 1 images, rows of 2; tell both of each"):
+        CountedImages(rows=(4, 9), columns=(2,))
+
+
+def test_what_a_later_release_tells_beside_it_is_passed_over():
+    (one,) = image_fanout.addressed_references(told(b'{"rows": 4, "format": "fp16"}'), URLS[:1])
+    assert json.loads(one) == {"url": URLS[0], "rows": 4}
+
+
+@pytest.mark.parametrize("wrong", [b"{}", b'{"rows": 0}', b'{"rows": "many"}', b"[]", b"{"])
+def test_what_is_no_reference_is_refused_by_what_it_says(wrong):
+    with pytest.raises(ProtocolError, match="encoded image"):
+        image_fanout.addressed_references(told(wrong), URLS[:1])
+
+
+@pytest.mark.parametrize("counted", [CountedChat, CountedImages])
+def test_what_a_replica_counts_is_all_there_or_refused(counted):
+    with pytest.raises(ValidationError):
+        counted.model_validate_json(b"{}")

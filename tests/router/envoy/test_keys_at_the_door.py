@@ -1,0 +1,227 @@
+"""API keys at a real door: who has one gets in, everybody else does not, and what is revoked stays outside."""
+
+import asyncio
+import hashlib
+import io
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from multidict import CIMultiDictProxy
+
+from tests.router.envoy.callers import PATH, call, code, post
+from tests.router.envoy.openssl import replace
+from tests.router.envoy.stand_in import a_stand_in
+from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_rig
+from trimtab_pipelines.edge_settings import EdgeSettings
+from trimtab_router.envoy.api_keys import ALL, HashedKey, digest_of, entry_of, new_key
+
+PIPELINE = a_pipeline(1)
+
+
+def line(client: str, key: str, *pipelines: str) -> str:
+    return f"{client}: {entry_of(HashedKey(client, digest_of(key), frozenset(pipelines or {ALL})))}\n"
+
+
+def settings(file: Path) -> EdgeSettings:
+    return EdgeSettings(keys_file=str(file))
+
+
+async def until_status(rig: Rig, status: int, *headers: tuple[str, str]) -> None:
+    """Wait until a request with these headers is answered so."""
+    async with asyncio.timeout(30):
+        while (await post(rig, *headers)).status != status:  # noqa: ASYNC110 - nobody announces it
+            await asyncio.sleep(0.05)
+
+
+async def test_who_has_a_key_gets_in_and_nobody_else(tmp_path):
+    keys, alice, other = tmp_path / "keys", new_key(), new_key()
+    keys.write_text(line("alice", alice, "sample") + line("bob", other, "another"))
+    replica = FakeReplica()
+    async with a_rig(PIPELINE, {"stage-0": [replica]}, edge=settings(keys)) as rig:
+        for shown in (
+            ("X-API-Key", alice),
+            ("Authorization", f"Bearer {alice}"),
+            ("Authorization", f"bearer {alice}"),
+            ("Authorization", f"BEARER  {alice}"),
+        ):
+            assert (await post(rig, shown)).status == 200, shown
+            assert await call(rig, (shown[0].lower(), shown[1])) == "OK"
+        assert len(replica.seen) == 8
+        for headers in (
+            (),
+            (("X-API-Key", new_key()),),
+            (("X-API-Key", ""),),
+            (("X-API-Key", "+alice"),),
+            (("X-API-Key", f"sha256:{digest_of(alice)}"),),
+            (("X-API-Key", digest_of(alice)),),
+            (("X-API-Key", alice + "x"),),
+            (("X-API-Key", alice), ("X-API-Key", alice)),
+            (("X-API-Key", new_key()), ("X-API-Key", alice)),
+            (("Authorization", alice),),
+            (("Authorization", f"Basic {alice}"),),
+            (("Authorization", f"Bearer {alice}"), ("Authorization", f"Bearer {alice}")),
+            (("Authorization", f"Bearer {alice} {alice}"),),
+            (("Authorization", "Bearer a.b.c"),),
+            (("X-Trimtab-Client", "key:alice"),),
+            (("Cookie", f"x-api-key={alice}"),),
+            (("X-API-Key", new_key()), ("Authorization", f"Bearer {alice}")),
+        ):
+            refused = await post(rig, *headers)
+            assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer"), headers
+            assert refused.headers["x-trimtab-reason"] == "Unauthenticated"
+            assert "X-API-Key" in refused.error
+            assert await code(rig, *((name.lower(), value) for name, value in headers)) == "UNAUTHENTICATED", headers
+        forbidden = await post(rig, ("X-API-Key", other))
+        assert (forbidden.status, forbidden.headers["x-trimtab-reason"]) == (403, "Forbidden")
+        assert forbidden.error == "this client may not call this pipeline"
+        assert (await call(rig, ("x-api-key", other))).startswith("PERMISSION_DENIED: this client may not")
+        assert len(replica.seen) == 8
+
+
+@pytest.mark.parametrize("path", [f"{PATH}?x-api-key=KEY", f"{PATH}?access_token=KEY", f"{PATH}?key=KEY"])
+async def test_a_key_in_an_address_is_none(tmp_path, path):
+    keys, key = tmp_path / "keys", new_key()
+    keys.write_text(line("alice", key))
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(keys)) as rig:
+        assert (await post(rig, path=path.replace("KEY", key))).status == 401
+
+
+async def test_health_and_what_there_is_are_told_to_who_has_a_key(tmp_path):
+    keys, key = tmp_path / "keys", new_key()
+    keys.write_text(line("alice", key))
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(keys)) as rig:
+        base = f"http://127.0.0.1:{(await rig.door()).rest_port}"
+        for path in ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/sample", "/nothing", "//v2/health/live"):
+            async with rig.session.get(base + path) as answer:
+                assert answer.status == 401, path
+            async with rig.session.get(base + path, headers={"x-api-key": key}) as answer:
+                assert answer.status == (404 if path == "/nothing" else 200), path
+        async with rig.session.options(base + "/v2") as answer:
+            assert answer.status == 401
+        for path in ("/metrics", "/trimtab/v1/state", "/trimtab/v1/load"):
+            async with rig.session.get(base + path, headers={"x-api-key": key}) as answer:
+                assert answer.status == 404, path
+
+
+@pytest.mark.parametrize("asked", [True, False])
+async def test_neither_secrets_nor_names_of_callers_own_travel_on(asked):
+    """What is behind the door learns who the door says it is, and nothing that could be a secret."""
+    key = new_key()
+    heads: list[CIMultiDictProxy[str]] = []
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        heads.append(request.headers)
+        return web.Response(text="{}")
+
+    known = HashedKey("alice", digest_of(key))
+    asking = EdgeSettings(keys_file="/somewhere") if asked else EdgeSettings()
+    async with a_stand_in(answer, asking, [known]) as ports, aiohttp.ClientSession() as session:
+        for shown in (
+            [("X-API-Key", key), ("Authorization", "Basic c2VjcmV0")],
+            [("Authorization", f"Bearer {key}")],
+            [("X-API-Key", key), ("Cookie", "session=1"), ("Proxy-Authorization", "Basic c2VjcmV0")],
+        ):
+            own = [("X-Trimtab-Client", "key:mallory"), ("x-trimtab-client", "key:mallory"), ("x-request-id", "mine")]
+            async with session.get(f"http://127.0.0.1:{ports.rest_port}/v2", headers=[*shown, *own]) as answered:
+                assert answered.status == 200
+    assert len(heads) == 3
+    for head in heads:
+        assert head.getall("x-trimtab-client") == ["key:alice" if asked else "127.0.0.1"]
+        assert head["x-request-id"] == "mine"
+        assert not {"authorization", "x-api-key", "cookie", "proxy-authorization"} & {name.lower() for name in head}
+        assert key not in str(head)
+
+
+async def test_a_revoked_key_is_refused_while_connections_stay(tmp_path):
+    """Callers go on calling on one connection each while keys change beside them; none of theirs fails."""
+    keys, alice, bob = tmp_path / "keys", new_key(), new_key()
+    keys.write_text(line("alice", alice) + line("bob", bob))
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(keys)) as rig:
+        connected: list[object] = []
+        tracing = aiohttp.TraceConfig()
+        tracing.on_connection_create_end.append(lambda *_: _note(connected))
+        connector = aiohttp.TCPConnector(limit=1)
+        async with aiohttp.ClientSession(connector=connector, trace_configs=[tracing]) as one:
+            stop = asyncio.Event()
+            statuses: list[int | str] = []
+
+            async def go_on() -> None:
+                while not stop.is_set():
+                    statuses.append((await post(rig, ("x-api-key", alice), session=one)).status)
+                    statuses.append(await code(rig, ("x-api-key", alice)))
+
+            going = asyncio.create_task(go_on())
+            await until_status(rig, 200, ("x-api-key", bob))
+            replace(keys, line("alice", alice))
+            began = asyncio.get_running_loop().time()
+            await until_status(rig, 401, ("x-api-key", bob))
+            assert asyncio.get_running_loop().time() - began < 5
+            at_change = len(statuses)
+            await rig.until(lambda: len(statuses) > at_change + 10 or going.done())
+            stop.set()
+            await going
+            assert set(statuses) == {200, "OK"}
+            assert len(connected) == 1
+
+
+async def _note(connected: list[object]) -> None:
+    connected.append(1)
+
+
+async def test_a_key_that_is_written_in_place_counts_too_and_bad_lines_keep_none(tmp_path):
+    keys, alice, bob = tmp_path / "keys", new_key(), new_key()
+    keys.write_text("nonsense\nmallory: a plain key\n" + line("alice", alice) + line("bob", bob))
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(keys)) as rig:
+        await until_status(rig, 200, ("x-api-key", bob))
+        keys.write_text("sha256:\n" + line("alice", alice) + "bob: sha256:revoked\n\0\ufffd: x\n")
+        await until_status(rig, 401, ("x-api-key", bob))
+        assert (await post(rig, ("x-api-key", alice))).status == 200
+        keys.unlink()
+        await until_status(rig, 401, ("x-api-key", alice))
+        assert await code(rig, ("x-api-key", alice)) == "UNAUTHENTICATED"
+        keys.write_text(line("alice", alice))
+        await until_status(rig, 200, ("x-api-key", alice))
+
+
+async def test_keys_of_every_length_are_known_by_their_hash(tmp_path):
+    """The filter's own SHA-256 is the standard's, around every border of its blocks, up to the longest key taken."""
+    keys = tmp_path / "keys"
+    lengths = [*range(1, 131), 183, 184, 191, 192, 247, 248, 255, 256]
+    shown = {length: "".join(chr(33 + (length * 7 + i * 11) % 94) for i in range(length)) for length in lengths}
+    too_long = "x" * 257
+    hashed = (f"client{n}: sha256:{hashlib.sha256(key.encode()).hexdigest()}\n" for n, key in shown.items())
+    keys.write_text("".join(hashed) + line("long", too_long))
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(keys)) as rig:
+        url = f"http://127.0.0.1:{(await rig.door()).rest_port}/v2"
+        for length, key in shown.items():
+            async with rig.session.get(url, headers={"x-api-key": key}) as answer:
+                assert answer.status == 200, length
+            async with rig.session.get(url, headers={"x-api-key": key[:-1] + " "}) as answer:
+                assert answer.status == 401, length
+        async with rig.session.get(url, headers={"x-api-key": too_long}) as answer:
+            assert answer.status == 401
+
+
+async def test_without_keys_to_look_up_nobody_gets_in(tmp_path):
+    """A router that says nothing of keys to a door that asks for them opens nothing."""
+    keys = tmp_path / "keys"
+    keys.write_text(line("alice", key := new_key()))
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(keys)) as rig:
+        await until_status(rig, 200, ("x-api-key", key))
+        control = rig.control
+        assert control is not None
+        control._settings = EdgeSettings()
+        control.use_keys(())
+        await until_status(rig, 401, ("x-api-key", key))
+        assert (await post(rig)).status == 401
+        assert (await post(rig, ("x-trimtab-client", "key:alice"))).status == 401
+
+
+async def test_large_bodies_without_a_key_are_not_read(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text(line("alice", new_key()))
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(keys)) as rig:
+        assert (await post(rig, body=io.BytesIO(bytes(2**20)))).status == 401
+        assert rig.router.budget.bytes_in_flight == 0

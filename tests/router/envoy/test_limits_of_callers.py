@@ -1,0 +1,255 @@
+"""What one caller may take of a door, and how long the door waits for him."""
+
+import asyncio
+import io
+import time
+from contextlib import suppress
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+
+from tests.router.envoy.callers import JSON_BODY, PATH, call, code, post
+from tests.router.envoy.test_keys_at_the_door import line
+from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_rig
+from trimtab_pipelines.edge_settings import EdgeSettings
+from trimtab_protocol import grpc_messages
+from trimtab_router.envoy.api_keys import new_key
+from trimtab_router.envoy.bootstrap import FIRST_MOST_UNDER_WAY
+from trimtab_router.envoy.memory_limits import MEBIBYTE
+from trimtab_router.limits import Limits
+
+PIPELINE = a_pipeline(1)
+HEAD = f"POST {PATH} HTTP/1.1\r\nhost: door\r\ncontent-type: application/json\r\n".encode()
+
+
+def settings(**changes: Any) -> EdgeSettings:
+    return EdgeSettings.model_validate(changes)
+
+
+def two_clients(tmp_path, **limits: Any) -> tuple[EdgeSettings, str, str]:
+    keys, alice, bob = tmp_path / "keys", new_key(), new_key()
+    keys.write_text(line("alice", alice) + line("bob", bob))
+    return settings(keysFile=str(keys), clients=limits), alice, bob
+
+
+async def connect(rig: Rig, sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A plain connection to the door's REST port on which this was sent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", (await rig.door()).rest_port)
+    writer.write(sent)
+    return reader, writer
+
+
+async def all_of(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(60):
+        return await reader.read()
+
+
+async def test_a_client_that_asks_too_often_is_told_to_wait_and_no_other_is(tmp_path):
+    edge, alice, bob = two_clients(tmp_path, requestsPerSecond=0.01, burst=3)
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
+        assert [(await post(rig, ("x-api-key", alice))).status for _ in range(3)] == [200] * 3
+        refused = await post(rig, ("x-api-key", alice))
+        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+        assert refused.headers["x-trimtab-reason"] == "ClientRate"
+        assert refused.error == "this client sends more requests than it may"
+        told = await call(rig, ("x-api-key", alice))
+        assert told == "RESOURCE_EXHAUSTED: this client sends more requests than it may"
+        assert [await code(rig, ("x-api-key", bob)) for _ in range(3)] == ["OK"] * 3
+        assert await code(rig, ("x-api-key", bob)) == "RESOURCE_EXHAUSTED"
+        assert (await post(rig, ("x-api-key", new_key()))).status == 401
+
+
+async def test_without_names_an_address_is_a_client_whatever_it_says_of_itself():
+    edge = settings(clients={"requestsPerSecond": 0.01, "burst": 2})
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
+        statuses = []
+        for number in range(4):
+            own = (("x-trimtab-client", f"key:{number}"), ("x-forwarded-for", f"10.0.0.{number}"))
+            statuses.append((await post(rig, *own)).status)
+        assert statuses == [200, 200, 429, 429]
+
+
+async def test_behind_a_proxy_that_is_trusted_each_address_it_tells_of_is_a_client():
+    edge = settings(clients={"requestsPerSecond": 0.01, "burst": 1}, trustedHops=1)
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
+        for told, status in (("10.0.0.1", 200), ("10.0.0.1", 429), ("10.0.0.2", 200), ("6.6.6.6, 10.0.0.2", 429)):
+            assert (await post(rig, ("x-forwarded-for", told))).status == status, told
+
+
+async def test_what_one_client_has_under_way_is_bounded_by_the_settings(tmp_path):
+    edge, alice, bob = two_clients(tmp_path, concurrency=1)
+    replica = FakeReplica()
+    async with a_rig(PIPELINE, {"stage-0": [replica]}, edge=edge) as rig:
+        replica.gate.clear()
+        first = asyncio.create_task(post(rig, ("x-api-key", alice)))
+        await replica.arrived.wait()
+        refused = await post(rig, ("x-api-key", alice))
+        assert (refused.status, refused.headers["x-trimtab-reason"]) == (429, "ClientConcurrency")
+        assert refused.headers["retry-after"] == "1"
+        assert await code(rig, ("x-api-key", alice)) == "RESOURCE_EXHAUSTED"
+        other = asyncio.create_task(post(rig, ("x-api-key", bob)))
+        await rig.until(lambda: rig.router.budget.requests == 2)
+        replica.gate.set()
+        assert (await first).status == (await other).status == 200
+        assert (await post(rig, ("x-api-key", alice))).status == 200
+
+
+async def test_the_bytes_of_one_client_are_bounded_by_the_settings(tmp_path):
+    edge, alice, bob = two_clients(tmp_path, inFlight="100Ki")
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
+        for key in (alice, bob):
+            refused = await post(rig, ("x-api-key", key), body=io.BytesIO(JSON_BODY + bytes(200_000)))
+            assert (refused.status, refused.headers["x-trimtab-reason"]) == (429, "ClientBytes")
+            assert (await post(rig, ("x-api-key", key))).status == 200
+
+
+async def test_who_sends_his_head_slowly_is_cut():
+    edge = settings(patience={"headers": "300ms"})
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
+        for begun in (b"POST", HEAD, HEAD + b"content-length: 5\r\n"):
+            reader, writer = await connect(rig, begun)
+            answer = await all_of(reader)
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 408 "), begun
+            writer.close()
+        assert (await post(rig)).status == 200
+
+
+async def test_who_sends_his_body_slowly_is_told_so_and_cut():
+    edge = settings(patience={"body": "500ms"})
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
+        reader, writer = await connect(rig, HEAD + b"content-length: 1000\r\n\r\n" + b"{" * 500)
+        answer = await all_of(reader)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"x-trimtab-reason: RequestTimeout" in answer
+        assert answer.endswith(b'{"error":"the request did not arrive in time"}\n')
+        writer.close()
+        assert rig.router.budget.bytes_in_flight == 0
+        slow = (await rig.channel()).stream_unary(grpc_messages.method_path("ModelInfer"), None, None)
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            await slow(timeout=60)  # type: ignore[call-arg]
+        assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert late.value.details() == "the request did not arrive in time"
+
+
+async def test_connections_without_requests_are_closed():
+    edge = settings(patience={"idle": "300ms"})
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
+        reader, writer = await connect(rig, b"GET /v2/health/live HTTP/1.1\r\nhost: door\r\n\r\n")
+        answer = await all_of(reader)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+async def test_connections_grow_only_so_old_and_nothing_is_lost_by_it():
+    edge = settings(patience={"connectionAge": "300ms"})
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
+        connected: list[float] = []
+
+        async def note(*_: object) -> None:
+            connected.append(time.monotonic())
+
+        tracing = aiohttp.TraceConfig()
+        tracing.on_connection_create_end.append(note)
+        async with aiohttp.ClientSession(trace_configs=[tracing]) as session:
+            async with asyncio.timeout(60):
+                while len(connected) < 4:
+                    assert (await post(rig, session=session)).status == 200
+                    assert await code(rig) == "OK"
+
+
+async def test_more_connections_than_allowed_are_not_taken():
+    edge = settings(maxConnections=16)
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
+        ask = b"GET /v2/health/live HTTP/1.1\r\nhost: door\r\n\r\n"
+        kept = [await connect(rig, ask) for _ in range(16)]
+        for reader, _ in kept:
+            assert await reader.readexactly(5) == b"HTTP/"
+        reader, writer = await connect(rig, ask)
+        with suppress(ConnectionError):
+            assert await all_of(reader) == b""
+        writer.close()
+        kept[0][1].close()
+
+        async def served() -> bool:
+            reader, writer = await connect(rig, ask)
+            try:
+                return await reader.read(5) == b"HTTP/"
+            except ConnectionError:
+                return False
+            finally:
+                writer.close()
+
+        async with asyncio.timeout(60):
+            while not await served():  # noqa: ASYNC110 - a connection that is not taken is all there is to see
+                await asyncio.sleep(0.05)
+        for _, writer in kept:
+            writer.close()
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_body_over_the_limit_is_refused_before_it_is_there(announced):
+    limits = Limits(max_payload_bytes=MEBIBYTE)
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, limits=limits) as rig:
+        if announced:
+            reader, writer = await connect(rig, HEAD + b"content-length: 1073741824\r\n\r\n")
+        else:
+            chunk = b"40000\r\n" + bytes(2**18) + b"\r\n"  # four fit
+            reader, writer = await connect(rig, HEAD + b"transfer-encoding: chunked\r\n\r\n" + 4 * chunk + chunk[:9])
+        answer = await all_of(reader)
+        assert answer.startswith(b"HTTP/1.1 413 "), answer[:200]
+        assert b"x-trimtab-reason: PayloadTooLarge" in answer
+        writer.close()
+        assert rig.router.budget.bytes_in_flight == 0
+        message = (await rig.channel()).unary_unary(grpc_messages.method_path("ModelInfer"), None, None)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await message(bytes(2 * MEBIBYTE))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert refused.value.details() == "the body is too large; at most 1048576 bytes are taken"
+
+
+async def test_large_uploads_that_dawdle_take_no_place_of_small_requests():
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
+        begun = HEAD + b"content-length: 10000000\r\n\r\n" + bytes(1000)
+        slow = [await connect(rig, begun) for _ in range(2 * FIRST_MOST_UNDER_WAY)]
+        for _ in range(5):
+            assert (await post(rig)).status == 200
+        for _, writer in slow:
+            writer.close()
+
+
+async def test_grpc_over_http1_is_refused_at_once_whatever_it_says_of_itself():
+    """It would be held at the door until it is whole, and nothing would bound what all of them hold together."""
+    lines = b"content-type: application/grpc\r\nte: trailers\r\nx-trimtab-http: HTTP/2\r\n"
+    framings = (b"content-length: 20000000\r\n\r\n" + bytes(1000), b"transfer-encoding: chunked\r\n\r\n")
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
+        for method in ("/inference.GRPCInferenceService/ModelInfer", "/grpc.health.v1.Health/Check"):
+            for framing in framings:
+                begun = f"POST {method} HTTP/1.1\r\nhost: door\r\n".encode() + lines + framing
+                reader, writer = await connect(rig, begun)
+                async with asyncio.timeout(10):  # a body that never comes would be waited for until its time is up
+                    answer = await reader.readuntil(b"\r\n\r\n")
+                assert b"\r\ngrpc-status: 3\r\n" in answer, answer
+                assert b"\r\ngrpc-message: gRPC goes over HTTP/2; over HTTP/1.1 nobody is served by it\r\n" in answer
+                assert b"\r\nx-trimtab-reason: Malformed\r\n" in answer
+                writer.close()
+        assert await code(rig, ("x-trimtab-http", "HTTP/1.1")) == "OK"
+        assert (await post(rig)).status == 200
+
+
+async def test_a_tunnel_is_refused_at_once():
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
+        _, writer = opened = await connect(rig, b"CONNECT elsewhere:1 HTTP/1.1\r\nhost: elsewhere:1\r\n\r\n")
+        async with asyncio.timeout(10):  # a body that never ends would be waited for until its time is up
+            assert (await opened[0].readline()).startswith((b"HTTP/1.1 403 ", b"HTTP/1.1 405 "))
+        writer.close()
+
+
+async def test_headers_that_are_too_large_or_too_many_are_refused():
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
+        for added in (b"x-large: " + b"x" * 20_000 + b"\r\n", b"".join(b"x-%d: 1\r\n" % n for n in range(200))):
+            reader, writer = await connect(rig, HEAD + added + b"content-length: 0\r\n\r\n")
+            assert (await all_of(reader)).startswith(b"HTTP/1.1 431 ")
+            writer.close()
+        assert (await post(rig, ("x-large", "x" * 8000))).status == 200

@@ -1,0 +1,232 @@
+"""What takes long or is large goes through the door as it comes, and what nobody serves is refused at once."""
+
+import asyncio
+import io
+import ssl
+from collections.abc import AsyncIterator
+
+import aiohttp
+import grpc
+import numpy as np
+import pytest
+from aiohttp import web
+from google.protobuf import descriptor_pool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from tests.router.envoy.openssl import Authority
+from tests.router.envoy.stand_in import a_stand_in
+from tests.router.envoy.two import H2Caller
+from tests.router.fakes import FakeReplica, a_pipeline, a_rig
+from trimtab_pipelines.edge_settings import EdgeSettings, Tls
+from trimtab_protocol import InferRequest, RequestedOutput, Tensor, grpc_messages, rest
+from trimtab_router.ingress.health import MOST_STREAMS
+
+PIPELINE = a_pipeline(1)
+BIG = 16 * 2**20
+
+
+class Spoken:
+    """An answer of pieces, each told when the test says so."""
+
+    def __init__(self) -> None:
+        self.pieces: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        while piece := await self.pieces.get():
+            await response.write(piece)
+        await response.write_eof()
+        return response
+
+
+async def test_an_answer_that_is_streamed_arrives_piece_by_piece():
+    spoken = Spoken()
+    async with (
+        a_stand_in(spoken.answer) as ports,
+        aiohttp.ClientSession() as session,
+        session.post(f"http://127.0.0.1:{ports.rest_port}/v2/stream", data=b"{}") as answer,
+    ):
+        assert answer.headers["Content-Type"] == "text/event-stream"
+        for number in range(3):
+            piece = f"data: {number}\n\n".encode()
+            spoken.pieces.put_nowait(piece)
+            assert await answer.content.readexactly(len(piece)) == piece
+        spoken.pieces.put_nowait(b"")
+        assert await answer.content.read() == b""
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+async def test_it_arrives_so_over_http_2_too(tmp_path, encrypted):
+    spoken, settings, trusts = Spoken(), EdgeSettings(), None
+    if encrypted:
+        authority = Authority(tmp_path / "ca").begin()
+        authority.issue("door", tmp_path / "tls.crt", tmp_path / "tls.key")
+        settings = EdgeSettings(tls=Tls(certificate=str(tmp_path / "tls.crt"), key=str(tmp_path / "tls.key")))
+        trusts = ssl.create_default_context(cafile=str(authority.file))
+        trusts.set_alpn_protocols(["h2"])
+    async with a_stand_in(spoken.answer, settings) as ports:
+        caller = await H2Caller.connect(ports.rest_port, trusts)
+        caller.post("/v2/stream", b"{}")
+        assert (await caller.headers())[":status"] == "200"
+        for number in range(3):
+            piece = f"data: {number}\n\n".encode()
+            spoken.pieces.put_nowait(piece)
+            assert await caller.data() == piece
+        spoken.pieces.put_nowait(b"")
+        assert await caller.data() == b""
+        caller.close()
+
+
+async def never_ending() -> AsyncIterator[bytes]:
+    """A caller's messages, none of which comes."""
+    await asyncio.Event().wait()
+    yield b""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/inference.GRPCInferenceService/ModelStreamInfer",
+        "/inference.GRPCInferenceService/RepositoryIndex",
+        "/no.such.Service/Method",
+        "/x",
+    ],
+)
+async def test_what_nobody_serves_is_unimplemented_at_once_though_the_caller_goes_on(path):
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
+        call = (await rig.channel()).stream_stream(path, None, None)(never_ending(), timeout=60)
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert "inference.GRPCInferenceService" in (refused.value.details() or "")
+        assert asyncio.get_running_loop().time() - began < 20
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await (await rig.channel()).unary_unary(path, None, None)(b"")
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_health_is_told_and_watched():
+    replica = FakeReplica()
+    pipeline = a_pipeline(1)
+    async with a_rig(pipeline, {"stage-0": [replica]}) as rig:
+        stub = health_pb2_grpc.HealthStub(await rig.channel())
+        kinds = health_pb2.HealthCheckResponse
+        for service in ("", "inference.GRPCInferenceService", "sample"):
+            assert (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status == kinds.SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:
+            await stub.Check(health_pb2.HealthCheckRequest(service="another"))
+        assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service="sample"))
+        assert (await watch.read()).status == kinds.SERVING
+        rig.router.leaving = True
+        assert (await watch.read()).status == kinds.NOT_SERVING
+        watch.cancel()
+
+
+async def test_who_watches_health_goes_on_hearing_of_it_when_another_stops():
+    asked = health_pb2.HealthCheckRequest(service="sample")
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
+        stub = health_pb2_grpc.HealthStub(await rig.channel())
+        stops, stays = stub.Watch(asked), stub.Watch(asked)
+        for watch in (stops, stays):
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        stops.cancel()
+        await stub.Check(asked)  # what is said after it is heard after it
+        rig.router.leaving = True
+        async with asyncio.timeout(20):
+            assert (await stays.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        stays.cancel()
+
+
+async def test_however_many_watch_health_or_ask_what_there_is_who_asks_once_is_told():
+    asked = health_pb2.HealthCheckRequest(service="sample")
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(max_streams=1024)) as rig:
+        health = health_pb2_grpc.HealthStub(await rig.channel())
+        reflection = reflection_pb2_grpc.ServerReflectionStub(await rig.channel())
+        watches = [health.Watch(asked) for _ in range(MOST_STREAMS)]
+        questions = [reflection.ServerReflectionInfo() for _ in range(MOST_STREAMS)]
+        for question in questions:
+            await question.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        for stream in (*watches, *questions):
+            assert await stream.read() is not grpc.aio.EOF  # type: ignore[attr-defined]
+
+        assert (await health.Check(asked)).status == health_pb2.HealthCheckResponse.SERVING
+        for one_more in (health.Watch(asked), reflection.ServerReflectionInfo(never_ending())):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await one_more.read()
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        watches[0].cancel()
+        await health.Check(asked)
+        assert (await health.Watch(asked).read()).status == health_pb2.HealthCheckResponse.SERVING
+        for stream in (*watches, *questions):
+            stream.cancel()
+
+
+async def test_who_asks_what_there_is_is_told_while_he_goes_on_asking():
+    """As grpcurl and ghz ask: one stream that stays open, a question after each answer."""
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
+        stub = reflection_pb2_grpc.ServerReflectionStub(await rig.channel())
+        call = stub.ServerReflectionInfo(timeout=60)
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        names = {service.name for service in (await call.read()).list_services_response.service}
+        assert {"inference.GRPCInferenceService", "grpc.health.v1.Health"} <= names
+        await call.write(
+            reflection_pb2.ServerReflectionRequest(file_containing_symbol="inference.GRPCInferenceService")
+        )
+        files = (await call.read()).file_descriptor_response.file_descriptor_proto
+        pool = descriptor_pool.DescriptorPool()
+        for file in files:
+            pool.AddSerializedFile(file)
+        service = pool.FindServiceByName("inference.GRPCInferenceService")
+        assert "ModelInfer" in {method.name for method in service.methods}
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF  # type: ignore[attr-defined]
+
+
+async def test_the_newer_reflection_is_unimplemented_at_once_so_that_callers_take_the_other():
+    """Grpcurl asks for v1 first."""
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
+        path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+        call = (await rig.channel()).stream_stream(path, None, None)(never_ending(), timeout=60)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_large_messages_go_both_ways():
+    wide = a_pipeline(
+        [
+            {
+                "name": "stage-0",
+                "inputs": [{"name": "x", "from": "request.inputs.x"}],
+                "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1]}],
+                "variants": [
+                    {"name": "small", "family": "echo", "storageUri": "random://?seed=1", "accuracy": 0.9},
+                ],
+            }
+        ],
+        inputs=[{"name": "x", "datatype": "FP32", "shape": [-1]}],
+    )
+    x = np.arange(BIG // 4, dtype=np.float32).reshape(1, -1)
+    wanted = (RequestedOutput("y", {"binary_data": True}),)
+    request = InferRequest("sample", (Tensor.of("x", x),), requested_outputs=wanted)
+    async with a_rig(wide, {"stage-0": [FakeReplica()]}) as rig:
+        ports = await rig.door()
+        options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc_port}", options=options) as channel:
+            sent = grpc_messages.request_to_message(request).SerializeToString()
+            received = await channel.unary_unary(grpc_messages.method_path("ModelInfer"), None, None)(sent)
+        message = grpc_messages.response_class("ModelInfer").FromString(received)
+        assert np.array_equal(grpc_messages.response_from_message(message).outputs[0].array, x + 1)
+        buffers, length = rest.encode_request(request)
+        url = f"http://127.0.0.1:{ports.rest_port}/v2/models/sample/infer"
+        body, headers = b"".join(bytes(buffer) for buffer in buffers), {rest.HEADER_LENGTH: str(length)}
+        async with rig.session.post(url, data=io.BytesIO(body), headers={**headers, "x-request-id": "large"}) as answer:
+            assert answer.status == 200, await answer.text()
+            content = await answer.read()
+            assert answer.headers["x-request-id"] == "large"
+        answered = rest.decode_response(content, answer.headers.get(rest.HEADER_LENGTH))
+        assert np.array_equal(answered.outputs[0].array, x + 1)

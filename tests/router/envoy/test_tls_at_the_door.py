@@ -1,0 +1,237 @@
+"""TLS at a real door: certificates that are replaced under load, callers' own certificates, and what is too old."""
+
+import asyncio
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import grpc
+import pytest
+
+from tests.builders import a_plan
+from tests.router.envoy.callers import code, post, trusting
+from tests.router.envoy.openssl import Authority, contents, mount
+from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_rig
+from trimtab_pipelines.documents import dump_yaml, write_json
+from trimtab_pipelines.edge_settings import EdgeSettings, Tls
+
+PIPELINE = a_pipeline(1)
+PAIR = ("tls.crt", "tls.key")
+
+
+def tls_of(folder: Path, **changes: str) -> Tls:
+    return Tls(certificate=str(folder / PAIR[0]), key=str(folder / PAIR[1]), **changes)
+
+
+def secure_channel(port: int, authority: Path, *pair: Path) -> grpc.aio.Channel:
+    key, certificate = (pair[1].read_bytes(), pair[0].read_bytes()) if pair else (None, None)
+    credentials = grpc.ssl_channel_credentials(authority.read_bytes(), key, certificate)
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+    return grpc.aio.secure_channel(f"localhost:{port}", credentials, options=options)
+
+
+async def serial(port: int, trusts: ssl.SSLContext) -> str:
+    """The serial number of the certificate that is served there now."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusts)
+    found = writer.get_extra_info("peercert")["serialNumber"]
+    writer.close()
+    return str(found)
+
+
+@asynccontextmanager
+async def callers(rig: Rig, authority: Authority) -> AsyncIterator[tuple[list[object], Callable[[], None]]]:
+    """Two that call without a pause, on kept connections and on new ones; yields codes, and a check of progress."""
+    trusts, seen = trusting(authority.file), list[object]()
+    stop = asyncio.Event()
+    async with aiohttp.ClientSession() as kept:
+
+        async def over_rest() -> None:
+            while not stop.is_set():
+                seen.append((await post(rig, tls=trusts, session=kept)).status)
+                async with aiohttp.ClientSession() as fresh:
+                    seen.append((await post(rig, tls=trusts, session=fresh)).status)
+
+        async def over_grpc() -> None:
+            ports = await rig.door()
+            async with secure_channel(ports.grpc_port, authority.file) as channel:
+                while not stop.is_set():
+                    seen.append(await code(rig, channel=channel))
+                    async with secure_channel(ports.grpc_port, authority.file) as fresh:
+                        seen.append(await code(rig, channel=fresh))
+
+        going = asyncio.gather(over_rest(), over_grpc())
+
+        def check() -> None:
+            if going.done():
+                going.result()
+
+        try:
+            yield seen, check
+        finally:
+            stop.set()
+            await going
+
+
+@pytest.mark.parametrize("by", ["moved files", "a mounted Secret"])
+async def test_new_certificates_are_served_within_seconds_and_no_request_fails(tmp_path, by):
+    authority, folder, made = Authority(tmp_path / "ca").begin(), tmp_path / "tls", tmp_path / "made"
+    made.mkdir()
+
+    def put(generation: int) -> None:
+        authority.issue(f"door-{generation}", made / PAIR[0], made / PAIR[1])
+        if by == "a mounted Secret":
+            mount(folder, contents(made, PAIR), generation)
+        else:
+            folder.mkdir(exist_ok=True)
+            for name in PAIR:
+                shutil.copy(made / name, folder / f".{name}")
+                (folder / f".{name}").replace(folder / name)
+
+    put(0)
+    trusts = trusting(authority.file)
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(tls=tls_of(folder))) as rig:
+        ports = await rig.door()
+        async with callers(rig, authority) as (seen, check):
+            for generation in (1, 2):
+                before = await serial(ports.rest_port, trusts)
+                put(generation)
+                async with asyncio.timeout(20):
+                    for port in (ports.rest_port, ports.grpc_port):
+                        while await serial(port, trusts) == before:
+                            check()
+                            await asyncio.sleep(0.05)
+                enough = len(seen) + 8
+                while len(seen) < enough:
+                    check()
+                    await asyncio.sleep(0.01)
+        assert set(seen) == {200, "OK"}
+
+
+async def test_what_is_half_replaced_or_broken_changes_nothing(tmp_path):
+    authority, folder = Authority(tmp_path / "ca").begin(), tmp_path / "tls"
+    folder.mkdir()
+    authority.issue("door", folder / PAIR[0], folder / PAIR[1])
+    trusts = trusting(authority.file)
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(tls=tls_of(folder))) as rig:
+        port = (await rig.door()).rest_port
+        first = await serial(port, trusts)
+        authority.issue("door", tmp_path / "new.crt", tmp_path / "new.key")
+        (tmp_path / "broken").write_text("no certificate")
+        (tmp_path / "broken").replace(folder / PAIR[0])
+        await until_rejected(rig, 1)
+        assert await serial(port, trusts) == first
+        (tmp_path / "new.crt").replace(folder / PAIR[0])
+        await until_rejected(rig, 2)
+        assert await serial(port, trusts) == first
+        (tmp_path / "new.key").replace(folder / PAIR[1])
+        async with asyncio.timeout(20):
+            while await serial(port, trusts) == first:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert (await post(rig, tls=trusts)).status == 200
+
+
+async def until_rejected(rig: Rig, times: int) -> None:
+    """Wait until Envoy has looked at what was put there, and not taken it."""
+    assert rig.sockets is not None
+    connector = aiohttp.UnixConnector(str(rig.sockets.envoy))
+    async with aiohttp.ClientSession(connector=connector) as session, asyncio.timeout(20):
+        while True:
+            async with session.get("http://envoy/stats?filter=key_rotation_failed") as answer:
+                counts = [int(line.rpartition(":")[2]) for line in (await answer.text()).splitlines()]
+            if max(counts, default=0) >= times:
+                return
+            await asyncio.sleep(0.05)
+
+
+async def test_who_has_no_certificate_of_ours_cannot_connect(tmp_path):
+    ours, theirs = Authority(tmp_path / "ours").begin(), Authority(tmp_path / "theirs", "theirs").begin()
+    folder = tmp_path / "tls"
+    folder.mkdir()
+    ours.issue("door", folder / PAIR[0], folder / PAIR[1])
+    pairs = {}
+    for authority in (ours, theirs):
+        pairs[authority] = (authority.folder / "caller.crt", authority.folder / "caller.key")
+        authority.issue("caller", *pairs[authority])
+    settings = EdgeSettings(tls=tls_of(folder, client_ca=str(ours.file)))
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings) as rig:
+        ports = await rig.door()
+        assert (await post(rig, tls=trusting(ours.file, *pairs[ours]))).status == 200
+        async with secure_channel(ports.grpc_port, ours.file, *pairs[ours]) as channel:
+            assert await code(rig, channel=channel) == "OK"
+        for pair in ((), pairs[theirs]):
+            with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
+                await post(rig, tls=trusting(ours.file, *pair))
+            async with secure_channel(ports.grpc_port, ours.file, *pair) as channel:
+                assert await code(rig, channel=channel) == "UNAVAILABLE"
+        with pytest.raises(aiohttp.ClientError):
+            await post(rig)
+
+
+async def test_nothing_older_than_tls_1_2_is_spoken(tmp_path):
+    authority, folder = Authority(tmp_path / "ca").begin(), tmp_path / "tls"
+    folder.mkdir()
+    authority.issue("door", folder / PAIR[0], folder / PAIR[1])
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(tls=tls_of(folder))) as rig:
+        ports = await rig.door()
+        for port in (ports.rest_port, ports.grpc_port):
+            for version, spoken in (("tls1", False), ("tls1_1", False), ("tls1_2", True), ("tls1_3", True)):
+                process = await asyncio.create_subprocess_exec(
+                    *("openssl", "s_client", "-connect", f"127.0.0.1:{port}", f"-{version}", "-cipher"),
+                    *("DEFAULT:@SECLEVEL=0", "-alpn", "h2", "-CAfile", str(authority.file)),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                )
+                told = (await process.communicate())[0].decode()
+                assert ("Verify return code: 0 (ok)" in told and "ALPN protocol: h2" in told) == spoken, told
+
+
+async def test_who_does_not_finish_his_handshake_is_cut(tmp_path):
+    authority, folder = Authority(tmp_path / "ca").begin(), tmp_path / "tls"
+    folder.mkdir()
+    authority.issue("door", folder / PAIR[0], folder / PAIR[1])
+    settings = EdgeSettings.model_validate(
+        {"tls": {"certificate": str(folder / PAIR[0]), "key": str(folder / PAIR[1])}, "patience": {"headers": "500ms"}}
+    )
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings) as rig:
+        reader, writer = await asyncio.open_connection("127.0.0.1", (await rig.door()).rest_port, family=socket.AF_INET)
+        writer.write(b"\x16\x03\x01")
+        async with asyncio.timeout(20):
+            assert await reader.read() == b""
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "told"),
+    [("tls.crt", "tls.crt"), ("tls.key", "tls.key"), ("missing", "No such file"), ("callers.crt", "clientCa")],
+)
+def test_a_door_with_certificates_that_cannot_be_used_says_so_and_does_not_start(tmp_path, spoilt, told):
+    authority = Authority(tmp_path).begin()
+    authority.issue("door", tmp_path / PAIR[0], tmp_path / PAIR[1])
+    callers_file = tmp_path / "callers.crt"
+    shutil.copy(authority.file, callers_file)
+    if spoilt == "missing":
+        (tmp_path / PAIR[0]).unlink()
+    else:
+        (tmp_path / spoilt).write_text("spoilt")
+    settings = EdgeSettings(tls=tls_of(tmp_path, client_ca=str(callers_file)))
+    (tmp_path / "edge.yaml").write_text(dump_yaml(settings))
+    (tmp_path / "pipeline.yaml").write_text(dump_yaml(PIPELINE))
+    write_json(tmp_path / "plan.json", a_plan(PIPELINE))
+    arguments = ["--pipeline", str(tmp_path / "pipeline.yaml"), "--edge", str(tmp_path / "edge.yaml")]
+    ran = subprocess.run(
+        [sys.executable, "-m", "trimtab_router.envoy", *arguments, "--sockets", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("trimtab_router.envoy: tls: ")
+    assert told in ran.stderr
+    assert "Traceback" not in ran.stderr

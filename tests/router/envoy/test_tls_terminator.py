@@ -1,0 +1,93 @@
+"""An Envoy before a server that has no certificate of its own: routers reach it as they do ours, nobody else does."""
+
+import asyncio
+import json
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.ports import held_port
+from tests.router.envoy.identities import Holder
+from tests.router.envoy.openssl import Authority
+from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, endpoints_of
+from trimtab_pipelines.edge_settings import EdgeSettings, Identity
+from trimtab_protocol.http_client import ConnectionLost, HttpConnection, request_head
+from trimtab_protocol.mutual_tls import MutualTls
+from trimtab_router.envoy.binary import command, find_binary
+from trimtab_router.envoy.tls_terminator import certificate_files, terminator_bootstrap
+
+
+@asynccontextmanager
+async def guarding(served: FakeReplica, identity: Identity, folder: Path) -> AsyncIterator[int]:
+    """Stand before a server; yields the port where routers come in."""
+    for name, content in certificate_files(identity).items():
+        (folder / name).write_text(json.dumps(content))
+    with held_port() as port:
+        config = terminator_bootstrap(identity, port=port, served_port=served.port, folder=folder)
+        arguments = command(find_binary(), "--config-yaml", json.dumps(config))
+        process = await asyncio.create_subprocess_exec(*arguments, stderr=subprocess.DEVNULL)
+        try:
+            while True:
+                try:
+                    (await asyncio.open_connection("127.0.0.1", port))[1].close()
+                    break
+                except OSError:
+                    await asyncio.sleep(0.05)  # Envoy does not say when it listens
+            yield port
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+async def serial(port: int, holder: Holder) -> str:
+    """The serial number of the certificate that is shown there now."""
+    shown = MutualTls(holder.identity()).connecting()
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=shown)
+    found = writer.get_extra_info("peercert")["serialNumber"]
+    writer.close()
+    return str(found)
+
+
+async def test_a_guarded_server_is_served_to_who_shows_a_certificate_of_the_name_and_to_nobody_else(tmp_path):
+    authority = Authority(tmp_path / "ca").begin()
+    theirs = Holder(tmp_path / "theirs", mounted=True).take(authority, authority)
+    right = Holder(tmp_path / "right").take(authority, authority)
+    wrong = Holder(tmp_path / "wrong").take(authority, authority, "DNS:elsewhere")
+    pipeline, served = a_pipeline(1), await FakeReplica().start()
+    async with guarding(served, theirs.identity("shared"), tmp_path) as port:
+        endpoints = endpoints_of({"stage-0": [FakeReplica(port=port)]})
+        async with a_rig(
+            pipeline, {"stage-0": []}, edge=EdgeSettings(replicas=right.identity("shared")), ready=False
+        ) as rig:
+            rig.router.apply_endpoints(endpoints)
+            await rig.until_ready()
+            assert (await rig.rest(a_request()))[0] == 200
+            before = await serial(port, right)
+            theirs.take(authority, authority)
+            while await serial(port, right) == before:  # noqa: ASYNC110 - Envoy does not say when it has them
+                await asyncio.sleep(0.05)
+            assert (await rig.rest(a_request()))[0] == 200
+        probes = served.probes
+        async with a_rig(pipeline, {"stage-0": []}, edge=EdgeSettings(replicas=wrong.identity()), ready=False) as rig:
+            rig.router.apply_endpoints(endpoints)
+            await rig.until(lambda: rig.value("trimtab_refused_replicas") == 1)
+        plain = await HttpConnection.open("127.0.0.1", port)
+        with pytest.raises(ConnectionLost):
+            await plain.exchange(request_head("GET", "/v2/models/small/ready", "x", {}, 0))
+        assert (served.probes, len(served.seen)) == (probes, 2)
+    await served.stop()
+
+
+@pytest.mark.parametrize("name", ["", "replicas.team-a", "spiffe://cluster.local/ns/team-a"])
+def test_envoy_takes_what_a_guard_is_told(tmp_path, name):
+    authority = Authority(tmp_path / "ca").begin()
+    identity = Holder(tmp_path / "tls").take(authority, authority).identity(name)
+    for file, content in certificate_files(identity).items():
+        (tmp_path / file).write_text(json.dumps(content))
+    config = json.dumps(terminator_bootstrap(identity, port=9443, served_port=8000, folder=tmp_path))
+    arguments = [find_binary(), "--mode", "validate", "--config-yaml", config, "--log-level", "warning"]
+    ran = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr

@@ -1,0 +1,235 @@
+"""Tokens at a real door: whose they are, for whom, until when, for which pipelines, and what a forger tries."""
+
+import asyncio
+import hashlib
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from tests.router.envoy.callers import PATH, call, code, post
+from tests.router.envoy.openssl import Signer, jwks, replace, unsigned
+from tests.router.envoy.stand_in import a_stand_in
+from tests.router.fakes import FakeReplica, a_pipeline, a_rig
+from trimtab_pipelines.edge_settings import EdgeSettings, JwtIssuer
+from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of, new_key
+
+PIPELINE = a_pipeline(1)
+ISSUER = "https://issuer.example"
+
+
+def claims(**changes: Any) -> dict[str, Any]:
+    """Good ones; None leaves one out."""
+    found = {"iss": ISSUER, "aud": "trimtab", "sub": "alice", "exp": time.time() + 600} | changes
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def an_issuer(folder: Path, *signers: Signer, **changes: Any) -> JwtIssuer:
+    file = folder / "jwks.json"
+    file.write_text(jwks(*signers))
+    return JwtIssuer(**{"issuer": ISSUER, "audiences": ["trimtab", "other"], "jwks": str(file)} | changes)
+
+
+def bearer(token: str) -> tuple[str, str]:
+    return "authorization", f"Bearer {token}"
+
+
+@pytest.mark.parametrize("algorithm", ["RS256", "ES256"])
+async def test_a_token_lets_in_who_it_names_and_a_forged_one_nobody(tmp_path, algorithm):
+    signer, forger = Signer.make("good", algorithm), Signer.make("forged", algorithm)
+
+    def signed(**changes: Any) -> str:
+        return signer.token(tmp_path, claims(**changes))
+
+    async with a_rig(
+        PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(jwt=(an_issuer(tmp_path, signer),))
+    ) as rig:
+        good = signed()
+        assert (await post(rig, bearer(good))).status == 200
+        assert (await post(rig, ("Authorization", f"bearer {good}"))).status == 200
+        assert (await post(rig, bearer(signed(aud=["another", "other"])))).status == 200
+        assert await call(rig, bearer(good)) == "OK"
+        head, payload, signature = good.split(".")
+        for what, token in {
+            "another issuer": signed(iss="https://elsewhere.example"),
+            "no issuer": signed(iss=None),
+            "too late": signed(exp=time.time() - 120),
+            "without an end": signed(exp=None),
+            "too early": signed(nbf=time.time() + 600),
+            "another's signature": forger.token(tmp_path, claims()),
+            "another's signature under a known name": forger.token(tmp_path, claims(), kid="good"),
+            "no signature": f"{head}.{payload}.",
+            "unsigned": unsigned(claims()),
+            "another's content": f"{head}.{unsigned(claims(sub='bob')).split('.')[1]}.{signature}",
+            "another algorithm": signer.token(tmp_path, claims(), alg="HS256"),
+            "a signature cut short": good[:-8],
+            "no token": "a.b.c",
+            "five parts": f"{good}.x.y",
+        }.items():
+            refused = await post(rig, bearer(token))
+            assert (refused.status, refused.headers["x-trimtab-reason"]) == (401, "Unauthenticated"), what
+            assert await code(rig, bearer(token)) == "UNAUTHENTICATED", what
+        for elsewhere in (signed(aud="another"), signed(aud=None), signed(aud=[])):
+            assert (await post(rig, bearer(elsewhere))).status == 403
+            assert await code(rig, bearer(elsewhere)) == "PERMISSION_DENIED"
+        for headers, path in (
+            ((), PATH),
+            ((("x-api-key", good),), PATH),
+            ((("authorization", good),), PATH),
+            ((), f"{PATH}?access_token={good}"),
+            ((bearer(good), bearer(good)), PATH),
+            ((("cookie", f"access_token={good}"),), PATH),
+            ((("x-trimtab-client", "token:alice"),), PATH),
+        ):
+            assert (await post(rig, *headers, path=path)).status == 401, headers
+
+
+async def test_a_subject_that_could_be_more_than_a_name_is_none(tmp_path):
+    signer = Signer.make("good")
+    settings = EdgeSettings(jwt=(an_issuer(tmp_path, signer),))
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings) as rig:
+        for subject in (
+            "alice\r\nx-evil: 1",
+            "älice",
+            "alice bob",
+            "",
+            "a" * 129,
+            None,
+            "\0",
+            "alice,bob",
+            "%0d%0a",
+        ):
+            refused = await post(rig, bearer(signer.token(tmp_path, claims(sub=subject))))
+            assert (refused.status, refused.headers["x-trimtab-reason"]) == (403, "Forbidden"), repr(subject)
+        for no_name in (7, True, ["alice"], {"name": "alice"}):
+            assert (await post(rig, bearer(signer.token(tmp_path, claims(sub=no_name))))).status == 401
+        assert (await post(rig, bearer(signer.token(tmp_path, claims(sub="auth0|5f-a.b@c:d/e+f=_"))))).status == 200
+        assert (await post(rig, bearer(signer.token(tmp_path, claims(sub="a" * 128))))).status == 200
+
+
+async def test_the_client_and_the_pipelines_are_what_the_claims_say(tmp_path):
+    signer, clients = Signer.make("good"), []
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        clients.append(request.headers.getall("x-trimtab-client"))
+        assert "authorization" not in request.headers
+        return web.Response(text="{}")
+
+    issuer = an_issuer(tmp_path, signer, client_claim="client_id", pipelines_claim="pipelines")
+    async with a_stand_in(answer, EdgeSettings(jwt=(issuer,))) as ports, aiohttp.ClientSession() as session:
+
+        async def ask(**changes: Any) -> int:
+            token = signer.token(tmp_path, claims(client_id="batch-7", **changes))
+            url = f"http://127.0.0.1:{ports.rest_port}/v2"
+            headers = [bearer(token), ("x-trimtab-client", "key:mallory")]
+            async with session.get(url, headers=headers) as answered:
+                return answered.status
+
+        for right in (["another", "default/sample"], ["default/*"], ["*"]):
+            assert await ask(pipelines=right) == 200, right
+        whole = "default/sample"
+        for wrong in (["default/another"], [], whole, None, {whole: True}, ["default/", "sample"], [[whole]], 1):
+            assert await ask(pipelines=wrong) == 403, wrong
+    assert clients == [[f"token:{hashlib.sha256(ISSUER.encode()).hexdigest()[:8]}:batch-7"]] * 3
+
+
+@pytest.mark.parametrize("bare", [False, True])
+async def test_a_pipeline_of_the_same_name_in_another_namespace_is_another(tmp_path, bare):
+    """A name alone would be every tenant's pipeline of that name; it counts only where the door's owner says so."""
+    signer = Signer.make("good")
+    issuer = an_issuer(tmp_path, signer, pipelines_claim="pipelines", bare_pipelines=bare)
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(jwt=(issuer,))) as rig:
+        for named, status in (
+            ("default/sample", 200),
+            ("other/sample", 403),
+            ("other/*", 403),
+            ("default", 403),
+            ("sample", 200 if bare else 403),
+        ):
+            token = bearer(signer.token(tmp_path, claims(pipelines=[named])))
+            assert (await post(rig, token)).status == status, named
+
+
+async def assert_two_clients(edge: EdgeSettings, first: Any, second: Any) -> None:
+    """Each may have one request under way, and neither's counts for the other."""
+    replica = FakeReplica()
+    async with a_rig(PIPELINE, {"stage-0": [replica]}, edge=edge) as rig:
+        replica.gate.clear()
+        asking = [asyncio.create_task(post(rig, first))]
+        await replica.arrived.wait()
+        assert (await post(rig, first)).headers["x-trimtab-reason"] == "ClientConcurrency"
+        asking.append(asyncio.create_task(post(rig, second)))
+        await rig.until(lambda: rig.router.budget.requests == 2)
+        replica.gate.set()
+
+        assert [(await one).status for one in asking] == [200, 200]
+
+
+async def test_clients_of_one_name_are_two_where_two_issuers_name_them(tmp_path):
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    signers = [Signer.make("first"), Signer.make("second")]
+    issuers = (
+        an_issuer(folders[0], signers[0]),
+        an_issuer(folders[1], signers[1], issuer="https://other.example"),
+    )
+    edge = EdgeSettings.model_validate({"jwt": issuers, "clients": {"concurrency": 1}})
+    first = bearer(signers[0].token(folders[0], claims()))
+    second = bearer(signers[1].token(folders[1], claims(iss="https://other.example")))
+    await assert_two_clients(edge, first, second)
+
+
+async def test_clients_whose_long_names_end_otherwise_are_two(tmp_path):
+    signer = Signer.make("good")
+    edge = EdgeSettings.model_validate({"jwt": (an_issuer(tmp_path, signer),), "clients": {"concurrency": 1}})
+    first, second = (bearer(signer.token(tmp_path, claims(sub="a" * 127 + last))) for last in "bc")
+    await assert_two_clients(edge, first, second)
+
+
+async def test_keys_and_tokens_are_taken_beside_each_other(tmp_path):
+    """One of both is enough; a wrong one beside a right one is no way in, nor is a token where only keys are taken."""
+    signer, key, keys = Signer.make("good"), new_key(), tmp_path / "keys"
+    keys.write_text(f"bob: {entry_of(HashedKey('bob', digest_of(key)))}\n")
+    settings = EdgeSettings(jwt=(an_issuer(tmp_path, signer),), keys_file=str(keys))
+    good, bad = signer.token(tmp_path, claims()), signer.token(tmp_path, claims(aud="another"))
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings) as rig:
+        for headers, status in (
+            ((), 401),
+            ((bearer(good),), 200),
+            ((("x-api-key", key),), 200),
+            ((bearer(key),), 200),
+            ((("x-api-key", key), bearer(good)), 200),
+            ((("x-api-key", new_key()), bearer(good)), 401),
+            ((("x-api-key", key), bearer(bad)), 403),
+            ((bearer(bad),), 403),
+        ):
+            assert (await post(rig, *headers)).status == status, headers
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(keys_file=str(keys))) as rig:
+        assert (await post(rig, bearer(good))).status == 401
+        assert (await post(rig, ("x-api-key", key))).status == 200
+
+
+async def test_an_issuers_new_keys_are_in_force_and_its_old_ones_are_not(tmp_path):
+    old, new = Signer.make("old"), Signer.make("new")
+    settings = EdgeSettings(jwt=(an_issuer(tmp_path, old),))
+    first, second = bearer(old.token(tmp_path, claims())), bearer(new.token(tmp_path, claims()))
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings) as rig:
+
+        async def until_both_are(first_status: int, second_status: int) -> float:
+            began = asyncio.get_running_loop().time()
+            async with asyncio.timeout(40):
+                while [(await post(rig, one)).status for one in (first, second)] != [first_status, second_status]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+            return asyncio.get_running_loop().time() - began
+
+        await until_both_are(200, 401)
+        file = Path(settings.jwt[0].jwks)
+        replace(file, "{ this is no key set")
+        replace(file, jwks(old, new))
+        assert await until_both_are(200, 200) < 15
+        replace(file, jwks(new))
+        assert await until_both_are(401, 200) < 15

@@ -1,0 +1,356 @@
+"""An accuracy that no longer holds is noticed, from what models say and from rows that are answered twice."""
+
+import numpy as np
+import pytest
+
+from tests.builders import a_pipeline, a_plan, a_stage, a_variant
+from tests.router.test_stage_scheduler import READY, Desktop
+from trimtab_pipelines.accuracy_evidence import Accuracy
+from trimtab_router.scheduling.accuracy_monitor import (
+    DRIFT,
+    KEPT_SECONDS,
+    LEAST_ROWS,
+    AccuracyBaseline,
+    AccuracyMonitor,
+)
+from trimtab_router.scheduling.batch_outcomes import BatchFailed, Completed, NotReady, Rejected, ReplicaLost
+from trimtab_router.scheduling.policies import slack_fit
+from trimtab_router.scheduling.replica_slots import ReplicaSlots
+
+NOW = 7.0
+KEY, BEST = ("early", "at"), ("early", "avt")
+ALL = (*KEY, "")
+OUTPUTS = [{"name": "y", "datatype": "INT64"}, {"name": "sure", "datatype": "FP32"}]
+
+
+def measured(accuracy, certainty=None, source="Measured"):
+    """An accuracy, and how certain the model was of the samples behind it; as certain as it was right by default."""
+    sure = accuracy if certainty is None else certainty
+    return {"accuracy": accuracy, "accuracyEvidence": {"source": source, "samples": 1000, "meanCertainty": sure}}
+
+
+POINTS = [{"name": "default", **measured(0.9)}, {"name": "quick", **measured(0.7)}]
+SENSES = [{"name": "at", **measured(0.86)}, {"name": "avt", **measured(0.95)}]
+
+
+def a_watch(points=SENSES):
+    variants = [a_variant("early", operatingPoints=points)]
+    stage = a_stage("only", outputs=OUTPUTS, certainty="sure", variants=variants)
+    return AccuracyMonitor(a_pipeline([stage]).spec.stages[0])
+
+
+def serve(watch, rng, rows, accuracy, best_accuracy, boast=0.0):
+    """Rows one by one, one in a hundred answered twice; how certain a model is says its accuracy, and `boast` more."""
+    for row in range(rows):
+        chance = float(np.clip(rng.beta(8 * accuracy, 8 * (1 - accuracy)), 0, 1))
+        certainty = min(chance + boast, 1.0)
+        watch.saw(KEY, "", np.array([certainty]), NOW)
+        if row % 100 == 99:
+            best_chance = float(np.clip(rng.beta(8 * best_accuracy, 8 * (1 - best_accuracy)), 0, 1))
+            right, best_right = rng.random() < chance, rng.random() < best_chance
+            agrees = bool(right and best_right) or bool(not right and not best_right and rng.random() < 0.1)
+            watch.saw(BEST, "", np.array([best_chance]), NOW)
+            watch.compared(KEY, "avt", "", certainty, best_chance, agrees=agrees)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_sense_that_fails_is_noticed_within_a_minute_of_twenty_rows_a_second(seed):
+    rng, watch = np.random.default_rng(seed), a_watch()
+    serve(watch, rng, 3000, 0.86, 0.95)
+    assert watch.drifted(NOW) == {}
+
+    serve(watch, rng, 60 * 20, 0.45, 0.95)
+    assert watch.drifted(NOW)[ALL] == pytest.approx(0.45, abs=0.04)
+
+
+def test_rows_that_name_a_task_count_where_a_point_tells_no_tasks_apart():
+    watch = a_watch()
+    assert watch.knows(KEY, "cats")
+    watch.saw(KEY, "cats", np.full(500, 0.4), NOW)
+
+    assert list(watch.drifted(NOW)) == [ALL]
+
+
+def test_where_all_is_as_measured_nothing_is_told():
+    rng, watch = np.random.default_rng(0), a_watch()
+    told = 0
+    for _ in range(200):
+        serve(watch, rng, 100, 0.86, 0.95)
+        told += bool(watch.drifted(NOW))
+    assert told <= 2
+
+
+def test_answers_that_the_best_point_denies_mend_what_a_model_says_of_itself():
+    honest, boasting = a_watch(), a_watch()
+    rng = np.random.default_rng(1)
+    serve(boasting, rng, 20_000, 0.6, 0.97, boast=0.26)
+    serve(honest, rng, 20_000, 0.6, 0.97)
+
+    assert honest.drifted(NOW)[ALL] == pytest.approx(0.6, abs=0.04)
+    assert boasting.drifted(NOW)[ALL] < 0.86 - 2 * DRIFT, (
+        "a third of what it boasts is taken off, once 200 were compared"
+    )
+
+
+def test_a_certainty_that_is_no_probability_says_nothing():
+    watch = a_watch()
+    watch.saw(KEY, "", np.array([np.nan, 7.5, -2.0] * 100), NOW)
+
+    assert watch.drifted(NOW) == {}
+
+
+def look_again(watch, rng, rows, lost):
+    """Rows that a first point was not certain of: a look was measured to win 0.2 a row, and wins `lost` less."""
+    for _ in range(rows):
+        before = float(np.clip(rng.normal(0.5, 0.1), 0, 1))
+        after = float(np.clip(before + rng.normal(0.2 - lost, 0.15), 0, 1))
+        watch.saw_again(BEST, "", np.array([after]), AccuracyBaseline("at", np.array([before]), 0.2), NOW)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_point_that_only_looks_again_is_judged_by_what_its_looks_win(seed):
+    rng, watch = np.random.default_rng(seed), a_watch()
+    look_again(watch, rng, 2000, lost=0.04)
+    assert watch.drifted(NOW) == {}, "rows that are picked out are not judged as exactly as all rows"
+
+    look_again(watch, rng, 60 * 6, lost=0.25)
+    assert watch.drifted(NOW)[*BEST, ""] == pytest.approx(0.70, abs=0.06)
+
+
+def test_what_was_seen_of_one_kind_of_rows_gives_way_to_what_is_seen_of_the_other():
+    rng, watch = np.random.default_rng(0), a_watch()
+    look_again(watch, rng, 500, lost=0.3)
+    assert (*BEST, "") in watch.drifted(NOW)
+
+    for _ in range(600):
+        watch.saw(BEST, "", np.array([rng.beta(8 * 0.95, 8 * 0.05)]), NOW)
+    assert watch.drifted(NOW) == {}
+
+
+def test_what_nobody_sees_any_more_is_believed_anew_after_a_while():
+    watch = a_watch()
+    watch.saw(KEY, "", np.full(500, 0.4), NOW)
+
+    assert ALL in watch.drifted(NOW + KEPT_SECONDS - 1.0)
+    assert watch.drifted(NOW + KEPT_SECONDS) == {}
+    watch.saw(KEY, "", np.full(LEAST_ROWS - 1, 0.4), NOW + KEPT_SECONDS)
+    assert watch.drifted(NOW + KEPT_SECONDS) == {}, "it begins from nothing"
+
+
+@pytest.mark.parametrize(
+    ("evidence", "told"),
+    [
+        (measured(0.8, 0.95), True),
+        (measured(0.8, 0.95, "Published"), False),
+        (measured(0.8, 0.95, "Declared"), False),
+        ({"accuracy": 0.8, "accuracyEvidence": {"source": "Measured", "samples": 1000}}, False),
+    ],
+)
+def test_a_certainty_says_something_by_what_it_changes_and_only_where_it_was_measured(evidence, told):
+    watch = a_watch([{"name": "at", **evidence}])
+    watch.saw(KEY, "", np.full(320, 0.95), NOW)
+    assert watch.drifted(NOW) == {}, "as certain as ever, and never right so often"
+
+    watch.saw(KEY, "", np.full(1000, 0.5), NOW)
+    assert watch.drifted(NOW) == ({ALL: pytest.approx(0.8 - 0.45, abs=0.02)} if told else {})
+
+
+@pytest.mark.parametrize("agreed_of_ten", [7, 2])
+def test_comparisons_are_read_by_what_certainties_were_worth_when_measured(agreed_of_ten):
+    """A cheap point that is right in 0.7 and says 0.95; the best is right in 0.95 and says 0.99."""
+    watch = a_watch([{"name": "at", **measured(0.7, 0.95)}, {"name": "avt", **measured(0.95, 0.99)}])
+    for row in range(400):
+        watch.saw(KEY, "", np.array([0.95]), NOW)
+        watch.compared(KEY, "avt", "", 0.95, 0.99, agrees=row % 10 < agreed_of_ten)
+
+    right = {7: {}, 2: {ALL: pytest.approx(0.45, abs=0.03)}}
+    assert watch.drifted(NOW) == right[agreed_of_ten], "two thirds of what 400 comparisons tell"
+    assert watch.audits == {KEY: 400}
+
+
+def test_second_looks_of_models_that_are_not_calibrated_tell_nothing():
+    rng, watch = np.random.default_rng(0), a_watch([SENSES[0], {"name": "avt", **measured(0.95, 0.99)}])
+    look_again(watch, rng, 500, lost=0.3)
+
+    assert watch.drifted(NOW) == {}
+
+
+def on_tasks(accuracy, **by_task):
+    own = {task: {"value": one, "source": "Measured", "meanCertainty": one} for task, one in by_task.items()}
+    return measured(accuracy) | {"accuracyByTask": own}
+
+
+def test_rows_of_one_task_are_held_against_what_was_measured_of_it():
+    watch = a_watch([{"name": "at", **on_tasks(0.5, crops=0.78, faces=0.92, turned=0.25)}])
+    watch.saw(KEY, "crops", np.full(500, 0.78), NOW)
+    assert watch.drifted(NOW) == {}, "crops alone, as certain of them as ever"
+
+    watch.saw(KEY, "another", np.full(500, 0.1), NOW)
+    assert watch.drifted(NOW) == {}, "nothing was measured of it"
+
+    watch.saw(KEY, "turned", np.full(1000, 0.05), NOW)
+    told = watch.drifted(NOW)
+    assert told == {
+        ALL: pytest.approx(0.3, abs=0.02),
+        (*KEY, "turned"): pytest.approx(0.05, abs=0.02),
+        (*KEY, "crops"): 0.78,
+    }, "what all rows are by now, the one that drifted, and the one that was seen to hold; faces were not seen"
+
+
+def joined(accuracy, certainty):
+    return {"at": Accuracy(value=accuracy, source="Measured", samples=100, mean_certainty=certainty)}
+
+
+def test_a_task_that_joined_is_held_against_its_card_and_no_longer_once_it_is_gone():
+    watch = a_watch()
+    watch.enrol("early", "late", joined(0.7, 0.95))
+    watch.saw(KEY, "late", np.full(500, 0.95), NOW)
+    assert watch.drifted(NOW) == {}, "as certain of them as ever, though more than of others"
+
+    watch.enrol("early", "late", joined(0.7, 0.95))  # as replicas tell again and again
+    watch.saw(KEY, "late", np.full(1000, 0.55), NOW)
+    assert watch.drifted(NOW) == {
+        ALL: pytest.approx(0.86 - 0.4, abs=0.03),
+        (*KEY, "late"): pytest.approx(0.7 - 0.4, abs=0.03),
+    }
+
+    watch.dismiss("early", "late")
+    assert set(watch.drifted(NOW)) == {ALL}
+    watch.enrol("early", "late", joined(0.6, 0.55))
+    watch.saw(KEY, "late", np.full(500, 0.55), NOW)
+    assert watch.drifted(NOW)[*KEY, "late"] == 0.6, "another of that name, which holds"
+
+
+def test_rows_of_a_task_that_joined_without_a_certainty_say_nothing_of_the_others():
+    watch = a_watch()
+    watch.enrol("early", "late", joined(0.4, None))
+    assert not watch.knows(KEY, "late")
+    watch.saw(KEY, "late", np.full(1000, 0.3), NOW)
+
+    assert watch.drifted(NOW) == {}
+
+
+class Audited(Desktop):
+    """A stage of one replica, whose batches leave at the cheap point: its deadlines allow no other."""
+
+    def __init__(self):
+        policy = slack_fit.POLICY
+        self.waits = []
+        super().__init__(policy)
+        stage = a_pipeline(1).spec.stages[0]
+        described = stage.model_dump(by_alias=True) | {"outputs": OUTPUTS, "certainty": "sure"}
+        described["variants"] = [a_variant(operatingPoints=POINTS)]
+        quick = {"name": "quick", "accuracy": 0.7, "serviceSeconds": {1: 0.1, 8: 0.4}}
+        plan = a_plan(a_pipeline(1), serviceSeconds={1: 1.0, 8: 4.0}, fallbacks=[quick])
+        self.desk = type(self.desk)(
+            type(stage).model_validate(described),
+            plan=plan.spec.stages[0],
+            max_rows=1000,
+            policy=policy,
+            drop_policy="Predicted",
+            clock=self.clock,
+            carrier=self,
+            tally=self,
+            suspects=None,
+            grace_seconds=10.0,
+        )
+        self.slots = [ReplicaSlots("slot")]
+        self.slots[0].offer(READY)
+        self.desk.staff(self.slots)
+
+    def waited(self, seconds):
+        self.waits.append(seconds)
+
+    def answer(self, label):
+        parcel = self.sent[-1]
+        given = [
+            {"y": np.full(piece.rows, label), "sure": np.full(piece.rows, 0.7, np.float32)} for piece in parcel.batch
+        ]
+        self.clock.run(self.clock.now + parcel.point.seconds(parcel.rows))
+        self.desk.ended(parcel, Completed(given, parcel.point.name))
+        self.settle()
+
+    def serve(self, batches, label=3):
+        for _ in range(batches):
+            self.take(8, self.clock.now + 0.9)
+            self.settle()
+            assert self.sent[-1].point.name == "quick"
+            self.answer(label)
+
+
+def test_one_row_in_a_hundred_is_answered_by_the_best_point_too_once_nobody_waits():
+    top = Audited()
+    top.serve(12)
+    assert len(top.sent) == 12
+
+    top.serve(1)
+    audit = top.sent[-1]
+    assert (audit.point.name, audit.rows) == ("default", 1)
+    top.answer(label=3)
+    assert top.desk.watch.audits == {("small", "quick"): 1}
+
+
+def test_a_row_that_is_compared_names_the_task_that_its_own_names():
+    top = Audited()
+    for _ in range(13):
+        top.take(8, top.clock.now + 0.9).task = "cats"
+        top.settle()
+        top.answer(label=3)
+
+    assert top.sent[-1].point.name == "default"
+    assert top.sent[-1].batch[0].work.task == "cats"
+
+
+def test_nobody_waits_behind_a_row_that_is_only_compared_while_others_are_there():
+    top = Audited()
+    top.serve(12)
+    top.take(8, top.clock.now + 0.9)
+    top.settle()
+    waits = top.take(8, top.clock.now + 5.0)
+    top.answer(label=3)
+
+    assert top.sent[-1].batch[0].work is waits
+
+
+def test_how_long_a_row_lay_that_nobody_waits_for_is_no_wait():
+    top = Audited()
+    top.serve(12)
+    top.take(8, top.clock.now + 0.9)
+    top.settle()
+    for _ in range(3):  # the row that is compared lies behind these
+        top.take(8, top.clock.now + 5.0)
+        top.answer(label=3)
+    top.answer(label=3)
+    waits = list(top.waits)
+    assert top.sent[-1].point.name == "default"
+    assert top.clock.now - top.sent[-1].batch[0].work.enqueued_at > 1.0
+
+    top.answer(label=3)
+    assert top.desk.watch.audits == {("small", "quick"): 1}
+    assert top.waits == waits
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        ReplicaLost("gone", delivered=True),
+        ReplicaLost("gone", delivered=False),
+        NotReady(),
+        Rejected("no"),
+        BatchFailed("odd"),
+        BatchFailed("odd", again=False),
+    ],
+    ids=repr,
+)
+def test_a_row_that_nobody_waits_for_is_tried_once_and_takes_no_place_among_callers_rows(ending):
+    top = Audited()
+    top.serve(13)
+    audit, sent = top.sent[-1], len(top.sent)
+    assert audit.point.name == "default"
+    top.told.clear()
+    top.desk.ended(audit, ending)
+
+    assert top.desk.queue.rows == 0
+    top.clock.run(top.clock.now + 20.0)
+    assert len(top.sent) == sent
+    assert len(top.told) == isinstance(ending, ReplicaLost | BatchFailed)  # of the replica, and of no request

@@ -1,0 +1,272 @@
+"""A desk whose stage writes: rows side by side in a replica, times to first pieces, rows that nobody waits for."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builders import a_plan
+from tests.clocks import FakeClock
+from tests.router.chats import a_chat_pipeline, a_writer
+from tests.router.test_queue import Caller
+from tests.router.test_stage_scheduler import READY
+from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
+from trimtab_router.request.graph import ReadyStage
+from trimtab_router.scheduling.batch_outcomes import BatchFailed, Cancelled, Completed, NotReady, ReplicaLost, StreamCut
+from trimtab_router.scheduling.policies import POLICIES
+from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
+from trimtab_router.scheduling.replica_slots import ReplicaSlots
+from trimtab_router.scheduling.stage_request import StageRequest
+from trimtab_router.scheduling.stage_scheduler import StageScheduler
+
+LAST = LastChunk("", "stop", Usage(3, 2, 0, 0, 3))
+OUTPUTS = {"text": np.array([b"a b"], object), "finish_reason": np.array([b"stop"], object), "usage": np.zeros((1, 5))}
+
+
+class Writers:
+    """A desk of a stage that writes, and all that it is given."""
+
+    def __init__(self, pipeline=None, *, slots=1, places=4, repeatable=True, drop_policy="Predicted", **plan):
+        pipeline = pipeline or a_chat_pipeline([a_writer(repeatable=repeatable)])
+        self.clock = FakeClock()
+        self.under_way: dict[Any, Any] = {}
+        self.wrote: Any = None
+        self.told = []
+        self.slots = [ReplicaSlots(f"slot-{n}") for n in range(slots)]
+        self.desk = StageScheduler(
+            pipeline.spec.stages[-1],
+            plan=a_plan(pipeline, batchSize=places, **plan).spec.stages[-1],
+            max_rows=100,
+            policy=POLICIES["UrgentFirst"],
+            drop_policy=drop_policy,
+            clock=self.clock,
+            carrier=self,
+            tally=self,
+            suspects=QueryOfDeathDetector(),
+            grace_seconds=10.0,
+        )
+        for slot in self.slots:
+            slot.offer(READY)
+        self.desk.staff(self.slots)
+
+    def carry(self, parcel, ended):  # noqa: ARG002 - a stage that writes carries nothing
+        raise AssertionError(parcel)
+
+    def write(self, parcel, wrote, ended):
+        assert parcel.rows == 1
+        self.under_way[parcel] = ended
+        self.wrote = wrote
+
+    def abandon(self, parcel):
+        self.clock.soon(lambda: self.end(parcel, Cancelled()), lambda: None)
+
+    def end(self, parcel, ending=None):
+        self.under_way.pop(parcel)(parcel, ending or Completed((OUTPUTS,), parcel.point.name))
+
+    def __getattr__(self, told):
+        if told not in {"waited", "served", "looks_again", "retried", "troubled", "failed", "abandoned", "began_early"}:
+            raise AttributeError(told)
+        return lambda *what: self.told.append((told, *what))
+
+    def take(self, rows=1, deadline=100.0, *, listens=False):
+        caller = Caller()
+        caller.listens = listens
+        runnable = ReadyStage("text", rows, {"messages": np.array([b"m"] * rows, object)})
+        work = StageRequest(caller, runnable, deadline=deadline, now=self.clock.now)
+        refusal = self.desk.refusal_of(work, self.clock.now)
+        if refusal is None:
+            self.desk.take(work)
+            self.settle()
+        return refusal or work
+
+    def settle(self, seconds=0.0):
+        self.clock.run(self.clock.now + seconds)
+
+    @property
+    def sent(self):
+        return list(self.under_way)
+
+
+def given(work) -> Any:
+    return work.owner.outputs
+
+
+def why(work):
+    return work.owner.refusal and work.owner.refusal.reason
+
+
+def test_rows_leave_one_by_one_until_every_place_is_taken():
+    top = Writers(places=3)
+    works = [top.take(rows=2), top.take(), top.take()]
+
+    assert [parcel.batch[0].work for parcel in top.sent] == [works[0], works[0], works[1]]
+    assert not top.slots[0].free
+    top.end(top.sent[0])
+    top.settle()
+    assert [parcel.batch[0].work for parcel in top.sent] == [works[0], works[1], works[2]]
+    assert works[0].owner.outputs is None
+    top.end(top.sent[0])
+    assert list(given(works[0])["text"]) == [b"a b", b"a b"]
+
+
+def test_the_emptiest_replica_is_next_and_a_new_plan_has_other_places():
+    top = Writers(slots=2, places=2)
+    for _ in range(3):
+        top.take()
+    assert sorted(slot.inflight for slot in top.slots) == [1, 2]
+
+    top.desk.follow(top.desk.plan.model_copy(update={"batch_size": 1}))
+    top.take()
+    assert len(top.sent) == 3
+    assert top.desk.queue.rows == 1
+
+
+def test_what_is_learnt_is_the_time_to_the_first_piece():
+    top = Writers()
+    work = top.take()
+    (parcel,) = top.sent
+    top.settle(2.0)
+    top.wrote(parcel, Chunk("a "))
+    top.settle(30.0)
+    top.wrote(parcel, LAST)
+    top.end(parcel)
+
+    assert work.owner.heard == [(0, Chunk("a ")), (0, LAST)]
+    assert top.desk.outlook.service_seconds(1) == pytest.approx(2.0)
+    assert top.desk.carries().seconds == pytest.approx(32.0)
+    assert [told[0] for told in top.told if told[0] == "served"] == ["served"]
+
+
+def write_all(top, parcel, seconds):
+    """Its first piece comes after so long, and with it the last."""
+    top.settle(seconds)
+    top.wrote(parcel, Chunk("a "))
+    top.wrote(parcel, LAST)
+    top.end(parcel)
+    top.settle()
+
+
+def test_one_that_reads_nothing_is_not_as_slow_as_one_that_reads_many():
+    top = Writers(places=4, serviceSeconds={1: 0.05, 4: 0.2})
+    for _ in range(3):
+        top.take()
+    for _ in range(30):
+        top.take()
+        write_all(top, top.sent[-1], 0.2)
+
+    assert top.desk.outlook.service_ratio == pytest.approx(1.0)
+    late = top.take(deadline=top.clock.now + 0.1)
+    assert why(late) == "Predicted"
+    for parcel in top.sent:
+        top.end(parcel)
+    top.settle()
+    alone = top.take(deadline=top.clock.now + 0.1)
+    assert [parcel.batch[0].work for parcel in top.sent] == [alone]
+
+
+def test_answers_that_have_begun_are_no_company_to_a_prompt():
+    top = Writers(places=4, serviceSeconds={1: 0.05, 4: 0.2})
+    for _ in range(3):
+        top.take()
+        top.settle(0.05)
+        top.wrote(top.sent[-1], Chunk("a "))
+
+    assert top.slots[0].inflight == 3
+    assert top.slots[0].company == 0
+    in_time = top.take(deadline=top.clock.now + 0.1)
+    assert top.sent[-1].batch[0].work is in_time
+    assert top.slots[0].company == 1
+
+
+def test_who_reads_before_a_stage_that_writes_counts_on_the_usual_company():
+    top = Writers(places=4, serviceSeconds={1: 0.05, 4: 0.2})
+    assert top.desk.outlook.typical_seconds() == pytest.approx(0.05)
+    for _ in range(3):
+        top.take()
+    for _ in range(60):
+        top.take()
+        write_all(top, top.sent[-1], 0.2)
+
+    assert top.desk.outlook.typical_seconds() == pytest.approx(0.2)
+
+
+def test_who_would_wait_too_long_for_a_place_is_refused_at_the_door():
+    top = Writers(places=2)
+    for _ in range(2):
+        top.take()
+    top.settle(2.0)
+    for parcel in top.sent:
+        top.wrote(parcel, Chunk("a"))
+    top.settle(18.0)
+    for parcel in top.sent:
+        top.end(parcel)
+    # A place becomes free every 10 s, and a first piece takes 2 s; a fifth of what is left is not promised away.
+    for _ in range(2):
+        top.take(deadline=1000.0)
+    assert isinstance(top.take(deadline=top.clock.now + 13.0), StageRequest)
+    refusal = top.take(deadline=top.clock.now + 14.0)
+    assert (refusal.reason, refusal.stage) == ("Predicted", "text")
+    assert isinstance(top.take(deadline=top.clock.now + 16.0), StageRequest)
+
+
+def test_who_leaves_is_forgotten_wherever_his_rows_are():
+    top = Writers(places=2)
+    work = top.take(rows=3)
+    other = top.take()
+    assert len(top.sent) == 2
+    top.desk.withdraw(work)
+    top.settle()
+
+    assert [parcel.batch[0].work for parcel in top.sent] == [other]
+    assert top.slots[0].inflight == 1
+    assert top.told.count(("abandoned",)) == 2
+    assert top.desk.queue.rows == 0
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_part_of_an_answer_ends_it_for_who_has_heard_it_only(lost):
+    top = Writers()
+    listening, patient = top.take(listens=True), top.take()
+    for parcel in top.sent:
+        top.wrote(parcel, Chunk("a"))
+    for parcel in top.sent:
+        top.end(parcel, StreamCut("gone", lost=lost))
+    top.settle()
+
+    assert why(listening) == "AnswerCut"
+    assert why(patient) is None
+    assert [parcel.batch[0].work for parcel in top.sent] == [patient]
+
+
+def test_a_part_of_an_answer_of_a_stage_that_is_not_repeatable_is_a_failure():
+    top = Writers(repeatable=False)
+    work = top.take()
+    top.end(top.sent[0], StreamCut("gone"))
+
+    assert why(work) == "NotRepeatable"
+
+
+def test_nobody_is_blamed_for_a_replica_that_many_were_in():
+    top = Writers()
+    works = [top.take(), top.take()]
+    for _ in range(3):
+        for parcel in top.sent:
+            top.end(parcel, ReplicaLost("gone"))
+        top.settle()
+    assert [why(work) for work in works] == [None, None]
+
+    top.end(top.sent[0], ReplicaLost("gone"))
+    assert [why(work) for work in works] == ["ModelServerError", None]
+    assert isinstance(top.take(), StageRequest), "what is like it is no suspect"
+
+
+@pytest.mark.parametrize("ending", [NotReady(), ReplicaLost("gone", delivered=False), BatchFailed("500")])
+def test_what_had_no_piece_is_written_by_another(ending):
+    top = Writers()
+    work = top.take(listens=True)
+    top.end(top.sent[0], ending)
+    top.settle()
+
+    assert why(work) is None
+    top.end(top.sent[0])
+    assert list(given(work)["text"]) == [b"a b"]

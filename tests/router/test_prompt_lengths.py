@@ -1,0 +1,181 @@
+"""Prompts weigh by their tokens: who is due first, who could still make it, and which replica is the least loaded."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.builders import a_variant
+from tests.router.chats import a_chat_pipeline, a_writer
+from tests.router.test_generation import Writers
+from tests.router.test_queue import Caller
+from trimtab_protocol.chat.embedding_refs import EmbeddingRef, EncodedImage, blank_image, listed
+from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
+from trimtab_router.request.graph import ReadyStage
+from trimtab_router.scheduling.generation import GenerationTracker
+from trimtab_router.scheduling.prompt_lengths import PromptFeatures, PromptLengths
+from trimtab_router.scheduling.stage_request import StageRequest
+
+HELLO, LONG = 20, 24_000
+READS = {"serviceSeconds": {1: 0.1}, "promptTokens": 5.0, "readingSeconds": {5: 0.1, 1005: 1.1}}
+"""A millisecond a token beyond five."""
+QUARTER = Usage(prompt=10, text=10)
+
+
+def writing(top: Writers) -> GenerationTracker:
+    assert top.desk.writing is not None
+    return top.desk.writing
+
+
+class Readers(Writers):
+    """A desk that has learnt that four bytes of text are a token."""
+
+    def __init__(self, **given):
+        super().__init__(**(READS | given))
+        for _ in range(20):
+            writing(self).prompts.learn(PromptFeatures(40), QUARTER)
+
+    def chat(self, text_bytes, deadline):
+        inputs = {"messages": np.array([b"m" * text_bytes], object)}
+        work = StageRequest(Caller(), ReadyStage("text", 1, inputs), deadline=deadline, now=self.clock.now)
+        writing(self).weigh(work, images=0)
+        refusal = self.desk.refusal_of(work, self.clock.now)
+        if refusal is None:
+            self.desk.take(work)
+            self.settle()
+        return refusal or work
+
+
+@pytest.mark.parametrize(("joins", "tokens"), [(1.0, 100 + 640), (0.0, 100)])
+def test_images_count_where_they_join_the_prompt(joins, tokens):
+    prompts = PromptLengths()
+    shown = PromptFeatures(text_bytes=400, images=2, image_tokens=640)
+    assert prompts.tokens(shown) == 0.0
+
+    prompts.learn(PromptFeatures(200, images=1, image_tokens=320), Usage(round(50 + joins * 320), 3, 320, 0, 50))
+
+    assert prompts.tokens(shown) == pytest.approx(tokens)
+    assert prompts.tokens(PromptFeatures(400, images=2)) == pytest.approx(tokens)
+    assert prompts.tokens(PromptFeatures(400, images=2, image_tokens=1280)) == pytest.approx(100 + joins * 1280)
+
+
+def test_an_engine_that_does_not_tell_text_from_images_is_learnt_from_its_chats_of_words():
+    prompts = PromptLengths()
+    prompts.learn(PromptFeatures(400), Usage(prompt=100, completion=1, text=100))
+    prompts.learn(PromptFeatures(400, images=2), Usage(prompt=700, completion=1))
+    prompts.learn(PromptFeatures(400), Usage())
+
+    assert prompts.tokens(PromptFeatures(400)) == pytest.approx(100)
+    assert prompts.tokens(PromptFeatures(400, images=1)) == pytest.approx(400)
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), None])
+def test_a_long_chat_is_told_by_short_ones_though_most_of_those_is_json(separators):
+    def shown(text, images=0):
+        content = [*[{"type": "image"}] * images, {"type": "text", "text": text}]
+        told = json.dumps([{"role": "user", "content": content}], separators=separators)
+        return PromptFeatures.of_messages(np.array([told.encode()], object), 0, images)
+
+    prompts = PromptLengths()
+    prompts.learn(shown("What is seven plus five?"), Usage(prompt=6, completion=1, text=6))
+
+    assert prompts.tokens(shown("word " * 6_000)) == pytest.approx(7_500, rel=0.4)
+    assert shown("", images=2).text_bytes <= 15
+    assert shown('{"role": "user"} {"type": "image"}').text_bytes >= 34  # text that spells JSON is text
+
+
+def test_what_was_made_of_images_is_read_off_their_references():
+    def referring(row):
+        return {"messages": np.array([b"{}"], object), "references": np.array([row], object)}
+
+    told = listed([blank_image(EncodedImage(rows=7)), EmbeddingRef(url="blank:", rows=5)])
+    assert PromptFeatures.of(referring(told), 0, images=2) == PromptFeatures(2, 2, 12)
+    assert PromptFeatures.of(referring(json.dumps([{}]).encode()), 0, images=1) == PromptFeatures(2, 1, None)
+    assert PromptFeatures.of({"messages": np.array([b"{}"], object)}, 0, images=2) == PromptFeatures(2)
+    assert PromptFeatures.of({"x": np.zeros(1)}, 0, images=0) is None
+
+
+def test_of_two_chats_of_one_deadline_the_one_that_takes_longer_to_read_goes_first():
+    top = Readers(places=1)
+    first = top.chat(HELLO, deadline=100.0)
+    short, long = top.chat(HELLO, deadline=50.0), top.chat(LONG, deadline=52.0)
+    assert [parcel.batch[0].work for parcel in top.sent] == [first]
+    assert (long.reading_seconds, long.due_at) == (pytest.approx(5.995), pytest.approx(52.0 - 5.995))
+
+    top.end(top.sent[0])
+    top.settle()
+    assert [parcel.batch[0].work for parcel in top.sent] == [long]
+    top.end(top.sent[0])
+    top.settle()
+    assert [parcel.batch[0].work for parcel in top.sent] == [short]
+
+
+def test_who_cannot_be_read_in_time_is_dropped_as_soon_as_that_is_certain():
+    top = Readers(places=1)
+    top.chat(HELLO, deadline=100.0)
+    short, long = top.chat(HELLO, deadline=5.0), top.chat(LONG, deadline=7.0)
+    top.settle(1.5)
+
+    assert short.owner.refusal is None
+    assert long.owner.refusal.reason == "Predicted"
+    assert "6.095 s in this stage" in long.owner.refusal.message
+
+
+def test_a_chat_goes_where_the_fewest_tokens_are_to_be_computed():
+    top = Readers(slots=2, places=4)
+    one, other = top.slots
+    long = top.chat(400, deadline=100.0)
+    assert (one.pending_tokens, other.pending_tokens) == (100.0, 0.0)
+    for _ in range(3):
+        top.chat(HELLO, deadline=100.0)
+
+    assert (one.inflight, other.inflight) == (1, 3)
+    assert other.pending_tokens == 15.0
+    parcel = next(parcel for parcel in top.sent if parcel.batch[0].work is long)
+    top.wrote(parcel, Chunk("a"))  # its prompt is read: from now on it takes a token of each step
+    assert one.pending_tokens == 1.0
+    top.chat(HELLO, deadline=100.0)
+    assert one.inflight == 2
+    for parcel in top.sent:
+        top.end(parcel)
+    assert (one.pending_tokens, other.pending_tokens) == (0.0, 0.0)
+
+
+def test_a_long_prompt_does_not_make_the_machine_look_slow():
+    top = Readers(places=1)
+    top.chat(LONG, deadline=1000.0)
+    (parcel,) = top.sent
+    top.settle(6.095)
+    top.wrote(parcel, Chunk("a"))
+
+    assert top.desk.outlook.service_ratio == pytest.approx(1.0)
+    assert [told[3] for told in top.told if told[0] == "served"] == [pytest.approx(6.095)]
+
+
+def test_short_prompts_are_never_predicted_to_take_less_than_nothing():
+    top = Readers(promptTokens=1005.0, serviceSeconds={1: 0.2})
+
+    assert top.chat(HELLO, deadline=10.0).reading_seconds == pytest.approx(-top.desk.outlook.service_seconds(1))
+
+
+@pytest.mark.parametrize("unknown", [{"readingSeconds": {}}, {"readingSeconds": {}, "promptTokens": 0.0}])
+def test_where_nothing_was_measured_all_prompts_weigh_the_same(unknown):
+    pipeline = a_chat_pipeline([a_writer(variants=[a_variant(), a_variant("other")])])
+    work = Readers(pipeline=pipeline, **unknown).chat(LONG, deadline=10.0)
+
+    assert (work.reading_seconds, work.due_at) == (0.0, 10.0)
+
+
+def test_a_desk_learns_what_prompts_take_from_answers():
+    top = Writers(**READS)
+    work = StageRequest(
+        Caller(), ReadyStage("text", 1, {"messages": np.array([b"m" * 400], object)}), deadline=9.0, now=0.0
+    )
+    writing(top).weigh(work, images=0)
+    assert (work.tokens, work.reading_seconds) == ((), 0.0)
+    top.desk.take(work)
+    top.settle()
+    (parcel,) = top.sent
+    top.wrote(parcel, LastChunk("", "stop", Usage(prompt=100, completion=1, text=100)))
+
+    assert writing(top).prompts.tokens(PromptFeatures(800)) == pytest.approx(200)

@@ -1,0 +1,80 @@
+"""What a request may wish, and what is refused by name."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trimtab_router.refusal import Refusal
+from trimtab_router.request.request_options import NO_WISH, RequestOptions, parse_request_options
+
+
+def test_who_wishes_nothing_is_told_apart_at_no_cost():
+    assert parse_request_options({}) is NO_WISH
+    assert parse_request_options({"binary_data_output": True, "priority": 0, "timeout": 0}) is NO_WISH
+    assert NO_WISH.plain
+
+
+def test_numbers_may_be_written_as_text_since_not_every_client_sends_all_kinds():
+    given_wish = parse_request_options(
+        {"trimtab.accuracy_floor": "0.9", "trimtab.utility": 3, "trimtab.task": "digits", "priority": "1"}
+    )
+
+    assert given_wish == RequestOptions(accuracy_floor=0.9, utility=3.0, task="digits", priority=1)
+    assert not given_wish.plain
+
+
+@pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        ({"trimtab.accuracy_floor": 1.5}, "accuracy_floor"),
+        ({"trimtab.accuracy_floor": "much"}, "accuracy_floor"),
+        ({"trimtab.accuracy_floor": float("nan")}, "accuracy_floor"),
+        ({"trimtab.accuracy_floor": True}, "accuracy_floor"),
+        ({"trimtab.accuracy_floor": 0.5, "trimtab.accuracy_probability": 1}, "accuracy_probability"),
+        ({"trimtab.accuracy_probability": 0.9}, "accuracy_floor"),
+        ({"trimtab.utility": -1}, "utility"),
+        ({"trimtab.utility": float("inf")}, "utility"),
+        ({"trimtab.task": 3}, "task"),
+        ({"trimtab.task": "x" * 200}, "128"),
+        ({"priority": 6}, "priority"),
+        ({"priority": 1.5}, "priority"),
+        ({"priority": -1}, "priority"),
+        ({"timeout": -1}, "timeout"),
+        ({"timeout": "1"}, "timeout"),
+        ({"trimtab.acuracy_floor": 0.9}, "trimtab.acuracy_floor"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(parameters, named):
+    with pytest.raises(Refusal, match=named) as refused:
+        parse_request_options(parameters)
+
+    assert refused.value.code.name == "INVALID_ARGUMENT"
+
+
+def needed(floor, probability, rows):
+    return RequestOptions(accuracy_floor=floor, accuracy_probability=probability).least_accuracy(rows)
+
+
+def test_one_row_is_as_surely_right_as_its_point_is_accurate():
+    assert needed(0.9, 0.95, 1) == pytest.approx(0.95)
+
+
+def test_more_rows_need_less_above_the_floor():
+    means = [needed(0.8, 0.95, rows) for rows in (5, 50, 500)]
+
+    assert means == sorted(means, reverse=True)
+    assert 0.8 < means[-1] < 0.83
+
+
+@given(st.integers(1, 60), st.floats(0.05, 1.0), st.floats(0.05, 0.99))
+def test_at_that_accuracy_the_floor_is_kept_just_as_surely(rows, floor, probability):
+    accuracy = needed(floor, probability, rows)
+    chances = [1.0]  # of so many right rows
+    for _ in range(rows):
+        chances = [
+            (chances[k] if k < len(chances) else 0.0) * (1 - accuracy) + (chances[k - 1] * accuracy if k else 0.0)
+            for k in range(len(chances) + 1)
+        ]
+    kept = sum(chance for right, chance in enumerate(chances) if right >= floor * rows - 1e-9)
+
+    assert kept == pytest.approx(probability, abs=1e-6)

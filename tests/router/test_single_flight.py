@@ -1,0 +1,160 @@
+"""Rows that ride along with others that show the same; without a network."""
+
+from itertools import pairwise
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.router.test_queue import Caller
+from trimtab_router.request.graph import ReadyStage
+from trimtab_router.scheduling.queue import DeadlineQueue
+from trimtab_router.scheduling.replica_slots import Batch, ReplicaSlots
+from trimtab_router.scheduling.single_flight import SingleFlight, unique_rows
+from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
+
+
+class Keeper:
+    """Shares as long as it may."""
+
+    def __init__(self, most=10**9):
+        self.most = most
+        self.shared = []
+        self.fetched = []
+
+    def share(self, parcel, row):
+        self.shared.append((parcel, row))
+        return len(self.shared) <= self.most
+
+    def fetch(self, slot, variant, piece, came):  # noqa: ARG002 - of a keeper
+        self.fetched.append((shown([piece]), came))
+
+
+class Counts:
+    """A tally."""
+
+    def __init__(self):
+        self.how = []
+
+    def shared(self, how):
+        self.how.append(how)
+
+
+def unasked(piece, home, outputs):
+    raise AssertionError("nobody was asked")
+
+
+def a_slice(shows, deadline=1.0):
+    work = StageRequest(Caller(), ReadyStage("encode", len(shows), {}), deadline=deadline, now=0.0)
+    work.identities = list(shows)
+    return RowSlice(work, 0, work.rows)
+
+
+def a_parcel(batch):
+    return Batch(ReplicaSlots("one"), "v", cast("Any", None), batch, sum(piece.rows for piece in batch), 0.0, True)
+
+
+def shown(pieces):
+    return [piece.work.identities[row] for piece in pieces for row in range(piece.start, piece.stop)]
+
+
+batches = st.lists(st.text("abcd", min_size=1, max_size=6), min_size=1, max_size=5)
+
+
+@given(batches, batches, st.sampled_from([0, 1, 2, 60]))
+def test_each_image_leaves_once_and_each_row_is_in_a_batch_or_rides_or_waits(leaving, waiting, most):
+    keeper, queue = Keeper(most), DeadlineQueue(100)
+    sharing = SingleFlight(cast("Any", keeper), unasked, cast("Any", Counts()))
+    for number, shows in enumerate(waiting):
+        queue.push(a_slice(shows, deadline=float(number)))
+    batch, doubles = unique_rows([a_slice(shows) for shows in leaving])
+    assert len(set(shown(batch))) == len(shown(batch)) == len(set("".join(leaving)))
+    parcel = a_parcel(batch)
+    sharing.departed(parcel, doubles, queue)
+
+    everybody = sorted("".join(leaving) + "".join(waiting))
+    assert sorted(shown(batch) + shown(parcel.riders) + shown(queue)) == everybody
+    assert all(piece.rows == 1 for piece in parcel.riders)
+    assert [shown(batch)[row] for _, row in keeper.shared[: len(parcel.riders)]] == shown(parcel.riders)
+    waits = {piece.work for piece in queue}
+    assert queue.rows == len(shown(queue)) == sum(work.queued_rows for work in waits)
+    if most >= 5 * 6 * 2:
+        assert not set(shown(queue)) & set(shown(batch))
+    assert len(sharing) == len(shown(batch))
+    sharing.ended(parcel, made=False)
+    assert len(sharing) == 0
+    assert shown(sharing.ride(a_slice("abcd"))) == ["a", "b", "c", "d"]  # nobody joins what has come back
+    assert all(one.work.deadline <= other.work.deadline for one, other in pairwise(queue))
+
+
+def test_who_comes_while_an_image_is_under_way_rides_with_the_rows_that_show_it():
+    keeper, queue = Keeper(), DeadlineQueue(100)
+    sharing = SingleFlight(cast("Any", keeper), unasked, cast("Any", Counts()))
+    parcel = a_parcel([a_slice("xyz")])
+    sharing.departed(parcel, [], queue)
+
+    left = sharing.ride(a_slice("aybzc"))
+    assert shown(left) == ["a", "b", "c"]
+    assert [row for _, row in keeper.shared] == [1, 2]
+    alone = a_slice("y")
+    alone.alone = True
+    assert sharing.ride(alone) == [alone]
+
+
+def test_rows_of_who_left_are_nobodys():
+    queue, sharing = DeadlineQueue(100), SingleFlight(cast("Any", Keeper()), unasked, cast("Any", Counts()))
+    gone = a_slice("xy")
+    gone.work.close()
+    parcel = a_parcel([gone, a_slice("z")])
+    sharing.departed(parcel, [], queue)
+    assert sharing.ride(a_slice("z")) == []
+    assert len(sharing) == 1
+
+
+def test_who_made_rows_lately_is_remembered_for_so_many_and_as_long_as_it_has_them():
+    keeper, came = Keeper(), []
+
+    def found(_, home, outputs):
+        came.append((home.variant, outputs))
+
+    counts = cast("Any", cast("Any", Counts()))
+    sharing = SingleFlight(cast("Any", keeper), found, counts, most_homes=2)
+    parcel = a_parcel([a_slice("xyz")])
+    parcel.slot.offer(frozenset({"v"}))
+    sharing.departed(parcel, [], DeadlineQueue(9))
+    sharing.ended(parcel, made=True)
+
+    assert shown(sharing.left_of(a_slice("xyaz"), again=False)) == ["x", "a"]  # x was forgotten for y and z
+    assert shown(sharing.left_of(a_slice("y"), again=True)) == ["y"]
+    (y, have_y), (z, have_z) = keeper.fetched
+    assert (y, z) == (["y"], ["z"])
+    have_y({"references": 1})
+    have_z(None)
+    assert came == [("v", {"references": 1}), ("v", None)]
+    assert counts.how == ["Found"]
+    assert shown(sharing.left_of(a_slice("yz"), again=False)) == ["z"]
+    parcel.slot.offer(frozenset())
+    assert shown(sharing.left_of(a_slice("y"), again=False)) == ["y"]
+
+
+def test_who_keeps_nothing_is_asked_now_and_then_only_and_again_once_it_keeps_some():
+    keeper, queue = Keeper(), DeadlineQueue(100)
+    sharing = SingleFlight(cast("Any", keeper), lambda *_: None, cast("Any", Counts()))
+
+    def asked(*, has: bool) -> bool:
+        """Show an image that was made lately; tell whether its replica was asked for it."""
+        parcel = a_parcel([a_slice("x")])
+        parcel.slot.offer(frozenset({"v"}))
+        sharing.departed(parcel, [], queue)
+        sharing.ended(parcel, made=True)
+        before = len(keeper.fetched)
+        sharing.left_of(a_slice("x"), again=False)
+        for _, came in keeper.fetched[before:]:
+            came({} if has else None)
+        return len(keeper.fetched) > before
+
+    assert all(asked(has=False) for _ in range(20))
+    assert sum(asked(has=False) for _ in range(320)) <= 12
+    for _ in range(320):
+        asked(has=True)
+    assert all(asked(has=True) for _ in range(20))

@@ -1,0 +1,343 @@
+"""The desk of a stage, with a clock that tests move and batches that end as tests say."""
+
+import numpy as np
+import pytest
+
+from tests.builders import a_pipeline, a_plan, a_variant
+from tests.clocks import FakeClock
+from tests.router.test_queue import Caller
+from trimtab_router.request.graph import ReadyStage
+from trimtab_router.request.request_options import NO_WISH, RequestOptions
+from trimtab_router.scheduling.batch_outcomes import BatchFailed, Completed, NotReady, Rejected, ReplicaLost
+from trimtab_router.scheduling.policies import POLICIES
+from trimtab_router.scheduling.policies.interface import Dispatch, Policy, WaitUntil
+from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
+from trimtab_router.scheduling.replica_slots import NOTHING, ReplicaSlots
+from trimtab_router.scheduling.stage_request import StageRequest
+from trimtab_router.scheduling.stage_scheduler import StageScheduler
+
+READY = frozenset({"small"})
+FAST = {"name": "fast", "accuracy": 0.5}
+
+
+class Desktop:
+    """A desk of one stage, and all that it is given."""
+
+    def __init__(self, policy="UrgentFirst", *, drop_policy="Predicted", slots=1, repeatable=True, **plan):
+        points = [{"name": "default", "accuracy": 0.9}, FAST]
+        pipeline = a_pipeline(1)
+        stage = pipeline.spec.stages[0].model_copy(update={"repeatable": repeatable})
+        variant = stage.variants[0].model_validate(a_variant(operatingPoints=points))
+        self.clock = FakeClock()
+        self.sent = []
+        self.told = []
+        self.slots = [ReplicaSlots(f"slot-{n}") for n in range(slots)]
+        self.desk = StageScheduler(
+            stage.model_copy(update={"variants": (variant,)}),
+            plan=a_plan(pipeline, **{"serviceSeconds": {1: 1.0, 8: 4.0}} | plan).spec.stages[0],
+            max_rows=100,
+            policy=POLICIES[policy] if isinstance(policy, str) else policy,
+            drop_policy=drop_policy,
+            clock=self.clock,
+            carrier=self,
+            tally=self,
+            suspects=QueryOfDeathDetector(),
+            grace_seconds=10.0,
+        )
+        for slot in self.slots:
+            slot.offer(READY)
+        self.desk.staff(self.slots)
+
+    def carry(self, parcel, ended):
+        assert ended == self.desk.ended
+        self.sent.append(parcel)
+
+    def waited(self, seconds):
+        pass
+
+    def served(self, *told):
+        pass
+
+    def looks_again(self, rows):
+        pass
+
+    def shared(self, how):
+        self.told.append(how)
+
+    def began_early(self):
+        self.told.append("began early")
+
+    def abandoned(self):
+        self.told.append("abandoned")
+
+    def retried(self, reason):
+        self.told.append(reason)
+
+    def undecided(self, error):
+        self.told.append(str(error))
+
+    def troubled(self, message):
+        self.told.append(message)
+
+    def failed(self, request_id, message):  # noqa: ARG002 - of a tally
+        self.told.append(message)
+
+    def take(self, rows=1, deadline=100.0, value=0.0, wish=NO_WISH):
+        x = np.full((rows, 4), value, np.float32)
+        certain = self.desk.stage.certainty is not None
+        runnable = ReadyStage("stage-0", rows, {"x": x})
+        work = StageRequest(
+            Caller(), runnable, deadline=deadline, now=self.clock.now, wish=wish, looked_at_again=certain
+        )
+        refusal = self.desk.refusal_of(work, self.clock.now)
+        if refusal is None:
+            self.desk.take(work)
+        return refusal or work
+
+    def settle(self):
+        self.clock.run(self.clock.now)
+
+    def end(self, parcel, ending=None):
+        answers = [{"y": piece.array("x") + 1} if not piece.work.closed else {} for piece in parcel.batch]
+        self.desk.ended(parcel, ending or Completed(answers, parcel.point.name))
+        self.settle()
+
+
+def why(work):
+    """Why the caller got nothing, so far."""
+    return work.owner.refusal and work.owner.refusal.reason
+
+
+def test_what_arrives_in_one_moment_leaves_as_one_batch():
+    top = Desktop()
+    works = [top.take() for _ in range(3)]
+    top.settle()
+
+    assert [parcel.rows for parcel in top.sent] == [3]
+    top.end(top.sent[0])
+    assert all((work.owner.outputs["y"] == 1).all() for work in works)
+    assert top.slots[0].free
+
+
+def test_rows_are_dropped_in_the_moment_they_cannot_make_it_any_more():
+    top = Desktop()
+    top.take()
+    top.settle()
+    patient, work = top.take(), top.take(deadline=3.0)
+    top.clock.run(1.999)
+    assert why(work) is None
+
+    top.clock.run(2.01)
+    assert why(work) == "Predicted"
+    assert why(patient) is None
+    assert top.desk.queue.rows == 1
+
+
+def test_past_drops_rows_in_the_moment_their_deadline_is_past():
+    top = Desktop(drop_policy="Past")
+    top.take()
+    top.settle()
+    work = top.take(deadline=0.3)
+    top.clock.run(0.299)
+    assert why(work) is None
+
+    top.clock.run(0.301)
+    assert why(work) == "Past"
+    assert top.desk.queue.rows == 0
+
+
+@pytest.mark.parametrize(("policy", "reason"), [("UrgentFirst", "Predicted"), ("SlackFit", None)])
+def test_door_and_drops_count_the_fastest_point_allowed(policy, reason):
+    quick = FAST | {"serviceSeconds": {1: 0.1, 8: 0.4}}
+    top = Desktop(policy, fallbacks=[quick])
+    top.take(8)
+    top.settle()
+    assert top.sent[0].point.name == "default"
+    early = [top.take(deadline=6.0) for _ in range(8)]
+    refusal = top.take(deadline=6.0)
+
+    assert getattr(refusal, "reason", None) == reason
+    if reason is None:
+        top.clock.run(5.5)
+        assert all(work.owner.refusal is None for work in early)
+        top.end(top.sent[0])
+        assert (top.sent[1].point.name, top.sent[1].rows) == ("fast", 8)
+
+
+@pytest.mark.parametrize(("policy", "names"), [("UrgentFirst", ["default", "fast"]), ("SlackFit", ["fast", "default"])])
+def test_the_points_of_a_plan_are_there_preferred_first_with_what_it_says_of_them(policy, names):
+    better = FAST | {"accuracy": 0.95, "accuracyByTask": {"crops": 0.7}, "reads": ["x"], "serviceSeconds": {1: 2.0}}
+    outlook = Desktop(policy, upgrades=[better]).desk.outlook
+    points = outlook.points("small")
+
+    assert [point.name for point in points] == names
+    assert outlook.key("small") == ("small", "default")
+    told = {point.name: (point.accuracy_for("crops"), point.accuracy_for("faces"), point.reads) for point in points}
+    assert told == {"default": (0.9, 0.9, None), "fast": (0.7, 0.95, {"x"})}
+
+
+@pytest.mark.parametrize(("task", "point"), [("", "default"), ("faces", "default"), ("crops", "fast")])
+def test_the_task_of_the_most_urgent_row_says_which_point_is_the_better_one(task, point):
+    quick = FAST | {"serviceSeconds": {1: 0.1, 8: 0.4}, "accuracyByTask": {"crops": 0.99}}
+    top = Desktop("SlackFit", fallbacks=[quick])
+    top.take(wish=RequestOptions(task=task))
+    top.settle()
+
+    assert top.sent[0].point.name == point
+
+
+def test_a_fallback_of_unknown_speed_is_none():
+    assert [point.name for point in Desktop("SlackFit", fallbacks=[FAST]).desk.outlook.points("small")] == ["default"]
+
+
+def test_a_policy_may_say_not_before():
+    def hold_back(view):
+        if view.now < 2.0:
+            return WaitUntil(2.0)
+        return Dispatch(view.points[0], list(view.waiting))
+
+    top = Desktop(Policy(hold_back))
+    top.take()
+    top.clock.run(1.9)
+    assert not top.sent
+
+    top.clock.run(2.0)
+    assert [parcel.departed_at for parcel in top.sent] == [2.0]
+
+
+def test_a_policy_may_drop_whom_it_will():
+    def drop_first(view):
+        first, *others = view.waiting
+        return Dispatch(view.points[0], others, [first])
+
+    top = Desktop(Policy(drop_first))
+    first, second = top.take(deadline=5.0), top.take(deadline=6.0)
+    top.settle()
+
+    assert why(first) == "Predicted"
+    assert [piece.work for piece in top.sent[0].batch] == [second]
+    assert top.desk.queue.rows == 0
+
+
+def test_a_lost_batch_goes_elsewhere_and_two_losses_end_it():
+    top = Desktop(slots=2)
+    work = top.take()
+    top.settle()
+    for parcel in (0, 1):
+        top.sent[parcel].slot.offer(NOTHING)
+        top.desk.look_around()
+        top.end(top.sent[parcel], ReplicaLost("gone"))
+
+    assert top.sent[0].slot is not top.sent[1].slot
+    assert why(work) == "ModelServerError"
+    assert top.told[0:2] == ["gone; it held a batch of 1 slices", "ReplicaLost"]
+    assert top.take().reason == "SuspectedQueryOfDeath"
+
+
+def test_what_never_arrived_is_under_no_suspicion():
+    top = Desktop(slots=1)
+    work = top.take()
+    top.settle()
+    for _ in range(5):
+        top.end(top.sent[-1], ReplicaLost("nobody listens", delivered=False))
+
+    assert why(work) is None
+    assert len(top.sent) == 6
+
+
+def test_a_batch_sent_ahead_is_not_blamed_for_the_one_before_it():
+    top = Desktop(slots=1, serviceSeconds={})
+    for _ in range(30):  # it learns how long batches take
+        top.take(8)
+        top.settle()
+        parcel = top.sent[-1]
+        top.clock.run(top.clock.now + 0.1)
+        outputs = [{"y": piece.array("x")} for piece in parcel.batch]
+        top.desk.ended(parcel, Completed(outputs, parcel.point.name, compute_seconds=0.099))
+        top.settle()
+    first, second = top.take(8), top.take(8)
+    top.clock.run(top.clock.now + 0.0985)
+    ahead = top.sent[-1]
+    assert (top.sent[-2].found_idle, ahead.found_idle) == (True, False)
+
+    top.slots[0].offer(NOTHING)
+    top.desk.look_around()
+    for parcel in top.sent[-2:]:
+        top.end(parcel, ReplicaLost("gone"))
+    assert {piece.work: (piece.attempts, piece.alone) for piece in top.desk.queue} == {
+        first: (1, True),
+        second: (0, False),
+    }
+
+
+def test_what_is_not_ready_gets_its_batch_back_to_the_queue():
+    top = Desktop()
+    work = top.take()
+    top.settle()
+    top.slots[0].offer(NOTHING)
+    top.desk.look_around()
+    top.end(top.sent[0], NotReady())
+
+    assert [(piece.work, piece.attempts) for piece in top.desk.queue] == [(work, 0)]
+    top.clock.run(9.9)
+    assert why(work) is None
+    top.clock.run(10.1)
+    assert why(work) == "NoReplica"
+
+
+def test_of_rows_that_are_rejected_only_the_culprit_is_refused():
+    top = Desktop()
+    works = [top.take(value=value) for value in (1.0, 13.0, 2.0)]
+    top.settle()
+    top.end(top.sent[0], Rejected("13"))
+    for _ in works:
+        parcel = top.sent[-1]
+        assert len(parcel.batch) == 1
+        top.end(parcel, Rejected("13") if parcel.batch[0].array("x")[0, 0] == 13 else None)
+
+    assert [why(work) for work in works] == [None, "InvalidArgument", None]
+
+
+@pytest.mark.parametrize(
+    ("repeatable", "again", "reason", "batches"),
+    [(True, True, "ModelServerError", 3), (True, False, "ModelServerError", 1), (False, True, "NotRepeatable", 1)],
+)
+def test_what_breaks_is_tried_again_as_often_as_it_helps(repeatable, again, reason, batches):
+    top = Desktop(repeatable=repeatable)
+    work = top.take()
+    top.settle()
+    while why(work) is None:
+        top.end(top.sent[-1], BatchFailed("nonsense", again=again))
+
+    assert (why(work), len(top.sent)) == (reason, batches)
+    assert top.told[-1] == "nonsense"
+
+
+def test_a_slot_is_free_again_even_where_an_answer_is_of_no_use():
+    top = Desktop()
+    top.take()
+    top.settle()
+    top.sent[0].batch[0].work.owner.work_completed = None
+    with pytest.raises(TypeError):
+        top.desk.ended(top.sent[0], Completed([{}], "default"))
+
+    assert top.slots[0].free
+
+
+def test_a_policy_that_fails_stops_no_stage_and_is_told_of():
+    def fails_at_two_rows(view):
+        if sum(piece.rows for piece in view.waiting) > 1:
+            raise IndexError("two rows")
+        return POLICIES["UrgentFirst"].decide(view)
+
+    top = Desktop(Policy(fails_at_two_rows), batchSize=4)
+    works = [top.take(), top.take()]
+    top.settle()
+    assert [[piece.work for piece in parcel.batch] for parcel in top.sent] == [works]
+    assert top.told == ["two rows"]
+    top.end(top.sent[0])
+
+    top.take()
+    top.settle()
+    assert len(top.sent) == 2
+    assert top.told == ["two rows"]

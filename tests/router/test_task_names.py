@@ -1,0 +1,169 @@
+"""A request that names its task is answered for that task, by whatever number each replica has for it."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.builders import a_stage
+from tests.router.fakes import FakeReplica, a_pipeline, a_rig
+from tests.router.tasked import NOT_TOLD, a_tasked_pipeline, a_tasked_replica, number_told
+from trimtab_pipelines.tasks import NO_TASK
+from trimtab_protocol import InferRequest, InferResponse, Tensor
+from trimtab_router.request.task_names import task_indices_at
+
+TASKS = ("crops", "faces", "", "signs")
+TOLD = "trimtab.stage-0.task"
+BY_TASK = {"accuracyByTask": {task: {"value": 0.5, "source": "Declared"} for task in ("crops", "faces", "gone")}}
+
+
+def naming(task: str = "", number: int | None = None, rows: int = 1) -> InferRequest:
+    tensors = [Tensor.of("x", np.zeros((rows, 4), np.float32))]
+    if number is not None:
+        tensors.append(Tensor.of("task", np.full(rows, number, np.int64)))
+    return InferRequest("sample", tuple(tensors), parameters={"trimtab.task": task} if task else {})
+
+
+def said(answer: InferResponse) -> list[float]:
+    return [float(row[0]) for row in answer.outputs[0].array]
+
+
+@pytest.mark.parametrize("optional", [True, False])
+async def test_a_name_alone_chooses_the_task_over_both_protocols_and_the_answer_says_which(optional):
+    async with a_rig(a_tasked_pipeline(optional=optional), {"stage-0": [a_tasked_replica(TASKS)]}) as rig:
+        for request, number in [(naming("faces", rows=3), 1.0), (naming("signs"), 3.0), (naming("faces", 1), 1.0)]:
+            status, answer, _ = await rig.rest(request)
+            over_grpc = await rig.grpc(request)
+
+            assert status == 200, answer
+            assert set(said(answer)) == set(said(over_grpc)) == {number}
+            assert answer.parameters[TOLD] == over_grpc.parameters[TOLD] == request.parameters["trimtab.task"]
+        _, unnamed, _ = await rig.rest(naming(number=3))
+
+    assert said(unnamed) == [3.0]
+    assert TOLD not in unnamed.parameters
+
+
+async def test_a_name_and_a_number_that_contradict_each_other_are_refused_over_both_protocols():
+    async with a_rig(a_tasked_pipeline(), {"stage-0": [a_tasked_replica(TASKS)]}) as rig:
+        status, error, _ = await rig.rest(naming("faces", 0))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await rig.grpc(naming("faces", 0))
+
+    assert (status, caught.value.code()) == (400, grpc.StatusCode.INVALID_ARGUMENT)
+    assert "names 'faces', which is number 1, but input 'task' says 0" in error
+
+
+async def test_each_replica_is_told_its_own_number_while_a_new_generation_takes_over():
+    old, new = a_tasked_replica(TASKS), a_tasked_replica(("faces", "crops"), "replica-1")
+    async with a_rig(a_tasked_pipeline(), {"stage-0": [old, new]}) as rig:
+        answered = [await rig.rest(naming("faces", 1)) for _ in range(8)]
+
+    assert old.seen
+    assert new.seen
+    found = [said(answer)[0] for _, answer, _ in answered]
+    assert (found.count(1.0), found.count(0.0)) == (len(old.seen), len(new.seen))
+
+
+async def test_a_task_that_its_replica_has_lost_is_answered_as_none_and_never_as_another():
+    tasks = list(TASKS)
+    replica = a_tasked_replica(tasks)
+    async with a_rig(a_tasked_pipeline(), {"stage-0": [replica]}, accuracyByTask={"faces": 0.5}) as rig:
+        replica.gate.clear()
+        first = asyncio.create_task(rig.rest(naming("faces")))
+        await replica.arrived.wait()
+        waiting = asyncio.create_task(rig.rest(naming("faces")))
+        await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 1)
+        tasks[:] = ["faces-of-old", "signs"]
+        await rig.router.facts("stage-0", "small")
+        replica.gate.set()
+        await first
+        _, late, _ = await waiting
+        status, error, _ = await rig.rest(naming("faces"))
+
+    assert said(late) == [-1.0]
+    assert (status, "no replica has a task 'faces'; there are: faces-of-old, signs" in error) == (400, True)
+
+
+async def test_a_task_that_was_declared_and_that_no_replica_has_yet_is_asked_for_again_later():
+    pipeline = a_tasked_pipeline(tasks=[{"name": "stripes", "storageUri": "s3://tasks/stripes.safetensors"}])
+    for facts in ("default", "crops,faces"):
+        async with a_rig(pipeline, {"stage-0": [a_tasked_replica(facts.split(","))]}) as rig:
+            status, error, headers = await rig.rest(naming("stripes"))
+
+        assert (status, headers["x-trimtab-reason"]) == (503, "NoReplica")
+        assert "no replica has task 'stripes' yet" in error
+
+
+async def test_a_name_is_taken_once_every_replica_has_its_task_so_that_none_answers_it_as_of_no_task():
+    late = list(TASKS[:2])
+    replicas = [a_tasked_replica(TASKS), a_tasked_replica(late, "replica-1")]
+    async with a_rig(a_tasked_pipeline(), {"stage-0": replicas}) as rig:
+        early = [await rig.rest(naming("signs")) for _ in range(4)]
+        late[:] = TASKS
+        await rig.router.facts("stage-0", "small")
+        whole = [await rig.rest(naming("signs")) for _ in range(4)]
+
+    assert {(status, headers["x-trimtab-reason"]) for status, _, headers in early} == {(503, "NoReplica")}
+    assert "not every replica has task 'signs' yet" in early[0][1]
+    assert [(status, said(answer)) for status, answer, _ in whole] == [(200, [3.0])] * 4
+
+
+@pytest.mark.parametrize(
+    ("listed", "told"),
+    [(("crops", "faces"), 1), (("faces",), 0), (("crops", "other"), NO_TASK), (("crops",), 1), ((), 1)],
+)
+def test_a_number_beyond_what_a_replica_listed_last_stays_and_that_of_another_task_never(listed, told):
+    given = np.full(3, 1, np.int64)
+
+    assert task_indices_at("faces", listed, given).tolist() == [told] * 3
+    assert task_indices_at("faces", listed, given).dtype == given.dtype
+
+
+async def test_a_model_that_is_told_no_task_answers_its_first_one_alone():
+    stage = a_stage(
+        "stage-0",
+        variants=[{"name": "small", "family": "echo", "storageUri": "random://?seed=1", "accuracy": 0.9, **BY_TASK}],
+    )
+    async with a_rig(a_pipeline([stage]), {"stage-0": [a_tasked_replica(TASKS)]}) as rig:
+        first = await rig.rest(naming("crops"))
+        other = await rig.rest(naming("faces"))
+
+    assert (first[0], first[1].parameters[TOLD], said(first[1])) == (200, "crops", [NOT_TOLD])
+    assert (other[0], "stage stage-0 reads no input 'task'" in other[1]) == (400, True)
+
+
+async def test_names_of_kinds_of_samples_are_no_tasks_of_a_model_that_has_but_one():
+    plan: dict[str, Any] = {"accuracyByTask": {"odd": 0.6}}
+    for facts in (dict, lambda: {"tasks": "default"}):
+        replica = FakeReplica(model=number_told, facts=facts)
+        async with a_rig(a_tasked_pipeline(), {"stage-0": [replica]}, **plan) as rig:
+            status, answer, _ = await rig.rest(naming("odd"))
+
+        assert (status, said(answer)) == (200, [NOT_TOLD])
+        assert answer.parameters["trimtab.expected_accuracy"] == 0.6
+        assert TOLD not in answer.parameters
+
+
+async def test_where_nobody_can_tell_the_number_of_a_name_the_input_is_still_needed():
+    async with a_rig(
+        a_tasked_pipeline(optional=False), {"stage-0": [FakeReplica(model=number_told)]}, accuracyByTask={"odd": 0.6}
+    ) as rig:
+        assert "input 'task' is missing" in (await rig.rest(naming("odd")))[1]
+        assert "unknown task 'even'" in (await rig.rest(naming("even")))[1]
+        assert "input 'task' is missing" in (await rig.rest(naming()))[1]
+
+
+async def test_before_any_replica_told_its_numbers_a_name_is_not_guessed_at():
+    replica = a_tasked_replica(TASKS)
+    replica.health.clear()
+    async with a_rig(a_tasked_pipeline(), {"stage-0": [replica]}, ready=False, accuracyByTask={"faces": 0.5}) as rig:
+        status, error, headers = await rig.rest(naming("faces"))
+        replica.health.set()
+        await rig.until_ready()
+
+        assert (status, headers["x-trimtab-reason"]) == (503, "NoReplica")
+        assert "no replica has told yet which number task 'faces' has" in error
+        assert said((await rig.rest(naming("faces")))[1]) == [1.0]

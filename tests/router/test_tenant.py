@@ -1,0 +1,156 @@
+"""Whose a chat is, and how urgent, is the router's to say at each door, whatever the chat says itself.
+
+A caller's deadline alone makes a chat urgent.
+"""
+
+import json
+import threading
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.builders import a_pipeline
+from tests.router.chats import ChatReplica, a_chat_pipeline
+from tests.router.parted import Encoder, a_picture, reading
+from tests.router.test_chats import chatting
+from tests.router.test_queue import Caller
+from trimtab_protocol import InferRequest, Tensor
+from trimtab_protocol.chat.internal_wire import texts
+from trimtab_protocol.tensors import SLOW_VALUES_BYTES
+from trimtab_router.admission.tenant import MOST_OPTIONS_BYTES, MOST_ROWS_AT_ONCE, options_inputs, with_tenant
+from trimtab_router.request.graph import ReadyStage
+from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
+from trimtab_router.transport.http_transport import _hurried
+
+SLO = {"latency": "60s", "firstToken": "5s"}
+STOLEN = b'{"tenant": "b", "urgency_seconds": -1e9, "max_tokens": 1, "tenant": "c"}'
+HELLO = b'[{"role": "user", "content": [{"type": "text", "text": "a b"}]}]'
+
+
+def asked(
+    *options: bytes, rows: int = 1, parameters: dict[str, int] | None = None, **tensors: list[bytes]
+) -> InferRequest:
+    given = {"messages": [HELLO] * rows} | ({"options": list(options)} if options else {})
+    inputs = [Tensor(name, "BYTES", np.array(told, dtype=object)) for name, told in given.items()]
+    inputs += [Tensor(name, "BYTES", np.array([told], dtype=object)) for name, told in tensors.items()]
+    return InferRequest("sample", tuple(inputs), parameters=parameters or {})
+
+
+def left_seconds(replica, chat):
+    """Within how many seconds a replica was told that the answer is due to begin; what else it was told stays."""
+    return replica.written[chat].options.pop("urgency_seconds")
+
+
+async def test_over_rest_options_say_who_calls_and_what_is_promised():
+    replica = ChatReplica()
+    async with chatting(replica, pipeline=a_chat_pipeline(slo=SLO)) as rig:
+        status, answer, _ = await rig.rest(asked(STOLEN, b'{"seed": 3}', rows=2), **{"x-trimtab-client": "a"})
+        assert status == 200, answer
+        assert (await rig.rest(asked(), **{"x-trimtab-client": "a"}))[0] == 200
+        assert (await rig.rest(asked(STOLEN)))[0] == 200
+
+    assert all(0.0 < left_seconds(replica, chat) < 5.0 for chat in range(4))
+    ours = {"tenant": "a"}
+    sent = sorted((written.options for written in replica.written[:2]), key=lambda options: "seed" in options)
+    assert sent == [{"max_tokens": 1} | ours, {"seed": 3} | ours]
+    assert replica.written[2].options == ours
+    assert replica.written[3].options == {"max_tokens": 1}
+
+
+async def test_a_callers_deadline_is_all_that_makes_a_chat_urgent():
+    replica = ChatReplica()
+    async with chatting(replica, pipeline=a_chat_pipeline(slo=SLO)) as rig:
+        for micros in (3_000_000, 20_000_000, 0):
+            assert (await rig.rest(asked(STOLEN, parameters={"timeout": micros})))[0] == 200
+
+    left = [left_seconds(replica, chat) for chat in range(3)]
+    assert left == [pytest.approx(seconds, abs=1.0) for seconds in (3.0, 20.0, 5.0)]
+    assert all(given < seconds for given, seconds in zip(left, (3.0, 20.0, 5.0), strict=True))
+
+
+def test_who_has_waited_for_a_replica_has_less_time_left():
+    inputs = {"options": texts([b'{"max_tokens": 1}', b"no JSON"]), "messages": texts([HELLO] * 2)}
+    piece = RowSlice(StageRequest(Caller(), ReadyStage("text", 2, inputs), deadline=107.0, now=100.0), 0, 2)
+    at_once, later = (_hurried(departed_at, piece, "options") for departed_at in (100.0, 106.5))
+
+    assert json.loads(at_once[0]) == {"max_tokens": 1, "urgency_seconds": 7.0}
+    assert json.loads(later[0]) == {"max_tokens": 1, "urgency_seconds": 0.5}
+    assert later[1] == b"no JSON"
+    assert _hurried(106.5, piece, "messages").tolist() == [HELLO, HELLO]
+    piece.work.read_in(4.0)  # seconds that its prompt takes to be read: so much sooner it must begin
+    assert json.loads(_hurried(100.0, piece, "options")[0])["urgency_seconds"] == 3.0
+
+
+async def test_over_grpc_too():
+    replica = ChatReplica()
+    async with chatting(replica, pipeline=a_chat_pipeline(slo=SLO)) as rig:
+        await rig.grpc(asked(STOLEN), metadata=(("x-trimtab-client", "b"),))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await rig.grpc(asked(b"[]"))
+
+    assert 0.0 < left_seconds(replica, 0) < 5.0
+    assert replica.written[0].options == {"max_tokens": 1, "tenant": "127.0.0.1"}
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert len(replica.written) == 1
+
+
+async def test_what_is_long_enough_to_be_read_by_a_thread_is_no_less_its_callers():
+    replica = ChatReplica()
+    async with chatting(replica, pipeline=a_chat_pipeline(slo=SLO)) as rig:
+        long = json.dumps([{"role": "user", "content": [{"type": "text", "text": "a" * SLOW_VALUES_BYTES}]}])
+        inputs = [
+            {"name": name, "datatype": "BYTES", "shape": [1], "data": [told]}
+            for name, told in (("messages", long), ("options", '{"tenant": "b"}'))
+        ]
+        body = json.dumps({"inputs": inputs}).encode()
+        assert (await rig.post("sample", body, **{"x-trimtab-client": "a"}))[0] == 200
+
+    assert replica.written[0].options["tenant"] == "a"
+
+
+async def test_many_options_are_read_beside_the_loop(monkeypatch):
+    threads: list[int] = []
+
+    def noted(*given, **told):
+        threads.append(threading.get_ident())
+        return with_tenant(*given, **told)
+
+    monkeypatch.setattr("trimtab_router.router.owned", noted)
+    many = MOST_ROWS_AT_ONCE + 1
+    async with chatting(ChatReplica(), pipeline=a_chat_pipeline(slo=SLO)) as rig:
+        await rig.rest(asked(b"{}"))
+        await rig.rest(asked(*(b'{"seed": %d}' % row for row in range(many)), rows=many))
+
+    assert threads[0] == threading.get_ident()
+    assert threads[1] != threading.get_ident()
+
+
+@pytest.mark.parametrize("wrong", [b"[]", b"null", b"{", b"\xff", b"[" * 9999, b" " * MOST_OPTIONS_BYTES + b"{}"])
+async def test_options_that_are_no_object_are_the_callers_mistake(wrong):
+    replica = ChatReplica()
+    async with chatting(replica) as rig:
+        status, why, _ = await rig.rest(asked(wrong))
+
+        assert (status, "input 'options'" in why) == (400, True)
+        assert not replica.written
+        assert await rig.outcomes() == {"refused": 1}
+
+
+async def test_an_image_is_shared_with_nobody_that_only_names_its_owner():
+    encoder, writer = Encoder(caches=True), ChatReplica(name="writer")
+    async with reading([encoder], [writer]) as rig:
+        for client in ("victim", "thief", "victim"):
+            told = asked(b'{"tenant": "victim"}', images=[a_picture(1)])
+            assert (await rig.rest(told, **{"x-trimtab-client": client}))[0] == 200
+
+        assert encoder.files == [a_picture(1)] * 2
+        assert encoder.asked == [("victim", True)]
+
+
+def test_pipelines_that_answer_no_chats_have_no_options_to_own():
+    assert options_inputs(a_chat_pipeline().spec) == ("options",)
+    plain = a_pipeline(
+        inputs=[{"name": "options", "datatype": "BYTES"}, {"name": "x", "datatype": "FP32", "shape": [4]}]
+    )
+    assert options_inputs(plain.spec) == ()

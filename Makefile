@@ -111,7 +111,7 @@ bench-prompts: venv ## what prompts trained with merging win back of what mergin
 	OMP_NUM_THREADS=1 $(PY) -m benchmarks.prompts
 
 .PHONY: bench-points
-bench-points: venv ## operating points for a vision transformer: found by `trimtab points` on 1,000 images, served on others
+bench-points: venv ## operating points for a vision transformer: found by `trimtab tune` on 1,000 images, served on others
 	$(PY) -m benchmarks.points $(POINTS)
 
 .PHONY: bench-departure

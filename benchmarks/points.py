@@ -1,7 +1,7 @@
 """``make bench-points``: operating points for a vision transformer, found by the command that users have, then served.
 
-`trimtab points` gets the small transformer's finer twin on one of its tasks and 1,000 labelled images in a folder; what
-it keeps is served by `trimtab accuracy` on as many images more that it has not seen. Both are run as a user runs them.
+`trimtab tune` gets the small transformer's finer twin on one of its tasks and 1,000 labelled images in a folder; what
+it keeps is served by `trimtab evaluate` on as many images more that it has not seen. Both are run as a user runs them.
 """
 
 import argparse
@@ -42,8 +42,8 @@ def document() -> dict[str, Any]:
     stage = {
         "name": STAGE,
         "inputs": [{"name": "image", "from": "request.inputs.image"}],
-        "outputs": [{"name": "label", "datatype": "INT64"}, {"name": "certainty", "datatype": "FP32"}],
-        "certainty": "certainty",
+        "outputs": [{"name": "label", "datatype": "INT64"}, {"name": "confidence", "datatype": "FP32"}],
+        "confidence": "confidence",
         "variants": [
             {
                 "name": VARIANT,
@@ -129,9 +129,9 @@ def main() -> int:
         (folder / "pipeline.yaml").write_text(yaml.safe_dump(document()), encoding="utf-8")
         first = write_images(TASKS[TASK]("held-out", given.images, SEED), folder / "first")
         second = write_images(TASKS[TASK]("held-out", given.second, SECOND_SEED), folder / "second")
-        found, seconds = run("points", folder, "--samples", first)
+        found, seconds = run("tune", folder, "--samples", first)
         variant = load_pipeline(folder).spec.stage(STAGE).variant(VARIANT)
-        served, _ = run("accuracy", folder, "--samples", second, "--out", folder / "served.yaml")
+        served, _ = run("evaluate", folder, "--samples", second, "--out", folder / "served.yaml")
     bars = judged(found, seconds, served, variant)
     figures = {name: figure for name, figure in found["figures"].items() if name != "samples"}
     again = {f"{point.name}_served": _served(point.name, served) for point in variant.operating_points}

@@ -77,7 +77,9 @@ def soak(folder: Path, pipeline: Path, seconds: float, rps: float) -> ResultLine
     with up(folder, run_folder=folder / "run", pipeline=pipeline) as served:
         cycles = max(round(seconds / 120), 1)
         load = "steps:" + ",".join([f"{rps / 2:g}x60", f"{1.5 * rps:g}x60"] * cycles)
-        command = command_tied_to_parent("trimtab", "load", str(pipeline), "--load", load, "--duration", f"{seconds:g}")
+        command = command_tied_to_parent(
+            "trimtab", "loadtest", str(pipeline), "--load", load, "--duration", f"{seconds:g}"
+        )
         command += ["--address", f"127.0.0.1:{served.rest_port}"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as sending:
             began = time.monotonic()

@@ -233,7 +233,7 @@ class ControlLoop:
         return forecast if self.current is None else not_below(self.current.spec.forecast, forecast, load.missing)
 
     async def _decide(self, forecast: ForecastRecord, now_seconds: float) -> PipelinePlan:
-        hold_seconds = self._documents.pipeline.spec.adaptation.hold_seconds
+        hold_seconds = self._documents.pipeline.spec.adaptation.scale_down_stabilization_seconds
         situation = self._deliberation.situation(forecast, self.current, now_seconds, hold_seconds)
         started = time.perf_counter()
         plan = await self._solve(situation)

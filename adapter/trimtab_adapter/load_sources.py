@@ -10,7 +10,7 @@ import httpx
 
 from trimtab_adapter.observation import Load, ObservationError, State, read_load, read_state
 from trimtab_pipelines.documents import DocumentError, load_machine
-from trimtab_pipelines.router_state import HISTORY_SECONDS, LOAD_PATH, STATE_PATH
+from trimtab_pipelines.router_state import ARRIVALS_PATH, HISTORY_SECONDS, STATE_PATH
 from trimtab_pipelines.shared_machine import Machine
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class RouterSource:
 
     async def load(self, now_seconds: float, seconds: int = HISTORY_SECONDS) -> Load:  # noqa: ARG002 (the router's own clock counts)
         """The arrivals the router counted."""
-        return read_load(await get_json(self._client, f"{self._url}{LOAD_PATH}", {"seconds": str(seconds)}))
+        return read_load(await get_json(self._client, f"{self._url}{ARRIVALS_PATH}", {"seconds": str(seconds)}))
 
     async def state(self) -> State:
         """The service ratios and rows per request the router measured."""

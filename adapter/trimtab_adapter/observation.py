@@ -19,7 +19,7 @@ from trimtab_pipelines.router_state import (
     RouterState,
     Served,
     StageState,
-    _StateModel,
+    StateModel,
 )
 from trimtab_predictor.context import MEMORY_SECONDS
 
@@ -31,7 +31,7 @@ WEIGHT = 0.3  # of the newest ratio in the moving average
 RISE = 0.1  # relative change above which a greater measurement is used: it asks for more capacity
 LEAP = 0.5  # relative change above which a greater measurement of work is used at once
 FALL = 0.25  # the same for a smaller one; wider, so that noise around one value does not change plans
-_Told = TypeVar("_Told", bound=_StateModel)
+_Told = TypeVar("_Told", bound=StateModel)
 _MISSHAPEN = {"missing", "model_type", "dict_type", "is_instance_of", "sequence_str"}
 _EXPECTED = {"float_type": "a finite number", "finite_number": "a finite number", "int_type": "a whole number"}
 

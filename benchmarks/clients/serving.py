@@ -58,7 +58,7 @@ def chat_pipeline(
     }
     stage = {
         "name": "answer",
-        "writes": True,
+        "role": "Generate",
         "inputs": [{"name": n, "from": f"request.inputs.{n}", "optional": o} for n, o in optional.items()],
         "outputs": [{"name": name, "datatype": datatype, "shape": shape} for name, datatype, shape in ANSWER],
         "batchSizes": [slots],
@@ -71,7 +71,7 @@ def chat_pipeline(
         ],
         "outputs": [{"name": name, "from": f"answer.outputs.{name}"} for name, *_ in ANSWER],
         "stages": [stage],
-        "slo": {"latency": PATIENCE_SECONDS, "firstToken": PATIENCE_SECONDS},
+        "slo": {"latency": PATIENCE_SECONDS, "timeToFirstToken": PATIENCE_SECONDS},
         "budget": {"cores": 2},
     }
     return InferencePipeline.model_validate({"kind": "InferencePipeline", "metadata": {"name": "tiny"}, "spec": spec})

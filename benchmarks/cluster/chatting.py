@@ -20,7 +20,7 @@ STAGE_CPU: Final = "500m"
 SLOTS: Final = 8
 CHATS: Final = 12
 READY_SECONDS, SETTLED_SECONDS = 300.0, 10.0
-PATIENT: Final = {"latency": "60s", "firstToken": "30s"}
+PATIENT: Final = {"latency": "60s", "timeToFirstToken": "30s"}
 """What is looked at is what is answered, not when: the machine may be busy."""
 
 

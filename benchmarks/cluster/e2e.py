@@ -58,7 +58,7 @@ CERTIFICATE, REVOKED = "new certificate written to served, seconds", "key revoke
 LET_IN, REACHED = "ways in without a credential", "ports reached from another namespace, where policies are enforced"
 CHARTS, FAMILIES = "charts on the live page of the pipeline", "families in an image built from ours"
 WRONG_CHATS, LOST_CHATS = "chats answered wrongly, whole or streamed", "chats received - ok"
-WRONG_JOBS = "jobs of digits-av whose answers cannot be, by their points, certainties or floors"
+WRONG_JOBS = "jobs of digits-av whose answers cannot be, by their points, confidences or floors"
 RIGHT_ROWS = "rows of digits-av answered rightly, share"
 FUNCTIONAL = frozenset(
     {

@@ -13,7 +13,7 @@ from trimtab_protocol.extensions import ACCURACY_FLOOR, EXPECTED_ACCURACY, PROVI
 ROWS: Final = 8
 TIMES: Final = 3
 PATIENCE_SECONDS: Final = 30.0
-OUTPUTS: Final = ("digit", "certainty")
+OUTPUTS: Final = ("digit", "confidence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ def judged(job: Job, stage: Stage, planned: Sequence[str], told: Parameters) -> 
     for point in sorted(set(points) & set(planned)):
         reads = stage.variants[0].point(point).modalities or tuple(i.name for i in stage.inputs)
         faults += [f"rows at {point} without {sense}" for sense in reads if sense in job.lacks]
-    sure = [number_of(each) for each in _by_row(told, named.certainties)]
+    sure = [number_of(each) for each in _by_row(told, named.confidences)]
     if len(sure) != ROWS or not all(each is not None and 0.0 <= each <= 1.0 for each in sure):
-        faults.append(f"{ROWS} rows, but certainties {told.get(named.certainties)!r}")
+        faults.append(f"{ROWS} rows, but confidences {told.get(named.confidences)!r}")
     owing = _by_row(told, named.provisional)
     if bool(told.get(PROVISIONAL)) != ("true" in owing) or len(owing) not in {0, ROWS}:
         faults.append(f"provisional {told.get(PROVISIONAL)!r}, but by row {owing}")

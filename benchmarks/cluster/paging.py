@@ -14,13 +14,13 @@ _TOLD = "live page: "
 
 
 async def charts_shown(watched: Watched) -> int:
-    """How many charts `trimtab page NAME --in-cluster` draws of a pipeline that serves; 0 where it says nothing.
+    """How many charts `trimtab dashboard NAME --in-cluster` draws of a pipeline that serves; 0 where it says nothing.
 
     Raises:
         CommandError: it ended instead; the message is what it said.
     """
     setting = watched.setting
-    command = ("-m", "trimtab", "page", watched.name, "--in-cluster", "--namespace", setting.namespace)
+    command = ("-m", "trimtab", "dashboard", watched.name, "--in-cluster", "--namespace", setting.namespace)
     path = os.pathsep.join((str(TOOLS), os.environ.get("PATH", "")))
     page = await asyncio.create_subprocess_exec(
         *(sys.executable, *command, "--page-port", "0"),
@@ -47,7 +47,7 @@ async def _told(page: asyncio.subprocess.Process) -> str:
         said.append(line.decode().strip())
         if said[-1].startswith(_TOLD):
             return said[-1].removeprefix(_TOLD)
-    raise CommandError(f"trimtab page ended: {' '.join(said)}")
+    raise CommandError(f"trimtab dashboard ended: {' '.join(said)}")
 
 
 async def _charts(client: httpx.AsyncClient, parts: str) -> int:

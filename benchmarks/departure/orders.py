@@ -70,7 +70,7 @@ class Setting:
         points = [{"name": name, "accuracy": accuracy} for name, accuracy in ACCURACIES.items()]
         chain = a_chain(1)
         chain[0]["variants"] = [a_variant(operatingPoints=points)]
-        pipeline = a_pipeline(chain, slo={"latency": slower * SLO_SECONDS}, departurePolicy="SlackFit")
+        pipeline = a_pipeline(chain, slo={"latency": slower * SLO_SECONDS}, schedulingPolicy="SlackFit")
         tables = {name: {n: slower * seconds_of(name, n) for n in (1, 2, 4, ROWS)} for name in SECONDS}
         half = {"name": "half", "accuracy": ACCURACIES["half"], "serviceSeconds": tables["half"]}
         planned = {"operatingPoint": "full", "serviceSeconds": tables["full"], "fallbacks": [half]}

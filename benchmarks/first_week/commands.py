@@ -14,7 +14,7 @@ from benchmarks.first_week.stranger import PATIENCE_SECONDS, a_pipeline, trimtab
 def load_without_a_server(folder: Path) -> Seen:
     """Every request fails, and so does the command."""
     path = a_pipeline(folder)
-    done = trimtab("load", str(path), "--address", "127.0.0.1:9", "--load", "constant:20", "--duration", "1")
+    done = trimtab("loadtest", str(path), "--address", "127.0.0.1:9", "--load", "constant:20", "--duration", "1")
     require(done.code == 1, f"exit code {done.code}, not 1")
     return Seen("exit code 1")
 

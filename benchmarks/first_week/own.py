@@ -41,7 +41,7 @@ def accuracy_of_samples(folder: Path) -> Seen:
     path = a_pipeline(folder)
     lines = [{"inputs": {"x": [1.0] * 4}, "outputs": {"y": [3.0 + (n < 2)] * 4}} for n in range(20)]
     (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    done = trimtab("accuracy", str(path), "--samples", str(folder / "samples.jsonl"))
+    done = trimtab("evaluate", str(path), "--samples", str(folder / "samples.jsonl"))
     require(done.code == 0, done.errors + done.output)
     require("source: Measured, samples: 20" in path.read_text(), path.read_text())
     shown = trimtab("plan", str(path), "--load", "5")

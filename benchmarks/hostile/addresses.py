@@ -30,7 +30,7 @@ async def paths(door: Door) -> Iterable[str]:
 @ADDRESSES.kind("administrators' paths from the data door", ENDED | {"401", "403", "404", "405", HTTP2})
 async def admin_paths(door: Door) -> Iterable[str]:
     """Metrics, state and load are nobody's business here; nor are Envoy's own."""
-    paths = ["/metrics", "/trimtab/v1/state", "/trimtab/v1/load", "/trimtab/v1/welcome"]
+    paths = ["/metrics", "/trimtab/v1/state", "/trimtab/v1/arrivals", "/readyz"]
     paths += ["/stats", "/config_dump", "/quitquitquit", "/server_info"]
     return [await ask(port, head("GET", path)) for port in (door.rest, door.grpc) for path in paths]
 

@@ -13,13 +13,13 @@ from benchmarks.router.processes import echo_pipeline, echo_plan
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.edge_settings import EdgeSettings
-from trimtab_pipelines.router_state import WELCOME_PATH
+from trimtab_pipelines.router_state import READY_PATH
 from trimtab_router.envoy.memory_limits import payload_bytes
 
 SLO_SECONDS = 0.5
 MODEL = "echo"
 INFER = f"/v2/models/{MODEL}/infer"
-HEALTH = WELCOME_PATH
+HEALTH = READY_PATH
 """The address an administrator asks whether the router is well; its own loop answers."""
 BATCH_SIZE = 8
 DELAY_SECONDS = 0.004

@@ -83,7 +83,7 @@ def a_pipeline(model: Path) -> InferencePipeline:
     """lmm-digits parted, with the other model."""
     source = yaml.safe_load((FOLDER / "parted.yaml").read_text())
     spec = source["spec"]
-    spec["slo"] = {"latency": "60s", "firstToken": "30s"}
+    spec["slo"] = {"latency": "60s", "timeToFirstToken": "30s"}
     for stage in spec["stages"]:
         own = {"slots": 2, "slot_tokens": 2400} if stage.get("writes") else {}
         part = "text" if stage.get("writes") else "encode"

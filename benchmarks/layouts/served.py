@@ -66,8 +66,8 @@ def serving(
     """
     source = yaml.safe_load((FOLDER / f"{_file(layout)}.yaml").read_text())
     spec = source["spec"]
-    spec["slo"] = {"latency": "5s", "firstToken": f"{promise.first_token_seconds}s"}
-    spec["slo"]["perToken"] = f"{promise.per_token_seconds}s"
+    spec["slo"] = {"latency": "5s", "timeToFirstToken": f"{promise.first_token_seconds}s"}
+    spec["slo"]["timePerOutputToken"] = f"{promise.per_token_seconds}s"
     spec["budget"] = {"cores": "4"} if layout is not None else {"cores": "2", "surgeCores": "1"}
     for stage in spec["stages"]:
         if layout is None:

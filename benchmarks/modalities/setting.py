@@ -97,7 +97,7 @@ class Setting:
 
     def _written(self, file: Path, annotations: Mapping[str, str]) -> InferencePipeline:
         document = yaml.safe_load((self.source / "pipeline.yaml").read_text(encoding="utf-8"))
-        document["spec"] |= {"departurePolicy": POLICIES[self.method], **self.changes}
+        document["spec"] |= {"schedulingPolicy": POLICIES[self.method], **self.changes}
         document["metadata"]["annotations"] |= annotations
         file.write_text(yaml.safe_dump(document), encoding="utf-8")
         return load_pipeline(file)

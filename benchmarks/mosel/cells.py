@@ -117,7 +117,7 @@ def _scenario(model: Model, cell: Cell, jobs: load.Jobs, seconds: int) -> Scenar
         duration_seconds=seconds / cell.factor,
         plan=plan_of(thought, pipeline, 0.0 if cell.method == FREE else rows_rps, looks=cell.method == OURS),
         conditions=Environment(spread=0.0, service_ratios={("answer", "model"): cell.misjudged}),
-        policy=_ONE_WAY if cell.method == WHOLE else POLICIES[pipeline.spec.departure_policy],
+        policy=_ONE_WAY if cell.method == WHOLE else POLICIES[pipeline.spec.scheduling_policy],
         rows=tuple(jobs.rows.tolist()),
         wishes=tuple(RequestOptions(accuracy_floor=floor) for floor in jobs.floors(low, high).tolist()),
     )
@@ -129,8 +129,8 @@ def pipeline_of(model: Model, policy: str) -> InferencePipeline:
     stage = {
         "name": "answer",
         "inputs": [{"name": n, "from": f"request.inputs.{n}", "optional": True} for n in model.senses],
-        "outputs": [{"name": "y", "datatype": "FP32", "shape": [1]}, {"name": "certainty", "datatype": "FP32"}],
-        "certainty": "certainty",
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [1]}, {"name": "confidence", "datatype": "FP32"}],
+        "confidence": "confidence",
         "variants": [
             {
                 "name": "model",
@@ -153,7 +153,7 @@ def pipeline_of(model: Model, policy: str) -> InferencePipeline:
                 "stages": [stage],
                 "slo": {"latency": f"{SLO_SECONDS:g}s"},
                 "budget": {"cores": "1"},
-                "departurePolicy": policy,
+                "schedulingPolicy": policy,
                 "queue": {"maxRows": MOST_QUEUED_ROWS},
             },
         }

@@ -71,8 +71,8 @@ def pipeline_of(method: Method) -> InferencePipeline:
     stage = {
         "name": STAGE,
         "inputs": [{"name": "x", "from": "request.inputs.x"}],
-        "outputs": [{"name": "y", "datatype": "FP32"}, {"name": "certainty", "datatype": "FP32"}],
-        "certainty": "certainty",
+        "outputs": [{"name": "y", "datatype": "FP32"}, {"name": "confidence", "datatype": "FP32"}],
+        "confidence": "confidence",
         "variants": [
             {
                 "name": "vit",
@@ -92,7 +92,7 @@ def pipeline_of(method: Method) -> InferencePipeline:
         "stages": [stage],
         "slo": {"latency": "1s"},
         "budget": {"cores": "1"},
-        "departurePolicy": "TokenAdaptive",
+        "schedulingPolicy": "TokenAdaptive",
         "dropPolicy": "Predicted" if method.evicts else "Never",
         "queue": {"maxRows": 1_000_000},
     }

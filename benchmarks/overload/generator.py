@@ -53,13 +53,13 @@ class Connection(Protocol):
 
     listed: bool
 
-    def fileno(self) -> int: ...  # noqa: D102
+    def fileno(self) -> int: ...
     @property
-    def has_room(self) -> bool: ...  # noqa: D102
-    def send(self, index: int, now: float) -> None: ...  # noqa: D102
-    def flush(self, now: float) -> None: ...  # noqa: D102
-    def on_event(self, mask: int, now: float) -> None: ...  # noqa: D102
-    def close(self) -> None: ...  # noqa: D102
+    def has_room(self) -> bool: ...
+    def send(self, index: int, now: float) -> None: ...
+    def flush(self, now: float) -> None: ...
+    def on_event(self, mask: int, now: float) -> None: ...
+    def close(self) -> None: ...
 
 
 def offer(order: Order) -> Tally:

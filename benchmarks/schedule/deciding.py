@@ -94,7 +94,9 @@ def _points() -> list[Point]:
     for point in stage.variants[0].points:
         names = point.carried(stage.inputs) or frozenset(LETTERS)
         profiled = tuple(batch_seconds("".join(LETTERS[name] for name in LETTERS if name in names)))
-        looks = tuple(Escalation(look.point, look.below, look.share, look.accuracy) for look in point.second_looks)
+        looks = tuple(
+            Escalation(look.to, look.confidence_below, look.share, look.accuracy) for look in point.escalations
+        )
         seconds = partial(_now, point.name, profiled)
         found.append(Point(point.name, point.accuracy, seconds, names, profiled=profiled, looks=looks))
     return found

@@ -71,7 +71,7 @@ class Bench:
     async def load(self) -> float:
         """Find the load at which the plain point misses three in ten; one that is not found is not kept."""
         async with serving(
-            SOURCE, self.folder / "load", "", "UrgentFirst", self.profiles, self.queries, shape=self.goes
+            SOURCE, self.folder / "load", "", "EarliestDeadlineFirst", self.profiles, self.queries, shape=self.goes
         ) as served:
             await served.keep_to(plain(served.points))
 

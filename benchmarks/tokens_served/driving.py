@@ -156,7 +156,7 @@ def written(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "weights").symlink_to((source / "weights").resolve())
     document = yaml.safe_load((source / "pipeline.yaml").read_text(encoding="utf-8"))
-    document["spec"] |= {"departurePolicy": policy, "dropPolicy": drops}
+    document["spec"] |= {"schedulingPolicy": policy, "dropPolicy": drops}
     document["spec"]["slo"] = {"latency": f"{1000 * slo_seconds:g}ms"}
     document["spec"]["queue"] = {"maxRows": 4096}
     (folder / "pipeline.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")

@@ -77,14 +77,14 @@ class Way:
 
     @property
     def below(self) -> NDArray[np.float64]:
-        """Certainty that too little is, by the number of the task."""
-        again = Escalation(**dict(self.point.looks[0])).again
+        """Confidence that too little is, by the number of the task."""
+        again = Escalation(**dict(self.point.escalations[0])).again
         return np.array([again.of_task(task).below for task in TASKS])
 
     @property
     def promised(self) -> float:
         """Accuracy by the pipeline's figures."""
-        return self.point.looks[0].accuracy if self.again is not None else self.point.accuracy
+        return self.point.escalations[0].accuracy if self.again is not None else self.point.accuracy
 
 
 def row_seconds(point: PointPlan) -> float:
@@ -98,8 +98,8 @@ def ways(points: Sequence[PointPlan]) -> list[Way]:
     by_name = {point.name: point for point in points}
     found = [Way(point.name, point) for point in points]
     for point in points:
-        for then in dict.fromkeys(look.point for look in point.looks):
-            looks = [look for look in point.looks if look.point == then]
+        for then in dict.fromkeys(look.to for look in point.escalations):
+            looks = [look for look in point.escalations if look.to == then]
             look = _chosen(looks, plain.accuracy - MOST_LOST)
             way = Way(
                 f"{point.name}, {look.share:.0%} again at {then}",
@@ -127,8 +127,8 @@ async def serve(replica: Direct, way: Way, rows: Rows, turn: NDArray[np.int64]) 
         answer = await replace(replica, pixels=rows.pixels[batch]).infer(rows.tasks[batch].tolist(), point.name)
         outputs = {tensor.name: tensor.array.reshape(-1) for tensor in answer.outputs}
         labels[batch] = outputs["label"]
-        certainties: NDArray[np.float32] = outputs["certainty"]
-        return certainties
+        confidences: NDArray[np.float32] = outputs["confidence"]
+        return confidences
 
     async def again(least: int) -> None:
         """Look again at those that are doubted, as long as there are so many."""
@@ -140,9 +140,9 @@ async def serve(replica: Direct, way: Way, rows: Rows, turn: NDArray[np.int64]) 
     began = time.perf_counter()
     for first in range(0, len(turn), BATCH):
         batch = turn[first : first + BATCH]
-        certainties = await run(batch, way.point)
+        confidences = await run(batch, way.point)
         if way.again is not None:
-            doubted += batch[certainties < way.below[rows.tasks[batch]]].tolist()
+            doubted += batch[confidences < way.below[rows.tasks[batch]]].tolist()
         await again(BATCH)
     await again(1)
     way.seconds.append(time.perf_counter() - began)

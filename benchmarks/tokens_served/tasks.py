@@ -230,7 +230,7 @@ def ratio_interval(one: NDArray[np.float64], other: NDArray[np.float64], resampl
 @asynccontextmanager
 async def served(source: Path, folder: Path) -> AsyncIterator[tuple[Supervisor, str, InferencePipeline]]:
     """Two replicas of the small transformer, held to their cores, and a key that registers."""
-    pipeline, key = written(source, folder, "UrgentFirst", 2.0), new_key()
+    pipeline, key = written(source, folder, "EarliestDeadlineFirst", 2.0), new_key()
     (folder / "keys").write_text(f"bench: {entry_of(HashedKey('bench', digest_of(key)))}\n")
     stage = first_plan(pipeline.spec.stage(STAGE)).model_copy(
         update={

@@ -20,11 +20,11 @@ from trimtab_pipelines.errors import OperationFailed, UserError
 
 VERBS = {
     "up": "Serve a pipeline on this machine, adapted to its load, until Ctrl-C or the end of the load.",
-    "load": "Send a load to a pipeline that runs already: open loop, real inputs, every request accounted for.",
+    "loadtest": "Send a load to a pipeline that runs already: open loop, real inputs, every request accounted for.",
     "profile": "Measure latency and throughput of every variant, operating point, batch size and allocation of cores.",
-    "accuracy": "Measure the accuracy of every variant and operating point on your own samples; write it into the "
+    "evaluate": "Measure the accuracy of every variant and operating point on your own samples; write it into the "
     "pipeline.",
-    "points": "Find operating points for a vision transformer: how many tokens to merge, by which rule, in which "
+    "tune": "Find operating points for a vision transformer: how many tokens to merge, by which rule, in which "
     "precision.",
     "train-task": "Train a new task for a vision transformer: a head, and prompts, for every way that its points run.",
     "plan": "Show what would run at a load, and why, without running it.",
@@ -34,7 +34,7 @@ VERBS = {
     "compare": "Serve the same arrivals and payloads three times: adapted live, lightest and heaviest variants; "
     "compare.",
     "report": "Make the HTML report of one recorded run, or of several compared.",
-    "page": "Serve the page that shows a run while it goes on: what comes, what runs and why, drops, accuracy, each "
+    "dashboard": "Serve the page that shows a run while it goes on: what comes, what runs and why, drops, accuracy, each "
     "stage.",
     "status": "Show what a router runs now, and what became of its requests; exits with 1 where it is not ready.",
     "demo": "Serve the digits pipeline under a changing load, adapt it live, and show what happened.",

@@ -34,7 +34,7 @@ def check_load(order: LoadOrder | None, edge: Path | None) -> None:
     if order is not None and (settings.tls is not None or settings.authenticates):
         raise LoadError(
             f"--load: the door of {edge} asks for TLS or keys, which this load does not bring; start without --load, "
-            "then send it with `trimtab load`, --ca and --api-key-file"
+            "then send it with `trimtab loadtest`, --ca and --api-key-file"
         )
 
 

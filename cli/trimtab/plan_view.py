@@ -110,17 +110,17 @@ def words(plan: PipelinePlan) -> list[str]:
         lines.append(f"not feasible: {spec.reason}; it carries {100 * spec.planned_fraction:.0f} % of the load")
     elif why.binding_constraint:
         lines.append(f"held back by: {why.binding_constraint}")
-    if why.layout:
-        lines.append(f"images of chats: {why.layout}")
+    if why.placement:
+        lines.append(f"images of chats: {why.placement}")
     if why.runner_up is not None:
         other = ", ".join(f"{stage}: {line}" for stage, line in why.runner_up.stages.items())
         lines.append(f"next best: {other} (objective {why.runner_up.objective_loss:.4f} less)")
     if why.solver:
         proof = "proven optimal" if why.gap <= 1e-6 else f"at most {why.gap:.3g} below the optimum"
         lines.append(f"solved by: {why.solver}, {proof}")
-    lines += [f"no longer as accurate as measured: {point}" for point in why.accuracies_drifted]
+    lines += [f"no longer as accurate as measured: {point}" for point in why.drifted_accuracies]
     lines += [f"smaller batches than asked for: {stage}" for stage in why.batch_sizes_capped]
-    lines += [f"left out: {point}" for point in why.points_left_out]
+    lines += [f"left out: {point}" for point in why.excluded_points]
     return lines
 
 

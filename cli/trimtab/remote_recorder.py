@@ -111,7 +111,7 @@ def added(counters: Sequence[Counters]) -> Counters:
         latency_buckets=_added_buckets([each.latency_buckets for each in counters]),
         accuracy_sum=sum(each.accuracy_sum for each in counters),
         accuracy_count=sum(each.accuracy_count for each in counters),
-        callers_faults=sum(each.callers_faults for each in counters),
+        client_errors=sum(each.client_errors for each in counters),
         pipeline=counters[0].pipeline,
         first_buckets=_added_modalities([each.first_buckets for each in counters]),
         next_buckets=_added_modalities([each.next_buckets for each in counters]),

@@ -135,10 +135,10 @@ def _judged(
     served: ServedTransformer, point: OperatingPoint, number: int, images: Labelled, samples_digest: str
 ) -> Accuracy:
     """How often a point answers a task's images rightly, and how certain it is of them."""
-    right, certainties = 0, list[float]()
+    right, confidences = 0, list[float]()
     with torch.inference_mode():
         for pixels, labels in zip(*(torch.split(one, CHUNK) for one in (images.pixels, images.labels)), strict=True):
             found = served.infer({"image": pixels, "task": torch.full_like(labels, number)}, point)
             right += int((found["label"] == labels).sum())
-            certainties += found["certainty"].tolist()
-    return measured(right, len(images.labels), certainties, samples_digest)
+            confidences += found["confidence"].tolist()
+    return measured(right, len(images.labels), confidences, samples_digest)

@@ -101,8 +101,8 @@ def _first_words(session: LocalRun, window: SampleWindow) -> Iterator[str]:
     slo = session.local.pipeline.spec.slo
     for modality, kind in KINDS.items():
         for what, seconds, most in (
-            ("first token", window.first_seconds(modality, 0.99), slo.first_token_seconds),
-            ("between tokens", window.next_seconds(modality, 0.99), slo.per_token_seconds),
+            ("first token", window.first_seconds(modality, 0.99), slo.time_to_first_token_seconds),
+            ("between tokens", window.next_seconds(modality, 0.99), slo.time_per_output_token_seconds),
         ):
             if seconds is not None:
                 of = "" if most is None else f" of {1000 * most:g}"

@@ -11,14 +11,14 @@ from prometheus_client.registry import Collector
 from trimtab_model_servers.interfaces import CountsTokens, ServedModel
 
 _GAUGES: Final[Mapping[str, tuple[str, str, Mapping[str, str]]]] = {
-    "text_tokens": ("trimtab_pending_tokens", "Tokens still to be computed", {"kind": "text"}),
-    "image_tokens": ("trimtab_pending_tokens", "Tokens still to be computed", {"kind": "image"}),
+    "text_tokens": ("trimtab_pending_prefill_tokens", "Tokens still to be computed", {"kind": "text"}),
+    "image_tokens": ("trimtab_pending_prefill_tokens", "Tokens still to be computed", {"kind": "image"}),
     "waiting": ("trimtab_chats", "Chats taken in", {"state": "waiting"}),
     "running": ("trimtab_chats", "Chats taken in", {"state": "running"}),
-    "busy_slots": ("trimtab_slots_used", "Slots of keys and values given away", {}),
-    "slots": ("trimtab_slots", "Slots of keys and values", {}),
+    "busy_slots": ("trimtab_kv_slots_used", "Slots of keys and values given away", {}),
+    "slots": ("trimtab_kv_slots", "Slots of keys and values", {}),
     "embedding_bytes": ("trimtab_embedding_bytes", "Embeddings held for chats or to be pulled", {}),
-    "kept": ("trimtab_embeddings_kept", "Names under which embeddings wait to be pulled", {}),
+    "kept": ("trimtab_embeddings_stored", "Names under which embeddings wait to be pulled", {}),
 }
 _COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     "steps": ("trimtab_engine_steps", "Steps computed"),

@@ -40,10 +40,10 @@ class AccuracyEvidence(Model):
         exclude_if=lambda digest: digest is None,
         description="SHA-256 of the samples that it was measured on",
     )
-    mean_certainty: Fraction | None = Field(
+    mean_confidence: Fraction | None = Field(
         default=None,
-        exclude_if=lambda certainty: certainty is None,
-        description="Mean certainty of the model on these samples, of a stage that tells one; by what it changes, "
+        exclude_if=lambda confidence: confidence is None,
+        description="Mean confidence of the model on these samples, of a stage that tells one; by what it changes, "
         "drifts are told; without it none are",
     )
 
@@ -99,7 +99,7 @@ def wilson_interval(right: float, n: float) -> tuple[float, float]:
 def measured(
     right: int,
     n: int,
-    certainties: Iterable[float] = (),
+    confidences: Iterable[float] = (),
     samples_digest: str | None = None,
     source: AccuracySource = "Measured",
 ) -> Accuracy:
@@ -108,7 +108,7 @@ def measured(
     Args:
         right: how many were answered rightly.
         n: how many there were.
-        certainties: of each, where the model tells them.
+        confidences: of each, where the model tells them.
         samples_digest: of the samples.
         source: what rightly means.
 
@@ -123,22 +123,22 @@ def measured(
         low=math.floor(1e4 * low) / 1e4,
         high=min(1.0, math.ceil(1e4 * high) / 1e4),
         samples_digest=samples_digest,
-        mean_certainty=mean_certainty(certainties),
+        mean_confidence=mean_confidence(confidences),
     )
 
 
-def mean_certainty(certainties: Iterable[float], tasks: Iterable[str] = ()) -> float | None:
+def mean_confidence(confidences: Iterable[float], tasks: Iterable[str] = ()) -> float | None:
     """How certain a model was of some rows, as a mean.
 
     Args:
-        certainties: of each row.
+        confidences: of each row.
         tasks: of the rows, as far as these are told apart.
 
     Returns:
         None where not each is told as a probability. None where rows are of several tasks, too: of which mix of them
         rows will be that name none, nobody knows.
     """
-    told = list(certainties)
+    told = list(confidences)
     if not told or len(set(tasks)) > 1 or not all(0.0 <= one <= 1.0 for one in told):
         return None
     return round(math.fsum(told) / len(told), 4)

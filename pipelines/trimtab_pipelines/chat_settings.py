@@ -31,27 +31,27 @@ def _port(store: str) -> int:
 class ImageLimits(Model):
     """What images a chat may show, checked before any is decoded."""
 
-    most: int = Field(default=16, ge=0, le=64, description="In one chat")
-    megapixels: float = Field(default=40.0, gt=0, le=40, description="Of one image")
-    size: Bytes = Field(default=8 * 2**20, ge=1024, description="Of one image's file")
-    domains: tuple[Domain, ...] = Field(
+    max_per_request: int = Field(default=16, ge=0, le=64, description="Images in one chat")
+    max_megapixels: float = Field(default=40.0, gt=0, le=40, description="Pixels of one image, in millions")
+    max_bytes: Bytes = Field(default=8 * 2**20, ge=1024, description="Size of one image's file")
+    allowed_domains: tuple[Domain, ...] = Field(
         default=(),
         max_length=64,
-        description="Hosts, as they are written in addresses, whose images are fetched over https or http. None "
-        "unless listed; one that leads to a private address is refused all the same, and redirects are not followed",
+        description="Hosts from which images are fetched over http or https; none by default. A host that resolves to "
+        "a private address is refused, and redirects are not followed",
     )
-    stores: tuple[StoreAddress, ...] = Field(
+    trusted_prefixes: tuple[StoreAddress, ...] = Field(
         default=(),
         max_length=16,
-        description="Where addresses begin that are fetched wherever they lead, as https://objects.internal/images/ "
-        "of an object store of one's own; it must let readers in without a key, or by what a signed address says",
+        description="URL prefixes that are fetched even at private addresses, such as https://objects.internal/images/ "
+        "of an object store; the store must permit anonymous or pre-signed reads",
     )
 
     @property
     def ports(self) -> frozenset[int]:
         """The ports that images are fetched from: 80 and 443 of domains, its own of each store; none by default."""
-        of_domains = SCHEME_PORTS.values() if self.domains else ()
-        return frozenset({*of_domains, *map(_port, self.stores)})
+        of_domains = SCHEME_PORTS.values() if self.allowed_domains else ()
+        return frozenset({*of_domains, *map(_port, self.trusted_prefixes)})
 
 
 class ChatSettings(Model):

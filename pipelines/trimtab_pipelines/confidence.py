@@ -1,4 +1,4 @@
-"""Looking twice at what a model is not certain of: what that keeps, and from which certainty on it need not. Pure.
+"""Looking twice at what a model is not certain of: what that keeps, and from which confidence on it need not. Pure.
 
 A cheap point answers all rows; those it is less certain of than a threshold are answered again by a better one. Which
 threshold will do is not read off a mean: among so many some look good by chance. It is tested, as Learn then Test does
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_pipelines.accuracy_floor import at_least
-from trimtab_pipelines.escalation import MOST_LOOKS, Escalation, TaskEscalation
+from trimtab_pipelines.escalation import MAX_ESCALATIONS, Escalation, TaskEscalation
 from trimtab_pipelines.task_thresholds import STEPS, Answers, Doubts, TaskThreshold, task_thresholds
 
 CONFIDENCE = 0.95
@@ -27,28 +27,28 @@ class PairedConfidence:
     """Held-out rows that were seen at both points, none of which either was trained or tuned on.
 
     Attributes:
-        certainty: of the cheap point, 0…1. Shape (rows,).
+        confidence: of the cheap point, 0…1. Shape (rows,).
         right: whether the cheap point was. Shape (rows,).
         right_again: whether the better point was. Shape (rows,).
         tasks: which task each is of, where several are mixed and each has a threshold of its own. Shape (rows,).
     """
 
-    certainty: NDArray[np.floating]
+    confidence: NDArray[np.floating]
     right: NDArray[np.bool_]
     right_again: NDArray[np.bool_]
     tasks: NDArray[np.str_] | None = None
 
     def __post_init__(self) -> None:
-        if not self.certainty.size == self.right.size == self.right_again.size > 0:
-            sizes = f"{self.certainty.size}, {self.right.size} and {self.right_again.size}"
-            raise ValueError(f"certainty, right and right_again must be of the same rows, at least one; got {sizes}")
+        if not self.confidence.size == self.right.size == self.right_again.size > 0:
+            sizes = f"{self.confidence.size}, {self.right.size} and {self.right_again.size}"
+            raise ValueError(f"confidence, right and right_again must be of the same rows, at least one; got {sizes}")
         if self.tasks is not None and self.tasks.size != self.right.size:
             raise ValueError(f"tasks must be of the same rows; got {self.tasks.size} of {self.right.size}")
 
     @property
     def by_task(self) -> dict[str, Answers]:
         """The rows of each task; none where tasks are not told apart."""
-        whole = Answers(self.certainty, self.right, self.right_again)
+        whole = Answers(self.confidence, self.right, self.right_again)
         return (
             {} if self.tasks is None else {str(task): whole.only(self.tasks == task) for task in np.unique(self.tasks)}
         )
@@ -70,8 +70,8 @@ def curve(looks: PairedConfidence, shares: Sequence[float]) -> list[EscalationTh
         looks: held-out rows.
         shares: 0…1.
     """
-    order = np.argsort(looks.certainty, kind="stable")
-    known = looks.certainty[order]
+    order = np.argsort(looks.confidence, kind="stable")
+    known = looks.confidence[order]
     first, again = looks.right[order], looks.right_again[order]
     found = []
     for share in shares:
@@ -84,7 +84,7 @@ def curve(looks: PairedConfidence, shares: Sequence[float]) -> list[EscalationTh
 
 def at_threshold(looks: PairedConfidence, below: float) -> EscalationThreshold:
     """What a threshold does on held-out rows."""
-    doubted = looks.certainty < below
+    doubted = looks.confidence < below
     right = np.where(doubted, looks.right_again, looks.right)
     return EscalationThreshold(below, float(doubted.mean()), float(right.mean()))
 
@@ -100,7 +100,7 @@ def safe_threshold(looks: PairedConfidence, floor: float, confidence: float = CO
     Returns:
         The threshold; None where not even looking at everything again is that surely good enough.
     """
-    rows, passed = looks.certainty.size, None
+    rows, passed = looks.confidence.size, None
     for step in range(STEPS + 1, -1, -1):  # above 1: all rows go again
         look = at_threshold(looks, step / STEPS)
         hits = round(look.accuracy * rows)
@@ -115,13 +115,13 @@ class ConfidenceSample:
     """Held-out rows as one operating point sees them.
 
     Attributes:
-        certainty: of each row, 0…1. Shape (rows,).
+        confidence: of each row, 0…1. Shape (rows,).
         right: whether it was. Shape (rows,).
         reads: the inputs it reads; empty for all.
         tasks: which task each row is of, the same at every point; None where they are not told apart. Shape (rows,).
     """
 
-    certainty: NDArray[np.floating]
+    confidence: NDArray[np.floating]
     right: NDArray[np.bool_]
     reads: frozenset[str] = frozenset()
     tasks: NDArray[np.str_] | None = None
@@ -151,11 +151,11 @@ def escalations(
         for first, then in permutations(points, 2)
         if _sees_better(points[then], points[first], confidence)
     ]
-    most = MOST_LOOKS // max(1, *Counter(first for first, _ in pairs).values(), 0)
+    most = MAX_ESCALATIONS // max(1, *Counter(first for first, _ in pairs).values(), 0)
     found: dict[str, tuple[Escalation, ...]] = dict.fromkeys(points, ())
     for first, then in pairs:
         seen = points[first]
-        looks = PairedConfidence(seen.certainty, seen.right, points[then].right, seen.tasks)
+        looks = PairedConfidence(seen.confidence, seen.right, points[then].right, seen.tasks)
         by_task = looks.by_task
         priced = task_thresholds(by_task) if len(by_task) > 1 else []
         ladder = _ladder_by_task(then, looks, priced, confidence) if priced else _ladder(then, looks, confidence)
@@ -177,20 +177,20 @@ def _sees_better(one: ConfidenceSample, other: ConfidenceSample, confidence: flo
 
 def _ladder(then: str, looks: PairedConfidence, confidence: float) -> tuple[Escalation, ...]:
     """One second look for each floor that a threshold keeps; of floors with the same threshold the highest."""
-    first, rows = float(looks.right.mean()), looks.certainty.size
+    first, rows = float(looks.right.mean()), looks.confidence.size
     kept: dict[float, Escalation] = {}
     for floor in _floors(looks, confidence):
         look = safe_threshold(looks, floor, confidence)
         if look is not None and 0 < look.share < 1 and look.accuracy >= first + LEAST_GAIN:
             kept[look.below] = Escalation(
-                point=then,
-                below=look.below,
+                to=then,
+                confidence_below=look.below,
                 share=round(look.share, 4),
                 accuracy=round(look.accuracy, 4),
-                low=round(floor - 5e-5, 4),
+                accuracy_low=round(floor - 5e-5, 4),
                 samples=rows,
             )
-    return tuple(sorted(kept.values(), key=lambda look: look.below))
+    return tuple(sorted(kept.values(), key=lambda look: look.confidence_below))
 
 
 def _floors(looks: PairedConfidence, confidence: float) -> list[float]:
@@ -222,11 +222,11 @@ def _look_by_task(then: str, looks: PairedConfidence, doubt: Doubts, floor: floa
     rows = looks.right.size
     share = sum(one.share * one.rows for one in doubt.values()) / rows
     return Escalation(
-        point=then,
-        below=round(float(np.quantile(looks.certainty, share)), 4),
+        to=then,
+        confidence_below=round(float(np.quantile(looks.confidence, share)), 4),
         share=round(share, 4),
         accuracy=round(sum(one.hits for one in doubt.values()) / rows, 4),
-        low=round(floor - 5e-5, 4),
+        accuracy_low=round(floor - 5e-5, 4),
         samples=rows,
         by_task={task: _task_look(one, confidence) for task, one in doubt.items()},
     )
@@ -234,10 +234,10 @@ def _look_by_task(then: str, looks: PairedConfidence, doubt: Doubts, floor: floa
 
 def _task_look(doubt: TaskThreshold, confidence: float) -> TaskEscalation:
     return TaskEscalation(
-        below=doubt.below,
+        confidence_below=doubt.below,
         share=round(doubt.share, 4),
         accuracy=round(doubt.hits / doubt.rows, 4),
-        low=round(max(_surest_floor(doubt.hits, doubt.rows, confidence) - 5e-5, 0.0), 4),
+        accuracy_low=round(max(_surest_floor(doubt.hits, doubt.rows, confidence) - 5e-5, 0.0), 4),
     )
 
 

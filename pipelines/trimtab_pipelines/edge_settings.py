@@ -69,7 +69,7 @@ class JwtIssuer(Model):
         description="A list of what the client may call: `NAMESPACE/NAME`, `NAMESPACE/*`, or `*` for all; without it "
         "each token may call all",
     )
-    bare_pipelines: bool = Field(
+    unprefixed_pipelines: bool = Field(
         default=False, description="Whether a `NAME` alone is the pipeline of that name in every namespace"
     )
 
@@ -112,7 +112,7 @@ class EdgeSettings(Model):
     )
     jwt: tuple[JwtIssuer, ...] = Field(default=(), max_length=8)
     clients: ClientLimits = ClientLimits()
-    patience: Timeouts = Timeouts()
+    timeouts: Timeouts = Timeouts()
     max_connections: int = Field(default=4096, ge=16, le=1_000_000)
     max_streams: int = Field(default=256, ge=1, le=65_536, description="Calls at once on one HTTP/2 connection")
     trusted_hops: int = Field(

@@ -32,7 +32,7 @@ CALLERS = frozenset(
         ErrorCode.PAYLOAD_TOO_LARGE,
     }
 )
-CLIENT_BOUNDS = frozenset({"ClientRate", "ClientConcurrency", "ClientBytes"})
+CLIENT_BOUNDS = frozenset({"ClientRateLimited", "ClientConcurrencyLimited", "ClientBytesLimited"})
 OVERLOAD = "Overload"
 """Too many requests are under way: the door refuses for want of room, or in a flood before it reads."""
 DOOR_REASONS = {
@@ -42,10 +42,10 @@ DOOR_REASONS = {
     "NotFound": 404,
     "RequestTimeout": 408,
     "PayloadTooLarge": 413,
-    "ClientRate": 429,
+    "ClientRateLimited": 429,
     OVERLOAD: 429,
     "HeadersTooLarge": 431,
-    "RouterAway": 503,
+    "RouterUnavailable": 503,
 }
 """Why the door refuses, with the HTTP status; over gRPC the status is always 200, and the reason says which it is."""
 

@@ -7,7 +7,7 @@ from trimtab_pipelines.quantity import Fraction
 from trimtab_pipelines.resource import Model, Name, is_empty
 from trimtab_pipelines.tasks import MOST_TASKS
 
-MOST_LOOKS = 64
+MAX_ESCALATIONS = 64
 """Of one operating point."""
 
 
@@ -18,21 +18,25 @@ _BY_TASK = "Thresholds of single tasks; where there are any, rows of other tasks
 class TaskEscalation(Model):
     """What becomes of one task's rows where each task has a threshold of its own."""
 
-    below: float = Field(ge=0, le=2, description="Certainty that too little is; 0: its rows are never seen again")
+    confidence_below: float = Field(
+        ge=0, le=2, description="Confidence that too little is; 0: its rows are never seen again"
+    )
     share: Fraction = Field(description="Share of its rows that are less certain")
     accuracy: Fraction = Field(description="Of all its rows together, once that is done")
-    low: Fraction | None = Field(default=None, description=_LOW, exclude_if=lambda low: low is None)
+    accuracy_low: Fraction | None = Field(default=None, description=_LOW, exclude_if=lambda low: low is None)
 
     def on(self, basis: AccuracyBasis) -> float:
         """Return the accuracy that counts."""
-        return counting(basis, self.accuracy, self.low)
+        return counting(basis, self.accuracy, self.accuracy_low)
 
 
 class EscalationPlan(Model):
     """A second look that a stage may take at rows it has served at a point."""
 
-    point: Name = Field(description="Operating point that sees the least certain rows again")
-    below: float = Field(ge=0, le=2, description="Certainty that too little is; above 1: all rows are seen again")
+    to: Name = Field(description="Operating point that sees the least certain rows again")
+    confidence_below: float = Field(
+        ge=0, le=2, description="Confidence that too little is; above 1: all rows are seen again"
+    )
     share: Fraction = Field(description="Share of the rows that are less certain, as measured")
     accuracy: Fraction = Field(description="Of all rows together, once that is done")
     by_task: dict[Name, TaskEscalation] = Field(
@@ -40,7 +44,7 @@ class EscalationPlan(Model):
     )
 
     def __str__(self) -> str:
-        return f"{self.point} {100 * self.share:.0f} %"
+        return f"{self.to} {100 * self.share:.0f} %"
 
 
 class Escalation(EscalationPlan):
@@ -49,18 +53,18 @@ class Escalation(EscalationPlan):
     With thresholds by task, `below` is what as many rows of all tasks are less certain than.
     """
 
-    low: Fraction | None = Field(default=None, description=_LOW)
+    accuracy_low: Fraction | None = Field(default=None, description=_LOW)
     samples: int | None = Field(default=None, gt=0, description="Held-out rows behind the figures")
 
     def planned(self, basis: AccuracyBasis) -> EscalationPlan:
         """It with the accuracy that counts, overall and of each task."""
         return EscalationPlan(
-            point=self.point,
-            below=self.below,
+            to=self.to,
+            confidence_below=self.confidence_below,
             share=self.share,
-            accuracy=counting(basis, self.accuracy, self.low),
+            accuracy=counting(basis, self.accuracy, self.accuracy_low),
             by_task={
-                task: TaskEscalation(below=one.below, share=one.share, accuracy=one.on(basis))
+                task: TaskEscalation(confidence_below=one.confidence_below, share=one.share, accuracy=one.on(basis))
                 for task, one in self.by_task.items()
             },
         )

@@ -11,7 +11,7 @@ from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.quantity import Fraction
 from trimtab_pipelines.resource import Model, Name, is_empty
 from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
-from trimtab_pipelines.stages import OF_CHAT, Stage
+from trimtab_pipelines.stages import CHAT_IMAGE_INDEX, Stage
 from trimtab_pipelines.tasks import Task
 from trimtab_pipelines.tensors import StageOutput, TensorSpec
 from trimtab_pipelines.variants import ParameterValue, Variant
@@ -76,7 +76,7 @@ def model_spec(
             else task.model_copy(update={"storage_uri": resolve_uri(task.storage_uri, pipeline_folder)})
             for task in variant.tasks
         ),
-        inputs=_inputs(pipeline.spec, stage, stage.leaves_out(variant.name)),
+        inputs=_inputs(pipeline.spec, stage, stage.excluded_input(variant.name)),
         outputs=stage.outputs,
         max_batch_size=variant.max_batch_size,
         operating_points=tuple(point.without_evidence() for point in variant.points),
@@ -94,7 +94,11 @@ def _inputs(spec: InferencePipelineSpec, stage: Stage, left_out: str) -> tuple[I
         if read.name != left_out
         for source in [source_of(spec, read.source)]
     )
-    return (*read, InputSpec(name=OF_CHAT, datatype="INT64", shape=(2,), optional=True)) if stage.encodes else read
+    return (
+        (*read, InputSpec(name=CHAT_IMAGE_INDEX, datatype="INT64", shape=(2,), optional=True))
+        if stage.encodes
+        else read
+    )
 
 
 def max_rows(pipeline: InferencePipelineSpec, stage: Stage) -> int | None:

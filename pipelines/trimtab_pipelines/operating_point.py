@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Protocol, Self
 from pydantic import Field, model_validator
 
 from trimtab_pipelines.accuracy_evidence import Accuracy, AccuracyBasis, AccuracyEvidence, declared_accuracy
-from trimtab_pipelines.escalation import MOST_LOOKS, Escalation, EscalationPlan
+from trimtab_pipelines.escalation import MAX_ESCALATIONS, Escalation, EscalationPlan
 from trimtab_pipelines.quantity import Fraction
 from trimtab_pipelines.resource import Model, Name, is_empty
 from trimtab_pipelines.tasks import MOST_TASKS
@@ -106,11 +106,11 @@ class OperatingPoint(Model):
         exclude_if=is_empty,
         description="Accuracy on single tasks, where it was measured",
     )
-    second_looks: tuple[Escalation, ...] = Field(
+    escalations: tuple[Escalation, ...] = Field(
         default=(),
-        max_length=MOST_LOOKS,
+        max_length=MAX_ESCALATIONS,
         exclude_if=is_empty,
-        description="What it was measured to give to look again at its least certain rows; needs the stage's certainty",
+        description="Measured gains of escalating its low-confidence rows; requires the stage's confidence output",
     )
 
     @model_validator(mode="before")
@@ -163,11 +163,11 @@ class OperatingPoint(Model):
 
     def without_evidence(self) -> "OperatingPoint":
         """It without what stands behind its accuracy: who serves it needs no proof."""
-        return self.model_copy(update={"accuracy_evidence": None, "accuracy_by_task": {}, "second_looks": ()})
+        return self.model_copy(update={"accuracy_evidence": None, "accuracy_by_task": {}, "escalations": ()})
 
-    def looks(self, basis: AccuracyBasis) -> tuple[EscalationPlan, ...]:
+    def planned_escalations(self, basis: AccuracyBasis) -> tuple[EscalationPlan, ...]:
         """Its second looks with the accuracy that counts."""
-        return tuple(look.planned(basis) for look in self.second_looks)
+        return tuple(look.planned(basis) for look in self.escalations)
 
     def accuracies_by_task(self, basis: AccuracyBasis) -> dict[str, float]:
         """The figure that counts for each task that is known."""

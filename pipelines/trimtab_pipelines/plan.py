@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from trimtab_pipelines.accuracy_evidence import AccuracyBasis
-from trimtab_pipelines.escalation import MOST_LOOKS, EscalationPlan
+from trimtab_pipelines.escalation import MAX_ESCALATIONS, EscalationPlan
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.quantity import Cores, Fraction
 from trimtab_pipelines.resource import Model, Name, Resource, is_empty, require_unique
@@ -24,10 +24,10 @@ class PointPlan(Model):
     name: Name
     accuracy: Fraction = Field(description="Accuracy of the variant at this point")
     accuracy_by_task: dict[Name, Fraction] = Field(default_factory=dict, exclude_if=is_empty, description=_BY_TASK)
-    reads: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty, description=_READS)
+    inputs: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty, description=_READS)
     service_seconds: dict[int, float] = Field(default_factory=dict, description=_SECONDS)
-    looks: tuple[EscalationPlan, ...] = Field(
-        default=(), max_length=MOST_LOOKS, exclude_if=is_empty, description=_LOOKS
+    escalations: tuple[EscalationPlan, ...] = Field(
+        default=(), max_length=MAX_ESCALATIONS, exclude_if=is_empty, description=_LOOKS
     )
 
 
@@ -53,10 +53,10 @@ class StagePlan(Model):
     cores: Cores = Field(default=1.0, description="Cores of one replica")
     accuracy: Fraction = Field(description="Accuracy of the variant at its operating point")
     accuracy_by_task: dict[Name, Fraction] = Field(default_factory=dict, exclude_if=is_empty, description=_BY_TASK)
-    reads: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty, description=_READS)
+    inputs: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty, description=_READS)
     service_seconds: dict[int, float] = Field(default_factory=dict, description=_SECONDS)
-    looks: tuple[EscalationPlan, ...] = Field(
-        default=(), max_length=MOST_LOOKS, exclude_if=is_empty, description=_LOOKS
+    escalations: tuple[EscalationPlan, ...] = Field(
+        default=(), max_length=MAX_ESCALATIONS, exclude_if=is_empty, description=_LOOKS
     )
     prompt_tokens: float = Field(
         default=0.0,
@@ -64,7 +64,7 @@ class StagePlan(Model):
         exclude_if=lambda tokens: not tokens,
         description="Of the prompts that serviceSeconds are of, on average, where the stage writes",
     )
-    reading_seconds: dict[int, float] = Field(
+    prefill_seconds: dict[int, float] = Field(
         default_factory=dict,
         max_length=32,
         exclude_if=is_empty,
@@ -74,18 +74,18 @@ class StagePlan(Model):
         default=0.0, ge=0, description="Rows per second all replicas can serve, at the fastest point allowed"
     )
     latency_seconds: float = Field(default=0.0, ge=0, description="Planned queueing and service time of the stage")
-    escalation: EscalationPlan | None = Field(
+    planned_escalation: EscalationPlan | None = Field(
         default=None,
         exclude_if=lambda look: look is None,
         description="The second look that capacity and accuracy were planned with, where there is one",
     )
-    time_price: float = Field(
+    shadow_price: float = Field(
         default=0.0,
         ge=0,
         exclude_if=lambda price: not price,
         description="Expected right answers that a second of a replica is worth to those yet to come, as profiled",
     )
-    priced_rps: float = Field(
+    shadow_price_at_rps: float = Field(
         default=0.0,
         ge=0,
         exclude_if=lambda load: not load,
@@ -107,15 +107,15 @@ class StagePlan(Model):
             name=self.operating_point,
             accuracy=self.accuracy,
             accuracy_by_task=self.accuracy_by_task,
-            reads=self.reads,
+            inputs=self.inputs,
             service_seconds=self.service_seconds,
-            looks=self.looks,
+            escalations=self.escalations,
         )
 
     @property
     def expected_accuracy(self) -> float:
         """What its answers are planned to have, the second look included."""
-        return self.accuracy if self.escalation is None else self.escalation.accuracy
+        return self.accuracy if self.planned_escalation is None else self.planned_escalation.accuracy
 
     @property
     def points(self) -> tuple[PointPlan, ...]:
@@ -134,8 +134,8 @@ def point_plan(point: OperatingPoint, basis: AccuracyBasis = "Expected") -> Poin
         name=point.name,
         accuracy=point.judged().on(basis),
         accuracy_by_task=point.accuracies_by_task(basis),
-        reads=point.modalities,
-        looks=point.looks(basis),
+        inputs=point.modalities,
+        escalations=point.planned_escalations(basis),
     )
 
 
@@ -151,7 +151,7 @@ def first_plan(stage: Stage) -> StagePlan:
         operating_point=point.name,
         accuracy=point.accuracy,
         accuracy_by_task=point.accuracy_by_task,
-        reads=point.reads,
+        inputs=point.inputs,
     )
 
 
@@ -165,7 +165,7 @@ class ForecastRecord(Model):
     observed_rps: float = Field(default=0.0, ge=0, description="Latest observed peak of requests per second")
     source: str = Field(description="lstm, reactive or oracle")
     reason: str = Field(default="", description="Why this source")
-    held: str = Field(default="", exclude_if=is_empty, description="Why more is planned for than was forecast")
+    hold_reason: str = Field(default="", exclude_if=is_empty, description="Why more is planned for than was forecast")
     recent_error: float | None = Field(default=None, description="SMAPE of the source's recent forecasts, 0…2")
 
 
@@ -196,13 +196,13 @@ class Explanation(Model):
     accuracy_basis: str = Field(
         default="", description="What its accuracies are: expected values, or the lower ends of their intervals"
     )
-    points_left_out: tuple[str, ...] = Field(
+    excluded_points: tuple[str, ...] = Field(
         default=(),
         max_length=1024,
         exclude_if=is_empty,
         description="Operating points that the router may not run, and why",
     )
-    accuracies_drifted: tuple[str, ...] = Field(
+    drifted_accuracies: tuple[str, ...] = Field(
         default=(),
         max_length=1024,
         exclude_if=is_empty,
@@ -214,7 +214,7 @@ class Explanation(Model):
         exclude_if=is_empty,
         description="Stages whose batch sizes are larger than their departure policy sends, and what counts instead",
     )
-    layout: str = Field(
+    placement: str = Field(
         default="",
         exclude_if=is_empty,
         description="Whether images are encoded apart, where the plan chooses, and what the other way would cost",

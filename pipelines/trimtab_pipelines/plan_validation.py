@@ -26,5 +26,5 @@ def idle_stages(plan: PipelinePlan, spec: InferencePipelineSpec) -> frozenset[st
     return frozenset(
         encoder
         for writer, encoder in spec.encoders.items()
-        if spec.stage(writer).variant(plan.spec.stage(writer).variant).whole
+        if spec.stage(writer).variant(plan.spec.stage(writer).variant).colocated
     )

@@ -83,9 +83,9 @@ class Curve(Model):
 class ChatTimes(Model):
     """Of what writes: beside whole answers to chats with an image, what else its times depend on."""
 
-    first: Curve = Field(description="Until the first piece of the answer")
-    text: Curve = Field(description="Of chats without images, the whole answer")
-    text_first: Curve = Field(description="Of chats without images, until its first piece")
+    time_to_first_token: Curve = Field(description="Until the first piece of the answer")
+    text_only: Curve = Field(description="Of chats without images, the whole answer")
+    text_only_time_to_first_token: Curve = Field(description="Of chats without images, until its first piece")
     tokens: float = Field(ge=1, description="Of a whole answer, on average")
     prompt_tokens: float = Field(
         default=0.0,
@@ -99,7 +99,7 @@ class ChatTimes(Model):
         exclude_if=lambda tokens: not tokens,
         description="Of the prompts that show none, on average",
     )
-    reading_seconds: dict[int, float] = Field(
+    prefill_seconds: dict[int, float] = Field(
         default_factory=dict,
         max_length=32,
         exclude_if=is_empty,
@@ -108,14 +108,14 @@ class ChatTimes(Model):
 
     def prompt_tokens_showing(self, images: float) -> float:
         """Of the prompts that times are of, where each shows so many images; 0 where an older profile does not say."""
-        return _on_line(self.text_prompt_tokens, self.prompt_tokens, images) if self.reading_seconds else 0.0
+        return _on_line(self.text_prompt_tokens, self.prompt_tokens, images) if self.prefill_seconds else 0.0
 
     def seconds_beyond(self, tokens: float, images: float) -> float:
         """What a prompt of so many tokens takes beyond the one that was measured with so many images; none if fewer."""
         usual = self.prompt_tokens_showing(images)
         if not tokens > usual:
             return 0.0
-        longer, known = (prefill_seconds(self.reading_seconds, each) for each in (tokens, usual))
+        longer, known = (prefill_seconds(self.prefill_seconds, each) for each in (tokens, usual))
         return max(longer - known, 0.0)
 
 
@@ -141,17 +141,17 @@ class PointProfile(Model):
         """
         if self.chats is None:
             return self
-        own = self.chats.text.towards(Curve(measurements=self.measurements, fit=self.fit), images)
-        first = self.chats.text_first.towards(self.chats.first, images)
+        own = self.chats.text_only.towards(Curve(measurements=self.measurements, fit=self.fit), images)
+        first = self.chats.text_only_time_to_first_token.towards(self.chats.time_to_first_token, images)
         beyond = self.chats.seconds_beyond(prompt_tokens, images)
         if beyond:
             own, first = own.longer(beyond), first.longer(beyond)
-        return self._of(own, self.chats.model_copy(update={"first": first}))
+        return self._of(own, self.chats.model_copy(update={"time_to_first_token": first}))
 
     @property
-    def until_first(self) -> "PointProfile":
+    def until_first_token(self) -> "PointProfile":
         """The same with times that end with the first piece of an answer, where answers are written."""
-        return self if self.chats is None else self._of(self.chats.first, None)
+        return self if self.chats is None else self._of(self.chats.time_to_first_token, None)
 
     def _of(self, curve: Curve, chats: ChatTimes | None) -> "PointProfile":
         return PointProfile(
@@ -268,14 +268,14 @@ class Hardware(Model):
     node_cores: int = Field(ge=1)
 
 
-class Subject(Model):
+class ModelIdentity(Model):
     """A variant as it was when it was measured."""
 
     family: str = ""
     parameters: dict[str, ParameterValue] = Field(default_factory=dict)
     weights: str = Field(default="", description="SHA-256 of files on the machine; else the address they came from")
 
-    def differs(self, now: "Subject") -> str:
+    def differs(self, now: "ModelIdentity") -> str:
         """Say in a few words what the variant has become since; empty where it is the same."""
         if self.family != now.family:
             return f"family {self.family}, which is {now.family} now"
@@ -292,7 +292,7 @@ class ModelProfileSpec(Model):
     stage: Name
     hardware: Hardware
     points: tuple[PointProfile, ...] = Field(min_length=1, max_length=4096)
-    subjects: dict[str, Subject] = Field(
+    models: dict[str, ModelIdentity] = Field(
         default_factory=dict, description="What was measured, by variant; older profiles do not say"
     )
     base_allocation: dict[str, Cores] = Field(
@@ -340,7 +340,7 @@ def _together(one: ModelProfile, other: ModelProfile) -> ModelProfile:
     points = {(p.variant, p.operating_point, p.cores): p for p in (*one.spec.points, *other.spec.points)}
     together = {
         "points": tuple(points.values()),
-        "subjects": one.spec.subjects | other.spec.subjects,
+        "models": one.spec.models | other.spec.models,
         "base_allocation": one.spec.base_allocation | other.spec.base_allocation,
     }
     return other.model_copy(update={"spec": other.spec.model_copy(update=together)})

@@ -36,7 +36,7 @@ _MEASURED = {
     "max_batch_size",
     "operating_points",
 }
-_JUDGEMENTS = ("accuracy", "accuracyEvidence", "accuracyByTask", "secondLooks")
+_JUDGEMENTS = ("accuracy", "accuracyEvidence", "accuracyByTask", "escalations")
 """Of an operating point."""
 
 

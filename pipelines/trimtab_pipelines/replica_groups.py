@@ -1,7 +1,8 @@
-"""Which variants of a stage share a replica in a cluster. Pure; operator, router and profiler agree by this one rule.
+"""Replica groups: the variants of a stage that share replicas. Operator, router and profiler use this one rule.
 
-Variants that ask for the same resources on the same nodes are loaded together, so that a change between them starts no
-pod (docs/decisions/004). A variant with a container of its own, or a stage with `hosting: Separate`, stands alone.
+Variants that request the same resources on the same nodes are loaded together, so that a change of variant starts no
+pod (docs/decisions/004). A variant with its own container, or of a stage with `variantPlacement: Dedicated`, is a group
+of its own.
 """
 
 import hashlib
@@ -50,7 +51,7 @@ def group_of(stage: Stage, variant: str) -> ReplicaGroup:
 
 
 def _likeness(stage: Stage, variant: Variant) -> str:
-    if stage.hosting == "Separate" or variant.container is not None:
+    if stage.variant_placement == "Dedicated" or variant.container is not None:
         return variant.name
     keys = {"resources", "node_selector", "tolerations", "runtime_class_name", "secret_name"}
     return "=" + json.dumps(variant.model_dump(mode="json", include=keys), sort_keys=True)

@@ -1,4 +1,4 @@
-"""What a router tells of itself: `/trimtab/v1/state` and `/trimtab/v1/load`, for whoever asks it.
+"""What a router tells of itself: `/trimtab/v1/state` and `/trimtab/v1/arrivals`, for whoever asks it.
 
 While parts are upgraded one after the other, a router may tell more than its reader knows, or less: what a reader does
 not know is left out, and what is not told has its default.
@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from trimtab_pipelines.accuracy_evidence import Accuracy
 
 STATE_PATH = "/trimtab/v1/state"
-LOAD_PATH = "/trimtab/v1/load"
-WELCOME_PATH = "/trimtab/v1/welcome"
+ARRIVALS_PATH = "/trimtab/v1/arrivals"
+READY_PATH = "/readyz"
 TASKS_PATH = "/trimtab/v1/tasks"
 """Answers well once callers may come, until the router leaves."""
 HISTORY_SECONDS = 600
@@ -23,13 +23,13 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
 
 
-class _StateModel(BaseModel):
+class StateModel(BaseModel):
     """A frozen value that a router told."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
 
-class EndpointState(_StateModel):
+class EndpointState(StateModel):
     """A replica as its router sees it."""
 
     ready: bool = False
@@ -38,14 +38,14 @@ class EndpointState(_StateModel):
     """Why it gets no work, where it is not who it must be."""
 
 
-class JoinedAccuracy(_StateModel):
+class JoinedAccuracy(StateModel):
     """How accurate an operating point is on a task that joined, as the task's card tells it."""
 
     value: Finite
     low: Finite | None = None
     high: Finite | None = None
     samples: int | None = None
-    mean_certainty: Finite | None = None
+    mean_confidence: Finite | None = None
     source: str = ""
 
     @classmethod
@@ -54,7 +54,7 @@ class JoinedAccuracy(_StateModel):
         return cls(**judged.model_dump(by_alias=False, include=set(cls.model_fields)))
 
 
-class StageState(_StateModel):
+class StageState(StateModel):
     """What a stage runs now."""
 
     variant: str = ""
@@ -77,7 +77,7 @@ class StageState(_StateModel):
     endpoints: dict[str, EndpointState] = {}
 
 
-class Served(_StateModel):
+class Served(StateModel):
     """What became of the last minute's requests; p99 and accuracy are None where nothing was answered."""
 
     received: Count = 0
@@ -95,7 +95,7 @@ class Served(_StateModel):
         return self.ok + self.late
 
 
-class RouterState(_StateModel):
+class RouterState(StateModel):
     """What a router runs now, and what it measured."""
 
     plan_generation: Count = 0
@@ -107,7 +107,7 @@ class RouterState(_StateModel):
     stages: dict[str, StageState]
 
 
-class RouterLoad(_StateModel):
+class RouterLoad(StateModel):
     """Arrivals of each of the last whole seconds before `now` (Unix time), oldest first."""
 
     now: Finite

@@ -39,25 +39,25 @@ def row_seconds(rows_rps: float, replicas: int) -> float:
 def priced(stage: StagePlan, rows_rps: float) -> StagePlan:
     """The plan of a stage with the price of its time; 0 where nothing is known of how long it takes."""
     price = shadow_price(ways(stage), rows_rps, stage.replicas)
-    return stage.model_copy(update={"time_price": price, "priced_rps": max(rows_rps, 0.0)})
+    return stage.model_copy(update={"shadow_price": price, "shadow_price_at_rps": max(rows_rps, 0.0)})
 
 
 def repriced(stage: StagePlan, service_ratio: float) -> float:
     """The price of time where batches take so many times what was profiled; a plan priced for no load keeps its own."""
-    if not stage.priced_rps:
-        return stage.time_price
+    if not stage.shadow_price_at_rps:
+        return stage.shadow_price
     slower = [(seconds * service_ratio, accuracy) for seconds, accuracy in ways(stage)]
-    return shadow_price(slower, stage.priced_rps, stage.replicas)
+    return shadow_price(slower, stage.shadow_price_at_rps, stage.replicas)
 
 
 def ways(stage: StagePlan) -> list[tuple[float, float]]:
     """(seconds of a row in full batches, accuracy) of each way to answer it, second looks among them."""
     seconds = {p.name: p.service_seconds.get(stage.batch_size, 0.0) / stage.batch_size for p in stage.points}
     found = [(seconds[point.name], point.accuracy) for point in stage.points]
-    looks = ((point.name, look) for point in stage.points for look in point.looks)
+    looks = ((point.name, look) for point in stage.points for look in point.escalations)
     found += [
-        (seconds[first] + look.share * seconds[look.point], look.accuracy)
+        (seconds[first] + look.share * seconds[look.to], look.accuracy)
         for first, look in looks
-        if seconds[first] > 0 and seconds.get(look.point, 0.0) > 0
+        if seconds[first] > 0 and seconds.get(look.to, 0.0) > 0
     ]
     return found

@@ -10,7 +10,14 @@ from trimtab_pipelines.accuracy_evidence import AccuracyBasis
 from trimtab_pipelines.chat_settings import ChatSettings
 from trimtab_pipelines.quantity import Cores, Fraction, Seconds
 from trimtab_pipelines.resource import ADVISORY_SUFFIX, Model, Name, Resource, require_unique
-from trimtab_pipelines.stages import ANSWER, MESSAGES, PULLED, SHOWN, PipelineOutput, Stage
+from trimtab_pipelines.stages import (
+    EMBEDDINGS_INPUT,
+    GENERATION_OUTPUTS,
+    IMAGES_INPUT,
+    MESSAGES_INPUT,
+    PipelineOutput,
+    Stage,
+)
 from trimtab_pipelines.tensors import RequestInput
 from trimtab_pipelines.variants import Resources
 
@@ -66,26 +73,26 @@ class ServiceLevel(Model):
 
     latency_seconds: Seconds = Field(alias="latency", gt=0, description="End to end, from arrival to answer")
     quantile: float = Field(default=0.99, gt=0, lt=1, description="Share of requests planned to keep it")
-    first_token_seconds: Seconds | None = Field(
+    time_to_first_token_seconds: Seconds | None = Field(
         default=None,
-        alias="firstToken",
+        alias="timeToFirstToken",
         gt=0,
         exclude_if=lambda seconds: seconds is None,
-        description="From arrival to the first piece of an answer that a stage writes: its deadline in every queue. "
-        "`latency` is then of the whole answer",
+        description="From a chat's arrival to its first token (TTFT): its deadline in every queue. `latency` then "
+        "bounds the whole response",
     )
-    per_token_seconds: Seconds | None = Field(
+    time_per_output_token_seconds: Seconds | None = Field(
         default=None,
-        alias="perToken",
+        alias="timePerOutputToken",
         gt=0,
         exclude_if=lambda seconds: seconds is None,
-        description="Between two tokens of such an answer, on average",
+        description="Mean time between two tokens of a response (TPOT)",
     )
 
     @property
     def start_seconds(self) -> float:
-        """Within which an answer must begin; it is whole by then unless it is written piece by piece."""
-        return self.first_token_seconds or self.latency_seconds
+        """Time within which a response must begin; only a streamed response is incomplete by then."""
+        return self.time_to_first_token_seconds or self.latency_seconds
 
     @property
     def drain_seconds(self) -> float:
@@ -95,7 +102,7 @@ class ServiceLevel(Model):
     @model_validator(mode="after")
     def _first_before_last(self) -> Self:
         if self.start_seconds > self.latency_seconds:
-            raise ValueError("slo.firstToken is longer than slo.latency, which is of the whole answer")
+            raise ValueError("slo.timeToFirstToken is longer than slo.latency, which bounds the whole response")
         return self
 
 
@@ -120,7 +127,9 @@ class Adaptation(Model):
         description="Objective a change must gain for each stage changed; where a core only breaks ties (MaxAccuracy), "
         "so does giving one back",
     )
-    hold_seconds: Seconds = Field(default=20.0, alias="hold", description="No scale-down sooner than this after a peak")
+    scale_down_stabilization_seconds: Seconds = Field(
+        default=20.0, alias="scaleDownStabilization", description="Time after a peak before a scale-down"
+    )
     demand_quantile: float | None = Field(
         default=None,
         ge=0.5,
@@ -165,12 +174,13 @@ class InferencePipelineSpec(Model):
     objective: Objective = Objective()
     budget: Budget
     adaptation: Adaptation = Adaptation()
-    drop_policy: Literal["Predicted", "Past", "Never"] = Field(
+    drop_policy: Literal["Predicted", "Expired", "Never"] = Field(
         default="Predicted",
-        description="Drop a request once its predicted finish misses its deadline, once the deadline is past, or never",
+        description="Predicted: drop a request once its predicted finish misses its deadline. Expired: once its "
+        "deadline has passed. Never: not at all",
     )
-    departure_policy: Literal[
-        "UrgentFirst",
+    scheduling_policy: Literal[
+        "EarliestDeadlineFirst",
         "SlackFit",
         "ModalityMix",
         "TokenAdaptive",
@@ -182,21 +192,21 @@ class InferencePipelineSpec(Model):
         "PetsLike",
         "InfaasLike",
     ] = Field(
-        default="UrgentFirst",
-        description="How a batch leaves. UrgentFirst: the most urgent rows at the planned operating point. SlackFit: "
-        "the largest batch at the most accurate point that its most urgent row still has time for. ModalityMix: what "
-        "the best plan for all that waits says, which may split a request's rows over points. TokenAdaptive: what that "
-        "plan says by utility times accuracy, batches mixed of all tasks. For comparison: Mosel and Otas, as their "
-        "papers have them; AllModalities, the most accurate point; Aggressive, the fastest that reaches the floor; "
-        "Random, faster in random order until nobody is late; PetsLike, in the order of arrival at the planned point; "
-        "InfaasLike, in that order at the most accurate point that carries the load",
+        default="EarliestDeadlineFirst",
+        description="How batches are formed. EarliestDeadlineFirst: the most urgent rows at the planned operating "
+        "point. SlackFit: the largest batch at the most accurate point that its most urgent row has time for. "
+        "ModalityMix: the first batch of the best plan for the whole queue, which may split a request's rows over "
+        "points. TokenAdaptive: the same by utility times accuracy, with batches that mix tasks. For comparison: Mosel "
+        "and Otas as in their papers; AllModalities, the most accurate point; Aggressive, the fastest that reaches the "
+        "floor; Random, faster in random order until no row is late; PetsLike, in arrival order at the planned point; "
+        "InfaasLike, in arrival order at the most accurate point that carries the load",
     )
     queue: Queue = Queue()
     chat: ChatSettings | None = Field(
         default=None,
         exclude_if=lambda chat: chat is None,
         description="How chats are taken at /v1/chat/completions, where the pipeline answers them: its request has an "
-        "input messages BYTES [], and its outputs are those of a stage that writes",
+        "input messages BYTES [], and its outputs are those of a generation stage",
     )
     router: RouterSettings = RouterSettings()
     rollout: Rollout = Rollout()
@@ -214,26 +224,26 @@ class InferencePipelineSpec(Model):
 
     @property
     def falls_back(self) -> bool:
-        """Whether batches may leave at other operating points of the variant than the planned one."""
-        return self.departure_policy != "UrgentFirst"
+        """Whether batches may be dispatched at other operating points of the variant than the planned one."""
+        return self.scheduling_policy != "EarliestDeadlineFirst"
 
     @property
-    def looks_twice(self) -> bool:
-        """Whether rows the model is not certain of may be answered again at another operating point."""
-        return self.departure_policy in {"ModalityMix", "TokenAdaptive"}
+    def escalates(self) -> bool:
+        """Whether low-confidence rows may run again at a more accurate operating point."""
+        return self.scheduling_policy in {"ModalityMix", "TokenAdaptive"}
 
     @property
     def most_batch_rows(self) -> int | None:
         """Rows of the largest batch that its departure policy sends; None where any size leaves."""
-        return MOST_ROWS if self.departure_policy in {"ModalityMix", "Mosel", "Aggressive", "Random"} else None
+        return MOST_ROWS if self.scheduling_policy in {"ModalityMix", "Mosel", "Aggressive", "Random"} else None
 
     @cached_property
     def chats(self) -> ChatSettings | None:
         """How it takes chats; None where it is no pipeline that answers them."""
-        asks = any((i.name, i.datatype, i.shape) == (MESSAGES, "BYTES", ()) for i in self.inputs)
-        writers = {stage.name for stage in self.stages if stage.writes}
+        asks = any((i.name, i.datatype, i.shape) == (MESSAGES_INPUT, "BYTES", ()) for i in self.inputs)
+        writers = {stage.name for stage in self.stages if stage.generates}
         answers = {output.name for output in self.outputs if output.source.partition(".")[0] in writers}
-        return (self.chat or ChatSettings()) if asks and answers >= {name for name, *_ in ANSWER} else None
+        return (self.chat or ChatSettings()) if asks and answers >= {name for name, *_ in GENERATION_OUTPUTS} else None
 
     @cached_property
     def order(self) -> tuple[Stage, ...]:
@@ -271,42 +281,43 @@ class InferencePipelineSpec(Model):
         return self
 
     def _require_writers(self) -> None:
-        tokens = self.slo.first_token_seconds or self.slo.per_token_seconds
-        if tokens and not any(stage.writes for stage in self.stages):
-            raise ValueError("slo.firstToken and slo.perToken are of answers that a stage writes; mark it writes: true")
+        tokens = self.slo.time_to_first_token_seconds or self.slo.time_per_output_token_seconds
+        if tokens and not any(stage.generates for stage in self.stages):
+            raise ValueError("slo.timeToFirstToken and slo.timePerOutputToken require a stage of role Generate")
         if self.chat is not None and self.chats is None:
             raise ValueError(
-                "chat needs an input messages BYTES [] and the outputs text, finish_reason and usage of a stage that "
-                "writes"
+                "chat requires an input messages BYTES [] and the outputs text, finish_reason and usage of a stage of "
+                "role Generate"
             )
 
     def _require_encoders(self) -> None:
-        """Embeddings are given once, to who writes: nobody else may read where they are."""
+        """Require that only the generation stage reads an encoder's embeddings, which are delivered once."""
         tensors = {f"{graph.REQUEST}.inputs.{each.name}": each for each in self.inputs}
-        kept = {f"{stage.name}.outputs.{PULLED}" for stage in self.stages if stage.encodes}
+        kept = {f"{stage.name}.outputs.{EMBEDDINGS_INPUT}" for stage in self.stages if stage.encodes}
         for stage in self.stages:
             for read in stage.inputs:
-                shown = tensors[read.source] if stage.encodes and read.name == SHOWN else None
+                shown = tensors[read.source] if stage.encodes and read.name == IMAGES_INPUT else None
                 if shown is not None and (shown.datatype, shown.shape) != ("BYTES", (-1,)):
-                    raise ValueError(f"stage {stage.name} encodes, so {read.source} must be BYTES [-1]")
-                if (read.source in kept) != (stage.writes and read.name == PULLED):
+                    raise ValueError(f"stage {stage.name}: role Encode requires {read.source} to be BYTES [-1]")
+                if (read.source in kept) != (stage.generates and read.name == EMBEDDINGS_INPUT):
                     raise ValueError(
-                        f"stage {stage.name}: {read.name} from {read.source}: what a stage that encodes gives is read "
-                        f"by one that writes, as {PULLED}, and by nobody else"
+                        f"stage {stage.name}: input {read.name} reads {read.source}. Only a generation stage may read "
+                        f"an encoder's output, and its input must be named {EMBEDDINGS_INPUT}"
                     )
-            if stage.parts:
+            if stage.chooses_encoder_placement:
                 self._require_one_choice(stage)
         if any(output.source in kept for output in self.outputs):
-            raise ValueError(f"outputs: {PULLED} of a stage that encodes are not for callers")
+            raise ValueError(f"outputs: {EMBEDDINGS_INPUT} of an encoder stage cannot be an output of the pipeline")
 
     def _require_one_choice(self, stage: Stage) -> None:
         """Where one stage reads images either way, it must be of the same images, and nobody else may need them."""
         sources = {read.name: read.source for read in stage.inputs}
-        encoder = self.stage(graph.split_reference(sources[PULLED])[0])
-        shown = next(read.source for read in encoder.inputs if read.name == SHOWN)
-        if sources[SHOWN] != shown:
+        encoder = self.stage(graph.split_reference(sources[EMBEDDINGS_INPUT])[0])
+        shown = next(read.source for read in encoder.inputs if read.name == IMAGES_INPUT)
+        if sources[IMAGES_INPUT] != shown:
             raise ValueError(
-                f"stage {stage.name}: {SHOWN} from {sources[SHOWN]}: its {PULLED} are of {shown}; read the same images"
+                f"stage {stage.name}: {IMAGES_INPUT} reads {sources[IMAGES_INPUT]}, but its {EMBEDDINGS_INPUT} encode "
+                f"{shown}; read the same images"
             )
         others = [each.name for each in self.stages if each is not stage and encoder.name in graph.predecessors(each)]
         if others:
@@ -320,13 +331,13 @@ class InferencePipelineSpec(Model):
         return {
             stage.name: graph.split_reference(read.source)[0]
             for stage in self.stages
-            if stage.parts
+            if stage.chooses_encoder_placement
             for read in stage.inputs
-            if read.name == PULLED
+            if read.name == EMBEDDINGS_INPUT
         }
 
     def _require_plannable(self) -> None:
-        ways = {stage.name: stage.ways for stage in self.stages}
+        ways = {stage.name: stage.option_count for stage in self.stages}
         total, largest = sum(ways.values()), max(ways, key=lambda name: ways[name])
         if total > MOST_OPTIONS:
             raise ValueError(

@@ -11,20 +11,19 @@ from trimtab_pipelines.resource import Model, Name, require_unique
 from trimtab_pipelines.tensors import StageOutput, TensorName, check_confidence_output, check_counts
 from trimtab_pipelines.variants import Variant
 
-ANSWER = (("text", "BYTES", ()), ("finish_reason", "BYTES", ()), ("usage", "INT64", (5,)))
-"""What a stage that writes puts out: names, datatypes and shapes of a row."""
-MESSAGES = "messages"
-"""The input of a stage that writes which says what was said so far."""
-PULLED = "references"
-"""The input of a stage that writes which says where it pulls images' embeddings from, and the output of one that
-encodes."""
-SHOWN = "images"
-"""The input of a stage that encodes, of which each element is a row of its own there."""
-OF_CHAT = "chat_images"
-"""What its replicas are told beside each, INT64 [2]: how many images its chat has, and which of them it is."""
+GENERATION_OUTPUTS = (("text", "BYTES", ()), ("finish_reason", "BYTES", ()), ("usage", "INT64", (5,)))
+"""Outputs of a generation stage: name, datatype and shape of a row."""
+MESSAGES_INPUT = "messages"
+"""Input of a generation stage that holds the chat's messages."""
+EMBEDDINGS_INPUT = "references"
+"""Input of a generation stage with references to embeddings, and the output of an encoder stage."""
+IMAGES_INPUT = "images"
+"""Input of an encoder stage; each of its elements is a row of its own there."""
+CHAT_IMAGE_INDEX = "chat_images"
+"""Input of an encoder's replicas for each image, INT64 [2]: the images of its chat, and the image's index."""
 
 TRANSFER_SECONDS = 0.005
-"""Of embeddings, from replica to replica, where nothing else is known."""
+"""Default time to transfer a chat's embeddings between replicas."""
 
 Reference = Annotated[
     str,
@@ -72,63 +71,70 @@ class Stage(Model):
     )
     min_replicas: int = Field(default=1, ge=1, le=1000)
     max_replicas: int = Field(default=64, ge=1, le=1000)
-    hosting: Literal["Shared", "Separate"] = Field(
+    variant_placement: Literal["Shared", "Dedicated"] = Field(
         default="Shared",
-        description="Shared: a replica loads all variants that ask for the same resources, so that a change between "
-        "them starts nothing. Separate: one variant a replica",
+        description="Shared: a replica loads every variant that requests the same resources, so that a change of "
+        "variant starts no replica. Dedicated: a replica loads one variant",
     )
-    repeatable: bool = Field(
+    retryable: bool = Field(
         default=True,
-        description="A batch whose replica was lost may run again elsewhere. False, for models with effects of "
-        "their own: what may have run is not sent again but failed",
+        description="Whether a batch whose replica was lost may run again on another replica. False for models with "
+        "side effects: a batch that may have run fails instead",
     )
-    certainty: TensorName | None = Field(
+    confidence: TensorName | None = Field(
         default=None,
-        description="Output that says how certain the model is of each row, best as the probability that it is right: "
-        "the least certain rows may be looked at again at a more accurate operating point; drifts are noticed by it",
+        description="Output with the model's confidence in each row, best calibrated as the probability that the row "
+        "is right. The router may escalate low-confidence rows to a more accurate operating point, and detects "
+        "accuracy drift from it",
     )
-    writes: bool = Field(
-        default=False,
-        exclude_if=lambda writes: not writes,
-        description="Its model writes answers piece by piece, as many rows side by side in a replica as its batch "
-        "size: each row leaves by itself, its time is that to its first piece, and who hangs up ends it at once. "
-        "Its outputs are text BYTES [], finish_reason BYTES [] and usage INT64 [5]",
+    role: Literal["Predict", "Encode", "Generate"] = Field(
+        default="Predict",
+        exclude_if=lambda role: role == "Predict",
+        description="Predict: tensors in, tensors out. Encode: the model encodes the images of chats. Each image of "
+        "its input images BYTES [-1] is a row of its own and is dispatched to any free replica, which stores the "
+        "embeddings until the generation stage pulls them; its only output is references BYTES []. Generate: the "
+        "model generates text. batchSize is the number of concurrent generations per replica, latency is time to "
+        "first token, and a client disconnect cancels the generation; its outputs are text BYTES [], finish_reason "
+        "BYTES [] and usage INT64 [5]",
     )
-    encodes: bool = Field(
-        default=False,
-        exclude_if=lambda encodes: not encodes,
-        description="Its model encodes the images of chats: each image of its input images BYTES [-1] is a row of its "
-        "own, goes to whichever replica is free, and its embeddings are kept there until the stage that writes pulls "
-        "them. Its only output is references BYTES []",
-    )
-    transfer_seconds: Seconds = Field(
+    embedding_transfer_seconds: Seconds = Field(
         default=TRANSFER_SECONDS,
-        alias="transfer",
+        alias="embeddingTransfer",
         ge=0,
         exclude_if=lambda seconds: seconds == TRANSFER_SECONDS,
-        description="Of a stage that encodes: what bringing a chat's embeddings to who writes is planned to take",
+        description="Planned time to transfer a chat's embeddings from an encoder to a generation replica",
     )
     pin: Pin = Pin()
 
     @property
+    def encodes(self) -> bool:
+        """Whether its model encodes the images of chats."""
+        return self.role == "Encode"
+
+    @property
+    def generates(self) -> bool:
+        """Whether its model generates text."""
+        return self.role == "Generate"
+
+    @property
     def chats(self) -> bool:
-        """Whether its replicas take part in chats, and tell what these hold."""
-        return self.writes or self.encodes
+        """Whether its replicas serve chats, and report what these hold."""
+        return self.generates or self.encodes
 
     @property
-    def parts(self) -> bool:
-        """Whether the plan chooses if its images are encoded apart: it has variants that read them, and others."""
-        return any(variant.whole for variant in self.variants)
+    def chooses_encoder_placement(self) -> bool:
+        """Whether the plan chooses between a colocated and a disaggregated encoder: it has variants of both kinds."""
+        return any(variant.colocated for variant in self.variants)
 
-    def leaves_out(self, variant: str) -> str:
-        """The input that batches of a variant go without; empty where they take all."""
-        if not self.parts:
+    def excluded_input(self, variant: str) -> str:
+        """The input that batches of a variant leave out; empty if they take all inputs."""
+        if not self.chooses_encoder_placement:
             return ""
-        return PULLED if self.variant(variant).whole else SHOWN
+        return EMBEDDINGS_INPUT if self.variant(variant).colocated else IMAGES_INPUT
 
     @property
-    def ways(self) -> int:
-        """How many ways there are to run it: variants × operating points × batch sizes."""
+    def option_count(self) -> int:
+        """The number of options to run it: variants × operating points × batch sizes."""
         return len(self.batch_sizes) * sum(len(variant.points) for variant in self.variants)
 
     def variant(self, name: str) -> Variant:
@@ -161,7 +167,7 @@ class Stage(Model):
         check_counts(self.name, self.outputs)
         self._require_modalities()
         self._require_looks()
-        check_confidence_output(self.name, self.certainty, self.outputs)
+        check_confidence_output(self.name, self.confidence, self.outputs)
         self._require_answers()
         self._require_references()
         self._require_parts()
@@ -192,53 +198,55 @@ class Stage(Model):
             raise ValueError(f"{where}.replicas {pin.replicas} does not lie between {bounds}")
 
     def _require_answers(self) -> None:
-        if not self.writes:
+        if not self.generates:
             return
         found = {(output.name, output.datatype, output.shape) for output in self.outputs if output.counted_by is None}
-        if found != set(ANSWER):
-            right = ", ".join(f"{name} {datatype} {list(shape)}" for name, datatype, shape in ANSWER)
-            raise ValueError(f"stage {self.name} writes, so its outputs must be: {right}")
-        told = next((read for read in self.inputs if read.name == PULLED and read.source.startswith("request.")), None)
+        if found != set(GENERATION_OUTPUTS):
+            right = ", ".join(f"{name} {datatype} {list(shape)}" for name, datatype, shape in GENERATION_OUTPUTS)
+            raise ValueError(f"stage {self.name}: role Generate requires the outputs {right}")
+        told = next(
+            (read for read in self.inputs if read.name == EMBEDDINGS_INPUT and read.source.startswith("request.")), None
+        )
         if told is not None:
             raise ValueError(
-                f"stage {self.name}: {PULLED} are addresses that its replicas call, which no caller may choose; "
-                f"read them from a stage, not from {told.source}"
+                f"stage {self.name}: {EMBEDDINGS_INPUT} are addresses that its replicas call, so no client may choose "
+                f"them; read them from an encoder stage, not from {told.source}"
             )
 
     def _require_references(self) -> None:
         if not self.encodes:
             return
         found = [(output.name, output.datatype, output.shape, output.counted_by) for output in self.outputs]
-        if found != [(PULLED, "BYTES", (), None)] or self.writes:
-            raise ValueError(f"stage {self.name} encodes, so its only output must be: {PULLED} BYTES []")
-        if not any(read.name == SHOWN and read.source.startswith("request.") for read in self.inputs):
-            raise ValueError(f"stage {self.name} encodes, so it needs an input {SHOWN} from the request")
+        if found != [(EMBEDDINGS_INPUT, "BYTES", (), None)]:
+            raise ValueError(f"stage {self.name}: role Encode requires the only output {EMBEDDINGS_INPUT} BYTES []")
+        if not any(read.name == IMAGES_INPUT and read.source.startswith("request.") for read in self.inputs):
+            raise ValueError(f"stage {self.name}: role Encode requires an input {IMAGES_INPUT} from the request")
 
     def _require_parts(self) -> None:
-        if not self.parts:
+        if not self.chooses_encoder_placement:
             return
         read = {each.name for each in self.inputs if each.optional}
-        if not self.writes or not {SHOWN, PULLED} <= read:
+        if not self.generates or not {IMAGES_INPUT, EMBEDDINGS_INPUT} <= read:
             raise ValueError(
-                f"stage {self.name} has a variant that is whole, so it must say writes: true and have the optional "
-                f"inputs {SHOWN}, from the request, and {PULLED}, from a stage that encodes"
+                f"stage {self.name}: a variant with encoder Colocated requires role Generate and the optional inputs "
+                f"{IMAGES_INPUT}, from the request, and {EMBEDDINGS_INPUT}, from an encoder stage"
             )
 
     def _require_chats(self) -> None:
-        """Who speaks OpenAI is asked for whole chats, and has no other way to run."""
-        pulls = any(read.name == PULLED for read in self.inputs)
+        """Require what a container of protocol OpenAI needs: whole chats and one operating point."""
+        pulls = any(read.name == EMBEDDINGS_INPUT for read in self.inputs)
         for variant in self.variants:
             if variant.container is None or not variant.container.chats:
                 continue
-            where = f"stage {self.name}: variant {variant.name} has a container that speaks OpenAI"
-            if not self.writes or (pulls and not variant.whole):
+            where = f"stage {self.name}: variant {variant.name} has a container of protocol OpenAI"
+            if not self.generates or (pulls and not variant.colocated):
                 raise ValueError(
-                    f"{where}, so the stage must say writes: true, and the variant must read images itself"
+                    f"{where}, which requires role Generate and a variant with its own encoder (encoder: Colocated)"
                 )
-            if MESSAGES not in {read.name for read in self.inputs}:
-                raise ValueError(f"{where}, so the stage needs an input {MESSAGES}")
+            if MESSAGES_INPUT not in {read.name for read in self.inputs}:
+                raise ValueError(f"{where}, which requires an input {MESSAGES_INPUT}")
             if len(variant.operating_points) > 1:
-                raise ValueError(f"{where}, which is told of no operating point; leave out operatingPoints")
+                raise ValueError(f"{where}, which has one operating point; remove operatingPoints")
 
     def _require_modalities(self) -> None:
         inputs = {tensor.name for tensor in self.inputs}
@@ -252,14 +260,14 @@ class Stage(Model):
                     )
 
     def _require_looks(self) -> None:
-        """A second look needs a certainty to pick rows by, and another point of the same variant."""
+        """A second look needs a confidence to pick rows by, and another point of the same variant."""
         for variant in self.variants:
             known = {point.name for point in variant.operating_points}
             for point in variant.operating_points:
                 where = f"stage {self.name}: operating point {point.name} of variant {variant.name}"
-                if point.second_looks and self.certainty is None:
-                    raise ValueError(f"{where} has secondLooks, but the stage names no output as its certainty")
-                for look in point.second_looks:
-                    if look.point == point.name or look.point not in known:
+                if point.escalations and self.confidence is None:
+                    raise ValueError(f"{where} has escalations, but the stage names no output as its confidence")
+                for look in point.escalations:
+                    if look.to == point.name or look.to not in known:
                         others = ", ".join(sorted(known - {point.name}))
-                        raise ValueError(f"{where} looks again at {look.point!r}; the other points are: {others}")
+                        raise ValueError(f"{where} looks again at {look.to!r}; the other points are: {others}")

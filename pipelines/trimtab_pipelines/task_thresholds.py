@@ -19,27 +19,27 @@ from numpy.typing import NDArray
 PRICES = (0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3)
 """Right answers a look: from those who look again at all that may gain to those who hardly look at anything."""
 STEPS = 100
-"""Thresholds that are tried: 0.01, 0.02, … of certainty."""
+"""Thresholds that are tried: 0.01, 0.02, … of confidence."""
 _HALVES_SEED = 23
 
 
 class Answers(NamedTuple):
-    """One task's held-out rows as two points answer them: certainty of the first, and whether each is right.
+    """One task's held-out rows as two points answer them: confidence of the first, and whether each is right.
 
-    All of shape (rows,); certainty 0…1.
+    All of shape (rows,); confidence 0…1.
     """
 
-    certainty: NDArray[np.floating]
+    confidence: NDArray[np.floating]
     right: NDArray[np.bool_]
     right_again: NDArray[np.bool_]
 
     def only(self, rows: NDArray[np.bool_]) -> "Answers":
         """Some of the rows."""
-        return Answers(self.certainty[rows], self.right[rows], self.right_again[rows])
+        return Answers(self.confidence[rows], self.right[rows], self.right_again[rows])
 
     def hits(self, below: float) -> int:
         """How many are right once those that are less certain are looked at again."""
-        return int(np.where(self.certainty < below, self.right_again, self.right).sum())
+        return int(np.where(self.confidence < below, self.right_again, self.right).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class TaskThreshold:
     """One task at one price.
 
     Attributes:
-        below: certainty that too little is; 0: never again.
+        below: confidence that too little is; 0: never again.
         share: of its rows that are less certain.
         hits: right answers among its rows, cross-fitted.
         rows: how many these are.
@@ -77,7 +77,7 @@ def _at(answers: Answers, price: float) -> TaskThreshold:
     below, rows = threshold(answers, price), answers.right.size
     half = np.random.default_rng(_HALVES_SEED).permutation(rows) % 2 == 0
     hits = sum(answers.only(~own).hits(threshold(answers.only(own), price)) for own in (half, ~half))
-    return TaskThreshold(below, float((answers.certainty < below).mean()), hits, rows)
+    return TaskThreshold(below, float((answers.confidence < below).mean()), hits, rows)
 
 
 def threshold(answers: Answers, price: float) -> float:
@@ -87,9 +87,9 @@ def threshold(answers: Answers, price: float) -> float:
         answers: of one task; none are allowed.
         price: right answers a look, 0 or more.
     """
-    order = np.argsort(answers.certainty, kind="stable")
+    order = np.argsort(answers.confidence, kind="stable")
     won = answers.right_again[order].astype(np.int64) - answers.right[order]
     belows = np.arange(STEPS + 2) / STEPS  # above 1: all rows go again
-    counts = np.searchsorted(answers.certainty[order], belows, side="left")
+    counts = np.searchsorted(answers.confidence[order], belows, side="left")
     gains = np.concatenate(([0], np.cumsum(won)))[counts] - price * counts
     return float(belows[int(gains.argmax())])

@@ -19,7 +19,7 @@ from trimtab_pipelines.resource import Model, Name
 TASK_INPUT = "task"
 """The input of a stage that tells its model which task each row is of, by number."""
 NO_TASK = -1
-"""The number of no task: a row of it is answered with this label and certainty 0."""
+"""The number of no task: a row of it is answered with this label and confidence 0."""
 CARD = "trimtab-task"
 """The metadata's key under which a card stands, as JSON."""
 MOST_BYTES = 16 * 2**20

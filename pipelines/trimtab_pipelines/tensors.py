@@ -86,12 +86,12 @@ def check_counts(stage: str, outputs: Sequence[StageOutput]) -> None:
             raise ValueError(f"{where} must be an INT32 or INT64 output with an empty shape and no countedBy")
 
 
-def check_confidence_output(stage: str, certainty: str | None, outputs: Sequence[StageOutput]) -> None:
+def check_confidence_output(stage: str, confidence: str | None, outputs: Sequence[StageOutput]) -> None:
     """Check that it names an output of one number per row, in a stage whose rows stay apart from each other."""
-    if certainty is None:
+    if confidence is None:
         return
-    by_name, where = {output.name: output for output in outputs}, f"stage {stage}: certainty {certainty!r}"
-    output = by_name.get(certainty)
+    by_name, where = {output.name: output for output in outputs}, f"stage {stage}: confidence {confidence!r}"
+    output = by_name.get(confidence)
     if output is None:
         raise ValueError(f"{where} is not one of its outputs: {', '.join(by_name)}")
     if output.datatype not in {"FP32", "FP64"} or output.shape:

@@ -22,7 +22,7 @@ class MeasuredPoint(Model):
     )
 
 
-class CertaintyCurve(Model):
+class ConfidenceCurve(Model):
     """The accuracy of all rows when the least certain share of them is answered again at another point."""
 
     first: Name = Field(description="Operating point that sees all rows")
@@ -47,7 +47,7 @@ class MeasuredOn(Model):
     what: str = Field(min_length=1, max_length=1024, description="Which items, and what of them was held out")
     samples: int = Field(gt=0)
     points: tuple[MeasuredPoint, ...] = Field(min_length=1, max_length=64)
-    curves: tuple[CertaintyCurve, ...] = Field(default=(), max_length=4096)
+    curves: tuple[ConfidenceCurve, ...] = Field(default=(), max_length=4096)
     second_looks: dict[Name, tuple[Escalation, ...]] = Field(
         default_factory=dict, max_length=64, description="By operating point, at thresholds whose floors are tested"
     )

@@ -36,19 +36,19 @@ OPEN_INFERENCE_READY = "/v2/health/ready"
 
 
 class Container(Model):
-    """A container of the user's own, which speaks the Open Inference Protocol V2 or OpenAI's chats over HTTP."""
+    """A container of the user's own that serves the Open Inference Protocol V2 or OpenAI's chat API over HTTP."""
 
     image: str = Field(min_length=1, max_length=1024)
     command: tuple[str, ...] = Field(default=(), max_length=64)
     args: tuple[str, ...] = Field(default=(), max_length=256)
     env: dict[str, str] = Field(default_factory=dict)
     port: int = Field(default=8080, ge=1, le=65535, description="Port of its HTTP endpoint")
-    speaks: Literal["OpenInference", "OpenAI"] = Field(
+    protocol: Literal["OpenInference", "OpenAI"] = Field(
         default="OpenInference",
-        exclude_if=lambda speaks: speaks == "OpenInference",
+        exclude_if=lambda protocol: protocol == "OpenInference",
         description="OpenInference: the Open Inference Protocol V2. OpenAI: chats are streamed from "
-        "/v1/chat/completions, as vLLM and SGLang serve them; for a stage that writes, where the variant reads images "
-        "itself",
+        "/v1/chat/completions, as vLLM and SGLang serve them; for a generation stage whose variant has its own "
+        "encoder",
     )
     model_name: str | None = Field(
         default=None, min_length=1, description="What it calls its model; else the variant's name"
@@ -58,13 +58,15 @@ class Container(Model):
 
     @property
     def chats(self) -> bool:
-        """Whether it is asked for chats as OpenAI's API has them, and not for tensors."""
-        return self.speaks == "OpenAI"
+        """Whether it serves OpenAI chats instead of tensors."""
+        return self.protocol == "OpenAI"
 
     @model_validator(mode="after")
     def _ready_somewhere(self) -> Self:
         if self.chats and self.ready_path == OPEN_INFERENCE_READY:
-            raise ValueError(f"readyPath: what speaks OpenAI is not asked at {self.ready_path}; name its own: /health")
+            raise ValueError(
+                f"readyPath: {self.ready_path} is not served under protocol OpenAI; give its own, such as /health"
+            )
         return self
 
 
@@ -112,15 +114,20 @@ class Variant(Model):
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=16)
     runtime_class_name: str | None = Field(default=None, description="RuntimeClass of its pods, such as nvidia")
     max_batch_size: int = Field(default=64, ge=1, le=4096, description="Rows one batch may hold")
-    whole: bool = Field(
-        default=False,
-        exclude_if=lambda whole: not whole,
-        description="Reads images itself, in a stage that writes whose other variants pull what a stage that encodes "
-        "made of them. While it runs, that stage needs no replicas and images go straight to this one",
+    encoder: Literal["Colocated", "Disaggregated"] | None = Field(
+        default=None,
+        exclude_if=lambda encoder: encoder is None,
+        description="Colocated: the variant encodes images itself; while the plan runs it, the encoder stage needs no "
+        "replicas. Disaggregated: it pulls embeddings from the encoder stage. Follows the graph if absent",
     )
     operating_points: tuple[OperatingPoint, ...] = Field(
         default=(), max_length=32, description="Ways to run this variant; none listed means one, named default"
     )
+
+    @property
+    def colocated(self) -> bool:
+        """Whether it encodes images itself in a stage that may also read them from an encoder stage."""
+        return self.encoder == "Colocated"
 
     @cached_property
     def points(self) -> tuple[OperatingPoint, ...]:

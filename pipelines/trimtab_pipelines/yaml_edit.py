@@ -64,7 +64,7 @@ def _edits(text: str, stage: str, variant: yaml.MappingNode, measured: Measured,
 def _look_edits(text: str, stage: str, variant: yaml.MappingNode, looks: Looks) -> Iterator[_Edit]:
     for point in _items(_at(variant, "operatingPoints")):
         found = looks.get((stage, _name(variant), _name(point, "default")))
-        old = next((pair for pair in point.value if pair[0].value == "secondLooks"), None)
+        old = next((pair for pair in point.value if pair[0].value == "escalations"), None)
         if found is None or (not found and old is None):
             continue
         flows = point.flow_style or not found
@@ -73,10 +73,10 @@ def _look_edits(text: str, stage: str, variant: yaml.MappingNode, looks: Looks) 
             yield old[0].end_mark.index + 1, content_end(old[1]), listed  # right behind the colon
         elif flows:
             end = int(point.end_mark.index) - 1
-            yield end, end, f", secondLooks:{listed}"
+            yield end, end, f", escalations:{listed}"
         else:
             end = _line_end(text, content_end(point))
-            yield end, end, "\n" + " " * point.value[0][0].start_mark.column + f"secondLooks:{listed}"
+            yield end, end, "\n" + " " * point.value[0][0].start_mark.column + f"escalations:{listed}"
 
 
 def _flow(looks: Sequence[Escalation]) -> str:

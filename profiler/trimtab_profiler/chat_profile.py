@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_pipelines.stages import PULLED, SHOWN, Stage
+from trimtab_pipelines.stages import EMBEDDINGS_INPUT, IMAGES_INPUT, Stage
 from trimtab_protocol import Tensor
 
 KINDS: Final = 4
@@ -25,12 +25,14 @@ Rows = Mapping[str, NDArray[Any]]
 
 def may_differ(stage: Stage, rows: Rows) -> bool:
     """Whether chats of a stage show images, and may be told where to end."""
-    return stage.writes and {MESSAGES, OPTIONS} <= rows.keys() and bool({SHOWN, PULLED} & rows.keys())
+    return (
+        stage.generates and {MESSAGES, OPTIONS} <= rows.keys() and bool({IMAGES_INPUT, EMBEDDINGS_INPUT} & rows.keys())
+    )
 
 
 def textual(rows: Rows) -> dict[str, NDArray[Any]]:
     """The same chats without their images."""
-    kept = {name: array for name, array in rows.items() if name not in {SHOWN, PULLED}}
+    kept = {name: array for name, array in rows.items() if name not in {IMAGES_INPUT, EMBEDDINGS_INPUT}}
     return kept | {MESSAGES: _each(rows[MESSAGES], _without_images)}
 
 

@@ -6,13 +6,15 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from trimtab_pipelines.model_spec import resolve_uri
-from trimtab_pipelines.profile import Subject
+from trimtab_pipelines.profile import ModelIdentity
 from trimtab_pipelines.variants import Variant
 
 
-def model_identity(variant: Variant, pipeline_folder: Path) -> Subject:
+def model_identity(variant: Variant, pipeline_folder: Path) -> ModelIdentity:
     """Describe a variant; relative addresses of weights start at the pipeline's folder."""
-    return Subject(family=variant.family, parameters=variant.parameters, weights=_weights(variant, pipeline_folder))
+    return ModelIdentity(
+        family=variant.family, parameters=variant.parameters, weights=_weights(variant, pipeline_folder)
+    )
 
 
 def _weights(variant: Variant, pipeline_folder: Path) -> str:

@@ -229,7 +229,7 @@ async def _profile_point(
     also measured to the first piece of its answers, and with chats that show nothing.
     """
     carried = stage.variant(point.variant).point(point.operating_point).carried(stage.inputs)
-    left_out = session.pipeline.spec.stage(stage.name).leaves_out(point.variant)  # also where not all are measured
+    left_out = session.pipeline.spec.stage(stage.name).excluded_input(point.variant)  # also where not all are measured
     rows = {name: array for name, array in rows.items() if name != left_out and (carried is None or name in carried)}
     measurements = await _measure(session, stage, point, replica, rows)
     if not chat_profile.may_differ(stage, rows):
@@ -255,13 +255,13 @@ async def _profile_point(
         point_profile(point, cores, measurements).model_copy(
             update={
                 "chats": ChatTimes(
-                    first=curve(begun, cores),
-                    text=curve(text, cores),
-                    text_first=curve(text_begun, cores),
+                    time_to_first_token=curve(begun, cores),
+                    text_only=curve(text, cores),
+                    text_only_time_to_first_token=curve(text_begun, cores),
                     tokens=chat_profile.mean_tokens(answered),
                     prompt_tokens=chat_profile.mean_prompt_tokens(answered),
                     text_prompt_tokens=chat_profile.mean_prompt_tokens(read),
-                    reading_seconds=_rising({tokens: share(one, cores) for tokens, one in reading.items()}),
+                    prefill_seconds=_rising({tokens: share(one, cores) for tokens, one in reading.items()}),
                 )
             }
         )
@@ -355,7 +355,7 @@ async def _capture(
 ) -> dict[str, inputs.Array]:
     """Run a variant over all rows, for the stages that read what it answers."""
     datatypes = inputs.datatypes(session.pipeline, stage)
-    left_out = session.pipeline.spec.stage(stage.name).leaves_out(variant.name)
+    left_out = session.pipeline.spec.stage(stage.name).excluded_input(variant.name)
     rows = {name: array for name, array in rows.items() if name != left_out}
     size = min(variant.max_batch_size, ROWS)
     answers = [
@@ -379,7 +379,7 @@ def _document(session: _Session, stage: Stage, points: Sequence[PointProfile]) -
             pipeline=session.pipeline.name,
             stage=stage.name,
             hardware=this_machine(),
-            subjects={variant.name: model_identity(variant, session.folder) for variant in stage.variants},
+            models={variant.name: model_identity(variant, session.folder) for variant in stage.variants},
             points=tuple(points),
             base_allocation=dict(base_allocation(points, stage, slo_seconds, session.options.threshold_rps)),
             stage_slo_seconds=slo_seconds,

@@ -40,10 +40,10 @@ def _each(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], mos
 def _escalations(variant: Declared, measured: Collection[str], basis: AccuracyBasis) -> list[Escalation]:
     """The second looks that a variant declares, as far as both of their points were measured."""
     return [
-        Escalation(point.name, look.point, look.share, look.planned(basis).accuracy)
+        Escalation(point.name, look.to, look.share, look.planned(basis).accuracy)
         for point in variant.points
-        for look in point.second_looks
-        if {point.name, look.point} <= set(measured)
+        for look in point.escalations
+        if {point.name, look.to} <= set(measured)
     ]
 
 

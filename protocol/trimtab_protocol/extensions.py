@@ -39,7 +39,7 @@ WAITED_SECONDS = "waited_seconds"
 
 # Parameters of an answer to a caller.
 EXPECTED_ACCURACY = "trimtab.expected_accuracy"
-PROVISIONAL = "trimtab.provisional"
+PROVISIONAL = "trimtab.escalation_pending"
 """True where rows were answered before the second look that was meant for them; absent where none was."""
 PLAN_GENERATION = "trimtab.plan_generation"
 
@@ -154,7 +154,7 @@ class StageParameters(NamedTuple):
     queue_seconds: str
     service_seconds: str
     operating_points: str
-    certainties: str
+    confidences: str
     provisional: str
     task: str
 

@@ -64,11 +64,11 @@ class TensorLike(Protocol):
     """Anything that says what a tensor is."""
 
     @property
-    def name(self) -> str: ...  # noqa: D102 - as of a tensor
+    def name(self) -> str: ...
     @property
-    def datatype(self) -> str: ...  # noqa: D102
+    def datatype(self) -> str: ...
     @property
-    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
+    def shape(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

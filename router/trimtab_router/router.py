@@ -100,7 +100,7 @@ class Router:
         self._clock = clock or EventLoopClock()
         self._http = create_transports(self._graph, self.limits, tls) if carriers is None else {}
         self._preparing = ThreadPoolExecutor(1, "prepare")
-        self._policy = policy or POLICIES[pipeline.spec.departure_policy]
+        self._policy = policy or POLICIES[pipeline.spec.scheduling_policy]
         self._course = create_executor(
             self._graph,
             pipeline.spec,
@@ -134,8 +134,8 @@ class Router:
         self.metrics.plan_generation.set(self.plan_generation)
         self.metrics.arrivals_peak.set_function(lambda: self.arrivals.peak(time.time()))
         self.metrics.bytes_in_flight.set_function(lambda: self.budget.bytes_in_flight)
-        self.metrics.requests_under_way.set_function(lambda: self.budget.requests)
-        self.metrics.window_requests.set_function(lambda: self.pacer.window.limit)
+        self.metrics.requests_in_flight.set_function(lambda: self.budget.requests)
+        self.metrics.concurrency_limit.set_function(lambda: self.pacer.window.limit)
 
     @property
     def body_seconds(self) -> float:
@@ -150,10 +150,10 @@ class Router:
     @property
     def ready(self) -> bool:
         """Whether every stage has a replica and callers are welcome."""
-        return self.welcomes_callers and all(desk.ready_replicas for desk in self._working)
+        return self.accepts_traffic and all(desk.ready_replicas for desk in self._working)
 
     @property
-    def welcomes_callers(self) -> bool:
+    def accepts_traffic(self) -> bool:
         """Whether callers should come here: every stage has had a replica, and the router does not leave.
 
         A stage that lost its replicas is no reason to send callers away. All routers would at once, and where there is
@@ -211,7 +211,7 @@ class Router:
         """
         return await fetch_token_counts(self._course, self._http, self._admitted(call.request).inputs)
 
-    async def visit(self, arrived_at: float, client: str = "") -> Reservation:
+    async def admit(self, arrived_at: float, client: str = "") -> Reservation:
         """Let a request in, once it is its turn of the event loop; it ends with the reservation's context.
 
         Raises:
@@ -230,7 +230,7 @@ class Router:
             raise
         return reservation
 
-    async def admit(self, pending: PendingRequest, reservation: Reservation) -> ValidatedRequest:
+    async def validate(self, pending: PendingRequest, reservation: Reservation) -> ValidatedRequest:
         """Check a request and decode its tensors, in a thread where that takes long; the loop goes on meanwhile.
 
         What it says of itself is checked before any value is decoded.
@@ -266,32 +266,32 @@ class Router:
         self.plan_applied_at = time.time()
         self.metrics.plan_generation.set(plan.spec.generation)
         for name, desk in self._desks.items():
-            desk.follow(plan.spec.stage(name))
+            desk.apply_plan(plan.spec.stage(name))
             self._prepare(desk)
 
     def apply_endpoints(self, endpoints: Endpoints) -> None:
         """Use these replicas; those no longer named finish what they hold and are left."""
         for name, carrier in self._http.items():
             desk = self._desks[name]
-            desk.staff(carrier.follow(endpoints.stages.get(name, ()), partial(self._changed, desk)))
+            desk.set_replicas(carrier.follow(endpoints.stages.get(name, ()), partial(self._changed, desk)))
 
     def _changed(self, desk: StageScheduler) -> None:
         """What a replica can serve changed: it has told of its tasks before."""
         learn_declared_tasks(desk, self.pipeline.spec.objective.accuracy_basis)
-        desk.look_around()
+        desk.refresh_replicas()
 
-    def enrol(self, stage: str, variant: str, task: str, card: TaskRecord) -> None:
+    def register_task(self, stage: str, variant: str, task: str, card: TaskRecord) -> None:
         """Know a task that joined a variant while it runs."""
         basis = self.pipeline.spec.objective.accuracy_basis
         register_task(self._desks[stage], variant, task, card.accuracy_by_point, basis)
         self._reception.enrol(task, card)
 
-    def dismiss(self, stage: str, variant: str, task: str) -> None:
+    def unregister_task(self, stage: str, variant: str, task: str) -> None:
         """Forget a task that joined a variant, and what its requests are granted where no other variant has it."""
         unregister_task(self._desks[stage], variant, task)
         self._reception.dismiss(task)
 
-    async def facts(self, stage: str, variant: str) -> dict[str, dict[str, Any]]:
+    async def model_metadata(self, stage: str, variant: str) -> dict[str, dict[str, Any]]:
         """What the replicas that are ready for a variant tell of it, by their names."""
         return await self._http[stage].facts(variant) if stage in self._http else {}
 
@@ -337,7 +337,7 @@ class Router:
     def _bounds(self) -> LimitBounds | None:
         """What the replicas that are ready can carry; None while a stage has none, which says nothing of the next."""
         rows = self.accounts.rows.expected(self._clock.now)
-        stages = [(desk.carries(), rows.get(desk.stage.name) or 1.0) for desk in self._working]
+        stages = [(desk.capacity(), rows.get(desk.stage.name) or 1.0) for desk in self._working]
         return limit_bounds(stages, self.pipeline.spec.slo.latency_seconds, self.pipeline.spec.drop_policy)
 
     def _decode(self, pending: PendingRequest, client: str) -> ValidatedRequest:

@@ -58,7 +58,7 @@ DIGITS = Senses(
     {"A": 0.0069, "V": 0.0239, "T": 0.0033, "AV": 0.0341, "AT": 0.0079, "VT": 0.0273, "AVT": 0.0398},
 )
 DIGITS_TWICE = replace(DIGITS, looks_shares=(0.1, 0.3, 0.5))
-"""The same, where the model's certainty picks rows worth looking at again."""
+"""The same, where the model's confidence picks rows worth looking at again."""
 TVLT = Senses({"A": 0.67, "V": 0.70, "AV": 0.80}, {"A": 0.05, "V": 0.45, "AV": 0.55}, fixed_share=0.1)
 """The audio alone answers eleven times as fast."""
 
@@ -88,15 +88,15 @@ def a_scenario(
     inputs = [{"name": name, "datatype": "FP32", "shape": [4], "optional": True} for name in "AVT"]
     chain = a_chain(1)
     if senses.looks_shares:
-        chain[0] |= {"certainty": "sure", "outputs": [*chain[0]["outputs"], {"name": "sure", "datatype": "FP32"}]}
+        chain[0] |= {"confidence": "sure", "outputs": [*chain[0]["outputs"], {"name": "sure", "datatype": "FP32"}]}
     chain[0]["inputs"] = [{"name": n, "from": f"request.inputs.{n}", "optional": True} for n in "AVT"]
     points = [
-        {"name": name.lower(), "accuracy": accuracy, "modalities": list(name), "secondLooks": [*senses.looks(name)]}
+        {"name": name.lower(), "accuracy": accuracy, "modalities": list(name), "escalations": [*senses.looks(name)]}
         for name, accuracy in senses.accuracy.items()
     ]
     chain[0]["batchSizes"] = list(batch_sizes)
     chain[0]["variants"] = [a_variant(operatingPoints=points, maxBatchSize=max(batch_sizes))]
-    pipeline = a_pipeline(chain, inputs=inputs, departurePolicy=policy, slo={"latency": f"{slo * 1000:g}ms"})
+    pipeline = a_pipeline(chain, inputs=inputs, schedulingPolicy=policy, slo={"latency": f"{slo * 1000:g}ms"})
     profiles = [
         a_point_profile("small", *thought.law(name)).model_copy(update={"operating_point": name.lower()})
         for name in senses.accuracy

@@ -68,7 +68,7 @@ def expected(plan: PipelinePlan) -> Expectation:
 
 
 class FakeRouter:
-    """Answers `/trimtab/v1/load` and `/trimtab/v1/state` with whatever it is told to know; of the load as asked."""
+    """Answers `/trimtab/v1/arrivals` and `/trimtab/v1/state` with whatever it is told to know; of the load as asked."""
 
     def __init__(self) -> None:
         self.load: Any = {"now": 1000.0, "rps": [5.0] * 600}
@@ -96,7 +96,7 @@ class FakeRouter:
     async def serve(self, port: int = 0, host: str = "127.0.0.1") -> AsyncIterator["FakeRouter"]:
         """Listen while the block runs."""
         app = web.Application()
-        app.router.add_get("/trimtab/v1/load", self._answer)
+        app.router.add_get("/trimtab/v1/arrivals", self._answer)
         app.router.add_get("/trimtab/v1/state", self._answer)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()

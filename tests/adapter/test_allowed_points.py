@@ -24,7 +24,7 @@ def planned(load_rps=1.0, points=POINTS, seconds=SECONDS, stage=None, **spec):
     pipeline = a_pipeline(
         [one],
         inputs=[{"name": name, "datatype": "FP32", "shape": [4], "optional": name == "z"} for name in "xz"],
-        **{"slo": {"latency": "500ms"}, "budget": {"cores": "64"}, "departurePolicy": "SlackFit"} | spec,
+        **{"slo": {"latency": "500ms"}, "budget": {"cores": "64"}, "schedulingPolicy": "SlackFit"} | spec,
     )
     measured = [
         a_point_profile("small", *law).model_copy(update={"operating_point": name}) for name, law in seconds.items()
@@ -43,7 +43,7 @@ def test_points_stand_in_the_plan_with_all_the_router_decides_by():
     half = stage.fallbacks[0]
 
     assert names(planned(points=points)) == ["full", "half"]
-    assert (half.accuracy, half.accuracy_by_task, half.reads) == (0.8, {"crops": 0.7}, ("x",))
+    assert (half.accuracy, half.accuracy_by_task, half.inputs) == (0.8, {"crops": 0.7}, ("x",))
     assert half.service_seconds.keys() == stage.service_seconds.keys() == set(range(stage.batch_size + 1)) & {1, 8}
 
 
@@ -56,8 +56,8 @@ def test_a_more_accurate_point_than_planned_is_preferred_where_there_is_time():
 
 
 def test_where_nobody_falls_back_only_what_a_request_may_ask_for_stands_beside_the_planned_point():
-    accurate = planned(departurePolicy="UrgentFirst").stages[0]
-    cheap = planned(400.0, objective={"costWeight": 100.0}, departurePolicy="UrgentFirst").stages[0]
+    accurate = planned(schedulingPolicy="EarliestDeadlineFirst").stages[0]
+    cheap = planned(400.0, objective={"costWeight": 100.0}, schedulingPolicy="EarliestDeadlineFirst").stages[0]
 
     assert (accurate.operating_point, accurate.upgrades, accurate.fallbacks) == ("full", (), ())
     assert (cheap.operating_point, [point.name for point in cheap.upgrades]) == ("half", ["full"])
@@ -84,14 +84,14 @@ def test_a_point_that_serves_nobody_better_is_left_out_with_the_reason(third, la
     plan = planned(points=[*POINTS, third | {"name": "third"}], seconds=seconds, stage={"batchSizes": [8]})
 
     assert ("third" in names(plan)) is not bool(why)
-    assert [why in told for told in plan.explanation.points_left_out] == [True] * bool(why)
+    assert [why in told for told in plan.explanation.excluded_points] == [True] * bool(why)
 
 
 def test_capacity_counts_the_fastest_point_allowed_and_the_planned_one_for_what_keeps_coming():
     """At batch 8 a replica serves 66.7 rows a second at full and 400 at half; of 300 at peak 269 keep coming."""
     falls_back = planned(300.0, stage={"batchSizes": [8]}, objective={"accuracyWeight": 1000.0}).stages[0]
     keeps = planned(
-        300.0, stage={"batchSizes": [8]}, objective={"accuracyWeight": 1000.0}, departurePolicy="UrgentFirst"
+        300.0, stage={"batchSizes": [8]}, objective={"accuracyWeight": 1000.0}, schedulingPolicy="EarliestDeadlineFirst"
     ).stages[0]
 
     assert falls_back.operating_point == keeps.operating_point == "full"
@@ -102,7 +102,7 @@ def test_capacity_counts_the_fastest_point_allowed_and_the_planned_one_for_what_
 
 def test_in_overload_the_fastest_point_says_how_much_is_carried():
     small = {"budget": {"cores": "1"}, "stage": {"batchSizes": [8]}}
-    falls_back, keeps = planned(1000.0, **small), planned(1000.0, **small, departurePolicy="UrgentFirst")
+    falls_back, keeps = planned(1000.0, **small), planned(1000.0, **small, schedulingPolicy="EarliestDeadlineFirst")
 
     assert falls_back.planned_fraction == keeps.planned_fraction == pytest.approx(0.8 * 400 / 1100, rel=0.05)
     assert names(falls_back) == ["full", "half"]
@@ -151,7 +151,7 @@ def test_a_floor_is_kept_at_the_lower_end():
 
 def test_policies_fall_back_exactly_where_the_planner_takes_them_to():
     for name, policy in POLICIES.items():
-        assert a_pipeline(departurePolicy=name).spec.falls_back is policy.falls_back
+        assert a_pipeline(schedulingPolicy=name).spec.falls_back is policy.falls_back
 
 
 def test_a_plan_of_before_is_read_as_it_was():
@@ -161,4 +161,4 @@ def test_a_plan_of_before_is_read_as_it_was():
     read = parse_plan({"metadata": {"name": "sample"}, "spec": spec}, "test").spec
 
     assert names(read) == ["full", "half"]
-    assert (read.stages[0].planned.reads, read.stages[0].planned.accuracy_by_task) == ((), {})
+    assert (read.stages[0].planned.inputs, read.stages[0].planned.accuracy_by_task) == ((), {})

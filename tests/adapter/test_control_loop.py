@@ -164,10 +164,10 @@ async def test_a_router_that_goes_away_and_comes_back_costs_only_those_ticks(sit
     assert site.plan() == before
     assert held["generation"] == 1
     assert held["explanation"]["change"] == (
-        f"held: {site.router.url}/trimtab/v1/load answered 503: the router is not well"
+        f"held: {site.router.url}/trimtab/v1/arrivals answered 503: the router is not well"
     )
     assert [r.message for r in caplog.records if r.levelno >= logging.WARNING] == [
-        f"sample: plan 1 held: {site.router.url}/trimtab/v1/load answered 503: the router is not well"
+        f"sample: plan 1 held: {site.router.url}/trimtab/v1/arrivals answered 503: the router is not well"
     ]
     site.router.status = 200
     offer(site.router, 400.0)
@@ -182,7 +182,7 @@ async def test_nobody_listening_is_a_held_plan(site):
     gone = site.loop()
     await gone.tick(1010.0)
 
-    assert "http://127.0.0.1:9/trimtab/v1/load cannot be reached" in site.decisions()[-1]["explanation"]["change"]
+    assert "http://127.0.0.1:9/trimtab/v1/arrivals cannot be reached" in site.decisions()[-1]["explanation"]["change"]
     assert site.plan().generation == 1
 
 

@@ -266,7 +266,7 @@ def test_constant_load_does_not_flap(mean_rps, seed):
     for tick in range(100):
         now = 10.0 * tick
         peak = float(rng.poisson(mean_rps, 20).max())
-        hold = pipeline.spec.adaptation.hold_seconds
+        hold = pipeline.spec.adaptation.scale_down_stabilization_seconds
         plan = plan_for(pipeline, peak, plan, now, [entry for entry in recent if entry[0] >= now - hold])
         recent.append((now, peak))
         shapes.append(tuple((stage.variant, stage.replicas, stage.batch_size) for stage in plan.spec.stages))

@@ -13,7 +13,7 @@ from trimtab_pipelines.plan import ForecastRecord
 
 def the_pipeline():
     one = a_stage("only", variants=[a_variant(operatingPoints=POINTS)], batchSizes=[1, 8]) | STAGE
-    return a_pipeline([one], departurePolicy="ModalityMix", objective={"goal": "MaxAccuracy"})
+    return a_pipeline([one], schedulingPolicy="ModalityMix", objective={"goal": "MaxAccuracy"})
 
 
 def plan_after(told):
@@ -33,9 +33,9 @@ def plan_after(told):
 def test_a_point_that_is_no_longer_the_best_is_no_longer_planned():
     before, after = plan_after({}), plan_after({"full": 0.6})
 
-    assert (before.stages[0].operating_point, before.explanation.accuracies_drifted) == ("full", ())
+    assert (before.stages[0].operating_point, before.explanation.drifted_accuracies) == ("full", ())
     assert (after.stages[0].operating_point, after.expected.accuracy) == ("half", 0.8)
-    assert after.explanation.accuracies_drifted == ("only: small/full, 0.60 and not 0.90",)
+    assert after.explanation.drifted_accuracies == ("only: small/full, 0.60 and not 0.90",)
 
 
 def test_second_looks_change_by_what_their_points_do():
@@ -46,20 +46,20 @@ def test_second_looks_change_by_what_their_points_do():
 
     assert full.accuracy_evidence is not None
     assert full.accuracy_evidence.low == pytest.approx(0.845)
-    assert half.second_looks[0].accuracy == pytest.approx(0.89 - 0.75 * 0.1 - 0.25 * 0.04)
+    assert half.escalations[0].accuracy == pytest.approx(0.89 - 0.75 * 0.1 - 0.25 * 0.04)
 
 
 def test_second_looks_by_task_change_too():
     own = {"cars": {"below": 0.6, "share": 0.5, "accuracy": 0.9, "low": 0.88}}
-    points = [POINTS[0], POINTS[1] | {"secondLooks": [LOOK | {"byTask": own}]}]
+    points = [POINTS[0], POINTS[1] | {"escalations": [LOOK | {"byTask": own}]}]
     one = a_stage("only", variants=[a_variant(operatingPoints=points)], batchSizes=[1, 8]) | STAGE
     spec = apply_observed_accuracy(
         a_pipeline([one]).spec, {("only", "small", "full", ""): 0.86, ("only", "small", "half", ""): 0.7}
     )
-    look = spec.stages[0].variants[0].points[1].second_looks[0].by_task["cars"]
+    look = spec.stages[0].variants[0].points[1].escalations[0].by_task["cars"]
 
     assert look.accuracy == pytest.approx(0.9 - 0.5 * 0.1 - 0.5 * 0.04)
-    assert look.low == pytest.approx(0.88 - 0.07)
+    assert look.accuracy_low == pytest.approx(0.88 - 0.07)
 
 
 def test_tasks_move_with_their_point_and_by_what_is_told_of_them():
@@ -70,7 +70,7 @@ def test_tasks_move_with_their_point_and_by_what_is_told_of_them():
         }
         return {"accuracyByTask": tasks}
 
-    points = [POINTS[0] | on(cars=0.95, cats=0.85), POINTS[1] | {"secondLooks": [], **on(cars=0.8, cats=0.7)}]
+    points = [POINTS[0] | on(cars=0.95, cats=0.85), POINTS[1] | {"escalations": [], **on(cars=0.8, cats=0.7)}]
     asked = a_pipeline([a_stage("only", variants=[a_variant(operatingPoints=points)], batchSizes=[1, 8]) | STAGE]).spec
     told = {"drifted_accuracies": {"full": 0.6}, "drifted_by_task": {"full": {"cats": 0.85}, "half": {"cars": 0.4}}}
     state = read_state({"stages": {"only": {"variant": "small", **told}}})
@@ -123,7 +123,7 @@ def test_tasks_of_a_variant_without_points_move_too():
 def test_a_point_that_is_best_for_a_task_that_joined_is_kept_and_the_plan_tells_how_good_it_is():
     worse = [{"name": "full", "accuracy": 0.9}, {"name": "half", "accuracy": 0.7}, {"name": "third", "accuracy": 0.6}]
     stage = a_stage("only", variants=[a_variant(operatingPoints=worse)], batchSizes=[1, 8])
-    pipeline = a_pipeline([stage], departurePolicy="TokenAdaptive", objective={"goal": "MaxAccuracy"})
+    pipeline = a_pipeline([stage], schedulingPolicy="TokenAdaptive", objective={"goal": "MaxAccuracy"})
     laws = {"full": (0.040, 0.010), "half": (0.004, 0.002), "third": (0.005, 0.003)}
     points = [a_point_profile("small", *law).model_copy(update={"operating_point": n}) for n, law in laws.items()]
     joined = {"small": {"half": {"new": {"value": 0.5}}, "third": {"new": {"value": 0.8, "low": 0.7}}}}
@@ -181,7 +181,7 @@ def test_a_task_that_joined_drifts_as_those_of_the_pipeline_do(basis, counts):
         ).spec
 
         assert plan.stages[0].accuracy_by_task == {"new": pytest.approx(counts + change)}
-        assert plan.explanation.accuracies_drifted == (
+        assert plan.explanation.drifted_accuracies == (
             ("only: small/default on new, 0.50 and not 0.80",) if drifted else ()
         )
 

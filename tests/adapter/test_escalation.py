@@ -12,40 +12,40 @@ OUTPUTS = [{"name": "y", "datatype": "FP32", "shape": [4]}, {"name": "sure", "da
 LOOK = {"point": "full", "below": 0.6, "share": 0.25, "accuracy": 0.89, "low": 0.87, "samples": 2000}
 POINTS = [
     {"name": "full", "accuracy": 0.9, "accuracyEvidence": {"low": 0.885}},
-    {"name": "half", "accuracy": 0.8, "accuracyEvidence": {"low": 0.785}, "secondLooks": [LOOK]},
+    {"name": "half", "accuracy": 0.8, "accuracyEvidence": {"low": 0.785}, "escalations": [LOOK]},
 ]
-STAGE = {"outputs": OUTPUTS, "certainty": "sure"}
+STAGE = {"outputs": OUTPUTS, "confidence": "sure"}
 BUSY = {"objective": {"goal": "MaxAccuracy"}, "budget": {"cores": "1"}}
 
 
 def looking(load_rps, **spec):
-    return planned(load_rps, points=POINTS, stage=STAGE, **{"departurePolicy": "ModalityMix"} | BUSY | spec).stages[0]
+    return planned(load_rps, points=POINTS, stage=STAGE, **{"schedulingPolicy": "ModalityMix"} | BUSY | spec).stages[0]
 
 
 def test_where_nobody_can_be_seen_at_the_best_point_the_least_certain_are():
     """A core carries 67 rows a second at the best point and 400 at the cheap one: what is between, with a share."""
     calm, busy, busiest = (looking(load) for load in (20.0, 100.0, 250.0))
 
-    assert (calm.operating_point, calm.escalation) == ("full", None)
+    assert (calm.operating_point, calm.planned_escalation) == ("full", None)
     assert busy.operating_point == "half"
-    assert busy.escalation is not None
-    assert busy.escalation.point == "full"
+    assert busy.planned_escalation is not None
+    assert busy.planned_escalation.to == "full"
     assert busy.expected_accuracy == 0.89
     assert line(busy) == "small/half > full 25 % ×1 batch 8"
-    assert (busiest.operating_point, busiest.escalation) == ("half", None)
+    assert (busiest.operating_point, busiest.planned_escalation) == ("half", None)
 
 
 def test_the_router_may_take_every_second_look_whatever_is_planned():
-    assert [(point.name, len(point.looks)) for point in looking(20.0).points] == [("full", 0), ("half", 1)]
-    assert [(point.name, len(point.looks)) for point in looking(250.0).points] == [("full", 0), ("half", 1)]
+    assert [(point.name, len(point.escalations)) for point in looking(20.0).points] == [("full", 0), ("half", 1)]
+    assert [(point.name, len(point.escalations)) for point in looking(250.0).points] == [("full", 0), ("half", 1)]
 
 
-@pytest.mark.parametrize("policy", ["SlackFit", "Mosel", "UrgentFirst"])
+@pytest.mark.parametrize("policy", ["SlackFit", "Mosel", "EarliestDeadlineFirst"])
 def test_policies_that_look_once_are_planned_without_second_looks(policy):
-    stage = looking(100.0, departurePolicy=policy)
+    stage = looking(100.0, schedulingPolicy=policy)
 
-    assert stage.escalation is None
-    assert not any(point.looks for point in stage.points)
+    assert stage.planned_escalation is None
+    assert not any(point.escalations for point in stage.points)
 
 
 def test_planning_with_lower_ends_counts_the_floor_that_a_threshold_surely_keeps():
@@ -63,13 +63,13 @@ def test_what_a_second_can_be_used_for_includes_second_looks():
 @pytest.mark.parametrize(
     ("look", "stage", "said"),
     [
-        (LOOK, {"outputs": OUTPUTS}, "the stage names no output as its certainty"),
+        (LOOK, {"outputs": OUTPUTS}, "the stage names no output as its confidence"),
         (LOOK | {"point": "half"}, STAGE, "looks again at 'half'; the other points are: full"),
         (LOOK | {"point": "other"}, STAGE, "looks again at 'other'; the other points are: full"),
     ],
 )
 def test_a_second_look_that_could_not_be_taken_is_refused(look, stage, said):
-    points = [POINTS[0], POINTS[1] | {"secondLooks": [look]}]
+    points = [POINTS[0], POINTS[1] | {"escalations": [look]}]
     with pytest.raises(ValueError, match=said):
         planned(points=points, stage=stage)
 

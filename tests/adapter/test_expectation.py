@@ -13,7 +13,7 @@ ONE_CORE = {"objective": {"goal": "MaxAccuracy"}, "budget": {"cores": "1"}}
 
 def expecting(load_rps, **spec):
     """The plan of one core whose cheap point may look again at its least certain quarter."""
-    asked = {"departurePolicy": "ModalityMix"} | ONE_CORE | spec
+    asked = {"schedulingPolicy": "ModalityMix"} | ONE_CORE | spec
     return planned(load_rps, points=POINTS, stage=STAGE, **asked)
 
 
@@ -45,9 +45,9 @@ def test_it_is_the_best_mix_of_what_keeps_coming():
     assert plan.expected.accuracy == pytest.approx(0.8 + (0.89 - 0.8) * (seconds - half) / (0.25 * full), abs=0.01)
 
 
-@pytest.mark.parametrize("policy", ["UrgentFirst", "Mosel", "SlackFit"])
+@pytest.mark.parametrize("policy", ["EarliestDeadlineFirst", "Mosel", "SlackFit"])
 def test_policies_that_do_not_mix_are_expected_to_keep_to_the_planned_point(policy):
-    plan = expecting(250.0, departurePolicy=policy)
+    plan = expecting(250.0, schedulingPolicy=policy)
 
     assert plan.expected.accuracy == plan.stages[0].expected_accuracy == 0.8
 

@@ -76,10 +76,10 @@ def a_choosing_pipeline(transfer: str = "5ms", pin: str | None = None, **changes
     core = {"cpu": "1"}
     encoder = an_encoder() | {"variants": [a_variant(accuracy=1.0, resources=core)], "transfer": transfer}
     writer = a_choosing_writer() | {
-        "variants": [a_variant(PULLS, resources=core), a_variant(WHOLE, whole=True, resources=core)],
+        "variants": [a_variant(PULLS, resources=core), a_variant(WHOLE, encoder="Colocated", resources=core)],
         "pin": {"variant": pin},
     }
-    slo = {"latency": "10s", "firstToken": "200ms", "perToken": "100ms"}
+    slo = {"latency": "10s", "timeToFirstToken": "200ms", "timePerOutputToken": "100ms"}
     return a_chat_pipeline([encoder, writer], **({"slo": slo, "budget": {"cores": "16"}} | changes))
 
 
@@ -91,7 +91,9 @@ def a_chat_profile(variant: str, text_ms: float, image_ms: float) -> PointProfil
 
     full, first, text, text_first = curve(1, 3), curve(1, 1), curve(0, 3), curve(0, 1)
     others = [Curve(measurements=each.measurements, fit=each.fit) for each in (first, text, text_first)]
-    times = ChatTimes(first=others[0], text=others[1], text_first=others[2], tokens=9.0)
+    times = ChatTimes(
+        time_to_first_token=others[0], text_only=others[1], text_only_time_to_first_token=others[2], tokens=9.0
+    )
     return full.model_copy(update={"chats": times})
 
 
@@ -120,11 +122,11 @@ def test_without_images_no_encoder_runs_and_with_many_they_are_encoded_apart():
 
     assert none.spec.stage("encode").replicas == 0
     assert none.spec.stage("text").variant == WHOLE
-    assert none.spec.explanation.layout.startswith("whole; parted (encode small ×1")
+    assert none.spec.explanation.placement.startswith("whole; parted (encode small ×1")
     assert none.spec.expected.cores == none.spec.stage("text").replicas
     assert many.spec.stage("encode").replicas > 0
     assert many.spec.stage("text").variant == PULLS
-    assert many.spec.explanation.layout.startswith("parted; whole")
+    assert many.spec.explanation.placement.startswith("parted; whole")
     turned = planned(100, 0.0, current=many)
     assert "encode: small ×2 batch 8 → no replicas" in turned.spec.explanation.change
 
@@ -146,14 +148,14 @@ def test_bringing_embeddings_over_is_part_of_the_time_to_the_first_piece():
 
     assert quick.spec.stage("text").variant == PULLS
     assert slow.spec.stage("text").variant == WHOLE
-    assert slow.spec.explanation.layout.endswith("no plan carries this load in time")
+    assert slow.spec.explanation.placement.endswith("no plan carries this load in time")
 
 
 def test_a_pinned_variant_decides():
     pinned = planned(20, 0.0, pin=PULLS)
 
     assert pinned.spec.stage("encode").replicas == 1
-    assert pinned.spec.explanation.layout == ""
+    assert pinned.spec.explanation.placement == ""
 
 
 def test_a_chat_that_shows_nothing_counts_and_a_fan_out_to_nothing_does_not():
@@ -168,12 +170,12 @@ def test_without_times_to_the_first_piece_the_whole_answer_is_planned_for():
     old = PROFILES | {"text": a_profile("text", [a_point_profile(PULLS), a_point_profile(WHOLE)])}
     pipeline = a_choosing_pipeline()
 
-    assert PlanningProblem(pipeline.spec, PROFILES, 1.0).promise == ("slo.firstToken", 0.2)
+    assert PlanningProblem(pipeline.spec, PROFILES, 1.0).promise == ("slo.timeToFirstToken", 0.2)
     assert PlanningProblem(pipeline.spec, old, 1.0).promise == ("slo.latency", 10.0)
 
 
 def test_answers_that_would_go_on_too_slowly_are_not_planned():
-    slo = {"latency": "10s", "firstToken": "200ms", "perToken": "2ms"}
+    slo = {"latency": "10s", "timeToFirstToken": "200ms", "timePerOutputToken": "2ms"}
 
     brisk = planned(20, 0.0, slo=slo)  # 2 × (2 b + 1) ms over eight tokens
     assert brisk.spec.stage("text").batch_size <= 2

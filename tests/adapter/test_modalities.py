@@ -121,7 +121,7 @@ def scrutinised(senses, load, misjudged=1.0):
 def test_a_price_made_of_wrong_latencies_is_mended_by_what_batches_take(misjudged):
     """Thought half as long, time seems to cost nothing: one job in six was below its floor."""
     right, wrong = (scrutinised(DIGITS_TWICE, 2.0, times) for times in (1.0, misjudged))
-    planned = [scenario.plan.spec.stages[0].time_price for scenario in (right, wrong)]
+    planned = [scenario.plan.spec.stages[0].shadow_price for scenario in (right, wrong)]
     violations = []
     for scenario in (right, wrong):
         found = simulate(scenario)
@@ -202,8 +202,8 @@ def test_plans_count_with_no_larger_batches_than_the_policy_sends(policy):
 
 def test_chats_that_are_written_side_by_side_are_no_batch():
     spec = load_pipeline(Path("pipelines/lmm-digits")).spec
-    writes = next(stage for stage in spec.stages if stage.writes).model_copy(update={"batch_sizes": (96,)})
-    mixing = spec.model_copy(update={"departure_policy": "ModalityMix", "stages": (writes,)})
+    writes = next(stage for stage in spec.stages if stage.generates).model_copy(update={"batch_sizes": (96,)})
+    mixing = spec.model_copy(update={"scheduling_policy": "ModalityMix", "stages": (writes,)})
 
     assert batch_sizes(mixing, writes, writes.pin) == [96]
     assert capped_batch_sizes(mixing) == ()

@@ -53,7 +53,7 @@ def rows_first(view):
 
 def test_what_only_the_cheaper_point_can_meet_was_dropped_and_is_answered():
     """At most 66 rows a second at full, 400 at half: 150 come."""
-    scenario = a_scenario(150.0, departurePolicy="SlackFit")
+    scenario = a_scenario(150.0, schedulingPolicy="SlackFit")
     before, after = simulate(replace(scenario, policy=Policy(rows_first))), simulate(scenario)
 
     assert before.share(DROPPED) > 0.2
@@ -64,7 +64,7 @@ def test_what_only_the_cheaper_point_can_meet_was_dropped_and_is_answered():
 
 @pytest.mark.parametrize("rate_rps", [1.0, 10.0])
 def test_with_time_to_spare_most_answers_are_those_of_the_better_point(rate_rps):
-    found = simulate(a_scenario(rate_rps, 60, departurePolicy="SlackFit"))
+    found = simulate(a_scenario(rate_rps, 60, schedulingPolicy="SlackFit"))
 
     assert found.share(DROPPED) == 0.0
     assert found.mean_accuracy > 0.85
@@ -72,11 +72,11 @@ def test_with_time_to_spare_most_answers_are_those_of_the_better_point(rate_rps)
 
 @pytest.mark.parametrize("rate_rps", [30.0, 60.0, 100.0, 200.0, 300.0])
 def test_nobody_is_dropped_for_accuracy_where_the_cheaper_point_carries_the_load(rate_rps):
-    assert simulate(a_scenario(rate_rps, departurePolicy="SlackFit")).share(DROPPED) == 0.0
+    assert simulate(a_scenario(rate_rps, schedulingPolicy="SlackFit")).share(DROPPED) == 0.0
 
 
 def test_a_better_point_than_planned_answers_while_there_is_time():
-    calm = a_scenario(5.0, departurePolicy="SlackFit")
+    calm = a_scenario(5.0, schedulingPolicy="SlackFit")
     half, full = calm.plan.spec.stages[0].fallbacks[0], calm.plan.spec.stages[0].planned
     cheap = calm.plan.spec.stages[0].model_copy(
         update={
@@ -106,7 +106,7 @@ def test_by_the_planned_point_alone_fallbacks_change_nothing():
 
 
 def test_the_plan_names_every_faster_point_where_the_pipeline_falls_back():
-    scenario = a_scenario(1.0, departurePolicy="SlackFit", slo={"latency": "500ms"})
+    scenario = a_scenario(1.0, schedulingPolicy="SlackFit", slo={"latency": "500ms"})
     stage = initial_plan(scenario.pipeline, scenario.profiles).spec.stages[0]
 
     assert [point.name for point in stage.points] == ["full", "half"]

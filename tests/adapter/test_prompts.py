@@ -27,7 +27,7 @@ def reading(profile):
     """A profile that tells of prompts: twenty tokens of words, and sixteen more of an image."""
 
     def of(point):
-        told = {"prompt_tokens": 36.0, "text_prompt_tokens": 20.0, "reading_seconds": READING}
+        told = {"prompt_tokens": 36.0, "text_prompt_tokens": 20.0, "prefill_seconds": READING}
         return point.model_copy(update={"chats": point.chats.model_copy(update=told)})
 
     points = tuple(of(point) for point in profile.spec.points)
@@ -55,7 +55,7 @@ def test_who_writes_is_planned_for_the_tokens_that_prompts_have():
     assert other.replicas > one.replicas
     assert other.throughput_rps >= 50.0
     assert (one.prompt_tokens, other.prompt_tokens) == (20.0, 220.0)
-    assert other.reading_seconds == READING
+    assert other.prefill_seconds == READING
     assert other.service_seconds[1] == pytest.approx(one.service_seconds[1] + 0.1)
     assert "text: prompts of 220 tokens, 1.21e+04 a second" in longer.explanation.change  # with headroom
 
@@ -67,7 +67,7 @@ def test_no_more_tokens_than_were_profiled_change_nothing(tokens):
     assert [(s.replicas, s.batch_size, s.service_seconds) for s in told.stages] == [
         (s.replicas, s.batch_size, s.service_seconds) for s in before.stages
     ]
-    assert before.stage("text").reading_seconds == {}
+    assert before.stage("text").prefill_seconds == {}
 
 
 def test_tokens_of_prompts_come_from_routers_and_are_followed_slowly():
@@ -92,11 +92,11 @@ SLOW = {**READ, "text": reading(a_profile("text", [a_chat_profile(WHOLE, 60.0, 1
 @pytest.mark.parametrize(("known", "late"), [(True, 0), (False, 1)])
 def test_a_long_prompt_takes_the_first_free_place_where_a_short_one_can_wait_for_the_next(known, late):
     """Two places are free after 183 and 463 ms; the long prompt takes 200 ms more than the short one before it."""
-    promised = {"latency": "10s", "firstToken": "600ms"}
+    promised = {"latency": "10s", "timeToFirstToken": "600ms"}
     pipeline = a_choosing_pipeline(pin=WHOLE, slo=promised, dropPolicy="Never")
     plan = planned(20.0, profiles=SLOW, rps=1.0)
     text = plan.spec.stage("text").model_copy(update={"batch_size": 2, "replicas": 1})
-    text = text if known else text.model_copy(update={"reading_seconds": {}})
+    text = text if known else text.model_copy(update={"prefill_seconds": {}})
     stages = tuple(text if stage.name == "text" else stage for stage in plan.spec.stages)
     found = simulate(
         Scenario(

@@ -205,7 +205,7 @@ def a_random_scenario(seed):
 
 def wishes_of(rng, pipeline):
     """What requests wish in every other scenario, and how their least certain rows are looked at again in some."""
-    certain = any(stage.certainty for stage in pipeline.spec.stages)
+    certain = any(stage.confidence for stage in pipeline.spec.stages)
     policy = Policy(look_again, falls_back=True) if certain and rng.random() < 0.6 else None
     if rng.random() < 0.5:
         return {"policy": policy}
@@ -253,13 +253,13 @@ def a_random_pipeline(rng, stages):
         ]
     if rng.random() < 0.4:
         chain[-1]["outputs"] = [*chain[-1]["outputs"], {"name": "sure", "datatype": "FP32"}]
-        chain[-1]["certainty"] = "sure"
+        chain[-1]["confidence"] = "sure"
     return a_pipeline(
         chain,
         inputs=[{"name": name, "datatype": "FP32", "shape": [4], "optional": senses} for name in names],
         slo={"latency": str(rng.choice(["60ms", "150ms", "500ms"]))},
-        departurePolicy=str(rng.choice(list(POLICIES))),
-        dropPolicy=str(rng.choice(["Predicted", "Predicted", "Past", "Never"])),
+        schedulingPolicy=str(rng.choice(list(POLICIES))),
+        dropPolicy=str(rng.choice(["Predicted", "Predicted", "Expired", "Never"])),
         queue={"maxRows": int(rng.choice([30, 1000]))},
         budget={"cores": "8"},
     )
@@ -287,7 +287,7 @@ def a_random_plan(rng, pipeline, generation):
         replicas=int(rng.integers(1, 3)),
         cores=2 if variant == "heavy" else 1,
         serviceSeconds=seconds,
-        timePrice=float(rng.choice([0.0, 20.0])),
+        shadowPrice=float(rng.choice([0.0, 20.0])),
         **(of_points if variant == "heavy" else {}),
     )
 
@@ -309,7 +309,7 @@ def test_the_scenarios_know_every_end_and_every_fault():
         scenario = a_random_scenario(seed)
         departures, found = simulated(scenario)
         ends |= set(found)
-        decides = "" if scenario.policy else scenario.pipeline.spec.departure_policy
+        decides = "" if scenario.policy else scenario.pipeline.spec.scheduling_policy
         points.setdefault(decides, set()).update(departure[4] for departure in departures)
         lost += len(scenario.conditions.failures)
         changed += len(scenario.changes)

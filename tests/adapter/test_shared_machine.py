@@ -98,7 +98,7 @@ def test_more_others_are_expected_with_more_load_but_not_without_end():
 def test_sizes_that_are_pinned_stay_and_pipelines_that_write_nothing_are_left_alone():
     pipeline = a_choosing_pipeline(budget=TWO, pin=WHOLE)
     stages = [
-        stage.model_copy(update={"pin": stage.pin.model_copy(update={"replicas": 2})}) if stage.writes else stage
+        stage.model_copy(update={"pin": stage.pin.model_copy(update={"replicas": 2})}) if stage.generates else stage
         for stage in pipeline.spec.stages
     ]
     fixed = pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"stages": tuple(stages)})})

@@ -49,8 +49,8 @@ def test_a_lone_chat_takes_what_its_layout_takes(apart, images, seconds):
 
 
 def test_the_promise_is_of_the_first_piece_and_of_the_pace():
-    hurried = {"latency": "10s", "firstToken": "20ms"}  # 27 ms until it begins, 81 in all
-    slow = {"latency": "10s", "firstToken": "50ms", "perToken": "5ms"}  # eight more tokens in 54 ms
+    hurried = {"latency": "10s", "timeToFirstToken": "20ms"}  # 27 ms until it begins, 81 in all
+    slow = {"latency": "10s", "timeToFirstToken": "50ms", "timePerOutputToken": "5ms"}  # eight more tokens in 54 ms
 
     assert simulate(a_scenario([1.0], apart=False)).ends.tolist() == [OK]
     late = a_scenario([1.0], apart=False, pipeline=a_choosing_pipeline(slo=hurried, dropPolicy="Never"))

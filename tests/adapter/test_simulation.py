@@ -170,7 +170,7 @@ def test_every_request_has_exactly_one_end_even_in_overload():
     assert sum(found.share(end) for end in RequestOutcome) == pytest.approx(1.0)
     assert 0.2 < found.share(DROPPED) < 0.9
     assert found.share(LATE) < 0.02
-    assert all(reason in {"Predicted", "Past"} for _, reason in found.reasons.values())
+    assert all(reason in {"DeadlineUnreachable", "DeadlineExpired"} for _, reason in found.reasons.values())
 
 
 def test_without_dropping_overload_makes_requests_late_instead():

@@ -31,7 +31,7 @@ def a_served_copy(folder):
             "accuracy": point.accuracy,
             "reads": point.modalities,
             "serviceSeconds": {rows: SECONDS_PER_ROW * rows * max(len(point.modalities), 1) for rows in (1, ROWS)},
-            "looks": [look.planned("Expected").model_dump(by_alias=True) for look in point.second_looks],
+            "looks": [look.planned("Expected").model_dump(by_alias=True) for look in point.escalations],
         }
         for point in sorted(variant.points, key=lambda point: -point.accuracy)
     ]
@@ -66,7 +66,7 @@ async def test_jobs_are_answered_from_the_senses_they_have_within_their_floors(t
 
 ANSWER = {
     "trimtab.name.operating_point": "all",
-    "trimtab.name.certainties": ",".join(["0.9"] * ROWS),
+    "trimtab.name.confidences": ",".join(["0.9"] * ROWS),
     "trimtab.expected_accuracy": 0.9,
 }
 
@@ -78,12 +78,12 @@ ANSWER = {
         (Job(floor=0.95), {}, "expected accuracy 0.9, below the floor"),
         (Job(frozenset({"audio"})), {}, "rows at all without audio"),
         (Job(), {"trimtab.name.operating_point": "none"}, "rows at none, which the plan has not"),
-        (Job(), {"trimtab.name.certainties": "0.9"}, f"{ROWS} rows, but certainties '0.9'"),
-        (Job(), {"trimtab.name.certainties": ",".join(["9.9"] * ROWS)}, "but certainties"),
-        (Job(), {"trimtab.provisional": True}, "provisional True, but by row []"),
+        (Job(), {"trimtab.name.confidences": "0.9"}, f"{ROWS} rows, but confidences '0.9'"),
+        (Job(), {"trimtab.name.confidences": ",".join(["9.9"] * ROWS)}, "but confidences"),
+        (Job(), {"trimtab.escalation_pending": True}, "provisional True, but by row []"),
         (
             Job(floor=0.95),
-            {"trimtab.provisional": True, "trimtab.name.provisional": ",".join(["true"] * ROWS)},
+            {"trimtab.escalation_pending": True, "trimtab.name.provisional": ",".join(["true"] * ROWS)},
             None,
         ),
     ],

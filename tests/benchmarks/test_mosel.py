@@ -201,7 +201,7 @@ def test_ours_alone_looks_twice(tmp_path, method):
     (stage,) = plan_for(setting, pipeline, {"name": a_profile("name", points)}, 10.0, 5.0, 1).spec.stages
 
     assert len(stage.points) == len(names)
-    assert any(point.looks for point in stage.points) == (method == OURS)
+    assert any(point.escalations for point in stage.points) == (method == OURS)
 
 
 def test_loads_are_numbers_above_zero():

@@ -127,7 +127,7 @@ def test_every_method_that_is_served_is_one_of_the_routers_and_has_its_point():
 def test_who_drops_nobody_is_laid_out_so(tmp_path):
     kept = written(SOURCE, tmp_path / "never", "PetsLike", 2.0, "Never")
 
-    assert (kept.spec.drop_policy, kept.spec.departure_policy) == ("Never", "PetsLike")
+    assert (kept.spec.drop_policy, kept.spec.scheduling_policy) == ("Never", "PetsLike")
     assert written(SOURCE, tmp_path / "usual", "Otas", 2.0).spec.drop_policy == "Predicted"
 
 

@@ -84,11 +84,11 @@ def test_the_ratio_of_two_p99s_has_an_interval_around_it():
 
 
 def a_point(name, accuracy, row_seconds, *looks):
-    return PointPlan(name=name, accuracy=accuracy, service_seconds={8: 8 * row_seconds}, looks=looks)
+    return PointPlan(name=name, accuracy=accuracy, service_seconds={8: 8 * row_seconds}, escalations=looks)
 
 
 def a_look(then, share, accuracy):
-    return EscalationPlan(point=then, below=share, share=share, accuracy=accuracy)
+    return EscalationPlan(to=then, confidence_below=share, share=share, accuracy=accuracy)
 
 
 def test_from_each_point_the_fewest_rows_that_may_meet_the_bar_go_again():
@@ -130,16 +130,16 @@ class Replica:
         assert (row % 4).tolist() == tasks
         self.seen.append((point, len(row)))
         label = np.where((row % 2 == 0) | (point == "full"), row, -1)
-        certainty = np.where(row % 2 == 0, 0.9, 0.1).astype(np.float32)
-        return InferResponse("m", outputs=(Tensor.of("label", label), Tensor.of("certainty", certainty)))
+        confidence = np.where(row % 2 == 0, 0.9, 0.1).astype(np.float32)
+        return InferResponse("m", outputs=(Tensor.of("label", label), Tensor.of("confidence", confidence)))
 
 
 def test_a_way_doubts_each_task_by_its_own_threshold():
     by_task = {
-        "crops": TaskEscalation(below=0.4, share=0.1, accuracy=0.9),
-        "digits": TaskEscalation(below=0, share=0, accuracy=0.4),
+        "crops": TaskEscalation(confidence_below=0.4, share=0.1, accuracy=0.9),
+        "digits": TaskEscalation(confidence_below=0, share=0, accuracy=0.4),
     }
-    look = EscalationPlan(point="full", below=0.2, share=0.1, accuracy=0.6, by_task=by_task)
+    look = EscalationPlan(to="full", confidence_below=0.2, share=0.1, accuracy=0.6, by_task=by_task)
     way = Way("w", a_point("fast", 0.5, 1.0, look), a_point("full", 1.0, 2.0))
 
     assert way.below.tolist() == [0.4, 0.0, 0.0, 0.0], "what has no threshold is not looked at again"

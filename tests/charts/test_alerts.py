@@ -17,7 +17,7 @@ def series(ok: int, refused: int, callers: int | None) -> list[dict[str, str]]:
     rates = {f'trimtab_requests_total{{{BASE},outcome="ok"}}': ok}
     rates[f'trimtab_requests_total{{{BASE},outcome="refused"}}'] = refused
     if callers is not None:
-        rates[f"trimtab_callers_faults_total{{{BASE}}}"] = callers
+        rates[f"trimtab_client_errors_total{{{BASE}}}"] = callers
     return [{"series": name, "values": f"0+{rate}x480"} for name, rate in rates.items()]
 
 

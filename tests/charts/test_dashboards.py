@@ -84,8 +84,8 @@ def router_text() -> str:
     metrics.latency.observe(0.05)
     metrics.accuracy.observe(0.9)
     metrics.plan_generation.set(3)
-    metrics.requests_under_way.set(2)
-    metrics.window_requests.set(64)
+    metrics.requests_in_flight.set(2)
+    metrics.concurrency_limit.set(64)
     stage = metrics.stage("read")
     stage.watch(lambda: 2.0, lambda: 1.0)
     stage.watch_refused(lambda: 0.0)
@@ -250,7 +250,7 @@ def test_each_refusal_is_on_the_callers_panel_or_on_ours():
     refused = {
         (code, reason)
         for code in ErrorCode
-        for reason in ("ClientRate", "ClientBytes", "Overload", "Unauthenticated", "RouterAway")
+        for reason in ("ClientRateLimited", "ClientBytesLimited", "Overload", "Unauthenticated", "RouterUnavailable")
     }
     metrics = Metrics("a", "p", ServiceLevel.model_validate({"latency": "400ms"}))
     for code, reason in refused:
@@ -328,10 +328,10 @@ POINT = 'namespace="a",pipeline="p",stage="read",variant="l"'
 )
 def test_the_panels_of_operating_points_show_shares_and_drifts(tmp_path: Path, title: str, figures: dict[str, float]):
     series = {
-        f'trimtab_point_rows_total{{{POINT},operating_point="all"}}': "0+60x30",
-        f'trimtab_point_rows_total{{{POINT},operating_point="sound"}}': "0+180x30",
-        'trimtab_rows_looked_at_again_total{namespace="a",pipeline="p",stage="read"}': "0+30x30",
-        'trimtab_provisional_answers_total{namespace="a",pipeline="p"}': "0+60x30",
+        f'trimtab_operating_point_rows_total{{{POINT},operating_point="all"}}': "0+60x30",
+        f'trimtab_operating_point_rows_total{{{POINT},operating_point="sound"}}': "0+180x30",
+        'trimtab_escalated_rows_total{namespace="a",pipeline="p",stage="read"}': "0+30x30",
+        'trimtab_unescalated_responses_total{namespace="a",pipeline="p"}': "0+60x30",
         'trimtab_requests_total{namespace="a",pipeline="p",outcome="ok"}': "0+960x30",
         'trimtab_drifted_points{namespace="a",pipeline="p",stage="read"}': "2x30",
     }
@@ -348,7 +348,7 @@ CHAT = 'namespace="a",pipeline="p",modality="image"'
         ("Between words: p50 {{modality}}", {'{modality="image"}': 0.015}),
         ("Tokens a second: {{modality}} {{direction}}", {'{modality="image",direction="out"}': 2}),
         ("Images a chat: mean", {"{}": 3}),
-        ("Images not encoded again: {{stage}} {{how}}", {'{stage="see",how="found"}': 0.5}),
+        ("Images not encoded again: {{stage}} {{source}}", {'{stage="see",source="cache"}': 0.5}),
         ("Callers who hung up: {{stage}}", {'{stage="say"}': 0.25}),
     ],
 )
@@ -366,8 +366,8 @@ def test_the_panels_of_chats_show_words_tokens_and_images(tmp_path: Path, title:
         f"trimtab_images_per_request_sum{{{CHAT}}}": "0+180x30",
         f"trimtab_images_per_request_count{{{CHAT}}}": "0+60x30",
         f"trimtab_images_per_request_count{{{CHAT.replace('image', 'text')}}}": "0+60x30",
-        'trimtab_shared_rows_total{namespace="a",pipeline="p",stage="see",how="found"}': "0+30x30",
-        'trimtab_cancelled_total{namespace="a",pipeline="p",stage="say"}': "0+15x30",
+        'trimtab_encoder_dedup_total{namespace="a",pipeline="p",stage="see",source="cache"}': "0+30x30",
+        'trimtab_cancelled_rows_total{namespace="a",pipeline="p",stage="say"}': "0+15x30",
     }
     asked_of_one(tmp_path, title, series, figures)
 

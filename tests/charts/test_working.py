@@ -25,7 +25,7 @@ async def account(server: Cluster, name: str, installed: Path, folder: Path) -> 
 
 
 async def test_the_operator_leads_writes_tells_and_clears_away(server: Cluster, installed: Path, tmp_path: Path):
-    stage = a_stage(variants=[a_variant("small"), a_variant("large", accuracy=0.95)], hosting="Separate")
+    stage = a_stage(variants=[a_variant("small"), a_variant("large", accuracy=0.95)], variantPlacement="Dedicated")
     site = Site(server, "team-a", a_pipeline_document([stage]))
     async with await Cluster.connect(await account(server, "trimtab-operator", installed, tmp_path)) as itself:
         site.controller = Controller(itself, SETTINGS, Metrics(), site._now)

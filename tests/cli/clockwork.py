@@ -1,4 +1,4 @@
-"""A bench of `trimtab points` whose forms take what is said, on a clock of its own."""
+"""A bench of `trimtab tune` whose forms take what is said, on a clock of its own."""
 
 from typing import Any
 

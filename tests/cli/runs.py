@@ -19,7 +19,9 @@ def a_record(second: int, n: int) -> Record:
     due = second + n / 10
     visits = {"first": StageVisit(variant_at(second), 3, 0.02, 0.05), "second": StageVisit("fast")}
     if n == 0 and second % 10 == 5:
-        return Record(due, due, 0.4, RequestOutcome.DROPPED, "504", drop_stage="second", drop_reason="Predicted")
+        return Record(
+            due, due, 0.4, RequestOutcome.DROPPED, "504", drop_stage="second", drop_reason="DeadlineUnreachable"
+        )
     late = second >= 60 and n == 9
     outcome, latency = (RequestOutcome.LATE, 2.5) if late else (RequestOutcome.OK, 0.1 + n / 100)
     right = int(n != 1)

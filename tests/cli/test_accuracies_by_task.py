@@ -10,7 +10,7 @@ import pytest
 from tests.builders import a_pipeline, a_pipeline_document, a_stage, a_variant
 from tests.model_servers.transformer.test_family import IMAGE, OUTPUTS, answers, images, spec
 from tests.model_servers.transformer.test_family import weights as weights  # noqa: PLC0414  (a fixture)
-from trimtab.accuracy.attribution import Choice, ReceivedAnswer, mean_certainties
+from trimtab.accuracy.attribution import Choice, ReceivedAnswer, mean_confidences
 from trimtab.accuracy.per_task import on_tasks, stages_with_task_accuracy
 from trimtab.app import run
 from trimtab_loadtester.payloads.interface import Score
@@ -26,22 +26,22 @@ DIGEST = f"sha256:{64 * 'a'}"
 BEST: Choice = (("small", "default"),)
 
 
-def heard(task: str, right: int, of: int, certainty: float) -> list[ReceivedAnswer]:
-    return [ReceivedAnswer(Score(int(n < right), 1), {"only": str(certainty)}, task) for n in range(of)]
+def heard(task: str, right: int, of: int, confidence: float) -> list[ReceivedAnswer]:
+    return [ReceivedAnswer(Score(int(n < right), 1), {"only": str(confidence)}, task) for n in range(of)]
 
 
-def test_each_task_has_its_share_and_its_certainty_and_their_mix_has_none() -> None:
+def test_each_task_has_its_share_and_its_confidence_and_their_mix_has_none() -> None:
     pipeline = a_pipeline([a_stage("only")])
     samples = [*heard("cats", 9, 10, 0.8), *heard("dogs", 0, 5, 0.4)]
     found = on_tasks(pipeline, {BEST: samples}, ("cats", "dogs"), DIGEST)["only", "small", "default"]
 
-    assert {task: (one.value, one.samples, one.mean_certainty) for task, one in found.items()} == {
+    assert {task: (one.value, one.samples, one.mean_confidence) for task, one in found.items()} == {
         "cats": (0.9, 10, 0.8),
         "dogs": (0.0, 5, 0.4),
     }
     assert found["cats"].samples_digest == DIGEST
-    assert mean_certainties(samples, stages_with_task_accuracy(pipeline)) == {}
-    assert mean_certainties(samples[:10], stages_with_task_accuracy(pipeline)) == {"only": 0.8}
+    assert mean_confidences(samples, stages_with_task_accuracy(pipeline)) == {}
+    assert mean_confidences(samples[:10], stages_with_task_accuracy(pipeline)) == {"only": 0.8}
 
 
 def test_of_several_stages_those_that_are_told_tasks_have_accuracies_on_them() -> None:
@@ -125,7 +125,7 @@ spec:
 
 
 def measured(value: float) -> Accuracy:
-    return Accuracy(value=value, source="Measured", samples=9, low=value, high=value, mean_certainty=value)
+    return Accuracy(value=value, source="Measured", samples=9, low=value, high=value, mean_confidence=value)
 
 
 def test_accuracies_by_task_take_the_place_of_those_before_and_others_stay() -> None:
@@ -135,7 +135,7 @@ def test_accuracies_by_task_take_the_place_of_those_before_and_others_stay() -> 
     written = with_accuracies(TEXT, {place: measured(0.5) for place in places}, dict.fromkeys(places, on))
 
     def told(value: str) -> str:
-        return f"source: Measured, samples: 9, low: {value}, high: {value}, meanCertainty: {value}}}"
+        return f"source: Measured, samples: 9, low: {value}, high: {value}, meanConfidence: {value}}}"
 
     cats, other = f"cats: {{value: 0.75, {told('0.75')}", f"'on': {{value: 0.25, {told('0.25')}"
     evidence = f"accuracyEvidence: {{{told('0.5')}"
@@ -180,7 +180,7 @@ class TwoTasks:
         return ("one", "two")[index % 2]
 
 
-@pytest.mark.parametrize("command", ["accuracy", "points"])
+@pytest.mark.parametrize("command", ["evaluate", "tune"])
 def test_a_transformer_of_several_tasks_is_measured_on_each(
     command: str, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +189,7 @@ def test_a_transformer_of_several_tasks_is_measured_on_each(
         "classify",
         inputs=[{"name": "image", "from": "request.inputs.image"}, told],
         outputs=OUTPUTS,
-        certainty="certainty",
+        confidence="confidence",
         batchSizes=[1, 8],
         variants=[a_variant("vit", family="vision-transformer", storageUri=str(weights), accuracy=0.5)],
     )
@@ -209,12 +209,12 @@ def test_a_transformer_of_several_tasks_is_measured_on_each(
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
     (point,) = load_pipeline(tmp_path).spec.stages[0].variants[0].points
     one, two = point.accuracy_by_task["one"], point.accuracy_by_task["two"]
-    certainty = given_answers["certainty"].numpy()
+    confidence = given_answers["confidence"].numpy()
     assert (one.value, two.value, point.accuracy) == (1.0, 0.5, 0.75)
-    assert (one.mean_certainty, two.mean_certainty) == pytest.approx(
-        (certainty[::2].mean(), certainty[1::2].mean()), abs=1e-4
+    assert (one.mean_confidence, two.mean_confidence) == pytest.approx(
+        (confidence[::2].mean(), confidence[1::2].mean()), abs=1e-4
     )
     assert (one.samples, one.samples_digest) == (ROWS // 2, point.judged().samples_digest)
-    assert point.judged().mean_certainty is None
+    assert point.judged().mean_confidence is None
     if command == "accuracy":
         assert figures["accuracy_classify_vit_default_two"] == 0.5

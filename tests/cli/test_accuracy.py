@@ -14,7 +14,7 @@ from trimtab.accuracy.attribution import (
     Tally,
     accuracies,
     choices,
-    mean_certainties,
+    mean_confidences,
 )
 from trimtab.app import run
 from trimtab_loadtester.payloads.interface import Score
@@ -53,17 +53,17 @@ def test_the_product_of_the_stages_is_what_was_measured() -> None:
         low=round(low / 0.9, 4),
         high=round(high / 0.9, 4),
         samples_digest=DIGEST,
-        mean_certainty=0.97,
+        mean_confidence=0.97,
     )
-    assert found["second", "slow", "default"].mean_certainty is None
+    assert found["second", "slow", "default"].mean_confidence is None
 
 
-def test_mean_certainty_is_of_all_rows_of_a_stage_that_says_it_of_each() -> None:
+def test_mean_confidence_is_of_all_rows_of_a_stage_that_says_it_of_each() -> None:
     heard = [
         ReceivedAnswer(Score(2, 2), {"all": "0.9,0.5", "some": "0.5", "logit": "0.3"}),
         ReceivedAnswer(Score(1, 1), {"all": "0.4", "some": "", "logit": "3.1"}),
     ]
-    assert mean_certainties(heard) == {"all": 0.6}
+    assert mean_confidences(heard) == {"all": 0.6}
 
 
 def test_answers_about_one_sample_count_as_one_where_they_go_together() -> None:
@@ -135,12 +135,12 @@ def test_only_accuracies_and_their_evidence_change_in_the_text() -> None:
     assert with_accuracies(written, {place: measured(value) for place, value in places.items()}) == written
 
 
-def test_mean_certainty_is_written_beside_the_accuracy_it_belongs_to() -> None:
-    known = measured(0.11).model_copy(update={"mean_certainty": 0.9})
+def test_mean_confidence_is_written_beside_the_accuracy_it_belongs_to() -> None:
+    known = measured(0.11).model_copy(update={"mean_confidence": 0.9})
     written = with_accuracies(TEXT, {("first", "fast", "default"): known})
 
-    assert "high: 0.11, meanCertainty: 0.9, samplesDigest" in written
-    assert written.count("meanCertainty") == 1
+    assert "high: 0.11, meanConfidence: 0.9, samplesDigest" in written
+    assert written.count("meanConfidence") == 1
 
 
 def test_what_stands_behind_an_accuracy_is_told_beside_it() -> None:
@@ -167,7 +167,7 @@ def test_accuracy_of_every_variant_is_measured_through_the_running_pipeline(
     lines = [{"inputs": inputs, "outputs": {output.name: [2.0 + (n < 2)] * len(inputs[name])}} for n in range(10)]
     (tmp_path / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    assert run(["accuracy", str(tmp_path), "--samples", str(tmp_path / "samples.jsonl")]) == 0
+    assert run(["evaluate", str(tmp_path), "--samples", str(tmp_path / "samples.jsonl")]) == 0
 
     last = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
     assert (last["samples"], last["accuracy_first_right_default"]) == (10, 0.8)

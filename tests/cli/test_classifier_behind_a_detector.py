@@ -33,7 +33,7 @@ spec:
   slo: {{latency: 60s}}
   budget: {{cores: "2"}}
   dropPolicy: Predicted
-  departurePolicy: TokenAdaptive
+  schedulingPolicy: TokenAdaptive
   stages:
   - name: detect
     inputs:
@@ -148,6 +148,6 @@ async def test_the_objects_of_frames_are_classified_at_the_point_that_their_dead
         metrics = (await client.get(f"http://127.0.0.1:{local.admin_port}/metrics")).text
 
     for point, rows in classified.items():
-        lines = [line for line in metrics.splitlines() if line.startswith("trimtab_point_rows_total")]
+        lines = [line for line in metrics.splitlines() if line.startswith("trimtab_operating_point_rows_total")]
         mine = [line for line in lines if 'stage="classify"' in line and f'"{point}"' in line]
         assert [float(line.split()[-1]) for line in mine] == [rows]

@@ -150,11 +150,11 @@ def test_wrong_load(tmp_path: Path, capsys: Captured, options: tuple[str, ...], 
 
 
 def test_load_needs_a_load(tmp_path: Path, capsys: Captured) -> None:
-    assert "say what to send" in said(capsys, 2, "load", str(write_echo_pipeline(tmp_path)))
+    assert "say what to send" in said(capsys, 2, "loadtest", str(write_echo_pipeline(tmp_path)))
 
 
 def test_a_pipeline_that_answers_no_chats_is_sent_none(tmp_path: Path, capsys: Captured) -> None:
-    arguments = ("load", str(write_echo_pipeline(tmp_path)), "--load", "20", "--duration", "1", "--wire", "chat")
+    arguments = ("loadtest", str(write_echo_pipeline(tmp_path)), "--load", "20", "--duration", "1", "--wire", "chat")
     assert "--wire chat sends `messages` and `images` alone" in said(capsys, 2, *arguments)
 
 
@@ -228,7 +228,7 @@ def test_a_load_is_judged(counts: dict[str, int], least_within_slo: float, holds
 
 
 def test_a_load_nobody_answers_fails(tmp_path: Path, capsys: Captured) -> None:
-    arguments = ["load", str(write_echo_pipeline(tmp_path)), "--address", "127.0.0.1:9"]
+    arguments = ["loadtest", str(write_echo_pipeline(tmp_path)), "--address", "127.0.0.1:9"]
     assert run([*arguments, "--load", "constant:20", "--duration", "1"]) == 1
     assert '"ok":0' in capsys.readouterr().out
 
@@ -337,7 +337,7 @@ def test_explain_tells_of_operating_points_and_of_what_accuracies_are(tmp_path: 
         {"name": "less", "accuracy": 0.8, "accuracyEvidence": {"source": "Agreement"}, "modalities": ["x"]},
         {"name": "worse", "accuracy": 0.7, "modalities": ["x"]},
     ]
-    settings = {"departurePolicy": "SlackFit", "objective": {"accuracyBasis": "LowerBound"}}
+    settings = {"schedulingPolicy": "SlackFit", "objective": {"accuracyBasis": "LowerBound"}}
     pipeline = a_pipeline([a_stage(variants=[a_variant(operatingPoints=points)])], **settings)
     (tmp_path / "pipeline.yaml").write_text(dump_yaml(pipeline))
     seconds = {"full": 0.02, "less": 0.005, "worse": 0.006}

@@ -106,7 +106,7 @@ async def test_load_tells_what_it_sent_and_ends_with_the_code_of_its_signal(
     fake = FakePipeline()
     (tmp_path / "pipeline.yaml").write_text(dump_yaml(a_pipeline()))
     async with rest_server(fake) as address:
-        arguments = ["-m", "trimtab", "load", str(tmp_path), *LOAD, "--address", address.removeprefix("http://")]
+        arguments = ["-m", "trimtab", "loadtest", str(tmp_path), *LOAD, "--address", address.removeprefix("http://")]
         process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=subprocess.PIPE)
         await fake.arrived.wait()
         process.send_signal(number)

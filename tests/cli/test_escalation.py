@@ -27,26 +27,29 @@ ROWS = 600
 POINTS = [{"name": "full", "accuracy": 0.9}, {"name": "fast", "accuracy": 0.8}]
 
 
-def a_document(certainty: str | None = "sure", stages: int = 1) -> InferencePipeline:
+def a_document(confidence: str | None = "sure", stages: int = 1) -> InferencePipeline:
     outputs = [{"name": "y", "datatype": "FP32"}, {"name": "sure", "datatype": "FP32"}]
     told: dict[str, Any] = {"outputs": outputs, "variants": [a_variant("one", accuracy=0.9, operatingPoints=POINTS)]}
-    if certainty is not None:
-        told["certainty"] = certainty
+    if confidence is not None:
+        told["confidence"] = confidence
     named = [a_stage("first", **told), a_stage("second", "first.outputs.y", **told)]
     return InferencePipeline.model_validate(a_pipeline_document(named[:stages]))
 
 
-def heard_of(certainty: np.ndarray, right: np.ndarray, rows: int = 1) -> list[ReceivedAnswer]:
-    pairs = zip(certainty.tolist(), right.tolist(), strict=True)
+def heard_of(confidence: np.ndarray, right: np.ndarray, rows: int = 1) -> list[ReceivedAnswer]:
+    pairs = zip(confidence.tolist(), right.tolist(), strict=True)
     return [ReceivedAnswer(Score(hit * rows, rows), {"first": ",".join([f"{sure:.4g}"] * rows)}) for sure, hit in pairs]
 
 
 def both_points(rows: int = 1) -> dict[Choice, list[ReceivedAnswer]]:
     """`fast` is wrong on what it is least certain of, where `full` is right."""
-    certainty = np.random.default_rng(0).random(ROWS)
-    right = certainty > 0.3
+    confidence = np.random.default_rng(0).random(ROWS)
+    right = confidence > 0.3
     every = np.ones(ROWS, bool)
-    return {(("one", "full"),): heard_of(certainty, every, rows), (("one", "fast"),): heard_of(certainty, right, rows)}
+    return {
+        (("one", "full"),): heard_of(confidence, every, rows),
+        (("one", "fast"),): heard_of(confidence, right, rows),
+    }
 
 
 def test_what_a_point_doubts_is_looked_at_again_by_the_better_one() -> None:
@@ -54,7 +57,7 @@ def test_what_a_point_doubts_is_looked_at_again_by_the_better_one() -> None:
 
     assert found["first", "one", "full"] == ()
     best = found["first", "one", "fast"][-1]
-    assert (best.point, best.samples) == ("full", ROWS)
+    assert (best.to, best.samples) == ("full", ROWS)
     assert best.share == pytest.approx(0.3, abs=0.05)
     assert best.accuracy > 0.99
 
@@ -67,23 +70,23 @@ def test_samples_that_tell_their_tasks_get_thresholds_by_task() -> None:
     best = escalations(a_document(), told)["first", "one", "fast"][-1]
 
     assert set(best.by_task) == {"easy", "hard"}
-    assert all(0.25 < one.below < 0.35 for one in best.by_task.values())
+    assert all(0.25 < one.confidence_below < 0.35 for one in best.by_task.values())
     some = {choice: [replace(heard[0], task=""), *heard[1:]] for choice, heard in told.items()}
     assert not escalations(a_document(), some)["first", "one", "fast"][-1].by_task, "a sample tells no task"
     assert {HeldOut().task(row) for row in (0, 1_000, 2_000, 3_079)} == set(TASKS)
 
 
 def test_thresholds_by_task_are_written_in_the_looks_line() -> None:
-    by_task = {"cars": TaskEscalation(below=0, share=0, accuracy=0.9)}
-    look = Escalation(point="full", below=0.4, share=0.1, accuracy=0.86, by_task=by_task)
+    by_task = {"cars": TaskEscalation(confidence_below=0, share=0, accuracy=0.9)}
+    look = Escalation(to="full", confidence_below=0.4, share=0.1, accuracy=0.86, by_task=by_task)
     written = with_escalations(TEXT, {("classify", "vit", "flow"): (look,)})
 
     line = "{point: full, below: 0.4, share: 0.1, accuracy: 0.86, byTask: {cars: {below: 0, share: 0, accuracy: 0.9}}}"
-    assert f"{{name: flow, accuracy: 0.8, secondLooks: [{line}]}}" in written
+    assert f"{{name: flow, accuracy: 0.8, escalations: [{line}]}}" in written
 
 
-def test_whose_certainty_was_right_is_known_of_one_stage_and_one_row_alone() -> None:
-    assert escalations(a_document(certainty=None), both_points()) == {}
+def test_whose_confidence_was_right_is_known_of_one_stage_and_one_row_alone() -> None:
+    assert escalations(a_document(confidence=None), both_points()) == {}
     assert escalations(a_document(stages=2), both_points()) == {}
     assert escalations(a_document(), both_points(rows=2)) == {}
 
@@ -101,31 +104,31 @@ spec:
         merging: {schedule: [8]}
         accuracy: 0.8   # a guess
       - name: old
-        secondLooks:
+        escalations:
         - {point: full, below: 0.5, share: 0.2, accuracy: 0.85}  # of before
         # a comment that stays
         accuracy: 0.8
       - name: other
         accuracy: 0.7
-        secondLooks: []
+        escalations: []
 """
 
 
 def test_second_looks_take_the_place_of_those_before_and_all_else_stays() -> None:
-    look = Escalation(point="full", below=0.4, share=0.1, accuracy=0.86, low=0.84, samples=500)
+    look = Escalation(to="full", confidence_below=0.4, share=0.1, accuracy=0.86, accuracy_low=0.84, samples=500)
     line = "{point: full, below: 0.4, share: 0.1, accuracy: 0.86, low: 0.84, samples: 500}"
     given: dict[tuple[str, str, str], tuple[Escalation, ...]] = {
         ("classify", "vit", name): (look,) for name in ("flow", "block", "old")
     }
     written = with_escalations(TEXT, given | {("classify", "vit", "full"): ()})
 
-    expected = TEXT.replace("{name: flow, accuracy: 0.8}", f"{{name: flow, accuracy: 0.8, secondLooks: [{line}]}}")
-    expected = expected.replace("  # a guess", f"  # a guess\n        secondLooks:\n        - {line}")
+    expected = TEXT.replace("{name: flow, accuracy: 0.8}", f"{{name: flow, accuracy: 0.8, escalations: [{line}]}}")
+    expected = expected.replace("  # a guess", f"  # a guess\n        escalations:\n        - {line}")
     expected = expected.replace("- {point: full, below: 0.5, share: 0.2, accuracy: 0.85}", f"- {line}")
     assert written == expected
     assert with_escalations(written, given) == written
     emptied = with_escalations(TEXT, {("classify", "vit", "old"): ()})
-    assert "secondLooks: []  # of before" in emptied
+    assert "escalations: []  # of before" in emptied
     assert "0.85" not in emptied
 
 
@@ -138,7 +141,7 @@ def test_a_transformer_served_on_own_samples_gets_second_looks(
         "classify",
         inputs=[{"name": "image", "from": "request.inputs.image"}],
         outputs=OUTPUTS,
-        certainty="certainty",
+        confidence="confidence",
         variants=[
             a_variant("vit", family="vision-transformer", storageUri=str(weights), accuracy=0.5, operatingPoints=points)
         ],
@@ -154,11 +157,11 @@ def test_a_transformer_served_on_own_samples_gets_second_looks(
     ]
     (tmp_path / "samples.jsonl").write_text("\n".join(lines))
 
-    assert run(["accuracy", str(tmp_path), "--samples", str(tmp_path / "samples.jsonl")]) == 0
+    assert run(["evaluate", str(tmp_path), "--samples", str(tmp_path / "samples.jsonl")]) == 0
 
     last = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
     full, fast = load_pipeline(tmp_path).spec.stages[0].variants[0].operating_points
-    assert (full.accuracy, full.second_looks) == (1.0, ())
+    assert (full.accuracy, full.escalations) == (1.0, ())
     assert fast.accuracy < 0.98
-    assert 0 < len(fast.second_looks) == last["second_looks_classify_vit_fast"]
-    assert all(look.point == "full" and look.accuracy > fast.accuracy for look in fast.second_looks)
+    assert 0 < len(fast.escalations) == last["second_looks_classify_vit_fast"]
+    assert all(look.to == "full" and look.accuracy > fast.accuracy for look in fast.escalations)

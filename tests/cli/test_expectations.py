@@ -94,15 +94,15 @@ def test_a_load_is_written_in_one_way_everywhere(tmp_path: Path, capsys: Capture
             "the folder of a run: Not a directory",
         ),
         (("up", "--duration", "nan"), "--duration nan: seconds must be above 0, and finite"),
-        (("load", "--load", "5", "--duration", "1", "--address", "127.0.0.1:99999"), "must be HOST:PORT"),
-        (("load", "--load", "5", "--duration", "1", "--address", "nonsense"), "must be HOST:PORT"),
+        (("loadtest", "--load", "5", "--duration", "1", "--address", "127.0.0.1:99999"), "must be HOST:PORT"),
+        (("loadtest", "--load", "5", "--duration", "1", "--address", "nonsense"), "must be HOST:PORT"),
         (("up", "--load", "5", "--duration", "1", "--samples", "/nowhere"), "--samples /nowhere: no samples there"),
         (("up", "--samples", "/nowhere"), "--samples says what to send: give --load or --trace too"),
-        (("accuracy", "--samples", "/nowhere"), "--samples /nowhere: no samples there"),
+        (("evaluate", "--samples", "/nowhere"), "--samples /nowhere: no samples there"),
         (("plan", "--load", "7", "--what-if", "slo=soon", "--profiles", "/nowhere"), "'soon' is not a duration"),
         (("explain", "--load", "7", "--what-if", "rain=2", "--profiles", "/nowhere"), "what can change is load,"),
         (("simulate", "--load", "5", "--duration", "1", "--fail", "first@."), "write STAGE@SECONDS, such as first@30"),
-        (("page", "--address", "127.0.0.1:8082", "--in-cluster"), "give --address or --in-cluster, not both"),
+        (("dashboard", "--address", "127.0.0.1:8082", "--in-cluster"), "give --address or --in-cluster, not both"),
     ],
 )
 def test_a_users_mistake_is_one_line(tmp_path: Path, capsys: Captured, arguments, complaint) -> None:
@@ -112,7 +112,7 @@ def test_a_users_mistake_is_one_line(tmp_path: Path, capsys: Captured, arguments
 
 @pytest.mark.parametrize("where", ["http://127.0.0.1:8080", "127.0.0.1:8080"])
 def test_an_address_in_the_place_of_the_pipeline_is_told_as_one(capsys: Captured, where: str) -> None:
-    assert "where it runs by --address HOST:PORT" in said(capsys, 2, "load", where, "--load", "5")
+    assert "where it runs by --address HOST:PORT" in said(capsys, 2, "loadtest", where, "--load", "5")
 
 
 class Interrupted:
@@ -161,7 +161,7 @@ def test_what_cannot_be_served_here_is_told_before_anything_starts(tmp_path, cap
     document = load_pipeline(path).model_dump(mode="json", by_alias=True, exclude_none=True)
     document["spec"]["stages"][0]["variants"][0] |= changes
     path.write_text(dump_yaml(InferencePipeline.model_validate(document)))
-    for verb, *options in (("up",), ("profile",), ("accuracy", "--samples", "x")):
+    for verb, *options in (("up",), ("profile",), ("evaluate", "--samples", "x")):
         assert complaint in said(capsys, 2, verb, str(path), *options)
 
 

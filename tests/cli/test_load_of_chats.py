@@ -33,7 +33,7 @@ from trimtab_router.observability.token_metrics import TokenMetrics
 from trimtab_router.request.stream_timing import StreamTiming
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"
-SLO = ServiceLevel.model_validate({"latency": "2s", "firstToken": "500ms", "perToken": "100ms"})
+SLO = ServiceLevel.model_validate({"latency": "2s", "timeToFirstToken": "500ms", "timePerOutputToken": "100ms"})
 
 
 def counted(*answers: tuple[int, list[float]]) -> Counters:
@@ -109,7 +109,7 @@ def test_counters_of_several_routers_add_up_and_a_window_tells_what_came_in_it()
 def test_the_status_tells_what_is_promised_of_chats(capsys):
     counters = replace(counted((0, [0.04, 0.049]), (2, [0.8])), received=9, outcomes={"ok": 2, "dropped": 2})
 
-    status._show(RouterState(ready=True, stages={}), replace(counters, callers_faults=1))
+    status._show(RouterState(ready=True, stages={}), replace(counters, client_errors=1))
     told = " ".join(capsys.readouterr().out.split())
     assert "answered in time 66.67 %" in told
     assert "chats without images: 1 answered, first token p50 ≤ 50 ms, p99 ≤ 50 ms; between tokens p50 ≤ 10 ms" in told
@@ -145,7 +145,7 @@ def test_figures_of_a_load_are_told_by_modality():
 def a_forgiving_pipeline(folder: Path) -> Path:
     """Write lmm-digits with promises that a busy machine keeps, too."""
     document = yaml.safe_load((PIPELINES / "lmm-digits" / "pipeline.yaml").read_text())
-    document["spec"]["slo"] = {"latency": "60s", "firstToken": "50s", "perToken": "10s"}
+    document["spec"]["slo"] = {"latency": "60s", "timeToFirstToken": "50s", "timePerOutputToken": "10s"}
     for stage in document["spec"]["stages"]:
         stage["variants"] = [
             variant | {"storageUri": str(PIPELINES / "lmm-digits" / variant["storageUri"])}

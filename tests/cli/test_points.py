@@ -1,4 +1,4 @@
-"""`trimtab points`: which forms are tried, which are kept and why, and what is written."""
+"""`trimtab tune`: which forms are tried, which are kept and why, and what is written."""
 
 import json
 
@@ -168,7 +168,7 @@ spec:
 
 def test_points_of_a_variant_in_a_longer_pipeline_are_found_on_samples_of_its_stage(mine, capfd):
     (mine / "pipeline.yaml").write_text(BEHIND)
-    given = ["points", str(mine), "--samples", str(mine / "samples"), "--floor", "0.5", "--stage", "classify"]
+    given = ["tune", str(mine), "--samples", str(mine / "samples"), "--floor", "0.5", "--stage", "classify"]
     assert run([*given, "--variant", "vit"]) == 0, capfd.readouterr().err
     passing, classify = load_pipeline(mine).spec.stages
     other, vit = classify.variants
@@ -191,7 +191,7 @@ def test_points_of_a_variant_in_a_longer_pipeline_are_found_on_samples_of_its_st
 def test_whose_points_are_found_must_be_told_where_there_are_several(mine, capfd, named, words):
     (mine / "pipeline.yaml").write_text(BEHIND)
 
-    assert run(["points", str(mine), "--samples", str(mine / "samples"), *named]) == 1
+    assert run(["tune", str(mine), "--samples", str(mine / "samples"), *named]) == 1
     assert words in " ".join(capfd.readouterr().err.split())
 
 
@@ -228,7 +228,7 @@ def mine(tmp_path):
 
 
 def test_points_are_found_written_and_can_be_read(mine, capfd):
-    code = run(["points", str(mine), "--samples", str(mine / "samples"), "--floor", "0.5"])
+    code = run(["tune", str(mine), "--samples", str(mine / "samples"), "--floor", "0.5"])
     out, err = capfd.readouterr()
     assert code == 0, err
     told = json.loads(out.splitlines()[-1])
@@ -242,7 +242,7 @@ def test_points_are_found_written_and_can_be_read(mine, capfd):
 
 
 def test_without_time_the_model_as_it_is_alone_is_judged_and_the_others_are_told(mine, capfd):
-    assert run(["points", str(mine), "--samples", str(mine / "samples"), "--seconds", "0"]) == 0
+    assert run(["tune", str(mine), "--samples", str(mine / "samples"), "--seconds", "0"]) == 0
     out = capfd.readouterr().out
     told = json.loads(out.splitlines()[-1])["figures"]
 
@@ -259,7 +259,7 @@ def test_without_right_answers_forms_are_judged_by_agreement_and_it_is_written_a
     for file in mine.glob("*.png"):
         file.rename(mine / "images" / file.name)
 
-    assert run(["points", str(mine), "--samples", str(mine / "images"), "--floor", "0.1"]) == 0
+    assert run(["tune", str(mine), "--samples", str(mine / "images"), "--floor", "0.1"]) == 0
     out = capfd.readouterr().out
     told, variant = json.loads(out.splitlines()[-1])["figures"], load_pipeline(mine).spec.stages[0].variants[0]
     full, *others = [point.judged() for point in variant.operating_points]
@@ -299,7 +299,7 @@ def test_whole_numbers_of_eight_bits_are_not_tried_for_a_variant_on_a_gpu(mine, 
     (mine / "pipeline.yaml").write_text(
         PIPELINE.replace("parameters:", 'resources: {cpu: "1", gpu: 1}\n      parameters:')
     )
-    assert run(["points", str(mine), "--samples", str(mine / "samples"), "--seconds", "0"]) == 0
+    assert run(["tune", str(mine), "--samples", str(mine / "samples"), "--seconds", "0"]) == 0
     told = json.loads(capfd.readouterr().out.splitlines()[-1])["figures"]
 
     tried = [precision for precision in PRECISIONS if precision != "INT8"]
@@ -308,7 +308,7 @@ def test_whole_numbers_of_eight_bits_are_not_tried_for_a_variant_on_a_gpu(mine, 
 
 
 def test_forms_are_not_compiled_where_that_cannot_be_and_it_is_said_why(mine, capfd):
-    given = ["points", str(mine), "--samples", str(mine / "samples"), "--seconds", "0"]
+    given = ["tune", str(mine), "--samples", str(mine / "samples"), "--seconds", "0"]
     assert run(given) == 0
     told = " ".join(capfd.readouterr().out.split())
 
@@ -321,5 +321,5 @@ def test_a_model_without_tokens_is_refused_by_name(tmp_path, capfd):
     (tmp_path / "pipeline.yaml").write_text(text.replace("      parameters: {heads: 2}\n", ""))
     (tmp_path / "samples.jsonl").write_text('{"inputs": {"image": 0}, "outputs": {"logits": 1}}\n')
 
-    assert run(["points", str(tmp_path), "--samples", str(tmp_path)]) == 1
+    assert run(["tune", str(tmp_path), "--samples", str(tmp_path)]) == 1
     assert "family 'torchvision/resnet18' merges no tokens" in capfd.readouterr().err

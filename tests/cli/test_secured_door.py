@@ -169,9 +169,9 @@ async def sent_beside(pipeline: Path, address: str, access: Access, folder: Path
 
 
 async def load(pipeline: Path, *arguments: str, exit_code: int = 0) -> dict[str, Any]:
-    """Run `trimtab load` in a process of its own; the figures it ends with."""
+    """Run `trimtab loadtest` in a process of its own; the figures it ends with."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "trimtab", "load", str(pipeline), *arguments),
+        *(sys.executable, "-m", "trimtab", "loadtest", str(pipeline), *arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )

@@ -113,7 +113,7 @@ async def test_a_task_registered_under_load_outlives_all_replicas(weights, tmp_p
 
 async def test_a_task_that_the_pipeline_names_is_known_by_the_card_that_its_replicas_loaded(weights, tmp_path):
     (tmp_path / "small.safetensors").symlink_to(weights)
-    judged = {"value": 0.75, "source": "Measured", "samples": 99, "low": 0.7, "high": 0.8, "meanCertainty": 0.9}
+    judged = {"value": 0.75, "source": "Measured", "samples": 99, "low": 0.7, "high": 0.8, "meanConfidence": 0.9}
     ways: dict[str, int | None] = {"plain": None}
     a_task(tmp_path / "task.safetensors", weights, likeliest=1, ways=ways, accuracyByPoint={"default": judged})
     named = "storageUri: small.safetensors\n      tasks: [{name: late, storageUri: task.safetensors}]"
@@ -135,4 +135,4 @@ async def test_a_task_that_the_pipeline_names_is_known_by_the_card_that_its_repl
 
     assert answer["outputs"][0]["data"] == [1]
     assert answer["parameters"]["trimtab.expected_accuracy"] == 0.75
-    assert (told.value, told.samples, told.low, told.high, told.mean_certainty) == (0.75, 99, 0.7, 0.8, 0.9)
+    assert (told.value, told.samples, told.low, told.high, told.mean_confidence) == (0.75, 99, 0.7, 0.8, 0.9)

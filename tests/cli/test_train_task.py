@@ -53,8 +53,8 @@ def test_a_task_is_trained_written_and_judged_at_every_point(tmp_path, capsys):
     assert card.accuracy_by_point["full"].value == told["full_accuracy"]
     assert card.accuracy_by_point["full"].samples == 12
     for judged in card.accuracy_by_point.values():
-        assert judged.mean_certainty is not None
-        assert 0.5 < judged.mean_certainty <= 1.0, "of two classes"
+        assert judged.mean_confidence is not None
+        assert 0.5 < judged.mean_confidence <= 1.0, "of two classes"
         assert (
             judged.samples_digest == LabelledPayloads(_images_alone(load_pipeline(FOLDER)), f"{HERE}:Stripes").digest()
         )

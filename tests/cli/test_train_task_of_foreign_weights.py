@@ -121,8 +121,8 @@ def test_what_is_served_is_as_accurate_as_the_card_says(tmp_path, capsys, unusua
 
     assert judged == {point["name"]: accuracy(model, point["name"], pixels, labels) for point in points}
     assert 0.5 < judged["full"] < 1.0
-    certain = {name: answered(model, name, pixels, labels)["certainty"].double().mean() for name in judged}
-    assert {name: one.mean_certainty for name, one in card.accuracy_by_point.items()} == pytest.approx(
+    certain = {name: answered(model, name, pixels, labels)["confidence"].double().mean() for name in judged}
+    assert {name: one.mean_confidence for name, one in card.accuracy_by_point.items()} == pytest.approx(
         {name: float(one) for name, one in certain.items()}, abs=2e-4
     )
 

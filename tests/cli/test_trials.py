@@ -1,4 +1,4 @@
-"""`trimtab points`: how forms are timed, judged and compiled within a budget, and which precisions are tried where."""
+"""`trimtab tune`: how forms are timed, judged and compiled within a budget, and which precisions are tried where."""
 
 import time
 from pathlib import Path

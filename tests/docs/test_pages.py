@@ -58,7 +58,7 @@ def test_the_settings_shown_can_be_used_and_show_every_field(tmp_path: Path):
 
 def test_the_defaults_shown_are_the_defaults():
     shown = yaml.safe_load(block("yaml", SECURITY))
-    unchanged = {name: shown[name] for name in ("patience", "maxConnections", "maxStreams", "trustedHops", "memory")}
+    unchanged = {name: shown[name] for name in ("timeouts", "maxConnections", "maxStreams", "trustedHops", "memory")}
 
     assert parse(EdgeSettings, unchanged, "docs/security.md") == EdgeSettings()
 

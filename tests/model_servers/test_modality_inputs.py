@@ -167,7 +167,7 @@ def test_each_modality_alone_is_enough_and_none_is_refused_by_name(name, network
     for one in MODALITIES[name]:
         with torch.inference_mode():
             answer = networks[name].infer({one: rows[name][one]}, point(one))
-        assert torch.isfinite(answer["certainty"]).all()
+        assert torch.isfinite(answer["confidence"]).all()
     with pytest.raises(ValueError, match="there is nothing to answer from: give at least one of"):
         networks[name].infer({}, ALL)
 

@@ -115,7 +115,7 @@ async def test_a_pod_tells_its_metrics_in_plain_text_at_a_port_of_their_own_and_
     async with aiohttp.ClientSession() as session:
         async with session.get(f"http://127.0.0.1:{metrics}/metrics") as answer:
             assert (answer.status, answer.headers["Connection"]) == (200, "close")
-            assert "# TYPE trimtab_pending_tokens gauge" in await answer.text()
+            assert "# TYPE trimtab_pending_prefill_tokens gauge" in await answer.text()
         for path in ("/v2", "/v2/models/small", "/v2/health/ready", "/metrics/", "/"):
             assert await status(session, metrics, path) == 404
         async with session.post(f"http://127.0.0.1:{metrics}/metrics", data=b"x") as answer:

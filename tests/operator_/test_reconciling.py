@@ -13,7 +13,7 @@ from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER, hosting_set_nam
 def site(cluster: Cluster, namespace: str) -> Site:
     """A pipeline of one stage with two variants, each hosted by itself."""
     variants = [a_variant("small"), a_variant("large", accuracy=0.95)]
-    return Site(cluster, namespace, a_pipeline_document([a_stage(variants=variants, hosting="Separate")]))
+    return Site(cluster, namespace, a_pipeline_document([a_stage(variants=variants, variantPlacement="Dedicated")]))
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ SELECTOR = {"app": "somebody-elses"}
 def site(cluster: Cluster, namespace: str) -> Site:
     """A pipeline of one stage with two variants, each hosted by itself."""
     variants = [a_variant("small"), a_variant("large", accuracy=0.95)]
-    return Site(cluster, namespace, a_pipeline_document([a_stage(variants=variants, hosting="Separate")]))
+    return Site(cluster, namespace, a_pipeline_document([a_stage(variants=variants, variantPlacement="Dedicated")]))
 
 
 async def a_strangers(site: Site, kind: str, name: str, **metadata: Any) -> dict[str, Any]:

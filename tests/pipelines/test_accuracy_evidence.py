@@ -1,16 +1,16 @@
-"""What stands behind an accuracy: mean certainty, and what is told of it."""
+"""What stands behind an accuracy: mean confidence, and what is told of it."""
 
 import math
 
 import pytest
 
-from trimtab_pipelines.accuracy_evidence import mean_certainty, measured
+from trimtab_pipelines.accuracy_evidence import mean_confidence, measured
 
 DIGEST = f"sha256:{64 * '0'}"
 
 
 @pytest.mark.parametrize(
-    ("certainties", "tasks", "mean"),
+    ("confidences", "tasks", "mean"),
     [
         ([0.9, 0.5, 0.40004], ("cats", "cats", "cats"), 0.6),
         ([0.9, 0.5], (), 0.7),
@@ -20,13 +20,13 @@ DIGEST = f"sha256:{64 * '0'}"
         ([], (), None),
     ],
 )
-def test_a_mean_is_of_all_rows_of_one_kind_each_told_as_a_probability(certainties, tasks, mean):
-    assert mean_certainty(certainties, tasks) == mean
+def test_a_mean_is_of_all_rows_of_one_kind_each_told_as_a_probability(confidences, tasks, mean):
+    assert mean_confidence(confidences, tasks) == mean
 
 
 def test_what_was_measured_tells_how_certain_the_model_was_and_of_which_samples():
     found = measured(3, 4, [0.5, 0.75, 1.0, 0.75], DIGEST)
 
     assert (found.value, found.samples, found.source) == (0.75, 4, "Measured")
-    assert (found.mean_certainty, found.samples_digest) == (0.75, DIGEST)
-    assert measured(3, 4) == found.model_copy(update={"mean_certainty": None, "samples_digest": None})
+    assert (found.mean_confidence, found.samples_digest) == (0.75, DIGEST)
+    assert measured(3, 4) == found.model_copy(update={"mean_confidence": None, "samples_digest": None})

@@ -1,4 +1,4 @@
-"""Thresholds of certainty: what a second look keeps, and floors that hold for rows nobody has seen."""
+"""Thresholds of confidence: what a second look keeps, and floors that hold for rows nobody has seen."""
 
 import numpy as np
 import pytest
@@ -11,15 +11,15 @@ from trimtab_pipelines.confidence import (
     escalations,
     safe_threshold,
 )
-from trimtab_pipelines.escalation import MOST_LOOKS
+from trimtab_pipelines.escalation import MAX_ESCALATIONS
 
 
 def a_sample(rng, rows, shift=0.0):
     """A cheap point that knows how certain it is (78 % right on average), and a better one (about 88 %)."""
-    certainty = np.clip(rng.beta(5, 1.4, rows) + shift, 0, 1)
-    right = rng.random(rows) < certainty
+    confidence = np.clip(rng.beta(5, 1.4, rows) + shift, 0, 1)
+    right = rng.random(rows) < confidence
     right_again = np.where(rng.random(rows) < 0.9, right | (rng.random(rows) < 0.5), rng.random(rows) < 0.8)
-    return PairedConfidence(certainty, right, right_again)
+    return PairedConfidence(confidence, right, right_again)
 
 
 def test_the_curve_goes_from_the_cheap_point_to_the_better_one():
@@ -74,8 +74,8 @@ def test_rows_that_were_not_seen_at_both_points_are_refused():
 def test_second_looks_climb_a_ladder_of_floors_that_each_hold_for_unseen_rows():
     sample, truth = a_sample(np.random.default_rng(5), 4000), a_sample(np.random.default_rng(6), 400_000)
     points = {
-        "a": ConfidenceSample(sample.certainty, sample.right, frozenset("a")),
-        "av": ConfidenceSample(sample.certainty, sample.right_again, frozenset("av")),
+        "a": ConfidenceSample(sample.confidence, sample.right, frozenset("a")),
+        "av": ConfidenceSample(sample.confidence, sample.right_again, frozenset("av")),
     }
     found = escalations(points)
 
@@ -83,27 +83,27 @@ def test_second_looks_climb_a_ladder_of_floors_that_each_hold_for_unseen_rows():
     assert len(found["a"]) >= 3
     assert [look.share for look in found["a"]] == sorted(look.share for look in found["a"])
     for look in found["a"]:
-        assert look.point == "av"
-        assert look.low is not None
-        assert look.low < look.accuracy
-        assert at_threshold(truth, look.below).accuracy >= look.low
+        assert look.to == "av"
+        assert look.accuracy_low is not None
+        assert look.accuracy_low < look.accuracy
+        assert at_threshold(truth, look.confidence_below).accuracy >= look.accuracy_low
 
 
 def test_a_point_that_reads_other_senses_is_no_second_look():
     sample = a_sample(np.random.default_rng(7), 2000)
     points = {
-        "a": ConfidenceSample(sample.certainty, sample.right, frozenset("a")),
-        "v": ConfidenceSample(sample.certainty, sample.right_again, frozenset("v")),
+        "a": ConfidenceSample(sample.confidence, sample.right, frozenset("a")),
+        "v": ConfidenceSample(sample.confidence, sample.right_again, frozenset("v")),
     }
     assert escalations(points) == {"a": (), "v": ()}
 
 
 def merged(rng, rows, loses):
     """One model at three points that all read the same: what merging loses is among the least certain rows."""
-    certainty = rng.beta(4, 1.2, rows)
-    right = rng.random(rows) < certainty
-    spoilt = right & (rng.random(rows) < loses * 2 * (certainty < np.median(certainty)))
-    return {"full": ConfidenceSample(certainty, right), "merged": ConfidenceSample(certainty, right & ~spoilt)}
+    confidence = rng.beta(4, 1.2, rows)
+    right = rng.random(rows) < confidence
+    spoilt = right & (rng.random(rows) < loses * 2 * (confidence < np.median(confidence)))
+    return {"full": ConfidenceSample(confidence, right), "merged": ConfidenceSample(confidence, right & ~spoilt)}
 
 
 def test_points_that_read_the_same_look_again_where_they_are_surely_more_accurate():
@@ -111,27 +111,27 @@ def test_points_that_read_the_same_look_again_where_they_are_surely_more_accurat
     looks = escalations(found)
 
     assert looks["full"] == ()
-    assert {look.point for look in looks["merged"]} == {"full"}
+    assert {look.to for look in looks["merged"]} == {"full"}
     first, again = truth["merged"], truth["full"]
     for look in looks["merged"]:
-        kept = at_threshold(PairedConfidence(first.certainty, first.right, again.right), look.below)
+        kept = at_threshold(PairedConfidence(first.confidence, first.right, again.right), look.confidence_below)
 
         assert look.accuracy >= found["merged"].right.mean() + 0.0049
-        assert look.low is not None
-        assert kept.accuracy >= look.low
+        assert look.accuracy_low is not None
+        assert kept.accuracy >= look.accuracy_low
     assert min(look.share for look in looks["merged"]) < 0.5
 
 
 def test_a_better_point_by_chance_is_no_second_look():
     """Ten rows of a thousand more are right, but those on which the two differ are as many that it gets wrong."""
     rng = np.random.default_rng(10)
-    certainty, right = rng.random(1000), rng.random(1000) < 0.6
+    confidence, right = rng.random(1000), rng.random(1000) < 0.6
     other = right.copy()
     other[:60] = True
     right[:60], other[60:110], right[60:110] = False, False, True
 
     assert other.mean() - right.mean() == pytest.approx(0.01)
-    assert escalations({"a": ConfidenceSample(certainty, right), "b": ConfidenceSample(certainty, other)}) == {
+    assert escalations({"a": ConfidenceSample(confidence, right), "b": ConfidenceSample(confidence, other)}) == {
         "a": (),
         "b": (),
     }
@@ -139,10 +139,10 @@ def test_a_better_point_by_chance_is_no_second_look():
 
 def test_so_many_points_have_no_more_second_looks_than_a_document_holds():
     rng = np.random.default_rng(11)
-    certainty = rng.random(4000)
+    confidence = rng.random(4000)
     chance = rng.random(4000)
-    points = {f"p{n}": ConfidenceSample(certainty, chance < 0.3 + 0.05 * n + 0.2 * certainty) for n in range(9)}
+    points = {f"p{n}": ConfidenceSample(confidence, chance < 0.3 + 0.05 * n + 0.2 * confidence) for n in range(9)}
     found = escalations(points)
 
-    assert len({look.point for look in found["p0"]}) == 8
-    assert max(len(looks) for looks in found.values()) <= MOST_LOOKS
+    assert len({look.to for look in found["p0"]}) == 8
+    assert max(len(looks) for looks in found.values()) <= MAX_ESCALATIONS

@@ -161,12 +161,12 @@ WRONG: dict[str, tuple[Change, str]] = {
         "metadata.name must not end in -advisory",
     ),
     "a first token after the last": (
-        set_spec(slo={"latency": "500ms", "firstToken": "1s"}),
-        "firstToken must not be longer than latency",
+        set_spec(slo={"latency": "500ms", "timeToFirstToken": "1s"}),
+        "timeToFirstToken must not be longer than latency",
     ),
     "tokens that nobody writes": (
-        set_spec(slo={"latency": "1s", "perToken": "50ms"}),
-        "slo.firstToken and slo.perToken are of answers that a stage writes",
+        set_spec(slo={"latency": "1s", "timePerOutputToken": "50ms"}),
+        "slo.timeToFirstToken and slo.timePerOutputToken are of answers that a stage writes",
     ),
     "chats that nobody answers": (set_spec(chat={"images": {"most": 4}}), "chat needs an input messages BYTES"),
     "a store at no port": (
@@ -178,17 +178,17 @@ WRONG: dict[str, tuple[Change, str]] = {
         set_spec(chat={"images": {"domains": ["https://a.example"]}}),
         "images.domains.*should match",
     ),
-    "encoding something else": (set_stage(encodes=True), "a stage that encodes has the only output references BYTES"),
-    "writing something else": (set_stage(writes=True), "a stage that writes has the outputs text BYTES"),
+    "encoding something else": (set_stage(role="Encode"), "a stage that encodes has the only output references BYTES"),
+    "writing something else": (set_stage(role="Generate"), "a stage that writes has the outputs text BYTES"),
     "chats for who writes nothing": (
-        set_variant(family="", storageUri="", container={"image": "i", "speaks": "OpenAI", "readyPath": "/health"}),
+        set_variant(family="", storageUri="", container={"image": "i", "protocol": "OpenAI", "readyPath": "/health"}),
         "a container speaks OpenAI only in a stage that writes",
     ),
     "an engine that is ready nowhere": (
-        set_variant(family="", storageUri="", container={"image": "i", "speaks": "OpenAI"}),
+        set_variant(family="", storageUri="", container={"image": "i", "protocol": "OpenAI"}),
         "needs a readyPath of its own, for instance /health",
     ),
-    "certainty": (set_spec(slo={"latency": "1s", "quantile": 1}), "slo.quantile.*less than 1"),
+    "confidence": (set_spec(slo={"latency": "1s", "quantile": 1}), "slo.quantile.*less than 1"),
     "unknown mode": (set_spec(mode="Manual"), 'mode: Unsupported value: "Manual": supported values'),
     "no stages": (set_spec(stages=[]), "stages.*at least 1 items"),
     "misspelt field": (set_spec(buget={}), "buget: field not declared in schema"),
@@ -244,7 +244,9 @@ async def test_a_pipeline_with_everything_comes_back_as_it_was(cluster: Cluster,
             },
         ],
     )
-    stage = a_stage(variants=[tuned, served], pin={"operatingPoint": "merged"}, minReplicas=2, hosting="Separate")
+    stage = a_stage(
+        variants=[tuned, served], pin={"operatingPoint": "merged"}, minReplicas=2, variantPlacement="Dedicated"
+    )
     pipeline = a_pipeline(
         [stage],
         budget={"cores": 2.5, "gpus": 2, "surgeCores": "250m", "pool": "shared"},
@@ -258,7 +260,9 @@ async def test_a_pipeline_with_everything_comes_back_as_it_was(cluster: Cluster,
 
 async def test_how_chats_are_taken_comes_back_as_it_was(cluster: Cluster, namespace: str):
     images = {"most": 4, "megapixels": 2.5, "size": "1Mi", "domains": ["a.example"], "stores": ["https://s.example/i/"]}
-    pipeline = a_chat_pipeline(chat={"images": images}, slo={"latency": "9s", "firstToken": "1s", "perToken": "50ms"})
+    pipeline = a_chat_pipeline(
+        chat={"images": images}, slo={"latency": "9s", "timeToFirstToken": "1s", "timePerOutputToken": "50ms"}
+    )
 
     assert await returned(cluster, pipeline, namespace) == pipeline.spec
 
@@ -274,7 +278,7 @@ async def test_a_plan_and_a_profile_come_back_as_they_were(cluster: Cluster, nam
     explanation = {
         "change": "first ×2",
         "accuracyBasis": "expected values",
-        "pointsLeftOut": ["first: small/worse"],
+        "excludedPoints": ["first: small/worse"],
         "runnerUp": {"stages": {"first": "small ×1"}, "objectiveLoss": 0.5},
     }
     point: dict[str, Any] = {

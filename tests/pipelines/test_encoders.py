@@ -7,7 +7,7 @@ import pytest
 from tests.router.chats import a_chat_pipeline, a_writer
 from tests.router.parted import an_encoder, parted
 from trimtab_pipelines.model_spec import model_spec
-from trimtab_pipelines.stages import OF_CHAT
+from trimtab_pipelines.stages import CHAT_IMAGE_INDEX
 
 
 def test_it_plans_with_images_a_chat_and_its_replicas_are_told_of_chats(tmp_path) -> None:
@@ -18,7 +18,7 @@ def test_it_plans_with_images_a_chat_and_its_replicas_are_told_of_chats(tmp_path
     assert pipeline.spec.expected_rows == {"encode": 2.5, "text": 1.0}
     encode = pipeline.spec.stage("encode")
     spec = model_spec(pipeline, tmp_path, encode, encode.variants[0], 1.0)
-    assert [read.name for read in spec.inputs] == ["images", "options", OF_CHAT]
+    assert [read.name for read in spec.inputs] == ["images", "options", CHAT_IMAGE_INDEX]
 
 
 def read_elsewhere() -> list[dict[str, Any]]:

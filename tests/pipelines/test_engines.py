@@ -14,12 +14,12 @@ POINTS = [{"name": "fast", "accuracy": 0.8}, {"name": "slow", "accuracy": 0.9}]
 
 
 def test_an_engine_may_be_the_whole_reader_of_a_stage_that_chooses():
-    served = a_served(WHOLE) | {"whole": True}
+    served = a_served(WHOLE) | {"encoder": "Colocated"}
     writer = a_choosing_writer() | {"variants": [a_variant(PULLS), served]}
     stage = a_chat_pipeline([an_encoder(), writer]).spec.stage("text")
 
     assert [one.name for one in stage.variants if one.container and one.container.chats] == [WHOLE]
-    assert stage.leaves_out(WHOLE) == "references"
+    assert stage.excluded_input(WHOLE) == "references"
 
 
 def test_other_containers_are_written_as_before():
@@ -42,13 +42,13 @@ WRONG = {
         "speaks OpenAI, so the stage must say writes",
     ),
     "who pulls": (
-        [an_encoder(), a_choosing_writer() | {"variants": [a_served(PULLS), a_variant(WHOLE, whole=True)]}],
+        [an_encoder(), a_choosing_writer() | {"variants": [a_served(PULLS), a_variant(WHOLE, encoder="Colocated")]}],
         f"variant {PULLS} .* must read images itself",
     ),
     "without messages": ([unread()], "needs an input messages"),
     "with ways to run": ([a_writer(variants=[a_served() | {"operatingPoints": POINTS}])], "no operating point"),
     "ready nowhere": ([a_writer(variants=[a_served(readyPath="/v2/health/ready")])], "name its own: /health"),
-    "in another tongue": ([a_writer(variants=[a_served(speaks="Ollama")])], "OpenInference.*OpenAI"),
+    "in another tongue": ([a_writer(variants=[a_served(protocol="Ollama")])], "OpenInference.*OpenAI"),
 }
 
 

@@ -46,8 +46,11 @@ def needed():
 
 OTHERS = {"name": "others", "datatype": "BYTES", "shape": [-1], "optional": True}
 WRONG = {
-    "where nothing is pulled": ([a_writer(variants=[a_variant(whole=True)])], "optional inputs images"),
-    "where nothing is written": ([an_encoder() | {"variants": [a_variant(whole=True)]}, a_writer()], "writes: true"),
+    "where nothing is pulled": ([a_writer(variants=[a_variant(encoder="Colocated")])], "optional inputs images"),
+    "where nothing is written": (
+        [an_encoder() | {"variants": [a_variant(encoder="Colocated")]}, a_writer()],
+        "role: Generate",
+    ),
     "images that are needed": (needed(), "optional inputs images"),
     "another reader of what is encoded": (two_writers(), "may do without encode, which second reads"),
     "of other images": (other_images(), "read the same images"),
@@ -76,7 +79,9 @@ def test_a_plan_does_without_encoders_only_where_images_are_read_whole():
 def test_a_budget_need_not_hold_encoders_that_a_whole_reader_does_without():
     core = {"cpu": "1"}
     encoder = an_encoder() | {"variants": [a_variant(resources=core)]}
-    writer = a_choosing_writer() | {"variants": [a_variant(PULLS, resources=core), a_variant(WHOLE, whole=True)]}
+    writer = a_choosing_writer() | {
+        "variants": [a_variant(PULLS, resources=core), a_variant(WHOLE, encoder="Colocated")]
+    }
 
     assert a_chat_pipeline([encoder, writer], budget={"cores": "1"}).spec.budget.cores == 1
 
@@ -87,7 +92,11 @@ def a_chat_profile() -> PointProfile:
     first, text_first = a_point_profile("whole", 0.004, 0.002), a_point_profile("whole", 0.002, 0.001)
     curves = [Curve(measurements=each.measurements, fit=each.fit) for each in (first, text, text_first)]
     return full.model_copy(
-        update={"chats": ChatTimes(first=curves[0], text=curves[1], text_first=curves[2], tokens=3.0)}
+        update={
+            "chats": ChatTimes(
+                time_to_first_token=curves[0], text_only=curves[1], text_only_time_to_first_token=curves[2], tokens=3.0
+            )
+        }
     )
 
 
@@ -97,7 +106,7 @@ def test_times_of_chats_lie_on_a_line_through_no_image_and_one(images, size):
 
     expected = (1 + images) * (0.004 + 0.002 * size)
     assert shown.latency_seconds(size) == pytest.approx(expected)
-    assert shown.until_first.latency_seconds(size) == pytest.approx(expected / 2)
+    assert shown.until_first_token.latency_seconds(size) == pytest.approx(expected / 2)
     assert shown.throughput_rps(size) == pytest.approx(size / expected)
     assert shown.showing(images).chats is not None
 
@@ -108,7 +117,7 @@ def test_what_was_measured_by_chance_the_wrong_way_round_is_no_gain_of_many_imag
 
     assert none.towards(one, 16.0).measurements[0].latency_seconds_p50 == fast.latency_seconds(1, 0.5)
     assert a_point_profile().showing(3.0) == a_point_profile()
-    assert a_point_profile().until_first == a_point_profile()
+    assert a_point_profile().until_first_token == a_point_profile()
 
 
 READING = {10: 0.002, 110: 0.012}
@@ -118,7 +127,7 @@ def a_profile_that_tells_of_prompts() -> PointProfile:
     """Ten tokens of words and sixteen of an image; a tenth of a millisecond a token beyond ten."""
     own = a_chat_profile()
     assert own.chats is not None
-    told = {"prompt_tokens": 26.0, "text_prompt_tokens": 10.0, "reading_seconds": READING}
+    told = {"prompt_tokens": 26.0, "text_prompt_tokens": 10.0, "prefill_seconds": READING}
     return own.model_copy(update={"chats": own.chats.model_copy(update=told)})
 
 
@@ -130,8 +139,8 @@ def test_tokens_beyond_the_profiled_ones_take_what_reading_them_takes_in_each_ch
 
     extra = 0.0001 * more
     assert longer.latency_seconds(size) == pytest.approx(usual.latency_seconds(size) + size * extra)
-    assert longer.until_first.latency_seconds(size) == pytest.approx(
-        usual.until_first.latency_seconds(size) + size * extra
+    assert longer.until_first_token.latency_seconds(size) == pytest.approx(
+        usual.until_first_token.latency_seconds(size) + size * extra
     )
     assert longer.throughput_rps(size) == pytest.approx(1 / (1 / usual.throughput_rps(size) + extra))
 

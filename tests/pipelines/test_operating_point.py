@@ -102,10 +102,10 @@ def test_a_task_has_its_own_accuracy_where_it_is_known():
 
 def test_by_lower_bounds_a_second_look_promises_less_for_each_task_too():
     tasks = {
-        "crops": TaskEscalation(below=0.6, share=0.3, accuracy=0.94, low=0.91),
-        "pets": TaskEscalation(below=0, share=0, accuracy=0.7),
+        "crops": TaskEscalation(confidence_below=0.6, share=0.3, accuracy=0.94, accuracy_low=0.91),
+        "pets": TaskEscalation(confidence_below=0, share=0, accuracy=0.7),
     }
-    look = Escalation(point="more", below=0.4, share=0.15, accuracy=0.82, low=0.8, by_task=tasks)
+    look = Escalation(to="more", confidence_below=0.4, share=0.15, accuracy=0.82, accuracy_low=0.8, by_task=tasks)
 
     assert [look.planned(basis).accuracy for basis in ("Expected", "LowerBound")] == [0.82, 0.8]
     assert look.planned("LowerBound").by_task["crops"].accuracy == 0.91

@@ -36,9 +36,9 @@ def test_where_batches_take_longer_time_is_priced_as_if_that_had_been_profiled()
     for rows_rps in (100.0, 300.0, 800.0):
         plan = priced(a_stage_plan(), rows_rps)
 
-        assert repriced(plan, 1.0) == plan.time_price == shadow_price(POINTS[::-3], rows_rps, 2)
+        assert repriced(plan, 1.0) == plan.shadow_price == shadow_price(POINTS[::-3], rows_rps, 2)
         assert repriced(plan, 3.0) == pytest.approx(shadow_price(slower, rows_rps, 2))
 
 
 def test_a_price_that_was_given_for_no_load_stays():
-    assert repriced(a_stage_plan(timePrice=7.0), 3.0) == 7.0
+    assert repriced(a_stage_plan(shadowPrice=7.0), 3.0) == 7.0

@@ -63,7 +63,7 @@ def test_stages_are_ordered_by_what_they_read():
         ({"slo": {"latency": "-1s"}}, "spec.slo.latency", "250ms"),
         ({"budget": {"cores": "two"}}, "spec.budget.cores", "500m"),
         ({"budget": {"cores": "100m"}}, "spec", "budget.cores 0.1 cannot hold"),
-        ({"dropPolicy": "Sometimes"}, "spec.dropPolicy", "'Predicted', 'Past' or 'Never'"),
+        ({"dropPolicy": "Sometimes"}, "spec.dropPolicy", "'Predicted', 'Expired' or 'Never'"),
         ({"objective": {"goal": "MinCost"}}, "spec.objective", "needs accuracyFloor"),
         ({"sla": "1s"}, "spec.sla", "unknown field"),
         ({"outputs": [{"name": "y", "from": "nowhere.outputs.y"}]}, "spec", "names no tensor"),
@@ -155,7 +155,7 @@ def test_more_ways_to_run_than_can_be_planned_are_refused_by_the_stage_that_has_
     stages = [a_stage(f"s{n}", variants=many, batchSizes=sizes) for n in range(4)]
     stages[0]["variants"] = few
 
-    assert sum(stage.ways for stage in a_pipeline(stages).spec.stages) == 6272
+    assert sum(stage.option_count for stage in a_pipeline(stages).spec.stages) == 6272
     document = a_pipeline_document([*stages, a_stage("s4", variants=many, batchSizes=sizes)])
     assert "8320 ways to run them (variants × operatingPoints × batchSizes), of which s1 has 2048" in rejection(
         document

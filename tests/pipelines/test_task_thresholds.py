@@ -13,11 +13,11 @@ def of_tasks(seed: int, rows: int) -> dict[str, ConfidenceSample]:
     easy, hard = rng.random(rows), 0.4 * rng.random(rows)
     right, chance = easy > 0.2, rng.random(rows) < 0.3
     tasks = np.repeat(["easy", "hard"], rows)
-    certainty = np.concatenate([easy, hard])
+    confidence = np.concatenate([easy, hard])
     better = np.concatenate([right | (rng.random(rows) < 0.9), chance])
     return {
-        "fast": ConfidenceSample(certainty, np.concatenate([right, chance]), tasks=tasks),
-        "full": ConfidenceSample(certainty, better, tasks=tasks),
+        "fast": ConfidenceSample(confidence, np.concatenate([right, chance]), tasks=tasks),
+        "full": ConfidenceSample(confidence, better, tasks=tasks),
     }
 
 
@@ -25,8 +25,8 @@ def made_right(look: Escalation, seen: dict[str, ConfidenceSample]) -> float:
     """The accuracy of all rows once those that are less certain than their task's threshold are looked at again."""
     fast, full = seen["fast"], seen["full"]
     assert fast.tasks is not None
-    below = np.array([look.by_task[task].below for task in fast.tasks.tolist()])
-    return float(np.where(fast.certainty < below, full.right, fast.right).mean())
+    below = np.array([look.by_task[task].confidence_below for task in fast.tasks.tolist()])
+    return float(np.where(fast.confidence < below, full.right, fast.right).mean())
 
 
 def test_a_task_that_a_look_does_not_help_is_not_looked_at_again() -> None:
@@ -36,25 +36,25 @@ def test_a_task_that_a_look_does_not_help_is_not_looked_at_again() -> None:
     assert found["full"] == ()
     assert looks
     for look in looks:
-        assert look.by_task["hard"].below == look.by_task["hard"].share == 0
-        assert 0.15 < look.by_task["easy"].below <= 0.25
-        assert look.low is not None
-        assert look.low <= made_right(look, truth)
-        assert all(one.low is not None and one.low < one.accuracy for one in look.by_task.values())
+        assert look.by_task["hard"].confidence_below == look.by_task["hard"].share == 0
+        assert 0.15 < look.by_task["easy"].confidence_below <= 0.25
+        assert look.accuracy_low is not None
+        assert look.accuracy_low <= made_right(look, truth)
+        assert all(one.accuracy_low is not None and one.accuracy_low < one.accuracy for one in look.by_task.values())
     assert looks[-1].share < 0.13, "a fifth of one of two tasks"
-    mixed = escalations({name: ConfidenceSample(one.certainty, one.right) for name, one in of_tasks(1, 2_000).items()})[
-        "fast"
-    ]
+    mixed = escalations(
+        {name: ConfidenceSample(one.confidence, one.right) for name, one in of_tasks(1, 2_000).items()}
+    )["fast"]
     assert min(look.share for look in mixed if look.accuracy >= looks[-1].accuracy - 0.01) > 2 * looks[-1].share
 
 
 def test_a_look_that_is_dear_is_taken_at_the_most_doubtful_alone() -> None:
-    certainty = np.arange(100) / 100
+    confidence = np.arange(100) / 100
     again = np.arange(100) < 60
-    answers = Answers(certainty, (np.arange(100) >= 20) & again, again)  # the first twenty are mended
+    answers = Answers(confidence, (np.arange(100) >= 20) & again, again)  # the first twenty are mended
 
     assert threshold(answers, 0.0) == 0.2
-    half = Answers(certainty, answers.right | (np.arange(100) % 2 == 1), again | (np.arange(100) % 2 == 1))
+    half = Answers(confidence, answers.right | (np.arange(100) % 2 == 1), again | (np.arange(100) % 2 == 1))
     assert threshold(half, 0.4) > 0.15
     assert threshold(half, 1.0) == 0.0
     assert threshold(answers.only(np.zeros(100, bool)), 0.0) == 0.0
@@ -79,7 +79,9 @@ def test_what_chance_wins_is_not_told_as_won() -> None:
 def test_dearer_looks_are_never_more() -> None:
     seen = of_tasks(3, 1_000)
     fast, full = seen["fast"], seen["full"]
-    shares = [doubt["all"].share for doubt in task_thresholds({"all": Answers(fast.certainty, fast.right, full.right)})]
+    shares = [
+        doubt["all"].share for doubt in task_thresholds({"all": Answers(fast.confidence, fast.right, full.right)})
+    ]
 
     assert shares == sorted(shares, reverse=True)
     assert len(set(shares)) == len(shares)

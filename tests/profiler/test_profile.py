@@ -102,13 +102,17 @@ async def test_who_writes_is_measured_to_the_first_piece_and_without_images(tmp_
         assert point is not None
         assert point.chats is not None
         assert point.chats.tokens > 1
-        for curve in (point.chats.first, point.chats.text, point.chats.text_first):
+        for curve in (
+            point.chats.time_to_first_token,
+            point.chats.text_only,
+            point.chats.text_only_time_to_first_token,
+        ):
             assert [each.batch_size for each in curve.measurements] == [1, 2]
-        tokens = sorted(point.chats.reading_seconds)
+        tokens = sorted(point.chats.prefill_seconds)
         assert tokens[0] == pytest.approx(point.chats.text_prompt_tokens, abs=2.0)
         assert len(tokens) == 4
         assert all(2 * few < many < 5 * few for few, many in pairwise(tokens))
-        assert point.chats.reading_seconds[tokens[-1]] > point.chats.reading_seconds[tokens[0]]
+        assert point.chats.prefill_seconds[tokens[-1]] > point.chats.prefill_seconds[tokens[0]]
         assert (
             point.chats.prompt_tokens > point.chats.text_prompt_tokens + 10
         )  # an image is sixteen tokens and its marks

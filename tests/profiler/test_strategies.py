@@ -45,12 +45,12 @@ def test_second_looks_are_ways_too_where_both_points_were_measured():
     looks = [look | {"point": "full"}, look | {"point": "unmeasured", "accuracy": 0.95}]
     points = [
         {"name": "full", "accuracy": 0.9},
-        {"name": "half", "accuracy": 0.8, "secondLooks": looks},
+        {"name": "half", "accuracy": 0.8, "escalations": looks},
         {"name": "unmeasured", "accuracy": 0.99},
     ]
     chain = a_chain(1)
-    chain[0]["outputs"].append({"name": "certainty", "datatype": "FP32"})
-    chain[0] |= {"variants": [a_variant(operatingPoints=points)], "certainty": "certainty"}
+    chain[0]["outputs"].append({"name": "confidence", "datatype": "FP32"})
+    chain[0] |= {"variants": [a_variant(operatingPoints=points)], "confidence": "confidence"}
     measured = [
         a_point_profile("small", 0.004, linear).model_copy(update={"operating_point": name})
         for name, linear in (("full", 0.004), ("half", 0.001))

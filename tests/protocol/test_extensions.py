@@ -31,7 +31,7 @@ def test_tasks_are_read_as_they_are_told():
 
 
 def test_what_was_measured_of_tasks_is_read_as_it_is_told_but_for_its_samples():
-    known = Accuracy(value=0.75, source="Measured", samples=99, low=0.7, high=0.8, mean_certainty=0.9)
+    known = Accuracy(value=0.75, source="Measured", samples=99, low=0.7, high=0.8, mean_confidence=0.9)
     judged = known.model_copy(update={"samples_digest": f"sha256:{64 * '0'}"})
     facts = task_facts(["late"], {}, {"late": {"full": judged}})
 

@@ -38,7 +38,7 @@ def a_writer(*extra: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "inputs": list(extra) or own,
         "outputs": list(ANSWER),
         "variants": [a_variant()],
-        "writes": True,
+        "role": "Generate",
     } | changes
 
 

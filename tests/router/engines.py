@@ -13,7 +13,7 @@ from trimtab_pipelines.endpoints import Endpoint
 from trimtab_pipelines.spec import InferencePipeline
 
 MODEL = "org/their-11b"
-CONTAINER = {"image": "vllm:1", "port": 8000, "speaks": "OpenAI", "readyPath": "/health", "modelName": MODEL}
+CONTAINER = {"image": "vllm:1", "port": 8000, "protocol": "OpenAI", "readyPath": "/health", "modelName": MODEL}
 
 
 def a_served(name: str = "small", **changes: Any) -> dict[str, Any]:

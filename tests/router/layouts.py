@@ -18,7 +18,7 @@ def a_choosing_writer(**changes: Any) -> dict[str, Any]:
         for name in ("messages", "options", "images")
     ]
     read.append({"name": "references", "from": "encode.outputs.references", "optional": True})
-    return a_writer(*read, variants=[a_variant(PULLS), a_variant(WHOLE, whole=True)], **changes)
+    return a_writer(*read, variants=[a_variant(PULLS), a_variant(WHOLE, encoder="Colocated")], **changes)
 
 
 def a_choosing_pipeline(**changes: Any) -> InferencePipeline:

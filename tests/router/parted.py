@@ -164,7 +164,7 @@ def an_encoder() -> dict[str, Any]:
         for name in ("images", "options")
     ]
     outputs = [{"name": "references", "datatype": "BYTES"}]
-    return {"name": "encode", "inputs": inputs, "outputs": outputs, "variants": [a_variant()], "encodes": True}
+    return {"name": "encode", "inputs": inputs, "outputs": outputs, "variants": [a_variant()], "role": "Encode"}
 
 
 def parted(encoder: dict[str, Any] | None = None) -> Any:

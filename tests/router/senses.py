@@ -43,7 +43,7 @@ def a_sensing_pipeline(**changes):
     points = [point | ({"modalities": READS[point["name"]]} if point["name"] in READS else {}) for point in points]
     stage = a_stage("stage-0", inputs=given, outputs=OUTPUTS, variants=[a_variant(operatingPoints=points)])
     declared = [{"name": name, "datatype": "FP32", "shape": [2], "optional": True} for name in READS]
-    return a_pipeline([stage], inputs=declared, **{"departurePolicy": "ModalityMix"} | changes)
+    return a_pipeline([stage], inputs=declared, **{"schedulingPolicy": "ModalityMix"} | changes)
 
 
 def a_job(rows=1, names=("image", "sound"), value=1.0, **parameters):

@@ -23,10 +23,10 @@ ALL = (*KEY, "")
 OUTPUTS = [{"name": "y", "datatype": "INT64"}, {"name": "sure", "datatype": "FP32"}]
 
 
-def measured(accuracy, certainty=None, source="Measured"):
+def measured(accuracy, confidence=None, source="Measured"):
     """An accuracy, and how certain the model was of the samples behind it; as certain as it was right by default."""
-    sure = accuracy if certainty is None else certainty
-    return {"accuracy": accuracy, "accuracyEvidence": {"source": source, "samples": 1000, "meanCertainty": sure}}
+    sure = accuracy if confidence is None else confidence
+    return {"accuracy": accuracy, "accuracyEvidence": {"source": source, "samples": 1000, "meanConfidence": sure}}
 
 
 POINTS = [{"name": "default", **measured(0.9)}, {"name": "quick", **measured(0.7)}]
@@ -35,7 +35,7 @@ SENSES = [{"name": "at", **measured(0.86)}, {"name": "avt", **measured(0.95)}]
 
 def a_watch(points=SENSES):
     variants = [a_variant("early", operatingPoints=points)]
-    stage = a_stage("only", outputs=OUTPUTS, certainty="sure", variants=variants)
+    stage = a_stage("only", outputs=OUTPUTS, confidence="sure", variants=variants)
     return AccuracyMonitor(a_pipeline([stage]).spec.stages[0])
 
 
@@ -43,14 +43,14 @@ def serve(watch, rng, rows, accuracy, best_accuracy, boast=0.0):
     """Rows one by one, one in a hundred answered twice; how certain a model is says its accuracy, and `boast` more."""
     for row in range(rows):
         chance = float(np.clip(rng.beta(8 * accuracy, 8 * (1 - accuracy)), 0, 1))
-        certainty = min(chance + boast, 1.0)
-        watch.saw(KEY, "", np.array([certainty]), NOW)
+        confidence = min(chance + boast, 1.0)
+        watch.saw(KEY, "", np.array([confidence]), NOW)
         if row % 100 == 99:
             best_chance = float(np.clip(rng.beta(8 * best_accuracy, 8 * (1 - best_accuracy)), 0, 1))
             right, best_right = rng.random() < chance, rng.random() < best_chance
             agrees = bool(right and best_right) or bool(not right and not best_right and rng.random() < 0.1)
             watch.saw(BEST, "", np.array([best_chance]), NOW)
-            watch.compared(KEY, "avt", "", certainty, best_chance, agrees=agrees)
+            watch.compared(KEY, "avt", "", confidence, best_chance, agrees=agrees)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -92,7 +92,7 @@ def test_answers_that_the_best_point_denies_mend_what_a_model_says_of_itself():
     )
 
 
-def test_a_certainty_that_is_no_probability_says_nothing():
+def test_a_confidence_that_is_no_probability_says_nothing():
     watch = a_watch()
     watch.saw(KEY, "", np.array([np.nan, 7.5, -2.0] * 100), NOW)
 
@@ -146,7 +146,7 @@ def test_what_nobody_sees_any_more_is_believed_anew_after_a_while():
         ({"accuracy": 0.8, "accuracyEvidence": {"source": "Measured", "samples": 1000}}, False),
     ],
 )
-def test_a_certainty_says_something_by_what_it_changes_and_only_where_it_was_measured(evidence, told):
+def test_a_confidence_says_something_by_what_it_changes_and_only_where_it_was_measured(evidence, told):
     watch = a_watch([{"name": "at", **evidence}])
     watch.saw(KEY, "", np.full(320, 0.95), NOW)
     assert watch.drifted(NOW) == {}, "as certain as ever, and never right so often"
@@ -156,7 +156,7 @@ def test_a_certainty_says_something_by_what_it_changes_and_only_where_it_was_mea
 
 
 @pytest.mark.parametrize("agreed_of_ten", [7, 2])
-def test_comparisons_are_read_by_what_certainties_were_worth_when_measured(agreed_of_ten):
+def test_comparisons_are_read_by_what_confidences_were_worth_when_measured(agreed_of_ten):
     """A cheap point that is right in 0.7 and says 0.95; the best is right in 0.95 and says 0.99."""
     watch = a_watch([{"name": "at", **measured(0.7, 0.95)}, {"name": "avt", **measured(0.95, 0.99)}])
     for row in range(400):
@@ -176,7 +176,7 @@ def test_second_looks_of_models_that_are_not_calibrated_tell_nothing():
 
 
 def on_tasks(accuracy, **by_task):
-    own = {task: {"value": one, "source": "Measured", "meanCertainty": one} for task, one in by_task.items()}
+    own = {task: {"value": one, "source": "Measured", "meanConfidence": one} for task, one in by_task.items()}
     return measured(accuracy) | {"accuracyByTask": own}
 
 
@@ -197,8 +197,8 @@ def test_rows_of_one_task_are_held_against_what_was_measured_of_it():
     }, "what all rows are by now, the one that drifted, and the one that was seen to hold; faces were not seen"
 
 
-def joined(accuracy, certainty):
-    return {"at": Accuracy(value=accuracy, source="Measured", samples=100, mean_certainty=certainty)}
+def joined(accuracy, confidence):
+    return {"at": Accuracy(value=accuracy, source="Measured", samples=100, mean_confidence=confidence)}
 
 
 def test_a_task_that_joined_is_held_against_its_card_and_no_longer_once_it_is_gone():
@@ -221,7 +221,7 @@ def test_a_task_that_joined_is_held_against_its_card_and_no_longer_once_it_is_go
     assert watch.drifted(NOW)[*KEY, "late"] == 0.6, "another of that name, which holds"
 
 
-def test_rows_of_a_task_that_joined_without_a_certainty_say_nothing_of_the_others():
+def test_rows_of_a_task_that_joined_without_a_confidence_say_nothing_of_the_others():
     watch = a_watch()
     watch.enrol("early", "late", joined(0.4, None))
     assert not watch.knows(KEY, "late")
@@ -238,7 +238,7 @@ class Audited(Desktop):
         self.waits = []
         super().__init__(policy)
         stage = a_pipeline(1).spec.stages[0]
-        described = stage.model_dump(by_alias=True) | {"outputs": OUTPUTS, "certainty": "sure"}
+        described = stage.model_dump(by_alias=True) | {"outputs": OUTPUTS, "confidence": "sure"}
         described["variants"] = [a_variant(operatingPoints=POINTS)]
         quick = {"name": "quick", "accuracy": 0.7, "serviceSeconds": {1: 0.1, 8: 0.4}}
         plan = a_plan(a_pipeline(1), serviceSeconds={1: 1.0, 8: 4.0}, fallbacks=[quick])
@@ -256,7 +256,7 @@ class Audited(Desktop):
         )
         self.slots = [ReplicaSlots("slot")]
         self.slots[0].offer(READY)
-        self.desk.staff(self.slots)
+        self.desk.set_replicas(self.slots)
 
     def waited(self, seconds):
         self.waits.append(seconds)
@@ -267,7 +267,7 @@ class Audited(Desktop):
             {"y": np.full(piece.rows, label), "sure": np.full(piece.rows, 0.7, np.float32)} for piece in parcel.batch
         ]
         self.clock.run(self.clock.now + parcel.point.seconds(parcel.rows))
-        self.desk.ended(parcel, Completed(given, parcel.point.name))
+        self.desk.on_batch_end(parcel, Completed(given, parcel.point.name))
         self.settle()
 
     def serve(self, batches, label=3):
@@ -348,7 +348,7 @@ def test_a_row_that_nobody_waits_for_is_tried_once_and_takes_no_place_among_call
     audit, sent = top.sent[-1], len(top.sent)
     assert audit.point.name == "default"
     top.told.clear()
-    top.desk.ended(audit, ending)
+    top.desk.on_batch_end(audit, ending)
 
     assert top.desk.queue.rows == 0
     top.clock.run(top.clock.now + 20.0)

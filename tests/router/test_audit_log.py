@@ -27,7 +27,7 @@ def told(audit: AdminAuditLog, calls: Sequence[tuple[AdminCall, float]]) -> list
     return [json.loads(line) for line in lines if line is not None]
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/v2/health/live", "/v2/health/ready", "/trimtab/v1/welcome"])
+@pytest.mark.parametrize("path", ["/metrics", "/v2/health/live", "/v2/health/ready", "/readyz"])
 def test_probes_and_scrapes_are_not_told_unless_refused(path: str):
     assert told(AdminAuditLog(), [(AdminCall("GET", path, "a", status), 0.0) for status in (200, 503)]) == []
     assert [line["status"] for line in told(AdminAuditLog(), [(AdminCall("POST", path, "a", 405), 0.0)])] == [405]
@@ -71,9 +71,9 @@ def test_nobody_breaks_a_line_or_fills_the_memory():
 async def test_the_port_tells_who_calls_it(caplog: pytest.LogCaptureFixture):
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
         with caplog.at_level(logging.INFO, logger=AUDIT_LOG):
-            for path in ("/metrics", "/trimtab/v1/welcome", "/trimtab/v1/state", "/trimtab/v1/state"):
+            for path in ("/metrics", "/readyz", "/trimtab/v1/state", "/trimtab/v1/state"):
                 assert (await rig.get(path))[0] == 200
-            async with rig.session.post(f"{rig.admin_url}/trimtab/v1/load?token=secret") as answer:
+            async with rig.session.post(f"{rig.admin_url}/trimtab/v1/arrivals?token=secret") as answer:
                 assert answer.status == 405
             async with rig.session.get(f"{rig.admin_url}/config_dump") as answer:
                 assert answer.status == 404
@@ -81,7 +81,7 @@ async def test_the_port_tells_who_calls_it(caplog: pytest.LogCaptureFixture):
     lines = [json.loads(record.message) for record in caplog.records if record.name == AUDIT_LOG]
     assert [(line["method"], line["path"], line["status"], line["from"]) for line in lines] == [
         ("GET", "/trimtab/v1/state", 200, "127.0.0.1"),
-        ("POST", "/trimtab/v1/load", 405, "127.0.0.1"),
+        ("POST", "/trimtab/v1/arrivals", 405, "127.0.0.1"),
         ("GET", "/config_dump", 404, "127.0.0.1"),
     ]
 

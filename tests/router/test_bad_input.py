@@ -209,7 +209,7 @@ async def test_the_callers_fault_found_by_a_model_server_hits_the_culprit_alone(
         assert [status for status, *_ in answers] == [200, 200, 400, 200]
         assert answers[2][1] == "stage stage-0: tensor 'x' is cursed"
         assert await rig.outcomes() == {"ok": 3, "refused": 1}
-        assert await rig.metric("trimtab_retries_total", reason="CulpritSought") == 3
+        assert await rig.metric("trimtab_retries_total", reason="QueryOfDeath") == 3
 
 
 async def _release(rig, replica, calls):

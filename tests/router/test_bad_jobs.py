@@ -12,7 +12,7 @@ from tests.router.senses import PLAN, Sensing, a_job, a_sensing_pipeline
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_router.limits import Limits
 
-POLICIES = ("ModalityMix", "SlackFit", "UrgentFirst")
+POLICIES = ("ModalityMix", "SlackFit", "EarliestDeadlineFirst")
 FLOOR, PROBABILITY = "trimtab.accuracy_floor", "trimtab.accuracy_probability"
 PATIENT = Limits(hang_seconds=60.0)
 """How long a test holds a replica back must not decide what becomes of its batch."""
@@ -51,7 +51,9 @@ BAD_JOBS = {
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_bad_jobs_are_refused_by_name_over_both_protocols_while_others_are_answered(policy):
     replica = Sensing()
-    async with a_rig(a_sensing_pipeline(departurePolicy=policy), {"stage-0": [replica]}, limits=PATIENT, **PLAN) as rig:
+    async with a_rig(
+        a_sensing_pipeline(schedulingPolicy=policy), {"stage-0": [replica]}, limits=PATIENT, **PLAN
+    ) as rig:
         await rig.channel()
         replica.gate.clear()
         others = [asyncio.ensure_future(rig.rest(a_job(3, **{FLOOR: 0.7}))) for _ in range(4)]
@@ -78,7 +80,7 @@ async def test_a_floor_and_too_little_time_for_it_is_told_as_a_matter_of_time():
     ) as rig:
         job = a_job(**{FLOOR: 0.85, "timeout": 1_000_000})
         status, _, headers = await rig.rest(job)
-        assert (status, headers["x-trimtab-reason"]) == (504, "Predicted")
+        assert (status, headers["x-trimtab-reason"]) == (504, "DeadlineUnreachable")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await rig.grpc(job)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -111,11 +113,11 @@ async def test_the_job_of_a_corrupt_item_alone_is_refused_where_its_model_finds_
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_a_job_that_lacks_a_sense_is_told_the_accuracy_of_what_it_has(policy):
     replica = Sensing()
-    async with a_rig(a_sensing_pipeline(departurePolicy=policy), {"stage-0": [replica]}, **PLAN) as rig:
+    async with a_rig(a_sensing_pipeline(schedulingPolicy=policy), {"stage-0": [replica]}, **PLAN) as rig:
         for name, accuracy in (("image", 0.8), ("sound", 0.6)):
             status, answer, _ = await rig.rest(a_job(2, (name,)))
             assert (status, answer.parameters["trimtab.expected_accuracy"]) == (200, accuracy)
-            assert replica.inputs[-1] == ("all" if policy == "UrgentFirst" else name, [name])
+            assert replica.inputs[-1] == ("all" if policy == "EarliestDeadlineFirst" else name, [name])
         _, answer, _ = await rig.rest(a_job(2, **{FLOOR: 0.85}))
         assert answer.parameters["trimtab.expected_accuracy"] == 0.9
         assert replica.inputs[-1] == ("all", ["image", "sound"])

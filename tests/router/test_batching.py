@@ -112,7 +112,7 @@ def test_predicted_drops_what_cannot_make_it_and_nobody_else():
 
 def test_past_drops_only_after_the_deadline_and_serves_what_will_be_late():
     past, nearly, fine = a_work(deadline=0.5), a_work(deadline=1.001), a_work(deadline=9.0)
-    formed = form_batch(a_queue(past, nearly, fine), 1.0, terms("Past"))
+    formed = form_batch(a_queue(past, nearly, fine), 1.0, terms("Expired"))
 
     assert [piece.work for piece in formed.dropped] == [past]
     assert [piece.work for piece in formed.batch] == [nearly, fine]
@@ -128,7 +128,7 @@ def test_drop_times():
     piece = a_queue(a_work(deadline=1.0)).pop()
 
     assert terms("Never").drop_time(piece) == float("inf")
-    assert terms("Past").drop_time(piece) == 1.0
+    assert terms("Expired").drop_time(piece) == 1.0
     assert terms("Predicted", later=0.1).drop_time(piece) == pytest.approx(0.88)
     assert terms("Predicted", later=0.1, points=(FULL, HALF)).drop_time(piece) == pytest.approx(0.893)
 
@@ -136,7 +136,7 @@ def test_drop_times():
 @given(
     st.lists(st.tuples(st.integers(1, 12), st.floats(0, 1)), max_size=40),
     st.floats(0, 1),
-    st.sampled_from(["Predicted", "Past", "Never"]),
+    st.sampled_from(["Predicted", "Expired", "Never"]),
     st.integers(1, 16),
     st.integers(1, 4),
 )
@@ -154,7 +154,7 @@ def test_whatever_waits_rows_are_neither_lost_nor_doubled_and_the_batch_keeps_it
     assert bool(formed.batch) or queue.rows == 0
     if policy == "Never":
         assert not formed.dropped
-    if policy == "Past":
+    if policy == "Expired":
         assert all(piece.work.deadline < now for piece in formed.dropped)
     if policy == "Predicted" and formed.batch:
         head = formed.batch[0]
@@ -213,7 +213,7 @@ def test_two_replicas_have_time_for_the_better_point_where_one_has_not():
 
 
 def test_late_rows_go_at_the_fastest_point_where_nobody_is_dropped_for_being_late():
-    assert fitted(a_queue(*(a_work(deadline=1.0) for _ in range(9))), 1.0, policy="Past") == ("half", 8, 0)
+    assert fitted(a_queue(*(a_work(deadline=1.0) for _ in range(9))), 1.0, policy="Expired") == ("half", 8, 0)
     assert fitted(a_queue(*(a_work(deadline=1.0) for _ in range(9))), 2.0, policy="Never") == ("full", 8, 0)
 
 

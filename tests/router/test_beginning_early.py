@@ -64,7 +64,7 @@ async def test_who_writes_is_asked_on_the_first_image_and_told_of_the_others():
         assert {one["url"].rpartition("/")[2] for one in [found[0], *writer.told_of]} <= encoder.kept
         assert (len(encoder.shown), len(writer.written)) == (4, 1)
         assert await rig.outcomes() == {"ok": 2}
-        assert await rig.metric("trimtab_early_rows_total", stage="text") == 1
+        assert await rig.metric("trimtab_early_prefills_total", stage="text") == 1
         assert nothing_is_left(rig, [encoder], [writer])
 
 
@@ -227,13 +227,13 @@ def test_who_has_not_begun_is_in_no_queue_where_chats_are_about_to_be_read_whole
     assert (pulls.inflight, whole.inflight) == (1, 0)
     early = StageRequest(cast("Any", Caller()), ReadyStage("text", 1, {}), deadline=100.0, now=0.0)
     top.desk.begin_early(early)
-    top.desk.follow(top.desk.plan.model_copy(update={"variant": WHOLE}))
+    top.desk.apply_plan(top.desk.plan.model_copy(update={"variant": WHOLE}))
     top.end(top.sent[0])
     for _ in range(3):
-        top.desk.look_around()
+        top.desk.refresh_replicas()
         top.settle()
 
     assert top.desk.variant == WHOLE
     assert (pulls.spare, early.queued_rows) == (True, 0)
-    top.desk.withdraw(early)
+    top.desk.cancel(early)
     assert top.desk.queue.rows == 0

@@ -67,7 +67,7 @@ async def test_what_decisions_by_a_plan_look_up_is_worked_out_beside_the_loop():
 
         return work_out
 
-    pipeline, policy = two_variants(), replace(POLICIES["UrgentFirst"], prepare=prepare)
+    pipeline, policy = two_variants(), replace(POLICIES["EarliestDeadlineFirst"], prepare=prepare)
     async with a_rig(pipeline, {"stage-0": [FakeReplica()]}, policy=policy, batchSize=4) as rig:
         await rig.until(lambda: prepared == [(["default"], 4)])
         rig.router.apply_plan(a_plan(pipeline, 2, variant="large", batchSize=2, operatingPoint="half"))
@@ -155,7 +155,7 @@ async def watched(tmp_path):
 
 def _broken_plans(router: Router) -> float | None:
     labels = {"namespace": "default", "pipeline": "sample", "file": "plan.json"}
-    return router.metrics.registry.get_sample_value("trimtab_broken_files_total", labels)
+    return router.metrics.registry.get_sample_value("trimtab_invalid_config_total", labels)
 
 
 def _is_another_broken(router: Router, before: float | None) -> bool:

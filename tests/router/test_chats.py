@@ -151,9 +151,9 @@ async def test_who_hangs_up_ends_what_is_written_for_him_at_once(stream, begun):
         await rig.until(lambda: replica.running == 0)
 
         assert replica.written[0].ended == "left"
-        await rig.until(lambda: rig.value("trimtab_requests_under_way") == 0)
+        await rig.until(lambda: rig.value("trimtab_requests_in_flight") == 0)
         assert rig.router.state().stages["text"].endpoints["replica-0"].inflight_batches == 0
-        assert await rig.metric("trimtab_cancelled_total", stage="text") == 1
+        assert await rig.metric("trimtab_cancelled_rows_total", stage="text") == 1
         assert await rig.outcomes() == {"dropped": 1}
 
 
@@ -201,7 +201,7 @@ async def test_an_answer_that_nobody_has_heard_of_is_written_again(breaks):
 
 @pytest.mark.parametrize("breaks", ["die", "error"])
 async def test_an_answer_that_is_written_again_has_as_long_as_the_whole_of_it(breaks):
-    pipeline = a_chat_pipeline(slo={"latency": "60s", "firstToken": "1s"}, dropPolicy="Past")
+    pipeline = a_chat_pipeline(slo={"latency": "60s", "timeToFirstToken": "1s"}, dropPolicy="Expired")
     replica = ChatReplica(stepped=True, break_after=1, breaks=breaks)
     async with chatting(replica, pipeline=pipeline, batchSize=1) as rig:
         asked = asyncio.create_task(ask(rig, a_chat("one two")))
@@ -300,7 +300,7 @@ async def test_a_dry_run_counts_and_runs_nothing():
 
 
 async def test_the_first_piece_and_the_pace_are_what_is_promised():
-    slo = {"latency": "60s", "firstToken": "30s", "perToken": "1ms"}
+    slo = {"latency": "60s", "timeToFirstToken": "30s", "timePerOutputToken": "1ms"}
     async with chatting(ChatReplica(pace_seconds=0.02), pipeline=a_chat_pipeline(slo=slo)) as rig:
         assert await tell(rig, a_chat("one"))
         assert await rig.outcomes() == {"ok": 1}
@@ -309,14 +309,14 @@ async def test_the_first_piece_and_the_pace_are_what_is_promised():
 
 
 async def test_a_chat_whose_first_piece_cannot_come_in_time_is_refused_while_it_waits():
-    slo = {"latency": "60s", "firstToken": "200ms"}
+    slo = {"latency": "60s", "timeToFirstToken": "200ms"}
     replica = ChatReplica(stepped=True)
-    async with chatting(replica, pipeline=a_chat_pipeline(slo=slo, dropPolicy="Past"), batchSize=1) as rig:
+    async with chatting(replica, pipeline=a_chat_pipeline(slo=slo, dropPolicy="Expired"), batchSize=1) as rig:
         first = asyncio.ensure_future(tell(rig, a_chat("one two")))
         await rig.until(lambda: replica.running == 1)
         status, told, headers = await ask(rig, a_chat("waits"))
 
-        assert (status, told["error"]["code"], headers["x-should-retry"]) == (504, "Past", "false")
+        assert (status, told["error"]["code"], headers["x-should-retry"]) == (504, "DeadlineExpired", "false")
         replica.steps.release()
         replica.steps.release()
         assert words_of(await first) == "one two"

@@ -73,7 +73,7 @@ async def followed(cluster: Cluster, namespace: str) -> AsyncIterator[tuple[Rout
 
 def broken_plans(router: Router) -> float:
     labels = {"namespace": "default", "pipeline": "sample", "file": "PipelinePlan"}
-    return router.metrics.registry.get_sample_value("trimtab_broken_files_total", labels) or 0.0
+    return router.metrics.registry.get_sample_value("trimtab_invalid_config_total", labels) or 0.0
 
 
 async def test_plans_are_followed_and_broken_ones_change_nothing(followed, cluster: Cluster, namespace: str):

@@ -197,6 +197,6 @@ def test_the_bounds_follow_from_what_stages_carry(stages, bounds):
     assert limit_bounds(stages, SLO, "Predicted") == bounds
 
 
-@pytest.mark.parametrize("drop_policy", ["Past", "Never"])
+@pytest.mark.parametrize("drop_policy", ["Expired", "Never"])
 def test_who_may_be_answered_late_may_wait(drop_policy):
     assert limit_bounds([(StageCapacity(0, 0.1), 1.0)], SLO, drop_policy) == LimitBounds(MOST_REQUESTS, MOST_REQUESTS)

@@ -36,12 +36,12 @@ async def test_predicted_drops_alone_while_the_replica_is_still_busy():
         assert status == 504
         assert message.startswith("dropped at stage stage-0: ")
         assert "10.000 s in this stage" in message
-        assert (headers["x-trimtab-reason"], headers["x-trimtab-stage"]) == ("Predicted", "stage-0")
+        assert (headers["x-trimtab-reason"], headers["x-trimtab-stage"]) == ("DeadlineUnreachable", "stage-0")
         assert queued(rig, 1)()
         replica.gate.set()
         assert [(await call)[0] for call in (first, patient)] == [200, 200]
         assert await rig.outcomes() == {"ok": 2, "dropped": 1}
-        assert await rig.metric("trimtab_drops_total", stage="stage-0", reason="Predicted") == 1
+        assert await rig.metric("trimtab_drops_total", stage="stage-0", reason="DeadlineUnreachable") == 1
 
 
 async def test_a_deadline_is_at_most_ten_times_the_slo():
@@ -93,7 +93,7 @@ async def test_more_than_can_be_answered_in_time_is_not_let_in():
 
 async def test_past_drops_once_the_deadline_is_past():
     replica = FakeReplica()
-    pipeline = a_pipeline(1, dropPolicy="Past")
+    pipeline = a_pipeline(1, dropPolicy="Expired")
     async with a_rig(pipeline, {"stage-0": [replica]}, serviceSeconds={1: 0.1}) as rig:
         first = await blocked(rig, replica)
         begun = time.monotonic()

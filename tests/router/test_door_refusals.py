@@ -27,14 +27,14 @@ def stats(*lines: str) -> dict[str, int]:
         ("detail.lua_response.status.401.reason.Unauthenticated: 2", {(401, "Unauthenticated"): 2}),
         ("detail.lua_response.status.200.reason.Unauthenticated: 2", {(401, "Unauthenticated"): 2}),  # over gRPC
         ("detail.lua_response.status.200.reason.Forbidden: 1", {(403, "Forbidden"): 1}),
-        ("detail.local_rate_limited.status.200.reason.ClientRate: 4", {(429, "ClientRate"): 4}),
+        ("detail.local_rate_limited.status.200.reason.ClientRateLimited: 4", {(429, "ClientRateLimited"): 4}),
         (
             "detail.upstream_reset_before_response_started{overflow}.status.200.reason.Overload: 9",
             {(429, "Overload"): 9},
         ),
         (
             "detail.upstream_reset_before_response_started{connection_failure}.status.503.reason.: 1",
-            {(503, "RouterAway"): 1},
+            {(503, "RouterUnavailable"): 1},
         ),
         ("detail.http1.codec_error.status.400.reason.: 1", {(400, "Malformed"): 1}),
         ("detail.request_header_timeout.status.408.reason.: 1", {(408, "RequestTimeout"): 1}),

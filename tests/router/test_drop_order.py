@@ -66,7 +66,7 @@ def test_where_all_are_worth_the_same_nobody_is_picked_out():
     assert len(shed(works)[0]) == len(shed(plain)[0])
 
 
-@pytest.mark.parametrize("policy", ["Past", "Never"])
+@pytest.mark.parametrize("policy", ["Expired", "Never"])
 def test_nobody_is_picked_out_where_the_pipeline_drops_nobody_by_prediction(policy):
     works = [a_wishing(LOW, 0.1) for _ in range(20)] + [a_wishing(HIGH, 0.2) for _ in range(16)]
 

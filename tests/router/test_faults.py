@@ -196,7 +196,7 @@ async def test_draining_answers_what_was_accepted_and_refuses_the_rest(over_grpc
 
         assert await _typed(rig, over_grpc, a_request()) == "this router is shutting down; try another"
         assert (await rig.get("/v2/health/ready"))[0] == 503
-        assert (await rig.get("/trimtab/v1/welcome"))[0] == 503
+        assert (await rig.get("/readyz"))[0] == 503
         replica.gate.set()
         assert not isinstance(await accepted, str)
         await draining
@@ -242,7 +242,7 @@ async def test_where_a_policy_fails_the_most_urgent_leave_and_the_log_tells_once
         for n in range(3):
             answered(await rig.rest(a_request(value=float(n))), 1, n)
 
-        assert await rig.metric("trimtab_undecided_total", stage="stage-0") == 3
+        assert await rig.metric("trimtab_policy_errors_total", stage="stage-0") == 3
     (record,) = [record for record in caplog.records if "its departure policy failed" in record.message]
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], IndexError)

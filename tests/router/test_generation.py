@@ -37,7 +37,7 @@ class Writers:
             pipeline.spec.stages[-1],
             plan=a_plan(pipeline, batchSize=places, **plan).spec.stages[-1],
             max_rows=100,
-            policy=POLICIES["UrgentFirst"],
+            policy=POLICIES["EarliestDeadlineFirst"],
             drop_policy=drop_policy,
             clock=self.clock,
             carrier=self,
@@ -47,7 +47,7 @@ class Writers:
         )
         for slot in self.slots:
             slot.offer(READY)
-        self.desk.staff(self.slots)
+        self.desk.set_replicas(self.slots)
 
     def carry(self, parcel, ended):  # noqa: ARG002 - a stage that writes carries nothing
         raise AssertionError(parcel)
@@ -75,7 +75,7 @@ class Writers:
         work = StageRequest(caller, runnable, deadline=deadline, now=self.clock.now)
         refusal = self.desk.refusal_of(work, self.clock.now)
         if refusal is None:
-            self.desk.take(work)
+            self.desk.enqueue(work)
             self.settle()
         return refusal or work
 
@@ -115,7 +115,7 @@ def test_the_emptiest_replica_is_next_and_a_new_plan_has_other_places():
         top.take()
     assert sorted(slot.inflight for slot in top.slots) == [1, 2]
 
-    top.desk.follow(top.desk.plan.model_copy(update={"batch_size": 1}))
+    top.desk.apply_plan(top.desk.plan.model_copy(update={"batch_size": 1}))
     top.take()
     assert len(top.sent) == 3
     assert top.desk.queue.rows == 1
@@ -133,7 +133,7 @@ def test_what_is_learnt_is_the_time_to_the_first_piece():
 
     assert work.owner.heard == [(0, Chunk("a ")), (0, LAST)]
     assert top.desk.outlook.service_seconds(1) == pytest.approx(2.0)
-    assert top.desk.carries().seconds == pytest.approx(32.0)
+    assert top.desk.capacity().seconds == pytest.approx(32.0)
     assert [told[0] for told in top.told if told[0] == "served"] == ["served"]
 
 
@@ -156,7 +156,7 @@ def test_one_that_reads_nothing_is_not_as_slow_as_one_that_reads_many():
 
     assert top.desk.outlook.service_ratio == pytest.approx(1.0)
     late = top.take(deadline=top.clock.now + 0.1)
-    assert why(late) == "Predicted"
+    assert why(late) == "DeadlineUnreachable"
     for parcel in top.sent:
         top.end(parcel)
     top.settle()
@@ -205,7 +205,7 @@ def test_who_would_wait_too_long_for_a_place_is_refused_at_the_door():
         top.take(deadline=1000.0)
     assert isinstance(top.take(deadline=top.clock.now + 13.0), StageRequest)
     refusal = top.take(deadline=top.clock.now + 14.0)
-    assert (refusal.reason, refusal.stage) == ("Predicted", "text")
+    assert (refusal.reason, refusal.stage) == ("DeadlineUnreachable", "text")
     assert isinstance(top.take(deadline=top.clock.now + 16.0), StageRequest)
 
 
@@ -214,7 +214,7 @@ def test_who_leaves_is_forgotten_wherever_his_rows_are():
     work = top.take(rows=3)
     other = top.take()
     assert len(top.sent) == 2
-    top.desk.withdraw(work)
+    top.desk.cancel(work)
     top.settle()
 
     assert [parcel.batch[0].work for parcel in top.sent] == [other]

@@ -49,7 +49,7 @@ async def test_a_refused_replica_is_named_with_the_reason_and_gets_no_work(tmp_p
     edge = EdgeSettings(replicas=mine.identity("shared"))
     async with a_rig(PIPELINE, {"stage-0": [good, refused]}, edge=edge, ready=False) as rig:
         await rig.until_ready()
-        await rig.until(lambda: rig.value("trimtab_refused_replicas") == 1)
+        await rig.until(lambda: rig.value("trimtab_unauthenticated_replicas") == 1)
         for _ in range(8):
             assert (await rig.rest(a_request()))[0] == 200
         _, state = await rig.get("/trimtab/v1/state")
@@ -69,10 +69,10 @@ async def test_a_refused_replica_serves_once_its_certificate_is_right(tmp_path, 
     async with a_rig(
         PIPELINE, {"stage-0": [showing(theirs, "late")]}, edge=EdgeSettings(replicas=mine.identity()), ready=False
     ) as rig:
-        await rig.until(lambda: rig.value("trimtab_refused_replicas") == 1)
+        await rig.until(lambda: rig.value("trimtab_unauthenticated_replicas") == 1)
         theirs.take(authority, authority)
         await rig.until_ready()
-        assert rig.value("trimtab_refused_replicas") == 0
+        assert rig.value("trimtab_unauthenticated_replicas") == 0
         assert (await rig.rest(a_request()))[0] == 200
 
 

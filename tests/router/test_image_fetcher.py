@@ -30,7 +30,7 @@ async def a_store(answer):
 
 
 async def fetch(store, name, budget=None, **bounds):
-    fetcher = ImageFetcher(ImageLimits(stores=(store,), **bounds))
+    fetcher = ImageFetcher(ImageLimits(trusted_prefixes=(store,), **bounds))
     with (budget or MemoryBudget(2**20)).reservation() as reservation:
         return await fetcher.fetch(store + name, "image", reservation)
 
@@ -99,7 +99,7 @@ async def test_a_listed_name_that_leads_somewhere_private_is_refused(addresses, 
         ]
 
     monkeypatch.setattr(aiohttp.ThreadedResolver, "resolve", resolve)
-    fetcher = ImageFetcher(ImageLimits(domains=("images.example",)))
+    fetcher = ImageFetcher(ImageLimits(allowed_domains=("images.example",)))
     with (
         MemoryBudget(2**20).reservation() as reservation,
         pytest.raises(InvalidChat, match="leads to a private address"),

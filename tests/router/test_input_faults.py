@@ -36,8 +36,8 @@ class Town:
     def serve(self, point, rows):
         for _ in range(rows):
             self.now += 0.05
-            _, certainty = self.broken.get(point, (0.0, self.points[point].judged().mean_certainty))
-            self.watch.saw(("late", point), "", np.array([certainty]), self.now)
+            _, confidence = self.broken.get(point, (0.0, self.points[point].judged().mean_confidence))
+            self.watch.saw(("late", point), "", np.array([confidence]), self.now)
             if self.now % 5.0 < 0.05:
                 self.watch.drifted(self.now)  # as the adapter asks for it
 
@@ -162,7 +162,7 @@ def test_a_point_that_only_looks_again_tells_of_its_input_too(town):
 
 
 def test_a_little_less_than_measured_is_no_input_that_fails(town):
-    measured = town.points["audio-text"].judged().mean_certainty
+    measured = town.points["audio-text"].judged().mean_confidence
     town.broken = {"audio-text": (0.64, measured - 0.075)}
     town.serve("audio-text", 5 * LEAST_ROWS)
 

@@ -18,8 +18,8 @@ SURE, DOUBTED = 0.9, 0.1
 MEASURED = {"measured": 0.25}
 """Share of rows that are doubted, of requests that name this task."""
 BY_TASK = {
-    "cars": TaskEscalation(below=0.85, share=0.5, accuracy=0.85),
-    "birds": TaskEscalation(below=0, share=0, accuracy=0.4),
+    "cars": TaskEscalation(confidence_below=0.85, share=0.5, accuracy=0.85),
+    "birds": TaskEscalation(confidence_below=0, share=0, accuracy=0.4),
 }
 
 
@@ -47,7 +47,7 @@ class Looking(Desktop):
         super().__init__(Policy(quick_first, falls_back=True), slots=slots, **changes)
         pipeline = a_pipeline(1)
         stage = pipeline.spec.stages[0]
-        described = stage.model_dump(by_alias=True) | {"outputs": OUTPUTS, "certainty": "sure"}
+        described = stage.model_dump(by_alias=True) | {"outputs": OUTPUTS, "confidence": "sure"}
         described["variants"] = [a_variant(operatingPoints=points)]
         quick = {"name": "quick", "accuracy": 0.7, "serviceSeconds": {1: 0.1, 8: 0.4}}
         plan = a_plan(pipeline, serviceSeconds={1: 1.0, 8: 4.0}, fallbacks=[quick])
@@ -67,17 +67,17 @@ class Looking(Desktop):
         self.slots = [ReplicaSlots(f"slot-{n}") for n in range(slots)]
         for slot in self.slots:
             slot.offer(READY)
-        self.desk.staff(self.slots)
+        self.desk.set_replicas(self.slots)
 
-    def answer(self, parcel, certainties):
+    def answer(self, parcel, confidences):
         """Give each row of a batch its place in the batch, plus 100 at the better point."""
         given, begin = [], 0
         for piece in parcel.batch:
-            own = np.array(certainties[begin : begin + piece.rows], np.float32)
+            own = np.array(confidences[begin : begin + piece.rows], np.float32)
             y = np.full((piece.rows, 4), 100.0 if parcel.point.name == "default" else 0.0, np.float32)
             given.append({"y": y + np.arange(piece.start, piece.stop)[:, None], "sure": own})
             begin += piece.rows
-        self.desk.ended(parcel, Completed(given, parcel.point.name))
+        self.desk.on_batch_end(parcel, Completed(given, parcel.point.name))
         self.settle()
 
 
@@ -113,15 +113,15 @@ def test_the_doubted_rows_alone_go_again_at_the_better_point(top):
 def test_a_point_whose_looks_win_less_than_was_measured_is_told():
     look = {"point": "default", "below": 0.5, "share": 0.5, "accuracy": 0.8}
     known = [
-        point | {"accuracyEvidence": {"source": "Measured", "meanCertainty": point["accuracy"]}} for point in POINTS
+        point | {"accuracyEvidence": {"source": "Measured", "meanConfidence": point["accuracy"]}} for point in POINTS
     ]
-    top = Looking(points=[known[0], known[1] | {"secondLooks": [look]}])
+    top = Looking(points=[known[0], known[1] | {"escalations": [look]}])
     for batch in range(30):
         top.take(4, top.clock.now + 100.0)
         top.settle()
-        for certainties in ([SURE, DOUBTED, SURE, DOUBTED], [DOUBTED + 0.2] * 2 if batch < 5 else [DOUBTED] * 2):
+        for confidences in ([SURE, DOUBTED, SURE, DOUBTED], [DOUBTED + 0.2] * 2 if batch < 5 else [DOUBTED] * 2):
             top.clock.run(top.clock.now + 1.0)
-            top.answer(top.sent[-1], certainties)
+            top.answer(top.sent[-1], confidences)
 
     told = top.desk.watch.drifted(top.clock.now)
     assert told[top.desk.variant, "default", ""] == pytest.approx(0.7, abs=0.06), (
@@ -195,7 +195,7 @@ def test_a_plan_that_allows_no_better_point_any_more_lets_the_answer_stand():
     work = top.take(4)
     top.settle()
     planned = a_plan(a_pipeline(1), operatingPoint="quick", accuracy=0.7, serviceSeconds={1: 0.1, 8: 0.4})
-    top.desk.follow(planned.spec.stages[0])
+    top.desk.apply_plan(planned.spec.stages[0])
     top.answer(top.sent[0], [SURE, DOUBTED, SURE, DOUBTED])
 
     assert ys(work) == [0.0, 1.0, 2.0, 3.0]

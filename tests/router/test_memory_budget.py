@@ -39,13 +39,13 @@ def test_a_client_has_so_many_requests_and_bytes_and_others_have_theirs():
     first, second = budget.reservation("a"), budget.reservation("a")
     with pytest.raises(Refusal) as caught:
         budget.reservation("a")
-    assert (caught.value.code, caught.value.reason) == (ErrorCode.RESOURCE_EXHAUSTED, "ClientConcurrency")
+    assert (caught.value.code, caught.value.reason) == (ErrorCode.RESOURCE_EXHAUSTED, "ClientConcurrencyLimited")
     assert caught.value.callers_fault
 
     first.grow(60)
     with pytest.raises(Refusal) as caught:
         second.grow(50)
-    assert (caught.value.reason, caught.value.retry_after_seconds) == ("ClientBytes", 1.0)
+    assert (caught.value.reason, caught.value.retry_after_seconds) == ("ClientBytesLimited", 1.0)
     assert (second.size_bytes, budget.bytes_in_flight) == (0, 60)
 
     for _ in range(5):  # who is nobody in particular has no bounds of its own
@@ -108,14 +108,14 @@ async def test_clients_are_told_apart_by_the_header_of_the_door():
         await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 1)
 
         status, _, headers = await rig.rest(a_request(), **{"x-trimtab-client": "me"})
-        assert (status, headers["x-trimtab-reason"], headers["Retry-After"]) == (429, "ClientConcurrency", "1")
+        assert (status, headers["x-trimtab-reason"], headers["Retry-After"]) == (429, "ClientConcurrencyLimited", "1")
         yours = asyncio.ensure_future(rig.rest(a_request(), **{"x-trimtab-client": "you"}))
         await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 2)
         replica.gate.set()
 
         assert [(await call)[0] for call in (first, mine, yours)] == [200] * 3
         assert await rig.outcomes() == {"ok": 3, "refused": 1}
-        assert rig.value("trimtab_callers_faults_total") == 1
+        assert rig.value("trimtab_client_errors_total") == 1
 
 
 async def test_what_a_clients_own_bounds_turn_away_is_no_load_to_plan_for():
@@ -126,12 +126,12 @@ async def test_what_a_clients_own_bounds_turn_away_is_no_load_to_plan_for():
         mine = asyncio.ensure_future(rig.rest(a_request(), **{"x-trimtab-client": "me"}))
         await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 1)
         _, _, headers = await rig.rest(a_request(rows=1000), **{"x-trimtab-client": "me"})
-        assert headers["x-trimtab-reason"] == "ClientBytes"
+        assert headers["x-trimtab-reason"] == "ClientBytesLimited"
         held = asyncio.ensure_future(rig.rest(a_request(), **{"x-trimtab-client": "me"}))
         await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 2)
         for _ in range(50):
             _, _, headers = await rig.rest(a_request(), **{"x-trimtab-client": "me"})
-            assert headers["x-trimtab-reason"] == "ClientConcurrency"
+            assert headers["x-trimtab-reason"] == "ClientConcurrencyLimited"
         replica.gate.set()
 
         assert [(await call)[0] for call in (first, mine, held)] == [200] * 3

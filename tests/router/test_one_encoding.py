@@ -55,7 +55,7 @@ async def test_one_encoding_does_for_all_who_show_an_image_and_each_pulls_its_ow
         assert len(urls) == 12
         assert {url.rpartition("/")[2] for url in urls} == set.union(*(encoder.kept for encoder in encoders))
         assert await rig.outcomes() == {"ok": 12}
-        assert await rig.metric("trimtab_shared_rows_total", stage="encode", how="Rode") == 11
+        assert await rig.metric("trimtab_encoder_dedup_total", stage="encode", source="inflight") == 11
         assert len(rig.router._desks["encode"]._sharing) == 0
 
 
@@ -190,7 +190,7 @@ async def test_who_made_an_image_lately_is_asked_for_it_before_another_makes_it_
         asked = [of for encoder in encoders for of in encoder.asked]
         assert asked == ([("one", False)] * 10 if caches else [])
         if caches:
-            assert await rig.metric("trimtab_shared_rows_total", stage="encode", how="Found") == 10
+            assert await rig.metric("trimtab_encoder_dedup_total", stage="encode", source="cache") == 10
         urls = [one["url"] for number in range(6) for one in references(writer, number)]
         assert len({*urls}) == 12
         assert {url.rpartition("/")[2] for url in urls} == set.union(*(encoder.kept for encoder in encoders))

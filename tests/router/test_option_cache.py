@@ -13,7 +13,7 @@ from trimtab_router.scheduling.policies import POLICIES, modality_mix
 from trimtab_router.scheduling.policies.interface import Dispatch, SchedulerView
 from trimtab_router.scheduling.policies.job_groups import JobGroup, group_jobs, job_options
 from trimtab_router.scheduling.policies.option_cache import OptionCache, precompute_tables, undominated
-from trimtab_router.scheduling.policies.split_table import MOST_ROWS, SHARED_ROWS, split_table
+from trimtab_router.scheduling.policies.split_table import ENCODER_DEDUP, MOST_ROWS, split_table
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, ServedRows, StageRequest
 
@@ -136,8 +136,8 @@ def test_doubted_rows_are_charged_what_they_take_in_company():
     charged, rows = np.array(line.way.seconds) - first, np.arange(65)
     alone = again[np.ceil(share * rows - 1e-9).astype(int)]
 
-    few = share * rows <= SHARED_ROWS
-    assert charged[few] == pytest.approx((share * rows * again[SHARED_ROWS] / SHARED_ROWS)[few])
+    few = share * rows <= ENCODER_DEDUP
+    assert charged[few] == pytest.approx((share * rows * again[ENCODER_DEDUP] / ENCODER_DEDUP)[few])
     assert (charged <= alone + 1e-12).all()
     assert charged[16] < 0.6 * alone[16]
 

@@ -48,10 +48,10 @@ class Reading(FakeReplica):
         return {"y": inputs["x"]}
 
 
-@pytest.mark.parametrize(("policy", "status"), [("UrgentFirst", 504), ("SlackFit", 200)])
+@pytest.mark.parametrize(("policy", "status"), [("EarliestDeadlineFirst", 504), ("SlackFit", 200)])
 async def test_a_request_that_only_the_cheaper_point_can_meet(policy, status):
     replica = Reading()
-    async with a_rig(a_pipeline_of_two_points(departurePolicy=policy), {"stage-0": [replica]}, **PLAN) as rig:
+    async with a_rig(a_pipeline_of_two_points(schedulingPolicy=policy), {"stage-0": [replica]}, **PLAN) as rig:
         found, answer, _ = await rig.rest(a_request_for(5))
 
         assert found == status
@@ -63,7 +63,7 @@ async def test_a_request_that_only_the_cheaper_point_can_meet(policy, status):
 
 async def test_with_time_to_spare_the_better_point_runs_and_reads_all():
     replica = Reading()
-    async with a_rig(a_pipeline_of_two_points(departurePolicy="SlackFit"), {"stage-0": [replica]}, **PLAN) as rig:
+    async with a_rig(a_pipeline_of_two_points(schedulingPolicy="SlackFit"), {"stage-0": [replica]}, **PLAN) as rig:
         _, answer, _ = await rig.rest(a_request_for(50, width=3))
 
         assert answer.parameters["trimtab.stage-0.operating_point"] == "full"
@@ -72,7 +72,7 @@ async def test_with_time_to_spare_the_better_point_runs_and_reads_all():
 
 async def test_rows_share_a_batch_that_leaves_behind_what_they_differ_in():
     replica = Reading()
-    async with a_rig(a_pipeline_of_two_points(departurePolicy="SlackFit"), {"stage-0": [replica]}, **PLAN) as rig:
+    async with a_rig(a_pipeline_of_two_points(schedulingPolicy="SlackFit"), {"stage-0": [replica]}, **PLAN) as rig:
         replica.gate.clear()
         first = asyncio.ensure_future(rig.rest(a_request_for(59)))
         await replica.arrived.wait()

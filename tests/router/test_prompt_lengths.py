@@ -17,7 +17,7 @@ from trimtab_router.scheduling.prompt_lengths import PromptFeatures, PromptLengt
 from trimtab_router.scheduling.stage_request import StageRequest
 
 HELLO, LONG = 20, 24_000
-READS = {"serviceSeconds": {1: 0.1}, "promptTokens": 5.0, "readingSeconds": {5: 0.1, 1005: 1.1}}
+READS = {"serviceSeconds": {1: 0.1}, "promptTokens": 5.0, "prefillSeconds": {5: 0.1, 1005: 1.1}}
 """A millisecond a token beyond five."""
 QUARTER = Usage(prompt=10, text=10)
 
@@ -41,7 +41,7 @@ class Readers(Writers):
         writing(self).weigh(work, images=0)
         refusal = self.desk.refusal_of(work, self.clock.now)
         if refusal is None:
-            self.desk.take(work)
+            self.desk.enqueue(work)
             self.settle()
         return refusal or work
 
@@ -100,7 +100,7 @@ def test_of_two_chats_of_one_deadline_the_one_that_takes_longer_to_read_goes_fir
     first = top.chat(HELLO, deadline=100.0)
     short, long = top.chat(HELLO, deadline=50.0), top.chat(LONG, deadline=52.0)
     assert [parcel.batch[0].work for parcel in top.sent] == [first]
-    assert (long.reading_seconds, long.due_at) == (pytest.approx(5.995), pytest.approx(52.0 - 5.995))
+    assert (long.prefill_seconds, long.due_at) == (pytest.approx(5.995), pytest.approx(52.0 - 5.995))
 
     top.end(top.sent[0])
     top.settle()
@@ -117,7 +117,7 @@ def test_who_cannot_be_read_in_time_is_dropped_as_soon_as_that_is_certain():
     top.settle(1.5)
 
     assert short.owner.refusal is None
-    assert long.owner.refusal.reason == "Predicted"
+    assert long.owner.refusal.reason == "DeadlineUnreachable"
     assert "6.095 s in this stage" in long.owner.refusal.message
 
 
@@ -155,15 +155,15 @@ def test_a_long_prompt_does_not_make_the_machine_look_slow():
 def test_short_prompts_are_never_predicted_to_take_less_than_nothing():
     top = Readers(promptTokens=1005.0, serviceSeconds={1: 0.2})
 
-    assert top.chat(HELLO, deadline=10.0).reading_seconds == pytest.approx(-top.desk.outlook.service_seconds(1))
+    assert top.chat(HELLO, deadline=10.0).prefill_seconds == pytest.approx(-top.desk.outlook.service_seconds(1))
 
 
-@pytest.mark.parametrize("unknown", [{"readingSeconds": {}}, {"readingSeconds": {}, "promptTokens": 0.0}])
+@pytest.mark.parametrize("unknown", [{"prefillSeconds": {}}, {"prefillSeconds": {}, "promptTokens": 0.0}])
 def test_where_nothing_was_measured_all_prompts_weigh_the_same(unknown):
     pipeline = a_chat_pipeline([a_writer(variants=[a_variant(), a_variant("other")])])
     work = Readers(pipeline=pipeline, **unknown).chat(LONG, deadline=10.0)
 
-    assert (work.reading_seconds, work.due_at) == (0.0, 10.0)
+    assert (work.prefill_seconds, work.due_at) == (0.0, 10.0)
 
 
 def test_a_desk_learns_what_prompts_take_from_answers():
@@ -172,8 +172,8 @@ def test_a_desk_learns_what_prompts_take_from_answers():
         Caller(), ReadyStage("text", 1, {"messages": np.array([b"m" * 400], object)}), deadline=9.0, now=0.0
     )
     writing(top).weigh(work, images=0)
-    assert (work.tokens, work.reading_seconds) == ((), 0.0)
-    top.desk.take(work)
+    assert (work.tokens, work.prefill_seconds) == ((), 0.0)
+    top.desk.enqueue(work)
     top.settle()
     (parcel,) = top.sent
     top.wrote(parcel, LastChunk("", "stop", Usage(prompt=100, completion=1, text=100)))

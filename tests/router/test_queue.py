@@ -87,8 +87,8 @@ def test_a_slice_with_more_rows_than_fit_is_split_and_its_rest_stays_in_front():
 
 def test_what_is_known_of_rows_is_split_with_them():
     queue, work = DeadlineQueue(100), a_work(rows=4)
-    certainties = np.array([0.1, 0.2, 0.3, 0.4])
-    known = ServedRows("small", "quick", 4, 0.0, 0.1, rows=4, accuracy=0.5, departed_at=0.0, certainties=certainties)
+    confidences = np.array([0.1, 0.2, 0.3, 0.4])
+    known = ServedRows("small", "quick", 4, 0.0, 0.1, rows=4, accuracy=0.5, departed_at=0.0, confidences=confidences)
     queue.push(RowSlice(work, 0, 4, provisional=known))
     head = queue.head()
     assert head is not None
@@ -99,8 +99,8 @@ def test_what_is_known_of_rows_is_split_with_them():
     for piece, told in ((taken, [0.1, 0.2, 0.3]), (left, [0.4])):
         assert piece.provisional is not None
         assert piece.provisional.rows == len(told)
-        assert piece.provisional.certainties is not None
-        assert piece.provisional.certainties.tolist() == told
+        assert piece.provisional.confidences is not None
+        assert piece.provisional.confidences.tolist() == told
 
 
 def test_room_is_counted_in_rows():
@@ -160,7 +160,7 @@ def test_rows_share_a_batch_where_they_differ_only_in_inputs_that_it_does_not_re
         work.signature = (*work.signature, ("text", (7,)))
     queue = a_queue(narrow, wide, later)
 
-    assert queue.beside(queue.head(), frozenset({"text"})).rows == 3
+    assert queue.batch_candidates(queue.head(), frozenset({"text"})).rows == 3
     assert [piece.work for piece in take(queue, 2, frozenset({"text"}))] == [wide, narrow]
     assert [piece.work for piece in take(queue, 8)] == [later]
     assert queue.rows == 0

@@ -77,7 +77,7 @@ def test_a_task_that_joins_grants_until_it_leaves():
 
 
 def test_an_answer_that_is_written_has_until_the_promise_at_the_least_to_end():
-    pipeline = a_chat_pipeline([a_writer()], slo={"latency": "10s", "firstToken": "200ms"})
+    pipeline = a_chat_pipeline([a_writer()], slo={"latency": "10s", "timeToFirstToken": "200ms"})
     reception, walk = a_reception(pipeline)
 
     assert reception.terms(NO_WISH, walk, ARRIVED_AT) == ServiceTerms(NO_WISH, ARRIVED_AT + 0.2, ARRIVED_AT + 10.0)

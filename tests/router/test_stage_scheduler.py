@@ -23,7 +23,7 @@ FAST = {"name": "fast", "accuracy": 0.5}
 class Desktop:
     """A desk of one stage, and all that it is given."""
 
-    def __init__(self, policy="UrgentFirst", *, drop_policy="Predicted", slots=1, repeatable=True, **plan):
+    def __init__(self, policy="EarliestDeadlineFirst", *, drop_policy="Predicted", slots=1, repeatable=True, **plan):
         points = [{"name": "default", "accuracy": 0.9}, FAST]
         pipeline = a_pipeline(1)
         stage = pipeline.spec.stages[0].model_copy(update={"repeatable": repeatable})
@@ -46,10 +46,10 @@ class Desktop:
         )
         for slot in self.slots:
             slot.offer(READY)
-        self.desk.staff(self.slots)
+        self.desk.set_replicas(self.slots)
 
     def carry(self, parcel, ended):
-        assert ended == self.desk.ended
+        assert ended == self.desk.on_batch_end
         self.sent.append(parcel)
 
     def waited(self, seconds):
@@ -84,14 +84,14 @@ class Desktop:
 
     def take(self, rows=1, deadline=100.0, value=0.0, wish=NO_WISH):
         x = np.full((rows, 4), value, np.float32)
-        certain = self.desk.stage.certainty is not None
+        certain = self.desk.stage.confidence is not None
         runnable = ReadyStage("stage-0", rows, {"x": x})
         work = StageRequest(
             Caller(), runnable, deadline=deadline, now=self.clock.now, wish=wish, looked_at_again=certain
         )
         refusal = self.desk.refusal_of(work, self.clock.now)
         if refusal is None:
-            self.desk.take(work)
+            self.desk.enqueue(work)
         return refusal or work
 
     def settle(self):
@@ -99,7 +99,7 @@ class Desktop:
 
     def end(self, parcel, ending=None):
         answers = [{"y": piece.array("x") + 1} if not piece.work.closed else {} for piece in parcel.batch]
-        self.desk.ended(parcel, ending or Completed(answers, parcel.point.name))
+        self.desk.on_batch_end(parcel, ending or Completed(answers, parcel.point.name))
         self.settle()
 
 
@@ -128,7 +128,7 @@ def test_rows_are_dropped_in_the_moment_they_cannot_make_it_any_more():
     assert why(work) is None
 
     top.clock.run(2.01)
-    assert why(work) == "Predicted"
+    assert why(work) == "DeadlineUnreachable"
     assert why(patient) is None
     assert top.desk.queue.rows == 1
 
@@ -142,11 +142,11 @@ def test_past_drops_rows_in_the_moment_their_deadline_is_past():
     assert why(work) is None
 
     top.clock.run(0.301)
-    assert why(work) == "Past"
+    assert why(work) == "DeadlineExpired"
     assert top.desk.queue.rows == 0
 
 
-@pytest.mark.parametrize(("policy", "reason"), [("UrgentFirst", "Predicted"), ("SlackFit", None)])
+@pytest.mark.parametrize(("policy", "reason"), [("EarliestDeadlineFirst", "DeadlineUnreachable"), ("SlackFit", None)])
 def test_door_and_drops_count_the_fastest_point_allowed(policy, reason):
     quick = FAST | {"serviceSeconds": {1: 0.1, 8: 0.4}}
     top = Desktop(policy, fallbacks=[quick])
@@ -164,7 +164,9 @@ def test_door_and_drops_count_the_fastest_point_allowed(policy, reason):
         assert (top.sent[1].point.name, top.sent[1].rows) == ("fast", 8)
 
 
-@pytest.mark.parametrize(("policy", "names"), [("UrgentFirst", ["default", "fast"]), ("SlackFit", ["fast", "default"])])
+@pytest.mark.parametrize(
+    ("policy", "names"), [("EarliestDeadlineFirst", ["default", "fast"]), ("SlackFit", ["fast", "default"])]
+)
 def test_the_points_of_a_plan_are_there_preferred_first_with_what_it_says_of_them(policy, names):
     better = FAST | {"accuracy": 0.95, "accuracyByTask": {"crops": 0.7}, "reads": ["x"], "serviceSeconds": {1: 2.0}}
     outlook = Desktop(policy, upgrades=[better]).desk.outlook
@@ -214,7 +216,7 @@ def test_a_policy_may_drop_whom_it_will():
     first, second = top.take(deadline=5.0), top.take(deadline=6.0)
     top.settle()
 
-    assert why(first) == "Predicted"
+    assert why(first) == "DeadlineUnreachable"
     assert [piece.work for piece in top.sent[0].batch] == [second]
     assert top.desk.queue.rows == 0
 
@@ -225,7 +227,7 @@ def test_a_lost_batch_goes_elsewhere_and_two_losses_end_it():
     top.settle()
     for parcel in (0, 1):
         top.sent[parcel].slot.offer(NOTHING)
-        top.desk.look_around()
+        top.desk.refresh_replicas()
         top.end(top.sent[parcel], ReplicaLost("gone"))
 
     assert top.sent[0].slot is not top.sent[1].slot
@@ -253,7 +255,7 @@ def test_a_batch_sent_ahead_is_not_blamed_for_the_one_before_it():
         parcel = top.sent[-1]
         top.clock.run(top.clock.now + 0.1)
         outputs = [{"y": piece.array("x")} for piece in parcel.batch]
-        top.desk.ended(parcel, Completed(outputs, parcel.point.name, compute_seconds=0.099))
+        top.desk.on_batch_end(parcel, Completed(outputs, parcel.point.name, compute_seconds=0.099))
         top.settle()
     first, second = top.take(8), top.take(8)
     top.clock.run(top.clock.now + 0.0985)
@@ -261,7 +263,7 @@ def test_a_batch_sent_ahead_is_not_blamed_for_the_one_before_it():
     assert (top.sent[-2].found_idle, ahead.found_idle) == (True, False)
 
     top.slots[0].offer(NOTHING)
-    top.desk.look_around()
+    top.desk.refresh_replicas()
     for parcel in top.sent[-2:]:
         top.end(parcel, ReplicaLost("gone"))
     assert {piece.work: (piece.attempts, piece.alone) for piece in top.desk.queue} == {
@@ -275,7 +277,7 @@ def test_what_is_not_ready_gets_its_batch_back_to_the_queue():
     work = top.take()
     top.settle()
     top.slots[0].offer(NOTHING)
-    top.desk.look_around()
+    top.desk.refresh_replicas()
     top.end(top.sent[0], NotReady())
 
     assert [(piece.work, piece.attempts) for piece in top.desk.queue] == [(work, 0)]
@@ -319,7 +321,7 @@ def test_a_slot_is_free_again_even_where_an_answer_is_of_no_use():
     top.settle()
     top.sent[0].batch[0].work.owner.work_completed = None
     with pytest.raises(TypeError):
-        top.desk.ended(top.sent[0], Completed([{}], "default"))
+        top.desk.on_batch_end(top.sent[0], Completed([{}], "default"))
 
     assert top.slots[0].free
 
@@ -328,7 +330,7 @@ def test_a_policy_that_fails_stops_no_stage_and_is_told_of():
     def fails_at_two_rows(view):
         if sum(piece.rows for piece in view.waiting) > 1:
             raise IndexError("two rows")
-        return POLICIES["UrgentFirst"].decide(view)
+        return POLICIES["EarliestDeadlineFirst"].decide(view)
 
     top = Desktop(Policy(fails_at_two_rows), batchSize=4)
     works = [top.take(), top.take()]

@@ -77,7 +77,7 @@ async def test_a_task_that_its_replica_has_lost_is_answered_as_none_and_never_as
         waiting = asyncio.create_task(rig.rest(naming("faces")))
         await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 1)
         tasks[:] = ["faces-of-old", "signs"]
-        await rig.router.facts("stage-0", "small")
+        await rig.router.model_metadata("stage-0", "small")
         replica.gate.set()
         await first
         _, late, _ = await waiting
@@ -103,7 +103,7 @@ async def test_a_name_is_taken_once_every_replica_has_its_task_so_that_none_answ
     async with a_rig(a_tasked_pipeline(), {"stage-0": replicas}) as rig:
         early = [await rig.rest(naming("signs")) for _ in range(4)]
         late[:] = TASKS
-        await rig.router.facts("stage-0", "small")
+        await rig.router.model_metadata("stage-0", "small")
         whole = [await rig.rest(naming("signs")) for _ in range(4)]
 
     assert {(status, headers["x-trimtab-reason"]) for status, _, headers in early} == {(503, "NoReplica")}

@@ -38,9 +38,9 @@ def a_file(**card: Any) -> bytes:
     return len(header).to_bytes(8, "little") + header
 
 
-def measured_of(value: float, certainty: float, low: float) -> Accuracy:
+def measured_of(value: float, confidence: float, low: float) -> Accuracy:
     """An accuracy on a task, as its card tells it."""
-    return Accuracy(value=value, source="Measured", samples=99, low=low, high=0.8, mean_certainty=certainty)
+    return Accuracy(value=value, source="Measured", samples=99, low=low, high=0.8, mean_confidence=confidence)
 
 
 def changed(
@@ -155,7 +155,7 @@ async def test_a_deleted_task_is_gone_from_every_replica_and_its_number_is_not_g
 
 
 async def test_the_adapter_is_told_of_it_and_no_plan_brings_a_deleted_task_back(tmp_path):
-    judged = {"value": 0.75, "source": "Measured", "samples": 99, "low": 0.7, "high": 0.8, "meanCertainty": 0.9}
+    judged = {"value": 0.75, "source": "Measured", "samples": 99, "low": 0.7, "high": 0.8, "meanConfidence": 0.9}
     wished = {"trimtab.task": "new"}
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
         await put(rig, content=a_file(accuracyByPoint={"default": judged}))
@@ -169,7 +169,7 @@ async def test_the_adapter_is_told_of_it_and_no_plan_brings_a_deleted_task_back(
         rig.router.apply_plan(plan)
         deleted = await rig.rest(a_request(parameters=wished))
 
-    heard = {"mean_certainty" if name == "meanCertainty" else name: one for name, one in judged.items()}
+    heard = {"mean_confidence" if name == "meanConfidence" else name: one for name, one in judged.items()}
     assert (told, after) == ({"small": {"default": {"new": heard}}}, {})
     assert deleted[0] == 400
 
@@ -212,7 +212,7 @@ async def test_rows_of_a_task_that_joined_are_held_against_its_card(tmp_path):
     replica = a_replica(tmp_path)
     replica.model = lambda inputs: {**plus_one(inputs), "sure": np.full(len(inputs["x"]), 0.5, np.float32)}
     outputs = [{"name": "y", "datatype": "FP32", "shape": [4]}, {"name": "sure", "datatype": "FP32"}]
-    pipeline = changed(a_tasked_pipeline(), {}, {"outputs": outputs, "certainty": "sure"})
+    pipeline = changed(a_tasked_pipeline(), {}, {"outputs": outputs, "confidence": "sure"})
     judged = {"default": measured_of(0.75, 0.9, low=0.7).model_dump(by_alias=True)}
     wished = {"trimtab.task": "new"}
     async with a_rig(pipeline, {"stage-0": [replica]}, registry=kept_in(tmp_path)) as rig:

@@ -23,7 +23,7 @@ from trimtab_router.request.graph import ReadyStage
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 from trimtab_router.transport.http_transport import _hurried
 
-SLO = {"latency": "60s", "firstToken": "5s"}
+SLO = {"latency": "60s", "timeToFirstToken": "5s"}
 STOLEN = b'{"tenant": "b", "urgency_seconds": -1e9, "max_tokens": 1, "tenant": "c"}'
 HELLO = b'[{"role": "user", "content": [{"type": "text", "text": "a b"}]}]'
 

@@ -173,8 +173,8 @@ def test_all_that_cannot_be_served_is_dropped_by_the_plan_of_it():
 
 def test_a_second_look_with_thresholds_by_task_adds_to_each_task_what_it_was_measured_to() -> None:
     by_task = {
-        "cars": TaskEscalation(below=0.6, share=0.3, accuracy=0.94),
-        "birds": TaskEscalation(below=0.0, share=0.0, accuracy=0.7),
+        "cars": TaskEscalation(confidence_below=0.6, share=0.3, accuracy=0.94),
+        "birds": TaskEscalation(confidence_below=0.0, share=0.0, accuracy=0.7),
     }
     look = Escalation("more", 0.4, 0.15, 0.82, by_task)
     points = (a_point("more"), a_point("few", [look]))
@@ -191,7 +191,7 @@ def test_a_second_look_with_thresholds_by_task_adds_to_each_task_what_it_was_mea
 
 
 def test_a_book_of_one_task_has_the_looks_of_that_task_and_one_of_all_has_those_of_all() -> None:
-    own = Escalation("more", 0.4, 0.15, 0.82, {"cars": TaskEscalation(below=0.6, share=0.3, accuracy=0.94)})
+    own = Escalation("more", 0.4, 0.15, 0.82, {"cars": TaskEscalation(confidence_below=0.6, share=0.3, accuracy=0.94)})
     whole = Escalation("more", 0.5, 0.4, 0.85)
     points = (a_point("more"), a_point("few", [own, whole]))
 

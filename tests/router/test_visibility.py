@@ -134,7 +134,7 @@ async def test_callers_are_welcome_once_all_stages_had_a_replica_and_until_the_r
     async with a_rig(a_pipeline(2), {"stage-0": [first], "stage-1": [second]}, ready=False) as rig:
 
         async def welcome() -> int:
-            return (await rig.get("/trimtab/v1/welcome"))[0]
+            return (await rig.get("/readyz"))[0]
 
         await rig.until(lambda: rig.router.state().stages["stage-0"].ready_replicas == 1)
         assert await welcome() == 503
@@ -182,17 +182,17 @@ async def test_metrics_have_the_names_and_labels_prometheus_users_expect():
         for line in (
             f"trimtab_requests_received_total{{{base}}} 4.0",
             f'trimtab_requests_total{{{base},outcome="ok"}} 3.0',
-            f"trimtab_served_accuracy_count{{{base}}} 3.0",
+            f"trimtab_expected_accuracy_count{{{base}}} 3.0",
             f"trimtab_plan_generation{{{base}}} 1.0",
             f'trimtab_stage_rows_total{{{base},stage="stage-1"}} 6.0',
-            f'trimtab_queue_length_rows{{{base},stage="stage-0"}} 0.0',
+            f'trimtab_queue_rows{{{base},stage="stage-0"}} 0.0',
             f'trimtab_batch_size_rows_count{{{base},stage="stage-0",variant="small"}} 3.0',
         ):
             assert _sorted_labels(line) in text
         assert 'trimtab_request_latency_seconds_bucket{le="0.5",' in text
         for name in ("trimtab_stage_queue_seconds", "trimtab_stage_service_seconds", "trimtab_service_ratio"):
             assert f"# TYPE {name} " in text
-        assert math.isclose(await rig.metric("trimtab_served_accuracy_sum"), 3 * 0.81)
+        assert math.isclose(await rig.metric("trimtab_expected_accuracy_sum"), 3 * 0.81)
 
 
 def _sorted_labels(line):
@@ -241,11 +241,11 @@ async def test_load_and_state_as_the_adapter_reads_them():
             "joined_accuracies": {},
             "endpoints": {"replica-0": {"ready": True, "inflight_batches": 0, "refused": ""}},
         }
-        load = (await rig.get("/trimtab/v1/load"))[1]
+        load = (await rig.get("/trimtab/v1/arrivals"))[1]
         assert len(load["rps"]) < 60  # only since the router counts
-        assert len((await rig.get("/trimtab/v1/load?seconds=1"))[1]["rps"]) <= 1
+        assert len((await rig.get("/trimtab/v1/arrivals?seconds=1"))[1]["rps"]) <= 1
         for wrong in ("0", "-1", "x", "9" * 10):
-            status, answer = await rig.get(f"/trimtab/v1/load?seconds={wrong}")
+            status, answer = await rig.get(f"/trimtab/v1/arrivals?seconds={wrong}")
             assert (status, answer["error"]) == (400, f"seconds={wrong}: expected a whole number of at least 1")
         assert abs(load["now"] - time.time()) < 60
 
@@ -296,7 +296,7 @@ async def test_the_span_of_a_request_that_was_dropped_says_where_and_why():
     assert status == 504
     attributes = dict(dropped.attributes or {})
     assert (attributes["trimtab.outcome"], attributes["trimtab.stage"]) == ("dropped", "stage-1")
-    assert attributes["trimtab.reason"] in {"Past", "Predicted"}
+    assert attributes["trimtab.reason"] in {"DeadlineExpired", "DeadlineUnreachable"}
     assert dropped.status.status_code is StatusCode.ERROR
     assert "stage-1" in str(dropped.status.description)
 

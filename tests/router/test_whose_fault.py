@@ -26,11 +26,11 @@ from trimtab_router.refusal import Refusal
         (403, "Forbidden", "PERMISSION_DENIED", True),
         (408, "RequestTimeout", "REQUEST_TIMEOUT", True),
         (413, "PayloadTooLarge", "PAYLOAD_TOO_LARGE", True),
-        (429, "ClientRate", "RESOURCE_EXHAUSTED", True),
+        (429, "ClientRateLimited", "RESOURCE_EXHAUSTED", True),
         (431, "HeadersTooLarge", "INVALID_ARGUMENT", True),
         (429, "Overload", "RESOURCE_EXHAUSTED", False),
-        (502, "RouterAway", "UNAVAILABLE", False),
-        (503, "RouterAway", "UNAVAILABLE", False),
+        (502, "RouterUnavailable", "UNAVAILABLE", False),
+        (503, "RouterUnavailable", "UNAVAILABLE", False),
     ],
 )
 async def test_what_the_door_refuses_is_the_callers_fault_or_ours(status, reason, code, callers):
@@ -38,7 +38,7 @@ async def test_what_the_door_refuses_is_the_callers_fault_or_ours(status, reason
         rig.router.accounts.refused_at_door({(status, reason): 3})
 
         assert await rig.metric("trimtab_refusals_total", code=code, reason=reason) == 3
-        assert await rig.metric("trimtab_callers_faults_total") == (3 if callers else 0)
+        assert await rig.metric("trimtab_client_errors_total") == (3 if callers else 0)
         assert await rig.outcomes() == {"refused": 3}
 
 
@@ -63,7 +63,7 @@ async def test_who_shows_no_key_is_counted_as_a_callers_fault(tmp_path):
             await rig.until(lambda: rig.value("trimtab_requests_received_total") == 3)
 
         assert await rig.metric("trimtab_refusals_total", code="UNAUTHENTICATED", reason="Unauthenticated") == 2
-        assert await rig.metric("trimtab_callers_faults_total") == 3
+        assert await rig.metric("trimtab_client_errors_total") == 3
     shutil.rmtree(sockets.folder)
 
 
@@ -94,12 +94,12 @@ async def test_who_leaves_before_the_promise_is_due_does_so_to_himself():
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
         caller = asyncio.create_task(rig.rest(a_request()))
         await replica.arrived.wait()
-        assert await rig.metric("trimtab_requests_under_way") == 1
+        assert await rig.metric("trimtab_requests_in_flight") == 1
         caller.cancel()
         await rig.until(lambda: rig.value("trimtab_requests_total", outcome="dropped") == 1)
 
-        assert await rig.metric("trimtab_callers_faults_total") == 1
-        assert await rig.metric("trimtab_requests_under_way") == 0
+        assert await rig.metric("trimtab_client_errors_total") == 1
+        assert await rig.metric("trimtab_requests_in_flight") == 0
 
 
 async def test_who_waited_longer_than_the_promise_and_left_was_let_down():
@@ -114,7 +114,7 @@ async def test_who_waited_longer_than_the_promise_and_left_was_let_down():
             await waiting
 
         assert await rig.outcomes() == {"dropped": 1}
-        assert await rig.metric("trimtab_callers_faults_total") == 0
+        assert await rig.metric("trimtab_client_errors_total") == 0
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ async def test_who_is_dropped_at_the_promise_did_nothing_wrong_whenever_he_came(
                 await rig.router.infer(Call(a_request(parameters=parameters), (now - 1.0) / 2**n))
             assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
 
-        assert await rig.metric("trimtab_callers_faults_total") == callers
+        assert await rig.metric("trimtab_client_errors_total") == callers
         assert await rig.outcomes() == {"dropped": 20}
 
 

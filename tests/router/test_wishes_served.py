@@ -47,13 +47,13 @@ def a_wishing(values=(0.9,), **parameters):
 
 
 def a_certain_pipeline(points=POINTS, **changes):
-    stage = a_stage("stage-0", outputs=OUTPUTS, certainty="sure", variants=[a_variant(operatingPoints=points)])
+    stage = a_stage("stage-0", outputs=OUTPUTS, confidence="sure", variants=[a_variant(operatingPoints=points)])
     return a_pipeline([stage], **changes)
 
 
 @pytest.fixture
 def looking(monkeypatch):
-    monkeypatch.setitem(POLICIES, "UrgentFirst", Policy(quick_first, falls_back=True))
+    monkeypatch.setitem(POLICIES, "EarliestDeadlineFirst", Policy(quick_first, falls_back=True))
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -68,7 +68,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_wishes_that_cannot_be_granted_are_refused_by_name_over_both_protocols():
-    pipeline = a_certain_pipeline(departurePolicy="SlackFit")
+    pipeline = a_certain_pipeline(schedulingPolicy="SlackFit")
     async with a_rig(pipeline, {"stage-0": [Certain()]}, **PLAN) as rig:
         for parameters, named in REFUSED:
             status, body, _ = await rig.rest(a_wishing(**parameters))
@@ -97,9 +97,9 @@ async def test_rows_that_were_served_apart_are_told_apart(looking):
         assert answer.outputs[0].array[:, 0].tolist() == [1.0, 2.0, 2.0, 1.0]
         told = answer.parameters
         assert told["trimtab.stage-0.operating_points"] == "quick,default,default,quick"
-        assert told["trimtab.stage-0.certainties"] == "0.9,0.1,0.2,0.8"
+        assert told["trimtab.stage-0.confidences"] == "0.9,0.1,0.2,0.8"
         assert told["trimtab.expected_accuracy"] == pytest.approx(0.8)
-        assert "trimtab.provisional" not in told
+        assert "trimtab.escalation_pending" not in told
 
 
 async def test_an_answer_that_could_not_wait_for_the_second_look_says_so(looking):
@@ -109,12 +109,12 @@ async def test_an_answer_that_could_not_wait_for_the_second_look_says_so(looking
 
         assert status == 200
         assert answer.outputs[0].array[:, 0].tolist() == [1.0, 1.0, 1.0]
-        assert answer.parameters["trimtab.provisional"] is True
+        assert answer.parameters["trimtab.escalation_pending"] is True
         assert answer.parameters["trimtab.stage-0.provisional"] == "false,true,true"
-        assert await rig.metric("trimtab_provisional_answers_total") == 1
+        assert await rig.metric("trimtab_unescalated_responses_total") == 1
 
 
-EVIDENCE = {"source": "Measured", "samples": 1000, "meanCertainty": 0.9}
+EVIDENCE = {"source": "Measured", "samples": 1000, "meanConfidence": 0.9}
 
 
 async def test_a_point_that_has_become_less_certain_is_told_in_state_and_metrics():

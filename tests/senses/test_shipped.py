@@ -1,4 +1,4 @@
-"""The shipped weights: no sense has collapsed, none is worse for knowing more, and certainty means something."""
+"""The shipped weights: no sense has collapsed, none is worse for knowing more, and confidence means something."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def test_no_sense_has_collapsed(variant, items, measured):
         share = float(seen[subset].right.mean())
         assert share > 0.3, f"{subset_name(subset)} names {share:.2f} of the digits, chance is 0.10"
         assert share == pytest.approx(stated.point(subset_name(subset)).accuracy.value, abs=0.07)
-        assert calibration_error(seen[subset].certainty, seen[subset].right, bins=5) < 0.12
+        assert calibration_error(seen[subset].confidence, seen[subset].right, bins=5) < 0.12
     for less, more in strict_pairs():
         assert seen[more].right.mean() > seen[less].right.mean() - 0.03
         assert (answers[less] != answers[more]).float().mean() > 0.02
@@ -55,7 +55,7 @@ def test_nothing_is_worse_for_knowing_more(variant, measured):
 
 
 @pytest.mark.parametrize("variant", variants.VARIANTS)
-def test_certainty_is_what_it_says(variant, measured):
+def test_confidence_is_what_it_says(variant, measured):
     for point in measured.variant(variant).counted.points:
         assert point.calibration_error <= CALIBRATION_BOUND, point.point
 
@@ -69,9 +69,9 @@ def test_what_the_pipeline_states_is_what_was_measured(measured):
             evidence = point.judged()
             assert evidence == own
             assert point.accuracy_by_task == {kind: on.point(point.name).accuracy for kind, on in known.on.items()}
-            assert own.mean_certainty is not None
-            assert abs(own.mean_certainty - own.value) <= known.counted.point(point.name).calibration_error + 1e-3
-            assert point.second_looks == known.counted.second_looks.get(point.name, ())
+            assert own.mean_confidence is not None
+            assert abs(own.mean_confidence - own.value) <= known.counted.point(point.name).calibration_error + 1e-3
+            assert point.escalations == known.counted.second_looks.get(point.name, ())
 
 
 @pytest.mark.parametrize("variant", variants.VARIANTS)

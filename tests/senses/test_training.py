@@ -36,8 +36,8 @@ spec:
     - {name: text, from: request.inputs.text, optional: true}
     outputs:
     - {name: digit, datatype: INT64}
-    - {name: certainty, datatype: FP32}
-    certainty: certainty
+    - {name: confidence, datatype: FP32}
+    confidence: confidence
     variants:
     - name: late  # a comment that stays
       family: digits-av/late
@@ -103,10 +103,10 @@ def test_a_curve_of_what_is_never_or_always_right_stays_a_curve(share):
 
 
 def test_calibration_error_is_the_mean_gap():
-    certainty = np.array([0.9] * 10 + [0.5] * 10)
+    confidence = np.array([0.9] * 10 + [0.5] * 10)
     right = np.array([True] * 8 + [False] * 2 + [True] * 5 + [False] * 5)
 
-    assert calibration_error(certainty, right) == pytest.approx(0.05)
+    assert calibration_error(confidence, right) == pytest.approx(0.05)
     assert calibration_error(np.array([1.0]), np.array([True])) == 0.0
 
 
@@ -155,7 +155,7 @@ def test_training_with_recordings_judges_each_speaker_and_writes_the_pipeline(tm
         assert {task: known.value for task, known in point.accuracy_by_task.items()} == {
             kind: on.point(point.name).accuracy.value for kind, on in found.on.items()
         }
-        assert point.second_looks == found.counted.second_looks.get(point.name, ())
+        assert point.escalations == found.counted.second_looks.get(point.name, ())
     weights = tmp_path / "weights" / "late.safetensors"
     variants.load(weights)
     assert variants.speakers_of(weights) == ("ann", "bob")

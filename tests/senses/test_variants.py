@@ -45,8 +45,8 @@ def test_what_is_absent_is_not_computed(variant, inputs):
         answer = network.infer(parts(inputs, subset))
 
         assert ran == set(subset)
-        assert (answer["digit"].dtype, answer["certainty"].dtype) == (torch.int64, torch.float32)
-        assert ((answer["certainty"] >= 0.1 - 1e-6) & (answer["certainty"] <= 1)).all()
+        assert (answer["digit"].dtype, answer["confidence"].dtype) == (torch.int64, torch.float32)
+        assert ((answer["confidence"] >= 0.1 - 1e-6) & (answer["confidence"] <= 1)).all()
     with pytest.raises(ValueError, match="give at least one of audio, video, text"):
         network.infer({})
 
@@ -88,7 +88,7 @@ def test_each_subset_has_its_own_calibration(variant, inputs):
     for subset in SUBSETS:
         after = network.infer(parts(inputs, subset))
         assert torch.equal(after["digit"], before[subset]["digit"])
-        is_same = torch.equal(after["certainty"], before[subset]["certainty"])
+        is_same = torch.equal(after["confidence"], before[subset]["confidence"])
         assert is_same == (subset not in {("audio",), ("video",)})
 
 
@@ -120,7 +120,7 @@ def a_spec(family, uri, **changes):
         {"name": "text", "datatype": "UINT8", "shape": [6], "optional": True},
     ]
     points = [{"name": subset_name(s), "modalities": list(s), "accuracy": 0.5} for s in SUBSETS]
-    outputs = [{"name": "digit", "datatype": "INT64"}, {"name": "certainty", "datatype": "FP32"}]
+    outputs = [{"name": "digit", "datatype": "INT64"}, {"name": "confidence", "datatype": "FP32"}]
     document = {"name": "x", "family": family, "storageUri": uri, "inputs": tensors, "outputs": outputs}
     return ModelSpec.model_validate(document | {"accuracy": 0.5, "operatingPoints": points} | changes)
 
@@ -130,7 +130,7 @@ def test_a_family_answers_from_what_the_point_reads_and_the_batch_has(inputs):
     point = a_spec("digits-av/late", "random://?seed=1").point("audio-text")
     both = network.infer(inputs, point)
 
-    assert torch.equal(both["certainty"], network.infer(parts(inputs, ("audio", "text")), point)["certainty"])
+    assert torch.equal(both["confidence"], network.infer(parts(inputs, ("audio", "text")), point)["confidence"])
     assert network.infer(parts(inputs, ("video", "text")), point)["digit"].shape == (6,)
 
 

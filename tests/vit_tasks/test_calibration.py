@@ -1,4 +1,4 @@
-"""Certainty made true by temperatures, and second looks at what a merging point doubts."""
+"""Confidence made true by temperatures, and second looks at what a merging point doubts."""
 
 import json
 from pathlib import Path
@@ -49,19 +49,19 @@ def test_each_point_and_task_gets_the_temperature_that_undoes_its_heads_boast() 
 
     assert found["plain"]["one"] == pytest.approx(3.0, rel=0.1)
     assert found["plain"]["other"] == pytest.approx(0.4, rel=0.1)
-    told = calibration.certainty(both(), [FULL])["full"]
+    told = calibration.mean_confidence(both(), [FULL])["full"]
     assert told["with"]["error"] < 0.3 * told["without"]["error"]
     assert max(abs(one) for one in told["with"]["bias"].values()) < 0.03 < told["without"]["bias"]["one"]
 
 
-def test_a_certainty_that_is_judged_knows_nothing_of_its_own_half() -> None:
+def test_a_confidence_that_is_judged_knows_nothing_of_its_own_half() -> None:
     """A temperature fitted to an image's own label would change with that label."""
     one = scored(3, lost=0.0, sharpness=2.0)
     (own, other), _ = calibration._halves(ROWS)
-    before = calibration.seen({"one": one}).certainty
+    before = calibration.seen({"one": one}).confidence
     labels = one.labels.clone()
     labels[own[:300]] = (labels[own[:300]] + 5) % 10
-    after = calibration.seen({"one": Scored(one.logits, labels)}).certainty
+    after = calibration.seen({"one": Scored(one.logits, labels)}).confidence
 
     assert sorted([*own.tolist(), *other.tolist()]) == list(range(ROWS))
     assert (after[own] == before[own]).all()
@@ -72,7 +72,7 @@ def test_rows_that_merging_spoils_are_looked_at_again_and_it_is_written(tmp_path
     looks = calibration.escalations(both(), [FULL, MERGED])
 
     assert not looks[FULL.name]
-    assert {look.point for look in looks[MERGED.name]} == {FULL.name}
+    assert {look.to for look in looks[MERGED.name]} == {FULL.name}
     assert min(look.share for look in looks[MERGED.name]) < 0.6
     file = tmp_path / "pipeline.yaml"
     file.write_text(
@@ -96,10 +96,10 @@ def test_temperatures_are_stored_and_nothing_else_changes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("variant", FILES)
-def test_certainties_are_as_measured_and_near_the_truth(variant: str) -> None:
-    """Drifts are told by what a certainty changes; second looks need it near the truth."""
+def test_confidences_are_as_measured_and_near_the_truth(variant: str) -> None:
+    """Drifts are told by what a confidence changes; second looks need it near the truth."""
     file, weights = FILES[variant]
-    told = json.loads((FOLDER / file).read_text())["certainty"]
+    told = json.loads((FOLDER / file).read_text())["confidence"]
     points = load_pipeline(FOLDER).spec.stages[0].variant(variant).operating_points
 
     assert list(told) == [point.name for point in points]
@@ -107,8 +107,8 @@ def test_certainties_are_as_measured_and_near_the_truth(variant: str) -> None:
         means = {
             task: one.value + told[point.name]["with"]["bias"][task] for task, one in point.accuracy_by_task.items()
         }
-        assert {task: one.mean_certainty for task, one in point.accuracy_by_task.items()} == pytest.approx(means)
-        assert point.judged().mean_certainty is None, "of which mix of tasks rows are that name none, nobody knows"
+        assert {task: one.mean_confidence for task, one in point.accuracy_by_task.items()} == pytest.approx(means)
+        assert point.judged().mean_confidence is None, "of which mix of tasks rows are that name none, nobody knows"
     assert all(abs(bias) < 0.04 for point in told.values() for bias in point["with"]["bias"].values())
     assert any(abs(bias) > 0.06 for point in told.values() for bias in point["without"]["bias"].values())
     assert all(set(by_task) == set(TASKS) for by_task in load(FOLDER / weights).temperatures.values())
@@ -119,14 +119,14 @@ def test_the_pipeline_offers_second_looks_where_merging_costs_and_the_model_says
     pipeline = load_pipeline(FOLDER)
     stage = pipeline.spec.stages[0]
     variant = stage.variant(train_finer_patches.VARIANT)
-    offered = {point.name: point.second_looks for point in variant.operating_points if point.second_looks}
+    offered = {point.name: point.escalations for point in variant.operating_points if point.escalations}
 
     assert set(offered) == {"merge-40-prompts", "merge-48-prompts"}
     for name, looks in offered.items():
         for look in looks:
             assert look.samples == 3080
-            assert look.low is not None
-            assert look.low < look.accuracy
+            assert look.accuracy_low is not None
+            assert look.accuracy_low < look.accuracy
             assert set(look.by_task) == set(TASKS)
             shares = {task: one.share for task, one in look.by_task.items()}
             assert look.share == pytest.approx(np.average([shares[task] for task in TASKS], weights=COUNTS), abs=2e-4)
@@ -139,4 +139,4 @@ def test_the_pipeline_offers_second_looks_where_merging_costs_and_the_model_says
     with torch.inference_mode():
         answer = model.network.infer(inputs, point)
     right = (answer["label"] == images.labels).double().mean()
-    assert abs(float(answer["certainty"].mean() - right)) < 3 * (0.36 * 0.64 / 256) ** 0.5
+    assert abs(float(answer["confidence"].mean() - right)) < 3 * (0.36 * 0.64 / 256) ** 0.5

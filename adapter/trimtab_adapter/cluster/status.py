@@ -110,7 +110,7 @@ def _quality(tick: Tick, plan: PipelinePlan) -> ConditionState:
     if not plan.spec.feasible:
         share = f"; planned for {100 * plan.spec.planned_fraction:.0f} % of the load"
         return failing(_PLAN, "LeastBad", f"no plan keeps all constraints: {plan.spec.reason}{share}")
-    if drifted := plan.spec.explanation.accuracies_drifted:
+    if drifted := plan.spec.explanation.drifted_accuracies:
         told = f"no longer as accurate as measured: {'; '.join(drifted[:4])}"
         return ok(_PLAN, "AccuracyDrifted", f"{told}. The plan stands on what is observed; look at the inputs")
     return ok(_PLAN, "Optimal", f"no plan is better; what binds is {plan.spec.explanation.binding_constraint}")

@@ -31,7 +31,7 @@ def allowed_points(
     """The points for a plan that runs `planned`, with their seconds at these batch sizes, ascending."""
     own = _measured(question, stage, variant, planned, batch_sizes)
     if stage.pin.operating_point is not None:
-        return AllowedPoints(own.model_copy(update={"looks": ()}))
+        return AllowedPoints(own.model_copy(update={"escalations": ()}))
     others = [point.name for point in variant.points if point.name != planned]
     known = [own, *(_measured(question, stage, variant, name, batch_sizes) for name in others)]
     kept, left_out = [own], []
@@ -41,7 +41,7 @@ def allowed_points(
             left_out.append(f"{stage.name}: {variant.name}/{point.name}, {why_not}")
         else:
             kept.append(point)
-    names = {point.name for point in kept} if question.spec.looks_twice else set[str]()
+    names = {point.name for point in kept} if question.spec.escalates else set[str]()
     kept = [_looking(point, names) for point in kept]
     own = kept[0]
     kept.sort(key=lambda point: (-point.accuracy, _slowest(point)))
@@ -52,7 +52,7 @@ def allowed_points(
 
 def _looking(point: PointPlan, names: Container[str]) -> PointPlan:
     """Return a point with the second looks that may be taken at these points."""
-    return point.model_copy(update={"looks": tuple(look for look in point.looks if look.point in names)})
+    return point.model_copy(update={"escalations": tuple(look for look in point.escalations if look.to in names)})
 
 
 def _measured(
@@ -61,7 +61,7 @@ def _measured(
     """A point with its accuracy on the pipeline's basis; without seconds where it was not measured."""
     point = variant.point(name)
     profile = point_profile(question, stage, variant, point)
-    begun = None if profile is None else profile.until_first  # which is what the router sees of who writes
+    begun = None if profile is None else profile.until_first_token  # which is what the router sees of who writes
     seconds = {} if begun is None else {size: begun.latency_seconds(size, 0.5) for size in batch_sizes}
     found = point_plan(point, question.spec.objective.accuracy_basis)
     return found.model_copy(update={"service_seconds": seconds})
@@ -92,9 +92,9 @@ def _beats(one: PointPlan, other: PointPlan, *, first: bool) -> bool:
 
 def _serves_all(one: PointPlan, other: PointPlan) -> bool:
     """Whether a point can answer every request that another can: it reads nothing that the other does without."""
-    if not other.reads:
+    if not other.inputs:
         return True
-    return bool(one.reads) and set(one.reads) <= set(other.reads)
+    return bool(one.inputs) and set(one.inputs) <= set(other.inputs)
 
 
 def _on(point: PointPlan, task: str) -> float:

@@ -40,16 +40,16 @@ class _Speed:
 
     def seconds(self, batch_size: int, quantile: float) -> float:
         """The service time of a full batch, until its answers begin."""
-        return self.profile.until_first.latency_seconds(batch_size, quantile) * self.service_ratio
+        return self.profile.until_first_token.latency_seconds(batch_size, quantile) * self.service_ratio
 
     def goes_on_in_time(self, batch_size: int, slo: ServiceLevel) -> bool:
         """Whether answers, once begun, keep their pace and are whole in time; of who does not write it is not asked."""
         chats = self.profile.chats
-        if chats is None or slo.first_token_seconds is None:
+        if chats is None or slo.time_to_first_token_seconds is None:
             return True
-        whole, begun = (one.latency_seconds(batch_size, 0.5) for one in (self.profile, self.profile.until_first))
+        whole, begun = (one.latency_seconds(batch_size, 0.5) for one in (self.profile, self.profile.until_first_token))
         pace = (whole - begun) / max(chats.tokens - 1.0, 1.0)
-        kept = slo.per_token_seconds is None or pace <= slo.per_token_seconds
+        kept = slo.time_per_output_token_seconds is None or pace <= slo.time_per_output_token_seconds
         return kept and self.profile.latency_seconds(batch_size, slo.quantile) <= slo.latency_seconds
 
 
@@ -90,7 +90,11 @@ class Candidate:
 
     def runs_in(self, plan: StagePlan) -> bool:
         """Whether a plan runs it, in batches of whatever size."""
-        return (self.variant.name, self.point.name, self.look) == (plan.variant, plan.operating_point, plan.escalation)
+        return (self.variant.name, self.point.name, self.look) == (
+            plan.variant,
+            plan.operating_point,
+            plan.planned_escalation,
+        )
 
 
 def candidates(question: PlanningProblem, stage: Stage, pin: Pin) -> Iterator[Candidate]:
@@ -126,7 +130,7 @@ def _keeps_to_one_point(question: PlanningProblem, stage: Stage) -> bool:
 
 def _twice(question: PlanningProblem, once: Candidate, others: Mapping[str, _Speed]) -> Iterator[Candidate]:
     """Yield the candidate with each second look that its departure policy may take."""
-    if question.spec.looks_twice:
-        for look in once.point.looks(question.spec.objective.accuracy_basis):
-            if look.point in others and look.share > 0:
-                yield replace(once, own=_Cascade(once.own, others[look.point], look.share), look=look)
+    if question.spec.escalates:
+        for look in once.point.planned_escalations(question.spec.objective.accuracy_basis):
+            if look.to in others and look.share > 0:
+                yield replace(once, own=_Cascade(once.own, others[look.to], look.share), look=look)

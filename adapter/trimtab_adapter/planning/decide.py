@@ -79,7 +79,7 @@ def planning_problem(
         situation.recent_rps,
         planned_rps,
         situation.now_seconds,
-        pipeline.spec.adaptation.hold_seconds,
+        pipeline.spec.adaptation.scale_down_stabilization_seconds,
     )
     asked = with_registered_tasks(pipeline.spec, situation.joined)
     spec = apply_observed_accuracy(asked, situation.accuracies)  # tasks that joined drift as all do
@@ -94,7 +94,7 @@ def planning_problem(
         drifted_points(asked, spec),
         situation.prompt_tokens,
     )
-    hold_seconds = pipeline.spec.adaptation.hold_seconds
+    hold_seconds = pipeline.spec.adaptation.scale_down_stabilization_seconds
     held = why_more(situation.forecast.peak_rps, load_rps, planned_rps, hold_seconds)
     forecast = situation.forecast.model_copy(update={"peak_rps": load_rps, "held": held})
     with time_limit():
@@ -131,14 +131,14 @@ def plan_of(
         for stage, option in zip(found.program.stages, choice, strict=True)
     }
     stages = tuple(by_name[stage.name][0] for stage in pipeline.spec.stages)
-    if pipeline.spec.departure_policy == "ModalityMix":  # the only one that heeds a price
+    if pipeline.spec.scheduling_policy == "ModalityMix":  # the only one that heeds a price
         stages = tuple(priced(stage, question.stage_rps(stage.name)) for stage in stages)
     left_out = tuple(why for stage in pipeline.spec.stages for why in by_name[stage.name][1])
     before = 0 if current is None else current.spec.generation
     changed = current is None or _lines(current.spec.stages) != _lines(stages)
     cause = f"planned for {forecast.peak_rps:.3g} requests/s by {forecast.source}"
-    cause += f": {forecast.held}" if forecast.held else ""
-    strained = question.strain > 1.0 and any(stage.writes for stage in question.spec.stages)
+    cause += f": {forecast.hold_reason}" if forecast.hold_reason else ""
+    strained = question.strain > 1.0 and any(stage.generates for stage in question.spec.stages)
     cause += "".join(f"; {offered}" for offered in map(question.offered, question.spec.stages) if offered)
     cause += f"; with {question.strain:.3g} times the profiled seconds, since promises were broken" if strained else ""
     cause += f"; {question.beside_others}" if question.beside_others else ""
@@ -155,9 +155,9 @@ def plan_of(
         explanation=explain(found, stages, current, cause).model_copy(
             update={
                 "accuracy_basis": basis_words(question.spec, stages),
-                "points_left_out": left_out,
+                "excluded_points": left_out,
                 "batch_sizes_capped": capped_batch_sizes(question.spec),
-                "accuracies_drifted": question.drifts,
+                "drifted_accuracies": question.drifts,
             }
         ),
     )
@@ -195,12 +195,12 @@ def _stage_plan(question: PlanningProblem, name: str, option: Option) -> tuple[S
         cores=variant.resources.cpu,
         accuracy=planned.accuracy,
         accuracy_by_task=planned.accuracy_by_task,
-        reads=planned.reads,
+        inputs=planned.inputs,
         service_seconds=planned.service_seconds,
-        looks=planned.looks,
-        escalation=option.escalation,
+        escalations=planned.escalations,
+        planned_escalation=option.planned_escalation,
         prompt_tokens=reads.tokens,
-        reading_seconds=reads.seconds,
+        prefill_seconds=reads.seconds,
         throughput_rps=option.throughput_rps,
         latency_seconds=option.latency_seconds,
     )

@@ -143,13 +143,13 @@ def _point(variant: Variant, point: OperatingPoint, changes: _Changes) -> Operat
     own = changes.overall
     evidence = None if point.accuracy_evidence is None else _along(point.accuracy_evidence, own[point.name])
     now = {other.name: other.accuracy + own[other.name] for other in variant.points}
-    looks = [look for look in point.second_looks if now[look.point] > now[point.name]]
+    looks = [look for look in point.escalations if now[look.to] > now[point.name]]
     return point.model_copy(
         update={
             "accuracy": _moved(point.accuracy, own[point.name]),
             "accuracy_evidence": evidence,
             "accuracy_by_task": _tasks(point, changes),
-            "second_looks": tuple(_look(look, point.name, changes) for look in looks),
+            "escalations": tuple(_look(look, point.name, changes) for look in looks),
         }
     )
 
@@ -165,15 +165,15 @@ def _tasks(point: OperatingPoint, changes: _Changes) -> dict[str, Accuracy]:
 def _look(look: Escalation, first: str, changes: _Changes) -> Escalation:
     """A second look once the accuracies of its two points have changed, overall and on its tasks."""
     by_task = {
-        task: _shifted(own, changes.on(first, task), changes.on(look.point, task)) for task, own in look.by_task.items()
+        task: _shifted(own, changes.on(first, task), changes.on(look.to, task)) for task, own in look.by_task.items()
     }
-    moved = _shifted(look, changes.overall[first], changes.overall[look.point])
+    moved = _shifted(look, changes.overall[first], changes.overall[look.to])
     return moved.model_copy(update={"by_task": by_task})
 
 
 def _shifted(look: _Looked, first: float, then: float) -> _Looked:
     by = (1 - look.share) * first + look.share * then
-    low = None if look.low is None else _moved(look.low, by)
+    low = None if look.accuracy_low is None else _moved(look.accuracy_low, by)
     return look.model_copy(update={"accuracy": _moved(look.accuracy, by), "low": low})
 
 

@@ -35,7 +35,7 @@ def expectation(
 def _accuracy(question: PlanningProblem, plan: StagePlan) -> float:
     """Of a stage's answers at the load that keeps coming; no less than planned."""
     rows_rps = question.sustained_stage_rps(plan.name)
-    if not question.spec.looks_twice or rows_rps <= 0:
+    if not question.spec.escalates or rows_rps <= 0:
         return plan.expected_accuracy
     seconds = row_seconds(rows_rps, plan.replicas) / _ratio(question, plan)
     return max(plan.expected_accuracy, best_mix(ways(_in_time(question, plan)), seconds)[0])

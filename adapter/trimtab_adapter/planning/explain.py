@@ -17,7 +17,7 @@ def explain(answer: PlanSolution, stages: Sequence[StagePlan], current: Pipeline
     """Explain a solution against the plan before it."""
     return Explanation(
         change=_change(stages, current, cause),
-        layout=layout(answer),
+        placement=layout(answer),
         binding_constraint=binding_constraint(answer),
         runner_up=runner_up(answer),
         solver=_solver(answer.solution),
@@ -52,7 +52,7 @@ def line(option: Option | StagePlan) -> str:
     if not option.replicas:
         return "no replicas"
     point = "" if option.operating_point == "default" else f"/{option.operating_point}"
-    again = "" if option.escalation is None else f" > {option.escalation}"
+    again = "" if option.planned_escalation is None else f" > {option.planned_escalation}"
     return f"{option.variant}{point}{again} ×{option.replicas} batch {option.batch_size}"
 
 

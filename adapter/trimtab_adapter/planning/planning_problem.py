@@ -62,7 +62,7 @@ class PlanningProblem:
     def offered(self, stage: Stage) -> str:
         """Say in a few words which prompts a stage that writes is planned for; nothing where nobody measured them."""
         tokens = self.prompt_tokens.get(stage.name, 0.0)
-        if not stage.writes or not tokens:
+        if not stage.generates or not tokens:
             return ""
         come = tokens * self.stage_rps(stage.name) / self.sharing
         return f"{stage.name}: prompts of {tokens:.3g} tokens, {come:.3g} a second"
@@ -79,10 +79,10 @@ class PlanningProblem:
     @property
     def promise(self) -> tuple[str, float]:
         """What is planned for, and its seconds: of who writes the first piece, where it was measured."""
-        slo, writers = self.spec.slo, [stage for stage in self.spec.stages if stage.writes]
-        if slo.first_token_seconds is None or not all(self._knows_first(stage) for stage in writers):
+        slo, writers = self.spec.slo, [stage for stage in self.spec.stages if stage.generates]
+        if slo.time_to_first_token_seconds is None or not all(self._knows_first(stage) for stage in writers):
             return "slo.latency", slo.latency_seconds
-        return "slo.firstToken", slo.first_token_seconds
+        return "slo.timeToFirstToken", slo.time_to_first_token_seconds
 
     def _knows_first(self, stage: Stage) -> bool:
         profile = self.profiles.get(stage.name)

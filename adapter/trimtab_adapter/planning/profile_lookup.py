@@ -18,7 +18,7 @@ def point_profile(
     Of who writes it is for chats that show as many images as they do now, and have as many tokens.
     """
     found = question.profiles[stage.name].spec.point(variant.name, point.name, variant.resources.cpu)
-    if found is None or not stage.writes:
+    if found is None or not stage.generates:
         return found
     return found.showing(question.images(stage.name), question.prompt_tokens.get(stage.name, 0.0))
 
@@ -50,10 +50,10 @@ class PrefillProfile:
 def prefill_profile(question: PlanningProblem, stage: Stage, variant: Variant, point: OperatingPoint) -> PrefillProfile:
     """What was measured of an operating point of who writes; nothing of others, and where a profile does not say."""
     found = question.profiles[stage.name].spec.point(variant.name, point.name, variant.resources.cpu)
-    if found is None or found.chats is None or not found.chats.reading_seconds:
+    if found is None or found.chats is None or not found.chats.prefill_seconds:
         return PrefillProfile()
     usual = found.chats.prompt_tokens_showing(question.images(stage.name))
-    return PrefillProfile(max(usual, question.prompt_tokens.get(stage.name, 0.0)), found.chats.reading_seconds)
+    return PrefillProfile(max(usual, question.prompt_tokens.get(stage.name, 0.0)), found.chats.prefill_seconds)
 
 
 def service_ratio(question: PlanningProblem, stage: Stage, variant: Variant, profile: PointProfile) -> float:
@@ -64,7 +64,7 @@ def service_ratio(question: PlanningProblem, stage: Stage, variant: Variant, pro
     the first piece of a row beside others, which is no measure of how long a batch takes; there broken promises tell.
     They tell of who encodes for them, too: else a layout would look better for what is apart in it.
     """
-    if stage.writes:
+    if stage.generates:
         return question.strain
     ratio = _measured_ratio(question, stage, variant, profile)
     if stage.encodes and question.strain > 1.0:

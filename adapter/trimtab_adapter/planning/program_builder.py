@@ -90,8 +90,8 @@ def _idle(question: PlanningProblem, stage: Stage) -> Option:
 
 def _apart(question: PlanningProblem, stage: Stage, variant: Variant) -> bool | None:
     """Whether a variant is for images that are encoded apart; None where there is no such choice."""
-    if stage.parts:
-        return not variant.whole
+    if stage.chooses_encoder_placement:
+        return not variant.colocated
     return True if stage.name in question.spec.encoders.values() else None
 
 
@@ -133,7 +133,7 @@ def batch_sizes(spec: InferencePipelineSpec, stage: Stage, pin: Pin) -> list[int
 def capped_batch_sizes(spec: InferencePipelineSpec) -> tuple[str, ...]:
     """Say of which stages batches are smaller than asked for, and why."""
     return tuple(
-        f"{stage.name}: batches of {most} rows at most and not {largest}: {spec.departure_policy} sends no more"
+        f"{stage.name}: batches of {most} rows at most and not {largest}: {spec.scheduling_policy} sends no more"
         for stage in spec.stages
         for largest in [max(stage.batch_sizes if stage.pin.batch_size is None else (stage.pin.batch_size,))]
         for most in [_most_rows(spec, stage)]
@@ -143,7 +143,7 @@ def capped_batch_sizes(spec: InferencePipelineSpec) -> tuple[str, ...]:
 
 def _most_rows(spec: InferencePipelineSpec, stage: Stage) -> int | None:
     """Rows of a stage's largest batch; None where nothing bounds them. Rows that are written leave one by one."""
-    return None if stage.writes else spec.most_batch_rows
+    return None if stage.generates else spec.most_batch_rows
 
 
 def _option(
@@ -171,7 +171,7 @@ def _option(
         latency_seconds=_latency_seconds(question, stage, candidate, batch_size, replicas, backlog),
         throughput_rps=replicas * candidate.most_rps(batch_size),
         penalty=_penalty(question, stage, candidate, batch_size, replicas),
-        escalation=look,
+        planned_escalation=look,
         apart=_apart(question, stage, variant),
     )
 
@@ -198,7 +198,7 @@ def _latency_seconds(
     """Of a row in a stage; who writes has a place for each of so many rows, and none waits for a batch to end."""
     quantile = question.spec.slo.quantile
     service = candidate.own.seconds(batch_size, quantile)
-    if stage.writes and question.promise[0] == "slo.firstToken":
+    if stage.generates and question.promise[0] == "slo.timeToFirstToken":
         return service + backlog
-    transfer = stage.transfer_seconds if stage.encodes else 0.0
+    transfer = stage.embedding_transfer_seconds if stage.encodes else 0.0
     return planned_seconds(service, replicas, backlog, quantile) + transfer

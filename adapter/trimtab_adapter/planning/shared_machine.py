@@ -43,7 +43,7 @@ def within_machine(question: PlanningProblem, seen: MachineLoad | None) -> Plann
     """
     stages, budget = question.spec.stages, question.spec.budget.cores
     pinned = any(stage.pin.replicas is not None for stage in stages)
-    if seen is None or pinned or not any(stage.writes for stage in stages):
+    if seen is None or pinned or not any(stage.generates for stage in stages):
         return relax(question)
     machine = seen.at(question.load_rps)
     if budget <= machine.left_cores:

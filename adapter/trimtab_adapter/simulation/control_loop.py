@@ -47,7 +47,9 @@ class SimulatedControlLoop:
         self._deliberation.learn(state)
         adaptation = pipeline.spec.adaptation
         forecast = forecast_record(self.forecaster, load, adaptation)
-        situation = self._deliberation.situation(forecast, current, load.now_seconds, adaptation.hold_seconds)
+        situation = self._deliberation.situation(
+            forecast, current, load.now_seconds, adaptation.scale_down_stabilization_seconds
+        )
         self._deliberation.decided(load.now_seconds, forecast)
         return self.decide(pipeline, profiles, situation)
 

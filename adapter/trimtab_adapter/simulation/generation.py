@@ -9,7 +9,7 @@ import numpy as np
 from trimtab_adapter.simulation.replica import SimulatedReplica
 from trimtab_adapter.simulation.transport import Ended, SimulatedTransport, rows_of
 from trimtab_pipelines.spec import InferencePipelineSpec
-from trimtab_pipelines.stages import ANSWER, MESSAGES, PULLED, SHOWN
+from trimtab_pipelines.stages import EMBEDDINGS_INPUT, GENERATION_OUTPUTS, IMAGES_INPUT, MESSAGES_INPUT
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage, texts
 from trimtab_protocol.tensors import Array
 from trimtab_router.scheduling.batch_outcomes import Cancelled, Completed, Ending
@@ -38,15 +38,15 @@ def placeholder_messages(rows: int, tokens: int) -> Array:
 
 def text_tokens_in(inputs: Mapping[str, Array]) -> int:
     """How many tokens the words of a row come to; 0 where nothing says so."""
-    messages = inputs.get(MESSAGES)
+    messages = inputs.get(MESSAGES_INPUT)
     return len(messages[0]) // TOKEN_BYTES if messages is not None and messages.dtype.kind == "O" else 0
 
 
 def images_in(inputs: Mapping[str, Array]) -> int:
     """How many images the chat of a row shows, who writes it told by what it reads."""
-    if SHOWN in inputs:
-        return int(inputs[SHOWN].shape[1])
-    return len(json.loads(inputs[PULLED][0])) if PULLED in inputs else 0
+    if IMAGES_INPUT in inputs:
+        return int(inputs[IMAGES_INPUT].shape[1])
+    return len(json.loads(inputs[EMBEDDINGS_INPUT][0])) if EMBEDDINGS_INPUT in inputs else 0
 
 
 class SimulatedGenerationTransport(SimulatedTransport):
@@ -83,7 +83,7 @@ class SimulatedGenerationTransport(SimulatedTransport):
 
     def _written(self, replica: SimulatedReplica, parcel: Batch, wrote: Wrote, usage: Usage) -> None:
         self._tell(replica, parcel, wrote, LastChunk("", "stop", usage))
-        given = {name: rows_of(1) for name, *_ in ANSWER}
+        given = {name: rows_of(1) for name, *_ in GENERATION_OUTPUTS}
         self._end(replica, parcel, Completed((given,), parcel.point.name))
 
     def _end(self, replica: SimulatedReplica, parcel: Batch, ending: Ending) -> None:

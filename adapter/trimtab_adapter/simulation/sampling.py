@@ -56,7 +56,7 @@ class ServiceTimeSampler:
             text_tokens: of its chat's words; as many as were profiled where it is 0.
         """
         profile = self._profiled(variant, point).showing(images)
-        begun, tokens = profile.until_first, 1.0 if profile.chats is None else profile.chats.tokens
+        begun, tokens = profile.until_first_token, 1.0 if profile.chats is None else profile.chats.tokens
         own = self._measured(variant) * self._conditions.service_ratios.get((self._stage.name, variant), 1.0)
         deviation = _deviation(begun, beside) * self._conditions.spread
         drawn = own * math.exp(deviation * float(self._random.standard_normal()))

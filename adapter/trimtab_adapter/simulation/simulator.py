@@ -33,7 +33,7 @@ from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.request_outcome import FAILED, LATE, OK, RequestOutcome
 from trimtab_pipelines.router_state import Served
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.stages import MESSAGES, SHOWN
+from trimtab_pipelines.stages import IMAGES_INPUT, MESSAGES_INPUT
 from trimtab_protocol.tensors import Array
 from trimtab_router.execution.executor import PipelineExecutor, RequestState
 from trimtab_router.execution.slo import SloResolver
@@ -75,7 +75,7 @@ class Scenario:
         lacks: the optional inputs that requests come without, in turns too.
         images: that chats show, in turns too; what the pipeline expects where there are none.
         text_tokens: of the words of chats, in turns too; as many as were profiled where there are none.
-        seed: of service times, fan-outs and certainties.
+        seed: of service times, fan-outs and confidences.
     """
 
     pipeline: InferencePipeline
@@ -107,19 +107,19 @@ def transports(
     """Who carries the batches of each stage; `on_idle` is called when a draining replica has none left."""
     conditions, stages = scenario.conditions, scenario.pipeline.spec.order
     spawned = np.random.default_rng(scenario.seed).spawn(3 * len(stages))
-    streams, certainties = iter(spawned), spawned[2 * len(stages) :]
+    streams, confidences = iter(spawned), spawned[2 * len(stages) :]
     machine = Machine(conditions.contention, conditions.speeds)
     carriers: dict[str, SimulatedTransport] = {}
-    for stage, certainty in zip(stages, certainties, strict=True):
+    for stage, confidence in zip(stages, confidences, strict=True):
         if stage.name not in scenario.profiles:
             raise PlanningError(f"stage {stage.name} has no profile; profile the pipeline first")
-        made = SimulatedGenerationTransport if stage.writes else SimulatedTransport
+        made = SimulatedGenerationTransport if stage.generates else SimulatedTransport
         carriers[stage.name] = made(
             stage,
             clock=clock,
             times=ServiceTimeSampler(stage, scenario.profiles[stage.name], conditions, next(streams)),
             fan_outs=fan_outs(stage, conditions, next(streams)),
-            certainties=certainty,
+            confidences=confidence,
             transfer_seconds=conditions.transfer_seconds,
             load_seconds=conditions.load_seconds,
             machine=machine,
@@ -208,7 +208,7 @@ class Simulator:
                 carrier.stage,
                 plan=scenario.plan.spec.stage(name),
                 max_rows=spec.queue.max_rows,
-                policy=scenario.policy or POLICIES[spec.departure_policy],
+                policy=scenario.policy or POLICIES[spec.scheduling_policy],
                 drop_policy=spec.drop_policy,
                 clock=self.agenda,
                 carrier=carrier,
@@ -256,7 +256,7 @@ class Simulator:
         variants, points = {}, {}
         for stage, served in journey.served.items():
             variants[stage], points[stage] = served[0].variant, served[0].operating_point
-            if served[0].certainties is not None:
+            if served[0].confidences is not None:
                 self.provisional[index] |= any(piece.provisional for piece in served)
         self.variants[index], self.points[index] = variants, points
         if self.scenario.adaptation is not None:
@@ -271,13 +271,13 @@ class Simulator:
         rows, lacks = self.request_rows[index % len(self.request_rows)], self.lacks[index % len(self.lacks)]
         images = self.images[index % len(self.images)]
         given: dict[str, Array] = {name: rows_of(rows) for name in self.names if name not in lacks}
-        if self.scenario.text_tokens and MESSAGES in given:
-            given[MESSAGES] = placeholder_messages(
+        if self.scenario.text_tokens and MESSAGES_INPUT in given:
+            given[MESSAGES_INPUT] = placeholder_messages(
                 rows, self.scenario.text_tokens[index % len(self.scenario.text_tokens)]
             )
-        if SHOWN in given and self.course.teller is not None:
-            del given[SHOWN]
-            given |= {SHOWN: placeholder_images(rows, images)} if images else {}
+        if IMAGES_INPUT in given and self.course.teller is not None:
+            del given[IMAGES_INPUT]
+            given |= {IMAGES_INPUT: placeholder_images(rows, images)} if images else {}
         return given
 
     def _end(self, index: int, end: RequestOutcome) -> None:
@@ -341,7 +341,7 @@ class Simulator:
 
     def _put_in_force(self, plan: PipelinePlan) -> None:
         for name, desk in self.desks.items():
-            desk.follow(plan.spec.stage(name))
+            desk.apply_plan(plan.spec.stage(name))
         self.fleet.follow(plan)
 
     def _fail(self, stage: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from trimtab_adapter.simulation.replica import Machine, SimulatedReplica
 from trimtab_adapter.simulation.sampling import FanOut, ServiceTimeSampler
 from trimtab_pipelines.escalation import TaskEscalation
-from trimtab_pipelines.stages import PULLED, Stage
+from trimtab_pipelines.stages import EMBEDDINGS_INPUT, Stage
 from trimtab_protocol.tensors import Array
 from trimtab_router.scheduling.batch_outcomes import Completed, Ending, ReplicaLost
 from trimtab_router.scheduling.interfaces import Clock
@@ -89,7 +89,7 @@ class SimulatedTransport:
         clock: the clock.
         times: draws the seconds of its batches.
         fan_outs: draws the rows of its counted outputs, by the name of the count.
-        certainties: draws how certain the model is of each row, where the stage tells it: as second looks were
+        confidences: draws how certain the model is of each row, where the stage tells it: as second looks were
             measured to find it, else evenly from 0 to 1.
         transfer_seconds: of each service time, what passes on the way.
         load_seconds: of operating points that are models of their own.
@@ -107,7 +107,7 @@ class SimulatedTransport:
         clock: Clock,
         times: ServiceTimeSampler,
         fan_outs: Mapping[str, FanOut],
-        certainties: np.random.Generator,
+        confidences: np.random.Generator,
         transfer_seconds: float,
         load_seconds: Mapping[str, float],
         machine: Machine,
@@ -120,7 +120,7 @@ class SimulatedTransport:
         self._fan_outs = fan_outs
         self._whole = [output.name for output in stage.outputs if output.counted_by is None]
         self._counted = {count: [o.name for o in stage.outputs if o.counted_by == count] for count in fan_outs}
-        self._certainties = certainties
+        self._confidences = confidences
         self._transfer_seconds = transfer_seconds
         self._load_seconds = load_seconds
         self._machine = machine
@@ -130,7 +130,7 @@ class SimulatedTransport:
     def look_around(self) -> None:
         """Tell the desk which replicas there are: call it whenever one came, went or closed."""
         self._by_slot = {replica.slot: replica for replica in self.replicas}
-        self.desk.staff(list(self._by_slot))
+        self.desk.set_replicas(list(self._by_slot))
 
     def carry(self, parcel: Batch, ended: Ended) -> None:
         """Draw when the batch is done."""
@@ -192,20 +192,20 @@ class SimulatedTransport:
         for count, fan_out in self._fan_outs.items():
             given |= dict.fromkeys(self._counted[count], rows_of(fan_out.draw(rows)))
         if self.stage.encodes:
-            given[PULLED] = _references(rows)
-        if self.stage.certainty is not None:
-            given[self.stage.certainty] = _certainties(point, piece.work.wish.task, self._certainties.random(rows))
+            given[EMBEDDINGS_INPUT] = _references(rows)
+        if self.stage.confidence is not None:
+            given[self.stage.confidence] = _confidences(point, piece.work.wish.task, self._confidences.random(rows))
         return given
 
 
-def _certainties(point: Point, task: str, drawn: Array) -> Array:
+def _confidences(point: Point, task: str, drawn: Array) -> Array:
     """How certain a point is of a task's rows, a share of which is less certain: through its looks' thresholds."""
     if not point.looks:
         return drawn
-    known = sorted({(own.share, own.below) for look in point.looks if (own := _own(look, task)).share < 1})
+    known = sorted({(own.share, own.confidence_below) for look in point.looks if (own := _own(look, task)).share < 1})
     shares, belows = ([0.0, *(pair[n] for pair in known), 1.0] for n in (0, 1))
-    certainties: Array = np.interp(drawn, shares, belows)
-    return certainties
+    confidences: Array = np.interp(drawn, shares, belows)
+    return confidences
 
 
 def _own(look: Escalation, task: str) -> Escalation | TaskEscalation:

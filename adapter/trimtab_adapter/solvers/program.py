@@ -30,13 +30,13 @@ class Option:
     latency_seconds: float
     throughput_rps: float  # rows per second of all replicas, saturated
     penalty: float = 0.0  # objective lost by choosing it: the price of a change
-    escalation: EscalationPlan | None = None  # the least certain rows are answered again
+    planned_escalation: EscalationPlan | None = None  # the least certain rows are answered again
     apart: bool | None = None  # images are encoded apart, or are not; None: goes with either
 
     @property
     def model(self) -> tuple[str, str]:
         """Which model answers, and how it runs."""
-        again = "" if self.escalation is None else f" > {self.escalation}"
+        again = "" if self.planned_escalation is None else f" > {self.planned_escalation}"
         return self.variant, self.operating_point + again
 
 

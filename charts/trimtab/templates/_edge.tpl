@@ -1,7 +1,7 @@
 {{/* The door of each pipeline, as its router reads it: where things are in the pods, never what is in them. */}}
 {{- define "trimtab.edge" -}}
 {{- $edge := .Values.edge }}
-{{- $settings := dict "clients" $edge.clients "patience" $edge.patience "maxConnections" (int $edge.maxConnections) "maxStreams" (int $edge.maxStreams) "trustedHops" (int $edge.trustedHops) "accessLog" $edge.accessLog "accessLogFields" $edge.accessLogFields "memory" $edge.memory "jwt" $edge.jwt }}
+{{- $settings := dict "clients" $edge.clients "timeouts" $edge.timeouts "maxConnections" (int $edge.maxConnections) "maxStreams" (int $edge.maxStreams) "trustedHops" (int $edge.trustedHops) "accessLog" $edge.accessLog "accessLogFields" $edge.accessLogFields "memory" $edge.memory "jwt" $edge.jwt }}
 {{- if include "trimtab.edgeTlsSecret" . }}
 {{- $tls := dict "certificate" "/etc/trimtab-tls/tls.crt" "key" "/etc/trimtab-tls/tls.key" }}
 {{- if $edge.tls.clientCa }}

@@ -75,7 +75,7 @@ livenessProbe:
   initialDelaySeconds: 10
   periodSeconds: 10
   timeoutSeconds: 5
-  failureThreshold: 6
+  failureThresscaleDownStabilization: 6
 readinessProbe:
   httpGet: {path: /healthz, port: health}
   periodSeconds: 5

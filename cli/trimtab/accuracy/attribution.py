@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trimtab_loadtester.payloads.interface import Score
-from trimtab_pipelines.accuracy_evidence import Accuracy, mean_certainty, wilson_interval
+from trimtab_pipelines.accuracy_evidence import Accuracy, mean_confidence, wilson_interval
 from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -33,7 +33,7 @@ class ReceivedAnswer:
     """
 
     score: Score
-    certainties: Mapping[str, str] = field(default_factory=dict)
+    confidences: Mapping[str, str] = field(default_factory=dict)
     task: str = ""
 
 
@@ -92,17 +92,17 @@ def choices(pipeline: InferencePipeline) -> list[Choice]:
     return [best, *others]
 
 
-def mean_certainties(heard: Sequence[ReceivedAnswer], told_apart: Collection[str] = ()) -> dict[str, float]:
-    """Map a stage to how certain it was of all rows, as a mean, where one can be told (`mean_certainty`).
+def mean_confidences(heard: Sequence[ReceivedAnswer], told_apart: Collection[str] = ()) -> dict[str, float]:
+    """Map a stage to how certain it was of all rows, as a mean, where one can be told (`mean_confidence`).
 
     Args:
         heard: what came of samples.
         told_apart: stages whose accuracies are told by task.
     """
     found = {}
-    for stage in {stage for one in heard for stage in one.certainties}:
-        told = [float(part or "nan") for one in heard for part in one.certainties.get(stage, "").split(",")]
-        mean = mean_certainty(told, [one.task for one in heard] if stage in told_apart else ())
+    for stage in {stage for one in heard for stage in one.confidences}:
+        told = [float(part or "nan") for one in heard for part in one.confidences.get(stage, "").split(",")]
+        mean = mean_confidence(told, [one.task for one in heard] if stage in told_apart else ())
         if mean is not None:
             found[stage] = mean
     return found
@@ -122,7 +122,7 @@ def accuracies(
     pipeline: InferencePipeline,
     tallies: Mapping[Choice, Tally],
     samples_digest: str,
-    certainties: Mapping[Choice, Mapping[str, float]],
+    confidences: Mapping[Choice, Mapping[str, float]],
 ) -> dict[Place, Accuracy]:
     """Map (stage, variant, operating point) to its measured accuracy.
 
@@ -130,7 +130,7 @@ def accuracies(
         pipeline: that was measured.
         tallies: what came of the samples.
         samples_digest: of the samples.
-        certainties: how certain each stage was with a choice, as a mean.
+        confidences: how certain each stage was with a choice, as a mean.
 
     Raises:
         NothingRight: no sample was answered rightly with the best variants.
@@ -142,7 +142,7 @@ def accuracies(
         raise NothingRight(
             "not one sample was answered rightly with the best variants: do the samples' outputs have the right names?"
         )
-    return attributed(pipeline, tallies, by, samples_digest, certainties)
+    return attributed(pipeline, tallies, by, samples_digest, confidences)
 
 
 def attributed(
@@ -150,7 +150,7 @@ def attributed(
     tallies: Mapping[Choice, Tally],
     by: float,
     samples_digest: str,
-    certainties: Mapping[Choice, Mapping[str, float]],
+    confidences: Mapping[Choice, Mapping[str, float]],
 ) -> dict[Place, Accuracy]:
     """Give each choice's share, times a factor, to the variants by which it differs from the best.
 
@@ -159,7 +159,7 @@ def attributed(
         tallies: what came of the samples.
         by: the factor (`factor`).
         samples_digest: of the samples.
-        certainties: how certain each stage was with a choice, as a mean.
+        confidences: how certain each stage was with a choice, as a mean.
     """
     best = choices(pipeline)[0]
     found = {}
@@ -167,8 +167,8 @@ def attributed(
         for stage, mine, reference in zip(pipeline.spec.order, choice, best, strict=True):
             if mine != reference or choice == best:
                 judged = _accuracy(tally, by, samples_digest)
-                mean = certainties.get(choice, {}).get(stage.name)
-                found[stage.name, *mine] = judged.model_copy(update={"mean_certainty": mean})
+                mean = confidences.get(choice, {}).get(stage.name)
+                found[stage.name, *mine] = judged.model_copy(update={"mean_confidence": mean})
     return found
 
 

@@ -1,7 +1,7 @@
 """From answers at each operating point to what looking again at the least certain is worth. Pure.
 
 It is told of stages that say how certain they are, in pipelines of one stage and samples of one row: where several
-stages or rows make one answer, it is not known whose certainty was right. Samples that tell their tasks get thresholds
+stages or rows make one answer, it is not known whose confidence was right. Samples that tell their tasks get thresholds
 by task.
 """
 
@@ -22,7 +22,7 @@ def escalations(
 ) -> dict[tuple[str, str, str], tuple[Escalation, ...]]:
     """Map (stage, variant, operating point) to its second looks, none among them; empty where they cannot be told."""
     (stage, *others) = pipeline.spec.stages
-    if others or stage.certainty is None:
+    if others or stage.confidence is None:
         return {}
     found: dict[tuple[str, str, str], tuple[Escalation, ...]] = {}
     for variant in stage.variants:
@@ -37,11 +37,11 @@ def escalations(
 
 
 def _seen(stage: Stage, heard: Sequence[ReceivedAnswer], reads: frozenset[str]) -> ConfidenceSample | None:
-    """The samples as one point sees them; None where a sample is not one answer with one certainty."""
-    told = [one.certainties.get(stage.name, "").split(",") for one in heard]
+    """The samples as one point sees them; None where a sample is not one answer with one confidence."""
+    told = [one.confidences.get(stage.name, "").split(",") for one in heard]
     if any(one.score.total != 1 for one in heard) or any(len(one) != 1 or not one[0] for one in told):
         return None
-    certainty = np.array([float(one[0]) for one in told])
+    confidence = np.array([float(one[0]) for one in told])
     tasks = np.array([one.task for one in heard])
     right = np.array([one.score.correct == 1 for one in heard])
-    return ConfidenceSample(certainty, right, reads, tasks if np.all(tasks != "") else None)
+    return ConfidenceSample(confidence, right, reads, tasks if np.all(tasks != "") else None)

@@ -68,7 +68,7 @@ def without_deadlines(pipeline: InferencePipeline, home: Path) -> InferencePipel
         "slo": {"latency": f"{PATIENCE_SECONDS:g}s"},
         "budget": {"cores": cores, "surgeCores": cores},
         "dropPolicy": "Never",
-        "departurePolicy": "UrgentFirst",
+        "schedulingPolicy": "EarliestDeadlineFirst",
     }
     for stage in document["spec"]["stages"]:
         for variant in stage["variants"]:
@@ -90,7 +90,7 @@ def plan_of(pipeline: InferencePipeline, choice: Choice, generation: int) -> Pip
                 replicas=1,
                 cores=variant.resources.cpu,
                 accuracy=variant.point(point).accuracy,
-                reads=variant.point(point).modalities,
+                inputs=variant.point(point).modalities,
             )
         )
     spec = PipelinePlanSpec(pipeline=pipeline.name, generation=generation, created_at=0.0, stages=tuple(stages))
@@ -140,9 +140,9 @@ async def _send(
                 raise StartError(f"sample {number} was served by {told.get(named.variant)}, not by {variant} {point}")
         found, task = {tensor.name: tensor.array for tensor in answer.response.outputs}, order.samples.task(number)
         try:
-            certainties = {stage: str(told.get(named.certainties, "")) for stage, named in parameters.items()}
+            confidences = {stage: str(told.get(named.confidences, "")) for stage, named in parameters.items()}
             score = order.samples.score(payload.truth, found)
-            heard[number] = ReceivedAnswer(score, certainties, task)
+            heard[number] = ReceivedAnswer(score, confidences, task)
         except (KeyError, ValueError, TypeError) as error:
             raise SamplesError(f"sample {number}: its answer cannot be scored: {error!r}") from error
         on_progress(words)

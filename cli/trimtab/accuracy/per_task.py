@@ -14,7 +14,7 @@ from trimtab.accuracy.attribution import (
     attributed,
     choices,
     factor,
-    mean_certainties,
+    mean_confidences,
 )
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.spec import InferencePipeline
@@ -46,8 +46,8 @@ def on_tasks(
         by = factor(tallies[best].share, len(best))
         if by is None:
             continue
-        certainties = {choice: mean_certainties(listed) for choice, listed in own.items()}
-        for place, accuracy in attributed(pipeline, tallies, by, samples_digest, certainties).items():
+        confidences = {choice: mean_confidences(listed) for choice, listed in own.items()}
+        for place, accuracy in attributed(pipeline, tallies, by, samples_digest, confidences).items():
             if place[0] in stages:
                 found.setdefault(place, {})[task] = accuracy
     return found

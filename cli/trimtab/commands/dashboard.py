@@ -1,4 +1,4 @@
-"""`trimtab page`: the live page of a run's folder, of a router that runs elsewhere, or of a pipeline in a cluster."""
+"""`trimtab dashboard`: the live page of a run's folder, of a router that runs elsewhere, or of a pipeline in a cluster."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""`trimtab accuracy`: measure every variant and operating point on a user's own samples, and write it down."""
+"""`trimtab evaluate`: measure every variant and operating point on a user's own samples, and write it down."""
 
 import asyncio
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from trimtab.accuracy.attribution import Place, Tally, accuracies, mean_certainties
+from trimtab.accuracy.attribution import Place, Tally, accuracies, mean_confidences
 from trimtab.accuracy.escalation import escalations
 from trimtab.accuracy.evaluate import Order, evaluate
 from trimtab.accuracy.per_task import on_tasks, stages_with_task_accuracy
@@ -38,8 +38,8 @@ def command(
 ) -> int:
     """Measure the accuracy of every variant and operating point on your own samples; write it into the pipeline.
 
-    A stage that says how certain it is has its mean certainty written beside: drifts are told by how that changes.
-    Where samples tell their tasks, accuracies on each are written, with the mean certainty on each.
+    A stage that says how certain it is has its mean confidence written beside: drifts are told by how that changes.
+    Where samples tell their tasks, accuracies on each are written, with the mean confidence on each.
     Of a pipeline of several stages, each variant is tried with the best of the other stages. A single stage that says
     how certain it is gets second looks too: what it is worth to ask a more accurate point about the least certain rows.
     """
@@ -62,8 +62,8 @@ def command(
         heard = asyncio.run(evaluate(order, folder, show))
     tallies = {choice: Tally.of([one.score for one in found]) for choice, found in heard.items()}
     apart = stages_with_task_accuracy(document) if tasks else ()
-    certainties = {choice: mean_certainties(found, apart) for choice, found in heard.items()}
-    measured, again = accuracies(document, tallies, digest, certainties), escalations(document, heard)
+    confidences = {choice: mean_confidences(found, apart) for choice, found in heard.items()}
+    measured, again = accuracies(document, tallies, digest, confidences), escalations(document, heard)
     by_task = on_tasks(document, heard, tasks, digest)
     rows = [
         _row(document, place, task, one)
@@ -79,7 +79,7 @@ def command(
             best = found[-1]
             console.print(
                 f"{variant} {point}: {len(found)} second looks, up to {best.accuracy:.4f} "
-                f"with {best.share:.0%} of the samples again at {best.point}"
+                f"with {best.share:.0%} of the samples again at {best.to}"
             )
     console.print(f"written to {written}")
     figures: dict[str, float | int | str | None] = {
@@ -102,6 +102,6 @@ def _row(pipeline: InferencePipeline, place: Place, task: str, found: Accuracy) 
     known = pipeline.spec.stage(stage).variant(variant).point(point)
     before = known.accuracy_by_task.get(task) if task else known.judged()
     was = "" if before is None else f"{before.value:.4f} {before.standing}"
-    certain = "" if found.mean_certainty is None else f"{found.mean_certainty:.4f}"
+    certain = "" if found.mean_confidence is None else f"{found.mean_confidence:.4f}"
     interval = f"{found.low:.4f} – {found.high:.4f}"
     return stage, variant, point, task or "all", was, f"{found.value:.4f}", interval, certain

@@ -1,4 +1,4 @@
-"""`trimtab load`: push a pipeline that runs already, and account for every request."""
+"""`trimtab loadtest`: push a pipeline that runs already, and account for every request."""
 
 import signal
 from collections.abc import Mapping

@@ -35,7 +35,7 @@ def command(
     state, counters = asyncio.run(_ask(*(("127.0.0.1", port) if address is None else place_of(address))))
     if as_json:
         told: dict[str, Any] = {"received": counters.received, **counters.outcomes}
-        told |= {"callers_faults": counters.callers_faults}
+        told |= {"client_errors": counters.client_errors}
         chats = {name: asdict(chats_counted(counters, name)) for name in counters.first_buckets}
         told |= {"chats": {name: _told(figures) for name, figures in chats.items()}} if chats else {}
         write_json_line(
@@ -59,7 +59,7 @@ def _show(state: RouterState, counters: Counters) -> None:
     if state.served is not None:
         console.print(f"last minute: {_minute(state.served)}{_known_by(state.accuracy_sources)}")
     counts = " · ".join(f"{outcome} {count}" for outcome, count in counters.outcomes.items())
-    theirs = f" · of these by callers' own doing {counters.callers_faults}" if counters.callers_faults else ""
+    theirs = f" · of these by callers' own doing {counters.client_errors}" if counters.client_errors else ""
     console.print(f"received {counters.received} · {counts}{theirs}")
     if share := _in_time(counters):
         console.print(share)
@@ -71,7 +71,7 @@ def _show(state: RouterState, counters: Counters) -> None:
 
 def _in_time(counters: Counters) -> str:
     """Which share of those that ended was answered as promised; empty where none was that could have been."""
-    due = sum(counters.outcomes.values()) - counters.callers_faults
+    due = sum(counters.outcomes.values()) - counters.client_errors
     return f"answered in time {100 * counters.outcomes.get('ok', 0) / due:.2f} %" if due > 0 else ""
 
 

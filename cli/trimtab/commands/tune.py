@@ -1,4 +1,4 @@
-"""`trimtab points`: try forms of a vision transformer here, on a user's samples; write those worth keeping."""
+"""`trimtab tune`: try forms of a vision transformer here, on a user's samples; write those worth keeping."""
 
 from pathlib import Path
 from typing import Annotated
@@ -51,7 +51,7 @@ def command(
     often it answers as the model as it is, which is written and shown as agreement. Kept is what no other beats, in
     steps of five per cent or more; that is tried compiled too, where there is a compiler. Why each other form is not
     kept is told. Those that nobody had time to judge are told too. Of a stage that says how certain it is, mean
-    certainties are written too; of samples that tell tasks, by task.
+    confidences are written too; of samples that tell tasks, by task.
     """
     from trimtab.tuning import tables  # noqa: PLC0415  (imports torch)
     from trimtab.tuning.search import Search, search_context  # noqa: PLC0415

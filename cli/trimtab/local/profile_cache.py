@@ -46,7 +46,7 @@ def why_unfit(profiles: Mapping[str, ModelProfile], pipeline_file: Path, pipelin
         for variant in stage.variants:
             if not any(point.variant == variant.name for point in found.spec.points):
                 return f"it has no variant {variant.name} of stage {stage.name}"
-            subject = found.spec.subjects.get(variant.name)
+            subject = found.spec.models.get(variant.name)
             if subject is not None and (other := subject.differs(model_identity(variant, folder))):
                 return f"variant {variant.name} of stage {stage.name} was measured with {other}"
     return ""

@@ -28,7 +28,7 @@ class RouterUnreachable(OperationFailed):
 class Counters:
     """The router's counters at one moment; all grow from the router's start.
 
-    `latency_buckets` maps upper edges in seconds to how many answers took at most that; `callers_faults` are those of
+    `latency_buckets` maps upper edges in seconds to how many answers took at most that; `client_errors` are those of
     all requests that were refused or dropped by the caller's own doing. Of answers that are written piece by piece,
     `first_buckets` and `next_buckets` map the modality to how many began within so many seconds, and how many pieces
     came within so many seconds of the one before; empty where none is.
@@ -40,7 +40,7 @@ class Counters:
     latency_buckets: Mapping[float, float] = field(default_factory=dict)
     accuracy_sum: float = 0.0
     accuracy_count: int = 0
-    callers_faults: int = 0
+    client_errors: int = 0
     pipeline: str = ""
     first_buckets: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
     next_buckets: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Counters:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read the text Prometheus would scrape."""
-        received, accuracy_sum, accuracy_count, callers_faults, pipeline = 0, 0.0, 0, 0, ""
+        received, accuracy_sum, accuracy_count, client_errors, pipeline = 0, 0.0, 0, 0, ""
         outcomes, drops = dict.fromkeys((end.word for end in RequestOutcome), 0), {}
         buckets: dict[str, dict[str, dict[float, float]]] = {name: {} for name in _BUCKETS}
         for family in text_string_to_metric_families(text):
@@ -57,7 +57,7 @@ class Counters:
                 if sample.name == names.RECEIVED:
                     received, pipeline = int(value), labels.get("pipeline", "")
                 elif sample.name == names.CALLERS_FAULTS:
-                    callers_faults = int(value)
+                    client_errors = int(value)
                 elif sample.name == names.REQUESTS:
                     outcomes[labels["outcome"]] = int(value)
                 elif sample.name == names.DROPS:
@@ -76,7 +76,7 @@ class Counters:
             latency.get("", {}),
             accuracy_sum,
             accuracy_count,
-            callers_faults,
+            client_errors,
             pipeline,
             _seen(first),
             _seen(following),

@@ -44,7 +44,7 @@ def cards(run: Run) -> list[Card]:
         Card(
             "within the SLO",
             _percent(figures.slo_fraction),
-            f"of {promised(spec.slo)}, all received count" + _left_out(figures.callers_faults),
+            f"of {promised(spec.slo)}, all received count" + _left_out(figures.client_errors),
             kept,
         ),
         *_not_answered(run),
@@ -65,10 +65,10 @@ def cards(run: Run) -> list[Card]:
 def promised(slo: ServiceLevel) -> str:
     """Say what a pipeline promises of an answer."""
     words = [f"{1000 * slo.latency_seconds:g} ms"]
-    if slo.first_token_seconds is not None:
-        words.append(f"{1000 * slo.first_token_seconds:g} ms to the first token")
-    if slo.per_token_seconds is not None:
-        words.append(f"{1000 * slo.per_token_seconds:g} ms between tokens")
+    if slo.time_to_first_token_seconds is not None:
+        words.append(f"{1000 * slo.time_to_first_token_seconds:g} ms to the first token")
+    if slo.time_per_output_token_seconds is not None:
+        words.append(f"{1000 * slo.time_per_output_token_seconds:g} ms between tokens")
     return ", ".join(words)
 
 
@@ -89,8 +89,8 @@ def _chat_cards(chats: Mapping[str, ChatFigures], slo: ServiceLevel) -> Iterator
         kind = KINDS[modality]
         share = "" if math.isnan(seen.kept_fraction) else f", {_percent(seen.kept_fraction)} of all in time"
         for what, p50, p99, most in (
-            ("first token", seen.first_p50_seconds, seen.first_p99_seconds, slo.first_token_seconds),
-            ("between tokens", seen.next_p50_seconds, seen.next_p99_seconds, slo.per_token_seconds),
+            ("first token", seen.first_p50_seconds, seen.first_p99_seconds, slo.time_to_first_token_seconds),
+            ("between tokens", seen.next_p50_seconds, seen.next_p99_seconds, slo.time_per_output_token_seconds),
         ):
             of = "" if most is None else f", {_milliseconds(most)} promised"
             counted = f"; {seen.answered:,} answers{share}" if what == "first token" else ""
@@ -159,8 +159,8 @@ def _row(title: str, figures: RunStats) -> tuple[str, ...]:
     )
 
 
-def _left_out(callers_faults: int) -> str:
-    return f" but {callers_faults} ended so by their callers' own doing" if callers_faults else ""
+def _left_out(client_errors: int) -> str:
+    return f" but {client_errors} ended so by their callers' own doing" if client_errors else ""
 
 
 def _percent(fraction: float) -> str:

@@ -37,7 +37,7 @@ class RunStats:
     variant_changes: Mapping[str, int]
     load_low_rps: float
     load_high_rps: float
-    callers_faults: int = 0
+    client_errors: int = 0
     chats: Mapping[str, ChatFigures] = field(default_factory=dict)
 
     @property
@@ -68,7 +68,7 @@ def figures_of(run: Run) -> RunStats:
     quantiles = _quantiles(run)
     received, outcomes = _outcomes(run)
     expected, measured = _accuracies(run)
-    faults = 0 if run.results or not run.samples else run.samples[-1].counters.callers_faults
+    faults = 0 if run.results or not run.samples else run.samples[-1].counters.client_errors
     return RunStats(
         received=received,
         outcomes=outcomes,
@@ -83,7 +83,7 @@ def figures_of(run: Run) -> RunStats:
         variant_changes=run.variant_changes(),
         load_low_rps=low,
         load_high_rps=high,
-        callers_faults=faults,
+        client_errors=faults,
         chats=_chats(run),
     )
 

@@ -106,9 +106,9 @@ class Bench:
         }
 
     def run(self, inputs: Inputs, point: OperatingPoint) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
-        """Compute one batch: outputs by the names that a client sees, and certainties where the stage names its own."""
-        found, certainty = self._computed(inputs, point), self._stage.certainty
-        told = None if certainty is None else found[certainty].cpu()
+        """Compute one batch: outputs by the names that a client sees, and confidences where the stage names its own."""
+        found, confidence = self._computed(inputs, point), self._stage.confidence
+        told = None if confidence is None else found[confidence].cpu()
         return {name: found[source].cpu() for name, source in self._outputs.items()}, told
 
     def labels(self, inputs: Inputs, point: OperatingPoint) -> torch.Tensor:

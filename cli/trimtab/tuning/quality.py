@@ -13,7 +13,7 @@ from trimtab.tuning.bench import Bench
 from trimtab.tuning.budget import Budget
 from trimtab_loadtester.payloads.interface import Score
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
-from trimtab_pipelines.accuracy_evidence import Accuracy, AccuracySource, mean_certainty, measured
+from trimtab_pipelines.accuracy_evidence import Accuracy, AccuracySource, mean_confidence, measured
 from trimtab_pipelines.operating_point import OperatingPoint
 
 
@@ -29,7 +29,7 @@ class _Sample(NamedTuple):
 
     score: Score
     task: str = ""
-    certainty: float = math.nan
+    confidence: float = math.nan
 
 
 class QualityEvaluator:
@@ -73,17 +73,17 @@ class QualityEvaluator:
     def _right(self, numbers: range, point: OperatingPoint) -> Iterator[_Sample]:
         """Which of these samples are answered rightly, and how certain the model is of them."""
         payloads = [self._samples.payload(number) for number in numbers]
-        outputs, certainties = self._bench.run(self._bench.rows(payloads), point)
+        outputs, confidences = self._bench.run(self._bench.rows(payloads), point)
         for row, (number, payload) in enumerate(zip(numbers, payloads, strict=True)):
             named = {name: rows[row : row + 1].numpy() for name, rows in outputs.items()}
-            certainty = math.nan if certainties is None else float(certainties[row])
-            yield _Sample(self._samples.score(payload.truth, named), self._samples.task(number), certainty)
+            confidence = math.nan if confidences is None else float(confidences[row])
+            yield _Sample(self._samples.score(payload.truth, named), self._samples.task(number), confidence)
 
     def _accuracy(self, seen: Sequence[_Sample], tasks: Sequence[str] = (), *, exact: bool) -> Accuracy:
         """Of some samples; their tasks are those that are told apart."""
         good, total = sum(one.score.correct for one in seen), sum(one.score.total for one in seen)
         source: AccuracySource = "Measured" if self._samples.labelled else "Agreement"
         found = measured(good, total, samples_digest=self._digest, source=source)
-        certainty = mean_certainty([one.certainty for one in seen], tasks)
+        confidence = mean_confidence([one.confidence for one in seen], tasks)
         ends = {"low": 1.0, "high": 1.0} if exact else {}
-        return found.model_copy(update={"samples": len(seen), "mean_certainty": certainty, **ends})
+        return found.model_copy(update={"samples": len(seen), "mean_confidence": confidence, **ends})

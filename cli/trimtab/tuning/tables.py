@@ -65,7 +65,7 @@ def _row(trial: Trial, found: SearchResult) -> tuple[str, ...]:
         trial.point.name,
         f"{accuracy.value:.4f}",
         f"{accuracy.low:.4f} – {accuracy.high:.4f}",
-        "" if accuracy.mean_certainty is None else f"{accuracy.mean_certainty:.4f}",
+        "" if accuracy.mean_confidence is None else f"{accuracy.mean_confidence:.4f}",
         f"{1000 * trial.row_seconds:.2f}",
         f"{found.speed_up(trial.point.name):.2f}",
         found.choice.refused.get(trial.point.name, "kept"),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_pipelines.stages import SHOWN
+from trimtab_pipelines.stages import IMAGES_INPUT
 from trimtab_protocol import Tensor
 
 Outputs = Mapping[str, NDArray[Any]]
@@ -24,7 +24,7 @@ class Payload:
     @property
     def images(self) -> int:
         """How many images of a chat it shows."""
-        return sum(tensor.array.size for tensor in self.inputs if tensor.name == SHOWN)
+        return sum(tensor.array.size for tensor in self.inputs if tensor.name == IMAGES_INPUT)
 
 
 @dataclass(frozen=True, slots=True)

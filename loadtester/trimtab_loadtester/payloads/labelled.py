@@ -142,7 +142,7 @@ class LabelledPayloads:
     def score(self, truth: object, outputs: Outputs) -> Score:
         """Compare an answer with what is true; KeyError where the answer lacks an output."""
         if truth is None and self._score is right_answers:
-            raise SamplesError("a sample has no right answer; give one of each, or of none to `trimtab points`")
+            raise SamplesError("a sample has no right answer; give one of each, or of none to `trimtab tune`")
         return self._score(truth, outputs)
 
     def digest(self) -> str:

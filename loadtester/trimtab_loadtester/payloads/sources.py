@@ -1,10 +1,9 @@
-"""What is sent: real inputs with known truth where there are some, else random tensors; never one sample repeated.
+"""Payload sources: inputs with known truth if the pipeline names some, else random tensors; no sample is repeated.
 
-A pipeline names its payloads in the annotation `trimtab.dev/payloads`: `digits` for pages of handwritten digits whose
-truth is known, `digits-av` for jobs of digits heard, seen and typed (`trimtab_loadtester.payloads.digits_av`), `lmm-digits` for
-questions about pages (`trimtab_loadtester.payloads.lmm_digits`), `TENSOR=DISTRIBUTION, …` for inputs of drawn lengths
-(`trimtab_pipelines.synthetic_inputs`), or `random`, the default, for tensors of the pipeline's input specs. In random
-tensors a dimension of any size (-1) is the annotation `trimtab.dev/default-dimension`, else 16.
+A pipeline names its payloads in the annotation `trimtab.dev/payloads`: `digits` for pages of handwritten digits,
+`digits-av` for spoken, filmed and typed digits, `lmm-digits` for questions about pages, `TENSOR=DISTRIBUTION, …` for
+inputs of drawn lengths (`trimtab_pipelines.synthetic_inputs`), or `random`, the default, for tensors of the pipeline's
+input specs. In random tensors a dimension of any size (-1) is the annotation `trimtab.dev/default-dimension`, else 16.
 """
 
 from typing import Protocol, cast

@@ -22,7 +22,7 @@ from trimtab_model_servers.errors import ModelError, RefusalError
 from trimtab_model_servers.model_metadata import Fact, Weights, metadata_facts, metadata_of, response_parameters
 from trimtab_model_servers.request_validation import chosen_outputs, chosen_point, validate_rows
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.stages import OF_CHAT, PULLED, SHOWN
+from trimtab_pipelines.stages import CHAT_IMAGE_INDEX, EMBEDDINGS_INPUT, IMAGES_INPUT
 from trimtab_protocol import InferRequest, InferResponse, Tensor
 from trimtab_protocol.chat.embedding_refs import MOST_IMAGES, CountedImages, EncodedImage, Identity
 from trimtab_protocol.chat.internal_wire import KEEP, content_of, embedding_id
@@ -70,7 +70,7 @@ class EncoderModel:
         chosen_point(self.spec, request.parameters)
         wanted, began = chosen_outputs(self.spec, request.requested_outputs), perf_counter()
         with worker.elsewhere():
-            outputs = await (self._kept(request, rows) if PULLED in wanted else self._given(request, rows))
+            outputs = await (self._kept(request, rows) if EMBEDDINGS_INPUT in wanted else self._given(request, rows))
         told = response_parameters(self.spec, perf_counter() - began)
         chosen = tuple(tensor for tensor in outputs if tensor.name in wanted)
         return InferResponse(model_name=self.spec.name, outputs=chosen, id=request.id, parameters=told)
@@ -168,18 +168,18 @@ class EncoderModel:
             for each in names:
                 self.kept.drop(each)
             raise
-        return (text_tensor(PULLED, [_made(one).json_bytes().decode() for one in held]),)
+        return (text_tensor(EMBEDDINGS_INPUT, [_made(one).json_bytes().decode() for one in held]),)
 
     def _beside(self, request: InferRequest, rows: int) -> list[tuple[int, int]]:
         """Of each row how many images its chat has, and which of them it is."""
-        chats = _tensor(request, OF_CHAT)
+        chats = _tensor(request, CHAT_IMAGE_INDEX)
         return [(1, row) for row in range(rows)] if chats is None else [(int(of), int(which)) for of, which in chats]
 
     def _shown(self, request: InferRequest, row: int, first: int = 0) -> list[_Shown]:
         """The images of a row, which are numbered from ``first``."""
         options = _tensor(request, "options")
         tenant = messages.read_options(None if options is None else bytes(options[row])).tenant
-        given = _tensor(request, SHOWN)
+        given = _tensor(request, IMAGES_INPUT)
         files = () if given is None else files_of(given[row])
         return [_Shown(file, image_decoder.header_of(at, file), tenant, at) for at, file in enumerate(files, first)]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from trimtab_model_servers.engine.attention_masks import DecodeTokens, Run, StepMask
 from trimtab_model_servers.engine.kv_cache import KvCache
 
-NAME: Final = "trimtab_slots"
+NAME: Final = "trimtab_kv_slots"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,7 @@
 """AV-HuBERT (Shi et al., ICLR 2022): features of lips and of sound side by side, then one transformer over the frames.
 
 `video` UINT8 [B, T, 88, 88], the mouth at 25 frames a second; `audio` FP32 [B, T, 104], four filterbank frames for each
-of them; to `tokens` INT64 [B, max_new_tokens] and `certainty`. The two are joined along channels, so that the trunk is
+of them; to `tokens` INT64 [B, max_new_tokens] and `confidence`. The two are joined along channels, so that the trunk is
 as long with one as with both: of what is absent only the front end is saved, its features are zeros, as in training
 with modalities dropped.
 """
@@ -100,10 +100,10 @@ class AvHubertNetwork:
     max_new_tokens: int
 
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
-        """Answer from the point's modalities: `tokens` [B, max_new_tokens], `certainty` [B], the mean over frames."""
+        """Answer from the point's modalities: `tokens` [B, max_new_tokens], `confidence` [B], the mean over frames."""
         likely, pieces = self.network(select_inputs(inputs, point, MODALITIES)).softmax(dim=2).max(dim=2)
         tokens = widened(collapsed(pieces, 0), self.max_new_tokens)
-        return {"tokens": tokens, "certainty": likely.mean(dim=1)}
+        return {"tokens": tokens, "confidence": likely.mean(dim=1)}
 
 
 def build(spec: ModelSpec) -> Built:

@@ -22,7 +22,7 @@ class DigitsOfSenses:
     network: MultimodalNetwork
 
     def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
-        """Answer from those of `audio`, `video`, `text` that the point reads and the batch has: `digit`, `certainty`.
+        """Answer from those of `audio`, `video`, `text` that the point reads and the batch has: `digit`, `confidence`.
 
         Raises:
             ValueError: the batch has nothing that the point reads.

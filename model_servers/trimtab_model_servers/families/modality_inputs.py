@@ -25,9 +25,9 @@ def select_inputs(inputs: Mapping[str, Tensor], point: OperatingPoint, modalitie
 
 
 def classify(logits: Tensor) -> dict[str, Tensor]:
-    """Map scores [B, classes] to `label` int64 [B] and `certainty` float32 [B], the probability of the label."""
-    certainty, label = logits.softmax(dim=1).max(dim=1)
-    return {"label": label, "certainty": certainty}
+    """Map scores [B, classes] to `label` int64 [B] and `confidence` float32 [B], the probability of the label."""
+    confidence, label = logits.softmax(dim=1).max(dim=1)
+    return {"label": label, "confidence": confidence}
 
 
 def built_from(network: object, random: bool) -> Built:  # noqa: FBT001 - where its weights came from

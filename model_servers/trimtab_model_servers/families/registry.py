@@ -23,11 +23,11 @@ if TYPE_CHECKING:  # or whoever only wants the names would import torch
 
 _PACKAGE = "trimtab_model_servers.families"
 _MODULE_OF_TASK: dict[Task, str] = {
-    "classification": "classifying_text",
-    "question-answering": "answering",
-    "generation": "writing",
-    "transcription": "speech",
-    "frames": "speech",
+    "classification": "text_classification",
+    "question-answering": "question_answering",
+    "generation": "seq2seq",
+    "transcription": "speech_recognition",
+    "frames": "speech_recognition",
 }
 FAMILIES = {
     "echo": "echo",
@@ -41,7 +41,7 @@ FAMILIES = {
     "multimodal/self-mm": "self_mm",
     "multimodal/av-hubert-base": "av_hubert",
     "multimodal/av-hubert-large": "av_hubert",
-    **dict.fromkeys((f"torchvision/resnet{depth}" for depth in (18, 34, 50, 101, 152)), "classification"),
+    **dict.fromkeys((f"torchvision/resnet{depth}" for depth in (18, 34, 50, 101, 152)), "image_classification"),
     **dict.fromkeys((f"detector/{size}" for size in "nsmlx"), "detector"),
     "vision-transformer": "vision_transformer",
     **{f"transformers/{name}": _MODULE_OF_TASK[kind.task] for name, kind in ARCHITECTURES.items()},
@@ -53,9 +53,9 @@ CHAT_FAMILIES = {
     **dict.fromkeys((f"lmm-digits/{part}" for part in ("whole", "encode", "text")), "lmm_digits"),
     **dict.fromkeys(
         (f"{name}/{part}" for name in _DECODER_ONLY for part in ("whole", "encode", "text")),
-        "published_chats",
+        "hf_vlm",
     ),
-    "llama-3.2-vision-11b/whole": "published_chats",
+    "llama-3.2-vision-11b/whole": "hf_vlm",
 }
 """Families that answer chats, or encode images for those that do; their `build(spec)` makes a `chat.parts.Built`."""
 
@@ -69,7 +69,7 @@ def build(spec: ModelSpec) -> "Built":
     require_family(spec.family)
     module = FAMILIES.get(spec.family)
     if module is None:
-        family = import_module(f"{_PACKAGE}.module_class").builder_of(spec.family)
+        family = import_module(f"{_PACKAGE}.user_module").builder_of(spec.family)
     else:
         family = import_module(f"{_PACKAGE}.{module}")
     _require_known(spec, getattr(family, "KNOBS", frozenset()))

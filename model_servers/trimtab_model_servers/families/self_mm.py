@@ -2,7 +2,7 @@
 
 `text` INT64 [B, L], token ids without special tokens, -1 where none is; `audio` FP32 [B, T, 74] and `video` FP32
 [B, T, 35], features of COVAREP and Facet, zeros after a row's own; to `score` FP32 [B] (sentiment, -3…3), `label` [B]
-(1 where it is above 0) and `certainty` [B]. Late fusion: one modality alone is answered by its own head; of several,
+(1 where it is above 0) and `confidence` [B]. Late fusion: one modality alone is answered by its own head; of several,
 the fusing layer reads those that are there.
 """
 
@@ -125,9 +125,9 @@ class SelfMmNetwork:
     network: SelfMm
 
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
-        """Answer from the point's modalities: `score`, `label` and `certainty`, [B] each."""
+        """Answer from the point's modalities: `score`, `label` and `confidence`, [B] each."""
         score = self.network(select_inputs(inputs, point, MODALITIES)).clamp(-3.0, 3.0)
-        return {"score": score, "label": (score > 0).to(torch.int64), "certainty": score.abs().sigmoid()}
+        return {"score": score, "label": (score > 0).to(torch.int64), "confidence": score.abs().sigmoid()}
 
 
 def build(spec: ModelSpec) -> Built:

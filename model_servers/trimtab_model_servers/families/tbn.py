@@ -1,7 +1,7 @@
 """TBN (Kazakos et al., ICCV 2019): a BN-Inception each for colour, motion and sound, fused for each of three segments.
 
 `image` UINT8 [B, 3, 3, 224, 224], a frame a segment; `flow` UINT8 [B, 3, 10, 224, 224], five steps of motion across and
-down; `audio` FP32 [B, 3, 1, 256, 256], log spectrograms; to `label` (verb), `noun` and the verb's `certainty`. Late
+down; `audio` FP32 [B, 3, 1, 256, 256], log spectrograms; to `label` (verb), `noun` and the verb's `confidence`. Late
 fusion: the encoder of what is absent does not run, and its columns of the fusing layer are left out, which is what a
 feature of zeros would give: such weights must be trained with features dropped.
 """
@@ -73,7 +73,7 @@ class TbnNetwork:
     network: Tbn
 
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
-        """Answer from the point's modalities: `label` [B], `certainty` [B], `noun` [B]."""
+        """Answer from the point's modalities: `label` [B], `confidence` [B], `noun` [B]."""
         verbs, nouns = self.network(select_inputs(inputs, point, MODALITIES))
         return classify(verbs) | {"noun": nouns.argmax(dim=1)}
 

@@ -1,7 +1,7 @@
 """TVLT (Tang et al., NeurIPS 2022): one ViT-B trunk over patches of a spectrogram and of video frames.
 
 `audio` FP32 [B, T, 128], log-mel frames, T a multiple of 16 up to 2048; `video` UINT8 [B, 8, 3, 224, 224]; to `label`
-and `certainty`. Early fusion: what is absent has no tokens. The published forward leaves the class token out where
+and `confidence`. Early fusion: what is absent has no tokens. The published forward leaves the class token out where
 there is only sound and has no way for video alone; here every subset has it.
 """
 
@@ -89,7 +89,7 @@ class TvltNetwork:
     network: Tvlt
 
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
-        """Answer from the point's modalities: `label` [B] and `certainty` [B]."""
+        """Answer from the point's modalities: `label` [B] and `confidence` [B]."""
         return classify(self.network(select_inputs(inputs, point, MODALITIES)))
 
 

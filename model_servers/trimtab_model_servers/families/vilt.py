@@ -1,7 +1,7 @@
 """ViLT (Kim et al., ICML 2021): one trunk over words and the patches of an image, by way of transformers' own modules.
 
 `text` INT64 [B, L], token ids without special tokens, -1 where none is; `image` FP32 [B, 3, 384, 384]; to `label` and
-`certainty`. Early fusion: an absent image has no tokens; where the text is absent, its class token alone stays, which
+`confidence`. Early fusion: an absent image has no tokens; where the text is absent, its class token alone stays, which
 the pooler reads.
 """
 
@@ -90,7 +90,7 @@ class ViltNetwork:
     network: Vilt
 
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
-        """Answer from the point's modalities: `label` [B] and `certainty` [B]."""
+        """Answer from the point's modalities: `label` [B] and `confidence` [B]."""
         return classify(self.network(select_inputs(inputs, point, MODALITIES)))
 
 

@@ -1,7 +1,7 @@
 """Vision transformers that merge tokens or take prompts, as each batch's operating point says; tasks mix in a batch.
 
 `image` [B, channels, side, side] and, where there are several tasks, `task` INT64 [B], the task's number; out come
-`label` INT64 [B], `certainty` FP32 [B] and `logits` FP32 [B, most classes]. Weights are ours, torchvision's or timm's.
+`label` INT64 [B], `confidence` FP32 [B] and `logits` FP32 [B, most classes]. Weights are ours, torchvision's or timm's.
 """
 
 import logging
@@ -83,7 +83,7 @@ class Prepared:
     compiled: Compiled | None = None
     """The course as native code, for rows that have no prompts."""
     temperatures: Mapping[str, float] = field(default_factory=dict)
-    """By task: that logits are divided by before they are a certainty; 1 for the others."""
+    """By task: that logits are divided by before they are a confidence; 1 for the others."""
 
 
 @dataclass(slots=True)
@@ -108,10 +108,10 @@ class ServedTransformer:
         bank = now.banks[ready.way]
         logits = bank.logits(self._features(images, bank.alike(places), ready), places)
         temperatures = now.by_place(ready.temperatures, 1.0).to(logits.device)
-        certainty, label = (logits / temperatures[places, None]).softmax(dim=1).max(dim=1)
+        confidence, label = (logits / temperatures[places, None]).softmax(dim=1).max(dim=1)
         return {
             "label": label.where(known, NO_TASK),
-            "certainty": certainty.where(known, 0.0),
+            "confidence": confidence.where(known, 0.0),
             "logits": pad(logits, (0, bank.most_classes - logits.shape[1]), value=-torch.inf),
         }
 
@@ -251,7 +251,7 @@ def _take_form(served: ServedTransformer, point: OperatingPoint, folder: Path | 
     """Have a point run the compiled form that it names, which lies beside the weights."""
     where, name = f"operating point {point.name!r}", point.compiled or ""
     if not name.startswith(FORM_PREFIX):
-        raise ModelError(f"{where}: unknown compiled form {name!r}; `trimtab points` writes some, as {FORM_PREFIX}…")
+        raise ModelError(f"{where}: unknown compiled form {name!r}; `trimtab tune` writes some, as {FORM_PREFIX}…")
     if point.prompts is not None or point.precision == "INT8":
         raise ModelError(f"{where}: there are no compiled forms with prompts or in INT8; take one of the two out")
     if folder is None:
@@ -264,7 +264,7 @@ def _take_form(served: ServedTransformer, point: OperatingPoint, folder: Path | 
     if compiled is not None and compiled.most_rows < most_rows:
         raise ModelError(
             f"{where}: {name} was compiled for {compiled.most_rows} rows at most, and the variant's maxBatchSize is "
-            f"{most_rows}; compile it anew by `trimtab points`"
+            f"{most_rows}; compile it anew by `trimtab tune`"
         )
 
 

@@ -41,11 +41,11 @@ class MultimodalNetwork(nn.Module, ABC):
         """
 
     def infer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Map what is given to `digit` int64 [B] and `certainty` float32 [B], the calibrated probability of it."""
+        """Map what is given to `digit` int64 [B] and `confidence` float32 [B], the calibrated probability of it."""
         subset = subset_bits(inputs)
         scores = self.logits(inputs) / self.temperatures[subset]
         probability, digit = scores.softmax(dim=1).max(dim=1)
-        return {"digit": digit, "certainty": apply_calibration(self.knots[subset], probability)}
+        return {"digit": digit, "confidence": apply_calibration(self.knots[subset], probability)}
 
     @torch.no_grad()
     def calibrate(self, subset: tuple[str, ...], by: Calibration) -> None:

@@ -1,4 +1,4 @@
-"""Certainty that means what it says: a monotone map from what a network says of itself to how often it is right.
+"""Confidence that means what it says: a monotone map from what a network says of itself to how often it is right.
 
 One temperature moves all that a network says alike. Hints and names, or voices heard well and hardly, want a curve: it
 is found by isotonic regression and made strictly rising, so that it changes no order of rows: each flat piece becomes
@@ -20,7 +20,7 @@ _BLOCKS: Final = KNOTS - 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calibration:
-    """What makes a subset's scores a certainty.
+    """What makes a subset's scores a confidence.
 
     Attributes:
         temperature: that scores are divided by.
@@ -36,18 +36,18 @@ def identity_calibration() -> NDArray[np.float32]:
     return np.tile(np.linspace(0.0, 1.0, KNOTS, dtype=np.float32), (2, 1))
 
 
-def fitted_curve(certainty: NDArray[np.floating], right: NDArray[np.bool_]) -> NDArray[np.float32]:
+def fitted_curve(confidence: NDArray[np.floating], right: NDArray[np.bool_]) -> NDArray[np.float32]:
     """Fit the curve to items that were not trained on.
 
     Args:
-        certainty: largest probability of each, 0…1. Shape (items,).
+        confidence: largest probability of each, 0…1. Shape (items,).
         right: whether it was that class. Shape (items,).
     """
     from sklearn.isotonic import IsotonicRegression  # noqa: PLC0415 - who serves has none
 
-    order = np.argsort(certainty, kind="stable")
+    order = np.argsort(confidence, kind="stable")
     blocks = [block for block in np.array_split(order, _BLOCKS) if block.size]
-    x, y, weight = np.array([(certainty[block].mean(), right[block].mean(), block.size) for block in blocks]).T
+    x, y, weight = np.array([(confidence[block].mean(), right[block].mean(), block.size) for block in blocks]).T
     flat = IsotonicRegression().fit_transform(x, y, sample_weight=weight)
     pieces = [np.flatnonzero(flat == level) for level in np.unique(flat)]
     middle = [(np.average(x[piece], weights=weight[piece]), flat[piece[0]]) for piece in pieces]
@@ -56,9 +56,9 @@ def fitted_curve(certainty: NDArray[np.floating], right: NDArray[np.bool_]) -> N
     return knots.T.astype(np.float16).astype(np.float32)  # as it is stored
 
 
-def apply_calibration(knots: Tensor, certainty: Tensor) -> Tensor:
-    """Map certainties [B] along a curve [2, KNOTS]."""
+def apply_calibration(knots: Tensor, confidence: Tensor) -> Tensor:
+    """Map confidences [B] along a curve [2, KNOTS]."""
     x, y = knots.contiguous()
-    left = torch.searchsorted(x, certainty.contiguous(), right=True).clamp(1, KNOTS - 1) - 1
-    share = (certainty - x[left]) / (x[left + 1] - x[left]).clamp(min=1e-6)
+    left = torch.searchsorted(x, confidence.contiguous(), right=True).clamp(1, KNOTS - 1) - 1
+    share = (confidence - x[left]) / (x[left + 1] - x[left]).clamp(min=1e-6)
     return torch.lerp(y[left], y[left + 1], share.clamp(0, 1))

@@ -1,4 +1,4 @@
-"""What the networks are worth on items they were not trained on: each subset's accuracy, certainty, second looks."""
+"""What the networks are worth on items they were not trained on: each subset's accuracy, confidence, second looks."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from trimtab_model_servers.senses.calibration import Calibration, apply_calibrat
 from trimtab_model_servers.senses.dataset import Items
 from trimtab_model_servers.senses.train_loops import best_temperature, scores
 from trimtab_model_servers.senses.variants import Network
-from trimtab_pipelines.accuracy_evidence import Accuracy, mean_certainty
+from trimtab_pipelines.accuracy_evidence import Accuracy, mean_confidence
 from trimtab_pipelines.confidence import ConfidenceSample, PairedConfidence, curve, escalations
-from trimtab_pipelines.training_report import CertaintyCurve, MeasuredOn, MeasuredPoint
+from trimtab_pipelines.training_report import ConfidenceCurve, MeasuredOn, MeasuredPoint
 
 SHARES: Final = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 BINS: Final = 15
@@ -56,7 +56,7 @@ class Scored:
     def _calibration(self, subset: Subset) -> Calibration:
         temperature = best_temperature(self.logits[subset], self.digits)
         seen = self._seen(subset, Calibration(temperature, identity_calibration()))
-        return Calibration(temperature, fitted_curve(seen.certainty, seen.right))
+        return Calibration(temperature, fitted_curve(seen.confidence, seen.right))
 
     def seen(self, by: Mapping[Subset, Calibration]) -> dict[Subset, ConfidenceSample]:
         """How certain of each item each subset is, and whether rightly."""
@@ -64,8 +64,8 @@ class Scored:
 
     def _seen(self, subset: Subset, by: Calibration) -> ConfidenceSample:
         probability, digit = (self.logits[subset] / by.temperature).softmax(dim=1).max(dim=1)
-        certainty = apply_calibration(torch.from_numpy(by.knots), probability)
-        return ConfidenceSample(certainty.numpy(), (digit == self.digits).numpy(), frozenset(subset))
+        confidence = apply_calibration(torch.from_numpy(by.knots), probability)
+        return ConfidenceSample(confidence.numpy(), (digit == self.digits).numpy(), frozenset(subset))
 
 
 def concatenate(several: Iterable[Mapping[Subset, ConfidenceSample]]) -> dict[Subset, ConfidenceSample]:
@@ -73,7 +73,7 @@ def concatenate(several: Iterable[Mapping[Subset, ConfidenceSample]]) -> dict[Su
     found = tuple(several)
     return {
         subset: ConfidenceSample(
-            np.concatenate([one[subset].certainty for one in found]),
+            np.concatenate([one[subset].confidence for one in found]),
             np.concatenate([one[subset].right for one in found]),
             frozenset(subset),
         )
@@ -81,10 +81,10 @@ def concatenate(several: Iterable[Mapping[Subset, ConfidenceSample]]) -> dict[Su
     }
 
 
-def calibration_error(certainty: NDArray[np.floating], right: NDArray[np.bool_], bins: int = BINS) -> float:
-    """Expected calibration error: the mean gap of certainty and accuracy over bins of equal width (Guo et al. 2017)."""
-    place = np.minimum((certainty * bins).astype(np.int64), bins - 1)
-    gaps = np.bincount(place, weights=right.astype(np.float64) - certainty, minlength=bins)
+def calibration_error(confidence: NDArray[np.floating], right: NDArray[np.bool_], bins: int = BINS) -> float:
+    """Expected calibration error: mean gap of confidence and accuracy over equal-width bins (Guo et al. 2017)."""
+    place = np.minimum((confidence * bins).astype(np.int64), bins - 1)
+    gaps = np.bincount(place, weights=right.astype(np.float64) - confidence, minlength=bins)
     return float(np.abs(gaps).sum() / right.size)
 
 
@@ -110,16 +110,16 @@ def _point(subset: Subset, seen: ConfidenceSample) -> MeasuredPoint:
             value=round(found.value, 4),
             low=round(found.low, 4),
             high=round(found.high, 4),
-            mean_certainty=mean_certainty(seen.certainty.tolist()),
+            mean_confidence=mean_confidence(seen.confidence.tolist()),
         ),
-        calibration_error=round(calibration_error(seen.certainty, seen.right), 4),
+        calibration_error=round(calibration_error(seen.confidence, seen.right), 4),
     )
 
 
-def _curve(less: Subset, more: Subset, seen: Mapping[Subset, ConfidenceSample]) -> CertaintyCurve:
-    looks = PairedConfidence(seen[less].certainty, seen[less].right, seen[more].right)
+def _curve(less: Subset, more: Subset, seen: Mapping[Subset, ConfidenceSample]) -> ConfidenceCurve:
+    looks = PairedConfidence(seen[less].confidence, seen[less].right, seen[more].right)
     found = curve(looks, SHARES)
-    return CertaintyCurve(
+    return ConfidenceCurve(
         first=subset_name(less),
         then=subset_name(more),
         shares=tuple(round(look.share, 4) for look in found),

@@ -59,16 +59,16 @@ def _points(variant: MeasuredVariant) -> Iterator[str]:
 def _looks(counted: MeasuredOn, point: str) -> Iterator[str]:
     looks = counted.second_looks.get(point, ())
     if looks:
-        yield "        secondLooks:"
+        yield "        escalations:"
     for look in looks:
         yield f"        - {_look(look)}"
 
 
 def _evidence(accuracy: Accuracy) -> str:
-    bounds = f"low: {accuracy.low:g}, high: {accuracy.high:g}, meanCertainty: {accuracy.mean_certainty:g}"
+    bounds = f"low: {accuracy.low:g}, high: {accuracy.high:g}, meanConfidence: {accuracy.mean_confidence:g}"
     return f"{{source: Measured, samples: {accuracy.samples}, {bounds}}}"
 
 
 def _look(look: Escalation) -> str:
-    figures = f"share: {look.share:g}, accuracy: {look.accuracy:g}, low: {look.low:g}, samples: {look.samples}"
-    return f"{{point: {look.point}, below: {look.below:g}, {figures}}}"
+    figures = f"share: {look.share:g}, accuracy: {look.accuracy:g}, low: {look.accuracy_low:g}, samples: {look.samples}"
+    return f"{{point: {look.to}, below: {look.confidence_below:g}, {figures}}}"

@@ -1,7 +1,7 @@
 """Transformers on disk: our own files, which hold the tasks too, and those that torchvision or timm wrote.
 
 A file of ours is one safetensors file in float16. Its metadata tell what to build: the shape, the tasks with their
-classes, how images are normalised, and what makes logits a certainty. Tensors are `transformer.NAME` and
+classes, how images are normalised, and what makes logits a confidence. Tensors are `transformer.NAME` and
 `heads.WAY.TASK.{weight,bias,prompts}`.
 """
 
@@ -51,7 +51,7 @@ class Checkpoint:
         heads: by way to run, then by task; every way has all tasks.
         tasks: classes by name, in the order of the tasks' numbers.
         normalisation: of images.
-        temperatures: that logits are divided by before they are a certainty, by what a point does (`ways.way`), then
+        temperatures: that logits are divided by before they are a confidence, by what a point does (`ways.way`), then
             by task; 1 where none stands.
         settings: what its file does not tell and changes what it computes, by parameter, where it is not the usual:
             64 numbers a head, an epsilon of 1e-6, GELU, no normalisation.

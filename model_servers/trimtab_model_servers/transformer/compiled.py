@@ -116,9 +116,9 @@ def load_form(name: str, folder: Path, transformer: VisionTransformer) -> Compil
     """
     path = folder / f"{name}{SUFFIX}"
     if not path.is_file():
-        raise ModelError(f"there is no {path}; `trimtab points` compiles forms and writes them beside weights in files")
+        raise ModelError(f"there is no {path}; `trimtab tune` compiles forms and writes them beside weights in files")
     if _named(path) != name:
-        raise ModelError(f"{path} does not hold what its name says; compile it anew by `trimtab points`")
+        raise ModelError(f"{path} does not hold what its name says; compile it anew by `trimtab tune`")
     most_rows = _require_made_for_here(path)
     try:
         package = torch._inductor.aoti_load_package(str(path))  # noqa: SLF001  (as above)
@@ -140,7 +140,7 @@ def _require_made_for_here(path: Path) -> int:
         before = made_for["torch"], made_for["machine"]
         most_rows = int(made_for["most_rows"])
     except (OSError, zipfile.BadZipFile, StopIteration, KeyError, ValueError, TypeError) as error:
-        raise ModelError(f"{path}: no form that `trimtab points` compiled ({error!r})") from error
+        raise ModelError(f"{path}: no form that `trimtab tune` compiled ({error!r})") from error
     if before != (torch.__version__, platform.machine()):
         raise ModelError(f"{path} was compiled with torch {before[0]} for {before[1]}; compile it anew here")
     if lacking:

@@ -1,7 +1,7 @@
 """How certain each point is, made true by one temperature for point and task, and what looking again is worth.
 
 A head says of itself 0.39 where it is right in 0.46 of the digits, and 0.51 where 56 merged tokens a layer leave 0.31.
-So every point and task has its temperature (Guo et al. 2017), fitted to held-out images. What is told of certainty
+So every point and task has its temperature (Guo et al. 2017), fitted to held-out images. What is told of confidence
 here is of temperatures that were fitted to the other half of the images; those that are stored are fitted to all.
 """
 
@@ -29,7 +29,7 @@ STAGE = "classify"
 _HALVES_SEED = 17
 Temperatures = dict[str, dict[str, float]]
 Looks = Mapping[str, Sequence[Escalation]]
-Certainty = NDArray[np.floating[Any]]
+Confidence = NDArray[np.floating[Any]]
 
 
 def temperatures(scored: Mapping[str, ByTask], points: Sequence[OperatingPoint]) -> Temperatures:
@@ -43,23 +43,23 @@ def temperatures(scored: Mapping[str, ByTask], points: Sequence[OperatingPoint])
 
 
 def seen(by_task: ByTask) -> ConfidenceSample:
-    """All tasks' images mixed, as one point sees them; each certainty by the temperature of the other half."""
-    parts = [(_certainty(one), one.right) for one in by_task.values()]
+    """All tasks' images mixed, as one point sees them; each confidence by the temperature of the other half."""
+    parts = [(_confidence(one), one.right) for one in by_task.values()]
     tasks = np.repeat(list(by_task), [len(one.labels) for one in by_task.values()])
     sure, right = (np.concatenate(listed) for listed in zip(*parts, strict=True))
     return ConfidenceSample(sure, right, tasks=tasks)
 
 
-def _certainty(one: Scored) -> Certainty:
+def _confidence(one: Scored) -> Confidence:
     found = torch.empty(len(one.labels))
     for own, other in _halves(len(one.labels)):
         found[own] = _surest(one.logits[own], best_temperature(one.logits[other], one.labels[other]))
-    sure: Certainty = found.numpy()
+    sure: Confidence = found.numpy()
     return sure
 
 
-def _raw(one: Scored) -> Certainty:
-    sure: Certainty = _surest(one.logits, 1.0).numpy()
+def _raw(one: Scored) -> Confidence:
+    sure: Confidence = _surest(one.logits, 1.0).numpy()
     return sure
 
 
@@ -74,20 +74,20 @@ def _halves(count: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     return (one, other), (other, one)
 
 
-def certainty(scored: Mapping[str, ByTask], points: Sequence[OperatingPoint]) -> dict[str, Any]:
-    """How far certainty is off, as ``accuracy.json`` holds it, with temperatures and without.
+def mean_confidence(scored: Mapping[str, ByTask], points: Sequence[OperatingPoint]) -> dict[str, Any]:
+    """How far confidence is off, as ``accuracy.json`` holds it, with temperatures and without.
 
-    The error is over all images (expected calibration error); the bias of each task is its mean certainty less its
+    The error is over all images (expected calibration error); the bias of each task is its mean confidence less its
     accuracy, which is what a router that watches accuracies would take for drift.
     """
     return {
-        point.name: {"with": _off(scored[point.name], _certainty), "without": _off(scored[point.name], _raw)}
+        point.name: {"with": _off(scored[point.name], _confidence), "without": _off(scored[point.name], _raw)}
         for point in points
     }
 
 
-def _off(by_task: ByTask, certainty_of: Callable[[Scored], Certainty]) -> dict[str, Any]:
-    sure = {task: certainty_of(one) for task, one in by_task.items()}
+def _off(by_task: ByTask, confidence_of: Callable[[Scored], Confidence]) -> dict[str, Any]:
+    sure = {task: confidence_of(one) for task, one in by_task.items()}
     right = np.concatenate([one.right for one in by_task.values()])
     return {
         "error": round(calibration_error(np.concatenate(list(sure.values())), right), 4),

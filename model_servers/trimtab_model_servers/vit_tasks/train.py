@@ -60,7 +60,7 @@ def measured(stored: Checkpoint, tell: Callable[[str], None]) -> tuple[dict[str,
     """Measure every served point, and those that they are held against; and the temperatures of the served."""
     held_out = {task: draw("held-out", MOST, SEED) for task, draw in TASKS.items()}
     scored = evaluate.at_points(stored, [*POINTS, *COMPARED], held_out, tell)
-    found = evaluate.report(evaluate.hits_of(scored)) | {"certainty": calibration.certainty(scored, POINTS)}
+    found = evaluate.report(evaluate.hits_of(scored)) | {"confidence": calibration.mean_confidence(scored, POINTS)}
     return found, calibration.temperatures(scored, POINTS)
 
 

@@ -139,7 +139,7 @@ def measured(
     hits = evaluate.hits_of(scored)
     pairs = [*zip(bare, STRONGEST, strict=True), *zip(bare, PROMPTED, strict=True)]
     found = evaluate.report(hits, VARIANT, (*POINTS, *STRONGEST, *bare)) | {"gains": gains(hits, pairs)}
-    found |= {"certainty": calibration.certainty(scored, POINTS)}
+    found |= {"confidence": calibration.mean_confidence(scored, POINTS)}
     return found, calibration.temperatures(scored, POINTS), calibration.escalations(scored, POINTS)
 
 

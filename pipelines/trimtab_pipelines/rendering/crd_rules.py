@@ -22,7 +22,7 @@ from trimtab_pipelines.spec import (
     Rollout,
     ServiceLevel,
 )
-from trimtab_pipelines.stages import ANSWER, MESSAGES, PULLED, SHOWN, Stage
+from trimtab_pipelines.stages import EMBEDDINGS_INPUT, GENERATION_OUTPUTS, IMAGES_INPUT, MESSAGES_INPUT, Stage
 from trimtab_pipelines.tasks import Task
 from trimtab_pipelines.variants import OPEN_INFERENCE_READY, Container, Variant
 
@@ -51,9 +51,11 @@ def _lasting(field: str, example: str) -> Rule:
 _ANSWERED = " && ".join(
     f"self.outputs.exists(o, o.name == '{name}' && o.datatype == '{datatype}' && "
     f"(has(o.shape) ? o.shape : []) == {list(shape)})"
-    for name, datatype, shape in ANSWER
+    for name, datatype, shape in GENERATION_OUTPUTS
 )
-_WRITES = "self.stages.exists(s, has(s.writes) && s.writes)"
+_GENERATES = "has(self.role) && self.role == 'Generate'"
+_HAS_GENERATION = "self.stages.exists(s, has(s.role) && s.role == 'Generate')"
+_COLOCATED = "has(v.encoder) && v.encoder == 'Colocated'"
 _PINNED = "(!has(self.pin.variant) || v.name == self.pin.variant)"
 _POINT = (
     "(has(v.operatingPoints) && v.operatingPoints.size() > 0 ? "
@@ -134,27 +136,31 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
             "countedBy must name an INT32 or INT64 output of the same stage that has no countedBy itself",
         ),
         Rule(
-            f"!has(self.writes) || !self.writes || (self.outputs.size() == {len(ANSWER)} && {_ANSWERED})",
-            "a stage that writes has the outputs text BYTES [], finish_reason BYTES [] and usage INT64 [5]",
+            "!has(self.role) || self.role != 'Generate' || "
+            f"(self.outputs.size() == {len(GENERATION_OUTPUTS)} && {_ANSWERED})",
+            "role Generate requires the outputs text BYTES [], finish_reason BYTES [] and usage INT64 [5]",
         ),
         Rule(
-            "!has(self.encodes) || !self.encodes || (self.outputs.size() == 1 && "
-            f"self.outputs[0].name == '{PULLED}' && "
+            "!has(self.role) || self.role != 'Encode' || (self.outputs.size() == 1 && "
+            f"self.outputs[0].name == '{EMBEDDINGS_INPUT}' && "
             "self.outputs[0].datatype == 'BYTES' && (has(self.outputs[0].shape) ? self.outputs[0].shape : []) == [] && "
-            f"self.inputs.exists(i, i.name == '{SHOWN}' && i.from.startsWith('request.')))",
-            f"a stage that encodes has the only output {PULLED} BYTES [] and an input {SHOWN} from the request",
+            f"self.inputs.exists(i, i.name == '{IMAGES_INPUT}' && i.from.startsWith('request.')))",
+            f"role Encode requires the only output {EMBEDDINGS_INPUT} BYTES [] and an input {IMAGES_INPUT} "
+            "from the request",
         ),
         Rule(
-            "!self.variants.exists(v, has(v.whole) && v.whole) || (has(self.writes) && self.writes && "
-            f"['{SHOWN}', '{PULLED}'].all(n, self.inputs.exists(i, i.name == n && has(i.optional) && i.optional)))",
-            f"a variant is whole only in a stage that writes and has the optional inputs {SHOWN} and {PULLED}",
+            f"!self.variants.exists(v, {_COLOCATED}) || ({_GENERATES} && "
+            f"['{IMAGES_INPUT}', '{EMBEDDINGS_INPUT}'].all(n, "
+            "self.inputs.exists(i, i.name == n && has(i.optional) && i.optional)))",
+            f"encoder Colocated requires role Generate and the optional inputs {IMAGES_INPUT} and {EMBEDDINGS_INPUT}",
         ),
         Rule(
-            "self.variants.all(v, !has(v.container) || !has(v.container.speaks) || v.container.speaks != 'OpenAI' || "
-            f"(has(self.writes) && self.writes && self.inputs.exists(i, i.name == '{MESSAGES}') && "
-            f"((has(v.whole) && v.whole) || !self.inputs.exists(i, i.name == '{PULLED}'))))",
-            f"a container speaks OpenAI only in a stage that writes and has an input {MESSAGES}, for a variant that "
-            "reads images itself",
+            "self.variants.all(v, !has(v.container) || !has(v.container.protocol) || "
+            "v.container.protocol != 'OpenAI' || "
+            f"({_GENERATES} && self.inputs.exists(i, i.name == '{MESSAGES_INPUT}') && "
+            f"(({_COLOCATED}) || !self.inputs.exists(i, i.name == '{EMBEDDINGS_INPUT}'))))",
+            f"a container of protocol OpenAI requires role Generate, an input {MESSAGES_INPUT}, and a variant with its "
+            "own encoder",
         ),
     ),
     OperatingPoint: (
@@ -175,8 +181,8 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
     ServiceLevel: (
         _lasting("latency", "250ms"),
         Rule(
-            "!has(self.firstToken) || duration(self.firstToken) <= duration(self.latency)",
-            "firstToken must not be longer than latency, which is of the whole answer",
+            "!has(self.timeToFirstToken) || duration(self.timeToFirstToken) <= duration(self.latency)",
+            "timeToFirstToken must not be longer than latency, which bounds the whole response",
         ),
     ),
     Adaptation: (
@@ -211,13 +217,15 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
             "two stages read from each other; a pipeline must be acyclic",
         ),
         Rule(
-            f"!(has(self.slo.firstToken) || has(self.slo.perToken)) || {_WRITES}",
-            "slo.firstToken and slo.perToken are of answers that a stage writes; mark it writes: true",
+            f"!(has(self.slo.timeToFirstToken) || has(self.slo.timePerOutputToken)) || {_HAS_GENERATION}",
+            "slo.timeToFirstToken and slo.timePerOutputToken require a stage of role Generate",
         ),
         Rule(
             "!has(self.chat) || (self.inputs.exists(i, i.name == 'messages' && i.datatype == 'BYTES') && "
-            f"{[name for name, *_ in ANSWER]}.all(n, self.outputs.exists(o, o.name == n)) && {_WRITES})",
-            "chat needs an input messages BYTES [] and outputs text, finish_reason and usage of a stage that writes",
+            f"{[name for name, *_ in GENERATION_OUTPUTS]}.all(n, self.outputs.exists(o, o.name == n)) && "
+            f"{_HAS_GENERATION})",
+            "chat requires an input messages BYTES [] and outputs text, finish_reason and usage of a stage of role "
+            "Generate",
         ),
     ),
 }

@@ -39,15 +39,15 @@ def parse_chat(body: Buffer, most_json_bytes: int, bounds: ImageLimits) -> Parse
     Raises:
         InvalidChat: naming what is wrong.
     """
-    lifted = extract_data_urls(body, most_json_bytes, bounds.most)
+    lifted = extract_data_urls(body, most_json_bytes, bounds.max_per_request)
     asked = parse_chat_request(lifted.json)
     for turn, message in enumerate(asked.messages):
         for place, part in enumerate(message.content):
             if not part.shows and part.text in lifted.urls:
                 where = f"messages[{turn}].content[{place}].text"
                 raise InvalidChat(f"{where} is a data URL; send images as image_url", param=where)
-    if len(asked.image_urls) > bounds.most:
-        text = f"the chat has {len(asked.image_urls)} images; send at most {bounds.most}"
+    if len(asked.image_urls) > bounds.max_per_request:
+        text = f"the chat has {len(asked.image_urls)} images; send at most {bounds.max_per_request}"
         raise InvalidChat(text, param="messages", code="too_many_images")
     return ParsedChat(asked, tuple(_shown(field, url, lifted.urls.get(url), bounds) for field, url in asked.image_urls))
 
@@ -56,13 +56,13 @@ def _shown(field: str, url: str, lifted: Buffer | None, bounds: ImageLimits) -> 
     data: Buffer | None = url.encode() if lifted is None and url[:5].lower() == "data:" else lifted
     if data is None:
         return ImageInput(field, None, url)
-    written_in(data, bounds.size, field)  # what is too large for ever is told before room is sought for it
+    written_in(data, bounds.max_bytes, field)  # what is too large for ever is told before room is sought for it
     return ImageInput(field, data)
 
 
 def checked_file(file: bytes, field: str, bounds: ImageLimits) -> bytes:
     """An image's file, once its header says that it is one of bounded size; raises InvalidChat."""
-    read_header(file, field, int(bounds.megapixels * 1e6))
+    read_header(file, field, int(bounds.max_megapixels * 1e6))
     return file
 
 
@@ -76,4 +76,4 @@ def decoded(chat: ParsedChat, bounds: ImageLimits) -> Iterator[bytes | ImageInpu
         if image.data is None:
             yield image
         else:
-            yield checked_file(decode(image.data, bounds.size, image.field), image.field, bounds)
+            yield checked_file(decode(image.data, bounds.max_bytes, image.field), image.field, bounds)

@@ -32,9 +32,9 @@ def target_of(address: str, field: str, bounds: ImageLimits) -> UrlTarget:
     parts = _split(address)
     if parts is None:
         raise _refused(field, "is neither a data URL nor an http or https address")
-    if any(_within(parts, store) for store in bounds.stores):
+    if any(_within(parts, store) for store in bounds.trusted_prefixes):
         return UrlTarget(address, own=True)
-    if parts.hostname not in bounds.domains or _is_address(parts.hostname):
+    if parts.hostname not in bounds.allowed_domains or _is_address(parts.hostname):
         raise _refused(field, "may not be fetched from there; send it as a data URL")
     if parts.port not in {None, SCHEME_PORTS[parts.scheme]}:
         raise _refused(field, f"may only be fetched from the port of {parts.scheme}")

@@ -13,7 +13,7 @@ from trimtab_protocol.chat.openai_requests import ChatRequest, Message, Part
 from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.tensors import Array
 
-MESSAGES, OPTIONS, IMAGES = stages.MESSAGES, "options", stages.SHOWN
+MESSAGES, OPTIONS, IMAGES = stages.MESSAGES_INPUT, "options", stages.IMAGES_INPUT
 """The inputs of a chat's pipeline; the last two may be left out."""
 TEXT, FINISH_REASON, USAGE = "text", "finish_reason", "usage"
 """Its outputs."""

@@ -207,7 +207,9 @@ class ClientQuotas:
             return
         requests = self._requests.get(client, 0)
         if 0 < self._max_requests <= requests:
-            raise _too_much("ClientConcurrency", f"{requests} requests of this client are under way", "one has ended")
+            raise _too_much(
+                "ClientConcurrencyLimited", f"{requests} requests of this client are under way", "one has ended"
+            )
         self._requests[client] = requests + 1
 
     def leave(self, client: str) -> None:
@@ -226,7 +228,7 @@ class ClientQuotas:
             what = (
                 f"this client's requests under way hold {held} bytes of {self._max_bytes}, {size_bytes} more do not fit"
             )
-            raise _too_much("ClientBytes", what, "some have ended")
+            raise _too_much("ClientBytesLimited", what, "some have ended")
         self.note(client, size_bytes)
 
     def note(self, client: str, size_bytes: int) -> None:

@@ -26,7 +26,7 @@ MOST_ROWS_AT_ONCE = 128
 def options_inputs(spec: InferencePipelineSpec) -> tuple[str, ...]:
     """The inputs of a pipeline's requests that its stages read as options of chats; none where it answers no chats."""
     declared = {each.name for each in spec.inputs if (each.datatype, tuple(each.shape)) == ("BYTES", ())}
-    chatting = (stage for stage in spec.stages if stage.writes or stage.encodes)
+    chatting = (stage for stage in spec.stages if stage.generates or stage.encodes)
     read = (split_reference(read.source) for stage in chatting for read in stage.inputs if read.name == OPTIONS)
     return tuple(sorted({name for owner, name in read if owner == REQUEST and name in declared}))
 

@@ -129,14 +129,14 @@ def _listener(settings: EdgeSettings, doorstep: SocketFolder, manager: Json) -> 
         # With it two doors on one port would share its callers instead of one being told that the port is taken.
         "enable_reuse_port": False,
         "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
-        "listener_filters_timeout": _seconds(settings.patience.headers_seconds),
-        "filter_chains": [{**chain, "transport_socket_connect_timeout": _seconds(settings.patience.headers_seconds)}],
+        "listener_filters_timeout": _seconds(settings.timeouts.headers_seconds),
+        "filter_chains": [{**chain, "transport_socket_connect_timeout": _seconds(settings.timeouts.headers_seconds)}],
     }
 
 
 def _connections(settings: EdgeSettings, doorstep: SocketFolder, pipeline: str, *, traced: bool) -> Json:
     """The HTTP connection manager: both protocols and both versions on either port."""
-    patience = settings.patience
+    patience = settings.timeouts
     fields: Json = {
         "stat_prefix": "door",
         "codec_type": "AUTO",

@@ -14,8 +14,15 @@ from trimtab_protocol.extensions import REASON_HEADER
 Json = dict[str, Any]
 
 OVERLOAD = "the router is overloaded: as many requests are under way as can be answered in time; try again later"
-ROUTER_AWAY = "the router is not there; try again"
-GRPC_STATUS = {"Malformed": 3, "RequestTimeout": 4, "Timeout": 4, "PayloadTooLarge": 8, "Overload": 8, "ClientRate": 8}
+ROUTER_UNAVAILABLE = "the router is not there; try again"
+GRPC_STATUS = {
+    "Malformed": 3,
+    "RequestTimeout": 4,
+    "Timeout": 4,
+    "PayloadTooLarge": 8,
+    "Overload": 8,
+    "ClientRateLimited": 8,
+}
 """Where gRPC would make of the HTTP status another than the router says for the same reason."""
 UNAUTHENTICATED = "no known key or token came along; send one as Authorization: Bearer, a key also as X-API-Key"
 NOT_FOUND = (
@@ -108,7 +115,13 @@ def _words(before: str) -> Json:
 
 _MAPPERS = (
     _mapper(_flags("UO"), "Overload", text=OVERLOAD, status=429, retry_after_seconds=1),
-    _mapper(_flags("UF", "UC", "UH", "LR", "UR"), "RouterAway", text=ROUTER_AWAY, status=503, retry_after_seconds=1),
+    _mapper(
+        _flags("UF", "UC", "UH", "LR", "UR"),
+        "RouterUnavailable",
+        text=ROUTER_UNAVAILABLE,
+        status=503,
+        retry_after_seconds=1,
+    ),
     # What is refused unread bears no flag; nothing else is a 503 without one.
     _mapper(_status(503), "Overload", text=OVERLOAD, status=429, retry_after_seconds=1),
     _mapper(_flags("UT"), "Timeout", text="the router gave no answer in time"),
@@ -118,5 +131,7 @@ _MAPPERS = (
     _mapper(_status(404), "NotFound", text=NOT_FOUND),
     _mapper(_status(505), "Malformed", status=400, text="gRPC goes over HTTP/2; over HTTP/1.1 nobody is served by it"),
     _mapper(_status(408), "RequestTimeout", text="the request did not arrive in time"),
-    _mapper(_status(429), "ClientRate", text="this client sends more requests than it may", retry_after_seconds=1),
+    _mapper(
+        _status(429), "ClientRateLimited", text="this client sends more requests than it may", retry_after_seconds=1
+    ),
 )

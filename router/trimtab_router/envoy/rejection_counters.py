@@ -18,7 +18,7 @@ STATS = r"^(door\.answered|http\.door\.downstream_rq_http2_total)"
 """Which of Envoy's counters are read here."""
 _BY_DETAIL = {
     "jwt_authn": "Unauthenticated",
-    "local_rate_limited": "ClientRate",
+    "local_rate_limited": "ClientRateLimited",
     "overload": OVERLOAD,
     "request_headers_too_large": "HeadersTooLarge",
     "request_overall_timeout": "RequestTimeout",
@@ -77,5 +77,5 @@ def _reason(status: int, detail: str) -> str:
         if detail.startswith(begin):
             return reason
     if detail.startswith("upstream_reset") or status == 503:
-        return "RouterAway"
+        return "RouterUnavailable"
     return _BY_STATUS.get(status, "Malformed")

@@ -126,7 +126,7 @@ def _of_issuer(issuer: JwtIssuer, namespace: str, pipeline: str) -> Json:
     """
     found: Json = {"client": issuer.client_claim, "prefix": f"token:{_digest(issuer.issuer)}:"}
     if issuer.pipelines_claim:
-        names = ["*", f"{namespace}/*", f"{namespace}/{pipeline}", *([pipeline] if issuer.bare_pipelines else [])]
+        names = ["*", f"{namespace}/*", f"{namespace}/{pipeline}", *([pipeline] if issuer.unprefixed_pipelines else [])]
         found |= {"pipelines": issuer.pipelines_claim, "named": dict.fromkeys(names, True)}
     return found
 

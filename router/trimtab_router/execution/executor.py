@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from trimtab_pipelines.spec import ServiceLevel
-from trimtab_pipelines.stages import PULLED, SHOWN
+from trimtab_pipelines.stages import EMBEDDINGS_INPUT, IMAGES_INPUT
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.extensions import EXPECTED_ACCURACY
 from trimtab_protocol.tensors import Array
@@ -52,16 +52,18 @@ class PipelineExecutor:
         self.writers = {name: (tensor, desks[name].writing) for name, tensor in graph.messages.items()}
         """The input of a request that has the messages, and who knows of prompts; by stage that writes."""
         for name, desk in desks.items():
-            desk.followed_by([desks[follower] for follower in graph.following(name)])
+            desk.set_downstream([desks[follower] for follower in graph.following(name)])
         for name, encoder in self._encoders.items():
             desks[name].layout.feeders.append(desks[encoder])
             desks[name].layout.rearranged = partial(self._rearrange, desks[name], desks[encoder])
-            desks[encoder].layout.listeners.append(desks[name].look_around)
+            desks[encoder].layout.listeners.append(desks[name].refresh_replicas)
         self._find_idle()
 
     def _find_idle(self) -> None:
         readers = {encoder: self.desks[name] for name, encoder in self._encoders.items()}
-        self.idle = frozenset(each for each, desk in readers.items() if desk.stage.leaves_out(desk.variant) == PULLED)
+        self.idle = frozenset(
+            each for each, desk in readers.items() if desk.stage.excluded_input(desk.variant) == EMBEDDINGS_INPUT
+        )
 
     def _rearrange(self, writer: StageScheduler, encoder: StageScheduler) -> None:
         """Images are encoded apart from now on, or are not: who waits for what will not come begins anew."""
@@ -69,8 +71,8 @@ class PipelineExecutor:
         if encoder.stage.name in self.idle:
             waiting = [piece.work for piece in encoder.queue]
         else:
-            waiting = [piece.work for piece in writer.queue if SHOWN in piece.work.inputs]
-            waiting = [work for work in waiting if PULLED not in work.inputs]
+            waiting = [piece.work for piece in writer.queue if IMAGES_INPUT in piece.work.inputs]
+            waiting = [work for work in waiting if EMBEDDINGS_INPUT not in work.inputs]
         for work in dict.fromkeys(waiting):
             if not work.closed:
                 work.owner.work_starved(work, counts=False)
@@ -99,7 +101,7 @@ class PipelineExecutor:
             ends_by=journey.ends_by if runnable.stage == self.teller else None,
             wish=journey.wish,
             accuracy_floor=self._floor_of(journey, runnable.stage) if journey.least_accuracy else 0.0,
-            looked_at_again=stage.certainty is not None,
+            looked_at_again=stage.confidence is not None,
         )
         if runnable.stage in journey.named:
             work.task = journey.wish.task
@@ -107,7 +109,7 @@ class PipelineExecutor:
         if stage.encodes:
             work.identities = image_fanout.identities(runnable.inputs)
             for name in self._graph.following(stage.name):
-                work.read_in(self.desks[name].outlook.reading_seconds(journey.prompt_tokens.get(name, 0.0)))
+                work.read_in(self.desks[name].outlook.prefill_seconds(journey.prompt_tokens.get(name, 0.0)))
         elif writing is not None:
             writing.weigh(work, journey.delivery.images)
         return work
@@ -120,7 +122,7 @@ class PipelineExecutor:
             journey.work_refused(refusal)
             return False
         journey.works[work.stage] = work
-        desk.take(work)
+        desk.enqueue(work)
         return True
 
     def images_came(self, journey: "RequestState", encoder: str, start: int, references: Array) -> None:
@@ -138,7 +140,7 @@ class PipelineExecutor:
         if journey.early is not None:
             told = ahead.references()
             if told is not None and not journey.early.closed:
-                journey.early.inputs = {**journey.early.inputs, PULLED: told}
+                journey.early.inputs = {**journey.early.inputs, EMBEDDINGS_INPUT: told}
                 self.desks[journey.early.stage].arrived(journey.early, came)
         elif ahead.begun and not ahead.whole and not journey.waits_for_all:
             self._begin_early(journey, encoder, ahead.references())
@@ -161,7 +163,10 @@ class PipelineExecutor:
         journey.early = None
         if work is None or ahead is None or work.closed:
             return
-        work.inputs = {**work.inputs, PULLED: image_fanout.join_embeddings({PULLED: references}, 1)[PULLED]}
+        work.inputs = {
+            **work.inputs,
+            EMBEDDINGS_INPUT: image_fanout.join_embeddings({EMBEDDINGS_INPUT: references}, 1)[EMBEDDINGS_INPUT],
+        }
         if not self.desks[work.stage].all_arrived(work, ahead.came(0, references)):
             work.enqueued_at = now
             self._taken(journey, work, now)
@@ -209,12 +214,12 @@ class PipelineExecutor:
     def withdraw(self, works: Mapping[str, StageRequest]) -> None:
         """Free what is left of these, by stage."""
         for stage, work in works.items():
-            self.desks[stage].withdraw(work)
+            self.desks[stage].cancel(work)
 
     def forget(self, kept: Mapping[str, Array]) -> None:
         """Free what replicas keep of images, by the stage that encoded them."""
         for stage, references in kept.items():
-            self.desks[stage].forget(references)
+            self.desks[stage].release_embeddings(references)
 
 
 class RequestState:
@@ -328,7 +333,7 @@ class RequestState:
         """Note images that are encoded while others of the request are not."""
         if self.over or not self._course.desks[work.stage].stage.encodes:
             return
-        came, known = outputs[PULLED], self.kept.get(work.stage)
+        came, known = outputs[EMBEDDINGS_INPUT], self.kept.get(work.stage)
         self.kept[work.stage] = came if known is None else np.concatenate([known, came])
         self._course.images_came(self, work.stage, start, came)
 
@@ -337,10 +342,10 @@ class RequestState:
         del self.works[work.stage]
         stage = self._course.desks[work.stage].stage
         if stage.encodes:
-            self.kept[work.stage] = outputs[PULLED]
+            self.kept[work.stage] = outputs[EMBEDDINGS_INPUT]
             if self.early is None:
-                self._course.images_came(self, work.stage, 0, outputs[PULLED])
-        elif self.kept and any(stage.leaves_out(piece.variant) == PULLED for piece in served):
+                self._course.images_came(self, work.stage, 0, outputs[EMBEDDINGS_INPUT])
+        elif self.kept and any(stage.excluded_input(piece.variant) == EMBEDDINGS_INPUT for piece in served):
             self._free_kept()  # whoever answered has read the images themselves
         self.served[work.stage] = served
         self.rows_by_stage[work.stage] = work.rows
@@ -348,7 +353,7 @@ class RequestState:
             self._hold(sum(array.nbytes for array in outputs.values()))
         self.walk.complete(work.stage, outputs)
         if stage.encodes:
-            self._course.all_images_came(self, outputs[PULLED])
+            self._course.all_images_came(self, outputs[EMBEDDINGS_INPUT])
         self._course.advance(self)
 
     def work_starved(self, work: StageRequest, *, counts: bool) -> None:

@@ -44,7 +44,7 @@ def response_parameters(
         told[named.service_seconds] = round(slowest.service_seconds, 6)
         if stage in tasks:
             told[named.task] = tasks[stage]
-        if len(pieces) > 1 or pieces[0].certainties is not None:
+        if len(pieces) > 1 or pieces[0].confidences is not None:
             told |= _row_by_row(named, pieces)
             if named.provisional in told:
                 told[PROVISIONAL] = True
@@ -56,8 +56,8 @@ def _row_by_row(named: StageParameters, pieces: Sequence[ServedRows]) -> dict[st
     told: dict[str, str] = {}
     if len({piece.operating_point for piece in pieces}) > 1:
         told[named.operating_points] = _listed((piece.operating_point, piece.rows) for piece in pieces)
-    if all(piece.certainties is not None for piece in pieces):
-        told[named.certainties] = ",".join(f"{c:.4g}" for piece in pieces for c in np.asarray(piece.certainties))
+    if all(piece.confidences is not None for piece in pieces):
+        told[named.confidences] = ",".join(f"{c:.4g}" for piece in pieces for c in np.asarray(piece.confidences))
     if any(piece.provisional for piece in pieces):
         told[named.provisional] = _listed((str(piece.provisional).lower(), piece.rows) for piece in pieces)
     return told

@@ -12,7 +12,14 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from trimtab_pipelines.router_state import HISTORY_SECONDS, LOAD_PATH, STATE_PATH, TASKS_PATH, WELCOME_PATH, _StateModel
+from trimtab_pipelines.router_state import (
+    ARRIVALS_PATH,
+    HISTORY_SECONDS,
+    READY_PATH,
+    STATE_PATH,
+    TASKS_PATH,
+    StateModel,
+)
 from trimtab_router.ingress.audit_log import AdminAuditLog, AdminCall
 from trimtab_router.ingress.http_responses import json_response
 from trimtab_router.ingress.task_api import TaskApi
@@ -45,9 +52,9 @@ class AdminIngress:
             "/v2/health/live": self._live,
             "/v2/health/ready": self._ready,
             "/metrics": self._metrics,
-            LOAD_PATH: self._load,
+            ARRIVALS_PATH: self._load,
             STATE_PATH: self._state,
-            WELCOME_PATH: self._welcome,
+            READY_PATH: self._welcome,
             TASKS_PATH: self._registry.listed,
         }
 
@@ -103,9 +110,9 @@ class AdminIngress:
         return _told(self._router.state())
 
     async def _welcome(self, _: web.BaseRequest) -> web.Response:
-        welcome = self._router.welcomes_callers
+        welcome = self._router.accepts_traffic
         return json_response({"welcome": welcome}, 200 if welcome else 503)
 
 
-def _told(content: _StateModel) -> web.Response:
+def _told(content: StateModel) -> web.Response:
     return web.Response(body=content.model_dump_json().encode(), content_type="application/json")

@@ -10,10 +10,10 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from trimtab_pipelines.router_state import WELCOME_PATH
+from trimtab_pipelines.router_state import READY_PATH
 from trimtab_protocol.sanitize import printable
 
-ROUTINE = frozenset({"/v2/health/live", "/v2/health/ready", "/metrics", WELCOME_PATH})
+ROUTINE = frozenset({"/v2/health/live", "/v2/health/ready", "/metrics", READY_PATH})
 """What the kubelet and Prometheus ask for, each every few seconds."""
 REFUSED_SECONDS, READING_SECONDS = 60.0, 3600.0
 """For how long the same call by the same caller is counted, and not told again."""

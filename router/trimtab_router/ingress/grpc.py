@@ -136,7 +136,7 @@ class GrpcIngress:
 
     async def _infer(self, request: web.BaseRequest) -> web.StreamResponse:
         router, arrived_at = self._router, time.monotonic()
-        with await router.visit(arrived_at, client(request)) as reservation:
+        with await router.admit(arrived_at, client(request)) as reservation:
             call = await parse_call(router, request, reservation, arrived_at, partial(self._describe, request))
             response = await router.infer(call)
             reservation.answered()

@@ -87,8 +87,8 @@ class ImageFetcher:
         async for piece in response.content.iter_chunked(_READ_BYTES):
             reservation.grow(len(piece))
             file += piece
-            if len(file) > self._bounds.size:
-                raise _failed(field, f"has more than {self._bounds.size} bytes")
+            if len(file) > self._bounds.max_bytes:
+                raise _failed(field, f"has more than {self._bounds.max_bytes} bytes")
         return bytes(file)
 
     def _session(self, target: UrlTarget) -> aiohttp.ClientSession:

@@ -99,7 +99,7 @@ class OpenAiIngress:
 
     async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
         router, arrived_at = self._router, time.monotonic()
-        with await router.visit(arrived_at, client(request)) as reservation:
+        with await router.admit(arrived_at, client(request)) as reservation:
             try:
                 chat = await self._receive(request, reservation, arrived_at)
             except InvalidChat as error:

@@ -45,7 +45,7 @@ async def parse_call(
         raise router.accounts.turned_away(
             failure("InternalError", "the request cannot be read", request_id(request))
         ) from error
-    admitted = await router.admit(described.pending, reservation)
+    admitted = await router.validate(described.pending, reservation)
     return Call(
         admitted.request,
         arrived_at,

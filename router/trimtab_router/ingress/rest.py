@@ -104,7 +104,7 @@ class RestIngress:
     async def _infer(self, request: web.BaseRequest, name: str, version: str) -> web.StreamResponse:
         router, arrived_at = self._router, time.monotonic()
         describe = partial(self._describe, request, name, version)
-        with await router.visit(arrived_at, client(request)) as reservation:
+        with await router.admit(arrived_at, client(request)) as reservation:
             call = await parse_call(router, request, reservation, arrived_at, describe)
             response = await router.infer(call)
             reservation.answered()

@@ -60,7 +60,7 @@ class SseWriter:
                 await self._pass_on(chunks, asked.choices)
             await self._end(answering_it, chunks)
         except TimeoutError:
-            late = Refusal(ErrorCode.DEADLINE_EXCEEDED, "Past", "the answer took too long to write")
+            late = Refusal(ErrorCode.DEADLINE_EXCEEDED, "DeadlineExpired", "the answer took too long to write")
             if self._response is None:
                 raise late from None
             await self._write(openai_responses.event(sse_error(late)))

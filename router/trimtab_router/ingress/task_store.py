@@ -90,7 +90,7 @@ class TaskStore:
             for variant in stage.variants:
                 found = sorted((self._folder / stage.name / variant.name).glob("*"))
                 for mark in filter(None, (parse_removed_marker(path.name) for path in found)):
-                    self._router.dismiss(stage.name, variant.name, mark[1])
+                    self._router.unregister_task(stage.name, variant.name, mark[1])
                 for path in found:
                     self._read(stage.name, variant.name, path)
 
@@ -111,7 +111,7 @@ class TaskStore:
         """
         async with self._registering:
             card = self._checked(stage, variant, name, content)
-            facts = await self._router.facts(stage, variant)
+            facts = await self._router.model_metadata(stage, variant)
             number = self._number(stage, name, await self._numbers(self._router.pipeline.spec.stage(stage)))
             known = self.tasks.get((stage, variant), {})
             if name in known or any(name in tasks_of(told) for told in facts.values()):
@@ -144,13 +144,13 @@ class TaskStore:
             await asyncio.to_thread(write_atomically, folder / mark_name(task.number, name), b"")
             await asyncio.to_thread((folder / file_name(task.number, name)).unlink, missing_ok=True)
             del self.tasks[stage, variant][name]
-            self._router.dismiss(stage, variant, name)
+            self._router.unregister_task(stage, variant, name)
             without, still = await self._until(stage, variant, lambda told: name not in tasks_of(told))
             return replace(task, replicas=without, waiting=still)
 
     def _know(self, stage: str, variant: str, name: str, task: RegisteredTask) -> None:
         self.tasks.setdefault((stage, variant), {})[name] = task
-        self._router.enrol(stage, variant, name, task.card)
+        self._router.register_task(stage, variant, name, task.card)
 
     def _checked(self, stage: str, variant: str, name: str, content: bytes) -> TaskRecord:
         try:
@@ -176,7 +176,7 @@ class TaskStore:
 
     async def _numbers(self, stage: Stage) -> int:
         """The least number from which on none is anybody's, in any variant of a stage."""
-        found = [await self._router.facts(stage.name, variant.name) for variant in stage.variants]
+        found = [await self._router.model_metadata(stage.name, variant.name) for variant in stage.variants]
         told = (len(tasks_of(each)) for facts in found for each in facts.values())
         kept = (t.number + 1 for (own, _), tasks in self.tasks.items() if own == stage.name for t in tasks.values())
         gone = await asyncio.to_thread(self._gone, stage.name)
@@ -216,7 +216,7 @@ class TaskStore:
         loop = asyncio.get_running_loop()
         give_up = loop.time() + IN_FORCE_SECONDS
         while True:
-            facts = await self._router.facts(stage, variant)
+            facts = await self._router.model_metadata(stage, variant)
             have = sum([so(told) for told in facts.values()])
             if have == len(facts) > 0 or loop.time() > give_up:
                 return have, len(facts) - have

@@ -37,8 +37,8 @@ class Metrics:
         self.received = counter(names.RECEIVED, "Requests received, whatever became of them").labels(*base)
         requests = counter(names.REQUESTS, "Requests by outcome; they add up to those received", (*BASE, "outcome"))
         self.outcomes = {end: requests.labels(*base, end.word) for end in RequestOutcome}
-        self.callers_faults = counter(
-            "trimtab_callers_faults", "Of all requests, those refused or dropped by the caller's own doing"
+        self.client_errors = counter(
+            "trimtab_client_errors", "Of all requests, those refused or dropped by the caller's own doing"
         ).labels(*base)
         self.refusals = counter("trimtab_refusals", "Requests refused or failed, by reason", (*BASE, "code", "reason"))
         self.drops = counter(names.DROPS, "Requests dropped, by stage and reason", (*STAGE, "reason"))
@@ -59,11 +59,11 @@ class Metrics:
         ).labels(*base)
         self.plan_generation = self._gauge("trimtab_plan_generation", "Generation of the plan in force")
         self.bytes_in_flight = self._gauge(names.BYTES_IN_FLIGHT, "Payload of the requests under way")
-        self.requests_under_way = self._gauge("trimtab_requests_under_way", "Requests let in and not answered yet")
-        self.window_requests = self._gauge("trimtab_window_requests", "How many requests may be under way now")
+        self.requests_in_flight = self._gauge("trimtab_requests_in_flight", "Requests let in and not answered yet")
+        self.concurrency_limit = self._gauge("trimtab_concurrency_limit", "How many requests may be under way now")
         self.arrivals_peak = self._gauge(names.ARRIVALS_PEAK_RPS, "Most arrivals in one of the last ten whole seconds")
-        self.broken_files = counter(
-            "trimtab_broken_files", "Plan or endpoints files that could not be used", (*BASE, "file")
+        self.invalid_config = counter(
+            "trimtab_invalid_config", "Plan or endpoints files that could not be used", (*BASE, "file")
         )
         self.stage_batch_size = Histogram(
             "trimtab_batch_size_rows",
@@ -86,23 +86,27 @@ class Metrics:
         self.point_rows = counter(
             names.POINT_ROWS, "Rows served at each operating point", (*STAGE, "variant", "operating_point")
         )
-        self.rows_again = counter(names.ROWS_AGAIN, "Rows that were looked at a second time", STAGE)
+        self.rows_again = counter(names.ESCALATED_ROWS, "Rows that were looked at a second time", STAGE)
         self.stage_abandoned = counter(
             names.CANCELLED, "Rows nobody waited for any more while they were being written", STAGE
         )
-        self.shared_rows = counter(
-            names.SHARED_ROWS,
+        self.encoder_dedup = counter(
+            names.ENCODER_DEDUP,
             "Images that had what was made for another request: they rode along, or were found where it was made",
-            (*STAGE, "how"),
+            (*STAGE, "source"),
         )
-        self.early_rows = counter(names.EARLY_ROWS, "Chats that began before all of their images were encoded", STAGE)
+        self.early_prefills = counter(
+            names.EARLY_PREFILLS, "Chats that began before all of their images were encoded", STAGE
+        )
         self.undecided = counter(
-            names.UNDECIDED, "Decisions that the departure policy failed at; UrgentFirst made them instead", STAGE
+            names.POLICY_ERRORS,
+            "Decisions that the departure policy failed at; EarliestDeadlineFirst made them instead",
+            STAGE,
         )
-        self.stage_queue_rows = Gauge("trimtab_queue_length_rows", "Rows waiting", STAGE, registry=registry)
+        self.stage_queue_rows = Gauge("trimtab_queue_rows", "Rows waiting", STAGE, registry=registry)
         self.stage_ready = Gauge("trimtab_ready_replicas", "Replicas ready to take a batch", STAGE, registry=registry)
         self.stage_refused = Gauge(
-            "trimtab_refused_replicas",
+            "trimtab_unauthenticated_replicas",
             "Replicas that get no work, not being who they must be",
             STAGE,
             registry=registry,
@@ -138,7 +142,7 @@ class Metrics:
 
     def broken_file(self, file: str) -> None:
         """Count a file that could not be used."""
-        self.broken_files.labels(*self._base, file).inc()
+        self.invalid_config.labels(*self._base, file).inc()
 
     def families(self) -> Iterator[bytes]:
         """The text Prometheus scrapes, metric by metric: all at once would hold up who is served meanwhile."""
@@ -167,7 +171,7 @@ class StageMetrics:
         self.rows = metrics.stage_rows.labels(*labels)
         self.looks_again = metrics.rows_again.labels(*labels).inc
         self.abandoned = metrics.stage_abandoned.labels(*labels).inc
-        self.early_rows = metrics.early_rows.labels(*labels).inc
+        self.early_prefills = metrics.early_prefills.labels(*labels).inc
         self.undecided = metrics.undecided.labels(*labels).inc
         self._bound = lru_cache(self._bind)
 
@@ -202,9 +206,9 @@ class StageMetrics:
         self.rows.inc(rows)
         at_point.inc(rows)
 
-    def shared(self, how: str) -> None:
+    def shared(self, source: str) -> None:
         """Count an image that has what was made for another request."""
-        self._metrics.shared_rows.labels(*self._labels, how).inc()
+        self._metrics.encoder_dedup.labels(*self._labels, source).inc()
 
     def retried(self, reason: str) -> None:
         """Count a slice that is sent again."""

@@ -79,7 +79,7 @@ class RequestAccounting:
         if refusal.callers_fault or (
             by_own_deadline and refusal.code in {ErrorCode.DEADLINE_EXCEEDED, ErrorCode.CANCELLED}
         ):
-            self._metrics.callers_faults.inc()
+            self._metrics.client_errors.inc()
         if refusal.reason == OVERLOAD:
             self._overloaded(1)
         if refusal.end is DROPPED:
@@ -105,7 +105,7 @@ class RequestAccounting:
             code = code_of(status)
             self._metrics.refused(code.name, reason, requests)
             if is_client_error(code, reason):
-                self._metrics.callers_faults.inc(requests)
+                self._metrics.client_errors.inc(requests)
             if reason == OVERLOAD:  # what was turned away for want of room is load to plan for
                 self._arrivals.record(time.time(), requests)
                 self._overloaded(requests)

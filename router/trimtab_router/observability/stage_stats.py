@@ -17,7 +17,7 @@ class StageStats:
         self.served = metrics.served
         self.looks_again = metrics.looks_again
         self.shared = metrics.shared
-        self.began_early = metrics.early_rows
+        self.began_early = metrics.early_prefills
         self.retried = metrics.retried
         self.abandoned = metrics.abandoned
         self._count_undecided = metrics.undecided
@@ -28,7 +28,11 @@ class StageStats:
         self._count_undecided()
         if type(error) not in self._errors_told:
             self._errors_told.add(type(error))
-            log.error("stage %s: its departure policy failed; UrgentFirst decides instead", self._stage, exc_info=error)
+            log.error(
+                "stage %s: its departure policy failed; EarliestDeadlineFirst decides instead",
+                self._stage,
+                exc_info=error,
+            )
 
     def troubled(self, message: str) -> None:
         """A replica did not do what it should."""

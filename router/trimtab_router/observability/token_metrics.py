@@ -34,12 +34,12 @@ class TokenMetrics:
         self._first = histogram(
             names.FIRST_PIECE_SECONDS,
             "From arrival to the first piece of an answer",
-            buckets_around(_FIRST_EDGES, slo.first_token_seconds),
+            buckets_around(_FIRST_EDGES, slo.time_to_first_token_seconds),
         )
         self._next = histogram(
             names.NEXT_PIECE_SECONDS,
             "From one piece of an answer to the next",
-            buckets_around(_NEXT_EDGES, slo.per_token_seconds),
+            buckets_around(_NEXT_EDGES, slo.time_per_output_token_seconds),
         )
         self._images = histogram(names.IMAGES, "Images of a chat", _IMAGES_EDGES)
         tokens = Counter(

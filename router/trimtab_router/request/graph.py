@@ -14,7 +14,7 @@ import numpy as np
 
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.spec import InferencePipelineSpec
-from trimtab_pipelines.stages import MESSAGES, PULLED, SHOWN, Stage
+from trimtab_pipelines.stages import EMBEDDINGS_INPUT, IMAGES_INPUT, MESSAGES_INPUT, Stage
 from trimtab_pipelines.tensors import StageOutput
 from trimtab_protocol import DTYPES
 from trimtab_protocol.tensors import Array
@@ -67,15 +67,15 @@ class Graph:
         self._spec = spec
         self._nodes = {stage.name: _node(stage) for stage in self.stages}
         read = {split_reference(output.source)[0] for output in spec.outputs}
-        self.teller = next((stage.name for stage in self.stages if stage.writes and stage.name in read), None)
+        self.teller = next((stage.name for stage in self.stages if stage.generates and stage.name in read), None)
         """The stage that writes the answer piece by piece; None where answers come whole."""
         self.encoders = spec.encoders
         """Of each stage that reads images itself or pulls them, as the plan has it, the stage that encodes them."""
         self.messages = {
             stage.name: tensor
             for stage in self.stages
-            if stage.writes
-            for owner, tensor in [split_reference(each.source) for each in stage.inputs if each.name == MESSAGES]
+            if stage.generates
+            for owner, tensor in [split_reference(each.source) for each in stage.inputs if each.name == MESSAGES_INPUT]
             if owner == REQUEST
         }
         """Of each stage that writes, the input of the request that has the messages of its chats."""
@@ -178,7 +178,7 @@ class GraphCursor:
         """The images of the only chat of a request that a stage encodes, in order; none of a request of several."""
         node = next(each for each in self._graph.needed(self._wanted) if each.name == encoder)
         inputs = self._gather(node) if self.rows == 1 else {}
-        return list(inputs[SHOWN].reshape(-1)) if SHOWN in inputs else []
+        return list(inputs[IMAGES_INPUT].reshape(-1)) if IMAGES_INPUT in inputs else []
 
     def begin(self, encoder: str, references: Array) -> ReadyStage | None:
         """The stage that pulls images, before all of them are encoded; it counts as running from now on.
@@ -188,7 +188,7 @@ class GraphCursor:
             references: [rows], what can be told of each row's images now.
         """
         for node in self._waiting:
-            key = f"{encoder}.outputs.{PULLED}"
+            key = f"{encoder}.outputs.{EMBEDDINGS_INPUT}"
             if any(read.key == key for read in node.reads) and node.feeders - self._settled == {encoder}:
                 self._values[key] = references
                 inputs = self._gather(node)

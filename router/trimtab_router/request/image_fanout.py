@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from trimtab_pipelines.stages import OF_CHAT, PULLED, SHOWN
+from trimtab_pipelines.stages import CHAT_IMAGE_INDEX, EMBEDDINGS_INPUT, IMAGES_INPUT
 from trimtab_protocol.chat.embedding_refs import (
     EmbeddingRef,
     EncodedImage,
@@ -31,11 +31,15 @@ def fan_out_images(inputs: Mapping[str, Array]) -> dict[str, Array]:
         ``images`` [rows, 1], the others' rows repeated, and [rows, 2]: how many images the chat of each has, and which
         of them it is.
     """
-    shown = inputs[SHOWN]
+    shown = inputs[IMAGES_INPUT]
     each = shown.shape[1] if shown.ndim > 1 else 1
-    rows = {name: np.repeat(array, each, axis=0) for name, array in inputs.items() if name != SHOWN}
+    rows = {name: np.repeat(array, each, axis=0) for name, array in inputs.items() if name != IMAGES_INPUT}
     which = np.tile(np.arange(each, dtype=np.int64), shown.shape[0])
-    return {SHOWN: shown.reshape(-1, 1), **rows, OF_CHAT: np.stack([np.full_like(which, each), which], axis=1)}
+    return {
+        IMAGES_INPUT: shown.reshape(-1, 1),
+        **rows,
+        CHAT_IMAGE_INDEX: np.stack([np.full_like(which, each), which], axis=1),
+    }
 
 
 def identities(rows: Mapping[str, Array]) -> Sequence[Hashable]:
@@ -47,7 +51,7 @@ def identities(rows: Mapping[str, Array]) -> Sequence[Hashable]:
     Returns:
         Of each row its tenant, whether it is alone in its chat, and its file; none where somebody's tenant is unknown.
     """
-    files, options = rows[SHOWN].reshape(-1), rows.get(OPTIONS)
+    files, options = rows[IMAGES_INPUT].reshape(-1), rows.get(OPTIONS)
     if files.dtype != np.object_:
         return ()
     told = [b""] * len(files) if options is None else [bytes(each) for each in options]
@@ -55,7 +59,7 @@ def identities(rows: Mapping[str, Array]) -> Sequence[Hashable]:
         tenants = {each: str(json.loads(each).get("tenant", "")) if each else "" for each in set(told)}
     except (ValueError, AttributeError, RecursionError):
         return ()
-    alone = rows[OF_CHAT][:, 0] == 1
+    alone = rows[CHAT_IMAGE_INDEX][:, 0] == 1
     return [(tenants[each], bool(one), bytes(file)) for each, one, file in zip(told, alone, files, strict=True)]
 
 
@@ -66,12 +70,12 @@ def join_embeddings(outputs: Mapping[str, Array], chats: int) -> dict[str, Array
         outputs: ``references`` [rows], a JSON object an image.
         chats: how many there are; each has as many images as every other.
     """
-    told = outputs[PULLED]
+    told = outputs[EMBEDDINGS_INPUT]
     each = len(told) // chats
     lists = np.empty(chats, dtype=object)
     for chat in range(chats):
         lists[chat] = list_of(map(bytes, told[chat * each : (chat + 1) * each]))
-    return {PULLED: lists}
+    return {EMBEDDINGS_INPUT: lists}
 
 
 def image_lookup(identity: Hashable) -> bytes:

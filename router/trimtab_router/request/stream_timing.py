@@ -54,6 +54,9 @@ class StreamTiming:
 
     def keeps(self, slo: ServiceLevel) -> bool:
         """Whether it began in time and went on fast enough, as far as either is promised."""
-        late = slo.first_token_seconds is not None and (self.first_seconds or 0.0) > slo.first_token_seconds
-        slow = slo.per_token_seconds is not None and self.token_seconds > slo.per_token_seconds
+        late = (
+            slo.time_to_first_token_seconds is not None
+            and (self.first_seconds or 0.0) > slo.time_to_first_token_seconds
+        )
+        slow = slo.time_per_output_token_seconds is not None and self.token_seconds > slo.time_per_output_token_seconds
         return not (late or slow)

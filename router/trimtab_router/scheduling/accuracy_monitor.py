@@ -1,15 +1,16 @@
-"""Whether the accuracies that a plan counts on still hold, from what models say and from rows answered twice. Pure.
+"""`AccuracyMonitor`: detects accuracy drift of operating points from confidences and from shadow evaluations.
 
-A model's mean certainty was measured beside its accuracy, on the same samples. By as much as its certainty of rows has
-changed since, its accuracy has: a certainty that was always too high, such as a softmax as it comes, tells nothing by
-being so. Where no mean certainty was measured, nothing is told. Rows of requests that name a task are held against
-what was measured of this task, and count for the task and for the whole; tasks may join while it watches.
+A point's mean confidence was measured with its accuracy, on the same samples. If its confidence in served rows has
+changed since, its accuracy is taken to have changed by as much; a constant overconfidence, such as that of an
+uncalibrated softmax, therefore has no effect. A point without a measured mean confidence is not monitored. Rows of
+requests that name a task are compared with the measurements of that task, and count for the task and for the whole;
+tasks may be registered at any time.
 
-Of a small share of the rows the best point gives an answer too; how often that agrees mends what the first one says of
-itself (prediction-powered inference: Angelopoulos, Bates, Fannjiang, Jordan, Zrnic 2023). A point that only looks again
-at what others doubt sees no rows like all others; of these it must be so much more certain than the first point was as
-a look was measured to win. Old rows are forgotten, and what nobody sees any more is believed anew after a while: else a
-point that works again would never be used again.
+A small share of the rows also runs at the best point (shadow evaluation). The share that agrees corrects the estimate
+from confidences (prediction-powered inference: Angelopoulos, Bates, Fannjiang, Jordan, Zrnic 2023). A point that serves
+only escalated rows sees no representative sample: its confidence must exceed that of the first point by the measured
+gain. Old rows decay, and a point that no longer serves rows is trusted again after a while, so that a repaired point
+comes back into use.
 """
 
 import math
@@ -36,14 +37,14 @@ PRIOR_ROWS, PRIOR_AUDITS = 10.0, 200.0
 LEAST_ROWS, LEAST_LOOKS = 100, 50
 """Before so many rows were seen, or seen again, nothing is said to have drifted."""
 DRIFT, LOOK_DRIFT = 0.04, 0.1
-"""By how much an accuracy must have changed to be told, at the least; of rows that were picked out a model's certainty
+"""By how much an accuracy must have changed to be told, at the least; of rows that were picked out a model's confidence
 is right within five points or so, where it is within two of all rows;"""
 SURENESS = 3.0
 """and how many standard errors of what was seen."""
 CALIBRATED = 0.03
-"""How far mean certainty may have been from accuracy where two points' certainties of the same rows are compared."""
+"""How far mean confidence may have been from accuracy where two points' confidences of the same rows are compared."""
 _VARIANCES = (0.06, 0.12)
-"""Of certainties, and of how far a single comparison is from what was said: as wide as they get."""
+"""Of confidences, and of how far a single comparison is from what was said: as wide as they get."""
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ class _Seen:
         self.fell_at: float | None = None
         """Since when it is told as less accurate; None where it is not."""
         self.times = _Mean(KEPT_ROWS)
-        self.certainty = _Mean(KEPT_ROWS)
+        self.confidence = _Mean(KEPT_ROWS)
         self.wins = _Mean(KEPT_LOOKS)
         self.mending = _Mean(KEPT_AUDITS)
 
@@ -91,8 +92,8 @@ class _Seen:
     @property
     def change_of_first_looks(self) -> float | None:
         """The same by rows that it saw first."""
-        change = self.certainty.value(0.0, PRIOR_ROWS) + self.mending.value(0.0, PRIOR_AUDITS)
-        own, audits = (_VARIANCES[0], self.certainty, PRIOR_ROWS), (_VARIANCES[1], self.mending, PRIOR_AUDITS)
+        change = self.confidence.value(0.0, PRIOR_ROWS) + self.mending.value(0.0, PRIOR_AUDITS)
+        own, audits = (_VARIANCES[0], self.confidence, PRIOR_ROWS), (_VARIANCES[1], self.mending, PRIOR_AUDITS)
         told = self.rows >= LEAST_ROWS and abs(change) > max(DRIFT, SURENESS * _error(own, audits))
         return change if told else None
 
@@ -117,11 +118,11 @@ class _Measured:
     """What was measured of a point, on a task or on all: how often it was right, and how certain."""
 
     accuracy: float
-    certainty: float
+    confidence: float
 
     @property
     def calibrated(self) -> bool:
-        return abs(self.accuracy - self.certainty) <= CALIBRATED
+        return abs(self.accuracy - self.confidence) <= CALIBRATED
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +131,12 @@ class AccuracyBaseline:
 
     Attributes:
         point: which point answered them.
-        certainties: of each row.
+        confidences: of each row.
         won: right answers that such a second look wins a row, as it was measured.
     """
 
     point: str
-    certainties: Array
+    confidences: Array
     won: float
 
 
@@ -186,54 +187,54 @@ class AccuracyMonitor:
         """Whether it was measured how certain a point is of rows of a task; of all rows where it is empty."""
         return self._measured_of(key, task) is not None
 
-    def saw(self, key: Key, task: str, certainties: Array, now: float) -> None:
+    def saw(self, key: Key, task: str, confidences: Array, now: float) -> None:
         """Rows were answered for the first time.
 
         Args:
             key: by which variant at which point.
             task: of the rows; empty where nobody says.
-            certainties: of each row; what is no probability says nothing.
+            confidences: of each row; what is no probability says nothing.
             now: seconds.
         """
-        measured, given = self._measured_of(key, task), np.asarray(certainties, dtype=np.float64)
+        measured, given = self._measured_of(key, task), np.asarray(confidences, dtype=np.float64)
         given = given[_told(given)]
         if measured is None or not given.size:
             return
         for seen in self._of(key, task, now):
             seen.rows += given.size
-            seen.certainty.add(given - measured.certainty)
+            seen.confidence.add(given - measured.confidence)
             seen.times.add(np.full(given.size, now))
             seen.wins.forget(given.size)
 
-    def saw_again(self, key: Key, task: str, certainties: Array, before: AccuracyBaseline, now: float) -> None:
+    def saw_again(self, key: Key, task: str, confidences: Array, before: AccuracyBaseline, now: float) -> None:
         """Rows that another point was not certain of were answered once more.
 
         Args:
             key: by which variant at which point.
             task: of the rows; empty where nobody says.
-            certainties: of each row.
+            confidences: of each row.
             before: their first look.
             now: seconds.
         """
         both = (self._measured_of(key, task), self._measured_of((key[0], before.point), task))
-        given, first = (np.asarray(each, dtype=np.float64) for each in (certainties, before.certainties))
+        given, first = (np.asarray(each, dtype=np.float64) for each in (confidences, before.confidences))
         known = _told(given) & _told(first)
         if not known.any() or not all(one is not None and one.calibrated for one in both):
             return
         for seen in self._of(key, task, now):
             seen.looks += int(known.sum())
             seen.wins.add((given - first)[known] - before.won)
-            seen.certainty.forget(int(known.sum()))
+            seen.confidence.forget(int(known.sum()))
 
     def compared(
-        self, key: Key, best_point: str, task: str, certainty: float, best_certainty: float, *, agrees: bool
+        self, key: Key, best_point: str, task: str, confidence: float, best_confidence: float, *, agrees: bool
     ) -> None:
         """A row had an answer of the best point too, which is the better witness of what is right."""
         own, best = self._measured_of(key, task), self._measured_of((key[0], best_point), task)
-        if own is None or best is None or not (0.0 <= certainty <= 1.0 and 0.0 <= best_certainty <= 1.0):
+        if own is None or best is None or not (0.0 <= confidence <= 1.0 and 0.0 <= best_confidence <= 1.0):
             return
-        says = certainty - own.certainty + own.accuracy
-        sure = min(max(best_certainty - best.certainty + best.accuracy, 0.0), 1.0)
+        says = confidence - own.confidence + own.accuracy
+        sure = min(max(best_confidence - best.confidence + best.accuracy, 0.0), 1.0)
         right = sure if agrees else (1.0 - sure) * min(max(says, 0.0), 1.0)
         for which in self._counting(key, task):
             if seen := self._seen.get(which):
@@ -320,7 +321,7 @@ def _reads(variant: Variant, stage: Stage) -> dict[str, frozenset[str]]:
 
 
 def _measured(stage: Stage) -> dict[tuple[str, str, str], _Measured]:
-    """By variant, operating point and task, which is empty for all: only what was measured together with certainty."""
+    """By variant, operating point and task, which is empty for all: only what was measured together with confidence."""
     found = {}
     for variant in stage.variants:
         for point in variant.points:
@@ -331,12 +332,12 @@ def _measured(stage: Stage) -> dict[tuple[str, str, str], _Measured]:
 
 
 def _against(accuracy: Accuracy) -> _Measured | None:
-    """What rows can be held against of an accuracy; None where it was not measured together with certainty."""
-    if accuracy.source != "Measured" or accuracy.mean_certainty is None:
+    """What rows can be held against of an accuracy; None where it was not measured together with confidence."""
+    if accuracy.source != "Measured" or accuracy.mean_confidence is None:
         return None
-    return _Measured(accuracy.value, accuracy.mean_certainty)
+    return _Measured(accuracy.value, accuracy.mean_confidence)
 
 
-def _told(certainties: NDArray[np.float64]) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = (certainties >= 0.0) & (certainties <= 1.0)
+def _told(confidences: NDArray[np.float64]) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = (confidences >= 0.0) & (confidences <= 1.0)
     return found

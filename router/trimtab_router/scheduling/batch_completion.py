@@ -17,7 +17,7 @@ import numpy as np
 
 from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_pipelines.operating_point import OperatingPoint
-from trimtab_pipelines.stages import PULLED, Stage
+from trimtab_pipelines.stages import EMBEDDINGS_INPUT, Stage
 from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import failure, invalid, oversize
 from trimtab_router.scheduling.batch_outcomes import (
@@ -109,9 +109,9 @@ class BatchCompletion:
                 rows=piece.rows,
                 accuracy=self._accuracy(parcel, point, piece),
                 departed_at=parcel.departed_at,
-                certainties=own[self._stage.certainty] if self._stage.certainty else None,
+                confidences=own[self._stage.confidence] if self._stage.confidence else None,
             )
-            if parcel.again is not None and served.certainties is not None and self._stage.repeatable:
+            if parcel.again is not None and served.confidences is not None and self._stage.retryable:
                 before = parcel.point.accuracy_for(piece.work.wish.task)
                 self._look_again(piece, own, served, parcel.again.of_task(piece.work.wish.task), before=before)
             else:
@@ -158,7 +158,7 @@ class BatchCompletion:
         at_fault = isinstance(ending, BatchFailed) or (isinstance(ending, ReplicaLost) and ending.delivered)
         alone = parcel.rows == 1 and isinstance(ending, Rejected)
         for piece in parcel.riders:
-            if at_fault and not self._stage.repeatable:
+            if at_fault and not self._stage.retryable:
                 self._fail_unrepeated(piece, "it rode along with a batch that failed")
             elif at_fault and piece.attempts + 1 >= MAX_LOST_REPLICAS:
                 self._fail(piece, "replicas failed each time that they served what it shows")
@@ -183,8 +183,8 @@ class BatchCompletion:
         self, piece: RowSlice, outputs: Mapping[str, Array], served: ServedRows, again: EscalationRule, *, before: float
     ) -> None:
         """Hand out what is certain enough; queue the rest again, with the answer it has from a point that accurate."""
-        certainties = np.asarray(served.certainties)
-        doubted = ~(certainties >= again.below)  # also what is no number
+        confidences = np.asarray(served.confidences)
+        doubted = ~(confidences >= again.below)  # also what is no number
         kept, unsure = again.accuracies(served.accuracy, float(doubted.mean()))
         if again.share is not None:  # of a single row the share says nothing
             unsure = again.of_doubted(served.accuracy)
@@ -193,7 +193,7 @@ class BatchCompletion:
             record = replace(
                 served,
                 rows=stop - start,
-                certainties=certainties[start:stop],
+                confidences=confidences[start:stop],
                 provisional=doubtful,
                 accuracy=unsure if doubtful else kept,
             )
@@ -213,7 +213,7 @@ class BatchCompletion:
         self._tally.troubled(f"{lost.message}; it held a batch of {len(parcel.batch)} slices")
         suspected = lost.delivered and parcel.slot.computing is parcel
         for piece in parcel.batch:
-            if lost.delivered and not self._stage.repeatable:
+            if lost.delivered and not self._stage.retryable:
                 self._fail_unrepeated(piece, lost.message)
             elif suspected and piece.attempts + 1 >= MAX_LOST_REPLICAS:
                 if self._suspects is not None:
@@ -236,7 +236,7 @@ class BatchCompletion:
         for piece in parcel.batch:
             if piece.work.owner.listens:
                 self._end(piece, "AnswerCut", "its model server was lost in the middle of the answer", cut.message)
-            elif not self._stage.repeatable:
+            elif not self._stage.retryable:
                 self._fail_unrepeated(piece, cut.message)
             elif piece.attempts + 1 >= MAX_BROKEN_ANSWERS:
                 self._fail(piece, cut.message)
@@ -247,7 +247,7 @@ class BatchCompletion:
     def _seek_culprit(self, parcel: Batch, rejected: Rejected) -> None:
         if len(parcel.batch) > 1:
             for piece in parcel.batch:
-                self._return(piece, "CulpritSought", alone=True, attempts=0)
+                self._return(piece, "QueryOfDeath", alone=True, attempts=0)
             return
         piece = parcel.batch[0]
         if piece.provisional is not None:
@@ -260,7 +260,7 @@ class BatchCompletion:
     def _retry_broken(self, parcel: Batch, broken: BatchFailed) -> None:
         self._tally.troubled(broken.message)
         for piece in parcel.batch:
-            if broken.again and not self._stage.repeatable:
+            if broken.again and not self._stage.retryable:
                 self._fail_unrepeated(piece, broken.message)
             elif not broken.again or piece.attempts + 1 >= MAX_BROKEN_ANSWERS:
                 self._fail(piece, broken.message)
@@ -271,7 +271,7 @@ class BatchCompletion:
         """Put a slice back where it was by its deadline; what it was to pull is given once, and is made anew."""
         if not piece.work.closed:
             self._tally.retried(reason)
-            if PULLED in piece.work.inputs:
+            if EMBEDDINGS_INPUT in piece.work.inputs:
                 piece.work.owner.work_starved(piece.work, counts=attempts > 0)
                 return
             self._queue.push(replace(piece, attempts=piece.attempts + attempts, alone=alone))

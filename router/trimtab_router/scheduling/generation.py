@@ -50,7 +50,7 @@ class GenerationTracker:
         tokens = [self.prompts.tokens(shown) for shown in work.prompts]
         if any(tokens):
             work.tokens = tokens
-            work.read_in(self._outlook.reading_seconds(max(tokens)))
+            work.read_in(self._outlook.prefill_seconds(max(tokens)))
 
     def send(self, parcel: Batch, ended: Callable[[Batch, Ending], None]) -> None:
         """Have a row written; a parcel of such a stage has one."""

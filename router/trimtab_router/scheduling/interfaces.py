@@ -83,8 +83,8 @@ class StatsSink(Protocol):
     def looks_again(self, rows: int) -> None:
         """Rows with an answer go back into the queue for a better one."""
 
-    def shared(self, how: str) -> None:
-        """A row has what was made for another: it `Rode` along, or was `Found` where that was made."""
+    def shared(self, source: str) -> None:
+        """Count a row that reused another request's encoding: `inflight` or from the `cache`."""
 
     def began_early(self) -> None:
         """A row began before all that it reads was there."""

@@ -63,7 +63,7 @@ class LatencyModel:
     def follow(self, plan: StagePlan) -> None:
         """Take a new plan."""
         self.plan = plan
-        self._usual_reading_seconds = prefill_seconds(plan.reading_seconds, plan.prompt_tokens)
+        self._usual_reading_seconds = prefill_seconds(plan.prefill_seconds, plan.prompt_tokens)
         self._points, self._most_rows, self._prices = {}, {}, {}
         self._newer = set()
         for point in plan.points:
@@ -124,7 +124,7 @@ class LatencyModel:
         """The most rows of a batch: as planned, as far as the variant takes them; each leaves alone to be written."""
         found = self._most_rows.get(variant)
         if found is None:
-            most = 1 if self.stage.writes else self.stage.variant(variant).max_batch_size
+            most = 1 if self.stage.generates else self.stage.variant(variant).max_batch_size
             found = self._most_rows[variant] = min(self.plan.batch_size, most)
         return found
 
@@ -145,8 +145,8 @@ class LatencyModel:
             listed = self._known()
         for planned in listed:
             point = declared.point(planned.name)
-            if planned.reads:
-                point = point.model_copy(update={"modalities": planned.reads})
+            if planned.inputs:
+                point = point.model_copy(update={"modalities": planned.inputs})
             yield Point(
                 planned.name,
                 planned.accuracy,
@@ -154,7 +154,7 @@ class LatencyModel:
                 point.carried(self.stage.inputs),
                 self._accuracies(variant, planned),
                 profiled=self.times.profiled((variant, planned.name), self.most_rows(variant)),
-                looks=tuple(Escalation(**dict(look)) for look in planned.looks),
+                looks=tuple(Escalation(**dict(look)) for look in planned.escalations),
             )
 
     def _accuracies(self, variant: str, point: PointPlan) -> dict[str, float]:
@@ -219,7 +219,7 @@ class LatencyModel:
         """Predicted seconds of a batch of so many rows at the fastest point allowed; 0 where nothing is known."""
         return least_seconds(self.points(self.variant, beside), rows)
 
-    def reading_seconds(self, tokens: float) -> float:
+    def prefill_seconds(self, tokens: float) -> float:
         """Predicted seconds that a prompt takes beyond what is predicted for all; below 0 where it is shorter.
 
         0 where nobody knows how many tokens it has, or how long they take.
@@ -229,9 +229,9 @@ class LatencyModel:
 
     def _profiled_beyond(self, tokens: float) -> float:
         plan = self.plan
-        if not tokens or not plan.reading_seconds or self.variant != plan.variant:
+        if not tokens or not plan.prefill_seconds or self.variant != plan.variant:
             return 0.0
-        return prefill_seconds(plan.reading_seconds, tokens) - self._usual_reading_seconds
+        return prefill_seconds(plan.prefill_seconds, tokens) - self._usual_reading_seconds
 
     def _of_usual(self, parcel: Batch, seconds: float) -> float:
         """What a batch that took so long would have taken if its prompt were as long as those that are planned for."""
@@ -246,7 +246,7 @@ class LatencyModel:
     def typical_seconds(self) -> float:
         """Predicted seconds of a batch as they have been lately."""
         rows = round(self._typical_rows)
-        return self.service_seconds(1, rows - 1) if self.stage.writes else self.service_seconds(rows)
+        return self.service_seconds(1, rows - 1) if self.stage.generates else self.service_seconds(rows)
 
     def later_seconds(self) -> float:
         """Predicted seconds of the stages after this one, along the longest path and without queueing."""
@@ -256,7 +256,7 @@ class LatencyModel:
         return longest
 
     @property
-    def time_price(self) -> float:
+    def shadow_price(self) -> float:
         """Expected right answers that a second of a replica is worth to those yet to come, at the pace batches have."""
         step = round(log(self.times.stage_ratio) / PRICE_STEP)
         found = self._prices.get(step)
@@ -292,7 +292,7 @@ class LatencyModel:
             )
         self.times.observe_wait(others)
         own = max(seconds - others, 0.0)
-        usual = self._of_usual(parcel, own) if self.plan.reading_seconds else own
+        usual = self._of_usual(parcel, own) if self.plan.prefill_seconds else own
         self.times.observe(key, parcel.rows, usual, beside=parcel.beside)
         if answer.compute_seconds is not None:
             self._compute_times.observe(key, parcel.rows, answer.compute_seconds)

@@ -8,7 +8,7 @@ in one that attends across. Before the first answer nothing is known, and nothin
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from trimtab_pipelines.stages import MESSAGES, PULLED, SHOWN
+from trimtab_pipelines.stages import EMBEDDINGS_INPUT, IMAGES_INPUT, MESSAGES_INPUT
 from trimtab_protocol.chat.embedding_refs import read_referred
 from trimtab_protocol.chat.internal_wire import Usage
 from trimtab_protocol.errors import ProtocolError
@@ -59,8 +59,12 @@ class PromptFeatures:
     @classmethod
     def of(cls, inputs: Mapping[str, Array], row: int, images: int) -> "PromptFeatures | None":
         """Read it off a row's inputs, of a chat that shows so many images; None where they tell of no messages."""
-        shows = SHOWN in inputs or PULLED in inputs
-        found = None if MESSAGES not in inputs else cls.of_messages(inputs[MESSAGES], row, images if shows else 0)
+        shows = IMAGES_INPUT in inputs or EMBEDDINGS_INPUT in inputs
+        found = (
+            None
+            if MESSAGES_INPUT not in inputs
+            else cls.of_messages(inputs[MESSAGES_INPUT], row, images if shows else 0)
+        )
         return found if found is None or not shows else replace(found, image_tokens=_referred_tokens(inputs, row))
 
     @classmethod
@@ -109,8 +113,8 @@ class PromptLengths:
 
 def _referred_tokens(inputs: Mapping[str, Array], row: int) -> int | None:
     """What was made of a row's images, where each reference says so."""
-    told = inputs.get(PULLED)
-    if told is None or SHOWN in inputs:
+    told = inputs.get(EMBEDDINGS_INPUT)
+    if told is None or IMAGES_INPUT in inputs:
         return None
     try:
         return sum(one.rows for one in read_referred(bytes(told[row])))

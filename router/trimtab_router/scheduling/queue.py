@@ -66,7 +66,7 @@ class DeadlineQueue:
         entries: Iterable[_Entry] = lanes[0] if len(lanes) == 1 else merge(*lanes)
         return (entry[2] for entry in entries if not entry[2].work.closed)
 
-    def beside(
+    def batch_candidates(
         self, head: RowSlice, reads: frozenset[str] | None = None, suits: Callable[[RowSlice], bool] | None = None
     ) -> "BatchCandidates":
         """What may leave with a slice, from it on.

@@ -117,7 +117,7 @@ class QueueAdmission:
 
     def _service_seconds(self, work: StageRequest, standing: StageStatus) -> float:
         rows = 1 if self._writing is not None else min(work.rows, standing.batch_size)
-        return self._outlook.least_seconds(work, rows, standing.beside) + work.reading_seconds
+        return self._outlook.least_seconds(work, rows, standing.beside) + work.prefill_seconds
 
     def _predicted_late(self, work: StageRequest, now: float, wait_seconds: float, standing: StageStatus) -> Refusal:
         return rejection_messages.deadline_unreachable(

@@ -35,7 +35,7 @@ def no_replica(stage: str, waited_seconds: float) -> Refusal:
 def deadline_passed(stage: str, waited_seconds: float) -> Refusal:
     """Their deadline has passed."""
     message = f"dropped at stage {stage}: its deadline passed after {waited_seconds:.3f} s in the queue"
-    return Refusal(ErrorCode.DEADLINE_EXCEEDED, "Past", message, stage=stage)
+    return Refusal(ErrorCode.DEADLINE_EXCEEDED, "DeadlineExpired", message, stage=stage)
 
 
 def deadline_unreachable(
@@ -46,7 +46,7 @@ def deadline_unreachable(
         f"dropped at stage {work.stage}: {work.deadline - now:.3f} s are left to its deadline, but it needs "
         f"{wait_seconds:.3f} s in the queue, {service_seconds:.3f} s in this stage and {later_seconds:.3f} s after it"
     )
-    return Refusal(ErrorCode.DEADLINE_EXCEEDED, "Predicted", message, stage=work.stage)
+    return Refusal(ErrorCode.DEADLINE_EXCEEDED, "DeadlineUnreachable", message, stage=work.stage)
 
 
 def too_inaccurate(stage: str, floor: float, best: float) -> Refusal:

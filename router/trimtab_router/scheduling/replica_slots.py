@@ -47,9 +47,9 @@ class Batch:
         return sum([piece.tokens for piece in self.batch]) if self.batch[0].work.tokens else 0.0
 
     @property
-    def reading_seconds(self) -> float:
+    def prefill_seconds(self) -> float:
         """What its longest prompt takes to be read beyond what is predicted for all."""
-        return max([piece.work.reading_seconds for piece in self.batch])
+        return max([piece.work.prefill_seconds for piece in self.batch])
 
     @property
     def key(self) -> Key:
@@ -157,7 +157,7 @@ class ReplicaSlots:
         self.takes_ahead = False
         self._settle()
 
-    def seat(self, places: int) -> None:
+    def set_capacity(self, places: int) -> None:
         """Write so many rows side by side from now on; those beyond them finish."""
         self.places = places
         self._settle()

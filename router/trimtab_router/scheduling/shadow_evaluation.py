@@ -49,20 +49,20 @@ class ShadowSample:
 
     def work_completed(self, work: StageRequest, outputs: Mapping[str, Array], served: Sequence[ServedRows]) -> None:  # noqa: ARG002 - of an owner
         """Compare; the best point has seen one more row, too."""
-        label, certainty = label_of(self._stage), self._stage.certainty
-        if label is None or certainty is None:
+        label, confidence = label_of(self._stage), self._stage.confidence
+        if label is None or confidence is None:
             return
         best = (served[0].variant, served[0].operating_point)
-        self._watch.saw(best, self._task, outputs[certainty], self._now)
+        self._watch.saw(best, self._task, outputs[confidence], self._now)
         agrees = bool(np.array_equal(outputs[label][0], self._row[label][0]))
-        sure, best_sure = float(self._row[certainty][0]), float(outputs[certainty][0])
+        sure, best_sure = float(self._row[confidence][0]), float(outputs[confidence][0])
         self._watch.compared(self._key, best[1], self._task, sure, best_sure, agrees=agrees)
 
     def work_refused(self, refusal: Refusal) -> None:
         """Nobody waits for it."""
 
     def work_starved(self, work: StageRequest, *, counts: bool) -> None:
-        """A stage that is told of certainties pulls nothing."""
+        """A stage that is told of confidences pulls nothing."""
 
 
 class ShadowEvaluation:
@@ -75,15 +75,15 @@ class ShadowEvaluation:
 
     def __init__(self, stage: Stage, watch: AccuracyMonitor) -> None:
         self._stage, self._watch = stage, watch
-        self._label = label_of(stage) if stage.certainty is not None and stage.repeatable else None
+        self._label = label_of(stage) if stage.confidence is not None and stage.retryable else None
         self._owed = 0.0
         self.waiting: deque[tuple[float, StageRequest]] = deque(maxlen=MOST_WAITING)
         """For room: until when, and which."""
 
     def note(self, parcel: Batch, answer: Completed, points: Sequence[Point], now: float) -> None:
         """Learn from a batch, and pick rows of it; call it before its members get their rows."""
-        certainty = self._stage.certainty
-        if certainty is None or answer.point != parcel.point.name:
+        confidence = self._stage.confidence
+        if confidence is None or answer.point != parcel.point.name:
             return
         variant = self._stage.variant(parcel.variant)
         best = max(points, key=lambda point: point.accuracy)
@@ -93,9 +93,9 @@ class ShadowEvaluation:
             task = piece.work.wish.task
             if piece.provisional is not None:
                 if (before := _before(variant, parcel.point.name, piece)) is not None:
-                    self._watch.saw_again(parcel.key, task, own[certainty], before, now)
+                    self._watch.saw_again(parcel.key, task, own[confidence], before, now)
                 continue
-            self._watch.saw(parcel.key, task, own[certainty], now)
+            self._watch.saw(parcel.key, task, own[confidence], now)
             if self._label is None or best.name == parcel.point.name or not self._tells(parcel, best, task):
                 continue
             self._owed += SHARE * piece.rows
@@ -134,14 +134,14 @@ class ShadowEvaluation:
 def _before(variant: Variant, point: str, piece: RowSlice) -> AccuracyBaseline | None:
     """The first look at rows that a point sees again; None where the document does not tell what such a look wins."""
     before, meant, task = piece.provisional, piece.again, piece.work.wish.task
-    if before is None or before.certainties is None or meant is None or meant.point != point:
+    if before is None or before.confidences is None or meant is None or meant.point != point:
         return None
     first = variant.point(before.operating_point)
-    for look in first.second_looks:
+    for look in first.escalations:
         own = look.by_task.get(task) if look.by_task else look
-        if look.point == point and own is not None and own.below == meant.below and own.share:
+        if look.to == point and own is not None and own.confidence_below == meant.below and own.share:
             won = (own.accuracy - first.judged(task if look.by_task else "").value) / own.share
-            return AccuracyBaseline(first.name, before.certainties, won)
+            return AccuracyBaseline(first.name, before.confidences, won)
     return None
 
 

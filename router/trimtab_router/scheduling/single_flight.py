@@ -95,7 +95,7 @@ class SingleFlight:
         if found is None or not self._keeper.share(*found):
             return False
         found[0].riders.append(replace(piece, start=row, stop=row + 1))
-        self._tally.shared("Rode")
+        self._tally.shared("inflight")
         return True
 
     def _fetches(self, piece: RowSlice, row: int) -> bool:
@@ -117,7 +117,7 @@ class SingleFlight:
     def _came(self, piece: RowSlice, known: int, home: Batch, outputs: Mapping[str, Array] | None) -> None:
         self._found_share += FOUND_WEIGHT * ((outputs is not None) - self._found_share)
         if outputs is not None:
-            self._tally.shared("Found")
+            self._tally.shared("cache")
         elif self._homes.get(known) is home:
             del self._homes[known]
         self._found(piece, home, outputs)

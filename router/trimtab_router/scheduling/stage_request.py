@@ -30,7 +30,7 @@ class ServedRows:
         rows: how many.
         accuracy: expected of them.
         departed_at: seconds of the desk's clock.
-        certainties: [rows], how certain the model is of each; None where it does not say.
+        confidences: [rows], how certain the model is of each; None where it does not say.
         provisional: whether a second look at them was meant.
     """
 
@@ -42,13 +42,13 @@ class ServedRows:
     rows: int
     accuracy: float
     departed_at: float
-    certainties: Array | None = None
+    confidences: Array | None = None
     provisional: bool = False
 
     def part(self, start: int, stop: int) -> "ServedRows":
         """Of these of its rows."""
-        certainties = self.certainties
-        return replace(self, rows=stop - start, certainties=None if certainties is None else certainties[start:stop])
+        confidences = self.confidences
+        return replace(self, rows=stop - start, confidences=None if confidences is None else confidences[start:stop])
 
 
 class RequestListener(Protocol):
@@ -82,7 +82,7 @@ class EscalationRule:
     """The rows of a batch that its model is less certain of than `below` are to be looked at again.
 
     Attributes:
-        below: certainty, as the model tells it.
+        below: confidence, as the model tells it.
         point: the operating point meant for the second look.
         accuracy: expected of all rows of the batch once that is done; None: each row has that of the point it ran at.
         share: of all rows, how many are less certain where that was measured; None where nobody knows.
@@ -103,7 +103,7 @@ class EscalationRule:
         return (
             EscalationRule(0.0, self.point)
             if own is None
-            else EscalationRule(own.below, self.point, own.accuracy, own.share)
+            else EscalationRule(own.confidence_below, self.point, own.accuracy, own.share)
         )
 
     def of_doubted(self, first: float) -> float:
@@ -169,11 +169,11 @@ class StageRequest:
         "identities",
         "inputs",
         "owner",
+        "prefill_seconds",
         "promised",
         "promised_rows",
         "prompts",
         "queued_rows",
-        "reading_seconds",
         "rows",
         "signature",
         "special",
@@ -203,7 +203,7 @@ class StageRequest:
         self.due_at = deadline
         """Its deadline, less what its prompt takes to be read beyond what is predicted for all: who is due first goes
         first, and slack is counted from here."""
-        self.reading_seconds = 0.0
+        self.prefill_seconds = 0.0
         """That difference, which is below 0 for a short prompt."""
         self.prompts: Sequence[PromptFeatures | None] = ()
         """Of each row that is to be written, what is known of its prompt; empty where it is not that of a chat."""
@@ -241,15 +241,15 @@ class StageRequest:
         """Whether every row has an answer, if only a provisional one."""
         return self._missing == sum(piece.stop - piece.start for piece in self._pieces if piece.open)
 
-    def read_in(self, reading_seconds: float) -> None:
+    def read_in(self, prefill_seconds: float) -> None:
         """Know how many seconds its longest prompt takes to be read beyond what is predicted for all."""
-        self.reading_seconds = reading_seconds
-        self.due_at = self.deadline - reading_seconds
+        self.prefill_seconds = prefill_seconds
+        self.due_at = self.deadline - prefill_seconds
 
     def postpone(self, deadline: float) -> None:
         """Have another deadline from now on."""
         self.deadline = deadline
-        self.due_at = deadline - self.reading_seconds
+        self.due_at = deadline - self.prefill_seconds
 
     def close(self) -> None:
         """No longer wanted: free the inputs at once, wherever slices of it still lie."""

@@ -81,7 +81,9 @@ class StageScheduler:
         self._audits = ShadowEvaluation(stage, self.watch)
         self._returns = BatchCompletion(stage, self.queue, tally, suspects)
         self.writing = (
-            GenerationTracker(self.outlook, clock, cast("StreamingTransport", carrier), tally) if stage.writes else None
+            GenerationTracker(self.outlook, clock, cast("StreamingTransport", carrier), tally)
+            if stage.generates
+            else None
         )
         self._door = QueueAdmission(stage, self.queue, self.outlook, self.writing, drop_policy, suspects)
         self._sharing = SingleFlight(cast("EmbeddingTransport", carrier), self._found, tally) if stage.encodes else None
@@ -104,29 +106,29 @@ class StageScheduler:
         """The variant the stage runs now."""
         return self.outlook.variant
 
-    def followed_by(self, desks: Sequence["StageScheduler"]) -> None:
+    def set_downstream(self, desks: Sequence["StageScheduler"]) -> None:
         """Know the stages that read what this one gives."""
         self.outlook.followers = tuple(desk.outlook for desk in desks)
 
-    def follow(self, plan: StagePlan) -> None:
+    def apply_plan(self, plan: StagePlan) -> None:
         """Take a new plan: batch size and operating point from the next batch on, the variant once it is ready."""
         self.plan = plan
         self.outlook.follow(plan)
         self._seat()
-        self.look_around()
+        self.refresh_replicas()
 
-    def staff(self, slots: Sequence[ReplicaSlots]) -> None:
+    def set_replicas(self, slots: Sequence[ReplicaSlots]) -> None:
         """Send batches to these from now on; those no longer named finish what they hold."""
         self.slots = list(slots)
         self._seat()
-        self.look_around()
+        self.refresh_replicas()
 
     def _seat(self) -> None:
         if self.writing is not None:
             for slot in self.slots:
-                slot.seat(self.plan.batch_size)
+                slot.set_capacity(self.plan.batch_size)
 
-    def look_around(self) -> None:
+    def refresh_replicas(self) -> None:
         """See what the slots can serve: call it whenever that changed. It is asked for at every batch."""
         self.ready_replicas = sum(bool(slot.ready_variants) for slot in self.slots)
         before = self.variant
@@ -136,7 +138,7 @@ class StageScheduler:
         self._lapses.ready(some=self.ready_replicas > 0)
         self._wake()
 
-    def carries(self) -> StageCapacity:
+    def capacity(self) -> StageCapacity:
         """The rows that its ready replicas compute at a time, and how long that takes; 0 seconds where unknown."""
         size = self.plan.batch_size
         seconds = self.outlook.service_seconds(size) if self.writing is None else self.writing.held_seconds
@@ -160,7 +162,7 @@ class StageScheduler:
     def _reason_of(self, work: StageRequest, now: float) -> Refusal:
         return self._door.reason_of(work, now, self._standing)
 
-    def take(self, work: StageRequest) -> None:
+    def enqueue(self, work: StageRequest) -> None:
         """Queue all rows of a work, but those that ride along with others. Ask `refusal_of` first."""
         piece = RowSlice(work, 0, work.rows)
         self._push(piece)
@@ -212,17 +214,17 @@ class StageScheduler:
             self.writing.go_on(parcel)
         return True
 
-    def withdraw(self, work: StageRequest) -> None:
+    def cancel(self, work: StageRequest) -> None:
         """Free what a request that ended still has here, and what a replica still writes of it."""
         self.queue.discard(work)
         if self.writing is not None:
             self.writing.withdraw(work)
 
-    def forget(self, references: Array) -> None:
+    def release_embeddings(self, references: Array) -> None:
         """Have what replicas keep of images kept no longer."""
         cast("EmbeddingTransport", self._carrier).forget(references)
 
-    def ended(self, parcel: Batch, ending: Ending) -> None:
+    def on_batch_end(self, parcel: Batch, ending: Ending) -> None:
         """A batch came back."""
         now = self._clock.now
         try:
@@ -298,7 +300,7 @@ class StageScheduler:
 
     def _has_full_batch(self) -> bool:
         head = self.queue.head()
-        return head is not None and not head.attempts and self.queue.beside(head).rows >= self.plan.batch_size
+        return head is not None and not head.attempts and self.queue.batch_candidates(head).rows >= self.plan.batch_size
 
     def _view(self, variant: str, now: float, loaded: str = "", beside: int = 0) -> SchedulerView:
         return SchedulerView(
@@ -311,7 +313,7 @@ class StageScheduler:
             replicas=self.ready_replicas,
             free_at=partial(replica_selection.free_moments, self.slots, now),
             mixes=self._policy.mixes,
-            price=self.outlook.time_price,
+            price=self.outlook.shadow_price,
             arrivals_rps=self._arrivals_rps,
             loaded=loaded,
         )
@@ -381,9 +383,9 @@ class StageScheduler:
         if early:
             self._early.begun(parcel)
         if self.writing is not None:
-            self.writing.send(parcel, self.ended)
+            self.writing.send(parcel, self.on_batch_end)
         else:
-            self._carrier.carry(parcel, self.ended)
+            self._carrier.carry(parcel, self.on_batch_end)
         if self._sharing is not None:
             self._sharing.departed(parcel, doubles, self.queue)
 

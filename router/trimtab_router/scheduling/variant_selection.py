@@ -7,7 +7,7 @@ them. Make before break: the second kind runs once there is who encodes; until t
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from trimtab_pipelines.stages import PULLED, Stage
+from trimtab_pipelines.stages import EMBEDDINGS_INPUT, Stage
 from trimtab_router.scheduling import replica_selection
 from trimtab_router.scheduling.replica_slots import ReplicaSlots
 
@@ -35,8 +35,10 @@ class VariantSelection:
         """Called when it goes over to variants that read images themselves, or to those that do not."""
         self.listeners: list[Callable[[], None]] = []
         """Called when its first replica is there, or its last one is gone."""
-        self._chooses = stage.parts
-        self._whole = {variant.name: stage.leaves_out(variant.name) == PULLED for variant in stage.variants}
+        self._chooses = stage.chooses_encoder_placement
+        self._whole = {
+            variant.name: stage.excluded_input(variant.name) == EMBEDDINGS_INPUT for variant in stage.variants
+        }
         self._aim = planned
         self._had_replicas = False
 

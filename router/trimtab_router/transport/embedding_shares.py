@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trimtab_pipelines.stages import PULLED
+from trimtab_pipelines.stages import EMBEDDINGS_INPUT
 from trimtab_protocol.chat.internal_wire import embedding_id
 from trimtab_protocol.tensors import Array
 from trimtab_router.request import image_fanout
@@ -55,7 +55,7 @@ class EmbeddingShares:
         return [
             None
             if one is None
-            else {PULLED: image_fanout.addressed_references(one, [self.url(self._parcel.rows + number)])}
+            else {EMBEDDINGS_INPUT: image_fanout.addressed_references(one, [self.url(self._parcel.rows + number)])}
             for number, one in enumerate(told)
         ]
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from trimtab_pipelines.endpoints import Endpoint
-from trimtab_pipelines.stages import OF_CHAT, PULLED, Stage
+from trimtab_pipelines.stages import CHAT_IMAGE_INDEX, EMBEDDINGS_INPUT, Stage
 from trimtab_pipelines.tasks import TASK_INPUT
 from trimtab_protocol import InferResponse, Parameters, Tensor
 from trimtab_protocol.chat.internal_wire import KEEP, OPTIONS, embedding_id, one_address, options_with_deadline, texts
@@ -70,10 +70,10 @@ class HttpTransport:
     ) -> None:
         self.replicas: dict[str, ReplicaClient] = {}
         self._stage = stage
-        self._datatypes = {**datatypes, OF_CHAT: "INT64"} if stage.encodes else datatypes
-        self._pulls = stage.writes and any(read.name == PULLED for read in stage.inputs)
+        self._datatypes = {**datatypes, CHAT_IMAGE_INDEX: "INT64"} if stage.encodes else datatypes
+        self._pulls = stage.generates and any(read.name == EMBEDDINGS_INPUT for read in stage.inputs)
         self._tasked = accepts_task_names(stage)
-        self._left_out = {variant.name: stage.leaves_out(variant.name) for variant in stage.variants}
+        self._left_out = {variant.name: stage.excluded_input(variant.name) for variant in stage.variants}
         self._hang_seconds = hang_seconds
         self._max_answer_bytes = max_answer_bytes
         self._tls = tls
@@ -158,9 +158,9 @@ class HttpTransport:
         made = await replica.fetch(url, asked)
         if made is None:
             return None
-        found = {PULLED: image_fanout.reference(url, made)}
+        found = {EMBEDDINGS_INPUT: image_fanout.reference(url, made)}
         if piece.work.closed:
-            self.forget(found[PULLED])
+            self.forget(found[EMBEDDINGS_INPUT])
         return found
 
     def write(self, parcel: Batch, wrote: Wrote, ended: Callable[[Batch, Ending], None]) -> None:
@@ -294,22 +294,22 @@ class HttpTransport:
         shares = self._shares[parcel]
         await shares.asked()
         del self._shares[parcel]
-        shared = shares.of(np.concatenate([own[PULLED] for own in outputs]))
+        shared = shares.of(np.concatenate([own[EMBEDDINGS_INPUT] for own in outputs]))
         row = 0
         for piece, own in zip(parcel.batch, outputs, strict=True):
-            own[PULLED] = image_fanout.addressed_references(
-                own[PULLED], [shares.url(row + each) for each in range(piece.rows)]
+            own[EMBEDDINGS_INPUT] = image_fanout.addressed_references(
+                own[EMBEDDINGS_INPUT], [shares.url(row + each) for each in range(piece.rows)]
             )
             row += piece.rows
         for piece, found in zip([*parcel.batch, *parcel.riders], [*outputs, *shared], strict=True):
             if piece.work.closed and found is not None:
-                self.forget(found[PULLED])
+                self.forget(found[EMBEDDINGS_INPUT])
         return shared
 
     def _request(self, parcel: Batch) -> BatchRequest:
         batch, point, left_out = parcel.batch, parcel.point, self._left_out[parcel.variant]
-        predicted_seconds = point.seconds(parcel.rows) + max(parcel.reading_seconds, 0.0)
-        rows_of = partial(_hurried, parcel.departed_at) if self._stage.writes else partial(_numbered, parcel)
+        predicted_seconds = point.seconds(parcel.rows) + max(parcel.prefill_seconds, 0.0)
+        rows_of = partial(_hurried, parcel.departed_at) if self._stage.generates else partial(_numbered, parcel)
         inputs = [
             [Tensor(name, self._datatypes[name], rows_of(piece, name)) for piece in batch]
             for name in batch[0].work.inputs

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_pipelines.graph import REQUEST, split_reference
-from trimtab_pipelines.stages import PULLED, SHOWN, Stage
+from trimtab_pipelines.stages import EMBEDDINGS_INPUT, IMAGES_INPUT, Stage
 from trimtab_protocol.chat.embedding_refs import CountedChat, CountedImages, listed
 from trimtab_protocol.chat.internal_wire import Usage, texts
 from trimtab_protocol.tensors import Array
@@ -33,8 +33,8 @@ async def fetch_token_counts(
     encoders = [desk.stage for name, desk in course.desks.items() if desk.stage.encodes and name not in course.idle]
     for encoder in encoders:
         shown = _given(encoder, inputs)
-        if SHOWN in shown:
-            own[PULLED] = await _asked(course, carriers, encoder, image_fanout.fan_out_images(shown), _blank)
+        if IMAGES_INPUT in shown:
+            own[EMBEDDINGS_INPUT] = await _asked(course, carriers, encoder, image_fanout.fan_out_images(shown), _blank)
     return await _asked(course, carriers, writer.stage, own, _usage)
 
 
@@ -53,7 +53,7 @@ async def _asked(
     if carriers[stage.name].replicas[slot.name].chats:
         message = f"stage {stage.name}: variant {variant} has an engine of its own, which does not count beforehand"
         raise Refusal(ErrorCode.UNIMPLEMENTED, "CountsNothing", message, stage=stage.name)
-    read = {name: array for name, array in inputs.items() if name != stage.leaves_out(variant)}
+    read = {name: array for name, array in inputs.items() if name != stage.excluded_input(variant)}
     status, body = await carriers[stage.name].count(slot.name, variant, read)
     if status in CALLERS_FAULT:
         raise invalid(f"stage {stage.name}: {message_in(body)}")

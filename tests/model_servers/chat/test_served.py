@@ -286,7 +286,9 @@ async def test_metrics_tell_what_is_pending_and_what_was_done(asker: Asker, repl
         answer = await session.get(f"http://127.0.0.1:{replica.ports.data_port}/metrics")
         told = {one.name: one for one in text_string_to_metric_families(await answer.text())}
 
-    pending = {(one.labels["model"], one.labels["kind"]): one.value for one in told["trimtab_pending_tokens"].samples}
+    pending = {
+        (one.labels["model"], one.labels["kind"]): one.value for one in told["trimtab_pending_prefill_tokens"].samples
+    }
     encoded = {one.labels["model"]: one.value for one in told["trimtab_encoded_images"].samples}
     assert pending["whole", "text"] == pending["whole", "image"] == pending["encode", "image"] == 0
     assert encoded["whole"] >= 1

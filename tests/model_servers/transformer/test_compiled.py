@@ -120,8 +120,8 @@ def test_a_form_made_for_another_machine_is_refused_before_any_of_it_runs(folder
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"compiled": "inductor-0"}, r"there is no .*inductor-0.pt2; `trimtab points` compiles forms"),
-        ({"compiled": "fastest"}, "unknown compiled form 'fastest'; `trimtab points` writes some, as inductor-…"),
+        ({"compiled": "inductor-0"}, r"there is no .*inductor-0.pt2; `trimtab tune` compiles forms"),
+        ({"compiled": "fastest"}, "unknown compiled form 'fastest'; `trimtab tune` writes some, as inductor-…"),
         ({"precision": "INT8"}, "there are no compiled forms with prompts or in INT8"),
     ],
 )
@@ -152,7 +152,7 @@ def test_what_is_no_form_is_refused(tmp_path):
     name = compiled._named(tmp_path / "a.pt2")
     (tmp_path / "a.pt2").rename(tmp_path / f"{name}{SUFFIX}")
 
-    with pytest.raises(ModelError, match="no form that `trimtab points` compiled"):
+    with pytest.raises(ModelError, match="no form that `trimtab tune` compiled"):
         load_form(name, tmp_path, VisionTransformer(SHAPE))
 
 

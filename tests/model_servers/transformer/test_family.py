@@ -20,7 +20,7 @@ SHAPE = ViTConfig(side=16, patch=4, channels=1, width=16, depth=3, heads=2, inne
 TASKS = {"letters": ("a", "b", "c"), "signs": ("+", "-")}
 IMAGE = {"name": "image", "datatype": "UINT8", "shape": [1, 16, 16]}
 TASK = {"name": "task", "datatype": "INT64", "shape": [], "optional": True}
-OUTPUTS = [{"name": "label", "datatype": "INT64"}, {"name": "certainty", "datatype": "FP32"}]
+OUTPUTS = [{"name": "label", "datatype": "INT64"}, {"name": "confidence", "datatype": "FP32"}]
 POINTS = [
     {"name": "full", "accuracy": 0.9},
     {"name": "fast", "accuracy": 0.8, "tokenDelta": -4},
@@ -81,7 +81,7 @@ def test_tasks_mixed_in_one_batch_answer_as_each_alone(weights, point):
         alone = answers(model, point, pictures[row : row + 1], [task])
 
         assert mixed["label"][row] == alone["label"][0]
-        assert torch.allclose(mixed["certainty"][row], alone["certainty"][0], atol=1e-5)
+        assert torch.allclose(mixed["confidence"][row], alone["confidence"][0], atol=1e-5)
 
 
 def test_a_point_uses_the_prompts_trained_for_just_what_it_does(weights):
@@ -109,7 +109,7 @@ def test_a_row_of_no_task_is_told_so_and_its_neighbours_are_answered(weights):
     model, pictures = load_model(spec(weights)), images(3)
     mixed, right = answers(model, "full", pictures, [0, 7, 1]), answers(model, "full", pictures, [0, 0, 1])
 
-    assert (mixed["label"][1], mixed["certainty"][1]) == (-1, 0)
+    assert (mixed["label"][1], mixed["confidence"][1]) == (-1, 0)
     assert torch.equal(mixed["label"][[0, 2]], right["label"][[0, 2]])
 
 
@@ -118,7 +118,7 @@ def test_a_row_of_no_task_is_told_so_and_its_neighbours_are_answered(weights):
 def test_in_half_precision_it_answers_nearly_alike(weights, point, precision):
     halved = point | {"name": "halved", "precision": precision}
     model, pictures = load_model(spec(weights, operatingPoints=[point, halved])), images(4)
-    exact, rough = (answers(model, name, pictures, [0, 1, 1, 0])["certainty"] for name in (point["name"], "halved"))
+    exact, rough = (answers(model, name, pictures, [0, 1, 1, 0])["confidence"] for name in (point["name"], "halved"))
 
     assert torch.allclose(exact, rough, atol=0.05)
     assert not torch.equal(exact, rough)
@@ -135,7 +135,7 @@ def test_its_metadata_list_the_tasks(weights):
         ({"merging": {"schedule": [1, 2]}}, "a schedule of 2 numbers; this transformer has 3 layers"),
         ({"merging": {"schedule": [1], "rule": "best"}}, "unknown merging.rule 'best'; there are: bipartite, "),
         ({"prompts": {"count": 5}}, "nobody trained 'replace-5' .*; the weights have: plain, "),
-        ({"compiled": "inductor"}, "unknown compiled form 'inductor'; `trimtab points` writes some"),
+        ({"compiled": "inductor"}, "unknown compiled form 'inductor'; `trimtab tune` writes some"),
     ],
 )
 def test_a_point_that_cannot_be_is_refused_by_name(weights, point, words):
@@ -181,7 +181,7 @@ def test_torchvisions_weights_are_served_as_they_are(tmp_path):
         assert torch.allclose(got, stock(pictures), atol=1e-5)
 
 
-def test_logits_are_divided_by_the_temperature_of_point_and_task_before_they_are_a_certainty(weights, tmp_path):
+def test_logits_are_divided_by_the_temperature_of_point_and_task_before_they_are_a_confidence(weights, tmp_path):
     stored, pictures, tasks = load(weights), images(4), [0, 1, 1, 0]
     given = {"merge-4": {"signs": 2.0}, "replace-2": {"letters": 0.5, "signs": 3.0}}
     save(replace(stored, temperatures=given), tmp_path / "cooled.safetensors", {})
@@ -193,7 +193,7 @@ def test_logits_are_divided_by_the_temperature_of_point_and_task_before_they_are
         assert torch.equal(raw["label"], cooled["label"])
         assert torch.equal(raw["logits"], cooled["logits"])
         expected = (raw["logits"] / divisor[:, None]).softmax(dim=1).amax(dim=1)
-        assert torch.allclose(cooled["certainty"], expected, atol=1e-5)
+        assert torch.allclose(cooled["confidence"], expected, atol=1e-5)
 
 
 def test_a_temperature_that_is_none_is_refused(weights, tmp_path):

@@ -92,7 +92,7 @@ def test_a_folders_tasks_come_and_go_and_numbers_may_have_gaps(weights, tmp_path
 
 
 def test_what_cards_tell_of_tasks_that_joined_is_told_as_long_as_they_are_in_force(weights, tmp_path):
-    judged = Accuracy(value=0.75, source="Measured", samples=99, mean_certainty=0.9)
+    judged = Accuracy(value=0.75, source="Measured", samples=99, mean_confidence=0.9)
     card = {"accuracyByPoint": {"full": judged.model_dump(by_alias=True, exclude_none=True)}}
     first = a_task(tmp_path / "first.safetensors", weights, **card)
     tasks, folder = [{"name": "first", "storageUri": str(first)}], tmp_path / "folder"
@@ -156,7 +156,7 @@ def test_a_task_without_a_way_runs_there_with_its_plain_head(weights, tmp_path):
         alone = [answers(model, point, pictures[row : row + 1], [task]) for row, task in enumerate([0, 2, 3, 1])]
 
         assert mixed["label"].tolist() == [int(one["label"]) for one in alone]
-        assert torch.allclose(mixed["certainty"], torch.cat([one["certainty"] for one in alone]), atol=1e-5)
+        assert torch.allclose(mixed["confidence"], torch.cat([one["confidence"] for one in alone]), atol=1e-5)
 
 
 def test_prompts_that_no_task_has_are_refused_unless_tasks_may_come_with_some(weights, tmp_path, caplog):

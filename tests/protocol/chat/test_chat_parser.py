@@ -11,7 +11,7 @@ from trimtab_pipelines.chat_settings import ImageLimits
 from trimtab_protocol.chat.chat_parser import ImageInput, decoded, parse_chat
 from trimtab_protocol.chat.errors import InvalidChat
 
-BOUNDS = ImageLimits(size=2**16, most=2)
+BOUNDS = ImageLimits(max_bytes=2**16, max_per_request=2)
 
 
 def chat(written):

@@ -6,7 +6,7 @@ from trimtab_pipelines.chat_settings import ImageLimits
 from trimtab_protocol.chat.errors import InvalidChat
 from trimtab_protocol.chat.image_urls import public, target_of
 
-BOUNDS = ImageLimits(domains=("images.example",), stores=("http://minio.models:9000/images/",))
+BOUNDS = ImageLimits(allowed_domains=("images.example",), trusted_prefixes=("http://minio.models:9000/images/",))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_what_is_not(address):
 
 
 def test_a_listed_address_that_nobody_looks_up_is_refused():
-    bounds = ImageLimits(domains=("10.0.0.1", "0x7f.1", "127.1"))
+    bounds = ImageLimits(allowed_domains=("10.0.0.1", "0x7f.1", "127.1"))
     for host in ("10.0.0.1", "127.1"):
         with pytest.raises(InvalidChat):
             target_of(f"http://{host}/a.png", "f", bounds)

@@ -100,7 +100,7 @@ async def test_health_and_what_there_is_are_told_to_who_has_a_key(tmp_path):
                 assert answer.status == (404 if path == "/nothing" else 200), path
         async with rig.session.options(base + "/v2") as answer:
             assert answer.status == 401
-        for path in ("/metrics", "/trimtab/v1/state", "/trimtab/v1/load"):
+        for path in ("/metrics", "/trimtab/v1/state", "/trimtab/v1/arrivals"):
             async with rig.session.get(base + path, headers={"x-api-key": key}) as answer:
                 assert answer.status == 404, path
 

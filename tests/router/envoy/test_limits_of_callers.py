@@ -52,7 +52,7 @@ async def test_a_client_that_asks_too_often_is_told_to_wait_and_no_other_is(tmp_
         assert [(await post(rig, ("x-api-key", alice))).status for _ in range(3)] == [200] * 3
         refused = await post(rig, ("x-api-key", alice))
         assert (refused.status, refused.headers["retry-after"]) == (429, "1")
-        assert refused.headers["x-trimtab-reason"] == "ClientRate"
+        assert refused.headers["x-trimtab-reason"] == "ClientRateLimited"
         assert refused.error == "this client sends more requests than it may"
         told = await call(rig, ("x-api-key", alice))
         assert told == "RESOURCE_EXHAUSTED: this client sends more requests than it may"
@@ -86,7 +86,7 @@ async def test_what_one_client_has_under_way_is_bounded_by_the_settings(tmp_path
         first = asyncio.create_task(post(rig, ("x-api-key", alice)))
         await replica.arrived.wait()
         refused = await post(rig, ("x-api-key", alice))
-        assert (refused.status, refused.headers["x-trimtab-reason"]) == (429, "ClientConcurrency")
+        assert (refused.status, refused.headers["x-trimtab-reason"]) == (429, "ClientConcurrencyLimited")
         assert refused.headers["retry-after"] == "1"
         assert await code(rig, ("x-api-key", alice)) == "RESOURCE_EXHAUSTED"
         other = asyncio.create_task(post(rig, ("x-api-key", bob)))
@@ -101,7 +101,7 @@ async def test_the_bytes_of_one_client_are_bounded_by_the_settings(tmp_path):
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
         for key in (alice, bob):
             refused = await post(rig, ("x-api-key", key), body=io.BytesIO(JSON_BODY + bytes(200_000)))
-            assert (refused.status, refused.headers["x-trimtab-reason"]) == (429, "ClientBytes")
+            assert (refused.status, refused.headers["x-trimtab-reason"]) == (429, "ClientBytesLimited")
             assert (await post(rig, ("x-api-key", key))).status == 200
 
 

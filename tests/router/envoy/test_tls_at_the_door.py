@@ -197,7 +197,7 @@ async def test_who_does_not_finish_his_handshake_is_cut(tmp_path):
     folder.mkdir()
     authority.issue("door", folder / PAIR[0], folder / PAIR[1])
     settings = EdgeSettings.model_validate(
-        {"tls": {"certificate": str(folder / PAIR[0]), "key": str(folder / PAIR[1])}, "patience": {"headers": "500ms"}}
+        {"tls": {"certificate": str(folder / PAIR[0]), "key": str(folder / PAIR[1])}, "timeouts": {"headers": "500ms"}}
     )
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings) as rig:
         reader, writer = await asyncio.open_connection("127.0.0.1", (await rig.door()).rest_port, family=socket.AF_INET)

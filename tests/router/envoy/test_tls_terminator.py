@@ -73,7 +73,7 @@ async def test_a_guarded_server_is_served_to_who_shows_a_certificate_of_the_name
         probes = served.probes
         async with a_rig(pipeline, {"stage-0": []}, edge=EdgeSettings(replicas=wrong.identity()), ready=False) as rig:
             rig.router.apply_endpoints(endpoints)
-            await rig.until(lambda: rig.value("trimtab_refused_replicas") == 1)
+            await rig.until(lambda: rig.value("trimtab_unauthenticated_replicas") == 1)
         plain = await HttpConnection.open("127.0.0.1", port)
         with pytest.raises(ConnectionLost):
             await plain.exchange(request_head("GET", "/v2/models/small/ready", "x", {}, 0))

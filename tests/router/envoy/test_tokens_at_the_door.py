@@ -140,7 +140,7 @@ async def test_the_client_and_the_pipelines_are_what_the_claims_say(tmp_path):
 async def test_a_pipeline_of_the_same_name_in_another_namespace_is_another(tmp_path, bare):
     """A name alone would be every tenant's pipeline of that name; it counts only where the door's owner says so."""
     signer = Signer.make("good")
-    issuer = an_issuer(tmp_path, signer, pipelines_claim="pipelines", bare_pipelines=bare)
+    issuer = an_issuer(tmp_path, signer, pipelines_claim="pipelines", unprefixed_pipelines=bare)
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(jwt=(issuer,))) as rig:
         for named, status in (
             ("default/sample", 200),
@@ -160,7 +160,7 @@ async def assert_two_clients(edge: EdgeSettings, first: Any, second: Any) -> Non
         replica.gate.clear()
         asking = [asyncio.create_task(post(rig, first))]
         await replica.arrived.wait()
-        assert (await post(rig, first)).headers["x-trimtab-reason"] == "ClientConcurrency"
+        assert (await post(rig, first)).headers["x-trimtab-reason"] == "ClientConcurrencyLimited"
         asking.append(asyncio.create_task(post(rig, second)))
         await rig.until(lambda: rig.router.budget.requests == 2)
         replica.gate.set()

@@ -77,7 +77,7 @@ async def test_what_nobody_serves_has_a_reason_and_counts(method: str, path: str
             assert (answer.status, answer.headers.get("x-trimtab-reason")) == (status, reason)
         assert await scraped(rig) == {"refused": 1}
         assert refused(rig) == {({404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}[status], reason): 1}
-        assert await rig.metric("trimtab_callers_faults_total") == 1
+        assert await rig.metric("trimtab_client_errors_total") == 1
 
 
 async def test_all_that_the_door_refuses_is_in_the_sums_with_its_reason(tmp_path):
@@ -128,7 +128,7 @@ async def test_all_that_the_door_refuses_is_in_the_sums_with_its_reason(tmp_path
             ("INVALID_ARGUMENT", "HeadersTooLarge"): 1,
             ("INVALID_ARGUMENT", "Malformed"): 1,
             ("NOT_FOUND", "NotFound"): 1,
-            ("RESOURCE_EXHAUSTED", "ClientRate"): 2,
+            ("RESOURCE_EXHAUSTED", "ClientRateLimited"): 2,
         }
         assert sum(rig.router.arrivals.history(*now_and_seconds())) == ok, "who may not come is no load to plan for"
 
@@ -182,10 +182,14 @@ async def test_a_router_that_is_away_is_said_to_be_and_refusals_are_counted_when
         await requests.close()
         assert rig.sockets is not None
         away = await post(rig)
-        assert (away.status, away.headers["retry-after"], away.headers["x-trimtab-reason"]) == (503, "1", "RouterAway")
+        assert (away.status, away.headers["retry-after"], away.headers["x-trimtab-reason"]) == (
+            503,
+            "1",
+            "RouterUnavailable",
+        )
         assert await call(rig) == "UNAVAILABLE: the router is not there; try again"
         assert await scraped(rig) == {"ok": 1, "refused": 2}
-        assert refused(rig) == {("UNAVAILABLE", "RouterAway"): 2}
+        assert refused(rig) == {("UNAVAILABLE", "RouterUnavailable"): 2}
 
 
 async def lines_of(rig: Rig, enough: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:

@@ -65,7 +65,7 @@ CHATS = (
         "By stage. Rows wait for who writes only while all of its slots are taken.",
         "short",
         {
-            "{{stage}} rows": f"sum by (stage) (trimtab_queue_length_rows{{{S}}})",
+            "{{stage}} rows": f"sum by (stage) (trimtab_queue_rows{{{S}}})",
             "{{stage}} replicas": f"min by (stage) (trimtab_ready_replicas{{{S}}})",
         },
     ),
@@ -74,8 +74,8 @@ CHATS = (
         "Images a second that rode along with another chat's, or were found where they had been encoded.",
         "ops",
         {
-            "{{stage}} {{how}}": zero(
-                f"sum by (stage, how) (rate({names.SHARED_ROWS}{{{S}}}[{R}]))", stage="no stage", how="none"
+            "{{stage}} {{source}}": zero(
+                f"sum by (stage, source) (rate({names.ENCODER_DEDUP}{{{S}}}[{R}]))", stage="no stage", source="none"
             )
         },
     ),
@@ -83,7 +83,7 @@ CHATS = (
         "Chats that began on their first images",
         "A second; the others of their images were still being encoded.",
         "ops",
-        {"{{stage}}": f"sum by (stage) (rate({names.EARLY_ROWS}{{{S}}}[{R}]))"},
+        {"{{stage}}": f"sum by (stage) (rate({names.EARLY_PREFILLS}{{{S}}}[{R}]))"},
     ),
     Panel(
         "Callers who hung up",
@@ -97,7 +97,7 @@ CHATS = (
         "short",
         {
             "{{stage}} {{kind}}": zero(
-                f"sum by (stage, kind) (trimtab_pending_tokens{{{S}}})", stage="no stage", kind="none"
+                f"sum by (stage, kind) (trimtab_pending_prefill_tokens{{{S}}})", stage="no stage", kind="none"
             )
         },
     ),
@@ -107,7 +107,7 @@ CHATS = (
         "percentunit",
         {
             "{{stage}}": zero(
-                f"sum by (stage) (trimtab_slots_used{{{S}}}) / (sum by (stage) (trimtab_slots{{{S}}}) > 0)",
+                f"sum by (stage) (trimtab_kv_slots_used{{{S}}}) / (sum by (stage) (trimtab_kv_slots{{{S}}}) > 0)",
                 stage="no stage",
             )
         },

@@ -20,7 +20,7 @@ OVERVIEW = (
         {
             "not well": f'1 - sum(rate(trimtab_requests_total{{{S},outcome="ok"}}[{R}])) '
             f"/ (sum(rate(trimtab_requests_total{{{S}}}[{R}])) "
-            f"- (sum(rate(trimtab_callers_faults_total{{{S}}}[{R}])) or vector(0)))"
+            f"- (sum(rate(trimtab_client_errors_total{{{S}}}[{R}])) or vector(0)))"
         },
         "stat",
     ),
@@ -71,7 +71,7 @@ OVERVIEW = (
         "percentunit",
         {
             "{{pipeline}} expected": f"max by ({PIPELINE}) (trimtab_planned_accuracy{{{S}}})",
-            "{{pipeline}} served": mean("trimtab_served_accuracy", PIPELINE),
+            "{{pipeline}} served": mean("trimtab_expected_accuracy", PIPELINE),
         },
     ),
     Panel(
@@ -139,7 +139,7 @@ OVERVIEW = (
         "Not answered well: callers' own doing",
         "Requests that their callers' own doing kept from an answer: refused, or left before the promise was due.",
         "reqps",
-        {"{{pipeline}}": f"sum by ({PIPELINE}) (rate(trimtab_callers_faults_total{{{S}}}[{R}]))"},
+        {"{{pipeline}}": f"sum by ({PIPELINE}) (rate(trimtab_client_errors_total{{{S}}}[{R}]))"},
     ),
     Panel(
         "Not answered well: ours",
@@ -148,7 +148,7 @@ OVERVIEW = (
         {
             "{{pipeline}}": f"sum by ({PIPELINE}) (rate(trimtab_requests_total{{{S}}}[{R}])) "
             f'- sum by ({PIPELINE}) (rate(trimtab_requests_total{{{S},outcome="ok"}}[{R}])) '
-            f"- sum by ({PIPELINE}) (rate(trimtab_callers_faults_total{{{S}}}[{R}]))"
+            f"- sum by ({PIPELINE}) (rate(trimtab_client_errors_total{{{S}}}[{R}]))"
         },
     ),
     Panel(
@@ -156,8 +156,8 @@ OVERVIEW = (
         "Near 1 the routers turn requests away, because more under way could not be answered in time.",
         "percentunit",
         {
-            "{{pipeline}}": f"sum by ({PIPELINE}) (trimtab_requests_under_way{{{S}}}) "
-            f"/ sum by ({PIPELINE}) (trimtab_window_requests{{{S}}})"
+            "{{pipeline}}": f"sum by ({PIPELINE}) (trimtab_requests_in_flight{{{S}}}) "
+            f"/ sum by ({PIPELINE}) (trimtab_concurrency_limit{{{S}}})"
         },
     ),
 )

@@ -52,7 +52,7 @@ REQUESTS = (
         "Accuracy expected and served",
         "What the plan promises, and the mean of what answered.",
         "percentunit",
-        {"expected": f"max(trimtab_planned_accuracy{{{S}}})", "served": mean("trimtab_served_accuracy")},
+        {"expected": f"max(trimtab_planned_accuracy{{{S}}})", "served": mean("trimtab_expected_accuracy")},
     ),
     Panel(
         "Latency against the promise",
@@ -104,7 +104,7 @@ REQUESTS = (
         "Requests under way against the window",
         "Let in and not answered yet, and how many may be; who comes while it is full is refused with Overload.",
         "short",
-        {"under way": f"sum(trimtab_requests_under_way{{{S}}})", "window": f"sum(trimtab_window_requests{{{S}}})"},
+        {"under way": f"sum(trimtab_requests_in_flight{{{S}}})", "window": f"sum(trimtab_concurrency_limit{{{S}}})"},
         width=6,
     ),
 )

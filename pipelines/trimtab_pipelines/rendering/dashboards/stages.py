@@ -8,7 +8,7 @@ STAGES = (
         "Queue",
         "Rows that wait, by stage.",
         "short",
-        {"{{stage}}": f"sum by (stage) (trimtab_queue_length_rows{{{S}}})"},
+        {"{{stage}}": f"sum by (stage) (trimtab_queue_rows{{{S}}})"},
     ),
     Panel(
         "Time in the queue",
@@ -63,7 +63,7 @@ STAGES = (
         "Rows that were looked at a second time, as a share of a stage's looks.",
         "percentunit",
         {
-            "{{stage}}": f"sum by (stage) (rate({names.ROWS_AGAIN}{{{S}}}[{R}])) "
+            "{{stage}}": f"sum by (stage) (rate({names.ESCALATED_ROWS}{{{S}}}[{R}])) "
             f"/ sum by (stage) (rate({names.POINT_ROWS}{{{S}}}[{R}]))"
         },
     ),

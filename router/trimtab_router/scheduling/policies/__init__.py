@@ -22,7 +22,7 @@ from trimtab_router.scheduling.policies import (
 from trimtab_router.scheduling.policies.interface import Policy
 
 POLICIES: Mapping[str, Policy] = {
-    "UrgentFirst": earliest_deadline_first.POLICY,
+    "EarliestDeadlineFirst": earliest_deadline_first.POLICY,
     "SlackFit": slack_fit.POLICY,
     "ModalityMix": modality_mix.POLICY,
     "TokenAdaptive": token_adaptive.POLICY,

@@ -7,8 +7,8 @@ The contract for a policy's author:
   request; `work.due_at` subtracts the prefill of a long prompt; `SchedulerView.slack_of` is the slack of this stage),
   its request options (`work.wish`), the accuracy that this stage must reach for it (`work.accuracy_floor`), its inputs
   (`work.signature`) and, for rows that await escalation, how they were served (`provisional`) and the rule (`again`).
-- A point may serve a slice if it `suits` the slice: it reaches the floor for the slice's task, and an escalation goes to
-  a point that is more accurate than the first. `SchedulerView.points_for` lists these points. If there are none, the
+- A point may serve a slice if it `suits` the slice: it reaches the floor for the slice's task, and an escalation goes
+  to a point that is more accurate than the first. `SchedulerView.points_for` lists these points. If there are none, the
   scheduler drops the slice with that reason, or keeps its provisional response.
 - A policy that mixes points over the rows of one request keeps the mean above the floor; the scheduler checks no floor.
 - A policy returns one `Dispatch`, or `WaitUntil`: no batch is dispatched before that moment. Both may name slices to
@@ -27,7 +27,7 @@ from trimtab_pipelines.escalation import TaskEscalation
 from trimtab_router.scheduling.queue import BatchCandidates
 from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, StageRequest
 
-DropPolicy = Literal["Predicted", "Past", "Never"]
+DropPolicy = Literal["Predicted", "Expired", "Never"]
 NEVER = float("inf")
 ANSWER_SECONDS = 0.005
 """How long before the last moment a provisional answer leaves, so that it is not late itself."""
@@ -40,14 +40,14 @@ class Escalation:
 
     Attributes:
         point: the other one.
-        below: the certainty that too little is.
+        below: the confidence that too little is.
         share: of the rows that are less certain.
         accuracy: of all rows together, in the end.
         by_task: the same of single tasks; where there are any, rows of others are not looked at again.
     """
 
-    point: str
-    below: float
+    to: str
+    confidence_below: float
     share: float
     accuracy: float
     by_task: Mapping[str, TaskEscalation] = field(default_factory=dict, hash=False)
@@ -55,7 +55,7 @@ class Escalation:
     @property
     def again(self) -> EscalationRule:
         """It as a departure asks for it."""
-        return EscalationRule(self.below, self.point, self.accuracy, self.share, self.by_task)
+        return EscalationRule(self.confidence_below, self.to, self.accuracy, self.share, self.by_task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class WaitingQueue(Protocol):
     def __iter__(self) -> Iterator[RowSlice]:
         """All that waits, most urgent first."""
 
-    def beside(
+    def batch_candidates(
         self, head: RowSlice, reads: frozenset[str] | None = None, suits: Callable[[RowSlice], bool] | None = None
     ) -> BatchCandidates:
         """What may share a batch with a slice, from it on, at a point that reads these inputs and suits these rows."""
@@ -162,7 +162,7 @@ class SchedulerView:
 
     def beside(self, head: RowSlice, point: Point) -> BatchCandidates:
         """Who may leave with a slice at a point that suits it, from it on."""
-        return self.waiting.beside(head, point.reads, point.suits)
+        return self.waiting.batch_candidates(head, point.reads, point.suits)
 
     def slack_of(self, piece: RowSlice) -> float:
         """Seconds that are left for this stage."""
@@ -180,7 +180,7 @@ class SchedulerView:
         match policy:
             case "Never":
                 return NEVER
-            case "Past":
+            case "Expired":
                 return piece.work.deadline
             case "Predicted":
                 seconds = least_seconds(points, min(piece.rows, self.most_rows))

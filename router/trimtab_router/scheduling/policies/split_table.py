@@ -27,7 +27,7 @@ from trimtab_pipelines.row_splits import undominated as unbeaten_ways
 from trimtab_pipelines.spec import MOST_ROWS
 from trimtab_router.scheduling.policies.interface import Escalation, Point
 
-SHARED_ROWS = 8
+ENCODER_DEDUP = 8
 """Of a batch of second looks, at least, where several jobs wait for theirs."""
 NONE = -1
 HARDLY = 0.0025
@@ -90,7 +90,7 @@ class SplitTable:
         """Seconds of so many rows at each point, once; behind them what NONE takes. Shape (rows, points + 1)."""
         lines = {line.way.name: line for line in self._every_line()}
         kept = [way.name for way in undominated_options([line.way for line in lines.values()])]
-        again = {look.point for cost in costs for look in cost.looks}.intersection(lines).difference(kept)
+        again = {look.to for cost in costs for look in cost.looks}.intersection(lines).difference(kept)
         self.lines = [lines[name] for name in (*kept, *sorted(again))]
         self._again_only = len(again)
         """Lines at the end that nobody goes at first: who is looked at again has nothing else."""
@@ -151,11 +151,11 @@ class SplitTable:
             for place, (cost, batches) in enumerate(zip(self.costs, self.batches, strict=True))
         ]
         for place, cost in enumerate(self.costs):
-            lines += [self._twice(place, look, places[look.point]) for look in cost.looks if look.point in places]
+            lines += [self._twice(place, look, places[look.to]) for look in cost.looks if look.to in places]
         return lines
 
     def _twice(self, place: int, look: Escalation, then: int) -> ServingOption:
-        name = f"{self.costs[place].name}>{look.point}@{look.share:.3f}"
+        name = f"{self.costs[place].name}>{look.to}@{look.share:.3f}"
         first = np.array(self.batches[place].seconds)
         seconds = first + escalation_seconds(self.batches[then], look, np.arange(first.size))
         return ServingOption(SplitOption(name, look.accuracy, tuple(seconds.tolist())), place, look, then)
@@ -188,7 +188,7 @@ def escalation_seconds(batches: Batches, look: Escalation, rows: Integers) -> Fl
     """
     alone = np.array(batches.seconds)
     counts = np.arange(alone.size)
-    size = min(SHARED_ROWS, alone.size - 1)
+    size = min(ENCODER_DEDUP, alone.size - 1)
     expected: Floats = np.interp(look.share * rows, counts, np.minimum(alone, counts * (alone[size] / size)))
     return expected
 

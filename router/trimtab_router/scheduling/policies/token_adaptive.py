@@ -84,7 +84,7 @@ def decide(view: SchedulerView, *, priced: bool = True, joins: bool = True) -> D
     thrift = _THRIFT * sum(float(each.values[-1]) for each in planned) / max(seconds, 1e-9)
     found = solve([each.job(thrift) for each in planned], start)
     step = next((step for step in found.steps if step.option != DROPPED), None)
-    if step is None or (view.drop_policy == "Past" and found.steps[0].option == DROPPED):
+    if step is None or (view.drop_policy == "Expired" and found.steps[0].option == DROPPED):
         return slack_fit.decide(view)
     return _departure(view, menu, planned, found, step, start)
 

@@ -60,10 +60,10 @@ class TokenOptions:
         """Second looks that are not slower and no better than another choice."""
         places = {point.name: place for place, point in enumerate(points)}
         sizes = np.arange(self._most_rows + 1)
-        found = [(place, look) for place, point in enumerate(points) for look in point.looks if look.point in places]
+        found = [(place, look) for place, point in enumerate(points) for look in point.looks if look.to in places]
         for place, look in found:
-            again = self._seconds[places[look.point]][escalated_rows(look, sizes)]
-            seconds, choice = self._seconds[place] + again, TokenOption(points[place], look, points[places[look.point]])
+            again = self._seconds[places[look.to]][escalated_rows(look, sizes)]
+            seconds, choice = self._seconds[place] + again, TokenOption(points[place], look, points[places[look.to]])
             accuracy = np.array([each.accuracy for each in self.choices])
             if not ((self._seconds[:, -1] <= seconds[-1]) & (accuracy >= look.accuracy)).any():
                 self.choices.append(choice)

@@ -1,4 +1,4 @@
-"""h2spec: does the gRPC door keep to HTTP/2? Every case that fails must be explained in docs/h2spec.md."""
+"""h2spec: does the gRPC door keep to HTTP/2? Every case that fails must be explained in docs/develop/h2spec.md."""
 
 import re
 import tempfile
@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 from benchmarks.clients.target import Target, WrongAnswerError
 from benchmarks.clients.tools import ROOT, output_of, program
 
-EXPLAINED = ROOT / "docs" / "h2spec.md"
+EXPLAINED = ROOT / "docs" / "develop" / "h2spec.md"
 CASE_SECONDS = 3
 MOST_RUNS_AGAIN = 2
 _ROW = re.compile(r"^\| `(?P<section>[a-z0-9/.]+)` \| (?P<case>[^|]+?) \|")

@@ -1,4 +1,4 @@
-"""The image of docs/bring-your-own-model.md, built from ours word for word: does it know the family that was put in?"""
+"""The image of docs/develop/bring-your-own-model.md, built from ours word for word: does it know the family that was put in?"""
 
 import re
 import tempfile
@@ -7,7 +7,7 @@ from typing import Final
 
 from benchmarks.cluster.setting import ROOT, run
 
-PAGE: Final = ROOT / "docs" / "bring-your-own-model.md"
+PAGE: Final = ROOT / "docs" / "develop" / "bring-your-own-model.md"
 IMAGE: Final = "localhost/trimtab-own-model-server:e2e"
 CERTIFICATES: Final = Path("/etc/ssl/certs/ca-certificates.crt")
 _FILES: Final = re.compile(r"`([\w/.]+)`:\n```(?:python|toml|yaml|dockerfile)\n(.*?)```", re.DOTALL)

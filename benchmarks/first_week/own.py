@@ -1,4 +1,4 @@
-"""A family and samples of the stranger's own, as docs/bring-your-own-model.md has them; what is shown while it runs."""
+"""A family and samples of the stranger's own, as docs/develop/bring-your-own-model.md has them; what is shown while it runs."""
 
 import json
 import os

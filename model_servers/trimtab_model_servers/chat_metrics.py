@@ -1,4 +1,4 @@
-"""What a replica's chats hold and have done, as Prometheus reads it (names: docs/chat-stages.md)."""
+"""What a replica's chats hold and have done, as Prometheus reads it (names: docs/develop/chat-stages.md)."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf

@@ -52,7 +52,7 @@ def test_a_load_on_a_page_has_an_end(page: str, line: str):
 
 
 def test_the_pages_have_such_lines():
-    assert {"README.md", "docs/security.md", "docs/simulator.md"} <= {page for page, _ in LINES}
+    assert {"README.md", "docs/operate/security.md", "docs/develop/simulator.md"} <= {page for page, _ in LINES}
 
 
 def test_a_load_without_an_end_is_found():

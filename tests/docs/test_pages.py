@@ -29,7 +29,7 @@ PAGES = [
     *sorted(ROOT.glob("*/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-SECURITY, OBSERVE = ((ROOT / "docs" / name).read_text() for name in ("security.md", "observe.md"))
+SECURITY, OBSERVE = ((ROOT / "docs" / "operate" / name).read_text() for name in ("security.md", "observability.md"))
 LINK = re.compile(r"\]\(([^)#:]*)(?:#([^)]*))?\)")
 
 
@@ -60,7 +60,7 @@ def test_the_defaults_shown_are_the_defaults():
     shown = yaml.safe_load(block("yaml", SECURITY))
     unchanged = {name: shown[name] for name in ("timeouts", "maxConnections", "maxStreams", "trustedHops", "memory")}
 
-    assert parse(EdgeSettings, unchanged, "docs/security.md") == EdgeSettings()
+    assert parse(EdgeSettings, unchanged, "docs/operate/security.md") == EdgeSettings()
 
 
 def test_the_command_shown_makes_a_key_that_is_let_in():

@@ -1,4 +1,4 @@
-"""The worked example of docs/bring-your-own-model.md, word for word: files, then commands, in an empty folder."""
+"""The worked example of docs/develop/bring-your-own-model.md, word for word: files, then commands, in an empty folder."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from trimtab_pipelines.documents import load_pipeline
 
-PAGE = (Path(__file__).parents[2] / "docs" / "bring-your-own-model.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "develop" / "bring-your-own-model.md").read_text()
 EXAMPLE = PAGE.split("## An architecture of your own, from start to end\n")[1]
 
 

@@ -14,7 +14,7 @@ OURS = sorted(path for path in ROOT.glob("*/trimtab*/**/*.py") if path.relative_
 SOURCES = [*OURS, *(path for folder in ("benchmarks", "hack") for path in sorted((ROOT / folder).rglob("*.py")))]
 OTHERS = [ROOT / "pyproject.toml", ROOT / "Makefile", ROOT / "Dockerfile", *sorted((ROOT / "hack").rglob("*.sh"))]
 """Where names of ours may stand beside: entry points, and what images start."""
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "pipelines").glob("*/README.md"))]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "pipelines").glob("*/README.md"))]
 """Where users are told of names that they may write themselves, as `module:Class`."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

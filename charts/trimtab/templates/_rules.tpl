@@ -1,7 +1,7 @@
 {{/*
 What each part may do. Every verb has its reason beside it; tests/charts/test_rbac.py holds the API server's authorizer
 to what stands here. Nobody may read Secrets by the API, run commands in pods, or touch nodes; but who may create a pipeline
-names the Secrets its pods are given, as who may create pods does (docs/install.md).
+names the Secrets its pods are given, as who may create pods does (docs/operate/install.md).
 */}}
 {{- define "trimtab.operatorRules" -}}
 # What is asked for, what to make true, what is measured. None of it is written here.

@@ -1,7 +1,7 @@
 """Shell: everything that runs on this machine for one pipeline. The only one that starts, stops and restarts processes.
 
 It follows plan.json, moves the replicas towards it step by step, and keeps router and adapter alive. What is in its run
-folder is described in docs/how-it-runs.md.
+folder is described in docs/develop/how-it-works.md.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A user's own samples with their right answers, as payloads: docs/samples.md tells the forms.
+"""A user's own samples with their right answers, as payloads: docs/develop/samples.md tells the forms.
 
 `samples.jsonl`, a table `samples.csv`, a folder of images by label, or a class of the user's. What a sample holds is
 read when it is first sent.

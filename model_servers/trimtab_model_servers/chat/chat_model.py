@@ -104,7 +104,7 @@ class ChatModel:
         return self.engine.failure
 
     def pending(self) -> dict[str, int]:
-        """What is in flight; see docs/chat-stages.md."""
+        """What is in flight; see docs/develop/chat-stages.md."""
         gauges, encoding = self.engine.gauges, self.encoding
         return {
             "waiting": gauges.waiting,

@@ -109,7 +109,7 @@ class EncoderModel:
         return CountedImages(rows=tuple(count.total for count in counts), columns=columns if any(columns) else None)
 
     def pending(self) -> dict[str, int]:
-        """What is in flight; see docs/chat-stages.md."""
+        """What is in flight; see docs/develop/chat-stages.md."""
         counts = self.encoding.counts
         return {
             "waiting": 0,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trimtab_model_servers.engine.request import Keys
+from trimtab_model_servers.engine.request import PositionKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +32,17 @@ class SlotLease:
 class _Slot:
     """``places`` has room for a slot's every position; the first ``held`` are taken."""
 
-    places: Keys
+    places: PositionKeys
     held: int = 0
     space: str = ""
     busy: bool = False
     stamp: int = 0
 
     @property
-    def keys(self) -> Keys:
+    def keys(self) -> PositionKeys:
         return self.places[: self.held]
 
-    def add(self, keys: Keys | Sequence[int]) -> None:
+    def add(self, keys: PositionKeys | Sequence[int]) -> None:
         self.places[self.held : self.held + len(keys)] = keys
         self.held += len(keys)
 
@@ -61,7 +61,7 @@ class KvSlotManager:
         """How many slots are given away."""
         return sum(slot.busy for slot in self._slots)
 
-    def take(self, prompt: Keys, space: str) -> SlotLease | None:
+    def take(self, prompt: PositionKeys, space: str) -> SlotLease | None:
         """Give a slot for ``prompt``; None when all are busy.
 
         At least the prompt's last position is left to compute, since its logits are wanted. Prefixes are found among
@@ -79,7 +79,7 @@ class KvSlotManager:
         slot.add(prompt[:reused])
         return SlotLease(chosen, reused, best if best != chosen else None)
 
-    def wrote(self, slot: int, keys: Keys | Sequence[int]) -> None:
+    def wrote(self, slot: int, keys: PositionKeys | Sequence[int]) -> None:
         """Note what the next positions of a slot hold now."""
         self._slots[slot].add(keys)
 
@@ -91,7 +91,7 @@ class KvSlotManager:
         if forget:
             own.held = 0
 
-    def _longest(self, prompt: Keys, space: str) -> tuple[int | None, int]:
+    def _longest(self, prompt: PositionKeys, space: str) -> tuple[int | None, int]:
         best, reused = None, 0
         if not self._share:
             return best, reused
@@ -101,7 +101,7 @@ class KvSlotManager:
         return best, reused
 
 
-def _common(one: Keys, other: Keys) -> int:
+def _common(one: PositionKeys, other: PositionKeys) -> int:
     """Length of the longest prefix both share."""
     length = min(len(one), len(other))
     differs = one[:length] != other[:length]

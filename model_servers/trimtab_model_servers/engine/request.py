@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-Keys = NDArray[np.int64]
+PositionKeys = NDArray[np.int64]
 """One number a position tells what stands there: a token's id, or below zero a piece of an image by its content."""
 
 _PIECE_BITS: Final = 20
@@ -198,7 +198,7 @@ class RequestDone:
     error: str | None = None
 
 
-def keys_of(tokens: Sequence[int], images: Sequence[Image]) -> Keys:
+def position_keys(tokens: Sequence[int], images: Sequence[Image]) -> PositionKeys:
     """Tell what stands at each position, so that equal keys mean equal input."""
     keys = np.asarray(tokens, dtype=np.int64).copy()
     for image in images:

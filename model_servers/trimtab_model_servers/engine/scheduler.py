@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trimtab_model_servers.engine.kv_slots import KvSlotManager, SlotLease
-from trimtab_model_servers.engine.request import EngineBusy, Image, Keys, Request, RequestError, keys_of
+from trimtab_model_servers.engine.request import EngineBusy, Image, PositionKeys, Request, RequestError, position_keys
 
 WORDS_REMEMBERED_STEPS = 128
 """For so many steps after one that read a prompt without images, the next such prompt is expected."""
@@ -89,7 +89,7 @@ class _Running:
 
     request: Request
     order: int
-    keys: Keys
+    keys: PositionKeys
     tokens: list[int]
     ready: list[bool]
     lease: SlotLease | None = None
@@ -150,7 +150,7 @@ class Scheduler:
         if len(self._waiting) >= self.limits.waiting:
             raise EngineBusy(f"{len(self._waiting)} requests wait already, as many as may; try again later")
         ready = ready or (True,) * len(request.images)
-        keys = keys_of(request.tokens, request.images)
+        keys = position_keys(request.tokens, request.images)
         self._waiting[request.id] = _Running(request, self._submitted, keys, list(request.tokens), list(ready))
         self._submitted += 1
 

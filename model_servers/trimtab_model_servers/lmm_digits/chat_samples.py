@@ -22,7 +22,7 @@ class Chat:
 
     Attributes:
         kind: what is asked.
-        messages: JSON, as `docs/chat-stages.md` has it.
+        messages: JSON, as `docs/develop/chat-stages.md` has it.
         images: PNG files, in order.
         answer: what a right answer says, to the letter.
     """

@@ -41,7 +41,7 @@ def profiling(
 
 def _given_by_users(unknown: Sequence[tuple[str, str]]) -> ConditionState:
     named = ", ".join(f"stage {stage} variant {variant}" for stage, variant in unknown)
-    cure = "apply a ModelProfile for it, as docs/bring-your-own-container.md shows; until then it is not planned with"
+    cure = "apply a ModelProfile for it, as docs/develop/bring-your-own-container.md shows; until then it is not planned with"
     return failing(
         "ProfilesReady", "ProfileMissing", f"{named}: a container of your own cannot be measured by a Job; {cure}"
     )

@@ -11,7 +11,7 @@ class ArrivalRate:
     """
 
     def __init__(self, now: float) -> None:
-        self._begun = self._first = now
+        self._window_start = self._first = now
         self._rows = self._before = 0
 
     def note(self, rows: int, now: float) -> None:
@@ -22,13 +22,13 @@ class ArrivalRate:
     def rps(self, now: float) -> float:
         """Rows a second; of the very first moments what they say, over half a window at least."""
         self._roll(now)
-        since = now - self._begun
+        since = now - self._window_start
         kept = self._before * (1.0 - since / WINDOW_SECONDS)
         return (self._rows + kept) / min(max(now - self._first, WINDOW_SECONDS / 2), WINDOW_SECONDS)
 
     def _roll(self, now: float) -> None:
-        passed = int((now - self._begun) / WINDOW_SECONDS)
+        passed = int((now - self._window_start) / WINDOW_SECONDS)
         if passed <= 0:
             return
         self._before, self._rows = self._rows if passed == 1 else 0, 0
-        self._begun += passed * WINDOW_SECONDS
+        self._window_start += passed * WINDOW_SECONDS

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_model_servers.engine.request import EngineBusy, Image, Request, RequestError, keys_of
+from trimtab_model_servers.engine.request import EngineBusy, Image, Request, RequestError, position_keys
 from trimtab_model_servers.engine.scheduler import WORDS_REMEMBERED_STEPS, Limits, Scheduler, Step
 
 LIMITS = Limits(slots=3, slot_tokens=40, step_tokens=8, waiting=50)
@@ -300,8 +300,8 @@ def test_an_image_in_pieces_that_are_not_all_of_it_is_refused(pieces):
 
 
 def test_an_image_in_pieces_has_its_rows_in_order_and_leaves_the_marks_between_as_they_are():
-    keys = keys_of((5, 9, 9, 6, 9, 7), [Image("cat", 1, 3, 3, pieces=((1, 2), (4, 1)))])
-    side_by_side = keys_of((9, 9, 9), [Image("cat", 0, 3, 3)])
+    keys = position_keys((5, 9, 9, 6, 9, 7), [Image("cat", 1, 3, 3, pieces=((1, 2), (4, 1)))])
+    side_by_side = position_keys((9, 9, 9), [Image("cat", 0, 3, 3)])
 
     assert keys[[0, 3, 5]].tolist() == [5, 6, 7]
     assert keys[[1, 2, 4]].tolist() == side_by_side.tolist()

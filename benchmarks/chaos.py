@@ -15,16 +15,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab.commands.demo import accounting
-from trimtab.demo_load import changing_demand
-from trimtab.local.load_process import LoadOrder
+from trimtab.demo_load import changing_load
+from trimtab.local.load_process import LoadOptions
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.options import console
 from trimtab.preflight import choose_profiles, prepare
 from trimtab.report.page import write_report
 from trimtab.report.summary import print_summary
-from trimtab.report.summary_stats import RunStats, figures_of
+from trimtab.report.summary_stats import RunStats, run_stats
 from trimtab.run import LocalRun
 from trimtab.run_folder import RunFolder
 from trimtab.run_record import save
@@ -63,14 +63,14 @@ class Havoc:
 
 async def _kill_replica(local: Supervisor, choice: random.Random) -> float:
     await _wait(lambda: _replicas_back(local, ""))
-    name, pid = choice.choice(sorted(local.fleet.pids.items()))
+    name, pid = choice.choice(sorted(local.replica_manager.pids.items()))
     os.kill(pid, signal.SIGKILL)
     return await _wait(lambda: _replicas_back(local, name))
 
 
 async def _replicas_back(local: Supervisor, dead: str) -> bool:
     """Whether every stage has the replicas its plan asks for, ready, and the router serves."""
-    return dead not in local.fleet.pids and local.fleet.settled and local.state is not None and local.state.ready
+    return dead not in local.replica_manager.pids and local.replica_manager.settled and local.state is not None and local.state.ready
 
 
 async def _kill_adapter(local: Supervisor) -> float:
@@ -128,18 +128,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out"))
     given = parser.parse_args()
-    return reporting_errors(lambda: chaos(given))
+    return run_reporting_errors(lambda: chaos(given))
 
 
 def chaos(given: argparse.Namespace) -> int:
     """Serve a load, wreak havoc beside it, print what came of it."""
     document = prepare(given.pipeline)
     profile_file = choose_profiles(given.pipeline, document, None, console)
-    demand = changing_demand(document, load_profiles(profile_file))
+    demand = changing_load(document, load_profiles(profile_file))
     load = given.load or f"constant:{LOAD_SHARE * demand.high_rps:.3g}"
     havoc = Havoc(given.duration, given.seed)
     with RunFolder() as where:
-        order = LoadOrder(load, duration_seconds=given.duration, seed=given.seed)
+        order = LoadOptions(load, duration_seconds=given.duration, seed=given.seed)
         setup = Setup(given.pipeline, where, profile_file)
         session = LocalRun(f"{document.name} under fire", setup, order, disturb=havoc.wreak)
         with terminal_view(session, console):
@@ -148,7 +148,7 @@ def chaos(given: argparse.Namespace) -> int:
     save(run, given.out / "chaos")
     write_report(given.out / "chaos.html", [run])
     console.print(f"report: {given.out / 'chaos.html'}")
-    outcome = chaos_outcome(figures_of(run), havoc)
+    outcome = chaos_outcome(run_stats(run), havoc)
     outcome.print()
     return 0 if outcome.holds else 1
 

@@ -24,7 +24,7 @@ from rich.progress import Progress
 
 from tests import control_plane
 from tests.builders import a_pipeline_document, a_plan, a_point_profile, a_profile
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab_kubernetes import Cluster, NotFound, list_and_watch
 from trimtab_pipelines.kubernetes_names import profile_name
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, profile_tasks
@@ -296,4 +296,4 @@ def _free_port() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(reporting_errors(main))
+    sys.exit(run_reporting_errors(main))

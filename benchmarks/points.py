@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from PIL import Image
 
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab.options import console
 from trimtab_model_servers.vit_tasks import train_finer_patches
 from trimtab_model_servers.vit_tasks.datasets import TASKS, Images
@@ -144,4 +144,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(reporting_errors(main))
+    sys.exit(run_reporting_errors(main))

@@ -21,7 +21,8 @@ from trimtab.options import console
 from trimtab_model_servers.transformer.checkpoints import Checkpoint, load
 from trimtab_model_servers.transformer.image_preprocessing import preprocess
 from trimtab_model_servers.transformer.prompt_tuning import Labelled
-from trimtab_model_servers.transformer.task_training import answers_of, course_of, way_of
+from trimtab_model_servers.transformer.task_training import answers_of, way_of
+from trimtab_model_servers.transformer.transformer import course_of
 from trimtab_model_servers.vit_tasks import train, train_finer_patches
 from trimtab_model_servers.vit_tasks.datasets import TASKS
 from trimtab_model_servers.vit_tasks.labelled_samples import MOST, SEED

@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.first_week.stranger import Up, up
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 from trimtab_pipelines.result_line import ResultLine, threshold
 
@@ -60,7 +60,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1800.0, help="how long (default: %(default)g)")
     parser.add_argument("--rps", type=float, default=20.0, help="requests a second, on average (default: %(default)g)")
     parser.add_argument("--pipeline", type=Path, default=Path("pipelines/digits"))
-    return reporting_errors(partial(_soak, parser.parse_args()))
+    return run_reporting_errors(partial(_soak, parser.parse_args()))
 
 
 def _soak(given: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from rich.progress import Progress
 from benchmarks.chats import phases
 from benchmarks.chats.replica import DRAWING_SECONDS, START_SECONDS, published, started, whole
 from benchmarks.published import add_published, kept_of
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab_model_servers.families.hf_vlm_split import Placement
 from trimtab_model_servers.lmm_digits.models import ARCHITECTURES
 from trimtab_pipelines.model_spec import ModelSpec
@@ -78,4 +78,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(reporting_errors(main))
+    sys.exit(run_reporting_errors(main))

@@ -54,7 +54,7 @@ async def serving(address: str, *, fronted: bool) -> AsyncIterator[Door]:
     with tempfile.TemporaryDirectory(prefix="trimtab-hostile-chats-") as name:
         file = Path(name) / "pipeline.yaml"
         write_json(file, pipeline)
-        setup = Setup(file, Path(name) / "run", plan=chat_plan(pipeline), door=fronted)
+        setup = Setup(file, Path(name) / "run", plan=chat_plan(pipeline), proxy=fronted)
         async with Supervisor(setup) as local:
             await local.ready()
             yield Door(local, {})

@@ -25,7 +25,7 @@ from benchmarks.chats.grounds import serving, store
 from benchmarks.hostile.course import forget_peaks, peak_bytes
 from benchmarks.hostile.door import Door
 from benchmarks.hostile.wire import connected, head, post, status_of
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab.options import console
 from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
@@ -205,4 +205,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(reporting_errors(main))
+    sys.exit(run_reporting_errors(main))

@@ -36,7 +36,7 @@ from benchmarks.clients.serving import chat_pipeline, chat_plan
 from benchmarks.cores import CLIENT_CORE, SERVER_CORE, pin_threads
 from benchmarks.hostile.door import Door
 from benchmarks.rounds import Rounds, by_chance, p99
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.options import console
 from trimtab_model_servers.lmm_digits.chat_samples import Chat, ChatSource
@@ -148,9 +148,9 @@ async def serving(model: str, *, fronted: bool) -> AsyncIterator[Door]:
         pipeline = _pipeline(model, Path(name) / "model")
         file = Path(name) / "pipeline.yaml"
         write_json(file, pipeline)
-        async with Supervisor(Setup(file, Path(name) / "run", plan=chat_plan(pipeline), door=fronted)) as local:
+        async with Supervisor(Setup(file, Path(name) / "run", plan=chat_plan(pipeline), proxy=fronted)) as local:
             await local.ready()
-            for pid in (*local.fleet.pids.values(), os.getpid()):
+            for pid in (*local.replica_manager.pids.values(), os.getpid()):
                 pin_threads(pid, {SERVER_CORE})
             try:
                 yield Door(local, {})
@@ -173,7 +173,7 @@ async def compared(served: str, name: str, rounds: int, seconds: float, progress
     async with serving(served, fronted=name == FRONTED) as door, AsyncExitStack() as stack:
         connector = aiohttp.TCPConnector(limit=0)
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-        listed = Endpoints.model_validate_json(door.local.fleet.site.endpoints_file.read_bytes())
+        listed = Endpoints.model_validate_json(door.local.replica_manager.site.endpoints_file.read_bytes())
         address, model = listed.stages["answer"][0].address, door.local.pipeline.name
         ways = {
             ALONE: Way(f"http://{address}/v2/models/{model}/generate_stream", model, session, True, WORDS[served]),
@@ -251,4 +251,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(reporting_errors(main))
+    sys.exit(run_reporting_errors(main))

@@ -25,7 +25,7 @@ from benchmarks.clients.http_tools import HTTP_TOOLS
 from benchmarks.clients.serving import served, served_chats
 from benchmarks.clients.target import Target
 from benchmarks.clients.tools import AbsentError
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab_pipelines.result_line import ResultLine, threshold
 
 Client = Callable[[Target], str]
@@ -130,4 +130,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(reporting_errors(main))
+    sys.exit(run_reporting_errors(main))

@@ -39,7 +39,7 @@ from benchmarks.cluster.setting import (
 )
 from benchmarks.cluster.traffic import demand_within, free_cores, send
 from benchmarks.cluster.trespassing import trespassed
-from trimtab.local.load_process import LoadOrder
+from trimtab.local.load_process import LoadOptions
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.request_outcome import RequestOutcome
@@ -128,7 +128,7 @@ async def _under_load(watched: Watched, given: argparse.Namespace, findings: Fin
     cores = await free_cores(watched.setting)
     demand = demand_within(load_pipeline(given.pipeline), await watched.profiles(), cores)
     findings.note(free_cores=cores, load_low_rps=demand.low_rps, load_high_rps=demand.high_rps)
-    order = LoadOrder(
+    order = LoadOptions(
         demand.load(plateau_seconds=PLATEAU_SECONDS),
         duration_seconds=given.duration,
         seed=given.seed,

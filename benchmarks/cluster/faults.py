@@ -20,8 +20,8 @@ from benchmarks.cluster.retrying import Retried, retrying
 from benchmarks.cluster.setting import ROOT, Setting, console, pipeline_document, prepared
 from benchmarks.cluster.storage import drop_minio, stored_pipeline
 from benchmarks.cluster.traffic import demand_within, free_cores, send
-from trimtab.app import reporting_errors
-from trimtab.local.load_process import LoadOrder
+from trimtab.app import run_reporting_errors
+from trimtab.local.load_process import LoadOptions
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.errors import UserError
@@ -109,7 +109,7 @@ async def _suffer(fault: Fault, watched: Watched, given: argparse.Namespace, rps
     console.print(fault.name)
     await until(watched.is_ready, "Ready before the next fault", PATIENCE_SECONDS)
     access = watched.setting.credentials.access()
-    order = LoadOrder(f"constant:{rps:.3g}", duration_seconds=given.seconds, seed=given.seed, access=access)
+    order = LoadOptions(f"constant:{rps:.3g}", duration_seconds=given.seconds, seed=given.seed, access=access)
 
     begun = asyncio.Event()
 
@@ -169,7 +169,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", help="words in the names of the faults to run; default: all")
     parser.add_argument("--no-build", action="store_true", help="the node's images are as they should be")
-    return reporting_errors(partial(_judged, parser.parse_args()))
+    return run_reporting_errors(partial(_judged, parser.parse_args()))
 
 
 def _judged(given: argparse.Namespace) -> int:

@@ -11,8 +11,8 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.cluster.crowding import free_by_node
 from benchmarks.cluster.setting import Setting, console
-from trimtab.demo_load import DemoLoad, changing_demand
-from trimtab.local.load_process import LoadOrder, LoadProcess
+from trimtab.demo_load import DemoLoad, changing_load
+from trimtab.local.load_process import LoadOptions, LoadProcess
 from trimtab_adapter.planning.decide import PlanningInputs, decide
 from trimtab_kubernetes.objects import Object
 from trimtab_loadtester.results import Results
@@ -50,13 +50,13 @@ def demand_within(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfi
         plan = decide(within, profiles, PlanningInputs(forecast, 0.0)).spec
         return sum(stage.replicas for stage in plan.stages) if plan.feasible else 0
 
-    found = changing_demand(within, profiles)
+    found = changing_load(within, profiles)
     calm = replicas(found.low_rps)
     high = next((rps for rps in LOADS_RPS if min(replicas(rps), replicas(ABOVE * rps)) > calm), found.high_rps)
     return DemoLoad(min(found.low_rps, high / LEAST_RATIO), max(found.high_rps, high) * SHARE)
 
 
-async def send(pipeline_file: Path, address: str, order: LoadOrder, begun: asyncio.Event | None = None) -> Results:
+async def send(pipeline_file: Path, address: str, order: LoadOptions, begun: asyncio.Event | None = None) -> Results:
     """Send a load and return what became of every request; `begun` is set once the first is sent."""
     folder = Path(tempfile.mkdtemp(prefix="trimtab-load-"))
     sending = await LoadProcess.start(pipeline_file, address, order, folder)

@@ -13,7 +13,7 @@ from torch import Tensor
 from trimtab_model_servers.engine.core import EngineCore, Event
 from trimtab_model_servers.engine.model_adapters import family_of
 from trimtab_model_servers.engine.request import Request, TokenChunk
-from trimtab_model_servers.engine.scheduler import Limits
+from trimtab_model_servers.engine.scheduler import EngineLimits
 from trimtab_pipelines.result_line import Threshold, threshold
 
 STREAMS: Final = 16
@@ -128,7 +128,7 @@ def static_batches(model: Any, asked: Sequence[Ask]) -> Answers:
 def continuous(model: Any, asked: Sequence[Ask], step_tokens: int) -> Answers:
     """The engine, 16 streams at once, the next request when one ends."""
     longest = max(len(each.tokens) + each.written for each in asked)
-    core = EngineCore(family_of(model), Limits(slots=STREAMS, slot_tokens=longest, step_tokens=step_tokens))
+    core = EngineCore(family_of(model), EngineLimits(slots=STREAMS, slot_tokens=longest, step_tokens=step_tokens))
     requests = (Request(str(number), each.tokens, max_new_tokens=each.written) for number, each in enumerate(asked))
     return answered(core, ((request, []) for request in requests))
 

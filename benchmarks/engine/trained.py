@@ -14,7 +14,7 @@ from benchmarks.engine.race import answered
 from trimtab_model_servers.engine.core import EngineCore, Event
 from trimtab_model_servers.engine.model_adapters import family_of
 from trimtab_model_servers.engine.request import FinishReason, Image, Request, RequestDone, TokenChunk
-from trimtab_model_servers.engine.scheduler import Limits
+from trimtab_model_servers.engine.scheduler import EngineLimits
 from trimtab_model_servers.lmm_digits import evaluate, models
 from trimtab_model_servers.lmm_digits.models import END_ID, IMAGE_ID, PAD_ID, Architecture
 from trimtab_model_servers.lmm_digits.page_generator import CellPageSource
@@ -121,7 +121,7 @@ class Trained:
     def core(self, slots: int, step_tokens: int) -> EngineCore:
         """An engine for it."""
         return EngineCore(
-            self.family, Limits(slots, 320, step_tokens, 100_000, 3 * PAGE_TOKENS if self.family.across else 0)
+            self.family, EngineLimits(slots, 320, step_tokens, 100_000, 3 * PAGE_TOKENS if self.family.across else 0)
         )
 
     def _inputs(self, batch: Sequence[Asked]) -> dict[str, Tensor]:
@@ -221,14 +221,14 @@ def _compared(
         if each.key not in known:
             wrote = model.generate([each], 6, to_the_end=False)[0]
             known[each.key] = wrote[: wrote.index(END_ID) + 1] if END_ID in wrote else wrote
-        expected, whole = known[each.key], ended[str(number)].ending is not FinishReason.CANCELLED
+        expected, whole = known[each.key], ended[str(number)].finish_reason is not FinishReason.CANCELLED
         differing += said[number] != (expected if whole else expected[: len(said[number])])
         advance()
     usages = [done.usage for done in ended.values()]
     return Identity(
         len(asked),
         differing,
-        sum(done.ending is FinishReason.CANCELLED for done in ended.values()),
+        sum(done.finish_reason is FinishReason.CANCELLED for done in ended.values()),
         sum(usage.cached for usage in usages),
         sum(usage.prompt for usage in usages),
         _cut_images(model, asked),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.first_week import commands, documents, faults, own, protocol, records
 from benchmarks.first_week.checking import AREAS, carry_out, outcome_of
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 
 CHECKS = (*documents.CHECKS, *commands.CHECKS, *protocol.CHECKS, *records.CHECKS, *own.CHECKS, *faults.CHECKS)
 
@@ -22,7 +22,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.first_week", description=__doc__)
     parser.add_argument("--area", choices=AREAS, action="append", help="only checks of this area; repeat")
     parser.add_argument("--only", default="", help="only checks whose name has these words")
-    return reporting_errors(partial(_carry_out, parser.parse_args()))
+    return run_reporting_errors(partial(_carry_out, parser.parse_args()))
 
 
 def _carry_out(given: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.forecast.judge import AS_RECORDED, KNOWN_RATE, SERVED, Judge, Load, Moments, by_shape, rebuilt
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_predictor.accuracy import smape
 from trimtab_predictor.context import MEMORY_SECONDS
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fit", type=Path, help="another trace to fit AR(12) on")
     parser.add_argument("--weights", type=Path, default=SHIPPED_WEIGHTS)
     parser.add_argument("--rps-per-core", type=float, default=30.0, help="to count idle cores with")
-    return reporting_errors(partial(_judge, parser.parse_args(arguments)))
+    return run_reporting_errors(partial(_judge, parser.parse_args(arguments)))
 
 
 def _judge(given: argparse.Namespace) -> int:

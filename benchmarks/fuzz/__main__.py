@@ -25,7 +25,7 @@ from benchmarks.hostile.door import SLO_SECONDS, Door, serving
 from benchmarks.hostile.kinds import NOTHING
 from benchmarks.hostile.phases import CALM, Phase, Seen, by_kind, read
 from benchmarks.hostile.report import STOP_SHARE, Aftermath, accompanied
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab.options import console
 from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
@@ -169,7 +169,7 @@ def main() -> int:
         found.print()
         return 0 if found.holds else 1
 
-    return reporting_errors(judged)
+    return run_reporting_errors(judged)
 
 
 if __name__ == "__main__":

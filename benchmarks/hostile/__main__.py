@@ -17,7 +17,7 @@ from benchmarks.hostile.families import KINDS
 from benchmarks.hostile.kinds import Kind, Verdict
 from benchmarks.hostile.phases import by_kind, read
 from benchmarks.hostile.report import Aftermath, outcome, table
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab.options import console
 from trimtab_pipelines.result_line import ResultLine
 from trimtab_pipelines.router_metrics import BYTES_IN_FLIGHT
@@ -40,7 +40,7 @@ def main() -> int:
         return 0 if given.list else 2
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # writes to connections that were cut are no news
     given.out.mkdir(parents=True, exist_ok=True)
-    return reporting_errors(lambda: _judged(asyncio.run(hostile(kinds, given.out))))
+    return run_reporting_errors(lambda: _judged(asyncio.run(hostile(kinds, given.out))))
 
 
 async def hostile(kinds: list[Kind], out: Path) -> ResultLine:

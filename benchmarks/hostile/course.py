@@ -39,7 +39,7 @@ class Course:
 async def friends(door: Door, log: Path) -> AsyncIterator[None]:
     """Friendly callers as long as the context lasts."""
     router = str(door.processes()["router"])
-    others = {*door.processes().values(), *door.local.fleet.pids.values()} - {int(router)}
+    others = {*door.processes().values(), *door.local.replica_manager.pids.values()} - {int(router)}
     where = ["--rest-port", str(door.rest), "--grpc-port", str(door.grpc), "--admin", door.admin, "--router", router]
     where += [part for pid in others for part in ("--part", str(pid))]
     process = await asyncio.create_subprocess_exec(

@@ -33,7 +33,7 @@ from benchmarks.ipa.cells import (
     workloads_of,
 )
 from benchmarks.ipa.evaluation import Evaluation
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab.options import console
 from trimtab_pipelines.documents import write_atomically
 from trimtab_pipelines.result_line import ResultLine, threshold
@@ -50,7 +50,7 @@ def main() -> int:
     Returns:
         0 where every bar holds, or where there is no data; 2 for a trace that is named and cannot be.
     """
-    return reporting_errors(partial(_evaluate, _parse()))
+    return run_reporting_errors(partial(_evaluate, _parse()))
 
 
 def _evaluate(given: argparse.Namespace) -> int:

@@ -137,7 +137,7 @@ class Published:
 def published(folder: Path, pipeline: InferencePipeline) -> Published:
     """Read what the paper's baselines ran; the file's stages stand in the pipeline's order."""
     rows = sorted((r for r in _rows(folder / STAGES) if r["pipeline"] == pipeline.name), key=lambda r: int(r["stage"]))
-    named = list(zip((stage.name for stage in pipeline.spec.order), rows, strict=True))
+    named = list(zip((stage.name for stage in pipeline.spec.ordered_stages), rows, strict=True))
     return Published(
         fa2_low={name: row["fa2_low"] for name, row in named},
         fa2_high={name: row["fa2_high"] for name, row in named},

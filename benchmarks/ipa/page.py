@@ -13,7 +13,7 @@ from benchmarks.ipa.evaluation import PAPER_NAMES, Evaluation
 from benchmarks.ipa.verdict import Interval, Place, interval
 from trimtab.report import layout
 from trimtab.report.layout import Charts
-from trimtab.report.summary import Card
+from trimtab.report.summary import SummaryItem
 
 HEADS = (
     "pipeline",
@@ -112,7 +112,7 @@ def render(evaluation: Evaluation) -> str:
     return layout.page("IPA's evaluation · Trimtab", "\n".join(body), drawn)
 
 
-def _cards(evaluation: Evaluation) -> list[Card]:
+def _cards(evaluation: Evaluation) -> list[SummaryItem]:
     places = [verdict.place(evaluation.results, *pair) for pair in evaluation.pairs]
     counts = {name: sum(place.standing == name for place in places) for name in ("above", "on", "below")}
     worst = max(interval(c.violations for c in evaluation.results[(*pair, OURS)]).mean for pair in evaluation.pairs)
@@ -120,7 +120,7 @@ def _cards(evaluation: Evaluation) -> list[Card]:
     good = f"{counts['above'] + counts['on']} of {len(places)}"
     requests = sum(one.requests for one in evaluation.measured)
     return [
-        Card("on or above the baselines' front", good, detail, not counts["below"]),
-        Card("worst violations, LSTM", f"{100 * worst:.2f} %", "late or dropped, mean over seeds"),
-        Card("simulations", f"{len(evaluation.measured):,}", f"{requests:,} requests"),
+        SummaryItem("on or above the baselines' front", good, detail, not counts["below"]),
+        SummaryItem("worst violations, LSTM", f"{100 * worst:.2f} %", "late or dropped, mean over seeds"),
+        SummaryItem("simulations", f"{len(evaluation.measured):,}", f"{requests:,} requests"),
     ]

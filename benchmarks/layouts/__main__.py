@@ -24,7 +24,7 @@ from benchmarks.layouts.served import ARCHITECTURES, FORGIVING, Promise
 from benchmarks.layouts.switching import switching
 from benchmarks.layouts.traffic import HALF_SECONDS, calm_and_burst
 from benchmarks.layouts.traffic import figures as traffic_figures
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.result_line import Direction, ResultLine, Threshold, threshold
 
@@ -259,7 +259,7 @@ def main() -> int:
     parser.add_argument("--images", type=int, choices=IMAGES, action="append", help="a chat, of goodput; repeatable")
     parser.add_argument("--first-token", type=float, help=f"seconds, of goodput: {_promised('its first word')}")
     parser.add_argument("--per-token", type=float, help=f"seconds between two pieces, of goodput: {_promised('those')}")
-    return reporting_errors(partial(_compare, parser.parse_args()))
+    return run_reporting_errors(partial(_compare, parser.parse_args()))
 
 
 def _promised(what: str) -> str:

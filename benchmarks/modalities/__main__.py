@@ -24,7 +24,7 @@ from benchmarks.modalities.phases import Bench, Found
 from benchmarks.modalities.run import HEADS
 from benchmarks.modalities.setting import POOL, SOURCE
 from benchmarks.profiles import profiled
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab.options import console
 from trimtab.plan_view import terminal_table
 from trimtab_pipelines.result_line import ResultLine
@@ -100,4 +100,4 @@ async def _measured(given: argparse.Namespace) -> ResultLine:
 
 
 if __name__ == "__main__":
-    sys.exit(reporting_errors(main))
+    sys.exit(run_reporting_errors(main))

@@ -90,9 +90,9 @@ class Serving:
         raise RuntimeError("the router does not follow its plan")
 
     def _cpu_seconds(self) -> dict[str, float]:
-        fronts = {"router": self.local.router, "door": self.local.door}
+        fronts = {"router": self.local.router, "door": self.local.proxy}
         pids = {name: front.pid for name, front in fronts.items() if front is not None}
-        pids |= {**self.local.fleet.pids, "generator": psutil.Process().pid}
+        pids |= {**self.local.replica_manager.pids, "generator": psutil.Process().pid}
         times = {name: psutil.Process(pid).cpu_times() for name, pid in pids.items()}
         return {name: one.user + one.system for name, one in times.items()}
 
@@ -111,5 +111,5 @@ async def serving(
     with RunFolder(setting.folder / "run") as run:
         async with Supervisor(Setup(setting.file, run, profiles_file=file, plan=plan)) as local:
             await local.ready()
-            with held(local.fleet.pids.values(), setting.cores) as is_held:
+            with held(local.replica_manager.pids.values(), setting.cores) as is_held:
                 yield Serving(setting, pipeline, known, local, is_held)

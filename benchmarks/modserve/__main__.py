@@ -9,13 +9,13 @@ from pathlib import Path
 from benchmarks.evaluating import concluded, simulated, trace_of
 from benchmarks.modserve import load, page
 from benchmarks.modserve.cells import DAY_MINUTES, Evaluation, cells, judge, measure
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab_loadtester.multimodal.rates import read_hours
 
 
 def main() -> int:
     """Simulate every cell, write what came of it, judge it; 0 where every bar holds, 2 for a trace that cannot be."""
-    return reporting_errors(partial(_evaluate, _parse()))
+    return run_reporting_errors(partial(_evaluate, _parse()))
 
 
 def _evaluate(given: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from benchmarks.modserve.cluster import DECOUPLED, MONOLITH, OURS, ROUTED, SCHED
 from benchmarks.modserve.paper import ASSUMED, GPUS, MODELS, PAPER, STEPS
 from trimtab.report import layout
 from trimtab.report.layout import Charts
-from trimtab.report.summary import Card
+from trimtab.report.summary import SummaryItem
 
 HEADS: Final = ("model", "system", "most load, requests/s", "over monolith", "mean first token", "P99", "paper")
 _COLOURS: Final = ("#868d98", "#b0691c", "#e08a2e", "#9b7fd9", "#3f7fd9", "#5a9a6a")
@@ -66,17 +66,19 @@ def render(evaluation: Evaluation) -> str:
     return layout.page("ModServe's evaluation · Trimtab", body, drawn)
 
 
-def _cards(evaluation: Evaluation) -> list[Card]:
+def _cards(evaluation: Evaluation) -> list[SummaryItem]:
     cards = []
     for model, profile in enumerate(MODELS):
         kind = "decoder-only" if profile.decoder_only else "cross-attention"
         over, fewer = evaluation.gain(model, OURS), evaluation.fewer_gpus(model)
         marks = PAPER[f"throughput, {kind}"], PAPER[f"fewer GPUs, {kind}"]
         cards.append(
-            Card(f"load, {kind}", f"{over:.2f} x", f"over the monolith; the paper: {marks[0]} x", over >= marks[0])
+            SummaryItem(
+                f"load, {kind}", f"{over:.2f} x", f"over the monolith; the paper: {marks[0]} x", over >= marks[0]
+            )
         )
         words = f"following the load; the paper: {100 * marks[1]:.0f} %"
-        cards.append(Card(f"fewer GPUs, {kind}", f"{100 * fewer:.0f} %", words, fewer >= marks[1]))
+        cards.append(SummaryItem(f"fewer GPUs, {kind}", f"{100 * fewer:.0f} %", words, fewer >= marks[1]))
     return cards
 
 

@@ -16,7 +16,7 @@ from benchmarks.mosel.beside import with_served
 from benchmarks.mosel.cells import METHODS, OURS, Cell, Measured, Source, measure
 from benchmarks.mosel.evaluation import Evaluation, judge
 from benchmarks.mosel.models import MODELS
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab.options import console
 from trimtab.plan_view import terminal_table
 from trimtab_protocol import event_loop
@@ -28,7 +28,7 @@ MISJUDGED_FACTOR = 0.5
 
 def main() -> int:
     """Simulate every cell, write what came of it, judge it; 0 where every bar holds, 2 for a trace that cannot be."""
-    return reporting_errors(partial(_evaluate, _parse()))
+    return run_reporting_errors(partial(_evaluate, _parse()))
 
 
 def _evaluate(given: argparse.Namespace) -> int:

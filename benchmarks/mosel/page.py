@@ -13,7 +13,7 @@ from benchmarks.mosel.models import MODELS
 from benchmarks.mosel.plots import Panel, by_load
 from trimtab.report import layout
 from trimtab.report.layout import Charts
-from trimtab.report.summary import Card
+from trimtab.report.summary import SummaryItem
 
 HEADS = (
     "model",
@@ -112,7 +112,7 @@ def _said(*notes: str) -> str:
     return f"<section><h2>What is the paper's, and what is assumed</h2>{told}</section>"
 
 
-def _cards(evaluation: Evaluation) -> list[Card]:
+def _cards(evaluation: Evaluation) -> list[SummaryItem]:
     better = sum(
         evaluation.mean(model.name, ONCE, lambda one: one.met)
         > evaluation.mean(model.name, "Mosel", lambda one: one.met)
@@ -121,11 +121,11 @@ def _cards(evaluation: Evaluation) -> list[Card]:
     names = (OURS, ONCE, "Mosel", "AllModalities")
     lost = {n: sum(evaluation.mean(m.name, n, lambda one: one.violations) for m in MODELS) / len(MODELS) for n in names}
     return [
-        Card(
+        SummaryItem(
             "models with more jobs that met both SLOs", f"{better} of {len(MODELS)}", "than MOSEL's policy", better == 5
         ),
         *(
-            Card(f"violations, {name}", f"{100 * value:.1f} %", "mean over models and loads")
+            SummaryItem(f"violations, {name}", f"{100 * value:.1f} %", "mean over models and loads")
             for name, value in lost.items()
         ),
     ]

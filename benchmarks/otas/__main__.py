@@ -19,7 +19,7 @@ from benchmarks.otas.evaluation import Evaluation, cells, judge
 from benchmarks.otas.measured import Measured
 from benchmarks.otas.methods import OURS
 from benchmarks.otas.served import serve_all
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab.options import console
 from trimtab.plan_view import terminal_table
 from trimtab_protocol import event_loop
@@ -29,7 +29,7 @@ FACTORS = (0.75, 1.0, 1.25)
 
 def main() -> int:
     """Simulate every cell, write what came of it, judge it; 0 where every bar holds, 2 for a trace that cannot be."""
-    return reporting_errors(partial(_evaluate, _parse()))
+    return run_reporting_errors(partial(_evaluate, _parse()))
 
 
 def _evaluate(given: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from benchmarks.otas.methods import INFAAS, METHODS, OTAS, OURS, PETS, PETS_EVIC
 from benchmarks.otas.paper import ASSUMED
 from trimtab.report import layout
 from trimtab.report.layout import Charts
-from trimtab.report.summary import Card
+from trimtab.report.summary import SummaryItem
 
 MOST = "of the most that any policy could have"
 HEADS = ("load", "method", "utility", "ours beside it", MOST, "type 1", "type 2", "type 3", "type 4", "paper")
@@ -146,16 +146,16 @@ _ASSUMED = (
 )
 
 
-def _cards(evaluation: Evaluation) -> list[Card]:
+def _cards(evaluation: Evaluation) -> list[SummaryItem]:
     gains = [
         (name, evaluation.gain(SYNTHETIC, name), evaluation.most_gain(SYNTHETIC, name))
         for name in (OTAS, PETS, PETS_EVICTS, INFAAS, TOME, VPT)
     ]
     right = evaluation.type_share(SYNTHETIC, OURS, 0)
     return [
-        Card("right in time, synthetic", f"{100 * right:.1f} %", "the paper: 85.54 %", right >= 0.85),
+        SummaryItem("right in time, synthetic", f"{100 * right:.1f} %", "the paper: 85.54 %", right >= 0.85),
         *(
-            Card(
+            SummaryItem(
                 f"utility over {name}", f"{100 * gain:+.1f} %", f"synthetic load; {100 * most:+.1f} % at most", gain > 0
             )
             for name, gain, most in gains

@@ -27,7 +27,7 @@ from benchmarks.overload.driving import (
     generator,
 )
 from benchmarks.overload.targets import LARGE_BATCH, NEIGHBOURS, SMALL_BATCH, Target, mlserver, neighbours, trimtab
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
 Figures = dict[str, float | int | str | None]
@@ -126,7 +126,7 @@ def main() -> int:
         "--phase", action="append", choices=[phase.key for phase in PHASES], help="only this; repeatable"
     )
     given = parser.parse_args()
-    return reporting_errors(lambda: asyncio.run(_overload(given)))
+    return run_reporting_errors(lambda: asyncio.run(_overload(given)))
 
 
 async def _overload(given: argparse.Namespace) -> int:

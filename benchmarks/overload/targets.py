@@ -43,12 +43,12 @@ async def trimtab(batch_size: int, *, bounded: bool, one_core: bool = False) -> 
         folder = Path(name)
         write_json(folder / "pipeline.yaml", pipeline)
         plan = echo_plan(pipeline, batch_size, DELAY_SECONDS)
-        setup = Setup(folder / "pipeline.yaml", folder / "run", plan=plan, door=bounded)
+        setup = Setup(folder / "pipeline.yaml", folder / "run", plan=plan, proxy=bounded)
         async with Supervisor(setup) as local:
             await local.ready()
-            if local.door is not None and not one_core:
-                keep_off_servers(local.door.pid)
-            fronts = {"router": local.router, "door": local.door}
+            if local.proxy is not None and not one_core:
+                keep_off_servers(local.proxy.pid)
+            fronts = {"router": local.router, "door": local.proxy}
             yield Target(
                 {"http1": local.rest_port, "h2c": local.rest_port, "grpc": local.grpc_port},
                 {name: front.pid for name, front in fronts.items() if front is not None},

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from benchmarks.cores import CLIENT_CORE, pin
 from benchmarks.router import parts
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab_pipelines.result_line import ResultLine, Threshold
 from trimtab_protocol import event_loop
 
@@ -42,4 +42,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(reporting_errors(main))
+    sys.exit(run_reporting_errors(main))

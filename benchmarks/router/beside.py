@@ -33,7 +33,7 @@ from benchmarks.router.processes import (
     served,
     until_ready,
 )
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab_pipelines.processes.ready_line import RouterPorts
 from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_protocol import event_loop
@@ -142,4 +142,4 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(reporting_errors(main))
+    sys.exit(run_reporting_errors(main))

@@ -24,7 +24,7 @@ from rich.table import Table
 from benchmarks.simulator.calibration import calibrate
 from benchmarks.simulator.course import AFTER, BEFORE, COMPARED, CYCLE, Course, Figures
 from benchmarks.simulator.served import Served, plan_of, recorded, serve
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab.options import console
 from trimtab.preflight import prepare, profiling_progress
 from trimtab.report.page import write_report
@@ -59,7 +59,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--recorded", action="store_true", help="simulate what an earlier run left in OUT/simulator")
     given = parser.parse_args()
-    return reporting_errors(lambda: bench(given))
+    return run_reporting_errors(lambda: bench(given))
 
 
 def bench(given: argparse.Namespace) -> int:

@@ -49,7 +49,7 @@ def calibrate(
         course: what was served.
         pace: how fast the machine was.
     """
-    names = [stage.name for stage in pipeline.spec.order]
+    names = [stage.name for stage in pipeline.spec.ordered_stages]
     inside = sum(records[f"queue_seconds:{name}"] + records[f"service_seconds:{name}"] for name in names)
     # Where a request had no row for a stage, it was never there.
     calibrating = np.isin(course.names(records["scheduled"]), CALIBRATING) & ~np.isnan(inside)
@@ -97,10 +97,10 @@ def _batches(
     """Follow every answer through the stages, and gather what it met there; half its overhead comes before them."""
     at = records["sent"] + overhead / 2.0
     departed, ended = {}, {}
-    for stage in pipeline.spec.order:
+    for stage in pipeline.spec.ordered_stages:
         departed[stage.name] = at + records[f"queue_seconds:{stage.name}"]
         ended[stage.name] = at = departed[stage.name] + records[f"service_seconds:{stage.name}"]
-    for stage in pipeline.spec.order:
+    for stage in pipeline.spec.ordered_stages:
         name, begin = stage.name, departed[stage.name]
         others = [_busy(begin, departed[other], ended[other]) for other in departed if other != name]
         beside = np.logical_or.reduce(others) if others else np.zeros(begin.size, dtype=bool)

@@ -11,7 +11,7 @@ from benchmarks.simulator.calibration import once_a_batch
 from benchmarks.simulator.course import Course, Figures
 from benchmarks.simulator.pace import Pace, pace
 from benchmarks.simulator.probe import probing, read
-from trimtab.local.load_process import LoadOrder
+from trimtab.local.load_process import LoadOptions
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.options import console
 from trimtab.run import LocalRun
@@ -59,7 +59,7 @@ def serve(
 ) -> None:
     """Serve the pipeline given, and write into the folder what happened."""
     first = plan_of(pipeline, profiles, course.phases[0].variants, 1)
-    order = LoadOrder(course.load(capacity_rps(pipeline, first)), duration_seconds=float(course.ends[-1]), seed=1)
+    order = LoadOptions(course.load(capacity_rps(pipeline, first)), duration_seconds=float(course.ends[-1]), seed=1)
     with RunFolder() as where, probing(folder / PROBED):
         begun = asyncio.Event()
         changes = _Changes(pipeline, profiles, course, begun)

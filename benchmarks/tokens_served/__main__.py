@@ -30,7 +30,7 @@ from benchmarks.tokens_served.looks import LEAST_SPEED, MOST_LOST, Rows, compare
 from benchmarks.tokens_served.outcome import HEADS, Run
 from benchmarks.tokens_served.queries import Queries
 from benchmarks.tokens_served.tasks import Tasks
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 from trimtab.options import console
 from trimtab.plan_view import terminal_table
 from trimtab_pipelines.profile import ModelProfile
@@ -228,7 +228,7 @@ def main() -> int:
     parser.add_argument("--trace-start", type=int, default=0, help="its second at which to begin")
     parser.add_argument("--rows", type=int, help="of phase looks; default: all there are, some 3,100")
     parser.add_argument("--out", type=Path, default=Path("out/tokens-served"))
-    return reporting_errors(partial(_told, parser.parse_args()))
+    return run_reporting_errors(partial(_told, parser.parse_args()))
 
 
 def _told(given: argparse.Namespace) -> int:

@@ -106,7 +106,7 @@ class Serving:
     @property
     def replica_url(self) -> str:
         """The model at its only replica, past the router."""
-        (replica,) = load_endpoints(self.local.fleet.site.endpoints_file).stages[STAGE]
+        (replica,) = load_endpoints(self.local.replica_manager.site.endpoints_file).stages[STAGE]
         return f"http://{replica.address}/v2/models/{VARIANT}"
 
     async def _queued(self) -> list[int]:
@@ -119,7 +119,7 @@ class Serving:
             return seen
 
     def _replica_seconds(self) -> float:
-        times = [psutil.Process(pid).cpu_times() for pid in self.local.fleet.pids.values()]
+        times = [psutil.Process(pid).cpu_times() for pid in self.local.replica_manager.pids.values()]
         return sum(one.user + one.system for one in times)
 
 
@@ -204,7 +204,7 @@ async def serving(
     plan = plan_for(pipeline, profiles)
     async with Supervisor(Setup(folder / "pipeline.yaml", folder / "run", profiles_file=None, plan=plan)) as local:
         await local.ready()
-        with held(local.fleet.pids.values(), CORES) as is_held:
+        with held(local.replica_manager.pids.values(), CORES) as is_held:
             if not is_held:
                 sys.stderr.write("this machine holds no process to its cores: the replica takes what it gets\n")
             yield Serving(method, plan, local, pipeline, every_point(pipeline, profiles), queries, shape)

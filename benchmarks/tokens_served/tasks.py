@@ -81,7 +81,7 @@ class Tasks:
         self, local: Supervisor, session: aiohttp.ClientSession, key: str, pipeline: InferencePipeline, rps: float
     ) -> None:
         """Register under a load that goes on; the seconds after each task against those before it."""
-        pids = list(local.fleet.pids.values())
+        pids = list(local.replica_manager.pids.values())
         before_bytes = sum(psutil.Process(pid).memory_info().rss for pid in pids)
         seconds = SETTLING_SECONDS + 2 * MORE * WINDOW_SECONDS + 8.0
         options = AttackOptions(duration_seconds=seconds, seed=1, max_payloads=2048)
@@ -179,11 +179,11 @@ class Tasks:
 
     async def _killed(self, local: Supervisor, session: aiohttp.ClientSession) -> None:
         """Kill every replica at once; how many tasks those that follow answer."""
-        before = set(local.fleet.pids.values())
+        before = set(local.replica_manager.pids.values())
         for pid in before:
             os.kill(pid, signal.SIGKILL)
         give_up = time.monotonic() + IDLE_SECONDS
-        while len(set(local.fleet.pids.values()) - before) < REPLICAS and time.monotonic() < give_up:  # noqa: ASYNC110
+        while len(set(local.replica_manager.pids.values()) - before) < REPLICAS and time.monotonic() < give_up:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         await asyncio.sleep(1.0)
         known = []
@@ -194,7 +194,7 @@ class Tasks:
         self.bars.append(threshold("tasks: answered by replicas after all had died", min(known), "==", OWN + MORE))
 
     def _replicas(self, local: Supervisor, session: aiohttp.ClientSession) -> list[Direct]:
-        listed = load_endpoints(local.fleet.site.endpoints_file).stages[STAGE]
+        listed = load_endpoints(local.replica_manager.site.endpoints_file).stages[STAGE]
         images = np.concatenate([self.queries.payload(index).inputs[0].array for index in range(BATCH)])
         return [Direct(session, f"http://{one.address}/v2/models/{VARIANT}", images) for one in listed]
 
@@ -244,5 +244,5 @@ async def served(source: Path, folder: Path) -> AsyncIterator[tuple[Supervisor, 
     setup = Setup(folder / "pipeline.yaml", folder / "run", plan=plan, admin_keys=folder / "keys")
     async with Supervisor(setup) as local:
         await local.ready()
-        with held(local.fleet.pids.values(), CORES):
+        with held(local.replica_manager.pids.values(), CORES):
             yield local, key, pipeline

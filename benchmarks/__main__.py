@@ -1,0 +1,97 @@
+"""Command line of the benchmarks: `python -m benchmarks NAME [ARGUMENTS]` runs one, without a name it lists them."""
+
+import os
+import runpy
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+OUT = Path(os.environ.get("OUT", "out"))
+DATA = Path(os.environ.get("DATA", "../shared/data"))
+TRACE = os.environ.get("TRACE", "")
+RECORDED_LOAD = DATA / "twitter_rps_train.csv.gz"
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A command that prints its figures and ends with one line of JSON."""
+
+    module: str
+    summary: str
+    arguments: tuple[str, ...] = ()
+    single_threaded: bool = False
+    """Whether tensor libraries may use one thread only."""
+
+
+def _paper(name: str, summary: str) -> Benchmark:
+    trace = ("--trace", TRACE) if TRACE else ()
+    return Benchmark(f"benchmarks.{name}", summary, ("--data", str(DATA), "--out", str(OUT / name), *trace))
+
+
+_FORECAST = ("--trace", TRACE, "--fit", str(RECORDED_LOAD)) if TRACE else ("--trace", str(RECORDED_LOAD))
+
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "router": Benchmark(
+        "benchmarks.router", "overhead, throughput, large tensors and batching against chained MLServers"
+    ),
+    "router-commits": Benchmark("benchmarks.router.beside", "cost of a request against a checkout of another commit"),
+    "overload": Benchmark(
+        "benchmarks.overload", "goodput at 3 and 10 times capacity, with and without a busy neighbour"
+    ),
+    "solver": Benchmark("benchmarks.solver", "the exact solver against HiGHS, Gurobi and brute force"),
+    "schedule": Benchmark("benchmarks.schedule", "deadline schedules: time and distance from the optimum"),
+    "queueing": Benchmark("benchmarks.queueing", "planned stage latency against the simulator"),
+    "simulator": Benchmark("benchmarks.simulator", "simulated against served latency and drops", ("--out", str(OUT))),
+    "forecast": Benchmark("benchmarks.forecast", "every forecaster on the same windows", _FORECAST),
+    "operator": Benchmark("benchmarks.operator_scale", "reconciliation of 300 pipelines on a real API server"),
+    "engine": Benchmark("benchmarks.engine", "tokens per second of continuous batching against generate", (), True),
+    "chats": Benchmark("benchmarks.chats", "client disconnects, shared images and embedding pulls of one replica"),
+    "chats-routed": Benchmark("benchmarks.chats.through", "time to first token that the router adds to 50 streams"),
+    "image-tokens": Benchmark(
+        "benchmarks.image_tokens", "predicted image tokens against each model's processor", (), True
+    ),
+    "placement": Benchmark("benchmarks.layouts", "goodput with a colocated and with a disaggregated encoder"),
+    "modalities": Benchmark(
+        "benchmarks.modalities", "digits-av served with modality subsets", ("--out", str(OUT / "modalities"))
+    ),
+    "tokens": Benchmark("benchmarks.tokens", "speed-up of vision transformers by merged tokens"),
+    "tokens-served": Benchmark(
+        "benchmarks.tokens_served", "one transformer served at many token deltas", ("--out", str(OUT / "tokens-served"))
+    ),
+    "prompts": Benchmark("benchmarks.prompts", "accuracy that trained prompts recover after merging", (), True),
+    "tuning": Benchmark("benchmarks.points", "operating points found by `trimtab tune`, served on other images"),
+    "conformance": Benchmark("benchmarks.clients", "third-party REST, gRPC and OpenAI clients, and h2spec"),
+    "hostile": Benchmark("benchmarks.hostile", "hostile clients beside friendly ones", ("--out", str(OUT))),
+    "hostile-chats": Benchmark("benchmarks.chats.hostile", "hostile chats: response code, memory and time of each"),
+    "fuzz": Benchmark("benchmarks.fuzz", "100,000 generated requests", ("--out", str(OUT))),
+    "soak": Benchmark("benchmarks.soak", "half an hour with changing plans: growth of processes and files"),
+    "chaos": Benchmark("benchmarks.chaos", "model servers and the adapter killed under load", ("--out", str(OUT))),
+    "first-week": Benchmark("benchmarks.first_week", "a new user's first week on the command line, with faults"),
+    "reproduce-ipa": _paper("ipa", "IPA's five pipelines, workloads and baselines in the simulator"),
+    "reproduce-mosel": _paper("mosel", "MOSEL's models and policies in the simulator, or served with --served"),
+    "reproduce-otas": _paper("otas", "OTAS's loads, policy and baselines in the simulator, or served with --served"),
+    "reproduce-modserve": _paper("modserve", "ModServe's models on 128 and 640 GPUs against a monolith"),
+    "e2e-install": Benchmark("benchmarks.cluster.e2e", "a real cluster: install, apply, three minutes of load, plans"),
+    "e2e-chaos": Benchmark("benchmarks.cluster.faults", "the same cluster with one component after another failing"),
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Run the named benchmark in this process, or list all; the exit code is 2 for an unknown name."""
+    name, *rest = arguments or [""]
+    benchmark = BENCHMARKS.get(name)
+    if benchmark is None:
+        if name:
+            sys.stderr.write(f"no benchmark {name!r}; there are:\n")
+        print("\n".join(f"{name:20}{benchmark.summary}" for name, benchmark in BENCHMARKS.items()))
+        return 2 if name else 0
+    if benchmark.single_threaded:
+        os.environ["OMP_NUM_THREADS"] = "1"
+    sys.argv = [f"benchmarks {name}", *benchmark.arguments, *rest]
+    runpy.run_module(benchmark.module, run_name="__main__", alter_sys=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

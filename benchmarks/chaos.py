@@ -70,7 +70,12 @@ async def _kill_replica(local: Supervisor, choice: random.Random) -> float:
 
 async def _replicas_back(local: Supervisor, dead: str) -> bool:
     """Whether every stage has the replicas its plan asks for, ready, and the router serves."""
-    return dead not in local.replica_manager.pids and local.replica_manager.settled and local.state is not None and local.state.ready
+    return (
+        dead not in local.replica_manager.pids
+        and local.replica_manager.settled
+        and local.state is not None
+        and local.state.ready
+    )
 
 
 async def _kill_adapter(local: Supervisor) -> float:
@@ -141,7 +146,7 @@ def chaos(given: argparse.Namespace) -> int:
     with RunFolder() as where:
         order = LoadOptions(load, duration_seconds=given.duration, seed=given.seed)
         setup = Setup(given.pipeline, where, profile_file)
-        session = LocalRun(f"{document.name} under fire", setup, order, disturb=havoc.wreak)
+        session = LocalRun(f"{document.name} under fire", setup, order, fault_injector=havoc.wreak)
         with terminal_view(session, console):
             run = asyncio.run(session.run())
     print_summary(run, console)

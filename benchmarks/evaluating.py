@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from trimtab.options import console
-from trimtab.report.layout import ALONE
+from trimtab.report.html_page import OWN_X_AXIS
 from trimtab_pipelines.documents import write_atomically
 from trimtab_pipelines.result_line import ResultLine
 from trimtab_predictor.trace import TraceError
@@ -82,7 +82,7 @@ def laid_out(figure: go.Figure, *, below: int = 80) -> go.Figure:
     """A figure as all of them look, its legend above; `below`: pixels for what stands under it."""
     figure.update_layout(
         height=420,
-        meta=ALONE,
+        meta=OWN_X_AXIS,
         margin={"l": 64, "r": 24, "t": 110, "b": below},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",

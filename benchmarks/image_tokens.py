@@ -25,8 +25,8 @@ from tokenizers.models import WordLevel
 from trimtab.options import console
 from trimtab_model_servers.chat.interfaces import Rows
 from trimtab_model_servers.families.hf_vlm_configs import SHAPES, VlmConfig
-from trimtab_model_servers.families.lmm_digits import PageReader
-from trimtab_model_servers.lmm_digits import models
+from trimtab_model_servers.families.lmm_digits import models
+from trimtab_model_servers.families.lmm_digits.family import PageReader
 from trimtab_pipelines.image_tokens import RULES, ImageTokenRule, ImageTokens
 from trimtab_pipelines.result_line import ResultLine, threshold
 

@@ -21,12 +21,12 @@ from PIL import Image
 
 from trimtab.app import run_reporting_errors
 from trimtab.options import console
-from trimtab_model_servers.vit_tasks import train_finer_patches
-from trimtab_model_servers.vit_tasks.datasets import TASKS, Images
-from trimtab_model_servers.vit_tasks.labelled_samples import SEED
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 from trimtab_pipelines.variants import Variant
+from trimtab_training.vit_tasks import train_finer_patches
+from trimtab_training.vit_tasks.datasets import TASKS, Images
+from trimtab_training.vit_tasks.labelled_samples import SEED
 
 FOLDER = Path(__file__).parents[1] / "pipelines" / "vit-tasks"
 TASK, CORES = "crops", 2
@@ -107,7 +107,7 @@ def _steps(speeds: Sequence[float]) -> list[float]:
 
 
 def _inside(variant: Variant, name: str, served: Told) -> bool:
-    interval = variant.point(name).judged()
+    interval = variant.point(name).measured_accuracy()
     return (interval.low or 0.0) <= _served(name, served) <= (interval.high or 1.0)
 
 

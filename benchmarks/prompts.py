@@ -20,15 +20,15 @@ from rich.progress import Progress
 from trimtab.options import console
 from trimtab_model_servers.transformer.checkpoints import Checkpoint, load
 from trimtab_model_servers.transformer.image_preprocessing import preprocess
-from trimtab_model_servers.transformer.prompt_tuning import Labelled
-from trimtab_model_servers.transformer.task_training import answers_of, way_of
 from trimtab_model_servers.transformer.transformer import course_of
-from trimtab_model_servers.vit_tasks import train, train_finer_patches
-from trimtab_model_servers.vit_tasks.datasets import TASKS
-from trimtab_model_servers.vit_tasks.labelled_samples import MOST, SEED
-from trimtab_model_servers.vit_tasks.operating_points import FULL, STRONG, STRONG_RULE, Hits, gain, merging
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
+from trimtab_training.prompt_tuning import Labelled
+from trimtab_training.task_training import answers_of, way_of
+from trimtab_training.vit_tasks import train, train_finer_patches
+from trimtab_training.vit_tasks.datasets import TASKS
+from trimtab_training.vit_tasks.labelled_samples import MOST, SEED
+from trimtab_training.vit_tasks.operating_points import FULL, STRONG, STRONG_RULE, Hits, gain, merging
 
 FOLDER = Path("pipelines/vit-tasks")
 BATCH, ROUNDS = 16, 40

@@ -62,7 +62,7 @@ class Case:
             arrivals_seconds=poisson_arrivals(np.full(seconds, load_rps), seed=1),
             duration_seconds=float(seconds),
             plan=a_plan(pipeline, batchSize=self.batch, replicas=self.replicas),
-            conditions=Environment(spread=0.0),
+            environment=Environment(spread=0.0),
         )
         return simulate(scenario).latency(QUANTILE)
 

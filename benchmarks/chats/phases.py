@@ -16,9 +16,9 @@ from trimtab_model_servers.chat.embedding_client import EmbeddingClient, Embeddi
 from trimtab_model_servers.chat.embedding_store import EmbeddingStore, StoredEmbedding
 from trimtab_model_servers.chat_routes import embeddings
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.lmm_digits.chat_samples import Chat, ChatSource
 from trimtab_protocol import InferRequest
-from trimtab_protocol.chat.embedding_refs import Identity
+from trimtab_protocol.chat.embedding_refs import ImageIdentity
+from trimtab_training.lmm_digits.chat_samples import Chat, ChatSource
 
 CANCEL_STREAMS: Final = 16
 WARM_CANCELS: Final = 1_000
@@ -153,7 +153,7 @@ class _Keeper:
     def __init__(self) -> None:
         self.kept = EmbeddingStore(2**40)
 
-    def keep_also(self, names: Sequence[str], of: str | Identity) -> dict[str, object]:
+    def keep_also(self, names: Sequence[str], of: str | ImageIdentity) -> dict[str, object]:
         """Keep under further names what is kept; of images it has nothing cached."""
         if not isinstance(of, str):
             raise RefusalError(404, "nothing is cached of images here")

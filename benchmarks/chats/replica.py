@@ -14,12 +14,12 @@ import numpy as np
 import psutil
 
 from trimtab_model_servers.families.hf_vlm_split import Placement
-from trimtab_model_servers.lmm_digits.chat_samples import Chat
 from trimtab_model_servers.settings import write_models
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_protocol.rest import HEADER_LENGTH, decode_response, encode_request
+from trimtab_training.lmm_digits.chat_samples import Chat
 
 START_SECONDS: Final = 120.0
 DRAWING_SECONDS: Final = 600.0

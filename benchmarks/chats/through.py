@@ -39,12 +39,12 @@ from benchmarks.rounds import Rounds, by_chance, p99
 from trimtab.app import run_reporting_errors
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.options import console
-from trimtab_model_servers.lmm_digits.chat_samples import Chat, ChatSource
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol.rest import HEADER_LENGTH, encode_request
+from trimtab_training.lmm_digits.chat_samples import Chat, ChatSource
 
 STREAMS: Final = 50
 CALLERS, THINKING_SECONDS = 70, 0.25

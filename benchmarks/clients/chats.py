@@ -15,7 +15,7 @@ from PIL import Image
 
 from benchmarks.clients.target import PATIENCE_SECONDS, Target, WrongAnswerError
 from benchmarks.clients.tools import installed, output_of
-from trimtab_model_servers.lmm_digits.tokenizer_training import train_tokenizer
+from trimtab_training.lmm_digits.tokenizer_training import train_tokenizer
 
 HERE = Path(__file__).parent
 QUESTION = "count>"

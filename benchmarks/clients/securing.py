@@ -4,7 +4,7 @@ from pathlib import Path
 
 from benchmarks.clients.tools import output_of, system_program
 from trimtab_pipelines.documents import write_json
-from trimtab_pipelines.edge_settings import EdgeSettings, Tls
+from trimtab_pipelines.edge_settings import EdgeSettings, EdgeTls
 from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of
 
 CALLER = "clients"
@@ -27,7 +27,9 @@ def secure(folder: Path, key: str) -> Path:
     _certify("/CN=localhost", certificate_key, certificate, *signed)
     keys.write_text(f"{CALLER}: {entry_of(HashedKey(CALLER, digest_of(key)))}\n")
     file = folder / "edge.yaml"
-    write_json(file, EdgeSettings(tls=Tls(certificate=str(certificate), key=str(certificate_key)), keys_file=str(keys)))
+    write_json(
+        file, EdgeSettings(tls=EdgeTls(certificate=str(certificate), key=str(certificate_key)), keys_file=str(keys))
+    )
     return file
 
 

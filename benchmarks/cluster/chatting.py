@@ -11,8 +11,8 @@ from benchmarks.cluster.observing import Watched, served, until
 from benchmarks.cluster.setting import ROOT, CommandError, Setting, pipeline_document
 from benchmarks.cluster.visiting import connection
 from trimtab.local.router_client import Counters
-from trimtab_model_servers.lmm_digits.chat_samples import Chat, ChatSource
 from trimtab_pipelines.kubernetes_names import ROUTER_ADMIN_PORT, router_admin_name
+from trimtab_training.lmm_digits.chat_samples import Chat, ChatSource
 
 LAYOUTS: Final = {"whole": "pipeline.yaml", "parted": "parted.yaml"}
 """One replica that sees and writes, or a pool of each: what is encoded goes from pod to pod."""

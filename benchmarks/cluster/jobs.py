@@ -8,7 +8,13 @@ from trimtab_loadtester.clients import RestClient
 from trimtab_loadtester.payloads.digits_av import DigitsAvPayloads, JobOptions
 from trimtab_pipelines.stages import Stage
 from trimtab_protocol import Parameters
-from trimtab_protocol.extensions import ACCURACY_FLOOR, EXPECTED_ACCURACY, PROVISIONAL, number_of, parameters_of
+from trimtab_protocol.extensions import (
+    ACCURACY_FLOOR,
+    ESCALATION_PENDING,
+    EXPECTED_ACCURACY,
+    parameters_of,
+    parse_number,
+)
 
 ROWS: Final = 8
 TIMES: Final = 3
@@ -78,14 +84,14 @@ def judged(job: Job, stage: Stage, planned: Sequence[str], told: Parameters) -> 
     for point in sorted(set(points) & set(planned)):
         reads = stage.variants[0].point(point).modalities or tuple(i.name for i in stage.inputs)
         faults += [f"rows at {point} without {sense}" for sense in reads if sense in job.lacks]
-    sure = [number_of(each) for each in _by_row(told, named.confidences)]
+    sure = [parse_number(each) for each in _by_row(told, named.confidences)]
     if len(sure) != ROWS or not all(each is not None and 0.0 <= each <= 1.0 for each in sure):
         faults.append(f"{ROWS} rows, but confidences {told.get(named.confidences)!r}")
-    owing = _by_row(told, named.provisional)
-    if bool(told.get(PROVISIONAL)) != ("true" in owing) or len(owing) not in {0, ROWS}:
-        faults.append(f"provisional {told.get(PROVISIONAL)!r}, but by row {owing}")
-    expected = number_of(told.get(EXPECTED_ACCURACY))
-    if not told.get(PROVISIONAL) and (expected is None or expected < job.floor - 1e-6):
+    owing = _by_row(told, named.escalation_pending)
+    if bool(told.get(ESCALATION_PENDING)) != ("true" in owing) or len(owing) not in {0, ROWS}:
+        faults.append(f"provisional {told.get(ESCALATION_PENDING)!r}, but by row {owing}")
+    expected = parse_number(told.get(EXPECTED_ACCURACY))
+    if not told.get(ESCALATION_PENDING) and (expected is None or expected < job.floor - 1e-6):
         faults.append(f"expected accuracy {expected}, below the floor")
     return set(points), [f"{job}: {fault}" for fault in faults]
 

@@ -20,7 +20,7 @@ from rich.progress import Progress
 from benchmarks.engine import text, trained
 from benchmarks.engine.race import STREAMS, Race, Way
 from benchmarks.published import add_published, kept_of
-from trimtab_model_servers.lmm_digits.models import ARCHITECTURES, Architecture
+from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES, Architecture
 from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
 REQUESTS = 10 * STREAMS

@@ -10,8 +10,8 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
-from trimtab_model_servers.engine.core import EngineCore, Event
-from trimtab_model_servers.engine.model_adapters import family_of
+from trimtab_model_servers.engine.core import EngineCore, EngineEvent
+from trimtab_model_servers.engine.model_adapters import adapt_model
 from trimtab_model_servers.engine.request import Request, TokenChunk
 from trimtab_model_servers.engine.scheduler import EngineLimits
 from trimtab_pipelines.result_line import Threshold, threshold
@@ -128,7 +128,7 @@ def static_batches(model: Any, asked: Sequence[Ask]) -> Answers:
 def continuous(model: Any, asked: Sequence[Ask], step_tokens: int) -> Answers:
     """The engine, 16 streams at once, the next request when one ends."""
     longest = max(len(each.tokens) + each.written for each in asked)
-    core = EngineCore(family_of(model), EngineLimits(slots=STREAMS, slot_tokens=longest, step_tokens=step_tokens))
+    core = EngineCore(adapt_model(model), EngineLimits(slots=STREAMS, slot_tokens=longest, step_tokens=step_tokens))
     requests = (Request(str(number), each.tokens, max_new_tokens=each.written) for number, each in enumerate(asked))
     return answered(core, ((request, []) for request in requests))
 
@@ -137,7 +137,7 @@ def answered(core: EngineCore, asked: Iterable[tuple[Request, list[Tensor]]]) ->
     """What an engine writes of requests and their images, in their order, all asked before its first step."""
     answers: dict[str, list[int]] = {}
 
-    def hear(event: Event) -> None:
+    def hear(event: EngineEvent) -> None:
         if isinstance(event, TokenChunk):
             answers[event.request_id].append(event.token)
 

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.engine.race import answered
-from trimtab_model_servers.engine.core import EngineCore, Event
-from trimtab_model_servers.engine.model_adapters import family_of
+from trimtab_model_servers.engine.core import EngineCore, EngineEvent
+from trimtab_model_servers.engine.model_adapters import adapt_model
 from trimtab_model_servers.engine.request import FinishReason, Image, Request, RequestDone, TokenChunk
 from trimtab_model_servers.engine.scheduler import EngineLimits
-from trimtab_model_servers.lmm_digits import evaluate, models
-from trimtab_model_servers.lmm_digits.models import END_ID, IMAGE_ID, PAD_ID, Architecture
-from trimtab_model_servers.lmm_digits.page_generator import CellPageSource
-from trimtab_model_servers.lmm_digits.questions import PAGES, Kind, ask, fits
-from trimtab_model_servers.lmm_digits.vision_tower import PAGE_TOKENS
+from trimtab_model_servers.families.lmm_digits import models
+from trimtab_model_servers.families.lmm_digits.models import END_ID, IMAGE_ID, PAD_ID, Architecture
+from trimtab_model_servers.families.lmm_digits.vision_tower import PAGE_TOKENS
+from trimtab_training.lmm_digits import evaluate
+from trimtab_training.lmm_digits.page_generator import CellPageSource
+from trimtab_training.lmm_digits.questions import PAGES, Kind, ask, fits
 
 WEIGHTS: Final = Path("pipelines/lmm-digits/weights")
 PAGE_SEED: Final = 91
@@ -54,7 +55,7 @@ class Trained:
         path = WEIGHTS / f"{architecture}.safetensors"
         self.stored = models.load(path)
         self.alone = self.stored.model.to(device)
-        self.family = family_of(models.load(path).model.to(device))
+        self.family = adapt_model(models.load(path).model.to(device))
         self.architecture = architecture
 
     def chats(self, count: int, written: tuple[int, int], seed: int) -> list[Asked]:
@@ -83,7 +84,7 @@ class Trained:
         It takes the length of padded prompts from what the first layer keeps. Where that one attends to pages it is
         theirs, so that only prompts go together that are equally long and about equally many pages.
         """
-        if not self.family.across:
+        if not self.family.cross_attention:
             return self.chats(count, written, seed)
         drawn = self.chats(8 * count, written, seed)
         shapes = Counter((len(each.ids), len(each.pages)) for each in drawn)
@@ -121,7 +122,8 @@ class Trained:
     def core(self, slots: int, step_tokens: int) -> EngineCore:
         """An engine for it."""
         return EngineCore(
-            self.family, EngineLimits(slots, 320, step_tokens, 100_000, 3 * PAGE_TOKENS if self.family.across else 0)
+            self.family,
+            EngineLimits(slots, 320, step_tokens, 100_000, 3 * PAGE_TOKENS if self.family.cross_attention else 0),
         )
 
     def _inputs(self, batch: Sequence[Asked]) -> dict[str, Tensor]:
@@ -190,7 +192,7 @@ def identity(model: Trained, count: int, advance: Callable[[], None]) -> Identit
     cancels = random.random(count) < CANCELLED_SHARE
     core, said, ended = model.core(8, STEP_TOKENS), [list[int]() for _ in asked], dict[str, RequestDone]()
 
-    def hear(event: Event) -> None:
+    def hear(event: EngineEvent) -> None:
         if isinstance(event, TokenChunk):
             said[int(event.request_id)].append(event.token)
         else:

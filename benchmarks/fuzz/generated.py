@@ -1,7 +1,6 @@
 """Generated requests: HTTP/1.1 as a whole, its bodies, gRPC messages, and sequences of HTTP/2 frames. Pure."""
 
 import json
-import struct
 from random import Random
 from typing import Any, NamedTuple
 
@@ -9,7 +8,6 @@ import numpy as np
 
 from benchmarks.fuzz.mutations import (
     DATATYPES,
-    ODD_BYTES,
     ODD_NUMBERS,
     ODD_TEXTS,
     mutate_bytes,
@@ -17,7 +15,7 @@ from benchmarks.fuzz.mutations import (
     several,
 )
 from benchmarks.hostile import frames
-from benchmarks.hostile.caller import INFER_PATH, LIVE_PATH, call_fields
+from benchmarks.hostile.caller import INFER_PATH, LIVE_PATH
 from benchmarks.hostile.door import INFER, MODEL
 from benchmarks.hostile.wire import head
 from trimtab_protocol.grpc_messages import request_class
@@ -165,36 +163,3 @@ def _in_chunks(draw: Random, body: bytes) -> bytes:
     cut = draw.randrange(len(body) + 1)
     pieces = [piece for piece in (body[:cut], body[cut:]) if piece]
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
-
-
-def call_frames(draw: Random, stream: int) -> bytes:
-    """The frames of one call, shuffled, changed, cut, or with others between."""
-    more = [
-        (draw.choice((b"x-request-id", b"grpc-timeout", b"te", b"x-a")), draw.choice(ODD_BYTES) * draw.randrange(4))
-    ]
-    fields = call_fields(draw.choice((INFER_PATH, LIVE_PATH)), *(more if draw.random() < 0.3 else ()))
-    block = frames.block(fields)
-    body = a_prefixed_message(draw)
-    cut = draw.randrange(len(body) + 1)
-    sent = [frames.headers(stream, mutate_bytes(draw, block) if draw.random() < 0.3 else block)]
-    sent += [frames.frame(frames.DATA, 0, stream, body[:cut])]
-    sent += [frames.frame(frames.DATA, frames.END_STREAM, stream, body[cut:])]
-    for _ in range(draw.randrange(4)):
-        sent.insert(draw.randrange(len(sent) + 1), _odd_frame(draw, stream))
-    if draw.random() < 0.2:
-        draw.shuffle(sent)
-    whole = b"".join(sent)
-    return mutate_bytes(draw, whole) if draw.random() < 0.2 else whole
-
-
-def _odd_frame(draw: Random, stream: int) -> bytes:
-    kind, flags = draw.randrange(12), draw.choice((0, 1, 4, 5, 8, 32, 255))
-    number = draw.choice((0, stream, stream, stream + 1, 2**31 - 1))
-    payloads = (
-        b"",
-        bytes(4),
-        bytes(5),
-        bytes(8),
-        struct.pack(">HI", draw.randrange(8), draw.choice((0, 1, 2**16, 2**31))),
-    )
-    return frames.frame(kind, flags, number, draw.choice((*payloads, draw.randbytes(draw.randrange(64)))))

@@ -32,19 +32,17 @@ class Part:
 
 
 PARTS = {
-    "REST decoder": Part(0.15, lambda draw, _: generated.a_body(draw), decoding.bodies, decodes=True),
-    "gRPC decoder": Part(0.15, lambda draw, _: generated.a_message(draw), decoding.messages, decodes=True),
+    "REST decoder": Part(0.2, lambda draw, _: generated.a_body(draw), decoding.bodies, decodes=True),
+    "gRPC decoder": Part(0.2, lambda draw, _: generated.a_message(draw), decoding.messages, decodes=True),
     "REST bodies": Part(0.15, lambda draw, _: generated.an_http_request(draw), sending.http_requests),
-    "broken HTTP/1.1": Part(0.1, lambda draw, _: generated.a_broken_http_request(draw), sending.broken_http_requests),
     "gRPC messages": Part(0.15, lambda draw, _: generated.a_prefixed_message(draw), sending.messages),
-    "HTTP/2 frames": Part(0.15, lambda draw, place: generated.call_frames(draw, 2 * place + 1), sending.raw_frames),
     "REST behind the door": Part(
         0.05, lambda draw, _: generated.an_http_request(draw), sending.http_requests_behind_the_door
     ),
     "broken HTTP/1.1 behind the door": Part(
-        0.05, lambda draw, _: generated.a_broken_http_request(draw), sending.broken_http_requests_behind_the_door
+        0.15, lambda draw, _: generated.a_broken_http_request(draw), sending.broken_http_requests_behind_the_door
     ),
-    "gRPC behind the door": Part(0.05, lambda draw, _: generated.a_call_as_http1(draw), sending.calls_behind_the_door),
+    "gRPC behind the door": Part(0.1, lambda draw, _: generated.a_call_as_http1(draw), sending.calls_behind_the_door),
 }
 
 

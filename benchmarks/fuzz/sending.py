@@ -5,10 +5,10 @@ import re
 from collections.abc import Sequence
 
 from benchmarks.hostile import frames
-from benchmarks.hostile.caller import STATUS_NAMES, Caller, call_fields, calling
+from benchmarks.hostile.caller import STATUS_NAMES, call_fields, calling
 from benchmarks.hostile.door import Door
 from benchmarks.hostile.kinds import CUT, NOTHING
-from benchmarks.hostile.wire import Place, Wire, ask, connected, status_of
+from benchmarks.hostile.wire import Place, ask, connected, status_of
 
 PATIENCE_SECONDS = 5.0
 SHORT_PATIENCE_SECONDS = 0.5
@@ -31,11 +31,6 @@ async def http_requests_behind_the_door(door: Door, requests: Sequence[bytes]) -
 
 async def _asked(place: Place, requests: Sequence[bytes]) -> list[str]:
     return [await ask(place, request, patience_seconds=PATIENCE_SECONDS) for request in requests]
-
-
-async def broken_http_requests(door: Door, requests: Sequence[bytes]) -> list[str]:
-    """Requests broken anywhere, all at once, each on a connection of its own."""
-    return await _asked_broken(door.rest, requests)
 
 
 async def broken_http_requests_behind_the_door(door: Door, requests: Sequence[bytes]) -> list[str]:
@@ -76,22 +71,3 @@ async def messages(door: Door, bodies: Sequence[bytes]) -> list[str]:
             await caller.send(frames.headers(number, block))
             await caller.send_data(number, body, ends=True)
         return [await caller.end_of(number, PATIENCE_SECONDS) for number in numbers]
-
-
-async def raw_frames(door: Door, calls: Sequence[bytes]) -> list[str]:
-    """The frames of calls on streams 1, 3, 5 and so on; a connection that is cut or silent is followed by the next."""
-    caller: Caller | None = None
-    codes = []
-    for place, sent in enumerate(calls):
-        if caller is None:
-            caller = Caller(await Wire.open(door.grpc))
-            await caller.send(frames.PREFACE, frames.settings(), frames.frame(frames.SETTINGS, frames.ACK, 0))
-        await caller.send(sent)
-        ended = await caller.end_of(2 * place + 1, SHORT_PATIENCE_SECONDS / 10)
-        codes.append(ended if ended != NOTHING else WAITING)
-        if caller.goaway or caller.wire.closed or ended in {CUT, NOTHING}:
-            caller.wire.close()
-            caller = None
-    if caller is not None:
-        caller.wire.close()
-    return codes

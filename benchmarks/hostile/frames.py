@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 END_STREAM, ACK, END_HEADERS, PADDED = 0x1, 0x1, 0x4, 0x8
-WINDOW_SETTING, FRAME_SIZE_SETTING = 0x4, 0x5
+WINDOW_SETTING = 0x4
 ERRORS = (
     *("NO_ERROR", "PROTOCOL_ERROR", "INTERNAL_ERROR", "FLOW_CONTROL_ERROR", "SETTINGS_TIMEOUT", "STREAM_CLOSED"),
     *("FRAME_SIZE_ERROR", "REFUSED_STREAM", "CANCEL", "COMPRESSION_ERROR", "CONNECT_ERROR", "ENHANCE_YOUR_CALM"),
@@ -47,16 +47,6 @@ def error_name(code: int) -> str:
 def block(fields: Fields) -> bytes:
     """A header block of literals that enter no table: any bytes can be a name or a value."""
     return b"".join(b"\x00" + _string(name) + _string(value) for name, value in fields)
-
-
-def indexed(index: int) -> bytes:
-    """A header field that stands in the table already."""
-    return _integer(index, 7, 0x80)
-
-
-def table_size(size: int) -> bytes:
-    """An update of the dynamic table's size."""
-    return _integer(size, 5, 0x20)
 
 
 def added(name: bytes, value: bytes) -> bytes:

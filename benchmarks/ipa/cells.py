@@ -12,7 +12,7 @@ from benchmarks.ipa import data
 from benchmarks.ipa.data import Workload
 from trimtab_adapter.planning.decide import PlanningInputs, decide
 from trimtab_adapter.planning.rivals import fa2, fa2_heaviest, fa2_lightest, plan_for_peak, rim, rim_sized_for
-from trimtab_adapter.simulation.control_loop import Decide, SimulatedControlLoop, oracle_forecaster
+from trimtab_adapter.simulation.control_loop import Planner, SimulatedControlLoop, oracle_forecaster
 from trimtab_adapter.simulation.environment import Environment
 from trimtab_adapter.simulation.result import SimulationResult
 from trimtab_adapter.simulation.simulator import Scenario, simulate
@@ -144,16 +144,16 @@ def _scenario(
         else chosen(pipeline, profiles, PlanningInputs(first, 0.0)),
         adaptation=None if static else SimulatedControlLoop(forecaster, chosen),
         history_rps=workload.history_rps,
-        conditions=Environment(),
+        environment=Environment(),
         seed=cell.seed,
     )
 
 
 def _planner(
     source: Source, cell: Cell, pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], peak_rps: float
-) -> Decide:
+) -> Planner:
     settings = data.published(source.folder, pipeline)
-    planners: Mapping[str, Callable[[], Decide]] = {
+    planners: Mapping[str, Callable[[], Planner]] = {
         "FA2-low": lambda: fa2(settings.fa2_low),
         "FA2-low, best": lambda: fa2_lightest(pipeline, profiles),
         "FA2-high": lambda: fa2(settings.fa2_high),
@@ -166,12 +166,12 @@ def _planner(
 
 def _measured(cell: Cell, pipeline: InferencePipeline, found: SimulationResult) -> Measured:
     objective = pipeline.spec.objective
-    in_time = np.where(found.ends == OK, np.nan_to_num(found.accuracy), 0.0)
+    in_time = np.where(found.outcomes == OK, np.nan_to_num(found.accuracy), 0.0)
     late, violations = found.share(LATE), found.violations
     gained = objective.accuracy_weight * found.mean_accuracy - objective.cost_weight * found.mean_cores
     return Measured(
         cell=cell,
-        requests=int(found.ends.size),
+        requests=int(found.outcomes.size),
         accuracy=found.mean_accuracy,
         served_accuracy=float(in_time.mean()) if in_time.size else float("nan"),
         cores=found.mean_cores,

@@ -11,8 +11,8 @@ from benchmarks.ipa.cells import METHODS, OURS, RANKS, Measured
 from benchmarks.ipa.data import Recorded
 from benchmarks.ipa.evaluation import PAPER_NAMES, Evaluation
 from benchmarks.ipa.verdict import Interval, Place, interval
-from trimtab.report import layout
-from trimtab.report.layout import Charts
+from trimtab.report import html_page
+from trimtab.report.html_page import Charts
 from trimtab.report.summary import SummaryItem
 
 HEADS = (
@@ -94,22 +94,22 @@ def render(evaluation: Evaluation) -> str:
     lead = f"{len(evaluation.measured)} simulations, {evaluation.seeds} seeds each · excerpts: {evaluation.excerpts}"
     body = [
         f"<h1>IPA's evaluation, simulated</h1><p class='lead'>{escape(lead)}</p>",
-        layout.card_row(_cards(evaluation)),
+        html_page.summary_grid(_cards(evaluation)),
     ]
     for name in evaluation.pipelines:
         chart = plots.front(evaluation, name)
-        body.append(layout.section(f"{name}: accuracy against cores", FRONT_NOTE, chart, drawn))
+        body.append(html_page.section(f"{name}: accuracy against cores", FRONT_NOTE, chart, drawn))
     for name in evaluation.pipelines:
         chart = plots.timeline(evaluation, name)
-        body.append(layout.section(f"{name} over time, bursty", TIMELINE_NOTE, chart, drawn))
+        body.append(html_page.section(f"{name} over time, bursty", TIMELINE_NOTE, chart, drawn))
     body += [
-        layout.section("Predictors", ABLATION_NOTE, plots.ablation(evaluation), drawn),
-        layout.section("The weight of accuracy", SWEEP_NOTE, plots.sweep(evaluation), drawn),
-        layout.section("Solver time", SOLVER_NOTE, plots.solver(evaluation), drawn),
+        html_page.section("Predictors", ABLATION_NOTE, plots.ablation(evaluation), drawn),
+        html_page.section("The weight of accuracy", SWEEP_NOTE, plots.sweep(evaluation), drawn),
+        html_page.section("Solver time", SOLVER_NOTE, plots.solver(evaluation), drawn),
         f"<section><h2>All figures</h2><p class='note'>{escape(TABLE_NOTE)}</p>",
-        layout.table(heads, rows, numbers=range(3, 10)) + "</section>",
+        html_page.table(heads, rows, numbers=range(3, 10)) + "</section>",
     ]
-    return layout.page("IPA's evaluation · Trimtab", "\n".join(body), drawn)
+    return html_page.page("IPA's evaluation · Trimtab", "\n".join(body), drawn)
 
 
 def _cards(evaluation: Evaluation) -> list[SummaryItem]:

@@ -10,7 +10,7 @@ from benchmarks.ipa import sweeps
 from benchmarks.ipa.cells import BASELINES, METHODS, ORACLE, OURS, RANKS, REACTIVE
 from benchmarks.ipa.evaluation import PAPER_NAMES, Evaluation
 from benchmarks.ipa.verdict import interval
-from trimtab.report.layout import ALONE
+from trimtab.report.html_page import OWN_X_AXIS
 
 COLOURS = {OURS: "#3f7fd9", RANKS: "#7fb0f0", REACTIVE: "#9b7fd9", ORACLE: "#2b4f8a"}
 SYMBOLS = {OURS: "circle", RANKS: "circle-open", REACTIVE: "triangle-up", ORACLE: "triangle-down"}
@@ -128,7 +128,7 @@ def solver(evaluation: Evaluation) -> go.Figure:
 def _dressed(figure: go.Figure, height: int) -> go.Figure:
     figure.update_layout(
         height=height,
-        meta=ALONE,
+        meta=OWN_X_AXIS,
         margin={"l": 64, "r": 24, "t": 96, "b": 56},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",

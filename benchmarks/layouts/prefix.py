@@ -40,7 +40,7 @@ from trimtab_pipelines.processes.child_process import ChildProcess
 from trimtab_pipelines.processes.ready_line import ReplicaPorts, RouterPorts
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, Tensor
-from trimtab_protocol.chat.embedding_refs import EncodedImage, blank_image, listed
+from trimtab_protocol.chat.embedding_refs import EncodedImage, blank_image, dump_refs
 
 FAMILY: Final = "internvl3-8b"
 WIDTH, LAYERS, HEADS = 256, 4, 8
@@ -68,13 +68,13 @@ def write_model(folder: Path) -> None:
 
 @asynccontextmanager
 async def starting(folder: Path) -> AsyncIterator[Any]:
-    """What starts a module and reads its announcement; all end with the block."""
+    """What starts a module and reads its read_ready_line; all end with the block."""
     async with AsyncExitStack() as stack:
 
         async def start(module: str, ports: type[Any], *arguments: str) -> Any:
             process = await ChildProcess.start(module, arguments, folder / "log", module, environment=ENVIRONMENT)
             stack.push_async_callback(process.stop, STOP_SECONDS)
-            return process.pid, await process.announcement(ports, START_SECONDS)
+            return process.pid, await process.read_ready_line(ports, START_SECONDS)
 
         yield start
 
@@ -124,7 +124,7 @@ async def seconds_to_read(port: int, session: aiohttp.ClientSession, pid: int) -
     content = b'{"type":"image"},' * IMAGES + b'{"type":"text","text":"What do they have in common?"}'
     rows = {
         "messages": b'[{"role":"user","content":[%s]}]' % content,
-        "references": listed([blank_image(EncodedImage(rows=TOKENS))] * IMAGES),
+        "references": dump_refs([blank_image(EncodedImage(rows=TOKENS))] * IMAGES),
         "options": b'{"max_tokens":1,"ignore_eos":true}',
     }
     tensors = tuple(Tensor(name, "BYTES", np.array([row], dtype=object)) for name, row in rows.items())

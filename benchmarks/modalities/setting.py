@@ -13,7 +13,7 @@ from trimtab_loadtester.payloads.digits_av import JobOptions
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, StagePlan
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.shadow_price import priced
+from trimtab_pipelines.shadow_price import with_shadow_price
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Pin
 from trimtab_pipelines.synthetic_inputs import PAYLOADS_ANNOTATION
@@ -118,7 +118,7 @@ def plan_for(
     plan = decide(pinned, profiles, PlanningInputs(forecast, 0.0, rows_per_request={STAGE: rows}))
     stages = tuple(plan.spec.stages)
     if setting.method != OURS:
-        stages = tuple(priced(_without_looks(stage), jobs_rps * rows) for stage in stages)
+        stages = tuple(with_shadow_price(_without_looks(stage), jobs_rps * rows) for stage in stages)
     return plan.model_copy(update={"spec": plan.spec.model_copy(update={"stages": stages, "generation": generation})})
 
 

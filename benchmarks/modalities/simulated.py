@@ -20,7 +20,7 @@ from trimtab_pipelines.accuracy_hull import best_mixes
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.request_outcome import OK
-from trimtab_pipelines.shadow_price import ways
+from trimtab_pipelines.shadow_price import row_options
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.request.request_options import RequestOptions
 
@@ -73,7 +73,7 @@ class Simulating:
         found = self.play(
             arrivals, asked.seconds, rows, (RequestOptions(accuracy_floor=asked.floor),), plan, seed=asked.seed
         )
-        met = (found.ends == OK) & (found.accuracy >= asked.floor - _ROUNDING)
+        met = (found.outcomes == OK) & (found.accuracy >= asked.floor - _ROUNDING)
         return Imagined(jobs_rps, 1.0 - float(met.mean()), found.mean_accuracy)
 
     def play(
@@ -94,9 +94,9 @@ class Simulating:
             arrivals_seconds=arrivals,
             duration_seconds=seconds,
             plan=plan,
-            conditions=conditions,
+            environment=conditions,
             rows=rows,
-            wishes=wishes,
+            options=wishes,
             seed=seed,
         )
         return simulate(scenario)
@@ -112,7 +112,7 @@ class Simulating:
     def most_rps(self, asked: Asked) -> float:
         """Jobs a second of the cheapest mix of full batches that reaches the floor."""
         stage = plan_for(self.setting, self.pipeline, self._thought(), 1.0, asked.mean_rows, 1).spec.stages[0]
-        known = [best_way(stage)] if self.setting.method == NONE else ways(stage)
+        known = [best_way(stage)] if self.setting.method == NONE else row_options(stage)
         return 1.0 / (cheapest(known, asked.floor) * asked.mean_rows)
 
     def _thought(self) -> dict[str, ModelProfile]:
@@ -126,7 +126,7 @@ def best_way(stage: StagePlan) -> tuple[float, float]:
 
 
 def cheapest(known: Sequence[tuple[float, float]], floor: float) -> float:
-    """Seconds of a row in the cheapest mix of ways (seconds, accuracy) that reaches a floor, where every row is served.
+    """Seconds of a row in the cheapest mix of row_options (seconds, accuracy) that reaches a floor, where every row is served.
 
     Raises:
         ValueError: none reaches it.

@@ -11,8 +11,8 @@ from benchmarks.evaluating import laid_out
 from benchmarks.modserve.cells import FACTORS, IMAGE_COUNTS, LOADS, SYSTEMS, Evaluation
 from benchmarks.modserve.cluster import DECOUPLED, MONOLITH, OURS, ROUTED, SCHEDULED
 from benchmarks.modserve.paper import ASSUMED, GPUS, MODELS, PAPER, STEPS
-from trimtab.report import layout
-from trimtab.report.layout import Charts
+from trimtab.report import html_page
+from trimtab.report.html_page import Charts
 from trimtab.report.summary import SummaryItem
 
 HEADS: Final = ("model", "system", "most load, requests/s", "over monolith", "mean first token", "P99", "paper")
@@ -46,7 +46,7 @@ def render(evaluation: Evaluation) -> str:
     drawn: Charts = {}
     lead = f"128 GPUs, simulated · minutes of the trace: {evaluation.trace} · seconds in times of one image alone"
     body = [f"<h1>ModServe's evaluation, simulated</h1><p class='lead'>{escape(lead)}</p>"]
-    body.append(layout.card_row(_cards(evaluation)))
+    body.append(html_page.summary_grid(_cards(evaluation)))
     sections = (
         ("Step by step", "P99 of the time to the first token by load, as shares of what the monolith carries.", _steps),
         ("Images a request", "Most load within the promise by images of each image request.", _images),
@@ -57,13 +57,13 @@ def render(evaluation: Evaluation) -> str:
             _day,
         ),
     )
-    body += [layout.section(title, words, chart(evaluation), drawn) for title, words, chart in sections]
-    table = layout.table(HEADS, result_rows(evaluation), numbers=range(2, 6))
+    body += [html_page.section(title, words, chart(evaluation), drawn) for title, words, chart in sections]
+    table = html_page.table(HEADS, result_rows(evaluation), numbers=range(2, 6))
     body.append(
         f"<section><h2>All figures</h2><p class='note'>Seconds at twice the monolith's load.</p>{table}</section>"
     )
     body.append(f"<section><h2>What is assumed</h2><p class='note'>{escape(ASSUMED)}.</p></section>")
-    return layout.page("ModServe's evaluation · Trimtab", body, drawn)
+    return html_page.page("ModServe's evaluation · Trimtab", body, drawn)
 
 
 def _cards(evaluation: Evaluation) -> list[SummaryItem]:

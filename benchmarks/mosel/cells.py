@@ -15,7 +15,7 @@ from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
 from trimtab_pipelines.profile import LatencyFit, Measurement, ModelProfile, PointProfile
 from trimtab_pipelines.request_outcome import LATE, OK
-from trimtab_pipelines.shadow_price import priced
+from trimtab_pipelines.shadow_price import with_shadow_price
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.request.request_options import RequestOptions
 from trimtab_router.scheduling.policies import POLICIES, modality_mix
@@ -80,25 +80,25 @@ def measure(source: Source, cell: Cell) -> Measured:
     model = next(model for model in MODELS if model.name == cell.model)
     jobs = load.jobs(source.shape, model.most_rps, cell.seed)
     scenario = _scenario(model, cell, jobs, source.seconds)
-    return told(cell, simulate(scenario), jobs.rows, np.array([wish.accuracy_floor for wish in scenario.wishes]))
+    return told(cell, simulate(scenario), jobs.rows, np.array([wish.accuracy_floor for wish in scenario.options]))
 
 
 def told(
     cell: Cell, found: SimulationResult, rows: NDArray[np.int64], floors: NDArray[np.float64], stage: str = "answer"
 ) -> Measured:
     """What a simulation says of a cell, whose jobs had so many rows and asked for so much accuracy, [N]."""
-    in_time, answered = found.ends == OK, found.ends <= LATE
-    by_point, again = found.rows_by_point[stage], found.rows_again[stage]
+    in_time, answered = found.outcomes == OK, found.outcomes <= LATE
+    by_point, again = found.rows_by_point[stage], found.escalated_rows[stage]
     first = max(sum(by_point.values()) - again, 1)
     return Measured(
         cell=cell,
-        jobs=found.ends.size,
+        jobs=found.outcomes.size,
         violations=found.violations,
         met=float((in_time & (found.accuracy >= floors - 1e-3)).mean()),
         accuracy=found.mean_accuracy,
         answered_rps=float(rows[in_time].sum() / found.duration_seconds),
         mean_seconds=float(found.latency_seconds[answered].mean()) if answered.any() else float("nan"),
-        provisional=float(found.provisional.mean()),
+        provisional=float(found.unescalated.mean()),
         again=again / first,
         shares={name.upper(): rows / max(sum(by_point.values()), 1) for name, rows in by_point.items()},
     )
@@ -116,10 +116,10 @@ def _scenario(model: Model, cell: Cell, jobs: load.Jobs, seconds: int) -> Scenar
         arrivals_seconds=jobs.at_seconds / cell.factor,
         duration_seconds=seconds / cell.factor,
         plan=plan_of(thought, pipeline, 0.0 if cell.method == FREE else rows_rps, looks=cell.method == OURS),
-        conditions=Environment(spread=0.0, service_ratios={("answer", "model"): cell.misjudged}),
+        environment=Environment(spread=0.0, service_ratios={("answer", "model"): cell.misjudged}),
         policy=_ONE_WAY if cell.method == WHOLE else POLICIES[pipeline.spec.scheduling_policy],
         rows=tuple(jobs.rows.tolist()),
-        wishes=tuple(RequestOptions(accuracy_floor=floor) for floor in jobs.floors(low, high).tolist()),
+        options=tuple(RequestOptions(accuracy_floor=floor) for floor in jobs.floors(low, high).tolist()),
     )
 
 
@@ -211,7 +211,12 @@ def plan_of(model: Model, pipeline: InferencePipeline, rows_rps: float, *, looks
         | {"operatingPoint": points[0]["name"]}
         | best
     )
-    spec = {"pipeline": pipeline.name, "generation": 1, "createdAt": 0.0, "stages": [priced(stage, rows_rps)]}
+    spec = {
+        "pipeline": pipeline.name,
+        "generation": 1,
+        "createdAt": 0.0,
+        "stages": [with_shadow_price(stage, rows_rps)],
+    }
     return PipelinePlan.model_validate({"metadata": {"name": pipeline.name}, "spec": spec})
 
 

@@ -7,7 +7,7 @@ from benchmarks.modalities.run import Run
 from benchmarks.modalities.setting import STAGE, VARIANT
 from benchmarks.simulator.calibration import excess_law, once_a_batch
 from trimtab_adapter.simulation.environment import Environment
-from trimtab_adapter.simulation.sampling import between_sizes
+from trimtab_adapter.simulation.sampling import interpolate_latency
 from trimtab_pipelines.profile import PointProfile
 
 
@@ -29,7 +29,7 @@ def conditions_of(run: Run, point: PointProfile) -> Environment:
     outside = told["latency_seconds"] - inside - (told["sent"] - told["scheduled"])
     batches = told[once_a_batch(told, STAGE)]
     sizes: NDArray[np.int32] = batches[f"batch_size:{STAGE}"]
-    thought = np.array([between_sizes(point, size, 0.5) for size in sizes.tolist()])
+    thought = np.array([interpolate_latency(point, size, 0.5) for size in sizes.tolist()])
     law = excess_law(np.log(batches[f"service_seconds:{STAGE}"] / thought), sizes)
     key = (STAGE, VARIANT)
     return Environment(

@@ -11,8 +11,8 @@ from benchmarks.mosel.cells import METHODS, ONCE, OURS, Measured
 from benchmarks.mosel.evaluation import Evaluation
 from benchmarks.mosel.models import MODELS
 from benchmarks.mosel.plots import Panel, by_load
-from trimtab.report import layout
-from trimtab.report.layout import Charts
+from trimtab.report import html_page
+from trimtab.report.html_page import Charts
 from trimtab.report.summary import SummaryItem
 
 HEADS = (
@@ -79,32 +79,32 @@ def render(evaluation: Evaluation, beside: Beside | None = None) -> str:
     assumed = "; ".join(f"{model.name}: {model.assumed}" for model in MODELS)
     body = [
         f"<h1>MOSEL's evaluation, simulated{' and served' if beside else ''}</h1><p class='lead'>{escape(lead)}</p>",
-        layout.card_row(_cards(evaluation)),
-        layout.section(
+        html_page.summary_grid(_cards(evaluation)),
+        html_page.section(
             "Violations by load",
             "Jobs without an answer in time, in %; 1 is the paper's load, whose peak is twice what all senses carry.",
             _by_load(evaluation, lambda one: 100 * one.violations, "violations, %"),
             drawn,
         ),
-        layout.section(
+        html_page.section(
             "Jobs that met both SLOs, by load",
             "In time, and expected to be as accurate as asked, in %.",
             _by_load(evaluation, lambda one: 100 * one.met, "both met, %"),
             drawn,
         ),
-        layout.section(
+        html_page.section(
             "Completion time by load",
             "Mean seconds from arrival to answer; what was dropped has none.",
             _by_load(evaluation, lambda one: one.mean_seconds, "seconds"),
             drawn,
         ),
         f"<section><h2>All figures</h2><p class='note'>{escape(TABLE_NOTE)}</p>"
-        + layout.table(HEADS, result_rows(evaluation), numbers=range(2, 11))
+        + html_page.table(HEADS, result_rows(evaluation), numbers=range(2, 11))
         + "</section>",
         *(served_page.sections(beside, drawn) if beside else ()),
         _said(ASSUMED_NOTE + assumed + ".", LOOK_NOTE),
     ]
-    return layout.page("MOSEL's evaluation · Trimtab", body, drawn)
+    return html_page.page("MOSEL's evaluation · Trimtab", body, drawn)
 
 
 def _said(*notes: str) -> str:

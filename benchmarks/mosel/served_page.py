@@ -5,8 +5,8 @@ from html import escape
 
 from benchmarks.mosel.beside import METHODS, MODEL, PLAIN, Beside, Pair
 from benchmarks.mosel.plots import Panel, by_load, carried
-from trimtab.report import layout
-from trimtab.report.layout import Charts
+from trimtab.report import html_page
+from trimtab.report.html_page import Charts
 
 HEADS = (
     "load",
@@ -35,34 +35,34 @@ def sections(beside: Beside, drawn: Charts) -> list[str]:
     panels = [Panel("served", beside.served, MODEL), Panel("simulated", beside.simulated, MODEL)]
     return [
         f"<section><h2>digits-av, served</h2><p class='note'>{escape(_lead(beside))}</p></section>",
-        layout.section(
+        html_page.section(
             "digits-av: violations by load",
             "Jobs without an answer in time, in %; at 1 the peak is twice what all senses carry.",
             by_load(panels, METHODS, lambda one: 100 * one.violations, "violations, %", alike=True),
             drawn,
         ),
-        layout.section(
+        html_page.section(
             "digits-av: jobs that met both SLOs, by load",
             "In time, and expected to be as accurate as asked, in %.",
             by_load(panels, METHODS, lambda one: 100 * one.met, "both met, %", alike=True),
             drawn,
         ),
-        layout.section(
+        html_page.section(
             "digits-av: completion time by load",
             "Mean seconds from when a job was due to its answer; what was dropped has none.",
             by_load(panels, METHODS, lambda one: one.mean_seconds, "seconds", alike=True),
             drawn,
         ),
-        layout.section(
+        html_page.section(
             "digits-av: throughput with one violation in a hundred",
             "Rows a second answered in time, on average over the load's ups and downs; pale: simulated.",
             carried(panels, METHODS, "rows/s"),
             drawn,
         ),
         "<section><h2>digits-av: all figures</h2>"
-        + layout.table(SUM_HEADS, sum_rows(beside), numbers=range(1, len(SUM_HEADS)))
+        + html_page.table(SUM_HEADS, sum_rows(beside), numbers=range(1, len(SUM_HEADS)))
         + f"<p class='note'>{escape(TABLE_NOTE)}</p>"
-        + layout.table(HEADS, result_rows(beside), numbers=range(2, len(HEADS)))
+        + html_page.table(HEADS, result_rows(beside), numbers=range(2, len(HEADS)))
         + "</section>",
     ]
 

@@ -60,9 +60,9 @@ def _scenario(method: Method, queries: load.Requests, seconds: int) -> Scenario:
         arrivals_seconds=queries.at_seconds,
         duration_seconds=float(seconds),
         plan=plan_of(method, pipeline),
-        conditions=Environment(spread=0.0, load_seconds=LOAD_SECONDS),
+        environment=Environment(spread=0.0, load_seconds=LOAD_SECONDS),
         policy=method.policy,
-        wishes=tuple(wishes[kind] for kind in queries.types),
+        options=tuple(wishes[kind] for kind in queries.types),
     )
 
 

@@ -48,17 +48,17 @@ class Measured:
 
 def of_simulated(cell: Cell, found: SimulationResult, utilities: NDArray[np.float64], stage: str) -> Measured:
     """Sum up a simulation of one stage; `utilities` are of its queries, [N]."""
-    right = np.where(found.ends == OK, found.accuracy, 0.0)
-    in_time, late = float((found.ends == OK).mean()), float((found.ends == LATE).mean())
+    right = np.where(found.outcomes == OK, found.accuracy, 0.0)
+    in_time, late = float((found.outcomes == OK).mean()), float((found.outcomes == LATE).mean())
     points = [given.get(stage, "") for given in found.points]
     return Measured(
         cell=cell,
-        queries=found.ends.size,
+        queries=found.outcomes.size,
         utility=float((utilities * right).sum()),
         types=(float(right.mean()), in_time - float(right.mean()), late, 1.0 - in_time - late),
         shares=shares_of(points),
         over_time=over_time(found.arrivals_seconds, points),
-        accuracies=quantiles(found.accuracy[found.ends == OK]),
+        accuracies=quantiles(found.accuracy[found.outcomes == OK]),
     )
 
 

@@ -9,8 +9,8 @@ from benchmarks.otas.cells import BURSTY, SYNTHETIC
 from benchmarks.otas.evaluation import Evaluation
 from benchmarks.otas.methods import INFAAS, METHODS, OTAS, OURS, PETS, PETS_EVICTS, TOME, VPT
 from benchmarks.otas.paper import ASSUMED
-from trimtab.report import layout
-from trimtab.report.layout import Charts
+from trimtab.report import html_page
+from trimtab.report.html_page import Charts
 from trimtab.report.summary import SummaryItem
 
 MOST = "of the most that any policy could have"
@@ -53,9 +53,9 @@ def render(evaluation: Evaluation, served: Beside | None = None) -> str:
     lead = f"{len(evaluation.measured)} simulations · bursty load: {evaluation.trace}"
     ways = "simulated" if served is None else "simulated and served"
     body = [f"<h1>OTAS's evaluation, {ways}</h1><p class='lead'>{escape(lead)}</p>"]
-    body.append(layout.card_row(_cards(evaluation)))
+    body.append(html_page.summary_grid(_cards(evaluation)))
     body.append(
-        layout.section(
+        html_page.section(
             "What became of the queries",
             "The paper's figure 13, at the paper's load: right in time (1), wrong in time (2), late (3), evicted (4). "
             "The paper prints for OTAS 85.54 % right on its synthetic load, 75.58 % on its trace.",
@@ -64,7 +64,7 @@ def render(evaluation: Evaluation, served: Beside | None = None) -> str:
         )
     )
     body.append(
-        layout.section(
+        html_page.section(
             "Utility by load",
             "The paper's figures 9 and 10: utility in % of OTAS as printed; 1 is the paper's load.",
             charts.by_load(evaluation, SHOWN),
@@ -72,7 +72,7 @@ def render(evaluation: Evaluation, served: Beside | None = None) -> str:
         )
     )
     body += [
-        layout.section(
+        html_page.section(
             f"Tokens over time, {workload}",
             "The paper's figure 12, over time: which share was answered at each number of tokens; line: load.",
             charts.over_time(evaluation, workload, POINTS),
@@ -81,14 +81,14 @@ def render(evaluation: Evaluation, served: Beside | None = None) -> str:
         for workload in evaluation.workloads
     ]
     body.append(
-        layout.section(
+        html_page.section(
             "Accuracy of answers",
             "The paper's figure 11: how many of the answers in time were expected to be no more accurate.",
             charts.accuracies(evaluation, SHOWN),
             drawn,
         )
     )
-    table = layout.table(HEADS, result_rows(evaluation), numbers=range(2, 9))
+    table = html_page.table(HEADS, result_rows(evaluation), numbers=range(2, 9))
     body.append(f"<section><h2>All figures</h2><p class='note'>{escape(_CEILING)}</p>{table}</section>")
     if served is not None:
         body += _served(served, drawn)
@@ -96,21 +96,21 @@ def render(evaluation: Evaluation, served: Beside | None = None) -> str:
         f"Printed by the paper and used as it is: throughputs at 0 and −15, both tables, the load. {_ASSUMED}"
     )
     body.append(f"<section><h2>What is the paper's, and what is assumed</h2><p class='note'>{note}</p></section>")
-    return layout.page("OTAS's evaluation · Trimtab", body, drawn)
+    return html_page.page("OTAS's evaluation · Trimtab", body, drawn)
 
 
 def _served(found: Beside, drawn: Charts) -> list[str]:
     """What a real transformer did on this machine."""
-    table = layout.table(SERVED_HEADS, found.rows(), numbers=range(2, len(SERVED_HEADS)))
+    table = html_page.table(SERVED_HEADS, found.rows(), numbers=range(2, len(SERVED_HEADS)))
     return [
-        layout.section(
+        html_page.section(
             "Served: what became of the queries",
             f"vit-tasks' finer transformer, whose plain point serves {found.capacity_rps:.0f} queries a second here, "
             f"so the paper's loads times {found.scale:.3f}. The same four types; labels say what is right.",
             charts.types(found.evaluation, found.methods),
             drawn,
         ),
-        layout.section(
+        html_page.section(
             "Served beside simulated",
             "Utility by labels, by the accuracy that answers promised, and by the simulator, which had the same "
             "arrivals and this machine's profile.",
@@ -118,7 +118,7 @@ def _served(found: Beside, drawn: Charts) -> list[str]:
             drawn,
         ),
         *(
-            layout.section(
+            html_page.section(
                 f"Served: points over time, {workload}",
                 "Which share was answered at each operating point; line: load.",
                 charts.over_time(found.evaluation, workload, found.points),

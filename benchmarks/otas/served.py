@@ -147,6 +147,6 @@ def _scenario(running: Serving, run: Run, profiles: Mapping[str, ModelProfile], 
         arrivals_seconds=run.results.records["scheduled"],
         duration_seconds=run.results.facts.duration_seconds,
         plan=running.plan,
-        conditions=conditions,
-        wishes=tuple(wishes),
+        environment=conditions,
+        options=tuple(wishes),
     )

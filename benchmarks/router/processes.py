@@ -113,14 +113,14 @@ async def served(
         for stage in STAGES:
             write_model_folder(pipeline, folder, stage, ["echo"], folder / stage, 1.0)
             servers.append(await start("trimtab_model_servers", str(folder / stage)))
-            data_ports.append((await servers[-1].announcement(ReplicaPorts, START_SECONDS)).data_port)
+            data_ports.append((await servers[-1].read_ready_line(ReplicaPorts, START_SECONDS)).data_port)
         write_json(folder / "pipeline.yaml", pipeline)
         write_json(folder / "plan.json", echo_plan(pipeline, batch_size, delay_seconds))
         write_json(folder / "endpoints.json", endpoints_of(data_ports))
         files = [f"--{name.partition('.')[0]}={folder / name}" for name in ("pipeline.yaml", "plan.json")]
         sockets = [f"--sockets={folder}"] if door else []
         router = await start("trimtab_router", *files, f"--endpoints={folder / 'endpoints.json'}", *sockets)
-        ports = await router.announcement(RouterPorts, START_SECONDS)
+        ports = await router.read_ready_line(RouterPorts, START_SECONDS)
         await until_ready(ports.admin_port)
         fronts, rest_port, grpc_port = [router.pid], ports.rest_port, 0
         if door:

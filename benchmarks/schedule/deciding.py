@@ -92,7 +92,7 @@ def _points() -> list[Point]:
     (stage,) = load_pipeline(PIPELINE).spec.stages
     found = []
     for point in stage.variants[0].points:
-        names = point.carried(stage.inputs) or frozenset(LETTERS)
+        names = point.batch_inputs(stage.inputs) or frozenset(LETTERS)
         profiled = tuple(batch_seconds("".join(LETTERS[name] for name in LETTERS if name in names)))
         looks = tuple(
             Escalation(look.to, look.confidence_below, look.share, look.accuracy) for look in point.escalations

@@ -137,7 +137,7 @@ class _Simulation:
         return self.course.figures(
             np.concatenate([due for _ in found]),
             np.concatenate([one.latency_seconds + lateness for one in found]),
-            np.concatenate([one.ends <= LATE for one in found]),
+            np.concatenate([one.outcomes <= LATE for one in found]),
         )
 
     @property
@@ -156,7 +156,7 @@ class _Simulation:
             duration_seconds=served.results.facts.duration_seconds,
             plan=plan_of(self.pipeline, self.profiles, self.course.phases[0].variants, 1),
             changes=tuple(plans.items()),
-            conditions=self.conditions,
+            environment=self.conditions,
             seed=seed,
         )
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from benchmarks.simulator.course import CALIBRATING, Course
 from benchmarks.simulator.pace import Floats, Pace
 from trimtab_adapter.simulation.environment import Environment
-from trimtab_adapter.simulation.sampling import at_sizes, between_sizes
+from trimtab_adapter.simulation.sampling import interpolate_latency, interpolate_sizes
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -84,7 +84,7 @@ def excess_law(excess: Floats, sizes: NDArray[np.int32]) -> ExcessLaw:
     """Part the logarithms of observed over profiled seconds of batches, [N], of these sizes."""
     ratio = float(np.exp(np.median(excess)))
     by_size = _by_size(excess - np.log(ratio), sizes)
-    return ExcessLaw(ratio, by_size, np.exp(excess - np.log(ratio * at_sizes(by_size, sizes))))
+    return ExcessLaw(ratio, by_size, np.exp(excess - np.log(ratio * interpolate_sizes(by_size, sizes))))
 
 
 def _batches(
@@ -114,7 +114,7 @@ def _batches(
             if point is None:
                 raise ValueError(f"stage {name}: {variant} was served but not profiled with {cores:g} cores")
             sizes = records[f"batch_size:{name}"][which].tolist()
-            profiled = np.array([between_sizes(point, size, 0.5) for size in sizes])
+            profiled = np.array([interpolate_latency(point, size, 0.5) for size in sizes])
             seconds = records[f"service_seconds:{name}"][which] / pace.slowness_at(begin[which])
             calm = pace.calm(begin[which], ended[name][which])
             yield _Batches(name, variant, np.log(seconds / profiled), np.array(sizes), beside[which], calm)

@@ -64,7 +64,7 @@ def serve(
         begun = asyncio.Event()
         changes = _Changes(pipeline, profiles, course, begun)
         session = LocalRun(
-            "served", Setup(given, where, plan=first), order, disturb=lambda s: changes.follow(session, s)
+            "served", Setup(given, where, plan=first), order, fault_injector=lambda s: changes.follow(session, s)
         )
         with terminal_view(session, console):
             session.on_sample = _noticing(begun, session.on_sample)

@@ -23,7 +23,7 @@ from trimtab_loadtester.attack import AttackOptions, attack_async
 from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.documents import load_endpoints, load_pipeline, write_json
-from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, PointPlan, point_plan
+from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, PointPlan, unmeasured_point_plan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Pin
@@ -182,7 +182,7 @@ def every_point(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile
         if known is None:
             raise RuntimeError(f"point {point.name} was not measured")
         seconds = {size: known.latency_seconds(size, 0.5) for size in stage.batch_sizes}
-        found.append(point_plan(point).model_copy(update={"service_seconds": seconds}))
+        found.append(unmeasured_point_plan(point).model_copy(update={"service_seconds": seconds}))
     return found
 
 

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from benchmarks.tokens_served.direct import BATCH, Direct
 from benchmarks.tokens_served.queries import NUMBERS
-from trimtab_model_servers.vit_tasks.datasets import TASKS
-from trimtab_model_servers.vit_tasks.labelled_samples import MOST
-from trimtab_model_servers.vit_tasks.operating_points import gain
 from trimtab_pipelines.escalation import EscalationPlan
 from trimtab_pipelines.plan import PointPlan
 from trimtab_router.scheduling.policies.interface import Escalation
+from trimtab_training.vit_tasks.datasets import TASKS
+from trimtab_training.vit_tasks.labelled_samples import MOST
+from trimtab_training.vit_tasks.operating_points import gain
 
 TURNS, WARMING_BATCHES = 10, 3
 SECOND_SEED = 1_000

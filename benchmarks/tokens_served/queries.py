@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
-from trimtab_model_servers.vit_tasks.datasets import TASKS, Images
-from trimtab_model_servers.vit_tasks.labelled_samples import MOST, SEED
 from trimtab_protocol import Tensor
 from trimtab_protocol.extensions import TASK, UTILITY
+from trimtab_training.vit_tasks.datasets import TASKS, Images
+from trimtab_training.vit_tasks.labelled_samples import MOST, SEED
 
 
 @dataclass(frozen=True, slots=True)

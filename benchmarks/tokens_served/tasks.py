@@ -26,13 +26,13 @@ from trimtab_loadtester.results import Results
 from trimtab_model_servers.transformer.checkpoints import load
 from trimtab_model_servers.transformer.task_files import fingerprint, save_task
 from trimtab_pipelines.documents import load_endpoints
-from trimtab_pipelines.plan import PipelinePlan, PipelinePlanSpec, first_plan
+from trimtab_pipelines.plan import PipelinePlan, PipelinePlanSpec, initial_stage_plan
 from trimtab_pipelines.resource import Metadata
 from trimtab_pipelines.result_line import Threshold, threshold
 from trimtab_pipelines.router_state import TASKS_PATH
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tasks import TaskRecord
-from trimtab_protocol.extensions import tasks_of
+from trimtab_protocol.extensions import parse_tasks
 from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of, new_key
 
 VARIANT, REPLICAS, CORES, BATCH = "vit-small", 2, 0.8, 8
@@ -138,7 +138,7 @@ class Tasks:
                 f"{base}/{file.stem}", data=content, headers={"Authorization": f"Bearer {key}"}
             ) as answer:
                 answer.raise_for_status()
-            told = [tasks_of(await one.facts()) for one in replicas]
+            told = [parse_tasks(await one.facts()) for one in replicas]
             if not all(file.stem in each for each in told):
                 raise RuntimeError(f"said to be in force, but is not: {file.stem}")
             taken.append((called, time.time() - called))
@@ -232,7 +232,7 @@ async def served(source: Path, folder: Path) -> AsyncIterator[tuple[Supervisor, 
     """Two replicas of the small transformer, held to their cores, and a key that registers."""
     pipeline, key = written(source, folder, "EarliestDeadlineFirst", 2.0), new_key()
     (folder / "keys").write_text(f"bench: {entry_of(HashedKey('bench', digest_of(key)))}\n")
-    stage = first_plan(pipeline.spec.stage(STAGE)).model_copy(
+    stage = initial_stage_plan(pipeline.spec.stage(STAGE)).model_copy(
         update={
             "replicas": REPLICAS,
             "batch_size": BATCH,

@@ -11,8 +11,8 @@ from aiohttp.test_utils import TestServer
 from benchmarks.chats.through import ALONE, ROUTED, Heard, Way, bars_of, listen, told
 from benchmarks.layouts.asking import PATIENCE_SECONDS, Asker, Told
 from benchmarks.layouts.burst import first_seconds, over_calm
-from trimtab_model_servers.lmm_digits.chat_samples import Chat
-from trimtab_model_servers.lmm_digits.questions import Kind
+from trimtab_training.lmm_digits.chat_samples import Chat
+from trimtab_training.lmm_digits.questions import Kind
 
 QUESTION = Chat(Kind.SUM, b'[{"role": "user", "content": "What is 7 plus 5?"}]', (), "12")
 BODY = {"model": "lmm", "messages": [{"role": "user", "content": "What is 7 plus 5?"}], "stream": True}

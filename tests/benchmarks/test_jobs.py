@@ -52,7 +52,7 @@ def a_served_copy(folder):
 async def test_jobs_are_answered_from_the_senses_they_have_within_their_floors(tmp_path):
     stage, plan = a_served_copy(tmp_path)
     allowed = [point.name for point in plan.spec.stages[0].points]
-    setup = Setup(tmp_path / "pipeline.yaml", tmp_path / "run", plan=plan, door=False)
+    setup = Setup(tmp_path / "pipeline.yaml", tmp_path / "run", plan=plan, proxy=False)
     async with Supervisor(setup) as local:
         await local.ready()
         async with RestClient(f"127.0.0.1:{local.rest_port}", plan.spec.pipeline) as wire:
@@ -83,7 +83,7 @@ ANSWER = {
         (Job(), {"trimtab.escalation_pending": True}, "provisional True, but by row []"),
         (
             Job(floor=0.95),
-            {"trimtab.escalation_pending": True, "trimtab.name.provisional": ",".join(["true"] * ROWS)},
+            {"trimtab.escalation_pending": True, "trimtab.name.escalation_pending": ",".join(["true"] * ROWS)},
             None,
         ),
     ],

@@ -17,7 +17,7 @@ from benchmarks.mosel.playing import PlayedPayloads, constant, played
 from benchmarks.mosel.served_page import HEADS, SUM_HEADS, result_rows, sections, sum_rows
 from benchmarks.mosel.serving import SERVED_AS
 from tests.builders import a_point_profile, a_profile
-from trimtab.report.layout import Charts
+from trimtab.report.html_page import Charts
 from trimtab_adapter.simulation.environment import Environment
 from trimtab_loadtester.payloads.digits_av import JobOptions
 from trimtab_loadtester.results import Record, Results, RunFacts, StageVisit

@@ -3,8 +3,8 @@
 import torch
 
 from benchmarks.points import document, judged, write_images
-from trimtab_model_servers.vit_tasks.datasets import Images
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_training.vit_tasks.datasets import Images
 
 EVIDENCE = {"source": "Measured", "samples": 1000, "low": 0.6, "high": 0.8}
 

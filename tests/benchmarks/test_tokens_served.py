@@ -14,13 +14,13 @@ from benchmarks.tokens_served.outcome import Run
 from benchmarks.tokens_served.queries import QUERIES, Queries
 from benchmarks.tokens_served.tasks import ratio_interval
 from trimtab_loadtester.results import Record, Results, RunFacts
-from trimtab_model_servers.vit_tasks.labelled_samples import HeldOut
 from trimtab_pipelines.escalation import EscalationPlan, TaskEscalation
 from trimtab_pipelines.plan import PointPlan
 from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_predictor.trace import TraceError
 from trimtab_protocol import InferResponse, Tensor
 from trimtab_router.scheduling.policies import POLICIES
+from trimtab_training.vit_tasks.labelled_samples import HeldOut
 
 
 def a_run(*records, deadlines, utilities):

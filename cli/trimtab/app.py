@@ -74,7 +74,7 @@ def _elsewhere() -> None:
     """Stand in for a verb that was not asked for."""
 
 
-def app_for(verb: str | None) -> typer.Typer:
+def build_app(verb: str | None) -> typer.Typer:
     """The command line with one verb imported; the others are listed only."""
     app = typer.Typer(
         name="trimtab",
@@ -86,21 +86,21 @@ def app_for(verb: str | None) -> typer.Typer:
     app.callback()(_of_all)
     for name, words in VERBS.items():
         if name == verb:
-            app.command(name)(exiting(verb_module(name).command))
+            app.command(name)(exiting(command_module(name).command))
         else:
             app.command(name, help=words)(_elsewhere)
     of_keys = typer.Typer(no_args_is_help=True, help=KEYS_HELP)
-    of_keys.command("new")(exiting(verb_module(KEYS).new) if verb == KEYS else _elsewhere)
+    of_keys.command("new")(exiting(command_module(KEYS).new) if verb == KEYS else _elsewhere)
     app.add_typer(of_keys, name=KEYS)
     return app
 
 
-def verb_module(name: str) -> Any:
+def command_module(name: str) -> Any:
     """The module of a verb."""
     return import_module(f"trimtab.commands.{name.replace('-', '_')}")
 
 
-def verb_in(arguments: Sequence[str]) -> str | None:
+def command_name(arguments: Sequence[str]) -> str | None:
     """The verb that a command line asks for, or the one whose options a shell wants to complete."""
     if "_TRIMTAB_COMPLETE" in os.environ:
         arguments = next((os.environ[name].split()[1:] for name in _COMPLETED if name in os.environ), ())
@@ -109,10 +109,10 @@ def verb_in(arguments: Sequence[str]) -> str | None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
-    return reporting_errors(lambda: app_for(verb_in(arguments))(args=list(arguments), prog_name="trimtab"))
+    return run_reporting_errors(lambda: build_app(command_name(arguments))(args=list(arguments), prog_name="trimtab"))
 
 
-def reporting_errors(work: Callable[[], object]) -> int:
+def run_reporting_errors(work: Callable[[], object]) -> int:
     """Do it; turn what the user got wrong into exit code 2, what failed into 1, each with one message.
 
     SIGTERM ends it as Ctrl-C does, with all that it started.
@@ -141,7 +141,7 @@ def _end_fork_server() -> None:
     """End the server that replicas are forked from, where one was ever begun."""
     replicas = sys.modules.get("trimtab.local.replica_process")
     if replicas is not None:
-        replicas.end_fork_server()
+        replicas.stop_fork_server()
 
 
 @contextmanager

@@ -34,7 +34,7 @@ class DemoLoad:
         return f"generated:{rates},seed={seed},plateau={plateau_seconds}"
 
 
-def changing_demand(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]) -> DemoLoad:
+def changing_load(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]) -> DemoLoad:
     """Find the range: low is carried by what runs when next to nothing comes, high by that in no stage.
 
     Where no load makes every stage change, high is most of what can be carried at all.

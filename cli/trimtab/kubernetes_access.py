@@ -10,7 +10,7 @@ from trimtab_pipelines.documents import parse
 from trimtab_pipelines.kubernetes_names import PROFILE_ANNOTATION, profile_job_name
 from trimtab_pipelines.processes.child_process import StartError
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.profiling import missing_tasks, profile_tasks
+from trimtab_pipelines.profiling import missing_profile_tasks, profile_tasks
 from trimtab_pipelines.resource import API_VERSION
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.status import condition_of
@@ -72,7 +72,7 @@ async def _profiled(cluster: "Cluster", pipeline: InferencePipeline) -> list[Mod
             if change.deleted:
                 del known[change.key[1]]
         mine = [profile for profile in known.values() if profile.spec.pipeline == pipeline.name]
-        if not missing_tasks(pipeline, mine):
+        if not missing_profile_tasks(pipeline, mine):
             return mine
     raise AssertionError("unreachable: following does not end")
 

@@ -74,7 +74,7 @@ LOG_WIDTH = 150
 console = Console(markup=False, highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else LOG_WIDTH)
 
 
-def place_of(address: str) -> tuple[str, int]:
+def parse_address(address: str) -> tuple[str, int]:
     """Read HOST:PORT; raises UsersMistake where it is none."""
     host, _, number = address.removeprefix("http://").rstrip("/").rpartition(":")
     if not host or not number.isdecimal() or not 1 <= int(number) <= 65535:

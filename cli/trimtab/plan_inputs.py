@@ -31,13 +31,13 @@ def plan_inputs(pipeline: Path, profiles: Path | None, *, in_cluster: bool, name
     DocumentError where something cannot be read.
     """
     if in_cluster:
-        found = asyncio.run(_deployed(*which(pipeline, namespace)))
+        found = asyncio.run(_deployed(*namespaced_name(pipeline, namespace)))
         return found if profiles is None else replace(found, profiles=load_profiles(profiles))
     document = load_pipeline(pipeline)
     return PlanInputs(document, load_profiles(choose_profiles(pipeline, document, profiles, console)))
 
 
-def which(pipeline: Path, namespace: str | None) -> tuple[str, str]:
+def namespaced_name(pipeline: Path, namespace: str | None) -> tuple[str, str]:
     """Namespace and name of the pipeline that is meant: that of a file, else the one called so."""
     if pipeline.exists():
         metadata = load_pipeline(pipeline).metadata

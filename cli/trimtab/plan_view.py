@@ -8,11 +8,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from trimtab_adapter.planning.decide import planned
-from trimtab_adapter.planning.explain import line
+from trimtab_adapter.planning.decide import with_enlarged_batches
+from trimtab_adapter.planning.explain import describe_option
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.relaxation import PlanSolution
-from trimtab_adapter.planning.sensitivity import PlanEstimate, Price, estimate, prices
+from trimtab_adapter.planning.sensitivity import PlanEstimate, Sensitivity, estimate, sensitivities
 from trimtab_adapter.planning.what_if import Alternative
 from trimtab_adapter.solvers.program import Program
 from trimtab_pipelines.operating_point import OperatingPoint
@@ -31,24 +31,24 @@ class PlanView:
     """A plan, the answer it was written from, and what was tried beside it."""
 
     plan: PipelinePlan
-    question: PlanningProblem
-    answer: PlanSolution
+    problem: PlanningProblem
+    solution: PlanSolution
     alternatives: Sequence[Alternative]
 
     @property
     def now(self) -> PlanEstimate:
         """The plan in figures."""
-        return planned_outlook(self.question, self.answer)
+        return plan_estimate(self.problem, self.solution)
 
     @property
-    def prices(self) -> list[Price]:
+    def prices(self) -> list[Sensitivity]:
         """What a little more or less would take, as plans."""
-        return prices(self.answer, partial(planned, self.question))
+        return sensitivities(self.solution, partial(with_enlarged_batches, self.problem))
 
 
-def planned_outlook(question: PlanningProblem, found: PlanSolution) -> PlanEstimate:
+def plan_estimate(question: PlanningProblem, found: PlanSolution) -> PlanEstimate:
     """The plan that an answer becomes, in figures."""
-    return estimate(found.program, planned(question, found.program, found.solution.choice))
+    return estimate(found.program, with_enlarged_batches(question, found.program, found.solution.choice))
 
 
 def stage_rows(pipeline: InferencePipeline, plan: PipelinePlan) -> Rows:
@@ -79,12 +79,13 @@ def point_rows(pipeline: InferencePipeline, plan: PipelinePlan) -> Rows:
 
 
 def _point_row(asked: OperatingPoint, stage: StagePlan, point: PointPlan) -> tuple[str, ...]:
-    on_tasks = ", ".join(f"{task} {accuracy:.4f}" for task, accuracy in point.accuracy_by_task.items())
+    task_accuracies = ", ".join(f"{task} {accuracy:.4f}" for task, accuracy in point.accuracy_by_task.items())
     seconds = (point.service_seconds.get(size) for size in (1, stage.batch_size))
     return (
         stage.name,
         f"{point.name} (planned)" if point.name == stage.operating_point else point.name,
-        f"{point.accuracy:.4f} {asked.judged().standing}" + (f" ({on_tasks})" if on_tasks else ""),
+        f"{point.accuracy:.4f} {asked.measured_accuracy().evidence_label}"
+        + (f" ({task_accuracies})" if task_accuracies else ""),
         *("–" if one is None else f"{1000 * one:.1f} ms" for one in seconds),
         "; ".join(asked.knobs.values()),
     )
@@ -92,10 +93,16 @@ def _point_row(asked: OperatingPoint, stage: StagePlan, point: PointPlan) -> tup
 
 def accuracy_provenance(pipeline: InferencePipeline, stage: StagePlan) -> str:
     """Say what stands behind a stage's accuracy: declared, published or measured, and on how many samples."""
-    return pipeline.spec.stage(stage.name).variant(stage.variant).point(stage.operating_point).judged().standing
+    return (
+        pipeline.spec.stage(stage.name)
+        .variant(stage.variant)
+        .point(stage.operating_point)
+        .measured_accuracy()
+        .evidence_label
+    )
 
 
-def words(plan: PipelinePlan) -> list[str]:
+def explanation_lines(plan: PipelinePlan) -> list[str]:
     """Say what a plan is expected to give, what holds it back, and what comes second."""
     spec, why = plan.spec, plan.spec.explanation
     lines = []
@@ -126,28 +133,28 @@ def words(plan: PipelinePlan) -> list[str]:
 
 def price_rows(decision: PlanView) -> Rows:
     """The plan and what a little more or less would take; the columns are PRICE_COLUMNS."""
-    now, program = decision.now, decision.answer.program
+    now, program = decision.now, decision.solution.program
     rows: Rows = [("this plan", *_figures(now, None), "")]
     for price in decision.prices:
-        if price.found is None:
-            rows.append((price.what, "–", "–", "–", "–", price.why_not))
+        if price.estimate is None:
+            rows.append((price.change, "–", "–", "–", "–", price.reason))
         else:
-            changes = _changes(program, now, price.found) or "nothing: this plan gives it"
-            rows.append((price.what, *_figures(price.found, now), changes))
+            changes = _changes(program, now, price.estimate) or "nothing: this plan gives it"
+            rows.append((price.change, *_figures(price.estimate, now), changes))
     return rows
 
 
 def alternative_rows(decision: PlanView) -> Rows:
     """The plan and the best one for each alternative; the columns are ALTERNATIVE_COLUMNS."""
     now = decision.now
-    rows: Rows = [("as it is", *_figures(now, None), _choice(decision.answer.program, now))]
+    rows: Rows = [("as it is", *_figures(now, None), _choice(decision.solution.program, now))]
     for alternative in decision.alternatives:
-        if alternative.answer is None:
+        if alternative.solution is None:
             rows.append((alternative.name, "–", "–", "–", "–", alternative.reason))
             continue
-        found = planned_outlook(alternative.question, alternative.answer)
-        note = "" if alternative.answer.feasible else f" ({alternative.reason})"
-        rows.append((alternative.name, *_figures(found, now), _choice(alternative.answer.program, found) + note))
+        found = plan_estimate(alternative.problem, alternative.solution)
+        note = "" if alternative.solution.feasible else f" ({alternative.reason})"
+        rows.append((alternative.name, *_figures(found, now), _choice(alternative.solution.program, found) + note))
     return rows
 
 
@@ -166,15 +173,15 @@ def terminal_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title:
     return table
 
 
-def decision_facts(decision: PlanView) -> dict[str, Any]:
+def plan_view_json(decision: PlanView) -> dict[str, Any]:
     """Return the decision as JSON has it: the plan, what the next step would cost, and what was tried beside it."""
     return {
         "plan": decision.plan.model_dump(mode="json", by_alias=True, exclude_none=True),
-        "prices": [_outlook_facts(price.what, price.found, price.why_not) for price in decision.prices],
+        "prices": [_outlook_facts(price.change, price.estimate, price.reason) for price in decision.prices],
         "alternatives": [
             _outlook_facts(
                 tried.name,
-                None if tried.answer is None else planned_outlook(tried.question, tried.answer),
+                None if tried.solution is None else plan_estimate(tried.problem, tried.solution),
                 tried.reason,
             )
             for tried in decision.alternatives
@@ -209,8 +216,14 @@ def _differs(by: float, form: str) -> str:
 
 def _changes(program: Program, now: PlanEstimate, other: PlanEstimate) -> str:
     listed = zip(program.stages, now.choice, other.choice, strict=True)
-    return "; ".join(f"{s.name}: {line(a)} → {line(b)}" for s, a, b in listed if line(a) != line(b))
+    return "; ".join(
+        f"{s.name}: {describe_option(a)} → {describe_option(b)}"
+        for s, a, b in listed
+        if describe_option(a) != describe_option(b)
+    )
 
 
 def _choice(program: Program, found: PlanEstimate) -> str:
-    return "; ".join(f"{s.name}: {line(option)}" for s, option in zip(program.stages, found.choice, strict=True))
+    return "; ".join(
+        f"{s.name}: {describe_option(option)}" for s, option in zip(program.stages, found.choice, strict=True)
+    )

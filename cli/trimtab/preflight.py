@@ -31,7 +31,7 @@ def prepare(pipeline_file: Path) -> InferencePipeline:
     for stage in pipeline.spec.stages:
         for variant in stage.variants:
             _require_servable(variant, f"{pipeline_file}: stage {stage.name}, variant {variant.name}")
-            for address in variant.addresses:
+            for address in variant.storage_uris:
                 _require_there(address, folder, f"{pipeline_file}: stage {stage.name}, variant {variant.name}")
     return pipeline
 
@@ -64,11 +64,11 @@ def require_installed(packages: Sequence[str] = ("mlserver", "torch")) -> None:
 
 def choose_profiles(pipeline_file: Path, pipeline: InferencePipeline, chosen: Path | None, console: Console) -> Path:
     """Find the profile to plan with, measuring where there is none for this machine."""
-    choice = profile_cache.existing(pipeline_file, pipeline, chosen, console.print)
+    choice = profile_cache.find_profile(pipeline_file, pipeline, chosen, console.print)
     if choice is None:
         console.print(f"no profile of {pipeline.name} for this machine yet: measuring, once")
         with profiling_progress(console) as show:
-            choice = asyncio.run(profile_cache.measured(pipeline_file, pipeline, show))
+            choice = asyncio.run(profile_cache.measure_profile(pipeline_file, pipeline, show))
     console.print(f"profile {choice.path} ({choice.why})")
     return choice.path
 

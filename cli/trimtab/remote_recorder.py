@@ -23,7 +23,7 @@ from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.spec import InferencePipeline
 
 SAMPLE_SECONDS = 1.0
-MOST_DECISION_BYTES = 32 * 2**20
+MAX_DECISION_BYTES = 32 * 2**20
 FORWARD_SECONDS = 20.0
 NewestPlan = Callable[[], Awaitable[PipelinePlan | None]]
 Routers = tuple[InferencePipeline, list[RouterClient], NewestPlan | None]
@@ -39,12 +39,12 @@ class RemoteRecorder:
         record: begun already.
     """
 
-    record: Recorder
+    recorder: Recorder
     plan: PipelinePlan | None = None
     _decisions: JsonLinesFile = field(init=False)
 
     def __post_init__(self) -> None:
-        self._decisions = JsonLinesFile(self.record.folder / DECISIONS_FILE, MOST_DECISION_BYTES)
+        self._decisions = JsonLinesFile(self.recorder.folder / DECISIONS_FILE, MAX_DECISION_BYTES)
 
     async def run(self, reach: Reach) -> None:
         """Ask until cancelled. Whatever fails is reached anew: routers are replaced, and ways to them end with them."""
@@ -52,12 +52,12 @@ class RemoteRecorder:
             try:
                 async with reach() as (_, routers, newest_plan):
                     while True:
-                        await self.once(routers, newest_plan)
+                        await self.sample_once(routers, newest_plan)
                         await asyncio.sleep(SAMPLE_SECONDS)
             except (OperationFailed, UserError, OSError):
                 await asyncio.sleep(SAMPLE_SECONDS)  # the page shows that nothing comes
 
-    async def once(self, routers: Sequence[RouterClient], newest_plan: NewestPlan | None) -> None:
+    async def sample_once(self, routers: Sequence[RouterClient], newest_plan: NewestPlan | None) -> None:
         """Take one sample of what the routers tell, added up, and the plan where somebody knows a newer one.
 
         Raises RouterUnreachable where one of them does not answer, having kept what the others told.
@@ -77,7 +77,7 @@ class RemoteRecorder:
             self.plan = plan
         cores = sum(stage.cores * stage.replicas for stage in self.plan.spec.stages) if self.plan else 0.0
         stages = _stages([state for state, _ in found])
-        self.record.add(Sample(time.time(), stages, cores, 0.0, added([c for _, c in found])), (), 0.0)
+        self.recorder.add(Sample(time.time(), stages, cores, 0.0, sum_counters([c for _, c in found])), (), 0.0)
 
 
 async def _asked(router: RouterClient) -> tuple[RouterState, Counters]:
@@ -97,7 +97,7 @@ def _stages(states: Sequence[RouterState]) -> dict[str, StageSample]:
     }
 
 
-def added(counters: Sequence[Counters]) -> Counters:
+def sum_counters(counters: Sequence[Counters]) -> Counters:
     """Add up what several routers counted."""
 
     def summed(mappings: Sequence[Mapping[str, int]]) -> dict[str, int]:
@@ -113,8 +113,8 @@ def added(counters: Sequence[Counters]) -> Counters:
         accuracy_count=sum(each.accuracy_count for each in counters),
         client_errors=sum(each.client_errors for each in counters),
         pipeline=counters[0].pipeline,
-        first_buckets=_added_modalities([each.first_buckets for each in counters]),
-        next_buckets=_added_modalities([each.next_buckets for each in counters]),
+        first_token_buckets=_added_modalities([each.first_token_buckets for each in counters]),
+        next_token_buckets=_added_modalities([each.next_token_buckets for each in counters]),
     )
 
 
@@ -129,7 +129,7 @@ def _added_buckets(each: Sequence[Mapping[float, float]]) -> dict[float, float]:
 
 
 @asynccontextmanager
-async def routers_in_cluster(namespace: str, name: str) -> AsyncIterator[tuple[list[RouterClient], NewestPlan]]:
+async def cluster_routers(namespace: str, name: str) -> AsyncIterator[tuple[list[RouterClient], NewestPlan]]:
     """Reach the routers of a pipeline by `kubectl port-forward`, which needs no more rights than kubectl has.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from trimtab.exit_codes import exit_code
-from trimtab.local.load_process import LoadOrder, LoadProcess
+from trimtab.local.load_process import LoadOptions, LoadProcess
 from trimtab.local.router_client import RouterUnreachable
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.report.live_page import LivePage, PageError
@@ -22,7 +22,7 @@ from trimtab_loadtester.attack import Progress
 from trimtab_loadtester.results import Results
 
 SAMPLE_SECONDS = 1.0
-Disturb = Callable[[Supervisor], Coroutine[Any, Any, None]]
+FaultInjector = Callable[[Supervisor], Coroutine[Any, Any, None]]
 
 
 @dataclass(slots=True)
@@ -39,32 +39,32 @@ class LocalRun:
         disturb: run beside the load, to break things.
         page_port: where the page of the run is served while it goes on, 0 for a free port; None serves none.
         sampled: how many samples were taken; the newest two are in `recent`, all of them in the run's folder.
-        ended_by: SIGINT or SIGTERM, where it came before the run's end; the first that came.
+        end_signal: SIGINT or SIGTERM, where it came before the run's end; the first that came.
     """
 
     title: str
     setup: Setup
-    load: LoadOrder | None = None
+    load: LoadOptions | None = None
     duration_seconds: float | None = None
     on_ready: Callable[["LocalRun"], None] = lambda _: None
     on_sample: Callable[["LocalRun"], None] = lambda _: None
-    disturb: Disturb | None = None
+    fault_injector: FaultInjector | None = None
     page_port: int | None = None
     page: LivePage | None = field(init=False, default=None)
-    page_trouble: str = ""
-    local: Supervisor = field(init=False)
-    record: Recorder = field(init=False)
-    recent: deque[Sample] = field(default_factory=lambda: deque(maxlen=2))
-    sampled: int = 0
+    page_error: str = ""
+    supervisor: Supervisor = field(init=False)
+    recorder: Recorder = field(init=False)
+    recent_samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=2))
+    sample_count: int = 0
     progress: Progress | None = None
-    ended_by: signal.Signals | None = None
+    end_signal: signal.Signals | None = None
     ready_seconds: float = 0.0
     _cpu_seconds: dict[int, float] = field(default_factory=dict)
 
     @property
     def interruption_code(self) -> int | None:
         """The exit code of a run that a signal ended early; None where none did."""
-        return None if self.ended_by is None else exit_code(self.ended_by)
+        return None if self.end_signal is None else exit_code(self.end_signal)
 
     async def run(self) -> Run:
         """Start, serve, stop, and return the record; SIGINT and SIGTERM end it early, and cleanly.
@@ -75,8 +75,8 @@ class LocalRun:
             StartError: something did not come up.
             DocumentError: the pipeline or the plan cannot be used.
         """
-        self.local = Supervisor(self.setup)
-        self.record = Recorder(self.setup.folder, self.title, self.local.pipeline)
+        self.supervisor = Supervisor(self.setup)
+        self.recorder = Recorder(self.setup.folder, self.title, self.supervisor.pipeline)
         await self._open_page()
         try:
             run = await self._recorded()
@@ -96,7 +96,7 @@ class LocalRun:
         try:
             await page.start()
         except PageError as error:
-            self.page_trouble = str(error)
+            self.page_error = str(error)
         else:
             self.page = page
 
@@ -109,24 +109,24 @@ class LocalRun:
             ends: set[asyncio.Future[Any]] = {serving, came}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not serving.done():
-                self.ended_by = came.result()
+                self.end_signal = came.result()
                 serving.cancel()
             with suppress(asyncio.CancelledError):
                 await serving
-        results = serving.result() if self.ended_by is None else None
-        faults = tuple(self.local.faults)
-        self.record.note(faults, self.ready_seconds)
-        samples, plans = self.record.samples(), self.record.plans()
-        return Run(self.title, self.local.pipeline, samples, plans, results, faults, self.ready_seconds)
+        results = serving.result() if self.end_signal is None else None
+        faults = tuple(self.supervisor.faults)
+        self.recorder.write_facts(faults, self.ready_seconds)
+        samples, plans = self.recorder.samples(), self.recorder.plans()
+        return Run(self.title, self.supervisor.pipeline, samples, plans, results, faults, self.ready_seconds)
 
     async def _serve(self, started: float) -> Results | None:
-        self.record.begin(self.setup.plan if self.setup.profiles_file is None else None)
-        async with self.local as local:
+        self.recorder.start(self.setup.plan if self.setup.profiles_file is None else None)
+        async with self.supervisor as local:
             await local.ready()
             self.ready_seconds = time.monotonic() - started
             self.on_ready(self)
             sampling = asyncio.create_task(self._sample_always())
-            disturbing = asyncio.create_task(self.disturb(local)) if self.disturb else None
+            disturbing = asyncio.create_task(self.fault_injector(local)) if self.fault_injector else None
             try:
                 return await self._send()
             finally:
@@ -140,7 +140,7 @@ class LocalRun:
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.Event().wait(), self.duration_seconds)
             return None
-        port = self.local.grpc_port if self.load.wire == "gRPC" else self.local.rest_port
+        port = self.supervisor.grpc_port if self.load.wire == "gRPC" else self.supervisor.rest_port
         folder = self.setup.folder / "load"
         sending = await LoadProcess.start(self.setup.pipeline_file, f"127.0.0.1:{port}", self.load, folder)
         try:
@@ -154,33 +154,35 @@ class LocalRun:
         due = time.monotonic()
         while True:
             with suppress(RouterUnreachable):
-                self.take(await self._sample())
+                self.record_sample(await self._sample())
             due = max(due + SAMPLE_SECONDS, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
 
-    def take(self, sample: Sample) -> None:
+    def record_sample(self, sample: Sample) -> None:
         """Record a sample, and show it."""
-        self.recent.append(sample)
-        self.sampled += 1
-        refused = self.record.refusal
-        self.record.add(sample, self.local.faults, self.ready_seconds)
-        if self.record.refusal != refused:
-            what = f"the disk takes no record: {self.record.refusal}; it waits in memory"
-            self.local.note(what if self.record.refusal else "the disk takes the record again; nothing is missing")
+        self.recent_samples.append(sample)
+        self.sample_count += 1
+        refused = self.recorder.disk_error
+        self.recorder.add(sample, self.supervisor.faults, self.ready_seconds)
+        if self.recorder.disk_error != refused:
+            what = f"the disk takes no record: {self.recorder.disk_error}; it waits in memory"
+            self.supervisor.record_fault(
+                what if self.recorder.disk_error else "the disk takes the record again; nothing is missing"
+            )
         self.on_sample(self)
 
     async def _sample(self) -> Sample:
-        local = self.local
+        local = self.supervisor
         state, counters = await local.client.state(), await local.client.counters()
         stages = {
             name: StageSample(stage.variant, stage.batch_size, stage.ready_replicas, stage.queue_rows)
             for name, stage in state.stages.items()
         }
         now = time.time()
-        seconds = now - self.recent[-1].at if self.recent else SAMPLE_SECONDS
-        busy = self._cores_busy(local.fleet.pids, seconds)
+        seconds = now - self.recent_samples[-1].at if self.recent_samples else SAMPLE_SECONDS
+        busy = self._cores_busy(local.replica_manager.pids, seconds)
         scored = (self.progress.correct, self.progress.total) if self.progress else (0, 0)
-        return Sample(now, stages, local.fleet.cores, busy, counters, *scored)
+        return Sample(now, stages, local.replica_manager.cores, busy, counters, *scored)
 
     def _cores_busy(self, pids: Mapping[str, int], seconds: float) -> float:
         """Cores the replicas used since the last time; a new process counts from its second sample on."""

@@ -27,7 +27,7 @@ class RunFolder:
     The kernel holds the lock for this process, and lets it go however the process ends.
     """
 
-    asked: Path | None = None
+    requested: Path | None = None
     path: Path = field(init=False)
     _lock: int = -1
 
@@ -37,9 +37,9 @@ class RunFolder:
         Raises:
             DocumentError: another run has it, it holds what no run left, or it cannot be one; nothing was touched.
         """
-        self.path = self.asked or Path(tempfile.mkdtemp(prefix="trimtab-"))
+        self.path = self.requested or Path(tempfile.mkdtemp(prefix="trimtab-"))
         try:
-            if self.asked is not None and not _free(self.path):
+            if self.requested is not None and not _free(self.path):
                 raise DocumentError(
                     f"--folder {self.path} holds files that no run left there, and a run writes over its folder; "
                     "give one that is empty, missing, or of an earlier run"
@@ -51,7 +51,7 @@ class RunFolder:
         return self.path
 
     def __exit__(self, *_: object) -> None:
-        if self.asked is None:
+        if self.requested is None:
             shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)  # the file stays: who removes one that another has just opened lets two in
 

@@ -24,8 +24,8 @@ FACTS_FILE, SAMPLES_FILE, DECISIONS_FILE, PIPELINE_FILE = (
     "decisions.jsonl",
     "pipeline.yaml",
 )
-MOST_SAMPLE_BYTES = 16 * 2**20
-MOST_WAITING = 3600
+MAX_SAMPLE_BYTES = 16 * 2**20
+MAX_PENDING_SAMPLES = 3600
 """Samples kept for a disk that refuses them: an hour's."""
 
 
@@ -55,12 +55,12 @@ class Recorder:
     folder: Path
     title: str
     pipeline: InferencePipeline
-    refusal: str = ""
+    disk_error: str = ""
     _lines: JsonLinesFile | None = None
-    _waiting: deque[Sample] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
+    _waiting: deque[Sample] = field(default_factory=lambda: deque(maxlen=MAX_PENDING_SAMPLES))
     _facts: _Facts | None = None
 
-    def begin(self, plan: PipelinePlan | None) -> None:
+    def start(self, plan: PipelinePlan | None) -> None:
         """Begin a record; a plan that nobody will change is its one decision."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for former in (FACTS_FILE, SAMPLES_FILE, DECISIONS_FILE, f"load/{SUMMARY_FILE}"):
@@ -70,14 +70,14 @@ class Recorder:
             _write_decisions(self.folder, [plan])
         self._write_facts(_Facts(self.title, (), 0.0))
         (self.folder / SAMPLES_FILE).touch()  # what ends within its first second is a run too
-        self._lines = JsonLinesFile(self.folder / SAMPLES_FILE, MOST_SAMPLE_BYTES, thin_older_half)
+        self._lines = JsonLinesFile(self.folder / SAMPLES_FILE, MAX_SAMPLE_BYTES, thin_older_half)
 
     def add(self, sample: Sample, faults: Sequence[Fault], ready_seconds: float) -> None:
         """Write a sample, and what has happened so far."""
         self._waiting.append(sample)
-        self.note(faults, ready_seconds)
+        self.write_facts(faults, ready_seconds)
 
-    def note(self, faults: Sequence[Fault], ready_seconds: float) -> None:
+    def write_facts(self, faults: Sequence[Fault], ready_seconds: float) -> None:
         """Write what has happened so far, and whatever waits to be written."""
         facts = _Facts(self.title, tuple(faults), ready_seconds)
         try:
@@ -87,9 +87,9 @@ class Recorder:
             if facts != self._facts:
                 self._write_facts(facts)
         except OSError as error:
-            self.refusal = error.strerror or str(error)
+            self.disk_error = error.strerror or str(error)
         else:
-            self.refusal = ""
+            self.disk_error = ""
 
     def samples(self) -> list[Sample]:
         """All samples, those that wait for the disk last."""

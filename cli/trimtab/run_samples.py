@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from trimtab.local.router_client import Counters, quantile_edge
+from trimtab.local.router_client import Counters, quantile_upper_bound
 from trimtab.local.supervisor import Fault
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.jsonl import read_lines
@@ -77,20 +77,20 @@ class Run:
     @property
     def changes(self) -> Sequence[PipelinePlan]:
         """The plans in which something a stage runs differs from the plan before; the first is not a change."""
-        return [after for before, after in pairwise(self.plans) if stage_lines(before) != stage_lines(after)]
+        return [after for before, after in pairwise(self.plans) if stage_summaries(before) != stage_summaries(after)]
 
     def variant_changes(self) -> dict[str, int]:
         """Count for each stage how often the router moved to another variant during the load."""
         end = self.started_at + self.results.facts.duration_seconds if self.results else float("inf")
         during = [sample for sample in self.samples if self.started_at - 1.0 <= sample.at <= end + 1.0]
         counts = {}
-        for stage in self.pipeline.spec.order:
+        for stage in self.pipeline.spec.ordered_stages:
             seen = [sample.stages[stage.name].variant for sample in during if stage.name in sample.stages]
             counts[stage.name] = sum(a != b for a, b in pairwise(seen))
         return counts
 
 
-def stage_lines(plan: PipelinePlan) -> dict[str, str]:
+def stage_summaries(plan: PipelinePlan) -> dict[str, str]:
     """Say in a few words what each stage runs."""
     return {
         stage.name: f"{stage.variant} ×{stage.replicas} batch {stage.batch_size}"
@@ -125,15 +125,19 @@ class SampleWindow:
 
     def latency_seconds(self, quantile: float) -> float | None:
         """The latency that this share of the answers did not pass, to the edge of its bucket; None without answers."""
-        return quantile_edge(self._grown(lambda counters: counters.latency_buckets), quantile)
+        return quantile_upper_bound(self._grown(lambda counters: counters.latency_buckets), quantile)
 
     def first_seconds(self, modality: str, quantile: float) -> float | None:
         """The same of the time until chats of a modality began to be answered."""
-        return quantile_edge(self._grown(lambda counters: counters.first_buckets.get(modality, {})), quantile)
+        return quantile_upper_bound(
+            self._grown(lambda counters: counters.first_token_buckets.get(modality, {})), quantile
+        )
 
     def next_seconds(self, modality: str, quantile: float) -> float | None:
         """The same of the time between two pieces of their answers."""
-        return quantile_edge(self._grown(lambda counters: counters.next_buckets.get(modality, {})), quantile)
+        return quantile_upper_bound(
+            self._grown(lambda counters: counters.next_token_buckets.get(modality, {})), quantile
+        )
 
     def _grown(self, buckets_of: Callable[[Counters], Mapping[float, float]]) -> dict[float, float]:
         first, last = buckets_of(self.samples[0].counters), buckets_of(self.samples[-1].counters)

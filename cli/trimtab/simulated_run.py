@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from trimtab.local.router_client import Counters
 from trimtab.local.supervisor import Fault
 from trimtab.run_samples import Run, Sample, StageSample
-from trimtab_adapter.simulation.result import Second, SimulationResult
+from trimtab_adapter.simulation.result import SecondSample, SimulationResult
 from trimtab_adapter.simulation.simulator import Scenario
 from trimtab_loadtester.results import Record, Results, RunFacts, StageVisit
 from trimtab_pipelines.request_outcome import RequestOutcome
@@ -27,11 +27,11 @@ def run_of(title: str, load: str, scenario: Scenario, found: SimulationResult, s
         load=load,
         duration_seconds=scenario.duration_seconds,
         slo_seconds=spec.slo.latency_seconds,
-        stages=tuple(stage.name for stage in spec.order),
+        stages=tuple(stage.name for stage in spec.ordered_stages),
         started_at=started_at,
     )
     faults = [
-        Fault(started_at + f.at_seconds, f"a replica of {f.stage} was lost") for f in scenario.conditions.failures
+        Fault(started_at + f.at_seconds, f"a replica of {f.stage} was lost") for f in scenario.environment.failures
     ]
     return Run(
         title=title,
@@ -47,7 +47,7 @@ def _records(found: SimulationResult) -> list[Record]:
     columns = zip(
         found.arrivals_seconds.tolist(),
         found.latency_seconds.tolist(),
-        found.ends.tolist(),
+        found.outcomes.tolist(),
         found.accuracy.tolist(),
         found.variants,
         strict=True,
@@ -75,8 +75,8 @@ def _record(
     )
 
 
-def _sample(second: Second, started_at: float) -> Sample:
+def _sample(second: SecondSample, started_at: float) -> Sample:
     stages = {name: StageSample(*stage) for name, stage in second.stages.items()}
-    outcomes = {end.word: second.ends[end] for end in RequestOutcome}
+    outcomes = {end.word: second.outcomes[end] for end in RequestOutcome}
     counters = Counters(received=second.received, outcomes=outcomes)
     return Sample(started_at + second.at_seconds, stages, second.cores, 0.0, counters)

@@ -11,15 +11,15 @@ from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.registry import build
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
 from trimtab_model_servers.transformer.prompt_selection import PLAIN, prompt_variant
-from trimtab_model_servers.transformer.prompt_tuning import CHUNK, Labelled, TrainingSchedule
 from trimtab_model_servers.transformer.task_files import save_task
-from trimtab_model_servers.transformer.task_training import TrainedTask, fitting, train_task
 from trimtab_model_servers.transformer.tasks import Head
 from trimtab_model_servers.transformer.transformer import ForwardPlan
-from trimtab_pipelines.accuracy_evidence import Accuracy, measured
+from trimtab_pipelines.accuracy_evidence import Accuracy, measured_accuracy
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
-from trimtab_pipelines.tasks import MOST_BYTES, TaskClass, TaskRecord, file_name, number_and_name
+from trimtab_pipelines.tasks import MAX_TASK_FILE_BYTES, TaskRecord, TaskTerms, file_name, parse_file_name
+from trimtab_training.prompt_tuning import CHUNK, Labelled, TrainingSchedule
+from trimtab_training.task_training import TrainedTask, fitting, train_task
 
 HELD_OUT = 0.25
 HEADER_BYTES = 2**16
@@ -53,7 +53,7 @@ class TaskTraining:
     lesson: TrainingSchedule
     advance: Callable[[float], None]
 
-    def joined(self, task: str, images: Labelled, granted: TaskClass, out: Path, samples_digest: str) -> TaskReport:
+    def train(self, task: str, images: Labelled, granted: TaskTerms, out: Path, samples_digest: str) -> TaskReport:
         """Train a task, join it, judge it on the images held out at every point, and write its file.
 
         Args:
@@ -75,7 +75,7 @@ class TaskTraining:
                 number = _number(served, task)
                 every = _taught(served, self.spec.operating_points)
                 classes = int(learned.labels.max()) + 1
-                taught = fitting(every, classes, served.transformer.shape, MOST_BYTES - HEADER_BYTES)
+                taught = fitting(every, classes, served.transformer.shape, MAX_TASK_FILE_BYTES - HEADER_BYTES)
                 heads = train_task(served.transformer, served.normalisation, learned, taught, self.lesson, self.advance)
             except ModelError as error:
                 raise ValueError(str(error)) from error
@@ -101,7 +101,7 @@ def _served(spec: ModelSpec, folder: str) -> ServedTransformer:
 
 def _number(served: ServedTransformer, task: str) -> int:
     names = served.in_force.names
-    if number_and_name(file_name(len(names), task)) is None:
+    if parse_file_name(file_name(len(names), task)) is None:
         raise ValueError(f"task {task!r}: a name has lower-case letters, digits and dashes")
     if task in names:
         raise ValueError(f"there is a task {task!r} already; the weights have: {', '.join(names)}")
@@ -118,7 +118,7 @@ def _taught(served: ServedTransformer, points: Sequence[OperatingPoint]) -> dict
     }
 
 
-def _card(heads: Mapping[str, Head], mark: str, granted: TaskClass) -> TaskRecord:
+def _card(heads: Mapping[str, Head], mark: str, granted: TaskTerms) -> TaskRecord:
     classes = tuple(str(label) for label in range(len(heads[PLAIN].bias)))
     return TaskRecord(**granted.model_dump(by_alias=False), classes=classes, transformer=mark)
 
@@ -141,4 +141,4 @@ def _judged(
             found = served.infer({"image": pixels, "task": torch.full_like(labels, number)}, point)
             right += int((found["label"] == labels).sum())
             confidences += found["confidence"].tolist()
-    return measured(right, len(images.labels), confidences, samples_digest)
+    return measured_accuracy(right, len(images.labels), confidences, samples_digest)

@@ -8,11 +8,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.chat_figures import KINDS
+from trimtab.chat_stats import KINDS
 from trimtab.plan_view import accuracy_provenance
 from trimtab.run import LocalRun
-from trimtab.run_samples import SampleWindow, StageSample, stage_lines
-from trimtab_pipelines.accuracy import sources
+from trimtab.run_samples import SampleWindow, StageSample, stage_summaries
+from trimtab_pipelines.accuracy import accuracy_sources
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
 
 PLAIN_EVERY_SAMPLES = 10
@@ -35,35 +35,39 @@ def terminal_view(session: LocalRun, console: Console) -> Iterator[None]:
 
 def ready_line(session: LocalRun) -> str:
     """Say where the pipeline is served."""
-    local = session.local
+    local = session.supervisor
     name, seconds = local.pipeline.name, session.ready_seconds
     rest = f"http://127.0.0.1:{local.rest_port}/v2/models/{name}/infer"
     grpc = (
-        f"gRPC 127.0.0.1:{local.grpc_port}" if local.setup.door else "no Envoy in front: REST only, for trusted callers"
+        f"gRPC 127.0.0.1:{local.grpc_port}"
+        if local.setup.proxy
+        else "no Envoy in front: REST only, for trusted callers"
     )
     metrics = f"metrics http://127.0.0.1:{local.admin_port}/metrics"
     page = f"\nlive page: {session.page.url}" if session.page is not None else ""
-    trouble = f"\n! no live page: {session.page_trouble}" if session.page_trouble else ""
+    trouble = f"\n! no live page: {session.page_error}" if session.page_error else ""
     return f"{name} is ready after {seconds:.1f} s: {rest}, {grpc}, {metrics}{page}{trouble}"
 
 
 def _page(session: LocalRun, window: SampleWindow) -> Group:
-    window.add(session.recent[-1])
-    plan = session.local.plan
+    window.add(session.recent_samples[-1])
+    plan = session.supervisor.plan
     lines = [Text(_load_line(session, window), style="bold"), Text(_outcome_line(session))]
     if plan is not None:
         lines.append(Text(_plan_line(plan), style="dim"))
-    lines += [Text(f"! {fault.what}", style="red") for fault in session.local.faults[-3:]]
+    lines += [Text(f"! {fault.what}", style="red") for fault in session.supervisor.faults[-3:]]
     return Group(*lines, _stages(session, plan))
 
 
 def _stages(session: LocalRun, plan: PipelinePlan | None) -> Table:
     table = Table("stage", "variant", "batch", "replicas", "queue", "accuracy", box=None, pad_edge=False)
     planned = {stage.name: stage for stage in plan.spec.stages} if plan else {}
-    for name, stage in session.recent[-1].stages.items():
+    for name, stage in session.recent_samples[-1].stages.items():
         wanted = planned.get(name)
         accuracy = (
-            "" if wanted is None else f"{wanted.accuracy:.3f} {accuracy_provenance(session.local.pipeline, wanted)}"
+            ""
+            if wanted is None
+            else f"{wanted.accuracy:.3f} {accuracy_provenance(session.supervisor.pipeline, wanted)}"
         )
         table.add_row(*_row(name, stage, wanted), accuracy)
     return table
@@ -78,17 +82,17 @@ def _row(name: str, stage: StageSample, plan: StagePlan | None) -> tuple[str, ..
 
 
 def _load_line(session: LocalRun, window: SampleWindow) -> str:
-    plan, progress = session.local.plan, session.progress
+    plan, progress = session.supervisor.plan, session.progress
     forecast = plan.spec.forecast if plan else None
     parts = [f"load {window.rps:.1f} requests/s"]
     if forecast is not None:
         parts.append(f"planned for {forecast.peak_rps:.1f} ({forecast.source})")
     p50, p99 = window.latency_seconds(0.5), window.latency_seconds(0.99)
     if p50 is not None and p99 is not None:
-        slo = session.local.pipeline.spec.slo.latency_seconds
+        slo = session.supervisor.pipeline.spec.slo.latency_seconds
         parts.append(f"p50 ≤ {1000 * p50:.0f} ms, p99 ≤ {1000 * p99:.0f} ms of {1000 * slo:.0f}")
     parts += _first_words(session, window)
-    parts.append(f"cores {session.recent[-1].cores:g}/{session.local.pipeline.spec.budget.cores:g}")
+    parts.append(f"cores {session.recent_samples[-1].cores:g}/{session.supervisor.pipeline.spec.budget.cores:g}")
     if progress is not None:
         parts.append(
             f"{min(progress.elapsed_seconds, progress.duration_seconds):.0f}/{progress.duration_seconds:.0f} s"
@@ -98,7 +102,7 @@ def _load_line(session: LocalRun, window: SampleWindow) -> str:
 
 def _first_words(session: LocalRun, window: SampleWindow) -> Iterator[str]:
     """Say of chats with images and without when their answers begin, and how fast they go on."""
-    slo = session.local.pipeline.spec.slo
+    slo = session.supervisor.pipeline.spec.slo
     for modality, kind in KINDS.items():
         for what, seconds, most in (
             ("first token", window.first_seconds(modality, 0.99), slo.time_to_first_token_seconds),
@@ -110,11 +114,11 @@ def _first_words(session: LocalRun, window: SampleWindow) -> Iterator[str]:
 
 
 def _outcome_line(session: LocalRun) -> str:
-    counters = session.recent[-1].counters
+    counters = session.recent_samples[-1].counters
     parts = [f"received {counters.received}", *(f"{name} {count}" for name, count in counters.outcomes.items())]
     if counters.accuracy_count:
         expected = counters.accuracy_sum / counters.accuracy_count
-        known = sources(session.local.pipeline.spec.stages)
+        known = accuracy_sources(session.supervisor.pipeline.spec.stages)
         parts.append(f"expected accuracy of the answers {expected:.4f} (by {known} ones)")
     if session.progress is not None and session.progress.total:
         parts.append(f"measured {session.progress.correct / session.progress.total:.4f}")
@@ -127,13 +131,13 @@ def _plan_line(plan: PipelinePlan) -> str:
 
 
 def _tell(session: LocalRun, window: SampleWindow, console: Console) -> None:
-    window.add(session.recent[-1])
-    since = session.recent[0].at if session.sampled > 1 else 0.0
-    for fault in session.local.faults:
-        if since < fault.at <= session.recent[-1].at:
+    window.add(session.recent_samples[-1])
+    since = session.recent_samples[0].at if session.sample_count > 1 else 0.0
+    for fault in session.supervisor.faults:
+        if since < fault.at <= session.recent_samples[-1].at:
             console.print(f"! {fault.what}")
-    if session.sampled % PLAIN_EVERY_SAMPLES != 1:
+    if session.sample_count % PLAIN_EVERY_SAMPLES != 1:
         return
-    plan = session.local.plan
-    running = ", ".join(f"{stage}: {line}" for stage, line in stage_lines(plan).items()) if plan else "no plan yet"
+    plan = session.supervisor.plan
+    running = ", ".join(f"{stage}: {line}" for stage, line in stage_summaries(plan).items()) if plan else "no plan yet"
     console.print(f"{_load_line(session, window)} · {running}", soft_wrap=True, highlight=False)

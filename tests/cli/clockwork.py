@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from trimtab.tuning.budget import Budget
+from trimtab.tuning.budget import TimeBudget
 from trimtab.tuning.quality import QualityEvaluator
 from trimtab.tuning.timing import Timer
 from trimtab_loadtester.payloads.interface import Payload, Score
@@ -61,5 +61,5 @@ class Clockwork:
 
 def a_workplace(bench: Any, seconds: float) -> tuple[Any, QualityEvaluator, Timer]:
     """A bench with a judge and a timer that share a budget."""
-    timer = Timer(bench, [bench.payload(index) for index in range(8)], lambda _: None, Budget(seconds, bench.clock))
+    timer = Timer(bench, [bench.payload(index) for index in range(8)], lambda _: None, TimeBudget(seconds, bench.clock))
     return bench, QualityEvaluator(bench, bench, 80, 8), timer

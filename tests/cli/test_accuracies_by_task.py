@@ -11,7 +11,7 @@ from tests.builders import a_pipeline, a_pipeline_document, a_stage, a_variant
 from tests.model_servers.transformer.test_family import IMAGE, OUTPUTS, answers, images, spec
 from tests.model_servers.transformer.test_family import weights as weights  # noqa: PLC0414  (a fixture)
 from trimtab.accuracy.attribution import Choice, ReceivedAnswer, mean_confidences
-from trimtab.accuracy.per_task import on_tasks, stages_with_task_accuracy
+from trimtab.accuracy.per_task import task_accuracies, task_accuracy_stages
 from trimtab.app import run
 from trimtab_loadtester.payloads.interface import Score
 from trimtab_loadtester.payloads.labelled import LabelledPayloads, SamplesError
@@ -33,15 +33,15 @@ def heard(task: str, right: int, of: int, confidence: float) -> list[ReceivedAns
 def test_each_task_has_its_share_and_its_confidence_and_their_mix_has_none() -> None:
     pipeline = a_pipeline([a_stage("only")])
     samples = [*heard("cats", 9, 10, 0.8), *heard("dogs", 0, 5, 0.4)]
-    found = on_tasks(pipeline, {BEST: samples}, ("cats", "dogs"), DIGEST)["only", "small", "default"]
+    found = task_accuracies(pipeline, {BEST: samples}, ("cats", "dogs"), DIGEST)["only", "small", "default"]
 
     assert {task: (one.value, one.samples, one.mean_confidence) for task, one in found.items()} == {
         "cats": (0.9, 10, 0.8),
         "dogs": (0.0, 5, 0.4),
     }
     assert found["cats"].samples_digest == DIGEST
-    assert mean_confidences(samples, stages_with_task_accuracy(pipeline)) == {}
-    assert mean_confidences(samples[:10], stages_with_task_accuracy(pipeline)) == {"only": 0.8}
+    assert mean_confidences(samples, task_accuracy_stages(pipeline)) == {}
+    assert mean_confidences(samples[:10], task_accuracy_stages(pipeline)) == {"only": 0.8}
 
 
 def test_of_several_stages_those_that_are_told_tasks_have_accuracies_on_them() -> None:
@@ -55,7 +55,7 @@ def test_of_several_stages_those_that_are_told_tasks_have_accuracies_on_them() -
     )
     choice = (("small", "default"), ("small", "default"))
     samples = [*heard("cats", 64, 100, 0.8), *heard("dogs", 0, 100, 0.8)]
-    found = on_tasks(pipeline, {choice: samples}, ("cats", "dogs"), DIGEST)
+    found = task_accuracies(pipeline, {choice: samples}, ("cats", "dogs"), DIGEST)
 
     assert {place: list(tasks) for place, tasks in found.items()} == {("second", "small", "default"): ["cats"]}
     assert found["second", "small", "default"]["cats"].value == 0.8, "its share of the product"
@@ -214,7 +214,7 @@ def test_a_transformer_of_several_tasks_is_measured_on_each(
     assert (one.mean_confidence, two.mean_confidence) == pytest.approx(
         (confidence[::2].mean(), confidence[1::2].mean()), abs=1e-4
     )
-    assert (one.samples, one.samples_digest) == (ROWS // 2, point.judged().samples_digest)
-    assert point.judged().mean_confidence is None
+    assert (one.samples, one.samples_digest) == (ROWS // 2, point.measured_accuracy().samples_digest)
+    assert point.measured_accuracy().mean_confidence is None
     if command == "accuracy":
         assert figures["accuracy_classify_vit_default_two"] == 0.5

@@ -9,7 +9,7 @@ from tests.builders import a_pipeline, a_pipeline_document, a_stage, a_variant
 from tests.cli.pipelines import echo_pipeline
 from trimtab.accuracy.attribution import (
     Choice,
-    NothingRight,
+    NoCorrectAnswers,
     ReceivedAnswer,
     Tally,
     accuracies,
@@ -18,7 +18,7 @@ from trimtab.accuracy.attribution import (
 )
 from trimtab.app import run
 from trimtab_loadtester.payloads.interface import Score
-from trimtab_pipelines.accuracy import sources
+from trimtab_pipelines.accuracy import accuracy_sources
 from trimtab_pipelines.accuracy_evidence import Accuracy, wilson_interval
 from trimtab_pipelines.documents import dump_yaml, load_pipeline
 from trimtab_pipelines.spec import InferencePipeline
@@ -76,7 +76,7 @@ def test_answers_about_one_sample_count_as_one_where_they_go_together() -> None:
 
 
 def test_where_nothing_is_right_nothing_is_written() -> None:
-    with pytest.raises(NothingRight, match="not one sample"):
+    with pytest.raises(NoCorrectAnswers, match="not one sample"):
         accuracies(echo_pipeline(), dict.fromkeys(choices(echo_pipeline()), tally(0)), DIGEST, {})
 
 
@@ -147,8 +147,11 @@ def test_what_stands_behind_an_accuracy_is_told_beside_it() -> None:
     evidence = {"source": "Measured", "samples": 500, "low": 0.75, "high": 0.85}
     variants = [a_variant("small", accuracy=0.8, accuracyEvidence=evidence), a_variant("large", accuracy=0.9)]
     pipeline = InferencePipeline.model_validate(a_pipeline_document([a_stage("first", variants=variants)]))
-    assert sources(pipeline.spec.stages) == "declared and measured"
-    told = {variant.name: variant.points[0].judged().standing for variant in pipeline.spec.stages[0].variants}
+    assert accuracy_sources(pipeline.spec.stages) == "declared and measured"
+    told = {
+        variant.name: variant.points[0].measured_accuracy().evidence_label
+        for variant in pipeline.spec.stages[0].variants
+    }
     assert told == {"small": "measured (n 500, 0.750–0.850)", "large": "declared"}
 
 

@@ -12,7 +12,7 @@ from trimtab_model_servers.transformer.config import ViTConfig
 from trimtab_model_servers.transformer.tasks import Head
 from trimtab_model_servers.transformer.transformer import VisionTransformer
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.plan import PipelinePlan, first_plan
+from trimtab_pipelines.plan import PipelinePlan, initial_stage_plan
 from trimtab_protocol import InferRequest, Tensor, rest
 
 SHAPE = ViTConfig(side=224, patch=32, channels=3, width=16, depth=3, heads=2, inner=32)
@@ -78,7 +78,7 @@ def write_classifier(path):
 
 
 def planned(pipeline):
-    detect, classify = (first_plan(stage).model_copy(update={"cores": 0.5}) for stage in pipeline.spec.stages)
+    detect, classify = (initial_stage_plan(stage).model_copy(update={"cores": 0.5}) for stage in pipeline.spec.stages)
     points = {
         "batchSize": MOST_ROWS,
         "serviceSeconds": dict.fromkeys((1, MOST_ROWS), FULL_SECONDS),
@@ -125,7 +125,7 @@ async def test_the_objects_of_frames_are_classified_at_the_point_that_their_dead
     write_classifier(tmp_path / "vit.safetensors")
     (tmp_path / "pipeline.yaml").write_text(PIPELINE)
     pipeline = load_pipeline(tmp_path / "pipeline.yaml")
-    setup = Setup(tmp_path / "pipeline.yaml", tmp_path / "run", plan=planned(pipeline), door=False)
+    setup = Setup(tmp_path / "pipeline.yaml", tmp_path / "run", plan=planned(pipeline), proxy=False)
     async with Supervisor(setup) as local, httpx.AsyncClient(timeout=120, trust_env=False) as client:
         await local.ready()
         classified = {"fast": 0, "full": 0}

@@ -12,10 +12,10 @@ from tests.cli.pipelines import echo_pipeline, echo_plan, echo_stages, write_ech
 from tests.cli.runs import a_run
 from trimtab import run_record
 from trimtab.app import run
-from trimtab.commands.loadtest import load_outcome
-from trimtab.demo_load import changing_demand
-from trimtab.local.profile_cache import existing
-from trimtab.local.variant_packing import hosted_variants, memory_bytes_per_replica
+from trimtab.commands.loadtest import loadtest_result
+from trimtab.demo_load import changing_load
+from trimtab.local.profile_cache import find_profile
+from trimtab.local.variant_packing import memory_bytes_per_replica, variants_to_load
 from trimtab.preflight import require_installed
 from trimtab.run_folder import LOCK_FILE, RunFolder
 from trimtab.run_record import FACTS_FILE
@@ -224,7 +224,7 @@ def test_a_plan_that_cannot_carry_the_load_has_an_exit_code_of_its_own(tmp_path:
 def test_a_load_is_judged(counts: dict[str, int], least_within_slo: float, holds: bool) -> None:  # noqa: FBT001
     summary: dict[str, float] = {**dict.fromkeys((end.word for end in RequestOutcome), 0), **counts, "received": 10}
     summary["slo_fraction"] = counts.get("ok", 0) / 10
-    assert load_outcome(summary, least_within_slo).holds is holds
+    assert loadtest_result(summary, least_within_slo).holds is holds
 
 
 def test_a_load_nobody_answers_fails(tmp_path: Path, capsys: Captured) -> None:
@@ -254,14 +254,14 @@ def test_a_profile_of_something_else_is_not_trusted(
         spec = found.spec.model_copy(update={**of, "pipeline": pipeline.name})
         profiles[stage.name] = found.model_copy(update={"spec": spec})
     (tmp_path / "profile.yaml").write_text(dump_yaml(*profiles.values()))
-    assert existing(path, pipeline, None) is not None
+    assert find_profile(path, pipeline, None) is not None
 
     assert before in path.read_text()
     path.write_text(path.read_text().replace(before, after))
     told: list[str] = []
-    assert existing(path, load_pipeline(path), None, told.append) is None
+    assert find_profile(path, load_pipeline(path), None, told.append) is None
     assert reason in told[0]
-    assert existing(path, load_pipeline(path), tmp_path / "profile.yaml", told.append) is not None
+    assert find_profile(path, load_pipeline(path), tmp_path / "profile.yaml", told.append) is not None
     assert told[1].startswith("! profile")
     assert reason in told[1]
 
@@ -273,9 +273,9 @@ def test_weights_are_told_apart_by_what_they_are(tmp_path: Path) -> None:
     variant = variant.model_copy(update={"storage_uri": "w.safetensors"})
     before = model_identity(variant, tmp_path)
     path.write_bytes(b"two")
-    assert before.differs(model_identity(variant, tmp_path)) == "other weights"
+    assert before.describe_change(model_identity(variant, tmp_path)) == "other weights"
     path.write_bytes(b"one")
-    assert not before.differs(model_identity(variant, tmp_path))
+    assert not before.describe_change(model_identity(variant, tmp_path))
 
 
 def test_report_of_a_recorded_run(tmp_path: Path, capsys: Captured) -> None:
@@ -288,7 +288,7 @@ def test_report_of_a_recorded_run(tmp_path: Path, capsys: Captured) -> None:
 def test_demand_spans_what_makes_every_stage_change(tmp_path: Path) -> None:
     points = [a_point_profile("fast", 0.01, 0.002, cores=0.5), a_point_profile("slow", 0.04, 0.008, cores=0.5)]
     pipeline = echo_pipeline()
-    demand = changing_demand(pipeline, {stage: a_profile(stage, points) for stage in ("first", "second")})
+    demand = changing_load(pipeline, {stage: a_profile(stage, points) for stage in ("first", "second")})
     assert demand.high_rps >= 8 * demand.low_rps
     assert 100 < demand.high_rps < 2 * 2 * 500
     assert demand.load().startswith("generated:low=")
@@ -297,8 +297,8 @@ def test_demand_spans_what_makes_every_stage_change(tmp_path: Path) -> None:
 def test_all_variants_are_hosted_where_memory_allows() -> None:
     pipeline = echo_pipeline()
     stage, mebibyte = pipeline.spec.stages[0], 2**20
-    assert hosted_variants(stage, "slow", 128 * mebibyte) == ("fast", "slow")
-    assert hosted_variants(stage, "slow", 100 * mebibyte) == ("slow",)
+    assert variants_to_load(stage, "slow", 128 * mebibyte) == ("fast", "slow")
+    assert variants_to_load(stage, "slow", 100 * mebibyte) == ("slow",)
     assert memory_bytes_per_replica(pipeline, 2.0, 1000) == pytest.approx(0.6 * 1000 / 4)
 
 

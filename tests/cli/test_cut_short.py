@@ -30,7 +30,7 @@ def test_up_with_a_load_ends_with_the_code_of_its_signal(tmp_path: Path, number:
 
 WAITS = """
 import asyncio, sys
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 
 async def waits():
     try:
@@ -39,13 +39,13 @@ async def waits():
     finally:
         print("cleaned up", flush=True)
 
-sys.exit(reporting_errors(lambda: asyncio.run(waits())))
+sys.exit(run_reporting_errors(lambda: asyncio.run(waits())))
 """
 
 
 FAILS = """
 import sys, time
-from trimtab.app import reporting_errors
+from trimtab.app import run_reporting_errors
 
 def waits():
     try:
@@ -54,7 +54,7 @@ def waits():
     finally:
         raise OSError("a pipe is broken")
 
-sys.exit(reporting_errors(waits))
+sys.exit(run_reporting_errors(waits))
 """
 
 

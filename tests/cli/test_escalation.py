@@ -16,12 +16,12 @@ from trimtab.accuracy.escalation import escalations
 from trimtab.app import run
 from trimtab_loadtester.payloads.interface import Score
 from trimtab_model_servers.model import load_model
-from trimtab_model_servers.vit_tasks.datasets import TASKS
-from trimtab_model_servers.vit_tasks.labelled_samples import HeldOut
 from trimtab_pipelines.documents import dump_yaml, load_pipeline
 from trimtab_pipelines.escalation import Escalation, TaskEscalation
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.yaml_edit import with_escalations
+from trimtab_training.vit_tasks.datasets import TASKS
+from trimtab_training.vit_tasks.labelled_samples import HeldOut
 
 ROWS = 600
 POINTS = [{"name": "full", "accuracy": 0.9}, {"name": "fast", "accuracy": 0.8}]

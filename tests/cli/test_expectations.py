@@ -18,14 +18,14 @@ from trimtab.app import run
 from trimtab.commands import status
 from trimtab.local.router_client import Counters
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.router_state import RouterState, Served
+from trimtab_pipelines.router_state import RecentRequests, RouterState
 
 HEAVY = {"numpy", "torch", "grpc", "aiohttp", "httpx", "plotly", "uvloop", "trimtab_adapter", "trimtab_loadtester"}
 
 
 @pytest.mark.parametrize("verb", app.VERBS)
 def test_help_without_a_verb_says_what_the_verb_itself_says(verb: str) -> None:
-    told = inspect.getdoc(app.verb_module(verb).command)
+    told = inspect.getdoc(app.command_module(verb).command)
     assert told is not None
     assert told.partition("\n\n")[0].replace("\n", " ") == app.VERBS[verb]
 
@@ -40,8 +40,8 @@ def test_what_is_asked_often_imports_little(arguments: list[str]) -> None:
 
 
 def test_the_verb_is_found_before_options_and_where_a_shell_completes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert app.verb_in(["--version"]) is None
-    assert app.verb_in(["plan", "x", "--load", "3"]) == "plan"
+    assert app.command_name(["--version"]) is None
+    assert app.command_name(["plan", "x", "--load", "3"]) == "plan"
     monkeypatch.setenv("_TRIMTAB_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "trimtab status --ad")
     monkeypatch.setenv("COMP_CWORD", "2")
@@ -182,7 +182,7 @@ def test_nothing_is_written_into_the_working_directory_unasked(
 
 
 def test_status_tells_where_accuracies_come_from(capsys: Captured) -> None:
-    served = Served(received=10, ok=9, dropped=1, p99_seconds=0.2, accuracy=0.9)
+    served = RecentRequests(received=10, ok=9, dropped=1, p99_seconds=0.2, accuracy=0.9)
     state = RouterState(ready=True, served=served, accuracy_sources="declared and measured", stages={})
     counters = Counters(pipeline="mine", received=10, outcomes={"ok": 9, "dropped": 1})
 

@@ -15,9 +15,9 @@ import pytest
 from tests.cli.runs import a_run, a_sample, plans
 from trimtab import run_record
 from trimtab.local.supervisor import Fault
-from trimtab.remote_recorder import added
+from trimtab.remote_recorder import sum_counters
 from trimtab.report.live_page import LivePage, PageError
-from trimtab.report.summary import cards
+from trimtab.report.summary import summary_items
 from trimtab.run_samples import Run
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -26,7 +26,7 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 def recorder(folder: Path) -> run_record.Recorder:
     """A run that has just begun."""
     begun = run_record.Recorder(folder, "sample", a_run().pipeline)
-    begun.begin(None)
+    begun.start(None)
     run_record._write_decisions(folder, plans())
     return begun
 
@@ -138,10 +138,10 @@ def test_the_page_says_nothing_that_is_no_json(tmp_path: Path) -> None:
 
 def test_what_several_routers_counted_is_added_up() -> None:
     one, other = a_sample(10).counters, a_sample(30).counters
-    both = added([one, other])
+    both = sum_counters([one, other])
     assert (both.received, both.outcomes["ok"], both.accuracy_count) == (400, 400, 400)
     assert both.latency_buckets[2.0] == 400
-    assert added([one]) == one
+    assert sum_counters([one]) == one
 
 
 def test_requests_under_way_are_no_fault_of_the_sums(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_requests_under_way_are_no_fault_of_the_sums(tmp_path: Path) -> None:
     run = run_record.load(tmp_path)
     last = run.samples[-1]
     busy = replace(last, counters=replace(last.counters, received=last.counters.received + 3))
-    (card, *_) = cards(replace(run, samples=[*run.samples, busy]))
+    (card, *_) = summary_items(replace(run, samples=[*run.samples, busy]))
     assert "+ 3 under way" in card.detail
     assert card.holds is None
-    assert cards(run)[0].holds is True
+    assert summary_items(run)[0].holds is True

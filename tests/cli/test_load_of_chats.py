@@ -12,14 +12,14 @@ from rich.console import Console
 
 from tests.builders import a_pipeline, a_plan
 from tests.cli.runs import BEGAN, a_run, a_sample
-from trimtab.chat_figures import chats_counted
+from trimtab.chat_stats import chat_stats
 from trimtab.commands import status
-from trimtab.load_options import client_for, load_order
+from trimtab.load_options import default_client, parse_load_options
 from trimtab.local.router_client import Counters
 from trimtab.local.supervisor import Setup, Supervisor
-from trimtab.remote_recorder import added
-from trimtab.report.summary import cards, print_summary
-from trimtab.report.summary_stats import figures_of
+from trimtab.remote_recorder import sum_counters
+from trimtab.report.summary import print_summary, summary_items
+from trimtab.report.summary_stats import run_stats
 from trimtab.run import LocalRun
 from trimtab.run_samples import SampleWindow
 from trimtab_loadtester.load_spec import LoadError
@@ -71,33 +71,33 @@ def a_run_of_chats():
 
 
 def test_chats_are_streamed_and_all_else_goes_by_rest():
-    assert client_for(load_pipeline(PIPELINES / "lmm-digits"), None) == "chat"
-    assert client_for(load_pipeline(PIPELINES / "lmm-digits" / "planned.yaml"), None) == "chat"
-    assert client_for(a_pipeline(), None) == "REST"
+    assert default_client(load_pipeline(PIPELINES / "lmm-digits"), None) == "chat"
+    assert default_client(load_pipeline(PIPELINES / "lmm-digits" / "planned.yaml"), None) == "chat"
+    assert default_client(a_pipeline(), None) == "REST"
 
 
 def test_a_pipeline_that_names_no_chats_needs_samples_of_them():
     pipeline = load_pipeline(PIPELINES / "llava-onevision")
 
     with pytest.raises(LoadError, match=r"llava-onevision answers chats.*trimtab\.dev/payloads.*--samples"):
-        client_for(pipeline, None)
-    assert client_for(pipeline, "mine:Chats") == "chat"
+        default_client(pipeline, None)
+    assert default_client(pipeline, "mine:Chats") == "chat"
 
 
 def test_a_routers_counters_tell_first_tokens_and_the_time_between_by_modality():
     counters = counted((0, [0.04, 0.049]), (0, [0.4, 0.48]), (2, [0.8, 0.809, 0.85]))
-    text, image = (chats_counted(counters, modality) for modality in ("text", "image"))
+    text, image = (chat_stats(counters, modality) for modality in ("text", "image"))
 
     assert (text.answered, text.first_p50_seconds, text.first_p99_seconds) == (2, 0.05, 0.5)
     assert (text.next_p50_seconds, text.next_p99_seconds) == (0.01, 0.1)
     assert (image.answered, image.first_p99_seconds, image.next_p99_seconds) == (1, 1.0, 0.05)
-    assert counted().first_buckets == {}
+    assert counted().first_token_buckets == {}
 
 
 def test_counters_of_several_routers_add_up_and_a_window_tells_what_came_in_it():
     one, two = counted((0, [0.04, 0.049])), counted((0, [0.4, 0.48]), (2, [0.8]))
-    both, window = added([one, two]), SampleWindow()
-    assert {name: chats_counted(both, name).answered for name in both.first_buckets} == {"text": 2, "image": 1}
+    both, window = sum_counters([one, two]), SampleWindow()
+    assert {name: chat_stats(both, name).answered for name in both.first_token_buckets} == {"text": 2, "image": 1}
 
     window.add(replace(a_sample(1), counters=one))
     window.add(replace(a_sample(2), counters=both))
@@ -117,7 +117,7 @@ def test_the_status_tells_what_is_promised_of_chats(capsys):
 
 
 def test_the_summary_has_both_modalities_their_attainment_and_why_the_others_have_no_answer():
-    shown = {card.label: card for card in cards(a_run_of_chats())}
+    shown = {card.label: card for card in summary_items(a_run_of_chats())}
 
     assert shown["within the SLO"].value == "50.00 %"
     assert "500 ms to the first token, 100 ms between tokens" in shown["within the SLO"].detail
@@ -132,7 +132,7 @@ def test_the_summary_has_both_modalities_their_attainment_and_why_the_others_hav
         True,
     )
     assert shown["between tokens p99, chats with images"].value == "30 ms"
-    assert "first token p99, chats with images" not in {card.label for card in cards(a_run())}
+    assert "first token p99, chats with images" not in {card.label for card in summary_items(a_run())}
 
 
 def test_figures_of_a_load_are_told_by_modality():
@@ -160,22 +160,22 @@ async def test_a_load_beside_a_served_pipeline_streams_chats_and_shows_what_was_
     """The real model behind the real router and its door: each chat is answered, most of them rightly."""
     path = a_forgiving_pipeline(tmp_path)
     pipeline = load_pipeline(path)
-    order = load_order("constant:4", None, 1.0, 1.0, 5.0, 1, wire=client_for(pipeline, None))
+    order = parse_load_options("constant:4", None, 1.0, 1.0, 5.0, 1, wire=default_client(pipeline, None))
     asked = asyncio.Event()
 
     async def ask(local: Supervisor) -> None:
         counters = await local.client.counters()
-        while len(counters.first_buckets) < 2:
+        while len(counters.first_token_buckets) < 2:
             await asyncio.sleep(0.1)
             counters = await local.client.counters()
         status._show(await local.client.state(), counters)
         asked.set()
 
     setup = Setup(path, tmp_path / "run", plan=a_plan(pipeline, cores="1"))
-    session = LocalRun("lmm-digits", setup, order, disturb=ask)
+    session = LocalRun("lmm-digits", setup, order, fault_injector=ask)
     run = await session.run()
 
-    figures, told = figures_of(run), capsys.readouterr().out
+    figures, told = run_stats(run), capsys.readouterr().out
     assert figures.received == figures.outcomes["ok"] > 5
     assert figures.measured_accuracy > 0.6
     assert {name: seen.answered > 0 for name, seen in figures.chats.items()} == {"text": True, "image": True}

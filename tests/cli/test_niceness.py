@@ -6,11 +6,11 @@ import psutil
 import pytest
 
 from tests.builders import a_plan
-from tests.turns import turn_seconds
-from trimtab.local.replica_manager import ENCODERS_NICENESS
+from tests.time_slices import turn_seconds
+from trimtab.local.replica_manager import ENCODER_NICENESS
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.processes.sched_slice import LONG_SECONDS
+from trimtab_pipelines.processes.sched_slice import MAX_SLICE_SECONDS
 
 PARTED = Path(__file__).parents[2] / "pipelines" / "lmm-digits" / "parted.yaml"
 
@@ -20,11 +20,11 @@ async def test_who_encodes_gives_way_to_who_writes(tmp_path: Path) -> None:
 
     async with Supervisor(Setup(PARTED, tmp_path / "run", profiles_file=None, plan=plan)) as local:
         await local.ready()
-        pids = {name.split("-")[0]: pid for name, pid in local.fleet.pids.items()}
+        pids = {name.split("-")[0]: pid for name, pid in local.replica_manager.pids.items()}
         found = {name: psutil.Process(pid).nice() for name, pid in pids.items()}
         turns = {name: turn_seconds(pid) for name, pid in pids.items()}
 
     own = psutil.Process().nice()
-    assert found == {"encode": own + ENCODERS_NICENESS, "answer": own}
-    assert turns["encode"] == pytest.approx(LONG_SECONDS)
-    assert turns["answer"] < LONG_SECONDS
+    assert found == {"encode": own + ENCODER_NICENESS, "answer": own}
+    assert turns["encode"] == pytest.approx(MAX_SLICE_SECONDS)
+    assert turns["answer"] < MAX_SLICE_SECONDS

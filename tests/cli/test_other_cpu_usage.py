@@ -11,12 +11,12 @@ import pytest
 from tests.builders import a_point_profile, a_profile
 from tests.cli.pipelines import echo_pipeline, echo_plan, write_echo_pipeline
 from tests.cli.test_supervisor import until
-from tests.turns import turn_seconds
-from trimtab.local.other_cpu_usage import LOOK_SECONDS, WINDOW_SECONDS, OtherCpuUsage, busy_seconds
-from trimtab.local.supervisor import ADAPTERS_NICENESS, Setup, Supervisor
+from tests.time_slices import turn_seconds
+from trimtab.local.other_cpu_usage import SAMPLE_INTERVAL_SECONDS, WINDOW_SECONDS, OtherCpuUsage, busy_seconds
+from trimtab.local.supervisor import ADAPTER_NICENESS, Setup, Supervisor
 from trimtab_adapter.load_sources import read_machine_load
 from trimtab_pipelines.documents import dump_yaml, load_machine
-from trimtab_pipelines.processes.sched_slice import LONG_SECONDS
+from trimtab_pipelines.processes.sched_slice import MAX_SLICE_SECONDS
 from trimtab_pipelines.shared_machine import Machine
 
 BURNS = "while True: pass"
@@ -24,52 +24,52 @@ BURNS = "while True: pass"
 
 def test_what_replicas_compute_is_not_others():
     others = OtherCpuUsage()
-    assert others.look(100.0, (50.0, 4), {"a": 10.0}) is None
+    assert others.sample(100.0, (50.0, 4), {"a": 10.0}) is None
 
-    assert others.look(102.0, (53.0, 4), {"a": 11.0, "b": 0.5}) == Machine(cores=4, others_cores=0.75)
-    gone = others.look(104.0, (56.0, 4), {"b": 1.5})  # of a, which ended, no second becomes others'
-    assert gone == Machine(cores=4, others_cores=round((6.0 - 2.5) / 4, 2))
+    assert others.sample(102.0, (53.0, 4), {"a": 11.0, "b": 0.5}) == Machine(cores=4, other_cores=0.75)
+    gone = others.sample(104.0, (56.0, 4), {"b": 1.5})  # of a, which ended, no second becomes others'
+    assert gone == Machine(cores=4, other_cores=round((6.0 - 2.5) / 4, 2))
 
 
 def test_what_a_replica_computed_that_ends_does_not_become_others():
     others = OtherCpuUsage()
-    others.look(0.0, (50.0, 4), {"a": 40.0})
-    ending = others.look(2.0, (51.0, 4), {"a": 0.0})  # nobody can say any more what it had computed
-    assert ending == Machine(cores=4, others_cores=0.5)
-    assert others.look(4.0, (52.0, 4), {}) == Machine(cores=4, others_cores=0.5)
+    others.sample(0.0, (50.0, 4), {"a": 40.0})
+    ending = others.sample(2.0, (51.0, 4), {"a": 0.0})  # nobody can say any more what it had computed
+    assert ending == Machine(cores=4, other_cores=0.5)
+    assert others.sample(4.0, (52.0, 4), {}) == Machine(cores=4, other_cores=0.5)
 
 
 def test_only_the_last_seconds_count_and_nothing_is_less_than_none():
     others = OtherCpuUsage()
-    others.look(0.0, (0.0, 2), {})
+    others.sample(0.0, (0.0, 2), {})
     for second in range(2, int(WINDOW_SECONDS) + 4, 2):
-        last = others.look(float(second), (2.0, 2), {})
-    assert last == Machine(cores=2, others_cores=0.0)
-    assert others.look(WINDOW_SECONDS + 4, (2.0, 2), {"a": 9.0}) == Machine(cores=2, others_cores=0.0)
-    assert others.look(WINDOW_SECONDS + 4.5, (99.0, 2), {"a": 9.0}) == Machine(cores=2, others_cores=2.0)
+        last = others.sample(float(second), (2.0, 2), {})
+    assert last == Machine(cores=2, other_cores=0.0)
+    assert others.sample(WINDOW_SECONDS + 4, (2.0, 2), {"a": 9.0}) == Machine(cores=2, other_cores=0.0)
+    assert others.sample(WINDOW_SECONDS + 4.5, (99.0, 2), {"a": 9.0}) == Machine(cores=2, other_cores=2.0)
 
 
 def test_looks_are_not_closer_than_the_clock_of_processors_tells():
     others = OtherCpuUsage()
-    assert others.due(0.0)
-    others.look(0.0, (0.0, 2), {})
-    assert not others.due(LOOK_SECONDS / 2)
-    assert others.due(LOOK_SECONDS)
+    assert others.is_due(0.0)
+    others.sample(0.0, (0.0, 2), {})
+    assert not others.is_due(SAMPLE_INTERVAL_SECONDS / 2)
+    assert others.is_due(SAMPLE_INTERVAL_SECONDS)
 
 
 def test_a_process_that_computes_is_seen():
     burner = subprocess.Popen([sys.executable, "-c", BURNS])
     try:
         others, began = OtherCpuUsage(), time.monotonic()
-        others.look(began, busy_seconds(), {})
-        time.sleep(LOOK_SECONDS)  # processor time passes, which nothing announces
-        seen = others.look(time.monotonic(), busy_seconds(), {})
+        others.sample(began, busy_seconds(), {})
+        time.sleep(SAMPLE_INTERVAL_SECONDS)  # processor time passes, which nothing announces
+        seen = others.sample(time.monotonic(), busy_seconds(), {})
     finally:
         burner.kill()
         burner.wait()
 
     assert seen is not None
-    assert 0.5 < seen.others_cores <= seen.cores
+    assert 0.5 < seen.other_cores <= seen.cores
 
 
 async def test_the_adapter_of_a_local_run_is_told(tmp_path: Path):
@@ -83,12 +83,12 @@ async def test_the_adapter_of_a_local_run_is_told(tmp_path: Path):
         assert local.adapter is not None
         await until(local.machine_file.exists, "what others use is written down")
         assert local.adapter.running
-        assert psutil.Process(local.adapter.pid).nice() == psutil.Process().nice() + ADAPTERS_NICENESS
-        assert turn_seconds(local.adapter.pid) == pytest.approx(LONG_SECONDS)
+        assert psutil.Process(local.adapter.pid).nice() == psutil.Process().nice() + ADAPTER_NICENESS
+        assert turn_seconds(local.adapter.pid) == pytest.approx(MAX_SLICE_SECONDS)
 
     seen = load_machine(local.machine_file)
     assert seen == read_machine_load(local.machine_file)
-    assert 0 <= seen.others_cores <= seen.cores
+    assert 0 <= seen.other_cores <= seen.cores
 
 
 def test_what_cannot_be_read_of_a_machine_is_not_known(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -10,10 +10,10 @@ from safetensors.torch import save_file
 from torchvision.models import VisionTransformer as Torchvision
 
 from trimtab.app import run
-from trimtab.tuning.bench import Bench
+from trimtab.tuning.candidate_model import CandidateModel
 from trimtab.tuning.candidates import FULL, candidate_points
 from trimtab.tuning.pipeline_edit import with_points
-from trimtab.tuning.precisions import Machine, worth_trying
+from trimtab.tuning.precisions import TuningHardware, worth_trying
 from trimtab.tuning.quality import QualityEvaluator
 from trimtab.tuning.selection import Trial, choose
 from trimtab.tuning.target import tuning_target
@@ -31,7 +31,7 @@ def _no_compiler(monkeypatch):
 
 
 RULES = ["bipartite", "energy", "guided"]
-PRECISIONS = worth_trying(Machine("None", instructions()))
+PRECISIONS = worth_trying(TuningHardware("None", instructions()))
 
 
 def a_trial(name, accuracy, row_seconds, **knobs):
@@ -238,7 +238,7 @@ def test_points_are_found_written_and_can_be_read(mine, capfd):
     assert "full-int8" in out or "no point in INT8 is kept: INT8 takes the model" in " ".join(out.split())
     assert told["figures"]["kept"] == len(points)
     assert (points[0].name, points[0].accuracy) == ("full", 1.0)
-    assert all(point.judged().samples == 24 for point in points)
+    assert all(point.measured_accuracy().samples == 24 for point in points)
 
 
 def test_without_time_the_model_as_it_is_alone_is_judged_and_the_others_are_told(mine, capfd):
@@ -262,12 +262,12 @@ def test_without_right_answers_forms_are_judged_by_agreement_and_it_is_written_a
     assert run(["tune", str(mine), "--samples", str(mine / "images"), "--floor", "0.1"]) == 0
     out = capfd.readouterr().out
     told, variant = json.loads(out.splitlines()[-1])["figures"], load_pipeline(mine).spec.stages[0].variants[0]
-    full, *others = [point.judged() for point in variant.operating_points]
+    full, *others = [point.measured_accuracy() for point in variant.operating_points]
 
     assert "agreement with the model as it is, which is no accuracy" in " ".join(out.split())
     assert (told["full_agreement"], "full_accuracy" in told) == (1.0, False)
     assert (full.value, full.low, full.high) == (1.0, 1.0, 1.0), "it is itself, whatever the number of samples"
-    assert full.standing == "agreement with the model as it is (n 24, 1.000–1.000)"
+    assert full.evidence_label == "agreement with the model as it is (n 24, 1.000–1.000)"
     assert variant.accuracy_evidence.source == "Agreement"
     for each in others:
         assert (each.source, each.samples) == ("Agreement", 24)
@@ -279,7 +279,7 @@ def test_without_right_answers_forms_are_judged_by_agreement_and_it_is_written_a
 def test_agreement_is_with_the_models_own_answers_not_with_what_is_right(mine):
     document = tuning_target(load_pipeline(mine), None, None)
     points = [FULL, OperatingPoint(name="strong", accuracy=0, merging=TokenMerging(schedule=(32,)))]
-    bench = Bench(document, mine, points)
+    bench = CandidateModel(document, mine, points)
     for number in range(40):
         np.save(mine / f"{number}.npy", torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(number)))
     lines = [json.dumps({"inputs": {"image": f"{number}.npy"}}) for number in range(40)]
@@ -289,7 +289,7 @@ def test_agreement_is_with_the_models_own_answers_not_with_what_is_right(mine):
     rows = bench.rows([samples.payload(number) for number in range(40)])
     alike = int((bench.labels(rows, points[0]) == bench.labels(rows, points[1])).sum())
 
-    found = [one.accuracy for point in points if (one := judge.judged(point)) is not None]
+    found = [one.accuracy for point in points if (one := judge.evaluate(point)) is not None]
     assert [(one.value, one.source) for one in found] == [(1.0, "Agreement"), (alike / 40, "Agreement")]
     assert alike < 40, "or it would not be told from the model as it is"
     assert (found[1].low, found[1].high) == pytest.approx(wilson_interval(alike, 40), abs=2e-4)

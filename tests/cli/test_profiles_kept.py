@@ -9,7 +9,7 @@ import pytest
 from tests.builders import a_point_profile, a_profile
 from tests.cli.pipelines import write_echo_pipeline
 from trimtab.local import profile_cache
-from trimtab.local.profile_cache import existing
+from trimtab.local.profile_cache import find_profile
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_profiler.hardware import this_machine
@@ -30,10 +30,10 @@ def test_what_was_measured_here_before_is_not_used_under_another_version(
         return {name: one.model_copy(update={"spec": one.spec.model_copy(update=of)}) for name, one in found.items()}
 
     monkeypatch.setattr(profile_cache, "profile", at_once)
-    assert existing(path, pipeline, None) is None
-    chosen = asyncio.run(profile_cache.measured(path, pipeline, lambda *_: None))
-    assert existing(path, pipeline, None) == profile_cache.ProfileChoice(chosen.path, "measured here before")
+    assert find_profile(path, pipeline, None) is None
+    chosen = asyncio.run(profile_cache.measure_profile(path, pipeline, lambda *_: None))
+    assert find_profile(path, pipeline, None) == profile_cache.ProfileChoice(chosen.path, "measured here before")
 
     named = "trimtab.local.profile_cache.version_of"
     monkeypatch.setattr(named, lambda name: version(name) + ("+1" if name == package else ""))
-    assert existing(path, pipeline, None) is None
+    assert find_profile(path, pipeline, None) is None

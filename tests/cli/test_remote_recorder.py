@@ -41,7 +41,7 @@ async def test_routers_that_are_replaced_are_reached_anew(tmp_path: Path, monkey
     """One of two goes, then the cluster does not answer, then there is another: each was recorded, nothing ended."""
     monkeypatch.setattr(remote_recorder, "SAMPLE_SECONDS", 0.001)
     recorder = run_record.Recorder(tmp_path, "elsewhere", a_run().pipeline)
-    recorder.begin(None)
+    recorder.start(None)
     last = Told(3, 10**6)
     found = iter(([Told(5, 9), Told(7, 1)], StartError("no answer"), [last]))
 

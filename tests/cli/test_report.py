@@ -10,12 +10,12 @@ import pytest
 
 from tests.cli.runs import SECONDS, a_run, a_sample
 from trimtab import run_record
-from trimtab.commands.compare import comparison_outcome
-from trimtab.commands.demo import demo_outcome
+from trimtab.commands.compare import comparison_result
+from trimtab.commands.demo import demo_result
 from trimtab.report import charts, series
 from trimtab.report.page import render
-from trimtab.report.summary import cards
-from trimtab.report.summary_stats import figures_of
+from trimtab.report.summary import summary_items
+from trimtab.report.summary_stats import run_stats
 from trimtab.run_samples import SampleWindow
 from trimtab_pipelines.documents import DocumentError
 
@@ -88,7 +88,7 @@ def test_renders_without_a_load_and_without_anything() -> None:
 
 
 def test_figures() -> None:
-    figures = figures_of(a_run())
+    figures = run_stats(a_run())
     assert figures.received == SECONDS * 10
     assert figures.outcomes == {
         "ok": 1200 - LATE - DROPPED,
@@ -103,13 +103,13 @@ def test_figures() -> None:
     assert figures.expected_accuracy == pytest.approx(0.88)
     assert figures.p99_seconds == pytest.approx(2.5, rel=0.01)
     assert figures.mean_cores == pytest.approx(1.25, abs=0.01)
-    assert figures.most_cores == 1.5
+    assert figures.max_cores == 1.5
     assert (figures.plan_changes, figures.variant_changes) == (2, {"first": 2, "second": 0})
     assert (figures.load_low_rps, figures.load_high_rps) == (10, 10)
 
 
 def test_figures_without_a_load_come_from_the_router() -> None:
-    figures = figures_of(a_run(with_load=False))
+    figures = run_stats(a_run(with_load=False))
     assert figures.received == 1200
     assert figures.expected_accuracy == pytest.approx(0.88)
     assert np.isnan(figures.measured_accuracy)
@@ -136,14 +136,14 @@ def test_lost_requests_have_their_reason_and_time() -> None:
 
 
 def test_cards_show_whether_a_promise_was_kept() -> None:
-    shown = {card.label: card.holds for card in cards(a_run())}
+    shown = {card.label: card.holds for card in summary_items(a_run())}
     assert shown["requests received"] is True
     assert shown["within the SLO"] is False
     assert shown["latency p99"] is None
 
 
 def test_cards_show_where_the_time_went_in_the_stages_that_told() -> None:
-    shown = {card.label: (card.value, card.detail) for card in cards(a_run()) if card.label.startswith("stage")}
+    shown = {card.label: (card.value, card.detail) for card in summary_items(a_run()) if card.label.startswith("stage")}
     detail = "queued + served, median; p99 20 ms + 50 ms; 3.0 rows a batch"
     assert shown == {"stage first": ("20 ms + 50 ms", detail)}
 
@@ -164,11 +164,11 @@ def test_record_comes_back_as_it_was(tmp_path: Path) -> None:
     assert again.samples == run.samples
     assert list(again.plans) == list(run.plans)
     assert list(again.faults) == list(run.faults)
-    assert figures_of(again) == figures_of(run)
+    assert run_stats(again) == run_stats(run)
 
 
 def test_a_run_that_ended_within_its_first_second_is_one(tmp_path: Path) -> None:
-    run_record.Recorder(tmp_path, "short", a_run().pipeline).begin(None)
+    run_record.Recorder(tmp_path, "short", a_run().pipeline).start(None)
     again = run_record.load(tmp_path)
     assert (again.title, list(again.samples)) == ("short", [])
 
@@ -183,7 +183,7 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
 
 
 def test_demo_holds_only_where_all_its_promises_do() -> None:
-    outcome = demo_outcome(figures_of(a_run()))
+    outcome = demo_result(run_stats(a_run()))
     assert {b.bar: b.holds for b in outcome.bars} == {
         "failed requests": True,
         "received - ok - late - dropped - refused - failed": True,
@@ -195,8 +195,8 @@ def test_demo_holds_only_where_all_its_promises_do() -> None:
 
 def test_comparison_needs_an_accuracy_between_the_two() -> None:
     """Three equal runs gain nothing; the share is then not a number, and does not hold."""
-    figures = figures_of(a_run())
-    held = {b.bar: b.holds for b in comparison_outcome(figures, figures, figures).bars}
+    figures = run_stats(a_run())
+    held = {b.bar: b.holds for b in comparison_result(figures, figures, figures).bars}
     assert held["share of the accuracy between lightest and heaviest"] is False
     assert held["adaptive: fraction within the SLO"] is False
 

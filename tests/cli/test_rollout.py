@@ -10,13 +10,13 @@ from trimtab.local.rollout import (
     MarkDraining,
     Replica,
     Resize,
+    StageTarget,
     Start,
     Stop,
-    Target,
     backoff_seconds,
     decide,
-    fits,
-    servable,
+    matches,
+    servable_variants,
 )
 
 VARIANTS = {"s": 0.25, "m": 0.5, "l": 1.0}
@@ -49,11 +49,11 @@ class Machine:
             changed = replace(replica, state="stopping")
         self.replicas[place] = changed
 
-    def route(self, targets: list[Target]) -> None:
+    def route(self, targets: list[StageTarget]) -> None:
         """The router moves once a ready replica may serve the new variant."""
         for target in targets:
             ready = [r for r in self.replicas if r.stage == target.stage and r.state == "ready"]
-            if any(target.variant in servable(r, target, VARIANTS) for r in ready):
+            if any(target.variant in servable_variants(r, target, VARIANTS) for r in ready):
                 self.serving[target.stage] = target.variant
 
     def progress(self, data: st.DataObject) -> None:
@@ -80,16 +80,16 @@ class Machine:
     def ready(self, stage: str) -> int:
         return sum(r.stage == stage and r.state == "ready" for r in self.replicas)
 
-    def arrived(self, targets: list[Target]) -> bool:
+    def arrived(self, targets: list[StageTarget]) -> bool:
         return all(r.state == "ready" for r in self.replicas) and all(
-            sum(fits(r, t) for r in self.replicas if r.stage == t.stage) == t.replicas
+            sum(matches(r, t) for r in self.replicas if r.stage == t.stage) == t.replicas
             and sum(r.stage == t.stage for r in self.replicas) == t.replicas
             for t in targets
         )
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[float, list[list[Target]]]:
+def plans(draw: st.DrawFn) -> tuple[float, list[list[StageTarget]]]:
     """A budget and a few plans within it for the same stages."""
     stages = [f"stage{n}" for n in range(draw(st.integers(1, 3)))]
     plans = []
@@ -97,13 +97,13 @@ def plans(draw: st.DrawFn) -> tuple[float, list[list[Target]]]:
         plan = []
         for stage in stages:
             variant = draw(st.sampled_from(sorted(VARIANTS)))
-            plan.append(Target(stage, variant, draw(st.integers(1, 4)), VARIANTS[variant]))
+            plan.append(StageTarget(stage, variant, draw(st.integers(1, 4)), VARIANTS[variant]))
         plans.append(plan)
     budget = max(sum(t.replicas * t.cores for t in plan) for plan in plans)
     return budget, plans
 
 
-def roll(machine: Machine, targets: list[Target], data: st.DataObject, *, keep_ready: bool) -> None:
+def roll(machine: Machine, targets: list[StageTarget], data: st.DataObject, *, keep_ready: bool) -> None:
     """Walk to a plan; check every step."""
     for _ in range(400):
         machine.route(targets)
@@ -176,7 +176,7 @@ def ready(name: str, variant: str, cores: float, *, loaded: str = "sml") -> Repl
 def test_a_change_of_variant_of_equal_size_does_nothing() -> None:
     """The replica has it loaded: the router moves, no process does."""
     actions = decide(
-        [Target("read", "m", 1, 1.0)], [ready("read-0", "s", 1.0)], limit_cores=1, serving={"read": "s"}, now=0
+        [StageTarget("read", "m", 1, 1.0)], [ready("read-0", "s", 1.0)], limit_cores=1, serving={"read": "s"}, now=0
     )
 
     assert actions == []
@@ -184,7 +184,7 @@ def test_a_change_of_variant_of_equal_size_does_nothing() -> None:
 
 def test_shrinks_only_after_the_router_moved() -> None:
     """As long as the router sends batches to the large variant, its cores stay reserved."""
-    target, replica = Target("read", "s", 1, 0.25), ready("read-0", "l", 1.0)
+    target, replica = StageTarget("read", "s", 1, 0.25), ready("read-0", "l", 1.0)
 
     assert decide([target], [replica], limit_cores=1, serving={"read": "l"}, now=0) == []
     assert decide([target], [replica], limit_cores=1, serving={"read": "s"}, now=0) == [Resize("read-0", "s", 0.25)]
@@ -192,7 +192,7 @@ def test_shrinks_only_after_the_router_moved() -> None:
 
 def test_exchanges_before_it_drains() -> None:
     """One variant loaded each and room for both: start first."""
-    target, old = Target("read", "l", 1, 1.0), ready("read-0", "s", 1.0, loaded="s")
+    target, old = StageTarget("read", "l", 1, 1.0), ready("read-0", "s", 1.0, loaded="s")
     new = ready("read-1", "l", 1.0, loaded="l")
 
     assert decide([target], [old], limit_cores=2, serving={"read": "s"}, now=0) == [Start("read", "l", 1.0)]
@@ -202,14 +202,14 @@ def test_exchanges_before_it_drains() -> None:
 
 def test_breaks_first_only_where_the_budget_holds_one() -> None:
     """No room for both: the old one goes first."""
-    target, old = Target("read", "l", 1, 1.0), ready("read-0", "s", 1.0, loaded="s")
+    target, old = StageTarget("read", "l", 1, 1.0), ready("read-0", "s", 1.0, loaded="s")
 
     assert decide([target], [old], limit_cores=1, serving={"read": "s"}, now=0) == [MarkDraining("read-0")]
 
 
 def test_a_drained_replica_stops_when_idle_or_out_of_patience() -> None:
     draining = replace(ready("read-0", "s", 0.25), state="draining", draining_since=10.0)
-    kept, target = ready("read-1", "s", 0.25), Target("read", "s", 1, 0.25)
+    kept, target = ready("read-1", "s", 0.25), StageTarget("read", "s", 1, 0.25)
 
     def at(now: float, replica: Replica) -> list[Action]:
         return decide([target], [replica, kept], limit_cores=1, serving={"read": "s"}, now=now)
@@ -220,7 +220,7 @@ def test_a_drained_replica_stops_when_idle_or_out_of_patience() -> None:
 
 
 def test_waits_out_a_backoff() -> None:
-    target = Target("read", "s", 1, 0.25)
+    target = StageTarget("read", "s", 1, 0.25)
 
     assert decide([target], [], limit_cores=1, serving={}, now=4.9, not_before={"read": 5.0}) == []
     assert decide([target], [], limit_cores=1, serving={}, now=5.0, not_before={"read": 5.0}) == [
@@ -234,15 +234,15 @@ def test_backoff_doubles_up_to_a_limit() -> None:
 
 
 def test_servable_are_the_loaded_variants_the_cores_suffice_for() -> None:
-    target = Target("read", "m", 1, 0.5)
+    target = StageTarget("read", "m", 1, 0.5)
 
-    assert servable(ready("read-0", "m", 0.5), target, VARIANTS) == {"s", "m"}
-    assert servable(ready("read-0", "l", 0.5), target, VARIANTS) == {"s", "m", "l"}
-    assert servable(ready("read-0", "s", 0.25, loaded="s"), target, VARIANTS) == {"s"}
+    assert servable_variants(ready("read-0", "m", 0.5), target, VARIANTS) == {"s", "m"}
+    assert servable_variants(ready("read-0", "l", 0.5), target, VARIANTS) == {"s", "m", "l"}
+    assert servable_variants(ready("read-0", "s", 0.25, loaded="s"), target, VARIANTS) == {"s"}
 
 
 def test_encoders_go_once_the_router_has_moved_to_who_reads_images_itself():
-    targets = [Target("encode", "e", 0, 0.5), Target("answer", "whole", 1, 1.0)]
+    targets = [StageTarget("encode", "e", 0, 0.5), StageTarget("answer", "whole", 1, 1.0)]
     encoder = Replica("encode-0", "encode", "e", frozenset({"e"}), 0.5, "ready")
     both = Replica("answer-1", "answer", "pulls", frozenset({"pulls", "whole"}), 1.0, "ready")
 

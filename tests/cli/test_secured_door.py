@@ -19,12 +19,12 @@ from tests.cli.pipelines import echo_plan, write_echo_pipeline
 from tests.router.envoy.identities import Holder
 from tests.router.envoy.openssl import Authority
 from trimtab.app import run
-from trimtab.local.load_process import LoadOrder, LoadProcess
+from trimtab.local.load_process import LoadOptions, LoadProcess
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_loadtester.clients import Access
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.documents import dump_yaml, load_endpoints
-from trimtab_pipelines.edge_settings import EdgeSettings, Tls
+from trimtab_pipelines.edge_settings import EdgeSettings, EdgeTls
 from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_protocol import grpc_messages
 from trimtab_router.envoy.api_keys import digest_of, read_file
@@ -78,7 +78,7 @@ async def test_a_pipeline_is_served_behind_tls_and_keys_and_loads_go_through_the
     key_file.write_text(told.split("\n", 1)[0] + "\n")
     key_file.chmod(stat.S_IRUSR)
     keys.write_text(next(line for line in told.splitlines() if line.startswith("    loadtester:")) + "\n")
-    tls = Tls(certificate=str(tmp_path / "tls.crt"), key=str(tmp_path / "tls.key"))
+    tls = EdgeTls(certificate=str(tmp_path / "tls.crt"), key=str(tmp_path / "tls.key"))
     edge = tmp_path / "edge.yaml"
     edge.write_text(dump_yaml(EdgeSettings(tls=tls, keys_file=str(keys))))
     pipeline = write_echo_pipeline(tmp_path, slo={"latency": "20s"})
@@ -123,7 +123,7 @@ async def test_router_and_replicas_show_each_other_certificates_that_may_be_repl
     setup = Setup(write_echo_pipeline(tmp_path, slo={"latency": "20s"}), tmp_path / "run", plan=echo_plan(), edge=edge)
     async with Supervisor(setup) as local:
         await local.ready()
-        (endpoint,) = load_endpoints(local.fleet.site.endpoints_file).stages["first"]
+        (endpoint,) = load_endpoints(local.replica_manager.site.endpoints_file).stages["first"]
         url = f"{endpoint.address}/v2/health/ready"
         async with httpx.AsyncClient(trust_env=False) as plain:
             with pytest.raises(httpx.TransportError):
@@ -160,7 +160,7 @@ async def status_of(port: int) -> str:
 
 async def sent_beside(pipeline: Path, address: str, access: Access, folder: Path) -> Results:
     """Send a load from a process beside the run, as `trimtab up` and benchmarks do."""
-    order = LoadOrder("constant:5", duration_seconds=2, access=access)
+    order = LoadOptions("constant:5", duration_seconds=2, access=access)
     sending = await LoadProcess.start(pipeline, address, order, folder)
     try:
         return await sending.results()

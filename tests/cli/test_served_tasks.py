@@ -14,7 +14,7 @@ from tests.model_servers.transformer.test_family import weights as weights  # no
 from tests.model_servers.transformer.test_task_registry import a_task
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.plan import PipelinePlan, first_plan
+from trimtab_pipelines.plan import PipelinePlan, initial_stage_plan
 from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of, new_key
 
 PIPELINE = """
@@ -58,14 +58,14 @@ async def test_a_task_registered_under_load_outlives_all_replicas(weights, tmp_p
     (tmp_path / "pipeline.yaml").write_text(PIPELINE)
     pipeline, key = load_pipeline(tmp_path / "pipeline.yaml"), new_key()
     (tmp_path / "keys").write_text(f"ann: {entry_of(HashedKey('ann', digest_of(key)))}\n")
-    stage = first_plan(pipeline.spec.stages[0]).model_copy(update={"replicas": 2, "cores": 0.5})
+    stage = initial_stage_plan(pipeline.spec.stages[0]).model_copy(update={"replicas": 2, "cores": 0.5})
     plan = PipelinePlan.model_validate(
         {
             "metadata": {"name": "tasks"},
             "spec": {"pipeline": "tasks", "generation": 1, "createdAt": 0, "stages": [stage.model_dump(by_alias=True)]},
         }
     )
-    setup = Setup(tmp_path / "pipeline.yaml", tmp_path / "run", plan=plan, door=False, admin_keys=tmp_path / "keys")
+    setup = Setup(tmp_path / "pipeline.yaml", tmp_path / "run", plan=plan, proxy=False, admin_keys=tmp_path / "keys")
     task = a_task(tmp_path / "task.safetensors", weights, likeliest=1, ways={"plain": None})
     async with Supervisor(setup) as local, httpx.AsyncClient(timeout=60, trust_env=False) as client:
         await local.ready()
@@ -100,10 +100,12 @@ async def test_a_task_registered_under_load_outlives_all_replicas(weights, tmp_p
 
         stop.set()
         await asking
-        before = set(local.fleet.pids.values())
+        before = set(local.replica_manager.pids.values())
         for pid in before:
             os.kill(pid, signal.SIGKILL)
-        await until(lambda: len(set(local.fleet.pids.values()) - before) == 2, "both replicas were replaced", None)
+        await until(
+            lambda: len(set(local.replica_manager.pids.values()) - before) == 2, "both replicas were replaced", None
+        )
 
         assert [await label(2) for _ in range(8)] == [1] * 8
         assert [await label(name="late") for _ in range(8)] == [1] * 8
@@ -118,20 +120,22 @@ async def test_a_task_that_the_pipeline_names_is_known_by_the_card_that_its_repl
     a_task(tmp_path / "task.safetensors", weights, likeliest=1, ways=ways, accuracyByPoint={"default": judged})
     named = "storageUri: small.safetensors\n      tasks: [{name: late, storageUri: task.safetensors}]"
     (tmp_path / "pipeline.yaml").write_text(PIPELINE.replace("storageUri: small.safetensors", named))
-    stage = first_plan(load_pipeline(tmp_path / "pipeline.yaml").spec.stages[0]).model_copy(update={"cores": 0.5})
+    stage = initial_stage_plan(load_pipeline(tmp_path / "pipeline.yaml").spec.stages[0]).model_copy(
+        update={"cores": 0.5}
+    )
     plan = PipelinePlan.model_validate(
         {
             "metadata": {"name": "tasks"},
             "spec": {"pipeline": "tasks", "generation": 1, "createdAt": 0, "stages": [stage.model_dump(by_alias=True)]},
         }
     )
-    setup = Setup(tmp_path / "pipeline.yaml", tmp_path / "run", plan=plan, door=False)
+    setup = Setup(tmp_path / "pipeline.yaml", tmp_path / "run", plan=plan, proxy=False)
     async with Supervisor(setup) as local, httpx.AsyncClient(timeout=60, trust_env=False) as client:
         await local.ready()
         url = f"http://127.0.0.1:{local.rest_port}/v2/models/tasks/infer"
         answer = (await client.post(url, json=body(name="late"))).json()
         assert local.state is not None
-        told = local.state.stages["classify"].joined_accuracies["small"]["default"]["late"]
+        told = local.state.stages["classify"].registered_accuracies["small"]["default"]["late"]
 
     assert answer["outputs"][0]["data"] == [1]
     assert answer["parameters"]["trimtab.expected_accuracy"] == 0.75

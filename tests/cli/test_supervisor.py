@@ -75,27 +75,32 @@ async def test_follows_plans_and_survives_kills(local: Supervisor, client: httpx
 
     asking = asyncio.create_task(keep_asking())
     await until(lambda: len(answered) > 3, "requests are answered", asking)
-    starts = local.fleet.starts
+    starts = local.replica_manager.starts
     write_plan(local.plan_file, echo_plan("slow", generation=2))
     await until(lambda: answered[-1] == "slow", "the router uses the other variant", asking)
-    assert local.fleet.starts == starts, "both variants are loaded: nothing had to start"
+    assert local.replica_manager.starts == starts, "both variants are loaded: nothing had to start"
 
     write_plan(local.plan_file, echo_plan("slow", replicas=2, generation=3))
-    await until(lambda: local.fleet.settled and len(local.fleet.pids) == 4, "there are two replicas a stage")
+    await until(
+        lambda: local.replica_manager.settled and len(local.replica_manager.pids) == 4, "there are two replicas a stage"
+    )
     write_plan(local.plan_file, echo_plan("slow", replicas=1, generation=4))
-    await until(lambda: local.fleet.settled and len(local.fleet.pids) == 2, "there is one replica a stage again")
+    await until(
+        lambda: local.replica_manager.settled and len(local.replica_manager.pids) == 2,
+        "there is one replica a stage again",
+    )
 
     local.plan_file.write_text("{")
-    victims = dict(local.fleet.pids)
+    victims = dict(local.replica_manager.pids)
     for pid in victims.values():
         os.kill(pid, signal.SIGKILL)
-    await until(lambda: not victims.keys() & local.fleet.pids.keys(), "the deaths are seen")
-    await until(lambda: local.fleet.settled, "others have taken their place")
+    await until(lambda: not victims.keys() & local.replica_manager.pids.keys(), "the deaths are seen")
+    await until(lambda: local.replica_manager.settled, "others have taken their place")
     seen = len(answered)
     await until(lambda: len(answered) > seen + 3, "they serve", asking)
     stop.set()
     await asking
-    assert local.fleet.site.limit_cores == 2
+    assert local.replica_manager.site.limit_cores == 2
     assert sorted(fault.what for fault in local.faults) == sorted(f"replica {name} ended" for name in victims)
     counters = await local.client.counters()
     assert counters.outcomes["failed"] == 0
@@ -105,13 +110,13 @@ async def test_follows_plans_and_survives_kills(local: Supervisor, client: httpx
 async def test_a_replica_that_hangs_is_replaced(local: Supervisor, client: httpx.AsyncClient) -> None:
     """The only one of its stage stops; five seconds later another answers, and nothing failed."""
     await infer(client)
-    name, pid = next((name, pid) for name, pid in local.fleet.pids.items() if name.startswith("first"))
+    name, pid = next((name, pid) for name, pid in local.replica_manager.pids.items() if name.startswith("first"))
     os.kill(pid, signal.SIGSTOP)
     asked = time.monotonic()
     await infer(client)
     assert time.monotonic() - asked < 20, "seconds; the bar on a machine at rest is the benchmark's"
     assert not psutil.pid_exists(pid)
-    assert name not in local.fleet.pids
+    assert name not in local.replica_manager.pids
     assert [fault.what for fault in local.faults] == [f"replica {name} hung"]
     assert "computed nothing" in local.faults[0].detail
     assert (await local.client.counters()).outcomes["failed"] == 0
@@ -131,11 +136,13 @@ async def test_a_disk_that_refuses_keeps_nothing_from_being_served(
     local: Supervisor, client: httpx.AsyncClient
 ) -> None:
     """A replica dies while nothing can be written; one takes its place as soon as there is room."""
-    name, pid = next(iter(local.fleet.pids.items()))
+    name, pid = next(iter(local.replica_manager.pids.items()))
     with a_disk_with(0):
         os.kill(pid, signal.SIGKILL)
         await until(lambda: any("No" in f.what or "large" in f.what for f in local.faults), "the refusal is told")
-    await until(lambda: local.fleet.settled and name not in local.fleet.pids, "another has taken its place")
+    await until(
+        lambda: local.replica_manager.settled and name not in local.replica_manager.pids, "another has taken its place"
+    )
     await infer(client)
 
 

@@ -21,9 +21,9 @@ def session(tmp_path: Path) -> LocalRun:
     """A session half-way, without any process."""
     setup = Setup(write_echo_pipeline(tmp_path), tmp_path / "run")
     session = LocalRun("sample", setup)
-    session.local = Supervisor(setup)
-    session.local.plan = plans()[1]
-    session.record = Recorder(setup.folder, "sample", session.local.pipeline)
+    session.supervisor = Supervisor(setup)
+    session.supervisor.plan = plans()[1]
+    session.recorder = Recorder(setup.folder, "sample", session.supervisor.pipeline)
     session.progress = Progress(60.0, 120.0, 1200, 600, dict.fromkeys(RequestOutcome, 100))
     return session
 
@@ -34,13 +34,13 @@ def shown(session: LocalRun, *, terminal: bool) -> str:
     console = Console(file=output, force_terminal=terminal, width=150, soft_wrap=True, highlight=False)
     with terminal_view(session, console):
         for sample in a_run().samples[:61]:
-            session.take(sample)
+            session.record_sample(sample)
     return output.getvalue()
 
 
 def test_a_log_gets_plain_lines(session: LocalRun) -> None:
     """One line in ten seconds with load, plan, latency and what runs; a fault gets a line of its own, once."""
-    session.local.faults.append(Fault(a_run().samples[30].at - 0.5, "replica first-0 ended"))
+    session.supervisor.faults.append(Fault(a_run().samples[30].at - 0.5, "replica first-0 ended"))
     lines = shown(session, terminal=False).splitlines()
     assert lines.count("! replica first-0 ended") == 1
     assert len(lines) == 8

@@ -10,7 +10,7 @@ from trimtab.app import run
 from trimtab.commands.train_task import _images_alone
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.tasks import task_record
+from trimtab_pipelines.tasks import parse_task_record
 
 FOLDER = Path(__file__).parents[2] / "pipelines" / "vit-tasks"
 HERE = "tests.cli.test_train_task"
@@ -46,7 +46,7 @@ def command(task, samples, out):
 def test_a_task_is_trained_written_and_judged_at_every_point(tmp_path, capsys):
     code = command("stripes", "Stripes", tmp_path / "weights" / "more.safetensors")
     told = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["figures"]
-    card = task_record((tmp_path / "weights" / "more.safetensors").read_bytes())
+    card = parse_task_record((tmp_path / "weights" / "more.safetensors").read_bytes())
 
     assert code == 0
     assert card.classes == ("0", "1")

@@ -15,7 +15,7 @@ from trimtab_model_servers.families.vision_transformer import ServedTransformer
 from trimtab_model_servers.model import load_model
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.model_spec import model_spec
-from trimtab_pipelines.tasks import task_record
+from trimtab_pipelines.tasks import parse_task_record
 
 SAMPLES = "tests.cli.test_train_task_of_foreign_weights:Tints"
 DOCUMENT = """
@@ -82,7 +82,7 @@ def train(folder, parameters=OWN, points=POINTS):
     written(folder, parameters, points)
     options = ["--samples", SAMPLES, "--steps", "60", "-o", str(folder / "tints.safetensors")]
     assert run(["train-task", str(folder), "tints", *options]) == 0
-    return task_record((folder / "tints.safetensors").read_bytes())
+    return parse_task_record((folder / "tints.safetensors").read_bytes())
 
 
 def replica(folder, parameters=OWN, points=POINTS):

@@ -10,17 +10,17 @@ import pytest
 from tests.cli.clockwork import FORMS, Clockwork, a_workplace
 from tests.model_servers.test_model_adapters import a_spec
 from trimtab.tuning import compiling
-from trimtab.tuning.budget import Budget
-from trimtab.tuning.precisions import Machine, saves_nothing, untried, worth_trying
+from trimtab.tuning.budget import TimeBudget
+from trimtab.tuning.precisions import TuningHardware, untried, why_not_faster, worth_trying
 from trimtab.tuning.selection import Trial, choose
-from trimtab.tuning.trials import tried
+from trimtab.tuning.trials import run_trials
 from trimtab_model_servers.compile_worker import CompileRequest, CompileResult
 from trimtab_pipelines.accuracy_evidence import Accuracy
 
 
 def tried_within(seconds):
     bench: Any = Clockwork(FORMS)
-    return bench, tried(*a_workplace(bench, seconds), [1, 8])
+    return bench, run_trials(*a_workplace(bench, seconds), [1, 8])
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_form_that_saves_no_time_is_not_judged_and_told_why():
 
 def test_what_merges_in_a_precision_that_saves_no_time_is_not_even_timed():
     bench: Any = Clockwork({"full": 1.0, "full-bf16": 1.3, "half-bf16": 0.4, "full-int8": 0.5})
-    found = tried(*a_workplace(bench, 1_000), [1, 8])
+    found = run_trials(*a_workplace(bench, 1_000), [1, 8])
 
     assert dict(found.slow_precisions) == pytest.approx({"BF16": 1.3})
     assert [trial.point.name for trial in found.trials] == ["full", "full-int8"]
@@ -60,7 +60,7 @@ def compiled_within(monkeypatch, seconds, names, failing=()):
     """Compile kept points, each of which takes 100 seconds to; some fail."""
     bench: Any = Clockwork({name: FORMS[name] for name in names})
     bench, judge, timer = a_workplace(bench, seconds)
-    kept = tried(bench, judge, timer, [1, 8]).trials
+    kept = run_trials(bench, judge, timer, [1, 8]).trials
 
     def apart(order, budget):
         if budget.left() < 100:
@@ -108,7 +108,7 @@ def test_a_compiler_is_ended_with_the_budget(tmp_path):
     order = CompileRequest(spec=a_spec(), folder=tmp_path)
 
     began = time.monotonic()
-    assert compiling._apart(order, Budget(0.2)).failed == compiling.OUT_OF_TIME
+    assert compiling._apart(order, TimeBudget(0.2)).failed == compiling.OUT_OF_TIME
     assert time.monotonic() - began < 30, "it would take longer to import torch, let alone to compile"
 
 
@@ -131,7 +131,7 @@ def test_a_compiler_is_ended_with_the_budget(tmp_path):
     ],
 )
 def test_precisions_are_tried_where_something_here_multiplies_in_them(gpu, processor, tried_in, not_tried):
-    machine = Machine(gpu, frozenset(processor))
+    machine = TuningHardware(gpu, frozenset(processor))
 
     assert worth_trying(machine) == tried_in
     assert untried(machine) == not_tried
@@ -152,4 +152,4 @@ def test_precisions_are_tried_where_something_here_multiplies_in_them(gpu, proce
     ],
 )
 def test_a_precision_that_saves_no_time_is_told_with_its_ratio_and_what_is_missing_here(gpu, processor, words):
-    assert saves_nothing("BF16", 4.02, Machine(gpu, frozenset(processor))) == words
+    assert why_not_faster("BF16", 4.02, TuningHardware(gpu, frozenset(processor))) == words

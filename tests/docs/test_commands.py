@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 from tests.docs.test_pages import PAGES, ROOT
-from trimtab.app import app_for
+from trimtab.app import build_app
 from trimtab_loadtester.load_spec import LoadError, LoadSpec
 
 SENDING = "up|load|simulate|compare|demo"
@@ -33,7 +33,7 @@ LINES = [(page, line) for page, text in TEXTS.items() for line in command_lines(
 def options_of(line: str) -> dict[str, Any]:
     """What the command of a line is called with; raises what the command line says of a wrong option."""
     _, verb, *rest = shlex.split(line.removesuffix("&"), comments=True)
-    command = typer.main.get_command(app_for(verb))
+    command = typer.main.get_command(build_app(verb))
     context = command.make_context("trimtab", [verb, *rest])
     found = command.commands[verb].make_context(verb, rest, parent=context)  # type: ignore[attr-defined]
     return dict(found.params)

@@ -14,8 +14,8 @@ from trimtab_adapter.metrics import AdapterMetrics
 from trimtab_model_servers.chat_metrics import exposition
 from trimtab_operator.metrics import Metrics as OperatorMetrics
 from trimtab_pipelines.documents import load_edge, parse
-from trimtab_pipelines.edge_settings import EdgeSettings, MoreOfACaller
-from trimtab_pipelines.error_codes import CLIENT_BOUNDS, DOOR_REASONS
+from trimtab_pipelines.edge_settings import AccessLogField, EdgeSettings
+from trimtab_pipelines.error_codes import CLIENT_LIMIT_REASONS, PROXY_REASONS
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_router.envoy.access_log import loggers
 from trimtab_router.envoy.api_keys import digest_of, read_file
@@ -89,14 +89,14 @@ def _covered(value: str, named: set[str]) -> bool:
 
 
 def test_every_field_of_the_access_log_is_explained():
-    (line,) = [one for one in loggers("All", get_args(MoreOfACaller)) if "stdout" in one["name"]]
+    (line,) = [one for one in loggers("All", get_args(AccessLogField)) if "stdout" in one["name"]]
     fields: dict[str, Any] = line["typed_config"]["log_format"]["json_format"]
 
     assert set(fields) - words(OBSERVE) == set()
 
 
 def test_every_reason_of_the_door_is_explained():
-    assert (set(DOOR_REASONS) | CLIENT_BOUNDS) - words(OBSERVE) == set()
+    assert (set(PROXY_REASONS) | CLIENT_LIMIT_REASONS) - words(OBSERVE) == set()
 
 
 def test_every_metric_has_its_meaning_and_every_one_named_exists():

@@ -16,12 +16,12 @@ from trimtab_pipelines.spec import InferencePipeline
 
 Choice = tuple[tuple[str, str], ...]
 """Variant and operating point of each stage, in the pipeline's order."""
-Place = tuple[str, str, str]
+PointKey = tuple[str, str, str]
 """Stage, variant and operating point."""
 DIGITS = 4
 
 
-class NothingRight(UserError):
+class NoCorrectAnswers(UserError):
     """Not one answer was right, so that nothing can be told of single variants."""
 
 
@@ -72,7 +72,7 @@ def _effective(scores: Sequence[Score], correct: int, total: int) -> float:
 
 def choices(pipeline: InferencePipeline) -> list[Choice]:
     """Return the best choice, by what the pipeline declares, and each that differs from it in one stage."""
-    stages = pipeline.spec.order
+    stages = pipeline.spec.ordered_stages
     listed = [
         [(variant.name, point.name) for variant in stage.variants for point in variant.points] for stage in stages
     ]
@@ -108,7 +108,7 @@ def mean_confidences(heard: Sequence[ReceivedAnswer], told_apart: Collection[str
     return found
 
 
-def factor(whole: float, stages: int) -> float | None:
+def scale_factor(whole: float, stages: int) -> float | None:
     """What the share with a choice is multiplied by to be the accuracy of a variant, where the best have `whole`.
 
     None where that cannot be told: of several stages none was ever right.
@@ -123,7 +123,7 @@ def accuracies(
     tallies: Mapping[Choice, Tally],
     samples_digest: str,
     confidences: Mapping[Choice, Mapping[str, float]],
-) -> dict[Place, Accuracy]:
+) -> dict[PointKey, Accuracy]:
     """Map (stage, variant, operating point) to its measured accuracy.
 
     Args:
@@ -133,25 +133,25 @@ def accuracies(
         confidences: how certain each stage was with a choice, as a mean.
 
     Raises:
-        NothingRight: no sample was answered rightly with the best variants.
+        NoCorrectAnswers: no sample was answered rightly with the best variants.
     """
     best = choices(pipeline)[0]
     whole = tallies[best].share
-    by = factor(whole, len(best))
+    by = scale_factor(whole, len(best))
     if by is None or not whole > 0:
-        raise NothingRight(
+        raise NoCorrectAnswers(
             "not one sample was answered rightly with the best variants: do the samples' outputs have the right names?"
         )
-    return attributed(pipeline, tallies, by, samples_digest, confidences)
+    return attribute(pipeline, tallies, by, samples_digest, confidences)
 
 
-def attributed(
+def attribute(
     pipeline: InferencePipeline,
     tallies: Mapping[Choice, Tally],
     by: float,
     samples_digest: str,
     confidences: Mapping[Choice, Mapping[str, float]],
-) -> dict[Place, Accuracy]:
+) -> dict[PointKey, Accuracy]:
     """Give each choice's share, times a factor, to the variants by which it differs from the best.
 
     Args:
@@ -164,7 +164,7 @@ def attributed(
     best = choices(pipeline)[0]
     found = {}
     for choice, tally in tallies.items():
-        for stage, mine, reference in zip(pipeline.spec.order, choice, best, strict=True):
+        for stage, mine, reference in zip(pipeline.spec.ordered_stages, choice, best, strict=True):
             if mine != reference or choice == best:
                 judged = _accuracy(tally, by, samples_digest)
                 mean = confidences.get(choice, {}).get(stage.name)

@@ -29,7 +29,7 @@ OnProgress = Callable[[int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Evaluation:
     """What is measured: the pipeline, the folder its weights are named from, samples, and how many of them."""
 
     pipeline: InferencePipeline
@@ -38,7 +38,7 @@ class Order:
     count: int
 
 
-async def evaluate(order: Order, folder: Path, on_progress: OnProgress) -> dict[Choice, Sequence[ReceivedAnswer]]:
+async def evaluate(order: Evaluation, folder: Path, on_progress: OnProgress) -> dict[Choice, Sequence[ReceivedAnswer]]:
     """Serve the pipeline in a folder and return what came of each sample with each choice, in the samples' order.
 
     Raises:
@@ -50,7 +50,7 @@ async def evaluate(order: Order, folder: Path, on_progress: OnProgress) -> dict[
     tried = choices(measured)
     first = plan_of(measured, tried[0], 1)
     heard: dict[Choice, Sequence[ReceivedAnswer]] = {}
-    async with Supervisor(Setup(pipeline_file, folder / "run", None, first, door=False)) as local:
+    async with Supervisor(Setup(pipeline_file, folder / "run", None, first, proxy=False)) as local:
         await local.ready(PATIENCE_SECONDS)
         for number, choice in enumerate(tried, 1):
             write_json(local.plan_file, plan_of(measured, choice, number))
@@ -79,7 +79,7 @@ def without_deadlines(pipeline: InferencePipeline, home: Path) -> InferencePipel
 def plan_of(pipeline: InferencePipeline, choice: Choice, generation: int) -> PipelinePlan:
     """Return the plan that runs a choice, one replica a stage."""
     stages = []
-    for stage, (name, point) in zip(pipeline.spec.order, choice, strict=True):
+    for stage, (name, point) in zip(pipeline.spec.ordered_stages, choice, strict=True):
         variant = stage.variant(name)
         stages.append(
             StagePlan(
@@ -99,7 +99,7 @@ def plan_of(pipeline: InferencePipeline, choice: Choice, generation: int) -> Pip
 
 async def _in_force(local: Supervisor, choice: Choice, generation: int) -> None:
     """Wait until the router serves a plan with replicas of it alone."""
-    order = [stage.name for stage in local.pipeline.spec.order]
+    order = [stage.name for stage in local.pipeline.spec.ordered_stages]
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not _serves(local, dict(zip(order, choice, strict=True)), generation):
@@ -111,19 +111,19 @@ async def _in_force(local: Supervisor, choice: Choice, generation: int) -> None:
 
 def _serves(local: Supervisor, wanted: Mapping[str, tuple[str, str]], generation: int) -> bool:
     state = local.state
-    if state is None or not state.ready or state.plan_generation != generation or not local.fleet.settled:
+    if state is None or not state.ready or state.plan_generation != generation or not local.replica_manager.settled:
         return False
     running = {name: (stage.variant, stage.operating_point) for name, stage in state.stages.items()}
     return running == wanted
 
 
 async def _send(
-    order: Order, port: int, choice: Choice, on_progress: Callable[[str], None]
+    order: Evaluation, port: int, choice: Choice, on_progress: Callable[[str], None]
 ) -> Sequence[ReceivedAnswer]:
     """Send every sample, a few at once; each answer must come from the choice."""
     heard: dict[int, ReceivedAnswer] = {}
     outputs = tuple(output.name for output in order.pipeline.spec.outputs)
-    parameters = {stage.name: parameters_of(stage.name) for stage in order.pipeline.spec.order}
+    parameters = {stage.name: parameters_of(stage.name) for stage in order.pipeline.spec.ordered_stages}
     served_by = dict(zip(parameters.values(), choice, strict=True))
     room, words = asyncio.Semaphore(AT_ONCE), ", ".join(f"{v} {p}" for v, p in choice)
 

@@ -8,46 +8,46 @@ from collections.abc import Mapping, Sequence
 
 from trimtab.accuracy.attribution import (
     Choice,
-    Place,
+    PointKey,
     ReceivedAnswer,
     Tally,
-    attributed,
+    attribute,
     choices,
-    factor,
     mean_confidences,
+    scale_factor,
 )
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tasks import TASK_INPUT
 
 
-def stages_with_task_accuracy(pipeline: InferencePipeline) -> frozenset[str]:
+def task_accuracy_stages(pipeline: InferencePipeline) -> frozenset[str]:
     """The stages that have accuracies of single tasks."""
     stages = pipeline.spec.stages
     told = (stage.name for stage in stages if any(read.name == TASK_INPUT for read in stage.inputs))
     return frozenset(told) if len(stages) > 1 else frozenset({stages[0].name})
 
 
-def on_tasks(
+def task_accuracies(
     pipeline: InferencePipeline,
     heard: Mapping[Choice, Sequence[ReceivedAnswer]],
     tasks: Sequence[str],
     samples_digest: str,
-) -> dict[Place, dict[str, Accuracy]]:
+) -> dict[PointKey, dict[str, Accuracy]]:
     """Map (stage, variant, operating point) to its measured accuracy on each task.
 
     Of several stages a task is left out that not one sample of was answered rightly: nobody knows by whose fault.
     """
-    best, stages = choices(pipeline)[0], stages_with_task_accuracy(pipeline)
-    found: dict[Place, dict[str, Accuracy]] = {}
+    best, stages = choices(pipeline)[0], task_accuracy_stages(pipeline)
+    found: dict[PointKey, dict[str, Accuracy]] = {}
     for task in tasks:
         own = {choice: [one for one in listed if one.task == task] for choice, listed in heard.items()}
         tallies = {choice: Tally.of([one.score for one in listed]) for choice, listed in own.items()}
-        by = factor(tallies[best].share, len(best))
+        by = scale_factor(tallies[best].share, len(best))
         if by is None:
             continue
         confidences = {choice: mean_confidences(listed) for choice, listed in own.items()}
-        for place, accuracy in attributed(pipeline, tallies, by, samples_digest, confidences).items():
+        for place, accuracy in attribute(pipeline, tallies, by, samples_digest, confidences).items():
             if place[0] in stages:
                 found.setdefault(place, {})[task] = accuracy
     return found

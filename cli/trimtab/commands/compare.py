@@ -4,9 +4,9 @@ import asyncio
 import math
 
 from trimtab.commands.demo import DEMO_SECONDS, accounting
-from trimtab.demo_load import changing_demand
-from trimtab.load_options import check_chats, check_samples, client_for, load_order, located
-from trimtab.local.load_process import LoadOrder
+from trimtab.demo_load import changing_load
+from trimtab.load_options import check_chats, check_samples, default_client, located, parse_load_options
+from trimtab.local.load_process import LoadOptions
 from trimtab.local.supervisor import Setup
 from trimtab.options import (
     DurationOption,
@@ -24,7 +24,7 @@ from trimtab.options import (
 from trimtab.preflight import choose_profiles, prepare
 from trimtab.report.page import write_report
 from trimtab.report.summary import print_comparison
-from trimtab.report.summary_stats import RunStats, figures_of
+from trimtab.report.summary_stats import RunStats, run_stats
 from trimtab.run import LocalRun
 from trimtab.run_folder import RunFolder, reports_folder
 from trimtab.run_record import save
@@ -53,15 +53,15 @@ def command(
     """Serve the same arrivals and payloads three times: adapted live, lightest and heaviest variants; compare."""
     out = out or reports_folder()
     document = prepare(pipeline)
-    wire, sent = client_for(document, samples), samples if load or trace else None
-    order = load_order(load, trace, speed_up, scale, duration, seed, samples=sent, wire=wire)
+    wire, sent = default_client(document, samples), samples if load or trace else None
+    order = parse_load_options(load, trace, speed_up, scale, duration, seed, samples=sent, wire=wire)
     check_samples(document, samples)
     check_chats(document, order)
     profile_file = choose_profiles(pipeline, document, profiles, console)
     found = load_profiles(profile_file)
     if order is None:
-        written, length = changing_demand(document, found).load(CLIMBING_SEED), duration or DEMO_SECONDS
-        order = LoadOrder(written, duration_seconds=length, seed=seed, wire=wire, samples=located(samples))
+        written, length = changing_load(document, found).load(CLIMBING_SEED), duration or DEMO_SECONDS
+        order = LoadOptions(written, duration_seconds=length, seed=seed, wire=wire, samples=located(samples))
     console.print(f"load {order.spec().text}")
     peak_rps = float(order.spec().rates(order.duration_seconds).max())
     setups = {
@@ -82,12 +82,12 @@ def command(
     print_comparison(runs, console)
     write_report(out / "compare.html", runs)
     console.print(f"report: {out / 'compare.html'}")
-    outcome = comparison_outcome(*map(figures_of, runs))
+    outcome = comparison_result(*map(run_stats, runs))
     outcome.print()
     return 0 if outcome.holds else 1
 
 
-def comparison_outcome(adaptive: RunStats, lightest: RunStats, heaviest: RunStats) -> ResultLine:
+def comparison_result(adaptive: RunStats, lightest: RunStats, heaviest: RunStats) -> ResultLine:
     """Judge adaptation by what lies between the two that never change."""
     between = heaviest.measured_accuracy - lightest.measured_accuracy
     gained = adaptive.measured_accuracy - lightest.measured_accuracy

@@ -12,9 +12,9 @@ import typer
 from trimtab import run_record
 from trimtab.kubernetes_access import PIPELINE, connected
 from trimtab.local.router_client import RouterClient
-from trimtab.options import LIVE_PAGE_PORT, NamespaceOption, PagePortOption, console, place_of
-from trimtab.plan_inputs import which
-from trimtab.remote_recorder import Reach, RemoteRecorder, Routers, routers_in_cluster
+from trimtab.options import LIVE_PAGE_PORT, NamespaceOption, PagePortOption, console, parse_address
+from trimtab.plan_inputs import namespaced_name
+from trimtab.remote_recorder import Reach, RemoteRecorder, Routers, cluster_routers
 from trimtab.report.live_page import LivePage, PageError
 from trimtab.run_folder import RunFolder
 from trimtab_loadtester.load_spec import LoadError
@@ -45,7 +45,7 @@ def command(
     if address is not None and in_cluster:
         raise LoadError("give --address or --in-cluster, not both")
     if in_cluster:
-        showing = _watched(partial(_in_cluster, *which(what, namespace)), page_port)
+        showing = _watched(partial(_in_cluster, *namespaced_name(what, namespace)), page_port)
     elif address is not None:
         showing = _watched(partial(_at, address, load_pipeline(what)), page_port)
     else:
@@ -70,7 +70,7 @@ async def _shown(folder: Path, port: int) -> None:
 
 @asynccontextmanager
 async def _at(address: str, pipeline: InferencePipeline) -> AsyncIterator[Routers]:
-    host, port = place_of(address)
+    host, port = parse_address(address)
     router = RouterClient(port, host)
     try:
         yield pipeline, [router], None
@@ -85,7 +85,7 @@ async def _in_cluster(namespace: str, name: str) -> AsyncIterator[Routers]:
     if found is None:
         raise StartError(f"no {PIPELINE} {namespace}/{name} in this cluster; see kubectl get ipl -A")
     pipeline = parse(InferencePipeline, found, f"{PIPELINE} {namespace}/{name}")
-    async with routers_in_cluster(namespace, name) as (routers, newest_plan):
+    async with cluster_routers(namespace, name) as (routers, newest_plan):
         yield pipeline, routers, newest_plan
 
 
@@ -94,9 +94,9 @@ async def _watched(reach: Reach, port: int) -> None:
     with RunFolder() as folder:
         async with reach() as (pipeline, routers, newest_plan):  # or say what is wrong
             recorder = run_record.Recorder(folder, pipeline.name, pipeline)
-            recorder.begin(None)
+            recorder.start(None)
             watching = RemoteRecorder(recorder)
-            await watching.once(routers, newest_plan)
+            await watching.sample_once(routers, newest_plan)
         recording = asyncio.create_task(watching.run(reach))
         try:
             await _shown(folder, port)

@@ -6,15 +6,15 @@ from typing import Annotated
 
 import typer
 
-from trimtab.demo_load import changing_demand
-from trimtab.load_options import client_for
-from trimtab.local.load_process import LoadOrder
+from trimtab.demo_load import changing_load
+from trimtab.load_options import default_client
+from trimtab.local.load_process import LoadOptions
 from trimtab.local.supervisor import Setup
 from trimtab.options import LIVE_PAGE_PORT, OutFolderOption, PagePortOption, SeedOption, console
 from trimtab.preflight import choose_profiles, prepare
 from trimtab.report.page import write_report
 from trimtab.report.summary import print_summary
-from trimtab.report.summary_stats import RunStats, figures_of
+from trimtab.report.summary_stats import RunStats, run_stats
 from trimtab.run import LocalRun
 from trimtab.run_folder import RunFolder, reports_folder
 from trimtab.run_record import save
@@ -41,10 +41,10 @@ def command(
     document = prepare(pipeline)
     if load is not None:
         LoadSpec.parse(load)
-    wire = client_for(document, None)
+    wire = default_client(document, None)
     profile_file = choose_profiles(pipeline, document, None, console)
-    load = load or changing_demand(document, load_profiles(profile_file)).load()
-    order = LoadOrder(load, duration_seconds=duration, seed=seed, wire=wire)
+    load = load or changing_load(document, load_profiles(profile_file)).load()
+    order = LoadOptions(load, duration_seconds=duration, seed=seed, wire=wire)
     with RunFolder() as where:
         setup = Setup(pipeline, where, profile_file)
         session = LocalRun(
@@ -58,12 +58,12 @@ def command(
     console.print(f"report: {out / 'demo.html'}")
     if session.interruption_code is not None:
         return session.interruption_code
-    outcome = demo_outcome(figures_of(run))
+    outcome = demo_result(run_stats(run))
     outcome.print()
     return 0 if outcome.holds else 1
 
 
-def demo_outcome(figures: RunStats) -> ResultLine:
+def demo_result(figures: RunStats) -> ResultLine:
     """Judge a demo by what it promises."""
     fewest = min(figures.variant_changes.values())
     values: dict[str, float | int | str | None] = {

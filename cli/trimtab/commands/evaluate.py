@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from trimtab.accuracy.attribution import Place, Tally, accuracies, mean_confidences
+from trimtab.accuracy.attribution import PointKey, Tally, accuracies, mean_confidences
 from trimtab.accuracy.escalation import escalations
-from trimtab.accuracy.evaluate import Order, evaluate
-from trimtab.accuracy.per_task import on_tasks, stages_with_task_accuracy
+from trimtab.accuracy.evaluate import Evaluation, evaluate
+from trimtab.accuracy.per_task import task_accuracies, task_accuracy_stages
 from trimtab.options import PipelineArgument, SeedOption, console
 from trimtab.plan_view import terminal_table
 from trimtab.preflight import prepare
@@ -51,7 +51,7 @@ def command(
     of_tasks = f" of {len(tasks)} tasks" if tasks else ""
     console.print(f"{count} samples{of_tasks} of {len(source)}, {_points(document)} operating points")
     digest = source.digest()
-    order = Order(document, file.resolve().parent, source, count)
+    order = Evaluation(document, file.resolve().parent, source, count)
     columns = (BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"), TimeRemainingColumn())
     with RunFolder() as folder, Progress(*columns, console=console) as shown:
         bar = shown.add_task("starting", total=None)
@@ -61,10 +61,10 @@ def command(
 
         heard = asyncio.run(evaluate(order, folder, show))
     tallies = {choice: Tally.of([one.score for one in found]) for choice, found in heard.items()}
-    apart = stages_with_task_accuracy(document) if tasks else ()
+    apart = task_accuracy_stages(document) if tasks else ()
     confidences = {choice: mean_confidences(found, apart) for choice, found in heard.items()}
     measured, again = accuracies(document, tallies, digest, confidences), escalations(document, heard)
-    by_task = on_tasks(document, heard, tasks, digest)
+    by_task = task_accuracies(document, heard, tasks, digest)
     rows = [
         _row(document, place, task, one)
         for place, found in measured.items()
@@ -97,11 +97,11 @@ def _points(pipeline: InferencePipeline) -> int:
     return sum(len(variant.points) for stage in pipeline.spec.stages for variant in stage.variants)
 
 
-def _row(pipeline: InferencePipeline, place: Place, task: str, found: Accuracy) -> tuple[str, ...]:
+def _row(pipeline: InferencePipeline, place: PointKey, task: str, found: Accuracy) -> tuple[str, ...]:
     stage, variant, point = place
     known = pipeline.spec.stage(stage).variant(variant).point(point)
-    before = known.accuracy_by_task.get(task) if task else known.judged()
-    was = "" if before is None else f"{before.value:.4f} {before.standing}"
+    before = known.accuracy_by_task.get(task) if task else known.measured_accuracy()
+    was = "" if before is None else f"{before.value:.4f} {before.evidence_label}"
     certain = "" if found.mean_confidence is None else f"{found.mean_confidence:.4f}"
     interval = f"{found.low:.4f} – {found.high:.4f}"
     return stage, variant, point, task or "all", was, f"{found.value:.4f}", interval, certain

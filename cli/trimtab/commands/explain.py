@@ -24,18 +24,19 @@ from trimtab.plan_view import (
     PRICE_COLUMNS,
     PlanView,
     alternative_rows,
-    decision_facts,
+    explanation_lines,
+    plan_view_json,
     price_rows,
     stage_tables,
     terminal_table,
-    words,
 )
-from trimtab.report.plan_page import write_decision
+from trimtab.report.plan_page import write_plan_page
 from trimtab.splitting import split_facts, split_tables
 from trimtab_adapter.planning.what_if import WhatIfError
 from trimtab_pipelines.documents import load_plan
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.spec import MOST_ROWS, InferencePipeline
+from trimtab_pipelines.scheduling_policies import MAX_SPLIT_ROWS
+from trimtab_pipelines.spec import InferencePipeline
 
 
 def command(
@@ -52,7 +53,7 @@ def command(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a page with the Pareto plots")] = None,
     rows: Annotated[
         int | None,
-        typer.Option("--rows", min=1, max=MOST_ROWS, help="Show the cheapest splits of a request of so many rows"),
+        typer.Option("--rows", min=1, max=MAX_SPLIT_ROWS, help="Show the cheapest splits of a request of so many rows"),
     ] = None,
     *,
     in_cluster: InClusterOption = False,
@@ -75,18 +76,18 @@ def command(
                 console.print()
                 console.print(table)
         if out is not None:
-            write_decision(out, document, decision)
+            write_plan_page(out, document, decision)
             console.print(f"page: {out}")
     if as_json:
         splits = {"splits": split_facts(document, made_from.profiles, rows)} if rows else {}
-        write_json_line(decision_facts(decision) | splits)
+        write_json_line(plan_view_json(decision) | splits)
     return 0 if decision.plan.spec.feasible else 1
 
 
 def _show(document: InferencePipeline, decision: PlanView, load_rps: float) -> None:
     for table in stage_tables(document, decision.plan, f"{document.name} at {load_rps:g} requests/s"):
         console.print(table)
-    for line in words(decision.plan):
+    for line in explanation_lines(decision.plan):
         console.print(line)
     console.print()
     console.print(terminal_table(PRICE_COLUMNS, price_rows(decision), "what the next step would cost"))

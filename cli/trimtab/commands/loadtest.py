@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from trimtab.exit_codes import exit_code
-from trimtab.load_options import load_order
+from trimtab.load_options import parse_load_options
 from trimtab.options import (
     DurationOption,
     LoadOption,
@@ -20,7 +20,7 @@ from trimtab.options import (
     SpeedUpOption,
     TraceOption,
     console,
-    place_of,
+    parse_address,
 )
 from trimtab_loadtester.attack import WireName, attack
 from trimtab_loadtester.clients import Access
@@ -58,10 +58,10 @@ def command(
     if ":" in str(pipeline) and not pipeline.exists():
         raise LoadError(f"{pipeline}: give the folder of the pipeline here, and where it runs by --address HOST:PORT")
     document = load_pipeline(pipeline)
-    order = load_order(load, trace, speed_up, scale, duration, seed, samples=samples)
+    order = parse_load_options(load, trace, speed_up, scale, duration, seed, samples=samples)
     if order is None:
         raise LoadError("say what to send: --load constant:20 --duration 60, or --trace FILE")
-    place_of(address.removeprefix("grpc://"))
+    parse_address(address.removeprefix("grpc://"))
     order = replace(order, wire=wire, access=Access(ca, api_key_file))
     came: list[signal.Signals] = []
     with progress_bar(console) as show:
@@ -69,14 +69,14 @@ def command(
     summary = results.summary()
     if out is not None:
         results.save(out)
-    outcome = load_outcome(summary, least_within_slo)
+    outcome = loadtest_result(summary, least_within_slo)
     outcome.print()
     if results.facts.interrupted:
         return exit_code(came[0])
     return 0 if outcome.holds else 1
 
 
-def load_outcome(summary: Mapping[str, Any], least_within_slo: float) -> ResultLine:
+def loadtest_result(summary: Mapping[str, Any], least_within_slo: float) -> ResultLine:
     """Judge a load by its summary."""
     figures = {name: value for name, value in summary.items() if not isinstance(value, dict)}
     ends = sum(summary[end.word] for end in RequestOutcome)

@@ -22,15 +22,15 @@ from trimtab.plan_view import (
     ALTERNATIVE_COLUMNS,
     PlanView,
     alternative_rows,
-    decision_facts,
+    plan_view_json,
     stage_tables,
     terminal_table,
 )
-from trimtab.plan_view import words as words_of
+from trimtab.plan_view import explanation_lines as words_of
 from trimtab_adapter.planning.baselines import static_plan
-from trimtab_adapter.planning.decide import PlanningInputs, plan_of, planning_problem
+from trimtab_adapter.planning.decide import PlanningInputs, build_plan, planning_problem
 from trimtab_adapter.planning.relaxation import solve_or_relax
-from trimtab_adapter.planning.what_if import WhatIfError, alternatives, parts_of
+from trimtab_adapter.planning.what_if import WhatIfError, parse_what_if, solve_alternatives
 from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
@@ -68,7 +68,7 @@ def command(
             console.print(f"written to {out}")
     if as_json:
         alone = {"plan": plan.model_dump(mode="json", by_alias=True, exclude_none=True)}
-        write_json_line(decision_facts(decision) if decision else alone)
+        write_json_line(plan_view_json(decision) if decision else alone)
     return 0 if plan.spec.feasible else 1
 
 
@@ -81,7 +81,7 @@ def peak_rps(load: str) -> float:
 def check_what_if(what_if: list[str] | None) -> None:
     """Raise WhatIfError where one cannot be read, before anything is measured for it."""
     for asked in what_if or ():
-        parts_of(asked)
+        parse_what_if(asked)
 
 
 def _show(made_from: PlanInputs, plan: PipelinePlan, decision: PlanView | None) -> None:
@@ -103,6 +103,6 @@ def decision_at(made_from: PlanInputs, load_rps: float, what_if: list[str]) -> P
     now, document = time.time(), made_from.pipeline
     forecast = ForecastRecord(peak_rps=load_rps, source="given", reason="--load")
     question, forecast = planning_problem(document, made_from.profiles, PlanningInputs(forecast, now, made_from.plan))
-    tried = [alternative for asked in what_if for alternative in alternatives(question, asked)]
+    tried = [alternative for asked in what_if for alternative in solve_alternatives(question, asked)]
     found = solve_or_relax(question)
-    return PlanView(plan_of(document, question, found, forecast, now), question, found, tried)
+    return PlanView(build_plan(document, question, found, forecast, now), question, found, tried)

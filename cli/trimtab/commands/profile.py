@@ -11,7 +11,7 @@ from rich.table import Table
 
 from trimtab.kubernetes_access import Tell, connected, request_profiling
 from trimtab.options import NamespaceOption, PipelineArgument, console
-from trimtab.plan_inputs import which
+from trimtab.plan_inputs import namespaced_name
 from trimtab.preflight import prepare, profiling_progress
 from trimtab.splitting import ROWS_SHOWN, split_tables
 from trimtab_pipelines.profile import ModelProfile
@@ -34,7 +34,7 @@ def command(
 ) -> int:
     """Measure latency and throughput of every variant, operating point, batch size and allocation of cores."""
     if in_cluster:
-        return _in_cluster(*which(pipeline, namespace), timeout)
+        return _in_cluster(*namespaced_name(pipeline, namespace), timeout)
     document = prepare(pipeline)
     home = pipeline.resolve() if pipeline.is_dir() else pipeline.resolve().parent
     options = ProfileOptions.quick(document) if quick else ProfileOptions.full()

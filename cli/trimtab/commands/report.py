@@ -10,7 +10,7 @@ import typer
 from trimtab.options import JsonOption, aside, console, write_json_line
 from trimtab.report.page import write_report
 from trimtab.report.summary import print_comparison, print_summary
-from trimtab.report.summary_stats import RunStats, figures_of
+from trimtab.report.summary_stats import RunStats, run_stats
 from trimtab.run_record import load
 
 
@@ -33,7 +33,7 @@ def command(
         write_report(out, runs)
         console.print(f"report: {out}")
     if as_json:
-        write_json_line([{"title": run.title, **facts(figures_of(run))} for run in runs])
+        write_json_line([{"title": run.title, **facts(run_stats(run))} for run in runs])
     return 0
 
 

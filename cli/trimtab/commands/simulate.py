@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from trimtab.commands.demo import accounting
-from trimtab.load_options import load_order
+from trimtab.load_options import parse_load_options
 from trimtab.local import profile_cache as known_profiles
 from trimtab.options import (
     DurationOption,
@@ -24,7 +24,7 @@ from trimtab.options import (
 )
 from trimtab.report.page import write_report
 from trimtab.report.summary import print_summary
-from trimtab.report.summary_stats import RunStats, figures_of
+from trimtab.report.summary_stats import RunStats, run_stats
 from trimtab.run_folder import reports_folder
 from trimtab.run_record import save
 from trimtab.simulated_run import run_of
@@ -77,7 +77,7 @@ def command(
     out = out or reports_folder()
     document = load_pipeline(pipeline)
     failures = tuple(_failure(text, document) for text in fail or ())
-    order = load_order(load, trace, speed_up, scale, duration, seed)
+    order = parse_load_options(load, trace, speed_up, scale, duration, seed)
     if order is None:
         raise LoadError("nothing to simulate: give --trace FILE or --load, such as --load constant:20 --duration 60")
     found_profiles = _profiles(pipeline, document, profiles)
@@ -96,7 +96,7 @@ def command(
         duration_seconds=float(len(rates)) if duration is None else duration,
         plan=fixed or initial_plan(document, found_profiles, now_seconds=started_at),
         adaptation=adaptation,
-        conditions=Environment(startup_seconds=startup, failures=failures),
+        environment=Environment(startup_seconds=startup, failures=failures),
         images=tuple(images or ()),
         text_tokens=tuple(text_tokens or ()),
         seed=seed,
@@ -107,12 +107,12 @@ def command(
     title = f"{document.name}, simulated"
     run = run_of(title, order.spec().text, scenario, found, started_at)
     print_summary(run, console)
-    pace = f"{scenario.duration_seconds:.0f} s of load, {found.ends.size:,} requests, simulated in {spent:.2f} s"
+    pace = f"{scenario.duration_seconds:.0f} s of load, {found.outcomes.size:,} requests, simulated in {spent:.2f} s"
     console.print(f"{pace} ({scenario.duration_seconds / spent:,.0f} times real time)")
     save(run, out / "simulate")
     write_report(out / "simulate.html", [run])
     console.print(f"report: {out / 'simulate.html'}")
-    outcome = simulation_outcome(figures_of(run), found, spent)
+    outcome = simulation_result(run_stats(run), found, spent)
     outcome.print()
     return 0 if outcome.holds else 1
 
@@ -122,7 +122,7 @@ def _profiles(pipeline_file: Path, document: InferencePipeline, chosen: Path | N
     beside = (pipeline_file if pipeline_file.is_dir() else pipeline_file.parent) / PROFILE_FILE
     if chosen is None and beside.exists():
         chosen = beside
-    choice = known_profiles.existing(pipeline_file, document, chosen, console.print)
+    choice = known_profiles.find_profile(pipeline_file, document, chosen, console.print)
     if choice is None:
         raise DocumentError(f"{document.name} has no profile: give --profiles FILE, or measure with `trimtab profile`")
     console.print(f"profile {choice.path} ({choice.why})")
@@ -137,7 +137,7 @@ def _failure(text: str, document: InferencePipeline) -> Failure:
     return Failure(float(match["seconds"]), match["stage"])
 
 
-def simulation_outcome(figures: RunStats, found: SimulationResult, spent_seconds: float) -> ResultLine:
+def simulation_result(figures: RunStats, found: SimulationResult, spent_seconds: float) -> ResultLine:
     """Tell what came of it, and that every request has one end."""
     values: dict[str, float | int | str | None] = {
         "received_requests": figures.received,

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from trimtab.chat_figures import KINDS, ChatFigures, chats_counted
+from trimtab.chat_stats import KINDS, ChatStats, chat_stats
 from trimtab.local.router_client import Counters, RouterClient
-from trimtab.options import JsonOption, console, place_of, write_json_line
-from trimtab_pipelines.router_state import RouterState, Served
+from trimtab.options import JsonOption, console, parse_address, write_json_line
+from trimtab_pipelines.router_state import RecentRequests, RouterState
 from trimtab_pipelines.status import condition_of
 
 
@@ -32,11 +32,11 @@ def command(
         else:
             console.print(_pipelines(found))
         return 0
-    state, counters = asyncio.run(_ask(*(("127.0.0.1", port) if address is None else place_of(address))))
+    state, counters = asyncio.run(_ask(*(("127.0.0.1", port) if address is None else parse_address(address))))
     if as_json:
         told: dict[str, Any] = {"received": counters.received, **counters.outcomes}
         told |= {"client_errors": counters.client_errors}
-        chats = {name: asdict(chats_counted(counters, name)) for name in counters.first_buckets}
+        chats = {name: asdict(chat_stats(counters, name)) for name in counters.first_token_buckets}
         told |= {"chats": {name: _told(figures) for name, figures in chats.items()}} if chats else {}
         write_json_line(
             {"pipeline": counters.pipeline, **state.model_dump(), "since_start": told, "drops": counters.drops}
@@ -54,8 +54,8 @@ def _show(state: RouterState, counters: Counters) -> None:
     console.print(_stages(state))
     for name, stage in state.stages.items():
         for replica, seen in stage.endpoints.items():
-            if seen.refused:
-                console.print(f"stage {name}: {replica} gets no work: {seen.refused}")
+            if seen.rejection:
+                console.print(f"stage {name}: {replica} gets no work: {seen.rejection}")
     if state.served is not None:
         console.print(f"last minute: {_minute(state.served)}{_known_by(state.accuracy_sources)}")
     counts = " · ".join(f"{outcome} {count}" for outcome, count in counters.outcomes.items())
@@ -63,8 +63,8 @@ def _show(state: RouterState, counters: Counters) -> None:
     console.print(f"received {counters.received} · {counts}{theirs}")
     if share := _in_time(counters):
         console.print(share)
-    for modality in counters.first_buckets:
-        console.print(_chats(KINDS[modality], chats_counted(counters, modality)))
+    for modality in counters.first_token_buckets:
+        console.print(_chats(KINDS[modality], chat_stats(counters, modality)))
     for why, count in sorted(counters.drops.items()):
         console.print(f"dropped in {why}: {count}")
 
@@ -75,7 +75,7 @@ def _in_time(counters: Counters) -> str:
     return f"answered in time {100 * counters.outcomes.get('ok', 0) / due:.2f} %" if due > 0 else ""
 
 
-def _chats(kind: str, seen: ChatFigures) -> str:
+def _chats(kind: str, seen: ChatStats) -> str:
     first = f"first token p50 ≤ {_ms(seen.first_p50_seconds)}, p99 ≤ {_ms(seen.first_p99_seconds)}"
     following = f"between tokens p50 ≤ {_ms(seen.next_p50_seconds)}, p99 ≤ {_ms(seen.next_p99_seconds)}"
     return f"{kind}: {seen.answered} answered, {first}; {following}"
@@ -83,7 +83,7 @@ def _chats(kind: str, seen: ChatFigures) -> str:
 
 def _told(figures: dict[str, Any]) -> dict[str, Any]:
     """What a router knows and JSON can say: what lies beyond the last bucket's edge, and times of nothing, are null."""
-    known = {name: value for name, value in figures.items() if name != "kept_fraction"}
+    known = {name: value for name, value in figures.items() if name != "in_time_fraction"}
     return {name: value if math.isfinite(value) else None for name, value in known.items()}
 
 
@@ -91,14 +91,14 @@ def _ms(seconds: float) -> str:
     return f"{1000 * seconds:g} ms" if math.isfinite(seconds) else "–"
 
 
-def _minute(served: Served) -> str:
+def _minute(served: RecentRequests) -> str:
     p99 = "–" if served.p99_seconds is None else f"{1000 * served.p99_seconds:.0f} ms"
     accuracy = "–" if served.accuracy is None else f"{served.accuracy:.4f}"
     return f"{served.received} received, {served.answered} answered, p99 {p99}, expected accuracy {accuracy}"
 
 
-def _known_by(sources: str) -> str:
-    return f", by {sources} ones" if sources else ""
+def _known_by(accuracy_sources: str) -> str:
+    return f", by {accuracy_sources} ones" if accuracy_sources else ""
 
 
 def _stages(state: RouterState) -> Table:
@@ -132,11 +132,11 @@ def _pipelines(found: list[dict[str, Any]]) -> Table:
 
 
 def _sources(pipeline: dict[str, Any]) -> str:
-    from trimtab_pipelines.accuracy import sources  # noqa: PLC0415  (these take long, and a router needs none of them)
+    from trimtab_pipelines.accuracy import accuracy_sources  # noqa: PLC0415  (these take long, and a router needs none of them)
     from trimtab_pipelines.spec import InferencePipeline  # noqa: PLC0415
 
     try:
-        return sources(InferencePipeline.model_validate(pipeline).spec.stages)
+        return accuracy_sources(InferencePipeline.model_validate(pipeline).spec.stages)
     except ValueError:  # of another version than this command
         return "of a source unknown here"
 

@@ -19,9 +19,9 @@ from trimtab_pipelines.quantity import parse_duration
 from trimtab_pipelines.result_line import ResultLine
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
-from trimtab_pipelines.tasks import TaskClass
+from trimtab_pipelines.tasks import TaskTerms
 from trimtab_pipelines.variants import Variant
-from trimtab_pipelines.yaml_edit import accuracy_in_line
+from trimtab_pipelines.yaml_edit import flow_accuracy
 
 COLUMNS = ("point", "accuracy", "95 % interval", "images")
 
@@ -48,10 +48,10 @@ def command(
     import torch  # noqa: PLC0415  (slow to import)
 
     from trimtab.task_training import TaskTraining  # noqa: PLC0415
-    from trimtab_model_servers.transformer.prompt_tuning import Labelled, TrainingSchedule  # noqa: PLC0415
+    from trimtab_training.prompt_tuning import Labelled, TrainingSchedule  # noqa: PLC0415
 
     document = prepare(pipeline)
-    granted = TaskClass(utility=utility, latency_seconds=parse_duration(latency) if latency else None)
+    granted = TaskTerms(utility=utility, latency_seconds=parse_duration(latency) if latency else None)
     stage, chosen = _variant(document, variant)
     source = LabelledPayloads(_images_alone(document), samples, seed)
     found = _read(source, most)
@@ -62,7 +62,7 @@ def command(
         joining = TaskTraining(
             served, TrainingSchedule(steps=steps, seed=seed), lambda share: shown.update(bar, completed=share)
         )
-        made = joining.joined(task, Labelled(*map(torch.from_numpy, found)), granted, out, source.digest())
+        made = joining.train(task, Labelled(*map(torch.from_numpy, found)), granted, out, source.digest())
     for way in made.left_out:
         console.print(f"not trained: {way}; a task's file has no room for so many classes in every way", markup=False)
     _tell(task, out, made.accuracy_by_point)
@@ -73,7 +73,7 @@ def _tell(task: str, out: Path, judged: Mapping[str, Accuracy]) -> None:
     rows = []
     for name, one in judged.items():
         rows.append((name, f"{one.value:.4f}", f"{one.low:.4f} – {one.high:.4f}", str(one.samples)))
-        console.print(f"{name}: accuracyByTask: {task}: {accuracy_in_line(one)}", markup=False, soft_wrap=True)
+        console.print(f"{name}: accuracyByTask: {task}: {flow_accuracy(one)}", markup=False, soft_wrap=True)
     console.print(terminal_table(COLUMNS, rows, f"{task}, on images held out"))
     console.print(f"the task: {out}")
     held_out = next(iter(judged.values())).samples

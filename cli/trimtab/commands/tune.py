@@ -9,14 +9,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from trimtab.options import PipelineArgument, SeedOption, console
 from trimtab.plan_view import terminal_table
 from trimtab.preflight import prepare
-from trimtab.tuning.budget import Budget
+from trimtab.tuning.budget import TimeBudget
 from trimtab.tuning.pipeline_edit import with_points
 from trimtab.tuning.target import tuning_target
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_pipelines.documents import load_pipeline, write_atomically
 from trimtab_pipelines.result_line import ResultLine
 
-MOST_COMPILED = 6
+EXPECTED_COMPILED = 6
 """Points that progress counts with; there may be fewer or more."""
 
 
@@ -56,7 +56,7 @@ def command(
     from trimtab.tuning import tables  # noqa: PLC0415  (imports torch)
     from trimtab.tuning.search import Search, search_context  # noqa: PLC0415
 
-    budget, whole = Budget(seconds), prepare(pipeline)
+    budget, whole = TimeBudget(seconds), prepare(pipeline)
     document = tuning_target(whole, stage_name, variant_name)
     stage, file = document.spec.stages[0], pipeline / "pipeline.yaml" if pipeline.is_dir() else pipeline
     variant, home = stage.variants[0], file.resolve().parent
@@ -69,8 +69,8 @@ def command(
         console.print(tables.unlabelled(whole.spec.stage(stage.name), variant.name))
     columns = (BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=console) as shown:
-        bar = shown.add_task("starting", total=len(search.batches) * 6 + len(here.points) + MOST_COMPILED)
-        found = search.found(here, budget, lambda words: shown.update(bar, advance=1, description=words))
+        bar = shown.add_task("starting", total=len(search.batches) * 6 + len(here.points) + EXPECTED_COMPILED)
+        found = search.run(here, budget, lambda words: shown.update(bar, advance=1, description=words))
     console.print(terminal_table(tables.table_columns(found), [*tables.rows(found, seconds)]))
     for words in tables.excluded(here, found):
         console.print(words, markup=False)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from trimtab.commands.demo import accounting
-from trimtab.load_options import check_chats, check_load, check_samples, client_for, door, load_order
+from trimtab.load_options import check_chats, check_load, check_samples, default_client, door, parse_load_options
 from trimtab.local.supervisor import Setup
 from trimtab.options import (
     LIVE_PAGE_PORT,
@@ -29,7 +29,7 @@ from trimtab.options import (
 from trimtab.preflight import choose_profiles, prepare
 from trimtab.report.page import write_report
 from trimtab.report.summary import print_summary
-from trimtab.report.summary_stats import figures_of
+from trimtab.report.summary_stats import run_stats
 from trimtab.run import LocalRun
 from trimtab.run_folder import RunFolder, reports_folder
 from trimtab.terminal_view import terminal_view
@@ -66,8 +66,8 @@ def command(
     document = prepare(pipeline)
     if folder is not None and folder.resolve() == (pipeline if pipeline.is_dir() else pipeline.parent).resolve():
         raise DocumentError(f"--folder {folder} is the pipeline's own, whose files a run writes over; give another")
-    wire = client_for(document, samples) if load is not None or trace is not None else "REST"
-    order = load_order(load, trace, speed_up, scale, duration, seed, samples=samples, wire=wire)
+    wire = default_client(document, samples) if load is not None or trace is not None else "REST"
+    order = parse_load_options(load, trace, speed_up, scale, duration, seed, samples=samples, wire=wire)
     if duration is not None and not 0 < duration < math.inf:
         raise LoadError(f"--duration {duration:g}: seconds must be above 0, and finite")
     stands = door(edge)
@@ -100,7 +100,7 @@ def command(
         return 0  # nobody said when it ends, so each end is the right one
     if session.interruption_code is not None:
         return session.interruption_code
-    broken = [bar for bar in accounting(figures_of(run)) if not bar.holds]
+    broken = [bar for bar in accounting(run_stats(run)) if not bar.holds]
     for bar in broken:
         console.print(f"! {bar.bar}: {bar.value:g}, where {bar.bound} is right")
     return 1 if broken else 0

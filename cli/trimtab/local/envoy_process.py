@@ -47,7 +47,7 @@ async def open_ports(door: ChildProcess, sockets: Sockets, timeout_seconds: floa
     try:
         await asyncio.wait({ended, opened}, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
-            raise StartError(door.obituary(ended.result()))
+            raise StartError(door.exit_message(ended.result()))
         if not opened.done():
             raise StartError(f"the door did not open within {timeout_seconds:g} s")
         return opened.result()

@@ -21,7 +21,7 @@ class HangDetector:
     computed_at: float
 
     @classmethod
-    def after(cls, before: "HangDetector | None", now: float, *, computes: bool) -> "HangDetector":
+    def update(cls, before: "HangDetector | None", now: float, *, computes: bool) -> "HangDetector":
         """Go on from what was known before."""
         since = before.since if before else now
         computed_at = now if computes or before is None else before.computed_at

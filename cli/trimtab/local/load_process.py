@@ -1,6 +1,6 @@
 """The load of a run, in a process of its own, so that sending and serving do not delay each other's event loop.
 
-`LoadOrder` is what is asked; `LoadProcess` the shell around the process, which tells its progress line by line.
+`LoadOptions` is what is asked; `LoadProcess` the shell around the process, which tells its progress line by line.
 """
 
 import argparse
@@ -23,10 +23,10 @@ STOP_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class LoadOrder:
+class LoadOptions:
     """A load as the command line asks for it: written out, or a per-second trace in a file."""
 
-    text: str | None = None
+    load: str | None = None
     trace: Path | None = None
     speed_up: float = 1.0
     scale: float = 1.0
@@ -40,7 +40,7 @@ class LoadOrder:
         """Read it; raises LoadError (a ValueError) saying what would be right."""
         if self.trace is not None:
             return LoadSpec.from_trace(self.trace, speed_up=self.speed_up, scale=self.scale)
-        return LoadSpec.parse(self.text or "")
+        return LoadSpec.parse(self.load or "")
 
     @property
     def options(self) -> AttackOptions:
@@ -54,7 +54,7 @@ class LoadOrder:
         )
 
 
-_ORDER, _PROGRESS = TypeAdapter(LoadOrder), TypeAdapter(Progress)
+_ORDER, _PROGRESS = TypeAdapter(LoadOptions), TypeAdapter(Progress)
 
 
 class LoadProcess:
@@ -64,7 +64,7 @@ class LoadProcess:
         self._module, self._folder = module, folder
 
     @classmethod
-    async def start(cls, pipeline_file: Path, address: str, order: LoadOrder, folder: Path) -> "LoadProcess":
+    async def start(cls, pipeline_file: Path, address: str, order: LoadOptions, folder: Path) -> "LoadProcess":
         """Start sending to `address` (host:port); results and log go into the folder."""
         arguments = ["--pipeline", str(pipeline_file), "--address", address, "--out", str(folder)]
         arguments += ["--order", _ORDER.dump_json(order).decode()]
@@ -81,7 +81,7 @@ class LoadProcess:
         """Wait for the end and return what happened; raises StartError where it failed."""
         code = await self._module.wait()
         if code != 0:
-            raise StartError(self._module.obituary(code))
+            raise StartError(self._module.exit_message(code))
         return Results.load(self._folder)
 
     async def stop(self) -> None:
@@ -94,7 +94,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="trimtab.local.load_process", description=__doc__)
     parser.add_argument("--pipeline", type=Path, required=True)
     parser.add_argument("--address", required=True, help="host:port of the router")
-    parser.add_argument("--order", required=True, help="a LoadOrder as JSON")
+    parser.add_argument("--order", required=True, help="a LoadOptions as JSON")
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     given = parser.parse_args()
     order = _ORDER.validate_json(given.order)

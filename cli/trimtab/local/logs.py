@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-MOST_BYTES = 8 * 2**20
+MAX_TASK_FILE_BYTES = 8 * 2**20
 MOST_FILES = 200
 """Of processes that ended, those whose logs are kept: every replica that was ever started has one."""
 
 
-def trim(folder: Path, most_bytes: int = MOST_BYTES, most_files: int = MOST_FILES) -> None:
+def trim_logs(folder: Path, most_bytes: int = MAX_TASK_FILE_BYTES, most_files: int = MOST_FILES) -> None:
     """Cut each log that outgrew its bound to its newer half, whole lines; forget those written last longest ago."""
     logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
     for path in logs[: max(len(logs) - most_files, 0)]:

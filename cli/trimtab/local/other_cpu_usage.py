@@ -9,7 +9,7 @@ import psutil
 
 from trimtab_pipelines.shared_machine import Machine
 
-LOOK_SECONDS = 2.0
+SAMPLE_INTERVAL_SECONDS = 2.0
 WINDOW_SECONDS = 10.0
 """The same seconds as those whose requests are planned from."""
 
@@ -41,11 +41,11 @@ class OtherCpuUsage:
         self._replicas: Mapping[str, float] = {}
         self._gone = 0.0
 
-    def due(self, now: float) -> bool:
+    def is_due(self, now: float) -> bool:
         """Whether it is time to look again."""
-        return not self._looks or now >= self._looks[-1].at + LOOK_SECONDS
+        return not self._looks or now >= self._looks[-1].at + SAMPLE_INTERVAL_SECONDS
 
-    def look(self, now: float, busy: tuple[float, int], replicas: Mapping[str, float]) -> Machine | None:
+    def sample(self, now: float, busy: tuple[float, int], replicas: Mapping[str, float]) -> Machine | None:
         """What others used in the last seconds; None at the first look.
 
         Args:
@@ -63,4 +63,4 @@ class OtherCpuUsage:
         if not last.at > first.at:
             return None
         others = (last.others_seconds - first.others_seconds) / (last.at - first.at)
-        return Machine(cores=cores, others_cores=round(min(max(others, 0.0), cores), 2))
+        return Machine(cores=cores, other_cores=round(min(max(others, 0.0), cores), 2))

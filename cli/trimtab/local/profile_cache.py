@@ -47,12 +47,12 @@ def why_unfit(profiles: Mapping[str, ModelProfile], pipeline_file: Path, pipelin
             if not any(point.variant == variant.name for point in found.spec.points):
                 return f"it has no variant {variant.name} of stage {stage.name}"
             subject = found.spec.models.get(variant.name)
-            if subject is not None and (other := subject.differs(model_identity(variant, folder))):
+            if subject is not None and (other := subject.describe_change(model_identity(variant, folder))):
                 return f"variant {variant.name} of stage {stage.name} was measured with {other}"
     return ""
 
 
-def existing(
+def find_profile(
     pipeline_file: Path, pipeline: InferencePipeline, chosen: Path | None, tell: Callable[[str], None] = lambda _: None
 ) -> ProfileChoice | None:
     """Find a profile that needs no measuring; None where there is none to be trusted here.
@@ -86,7 +86,7 @@ def existing(
     return None
 
 
-async def measured(pipeline_file: Path, pipeline: InferencePipeline, on_progress: OnProgress) -> ProfileChoice:
+async def measure_profile(pipeline_file: Path, pipeline: InferencePipeline, on_progress: OnProgress) -> ProfileChoice:
     """Measure quickly, and keep what was found for the next time; raises ProfileError."""
     found = await profile(pipeline, _folder(pipeline_file), ProfileOptions.quick(pipeline), on_progress)
     return ProfileChoice(write_profiles(found, _cached(pipeline_file)), "measured here just now")

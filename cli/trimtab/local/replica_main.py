@@ -7,15 +7,15 @@ from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from trimtab_pipelines.edge_settings import Identity
+from trimtab_pipelines.edge_settings import ReplicaIdentity
 from trimtab_pipelines.processes.niceness import lower_priority
 from trimtab_pipelines.processes.parent_death import die_with_parent
-from trimtab_protocol.mutual_tls import MutualTls, UnusableIdentity
+from trimtab_protocol.mutual_tls import InvalidIdentity, MutualTls
 
 CANNOT_SERVE = 1
 
 
-def serve(folder: str, log: str, ready: Connection, identity: Identity | None, niceness: int) -> None:
+def serve(folder: str, log: str, ready: Connection, identity: ReplicaIdentity | None, niceness: int) -> None:
     """Serve a folder of models until SIGTERM; send the ports once ready. Does not return.
 
     Args:
@@ -40,7 +40,7 @@ def serve(folder: str, log: str, ready: Connection, identity: Identity | None, n
     try:
         shown = MutualTls(identity) if identity else None
         run(Path(folder), ready.send, identity=shown)
-    except (ModelError, UnusableIdentity, OSError) as error:
+    except (ModelError, InvalidIdentity, OSError) as error:
         sys.stderr.write(f"{error}\n")
         code = CANNOT_SERVE
     except BaseException:  # noqa: BLE001  (the process ends here: whatever it was belongs into its log)

@@ -9,11 +9,11 @@ from pathlib import Path
 from trimtab.local import rollout
 from trimtab.local.hang_detector import HangDetector
 from trimtab.local.replica_process import ReplicaProcess
-from trimtab.local.rollout import Action, MarkDraining, Replica, Resize, Start, Stop, Target
-from trimtab.local.variant_packing import hosted_variants
+from trimtab.local.rollout import Action, MarkDraining, Replica, Resize, StageTarget, Start, Stop
+from trimtab.local.variant_packing import variants_to_load
 from trimtab_model_servers.settings import write_model_folder
 from trimtab_pipelines.documents import write_json
-from trimtab_pipelines.edge_settings import Identity
+from trimtab_pipelines.edge_settings import ReplicaIdentity
 from trimtab_pipelines.endpoints import Endpoint, Endpoints
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.processes.child_process import last_log_lines
@@ -27,8 +27,8 @@ HOST = "127.0.0.1"
 HEALTHY_SECONDS = 1.0
 COMPUTING_SHARE = 0.05
 """Of a core, what a process uses at the least that has something to do."""
-FRUITLESS_STARTS = 3
-ENCODERS_NICENESS = 5
+MAX_FAILED_STARTS = 3
+ENCODER_NICENESS = 5
 """Of replicas that encode images: words, whose first one is promised, wait for a processor behind nobody's images. In a
 cluster the pods' CPU requests say who goes first."""
 
@@ -51,7 +51,7 @@ class LocalSite:
     folder: Path
     limit_cores: float
     memory_bytes: float
-    identity: Identity | None = None
+    identity: ReplicaIdentity | None = None
 
     @property
     def endpoints_file(self) -> Path:
@@ -101,10 +101,10 @@ class ReplicaManager:
     clock: Callable[[], float]
     on_change: Callable[[], None]
     on_death: Callable[[str, str], None]
-    on_trouble: Callable[[str], None] = log.warning
-    targets: tuple[Target, ...] = ()
+    on_error: Callable[[str], None] = log.warning
+    targets: tuple[StageTarget, ...] = ()
     starts: int = 0
-    hopeless: dict[str, str] = field(default_factory=dict)
+    start_errors: dict[str, str] = field(default_factory=dict)
     _members: dict[str, Member] = field(default_factory=dict)
     _failures: dict[str, int] = field(default_factory=dict)
     _not_before: dict[str, float] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class ReplicaManager:
         return sum(replica.cores for replica in self.replicas)
 
     @property
-    def wakes_at(self) -> float:
+    def next_start_at(self) -> float:
         """When the next start becomes possible; infinity where none is held back."""
         now = self.clock()
         return min((at for at in self._not_before.values() if at > now), default=float("inf"))
@@ -142,17 +142,17 @@ class ReplicaManager:
     def settled(self) -> bool:
         """Whether every replica is ready and fits the plan, as many as it asks for."""
         return bool(self.targets) and all(
-            [r.state == "ready" and rollout.fits(r, target) for r in self.replicas if r.stage == target.stage]
+            [r.state == "ready" and rollout.matches(r, target) for r in self.replicas if r.stage == target.stage]
             == [True] * target.replicas
             for target in self.targets
         )
 
-    def follow(self, plan: PipelinePlan) -> None:
+    def set_plan(self, plan: PipelinePlan) -> None:
         """Take a plan for the pipeline as what should run."""
-        self.targets = tuple(Target(s.name, s.variant, s.replicas, s.cores) for s in plan.spec.stages)
+        self.targets = tuple(StageTarget(s.name, s.variant, s.replicas, s.cores) for s in plan.spec.stages)
 
     @property
-    def in_doubt(self) -> bool:
+    def has_unresponsive_replica(self) -> bool:
         """Whether the router cannot use a replica that says it is ready."""
         return any(member.silence for member in self._members.values())
 
@@ -167,7 +167,7 @@ class ReplicaManager:
                 member.replica = replace(replica, idle=idle)
             elif replica.state == "ready":
                 # One that was refused for who it is says nothing of whether it works.
-                self._listen(member, silent=seen is not None and not seen.ready and not seen.refused)
+                self._listen(member, silent=seen is not None and not seen.ready and not seen.rejection)
 
     def _listen(self, member: Member, *, silent: bool) -> None:
         """Kill a replica that hangs; another takes its place as for any that ended."""
@@ -177,8 +177,8 @@ class ReplicaManager:
         if not silent:
             member.silence = None
             return
-        computes = not process.waits or computed - computed_before > COMPUTING_SHARE * (now - before)
-        member.silence = HangDetector.after(member.silence, now, computes=computes)
+        computes = not process.sleeps or computed - computed_before > COMPUTING_SHARE * (now - before)
+        member.silence = HangDetector.update(member.silence, now, computes=computes)
         if member.silence.hangs(now):
             member.hung = True
             process.kill()
@@ -207,7 +207,7 @@ class ReplicaManager:
             try:
                 write_json(self.site.endpoints_file, listed)
             except OSError as error:
-                self.on_trouble(f"the router is not told of a change of replicas: {error.strerror}")
+                self.on_error(f"the router is not told of a change of replicas: {error.strerror}")
                 return
             self._listed = listed
 
@@ -237,7 +237,7 @@ class ReplicaManager:
     def _start(self, action: Start) -> None:
         site = self.site
         stage = site.pipeline.spec.stage(action.stage)
-        variants = hosted_variants(stage, action.variant, site.memory_bytes)
+        variants = variants_to_load(stage, action.variant, site.memory_bytes)
         name = f"{action.stage}-{self.starts}"
         self.starts += 1
         folder = site.folder / "models" / name
@@ -254,7 +254,7 @@ class ReplicaManager:
         except OSError as error:
             self._failures[action.stage] = self._failures.get(action.stage, 1) + 1
             self._not_before[action.stage] = self.clock() + rollout.backoff_seconds(self._failures[action.stage])
-            self.on_trouble(f"no replica of stage {action.stage} is started: {error.strerror}")
+            self.on_error(f"no replica of stage {action.stage} is started: {error.strerror}")
             return
         words = site.folder / "logs" / f"{name}.log"
         process = ReplicaProcess(
@@ -263,7 +263,7 @@ class ReplicaManager:
             lambda ports: self._ready(name, ports),
             lambda: self._end(name),
             site.identity,
-            ENCODERS_NICENESS if stage.encodes else 0,
+            ENCODER_NICENESS if stage.encodes else 0,
         )
         replica = Replica(name, action.stage, action.variant, frozenset(variants), action.cores, "starting")
         self._members[name] = Member(replica, process, self.clock())
@@ -293,8 +293,8 @@ class ReplicaManager:
         self._failures[stage] = 1 if healthy else self._failures.get(stage, 0) + 1
         self._not_before[stage] = now + rollout.backoff_seconds(self._failures[stage])
         words = last_log_lines(member.process.log)
-        if member.ready_at is None and self._failures[stage] >= FRUITLESS_STARTS:
-            self.hopeless[stage] = f"stage {stage}: its replica does not start{words}"
+        if member.ready_at is None and self._failures[stage] >= MAX_FAILED_STARTS:
+            self.start_errors[stage] = f"stage {stage}: its replica does not start{words}"
         if member.hung:
             words = f"the router had no answer from it, and it computed nothing; it was killed{words}"
         self.on_death(f"replica {member.replica.name} {'hung' if member.hung else 'ended'}", words)
@@ -306,7 +306,9 @@ class ReplicaManager:
             Endpoint(
                 name=replica.name,
                 address=member.address,
-                variants=tuple(sorted(rollout.servable(replica, target, cores_of) if target else replica.variants)),
+                variants=tuple(
+                    sorted(rollout.servable_variants(replica, target, cores_of) if target else replica.variants)
+                ),
                 draining=replica.state == "draining",
             )
             for member in self._members.values()

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from trimtab.local import replica_main
-from trimtab_pipelines.edge_settings import Identity
+from trimtab_pipelines.edge_settings import ReplicaIdentity
 from trimtab_pipelines.processes.child_process import SAFE_PATH
 from trimtab_pipelines.processes.ready_line import ReplicaPorts
 
@@ -50,7 +50,7 @@ class ReplicaProcess:
         log: Path,
         on_ready: Callable[[ReplicaPorts], None],
         on_end: Callable[[], None],
-        identity: Identity | None = None,
+        identity: ReplicaIdentity | None = None,
         niceness: int = 0,
     ) -> None:
         self.folder, self.log, self._identity, self._niceness = folder, log, identity, niceness
@@ -77,7 +77,7 @@ class ReplicaProcess:
         return times.user + times.system if times else 0.0
 
     @property
-    def waits(self) -> bool:
+    def sleeps(self) -> bool:
         """Whether it neither runs nor would if it had a processor: it waits for an event, or was stopped."""
         try:
             return psutil.Process(self.pid).status() in _WAITING if self.pid else True
@@ -157,7 +157,7 @@ class ReplicaProcess:
         self._on_end()
 
 
-def begin_fork_server(modules: Sequence[str] = ()) -> None:
+def start_fork_server(modules: Sequence[str] = ()) -> None:
     """Let the fork server begin its imports, so that the first replica need not wait for all of them.
 
     Args:
@@ -186,7 +186,7 @@ def _fork(process: ForkServerProcess) -> None:
     process.start()
 
 
-def end_fork_server() -> None:
+def stop_fork_server() -> None:
     """End the fork server rather than let it notice that we have ended; this process can start no replica after it."""
     for process in psutil.Process().children():
         with suppress(psutil.Error):

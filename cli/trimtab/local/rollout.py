@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from trimtab_pipelines import rollout
 from trimtab_pipelines.backoff import pause_seconds
-from trimtab_pipelines.rollout import Capacity, HostingSet, ReplicaState
+from trimtab_pipelines.rollout import Capacity, ReplicaGroupState, ReplicaState
 
 DRAIN_LIMIT_SECONDS = 30.0
 FIRST_BACKOFF_SECONDS = 0.5
@@ -22,7 +22,7 @@ _TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class StageTarget:
     """What a plan asks of one stage."""
 
     stage: str
@@ -86,7 +86,7 @@ def backoff_seconds(failures: int) -> float:
     return pause_seconds(failures - 1, FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS)
 
 
-def servable(replica: Replica, target: Target, cores_of: Mapping[str, float]) -> frozenset[str]:
+def servable_variants(replica: Replica, target: StageTarget, cores_of: Mapping[str, float]) -> frozenset[str]:
     """Name the loaded variants that may run within the cores reserved; `cores_of` maps each variant to its request."""
     need = {**cores_of, target.variant: target.cores}
     fitting = {v for v in replica.variants if need.get(v, replica.cores) <= replica.cores + _TOLERANCE}
@@ -94,7 +94,7 @@ def servable(replica: Replica, target: Target, cores_of: Mapping[str, float]) ->
 
 
 def decide(
-    targets: Sequence[Target],
+    targets: Sequence[StageTarget],
     replicas: Sequence[Replica],
     *,
     limit_cores: float,
@@ -120,7 +120,7 @@ def decide(
     actions += resizes
     kinds = _kinds(after, by_stage)
     sets = [
-        HostingSet.of(name, alike[0].stage, Capacity(alike[0].cores), (replica.state for replica in alike))
+        ReplicaGroupState.of(name, alike[0].stage, Capacity(alike[0].cores), (replica.state for replica in alike))
         for name, alike in kinds.items()
     ]
     # What the plan asks for is ready for what comes after it once the router has moved.
@@ -139,7 +139,7 @@ def decide(
 
 
 def _resize(
-    targets: Sequence[Target], replicas: Sequence[Replica], free_cores: float, moved: AbstractSet[str]
+    targets: Sequence[StageTarget], replicas: Sequence[Replica], free_cores: float, moved: AbstractSet[str]
 ) -> tuple[list[Resize], list[Replica], float]:
     """Let replicas become what is missing, as far as there is room.
 
@@ -152,10 +152,10 @@ def _resize(
     resizes, after, promised_cores = [], {replica.name: replica for replica in replicas}, 0.0
     for target in targets:
         own = [replica for replica in replicas if replica.stage == target.stage and _lives(replica)]
-        missing = target.replicas - sum(fits(replica, target) for replica in own)
+        missing = target.replicas - sum(matches(replica, target) for replica in own)
         for replica in sorted(own, key=lambda replica: (replica.state != "ready", -replica.cores)):
             more_cores = target.cores - replica.cores
-            if missing <= 0 or not convertible(replica, target) or more_cores > free_cores + _TOLERANCE:
+            if missing <= 0 or not is_resizable(replica, target) or more_cores > free_cores + _TOLERANCE:
                 continue
             missing -= 1
             after[replica.name] = replace(replica, variant=target.variant, cores=target.cores)
@@ -167,16 +167,16 @@ def _resize(
     return resizes, list(after.values()), promised_cores
 
 
-def _kinds(replicas: Sequence[Replica], targets: Mapping[str, Target]) -> dict[str, list[Replica]]:
+def _kinds(replicas: Sequence[Replica], targets: Mapping[str, StageTarget]) -> dict[str, list[Replica]]:
     """Group replicas that are alike; those that the plan asks for have the name of their stage.
 
     Of the others, those that could be resized come last: they are let go last.
     """
     kinds: dict[str, list[Replica]] = {}
-    for replica in sorted(replicas, key=lambda r: r.stage in targets and convertible(r, targets[r.stage])):
+    for replica in sorted(replicas, key=lambda r: r.stage in targets and is_resizable(r, targets[r.stage])):
         target = targets.get(replica.stage)
         other = f"{replica.stage}, {replica.cores:g} cores, {' '.join(sorted(replica.variants))}"
-        kinds.setdefault(replica.stage if target and fits(replica, target) else other, []).append(replica)
+        kinds.setdefault(replica.stage if target and matches(replica, target) else other, []).append(replica)
     return kinds
 
 
@@ -194,15 +194,15 @@ def _release(replica: Replica) -> Action:
     return MarkDraining(replica.name) if replica.state == "ready" else Stop(replica.name)
 
 
-def fits(replica: Replica, target: Target) -> bool:
+def matches(replica: Replica, target: StageTarget) -> bool:
     """Whether the replica is what the plan asks for: the variant is loaded, and these cores are reserved."""
     return target.variant in replica.variants and abs(replica.cores - target.cores) <= _TOLERANCE
 
 
-def convertible(replica: Replica, target: Target) -> bool:
+def is_resizable(replica: Replica, target: StageTarget) -> bool:
     """Whether other cores would make it fit; a process keeps the number of threads it was started with."""
     same_threads = threads(replica.cores) == threads(target.cores)
-    return target.variant in replica.variants and same_threads and not fits(replica, target)
+    return target.variant in replica.variants and same_threads and not matches(replica, target)
 
 
 def threads(cores: float) -> int:

@@ -15,9 +15,7 @@ from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.router_state import STATE_PATH, RouterState
 
 TIMEOUT_SECONDS = 2.0
-_BUCKETS = tuple(
-    f"{name}_bucket" for name in (names.LATENCY_SECONDS, names.FIRST_PIECE_SECONDS, names.NEXT_PIECE_SECONDS)
-)
+_BUCKETS = tuple(f"{name}_bucket" for name in (names.LATENCY_SECONDS, names.TTFT_SECONDS, names.TBT_SECONDS))
 
 
 class RouterUnreachable(OperationFailed):
@@ -30,7 +28,7 @@ class Counters:
 
     `latency_buckets` maps upper edges in seconds to how many answers took at most that; `client_errors` are those of
     all requests that were refused or dropped by the caller's own doing. Of answers that are written piece by piece,
-    `first_buckets` and `next_buckets` map the modality to how many began within so many seconds, and how many pieces
+    `first_token_buckets` and `next_token_buckets` map the modality to how many began within so many seconds, and how many pieces
     came within so many seconds of the one before; empty where none is.
     """
 
@@ -42,8 +40,8 @@ class Counters:
     accuracy_count: int = 0
     client_errors: int = 0
     pipeline: str = ""
-    first_buckets: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
-    next_buckets: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
+    first_token_buckets: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
+    next_token_buckets: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -56,7 +54,7 @@ class Counters:
                 labels, value = sample.labels, sample.value
                 if sample.name == names.RECEIVED:
                     received, pipeline = int(value), labels.get("pipeline", "")
-                elif sample.name == names.CALLERS_FAULTS:
+                elif sample.name == names.CLIENT_ERRORS:
                     client_errors = int(value)
                 elif sample.name == names.REQUESTS:
                     outcomes[labels["outcome"]] = int(value)
@@ -64,9 +62,9 @@ class Counters:
                     drops[f"{labels['stage']}: {labels['reason']}"] = int(value)
                 elif sample.name in buckets:
                     buckets[sample.name].setdefault(labels.get("modality", ""), {})[float(labels["le"])] = value
-                elif sample.name == f"{names.SERVED_ACCURACY}_sum":
+                elif sample.name == f"{names.EXPECTED_ACCURACY}_sum":
                     accuracy_sum = value
-                elif sample.name == f"{names.SERVED_ACCURACY}_count":
+                elif sample.name == f"{names.EXPECTED_ACCURACY}_count":
                     accuracy_count = int(value)
         latency, first, following = (buckets[name] for name in _BUCKETS)
         return cls(
@@ -88,7 +86,7 @@ def _seen(buckets: Mapping[str, Mapping[float, float]]) -> dict[str, Mapping[flo
     return {modality: edges for modality, edges in buckets.items() if edges.get(math.inf)}
 
 
-def quantile_edge(buckets: Mapping[float, float], quantile: float) -> float | None:
+def quantile_upper_bound(buckets: Mapping[float, float], quantile: float) -> float | None:
     """The edge of the bucket that a quantile fell into: this share took at most so long; None where nothing is."""
     edges = sorted(buckets)
     if not edges or buckets[edges[-1]] <= 0:
@@ -96,9 +94,9 @@ def quantile_edge(buckets: Mapping[float, float], quantile: float) -> float | No
     return next(edge for edge in edges if buckets[edge] >= quantile * buckets[edges[-1]])
 
 
-def middle_and_tail(buckets: Mapping[float, float]) -> tuple[float, float]:
+def median_and_p99(buckets: Mapping[float, float]) -> tuple[float, float]:
     """Median and p99 by the edges of their buckets, in seconds; NaN where nothing is."""
-    p50, p99 = (quantile_edge(buckets, quantile) for quantile in (0.5, 0.99))
+    p50, p99 = (quantile_upper_bound(buckets, quantile) for quantile in (0.5, 0.99))
     return math.nan if p50 is None else p50, math.nan if p99 is None else p99
 
 

@@ -22,7 +22,7 @@ from trimtab.local.envoy_process import EnvoyPorts, make_sockets, open_ports, st
 from trimtab.local.heartbeat import KILL_SECONDS, wait_for_end
 from trimtab.local.other_cpu_usage import OtherCpuUsage, busy_seconds
 from trimtab.local.replica_manager import LocalSite, ReplicaManager
-from trimtab.local.replica_process import begin_fork_server
+from trimtab.local.replica_process import start_fork_server
 from trimtab.local.rollout import backoff_seconds
 from trimtab.local.router_client import RouterClient, RouterUnreachable
 from trimtab.local.variant_packing import memory_bytes_per_replica
@@ -43,13 +43,13 @@ START_SECONDS = 60.0
 STOP_SECONDS = 10.0
 HEALTHY_SECONDS = 10.0
 BUSY_POLL_SECONDS, CALM_POLL_SECONDS = 0.1, 0.5
-ROUTER_SILENCES = 3
+MAX_ROUTER_TIMEOUTS = 3
 """A router that listens and gives no answer so often in a row, each time for two seconds, hangs."""
-ADAPTER_SILENT_SECONDS = 20.0
+ADAPTER_HANG_SECONDS = 20.0
 """The adapter gives a sign of life each second, but none while it computes a decision."""
-ADAPTERS_NICENESS = 5
+ADAPTER_NICENESS = 5
 """A decision computes for some tenths of a second where a load is too high: requests do not wait behind it."""
-MOST_FAULTS = 1000
+MAX_FAULTS = 1000
 TRIM_SECONDS = 60.0
 
 
@@ -78,7 +78,7 @@ class Setup:
     grpc_port: int = 0
     prometheus: str | None = None
     admin_port: int = 0
-    door: bool = True
+    proxy: bool = True
     edge: Path | None = None
     admin_keys: Path | None = None
 
@@ -98,7 +98,7 @@ class Supervisor:
 
     setup: Setup
     pipeline: InferencePipeline = field(init=False)
-    fleet: ReplicaManager = field(init=False)
+    replica_manager: ReplicaManager = field(init=False)
     plan: PipelinePlan | None = None
     state: RouterState | None = None
     """What the router told last; None while it does not answer."""
@@ -108,10 +108,10 @@ class Supervisor:
     admin_port: int = 0
     sockets: Sockets | None = None
     router: ChildProcess | None = None
-    door: ChildProcess | None = None
+    proxy: ChildProcess | None = None
     adapter: ChildProcess | None = None
     client: RouterClient = field(init=False)
-    bystanders: OtherCpuUsage = field(default_factory=OtherCpuUsage)
+    cpu_usage: OtherCpuUsage = field(default_factory=OtherCpuUsage)
     _tasks: list["asyncio.Task[None]"] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _first_ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -121,14 +121,16 @@ class Supervisor:
     def __post_init__(self) -> None:
         self.pipeline = load_pipeline(self.setup.pipeline_file)
         if self.setup.plan is not None:
-            self.check(self.setup.plan)
+            self.validate_plan(self.setup.plan)
         budget = self.pipeline.spec.budget
         limit = budget.cores + budget.surge_cores
         memory = memory_bytes_per_replica(self.pipeline, limit, psutil.virtual_memory().available)
         home = self.setup.pipeline_file.resolve()
         folder, identity = home if home.is_dir() else home.parent, load_edge(self.setup.edge).replicas
         site = LocalSite(self.pipeline, folder, self.setup.folder, limit, memory, identity)
-        self.fleet = ReplicaManager(site, time.monotonic, self._changed.set, self.note, self.note)
+        self.replica_manager = ReplicaManager(
+            site, time.monotonic, self._changed.set, self.record_fault, self.record_fault
+        )
 
     @property
     def plan_file(self) -> Path:
@@ -177,7 +179,7 @@ class Supervisor:
             if task.done() and not task.cancelled() and (failure := task.exception()) is not None:
                 raise failure
 
-    def check(self, plan: PipelinePlan) -> PipelinePlan:
+    def validate_plan(self, plan: PipelinePlan) -> PipelinePlan:
         """The plan if it suits this pipeline and its budget; raises DocumentError saying what does not."""
         validate_plan(plan, self.pipeline)
         unknown = {stage.name for stage in plan.spec.stages} - {stage.name for stage in self.pipeline.spec.stages}
@@ -198,9 +200,9 @@ class Supervisor:
             await self.router.stop(self.pipeline.spec.slo.drain_seconds)
         if self.admin_port:  # it came up once
             await self.client.close()
-        stopping = [self.fleet.stop()]
-        if self.door is not None:
-            stopping.append(self.door.stop(STOP_SECONDS))
+        stopping = [self.replica_manager.stop()]
+        if self.proxy is not None:
+            stopping.append(self.proxy.stop(STOP_SECONDS))
         if self.adapter is not None:
             stopping.append(self.adapter.stop(STOP_SECONDS))
         await asyncio.gather(*stopping)
@@ -214,7 +216,7 @@ class Supervisor:
     async def _start(self) -> None:
         folder = self.setup.folder
         folder.mkdir(parents=True, exist_ok=True)
-        for old in (self.plan_file, self.machine_file, self.fleet.site.endpoints_file):
+        for old in (self.plan_file, self.machine_file, self.replica_manager.site.endpoints_file):
             old.unlink(missing_ok=True)
         if self.setup.profiles_file is not None:
             self.decisions_file.unlink(missing_ok=True)
@@ -224,15 +226,15 @@ class Supervisor:
         if self.setup.plan is not None:
             write_json(self.plan_file, self.setup.plan)
             self._take(self.setup.plan)
-        self.fleet.list_endpoints()
-        begin_fork_server(modules_to_preload(self.pipeline))
+        self.replica_manager.list_endpoints()
+        start_fork_server(modules_to_preload(self.pipeline))
         self._tasks.append(asyncio.create_task(self._roll(), name="rollout"))
-        if self.setup.door:
+        if self.setup.proxy:
             self.sockets = make_sockets()
         await self._start_router()
         if self.sockets is not None:
             await self._start_door()
-            door = self._keep("door", lambda: self.door, self._start_door)
+            door = self._keep("door", lambda: self.proxy, self._start_door)
             self._tasks.append(asyncio.create_task(door, name="door"))
         self._tasks += [
             asyncio.create_task(self._follow_plan(), name="plan"),
@@ -241,7 +243,7 @@ class Supervisor:
         ]
         if self.setup.profiles_file is not None:
             await self._start_adapter()
-            adapter = self._keep("adapter", lambda: self.adapter, self._start_adapter, ADAPTER_SILENT_SECONDS)
+            adapter = self._keep("adapter", lambda: self.adapter, self._start_adapter, ADAPTER_HANG_SECONDS)
             self._tasks.append(asyncio.create_task(adapter, name="adapter"))
 
     def _write_log(self, path: Path) -> None:
@@ -255,8 +257,8 @@ class Supervisor:
 
     async def _start_router(self) -> None:
         files = ["--pipeline", str(self.setup.pipeline_file), "--plan", str(self.plan_file)]
-        files += ["--endpoints", str(self.fleet.site.endpoints_file)]
-        files += ["--tasks", str(self.fleet.site.tasks)]
+        files += ["--endpoints", str(self.replica_manager.site.endpoints_file)]
+        files += ["--tasks", str(self.replica_manager.site.tasks)]
         if self.setup.admin_keys is not None:
             files += ["--admin-keys", str(self.setup.admin_keys)]
         ports = ["--admin-port", str(self.admin_port or self.setup.admin_port)]
@@ -270,7 +272,7 @@ class Supervisor:
         self._router_silences = -1000  # until it listens, none counts
         self.router = await ChildProcess.start("trimtab_router", [*files, *ports], written, "the router")
         try:
-            announced = await self.router.announcement(RouterPorts, START_SECONDS)
+            announced = await self.router.read_ready_line(RouterPorts, START_SECONDS)
         except StartError:
             await self.router.stop(STOP_SECONDS)  # one that hangs would never be replaced
             raise
@@ -286,11 +288,11 @@ class Supervisor:
             raise StartError("a door needs the sockets of its router")
         wanted = EnvoyPorts(self.rest_port or self.setup.rest_port, self.grpc_port or self.setup.grpc_port)
         written = self.setup.folder / "logs" / "door.log"
-        self.door = await start_envoy(self.setup.pipeline_file, self.sockets, self.setup.edge, wanted, written)
+        self.proxy = await start_envoy(self.setup.pipeline_file, self.sockets, self.setup.edge, wanted, written)
         try:
-            opened = await open_ports(self.door, self.sockets, START_SECONDS)
+            opened = await open_ports(self.proxy, self.sockets, START_SECONDS)
         except StartError:
-            await self.door.stop(STOP_SECONDS)
+            await self.proxy.stop(STOP_SECONDS)
             raise
         self.rest_port, self.grpc_port = opened.rest_port, opened.grpc_port
 
@@ -298,7 +300,7 @@ class Supervisor:
         arguments = ["--pipeline", str(self.setup.pipeline_file), "--profiles", str(self.setup.profiles_file)]
         arguments += ["--plan", str(self.plan_file), "--decisions", str(self.decisions_file)]
         arguments += ["--router", self.client.url, "--beat"]
-        arguments += ["--machine", str(self.machine_file), "--niceness", str(ADAPTERS_NICENESS)]
+        arguments += ["--machine", str(self.machine_file), "--niceness", str(ADAPTER_NICENESS)]
         if self.setup.prometheus is not None:
             arguments += ["--prometheus", self.setup.prometheus]
         written = self.setup.folder / "logs" / "adapter.log"
@@ -320,8 +322,8 @@ class Supervisor:
                 healthy = time.monotonic() - began > HEALTHY_SECONDS
                 failures = 1 if healthy else failures + 1
                 if not self._first_ready.is_set() and failures > 1:
-                    raise StartError(running.obituary(code))
-                self.note(f"the {name} ended", f"exit code {code}")
+                    raise StartError(running.exit_message(code))
+                self.record_fault(f"the {name} ended", f"exit code {code}")
             await asyncio.sleep(backoff_seconds(failures))
             began = time.monotonic()
             try:
@@ -333,21 +335,21 @@ class Supervisor:
         if silent_seconds is None:
             return await module.wait()
         what = f"no sign of life for {silent_seconds:g} s; it was killed"
-        return await wait_for_end(module, silent_seconds, lambda: self.note(f"{module.name} hung", what))
+        return await wait_for_end(module, silent_seconds, lambda: self.record_fault(f"{module.name} hung", what))
 
-    def note(self, what: str, detail: str = "") -> None:
+    def record_fault(self, what: str, detail: str = "") -> None:
         """Keep what happened unasked; the same that goes on is kept once, and the oldest give way."""
         log.warning("%s%s", what, f": {detail}" if detail else "")
         if not (self.faults and self.faults[-1].what == what and not detail):
             self.faults.append(Fault(time.time(), what, detail.strip("; ")))
-            del self.faults[:-MOST_FAULTS]
+            del self.faults[:-MAX_FAULTS]
 
     def _look_around(self) -> None:
         """Write down what others use of this machine; where the disk refuses, what is known gets older."""
         now = time.monotonic()
-        if self.setup.profiles_file is None or not self.bystanders.due(now):
+        if self.setup.profiles_file is None or not self.cpu_usage.is_due(now):
             return
-        machine = self.bystanders.look(now, busy_seconds(), self.fleet.computed_seconds)
+        machine = self.cpu_usage.sample(now, busy_seconds(), self.replica_manager.computed_seconds)
         if machine is not None:
             with suppress(OSError):
                 write_json(self.machine_file, machine)
@@ -362,12 +364,12 @@ class Supervisor:
         while True:
             await asyncio.sleep(TRIM_SECONDS)
             with suppress(OSError):  # what cannot be cut now can be a minute later
-                logs.trim(self.setup.folder / "logs")
+                logs.trim_logs(self.setup.folder / "logs")
 
     def _read_plan(self) -> None:
         """Take the plan on disk; one that cannot be used is logged, and the last good one stays."""
         try:
-            plan = self.check(load_published_plan(self.plan_file))
+            plan = self.validate_plan(load_published_plan(self.plan_file))
         except DocumentError as error:
             log.warning("%s; the last good plan stays in force", error)
             return
@@ -376,7 +378,7 @@ class Supervisor:
 
     def _take(self, plan: PipelinePlan) -> None:
         self.plan = plan
-        self.fleet.follow(plan)
+        self.replica_manager.set_plan(plan)
         self._changed.set()
 
     async def _roll(self) -> None:
@@ -386,14 +388,20 @@ class Supervisor:
             await self._poll()
             self._look_around()
             if self.plan is not None:
-                self.fleet.step(self._serving())
-            for reason in self.fleet.hopeless.values():
+                self.replica_manager.step(self._serving())
+            for reason in self.replica_manager.start_errors.values():
                 if not self._first_ready.is_set():
                     raise StartError(reason)
-            if self.fleet.settled and self.state is not None and self.state.ready:
+            if self.replica_manager.settled and self.state is not None and self.state.ready:
                 self._first_ready.set()
-            calm = self.fleet.settled and self._first_ready.is_set() and not self.fleet.in_doubt
-            pause = min(CALM_POLL_SECONDS if calm else BUSY_POLL_SECONDS, self.fleet.wakes_at - time.monotonic())
+            calm = (
+                self.replica_manager.settled
+                and self._first_ready.is_set()
+                and not self.replica_manager.has_unresponsive_replica
+            )
+            pause = min(
+                CALM_POLL_SECONDS if calm else BUSY_POLL_SECONDS, self.replica_manager.next_start_at - time.monotonic()
+            )
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), max(pause, 0.01))
 
@@ -412,11 +420,11 @@ class Supervisor:
             await self._doubt_router()
             return
         self._router_silences = 0
-        self.fleet.observe(self.state)
+        self.replica_manager.observe(self.state)
 
     async def _doubt_router(self) -> None:
         """Kill a router that listens and does not answer; another takes its place."""
         self._router_silences += 1
-        if self._router_silences >= ROUTER_SILENCES and self.router is not None and self.router.running:
-            self.note("the router hung", f"no answer, {ROUTER_SILENCES} times in a row; it was killed")
+        if self._router_silences >= MAX_ROUTER_TIMEOUTS and self.router is not None and self.router.running:
+            self.record_fault("the router hung", f"no answer, {MAX_ROUTER_TIMEOUTS} times in a row; it was killed")
             await self.router.stop(KILL_SECONDS)

@@ -13,7 +13,7 @@ def memory_bytes_per_replica(pipeline: InferencePipeline, limit_cores: float, av
     return MEMORY_SHARE * available_bytes / most_replicas
 
 
-def hosted_variants(stage: Stage, needed: str, memory_bytes: float) -> tuple[str, ...]:
+def variants_to_load(stage: Stage, needed: str, memory_bytes: float) -> tuple[str, ...]:
     """Name the variants to load: the needed one, and with it those nearest in accuracy as long as they fit."""
     wanted = stage.variant(needed)
     others = [variant for variant in stage.variants if variant.name != needed]

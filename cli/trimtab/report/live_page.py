@@ -92,7 +92,7 @@ class LivePage:
         self._thread.shutdown(wait=False)
 
     async def _page(self, _: web.Request) -> web.Response:
-        from trimtab.report.layout import live_page  # noqa: PLC0415  (plotly, only once somebody looks)
+        from trimtab.report.html_page import live_page  # noqa: PLC0415  (plotly, only once somebody looks)
 
         return web.Response(text=live_page("Trimtab"), content_type="text/html", headers=HEADERS)
 
@@ -133,18 +133,18 @@ async def _plotly(_: web.Request) -> web.Response:
 
 def _seen(folder: Path, final: Run | None) -> dict[str, Any]:
     """What the page shows of a run now; raises DocumentError before there is a sample. Blocks: it runs on a thread."""
-    from trimtab.report import layout, page, series  # noqa: PLC0415  (plotly)
+    from trimtab.report import html_page, page, series  # noqa: PLC0415  (plotly)
 
     run = final or run_record.load(folder, MOST_SHOWN, MOST_DECISIONS_SHOWN)
     if final is None and not run.samples:
         raise DocumentError(f"{folder} has no sample yet")
-    drawn: layout.Charts = {}
+    drawn: html_page.Charts = {}
     shown = page.parts([run], drawn)
     finished, title = final is not None, f"{run.title} · Trimtab"
     return {
         "title": title,
         "parts": shown,
-        "charts": layout.plain(drawn),
+        "charts": html_page.plain(drawn),
         "finished": finished,
         "seconds": round(series.seconds(run), 1),
     }

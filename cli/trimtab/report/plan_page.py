@@ -14,17 +14,17 @@ from trimtab.plan_view import (
     STAGE_COLUMNS,
     PlanView,
     alternative_rows,
-    planned_outlook,
+    explanation_lines,
+    plan_estimate,
     point_rows,
     price_rows,
     stage_rows,
-    words,
 )
-from trimtab.report import layout
+from trimtab.report import html_page
 from trimtab.report.charts import BLUE, GREY, ORANGE, RED
-from trimtab.report.layout import Charts
-from trimtab.report.summary import Card
-from trimtab_adapter.planning.explain import line
+from trimtab.report.html_page import Charts
+from trimtab.report.summary import SummaryItem
+from trimtab_adapter.planning.explain import describe_option
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.sensitivity import PlanEstimate, cores_curve, latency_curve
 from trimtab_adapter.solvers.program import Program
@@ -40,7 +40,7 @@ _DASHES = ("dot", "solid", "dash")
 _FACTORS = (0.5, 1.0, 2.0)
 
 
-def write_decision(path: Path, pipeline: InferencePipeline, decision: PlanView) -> None:
+def write_plan_page(path: Path, pipeline: InferencePipeline, decision: PlanView) -> None:
     """Write the page of a decision."""
     write_atomically(path, render(pipeline, decision))
 
@@ -48,62 +48,64 @@ def write_decision(path: Path, pipeline: InferencePipeline, decision: PlanView) 
 def render(pipeline: InferencePipeline, decision: PlanView) -> str:
     """The page as HTML."""
     drawn: Charts = {}
-    load_rps = decision.question.load_rps
+    load_rps = decision.problem.load_rps
     title = f"{pipeline.name} at {load_rps:g} requests/s"
     body = [
-        f"<h1>{escape(title)}</h1><p class='lead'>{escape(_lead(decision.question))}</p>",
-        layout.card_row(_cards(decision)),
-        layout.section("Accuracy against cores", CORES_NOTE, _cores_chart(decision), drawn),
-        layout.section("Accuracy against latency", LATENCY_NOTE, _latency_chart(decision), drawn),
+        f"<h1>{escape(title)}</h1><p class='lead'>{escape(_lead(decision.problem))}</p>",
+        html_page.summary_grid(_cards(decision)),
+        html_page.section("Accuracy against cores", CORES_NOTE, _cores_chart(decision), drawn),
+        html_page.section("Accuracy against latency", LATENCY_NOTE, _latency_chart(decision), drawn),
         _tables(pipeline, decision),
     ]
-    return layout.page(f"{title} · Trimtab", body, drawn)
+    return html_page.page(f"{title} · Trimtab", body, drawn)
 
 
 def _lead(question: PlanningProblem) -> str:
     spec = question.spec
-    stages = " → ".join(stage.name for stage in spec.order)
+    stages = " → ".join(stage.name for stage in spec.ordered_stages)
     gpus = f" and {spec.budget.gpus} GPUs" if spec.budget.gpus else ""
     slo = f"{spec.slo.quantile:.0%} within {1000 * spec.slo.latency_seconds:g} ms"
     return f"{stages} · {slo} · budget {spec.budget.cores:g} cores{gpus} · goal {spec.objective.goal}"
 
 
-def _cards(decision: PlanView) -> list[Card]:
-    now, why, spec = decision.now, decision.plan.spec.explanation, decision.question.spec
+def _cards(decision: PlanView) -> list[SummaryItem]:
+    now, why, spec = decision.now, decision.plan.spec.explanation, decision.problem.spec
     binds, _, gain = why.binding_constraint.partition(":")
     proof = "proven optimal" if why.gap <= 1e-6 else f"gap {why.gap:.3g}"
     second = why.runner_up
     return [
-        Card("accuracy", f"{now.accuracy:.4f}", "product of the stages"),
-        Card("cores", f"{now.cores:g}", f"of a budget of {spec.budget.cores:g}"),
-        Card("latency", f"{1000 * now.latency_seconds:.0f} ms", f"of an SLO of {1000 * spec.slo.latency_seconds:g} ms"),
-        Card("held back by", binds, gain.strip()),
-        Card(
+        SummaryItem("accuracy", f"{now.accuracy:.4f}", "product of the stages"),
+        SummaryItem("cores", f"{now.cores:g}", f"of a budget of {spec.budget.cores:g}"),
+        SummaryItem(
+            "latency", f"{1000 * now.latency_seconds:.0f} ms", f"of an SLO of {1000 * spec.slo.latency_seconds:g} ms"
+        ),
+        SummaryItem("held back by", binds, gain.strip()),
+        SummaryItem(
             "next best plan costs",
             "–" if second is None else f"{second.objective_loss:.4f}",
             "" if second is None else ", ".join(f"{stage}: {words}" for stage, words in second.stages.items()),
         ),
-        Card("objective", f"{now.objective:.4f}", f"by {why.solver}, {proof}"),
+        SummaryItem("objective", f"{now.objective:.4f}", f"by {why.solver}, {proof}"),
     ]
 
 
 def _tables(pipeline: InferencePipeline, decision: PlanView) -> str:
-    stages = layout.table(STAGE_COLUMNS, stage_rows(pipeline, decision.plan), numbers=range(2, len(STAGE_COLUMNS)))
-    said = "".join(f"<p class='note'>{escape(words_)}</p>" for words_ in words(decision.plan))
-    prices = layout.table(PRICE_COLUMNS, price_rows(decision), numbers=range(1, 5))
+    stages = html_page.table(STAGE_COLUMNS, stage_rows(pipeline, decision.plan), numbers=range(2, len(STAGE_COLUMNS)))
+    said = "".join(f"<p class='note'>{escape(words_)}</p>" for words_ in explanation_lines(decision.plan))
+    prices = html_page.table(PRICE_COLUMNS, price_rows(decision), numbers=range(1, 5))
     points = point_rows(pipeline, decision.plan)
-    listed = layout.table(POINT_COLUMNS, points, numbers=range(2, 5)) if points else ""
+    listed = html_page.table(POINT_COLUMNS, points, numbers=range(2, 5)) if points else ""
     written = f"<section><h2>This plan</h2>{stages}{said}</section>"
     written += f"<section><h2>Operating points, preferred first</h2>{listed}</section>" if points else ""
     written += f"<section><h2>What the next step would cost</h2>{prices}</section>"
     if decision.alternatives:
-        others = layout.table(ALTERNATIVE_COLUMNS, alternative_rows(decision), numbers=range(1, 5))
+        others = html_page.table(ALTERNATIVE_COLUMNS, alternative_rows(decision), numbers=range(1, 5))
         written += f"<section><h2>What if</h2>{others}</section>"
     return written
 
 
 def _cores_chart(decision: PlanView) -> go.Figure:
-    program = decision.answer.program
+    program = decision.solution.program
     figure = _figure("cores")
     for factor, dash in zip(_FACTORS, _DASHES, strict=True):
         changed = replace(program, slo_seconds=factor * program.slo_seconds)
@@ -116,7 +118,7 @@ def _cores_chart(decision: PlanView) -> go.Figure:
 
 
 def _latency_chart(decision: PlanView) -> go.Figure:
-    program = decision.answer.program
+    program = decision.solution.program
     figure = _figure("latency, milliseconds")
     for factor, dash in zip(_FACTORS, _DASHES, strict=True):
         changed = replace(program, cores=factor * program.cores)
@@ -169,13 +171,13 @@ def _marks(figure: go.Figure, decision: PlanView, across: Callable[[PlanEstimate
     others = [
         (
             alternative.name,
-            alternative.answer.program,
-            planned_outlook(alternative.question, alternative.answer),
+            alternative.solution.program,
+            plan_estimate(alternative.problem, alternative.solution),
         )
         for alternative in decision.alternatives
-        if alternative.answer is not None
+        if alternative.solution is not None
     ]
-    here = [("this plan", decision.answer.program, decision.now)]
+    here = [("this plan", decision.solution.program, decision.now)]
     for name, listed, colour, symbol, size in (
         ("what if", others, ORANGE, "diamond", 10),
         ("this plan", here, RED, "star", 17),
@@ -199,7 +201,7 @@ def _marks(figure: go.Figure, decision: PlanView, across: Callable[[PlanEstimate
 
 
 def _hover(program: Program, point: PlanEstimate) -> str:
-    lines = [f"{s.name}: {line(option)}" for s, option in zip(program.stages, point.choice, strict=True)]
+    lines = [f"{s.name}: {describe_option(option)}" for s, option in zip(program.stages, point.choice, strict=True)]
     figures = f"accuracy {point.accuracy:.4f}, cores {point.cores:g}, latency {_milliseconds(point):.1f} ms"
     return "<br>".join(escape(words_) for words_ in (figures, *lines))
 
@@ -213,7 +215,7 @@ def _figure(across: str) -> go.Figure:
     figure = go.Figure()
     figure.update_layout(
         height=HEIGHT,
-        meta=layout.ALONE,
+        meta=html_page.OWN_X_AXIS,
         margin={"l": 72, "r": 24, "t": 34, "b": 48},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",

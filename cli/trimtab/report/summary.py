@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from trimtab.chat_figures import KINDS, ChatFigures
+from trimtab.chat_stats import KINDS, ChatStats
 from trimtab.report.series import LATE, reasons
-from trimtab.report.summary_stats import RunStats, figures_of
+from trimtab.report.summary_stats import RunStats, run_stats
 from trimtab.run_samples import Run
-from trimtab_pipelines.accuracy import sources
+from trimtab_pipelines.accuracy import accuracy_sources
 from trimtab_pipelines.spec import ServiceLevel
 
-MOST_REASONS = 3
+MAX_REASONS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class SummaryItem:
     """One figure to see at a glance."""
 
     label: str
@@ -29,35 +29,37 @@ class Card:
     """Whether a promise that belongs to the figure was kept; None where none does."""
 
 
-def cards(run: Run) -> list[Card]:
+def summary_items(run: Run) -> list[SummaryItem]:
     """Say what matters most, in the order of reading."""
-    figures, spec = figures_of(run), run.pipeline.spec
+    figures, spec = run_stats(run), run.pipeline.spec
     counts = " + ".join(f"{count} {name}" for name, count in figures.outcomes.items())
     # While a run goes on, requests are under way; at the end of a load of ours none is.
-    going_on = run.results is None and figures.under_way > 0
-    under_way, sums = (f" + {figures.under_way} under way", None) if going_on else ("", False)
+    going_on = run.results is None and figures.in_flight > 0
+    under_way, sums = (f" + {figures.in_flight} under way", None) if going_on else ("", False)
     budget = spec.budget.cores
     changes = ", ".join(f"{stage} {count}×" for stage, count in figures.variant_changes.items())
     kept = figures.slo_fraction >= spec.slo.quantile
     return [
-        Card("requests received", f"{figures.received:,}", f"= {counts}{under_way}", figures.accounted or sums),
-        Card(
+        SummaryItem("requests received", f"{figures.received:,}", f"= {counts}{under_way}", figures.accounted or sums),
+        SummaryItem(
             "within the SLO",
             _percent(figures.slo_fraction),
             f"of {promised(spec.slo)}, all received count" + _left_out(figures.client_errors),
             kept,
         ),
         *_not_answered(run),
-        Card(
+        SummaryItem(
             "accuracy measured",
             _four(figures.measured_accuracy),
-            f"expected {_four(figures.expected_accuracy)}, by {sources(spec.stages)} ones",
+            f"expected {_four(figures.expected_accuracy)}, by {accuracy_sources(spec.stages)} ones",
         ),
-        Card("latency p99", _milliseconds(figures.p99_seconds), f"median {_milliseconds(figures.p50_seconds)}"),
+        SummaryItem("latency p99", _milliseconds(figures.p99_seconds), f"median {_milliseconds(figures.p50_seconds)}"),
         *_chat_cards(figures.chats, spec.slo),
-        Card("load", f"{figures.load_low_rps:.1f} – {figures.load_high_rps:.1f}", "requests/s, over 5 s each"),
-        Card("mean cores", f"{figures.mean_cores:.2f}", f"of a budget of {budget:g}; at most {figures.most_cores:g}"),
-        Card("plan changes", str(figures.plan_changes), f"variant: {changes}" if changes else ""),
+        SummaryItem("load", f"{figures.load_low_rps:.1f} – {figures.load_high_rps:.1f}", "requests/s, over 5 s each"),
+        SummaryItem(
+            "mean cores", f"{figures.mean_cores:.2f}", f"of a budget of {budget:g}; at most {figures.max_cores:g}"
+        ),
+        SummaryItem("plan changes", str(figures.plan_changes), f"variant: {changes}" if changes else ""),
         *_stage_cards(run),
     ]
 
@@ -72,22 +74,24 @@ def promised(slo: ServiceLevel) -> str:
     return ", ".join(words)
 
 
-def _not_answered(run: Run) -> Iterator[Card]:
+def _not_answered(run: Run) -> Iterator[SummaryItem]:
     """Say why, where requests of a load of ours have no answer."""
     if run.results is None:
         return
     lost = Counter(why for why in reasons(run.results) if why not in {"", LATE})
     if lost:
-        words = ", ".join(f"{count}× {why}" for why, count in lost.most_common(MOST_REASONS))
-        more = len(lost) - MOST_REASONS
-        yield Card("without an answer", f"{lost.total():,}", words + (f" and {more} other reasons" if more > 0 else ""))
+        words = ", ".join(f"{count}× {why}" for why, count in lost.most_common(MAX_REASONS))
+        more = len(lost) - MAX_REASONS
+        yield SummaryItem(
+            "without an answer", f"{lost.total():,}", words + (f" and {more} other reasons" if more > 0 else "")
+        )
 
 
-def _chat_cards(chats: Mapping[str, ChatFigures], slo: ServiceLevel) -> Iterator[Card]:
+def _chat_cards(chats: Mapping[str, ChatStats], slo: ServiceLevel) -> Iterator[SummaryItem]:
     """Say when answers began and how fast they went on, of chats with images apart from those without."""
     for modality, seen in chats.items():
         kind = KINDS[modality]
-        share = "" if math.isnan(seen.kept_fraction) else f", {_percent(seen.kept_fraction)} of all in time"
+        share = "" if math.isnan(seen.in_time_fraction) else f", {_percent(seen.in_time_fraction)} of all in time"
         for what, p50, p99, most in (
             ("first token", seen.first_p50_seconds, seen.first_p99_seconds, slo.time_to_first_token_seconds),
             ("between tokens", seen.next_p50_seconds, seen.next_p99_seconds, slo.time_per_output_token_seconds),
@@ -95,24 +99,26 @@ def _chat_cards(chats: Mapping[str, ChatFigures], slo: ServiceLevel) -> Iterator
             of = "" if most is None else f", {_milliseconds(most)} promised"
             counted = f"; {seen.answered:,} answers{share}" if what == "first token" else ""
             kept = None if most is None or math.isnan(p99) else p99 <= most
-            yield Card(f"{what} p99, {kind}", _milliseconds(p99), f"median {_milliseconds(p50)}{of}{counted}", kept)
+            yield SummaryItem(
+                f"{what} p99, {kind}", _milliseconds(p99), f"median {_milliseconds(p50)}{of}{counted}", kept
+            )
 
 
-def _stage_cards(run: Run) -> Iterator[Card]:
+def _stage_cards(run: Run) -> Iterator[SummaryItem]:
     """Say where the time went."""
-    for stage in run.pipeline.spec.order:
+    for stage in run.pipeline.spec.ordered_stages:
         times = run.results.stage_times(stage.name) if run.results else None
         if times is not None:
             value = f"{_milliseconds(times.queue_p50)} + {_milliseconds(times.service_p50)}"
             high = f"p99 {_milliseconds(times.queue_p99)} + {_milliseconds(times.service_p99)}"
             detail = f"queued + served, median; {high}; {times.mean_batch_size:.1f} rows a batch"
-            yield Card(f"stage {stage.name}", value, detail)
+            yield SummaryItem(f"stage {stage.name}", value, detail)
 
 
 def print_summary(run: Run, console: Console) -> None:
     """Print a run's cards."""
     table = Table(box=None, show_header=False, pad_edge=False, title=f"{run.title}", title_justify="left")
-    for card in cards(run):
+    for card in summary_items(run):
         table.add_row(card.label, card.value, card.detail)
     console.print(table)
 
@@ -133,7 +139,7 @@ COMPARED = (
 
 def comparison_rows(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     """Say what matters of each of several runs of the same load; the columns are COMPARED."""
-    return [_row(run.title, figures_of(run)) for run in runs]
+    return [_row(run.title, run_stats(run)) for run in runs]
 
 
 def print_comparison(runs: Sequence[Run], console: Console) -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trimtab.chat_figures import ChatFigures, chats_counted
-from trimtab.local.router_client import middle_and_tail
+from trimtab.chat_stats import ChatStats, chat_stats
+from trimtab.local.router_client import median_and_p99
 from trimtab.report import series
 from trimtab.run_samples import Run
 from trimtab_loadtester.results import TOKEN_TIMES, Modality
@@ -32,13 +32,13 @@ class RunStats:
     p50_seconds: float
     p99_seconds: float
     mean_cores: float
-    most_cores: float
+    max_cores: float
     plan_changes: int
     variant_changes: Mapping[str, int]
     load_low_rps: float
     load_high_rps: float
     client_errors: int = 0
-    chats: Mapping[str, ChatFigures] = field(default_factory=dict)
+    chats: Mapping[str, ChatStats] = field(default_factory=dict)
 
     @property
     def accounted(self) -> bool:
@@ -46,7 +46,7 @@ class RunStats:
         return self.received == sum(self.outcomes.values())
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Requests received that had no outcome when they were counted last."""
         return max(self.received - sum(self.outcomes.values()), 0)
 
@@ -61,7 +61,7 @@ class RunStats:
         return abs(self.measured_accuracy - self.expected_accuracy)
 
 
-def figures_of(run: Run) -> RunStats:
+def run_stats(run: Run) -> RunStats:
     """Compute the figures of a run."""
     reserved, _ = series.cores(run)
     low, high = _load_range(run)
@@ -78,7 +78,7 @@ def figures_of(run: Run) -> RunStats:
         p50_seconds=quantiles[0],
         p99_seconds=quantiles[1],
         mean_cores=float(reserved.value.mean()) if reserved.value.size else math.nan,
-        most_cores=float(reserved.value.max()) if reserved.value.size else math.nan,
+        max_cores=float(reserved.value.max()) if reserved.value.size else math.nan,
         plan_changes=len(run.changes),
         variant_changes=run.variant_changes(),
         load_low_rps=low,
@@ -113,19 +113,19 @@ def _quantiles(run: Run) -> tuple[float, float]:
     if run.results is not None:
         found = run.results.latency_percentiles()
         return found.get("p50", math.nan), found.get("p99", math.nan)
-    return middle_and_tail(run.samples[-1].counters.latency_buckets if run.samples else {})
+    return median_and_p99(run.samples[-1].counters.latency_buckets if run.samples else {})
 
 
-def _chats(run: Run) -> dict[str, ChatFigures]:
+def _chats(run: Run) -> dict[str, ChatStats]:
     if run.results is not None:
         return {name: _sent(seen) for name, seen in run.results.modalities().items()}
     counters = run.samples[-1].counters if run.samples else None
-    return {name: chats_counted(counters, name) for name in counters.first_buckets} if counters else {}
+    return {name: chat_stats(counters, name) for name in counters.first_token_buckets} if counters else {}
 
 
-def _sent(seen: Modality) -> ChatFigures:
+def _sent(seen: Modality) -> ChatStats:
     times = [seen.tokens.get(f"{column}_{quantile}", math.nan) for column in TOKEN_TIMES for quantile in ("p50", "p99")]
-    return ChatFigures(seen.answered, seen.slo_fraction, *times)
+    return ChatStats(seen.answered, seen.slo_fraction, *times)
 
 
 def _load_range(run: Run) -> tuple[float, float]:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-class Budget:
+class TimeBudget:
     """Seconds that trials may take, from now on."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from trimtab.tuning.bench import Bench
-from trimtab.tuning.budget import Budget
+from trimtab.tuning.budget import TimeBudget
+from trimtab.tuning.candidate_model import CandidateModel
 from trimtab.tuning.quality import QualityEvaluator
 from trimtab.tuning.selection import LEAST_GAIN, Trial
 from trimtab.tuning.timing import Timer
@@ -32,7 +32,7 @@ class Compilations:
     refused: Mapping[str, str]
 
 
-def why_none(bench: Bench) -> str:
+def why_not_compiled(bench: CandidateModel) -> str:
     """Why no point of a bench can have a compiled form here; empty where points can."""
     if bench.gpu != "None":
         return "they are for cores alone, and the variant asks for a GPU"
@@ -45,7 +45,12 @@ def why_none(bench: Bench) -> str:
 
 
 def compiled(
-    bench: Bench, kept: Sequence[Trial], judge: QualityEvaluator, timer: Timer, batches: Sequence[int], folder: Path
+    bench: CandidateModel,
+    kept: Sequence[Trial],
+    judge: QualityEvaluator,
+    timer: Timer,
+    batches: Sequence[int],
+    folder: Path,
 ) -> Compilations:
     """Compile each of some points, in their order, as long as the timer's budget lasts.
 
@@ -69,7 +74,7 @@ def compiled(
 
 
 def _compiled(
-    bench: Bench, trial: Trial, judge: QualityEvaluator, timer: Timer, batches: Sequence[int], folder: Path
+    bench: CandidateModel, trial: Trial, judge: QualityEvaluator, timer: Timer, batches: Sequence[int], folder: Path
 ) -> Trial | str:
     """A point's compiled form as it was measured, or why there is none worth having."""
     plain, budget = trial.point, timer.budget
@@ -88,7 +93,7 @@ def _compiled(
     if (ratio := ratios[max(ratios)]) > 1 - LEAST_GAIN:
         less = f"less than {LEAST_GAIN:.0%} faster" if ratio < 1 else "no faster"
         return f"compiled it takes {ratio:.2f} × its time, which is {less}"
-    judgement = judge.judged(point, budget)
+    judgement = judge.evaluate(point, budget)
     if judgement is None:
         return f"compiled it takes {ratio:.2f} × its time, but was not judged when the seconds were over (--seconds)"
     # Rounds of other forms are some time ago: what counts beside them is by how much it is faster than itself.
@@ -96,7 +101,7 @@ def _compiled(
     return Trial(point, judgement.accuracy, scaled, judgement.by_task)
 
 
-def _apart(order: CompileRequest, budget: Budget) -> CompileResult:
+def _apart(order: CompileRequest, budget: TimeBudget) -> CompileResult:
     """Have an order carried out in a process of its own, which ends with the budget."""
     if budget.over():
         return CompileResult(failed=OUT_OF_TIME)

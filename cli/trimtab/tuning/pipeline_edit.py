@@ -7,7 +7,7 @@ import yaml
 
 from trimtab.tuning.selection import Trial
 from trimtab_pipelines.documents import DocumentError
-from trimtab_pipelines.yaml_edit import content_end, with_accuracies
+from trimtab_pipelines.yaml_edit import node_content_end, with_accuracies
 
 KNOBS = ("merging", "prompts", "precision", "compiled")
 
@@ -26,10 +26,10 @@ def with_points(text: str, stage: str, variant: str, kept: Sequence[Trial]) -> s
     block = f"operatingPoints:{listed}"
     old = next((pair for pair in node.value if pair[0].value == "operatingPoints"), None)
     if old is not None:
-        start, end = old[0].start_mark.index, content_end(old[1])
+        start, end = old[0].start_mark.index, node_content_end(old[1])
         text = text[:start] + block + text[end:]
     else:
-        end = content_end(node.value[-1][1])
+        end = node_content_end(node.value[-1][1])
         text = text[:end] + f"\n{' ' * column}{block}" + text[end:]
     measured = {(stage, variant, trial.point.name): trial.accuracy for trial in kept}
     return with_accuracies(text, measured, {(stage, variant, trial.point.name): trial.by_task for trial in kept})

@@ -21,7 +21,7 @@ Gpu = Literal["None", "Here", "Elsewhere"]
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class TuningHardware:
     """What forms are tried on.
 
     Attributes:
@@ -39,7 +39,7 @@ class Machine:
         return " and ".join(name for flag, name in known.items() if flag in self.instructions)
 
 
-def worth_trying(machine: Machine) -> list[Precision]:
+def worth_trying(machine: TuningHardware) -> list[Precision]:
     """Precisions to try: on a GPU both halves, on cores BF16 and INT8, and FP16 where the processor multiplies in it.
 
     Without such instructions FP16 is computed number by number, for so long that it would take the others' time.
@@ -48,7 +48,7 @@ def worth_trying(machine: Machine) -> list[Precision]:
     return [*halves, "INT8"] if machine.gpu == "None" else halves
 
 
-def untried(machine: Machine) -> Mapping[Precision, str]:
+def untried(machine: TuningHardware) -> Mapping[Precision, str]:
     """Why the others are not tried."""
     tried: Sequence[Precision] = worth_trying(machine)
     reasons: Mapping[Precision, str] = {
@@ -58,7 +58,7 @@ def untried(machine: Machine) -> Mapping[Precision, str]:
     return {precision: why for precision, why in reasons.items() if precision not in tried}
 
 
-def saves_nothing(precision: Precision, ratio: float, machine: Machine) -> str:
+def why_not_faster(precision: Precision, ratio: float, machine: TuningHardware) -> str:
     """Why no form in a precision is kept that takes the model so many times as long."""
     slow = f"{precision} takes the model {ratio:.2f} × as long"
     if machine.gpu == "Here":
@@ -67,7 +67,7 @@ def saves_nothing(precision: Precision, ratio: float, machine: Machine) -> str:
     return f"{slow}, though this processor has {helpful}" if helpful else f"{slow}: {_lacking(precision, machine)}"
 
 
-def _lacking(precision: Precision, machine: Machine) -> str:
+def _lacking(precision: Precision, machine: TuningHardware) -> str:
     if not machine.instructions:
         return "nobody tells what this processor multiplies in"
     maker = _ARM if _OF_EVERY_ARM in machine.instructions else _X86

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import torch
 
-from trimtab.tuning.bench import Bench
-from trimtab.tuning.budget import Budget
+from trimtab.tuning.budget import TimeBudget
+from trimtab.tuning.candidate_model import CandidateModel
 from trimtab_loadtester.payloads.interface import Score
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
-from trimtab_pipelines.accuracy_evidence import Accuracy, AccuracySource, mean_confidence, measured
+from trimtab_pipelines.accuracy_evidence import Accuracy, AccuracySource, mean_confidence, measured_accuracy
 from trimtab_pipelines.operating_point import OperatingPoint
 
 
@@ -35,7 +35,7 @@ class _Sample(NamedTuple):
 class QualityEvaluator:
     """Judges points on the first so many samples."""
 
-    def __init__(self, bench: Bench, samples: LabelledPayloads, count: int, batch: int) -> None:
+    def __init__(self, bench: CandidateModel, samples: LabelledPayloads, count: int, batch: int) -> None:
         """Take samples.
 
         Args:
@@ -49,7 +49,7 @@ class QualityEvaluator:
         self._as_it_is: dict[int, torch.Tensor] = {}
         """The model's own answers, by where their batch begins; only where nobody knows the right ones."""
 
-    def judged(self, point: OperatingPoint, budget: Budget | None = None, share: float = 1.0) -> Quality | None:
+    def evaluate(self, point: OperatingPoint, budget: TimeBudget | None = None, share: float = 1.0) -> Quality | None:
         """How often a point is right, or agrees; None where such a share of the budget is spent before."""
         seen: list[_Sample] = []
         for low in range(0, self._count, self._batch):
@@ -83,7 +83,7 @@ class QualityEvaluator:
         """Of some samples; their tasks are those that are told apart."""
         good, total = sum(one.score.correct for one in seen), sum(one.score.total for one in seen)
         source: AccuracySource = "Measured" if self._samples.labelled else "Agreement"
-        found = measured(good, total, samples_digest=self._digest, source=source)
+        found = measured_accuracy(good, total, samples_digest=self._digest, source=source)
         confidence = mean_confidence([one.confidence for one in seen], tasks)
         ends = {"low": 1.0, "high": 1.0} if exact else {}
         return found.model_copy(update={"samples": len(seen), "mean_confidence": confidence, **ends})

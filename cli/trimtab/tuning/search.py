@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from trimtab.tuning.bench import Bench
-from trimtab.tuning.budget import Budget
+from trimtab.tuning.budget import TimeBudget
+from trimtab.tuning.candidate_model import CandidateModel
 from trimtab.tuning.candidates import FULL, candidate_points
-from trimtab.tuning.compiling import Compilations, compiled, why_none
-from trimtab.tuning.precisions import Machine, worth_trying
+from trimtab.tuning.compiling import Compilations, compiled, why_not_compiled
+from trimtab.tuning.precisions import TuningHardware, worth_trying
 from trimtab.tuning.quality import QualityEvaluator
 from trimtab.tuning.selection import Selection, Trial, choose
 from trimtab.tuning.timing import Show, Timer
-from trimtab.tuning.trials import Tried, tried
+from trimtab.tuning.trials import TrialResults, run_trials
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_model_servers.cpu_features import instructions
 from trimtab_model_servers.transformer.merge_rules import RULES
@@ -30,7 +30,7 @@ class SearchContext:
     """What can be tried here: forms, on which machine, and why none is compiled; empty where some can be."""
 
     points: Sequence[OperatingPoint]
-    machine: Machine
+    machine: TuningHardware
     uncompiled: str
 
 
@@ -58,18 +58,18 @@ class Search:
         sizes = self.document.spec.stages[0].batch_sizes
         return sorted({1, *(size for size in sizes if size <= min(LARGEST_BATCH, self.count))})
 
-    def found(self, ground: SearchContext, budget: Budget, show: Show) -> "SearchResult":
+    def run(self, ground: SearchContext, budget: TimeBudget, show: Show) -> "SearchResult":
         """Try every form; what is kept of them compiled, too. `show` is told each step."""
-        bench = Bench(self.document, self.home, ground.points)
+        bench = CandidateModel(self.document, self.home, ground.points)
         largest = [self.samples.payload(index) for index in range(max(self.batches))]
         timer = Timer(bench, largest, show, budget)
         judge = QualityEvaluator(bench, self.samples, self.count, max(self.batches))
         with TemporaryDirectory(prefix="trimtab-forms-") as workshop:
-            plain = tried(bench, judge, timer, self.batches, 1.0 if ground.uncompiled else JUDGING_SHARE)
+            plain = run_trials(bench, judge, timer, self.batches, 1.0 if ground.uncompiled else JUDGING_SHARE)
             worth = () if ground.uncompiled else choose(plain.trials, self.floor).kept
             compilations = compiled(bench, worth, judge, timer, self.batches, Path(workshop))
             choice = choose([*plain.trials, *compilations.trials], self.floor)
-            bench.keep_forms([trial.point for trial in choice.kept], Path(workshop))
+            bench.install_compiled([trial.point for trial in choice.kept], Path(workshop))
         return SearchResult(plain, compilations, choice)
 
 
@@ -77,7 +77,7 @@ class Search:
 class SearchResult:
     """What came of a search."""
 
-    plain: Tried
+    plain: TrialResults
     compilations: Compilations
     choice: Selection
 
@@ -103,6 +103,8 @@ class SearchResult:
 
 def search_context(document: InferencePipeline, home: Path) -> SearchContext:
     """Find out what can be tried of a document's model; it is not kept in memory."""
-    first = Bench(document, home, [FULL])
-    machine = Machine(first.gpu, instructions())
-    return SearchContext(candidate_points(*first.layers, list(RULES), worth_trying(machine)), machine, why_none(first))
+    first = CandidateModel(document, home, [FULL])
+    machine = TuningHardware(first.gpu, instructions())
+    return SearchContext(
+        candidate_points(*first.layers, list(RULES), worth_trying(machine)), machine, why_not_compiled(first)
+    )

@@ -67,14 +67,14 @@ def slower(row_seconds: float, full_row_seconds: float) -> str | None:
     return f"{row_seconds / full_row_seconds:.2f} × as long as the model as it is, on this machine"
 
 
-def figure_of(accuracy: Accuracy) -> str:
+def metric_name(accuracy: Accuracy) -> str:
     """What a figure is called: accuracy, or agreement where nobody knows the right answers."""
     return "agreement" if accuracy.source == "Agreement" else "accuracy"
 
 
 def _too_little(trial: Trial, full: Trial, least: float) -> str | None:
     if trial.accuracy.value < least:
-        return f"{figure_of(trial.accuracy)} {trial.accuracy.value:.4f} is below the floor {least:.4f}"
+        return f"{metric_name(trial.accuracy)} {trial.accuracy.value:.4f} is below the floor {least:.4f}"
     return slower(trial.row_seconds, full.row_seconds)
 
 

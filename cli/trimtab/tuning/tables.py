@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from trimtab.tuning.precisions import saves_nothing, untried
+from trimtab.tuning.precisions import untried, why_not_faster
 from trimtab.tuning.search import SearchContext, SearchResult
-from trimtab.tuning.selection import Trial, figure_of
+from trimtab.tuning.selection import Trial, metric_name
 from trimtab_pipelines.accuracy_evidence import AGREEMENT
 from trimtab_pipelines.stages import Stage
 
@@ -13,7 +13,7 @@ COLUMNS = ("95 % interval", "certain", "ms a row", "times as fast", "")
 
 def table_columns(found: SearchResult) -> tuple[str, ...]:
     """The heads of the table."""
-    return ("point", figure_of(found.trials[0].accuracy), *COLUMNS)
+    return ("point", metric_name(found.trials[0].accuracy), *COLUMNS)
 
 
 def rows(found: SearchResult, seconds: float) -> Iterator[tuple[str, ...]]:
@@ -29,7 +29,7 @@ def excluded(ground: SearchContext, found: SearchResult) -> Iterator[str]:
     for precision, why in untried(ground.machine).items():
         yield f"{precision} is {why}"
     for precision, ratio in found.plain.slow_precisions.items():
-        yield f"no point in {precision} is kept: {saves_nothing(precision, ratio, ground.machine)}"
+        yield f"no point in {precision} is kept: {why_not_faster(precision, ratio, ground.machine)}"
     for name, why in found.compilations.refused.items():
         yield f"{name} is not compiled: {why}"
     if ground.uncompiled:
@@ -45,7 +45,7 @@ def unlabelled(stage: Stage, variant: str) -> str:
 
 def figures(ground: SearchContext, found: SearchResult) -> dict[str, float]:
     """How many forms were tried, and how good and how fast each point is that is kept."""
-    kept, named = found.choice.kept, figure_of(found.trials[0].accuracy)
+    kept, named = found.choice.kept, metric_name(found.trials[0].accuracy)
     unjudged = len(found.plain.unjudged)
     tally = {
         "tried": found.tried,

@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trimtab.tuning.bench import Bench, Inputs
-from trimtab.tuning.budget import Budget
+from trimtab.tuning.budget import TimeBudget
+from trimtab.tuning.candidate_model import CandidateModel, Inputs
 from trimtab_loadtester.payloads.interface import Payload
 from trimtab_pipelines.operating_point import OperatingPoint, Precision
 
@@ -29,10 +29,10 @@ class Timer:
         budget: that timing ends by; of the largest batch, which decides, there is one round at least.
     """
 
-    bench: Bench
+    bench: CandidateModel
     payloads: Sequence[Payload]
     show: Show
-    budget: Budget
+    budget: TimeBudget
 
     def by_batch(
         self, points: Sequence[OperatingPoint], batches: Sequence[int], share: float = TIMING_SHARE

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trimtab.tuning.bench import Bench
+from trimtab.tuning.candidate_model import CandidateModel
 from trimtab.tuning.quality import QualityEvaluator
 from trimtab.tuning.selection import Trial, slower
 from trimtab.tuning.timing import Timer
@@ -11,7 +11,7 @@ from trimtab_pipelines.operating_point import Precision
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TrialResults:
     """What was measured.
 
     Attributes:
@@ -30,7 +30,9 @@ class Tried:
     slow_precisions: Mapping[Precision, float] = field(default_factory=dict)
 
 
-def tried(bench: Bench, judge: QualityEvaluator, timer: Timer, batches: Sequence[int], share: float = 1.0) -> Tried:
+def run_trials(
+    bench: CandidateModel, judge: QualityEvaluator, timer: Timer, batches: Sequence[int], share: float = 1.0
+) -> TrialResults:
     """Time every point of a bench, and judge those that save time.
 
     The timer's budget ends it: what is judged by then counts. The model as it is, is timed and judged whatever that
@@ -52,9 +54,9 @@ def tried(bench: Bench, judge: QualityEvaluator, timer: Timer, batches: Sequence
     found = []
     for point in (point for point in points if point.name not in slow):
         timer.show(f"accuracy of {point.name}")
-        judgement = judge.judged(point, None if point is full else timer.budget, share)
+        judgement = judge.evaluate(point, None if point is full else timer.budget, share)
         if judgement is not None:
             found.append(Trial(point, judgement.accuracy, seconds[point.name], judgement.by_task))
     judged = {trial.point.name for trial in found}
     unjudged = [name for name in row_seconds if name not in judged | slow.keys()]
-    return Tried(found, row_seconds, slow, unjudged, slower_in)
+    return TrialResults(found, row_seconds, slow, unjudged, slower_in)

@@ -11,10 +11,10 @@ import plotly.graph_objects as go
 import plotly.io
 from plotly.offline import get_plotlyjs
 
-from trimtab.report.summary import Card
+from trimtab.report.summary import SummaryItem
 
 Charts = dict[str, go.Figure]
-ALONE = "alone"
+OWN_X_AXIS = "alone"
 """As a chart's `meta`: its x axis is not the time that the page's other charts show."""
 
 
@@ -77,12 +77,12 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: range) -
     return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
-def card_row(shown: Iterable[Card]) -> str:
+def summary_grid(shown: Iterable[SummaryItem]) -> str:
     """Figures to see at a glance, side by side."""
     return f"<div class='cards'>{''.join(map(_card, shown))}</div>"
 
 
-def _card(card: Card) -> str:
+def _card(card: SummaryItem) -> str:
     mark = {None: "", True: "<span class='yes'>✓</span> ", False: "<span class='no'>✗</span> "}[card.holds]
     inner = f"<div class='label'>{escape(card.label)}</div><div class='value'>{mark}{escape(card.value)}</div>"
     return f"<div class='card'>{inner}<div class='detail'>{escape(card.detail)}</div></div>"

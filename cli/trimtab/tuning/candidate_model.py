@@ -24,7 +24,7 @@ from trimtab_pipelines.spec import InferencePipeline
 Inputs = Mapping[str, torch.Tensor]
 
 
-class Bench:
+class CandidateModel:
     """The subject of trials, its model in memory once, at as many points as are tried."""
 
     def __init__(self, pipeline: InferencePipeline, folder: Path, points: Sequence[OperatingPoint]) -> None:
@@ -80,7 +80,7 @@ class Bench:
         """Run a point too that is as another but for its compiled form; ModelError where that cannot be used."""
         self._transformer.join(point, like, folder)
 
-    def keep_forms(self, points: Sequence[OperatingPoint], workshop: Path) -> None:
+    def install_compiled(self, points: Sequence[OperatingPoint], workshop: Path) -> None:
         """Bring the compiled forms of some points beside the weights; each is there as a whole or not at all."""
         for point in points:
             if point.compiled is not None and self.folder is not None:

@@ -59,8 +59,8 @@ def test_a_fault_is_kept_with_the_number_of_its_request():
     found.note("REST decoder", 20, ["ok", "refused", "OverflowError: too large"])
     found.note("REST bodies", 40, ["400", "500", "200"])
     found.note("REST bodies", 60, ["500"])
-    found.note("HTTP/2 frames", 60, ["RST:CANCEL", "waiting", "INTERNAL"])
+    found.note("gRPC messages", 60, ["RST:CANCEL", "waiting", "INTERNAL"])
 
-    first = ["REST decoder/22: OverflowError: too large", "REST bodies/41: 500", "HTTP/2 frames/62: INTERNAL"]
+    first = ["REST decoder/22: OverflowError: too large", "REST bodies/41: 500", "gRPC messages/62: INTERNAL"]
     assert found.first_faults == first
     assert set(found.faults) == {*first, "REST bodies/60: 500"}

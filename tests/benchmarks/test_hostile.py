@@ -39,12 +39,6 @@ def test_header_blocks_are_hpack_whatever_their_values(size):
     assert decoder.decode(frames.block(fields), raw=True) == fields
 
 
-def test_a_field_put_into_the_table_can_be_referred_to():
-    block = frames.added(b"x-bomb", b"aa") + frames.indexed(62) * 3
-
-    assert Decoder().decode(block, raw=True) == [(b"x-bomb", b"aa")] * 4
-
-
 def test_long_header_blocks_go_on_in_continuations():
     block = bytes(2 * frames.LARGEST_FRAME_BYTES + 1)
     received = bytearray(frames.headers(1, block, frames.END_HEADERS | frames.END_STREAM) + b"half a head")

@@ -88,7 +88,9 @@ def number_of(page: Path) -> int:
 def status_pairs(pattern: str) -> set[tuple[int, int]]:
     """Pairs of a page's number and the number that its status line names after the pattern."""
     statuses = {number_of(page): page.read_text().splitlines()[2] for page in DECISIONS}
-    return {(number, int(other)) for number, line in statuses.items() for other in re.findall(rf"{pattern} (\d+)", line)}
+    return {
+        (number, int(other)) for number, line in statuses.items() for other in re.findall(rf"{pattern} (\d+)", line)
+    }
 
 
 def test_superseded_decisions_name_their_successors():

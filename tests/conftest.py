@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import control_plane
-from tests.definitions import define
+from tests.crds import define
 from trimtab_kubernetes import Cluster
 from trimtab_pipelines.rendering import crd
 

@@ -69,7 +69,7 @@ class Cache(Generic[Group]):
             if namespace in {None, key[0]} and key not in listed and version_of(found) <= as_of
         ]
 
-    async def keep_up(
+    async def watch(
         self,
         cluster: Cluster,
         selectors: Mapping[str, str | None],

@@ -37,7 +37,7 @@ class Cluster:
     def __init__(self, connection: Connection, may_write: Callable[[], bool] = lambda: True) -> None:
         self._connection, self._may_write = connection, may_write
 
-    def guarded(self, may_write: Callable[[], bool]) -> "Cluster":
+    def with_write_guard(self, may_write: Callable[[], bool]) -> "Cluster":
         """The same connection, through which nothing is written while `may_write` says no (Unreachable)."""
         return Cluster(self._connection, may_write)
 

@@ -8,7 +8,7 @@ from trimtab_kubernetes.objects import Object
 from trimtab_kubernetes.times import rfc3339
 
 Status = Literal["True", "False", "Unknown"]
-MOST_MESSAGE = 2048
+MAX_MESSAGE = 2048
 """Characters that our kinds allow."""
 
 
@@ -53,7 +53,7 @@ def _condition(finding: ConditionState, before: Mapping[str, Any], generation: i
         "type": finding.type,
         "status": finding.status,
         "reason": finding.reason,
-        "message": finding.message[:MOST_MESSAGE],
+        "message": finding.message[:MAX_MESSAGE],
         "lastTransitionTime": before["lastTransitionTime"] if same else rfc3339(now_seconds),
         "observedGeneration": generation,
     }

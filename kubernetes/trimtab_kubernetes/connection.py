@@ -22,7 +22,7 @@ from trimtab_kubernetes.objects import Object
 log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_SECONDS = 10.0
-MOST_REQUESTS = 32  # that wait for an answer to begin; a watch, which holds its connection for minutes, does not
+MAX_REQUESTS = 32  # that wait for an answer to begin; a watch, which holds its connection for minutes, does not
 _ANY_NUMBER = 0
 
 
@@ -55,7 +55,7 @@ class Connection:
     def __init__(self, kubeconfig: str | None) -> None:
         self._kubeconfig, self._settings = kubeconfig, client.Configuration()
         self._settings.connection_pool_maxsize = _ANY_NUMBER
-        self._slots = asyncio.Semaphore(MOST_REQUESTS)
+        self._slots = asyncio.Semaphore(MAX_REQUESTS)
         self._api: Any = None
 
     async def open(self) -> None:

@@ -42,7 +42,7 @@ class EndpointSlice:
     backends: tuple[Backend, ...]
 
 
-def read_slice(found: Mapping[str, Any]) -> EndpointSlice:
+def parse_endpoint_slice(found: Mapping[str, Any]) -> EndpointSlice:
     """Read an EndpointSlice as the API server has it."""
     metadata, ports = found["metadata"], found.get("ports") or ()
     return EndpointSlice(
@@ -58,14 +58,14 @@ def _backend(entry: Mapping[str, Any]) -> Backend:
     ready = told.get("ready") is not False
     return Backend(
         name=(entry.get("targetRef") or {}).get("name") or address,
-        host=_before_a_port(address),
+        host=_bracketed(address),
         ready=ready,
         serving=ready if told.get("serving") is None else bool(told["serving"]),
         terminating=bool(told.get("terminating")),
     )
 
 
-def _before_a_port(address: str) -> str:
+def _bracketed(address: str) -> str:
     try:
         return f"[{address}]" if ipaddress.ip_address(address).version == 6 else address
     except ValueError:

@@ -35,13 +35,13 @@ class Rejected(ClusterError):
     """The request is wrong (400, 422) or not allowed (403); sending it again changes nothing."""
 
 
-_NOT_OF_THE_KIND = "failed to create typed patch object"
+_MISSING_KIND_MESSAGES = "failed to create typed patch object"
 """How server-side apply answers a field that the kind does not have: with status 500, though it will never pass."""
 
 
 def error_for(status: int, message: str, retry_after: str = "") -> ClusterError:
     """The error that an HTTP status, the server's message and its Retry-After stand for."""
-    if _NOT_OF_THE_KIND in message:
+    if _MISSING_KIND_MESSAGES in message:
         return Rejected(message, status)
     kinds: dict[int, type[ClusterError]] = {401: Unreachable, 404: NotFound, 409: Conflict, 410: Gone, 429: Unreachable}
     kind = kinds.get(status, Unreachable if status >= 500 else Rejected)

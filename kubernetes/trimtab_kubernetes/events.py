@@ -9,7 +9,7 @@ from typing import Any
 from trimtab_kubernetes.objects import Object, fingerprint
 from trimtab_kubernetes.times import rfc3339
 
-MOST_MESSAGE = 1024
+MAX_MESSAGE = 1024
 """Characters that the API server takes."""
 
 
@@ -47,7 +47,7 @@ def event(
         },
         "type": "Warning" if bad else "Normal",
         "reason": reason,
-        "message": message[:MOST_MESSAGE],
+        "message": message[:MAX_MESSAGE],
         "source": {"component": by},
         "reportingComponent": by,
         "firstTimestamp": time,

@@ -21,8 +21,8 @@ def stop_requested() -> asyncio.Event:
     return stop
 
 
-async def until(stop: asyncio.Event, *working: "asyncio.Future[Any]") -> None:
-    """Wait until told to stop, or until some work ends by itself; raises what that raised."""
+async def wait_until(stop: asyncio.Event, *working: "asyncio.Future[Any]") -> None:
+    """Wait wait_until told to stop, or wait_until some work ends by itself; raises what that raised."""
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait([stopping, *working], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -32,7 +32,7 @@ async def until(stop: asyncio.Event, *working: "asyncio.Future[Any]") -> None:
 
 
 @asynccontextmanager
-async def observed(
+async def serve_probes(
     health_port: int, metrics_port: int, registry: CollectorRegistry, what_is_wrong: Callable[[], str] = str
 ) -> AsyncIterator[None]:
     """Answer probes at /healthz and Prometheus at /metrics while the block runs.
@@ -51,12 +51,12 @@ async def observed(
     def metrics() -> web.Response:
         return web.Response(body=generate_latest(registry), content_type="text/plain")
 
-    async with _answering(health_port, "/healthz", health), _answering(metrics_port, "/metrics", metrics):
+    async with _serve(health_port, "/healthz", health), _serve(metrics_port, "/metrics", metrics):
         yield
 
 
 @asynccontextmanager
-async def _answering(port: int, path: str, answer: Callable[[], web.Response]) -> AsyncIterator[None]:
+async def _serve(port: int, path: str, answer: Callable[[], web.Response]) -> AsyncIterator[None]:
     async def handle(_: web.Request) -> web.Response:
         return answer()
 

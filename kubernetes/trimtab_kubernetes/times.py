@@ -13,6 +13,6 @@ def rfc3339_micro(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def seconds_of(written: str) -> float:
+def parse_rfc3339(written: str) -> float:
     """Read a time as Unix seconds."""
     return datetime.fromisoformat(written).timestamp()

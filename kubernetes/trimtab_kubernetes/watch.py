@@ -15,9 +15,9 @@ from trimtab_kubernetes.objects import Key, Object, key_of
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_SECONDS = 0.2
-LONGEST_PAUSE_SECONDS = 10.0
-SHORTEST_WATCH_SECONDS = 1.0
+INITIAL_BACKOFF_SECONDS = 0.2
+MAX_BACKOFF_SECONDS = 10.0
+MIN_WATCH_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ async def list_and_watch(
     After each list one Change with `synced` follows. Objects that vanished during a gap are yielded as deleted.
     """
     known: dict[Key, Object] = {}
-    version, pauses = "", Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+    version, pauses = "", Backoff(INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
     while True:
         began, heard = math.inf, False
         try:
@@ -72,12 +72,12 @@ async def list_and_watch(
                 else:
                     known[key] = found
                 yield Change(key, found, deleted=what == "DELETED")
-            if not heard and time.monotonic() - began < SHORTEST_WATCH_SECONDS:
+            if not heard and time.monotonic() - began < MIN_WATCH_SECONDS:
                 raise Unreachable(f"watch of {kind} ended at once")
         except ClusterError as error:
-            if heard or time.monotonic() - began > LONGEST_PAUSE_SECONDS:  # this is another outage
-                pauses.worked()
-            pause_seconds = pauses.after(error)
+            if heard or time.monotonic() - began > MAX_BACKOFF_SECONDS:  # this is another outage
+                pauses.reset()
+            pause_seconds = pauses.next_seconds(error)
             level = logging.DEBUG if isinstance(error, NotFound) else logging.WARNING
             log.log(level, "%s; again in %.1f s", error, pause_seconds)
             version = ""  # list anew: what was missed in between is not known, nor whether the version still is

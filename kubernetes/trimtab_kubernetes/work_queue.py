@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 from trimtab_kubernetes.backoff import Backoff
 
 AnyKey = TypeVar("AnyKey", bound=Hashable)
-FIRST_PAUSE_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 60.0
+INITIAL_BACKOFF_SECONDS = 0.5
+MAX_BACKOFF_SECONDS = 60.0
 
 
 class WorkQueue(Generic[AnyKey]):
@@ -48,8 +48,8 @@ class WorkQueue(Generic[AnyKey]):
                 self.add(key)
                 raise
             except Exception as error:  # noqa: BLE001 - `handle` has told of it; here it only means later
-                pauses = self._pauses.setdefault(key, Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS))
-                self._done(key, pauses.after(error))
+                pauses = self._pauses.setdefault(key, Backoff(INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS))
+                self._done(key, pauses.next_seconds(error))
             else:
                 self._pauses.pop(key, None)
                 self._done(key, again_seconds)

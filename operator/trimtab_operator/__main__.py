@@ -5,8 +5,8 @@ import logging
 import sys
 
 from trimtab_kubernetes import Cluster, ClusterError
-from trimtab_kubernetes.lease import Lease, leading
-from trimtab_kubernetes.process import observed, stop_requested, until
+from trimtab_kubernetes.lease import Lease, leader_election
+from trimtab_kubernetes.process import serve_probes, stop_requested, wait_until
 from trimtab_operator.controller import Controller
 from trimtab_operator.metrics import Metrics
 from trimtab_operator.settings import Settings
@@ -14,17 +14,17 @@ from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER
 
 
 async def run(settings: Settings, metrics: Metrics) -> None:
-    """Run until told to stop; what ends following or leading ends this too."""
+    """Run wait_until told to stop; what ends following or leader_election ends this too."""
     stop = stop_requested()
     async with (
         await Cluster.connect() as cluster,
-        observed(settings.health_port, settings.metrics_port, metrics.registry),
+        serve_probes(settings.health_port, settings.metrics_port, metrics.registry),
     ):
         controller = Controller(cluster, settings, metrics)
         lease = Lease(cluster, settings.own_namespace, OPERATOR_MANAGER, settings.identity)
-        following = asyncio.create_task(controller.keep_up())
-        async with leading(lease, controller.lead) as working:
-            await until(stop, following, working)
+        following = asyncio.create_task(controller.watch())
+        async with leader_election(lease, controller.lead) as working:
+            await wait_until(stop, following, working)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
 

@@ -15,7 +15,13 @@ from trimtab_operator.metrics import Metrics
 from trimtab_operator.pipeline_cache import PipelineCache
 from trimtab_operator.reconcile import Reconciliation
 from trimtab_operator.reconciliation.object_diff import difference, differs, status_differs
-from trimtab_operator.reconciliation.write_errors import Reason, RejectedWrite, field_not_applied, is_ours, not_ours
+from trimtab_operator.reconciliation.write_errors import (
+    Reason,
+    RejectedWrite,
+    field_not_applied,
+    may_overwrite,
+    not_owned_message,
+)
 from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER
 
 log = logging.getLogger(__name__)
@@ -39,10 +45,10 @@ class Applier:
 
     def __init__(self, cluster: Cluster, store: PipelineCache, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._cluster, self._store, self._metrics, self._clock = cluster, store, metrics, clock
-        self._untaken: dict[tuple[Key, str], str] = {}
+        self._altered_statuses: dict[tuple[Key, str], str] = {}
         """By pipeline and kind: a status, and what the cluster made of it, where that is not the same."""
 
-    async def carry_out(self, key: Key, decided: Reconciliation) -> int:
+    async def apply(self, key: Key, decided: Reconciliation) -> int:
         """Write what differs from what is known to be there; return how many writes that took.
 
         What is refused goes to the store's refusals and counts as a write: it has to be told of.
@@ -52,17 +58,17 @@ class Applier:
         """
         store, writes = self._store, 0
         for manifest in decided.apply:
-            writes += await self._make_true(key, manifest, self._write)
+            writes += await self._apply_if_changed(key, manifest, self._write)
         for manifest in decided.scale:
-            writes += await self._make_true(key, manifest, self._scale)
+            writes += await self._apply_if_changed(key, manifest, self._scale)
         for ref in decided.delete:
             found = store.get(key, ref)
             writes += 0 if found is None else await self._try(key, ref, found, self._delete)
-        store.keep_refusals(key, {*map(ref_of, (*decided.apply, *decided.scale)), *decided.delete})
+        store.prune_rejected_writes(key, {*map(ref_of, (*decided.apply, *decided.scale)), *decided.delete})
         writes += await self._status(key, decided.pipeline_status, _PIPELINE_FIELDS)
         writes += await self._status(key, decided.plan_status, _PLAN_FIELDS)
         for event in decided.events:
-            writes += await self._tell(event)
+            writes += await self._create_event(event)
         return writes
 
     def retry_seconds(self, key: Key) -> float | None:
@@ -70,7 +76,7 @@ class Applier:
         due = [refusal.until for refusal in self._store.refused.get(key, {}).values()]
         return max(min(due) - self._clock(), 0.0) if due else None
 
-    async def _make_true(self, key: Key, manifest: Object, write: Callable[..., Awaitable[None]]) -> int:
+    async def _apply_if_changed(self, key: Key, manifest: Object, write: Callable[..., Awaitable[None]]) -> int:
         """Write an object where it is not as it should be; where it has become so, tell of it no more."""
         ref, refused = ref_of(manifest), self._store.refused
         if differs(self._store.get(key, ref), manifest):
@@ -79,19 +85,19 @@ class Applier:
 
     async def _try(self, key: Key, ref: Ref, manifest: Object, write: Callable[..., Awaitable[None]]) -> int:
         """Write one object, or note why not; return the writes that took, 0 where it is too early to try again."""
-        refused, stamp = self._store.refused[key], fingerprint([write.__name__, manifest])
+        refused, fingerprint_ = self._store.refused[key], fingerprint([write.__name__, manifest])
         before = refused.get(ref)
-        if before is not None and before.waits(stamp, self._clock()):
+        if before is not None and before.waits(fingerprint_, self._clock()):
             return 0
         try:
             await write(key, manifest)
         except _NotWrittenError as error:
-            self._refuse(key, RejectedWrite(ref, error.reason, str(error), stamp, self._clock()))
+            self._refuse(key, RejectedWrite(ref, error.reason, str(error), fingerprint_, self._clock()))
         except ClusterError as error:
             if isinstance(error, Unreachable) and error.status != HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise
             message = f"{ref.kind} {ref.name} was refused: {error}"
-            self._refuse(key, RejectedWrite(ref, "WriteRejected", message, stamp, self._clock()))
+            self._refuse(key, RejectedWrite(ref, "WriteRejected", message, fingerprint_, self._clock()))
         else:
             refused.pop(ref, None)
         return 1
@@ -106,10 +112,10 @@ class Applier:
         """Write over our own object, or make it where there is none; _NotWrittenError where there is another's."""
         ref = ref_of(manifest)
         found = self._store.get(key, ref)
-        if found is None or not is_ours(found, manifest):
+        if found is None or not may_overwrite(found, manifest):
             found = await self._cluster.get(ref.kind, key[0], ref.name)
-        if found is not None and not is_ours(found, manifest):
-            raise _NotWrittenError("NotOurs", not_ours(found))
+        if found is not None and not may_overwrite(found, manifest):
+            raise _NotWrittenError("NotOwned", not_owned_message(found))
         try:
             applied = await self._apply(manifest, only=found)
         except Conflict:
@@ -117,7 +123,7 @@ class Applier:
                 self._store.objects.remove(found)  # it is gone, or another by now: look anew
             log.info("%s %s/%s is another by now", ref.kind, key[0], ref.name)
         else:
-            _must_stand(applied, manifest)
+            _require_applied(applied, manifest)
 
     async def _scale(self, key: Key, manifest: Object) -> None:
         """Write over the very object that was counted; where that is gone, there is nothing to scale."""
@@ -125,9 +131,9 @@ class Applier:
         if found is None:
             return
         self._metrics.writes.labels(manifest["kind"]).inc()
-        applied = await self._cluster.apply(_over(found, manifest), manager=SCALE_MANAGER)
+        applied = await self._cluster.apply(_with_uid(found, manifest), manager=SCALE_MANAGER)
         self._store.objects.put(applied)
-        _must_stand(applied, manifest)
+        _require_applied(applied, manifest)
 
     async def _apply(self, manifest: Object, subresource: str | None = None, only: Object | None = None) -> Object:
         """Apply; over `only`, if given, by force, else nowhere where somebody else has written.
@@ -137,7 +143,7 @@ class Applier:
         """
         kind, force = manifest["kind"], only is not None or subresource is not None
         self._metrics.writes.labels(kind if subresource is None else f"{kind}/{subresource}").inc()
-        body = manifest if only is None else _over(only, manifest)
+        body = manifest if only is None else _with_uid(only, manifest)
         applied = await self._cluster.apply(body, manager=OPERATOR_MANAGER, subresource=subresource, force=force)
         self._store.objects.put(applied)
         return applied
@@ -158,9 +164,9 @@ class Applier:
             return 0
         place, live = (key, status["kind"]), self._store.get(key, ref_of(status))
         if live is None or not status_differs(live, status, own):
-            self._untaken.pop(place, None)
+            self._altered_statuses.pop(place, None)
             return 0
-        if self._untaken.get(place) == _met(live, status):
+        if self._altered_statuses.get(place) == _status_fingerprint(live, status):
             return 0
         try:
             applied = await self._apply(status, "status")
@@ -172,10 +178,10 @@ class Applier:
                 log.warning(
                     "the status of %s %s/%s is kept otherwise than it was written: is its CRD older?", place[1], *key
                 )
-                self._untaken[place] = _met(applied, status)
+                self._altered_statuses[place] = _status_fingerprint(applied, status)
         return 1
 
-    async def _tell(self, event: Object) -> int:
+    async def _create_event(self, event: Object) -> int:
         """Events are worth one attempt: a copy of one that was told, or one that is not allowed, changes nothing."""
         self._metrics.writes.labels("Event").inc()
         try:
@@ -185,18 +191,18 @@ class Applier:
         return 1
 
 
-def _met(live: Object, wanted: Object) -> str:
+def _status_fingerprint(live: Object, wanted: Object) -> str:
     """A mark of what is there and what should be."""
     return fingerprint([live.get("status"), wanted["status"]])
 
 
-def _over(found: Object, manifest: Object) -> Object:
+def _with_uid(found: Object, manifest: Object) -> Object:
     """The manifest as one that may be applied over this very object only."""
     return {**manifest, "metadata": {**manifest["metadata"], "uid": found["metadata"]["uid"]}}
 
 
-def _must_stand(applied: Object, manifest: Object) -> None:
+def _require_applied(applied: Object, manifest: Object) -> None:
     """Raise where the cluster keeps something other than was sent: to send it again at once would change nothing."""
     path = difference(applied, manifest)
     if path is not None:
-        raise _NotWrittenError("NotTaken", field_not_applied(ref_of(manifest), path))
+        raise _NotWrittenError("FieldNotApplied", field_not_applied(ref_of(manifest), path))

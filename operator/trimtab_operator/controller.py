@@ -15,7 +15,7 @@ from trimtab_operator.manifests.objects import SELECTOR
 from trimtab_operator.metrics import Metrics
 from trimtab_operator.pipeline_cache import PipelineCache
 from trimtab_operator.reconcile import reconcile
-from trimtab_operator.reconciliation.observed_state import ObservedState, hosting_sets, live_sets
+from trimtab_operator.reconciliation.observed_state import ObservedState, live_sets, replica_group_states
 from trimtab_operator.reconciliation.pod_state import pod_states
 from trimtab_operator.settings import Settings
 
@@ -25,8 +25,8 @@ WORKERS = 8
 RECONCILE_DEADLINE_SECONDS = 60.0
 RESYNC_SECONDS = 300.0
 """A list of everything now and then finds what no watch told, such as one whose connection died unnoticed."""
-FIRST_PAUSE_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 10.0
+INITIAL_BACKOFF_SECONDS = 0.5
+MAX_BACKOFF_SECONDS = 10.0
 OWN_KINDS = ("InferencePipeline", "PipelinePlan", "ModelProfile")
 OWNED_KINDS = (
     "ConfigMap",
@@ -44,11 +44,11 @@ SELECTORS = dict.fromkeys(OWN_KINDS) | dict.fromkeys((*OWNED_KINDS, *OPTIONAL_KI
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReconcileResult:
     """What one reconciliation did."""
 
     writes: int
-    again_seconds: float | None
+    requeue_after_seconds: float | None
 
 
 class Controller:
@@ -61,11 +61,11 @@ class Controller:
         self._namespaces = settings.namespaces or (None,)
         self.store = PipelineCache()
         self.queue: WorkQueue[Key] = WorkQueue(time.monotonic)
-        self._writer = Applier(cluster, self.store, metrics, clock)
+        self._applier = Applier(cluster, self.store, metrics, clock)
 
-    async def keep_up(self) -> None:
+    async def watch(self) -> None:
         """Follow everything, whether this process leads or not; ends only by cancellation."""
-        await self.store.objects.keep_up(self._cluster, SELECTORS, self._namespaces, self._changed)
+        await self.store.objects.watch(self._cluster, SELECTORS, self._namespaces, self._changed)
 
     def _changed(self, _: Change, pipelines: set[Key]) -> None:
         for key in pipelines:
@@ -75,23 +75,23 @@ class Controller:
         """Know everything first, then work; ends only by cancellation."""
         known = asyncio.Event()
         async with asyncio.TaskGroup() as working:
-            working.create_task(self._keep_listed(known))
+            working.create_task(self._resync_forever(known))
             await known.wait()
             for _ in range(WORKERS):
                 working.create_task(self.queue.work(self._handle))
 
-    async def _keep_listed(self, known: asyncio.Event) -> None:
-        pauses = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+    async def _resync_forever(self, known: asyncio.Event) -> None:
+        pauses = Backoff(INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
         while True:
             try:
                 await self.resync()
             except ClusterError as error:
                 cure = "; install the chart trimtab-crds" if isinstance(error, NotFound) else ""
                 log.warning("cannot list everything: %s%s", error, cure)
-                await asyncio.sleep(pauses.after(error))
+                await asyncio.sleep(pauses.next_seconds(error))
             else:
                 known.set()
-                pauses.worked()
+                pauses.reset()
                 await asyncio.sleep(RESYNC_SECONDS)
 
     async def resync(self) -> None:
@@ -131,27 +131,29 @@ class Controller:
                 log.exception("%s/%s: cannot be reconciled", *key)
                 self._metrics.outcomes.labels("broken").inc()
                 raise
-        return outcome.again_seconds
+        return outcome.requeue_after_seconds
 
-    async def reconcile(self, key: Key) -> Outcome:
+    async def reconcile(self, key: Key) -> ReconcileResult:
         """Look at one pipeline as it is known now, and write what is not as it should be."""
         observed = self.store.observe(key)
         if observed is None:
             self._metrics.forget(key)
             self.store.refused.pop(key, None)
-            return Outcome(0, None)
+            return ReconcileResult(0, None)
         decided = reconcile(observed, self._settings, self._clock())
-        writes = await self._writer.carry_out(key, decided)
+        writes = await self._applier.apply(key, decided)
         self._metrics.outcomes.labels("changed" if writes else "unchanged").inc()
-        self._show(key, observed)
+        self._update_metrics(key, observed)
         if writes:
-            return Outcome(writes, 0.0)  # status was made of what was there before; look until nothing is left to do
-        waits = (decided.requeue_after_seconds, self._writer.retry_seconds(key))
-        return Outcome(0, min((seconds for seconds in waits if seconds is not None), default=None))
+            return ReconcileResult(
+                writes, 0.0
+            )  # status was made of what was there before; look until nothing is left to do
+        waits = (decided.requeue_after_seconds, self._applier.retry_seconds(key))
+        return ReconcileResult(0, min((seconds for seconds in waits if seconds is not None), default=None))
 
-    def _show(self, key: Key, observed: ObservedState) -> None:
+    def _update_metrics(self, key: Key, observed: ObservedState) -> None:
         live = live_sets(observed.owned, observed.pipeline["spec"].get("deployer", "Deployment"))
-        sets = hosting_sets(live, pod_states(observed.pods), frozenset())
+        sets = replica_group_states(live, pod_states(observed.pods), frozenset())
         after = self.store.observe(key)
         status = (after.pipeline.get("status") or {}) if after else {}
         self._metrics.show(key, [(each, live[each.name]) for each in sets], status)

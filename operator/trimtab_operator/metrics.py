@@ -7,11 +7,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from trimtab_kubernetes.objects import Object
 from trimtab_operator.reconciliation.observed_state import desired_replicas
-from trimtab_pipelines.kubernetes_names import HOSTING_LABEL, STAGE_LABEL
-from trimtab_pipelines.rollout import HostingSet
+from trimtab_pipelines.kubernetes_names import REPLICA_GROUP_LABEL, STAGE_LABEL
+from trimtab_pipelines.rollout import ReplicaGroupState
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-_WHO = ("namespace", "pipeline")
+_PIPELINE = ("namespace", "pipeline")
 
 
 class Metrics:
@@ -22,14 +22,17 @@ class Metrics:
         self._replicas = Gauge(
             "trimtab_replicas",
             "Replicas of a hosting group, desired and ready",
-            (*_WHO, "stage", "hosting", "state"),
+            (*_PIPELINE, "stage", "replica_group", "state"),
             registry=self.registry,
         )
         self._cores = Gauge(
-            "trimtab_allocated_cores", "Cores asked for by all replicas that exist", _WHO, registry=self.registry
+            "trimtab_allocated_cores", "Cores asked for by all replicas that exist", _PIPELINE, registry=self.registry
         )
         self._conditions = Gauge(
-            "trimtab_condition", "1 for the status a condition has", (*_WHO, "type", "status"), registry=self.registry
+            "trimtab_condition",
+            "1 for the status a condition has",
+            (*_PIPELINE, "type", "status"),
+            registry=self.registry,
         )
         self.seconds = Histogram(
             "trimtab_reconcile_seconds", "Time to reconcile one pipeline", buckets=_BUCKETS, registry=self.registry
@@ -48,12 +51,14 @@ class Metrics:
         )
         self._shown: dict[tuple[str, str], set[tuple[Gauge, tuple[str, ...]]]] = {}
 
-    def show(self, key: tuple[str, str], sets: Sequence[tuple[HostingSet, Object]], status: Mapping[str, Any]) -> None:
+    def show(
+        self, key: tuple[str, str], sets: Sequence[tuple[ReplicaGroupState, Object]], status: Mapping[str, Any]
+    ) -> None:
         """Show one pipeline as it is now; series it had and has no more are taken away."""
         values: dict[tuple[Gauge, tuple[str, ...]], float] = {}
         for each, found in sets:
             marks = found["metadata"]["labels"]
-            where = (*key, marks[STAGE_LABEL], marks[HOSTING_LABEL])
+            where = (*key, marks[STAGE_LABEL], marks[REPLICA_GROUP_LABEL])
             values[self._replicas, (*where, "desired")] = desired_replicas(found)
             values[self._replicas, (*where, "ready")] = each.ready
         if status:

@@ -11,7 +11,7 @@ from trimtab_operator.reconciliation.observed_state import ObservedState
 from trimtab_operator.reconciliation.write_errors import RejectedWrite, is_owned_by
 from trimtab_pipelines.kubernetes_names import PIPELINE_LABEL
 
-_OURS = {"InferencePipeline", "PipelinePlan", "ModelProfile"}
+_CUSTOM_KINDS = {"InferencePipeline", "PipelinePlan", "ModelProfile"}
 
 
 def pipeline_of(found: Object) -> Key | None:
@@ -40,7 +40,7 @@ class PipelineCache:
         """An object of a pipeline's namespace, or None."""
         return self.objects.get(ref.kind, (key[0], ref.name))
 
-    def keep_refusals(self, key: Key, wanted: Container[Ref]) -> None:
+    def prune_rejected_writes(self, key: Key, wanted: Container[Ref]) -> None:
         """Forget refusals of what is not wanted any more."""
         kept = {ref: refusal for ref, refusal in self.refused.pop(key, {}).items() if ref in wanted}
         if kept:
@@ -56,7 +56,11 @@ class PipelineCache:
             pipeline,
             plan=self.get(key, Ref("PipelinePlan", key[1])),
             profiles=[one for one in found if one["kind"] == "ModelProfile"],
-            owned={ref_of(one): one for one in found if one["kind"] not in {*_OURS, "Pod"} and is_owned_by(one, uid)},
+            owned={
+                ref_of(one): one
+                for one in found
+                if one["kind"] not in {*_CUSTOM_KINDS, "Pod"} and is_owned_by(one, uid)
+            },
             pods=[one for one in found if one["kind"] == "Pod"],
             kinds=self.kinds,
             refused=self.refused.get(key, {}),

@@ -18,14 +18,14 @@ from trimtab_operator.reconciliation.plan_selection import PlanSelection, select
 from trimtab_operator.reconciliation.pod_state import pod_states
 from trimtab_operator.reconciliation.profiling import profiling
 from trimtab_operator.reconciliation.replica_rollout import ClusterSite, decide_replicas, stage_states
-from trimtab_operator.reconciliation.status import StatusFacts, invalid_report, pipeline_report, plan_report
+from trimtab_operator.reconciliation.status import StatusInputs, invalid_status, pipeline_status, plan_status
 from trimtab_operator.reconciliation.status import events as events_of
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.documents import DocumentError, parse
 from trimtab_pipelines.kubernetes_names import STAGE_LABEL, router_name
 from trimtab_pipelines.spec import InferencePipeline
 
-_TAKEN_AWAY = frozenset(
+_PRUNED_KINDS = frozenset(
     {
         "ConfigMap",
         "Deployment",
@@ -63,14 +63,14 @@ def reconcile(observed: ObservedState, settings: Settings, now: float) -> Reconc
     try:
         pipeline = parse(InferencePipeline, observed.pipeline, "InferencePipeline")
     except DocumentError as error:
-        return Reconciliation(pipeline_status=invalid_report(observed.pipeline, str(error), now))
+        return Reconciliation(pipeline_status=invalid_status(observed.pipeline, str(error), now))
     site = ClusterSite(pipeline, observed.owned, pod_states(observed.pods), settings)
     config_map = observed.owned.get(Ref("ConfigMap", router_name(pipeline.name)))
     measured = profiling(pipeline, observed.profiles, observed.owned, settings)
-    choice = select_plan(site, planning.read(pipeline, observed.plan, config_map, now), now)
-    replicas = decide_replicas(site, choice.plan, choice.limit)
+    selection = select_plan(site, planning.read_plan_history(pipeline, observed.plan, config_map, now), now)
+    replicas = decide_replicas(site, selection.plan, selection.limit)
     wanted = [
-        *router_objects(pipeline, choice.good, settings, pod_monitor="PodMonitor" in observed.kinds),
+        *router_objects(pipeline, selection.good, settings, pod_monitor="PodMonitor" in observed.kinds),
         *network_policies(pipeline, settings),
         *(replica_monitors(pipeline) if "PodMonitor" in observed.kinds else ()),
         *measured.objects,
@@ -78,25 +78,27 @@ def reconcile(observed: ObservedState, settings: Settings, now: float) -> Reconc
     ]
     replaced = frozenset(ref_of(each) for each in wanted if is_replaced(observed.owned.get(ref_of(each)), each))
     scheme = "https" if settings.edge.tls else "http"
-    facts = StatusFacts(site, choice, measured.finding, stage_states(site, choice.plan), observed, now, scheme)
+    facts = StatusInputs(site, selection, measured.finding, stage_states(site, selection.plan), observed, now, scheme)
     return Reconciliation(
         apply=tuple(with_fingerprint(manifest) for manifest in wanted if ref_of(manifest) not in replaced),
-        scale=replicas.rescaled,
-        delete=tuple(sorted({*_staying(observed, replaced), *_superfluous(observed, wanted, replicas.kept, choice)})),
-        pipeline_status=pipeline_report(facts),
-        plan_status=plan_report(facts),
+        scale=replicas.scaled,
+        delete=tuple(
+            sorted({*_without_terminating(observed, replaced), *_prunable(observed, wanted, replicas.kept, selection)})
+        ),
+        pipeline_status=pipeline_status(facts),
+        plan_status=plan_status(facts),
         events=events_of(facts),
-        requeue_after_seconds=choice.look_again_seconds,
+        requeue_after_seconds=selection.requeue_after_seconds,
     )
 
 
-def _staying(observed: ObservedState, refs: Iterable[Ref]) -> list[Ref]:
+def _without_terminating(observed: ObservedState, refs: Iterable[Ref]) -> list[Ref]:
     """Those that are not told to go yet."""
     return [ref for ref in refs if "deletionTimestamp" not in observed.owned[ref]["metadata"]]
 
 
-def _superfluous(
-    observed: ObservedState, wanted: Sequence[Object], kept: frozenset[Ref], choice: PlanSelection
+def _prunable(
+    observed: ObservedState, wanted: Sequence[Object], kept: frozenset[Ref], selection: PlanSelection
 ) -> list[Ref]:
     """List what we own and want no more.
 
@@ -106,10 +108,10 @@ def _superfluous(
     asked = {ref_of(manifest) for manifest in wanted}
     found = []
     for ref, live in observed.owned.items():
-        if ref in asked or ref.kind not in _TAKEN_AWAY or "deletionTimestamp" in live["metadata"]:
+        if ref in asked or ref.kind not in _PRUNED_KINDS or "deletionTimestamp" in live["metadata"]:
             continue
         of_stage = STAGE_LABEL in live["metadata"].get("labels", {})
-        if of_stage and (ref in kept or not choice.applied):
+        if of_stage and (ref in kept or not selection.applied):
             continue
         if ref.kind == "Job" and (live.get("status") or {}).get("conditions"):
             continue  # it ended; the cluster clears it away after a while

@@ -19,10 +19,10 @@ def pipeline_accuracy(stage_values: Iterable[float], metric: str) -> float:
     return math.prod(values) if metric == "Product" else sum(values) / len(values)
 
 
-def sources(stages: Iterable[Stage]) -> str:
+def accuracy_sources(stages: Iterable[Stage]) -> str:
     """Say where the accuracies of some stages come from, such as `declared` or `declared and measured`."""
     points = (point for stage in stages for variant in stage.variants for point in variant.points)
-    return " and ".join(sorted({point.judged().source_words for point in points}))
+    return " and ".join(sorted({point.measured_accuracy().source_label for point in points}))
 
 
 def normalised_ranks(accuracies: Sequence[float]) -> dict[float, float]:
@@ -33,11 +33,13 @@ def normalised_ranks(accuracies: Sequence[float]) -> dict[float, float]:
     return {accuracy: rank / (len(distinct) - 1) for rank, accuracy in enumerate(distinct)}
 
 
-def value_of(stage: Stage, objective: Objective, accuracy: float) -> float:
+def interpolated_value(stage: Stage, objective: Objective, accuracy: float) -> float:
     """Return the value of an accuracy that none of the stage's points has; its rank is between those beside it."""
     if objective.accuracy_metric == "Product":
         return accuracy
-    ranks = normalised_ranks([p.judged().on(objective.accuracy_basis) for v in stage.variants for p in v.points])
+    ranks = normalised_ranks(
+        [p.measured_accuracy().on(objective.accuracy_basis) for v in stage.variants for p in v.points]
+    )
     known = sorted(ranks)
     return float(np.interp(accuracy, known, [ranks[each] for each in known]))
 
@@ -45,7 +47,7 @@ def value_of(stage: Stage, objective: Objective, accuracy: float) -> float:
 def stage_values(stage: Stage, objective: Objective) -> dict[tuple[str, str], float]:
     """Map (variant, operating point) of a stage to the value the objective's metric combines."""
     raw = {
-        (variant.name, point.name): point.judged().on(objective.accuracy_basis)
+        (variant.name, point.name): point.measured_accuracy().on(objective.accuracy_basis)
         for variant in stage.variants
         for point in variant.points
     }

@@ -13,7 +13,7 @@ AccuracyBasis = Literal["Expected", "LowerBound"]
 """Which figure of an accuracy counts: its value, or the lower end of its interval where one is known."""
 
 
-def counting(basis: AccuracyBasis, value: float, low: float | None) -> float:
+def accuracy_on_basis(basis: AccuracyBasis, value: float, low: float | None) -> float:
     """The figure of an accuracy that counts."""
     return low if basis == "LowerBound" and low is not None else value
 
@@ -38,7 +38,7 @@ class AccuracyEvidence(Model):
         default=None,
         pattern=r"^sha256:[0-9a-f]{64}$",
         exclude_if=lambda digest: digest is None,
-        description="SHA-256 of the samples that it was measured on",
+        description="SHA-256 of the samples that it was measured_accuracy on",
     )
     mean_confidence: Fraction | None = Field(
         default=None,
@@ -48,7 +48,7 @@ class AccuracyEvidence(Model):
     )
 
     @property
-    def source_words(self) -> str:
+    def source_label(self) -> str:
         """The source as it is shown."""
         return AGREEMENT if self.source == "Agreement" else self.source.lower()
 
@@ -60,15 +60,15 @@ class Accuracy(AccuracyEvidence):
 
     def on(self, basis: AccuracyBasis) -> float:
         """The figure that counts."""
-        return counting(basis, self.value, self.low)
+        return accuracy_on_basis(basis, self.value, self.low)
 
     @property
-    def standing(self) -> str:
+    def evidence_label(self) -> str:
         """Say in a few words what stands behind it."""
         details = [f"n {self.samples}"] if self.samples is not None else []
         if self.low is not None and self.high is not None:
             details.append(f"{self.low:.3f}–{self.high:.3f}")
-        return self.source_words + (f" ({', '.join(details)})" if details else "")
+        return self.source_label + (f" ({', '.join(details)})" if details else "")
 
     @model_validator(mode="after")
     def _within(self) -> Self:
@@ -96,14 +96,14 @@ def wilson_interval(right: float, n: float) -> tuple[float, float]:
     return min(low, share), max(high, share)  # rounding may put an end a hair beyond the share
 
 
-def measured(
+def measured_accuracy(
     right: int,
     n: int,
     confidences: Iterable[float] = (),
     samples_digest: str | None = None,
     source: AccuracySource = "Measured",
 ) -> Accuracy:
-    """What was measured on so many held-out samples, with Wilson's interval, rounded outwards.
+    """What was measured_accuracy on so many held-out samples, with Wilson's interval, rounded outwards.
 
     Args:
         right: how many were answered rightly.

@@ -36,18 +36,18 @@ def _with_probability(right: int, rows: int, probability: float) -> float:
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        low, high = (low, middle) if at_least(right, rows, middle) >= probability else (middle, high)
+        low, high = (low, middle) if binomial_tail(right, rows, middle) >= probability else (middle, high)
     return high
 
 
-def at_least(right: int, rows: int, mean: float) -> float:
+def binomial_tail(right: int, rows: int, mean: float) -> float:
     """Probability that so many of the rows are right, each with this mean (above 0 and below 1)."""
     counts = np.arange(right, rows + 1)
-    return float(np.exp(_ways(right, rows) + counts * np.log(mean) + (rows - counts) * np.log1p(-mean)).sum())
+    return float(np.exp(_log_binomials(right, rows) + counts * np.log(mean) + (rows - counts) * np.log1p(-mean)).sum())
 
 
 @lru_cache(maxsize=4)  # a bisection asks for the same ones; callers choose their length, so few are kept
-def _ways(right: int, rows: int) -> NDArray[np.float64]:
+def _log_binomials(right: int, rows: int) -> NDArray[np.float64]:
     """Logarithms of the ways to choose `right`, `right` + 1, … `rows` rows."""
     log_factorials = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, rows + 1)))))
     return np.asarray(log_factorials[rows] - log_factorials[right:] - log_factorials[: rows - right + 1][::-1])

@@ -15,9 +15,9 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_pipelines.accuracy_floor import at_least
+from trimtab_pipelines.accuracy_floor import binomial_tail
 from trimtab_pipelines.escalation import MAX_ESCALATIONS, Escalation, TaskEscalation
-from trimtab_pipelines.task_thresholds import STEPS, Answers, Doubts, TaskThreshold, task_thresholds
+from trimtab_pipelines.task_thresholds import STEPS, PairedAnswers, TaskThreshold, ThresholdByTask, task_thresholds
 
 CONFIDENCE = 0.95
 
@@ -29,26 +29,28 @@ class PairedConfidence:
     Attributes:
         confidence: of the cheap point, 0…1. Shape (rows,).
         right: whether the cheap point was. Shape (rows,).
-        right_again: whether the better point was. Shape (rows,).
+        right_escalated: whether the better point was. Shape (rows,).
         tasks: which task each is of, where several are mixed and each has a threshold of its own. Shape (rows,).
     """
 
     confidence: NDArray[np.floating]
     right: NDArray[np.bool_]
-    right_again: NDArray[np.bool_]
+    right_escalated: NDArray[np.bool_]
     tasks: NDArray[np.str_] | None = None
 
     def __post_init__(self) -> None:
-        if not self.confidence.size == self.right.size == self.right_again.size > 0:
-            sizes = f"{self.confidence.size}, {self.right.size} and {self.right_again.size}"
-            raise ValueError(f"confidence, right and right_again must be of the same rows, at least one; got {sizes}")
+        if not self.confidence.size == self.right.size == self.right_escalated.size > 0:
+            sizes = f"{self.confidence.size}, {self.right.size} and {self.right_escalated.size}"
+            raise ValueError(
+                f"confidence, right and right_escalated must be of the same rows, at least one; got {sizes}"
+            )
         if self.tasks is not None and self.tasks.size != self.right.size:
             raise ValueError(f"tasks must be of the same rows; got {self.tasks.size} of {self.right.size}")
 
     @property
-    def by_task(self) -> dict[str, Answers]:
+    def by_task(self) -> dict[str, PairedAnswers]:
         """The rows of each task; none where tasks are not told apart."""
-        whole = Answers(self.confidence, self.right, self.right_again)
+        whole = PairedAnswers(self.confidence, self.right, self.right_escalated)
         return (
             {} if self.tasks is None else {str(task): whole.only(self.tasks == task) for task in np.unique(self.tasks)}
         )
@@ -63,7 +65,7 @@ class EscalationThreshold:
     accuracy: float
 
 
-def curve(looks: PairedConfidence, shares: Sequence[float]) -> list[EscalationThreshold]:
+def escalation_curve(looks: PairedConfidence, shares: Sequence[float]) -> list[EscalationThreshold]:
     """The accuracy kept when the least certain share of the rows is answered again.
 
     Args:
@@ -72,7 +74,7 @@ def curve(looks: PairedConfidence, shares: Sequence[float]) -> list[EscalationTh
     """
     order = np.argsort(looks.confidence, kind="stable")
     known = looks.confidence[order]
-    first, again = looks.right[order], looks.right_again[order]
+    first, again = looks.right[order], looks.right_escalated[order]
     found = []
     for share in shares:
         count = round(share * known.size)
@@ -82,10 +84,10 @@ def curve(looks: PairedConfidence, shares: Sequence[float]) -> list[EscalationTh
     return found
 
 
-def at_threshold(looks: PairedConfidence, below: float) -> EscalationThreshold:
+def evaluate_threshold(looks: PairedConfidence, below: float) -> EscalationThreshold:
     """What a threshold does on held-out rows."""
     doubted = looks.confidence < below
-    right = np.where(doubted, looks.right_again, looks.right)
+    right = np.where(doubted, looks.right_escalated, looks.right)
     return EscalationThreshold(below, float(doubted.mean()), float(right.mean()))
 
 
@@ -102,9 +104,9 @@ def safe_threshold(looks: PairedConfidence, floor: float, confidence: float = CO
     """
     rows, passed = looks.confidence.size, None
     for step in range(STEPS + 1, -1, -1):  # above 1: all rows go again
-        look = at_threshold(looks, step / STEPS)
+        look = evaluate_threshold(looks, step / STEPS)
         hits = round(look.accuracy * rows)
-        if at_least(hits, rows, floor) > 1.0 - confidence:
+        if binomial_tail(hits, rows, floor) > 1.0 - confidence:
             break
         passed = look
     return passed
@@ -123,13 +125,13 @@ class ConfidenceSample:
 
     confidence: NDArray[np.floating]
     right: NDArray[np.bool_]
-    reads: frozenset[str] = frozenset()
+    inputs: frozenset[str] = frozenset()
     tasks: NDArray[np.str_] | None = None
 
 
 LADDER = tuple(part / 20 for part in range(1, 21))
 """Of what the better point is surely more accurate, which part each floor asks for."""
-LEAST_GAIN = 0.005
+MIN_GAIN = 0.005
 """Of accuracy, below which a second look is not worth a place in a document."""
 
 
@@ -149,7 +151,7 @@ def escalations(
     pairs = [
         (first, then)
         for first, then in permutations(points, 2)
-        if _sees_better(points[then], points[first], confidence)
+        if _is_more_accurate(points[then], points[first], confidence)
     ]
     most = MAX_ESCALATIONS // max(1, *Counter(first for first, _ in pairs).values(), 0)
     found: dict[str, tuple[Escalation, ...]] = dict.fromkeys(points, ())
@@ -163,16 +165,16 @@ def escalations(
     return found
 
 
-def _sees_better(one: ConfidenceSample, other: ConfidenceSample, confidence: float) -> bool:
+def _is_more_accurate(one: ConfidenceSample, other: ConfidenceSample, confidence: float) -> bool:
     """Whether a point reads all that another does, and is right more often on the very same rows, not by chance.
 
     By chance: of the rows on which they differ, each would be right on half (McNemar's test, exact and one-sided).
     """
-    if one.reads and not (other.reads and one.reads >= other.reads):
+    if one.inputs and not (other.inputs and one.inputs >= other.inputs):
         return False
     better, worse = int((one.right & ~other.right).sum()), int((other.right & ~one.right).sum())
     gain = (better - worse) / one.right.size
-    return gain >= LEAST_GAIN and at_least(better, better + worse, 0.5) <= 1 - confidence
+    return gain >= MIN_GAIN and binomial_tail(better, better + worse, 0.5) <= 1 - confidence
 
 
 def _ladder(then: str, looks: PairedConfidence, confidence: float) -> tuple[Escalation, ...]:
@@ -181,7 +183,7 @@ def _ladder(then: str, looks: PairedConfidence, confidence: float) -> tuple[Esca
     kept: dict[float, Escalation] = {}
     for floor in _floors(looks, confidence):
         look = safe_threshold(looks, floor, confidence)
-        if look is not None and 0 < look.share < 1 and look.accuracy >= first + LEAST_GAIN:
+        if look is not None and 0 < look.share < 1 and look.accuracy >= first + MIN_GAIN:
             kept[look.below] = Escalation(
                 to=then,
                 confidence_below=look.below,
@@ -196,12 +198,12 @@ def _ladder(then: str, looks: PairedConfidence, confidence: float) -> tuple[Esca
 def _floors(looks: PairedConfidence, confidence: float) -> list[float]:
     """From what the first point surely has to what the better one surely has."""
     rows = looks.right.size
-    least, most = (_surest_floor(int(hits.sum()), rows, confidence) for hits in (looks.right, looks.right_again))
+    least, most = (_lower_bound(int(hits.sum()), rows, confidence) for hits in (looks.right, looks.right_escalated))
     return [least + part * (most - least) for part in LADDER]
 
 
 def _ladder_by_task(
-    then: str, looks: PairedConfidence, priced: Sequence[Doubts], confidence: float
+    then: str, looks: PairedConfidence, priced: Sequence[ThresholdByTask], confidence: float
 ) -> tuple[Escalation, ...]:
     """As `_ladder`, with thresholds by task: the order fixed before is that of the price of a look, rising from none.
 
@@ -211,14 +213,16 @@ def _ladder_by_task(
     hits = [sum(one.hits for one in each.values()) for each in priced]
     kept: dict[int, Escalation] = {}
     for floor in _floors(looks, confidence):
-        fails = (place for place, right in enumerate(hits) if at_least(right, rows, floor) > 1 - confidence)
+        fails = (place for place, right in enumerate(hits) if binomial_tail(right, rows, floor) > 1 - confidence)
         dearest = next(fails, len(hits)) - 1
-        if dearest >= 0 and hits[dearest] / rows >= first + LEAST_GAIN:
-            kept[dearest] = _look_by_task(then, looks, priced[dearest], floor, confidence)
+        if dearest >= 0 and hits[dearest] / rows >= first + MIN_GAIN:
+            kept[dearest] = _escalation_by_task(then, looks, priced[dearest], floor, confidence)
     return tuple(look for _, look in sorted(kept.items(), reverse=True) if 0 < look.share < 1)
 
 
-def _look_by_task(then: str, looks: PairedConfidence, doubt: Doubts, floor: float, confidence: float) -> Escalation:
+def _escalation_by_task(
+    then: str, looks: PairedConfidence, doubt: ThresholdByTask, floor: float, confidence: float
+) -> Escalation:
     rows = looks.right.size
     share = sum(one.share * one.rows for one in doubt.values()) / rows
     return Escalation(
@@ -228,23 +232,25 @@ def _look_by_task(then: str, looks: PairedConfidence, doubt: Doubts, floor: floa
         accuracy=round(sum(one.hits for one in doubt.values()) / rows, 4),
         accuracy_low=round(floor - 5e-5, 4),
         samples=rows,
-        by_task={task: _task_look(one, confidence) for task, one in doubt.items()},
+        by_task={task: _task_escalation(one, confidence) for task, one in doubt.items()},
     )
 
 
-def _task_look(doubt: TaskThreshold, confidence: float) -> TaskEscalation:
+def _task_escalation(doubt: TaskThreshold, confidence: float) -> TaskEscalation:
     return TaskEscalation(
         confidence_below=doubt.below,
         share=round(doubt.share, 4),
         accuracy=round(doubt.hits / doubt.rows, 4),
-        accuracy_low=round(max(_surest_floor(doubt.hits, doubt.rows, confidence) - 5e-5, 0.0), 4),
+        accuracy_low=round(max(_lower_bound(doubt.hits, doubt.rows, confidence) - 5e-5, 0.0), 4),
     )
 
 
-def _surest_floor(hits: int, rows: int, confidence: float) -> float:
+def _lower_bound(hits: int, rows: int, confidence: float) -> float:
     """The highest floor that so many hits reject being below, by bisection: the binomial's lower bound."""
     low, high = 0.0, hits / rows
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if middle > 0 and at_least(hits, rows, middle) <= 1 - confidence else (low, middle)
+        low, high = (
+            (middle, high) if middle > 0 and binomial_tail(hits, rows, middle) <= 1 - confidence else (low, middle)
+        )
     return low

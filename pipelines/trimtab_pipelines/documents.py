@@ -17,7 +17,7 @@ from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.pool import Pools
-from trimtab_pipelines.profile import ModelProfile, by_stage
+from trimtab_pipelines.profile import ModelProfile, profiles_by_stage
 from trimtab_pipelines.quantity import AS_WRITTEN
 from trimtab_pipelines.shared_machine import Machine
 from trimtab_pipelines.spec import InferencePipeline
@@ -48,7 +48,7 @@ def load_profiles(path: Path) -> dict[str, ModelProfile]:
         path = path / "profile.yaml"
     documents = _read_yaml_documents(path)
     profiles = [parse(ModelProfile, document, f"{path}, document {n}") for n, document in enumerate(documents, 1)]
-    return by_stage(profiles)
+    return profiles_by_stage(profiles)
 
 
 def load_plan(path: Path) -> PipelinePlan:
@@ -74,18 +74,18 @@ def parse_plan(content: object, where: str) -> PipelinePlan:
         ]
     known = copy.deepcopy(content)
     for path in unknown:
-        _take_out(known, path)
+        _remove_field(known, path)
     plan = parse(PipelinePlan, known, where)
-    _tell_of_unknown(", ".join(sorted({".".join(map(str, path)) for path in unknown})))
+    _log_unknown_fields(", ".join(sorted({".".join(map(str, path)) for path in unknown})))
     return plan
 
 
 @cache  # once: the same fields come with every plan
-def _tell_of_unknown(fields: str) -> None:
+def _log_unknown_fields(fields: str) -> None:
     log.warning("plans have fields that this version does not know, and does without: %s; upgrade it", fields)
 
 
-def _take_out(content: Any, path: tuple[int | str, ...]) -> None:
+def _remove_field(content: Any, path: tuple[int | str, ...]) -> None:
     for step in path[:-1]:
         content = content[step]
     del content[path[-1]]
@@ -140,7 +140,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make an object of JSON; raises ValueError for a key that stands twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -208,7 +208,7 @@ def _read_yaml(path: Path) -> object:
 
 def _read_json_or_yaml(path: Path) -> object:
     try:
-        content: object = json.loads(_read_text(path), object_pairs_hook=_unique)
+        content: object = json.loads(_read_text(path), object_pairs_hook=_unique_object)
     except json.JSONDecodeError:
         return _read_yaml(path)
     except ValueError as error:

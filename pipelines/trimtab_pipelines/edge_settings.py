@@ -12,12 +12,12 @@ from pydantic import Field, model_validator
 from trimtab_pipelines.quantity import Bytes, Seconds
 from trimtab_pipelines.resource import Model, Name
 
-MoreOfACaller = Literal["user_agent", "authority", "forwarded_for", "tls_version", "certificate_subject"]
+AccessLogField = Literal["user_agent", "authority", "forwarded_for", "tls_version", "certificate_subject"]
 """Fields of the access log that are there only where somebody asks for them."""
 Path = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
-class Tls(Model):
+class EdgeTls(Model):
     """Certificates of the door, as PEM files; files moved into their folder are in force within seconds.
 
     A mounted Secret is replaced so; on a machine move new files over the old ones (`mv`), since what is written into a
@@ -31,13 +31,13 @@ class Tls(Model):
     )
 
     @model_validator(mode="after")
-    def _one_folder(self) -> Self:
+    def _require_one_folder(self) -> Self:
         if PurePath(self.certificate).parent != PurePath(self.key).parent:
             raise ValueError("certificate and key: put both into one folder, so that a new pair is noticed as one")
         return self
 
 
-class Identity(Model):
+class ReplicaIdentity(Model):
     """The certificate that routers and replicas show each other, as PEM files; both sides have the same or their own.
 
     New files are in force for connections made after they are there, however they came there.
@@ -100,8 +100,8 @@ class Timeouts(Model):
 class EdgeSettings(Model):
     """Everything that can be said of a door, and of the way from its router on."""
 
-    tls: Tls | None = None
-    replicas: Identity | None = Field(
+    tls: EdgeTls | None = None
+    replicas: ReplicaIdentity | None = Field(
         default=None, description="With it routers and replicas speak TLS alone, and only with who shows a certificate"
     )
     keys_file: Path | None = Field(
@@ -121,8 +121,8 @@ class EdgeSettings(Model):
     access_log: Literal["Off", "Refused", "All"] = Field(
         default="Off", description="Which requests get a JSON line: none, those that were not answered well, all"
     )
-    access_log_fields: tuple[MoreOfACaller, ...] = Field(
-        default=(), max_length=len(get_args(MoreOfACaller)), description="What else of a caller its lines tell"
+    access_log_fields: tuple[AccessLogField, ...] = Field(
+        default=(), max_length=len(get_args(AccessLogField)), description="What else of a caller its lines tell"
     )
     memory: Bytes = Field(default=256 * 2**20, ge=128 * 2**20, description="Limit of the door's process")
 
@@ -132,13 +132,13 @@ class EdgeSettings(Model):
         return bool(self.keys_file or self.keys_secret or self.jwt)
 
     @model_validator(mode="after")
-    def _one_source_of_keys(self) -> Self:
+    def _require_one_key_source(self) -> Self:
         if self.keys_file and self.keys_secret:
             raise ValueError("keysFile and keysSecret: name one source of keys, not both")
         return self
 
     @model_validator(mode="after")
-    def _issuers_differ(self) -> Self:
+    def _require_unique_issuers(self) -> Self:
         names = [issuer.issuer for issuer in self.jwt]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

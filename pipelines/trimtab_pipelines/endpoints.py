@@ -12,7 +12,7 @@ class Endpoint(Model):
 
     name: str = Field(min_length=1, description="Unique among the stage's replicas, such as locate-0")
     address: Annotated[str, Field(pattern=r"^[^\s/]+:[0-9]+$")] = Field(description="host:port of its data port")
-    wire: Literal["HTTP", "OpenAI"] = Field(
+    protocol: Literal["HTTP", "OpenAI"] = Field(
         default="HTTP",
         description="HTTP: Open Inference Protocol V2, binary tensors over HTTP/1.1. OpenAI: chats as its API has them",
     )

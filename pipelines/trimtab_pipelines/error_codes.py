@@ -21,7 +21,7 @@ class ErrorCode(Enum):
     DEADLINE_EXCEEDED = 504
 
 
-CALLERS = frozenset(
+CLIENT_ERRORS = frozenset(
     {
         ErrorCode.INVALID_ARGUMENT,
         ErrorCode.UNAUTHENTICATED,
@@ -32,10 +32,10 @@ CALLERS = frozenset(
         ErrorCode.PAYLOAD_TOO_LARGE,
     }
 )
-CLIENT_BOUNDS = frozenset({"ClientRateLimited", "ClientConcurrencyLimited", "ClientBytesLimited"})
+CLIENT_LIMIT_REASONS = frozenset({"ClientRateLimited", "ClientConcurrencyLimited", "ClientBytesLimited"})
 OVERLOAD = "Overload"
 """Too many requests are under way: the door refuses for want of room, or in a flood before it reads."""
-DOOR_REASONS = {
+PROXY_REASONS = {
     "Malformed": 400,
     "Unauthenticated": 401,
     "Forbidden": 403,
@@ -52,7 +52,7 @@ DOOR_REASONS = {
 
 def is_client_error(code: ErrorCode, reason: str) -> bool:
     """Whether what is refused so is the caller's own doing."""
-    return code in CALLERS or reason in CLIENT_BOUNDS
+    return code in CLIENT_ERRORS or reason in CLIENT_LIMIT_REASONS
 
 
 def code_of(status: int) -> ErrorCode:

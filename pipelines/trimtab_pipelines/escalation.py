@@ -2,10 +2,10 @@
 
 from pydantic import Field
 
-from trimtab_pipelines.accuracy_evidence import AccuracyBasis, counting
+from trimtab_pipelines.accuracy_evidence import AccuracyBasis, accuracy_on_basis
 from trimtab_pipelines.quantity import Fraction
 from trimtab_pipelines.resource import Model, Name, is_empty
-from trimtab_pipelines.tasks import MOST_TASKS
+from trimtab_pipelines.tasks import MAX_TASKS
 
 MAX_ESCALATIONS = 64
 """Of one operating point."""
@@ -27,7 +27,7 @@ class TaskEscalation(Model):
 
     def on(self, basis: AccuracyBasis) -> float:
         """Return the accuracy that counts."""
-        return counting(basis, self.accuracy, self.accuracy_low)
+        return accuracy_on_basis(basis, self.accuracy, self.accuracy_low)
 
 
 class EscalationPlan(Model):
@@ -40,7 +40,7 @@ class EscalationPlan(Model):
     share: Fraction = Field(description="Share of the rows that are less certain, as measured")
     accuracy: Fraction = Field(description="Of all rows together, once that is done")
     by_task: dict[Name, TaskEscalation] = Field(
-        default_factory=dict, max_length=MOST_TASKS, exclude_if=is_empty, description=_BY_TASK
+        default_factory=dict, max_length=MAX_TASKS, exclude_if=is_empty, description=_BY_TASK
     )
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Escalation(EscalationPlan):
             to=self.to,
             confidence_below=self.confidence_below,
             share=self.share,
-            accuracy=counting(basis, self.accuracy, self.accuracy_low),
+            accuracy=accuracy_on_basis(basis, self.accuracy, self.accuracy_low),
             by_task={
                 task: TaskEscalation(confidence_below=one.confidence_below, share=one.share, accuracy=one.on(basis))
                 for task, one in self.by_task.items()

@@ -65,23 +65,23 @@ class AnyResolution:
 
     Attributes:
         tile_px: side of a tile.
-        tile_tokens_a_side: tokens along a tile's side.
+        tile_side_tokens: tokens along a tile's side.
         resolutions: (height, width) that an image may be scaled to, in px.
-        most_tiles: what is left is scaled down to about as many tiles' tokens; None for LLaVA-NeXT, which keeps all.
-        alone_only: only an image that is alone in its request is cut; others are one tile and one token.
+        max_tiles: what is left is scaled down to about as many tiles' tokens; None for LLaVA-NeXT, which keeps all.
+        single_image_only: only an image that is alone in its request is cut; others are one tile and one token.
     """
 
     tile_px: int
-    tile_tokens_a_side: int
+    tile_side_tokens: int
     resolutions: Sequence[tuple[int, int]]
-    most_tiles: int | None = None
-    alone_only: bool = False
+    max_tiles: int | None = None
+    single_image_only: bool = False
 
     def count(self, width_px: int, height_px: int, *, images: int = 1) -> ImageTokens:
         """Count one image."""
         _require_positive(width_px, height_px, images)
-        tile = self.tile_tokens_a_side**2
-        if self.alone_only and images > 1:
+        tile = self.tile_side_tokens**2
+        if self.single_image_only and images > 1:
             return ImageTokens(tile, tile + 1, 1)
         height, width = _best_resolution(width_px, height_px, self.resolutions)
         rows, columns = height // self.tile_px, width // self.tile_px
@@ -90,13 +90,13 @@ class AnyResolution:
 
     def _unpadded(self, width_px: int, height_px: int, rows: int, columns: int) -> int:
         """What is left once the padding is cut away, with one more token a row."""
-        height, width = self.tile_tokens_a_side * rows, self.tile_tokens_a_side * columns
+        height, width = self.tile_side_tokens * rows, self.tile_side_tokens * columns
         if width_px / height_px > width / height:
             height -= (height - int(round(height_px * (width / width_px), 7))) // 2 * 2
         else:
             width -= (width - int(round(width_px * (height / height_px), 7))) // 2 * 2
-        if self.most_tiles is not None:
-            ratio = math.sqrt(height * width / (self.most_tiles * self.tile_tokens_a_side**2))
+        if self.max_tiles is not None:
+            ratio = math.sqrt(height * width / (self.max_tiles * self.tile_side_tokens**2))
             if ratio > 1.1:  # the model's own tolerance
                 height, width = int(height // ratio), int(width // ratio)
         return height * (width + 1)
@@ -109,14 +109,14 @@ class NearestGrid:
     Attributes:
         tile_px: side of a tile.
         tile_tokens: tokens of a tile.
-        most_tiles: most tiles of a grid.
-        least_tiles: fewest tiles of a grid.
+        max_tiles: most tiles of a grid.
+        min_tiles: fewest tiles of a grid.
     """
 
     tile_px: int
     tile_tokens: int
-    most_tiles: int
-    least_tiles: int = 1
+    max_tiles: int
+    min_tiles: int = 1
 
     def count(self, width_px: int, height_px: int, *, images: int = 1) -> ImageTokens:
         """Count one image."""
@@ -127,8 +127,8 @@ class NearestGrid:
 
     def _grid(self, width_px: int, height_px: int) -> tuple[int, int]:
         """Of grids equally near the one with more tiles, unless they would cover over twice the image's area."""
-        sides = range(1, self.most_tiles + 1)
-        grids = [(c, r) for c in sides for r in sides if self.least_tiles <= c * r <= self.most_tiles]
+        sides = range(1, self.max_tiles + 1)
+        grids = [(c, r) for c in sides for r in sides if self.min_tiles <= c * r <= self.max_tiles]
         best, least = (1, 1), math.inf
         for columns, rows in sorted(grids, key=math.prod):
             apart = abs(width_px / height_px - columns / rows)
@@ -146,18 +146,18 @@ class Canvas:
     Attributes:
         tile_px: side of a tile.
         tile_tokens: tokens of a tile, its class token among them: (``tile_px`` / 14)² + 1.
-        most_tiles: most tiles of a canvas.
+        max_tiles: most tiles of a canvas.
     """
 
     tile_px: int
     tile_tokens: int
-    most_tiles: int
+    max_tiles: int
 
     def count(self, width_px: int, height_px: int, *, images: int = 1) -> ImageTokens:
         """Count one image; it takes one place in the prompt, and is attended to from there on."""
         _require_positive(width_px, height_px, images)
-        sides = range(1, self.most_tiles + 1)
-        canvases = [(r, c) for r in sides for c in sides if r * c <= self.most_tiles]
+        sides = range(1, self.max_tiles + 1)
+        canvases = [(r, c) for r in sides for c in sides if r * c <= self.max_tiles]
         scales = {(r, c): min(r * self.tile_px / height_px, c * self.tile_px / width_px) for r, c in canvases}
         enlarging = [scale for scale in scales.values() if scale >= 1]
         chosen = min(enlarging) if enlarging else max(scales.values())
@@ -222,9 +222,9 @@ def _grid_of(tile_px: int, side: int) -> tuple[tuple[int, int], ...]:
 RULES: Final[dict[str, ImageTokenRule]] = {
     "llava-1.5": OneTile(576),
     "llava-next": AnyResolution(336, 24, ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))),
-    "llava-onevision": AnyResolution(384, 27, _grid_of(384, 6), most_tiles=9, alone_only=True),
-    "internvl": NearestGrid(448, 256, most_tiles=12),
-    "llama-3.2-vision": Canvas(560, 1601, most_tiles=4),
+    "llava-onevision": AnyResolution(384, 27, _grid_of(384, 6), max_tiles=9, single_image_only=True),
+    "internvl": NearestGrid(448, 256, max_tiles=12),
+    "llama-3.2-vision": Canvas(560, 1601, max_tiles=4),
     "smolvlm": Splits(384, 81, longest_px=1536),
     "smolvlm-500m": Splits(512, 64, longest_px=2048),
 }

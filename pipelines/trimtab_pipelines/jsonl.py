@@ -10,11 +10,11 @@ from typing import TypeVar
 
 from trimtab_pipelines.documents import write_atomically
 
-Found = TypeVar("Found")
+Parsed = TypeVar("Parsed")
 Shorten = Callable[[Sequence[str]], Sequence[str]]
 
 
-def forget_older_half(lines: Sequence[str]) -> Sequence[str]:
+def drop_older_half(lines: Sequence[str]) -> Sequence[str]:
     """Keep the newer half."""
     return lines[len(lines) // 2 :]
 
@@ -34,11 +34,11 @@ class JsonLinesFile:
         shorten: which lines stay when it is passed.
     """
 
-    def __init__(self, path: Path, most_bytes: int, shorten: Shorten = forget_older_half) -> None:
+    def __init__(self, path: Path, most_bytes: int, shorten: Shorten = drop_older_half) -> None:
         self._path, self._most_bytes, self._shorten = path, most_bytes, shorten
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            _cut_torn_end(path)
+            _truncate_torn_line(path)
 
     def append(self, line: str) -> None:
         """Write a line, without its end. Raises OSError where the disk refuses: then nothing of it stays."""
@@ -63,7 +63,7 @@ def _write_all(file: io.FileIO, content: bytes) -> None:
         raise OSError(errno.ENOSPC, "no room for a whole line")
 
 
-def _cut_torn_end(path: Path) -> None:
+def _truncate_torn_line(path: Path) -> None:
     """Cut what an earlier crash left of a line."""
     content = path.read_bytes()
     if content and not content.endswith(b"\n"):
@@ -79,7 +79,7 @@ def tail_and_sample(count: int, most: int) -> Sequence[int]:
     return [*range(0, older, -(-older // (most - newest))), *range(older, count)]
 
 
-def read_lines(path: Path, read: Callable[[str], Found], most: int | None = None) -> list[Found]:
+def read_lines(path: Path, read: Callable[[str], Parsed], most: int | None = None) -> list[Parsed]:
     """Read every line that can be; those that were torn are left out. Empty where there is no file.
 
     Args:

@@ -14,7 +14,7 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 COMPONENT = "app.kubernetes.io/component"
 PIPELINE_LABEL = f"{GROUP}/pipeline"
 STAGE_LABEL = f"{GROUP}/stage"
-HOSTING_LABEL = f"{GROUP}/hosting"
+REPLICA_GROUP_LABEL = f"{GROUP}/replica-group"
 VARIANT_LABEL_PREFIX = f"variant.{GROUP}/"
 """One label a variant, value "true", on the Service of a hosting set; the cluster copies it to its EndpointSlices."""
 PROFILE_ANNOTATION = f"{GROUP}/profile"
@@ -36,12 +36,12 @@ HEALTH_PORT = 9001
 METRICS_PORT = 9002
 """Of a model server of a stage that writes or encodes: plain HTTP, what its chats hold and have done, no more."""
 METRICS_PORT_NAME = "metrics"
-GUARD_PORT = 9443
+TLS_SIDECAR_PORT = 9443
 """Of who asks for certificates in the place of a server not of ours; the next one where that server has it."""
 MLSERVER_HTTP_PORT = 8080
 MLSERVER_GRPC_PORT = 8081
 
-_LONGEST_NAME = 52  # a Deployment's pods add 11 characters and must stay a DNS label
+_MAX_NAME = 52  # a Deployment's pods add 11 characters and must stay a DNS label
 
 
 def router_name(pipeline: str) -> str:
@@ -54,7 +54,7 @@ def router_admin_name(pipeline: str) -> str:
     return _fitting(f"{pipeline}-router-admin", f"{pipeline}-router-admin")
 
 
-def hosting_set_name(pipeline: str, stage: str, hosting_group: str) -> str:
+def replica_group_name(pipeline: str, stage: str, hosting_group: str) -> str:
     """Name of the Deployment and the Service of one hosting group; no two triples share one."""
     return _fitting(f"{pipeline}-{stage}-{hosting_group}", f"{pipeline}/{stage}/{hosting_group}", always=True)
 
@@ -77,10 +77,10 @@ def profile_job_name(pipeline: str, task: str, run: str) -> str:
 
 def advisory_name(pipeline: str) -> str:
     """Name of the PipelinePlan the adapter writes in Advisory mode; no pipeline, and so no other plan, may have it."""
-    return _fitting(pipeline, pipeline, longest=_LONGEST_NAME - len(ADVISORY_SUFFIX)) + ADVISORY_SUFFIX
+    return _fitting(pipeline, pipeline, longest=_MAX_NAME - len(ADVISORY_SUFFIX)) + ADVISORY_SUFFIX
 
 
-def _fitting(written: str, identity: str, *, always: bool = False, longest: int = _LONGEST_NAME) -> str:
+def _fitting(written: str, identity: str, *, always: bool = False, longest: int = _MAX_NAME) -> str:
     """Shorten what is too long; a few digits of a hash keep apart what would else read the same."""
     if len(written) <= longest and not always:
         return written

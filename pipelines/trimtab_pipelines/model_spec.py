@@ -72,7 +72,7 @@ def model_spec(
         digest=variant.digest,
         tasks=tuple(
             task
-            if task.gone
+            if task.removed
             else task.model_copy(update={"storage_uri": resolve_uri(task.storage_uri, pipeline_folder)})
             for task in variant.tasks
         ),

@@ -14,14 +14,14 @@ from trimtab_pipelines.accuracy_evidence import Accuracy, AccuracyBasis, Accurac
 from trimtab_pipelines.escalation import MAX_ESCALATIONS, Escalation, EscalationPlan
 from trimtab_pipelines.quantity import Fraction
 from trimtab_pipelines.resource import Model, Name, is_empty
-from trimtab_pipelines.tasks import MOST_TASKS
+from trimtab_pipelines.tasks import MAX_TASKS
 from trimtab_pipelines.tensors import TensorName
 
 AccuracyByTask = dict[Name, Accuracy]
 Precision = Literal["FP32", "BF16", "FP16", "INT8"]
 
 
-class ReadableInputs(Protocol):
+class StageInputLike(Protocol):
     """An input of a stage."""
 
     @property
@@ -66,7 +66,7 @@ class InputSize(Model):
     patch: int | None = Field(default=None, ge=1, le=1024, description="Pixels a side of what becomes one token")
 
     @model_validator(mode="after")
-    def _says_something(self) -> Self:
+    def _require_any(self) -> Self:
         if self.resolution is None and self.patch is None:
             raise ValueError("inputSize: give resolution, patch, or both")
         return self
@@ -102,7 +102,7 @@ class OperatingPoint(Model):
     )
     accuracy_by_task: AccuracyByTask = Field(
         default_factory=dict,
-        max_length=MOST_TASKS,
+        max_length=MAX_TASKS,
         exclude_if=is_empty,
         description="Accuracy on single tasks, where it was measured",
     )
@@ -115,7 +115,7 @@ class OperatingPoint(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _spelled_out(cls, given: Any) -> Any:
+    def _expand_token_delta(cls, given: Any) -> Any:
         """Read a delta as what it is short for, so that there is one way to ask what a point does."""
         if not isinstance(given, dict):
             return given
@@ -148,7 +148,7 @@ class OperatingPoint(Model):
         }
         return {name: str(value) for name, value in turned.items() if value is not None}
 
-    def carried(self, inputs: Iterable[ReadableInputs]) -> frozenset[str] | None:
+    def batch_inputs(self, inputs: Iterable[StageInputLike]) -> frozenset[str] | None:
         """Which of a stage's inputs its batches take along; None for all.
 
         They are those it reads, and those that the stage cannot run without.
@@ -157,7 +157,7 @@ class OperatingPoint(Model):
             return None
         return frozenset(self.modalities) | {given.name for given in inputs if not given.optional}
 
-    def judged(self, task: str = "") -> Accuracy:
+    def measured_accuracy(self, task: str = "") -> Accuracy:
         """Its accuracy with what stands behind it: on a task where that is known, else overall."""
         return self.accuracy_by_task.get(task) or declared_accuracy(self.accuracy, self.accuracy_evidence)
 

@@ -94,7 +94,7 @@ class StagePlan(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_names_only(cls, given: object) -> object:
+    def _drop_fallback_names(cls, given: object) -> object:
         """Read older plans, which listed fallbacks by name and never had any."""
         if isinstance(given, dict) and not given.get("fallbackOperatingPoints", True):
             return {key: value for key, value in given.items() if key != "fallbackOperatingPoints"}
@@ -128,21 +128,21 @@ class StagePlan(Model):
         return self
 
 
-def point_plan(point: OperatingPoint, basis: AccuracyBasis = "Expected") -> PointPlan:
+def unmeasured_point_plan(point: OperatingPoint, basis: AccuracyBasis = "Expected") -> PointPlan:
     """What a plan says of an operating point whose seconds are not known."""
     return PointPlan(
         name=point.name,
-        accuracy=point.judged().on(basis),
+        accuracy=point.measured_accuracy().on(basis),
         accuracy_by_task=point.accuracies_by_task(basis),
         inputs=point.modalities,
         escalations=point.planned_escalations(basis),
     )
 
 
-def first_plan(stage: Stage) -> StagePlan:
+def initial_stage_plan(stage: Stage) -> StagePlan:
     """What a stage runs where nothing is planned: its first variant, row by row."""
     variant = stage.variants[0]
-    point = point_plan(variant.points[0])
+    point = unmeasured_point_plan(variant.points[0])
     return StagePlan(
         name=stage.name,
         variant=variant.name,

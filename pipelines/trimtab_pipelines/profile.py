@@ -40,7 +40,7 @@ class LatencyFit(Model):
         """Evaluate the law at a batch size."""
         return (self.quadratic * batch_size + self.linear) * batch_size + self.constant
 
-    def most_seconds(self, least: float, most: float) -> float:
+    def max_seconds(self, least: float, most: float) -> float:
         """The greatest value of the law between two batch sizes: at either, or where a falling parabola turns."""
         tops = [self.seconds(least), self.seconds(most)]
         if self.quadratic < 0 and least < (turn := -self.linear / (2.0 * self.quadratic)) < most:
@@ -48,13 +48,13 @@ class LatencyFit(Model):
         return max(tops)
 
 
-class Curve(Model):
+class LatencyCurve(Model):
     """What was measured by batch size, and the law fitted to it."""
 
     measurements: tuple[Measurement, ...] = Field(min_length=1, max_length=64)
     fit: LatencyFit
 
-    def towards(self, other: "Curve", share: float) -> "Curve":
+    def interpolate(self, other: "LatencyCurve", share: float) -> "LatencyCurve":
         """On the straight line to another, of the batch sizes that both have: 0 is this one, 1 the other.
 
         Seconds a row are what lies on the line, also of throughput. Beyond the other it goes on, but never below the
@@ -62,30 +62,30 @@ class Curve(Model):
         """
         pairs = {one.batch_size: one for one in other.measurements}
         known = [(one, pairs[one.batch_size]) for one in self.measurements if one.batch_size in pairs]
-        return Curve(
-            measurements=tuple(_moved(one, to, share) for one, to in known),
+        return LatencyCurve(
+            measurements=tuple(_interpolate(one, to, share) for one, to in known),
             fit=LatencyFit(
-                quadratic=_on_line(self.fit.quadratic, other.fit.quadratic, share),
-                linear=_on_line(self.fit.linear, other.fit.linear, share),
-                constant=_on_line(self.fit.constant, other.fit.constant, share),
+                quadratic=_linear(self.fit.quadratic, other.fit.quadratic, share),
+                linear=_linear(self.fit.linear, other.fit.linear, share),
+                constant=_linear(self.fit.constant, other.fit.constant, share),
                 mean_relative_error=max(self.fit.mean_relative_error, other.fit.mean_relative_error),
             ),
         )
 
-    def longer(self, row_seconds: float) -> "Curve":
+    def with_row_seconds(self, row_seconds: float) -> "LatencyCurve":
         """Each row of a batch takes so much longer."""
-        return Curve(
-            measurements=tuple(_longer(one, row_seconds) for one in self.measurements),
+        return LatencyCurve(
+            measurements=tuple(_with_row_seconds(one, row_seconds) for one in self.measurements),
             fit=self.fit.model_copy(update={"linear": self.fit.linear + row_seconds}),
         )
 
 
-class ChatTimes(Model):
+class ChatProfile(Model):
     """Of what writes: beside whole answers to chats with an image, what else its times depend on."""
 
-    time_to_first_token: Curve = Field(description="Until the first piece of the answer")
-    text_only: Curve = Field(description="Of chats without images, the whole answer")
-    text_only_time_to_first_token: Curve = Field(description="Of chats without images, until its first piece")
+    time_to_first_token: LatencyCurve = Field(description="Until the first piece of the answer")
+    text_only: LatencyCurve = Field(description="Of chats without images, the whole answer")
+    text_only_time_to_first_token: LatencyCurve = Field(description="Of chats without images, until its first piece")
     tokens: float = Field(ge=1, description="Of a whole answer, on average")
     prompt_tokens: float = Field(
         default=0.0,
@@ -106,13 +106,13 @@ class ChatTimes(Model):
         description="Median seconds until the answer to a prompt of words alone begins, by its tokens; one at a time",
     )
 
-    def prompt_tokens_showing(self, images: float) -> float:
+    def mean_prompt_tokens(self, images: float) -> float:
         """Of the prompts that times are of, where each shows so many images; 0 where an older profile does not say."""
-        return _on_line(self.text_prompt_tokens, self.prompt_tokens, images) if self.prefill_seconds else 0.0
+        return _linear(self.text_prompt_tokens, self.prompt_tokens, images) if self.prefill_seconds else 0.0
 
-    def seconds_beyond(self, tokens: float, images: float) -> float:
+    def extra_prefill_seconds(self, tokens: float, images: float) -> float:
         """What a prompt of so many tokens takes beyond the one that was measured with so many images; none if fewer."""
-        usual = self.prompt_tokens_showing(images)
+        usual = self.mean_prompt_tokens(images)
         if not tokens > usual:
             return 0.0
         longer, known = (prefill_seconds(self.prefill_seconds, each) for each in (tokens, usual))
@@ -127,11 +127,11 @@ class PointProfile(Model):
     cores: Cores = Field(gt=0)
     measurements: tuple[Measurement, ...] = Field(min_length=1, max_length=64)
     fit: LatencyFit
-    chats: ChatTimes | None = Field(
+    chats: ChatProfile | None = Field(
         default=None, exclude_if=lambda chats: chats is None, description="Of a stage that writes answers to chats"
     )
 
-    def showing(self, images: float, prompt_tokens: float = 0.0) -> "PointProfile":
+    def for_chats(self, images: float, prompt_tokens: float = 0.0) -> "PointProfile":
         """The same for chats as they are: measured with no image and with one, a line through both.
 
         Args:
@@ -141,19 +141,19 @@ class PointProfile(Model):
         """
         if self.chats is None:
             return self
-        own = self.chats.text_only.towards(Curve(measurements=self.measurements, fit=self.fit), images)
-        first = self.chats.text_only_time_to_first_token.towards(self.chats.time_to_first_token, images)
-        beyond = self.chats.seconds_beyond(prompt_tokens, images)
+        own = self.chats.text_only.interpolate(LatencyCurve(measurements=self.measurements, fit=self.fit), images)
+        first = self.chats.text_only_time_to_first_token.interpolate(self.chats.time_to_first_token, images)
+        beyond = self.chats.extra_prefill_seconds(prompt_tokens, images)
         if beyond:
-            own, first = own.longer(beyond), first.longer(beyond)
-        return self._of(own, self.chats.model_copy(update={"time_to_first_token": first}))
+            own, first = own.with_row_seconds(beyond), first.with_row_seconds(beyond)
+        return self._with_curve(own, self.chats.model_copy(update={"time_to_first_token": first}))
 
     @property
-    def until_first_token(self) -> "PointProfile":
+    def to_first_token(self) -> "PointProfile":
         """The same with times that end with the first piece of an answer, where answers are written."""
-        return self if self.chats is None else self._of(self.chats.time_to_first_token, None)
+        return self if self.chats is None else self._with_curve(self.chats.time_to_first_token, None)
 
-    def _of(self, curve: Curve, chats: ChatTimes | None) -> "PointProfile":
+    def _with_curve(self, curve: LatencyCurve, chats: ChatProfile | None) -> "PointProfile":
         return PointProfile(
             variant=self.variant,
             operating_point=self.operating_point,
@@ -179,7 +179,7 @@ class PointProfile(Model):
             return float(getattr(measured, field))
         nearest = min(self.measurements, key=lambda m: abs(m.batch_size - batch_size))
         ratio = float(getattr(nearest, field)) / nearest.latency_seconds_mean
-        return self._held(self._mean_seconds(batch_size) * ratio, batch_size, field)
+        return self._clamp(self._mean_seconds(batch_size) * ratio, batch_size, field)
 
     def throughput_rps(self, batch_size: int) -> float:
         """Rows per second of one replica that always has full batches of this size.
@@ -189,32 +189,32 @@ class PointProfile(Model):
         measured = self._by_batch.get(batch_size)
         if measured is not None:
             return measured.throughput_rps
-        return min(batch_size / self._mean_seconds(batch_size), self._most_rps(batch_size))
+        return min(batch_size / self._mean_seconds(batch_size), self._max_rps(batch_size))
 
     def _mean_seconds(self, batch_size: int) -> float:
         """What a batch size that was not measured takes on average: the fit, as far as the sizes beside it allow.
 
         The fit counts by its greatest value since the size below: seconds that fall again would be a law turned over.
         """
-        below, _ = self._beside(batch_size)
-        fitted = self.fit.most_seconds(batch_size if below is None else below.batch_size, batch_size)
-        fitted = max(fitted, batch_size / self._most_rps(batch_size))
-        return self._held(fitted, batch_size, "latency_seconds_mean")
+        below, _ = self._neighbours(batch_size)
+        fitted = self.fit.max_seconds(batch_size if below is None else below.batch_size, batch_size)
+        fitted = max(fitted, batch_size / self._max_rps(batch_size))
+        return self._clamp(fitted, batch_size, "latency_seconds_mean")
 
-    def _held(self, seconds: float, batch_size: int, field: str) -> float:
+    def _clamp(self, seconds: float, batch_size: int, field: str) -> float:
         """Seconds between what the sizes beside it took; beyond the largest no less than that one, however many."""
-        below, above = self._beside(batch_size)
+        below, above = self._neighbours(batch_size)
         one = 0.0 if below is None else float(getattr(below, field))
         other = math.inf if above is None else float(getattr(above, field))
         return min(max(seconds, min(one, other)), max(one, other))
 
-    def _most_rps(self, batch_size: int) -> float:
+    def _max_rps(self, batch_size: int) -> float:
         """Of a batch size that was not measured: what those beside it showed; where one is missing, any of them."""
-        below, above = self._beside(batch_size)
+        below, above = self._neighbours(batch_size)
         known = self.measurements if below is None or above is None else (below, above)
         return max(measurement.throughput_rps for measurement in known)
 
-    def _beside(self, batch_size: int) -> tuple[Measurement | None, Measurement | None]:
+    def _neighbours(self, batch_size: int) -> tuple[Measurement | None, Measurement | None]:
         """The measurements of the next smaller and the next larger batch size; None where there is none."""
         smaller = (m for m in self.measurements if m.batch_size < batch_size)
         larger = (m for m in self.measurements if m.batch_size > batch_size)
@@ -230,9 +230,9 @@ class PointProfile(Model):
         return self
 
 
-def _moved(one: Measurement, to: Measurement, share: float) -> Measurement:
+def _interpolate(one: Measurement, to: Measurement, share: float) -> Measurement:
     def line(before: float, after: float) -> float:
-        return max(_on_line(before, after, share), min(before, after))
+        return max(_linear(before, after, share), min(before, after))
 
     return Measurement(
         batch_size=one.batch_size,
@@ -244,7 +244,7 @@ def _moved(one: Measurement, to: Measurement, share: float) -> Measurement:
     )
 
 
-def _longer(one: Measurement, row_seconds: float) -> Measurement:
+def _with_row_seconds(one: Measurement, row_seconds: float) -> Measurement:
     seconds = one.batch_size * row_seconds
     return Measurement(
         batch_size=one.batch_size,
@@ -256,7 +256,7 @@ def _longer(one: Measurement, row_seconds: float) -> Measurement:
     )
 
 
-def _on_line(one: float, to: float, share: float) -> float:
+def _linear(one: float, to: float, share: float) -> float:
     return one + share * (to - one)
 
 
@@ -275,7 +275,7 @@ class ModelIdentity(Model):
     parameters: dict[str, ParameterValue] = Field(default_factory=dict)
     weights: str = Field(default="", description="SHA-256 of files on the machine; else the address they came from")
 
-    def differs(self, now: "ModelIdentity") -> str:
+    def describe_change(self, now: "ModelIdentity") -> str:
         """Say in a few words what the variant has become since; empty where it is the same."""
         if self.family != now.family:
             return f"family {self.family}, which is {now.family} now"
@@ -323,7 +323,7 @@ class ModelProfile(Resource):
     spec: ModelProfileSpec
 
 
-def by_stage(profiles: Iterable[ModelProfile]) -> dict[str, ModelProfile]:
+def profiles_by_stage(profiles: Iterable[ModelProfile]) -> dict[str, ModelProfile]:
     """One profile a stage: the points measured on several kinds of hardware, CPU and GPU, stand together.
 
     A variant asks for one kind, so no point is there twice; if it is, the later profile's counts, as
@@ -332,11 +332,11 @@ def by_stage(profiles: Iterable[ModelProfile]) -> dict[str, ModelProfile]:
     found: dict[str, ModelProfile] = {}
     for profile in profiles:
         before = found.get(profile.spec.stage)
-        found[profile.spec.stage] = profile if before is None else _together(before, profile)
+        found[profile.spec.stage] = profile if before is None else _merge(before, profile)
     return found
 
 
-def _together(one: ModelProfile, other: ModelProfile) -> ModelProfile:
+def _merge(one: ModelProfile, other: ModelProfile) -> ModelProfile:
     points = {(p.variant, p.operating_point, p.cores): p for p in (*one.spec.points, *other.spec.points)}
     together = {
         "points": tuple(points.values()),

@@ -17,12 +17,12 @@ from trimtab_pipelines.model_spec import source_of
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
 from trimtab_pipelines.stages import Stage
-from trimtab_pipelines.synthetic_inputs import DRAWN_BY
+from trimtab_pipelines.synthetic_inputs import INPUT_ANNOTATIONS
 from trimtab_pipelines.variants import Variant
 
 FINGERPRINT_ANNOTATION = f"{GROUP}/fingerprint"
 """On a ModelProfile: the fingerprint of the task it answers."""
-_MEASURED = {
+_PROFILED_FIELDS = {
     "name",
     "family",
     "parameters",
@@ -36,7 +36,7 @@ _MEASURED = {
     "max_batch_size",
     "operating_points",
 }
-_JUDGEMENTS = ("accuracy", "accuracyEvidence", "accuracyByTask", "escalations")
+_ACCURACY_FIELDS = ("accuracy", "accuracyEvidence", "accuracyByTask", "escalations")
 """Of an operating point."""
 
 
@@ -76,29 +76,29 @@ def profile_tasks(pipeline: InferencePipeline) -> tuple[ProfileTask, ...]:
             kinds.setdefault(_node_kind(variant), []).append((stage, variant))
     asked = pipeline.metadata.annotations.get(PROFILE_ANNOTATION, "")
     image = [pipeline.spec.model_server_image] if pipeline.spec.model_server_image else []
-    drawn = [f"{key}: {told}" for key, told in pipeline.metadata.annotations.items() if key in DRAWN_BY]
+    drawn = [f"{key}: {told}" for key, told in pipeline.metadata.annotations.items() if key in INPUT_ANNOTATIONS]
     wanted = [asked, *image, *sorted(drawn)] if image or drawn else asked
     return tuple(_task(pipeline.spec, members, wanted) for members in kinds.values())
 
 
-def missing_tasks(pipeline: InferencePipeline, profiles: Iterable[ModelProfile]) -> tuple[ProfileTask, ...]:
+def missing_profile_tasks(pipeline: InferencePipeline, profiles: Iterable[ModelProfile]) -> tuple[ProfileTask, ...]:
     """The tasks whose stages are not all profiled yet, or whose profiles are out of date or end before the SLO does."""
     known = {
         (profile.spec.stage, profile.metadata.annotations.get(FINGERPRINT_ANNOTATION, ""))
         for profile in profiles
-        if profile.spec.pipeline == pipeline.name and _long_enough(profile, pipeline.spec.slo.latency_seconds)
+        if profile.spec.pipeline == pipeline.name and _covers_slo(profile, pipeline.spec.slo.latency_seconds)
     }
     return tuple(
         task for task in profile_tasks(pipeline) if any((stage, task.fingerprint) not in known for stage in task.stages)
     )
 
 
-def _long_enough(profile: ModelProfile, slo_seconds: float) -> bool:
+def _covers_slo(profile: ModelProfile, slo_seconds: float) -> bool:
     """Whether all batch sizes that may keep the SLO were measured, however long that was when they were."""
     return slo_seconds <= (profile.spec.longest_batch_seconds or math.inf)
 
 
-def left_to_users(pipeline: InferencePipeline, profiles: Iterable[ModelProfile]) -> tuple[tuple[str, str], ...]:
+def unprofiled_containers(pipeline: InferencePipeline, profiles: Iterable[ModelProfile]) -> tuple[tuple[str, str], ...]:
     """The (stage, variant)s with containers of their own that no profile has points of.
 
     The profiler cannot start them; who brings the container gives a ModelProfile, of any name and without fingerprint.
@@ -122,9 +122,9 @@ def _node_kind(variant: Variant) -> str:
 
 def _measured(variant: Variant) -> dict[str, Any]:
     """What of a variant its seconds hang on: how accurate its operating points are is not among it."""
-    found = variant.model_dump(mode="json", include=_MEASURED)
+    found = variant.model_dump(mode="json", include=_PROFILED_FIELDS)
     for point in found["operatingPoints"]:
-        for field in _JUDGEMENTS:
+        for field in _ACCURACY_FIELDS:
             point.pop(field, None)
     return found
 

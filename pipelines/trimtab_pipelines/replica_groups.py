@@ -36,21 +36,21 @@ class ReplicaGroup:
         return self.variants[0].resources.gpu
 
 
-def hosting_groups(stage: Stage) -> tuple[ReplicaGroup, ...]:
+def replica_groups(stage: Stage) -> tuple[ReplicaGroup, ...]:
     """Divide a stage's variants, in the order of each group's first variant."""
     groups: dict[str, list[Variant]] = {}
     for variant in stage.variants:
-        groups.setdefault(_likeness(stage, variant), []).append(variant)
+        groups.setdefault(_group_key(stage, variant), []).append(variant)
     return tuple(ReplicaGroup(_name(variants), tuple(variants)) for variants in groups.values())
 
 
 def group_of(stage: Stage, variant: str) -> ReplicaGroup:
     """The group that hosts a variant; KeyError names the variants there are."""
     stage.variant(variant)
-    return next(group for group in hosting_groups(stage) if variant in group.names)
+    return next(group for group in replica_groups(stage) if variant in group.names)
 
 
-def _likeness(stage: Stage, variant: Variant) -> str:
+def _group_key(stage: Stage, variant: Variant) -> str:
     if stage.variant_placement == "Dedicated" or variant.container is not None:
         return variant.name
     keys = {"resources", "node_selector", "tolerations", "runtime_class_name", "secret_name"}

@@ -5,7 +5,7 @@ The operator, the local runtime and the simulator roll out by this one rule: cou
 Make before break: what is no longer wanted keeps serving until what follows it is ready; the routers move by themselves
 in between. A stage that the plan does without, as another does its work, goes last; so does one that the pipeline has
 no more, as routers of before need it. All replicas together never ask for
-more than the limit, those that are leaving included. Where the limit leaves no room, replicas are exchanged one by one,
+more than the limit, those that are terminating included. Where the limit leaves no room, replicas are exchanged one by one,
 and a stage loses its last ready replica only where nothing else could ever make room. Level-triggered: call `decide`
 with what is true now, carry out what it returns, call it again when anything has changed.
 """
@@ -37,7 +37,7 @@ class Capacity:
         """As much as so many replicas ask for."""
         return Capacity(self.cores * count, self.gpus * count)
 
-    def holds(self, other: "Capacity") -> bool:
+    def fits(self, other: "Capacity") -> bool:
         """Whether so much fits within."""
         return other.cores <= self.cores + _TOLERANCE and other.gpus <= self.gpus
 
@@ -54,21 +54,21 @@ class Target:
     stage: str
     name: str
     replicas: int
-    each: Capacity
+    per_replica: Capacity
 
     @property
-    def room(self) -> Capacity:
+    def requested(self) -> Capacity:
         """What all its replicas ask for."""
-        return self.each.times(self.replicas)
+        return self.per_replica.times(self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
-class HostingSet:
+class ReplicaGroupState:
     """Replicas of one stage that are alike, as observed."""
 
     name: str
     stage: str
-    each: Capacity
+    per_replica: Capacity
     desired: int
     """Replicas it was last told to have."""
     present: int = 0
@@ -76,27 +76,27 @@ class HostingSet:
     ready: int = 0
     unscheduled: int = 0
     """Replicas that wait for a node."""
-    leaving: int = 0
+    terminating: int = 0
     """Replicas told to stop that are still there."""
     surging: bool = False
     """It exchanges its replicas for ones of a new template and may have one more than desired while it does."""
 
     @classmethod
-    def of(cls, name: str, stage: str, each: Capacity, states: Iterable[str]) -> Self:
+    def of(cls, name: str, stage: str, per_replica: Capacity, states: Iterable[str]) -> Self:
         """Count replicas that are started and stopped one by one: those not told to stop are desired."""
         count = Counter(states)
         living = count["starting"] + count["ready"]
-        leaving = count["draining"] + count["stopping"]
-        return cls(name, stage, each, living, present=living, ready=count["ready"], leaving=leaving)
+        terminating = count["draining"] + count["stopping"]
+        return cls(name, stage, per_replica, living, present=living, ready=count["ready"], terminating=terminating)
 
     @property
-    def held(self) -> Capacity:
+    def requested(self) -> Capacity:
         """What its replicas ask for, or will as soon as they are made."""
-        return self.each.times(max(self.desired + self.surging, self.present) + self.leaving)
+        return self.per_replica.times(max(self.desired + self.surging, self.present) + self.terminating)
 
 
 def decide(
-    targets: Sequence[Target], sets: Sequence[HostingSet], limit: Capacity, *, routed_anew: bool = True
+    targets: Sequence[Target], sets: Sequence[ReplicaGroupState], limit: Capacity, *, new_routes: bool = True
 ) -> dict[str, int]:
     """The number of replicas each hosting set should be told to have, new ones included.
 
@@ -104,20 +104,20 @@ def decide(
         targets: what should run, one a stage.
         sets: every hosting set that exists.
         limit: most that all replicas may ask for.
-        routed_anew: no router is left that knows stages which have no target any more.
+        new_routes: no router is left that knows stages which have no target any more.
     """
     known = {each.name for each in sets}
-    missing = [HostingSet(t.name, t.stage, t.each, desired=0) for t in targets if t.name not in known]
+    missing = [ReplicaGroupState(t.name, t.stage, t.per_replica, desired=0) for t in targets if t.name not in known]
     rollout = _RolloutStep([*sets, *missing], {target.stage: target for target in targets}, limit)
-    rollout.give_up_what_found_no_node()
-    spared = {target.stage for target in targets if not target.replicas and not rollout.replaced(target)}
+    rollout.release_unschedulable()
+    spared = {target.stage for target in targets if not target.replicas and not rollout.is_replaceable(target)}
     for target in targets:
         if target.stage not in spared:
-            rollout.bring_up(target)
+            rollout.scale_up(target)
     unmet = [target for target in targets if rollout.desired[target.name] < target.replicas]
-    rollout.retire(unmet, spared)
-    rollout.retire_gone(unmet, routed_anew=routed_anew)
-    if unmet and limit.holds(total(target.room for target in targets)) and not rollout.under_way(unmet):
+    rollout.scale_down(unmet, spared)
+    rollout.scale_down_removed(unmet, new_routes=new_routes)
+    if unmet and limit.fits(total(target.requested for target in targets)) and not rollout.in_progress(unmet):
         rollout.make_room(unmet)
     return rollout.desired
 
@@ -126,7 +126,7 @@ def decide(
 class _RolloutStep:
     """The numbers as they will be once what was decided so far is written."""
 
-    sets: list[HostingSet]
+    sets: list[ReplicaGroupState]
     targets: Mapping[str, Target]
     limit: Capacity
     desired: dict[str, int] = field(default_factory=dict)
@@ -137,15 +137,15 @@ class _RolloutStep:
     @property
     def free(self) -> Capacity:
         """Room for more; what was only just told to go still counts."""
-        added = (each.each.times(max(self.desired[each.name] - each.desired, 0)) for each in self.sets)
-        return self.limit - total(each.held for each in self.sets) - total(added)
+        added = (each.per_replica.times(max(self.desired[each.name] - each.desired, 0)) for each in self.sets)
+        return self.limit - total(each.requested for each in self.sets) - total(added)
 
     @property
-    def gone(self) -> list[HostingSet]:
+    def removed(self) -> list[ReplicaGroupState]:
         """The hosting sets of stages that the pipeline has no more."""
         return [each for each in self.sets if each.stage not in self.targets and self.desired[each.name]]
 
-    def stale(self, stage: str) -> list[HostingSet]:
+    def stale(self, stage: str) -> list[ReplicaGroupState]:
         """List the stage's hosting sets that the plan does not ask for."""
         wanted = self.targets[stage].name if stage in self.targets else None
         return [each for each in self.sets if each.stage == stage and each.name != wanted and self.desired[each.name]]
@@ -154,31 +154,31 @@ class _RolloutStep:
         """Ready replicas of a stage that may stay, whichever set they are of."""
         return sum(min(each.ready, self.desired[each.name]) for each in self.sets if each.stage == stage)
 
-    def give_up_what_found_no_node(self) -> None:
+    def release_unschedulable(self) -> None:
         """Where the limit is less than is held, take back replicas that wait for a node in vain."""
         waiting = [each for each in self.sets if each.unscheduled]
-        for each in sorted(waiting, key=self.wanted):
-            over = not self.limit.holds(total(s.held for s in self.sets))
+        for each in sorted(waiting, key=self.is_target):
+            over = not self.limit.fits(total(s.requested for s in self.sets))
             if over:
                 self.desired[each.name] = max(each.desired - each.unscheduled, 0)
 
-    def wanted(self, each: HostingSet) -> bool:
+    def is_target(self, each: ReplicaGroupState) -> bool:
         """Whether the plan asks for this set."""
         return each.stage in self.targets and self.targets[each.stage].name == each.name
 
-    def bring_up(self, target: Target) -> None:
+    def scale_up(self, target: Target) -> None:
         """Ask for what is missing, as far as there is room; take back what is too many."""
         desired = self.desired[target.name]
         if desired > target.replicas:
             self.desired[target.name] = target.replicas
-        while self.desired[target.name] < target.replicas and self.free.holds(target.each):
+        while self.desired[target.name] < target.replicas and self.free.fits(target.per_replica):
             self.desired[target.name] += 1
 
-    def replaced(self, idle: Target) -> bool:
+    def is_replaceable(self, idle: Target) -> bool:
         """Whether all other stages run as the plan asks, so that nothing needs this one any more, which it asks not."""
         return all(self.is_ready(target) for target in self.targets.values() if target is not idle and target.replicas)
 
-    def retire(self, unmet: Sequence[Target], spared: Container[str]) -> None:
+    def scale_down(self, unmet: Sequence[Target], spared: Container[str]) -> None:
         """Let go of what a ready successor replaces, and of what is not ready and in the way."""
         for each in self.sets:
             target = self.targets.get(each.stage)
@@ -190,10 +190,10 @@ class _RolloutStep:
                 elif target in unmet:
                     self.desired[each.name] = min(self.desired[each.name], each.ready)
 
-    def retire_gone(self, unmet: Sequence[Target], *, routed_anew: bool) -> None:
+    def scale_down_removed(self, unmet: Sequence[Target], *, new_routes: bool) -> None:
         """Let go of stages that are gone once nobody needs them, and before of what is not ready and in the way."""
-        unneeded = routed_anew and all(map(self.is_ready, self.targets.values()))
-        for each in self.gone:
+        unneeded = new_routes and all(map(self.is_ready, self.targets.values()))
+        for each in self.removed:
             if unneeded:
                 self.desired[each.name] = 0
             elif unmet:
@@ -203,14 +203,14 @@ class _RolloutStep:
         """Whether all replicas the plan asks for are ready."""
         return any(each.name == target.name and each.ready >= target.replicas for each in self.sets)
 
-    def under_way(self, unmet: Sequence[Target]) -> bool:
+    def in_progress(self, unmet: Sequence[Target]) -> bool:
         """Whether room may yet come of itself, or what was brought up last is not ready yet."""
         stages = {target.stage for target in unmet}
         return any(
-            each.leaving
+            each.terminating
             or each.present > self.desired[each.name]
             or each.desired > self.desired[each.name]
-            or (self.wanted(each) and each.ready < self.desired[each.name])
+            or (self.is_target(each) and each.ready < self.desired[each.name])
             or (each.surging and each.stage not in stages)
             for each in self.sets
         )
@@ -227,16 +227,16 @@ class _RolloutStep:
                 self.desired[each.name] -= 1
                 return
         stale = [(target, each) for target in unmet for each in self.stale(target.stage)]
-        spare = [each for each in (*self.gone, *(each for _, each in stale)) if self.ready(each.stage) > 1]
-        heirs = [each for target, each in stale if (each.each + self.free).holds(target.each)]
-        last = sorted((each for _, each in stale), key=lambda each: -each.each.cores)
-        for each in sorted(spare, key=lambda each: -self.ready(each.stage)) or self.gone or heirs or last:
+        spare = [each for each in (*self.removed, *(each for _, each in stale)) if self.ready(each.stage) > 1]
+        heirs = [each for target, each in stale if (each.per_replica + self.free).fits(target.per_replica)]
+        last = sorted((each for _, each in stale), key=lambda each: -each.per_replica.cores)
+        for each in sorted(spare, key=lambda each: -self.ready(each.stage)) or self.removed or heirs or last:
             self.desired[each.name] -= 1
             return
 
 
-def surge_allowed(each: HostingSet, others: Sequence[HostingSet], limit: Capacity) -> bool:
+def surge_allowed(each: ReplicaGroupState, others: Sequence[ReplicaGroupState], limit: Capacity) -> bool:
     """Whether a set whose template changes may have one more replica meanwhile, rather than one less."""
     if each.surging:
         return True
-    return (limit - each.held - total(other.held for other in others)).holds(each.each)
+    return (limit - each.requested - total(other.requested for other in others)).fits(each.per_replica)

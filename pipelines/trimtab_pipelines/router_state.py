@@ -34,11 +34,11 @@ class EndpointState(StateModel):
 
     ready: bool = False
     inflight_batches: Count = 0
-    refused: str = ""
+    rejection: str = ""
     """Why it gets no work, where it is not who it must be."""
 
 
-class JoinedAccuracy(StateModel):
+class RegisteredAccuracy(StateModel):
     """How accurate an operating point is on a task that joined, as the task's card tells it."""
 
     value: Finite
@@ -49,7 +49,7 @@ class JoinedAccuracy(StateModel):
     source: str = ""
 
     @classmethod
-    def of(cls, judged: Accuracy) -> "JoinedAccuracy":
+    def of(cls, judged: Accuracy) -> "RegisteredAccuracy":
         """Tell an accuracy."""
         return cls(**judged.model_dump(by_alias=False, include=set(cls.model_fields)))
 
@@ -72,12 +72,12 @@ class StageState(StateModel):
     """By operating point of what it runs: how accurate those are by now that are not what they were measured to be."""
     drifted_by_task: dict[str, dict[str, Finite]] = {}
     """The same on single tasks, by operating point and task; tasks that are not told drift along with their point."""
-    joined_accuracies: dict[str, dict[str, dict[str, JoinedAccuracy]]] = {}
+    registered_accuracies: dict[str, dict[str, dict[str, RegisteredAccuracy]]] = {}
     """Of tasks that joined, by variant and operating point: how accurate these are on each."""
     endpoints: dict[str, EndpointState] = {}
 
 
-class Served(StateModel):
+class RecentRequests(StateModel):
     """What became of the last minute's requests; p99 and accuracy are None where nothing was answered."""
 
     received: Count = 0
@@ -101,7 +101,7 @@ class RouterState(StateModel):
     plan_generation: Count = 0
     plan_applied_at: float | None = None
     ready: bool = False
-    served: Served | None = None
+    served: RecentRequests | None = None
     accuracy_sources: str = ""
     """Where the accuracies that answers are expected to have come from, such as `measured`."""
     stages: dict[str, StageState]

@@ -48,13 +48,13 @@ class ParetoFront:
 
 
 @dataclass(frozen=True, slots=True)
-class Batches:
+class BatchSplit:
     """Rows in their cheapest batches: seconds of 0, 1, 2, … rows, and the size of the first batch of so many."""
 
     seconds: tuple[float, ...]
     first: tuple[int, ...]
 
-    def of(self, rows: int) -> list[int]:
+    def sizes(self, rows: int) -> list[int]:
         """The sizes of the batches, largest first."""
         sizes = []
         while rows:
@@ -63,7 +63,7 @@ class Batches:
         return sorted(sizes, reverse=True)
 
 
-def cheapest_batches(batch_seconds: Sequence[float], most_rows: int) -> Batches:
+def cheapest_batches(batch_seconds: Sequence[float], most_rows: int) -> BatchSplit:
     """Split 0 to `max_rows` rows into the batches that take least together, one after the other.
 
     Args:
@@ -79,10 +79,10 @@ def cheapest_batches(batch_seconds: Sequence[float], most_rows: int) -> Batches:
         totals = single[:size] + seconds[rows - size : rows][::-1]
         best = int(np.argmin(totals))
         seconds[rows], first[rows] = totals[best], best + 1
-    return Batches(tuple(seconds.tolist()), tuple(first))
+    return BatchSplit(tuple(seconds.tolist()), tuple(first))
 
 
-def escalated(name: str, first: Batches, then: Batches, share: float, accuracy: float) -> SplitOption:
+def escalation_option(name: str, first: BatchSplit, then: BatchSplit, share: float, accuracy: float) -> SplitOption:
     """All rows at one point, then the least certain share of them at another.
 
     Args:
@@ -104,7 +104,7 @@ def pareto_fronts(ways: Sequence[SplitOption], most_rows: int) -> list[ParetoFro
             raise ValueError(
                 f"way {way.name!r} tells the seconds of up to {len(way.seconds) - 1} rows, not {most_rows}"
             )
-        labels = [_joined(labels, rows, place, way) for rows in range(most_rows + 1)]
+        labels = [_extend_splits(labels, rows, place, way) for rows in range(most_rows + 1)]
     return [
         ParetoFront(label.units.astype(np.float64) * (UNIT / max(rows, 1)), label.seconds, label.rows)
         for rows, label in enumerate(labels)
@@ -127,7 +127,7 @@ def never_slower(ways: Sequence[SplitOption]) -> NDArray[np.bool_]:
     return never
 
 
-def in_units(accuracy: float) -> int:
+def accuracy_units(accuracy: float) -> int:
     """Accuracy of one row in whole units."""
     return round(accuracy / UNIT)
 
@@ -151,22 +151,22 @@ class _Labels:
         return _Labels(np.zeros(0, np.int64), np.zeros(0), np.zeros((0, ways), np.int64))
 
 
-def _joined(before: Sequence[_Labels], rows: int, place: int, way: SplitOption) -> _Labels:
+def _extend_splits(before: Sequence[_Labels], rows: int, place: int, way: SplitOption) -> _Labels:
     """All splits of so many rows that give any number of them to one more way; the beaten are left out."""
     shares = [(more, before[rows - more]) for more in range(rows + 1) if before[rows - more].units.size]
     if not shares:
         return before[rows]
-    per_row = in_units(way.accuracy)
+    per_row = accuracy_units(way.accuracy)
     units = np.concatenate([label.units + more * per_row for more, label in shares])
     seconds = np.concatenate([label.seconds + way.seconds[more] for more, label in shares])
-    kept = _unbeaten(units, seconds)
+    kept = _undominated_indices(units, seconds)
     source = np.repeat(np.arange(len(shares)), [label.units.size for _, label in shares])[kept]
     counts = np.concatenate([label.rows for _, label in shares])[kept]
     counts[:, place] = np.array([more for more, _ in shares])[source]
     return _Labels(units[kept], seconds[kept], counts)
 
 
-def _unbeaten(units: Integers, seconds: Floats) -> Integers:
+def _undominated_indices(units: Integers, seconds: Floats) -> Integers:
     """Places of those that are faster than all that are as accurate, from the fastest on."""
     order = np.lexsort((-units, seconds))
     best = np.maximum.accumulate(units[order])

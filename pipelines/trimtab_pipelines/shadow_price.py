@@ -5,7 +5,7 @@ answers as the replicas have seconds for. The price is the dual value of these s
 the slope of the best mixes' curve where the seconds end. A row is then served better only as long as that gives more
 right answers a second than elsewhere; where there are seconds for the best point for everybody, time costs nothing.
 
-A plan is priced by what was profiled. The router prices it anew by how long batches take there: where they take longer,
+A plan is with_shadow_price by what was profiled. The router prices it anew by how long batches take there: where they take longer,
 a second gives fewer right answers, and the seconds there are reach less far.
 """
 
@@ -28,29 +28,29 @@ def shadow_price(points: Sequence[tuple[float, float]], rows_rps: float, replica
     """
     if rows_rps <= 0:
         return 0.0
-    return best_mix(points, row_seconds(rows_rps, replicas))[1]
+    return best_mix(points, seconds_per_row(rows_rps, replicas))[1]
 
 
-def row_seconds(rows_rps: float, replicas: int) -> float:
+def seconds_per_row(rows_rps: float, replicas: int) -> float:
     """Seconds that replicas have for a row, of so many (more than 0) a second."""
     return BUSY_SHARE * replicas / rows_rps
 
 
-def priced(stage: StagePlan, rows_rps: float) -> StagePlan:
+def with_shadow_price(stage: StagePlan, rows_rps: float) -> StagePlan:
     """The plan of a stage with the price of its time; 0 where nothing is known of how long it takes."""
-    price = shadow_price(ways(stage), rows_rps, stage.replicas)
+    price = shadow_price(row_options(stage), rows_rps, stage.replicas)
     return stage.model_copy(update={"shadow_price": price, "shadow_price_at_rps": max(rows_rps, 0.0)})
 
 
-def repriced(stage: StagePlan, service_ratio: float) -> float:
-    """The price of time where batches take so many times what was profiled; a plan priced for no load keeps its own."""
+def observed_shadow_price(stage: StagePlan, service_ratio: float) -> float:
+    """The price of time where batches take so many times what was profiled; a plan with_shadow_price for no load keeps its own."""
     if not stage.shadow_price_at_rps:
         return stage.shadow_price
-    slower = [(seconds * service_ratio, accuracy) for seconds, accuracy in ways(stage)]
+    slower = [(seconds * service_ratio, accuracy) for seconds, accuracy in row_options(stage)]
     return shadow_price(slower, stage.shadow_price_at_rps, stage.replicas)
 
 
-def ways(stage: StagePlan) -> list[tuple[float, float]]:
+def row_options(stage: StagePlan) -> list[tuple[float, float]]:
     """(seconds of a row in full batches, accuracy) of each way to answer it, second looks among them."""
     seconds = {p.name: p.service_seconds.get(stage.batch_size, 0.0) / stage.batch_size for p in stage.points}
     found = [(seconds[point.name], point.accuracy) for point in stage.points]

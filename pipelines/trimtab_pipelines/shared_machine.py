@@ -9,9 +9,9 @@ class Machine(Model):
     """Its processor cores, and how many of them others than the replicas keep busy: router, door, callers."""
 
     cores: float = Field(gt=0)
-    others_cores: float = Field(ge=0)
+    other_cores: float = Field(ge=0)
 
     @property
-    def left_cores(self) -> float:
+    def available_cores(self) -> float:
         """Cores that replicas can compute on all the time; one at the least, which they then share."""
-        return max(self.cores - self.others_cores, 1.0)
+        return max(self.cores - self.other_cores, 1.0)

@@ -10,6 +10,7 @@ from trimtab_pipelines.accuracy_evidence import AccuracyBasis
 from trimtab_pipelines.chat_settings import ChatSettings
 from trimtab_pipelines.quantity import Cores, Fraction, Seconds
 from trimtab_pipelines.resource import ADVISORY_SUFFIX, Model, Name, Resource, require_unique
+from trimtab_pipelines.scheduling_policies import PolicyTraits, SchedulingPolicy, policy_traits
 from trimtab_pipelines.stages import (
     EMBEDDINGS_INPUT,
     GENERATION_OUTPUTS,
@@ -21,14 +22,11 @@ from trimtab_pipelines.stages import (
 from trimtab_pipelines.tensors import RequestInput
 from trimtab_pipelines.variants import Resources
 
-MOST_ROWS = 64
-"""The largest job that splits are computed for. A larger one goes in parts, and no batch of a split has more."""
-
-MOST_OPTIONS = 8192
+MAX_OPTIONS = 8192
 """Ways to run its stages that a pipeline may have: what one decision can compare in its time."""
 
-LEAST_DRAIN_SECONDS = 30.0
-MOST_DRAIN_SECONDS = 600.0
+MIN_DRAIN_SECONDS = 30.0
+MAX_DRAIN_SECONDS = 600.0
 """No promise keeps a node from being drained, or a rollout from going on, for longer."""
 
 
@@ -90,18 +88,18 @@ class ServiceLevel(Model):
     )
 
     @property
-    def start_seconds(self) -> float:
+    def first_response_seconds(self) -> float:
         """Time within which a response must begin; only a streamed response is incomplete by then."""
         return self.time_to_first_token_seconds or self.latency_seconds
 
     @property
     def drain_seconds(self) -> float:
         """How long a router or a replica that was told to stop waits for answers under way: those promised by then."""
-        return min(max(LEAST_DRAIN_SECONDS, self.latency_seconds), MOST_DRAIN_SECONDS)
+        return min(max(MIN_DRAIN_SECONDS, self.latency_seconds), MAX_DRAIN_SECONDS)
 
     @model_validator(mode="after")
-    def _first_before_last(self) -> Self:
-        if self.start_seconds > self.latency_seconds:
+    def _require_ttft_within_latency(self) -> Self:
+        if self.first_response_seconds > self.latency_seconds:
             raise ValueError("slo.timeToFirstToken is longer than slo.latency, which bounds the whole response")
         return self
 
@@ -179,27 +177,12 @@ class InferencePipelineSpec(Model):
         description="Predicted: drop a request once its predicted finish misses its deadline. Expired: once its "
         "deadline has passed. Never: not at all",
     )
-    scheduling_policy: Literal[
-        "EarliestDeadlineFirst",
-        "SlackFit",
-        "ModalityMix",
-        "TokenAdaptive",
-        "Mosel",
-        "AllModalities",
-        "Aggressive",
-        "Random",
-        "Otas",
-        "PetsLike",
-        "InfaasLike",
-    ] = Field(
+    scheduling_policy: SchedulingPolicy = Field(
         default="EarliestDeadlineFirst",
         description="How batches are formed. EarliestDeadlineFirst: the most urgent rows at the planned operating "
         "point. SlackFit: the largest batch at the most accurate point that its most urgent row has time for. "
         "ModalityMix: the first batch of the best plan for the whole queue, which may split a request's rows over "
-        "points. TokenAdaptive: the same by utility times accuracy, with batches that mix tasks. For comparison: Mosel "
-        "and Otas as in their papers; AllModalities, the most accurate point; Aggressive, the fastest that reaches the "
-        "floor; Random, faster in random order until no row is late; PetsLike, in arrival order at the planned point; "
-        "InfaasLike, in arrival order at the most accurate point that carries the load",
+        "points. TokenAdaptive: the same by utility times accuracy, with batches that mix tasks",
     )
     queue: Queue = Queue()
     chat: ChatSettings | None = Field(
@@ -223,22 +206,11 @@ class InferencePipelineSpec(Model):
     )
 
     @property
-    def falls_back(self) -> bool:
-        """Whether batches may be dispatched at other operating points of the variant than the planned one."""
-        return self.scheduling_policy != "EarliestDeadlineFirst"
-
-    @property
-    def escalates(self) -> bool:
-        """Whether low-confidence rows may run again at a more accurate operating point."""
-        return self.scheduling_policy in {"ModalityMix", "TokenAdaptive"}
-
-    @property
-    def most_batch_rows(self) -> int | None:
-        """Rows of the largest batch that its departure policy sends; None where any size leaves."""
-        return MOST_ROWS if self.scheduling_policy in {"ModalityMix", "Mosel", "Aggressive", "Random"} else None
+    def policy_traits(self) -> PolicyTraits:
+        return policy_traits(self.scheduling_policy)
 
     @cached_property
-    def chats(self) -> ChatSettings | None:
+    def chat_settings(self) -> ChatSettings | None:
         """How it takes chats; None where it is no pipeline that answers them."""
         asks = any((i.name, i.datatype, i.shape) == (MESSAGES_INPUT, "BYTES", ()) for i in self.inputs)
         writers = {stage.name for stage in self.stages if stage.generates}
@@ -246,19 +218,19 @@ class InferencePipelineSpec(Model):
         return (self.chat or ChatSettings()) if asks and answers >= {name for name, *_ in GENERATION_OUTPUTS} else None
 
     @cached_property
-    def order(self) -> tuple[Stage, ...]:
+    def ordered_stages(self) -> tuple[Stage, ...]:
         """The stages in an order in which each comes after all it reads from."""
         return graph.topological_order(self.stages)
 
     @cached_property
-    def domains(self) -> dict[str, str]:
+    def row_domains(self) -> dict[str, str]:
         """For each stage the tensor whose rows it runs on: `request` or `STAGE.outputs.TENSOR`."""
-        return graph.row_domains(self.inputs, self.order)
+        return graph.row_domains(self.inputs, self.ordered_stages)
 
     @cached_property
     def expected_rows(self) -> dict[str, float]:
         """Rows a stage is expected to run for each row of a request."""
-        return graph.expected_rows(self.order, self.domains)
+        return graph.expected_rows(self.ordered_stages, self.row_domains)
 
     def stage(self, name: str) -> Stage:
         """The stage of that name; KeyError names the ones there are."""
@@ -276,15 +248,15 @@ class InferencePipelineSpec(Model):
         graph.row_domains(self.inputs, graph.topological_order(self.stages))
         self._require_affordable()
         self._require_plannable()
-        self._require_writers()
+        self._require_generation_stage()
         self._require_encoders()
         return self
 
-    def _require_writers(self) -> None:
+    def _require_generation_stage(self) -> None:
         tokens = self.slo.time_to_first_token_seconds or self.slo.time_per_output_token_seconds
         if tokens and not any(stage.generates for stage in self.stages):
             raise ValueError("slo.timeToFirstToken and slo.timePerOutputToken require a stage of role Generate")
-        if self.chat is not None and self.chats is None:
+        if self.chat is not None and self.chat_settings is None:
             raise ValueError(
                 "chat requires an input messages BYTES [] and the outputs text, finish_reason and usage of a stage of "
                 "role Generate"
@@ -305,11 +277,11 @@ class InferencePipelineSpec(Model):
                         f"an encoder's output, and its input must be named {EMBEDDINGS_INPUT}"
                     )
             if stage.chooses_encoder_placement:
-                self._require_one_choice(stage)
+                self._require_same_images(stage)
         if any(output.source in kept for output in self.outputs):
             raise ValueError(f"outputs: {EMBEDDINGS_INPUT} of an encoder stage cannot be an output of the pipeline")
 
-    def _require_one_choice(self, stage: Stage) -> None:
+    def _require_same_images(self, stage: Stage) -> None:
         """Where one stage reads images either way, it must be of the same images, and nobody else may need them."""
         sources = {read.name: read.source for read in stage.inputs}
         encoder = self.stage(graph.split_reference(sources[EMBEDDINGS_INPUT])[0])
@@ -339,10 +311,10 @@ class InferencePipelineSpec(Model):
     def _require_plannable(self) -> None:
         ways = {stage.name: stage.option_count for stage in self.stages}
         total, largest = sum(ways.values()), max(ways, key=lambda name: ways[name])
-        if total > MOST_OPTIONS:
+        if total > MAX_OPTIONS:
             raise ValueError(
                 f"stages: {total} ways to run them (variants × operatingPoints × batchSizes), of which {largest} has "
-                f"{ways[largest]}; {MOST_OPTIONS} can be planned with: list fewer batchSizes or operatingPoints"
+                f"{ways[largest]}; {MAX_OPTIONS} can be planned with: list fewer batchSizes or operatingPoints"
             )
 
     def _require_affordable(self) -> None:
@@ -364,7 +336,7 @@ class InferencePipeline(Resource):
     spec: InferencePipelineSpec
 
     @model_validator(mode="after")
-    def _named_unlike_advice(self) -> Self:
+    def _require_unreserved_name(self) -> Self:
         if self.metadata.name.endswith(ADVISORY_SUFFIX):
             raise ValueError(
                 f"metadata.name {self.metadata.name!r} must not end in {ADVISORY_SUFFIX}: so end the PipelinePlans "

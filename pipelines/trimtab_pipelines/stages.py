@@ -117,7 +117,7 @@ class Stage(Model):
         return self.role == "Generate"
 
     @property
-    def chats(self) -> bool:
+    def serves_chats(self) -> bool:
         """Whether its replicas serve chats, and report what these hold."""
         return self.generates or self.encodes
 
@@ -144,17 +144,17 @@ class Stage(Model):
                 return variant
         raise KeyError(f"stage {self.name} has no variant {name!r}; it has: {', '.join(v.name for v in self.variants)}")
 
-    def reading_less(self, variant: str, point: str, given: Collection[str]) -> OperatingPoint | None:
+    def point_for_inputs(self, variant: str, point: str, given: Collection[str]) -> OperatingPoint | None:
         """The operating point that reads just what a request with these inputs has for another.
 
         None where it has all that one reads, and where there is no such point.
         """
         points, every = self.variant(variant), frozenset(each.name for each in self.inputs)
-        wanted = points.point(point).carried(self.inputs) or every
+        wanted = points.point(point).batch_inputs(self.inputs) or every
         there = wanted & frozenset(given)
         if there == wanted:
             return None
-        return next((each for each in points.points if each.carried(self.inputs) == there), None)
+        return next((each for each in points.points if each.batch_inputs(self.inputs) == there), None)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -166,16 +166,16 @@ class Stage(Model):
             raise ValueError(f"{where}: minReplicas {self.min_replicas} is above maxReplicas {self.max_replicas}")
         check_counts(self.name, self.outputs)
         self._require_modalities()
-        self._require_looks()
+        self._require_valid_escalations()
         check_confidence_output(self.name, self.confidence, self.outputs)
-        self._require_answers()
-        self._require_references()
-        self._require_parts()
-        self._require_chats()
-        self._require_pinned()
+        self._require_generation_outputs()
+        self._require_encoder_output()
+        self._require_colocated_inputs()
+        self._require_openai_containers()
+        self._require_valid_pin()
         return self
 
-    def _require_pinned(self) -> None:
+    def _require_valid_pin(self) -> None:
         """What is pinned must be there together: else no way to run the stage is left, and the plan drops all pins."""
         pin, where = self.pin, f"stage {self.name}: pin"
         among = [one for one in self.variants if pin.variant in {None, one.name}]
@@ -197,7 +197,7 @@ class Stage(Model):
             bounds = f"minReplicas {self.min_replicas} and maxReplicas {self.max_replicas}"
             raise ValueError(f"{where}.replicas {pin.replicas} does not lie between {bounds}")
 
-    def _require_answers(self) -> None:
+    def _require_generation_outputs(self) -> None:
         if not self.generates:
             return
         found = {(output.name, output.datatype, output.shape) for output in self.outputs if output.counted_by is None}
@@ -213,7 +213,7 @@ class Stage(Model):
                 f"them; read them from an encoder stage, not from {told.source}"
             )
 
-    def _require_references(self) -> None:
+    def _require_encoder_output(self) -> None:
         if not self.encodes:
             return
         found = [(output.name, output.datatype, output.shape, output.counted_by) for output in self.outputs]
@@ -222,7 +222,7 @@ class Stage(Model):
         if not any(read.name == IMAGES_INPUT and read.source.startswith("request.") for read in self.inputs):
             raise ValueError(f"stage {self.name}: role Encode requires an input {IMAGES_INPUT} from the request")
 
-    def _require_parts(self) -> None:
+    def _require_colocated_inputs(self) -> None:
         if not self.chooses_encoder_placement:
             return
         read = {each.name for each in self.inputs if each.optional}
@@ -232,11 +232,11 @@ class Stage(Model):
                 f"{IMAGES_INPUT}, from the request, and {EMBEDDINGS_INPUT}, from an encoder stage"
             )
 
-    def _require_chats(self) -> None:
+    def _require_openai_containers(self) -> None:
         """Require what a container of protocol OpenAI needs: whole chats and one operating point."""
         pulls = any(read.name == EMBEDDINGS_INPUT for read in self.inputs)
         for variant in self.variants:
-            if variant.container is None or not variant.container.chats:
+            if variant.container is None or not variant.container.serves_chats:
                 continue
             where = f"stage {self.name}: variant {variant.name} has a container of protocol OpenAI"
             if not self.generates or (pulls and not variant.colocated):
@@ -259,7 +259,7 @@ class Stage(Model):
                         f"{unknown[0]!r}, which is not one of the stage's inputs: {', '.join(sorted(inputs))}"
                     )
 
-    def _require_looks(self) -> None:
+    def _require_valid_escalations(self) -> None:
         """A second look needs a confidence to pick rows by, and another point of the same variant."""
         for variant in self.variants:
             known = {point.name for point in variant.operating_points}

@@ -15,15 +15,15 @@ from trimtab_pipelines.quantity import Cores, Fraction
 from trimtab_pipelines.resource import Model, Name
 from trimtab_pipelines.row_splits import (
     UNIT,
-    Batches,
+    BatchSplit,
     ParetoFront,
     SplitOption,
     cheapest_batches,
-    escalated,
+    escalation_option,
     pareto_fronts,
     undominated,
 )
-from trimtab_pipelines.spec import MOST_ROWS
+from trimtab_pipelines.scheduling_policies import MAX_SPLIT_ROWS
 
 
 class WayOut(Model):
@@ -114,7 +114,10 @@ class Escalation:
 
 
 def strategies_of(
-    variant: Variant, points: Sequence[PointCost], escalations: Iterable[Escalation] = (), most_rows: int = MOST_ROWS
+    variant: Variant,
+    points: Sequence[PointCost],
+    escalations: Iterable[Escalation] = (),
+    most_rows: int = MAX_SPLIT_ROWS,
 ) -> JobStrategies:
     """Compute all strategies of a variant from what was measured of its points."""
     batches = {point.name: cheapest_batches(point.batch_seconds, most_rows) for point in points}
@@ -132,13 +135,13 @@ def strategies_of(
     )
 
 
-def _plain(point: PointCost, batches: Batches) -> WayOut:
+def _plain(point: PointCost, batches: BatchSplit) -> WayOut:
     return WayOut(name=point.name, point=point.name, accuracy=point.accuracy, seconds=batches.seconds)
 
 
-def _escalating(escalation: Escalation, batches: Mapping[str, Batches]) -> WayOut:
+def _escalating(escalation: Escalation, batches: Mapping[str, BatchSplit]) -> WayOut:
     first, then = batches[escalation.first], batches[escalation.then]
-    way = escalated(escalation.name, first, then, escalation.share, escalation.accuracy)
+    way = escalation_option(escalation.name, first, then, escalation.share, escalation.accuracy)
     return WayOut(
         name=way.name,
         point=escalation.first,

@@ -2,7 +2,7 @@
 
 A pipeline says in its annotation `trimtab.dev/payloads` which of its inputs are drawn by which law, as
 `audio=librispeech, question=squad-question`. What is in them is noise, for models with random weights; how long they
-are decides how long a model takes. Load tester and profiler draw the same.
+are decides how long a model takes. Load tester and profiler draw_inputs the same.
 
 Every row of a tensor is padded to the law's longest, so that any rows form a batch; a model server drops the padding.
 """
@@ -20,7 +20,7 @@ from trimtab_pipelines.tensors import TensorSpec
 
 PAYLOADS_ANNOTATION = "trimtab.dev/payloads"
 DIMENSION_ANNOTATION = "trimtab.dev/default-dimension"
-DRAWN_BY = (PAYLOADS_ANNOTATION, DIMENSION_ANNOTATION)
+INPUT_ANNOTATIONS = (PAYLOADS_ANNOTATION, DIMENSION_ANNOTATION)
 """The annotations that say what inputs are like."""
 DEFAULT_DIMENSION = 16
 DIGITS_AV = "digits-av"
@@ -29,7 +29,7 @@ Array = NDArray[Any]
 NO_TOKEN = -1
 SAMPLES_PER_SECOND = 16_000
 TOKENS_PER_WORD = 1.3  # subwords, by the usual vocabularies of 30 to 60 thousand
-LEAST_ID, BEYOND_ID = 1_000, 10_000  # ordinary tokens of every vocabulary in use
+MIN_TOKEN_ID, END_TOKEN_ID = 1_000, 10_000  # ordinary tokens of every vocabulary in use
 LENGTH_SUFFIX = "_length"
 
 
@@ -40,13 +40,13 @@ def payloads_of(pipeline: InferencePipeline) -> str:
         ValueError: it says something else.
     """
     kind = pipeline.metadata.annotations.get(PAYLOADS_ANNOTATION, "random")
-    if kind_of(kind) not in {"digits", "random", DIGITS_AV, LMM_DIGITS} and "=" not in kind:
+    if payload_kind(kind) not in {"digits", "random", DIGITS_AV, LMM_DIGITS} and "=" not in kind:
         known = f"digits, {DIGITS_AV}, {LMM_DIGITS}, random, TENSOR=LAW"
         raise ValueError(f"metadata.annotations[{PAYLOADS_ANNOTATION}] {kind!r} is not known; there are: {known}")
     return kind
 
 
-def kind_of(payloads: str) -> str:
+def payload_kind(payloads: str) -> str:
     """What is said before the options, if there are any."""
     return payloads.partition(":")[0]
 
@@ -91,7 +91,7 @@ class LengthDistribution:
         shape = (len(lengths), round(self.most * self._unit))
         inside = np.arange(shape[1]) < lengths[:, None]
         if self.kind == "tokens":
-            return np.where(inside, random.integers(LEAST_ID, BEYOND_ID, shape, dtype=np.int64), NO_TOKEN)
+            return np.where(inside, random.integers(MIN_TOKEN_ID, END_TOKEN_ID, shape, dtype=np.int64), NO_TOKEN)
         return np.where(inside, 0.1 * random.standard_normal(shape, dtype=np.float32), np.float32(0))
 
     @property
@@ -104,7 +104,7 @@ def _words(mean: float, spread: float, least: int, most: int) -> LengthDistribut
 
 
 NOISE = "noise"
-LAWS: Mapping[str, LengthDistribution] = {
+DISTRIBUTIONS: Mapping[str, LengthDistribution] = {
     # Articles of XSum have 431 words on average (Narayan et al., EMNLP 2018); models read the first 512 tokens.
     "xsum-article": _words(431.07, 0.6, 16, 512),
     # Questions of SQuAD have 10.1 words on average (Reddy et al., TACL 7, 2019).
@@ -117,7 +117,7 @@ LAWS: Mapping[str, LengthDistribution] = {
 """Laws by the name a pipeline gives. The means are published; spreads and bounds are ours."""
 
 
-def read_laws(written: str, specs: Sequence[TensorSpec]) -> dict[str, str]:
+def parse_distributions(written: str, specs: Sequence[TensorSpec]) -> dict[str, str]:
     """Read `TENSOR=LAW, …`.
 
     Raises:
@@ -129,14 +129,18 @@ def read_laws(written: str, specs: Sequence[TensorSpec]) -> dict[str, str]:
         tensor, _, law = (piece.strip() for piece in part.partition("="))
         if tensor not in by_name:
             raise ValueError(f"payloads {part.strip()!r}: no input {tensor!r}; there are: {', '.join(by_name)}")
-        if law not in LAWS and law != NOISE:
-            raise ValueError(f"payloads {part.strip()!r}: no law {law!r}; there are: {', '.join([*LAWS, NOISE])}")
+        if law not in DISTRIBUTIONS and law != NOISE:
+            raise ValueError(
+                f"payloads {part.strip()!r}: no law {law!r}; there are: {', '.join([*DISTRIBUTIONS, NOISE])}"
+            )
         _require_fit(by_name[tensor], law)
         chosen[tensor] = law
     return chosen
 
 
-def draw(laws: Mapping[str, str], specs: Sequence[TensorSpec], count: int, seed: Sequence[int]) -> dict[str, Array]:
+def draw_inputs(
+    laws: Mapping[str, str], specs: Sequence[TensorSpec], count: int, seed: Sequence[int]
+) -> dict[str, Array]:
     """Draw `count` rows of each tensor with a law, and of TENSOR_length, the samples that are sound, where declared."""
     rows: dict[str, Array] = {}
     for spec in specs:
@@ -146,7 +150,7 @@ def draw(laws: Mapping[str, str], specs: Sequence[TensorSpec], count: int, seed:
         if laws[spec.name] == NOISE:
             rows[spec.name] = random.integers(0, 256, (count, *spec.shape), dtype=np.uint8)
             continue
-        law = LAWS[laws[spec.name]]
+        law = DISTRIBUTIONS[laws[spec.name]]
         lengths = law.lengths(count, random)
         rows[spec.name] = law.rows(lengths, random)
         if any(other.name == spec.name + LENGTH_SUFFIX for other in specs):
@@ -157,7 +161,7 @@ def draw(laws: Mapping[str, str], specs: Sequence[TensorSpec], count: int, seed:
 def _require_fit(spec: TensorSpec, law: str) -> None:
     if law == NOISE:
         fits, right = spec.datatype == "UINT8" and -1 not in spec.shape, "UINT8 of a fixed shape"
-    elif LAWS[law].kind == "tokens":
+    elif DISTRIBUTIONS[law].kind == "tokens":
         fits, right = (spec.datatype, spec.shape) == ("INT64", (-1,)), "INT64 [-1]"
     else:
         fits, right = (spec.datatype, spec.shape) == ("FP32", (-1,)), "FP32 [-1]"

@@ -20,16 +20,16 @@ TASK_INPUT = "task"
 """The input of a stage that tells its model which task each row is of, by number."""
 NO_TASK = -1
 """The number of no task: a row of it is answered with this label and confidence 0."""
-CARD = "trimtab-task"
+METADATA_KEY = "trimtab-task"
 """The metadata's key under which a card stands, as JSON."""
-MOST_BYTES = 16 * 2**20
+MAX_TASK_FILE_BYTES = 16 * 2**20
 """Of a task file."""
-MOST_TASKS = 64
+MAX_TASKS = 64
 """Of one variant."""
-MOST_CLASSES = 4096
-MOST_NUMBER = 9999
+MAX_CLASSES = 4096
+MAX_TASK_NUMBER = 9999
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
-GONE, _SUFFIX = ".gone", ".safetensors"
+REMOVED_SUFFIX, _SUFFIX = ".removed", ".safetensors"
 _LENGTH_BYTES = 8
 _FILE = re.compile(r"^(\d{1,4})-([a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)\.safetensors$")
 
@@ -38,7 +38,7 @@ class UnusableTask(UserError):
     """What should be a task file is none."""
 
 
-class TaskClass(Model):
+class TaskTerms(Model):
     """What requests of a task are granted that do not ask for anything else."""
 
     utility: float = Field(
@@ -49,7 +49,7 @@ class TaskClass(Model):
     )
 
 
-class Task(TaskClass):
+class Task(TaskTerms):
     """A task beside those of the weights; their numbers go on from the weights' own, in this order."""
 
     name: Name
@@ -59,28 +59,28 @@ class Task(TaskClass):
         description="Where its file is, as of weights; `trimtab train-task` writes one",
     )
     digest: str | None = Field(default=None, pattern=_DIGEST, description="Refuse a file whose SHA-256 is another")
-    gone: bool = Field(
+    removed: bool = Field(
         default=False,
         exclude_if=lambda gone: not gone,
         description="It was deleted: nobody answers it, and the line stands so that no other task gets its number",
     )
 
     @model_validator(mode="after")
-    def _there_or_gone(self) -> Self:
-        if self.gone == bool(self.storage_uri):
-            raise ValueError(f"task {self.name}: give either a storageUri or gone: true")
+    def _require_uri_or_removed(self) -> Self:
+        if self.removed == bool(self.storage_uri):
+            raise ValueError(f"task {self.name}: give either a storageUri or removed: true")
         return self
 
 
-class TaskRecord(TaskClass):
+class TaskRecord(TaskTerms):
     """What a task file tells of itself."""
 
-    classes: tuple[Annotated[str, Field(max_length=256)], ...] = Field(min_length=2, max_length=MOST_CLASSES)
+    classes: tuple[Annotated[str, Field(max_length=256)], ...] = Field(min_length=2, max_length=MAX_CLASSES)
     transformer: str = Field(pattern=_DIGEST, description="The transformer that it was trained on")
     accuracy_by_point: dict[Name, Accuracy] = Field(default_factory=dict, max_length=32)
 
 
-def task_record(content: bytes) -> TaskRecord:
+def parse_task_record(content: bytes) -> TaskRecord:
     """Read the card of a task file, given whole or by its first bytes.
 
     Raises:
@@ -91,12 +91,14 @@ def task_record(content: bytes) -> TaskRecord:
         raise UnusableTask("this is no safetensors file; `trimtab train-task` writes task files")
     try:
         header = json.loads(content[_LENGTH_BYTES : _LENGTH_BYTES + length])
-        return TaskRecord.model_validate_json(header["__metadata__"][CARD])
+        return TaskRecord.model_validate_json(header["__metadata__"][METADATA_KEY])
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise UnusableTask(f"the card of the task: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UnusableTask(f"a file without {CARD!r} among its metadata; `trimtab train-task` writes one") from error
+        raise UnusableTask(
+            f"a file without {METADATA_KEY!r} among its metadata; `trimtab train-task` writes one"
+        ) from error
 
 
 def file_name(number: int, name: str) -> str:
@@ -104,17 +106,17 @@ def file_name(number: int, name: str) -> str:
     return f"{number}-{name}{_SUFFIX}"
 
 
-def mark_name(number: int, name: str) -> str:
+def removed_marker_name(number: int, name: str) -> str:
     """The name of the file that says of a deleted task that its number was given away, in a folder of tasks."""
-    return f"{number}-{name}{GONE}"
+    return f"{number}-{name}{REMOVED_SUFFIX}"
 
 
 def parse_removed_marker(file: str) -> tuple[int, str] | None:
-    """Read what `mark_name` wrote; None for any other file."""
-    return number_and_name(f"{file.removesuffix(GONE)}{_SUFFIX}") if file.endswith(GONE) else None
+    """Read what `removed_marker_name` wrote; None for any other file."""
+    return parse_file_name(f"{file.removesuffix(REMOVED_SUFFIX)}{_SUFFIX}") if file.endswith(REMOVED_SUFFIX) else None
 
 
-def number_and_name(file: str) -> tuple[int, str] | None:
+def parse_file_name(file: str) -> tuple[int, str] | None:
     """Read what `file_name` wrote; None for any other file."""
     found = _FILE.match(file)
     return (int(found[1]), found[2]) if found else None

@@ -44,11 +44,11 @@ class ConfidenceCurve(Model):
 class MeasuredOn(Model):
     """All points of a variant on one kind of items."""
 
-    what: str = Field(min_length=1, max_length=1024, description="Which items, and what of them was held out")
+    description: str = Field(min_length=1, max_length=1024, description="Which items, and what of them was held out")
     samples: int = Field(gt=0)
     points: tuple[MeasuredPoint, ...] = Field(min_length=1, max_length=64)
     curves: tuple[ConfidenceCurve, ...] = Field(default=(), max_length=4096)
-    second_looks: dict[Name, tuple[Escalation, ...]] = Field(
+    escalations: dict[Name, tuple[Escalation, ...]] = Field(
         default_factory=dict, max_length=64, description="By operating point, at thresholds whose floors are tested"
     )
 
@@ -71,18 +71,18 @@ class MeasuredVariant(Model):
     name: Name
     on: dict[Name, MeasuredOn] = Field(min_length=1, max_length=16)
     temperatures: dict[Name, float] = Field(default_factory=dict, max_length=64, description="By operating point")
-    counts: Name = Field(description="Which of these kinds the pipeline's accuracies are of")
+    primary: Name = Field(description="Which of these kinds the pipeline's accuracies are of")
     training: dict[str, float] = Field(default_factory=dict, max_length=64, description="Seeds, steps, seconds, bytes")
 
     @property
-    def counted(self) -> MeasuredOn:
+    def primary_results(self) -> MeasuredOn:
         """What was measured on the kind that counts."""
-        return self.on[self.counts]
+        return self.on[self.primary]
 
     @model_validator(mode="after")
-    def _counts_a_kind(self) -> Self:
-        if self.counts not in self.on:
-            raise ValueError(f"variant {self.name}: counts {self.counts!r} is not one of: {', '.join(self.on)}")
+    def _require_known_primary(self) -> Self:
+        if self.primary not in self.on:
+            raise ValueError(f"variant {self.name}: primary {self.primary!r} is not one of: {', '.join(self.on)}")
         return self
 
 

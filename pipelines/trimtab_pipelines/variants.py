@@ -9,7 +9,7 @@ from trimtab_pipelines.accuracy_evidence import AccuracyEvidence, declared_accur
 from trimtab_pipelines.operating_point import AccuracyByTask, OperatingPoint
 from trimtab_pipelines.quantity import Bytes, Cores, Fraction
 from trimtab_pipelines.resource import Model, Name, is_empty, require_unique
-from trimtab_pipelines.tasks import MOST_TASKS, Task
+from trimtab_pipelines.tasks import MAX_TASKS, Task
 
 ParameterValue = bool | int | float | str
 
@@ -57,13 +57,13 @@ class Container(Model):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
 
     @property
-    def chats(self) -> bool:
+    def serves_chats(self) -> bool:
         """Whether it serves OpenAI chats instead of tensors."""
         return self.protocol == "OpenAI"
 
     @model_validator(mode="after")
-    def _ready_somewhere(self) -> Self:
-        if self.chats and self.ready_path == OPEN_INFERENCE_READY:
+    def _require_ready_path(self) -> Self:
+        if self.serves_chats and self.ready_path == OPEN_INFERENCE_READY:
             raise ValueError(
                 f"readyPath: {self.ready_path} is not served under protocol OpenAI; give its own, such as /health"
             )
@@ -99,13 +99,13 @@ class Variant(Model):
     accuracy_evidence: AccuracyEvidence = AccuracyEvidence()
     accuracy_by_task: AccuracyByTask = Field(
         default_factory=dict,
-        max_length=MOST_TASKS,
+        max_length=MAX_TASKS,
         exclude_if=is_empty,
         description="Accuracy on single tasks, where it was measured",
     )
     tasks: tuple[Task, ...] = Field(
         default=(),
-        max_length=MOST_TASKS,
+        max_length=MAX_TASKS,
         exclude_if=is_empty,
         description="Tasks beside those of the weights, for a family that takes some; every replica loads them",
     )
@@ -141,14 +141,14 @@ class Variant(Model):
         return (only,)
 
     @property
-    def addresses(self) -> tuple[str, ...]:
+    def storage_uris(self) -> tuple[str, ...]:
         """Where all that its replicas load is: weights, then tasks."""
-        return (self.storage_uri, *(task.storage_uri for task in self.present_tasks))
+        return (self.storage_uri, *(task.storage_uri for task in self.loaded_tasks))
 
     @property
-    def present_tasks(self) -> tuple[Task, ...]:
+    def loaded_tasks(self) -> tuple[Task, ...]:
         """Its tasks beside those of the weights, without those that were deleted."""
-        return tuple(task for task in self.tasks if not task.gone)
+        return tuple(task for task in self.tasks if not task.removed)
 
     def point(self, name: str) -> OperatingPoint:
         """The operating point of that name; KeyError names the ones there are."""

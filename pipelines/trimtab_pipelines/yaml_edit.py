@@ -70,12 +70,12 @@ def _look_edits(text: str, stage: str, variant: yaml.MappingNode, looks: Looks) 
         flows = point.flow_style or not found
         listed = _flow(found) if flows else _block(found, point.value[0][0].start_mark.column)
         if old is not None:
-            yield old[0].end_mark.index + 1, content_end(old[1]), listed  # right behind the colon
+            yield old[0].end_mark.index + 1, node_content_end(old[1]), listed  # right behind the colon
         elif flows:
             end = int(point.end_mark.index) - 1
             yield end, end, f", escalations:{listed}"
         else:
-            end = _line_end(text, content_end(point))
+            end = _line_end(text, node_content_end(point))
             yield end, end, "\n" + " " * point.value[0][0].start_mark.column + f"escalations:{listed}"
 
 
@@ -118,10 +118,10 @@ def _accuracy_edits(
     yield value.start_mark.index, value.end_mark.index, f"{accuracy.value:g}"
     fields: dict[str, str | list[str]] = {}
     if evidence is not None:
-        yield evidence.start_mark.index, content_end(evidence), f"{{{_evidence(accuracy)}}}"
+        yield evidence.start_mark.index, node_content_end(evidence), f"{{{_evidence(accuracy)}}}"
     else:
         fields["accuracyEvidence"] = f"{{{_evidence(accuracy)}}}"
-    told = {task: accuracy_in_line(one) for task, one in by_task.items()}
+    told = {task: flow_accuracy(one) for task, one in by_task.items()}
     if isinstance(tasks, yaml.MappingNode):
         yield from _task_edits(text, tasks, told)
     elif told:
@@ -134,23 +134,23 @@ def _task_edits(text: str, tasks: yaml.MappingNode, told: Mapping[str, str]) -> 
     """Those that stand there get what is told of them; the others join them."""
     there = {str(key.value): node for key, node in tasks.value}
     for task in there.keys() & told.keys():
-        yield there[task].start_mark.index, content_end(there[task]), told[task]
+        yield there[task].start_mark.index, node_content_end(there[task]), told[task]
     fresh = [f"{_word(task)}: {one}" for task, one in told.items() if task not in there]
     if fresh and tasks.flow_style:
         end = int(tasks.end_mark.index) - 1
         yield end, end, ", ".join(([""] if there else []) + fresh)
     elif fresh:
-        end, column = _line_end(text, content_end(tasks)), tasks.value[0][0].start_mark.column
+        end, column = _line_end(text, node_content_end(tasks)), tasks.value[0][0].start_mark.column
         yield end, end, "".join(f"\n{' ' * column}{each}" for each in fresh)
 
 
 def _behind(text: str, owner: yaml.MappingNode, place: yaml.Node, fields: Mapping[str, str | list[str]]) -> _Edit:
     """Put further fields of a mapping behind one of its values, in its style; lists are the fields of mappings."""
     if owner.flow_style:
-        end = content_end(place)
+        end = node_content_end(place)
         told = {name: one if isinstance(one, str) else f"{{{', '.join(one)}}}" for name, one in fields.items()}
         return end, end, "".join(f", {name}: {one}" for name, one in told.items())
-    end = _line_end(text, content_end(place))
+    end = _line_end(text, node_content_end(place))
     line = "\n" + " " * next(key.start_mark.column for key, node in owner.value if node is place)
     told = {
         name: f" {one}" if isinstance(one, str) else "".join(f"{line}  {each}" for each in one)
@@ -159,7 +159,7 @@ def _behind(text: str, owner: yaml.MappingNode, place: yaml.Node, fields: Mappin
     return end, end, "".join(f"{line}{name}:{one}" for name, one in told.items())
 
 
-def accuracy_in_line(accuracy: Accuracy) -> str:
+def flow_accuracy(accuracy: Accuracy) -> str:
     """An accuracy with its evidence, as it stands under `accuracyByTask`, in one line."""
     return f"{{value: {accuracy.value:g}, {_evidence(accuracy)}}}"
 
@@ -170,11 +170,11 @@ def _evidence(accuracy: Accuracy) -> str:
     return ", ".join([*(f"{name}: {_in_line(one)}" for name, one in told.items()), *digest])
 
 
-def content_end(node: yaml.Node) -> int:
+def node_content_end(node: yaml.Node) -> int:
     """Return where a node's own text ends; a block's mark lies behind the line ends and comments that follow it."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
-        return content_end(last[1] if isinstance(last, tuple) else last)
+        return node_content_end(last[1] if isinstance(last, tuple) else last)
     return int(node.end_mark.index)
 
 

@@ -23,12 +23,12 @@ TIMEOUT = "timeout"
 """Microseconds from arrival to answer."""
 PRIORITY = "priority"
 """1 is the highest; 0 means none in particular."""
-OWN_PREFIX = "trimtab."
+EXTENSION_PREFIX = "trimtab."
 ACCURACY_FLOOR = "trimtab.accuracy_floor"
 ACCURACY_PROBABILITY = "trimtab.accuracy_probability"
 UTILITY = "trimtab.utility"
 TASK = "trimtab.task"
-WISHES = (ACCURACY_FLOOR, ACCURACY_PROBABILITY, UTILITY, TASK)
+REQUEST_EXTENSIONS = (ACCURACY_FLOOR, ACCURACY_PROBABILITY, UTILITY, TASK)
 """Those of ours; others that begin as they do are refused, since a misspelt wish would be none."""
 
 # Parameters of a batch and of a replica's answer.
@@ -39,7 +39,7 @@ WAITED_SECONDS = "waited_seconds"
 
 # Parameters of an answer to a caller.
 EXPECTED_ACCURACY = "trimtab.expected_accuracy"
-PROVISIONAL = "trimtab.escalation_pending"
+ESCALATION_PENDING = "trimtab.escalation_pending"
 """True where rows were answered before the second look that was meant for them; absent where none was."""
 PLAN_GENERATION = "trimtab.plan_generation"
 
@@ -50,20 +50,20 @@ OPTIONAL = "trimtab.optional"
 
 TASKS = "tasks"
 """The tasks of a model that serves several, by number and parted by commas; nothing stands for a number not given."""
-TASKS_REFUSED = "tasks_refused"
+REJECTED_TASK_FILES = "rejected_task_files"
 """Which files of tasks a model leaves out, and why: a JSON object by their names. Absent where it took all."""
 
 
-TASKS_JUDGED = "tasks_judged"
+TASK_ACCURACIES = "task_accuracies"
 """How accurate operating points are on tasks that joined a model: a JSON object by task and point. Absent where nothing
 is known."""
-Judged = Mapping[str, Mapping[str, Accuracy]]
+TaskPointAccuracy = Mapping[str, Mapping[str, Accuracy]]
 """By task and operating point."""
-_JUDGED = TypeAdapter(dict[str, dict[str, Accuracy]])
+_TASK_ACCURACIES_ADAPTER = TypeAdapter(dict[str, dict[str, Accuracy]])
 
 
-def task_facts(
-    names: Sequence[str], refused: Mapping[str, str], judged: Judged = MappingProxyType({})
+def task_metadata(
+    names: Sequence[str], refused: Mapping[str, str], judged: TaskPointAccuracy = MappingProxyType({})
 ) -> dict[str, str]:
     """What a model that serves several tasks tells of them, as parameters of its metadata.
 
@@ -74,7 +74,7 @@ def task_facts(
     """
     told = {TASKS: ",".join(names)}
     if refused:
-        told[TASKS_REFUSED] = json.dumps(dict(refused))
+        told[REJECTED_TASK_FILES] = json.dumps(dict(refused))
     known = {
         task: {
             point: one.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"samples_digest"})
@@ -83,18 +83,18 @@ def task_facts(
         for task, by_point in judged.items()
         if by_point
     }
-    return told | ({TASKS_JUDGED: json.dumps(known)} if known else {})
+    return told | ({TASK_ACCURACIES: json.dumps(known)} if known else {})
 
 
-def tasks_of(facts: Mapping[str, object]) -> list[str]:
+def parse_tasks(facts: Mapping[str, object]) -> list[str]:
     """The tasks that a model tells, by number; none where it tells of none."""
     told = facts.get(TASKS)
     return told.split(",") if isinstance(told, str) and told else []
 
 
-def tasks_refused_of(facts: Mapping[str, object]) -> dict[str, str]:
+def parse_rejected_task_files(facts: Mapping[str, object]) -> dict[str, str]:
     """Why a model leaves files of tasks out, by their names; nothing where it says so otherwise than ours do."""
-    told = facts.get(TASKS_REFUSED)
+    told = facts.get(REJECTED_TASK_FILES)
     try:
         found = json.loads(told) if isinstance(told, str) else {}
     except (ValueError, RecursionError):
@@ -102,17 +102,17 @@ def tasks_refused_of(facts: Mapping[str, object]) -> dict[str, str]:
     return {name: str(why) for name, why in found.items()} if isinstance(found, dict) else {}
 
 
-def task_accuracies(facts: Mapping[str, object]) -> Judged:
+def parse_task_accuracies(facts: Mapping[str, object]) -> TaskPointAccuracy:
     """How accurate a model says its points are on tasks; nothing where it says so otherwise than ours do."""
-    told = facts.get(TASKS_JUDGED)
-    return _judged(told) if isinstance(told, str) else {}
+    told = facts.get(TASK_ACCURACIES)
+    return _parse_task_accuracies(told) if isinstance(told, str) else {}
 
 
 @lru_cache(maxsize=64)
-def _judged(told: str) -> Judged:
+def _parse_task_accuracies(told: str) -> TaskPointAccuracy:
     """Read once what replicas tell again and again."""
     try:
-        return _JUDGED.validate_json(told)
+        return _TASK_ACCURACIES_ADAPTER.validate_json(told)
     except ValidationError:
         return {}
 
@@ -130,7 +130,7 @@ def point_parameters(stage: str, variant: str, point: str) -> PointParameters:
     return PointParameters(*(f"trimtab.{stage}.{variant}.{point}.{name}" for name in PointParameters._fields))
 
 
-def number_of(parameter: object) -> float | None:
+def parse_number(parameter: object) -> float | None:
     """The number that a parameter of an answer is: over gRPC fractions go as text. None for anything else."""
     if isinstance(parameter, bool) or not isinstance(parameter, int | float | str):
         return None
@@ -155,7 +155,7 @@ class StageParameters(NamedTuple):
     service_seconds: str
     operating_points: str
     confidences: str
-    provisional: str
+    escalation_pending: str
     task: str
 
 

@@ -93,17 +93,17 @@ _Response = response_class("ModelInfer")
 _RAW_INPUT_CONTENTS: int = _Request.DESCRIPTOR.fields_by_name["raw_input_contents"].number
 
 
-def read_request(data: Buffer, most_typed_bytes: int) -> PendingRequest:
+def read_request(data: Buffer, max_typed_bytes: int) -> PendingRequest:
     """Read a serialised ModelInferRequest up to its tensors' descriptions; raw tensors share its memory.
 
     Args:
         data: the message as received.
-        most_typed_bytes: of everything but raw contents, of which protobuf makes many times as many.
+        max_typed_bytes: of everything but raw contents, of which protobuf makes many times as many.
 
     Raises:
         ProtocolError: it is malformed, or larger than that.
     """
-    rest, raw = extract_field(data, _RAW_INPUT_CONTENTS, most_typed_bytes)
+    rest, raw = extract_field(data, _RAW_INPUT_CONTENTS, max_typed_bytes)
     try:
         message = _Request.FromString(rest)
     except DecodeError as error:

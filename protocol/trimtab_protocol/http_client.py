@@ -80,7 +80,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self._transport is not None and self._waiter is None and not self._transport.is_closing()
 
     async def exchange(
-        self, head: bytes, body: Sequence[Buffer] = (), *, most_body_bytes: int = MAX_BODY_BYTES
+        self, head: bytes, body: Sequence[Buffer] = (), *, max_body_bytes: int = MAX_BODY_BYTES
     ) -> Reply:
         """Send a request and wait for its answer, of so many bytes at most; a cancelled wait closes the connection.
 
@@ -91,7 +91,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if transport is None or not self.usable:
             raise self._lost("the connection is closed")
         self._waiter = asyncio.get_running_loop().create_future()
-        self._most_body_bytes = most_body_bytes
+        self._most_body_bytes = max_body_bytes
         try:
             transport.writelines([head, *body])
             return await self._waiter

@@ -12,24 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trimtab_pipelines.edge_settings import Identity
+from trimtab_pipelines.edge_settings import ReplicaIdentity
 from trimtab_protocol.sanitize import printable
 
 log = logging.getLogger(__name__)
 
-Stamp = tuple[tuple[int, int, int], ...]
+FileVersions = tuple[tuple[int, int, int], ...]
 """By what a file that was replaced is told from the one before: of each its inode, size and time."""
 _NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"}
 
 
-class UnusableIdentity(ValueError):
+class InvalidIdentity(ValueError):
     """The files cannot be used; the message names them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Contexts:
-    connecting: ssl.SSLContext
-    accepting: ssl.SSLContext
+    client: ssl.SSLContext
+    server: ssl.SSLContext
 
 
 class MutualTls:
@@ -39,35 +39,35 @@ class MutualTls:
         identity: the files, and the name that others must bear.
 
     Raises:
-        UnusableIdentity: the files cannot be used as they are now.
+        InvalidIdentity: the files cannot be used as they are now.
     """
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: ReplicaIdentity) -> None:
         self._identity = identity
-        self._stamp = _stamp(identity)
+        self._stamp = _file_versions(identity)
         self._contexts = self._load()
         self._refusals: set[str] = set()
 
-    def connecting(self) -> ssl.SSLContext:
+    def client_context(self) -> ssl.SSLContext:
         """The context for a connection to be made now; the same object as long as the files stay the same."""
-        return self._current().connecting
+        return self._current().client
 
-    def listening(self) -> ssl.SSLContext:
+    def server_context(self) -> ssl.SSLContext:
         """A context to listen with: whoever connects is met with the files as they are then."""
         context = self._context(ssl.PROTOCOL_TLS_SERVER)
         context.sni_callback = self._meet
         return context
 
     def _meet(self, peer: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        peer.context = self._current().accepting  # authorities included: a session is verified by its context's
+        peer.context = self._current().server  # authorities included: a session is verified by its context's
 
     def _current(self) -> _Contexts:
-        stamp = _stamp(self._identity)
+        stamp = _file_versions(self._identity)
         if stamp != self._stamp:
             self._stamp = stamp
             try:
                 self._contexts = self._load()
-            except UnusableIdentity as error:  # files that are being written, perhaps
+            except InvalidIdentity as error:  # files that are being written, perhaps
                 log.warning("%s; the certificate before stays in use", error)
             else:
                 self._refusals.clear()
@@ -85,19 +85,17 @@ class MutualTls:
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an authority may have one above it
         if side == ssl.PROTOCOL_TLS_SERVER:
             context.num_tickets = 0
-        context.sslobject_class = _meeting(
+        context.sslobject_class = _peer_check(
             files.name, self._tell_refused if side == ssl.PROTOCOL_TLS_SERVER else _quiet
         )
         try:
             context.load_cert_chain(files.certificate, files.key, password=_no_password)
         except (OSError, ValueError) as error:
-            raise UnusableIdentity(
-                f"identity: certificate {files.certificate} with key {files.key}: {error}"
-            ) from error
+            raise InvalidIdentity(f"identity: certificate {files.certificate} with key {files.key}: {error}") from error
         try:
             context.load_verify_locations(files.ca)
         except (OSError, ValueError) as error:
-            raise UnusableIdentity(f"identity: ca {files.ca}: {error}") from error
+            raise InvalidIdentity(f"identity: ca {files.ca}: {error}") from error
         return context
 
     def _tell_refused(self, error: ssl.SSLError) -> None:
@@ -117,13 +115,13 @@ def explain_ssl_error(error: OSError) -> str:
     return str(error.strerror or error)
 
 
-def names_of(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
+def certificate_names(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
     """The DNS names and URIs that a certificate bears."""
     names = (certificate or {}).get("subjectAltName", ())
     return tuple(name for kind, name in names if kind in {"DNS", "URI"})
 
 
-def _meeting(wanted: str, tell: Callable[[ssl.SSLError], None]) -> type[ssl.SSLObject]:
+def _peer_check(wanted: str, tell: Callable[[ssl.SSLError], None]) -> type[ssl.SSLObject]:
     """What leads a handshake: it checks the name too, and tells why who is not let in is not."""
 
     class Meeting(ssl.SSLObject):
@@ -138,7 +136,7 @@ def _meeting(wanted: str, tell: Callable[[ssl.SSLError], None]) -> type[ssl.SSLO
                 raise
 
         def _check_name(self) -> None:
-            names = names_of(self.getpeercert())
+            names = certificate_names(self.getpeercert())
             if wanted and wanted not in names:
                 raise ssl.SSLCertVerificationError(
                     f"it is for {printable(', '.join(names), 200) or 'no name'}, not for {wanted}"
@@ -151,7 +149,7 @@ def _quiet(_: ssl.SSLError) -> None:
     """Tell nothing: who connects is told by what is raised."""
 
 
-def _stamp(identity: Identity) -> Stamp | None:
+def _file_versions(identity: ReplicaIdentity) -> FileVersions | None:
     try:
         found = [Path(file).stat() for file in (identity.certificate, identity.key, identity.ca)]
     except OSError:

@@ -9,16 +9,16 @@ from trimtab_protocol.tensors import Buffer
 
 MAX_FIELDS = 4096
 _LENGTH_DELIMITED = 2
-_MOST_VARINT_BYTES = 10
+_MAX_VARINT_BYTES = 10
 
 
-def extract_field(message: Buffer, field: int, most_other_bytes: int) -> tuple[bytes, list[memoryview]]:
+def extract_field(message: Buffer, field: int, max_other_bytes: int) -> tuple[bytes, list[memoryview]]:
     """Split a message.
 
     Args:
         message: as received.
         field: the number of the field of type bytes to take out.
-        most_other_bytes: of all other fields together.
+        max_other_bytes: of all other fields together.
 
     Returns:
         The message without the field, and the field's values as views.
@@ -42,9 +42,9 @@ def extract_field(message: Buffer, field: int, most_other_bytes: int) -> tuple[b
             continue
         rest.append(view[begins:position])
         rest_bytes += position - begins
-        if rest_bytes > most_other_bytes:
+        if rest_bytes > max_other_bytes:
             raise ProtocolError(
-                f"the message has more than {most_other_bytes} bytes besides raw contents; "
+                f"the message has more than {max_other_bytes} bytes besides raw contents; "
                 "send large tensors as raw_input_contents"
             )
     return b"".join(rest), taken
@@ -70,7 +70,7 @@ def _skip(view: memoryview, position: int, kind: int) -> tuple[memoryview, int]:
 
 def _varint(view: memoryview, position: int) -> tuple[int, int]:
     value = 0
-    for index, byte in enumerate(view[position : position + _MOST_VARINT_BYTES]):
+    for index, byte in enumerate(view[position : position + _MAX_VARINT_BYTES]):
         value |= (byte & 127) << 7 * index
         if byte <= 127:
             return value, position + index + 1

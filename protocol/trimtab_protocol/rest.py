@@ -40,12 +40,12 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 BINARY_CONTENT_TYPE = "application/octet-stream"
 JSON_CONTENT_TYPE = "application/json"
 BINARY_SIZE = "binary_data_size"
-_MOST_DIGITS = 15
+_MAX_DIGITS = 15
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _LONG_JSON_BYTES = 2**16
-_Described = tuple[TensorHeader, Callable[[], Tensor], int]
+_DescribedTensor = tuple[TensorHeader, Callable[[], Tensor], int]
 """A tensor, how to decode it, and how many bytes of binary data are its."""
-_TYPE_WORDS: Mapping[type, str] = {dict: "an object", list: "a list", str: "a string"}
+_TYPE_NAMES: Mapping[type, str] = {dict: "an object", list: "a list", str: "a string"}
 
 
 def decode_request(
@@ -222,7 +222,7 @@ def _loaded(text: bytes) -> Any:
 
 def _checked_length(header_length: str | int, body_bytes: int) -> int:
     text = str(header_length).strip()
-    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS) or int(text) > body_bytes:
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS) or int(text) > body_bytes:
         raise ProtocolError(
             f"{HEADER_LENGTH} is {header_length!r}; it must be an integer from 0 to the body's {body_bytes} bytes"
         )
@@ -232,7 +232,7 @@ def _checked_length(header_length: str | int, body_bytes: int) -> int:
 def _field(owner: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
     value = owner.get(key)
     if value is not None and not isinstance(value, kind):
-        raise ProtocolError(f"{where}: {key!r} must be {_TYPE_WORDS[kind]}")
+        raise ProtocolError(f"{where}: {key!r} must be {_TYPE_NAMES[kind]}")
     return value
 
 
@@ -253,12 +253,12 @@ def _requested_outputs(header: Mapping[str, Any]) -> Iterable[RequestedOutput]:
         yield RequestedOutput(output["name"], _parameters(output, f"output {output['name']!r}"))
 
 
-def _describe_tensors(field: str, entries: object, binary: memoryview) -> tuple[_Described, ...]:
+def _describe_tensors(field: str, entries: object, binary: memoryview) -> tuple[_DescribedTensor, ...]:
     if not isinstance(entries, list):
         raise ProtocolError(f"{field!r} must be a list of tensors")
     if len(entries) > MAX_TENSORS:
         raise ProtocolError(f"{field!r} hold {len(entries)} tensors; send at most {MAX_TENSORS}")
-    described: list[_Described] = []
+    described: list[_DescribedTensor] = []
     position = 0
     for entry in entries:
         described.append(_describe_tensor(field, entry, binary[position:]))
@@ -273,7 +273,7 @@ def _describe_tensors(field: str, entries: object, binary: memoryview) -> tuple[
     return tuple(described)
 
 
-def _describe_tensor(field: str, entry: object, binary: memoryview) -> _Described:
+def _describe_tensor(field: str, entry: object, binary: memoryview) -> _DescribedTensor:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise ProtocolError(f"each of {field!r} must be an object with a 'name'")
     name, datatype, shape = entry["name"], entry.get("datatype"), entry.get("shape")

@@ -10,25 +10,25 @@ _HEAD_BYTES = 600
 _GAP = " … "
 
 
-def printable(text: str, most_bytes: int = MAX_TEXT_BYTES) -> str:
+def printable(text: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
     """A text as it may be told or logged: control characters escaped, its middle cut where it is too long.
 
     Beginning and end are kept: a message of ours names the culprit in the one, and what would be right in the other.
     """
-    if len(text) > 2 * most_bytes:  # so that a long one costs no more than a short one
-        text = text[:most_bytes] + text[-most_bytes:]
+    if len(text) > 2 * max_bytes:  # so that a long one costs no more than a short one
+        text = text[:max_bytes] + text[-max_bytes:]
         cut = True
     else:
         cut = False
     if not text.isprintable():
         text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-    if not cut and len(text) <= most_bytes // 4:  # no character has more than four bytes
+    if not cut and len(text) <= max_bytes // 4:  # no character has more than four bytes
         return text
     encoded = text.encode()
-    if not cut and len(encoded) <= most_bytes:
+    if not cut and len(encoded) <= max_bytes:
         return text
-    head = min(_HEAD_BYTES, most_bytes // 2)
-    tail = most_bytes - head - len(_GAP.encode())
+    head = min(_HEAD_BYTES, max_bytes // 2)
+    tail = max_bytes - head - len(_GAP.encode())
     return encoded[:head].decode(errors="ignore") + _GAP + encoded[-tail:].decode(errors="ignore")
 
 

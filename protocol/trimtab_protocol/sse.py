@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 from trimtab_protocol.errors import ProtocolError
 
-MOST_EVENT_BYTES = 2**20
+MAX_EVENT_BYTES = 2**20
 
 
 class SseParser:
     """Turns bytes into events, each its kind and its data."""
 
-    def __init__(self, most_bytes: int = MOST_EVENT_BYTES) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._most_bytes = max_bytes
         self._rest = b""
         self._kind = ""
         self._data: list[bytes] = []

@@ -55,7 +55,7 @@ trimtab_decisions_total{namespace="a",pipeline="p",outcome="changed"} 2
 trimtab_plan_changed_timestamp_seconds{namespace="a",pipeline="p"} 1700000000
 trimtab_last_change_info{namespace="a",pipeline="p",change="read: l for m, since the load fell"} 1
 trimtab_forecast_error_ratio{namespace="a",pipeline="p"} 0.1
-trimtab_replicas{namespace="a",pipeline="p",stage="read",hosting="shared",state="desired"} 2
+trimtab_replicas{namespace="a",pipeline="p",stage="read",replica_group="shared",state="desired"} 2
 trimtab_allocated_cores{namespace="a",pipeline="p"} 2
 trimtab_condition{namespace="a",pipeline="p",type="Ready",status="True"} 1
 trimtab_condition{namespace="a",pipeline="p",type="MetricsAvailable",status="True"} 1

@@ -21,7 +21,7 @@ from tests.charts.helm import (
 )
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.documents import load_pools
-from trimtab_pipelines.edge_settings import Identity
+from trimtab_pipelines.edge_settings import ReplicaIdentity
 
 UPDATE = "TRIMTAB_UPDATE_GOLDENS"
 
@@ -141,7 +141,7 @@ def test_the_operator_reads_what_the_chart_tells_it():
     assert wide.api_server_ports == (443, 16443)
     assert [rule["ports"][0]["port"] for rule in wide.extra_egress] == [4317]
     folder, told = "/etc/trimtab-replicas", wide.edge.replicas
-    assert told == Identity(
+    assert told == ReplicaIdentity(
         certificate=f"{folder}/tls.crt",
         key=f"{folder}/tls.key",
         ca=f"{folder}/ca.crt",

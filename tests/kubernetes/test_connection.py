@@ -87,7 +87,7 @@ async def test_who_does_not_lead_any_more_does_not_write_when_the_server_has_roo
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "there"}}
     async with connected(server, tmp_path) as cluster:
         with pytest.raises(Unreachable, match="not certain that this process leads"):
-            await cluster.guarded(lambda: next(leads)).create(body, manager="one")
+            await cluster.with_write_guard(lambda: next(leads)).create(body, manager="one")
 
     assert server.asked == 1
 

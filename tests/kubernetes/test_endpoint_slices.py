@@ -4,7 +4,7 @@ import pytest
 
 from tests.builders import a_pipeline, a_stage, a_variant
 from trimtab_adapter.cluster.router_metrics_source import Address, addresses
-from trimtab_kubernetes.endpoint_slices import Backend, read_slice
+from trimtab_kubernetes.endpoint_slices import Backend, parse_endpoint_slice
 from trimtab_pipelines.kubernetes_names import STAGE_LABEL, VARIANT_LABEL_PREFIX
 from trimtab_router.watchers.endpoint_slices import endpoints_of
 
@@ -19,7 +19,7 @@ def a_slice(address="10.0.0.1", conditions=None, **fields):
 
 
 def backend(found) -> Backend:
-    (only,) = read_slice(found).backends
+    (only,) = parse_endpoint_slice(found).backends
     return only
 
 
@@ -68,5 +68,5 @@ def test_an_address_is_written_as_it_stands_before_a_port(address, host):
 
 
 def test_what_a_slice_leaves_out_is_empty():
-    found = read_slice({"metadata": {"name": "bare"}, "ports": None, "endpoints": [{"addresses": []}]})
+    found = parse_endpoint_slice({"metadata": {"name": "bare"}, "ports": None, "endpoints": [{"addresses": []}]})
     assert (found.labels, found.ports, found.backends) == ({}, {}, ())

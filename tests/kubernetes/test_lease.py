@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from trimtab_kubernetes import Cluster, Conflict, Unreachable
-from trimtab_kubernetes.lease import Lease, Timing, leading
+from trimtab_kubernetes.lease import Lease, Timing, leader_election
 
-QUICK = Timing(lease_seconds=1, renew_within_seconds=0.5, every_seconds=0.05)
+QUICK = Timing(lease_duration_seconds=1, renew_deadline_seconds=0.5, retry_period_seconds=0.05)
 
 
 async def forever() -> None:
@@ -37,8 +37,8 @@ async def test_who_stops_lets_go_though_its_last_renewal_came_in_between(cluster
 
     monkeypatch.setattr(cluster, "replace", replaced)
     lease = Lease(cluster, namespace, "leader", "one")
-    async with leading(lease, forever), asyncio.timeout(60):
-        while not lease.held:  # noqa: ASYNC110 - nothing tells
+    async with leader_election(lease, forever), asyncio.timeout(60):
+        while not lease.is_held:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.01)
         assert await holder(cluster, namespace) == "one"
 
@@ -48,8 +48,8 @@ async def test_who_stops_lets_go_though_its_last_renewal_came_in_between(cluster
 
 async def test_who_stops_leaves_anothers_lease_alone(cluster, namespace):
     first, second = (Lease(cluster, namespace, "leader", name) for name in ("one", "two"))
-    async with leading(first, forever), asyncio.timeout(60):
-        while not first.held:  # noqa: ASYNC110 - nothing tells
+    async with leader_election(first, forever), asyncio.timeout(60):
+        while not first.is_held:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.01)
         await second.release()
         assert await holder(cluster, namespace) == "one"
@@ -70,10 +70,10 @@ class Work:
 
 
 @asynccontextmanager
-async def a_leader(cluster: Cluster, namespace: str, *, go_on: bool = False):
+async def a_leader(cluster: Cluster, namespace: str, *, keep_running: bool = False):
     """Lead with a lease of a second, while the block runs."""
     lease, work = Lease(cluster, namespace, "leader", "one", QUICK), Work()
-    async with leading(lease, work, go_on=go_on), asyncio.timeout(60):
+    async with leader_election(lease, work, keep_running=keep_running), asyncio.timeout(60):
         await work.began.wait()
         yield lease, work
 
@@ -92,7 +92,7 @@ async def take_away(cluster: Cluster, namespace: str, by: str) -> None:
 
 
 async def test_a_lease_nobody_renews_is_taken_once_it_has_run_out_and_not_before(cluster, namespace):
-    gone = Lease(cluster, namespace, "leader", "gone", Timing(lease_seconds=2))
+    gone = Lease(cluster, namespace, "leader", "gone", Timing(lease_duration_seconds=2))
     await cluster.create(gone._body(), manager="gone")
     began = time.monotonic()
     async with a_leader(cluster, namespace):
@@ -102,39 +102,39 @@ async def test_a_lease_nobody_renews_is_taken_once_it_has_run_out_and_not_before
         assert found["spec"]["leaseTransitions"] == 1
 
 
-@pytest.mark.parametrize("go_on", [False, True])
-async def test_who_finds_another_in_its_place_stops(cluster, namespace, go_on):
-    async with a_leader(cluster, namespace, go_on=go_on) as (lease, work):
+@pytest.mark.parametrize("keep_running", [False, True])
+async def test_who_finds_another_in_its_place_stops(cluster, namespace, keep_running):
+    async with a_leader(cluster, namespace, keep_running=keep_running) as (lease, work):
         await take_away(cluster, namespace, "other")
         await work.stopped.wait()
-        assert not lease.held
+        assert not lease.is_held
     assert await holder(cluster, namespace) == "other"
 
 
 async def test_who_cannot_renew_stops_by_itself(cluster, namespace):
     reachable = asyncio.Event()
     reachable.set()
-    async with a_leader(cluster.guarded(reachable.is_set), namespace) as (lease, work):
+    async with a_leader(cluster.with_write_guard(reachable.is_set), namespace) as (lease, work):
         reachable.clear()
         await work.stopped.wait()
-        assert not lease.held
+        assert not lease.is_held
         assert await holder(cluster, namespace) == "one"  # nobody has taken it: it did not wait for that
 
 
 async def test_who_goes_on_meanwhile_is_certain_of_nothing_until_it_has_renewed(cluster, namespace):
     reachable = asyncio.Event()
     reachable.set()
-    async with a_leader(cluster.guarded(reachable.is_set), namespace, go_on=True) as (lease, work):
-        writes = cluster.guarded(lambda: lease.held)
+    async with a_leader(cluster.with_write_guard(reachable.is_set), namespace, keep_running=True) as (lease, work):
+        writes = cluster.with_write_guard(lambda: lease.is_held)
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "written", "namespace": namespace}}
         reachable.clear()
-        while lease.held:  # noqa: ASYNC110 - nothing tells
+        while lease.is_held:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.01)
         with pytest.raises(Unreachable, match="not certain that this process leads"):
             await writes.apply(body, manager="one")
         assert await writes.get("ConfigMap", namespace, "written") is None
         assert not work.stopped.is_set()
         reachable.set()
-        while not lease.held:  # noqa: ASYNC110 - nothing tells
+        while not lease.is_held:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.01)
         assert not work.stopped.is_set()

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from trimtab_kubernetes.conditions import MOST_MESSAGE, conditions, failing, ok
+from trimtab_kubernetes.conditions import MAX_MESSAGE, conditions, failing, ok
 from trimtab_kubernetes.events import event
 from trimtab_kubernetes.objects import owner_reference
-from trimtab_kubernetes.times import rfc3339, rfc3339_micro, seconds_of
+from trimtab_kubernetes.times import parse_rfc3339, rfc3339, rfc3339_micro
 
 NOW = 1_700_000_000.25
 PIPELINE: dict[str, Any] = {
@@ -23,7 +23,7 @@ def test_a_transition_is_timed_when_the_status_changes_and_only_then():
     assert first["lastTransitionTime"] == same["lastTransitionTime"] == rfc3339(NOW)
     assert (same["reason"], same["observedGeneration"]) == ("Better", 2)
     assert other["lastTransitionTime"] == rfc3339(NOW + 90)
-    assert len(other["message"]) == MOST_MESSAGE
+    assert len(other["message"]) == MAX_MESSAGE
 
 
 def told(about: dict[str, Any], decision: str, now_seconds: float = NOW) -> dict[str, Any]:
@@ -56,4 +56,4 @@ def test_an_owner_is_named_by_its_uid():
 def test_times_are_written_as_kubernetes_does():
     assert rfc3339(NOW) == "2023-11-14T22:13:20Z"
     assert rfc3339_micro(NOW) == "2023-11-14T22:13:20.250000Z"
-    assert seconds_of(rfc3339(NOW)) == int(NOW)
+    assert parse_rfc3339(rfc3339(NOW)) == int(NOW)

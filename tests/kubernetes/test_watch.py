@@ -9,7 +9,7 @@ import pytest
 from tests.adapter.clusters import a_pipeline_of, profile_bodies
 from tests.control_plane import TOKEN
 from tests.kubernetes.test_client import a_config_map
-from tests.relay import before_the_api_server
+from tests.tcp_relay import before_the_api_server
 from trimtab_kubernetes import Change, Cluster, Unreachable, list_and_watch
 from trimtab_kubernetes.client import Listing
 from trimtab_kubernetes.kinds import Kind

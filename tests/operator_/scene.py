@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.builders import a_plan, a_point_profile, a_profile
-from tests.operator_.machinery import Machinery
+from tests.operator_.fake_controllers import Machinery
 from trimtab_kubernetes import Cluster
 from trimtab_operator.controller import Controller
 from trimtab_operator.metrics import Metrics
@@ -122,9 +122,9 @@ class Site:
         """The replicas of each hosting group that is there."""
         found = (await self.cluster.list("Deployment", self.namespace)).items
         return {
-            d["metadata"]["labels"]["trimtab.dev/hosting"]: d["spec"]["replicas"]
+            d["metadata"]["labels"]["trimtab.dev/replica-group"]: d["spec"]["replicas"]
             for d in found
-            if "trimtab.dev/hosting" in d["metadata"].get("labels", {})
+            if "trimtab.dev/replica-group" in d["metadata"].get("labels", {})
         }
 
     async def good_plan(self) -> int | None:

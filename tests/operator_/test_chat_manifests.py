@@ -9,11 +9,11 @@ from tests.builders import a_pipeline
 from tests.operator_.scene import SETTINGS
 from tests.router.chats import a_chat_pipeline
 from tests.router.engines import an_engine_pipeline
-from trimtab_operator.manifests.hosting_sets import deployment, service
 from trimtab_operator.manifests.pod_monitors import replica_monitors
+from trimtab_operator.manifests.replica_groups import deployment, service
 from trimtab_operator.reconcile import reconcile
 from trimtab_operator.reconciliation.observed_state import ObservedState
-from trimtab_pipelines.replica_groups import hosting_groups
+from trimtab_pipelines.replica_groups import replica_groups
 from trimtab_pipelines.spec import InferencePipeline
 
 
@@ -23,7 +23,7 @@ def engine() -> list[dict[str, Any]]:
     document["metadata"] |= {"namespace": "team", "uid": "1234"}
     pipeline = InferencePipeline.model_validate(document)
     (stage,) = pipeline.spec.stages
-    (group,) = hosting_groups(stage)
+    (group,) = replica_groups(stage)
     return [
         deployment(pipeline, stage, group, SETTINGS, replicas=1, surge=True),
         service(pipeline, stage, group, SETTINGS),
@@ -36,7 +36,7 @@ def chatting() -> list[dict[str, Any]]:
     document["metadata"] |= {"namespace": "team", "uid": "1234"}
     pipeline = InferencePipeline.model_validate(document)
     (stage,) = pipeline.spec.stages
-    (group,) = hosting_groups(stage)
+    (group,) = replica_groups(stage)
     return [deployment(pipeline, stage, group, SETTINGS, replicas=1, surge=True), *replica_monitors(pipeline)]
 
 

@@ -10,20 +10,20 @@ import pytest
 import yaml
 
 from tests.builders import a_pipeline, a_pipeline_document, a_plan, a_point_profile, a_profile, a_stage, a_variant
-from tests.definitions import define
+from tests.crds import define
 from tests.operator_.scene import SETTINGS, Site
 from tests.operator_.test_chat_manifests import chatting, engine
 from trimtab_kubernetes import Cluster
-from trimtab_operator.manifests.hosting_sets import deployment, hosting_set_budget, memory_bytes, service
 from trimtab_operator.manifests.network_policies import network_policies
 from trimtab_operator.manifests.profile_jobs import profile_job, profiler_account
-from trimtab_operator.manifests.routers import router_objects, trimmed
+from trimtab_operator.manifests.replica_groups import deployment, memory_bytes, replica_group_budget, service
+from trimtab_operator.manifests.routers import router_objects, router_pipeline
 from trimtab_operator.manifests.seldon import seldon_deployment
 from trimtab_operator.reconciliation.object_diff import contains
 from trimtab_operator.settings import Settings
-from trimtab_pipelines.edge_settings import EdgeSettings, Identity, Tls
-from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, missing_tasks, profile_tasks
-from trimtab_pipelines.replica_groups import hosting_groups
+from trimtab_pipelines.edge_settings import EdgeSettings, EdgeTls, ReplicaIdentity
+from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, missing_profile_tasks, profile_tasks
+from trimtab_pipelines.replica_groups import replica_groups
 from trimtab_pipelines.spec import InferencePipeline
 
 GOLDEN = Path(__file__).parents[1] / "data" / "operating"
@@ -53,16 +53,16 @@ def a_document() -> dict[str, Any]:
 
 PIPELINE = InferencePipeline.model_validate(a_document())
 STAGE = PIPELINE.spec.stages[0]
-GROUPS = {variant.name: group for group in hosting_groups(STAGE) for variant in group.variants}
+GROUPS = {variant.name: group for group in replica_groups(STAGE) for variant in group.variants}
 
 
 IDENTITY = "/etc/trimtab-replicas"
 SECURE = replace(
     SETTINGS,
     edge=EdgeSettings(
-        tls=Tls(certificate="/etc/trimtab-tls/tls.crt", key="/etc/trimtab-tls/tls.key"),
+        tls=EdgeTls(certificate="/etc/trimtab-tls/tls.crt", key="/etc/trimtab-tls/tls.key"),
         keys_secret="callers",
-        replicas=Identity(
+        replicas=ReplicaIdentity(
             certificate=f"{IDENTITY}/tls.crt", key=f"{IDENTITY}/tls.key", ca=f"{IDENTITY}/ca.crt", name="replicas.team"
         ),
     ),
@@ -80,7 +80,7 @@ def hosting_set(variant: str, settings: Settings = SETTINGS) -> list[dict[str, A
     return [
         deployment(PIPELINE, STAGE, group, settings, replicas=2, surge=True),
         service(PIPELINE, STAGE, group, settings),
-        hosting_set_budget(PIPELINE, STAGE, group),
+        replica_group_budget(PIPELINE, STAGE, group),
     ]
 
 
@@ -151,7 +151,7 @@ def test_pods_have_as_long_to_stop_as_an_answer_was_promised_to_take(latency: st
     document["spec"]["slo"] = {"latency": latency}
     pipeline = InferencePipeline.model_validate(document)
     written = router_objects(pipeline, None, SETTINGS, pod_monitor=False)
-    for group in hosting_groups(pipeline.spec.stages[0]):
+    for group in replica_groups(pipeline.spec.stages[0]):
         written.append(deployment(pipeline, pipeline.spec.stages[0], group, SETTINGS, replicas=1, surge=True))
     pods = [one["spec"]["template"]["spec"] for one in written if one["kind"] == "Deployment"]
 
@@ -169,7 +169,7 @@ def test_a_pipeline_may_bring_an_image_with_families_of_its_own() -> None:
     """Its model servers and its profiler run it, and what was measured with another image no longer counts."""
     ours, theirs = a_pipeline(), a_pipeline(modelServerImage="registry/acme:1")
     (stage,) = theirs.spec.stages
-    (group,) = hosting_groups(stage)
+    (group,) = replica_groups(stage)
     (before,), (task,) = profile_tasks(ours), profile_tasks(theirs)
     pods = (deployment(theirs, stage, group, SETTINGS, replicas=1, surge=True), profile_job(theirs, task, SETTINGS))
     images = [pod["spec"]["template"]["spec"]["containers"][0]["image"] for pod in pods]
@@ -184,7 +184,7 @@ def test_what_is_measured_is_what_the_user_says_of_its_inputs() -> None:
     theirs.metadata.annotations.update({"trimtab.dev/payloads": "x=frames", "kubectl.kubernetes.io/other": "y"})
     (before,), (task,) = profile_tasks(ours), profile_tasks(theirs)
 
-    assert trimmed(theirs).metadata.annotations == {"trimtab.dev/payloads": "x=frames"}
+    assert router_pipeline(theirs).metadata.annotations == {"trimtab.dev/payloads": "x=frames"}
     assert task.fingerprint != before.fingerprint
 
 
@@ -215,9 +215,9 @@ def test_sizes_that_one_slo_left_out_are_measured_for_a_longer_one_and_for_no_ot
     complete.metadata.annotations[FINGERPRINT_ANNOTATION] = task.fingerprint
     cut = complete.model_copy(update={"spec": complete.spec.model_copy(update={"longest_batch_seconds": 0.5})})
 
-    assert [missing_tasks(within(latency), [complete]) for latency in ("100ms", "500ms", "10s")] == [(), (), ()]
-    assert [missing_tasks(within(latency), [cut]) for latency in ("100ms", "500ms")] == [(), ()]
-    (again,) = missing_tasks(within("10s"), [cut])
+    assert [missing_profile_tasks(within(latency), [complete]) for latency in ("100ms", "500ms", "10s")] == [(), (), ()]
+    assert [missing_profile_tasks(within(latency), [cut]) for latency in ("100ms", "500ms")] == [(), ()]
+    (again,) = missing_profile_tasks(within("10s"), [cut])
     assert again.fingerprint == task.fingerprint
     names = {profile_job(within("500ms"), one, SETTINGS)["metadata"]["name"] for one in (task, again)}
     assert len(names) == 2
@@ -253,7 +253,7 @@ async def test_the_api_server_takes_every_manifest_and_adds_nothing_we_would_fig
         *router_objects(pipeline, a_plan(pipeline), SETTINGS, pod_monitor=False),
         *network_policies(pipeline, SETTINGS),
     ]
-    for group in hosting_groups(stage):
+    for group in replica_groups(stage):
         manifests += [
             deployment(pipeline, stage, group, SETTINGS, replicas=1, surge=True),
             service(pipeline, stage, group, SETTINGS),
@@ -408,7 +408,7 @@ def test_a_task_more_is_another_template_so_that_replicas_are_replaced():
         document = a_pipeline_document([a_stage(variants=[a_variant(**changes)])])
         pipeline = InferencePipeline.model_validate(document)
         (stage,) = pipeline.spec.stages
-        return deployment(pipeline, stage, hosting_groups(stage)[0], SETTINGS, replicas=1, surge=False)
+        return deployment(pipeline, stage, replica_groups(stage)[0], SETTINGS, replicas=1, surge=False)
 
     task = {"name": "late", "storageUri": "s3://models/late.safetensors", "utility": 0.5}
     before, after = deployed(), deployed(tasks=[task])

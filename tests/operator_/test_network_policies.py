@@ -11,7 +11,7 @@ from tests.router.chats import a_chat_pipeline
 from tests.router.parted import parted
 from trimtab_operator.manifests.network_policies import network_policies
 from trimtab_operator.settings import Settings
-from trimtab_pipelines.edge_settings import EdgeSettings, Identity
+from trimtab_pipelines.edge_settings import EdgeSettings, ReplicaIdentity
 from trimtab_pipelines.spec import InferencePipeline
 
 DEFAULT = Settings()
@@ -109,7 +109,7 @@ def test_while_the_port_of_a_container_changes_pods_of_before_are_reached_at_the
 
 
 def test_with_an_identity_a_container_of_the_users_is_reached_only_where_it_is_guarded():
-    guarded = replace(DEFAULT, edge=EdgeSettings(replicas=Identity(certificate="/a", key="/b", ca="/c")))
+    guarded = replace(DEFAULT, edge=EdgeSettings(replicas=ReplicaIdentity(certificate="/a", key="/b", ca="/c")))
     for direction, pods in (("Ingress", (SERVER, ROUTER)), ("Egress", (ROUTER, SERVER))):
         assert allows(policies(CONTAINER, settings=guarded), direction, *pods, 9443)
         assert not allows(policies(CONTAINER, settings=guarded), direction, *pods, 8000)

@@ -15,10 +15,10 @@ import pytest
 from tests.builders import a_pipeline_document
 from tests.operator_.scene import Site
 from tests.ports import held_port
-from tests.relay import before_the_api_server
+from tests.tcp_relay import before_the_api_server
 from trimtab_kubernetes import Cluster
 from trimtab_kubernetes.watch import list_and_watch
-from trimtab_pipelines.kubernetes_names import hosting_set_name
+from trimtab_pipelines.kubernetes_names import replica_group_name
 
 
 @asynccontextmanager
@@ -65,7 +65,7 @@ async def until(cluster: Cluster, kind: str, namespace: str, holds: Callable[[di
 async def test_two_copies_one_of_which_writes(kubeconfig: Path, cluster: Cluster, namespace: str) -> None:
     """The second waits; when the first is killed it takes over, and puts right what happened in between."""
     site = Site(cluster, namespace, a_pipeline_document())
-    name = hosting_set_name("sample", "stage-0", "small")
+    name = replica_group_name("sample", "stage-0", "small")
     async with an_operator(kubeconfig, namespace, "one") as (first, port):
         lease = await until(cluster, "Lease", namespace, lambda found: found["spec"]["holderIdentity"] == "one")
         async with an_operator(kubeconfig, namespace, "two"):
@@ -98,7 +98,7 @@ async def test_one_that_is_there_before_the_api_server_works_once_it_comes_and_w
     kubeconfig: Path, cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
     """And it ends when told to, though there is nobody to give its lease back to."""
-    site, name = Site(cluster, namespace, a_pipeline_document()), hosting_set_name("sample", "stage-0", "small")
+    site, name = Site(cluster, namespace, a_pipeline_document()), replica_group_name("sample", "stage-0", "small")
     await site.apply_pipeline()
     await site.apply_profiles()
     async with (

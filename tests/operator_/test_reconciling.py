@@ -6,7 +6,7 @@ from tests.builders import a_pipeline_document, a_stage, a_variant
 from tests.operator_.scene import Site
 from trimtab_kubernetes import Cluster
 from trimtab_operator.reconciliation.plan_history import RETRY_SECONDS
-from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER, hosting_set_name, router_name
+from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER, replica_group_name, router_name
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ async def test_a_measured_pipeline_needs_no_job_and_no_account_for_it(serving) -
 
 async def test_a_plan_becomes_true(serving) -> None:
     """Replicas, the Service routers find them by, the plan routers start from, status and one Event."""
-    name = hosting_set_name("sample", "first", "small")
+    name = replica_group_name("sample", "first", "small")
     service = await serving.cluster.get("Service", serving.namespace, name)
     status = await serving.status()
 
@@ -104,7 +104,7 @@ async def test_with_nothing_to_do_it_writes_nothing(serving) -> None:
 
 async def test_another_batch_size_touches_no_pod(serving) -> None:
     """Only the plan routers start from, and status, are written."""
-    name = hosting_set_name("sample", "first", "small")
+    name = replica_group_name("sample", "first", "small")
     before = await serving.cluster.get("Deployment", serving.namespace, name)
     await serving.apply_plan(2, batchSize=16)
     await serving.settle()
@@ -155,7 +155,7 @@ async def test_room_is_free_only_once_a_pod_is_gone(serving) -> None:
 
 async def test_puts_right_what_was_edited_or_deleted_by_hand(serving) -> None:
     """Whatever the field and whoever took it."""
-    name, router = hosting_set_name("sample", "first", "small"), router_name("sample")
+    name, router = replica_group_name("sample", "first", "small"), router_name("sample")
     deployment = await serving.cluster.get("Deployment", serving.namespace, name)
     deployment["spec"]["replicas"] = 7
     deployment["spec"]["template"]["spec"]["containers"][0]["image"] = "somebody/elses:1"
@@ -183,7 +183,7 @@ async def test_puts_right_what_was_edited_or_deleted_by_hand(serving) -> None:
 
 async def test_fields_of_others_stay(serving) -> None:
     """A label somebody added is none of the operator's business."""
-    name = hosting_set_name("sample", "first", "small")
+    name = replica_group_name("sample", "first", "small")
     metadata = {"name": name, "namespace": serving.namespace, "labels": {"team": "vision"}}
     body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata}
     await serving.cluster.apply(body, manager="somebody")
@@ -317,7 +317,7 @@ async def test_a_paused_pipeline_keeps_its_plan(serving) -> None:
 
 async def test_a_changed_pipeline_rolls_its_router_and_clears_away_what_is_gone(serving) -> None:
     """A variant that is dropped takes its Deployment with it once another serves."""
-    name = hosting_set_name("sample", "first", "small")
+    name = replica_group_name("sample", "first", "small")
     before = await serving.cluster.get("Deployment", serving.namespace, "sample-router")
     del serving.document["spec"]["stages"][0]["variants"][0]
     await serving.apply_pipeline()

@@ -9,8 +9,8 @@ from tests.builders import a_pipeline_document, a_stage, a_variant
 from tests.operator_.scene import SETTINGS, Site
 from trimtab_kubernetes import Cluster
 from trimtab_operator.applier import SCALE_MANAGER
-from trimtab_operator.reconciliation.write_errors import LONGEST_PAUSE_SECONDS
-from trimtab_pipelines.kubernetes_names import MANAGED_BY, OPERATOR_MANAGER, PIPELINE_LABEL, hosting_set_name
+from trimtab_operator.reconciliation.write_errors import MAX_BACKOFF_SECONDS
+from trimtab_pipelines.kubernetes_names import MANAGED_BY, OPERATOR_MANAGER, PIPELINE_LABEL, replica_group_name
 
 CURE = "rename or delete it, or name the pipeline otherwise"
 SELECTOR = {"app": "somebody-elses"}
@@ -64,12 +64,12 @@ async def test_nothing_is_written_over_what_somebody_else_made(site: Site, kind:
     after = await site.cluster.get(kind, site.namespace, "sample-router")
     assert after is not None
     assert _by_its_owner(after) == _by_its_owner(before)
-    assert (await site.conditions())["ObjectsWritten"] == ("False", "NotOurs")
+    assert (await site.conditions())["ObjectsWritten"] == ("False", "NotOwned")
     said = await site.message("ObjectsWritten")
     whose = "somebody else's" if kind == "ServiceAccount" else "one that kubectl-create made"
     assert said == f"{kind} sample-router is not this pipeline's but {whose}: {CURE}"
-    assert (await site.conditions())["Ready"] == ("False", "NotOurs")
-    assert ("NotOurs", said) in await site.events()
+    assert (await site.conditions())["Ready"] == ("False", "NotOwned")
+    assert ("NotOwned", said) in await site.events()
     # All the rest is there.
     assert await site.replicas() == {"small": 1}
     wanted = {"Service", "ConfigMap", "ServiceAccount", "NetworkPolicy", "Deployment", "RoleBinding"} - {kind}
@@ -83,7 +83,7 @@ async def test_once_it_is_out_of_the_way_ours_is_made(site: Site) -> None:
     await site.settle()
     assert await site.look() == 0, "it tries later, not again and again"
     await site.cluster.delete("Service", site.namespace, "sample-router")
-    site.ahead_seconds += LONGEST_PAUSE_SECONDS
+    site.ahead_seconds += MAX_BACKOFF_SECONDS
     await site.settle()
 
     found = await site.cluster.get("Service", site.namespace, "sample-router")
@@ -132,7 +132,7 @@ async def test_an_object_replaced_by_anothers_of_the_same_name_is_not_written_ov
     await site.settle()
 
     assert await site.cluster.get("ConfigMap", site.namespace, "sample-router") == before
-    assert (await site.conditions())["ObjectsWritten"] == ("False", "NotOurs")
+    assert (await site.conditions())["ObjectsWritten"] == ("False", "NotOwned")
 
 
 async def test_a_manifest_the_cluster_refuses_stops_neither_the_rest_nor_the_status(
@@ -149,10 +149,10 @@ async def test_a_manifest_the_cluster_refuses_stops_neither_the_rest_nor_the_sta
 
     assert (await site.conditions())["ObjectsWritten"] == ("False", "WriteRejected")
     said = await site.message("ObjectsWritten")
-    name = hosting_set_name("sample", "first", "small")
+    name = replica_group_name("sample", "first", "small")
     assert said.startswith(f"Deployment {name} was refused: ")
     assert "has space" in said
-    assert hosting_set_name("sample", "second", "small") in await site.names("Deployment")
+    assert replica_group_name("sample", "second", "small") in await site.names("Deployment")
     assert (await site.status())["observedGeneration"] == 1
     assert await site.look() == 0
 
@@ -171,7 +171,7 @@ async def test_scaling_what_the_pipeline_describes_no_more_takes_its_other_field
     del site.document["spec"]["stages"][0]["variants"][0]
     await site.apply_pipeline()
     await site.apply_profiles()
-    name = hosting_set_name("sample", "first", "small")
+    name = replica_group_name("sample", "first", "small")
     before = await site.cluster.get("Deployment", site.namespace, name)
     assert before is not None
     await site.apply_plan(2)

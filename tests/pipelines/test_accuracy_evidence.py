@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trimtab_pipelines.accuracy_evidence import mean_confidence, measured
+from trimtab_pipelines.accuracy_evidence import mean_confidence, measured_accuracy
 
 DIGEST = f"sha256:{64 * '0'}"
 
@@ -25,8 +25,8 @@ def test_a_mean_is_of_all_rows_of_one_kind_each_told_as_a_probability(confidence
 
 
 def test_what_was_measured_tells_how_certain_the_model_was_and_of_which_samples():
-    found = measured(3, 4, [0.5, 0.75, 1.0, 0.75], DIGEST)
+    found = measured_accuracy(3, 4, [0.5, 0.75, 1.0, 0.75], DIGEST)
 
     assert (found.value, found.samples, found.source) == (0.75, 4, "Measured")
     assert (found.mean_confidence, found.samples_digest) == (0.75, DIGEST)
-    assert measured(3, 4) == found.model_copy(update={"mean_confidence": None, "samples_digest": None})
+    assert measured_accuracy(3, 4) == found.model_copy(update={"mean_confidence": None, "samples_digest": None})

@@ -6,9 +6,9 @@ import pytest
 from trimtab_pipelines.confidence import (
     ConfidenceSample,
     PairedConfidence,
-    at_threshold,
-    curve,
+    escalation_curve,
     escalations,
+    evaluate_threshold,
     safe_threshold,
 )
 from trimtab_pipelines.escalation import MAX_ESCALATIONS
@@ -18,16 +18,16 @@ def a_sample(rng, rows, shift=0.0):
     """A cheap point that knows how certain it is (78 % right on average), and a better one (about 88 %)."""
     confidence = np.clip(rng.beta(5, 1.4, rows) + shift, 0, 1)
     right = rng.random(rows) < confidence
-    right_again = np.where(rng.random(rows) < 0.9, right | (rng.random(rows) < 0.5), rng.random(rows) < 0.8)
-    return PairedConfidence(confidence, right, right_again)
+    right_escalated = np.where(rng.random(rows) < 0.9, right | (rng.random(rows) < 0.5), rng.random(rows) < 0.8)
+    return PairedConfidence(confidence, right, right_escalated)
 
 
 def test_the_curve_goes_from_the_cheap_point_to_the_better_one():
     looks = a_sample(np.random.default_rng(0), 4000)
-    found = curve(looks, [0.0, 0.1, 0.3, 1.0])
+    found = escalation_curve(looks, [0.0, 0.1, 0.3, 1.0])
 
     assert found[0].accuracy == pytest.approx(looks.right.mean())
-    assert found[-1].accuracy == pytest.approx(looks.right_again.mean())
+    assert found[-1].accuracy == pytest.approx(looks.right_escalated.mean())
     assert found[2].accuracy > found[1].accuracy > found[0].accuracy
     kept = (found[2].accuracy - found[0].accuracy) / (found[-1].accuracy - found[0].accuracy)
     assert kept > 0.5, "the least certain 30 % are where most of the gain is"
@@ -35,10 +35,10 @@ def test_the_curve_goes_from_the_cheap_point_to_the_better_one():
 
 def test_a_point_of_the_curve_is_what_its_threshold_does():
     looks = a_sample(np.random.default_rng(1), 1000)
-    (found,) = curve(looks, [0.25])
+    (found,) = escalation_curve(looks, [0.25])
 
-    assert at_threshold(looks, found.below).share == pytest.approx(found.share)
-    assert at_threshold(looks, found.below).accuracy == pytest.approx(found.accuracy)
+    assert evaluate_threshold(looks, found.below).share == pytest.approx(found.share)
+    assert evaluate_threshold(looks, found.below).accuracy == pytest.approx(found.accuracy)
 
 
 def test_a_chosen_threshold_breaks_its_floor_no_more_often_than_said():
@@ -49,7 +49,7 @@ def test_a_chosen_threshold_breaks_its_floor_no_more_often_than_said():
         found = safe_threshold(a_sample(np.random.default_rng(100 + seed), 2000), floor)
         if found is not None:
             chosen += 1
-            broken += at_threshold(truth, found.below).accuracy < floor
+            broken += evaluate_threshold(truth, found.below).accuracy < floor
     assert chosen > 150
     assert broken / 200 <= 0.05 + 3 * (0.05 * 0.95 / 200) ** 0.5
 
@@ -75,7 +75,7 @@ def test_second_looks_climb_a_ladder_of_floors_that_each_hold_for_unseen_rows():
     sample, truth = a_sample(np.random.default_rng(5), 4000), a_sample(np.random.default_rng(6), 400_000)
     points = {
         "a": ConfidenceSample(sample.confidence, sample.right, frozenset("a")),
-        "av": ConfidenceSample(sample.confidence, sample.right_again, frozenset("av")),
+        "av": ConfidenceSample(sample.confidence, sample.right_escalated, frozenset("av")),
     }
     found = escalations(points)
 
@@ -86,14 +86,14 @@ def test_second_looks_climb_a_ladder_of_floors_that_each_hold_for_unseen_rows():
         assert look.to == "av"
         assert look.accuracy_low is not None
         assert look.accuracy_low < look.accuracy
-        assert at_threshold(truth, look.confidence_below).accuracy >= look.accuracy_low
+        assert evaluate_threshold(truth, look.confidence_below).accuracy >= look.accuracy_low
 
 
 def test_a_point_that_reads_other_senses_is_no_second_look():
     sample = a_sample(np.random.default_rng(7), 2000)
     points = {
         "a": ConfidenceSample(sample.confidence, sample.right, frozenset("a")),
-        "v": ConfidenceSample(sample.confidence, sample.right_again, frozenset("v")),
+        "v": ConfidenceSample(sample.confidence, sample.right_escalated, frozenset("v")),
     }
     assert escalations(points) == {"a": (), "v": ()}
 
@@ -114,7 +114,7 @@ def test_points_that_read_the_same_look_again_where_they_are_surely_more_accurat
     assert {look.to for look in looks["merged"]} == {"full"}
     first, again = truth["merged"], truth["full"]
     for look in looks["merged"]:
-        kept = at_threshold(PairedConfidence(first.confidence, first.right, again.right), look.confidence_below)
+        kept = evaluate_threshold(PairedConfidence(first.confidence, first.right, again.right), look.confidence_below)
 
         assert look.accuracy >= found["merged"].right.mean() + 0.0049
         assert look.accuracy_low is not None

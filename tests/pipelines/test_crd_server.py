@@ -283,7 +283,7 @@ async def test_a_plan_and_a_profile_come_back_as_they_were(cluster: Cluster, nam
     }
     point: dict[str, Any] = {
         "accuracyByTask": {"crops": 0.7},
-        "reads": ["x"],
+        "inputs": ["x"],
         "serviceSeconds": {"1": 0.004, "8": 0.0221},
     }
     others: dict[str, Any] = {

@@ -58,7 +58,7 @@ def test_internvl_cuts_images_as_its_processor_does(transformers):
         tiles = processor.get_number_of_image_patches(height, width, {})
         assert RULES["internvl"].count(width, height).placeholders == 256 * tiles, (height, width)
         few = processor.get_number_of_image_patches(height, width, {"min_patches": 2, "max_patches": 6})
-        assert NearestGrid(448, 256, most_tiles=6, least_tiles=2).count(width, height).tiles == few, (height, width)
+        assert NearestGrid(448, 256, max_tiles=6, min_tiles=2).count(width, height).tiles == few, (height, width)
 
 
 def test_llava_onevision_leaves_as_many_places_as_its_processor(transformers, tokenizer):
@@ -94,7 +94,9 @@ def test_llava_onevision_encodes_as_many_tiles_as_its_processor_makes(transforme
     processor = transformers.LlavaOnevisionImageProcessor(
         size={"height": 8, "width": 8}, image_grid_pinpoints=[[8 * r, 8 * c] for r in (1, 2, 3) for c in (1, 2, 3)]
     )
-    rule = AnyResolution(8, 2, [(8 * r, 8 * c) for r in (1, 2, 3) for c in (1, 2, 3)], most_tiles=9, alone_only=True)
+    rule = AnyResolution(
+        8, 2, [(8 * r, 8 * c) for r in (1, 2, 3) for c in (1, 2, 3)], max_tiles=9, single_image_only=True
+    )
     for height, width in [(size[0] % 40 + 4, size[1] % 40 + 4) for size in SIZES[:60]]:
         picture = np.zeros((height, width, 3), dtype=np.uint8)
         made = processor([[picture] * images], return_tensors="pt")["pixel_values"]

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.ipa import ACCURACY_OF_THE_PLOTS, BESIDE_THE_TABLES, STAGE_SECONDS, VARIANTS, WEIGHTS, ipa_pipeline
-from trimtab_pipelines.synthetic_inputs import read_laws
+from trimtab_pipelines.synthetic_inputs import parse_distributions
 
 NAMES = sorted(STAGE_SECONDS)
 
@@ -14,7 +14,7 @@ def test_service_level_and_objective_are_the_papers(name):
     alpha, beta = WEIGHTS[name]
 
     assert spec.slo.latency_seconds == pytest.approx(sum(STAGE_SECONDS[name]), abs=0.011)  # the paper rounds the sum
-    assert len(spec.order) == len(STAGE_SECONDS[name])
+    assert len(spec.ordered_stages) == len(STAGE_SECONDS[name])
     objective = spec.objective
     assert (objective.goal, objective.accuracy_metric) == ("Weighted", "Product")
     assert (objective.accuracy_weight, objective.cost_weight, objective.batch_weight) == (alpha, beta, 1e-6)
@@ -41,6 +41,6 @@ def test_every_variant_of_the_paper_is_there():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_input_of_any_size_has_a_law_for_its_length(name):
     pipeline = ipa_pipeline(name)
-    laws = read_laws(pipeline.metadata.annotations["trimtab.dev/payloads"], pipeline.spec.inputs)
+    laws = parse_distributions(pipeline.metadata.annotations["trimtab.dev/payloads"], pipeline.spec.inputs)
 
     assert {tensor.name for tensor in pipeline.spec.inputs if -1 in tensor.shape} <= laws.keys()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trimtab_pipelines.jsonl import JsonLinesFile, forget_older_half, read_lines, thin_older_half
+from trimtab_pipelines.jsonl import JsonLinesFile, drop_older_half, read_lines, thin_older_half
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def test_what_a_crash_tore_is_cut_and_what_is_no_line_is_left_out(tmp_path: Path
     assert read_lines(tmp_path / "nothing", json.loads) == []
 
 
-@pytest.mark.parametrize("shorten", [forget_older_half, thin_older_half])
+@pytest.mark.parametrize("shorten", [drop_older_half, thin_older_half])
 def test_a_file_never_outgrows_its_bound(tmp_path: Path, shorten) -> None:
     path = tmp_path / "lines"
     lines = JsonLinesFile(path, 100, shorten)

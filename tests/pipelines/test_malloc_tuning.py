@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from trimtab_pipelines.processes.malloc_tuning import keep_freed_memory
+from trimtab_pipelines.processes.malloc_tuning import retain_freed_memory
 
 FAULTS = """
 import resource
-from trimtab_pipelines.processes.malloc_tuning import keep_freed_memory
+from trimtab_pipelines.processes.malloc_tuning import retain_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -18,12 +18,12 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 given_back = faults()
-keep_freed_memory(2**20, 2**23)
+retain_freed_memory(2**20, 2**23)
 print(given_back, faults())
 """
 
 
-@pytest.mark.skipif(not keep_freed_memory(2**20, 2**23), reason="the C library is another than GNU's")
+@pytest.mark.skipif(not retain_freed_memory(2**20, 2**23), reason="the C library is another than GNU's")
 def test_a_request_takes_up_the_memory_of_the_one_before():
     told = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, timeout=60)
     given_back, kept = map(int, told.stdout.split())

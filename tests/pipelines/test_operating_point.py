@@ -29,12 +29,12 @@ def test_a_delta_is_short_for_merging_or_prompts(delta, merging, prompts):
 
 
 def test_a_deleted_task_keeps_its_line_and_loads_nothing():
-    present, gone = {"name": "new", "storageUri": "s3://tasks/new"}, {"name": "old", "gone": True}
+    present, gone = {"name": "new", "storageUri": "s3://tasks/new"}, {"name": "old", "removed": True}
     variant = Variant.model_validate(a_variant(tasks=[gone, present]))
 
-    assert [task.name for task in variant.present_tasks] == ["new"]
-    assert variant.addresses == (variant.storage_uri, "s3://tasks/new")
-    for wrong in ({"name": "none"}, present | {"gone": True}):
+    assert [task.name for task in variant.loaded_tasks] == ["new"]
+    assert variant.storage_uris == (variant.storage_uri, "s3://tasks/new")
+    for wrong in ({"name": "none"}, present | {"removed": True}):
         with pytest.raises(ValidationError, match="give either a storageUri or gone: true"):
             Variant.model_validate(a_variant(tasks=[wrong]))
 
@@ -95,8 +95,12 @@ def test_a_task_has_its_own_accuracy_where_it_is_known():
         accuracyByTask={"crops": {"value": 0.7, "low": 0.6, "samples": 100, "source": "Measured"}},
     )
 
-    assert point.judged("crops") == Accuracy(value=0.7, low=0.6, samples=100, source="Measured")
-    assert point.judged("faces") == point.judged() == Accuracy(value=0.9, low=0.88, source="Measured")
+    assert point.measured_accuracy("crops") == Accuracy(value=0.7, low=0.6, samples=100, source="Measured")
+    assert (
+        point.measured_accuracy("faces")
+        == point.measured_accuracy()
+        == Accuracy(value=0.9, low=0.88, source="Measured")
+    )
     assert point.accuracies_by_task("LowerBound") == {"crops": 0.6}
 
 
@@ -117,8 +121,8 @@ def test_a_variant_with_one_way_to_run_hands_its_evidence_to_its_point():
     evidence, tasks = {"source": "Measured", "low": 0.8}, {"crops": {"value": 0.7}}
     variant = Variant.model_validate(a_variant(accuracyEvidence=evidence, accuracyByTask=tasks))
 
-    assert variant.point("default").judged().low == 0.8
-    assert variant.point("default").judged("crops").value == 0.7
+    assert variant.point("default").measured_accuracy().low == 0.8
+    assert variant.point("default").measured_accuracy("crops").value == 0.7
     with pytest.raises(ValidationError, match="accuracyByTask belongs to each of its operatingPoints"):
         Variant.model_validate(a_variant(accuracyByTask=tasks, operatingPoints=[{"accuracy": 0.9}]))
 
@@ -129,8 +133,8 @@ def test_batches_take_along_what_a_point_reads_and_what_the_stage_needs():
         for name in ("text", "image", "sound")
     ]
 
-    assert a_point(modalities=["image"]).carried(inputs) == frozenset({"text", "image"})
-    assert a_point().carried(inputs) is None
+    assert a_point(modalities=["image"]).batch_inputs(inputs) == frozenset({"text", "image"})
+    assert a_point().batch_inputs(inputs) is None
 
 
 def test_a_modality_must_be_an_input_of_its_stage():

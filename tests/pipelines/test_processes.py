@@ -42,7 +42,7 @@ def modules(tmp_path: Path) -> dict[str, str]:
 async def test_it_says_where_it_listens_and_ends_when_told(tmp_path, modules):
     module = await ChildProcess.start("announcing", [], tmp_path / "logs" / "log", "the router", environment=modules)
 
-    assert await module.announcement(RouterPorts, 60) == RouterPorts(7, 8)
+    assert await module.read_ready_line(RouterPorts, 60) == RouterPorts(7, 8)
     assert module.running
     await module.stop(60)
     assert not module.running
@@ -59,7 +59,7 @@ async def test_who_says_something_else_or_nothing_is_named(tmp_path, modules, na
     module = await ChildProcess.start(name, [], tmp_path / "log", "the router", environment=modules)
 
     with pytest.raises(StartError, match=words):
-        await module.announcement(RouterPorts, 60)
+        await module.read_ready_line(RouterPorts, 60)
     await module.stop(60)
 
 
@@ -68,7 +68,7 @@ async def test_it_imports_nothing_from_the_working_directory(tmp_path, modules, 
     monkeypatch.chdir(tmp_path)
     module = await ChildProcess.start("announcing", [], tmp_path / "log", "the router", environment=modules)
 
-    assert await module.announcement(RouterPorts, 60) == RouterPorts(7, 8)
+    assert await module.read_ready_line(RouterPorts, 60) == RouterPorts(7, 8)
     await module.stop(60)
 
 

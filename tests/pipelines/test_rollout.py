@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab_pipelines.rollout import Capacity, HostingSet, Target, decide, surge_allowed, total
+from trimtab_pipelines.rollout import Capacity, ReplicaGroupState, Target, decide, surge_allowed, total
 
 SIZES = {"s": 0.25, "m": 0.5, "l": 1.0}
 
@@ -19,7 +19,7 @@ class Pods:
     desired: int = 0
     starting: int = 0
     ready: int = 0
-    leaving: int = 0
+    terminating: int = 0
 
 
 @dataclass
@@ -30,16 +30,16 @@ class Cluster:
     never_ready: frozenset[str] = frozenset()
     sets: dict[tuple[str, str], Pods] = field(default_factory=dict)
 
-    def observe(self) -> list[HostingSet]:
+    def observe(self) -> list[ReplicaGroupState]:
         return [
-            HostingSet(
+            ReplicaGroupState(
                 name=f"{stage}-{size}",
                 stage=stage,
-                each=Capacity(SIZES[size]),
+                per_replica=Capacity(SIZES[size]),
                 desired=pods.desired,
                 present=pods.starting + pods.ready,
                 ready=pods.ready,
-                leaving=pods.leaving,
+                terminating=pods.terminating,
             )
             for (stage, size), pods in self.sets.items()
         ]
@@ -58,10 +58,10 @@ class Cluster:
                     pods.starting -= 1
                 else:
                     pods.ready -= 1
-                pods.leaving += 1
+                pods.terminating += 1
 
     def moves(self) -> list[tuple[Pods, str]]:
-        able = [(pods, "leaving") for pods in self.sets.values() if pods.leaving]
+        able = [(pods, "terminating") for pods in self.sets.values() if pods.terminating]
         for (_, size), pods in self.sets.items():
             if pods.starting and size not in self.never_ready:
                 able.append((pods, "starting"))
@@ -72,15 +72,15 @@ class Cluster:
         if not able:
             return
         pods, what = able[data.draw(st.integers(0, len(able) - 1))]
-        if what == "leaving":
-            pods.leaving -= 1
+        if what == "terminating":
+            pods.terminating -= 1
         else:
             pods.starting -= 1
             pods.ready += 1
 
     @property
     def cores(self) -> float:
-        return sum(SIZES[size] * (p.starting + p.ready + p.leaving) for (_, size), p in self.sets.items())
+        return sum(SIZES[size] * (p.starting + p.ready + p.terminating) for (_, size), p in self.sets.items())
 
     def ready(self, stage: str) -> int:
         return sum(pods.ready for (owner, _), pods in self.sets.items() if owner == stage)
@@ -88,7 +88,7 @@ class Cluster:
     def arrived(self, targets: list[Target]) -> bool:
         wanted = {target.name: target.replicas for target in targets}
         return all(
-            pods.desired == pods.ready == wanted.get(f"{stage}-{size}", 0) and not pods.leaving
+            pods.desired == pods.ready == wanted.get(f"{stage}-{size}", 0) and not pods.terminating
             for (stage, size), pods in self.sets.items()
         )
 
@@ -108,7 +108,7 @@ def plans(draw: st.DrawFn) -> tuple[Capacity, list[list[Target]]]:
         ]
         for _ in range(draw(st.integers(2, 4)))
     ]
-    return Capacity(max(total(t.room for t in plan).cores for plan in found)), found
+    return Capacity(max(total(t.requested for t in plan).cores for plan in found)), found
 
 
 def step(cluster: Cluster, targets: list[Target]) -> dict[str, int]:
@@ -187,9 +187,9 @@ def test_arrives_whatever_happens_on_the_way(case, data) -> None:
 def test_goes_back_from_a_plan_that_never_gets_ready(case, data) -> None:
     """Where nothing must be broken first, the replicas of the last good plan serve on, and it is reached again."""
     _, sequence = case
-    good = [replace(t, name=f"{t.stage}-s", each=Capacity(SIZES["s"])) for t in sequence[0]]
-    bad = [replace(t, name=f"{t.stage}-l", each=Capacity(SIZES["l"])) for t in sequence[1]]
-    limit = total(t.room for t in good) + total(t.room for t in bad)
+    good = [replace(t, name=f"{t.stage}-s", per_replica=Capacity(SIZES["s"])) for t in sequence[0]]
+    bad = [replace(t, name=f"{t.stage}-l", per_replica=Capacity(SIZES["l"])) for t in sequence[1]]
+    limit = total(t.requested for t in good) + total(t.requested for t in bad)
     cluster = Cluster(Capacity(limit.cores), never_ready=frozenset({"l"}))
     roll(cluster, good, data)
     for _ in range(30):
@@ -200,9 +200,11 @@ def test_goes_back_from_a_plan_that_never_gets_ready(case, data) -> None:
     roll(cluster, good, data)
 
 
-def a_set(name: str, desired: int, **changes: Any) -> HostingSet:
+def a_set(name: str, desired: int, **changes: Any) -> ReplicaGroupState:
     stage, _, size = name.rpartition("-")
-    return replace(HostingSet(name, stage, Capacity(SIZES[size]), desired, present=desired, ready=desired), **changes)
+    return replace(
+        ReplicaGroupState(name, stage, Capacity(SIZES[size]), desired, present=desired, ready=desired), **changes
+    )
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,7 @@ def a_set(name: str, desired: int, **changes: Any) -> HostingSet:
         ([a_set("read-s", 1), a_set("read-m", 2)], 1.25, {"read-s": 0, "read-m": 2}),
         ([a_set("read-s", 2)], 1.0, {"read-s": 2, "read-m": 1}),
         ([a_set("read-l", 1)], 1.0, {"read-l": 0, "read-m": 0}),
-        ([a_set("read-l", 0, present=0, ready=0, leaving=1)], 1.0, {"read-l": 0, "read-m": 0}),
+        ([a_set("read-l", 0, present=0, ready=0, terminating=1)], 1.0, {"read-l": 0, "read-m": 0}),
         ([a_set("read-l", 1, ready=0)], 1.0, {"read-l": 0, "read-m": 0}),
         ([a_set("old-s", 1)], 2.0, {"old-s": 1, "read-m": 2}),
         ([a_set("old-s", 1), a_set("read-m", 2)], 2.0, {"old-s": 0, "read-m": 2}),
@@ -235,7 +237,7 @@ def a_set(name: str, desired: int, **changes: Any) -> HostingSet:
         "lets go of what was replaced",
         "goes replica by replica where there is no room for all",
         "breaks first only where nothing else makes room",
-        "waits for what is leaving",
+        "waits for what is terminating",
         "gives up at once what is not ready and in the way",
         "keeps a stage that is gone until those there are are ready",
         "clears away a stage that is gone",
@@ -253,8 +255,8 @@ def test_next_step(sets, limit, expected) -> None:
 def test_a_stage_that_is_gone_serves_until_routers_do_without_it() -> None:
     plan, sets = [a_target("read", "m", 2)], [a_set("old-s", 1), a_set("read-m", 2)]
 
-    assert decide(plan, sets, Capacity(2.0), routed_anew=False) == {"old-s": 1, "read-m": 2}
-    assert decide(plan, sets, Capacity(2.0), routed_anew=True) == {"old-s": 0, "read-m": 2}
+    assert decide(plan, sets, Capacity(2.0), new_routes=False) == {"old-s": 1, "read-m": 2}
+    assert decide(plan, sets, Capacity(2.0), new_routes=True) == {"old-s": 0, "read-m": 2}
 
 
 def test_a_renamed_stage_serves_until_its_successor_does() -> None:
@@ -284,7 +286,7 @@ def test_a_plan_beyond_the_limit_breaks_nothing() -> None:
 
 def test_counts_gpus_like_cores() -> None:
     target = Target("read", "big", 1, Capacity(1.0, gpus=1))
-    old = HostingSet("small", "read", Capacity(1.0, gpus=1), desired=1, present=1, ready=1)
+    old = ReplicaGroupState("small", "read", Capacity(1.0, gpus=1), desired=1, present=1, ready=1)
 
     assert decide([target], [old], Capacity(8.0, gpus=1)) == {"small": 0, "big": 0}
     assert decide([target], [old], Capacity(8.0, gpus=2)) == {"small": 1, "big": 1}

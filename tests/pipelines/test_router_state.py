@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from trimtab_pipelines.request_outcome import RequestOutcome
-from trimtab_pipelines.router_state import RouterLoad, RouterState, Served
+from trimtab_pipelines.router_state import RecentRequests, RouterLoad, RouterState
 
 
 def test_what_is_not_known_is_left_out_and_what_is_not_told_has_its_default():
@@ -16,7 +16,7 @@ def test_what_is_not_known_is_left_out_and_what_is_not_told_has_its_default():
 
 
 def test_it_is_read_as_it_was_written():
-    served = Served(received=3, ok=1, late=1, dropped=1, p99_seconds=0.5, accuracy=0.9)
+    served = RecentRequests(received=3, ok=1, late=1, dropped=1, p99_seconds=0.5, accuracy=0.9)
     told = RouterState(plan_generation=2, plan_applied_at=1.5, ready=True, served=served, stages={})
 
     assert RouterState.model_validate_json(told.model_dump_json()) == told
@@ -30,7 +30,7 @@ def test_what_is_no_state_is_refused(wrong):
 
 
 def test_every_end_has_its_count():
-    assert {end.word for end in RequestOutcome} < set(Served.model_fields)
+    assert {end.word for end in RequestOutcome} < set(RecentRequests.model_fields)
 
 
 def test_counts_are_a_load():

@@ -8,8 +8,8 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from tests.turns import turn_seconds
-from trimtab_pipelines.processes.sched_slice import LONG_SECONDS, set_time_slice
+from tests.time_slices import turn_seconds
+from trimtab_pipelines.processes.sched_slice import MAX_SLICE_SECONDS, set_time_slice
 
 
 def elsewhere(seconds: float, niceness: int) -> tuple[bool, int, list[int]]:
@@ -23,7 +23,7 @@ def elsewhere(seconds: float, niceness: int) -> tuple[bool, int, list[int]]:
     return asked, os.getpriority(os.PRIO_PROCESS, 0), [round(1e9 * one) for one in seen]
 
 
-@pytest.mark.parametrize(("seconds", "niceness"), [(0.0003, 0), (LONG_SECONDS, 5)])
+@pytest.mark.parametrize(("seconds", "niceness"), [(0.0003, 0), (MAX_SLICE_SECONDS, 5)])
 def test_turns_are_as_long_as_asked_for_here_and_in_threads(seconds: float, niceness: int) -> None:
     turn_seconds(0)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
@@ -36,9 +36,9 @@ def test_turns_are_as_long_as_asked_for_here_and_in_threads(seconds: float, nice
 
 def test_nobody_is_asked_where_nothing_is_known_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "pdp11")
-    assert not set_time_slice(LONG_SECONDS)
+    assert not set_time_slice(MAX_SLICE_SECONDS)
 
 
 def test_who_has_a_class_of_its_own_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_IDLE)
-    assert not set_time_slice(LONG_SECONDS)
+    assert not set_time_slice(MAX_SLICE_SECONDS)

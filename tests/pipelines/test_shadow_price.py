@@ -4,7 +4,7 @@ import pytest
 
 from trimtab_pipelines.accuracy_hull import best_mixes
 from trimtab_pipelines.plan import StagePlan
-from trimtab_pipelines.shadow_price import BUSY_SHARE, priced, repriced, shadow_price
+from trimtab_pipelines.shadow_price import BUSY_SHARE, observed_shadow_price, shadow_price, with_shadow_price
 
 POINTS = [(0.001, 0.6), (0.004, 0.7), (0.003, 0.75), (0.01, 0.8)]
 
@@ -34,11 +34,11 @@ def a_stage_plan(**changes):
 def test_where_batches_take_longer_time_is_priced_as_if_that_had_been_profiled():
     slower = [(3.0 * seconds, accuracy) for seconds, accuracy in POINTS[::-3]]
     for rows_rps in (100.0, 300.0, 800.0):
-        plan = priced(a_stage_plan(), rows_rps)
+        plan = with_shadow_price(a_stage_plan(), rows_rps)
 
-        assert repriced(plan, 1.0) == plan.shadow_price == shadow_price(POINTS[::-3], rows_rps, 2)
-        assert repriced(plan, 3.0) == pytest.approx(shadow_price(slower, rows_rps, 2))
+        assert observed_shadow_price(plan, 1.0) == plan.shadow_price == shadow_price(POINTS[::-3], rows_rps, 2)
+        assert observed_shadow_price(plan, 3.0) == pytest.approx(shadow_price(slower, rows_rps, 2))
 
 
 def test_a_price_that_was_given_for_no_load_stays():
-    assert repriced(a_stage_plan(shadowPrice=7.0), 3.0) == 7.0
+    assert observed_shadow_price(a_stage_plan(shadowPrice=7.0), 3.0) == 7.0

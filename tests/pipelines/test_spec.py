@@ -46,14 +46,14 @@ def test_a_variant_without_operating_points_has_one_with_its_own_accuracy():
 def test_a_fan_out_multiplies_the_rows_of_the_stages_behind_it():
     spec = a_pipeline(a_fan_out()).spec
 
-    assert spec.domains == {"find": "request", "read": "find.outputs.count"}
+    assert spec.row_domains == {"find": "request", "read": "find.outputs.count"}
     assert spec.expected_rows == {"find": 1.0, "read": 2.5}
 
 
 def test_stages_are_ordered_by_what_they_read():
     stages = [a_stage("last", "middle.outputs.y"), a_stage("middle", "first.outputs.y"), a_stage("first")]
 
-    assert [stage.name for stage in a_pipeline(stages).spec.order] == ["first", "middle", "last"]
+    assert [stage.name for stage in a_pipeline(stages).spec.ordered_stages] == ["first", "middle", "last"]
 
 
 @pytest.mark.parametrize(

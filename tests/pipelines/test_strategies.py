@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as draw
 
-from trimtab_pipelines.accuracy_floor import at_least, required_mean
-from trimtab_pipelines.row_splits import SplitOption, cheapest_batches, escalated, in_units, pareto_fronts
+from trimtab_pipelines.accuracy_floor import binomial_tail, required_mean
+from trimtab_pipelines.row_splits import SplitOption, accuracy_units, cheapest_batches, escalation_option, pareto_fronts
 from trimtab_pipelines.strategies import Escalation, PointCost, Variant, strategies_of
 
 VARIANT = Variant("digits-av", "classify", "early", 1.0)
@@ -37,7 +37,7 @@ def brute_force(points, rows, floor):
     """The least seconds over every share of rows among points that meets the floor; infinite where none does."""
     best = inf
     for counts in itertools.product(range(rows + 1), repeat=len(points)):
-        right = sum(count * in_units(point.accuracy) for count, point in zip(counts, points, strict=True))
+        right = sum(count * accuracy_units(point.accuracy) for count, point in zip(counts, points, strict=True))
         if sum(counts) == rows and right >= round(floor * 1e4) * rows:
             best = min(
                 best,
@@ -80,8 +80,10 @@ def test_a_front_rises_in_both_and_tells_its_own_sums():
 def test_batches_of_a_number_of_rows_cost_what_was_promised():
     batches = cheapest_batches([0.004, 0.005, 0.0055, 0.012], 11)
 
-    assert sum(batches.of(11)) == 11
-    assert sum([0.004, 0.005, 0.0055, 0.012][size - 1] for size in batches.of(11)) == pytest.approx(batches.seconds[11])
+    assert sum(batches.sizes(11)) == 11
+    assert sum([0.004, 0.005, 0.0055, 0.012][size - 1] for size in batches.sizes(11)) == pytest.approx(
+        batches.seconds[11]
+    )
 
 
 def test_looking_twice_is_a_way_like_any_other():
@@ -99,7 +101,9 @@ def test_looking_twice_is_a_way_like_any_other():
 def test_the_least_certain_are_counted_up():
     first, then = cheapest_batches([0.001], 5), cheapest_batches([0.01], 5)
 
-    assert escalated("x", first, then, 0.3, 0.8).seconds == pytest.approx((0, 0.011, 0.012, 0.013, 0.024, 0.025))
+    assert escalation_option("x", first, then, 0.3, 0.8).seconds == pytest.approx(
+        (0, 0.011, 0.012, 0.013, 0.024, 0.025)
+    )
 
 
 def test_a_floor_that_nothing_meets_has_no_strategy():
@@ -130,7 +134,7 @@ def test_a_floor_with_a_probability_holds_in_simulation_however_rows_are_mixed(f
 def test_a_floor_with_a_probability_asks_for_no_more_than_it_must():
     mean = required_mean(0.7, 64, 0.95)
 
-    assert at_least(ceil(0.7 * 64), 64, mean - 1e-3) < 0.95
+    assert binomial_tail(ceil(0.7 * 64), 64, mean - 1e-3) < 0.95
     assert required_mean(0.7, 64) == 0.7
     with pytest.raises(ValueError, match="leave it out"):
         required_mean(0.7, 64, 1.0)

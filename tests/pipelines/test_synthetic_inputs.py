@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trimtab_pipelines.synthetic_inputs import LAWS, draw, read_laws
+from trimtab_pipelines.synthetic_inputs import DISTRIBUTIONS, draw_inputs, parse_distributions
 from trimtab_pipelines.tensors import TensorSpec
 
 TEXT = TensorSpec(name="text", datatype="INT64", shape=(-1,))
@@ -13,7 +13,7 @@ IMAGE = TensorSpec(name="image", datatype="UINT8", shape=(3, 8, 8))
 SPECS = (TEXT, AUDIO, AUDIO_LENGTH, IMAGE)
 
 
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("law", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
 def test_lengths_have_the_published_mean_before_they_are_cut(law):
     unit = 1 if law.kind == "tokens" else 16_000
     lengths = law.lengths(20_000, np.random.default_rng(1)) / unit
@@ -26,7 +26,7 @@ def test_lengths_have_the_published_mean_before_they_are_cut(law):
 
 
 def test_tokens_are_padded_with_no_token_to_one_width():
-    rows = draw({"text": "newstest-french"}, SPECS, 50, (1,))["text"]
+    rows = draw_inputs({"text": "newstest-french"}, SPECS, 50, (1,))["text"]
 
     assert rows.shape == (50, 128)
     lengths = (rows >= 0).sum(axis=1)
@@ -37,7 +37,7 @@ def test_tokens_are_padded_with_no_token_to_one_width():
 
 
 def test_sound_tells_its_length_and_is_silent_beyond():
-    drawn = draw({"audio": "librispeech"}, SPECS, 6, (1,))
+    drawn = draw_inputs({"audio": "librispeech"}, SPECS, 6, (1,))
 
     assert drawn["audio"].shape == (6, 240_000)
     assert drawn["audio"].dtype == np.float32
@@ -48,7 +48,7 @@ def test_sound_tells_its_length_and_is_silent_beyond():
 
 def test_the_same_seed_draws_the_same_and_another_does_not():
     laws = {"text": "xsum-article", "image": "noise"}
-    first, same, other = (draw(laws, SPECS, 2, seed) for seed in ((1, 7), (1, 7), (1, 8)))
+    first, same, other = (draw_inputs(laws, SPECS, 2, seed) for seed in ((1, 7), (1, 7), (1, 8)))
 
     assert first.keys() == laws.keys()
     assert all(np.array_equal(first[name], same[name]) for name in laws)
@@ -56,7 +56,7 @@ def test_the_same_seed_draws_the_same_and_another_does_not():
 
 
 def test_noise_fills_the_whole_range_of_a_pixel():
-    pixels = draw({"image": "noise"}, SPECS, 20, (0,))["image"]
+    pixels = draw_inputs({"image": "noise"}, SPECS, 20, (0,))["image"]
 
     assert pixels.shape == (20, 3, 8, 8)
     assert (pixels.min(), pixels.max()) == (0, 255)
@@ -74,4 +74,4 @@ def test_noise_fills_the_whole_range_of_a_pixel():
 )
 def test_what_does_not_fit_is_named(written, message):
     with pytest.raises(ValueError, match=message):
-        read_laws(written, SPECS)
+        parse_distributions(written, SPECS)

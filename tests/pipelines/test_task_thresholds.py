@@ -4,7 +4,7 @@ import numpy as np
 
 from trimtab_pipelines.confidence import ConfidenceSample, escalations
 from trimtab_pipelines.escalation import Escalation
-from trimtab_pipelines.task_thresholds import Answers, task_thresholds, threshold
+from trimtab_pipelines.task_thresholds import PairedAnswers, best_threshold, task_thresholds
 
 
 def of_tasks(seed: int, rows: int) -> dict[str, ConfidenceSample]:
@@ -22,7 +22,7 @@ def of_tasks(seed: int, rows: int) -> dict[str, ConfidenceSample]:
 
 
 def made_right(look: Escalation, seen: dict[str, ConfidenceSample]) -> float:
-    """The accuracy of all rows once those that are less certain than their task's threshold are looked at again."""
+    """The accuracy of all rows once those that are less certain than their task's best_threshold are looked at again."""
     fast, full = seen["fast"], seen["full"]
     assert fast.tasks is not None
     below = np.array([look.by_task[task].confidence_below for task in fast.tasks.tolist()])
@@ -51,13 +51,13 @@ def test_a_task_that_a_look_does_not_help_is_not_looked_at_again() -> None:
 def test_a_look_that_is_dear_is_taken_at_the_most_doubtful_alone() -> None:
     confidence = np.arange(100) / 100
     again = np.arange(100) < 60
-    answers = Answers(confidence, (np.arange(100) >= 20) & again, again)  # the first twenty are mended
+    answers = PairedAnswers(confidence, (np.arange(100) >= 20) & again, again)  # the first twenty are mended
 
-    assert threshold(answers, 0.0) == 0.2
-    half = Answers(confidence, answers.right | (np.arange(100) % 2 == 1), again | (np.arange(100) % 2 == 1))
-    assert threshold(half, 0.4) > 0.15
-    assert threshold(half, 1.0) == 0.0
-    assert threshold(answers.only(np.zeros(100, bool)), 0.0) == 0.0
+    assert best_threshold(answers, 0.0) == 0.2
+    half = PairedAnswers(confidence, answers.right | (np.arange(100) % 2 == 1), again | (np.arange(100) % 2 == 1))
+    assert best_threshold(half, 0.4) > 0.15
+    assert best_threshold(half, 1.0) == 0.0
+    assert best_threshold(answers.only(np.zeros(100, bool)), 0.0) == 0.0
 
 
 def test_what_chance_wins_is_not_told_as_won() -> None:
@@ -65,7 +65,7 @@ def test_what_chance_wins_is_not_told_as_won() -> None:
     won, told = [], []
     for seed in range(40):
         rng = np.random.default_rng(seed)
-        answers = Answers(rng.random(200), rng.random(200) < 0.5, rng.random(200) < 0.5)
+        answers = PairedAnswers(rng.random(200), rng.random(200) < 0.5, rng.random(200) < 0.5)
         (doubt, *_) = task_thresholds({"one": answers})
         first = int(answers.right.sum())
         won.append(answers.hits(doubt["one"].below) - first)
@@ -80,7 +80,7 @@ def test_dearer_looks_are_never_more() -> None:
     seen = of_tasks(3, 1_000)
     fast, full = seen["fast"], seen["full"]
     shares = [
-        doubt["all"].share for doubt in task_thresholds({"all": Answers(fast.confidence, fast.right, full.right)})
+        doubt["all"].share for doubt in task_thresholds({"all": PairedAnswers(fast.confidence, fast.right, full.right)})
     ]
 
     assert shares == sorted(shares, reverse=True)

@@ -11,8 +11,8 @@ import pytest
 
 from tests.router.envoy.identities import Holder
 from tests.router.envoy.openssl import Authority, openssl
-from trimtab_pipelines.edge_settings import Identity
-from trimtab_protocol.mutual_tls import MutualTls, UnusableIdentity, explain_ssl_error
+from trimtab_pipelines.edge_settings import ReplicaIdentity
+from trimtab_protocol.mutual_tls import InvalidIdentity, MutualTls, explain_ssl_error
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def other(tmp_path: Path) -> Authority:
 
 
 @asynccontextmanager
-async def listening(identity: Identity) -> AsyncIterator[int]:
+async def listening(identity: ReplicaIdentity) -> AsyncIterator[int]:
     """Echo a line to who is let in; yields the port."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -34,7 +34,7 @@ async def listening(identity: Identity) -> AsyncIterator[int]:
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(echo, "127.0.0.1", 0, ssl=MutualTls(identity).listening())
+    server = await asyncio.start_server(echo, "127.0.0.1", 0, ssl=MutualTls(identity).server_context())
     async with server:
         yield server.sockets[0].getsockname()[1]
 
@@ -59,37 +59,37 @@ async def test_a_replaced_certificate_and_authority_count_from_the_next_connecti
     router = Holder(tmp_path / "router", mounted).take(authority, authority)
     tls = MutualTls(router.identity())
     async with listening(replica.identity()) as port:
-        before = tls.connecting()
+        before = tls.client_context()
         first = await met(port, before)
-        assert tls.connecting() is before
+        assert tls.client_context() is before
 
         replica.take(authority, authority)
         assert await met(port, before) != first
         replica.take(other, other)
         with pytest.raises(ssl.SSLCertVerificationError):
-            await met(port, tls.connecting())
+            await met(port, tls.client_context())
         router.take(authority, other)
-        assert tls.connecting() is not before
+        assert tls.client_context() is not before
         with pytest.raises(OSError, match="closed"):  # of the authority that was trusted before
-            await met(port, tls.connecting())
+            await met(port, tls.client_context())
         router.take(other, other)
-        await met(port, tls.connecting())
+        await met(port, tls.client_context())
 
 
 async def test_files_that_cannot_be_used_leave_the_certificate_before_in_use(tmp_path, authority, caplog):
     router = Holder(tmp_path / "router").take(authority, authority)
     tls = MutualTls(router.identity())
-    before = tls.connecting()
+    before = tls.client_context()
     (router.folder / "tls.key").unlink()
     for _ in range(3):
-        assert tls.connecting() is before
+        assert tls.client_context() is before
     (router.folder / "tls.key").write_text("no key")
-    assert tls.connecting() is before
+    assert tls.client_context() is before
     warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warned) == 2
     assert all(str(router.folder / "tls.key") in line and "stays in use" in line for line in warned)
     router.take(authority, authority)
-    assert tls.connecting() is not before
+    assert tls.client_context() is not before
 
 
 @pytest.mark.parametrize("kind", ["other authority", "expired", "no certificate", "TLS 1.2", "plain"])
@@ -99,7 +99,7 @@ async def test_who_shows_no_certificate_of_the_authority_is_not_let_in_and_the_l
     replica = Holder(tmp_path / "replica").take(authority, authority)
     signer = other if kind == "other authority" else authority
     stranger = Holder(tmp_path / "stranger").take(signer, authority, expired=kind == "expired")
-    context = MutualTls(stranger.identity()).connecting()
+    context = MutualTls(stranger.identity()).client_context()
     if kind in {"no certificate", "TLS 1.2"}:
         context = ssl.create_default_context(cafile=str(authority.file))
         context.check_hostname = False
@@ -134,7 +134,7 @@ async def test_a_server_whose_certificate_is_refused_is_told_by_the_reason(tmp_p
     router = Holder(tmp_path / "router").take(authority, authority)
     async with listening(replica.identity()) as port:
         with pytest.raises(ssl.SSLError) as refused:
-            await met(port, MutualTls(router.identity()).connecting())
+            await met(port, MutualTls(router.identity()).client_context())
     assert explain_ssl_error(refused.value).startswith("its certificate is refused: ")
     assert reason in explain_ssl_error(refused.value)
 
@@ -145,13 +145,13 @@ async def test_a_name_that_was_asked_for_must_be_borne_by_both_sides(tmp_path, a
     right = Holder(tmp_path / "right").take(authority, authority, f"DNS:also,{kind}:{name}")
     wrong = Holder(tmp_path / "wrong").take(authority, authority, f"DNS:elsewhere,{kind}:{name}.not")
     async with listening(right.identity(name)) as port:
-        await met(port, MutualTls(right.identity(name)).connecting())
+        await met(port, MutualTls(right.identity(name)).client_context())
         with pytest.raises(OSError, match="closed"):
-            await met(port, MutualTls(wrong.identity()).connecting())
+            await met(port, MutualTls(wrong.identity()).client_context())
         assert f"it is for elsewhere, {name}.not, not for {name}" in caplog.text
     async with listening(wrong.identity()) as port:
         with pytest.raises(ssl.SSLCertVerificationError, match=f"not for {name}"):
-            await met(port, MutualTls(right.identity(name)).connecting())
+            await met(port, MutualTls(right.identity(name)).client_context())
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_an_identity_that_cannot_be_used_is_refused_by_the_names_of_its_files(
         encrypt(router.folder / file)
     else:
         (router.folder / file).write_text(content)
-    with pytest.raises(UnusableIdentity, match=named):
+    with pytest.raises(InvalidIdentity, match=named):
         MutualTls(router.identity())
 
 

@@ -31,7 +31,7 @@ def edge_files(pipeline: InferencePipeline, settings: Settings, folder: str) -> 
         grpc_port=ROUTER_GRPC_PORT,
         max_payload_bytes=payload_bytes(pipeline, settings.edge),
         folder=Path(folder),
-        chats=pipeline.spec.chats is not None,
+        chats=pipeline.spec.chat_settings is not None,
     )
     tls = settings.edge.tls
     certificates = {} if tls is None else {name: json.dumps(told) for name, told in discovered(tls).items()}

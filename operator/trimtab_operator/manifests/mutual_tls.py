@@ -9,18 +9,18 @@ from pathlib import Path
 from trimtab_kubernetes.objects import Object
 from trimtab_operator.manifests.pod_spec import resources, security_of_container
 from trimtab_operator.settings import Settings
-from trimtab_pipelines.kubernetes_names import GUARD_PORT, HEALTH_PORT, router_name
+from trimtab_pipelines.kubernetes_names import HEALTH_PORT, TLS_SIDECAR_PORT, router_name
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.variants import Container
 from trimtab_router.envoy.binary import command
 from trimtab_router.envoy.tls_terminator import certificate_files, terminator_bootstrap
 
 FOLDER = "/etc/trimtab-replicas"
-GUARD = "guard"
-GUARDED_PORT_NAME = "guarded"
-_TOLD_FOLDER = "/etc/trimtab-guard"
-_VOLUME, _TOLD = "replicas-tls", "guard"
-_GUARD_MEMORY = 64 * 2**20
+TLS_SIDECAR = "guard"
+TLS_PORT_NAME = "guarded"
+_CONFIG_FOLDER = "/etc/trimtab-guard"
+_VOLUME, _CONFIG_VOLUME = "replicas-tls", "guard"
+_TLS_SIDECAR_MEMORY = 64 * 2**20
 
 
 def identity_volumes(settings: Settings) -> list[Object]:
@@ -51,59 +51,59 @@ def probed_port(settings: Settings, data_port: int) -> int:
     return data_port if settings.edge.replicas is None else HEALTH_PORT
 
 
-def guarded_port(container: Container, settings: Settings) -> int:
+def routed_port(container: Container, settings: Settings) -> int:
     """The port at which routers find a container of the user's own."""
     if settings.edge.replicas is None:
         return container.port
-    return GUARD_PORT + (container.port == GUARD_PORT)
+    return TLS_SIDECAR_PORT + (container.port == TLS_SIDECAR_PORT)
 
 
-def guard_files(pipeline: InferencePipeline, settings: Settings) -> dict[str, str]:
+def tls_sidecar_files(pipeline: InferencePipeline, settings: Settings) -> dict[str, str]:
     """By file what guards read beside their command line; the routers' ConfigMap keeps it."""
     identity = settings.edge.replicas
     if identity is None or not any(v.container for stage in pipeline.spec.stages for v in stage.variants):
         return {}
-    return {_kept(name): json.dumps(content) for name, content in certificate_files(identity).items()}
+    return {_config_map_key(name): json.dumps(content) for name, content in certificate_files(identity).items()}
 
 
-def guard_containers(container: Container, settings: Settings) -> list[Object]:
+def tls_sidecar_containers(container: Container, settings: Settings) -> list[Object]:
     """The pod's `initContainers`: an Envoy that starts before the container and ends after it."""
     identity = settings.edge.replicas
     if identity is None:
         return []
-    port = guarded_port(container, settings)
-    config = terminator_bootstrap(identity, port=port, served_port=container.port, folder=Path(_TOLD_FOLDER))
+    port = routed_port(container, settings)
+    config = terminator_bootstrap(identity, port=port, served_port=container.port, folder=Path(_CONFIG_FOLDER))
     return [
         {
-            "name": GUARD,
+            "name": TLS_SIDECAR,
             "image": settings.edge_image or settings.control_image,
             "imagePullPolicy": settings.image_pull_policy,
             "restartPolicy": "Always",
             "command": command("envoy", "--config-yaml", json.dumps(config)),
-            "ports": [{"name": GUARDED_PORT_NAME, "containerPort": port, "protocol": "TCP"}],
-            "resources": resources(settings.edge_cores, _GUARD_MEMORY),
+            "ports": [{"name": TLS_PORT_NAME, "containerPort": port, "protocol": "TCP"}],
+            "resources": resources(settings.edge_cores, _TLS_SIDECAR_MEMORY),
             "securityContext": security_of_container(),
-            "readinessProbe": {"tcpSocket": {"port": GUARDED_PORT_NAME}, "periodSeconds": 2, "failureThreshold": 2},
+            "readinessProbe": {"tcpSocket": {"port": TLS_PORT_NAME}, "periodSeconds": 2, "failureThreshold": 2},
             "volumeMounts": [
                 *identity_mounts(settings),
-                {"name": _TOLD, "mountPath": _TOLD_FOLDER, "readOnly": True},
+                {"name": _CONFIG_VOLUME, "mountPath": _CONFIG_FOLDER, "readOnly": True},
             ],
         }
     ]
 
 
-def guard_volumes(pipeline: InferencePipeline, settings: Settings) -> list[Object]:
+def tls_sidecar_volumes(pipeline: InferencePipeline, settings: Settings) -> list[Object]:
     """The volumes of a pod that has a guard."""
     identity = settings.edge.replicas
     if identity is None:
         return []
-    items = [{"key": _kept(name), "path": name} for name in certificate_files(identity)]
+    items = [{"key": _config_map_key(name), "path": name} for name in certificate_files(identity)]
     return [
         *identity_volumes(settings),
-        {"name": _TOLD, "configMap": {"name": router_name(pipeline.name), "items": items}},
+        {"name": _CONFIG_VOLUME, "configMap": {"name": router_name(pipeline.name), "items": items}},
     ]
 
 
-def _kept(file: str) -> str:
+def _config_map_key(file: str) -> str:
     """Its name in the ConfigMap, where the door's own are too."""
     return f"guard-{file}"

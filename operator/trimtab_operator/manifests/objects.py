@@ -1,4 +1,4 @@
-"""The frame of every object we write: its name, its labels, its owner. Pure."""
+"""The frame of every object we write: its name, its pipeline_labels, its owner. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ def ref_of(found: Mapping[str, Any]) -> Ref:
     return Ref(found["kind"], found["metadata"]["name"])
 
 
-def labels(pipeline: InferencePipeline, component: str, **more: str) -> dict[str, str]:
-    """The labels every object and pod of a pipeline carries."""
+def pipeline_labels(pipeline: InferencePipeline, component: str, **more: str) -> dict[str, str]:
+    """The pipeline_labels every object and pod of a pipeline carries."""
     return {MANAGED_BY: OPERATOR_MANAGER, PIPELINE_LABEL: pipeline.name, COMPONENT: component, **more}
 
 

@@ -60,7 +60,7 @@ def image_pull_secrets(settings: Settings) -> Object:
     return {"imagePullSecrets": names} if names else {}
 
 
-def placement(variant: Variant) -> Object:
+def node_placement(variant: Variant) -> Object:
     """The pod's fields that choose its node."""
     fields: Object = {}
     if variant.node_selector:
@@ -74,13 +74,13 @@ def placement(variant: Variant) -> Object:
     return fields
 
 
-def variables(given: Mapping[str, str]) -> list[Object]:
+def environment_variables(given: Mapping[str, str]) -> list[Object]:
     """A container's env."""
     return [{"name": name, "value": value} for name, value in given.items()]
 
 
 def credentials(secret: str | None) -> Object:
-    """A container's envFrom of a Secret whose keys cannot be mistaken for variables of the container itself."""
+    """A container's envFrom of a Secret whose keys cannot be mistaken for environment_variables of the container itself."""
     return {"envFrom": [{"prefix": CREDENTIALS_PREFIX, "secretRef": {"name": secret}}]} if secret else {}
 
 

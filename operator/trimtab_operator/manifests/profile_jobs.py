@@ -6,19 +6,19 @@ then: that is the retry.
 """
 
 from trimtab_kubernetes.objects import Object, fingerprint
-from trimtab_operator.manifests.hosting_sets import CACHE_FOLDER, memory_bytes
-from trimtab_operator.manifests.objects import PROFILER, TEMPLATE_HASH, labels, owned
+from trimtab_operator.manifests.objects import PROFILER, TEMPLATE_HASH, owned, pipeline_labels
 from trimtab_operator.manifests.pod_spec import (
     credentials,
+    environment_variables,
     image_pull_secrets,
-    placement,
+    node_placement,
     pod,
     resources,
     scratch,
     security_of_container,
     security_of_pod,
-    variables,
 )
+from trimtab_operator.manifests.replica_groups import CACHE_FOLDER, memory_bytes
 from trimtab_operator.manifests.routers import FOLDER, PIPELINE_FILE, role_binding
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.kubernetes_names import profile_job_name, profiler_name, router_name
@@ -29,14 +29,14 @@ from trimtab_pipelines.variants import Variant
 PROFILER_ROLE = "trimtab-profiler"
 PROFILER_MEMORY_BYTES = 512 * 2**20
 RETRIES = 2
-LONGEST_SECONDS = 3600
-KEPT_SECONDS = 300
+DEADLINE_SECONDS = 3600
+TTL_SECONDS = 300
 """A Job that ended stays this long for people to read its log; one that failed is tried again after that."""
 
 
 def profiler_account(pipeline: InferencePipeline, settings: Settings) -> list[Object]:
     """The service account of the profile Jobs and its rights."""
-    name, marks = profiler_name(pipeline.name), labels(pipeline, PROFILER)
+    name, marks = profiler_name(pipeline.name), pipeline_labels(pipeline, PROFILER)
     return [
         owned("ServiceAccount", name, pipeline, marks, automountServiceAccountToken=False),
         role_binding(name, PROFILER_ROLE, pipeline, marks, settings),
@@ -45,7 +45,7 @@ def profiler_account(pipeline: InferencePipeline, settings: Settings) -> list[Ob
 
 def profile_job(pipeline: InferencePipeline, task: ProfileTask, settings: Settings) -> Object:
     """The Job of one task; it asks for as much as the largest replica it measures."""
-    marks = labels(pipeline, PROFILER)
+    marks = pipeline_labels(pipeline, PROFILER)
     variants = [pipeline.spec.stage(stage).variant(name) for stage, name in task.variants]
     account = profiler_name(pipeline.name)
     container: Object = {
@@ -62,7 +62,7 @@ def profile_job(pipeline: InferencePipeline, task: ProfileTask, settings: Settin
             "--task",
             task.name,
         ],
-        "env": variables({"HOME": "/tmp", "TRIMTAB_WEIGHTS_CACHE": CACHE_FOLDER}),  # noqa: S108
+        "env": environment_variables({"HOME": "/tmp", "TRIMTAB_WEIGHTS_CACHE": CACHE_FOLDER}),  # noqa: S108
         **credentials(variants[0].secret_name),
         "resources": resources(
             max(variant.resources.cpu for variant in variants),
@@ -87,7 +87,7 @@ def profile_job(pipeline: InferencePipeline, task: ProfileTask, settings: Settin
             *scratch("tmp", "weights"),
             {"name": "config", "configMap": {"name": router_name(pipeline.name)}},
         ],
-        **placement(variants[0]),
+        **node_placement(variants[0]),
         **image_pull_secrets(settings),
     )
     job = owned(
@@ -97,8 +97,8 @@ def profile_job(pipeline: InferencePipeline, task: ProfileTask, settings: Settin
         marks,
         spec={
             "backoffLimit": RETRIES,
-            "activeDeadlineSeconds": LONGEST_SECONDS,
-            "ttlSecondsAfterFinished": KEPT_SECONDS,
+            "activeDeadlineSeconds": DEADLINE_SECONDS,
+            "ttlSecondsAfterFinished": TTL_SECONDS,
             "template": template,
         },
     )

@@ -15,10 +15,10 @@ from trimtab_operator.manifests.envoy_sidecar import (
     edge_files,
     edge_volumes,
 )
-from trimtab_operator.manifests.hosting_sets import disruption_budget
-from trimtab_operator.manifests.mutual_tls import guard_files, identity_mounts, identity_volumes
-from trimtab_operator.manifests.objects import ROUTER, labels, owned, uid_of
+from trimtab_operator.manifests.mutual_tls import identity_mounts, identity_volumes, tls_sidecar_files
+from trimtab_operator.manifests.objects import ROUTER, owned, pipeline_labels, uid_of
 from trimtab_operator.manifests.pod_spec import (
+    environment_variables,
     image_pull_secrets,
     pod,
     probe,
@@ -27,8 +27,8 @@ from trimtab_operator.manifests.pod_spec import (
     security_of_container,
     security_of_pod,
     termination_grace,
-    variables,
 )
+from trimtab_operator.manifests.replica_groups import disruption_budget
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.documents import dump_yaml
 from trimtab_pipelines.kubernetes_names import (
@@ -46,23 +46,23 @@ from trimtab_pipelines.kubernetes_names import (
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.router_state import READY_PATH
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.synthetic_inputs import DRAWN_BY
+from trimtab_pipelines.synthetic_inputs import INPUT_ANNOTATIONS
 
 ROUTER_ROLE = "trimtab-router"
 FOLDER = "/etc/trimtab"
 PIPELINE_FILE = "pipeline.yaml"
 PLAN_FILE = "plan.json"
 PIPELINE_HASH = f"{GROUP}/pipeline-hash"
-_UNREAD = {"mode", "objective", "budget", "adaptation", "router", "rollout", "deployer", "service_account_name"}
+_UNUSED_FIELDS = {"mode", "objective", "budget", "adaptation", "router", "rollout", "deployer", "service_account_name"}
 """Fields of a pipeline that a router has no use for: a change of one restarts nothing."""
-_CALLERS_PORTS = (("rest", ROUTER_REST_PORT), ("grpc", ROUTER_GRPC_PORT))
+_CLIENT_PORTS = (("rest", ROUTER_REST_PORT), ("grpc", ROUTER_GRPC_PORT))
 
 
 def router_objects(
     pipeline: InferencePipeline, plan: PipelinePlan | None, settings: Settings, *, pod_monitor: bool
 ) -> list[Object]:
     """All objects of a pipeline's router."""
-    name, marks = router_name(pipeline.name), labels(pipeline, ROUTER)
+    name, marks = router_name(pipeline.name), pipeline_labels(pipeline, ROUTER)
     selector = _selector(pipeline)
     admin_name, admin = router_admin_name(pipeline.name), [(ADMIN_PORT_NAME, ROUTER_ADMIN_PORT)]
     monitor = {
@@ -73,7 +73,7 @@ def router_objects(
         owned("ServiceAccount", name, pipeline, marks, automountServiceAccountToken=False),
         role_binding(name, ROUTER_ROLE, pipeline, marks, settings),
         config_map(pipeline, plan, settings),
-        owned("Service", name, pipeline, marks, spec={"selector": selector, "ports": _ports(_CALLERS_PORTS)}),
+        owned("Service", name, pipeline, marks, spec={"selector": selector, "ports": _ports(_CLIENT_PORTS)}),
         owned(
             "Service",
             admin_name,
@@ -89,11 +89,11 @@ def router_objects(
 
 def config_map(pipeline: InferencePipeline, plan: PipelinePlan | None, settings: Settings) -> Object:
     """What a router and its door start from: the pipeline, the last good plan, the door's settings."""
-    data = {PIPELINE_FILE: dump_yaml(trimmed(pipeline)), **edge_files(pipeline, settings, FOLDER)}
-    data |= guard_files(pipeline, settings)
+    data = {PIPELINE_FILE: dump_yaml(router_pipeline(pipeline)), **edge_files(pipeline, settings, FOLDER)}
+    data |= tls_sidecar_files(pipeline, settings)
     if plan is not None:
         data[PLAN_FILE] = json.dumps(plan_document(plan), indent=1)
-    return owned("ConfigMap", router_name(pipeline.name), pipeline, labels(pipeline, ROUTER), data=data)
+    return owned("ConfigMap", router_name(pipeline.name), pipeline, pipeline_labels(pipeline, ROUTER), data=data)
 
 
 def plan_document(plan: PipelinePlan) -> Object:
@@ -103,10 +103,12 @@ def plan_document(plan: PipelinePlan) -> Object:
     return document
 
 
-def trimmed(pipeline: InferencePipeline) -> InferencePipeline:
+def router_pipeline(pipeline: InferencePipeline) -> InferencePipeline:
     """A pipeline without what a cluster added to its metadata, but with what profiles are made by."""
     metadata = pipeline.metadata
-    kept = {key: value for key, value in metadata.annotations.items() if key in {PROFILE_ANNOTATION, *DRAWN_BY}}
+    kept = {
+        key: value for key, value in metadata.annotations.items() if key in {PROFILE_ANNOTATION, *INPUT_ANNOTATIONS}
+    }
     identity = {"name": metadata.name, "namespace": metadata.namespace, "annotations": kept}
     return InferencePipeline.model_validate({**pipeline.model_dump(), "metadata": identity})
 
@@ -136,12 +138,12 @@ def _selector(pipeline: InferencePipeline) -> dict[str, str]:
 
 def pipeline_hash(pipeline: InferencePipeline, settings: Settings) -> str:
     """The hash of all that a router reads at its start; its pods carry it as PIPELINE_HASH."""
-    read = pipeline.spec.model_dump(mode="json", exclude=_UNREAD)
+    read = pipeline.spec.model_dump(mode="json", exclude=_UNUSED_FIELDS)
     return fingerprint([read, uid_of(pipeline), edge_files(pipeline, settings, FOLDER)])
 
 
 def _deployment(pipeline: InferencePipeline, settings: Settings) -> Object:
-    name, marks = router_name(pipeline.name), labels(pipeline, ROUTER)
+    name, marks = router_name(pipeline.name), pipeline_labels(pipeline, ROUTER)
     template = pod(
         marks,
         [_container(pipeline, settings)],
@@ -210,7 +212,7 @@ def _container(pipeline: InferencePipeline, settings: Settings) -> Object:
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["python", "-m", "trimtab_router"],
         "args": ["--cluster", *(part for pair in arguments.items() for part in pair)],
-        "env": variables(environment),
+        "env": environment_variables(environment),
         "ports": [{"name": ADMIN_PORT_NAME, "containerPort": ROUTER_ADMIN_PORT, "protocol": "TCP"}],
         "resources": resources(asked.cpu, asked.memory),
         "securityContext": security_of_container(),

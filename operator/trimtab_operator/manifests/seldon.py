@@ -5,10 +5,10 @@ orchestrator beside the model; our routers find the pods by the labels on them, 
 """
 
 from trimtab_kubernetes.objects import Object, fingerprint
-from trimtab_operator.manifests.hosting_sets import marks_of, template, variant_labels
 from trimtab_operator.manifests.objects import TEMPLATE_HASH, owned
+from trimtab_operator.manifests.replica_groups import group_labels, template, variant_labels
 from trimtab_operator.settings import Settings
-from trimtab_pipelines.kubernetes_names import hosting_set_name
+from trimtab_pipelines.kubernetes_names import replica_group_name
 from trimtab_pipelines.replica_groups import ReplicaGroup
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
@@ -18,8 +18,8 @@ def seldon_deployment(
     pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, settings: Settings, *, replicas: int
 ) -> Object:
     """A SeldonDeployment of one predictor, a single model that speaks the V2 protocol."""
-    marks = marks_of(pipeline, stage, group) | variant_labels(group)
-    name = hosting_set_name(pipeline.name, stage.name, group.name)
+    marks = group_labels(pipeline, stage, group) | variant_labels(group)
+    name = replica_group_name(pipeline.name, stage.name, group.name)
     pods = template(pipeline, stage, group, settings)
     container = pods["spec"]["containers"][0]
     predictor = {

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trimtab_kubernetes.conditions import ConditionState, failing, ok
-from trimtab_operator.reconciliation.pod_state import PodState, Trouble
+from trimtab_operator.reconciliation.pod_state import PodState, Problem
 from trimtab_pipelines.status import ADAPTER_CONDITIONS
 
 ORDER = (
@@ -31,7 +31,7 @@ class StageProgress:
     """Ready replicas of the set the plan asks for."""
     serving: int
     """Ready replicas of any set."""
-    trouble: Trouble | None = None
+    problem: Problem | None = None
     rolling: bool = False
 
     @property
@@ -46,8 +46,8 @@ def stages_ready(stages: Sequence[StageProgress]) -> ConditionState:
     if not stages:
         return failing(kind, "NoPlan", "no plan says what to run; see the condition PlanApplied")
     for stage in sorted(stages, key=lambda stage: stage.serving):
-        if stage.trouble is not None and stage.ready < stage.wanted:
-            return failing(kind, stage.trouble.reason, f"stage {stage.name}: {stage.trouble.message}")
+        if stage.problem is not None and stage.ready < stage.wanted:
+            return failing(kind, stage.problem.reason, f"stage {stage.name}: {stage.problem.message}")
     starting = [stage for stage in stages if stage.missing]
     if starting:
         names = ", ".join(stage.name for stage in starting)
@@ -66,9 +66,9 @@ def route_ready(
     without = [stage.name for stage in stages if stage.missing]
     if ready_replicas > 0 and not without:
         return ok(kind, "RouterReady", "the router takes requests")
-    trouble = next((pod.trouble for pod in router_pods if pod.trouble is not None), None)
-    if trouble is not None and ready_replicas == 0:
-        return failing(kind, "RouterStarting", f"router: {trouble.message}")
+    problem = next((pod.problem for pod in router_pods if pod.problem is not None), None)
+    if problem is not None and ready_replicas == 0:
+        return failing(kind, "RouterStarting", f"router: {problem.message}")
     if without:
         return failing(
             kind, "NoReadyReplica", f"no ready replica in: {', '.join(without)}; see the condition StagesReady"

@@ -9,9 +9,9 @@ from trimtab_operator.manifests.objects import MODEL_SERVER, Ref
 from trimtab_operator.manifests.pod_spec import GPU_RESOURCE
 from trimtab_operator.reconciliation.pod_state import PodState
 from trimtab_operator.reconciliation.write_errors import RejectedWrite
-from trimtab_pipelines.kubernetes_names import HOSTING_LABEL, STAGE_LABEL, VARIANT_LABEL_PREFIX
+from trimtab_pipelines.kubernetes_names import REPLICA_GROUP_LABEL, STAGE_LABEL, VARIANT_LABEL_PREFIX
 from trimtab_pipelines.quantity import parse_quantity
-from trimtab_pipelines.rollout import Capacity, HostingSet
+from trimtab_pipelines.rollout import Capacity, ReplicaGroupState
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,38 +38,38 @@ def live_sets(owned: Mapping[Ref, Object], kind: str) -> dict[str, Object]:
     }
 
 
-def hosting_sets(
+def replica_group_states(
     live: Mapping[str, Object], pods: Sequence[PodState], changing: frozenset[str]
-) -> tuple[HostingSet, ...]:
+) -> tuple[ReplicaGroupState, ...]:
     """Every hosting set that exists and what its pods do; `changing` are about to get a new template."""
-    return tuple(_hosting_set(found, pods, name in changing) for name, found in live.items())
+    return tuple(_replica_group_state(found, pods, name in changing) for name, found in live.items())
 
 
-def hosted(found: Object) -> frozenset[str]:
+def hosted_variants(found: Object) -> frozenset[str]:
     """The variants a hosting set offers, as its labels say."""
     marks = found["metadata"].get("labels", {})
     return frozenset(key.removeprefix(VARIANT_LABEL_PREFIX) for key in marks if key.startswith(VARIANT_LABEL_PREFIX))
 
 
-def _hosting_set(found: Object, pods: Sequence[PodState], changing: bool) -> HostingSet:  # noqa: FBT001
+def _replica_group_state(found: Object, pods: Sequence[PodState], changing: bool) -> ReplicaGroupState:  # noqa: FBT001
     marks, name = found["metadata"]["labels"], found["metadata"]["name"]
     own = [
         pod
         for pod in pods
         if pod.component == MODEL_SERVER
-        and pod.set_key == (marks[STAGE_LABEL], marks[HOSTING_LABEL])
-        and pod.made_for(found["kind"], name)
+        and pod.group_key == (marks[STAGE_LABEL], marks[REPLICA_GROUP_LABEL])
+        and pod.may_belong_to(found["kind"], name)
     ]
-    staying = [pod for pod in own if not pod.leaving]
-    return HostingSet(
+    staying = [pod for pod in own if not pod.terminating]
+    return ReplicaGroupState(
         name=name,
         stage=marks[STAGE_LABEL],
-        each=_each(found),
+        per_replica=_replica_capacity(found),
         desired=desired_replicas(found),
         present=len(staying),
         ready=sum(pod.ready for pod in staying),
         unscheduled=sum(not pod.scheduled for pod in staying),
-        leaving=len(own) - len(staying),
+        terminating=len(own) - len(staying),
         surging=_surges(found) and (changing or rolling(found)),
     )
 
@@ -101,6 +101,6 @@ def pod_spec(found: Object) -> Mapping[str, Any]:
     return spec
 
 
-def _each(found: Object) -> Capacity:
+def _replica_capacity(found: Object) -> Capacity:
     requests = pod_spec(found)["containers"][0].get("resources", {}).get("requests", {})
     return Capacity(parse_quantity(requests.get("cpu", 0)), int(requests.get(GPU_RESOURCE, 0)))

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trimtab_kubernetes.objects import Object
-from trimtab_kubernetes.times import seconds_of
+from trimtab_kubernetes.times import parse_rfc3339
 from trimtab_operator.manifests.routers import PLAN_FILE
 from trimtab_pipelines.documents import DocumentError, parse_plan
-from trimtab_pipelines.kubernetes_names import ADVISORY_LABEL, hosting_set_name
+from trimtab_pipelines.kubernetes_names import ADVISORY_LABEL, replica_group_name
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.plan_validation import validate_plan
 from trimtab_pipelines.replica_groups import group_of
@@ -43,13 +43,15 @@ class PlanHistory:
     failed_at: float = 0.0
 
 
-def read(pipeline: InferencePipeline, published: Object | None, config_map: Object | None, now: float) -> PlanHistory:
+def read_plan_history(
+    pipeline: InferencePipeline, published: Object | None, config_map: Object | None, now: float
+) -> PlanHistory:
     """Read the plan as published and the last good one."""
     good = _last_good(pipeline, config_map)
     if published is None or ADVISORY_LABEL in published["metadata"].get("labels", {}):
         return PlanHistory(good=good)
     try:
-        newest = accept(parse_plan(published, f"PipelinePlan {pipeline.name}"), pipeline)
+        newest = accept_plan(parse_plan(published, f"PipelinePlan {pipeline.name}"), pipeline)
     except DocumentError as error:
         return PlanHistory(good=good, rejected=str(error))
     reason, message, since = _failure(published)
@@ -58,11 +60,11 @@ def read(pipeline: InferencePipeline, published: Object | None, config_map: Obje
     return PlanHistory(newest, good)
 
 
-def accept(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePlan:
+def accept_plan(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePlan:
     """A plan that fits the pipeline and its budget; raise DocumentError that says what does not."""
     validate_plan(plan, pipeline)
-    asked, budget = room_of(plan, pipeline), pipeline.spec.budget
-    if not Capacity(budget.cores, budget.gpus).holds(asked):
+    asked, budget = plan_capacity(plan, pipeline), pipeline.spec.budget
+    if not Capacity(budget.cores, budget.gpus).fits(asked):
         raise DocumentError(
             f"spec.stages: the plan asks for {asked.cores:g} cores and {asked.gpus} GPUs, "
             f"the budget holds {budget.cores:g} and {budget.gpus}"
@@ -70,20 +72,20 @@ def accept(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePlan:
     return plan
 
 
-def targets(plan: PipelinePlan, pipeline: InferencePipeline) -> tuple[Target, ...]:
+def rollout_targets(plan: PipelinePlan, pipeline: InferencePipeline) -> tuple[Target, ...]:
     """The hosting set each stage should run, and how many replicas of it."""
     found = []
     for stage in pipeline.spec.stages:
         planned = plan.spec.stage(stage.name)
         group = group_of(stage, planned.variant)
-        name = hosting_set_name(pipeline.name, stage.name, group.name)
+        name = replica_group_name(pipeline.name, stage.name, group.name)
         found.append(Target(stage.name, name, planned.replicas, Capacity(group.cores, group.gpus)))
     return tuple(found)
 
 
-def room_of(plan: PipelinePlan, pipeline: InferencePipeline) -> Capacity:
+def plan_capacity(plan: PipelinePlan, pipeline: InferencePipeline) -> Capacity:
     """What all replicas of a plan ask for."""
-    return total(target.room for target in targets(plan, pipeline))
+    return total(target.requested for target in rollout_targets(plan, pipeline))
 
 
 def _last_good(pipeline: InferencePipeline, config_map: Object | None) -> PipelinePlan | None:
@@ -91,7 +93,7 @@ def _last_good(pipeline: InferencePipeline, config_map: Object | None) -> Pipeli
     if written is None:
         return None
     try:
-        return accept(parse_plan(json.loads(written), PLAN_FILE), pipeline)
+        return accept_plan(parse_plan(json.loads(written), PLAN_FILE), pipeline)
     except (DocumentError, ValueError):
         return None
 
@@ -100,5 +102,5 @@ def _failure(published: Mapping[str, Any]) -> tuple[str, str, float]:
     """Why this very generation of the plan was given up before, and when."""
     applied, generation = condition_of(published, APPLIED), published["metadata"].get("generation")
     if applied.get("reason") in FAILURES and applied.get("observedGeneration") == generation:
-        return applied["reason"], applied.get("message", ""), seconds_of(applied["lastTransitionTime"])
+        return applied["reason"], applied.get("message", ""), parse_rfc3339(applied["lastTransitionTime"])
     return "", "", 0.0

@@ -7,17 +7,17 @@ did find room is written down, so that the adapter plans within it until it is t
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab_kubernetes.times import rfc3339, seconds_of
+from trimtab_kubernetes.times import parse_rfc3339, rfc3339
 from trimtab_operator.manifests.objects import MODEL_SERVER
-from trimtab_operator.reconciliation.plan_history import RETRY_SECONDS, PlanHistory, room_of, targets
-from trimtab_operator.reconciliation.pod_state import Trouble
+from trimtab_operator.reconciliation.plan_history import RETRY_SECONDS, PlanHistory, plan_capacity, rollout_targets
+from trimtab_operator.reconciliation.pod_state import Problem
 from trimtab_operator.reconciliation.replica_rollout import ClusterSite, pods_of
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.quantity import parse_quantity
 from trimtab_pipelines.rollout import Capacity, total
 from trimtab_pipelines.status import Schedulable
 
-_AT_LEAST_SECONDS = 1.0
+_MIN_REQUEUE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class PlanSelection:
     applied: bool
     """Every replica that `plan` asks for is ready."""
     plans: PlanHistory
-    failure: Trouble | None = None
+    failure: Problem | None = None
     """Why the newest plan was given up."""
     schedulable: Schedulable | None = None
-    look_again_seconds: float | None = None
+    requeue_after_seconds: float | None = None
 
 
 def select_plan(site: ClusterSite, plans: PlanHistory, now: float) -> PlanSelection:
@@ -52,36 +52,36 @@ def select_plan(site: ClusterSite, plans: PlanHistory, now: float) -> PlanSelect
     applied = plan is not None and is_applied(site, plan)
     good = plan if applied else plans.good
     return PlanSelection(
-        plan, good, limit, applied, plans, failure, schedulable, _look_again(site, plans, schedulable, now)
+        plan, good, limit, applied, plans, failure, schedulable, _requeue_after_seconds(site, plans, schedulable, now)
     )
 
 
 def is_applied(site: ClusterSite, plan: PipelinePlan) -> bool:
     """Whether every replica that a plan asks for is ready."""
     sets = {each.name: each for each in site.sets}
-    return all(t.name in sets and sets[t.name].ready >= t.replicas for t in targets(plan, site.pipeline))
+    return all(t.name in sets and sets[t.name].ready >= t.replicas for t in rollout_targets(plan, site.pipeline))
 
 
 def _failure(
     site: ClusterSite, plans: PlanHistory, schedulable: Schedulable | None, limit: Capacity, now: float
-) -> Trouble | None:
+) -> Problem | None:
     newest = plans.newest
     if newest is None or (plans.good is not None and plans.good.spec == newest.spec):
         return None
-    if schedulable is not None and not limit.holds(room_of(newest, site.pipeline)):
-        return Trouble("Unschedulable", schedulable.message)
+    if schedulable is not None and not limit.fits(plan_capacity(newest, site.pipeline)):
+        return Problem("Unschedulable", schedulable.message)
     if plans.failed == "ReadyTimeout":
-        return Trouble("ReadyTimeout", plans.failed_message)
+        return Problem("ReadyTimeout", plans.failed_message)
     return None if is_applied(site, newest) else _timed_out(site, newest, now)
 
 
-def _timed_out(site: ClusterSite, plan: PipelinePlan, now: float) -> Trouble | None:
+def _timed_out(site: ClusterSite, plan: PipelinePlan, now: float) -> Problem | None:
     limit_seconds = site.pipeline.spec.rollout.ready_timeout_seconds
-    for target in targets(plan, site.pipeline):
+    for target in rollout_targets(plan, site.pipeline):
         for pod in pods_of(target, site):
             if not pod.ready and now - pod.waiting_since > limit_seconds:
-                why = pod.trouble.message if pod.trouble else "see kubectl describe pod"
-                return Trouble(
+                why = pod.problem.message if pod.problem else "see kubectl describe pod"
+                return Problem(
                     "ReadyTimeout",
                     f"stage {target.stage}: pod {pod.name} was not ready within {limit_seconds:g} s: {why}",
                 )
@@ -90,30 +90,30 @@ def _timed_out(site: ClusterSite, plan: PipelinePlan, now: float) -> Trouble | N
 
 def _schedulable(site: ClusterSite, now: float) -> Schedulable | None:
     """What found room: as written down before, or as it is seen now where a pod waits too long for a node."""
-    before = _written(site)
-    if before is not None and now - seconds_of(before.since) > RETRY_SECONDS:
+    before = _recorded_schedulable(site)
+    if before is not None and now - parse_rfc3339(before.since) > RETRY_SECONDS:
         before = None
     grace_seconds = site.pipeline.spec.rollout.unschedulable_grace_seconds
     servers = [pod for pod in site.pods if pod.component == MODEL_SERVER]
-    if any(pod.leaving and pod.scheduled for pod in servers):
+    if any(pod.terminating and pod.scheduled for pod in servers):
         return before  # a leaving pod keeps its room until it is gone, so its successor has to wait
-    pods = [pod for pod in servers if not pod.leaving]
+    pods = [pod for pod in servers if not pod.terminating]
     waiting = [
-        f"stage {pod.stage}: pod {pod.name}: {pod.trouble.message}"
+        f"stage {pod.stage}: pod {pod.name}: {pod.problem.message}"
         for pod in pods
-        if pod.trouble is not None
-        and pod.trouble.reason == "Unschedulable"
+        if pod.problem is not None
+        and pod.problem.reason == "Unschedulable"
         and now - pod.waiting_since >= grace_seconds
     ]
     if not waiting:
         return before
-    room = _at_least_one_each(site, total(pod.room for pod in pods if pod.scheduled))
+    room = _at_least_minimum(site, total(pod.requests for pod in pods if pod.scheduled))
     if before is not None and Capacity(parse_quantity(before.cores), before.gpus) == room:
         return before
     return Schedulable(cores=f"{room.cores:g}", gpus=room.gpus, since=rfc3339(now), message=waiting[0][:1024])
 
 
-def _at_least_one_each(site: ClusterSite, room: Capacity) -> Capacity:
+def _at_least_minimum(site: ClusterSite, room: Capacity) -> Capacity:
     """The room, or what the smallest replicas need where that is more: no plan fits in less, so these wait."""
     stages = site.pipeline.spec.stages
     cores = sum(stage.min_replicas * min(variant.resources.cpu for variant in stage.variants) for stage in stages)
@@ -121,7 +121,7 @@ def _at_least_one_each(site: ClusterSite, room: Capacity) -> Capacity:
     return Capacity(max(room.cores, cores), max(room.gpus, gpus))
 
 
-def _written(site: ClusterSite) -> Schedulable | None:
+def _recorded_schedulable(site: ClusterSite) -> Schedulable | None:
     """What was written down; None too where another's hand left what cannot be read, so that it is judged anew."""
     status: dict[str, Any] = site.pipeline.status or {}
     if not status.get("schedulable"):
@@ -129,24 +129,26 @@ def _written(site: ClusterSite) -> Schedulable | None:
     try:
         found = Schedulable.model_validate(status["schedulable"])
         parse_quantity(found.cores)
-        seconds_of(found.since)
+        parse_rfc3339(found.since)
     except ValueError:
         return None
     return found
 
 
-def _look_again(site: ClusterSite, plans: PlanHistory, schedulable: Schedulable | None, now: float) -> float | None:
+def _requeue_after_seconds(
+    site: ClusterSite, plans: PlanHistory, schedulable: Schedulable | None, now: float
+) -> float | None:
     """When something will be so only because time has passed."""
     rollout = site.pipeline.spec.rollout
     times = []
     for pod in site.pods:
-        if pod.component == MODEL_SERVER and not pod.ready and not pod.leaving:
+        if pod.component == MODEL_SERVER and not pod.ready and not pod.terminating:
             if not pod.scheduled:
                 times.append(pod.waiting_since + rollout.unschedulable_grace_seconds)
             times.append(pod.waiting_since + rollout.ready_timeout_seconds)
     if schedulable is not None:
-        times.append(seconds_of(schedulable.since) + RETRY_SECONDS)
+        times.append(parse_rfc3339(schedulable.since) + RETRY_SECONDS)
     if plans.failed:
         times.append(plans.failed_at + RETRY_SECONDS)
     coming = [time - now for time in times if time > now]
-    return max(min(coming), _AT_LEAST_SECONDS) if coming else None
+    return max(min(coming), _MIN_REQUEUE_SECONDS) if coming else None

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab_kubernetes.times import seconds_of
+from trimtab_kubernetes.times import parse_rfc3339
 from trimtab_operator.manifests.pod_spec import GPU_RESOURCE
-from trimtab_pipelines.kubernetes_names import COMPONENT, HOSTING_LABEL, STAGE_LABEL
+from trimtab_pipelines.kubernetes_names import COMPONENT, REPLICA_GROUP_LABEL, STAGE_LABEL
 from trimtab_pipelines.quantity import parse_quantity
 from trimtab_pipelines.rollout import Capacity
 from trimtab_pipelines.status import condition_of
@@ -16,7 +16,7 @@ _CRASH = ("CrashLoopBackOff", "RunContainerError", "CreateContainerConfigError",
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class Problem:
     """Why a replica is not ready; `message` says what to do."""
 
     reason: str
@@ -30,23 +30,23 @@ class PodState:
     name: str
     component: str
     stage: str
-    hosting: str
+    replica_group: str
     ready: bool
-    leaving: bool
+    terminating: bool
     scheduled: bool
     waiting_since: float
     """When it last stopped being ready, or was made."""
-    room: Capacity
-    trouble: Trouble | None
+    requests: Capacity
+    problem: Problem | None
     deployment: str = ""
     """The Deployment that made it; empty where that is not told."""
 
     @property
-    def set_key(self) -> tuple[str, str]:
+    def group_key(self) -> tuple[str, str]:
         """Stage and hosting group."""
-        return self.stage, self.hosting
+        return self.stage, self.replica_group
 
-    def made_for(self, kind: str, name: str) -> bool:
+    def may_belong_to(self, kind: str, name: str) -> bool:
         """Whether it can be of a hosting set of that kind: the sets of both kinds have one name and one set of labels.
 
         Seldon Core makes Deployments of its own names.
@@ -68,13 +68,13 @@ def _state(pod: Mapping[str, Any]) -> PodState:
         name=metadata["name"],
         component=marks.get(COMPONENT, ""),
         stage=marks.get(STAGE_LABEL, ""),
-        hosting=marks.get(HOSTING_LABEL, ""),
+        replica_group=marks.get(REPLICA_GROUP_LABEL, ""),
         ready=ready.get("status") == "True",
-        leaving="deletionTimestamp" in metadata,
+        terminating="deletionTimestamp" in metadata,
         scheduled=bool(pod["spec"].get("nodeName")),
-        waiting_since=max(seconds_of(changed), seconds_of(metadata["creationTimestamp"])),
-        room=_room(pod),
-        trouble=_trouble(status, condition_of(pod, "PodScheduled")),
+        waiting_since=max(parse_rfc3339(changed), parse_rfc3339(metadata["creationTimestamp"])),
+        requests=_requests(pod),
+        problem=_problem(status, condition_of(pod, "PodScheduled")),
         deployment=_deployment(metadata),
     )
 
@@ -86,7 +86,7 @@ def _deployment(metadata: Mapping[str, Any]) -> str:
     return next((str(name).removesuffix(suffix) for name in owners if str(name).endswith(suffix)), "")
 
 
-def _room(pod: Mapping[str, Any]) -> Capacity:
+def _requests(pod: Mapping[str, Any]) -> Capacity:
     requests = [container.get("resources", {}).get("requests", {}) for container in pod["spec"]["containers"]]
     return Capacity(
         sum(parse_quantity(request.get("cpu", 0)) for request in requests),
@@ -94,24 +94,24 @@ def _room(pod: Mapping[str, Any]) -> Capacity:
     )
 
 
-def _trouble(status: Mapping[str, Any], scheduled: Mapping[str, Any]) -> Trouble | None:
+def _problem(status: Mapping[str, Any], scheduled: Mapping[str, Any]) -> Problem | None:
     if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
-        return Trouble("Unschedulable", f"no node has room: {scheduled.get('message', '')}")
+        return Problem("Unschedulable", f"no node has room: {scheduled.get('message', '')}")
     for container in status.get("containerStatuses", []):
         waiting = container.get("state", {}).get("waiting") or {}
         reason = waiting.get("reason", "")
         if reason in _PULL:
-            return Trouble(
+            return Problem(
                 "ImagePullFailed",
                 f"image {container.get('image', '')} cannot be pulled ({reason}); correct its name or give the "
                 "operator imagePullSecrets",
             )
         if reason in _CRASH:
-            return Trouble("CrashLoop", f"{_last_words(container)} ({reason}); see kubectl logs --previous")
+            return Problem("CrashLoop", f"{_termination_message(container)} ({reason}); see kubectl logs --previous")
     return None
 
 
-def _last_words(container: Mapping[str, Any]) -> str:
+def _termination_message(container: Mapping[str, Any]) -> str:
     ended = container.get("lastState", {}).get("terminated") or {}
     if not ended:
         return str((container.get("state", {}).get("waiting") or {}).get("message", "the container does not start"))

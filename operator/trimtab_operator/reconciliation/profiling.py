@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from trimtab_kubernetes.conditions import ConditionState, failing, ok
 from trimtab_kubernetes.objects import Object
 from trimtab_operator.manifests.objects import Ref
-from trimtab_operator.manifests.profile_jobs import KEPT_SECONDS, profile_job, profiler_account
+from trimtab_operator.manifests.profile_jobs import TTL_SECONDS, profile_job, profiler_account
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.documents import DocumentError, parse
 from trimtab_pipelines.kubernetes_names import profile_job_name
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.profiling import ProfileTask, left_to_users, missing_tasks, profile_tasks
+from trimtab_pipelines.profiling import ProfileTask, missing_profile_tasks, profile_tasks, unprofiled_containers
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.status import condition_of
 
@@ -30,16 +30,16 @@ def profiling(
     pipeline: InferencePipeline, found: Sequence[Object], owned: Mapping[Ref, Object], settings: Settings
 ) -> ProfilingState:
     """Compare what is measured with what has to be."""
-    known = _readable(found)
-    missing, unknown = missing_tasks(pipeline, known), left_to_users(pipeline, known)
+    known = _parse_profiles(found)
+    missing, unknown = missing_profile_tasks(pipeline, known), unprofiled_containers(pipeline, known)
     jobs = [profile_job(pipeline, task, settings) for task in missing]
-    running = [ref for ref, job in owned.items() if ref.kind == "Job" and not _ended(job)]
+    running = [ref for ref, job in owned.items() if ref.kind == "Job" and not _finished(job)]
     account = profiler_account(pipeline, settings) if jobs or running else []
-    finding = _finding(pipeline, missing, owned) if missing or not unknown else _given_by_users(unknown)
+    finding = _finding(pipeline, missing, owned) if missing or not unknown else _containers_unprofiled(unknown)
     return ProfilingState(missing, finding, (*account, *jobs))
 
 
-def _given_by_users(unknown: Sequence[tuple[str, str]]) -> ConditionState:
+def _containers_unprofiled(unknown: Sequence[tuple[str, str]]) -> ConditionState:
     named = ", ".join(f"stage {stage} variant {variant}" for stage, variant in unknown)
     cure = "apply a ModelProfile for it, as docs/develop/bring-your-own-container.md shows; until then it is not planned with"
     return failing(
@@ -47,7 +47,7 @@ def _given_by_users(unknown: Sequence[tuple[str, str]]) -> ConditionState:
     )
 
 
-def _readable(found: Sequence[Object]) -> list[ModelProfile]:
+def _parse_profiles(found: Sequence[Object]) -> list[ModelProfile]:
     """Leave out what is no profile; it counts as missing."""
     profiles = []
     for document in found:
@@ -72,7 +72,7 @@ def _finding(
             return failing(
                 kind,
                 "ProfileFailed",
-                f"Job {name} failed: {failure}; see kubectl logs job/{name}. It is tried again {KEPT_SECONDS} s later",
+                f"Job {name} failed: {failure}; see kubectl logs job/{name}. It is tried again {TTL_SECONDS} s later",
             )
     names = [profile_job_name(pipeline.name, task.name, task.run) for task in missing]
     if any(Ref("Job", name) in owned for name in names):
@@ -87,5 +87,5 @@ def _failure(job: Object) -> str:
     return f"{failed.get('reason', '')} {failed.get('message', '')}".strip() if failed.get("status") == "True" else ""
 
 
-def _ended(job: Object) -> bool:
+def _finished(job: Object) -> bool:
     return any(condition_of(job, kind).get("status") == "True" for kind in ("Complete", "Failed"))

@@ -4,24 +4,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trimtab_kubernetes.objects import Object, fingerprint
-from trimtab_operator.manifests.hosting_sets import (
+from trimtab_operator.manifests.objects import MODEL_SERVER, ROUTER, TEMPLATE_HASH, Ref
+from trimtab_operator.manifests.replica_groups import (
     deployment,
-    hosting_set_budget,
+    replica_group_budget,
     service,
     template,
 )
-from trimtab_operator.manifests.objects import MODEL_SERVER, ROUTER, TEMPLATE_HASH, Ref
 from trimtab_operator.manifests.routers import PIPELINE_HASH, pipeline_hash
 from trimtab_operator.manifests.seldon import seldon_deployment
 from trimtab_operator.reconciliation.conditions import StageProgress
-from trimtab_operator.reconciliation.observed_state import hosting_sets, live_sets, rolling
-from trimtab_operator.reconciliation.plan_history import targets
-from trimtab_operator.reconciliation.pod_state import PodState, Trouble
+from trimtab_operator.reconciliation.observed_state import live_sets, replica_group_states, rolling
+from trimtab_operator.reconciliation.plan_history import rollout_targets
+from trimtab_operator.reconciliation.pod_state import PodState, Problem
 from trimtab_operator.settings import Settings
-from trimtab_pipelines.kubernetes_names import hosting_set_name, router_name
+from trimtab_pipelines.kubernetes_names import replica_group_name, router_name
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.replica_groups import ReplicaGroup, hosting_groups
-from trimtab_pipelines.rollout import Capacity, HostingSet, Target, decide, surge_allowed
+from trimtab_pipelines.replica_groups import ReplicaGroup, replica_groups
+from trimtab_pipelines.rollout import Capacity, ReplicaGroupState, Target, decide, surge_allowed
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.status import condition_of
@@ -40,9 +40,9 @@ class ClusterSite:
     def groups(self) -> dict[str, tuple[Stage, ReplicaGroup]]:
         """Every hosting set the pipeline could use, by name."""
         return {
-            hosting_set_name(self.pipeline.name, stage.name, group.name): (stage, group)
+            replica_group_name(self.pipeline.name, stage.name, group.name): (stage, group)
             for stage in self.pipeline.spec.stages
-            for group in hosting_groups(stage)
+            for group in replica_groups(stage)
         }
 
     @property
@@ -51,11 +51,11 @@ class ClusterSite:
         return live_sets(self.owned, self.pipeline.spec.deployer)
 
     @property
-    def sets(self) -> tuple[HostingSet, ...]:
+    def sets(self) -> tuple[ReplicaGroupState, ...]:
         """Every hosting set that exists."""
         groups = self.groups
         changing = {name for name, found in self.live.items() if name in groups and self._changes(found, *groups[name])}
-        return hosting_sets(self.live, self.pods, frozenset(changing))
+        return replica_group_states(self.live, self.pods, frozenset(changing))
 
     def _changes(self, found: Object, stage: Stage, group: ReplicaGroup) -> bool:
         wanted = fingerprint(template(self.pipeline, stage, group, self.settings))
@@ -67,7 +67,7 @@ class Replicas:
     """The hosting sets to write, and the ones to take away."""
 
     objects: tuple[Object, ...]
-    rescaled: tuple[Object, ...]
+    scaled: tuple[Object, ...]
     """Hosting sets that the pipeline no longer describes, with their new number alone."""
     kept: frozenset[Ref]
     """Hosting sets that stay as they are or are on their way out, each with its Service and budget."""
@@ -79,24 +79,24 @@ def decide_replicas(site: ClusterSite, plan: PipelinePlan | None, limit: Capacit
     if plan is None:
         desired = {each.name: each.desired for each in sets}
     else:
-        desired = decide(targets(plan, site.pipeline), sets, limit, routed_anew=has_new_routes(site))
+        desired = decide(rollout_targets(plan, site.pipeline), sets, limit, new_routes=has_new_routes(site))
     by_name = {each.name: each for each in sets}
     objects: list[Object] = []
-    rescaled: list[Object] = []
+    scaled: list[Object] = []
     for name, count in desired.items():
         if name in site.groups:
             surge = name not in by_name or _may_surge(name, by_name, limit)
             objects += _objects(site, name, count, surge=surge)
         elif count != by_name[name].desired:
-            rescaled.append(_rescaled(site.live[name], count))
+            scaled.append(_scaled(site.live[name], count))
     gone = {
         name
         for name, count in desired.items()
-        if name not in site.groups and count == 0 and by_name[name].present + by_name[name].leaving == 0
+        if name not in site.groups and count == 0 and by_name[name].present + by_name[name].terminating == 0
     }
     kinds = (site.pipeline.spec.deployer, "Service", "PodDisruptionBudget")
     kept = frozenset(Ref(kind, name) for name in desired.keys() - gone for kind in kinds)
-    return Replicas(tuple(objects), tuple(rescaled), kept)
+    return Replicas(tuple(objects), tuple(scaled), kept)
 
 
 def has_new_routes(site: ClusterSite) -> bool:
@@ -119,10 +119,14 @@ def stage_states(site: ClusterSite, plan: PipelinePlan | None) -> tuple[StagePro
     if plan is None:
         return ()
     sets, live = site.sets, site.live
-    return tuple(_stage_state(target, sets, live.get(target.name), site) for target in targets(plan, site.pipeline))
+    return tuple(
+        _stage_state(target, sets, live.get(target.name), site) for target in rollout_targets(plan, site.pipeline)
+    )
 
 
-def _stage_state(target: Target, sets: Sequence[HostingSet], found: Object | None, site: ClusterSite) -> StageProgress:
+def _stage_state(
+    target: Target, sets: Sequence[ReplicaGroupState], found: Object | None, site: ClusterSite
+) -> StageProgress:
     own = next((each for each in sets if each.name == target.name), None)
     return StageProgress(
         target.stage,
@@ -131,47 +135,49 @@ def _stage_state(target: Target, sets: Sequence[HostingSet], found: Object | Non
         serving=sum(
             pod.ready
             for pod in site.pods
-            if pod.component == MODEL_SERVER and pod.stage == target.stage and not pod.leaving
+            if pod.component == MODEL_SERVER and pod.stage == target.stage and not pod.terminating
         ),
-        trouble=(_creation_trouble(found) if found else None) or _pod_trouble(target, site),
+        problem=(_creation_problem(found) if found else None) or _pod_problem(target, site),
         rolling=found is not None and (rolling(found) or bool(own and own.present > own.desired)),
     )
 
 
-def _pod_trouble(target: Target, site: ClusterSite) -> Trouble | None:
-    troubles = (pod.trouble for pod in pods_of(target, site) if not pod.ready)
-    return next((trouble for trouble in troubles if trouble is not None), None)
+def _pod_problem(target: Target, site: ClusterSite) -> Problem | None:
+    problems = (pod.problem for pod in pods_of(target, site) if not pod.ready)
+    return next((problem for problem in problems if problem is not None), None)
 
 
 def pods_of(target: Target, site: ClusterSite) -> list[PodState]:
     """The pods of a target's hosting set that are not told to stop."""
     (stage, group), kind = site.groups[target.name], site.pipeline.spec.deployer
-    own = [pod for pod in site.pods if pod.set_key == (stage.name, group.name) and pod.made_for(kind, target.name)]
-    return [pod for pod in own if not pod.leaving]
+    own = [
+        pod for pod in site.pods if pod.group_key == (stage.name, group.name) and pod.may_belong_to(kind, target.name)
+    ]
+    return [pod for pod in own if not pod.terminating]
 
 
-def _creation_trouble(found: Object) -> Trouble | None:
+def _creation_problem(found: Object) -> Problem | None:
     """What keeps the cluster from even making pods, such as a quota."""
     failure = condition_of(found, "ReplicaFailure")
     if failure.get("status") != "True":
         return None
-    return Trouble("ReplicaFailed", f"pods cannot be made: {failure.get('message', '')}")
+    return Problem("ReplicaFailed", f"pods cannot be made: {failure.get('message', '')}")
 
 
-def _may_surge(name: str, sets: Mapping[str, HostingSet], limit: Capacity) -> bool:
+def _may_surge(name: str, sets: Mapping[str, ReplicaGroupState], limit: Capacity) -> bool:
     own = sets[name]
     return surge_allowed(own, [each for each in sets.values() if each.name != name], limit)
 
 
 def _objects(site: ClusterSite, name: str, count: int, *, surge: bool) -> list[Object]:
     stage, group = site.groups[name]
-    rest = [service(site.pipeline, stage, group, site.settings), hosting_set_budget(site.pipeline, stage, group)]
+    rest = [service(site.pipeline, stage, group, site.settings), replica_group_budget(site.pipeline, stage, group)]
     if site.pipeline.spec.deployer == "SeldonDeployment":
         return [seldon_deployment(site.pipeline, stage, group, site.settings, replicas=count), *rest]
     return [deployment(site.pipeline, stage, group, site.settings, replicas=count, surge=surge), *rest]
 
 
-def _rescaled(found: Object, count: int) -> Object:
+def _scaled(found: Object, count: int) -> Object:
     """The new number of a hosting set, and nothing else of it."""
     identity = {key: found["metadata"][key] for key in ("name", "namespace")}
     return {

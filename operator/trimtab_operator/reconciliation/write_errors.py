@@ -14,10 +14,10 @@ from trimtab_operator.manifests.objects import Ref, ref_of
 from trimtab_pipelines.backoff import pause_seconds
 from trimtab_pipelines.kubernetes_names import MANAGED_BY, PIPELINE_LABEL
 
-Reason = Literal["NotOurs", "NotTaken", "WriteRejected"]
+Reason = Literal["NotOwned", "FieldNotApplied", "WriteRejected"]
 OBJECTS_WRITTEN = "ObjectsWritten"
-FIRST_PAUSE_SECONDS = 1.0
-LONGEST_PAUSE_SECONDS = 300.0
+INITIAL_BACKOFF_SECONDS = 1.0
+MAX_BACKOFF_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class RejectedWrite:
     @property
     def until(self) -> float:
         """When to try again, unless it changes before."""
-        return self.at + pause_seconds(self.times, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+        return self.at + pause_seconds(self.times, INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
 
     def waits(self, stamp: str, now: float) -> bool:
         """Whether it is too early to try again."""
@@ -52,7 +52,7 @@ def is_owned_by(found: Object, uid: str | None) -> bool:
     return any(owner.get("uid") == uid for owner in found["metadata"].get("ownerReferences", []))
 
 
-def is_ours(found: Object, manifest: Object) -> bool:
+def may_overwrite(found: Object, manifest: Object) -> bool:
     """Whether a manifest may be written over an object.
 
     It belongs to the very pipeline of the manifest; or it carries our marks, and belongs to nobody or to an earlier
@@ -68,11 +68,11 @@ def is_ours(found: Object, manifest: Object) -> bool:
     )
 
 
-def not_ours(found: Object) -> str:
+def not_owned_message(found: Object) -> str:
     """Say whose an object is that stands where one of ours should."""
     ref = ref_of(found)
     cure = "rename or delete it, or name the pipeline otherwise"
-    return f"{ref.kind} {ref.name} is not this pipeline's but {_whose(found)}: {cure}"
+    return f"{ref.kind} {ref.name} is not this pipeline's but {_owner(found)}: {cure}"
 
 
 def field_not_applied(ref: Ref, path: str) -> str:
@@ -91,7 +91,7 @@ def objects_written(refused: Mapping[Ref, RejectedWrite]) -> ConditionState:
     return failing(OBJECTS_WRITTEN, listed[0].reason, "; ".join(refusal.message for refusal in listed))
 
 
-def _whose(found: Object) -> str:
+def _owner(found: Object) -> str:
     metadata: Mapping[str, Any] = found["metadata"]
     owners = metadata.get("ownerReferences", [])
     owner = next((owner for owner in owners if owner.get("controller")), owners[0] if owners else None)

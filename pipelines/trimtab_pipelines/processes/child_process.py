@@ -84,7 +84,7 @@ class ChildProcess:
             raise StartError(f"{self.name} has no standard output")
         return await self._process.stdout.readline()
 
-    async def announcement(self, kind: type[AnyPorts], timeout_seconds: float) -> AnyPorts:
+    async def read_ready_line(self, kind: type[AnyPorts], timeout_seconds: float) -> AnyPorts:
         """Wait for the line that says where it listens; raises StartError where none or another comes."""
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -94,13 +94,13 @@ class ChildProcess:
                 f"{self.name} did not start within {timeout_seconds:g} s{last_log_lines(self._log)}"
             ) from None
         if not line:
-            raise StartError(self.obituary(await self.wait()))
+            raise StartError(self.exit_message(await self.wait()))
         try:
             return TypeAdapter(kind).validate_json(line)
         except ValidationError:
             raise StartError(f"{self.name} said {line[:80]!r}; expected its ports") from None
 
-    def obituary(self, code: int) -> str:
+    def exit_message(self, code: int) -> str:
         """Say how it ended, and what it said last."""
         return f"{self.name} stopped with exit code {code}{last_log_lines(self._log)}"
 

@@ -10,7 +10,7 @@ import sys
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
-def keep_freed_memory(largest_bytes: int, most_bytes: int) -> bool:
+def retain_freed_memory(largest_bytes: int, most_bytes: int) -> bool:
     """Keep it from now on, in this process.
 
     Args:

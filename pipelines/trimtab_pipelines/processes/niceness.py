@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from trimtab_pipelines.processes.sched_slice import LONG_SECONDS, set_time_slice
+from trimtab_pipelines.processes.sched_slice import MAX_SLICE_SECONDS, set_time_slice
 
 OWN_SESSION = Path("/proc/self/autogroup")
 
@@ -20,6 +20,6 @@ def lower_priority(niceness: int) -> None:
     if not niceness:
         return
     os.nice(niceness)
-    set_time_slice(LONG_SECONDS)  # whoever wakes for a moment need not wait for the end of a short one
+    set_time_slice(MAX_SLICE_SECONDS)  # whoever wakes for a moment need not wait for the end of a short one
     with suppress(OSError):
         OWN_SESSION.write_text(str(niceness), encoding="ascii")

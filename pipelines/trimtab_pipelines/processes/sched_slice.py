@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 
-LONG_SECONDS = 0.1
+MAX_SLICE_SECONDS = 0.1
 """For who computes for a while, and may be interrupted."""
 _SET_ATTRIBUTES = {"x86_64": 314, "aarch64": 274}
 """The number of sched_setattr by machine; the C library of many systems has no function for it."""

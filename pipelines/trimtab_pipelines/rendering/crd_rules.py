@@ -35,20 +35,20 @@ class Rule:
     message: str
 
 
-_COUNTING = '["INT32", "INT64", "UINT32", "UINT64"]'
+_INTEGERS = '["INT32", "INT64", "UINT32", "UINT64"]'
 
 
-def _positive(field: str, example: str) -> Rule:
+def _positive_quantity(field: str, example: str) -> Rule:
     """A quantity that must not be zero, whether it is text or a number."""
     return Rule(f"string(self.{field}).matches('[1-9]')", f"{field} must be above 0, for instance {example}")
 
 
-def _lasting(field: str, example: str) -> Rule:
+def _positive_duration(field: str, example: str) -> Rule:
     """A duration that must not be zero."""
     return Rule(f"self.{field}.matches('[1-9]')", f"{field} must be above 0, for instance {example}")
 
 
-_ANSWERED = " && ".join(
+_GENERATION_OUTPUTS = " && ".join(
     f"self.outputs.exists(o, o.name == '{name}' && o.datatype == '{datatype}' && "
     f"(has(o.shape) ? o.shape : []) == {list(shape)})"
     for name, datatype, shape in GENERATION_OUTPUTS
@@ -91,14 +91,14 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
     ),
     Container: (
         Rule(
-            f"!has(self.speaks) || self.speaks != 'OpenAI' || self.readyPath != '{OPEN_INFERENCE_READY}'",
+            f"!has(self.protocol) || self.protocol != 'OpenAI' || self.readyPath != '{OPEN_INFERENCE_READY}'",
             "a container that speaks OpenAI needs a readyPath of its own, for instance /health",
         ),
     ),
     Task: (
         Rule(
-            "(has(self.gone) && self.gone) != (has(self.storageUri) && self.storageUri != '')",
-            "give either a storageUri or gone: true",
+            "(has(self.removed) && self.removed) != (has(self.storageUri) && self.storageUri != '')",
+            "give either a storageUri or removed: true",
         ),
     ),
     Stage: (
@@ -132,12 +132,12 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
         ),
         Rule(
             "self.outputs.all(o, !has(o.countedBy) || self.outputs.exists(c, c.name == o.countedBy && "
-            f"c.datatype in {_COUNTING} && !has(c.countedBy)))",
+            f"c.datatype in {_INTEGERS} && !has(c.countedBy)))",
             "countedBy must name an INT32 or INT64 output of the same stage that has no countedBy itself",
         ),
         Rule(
             "!has(self.role) || self.role != 'Generate' || "
-            f"(self.outputs.size() == {len(GENERATION_OUTPUTS)} && {_ANSWERED})",
+            f"(self.outputs.size() == {len(GENERATION_OUTPUTS)} && {_GENERATION_OUTPUTS})",
             "role Generate requires the outputs text BYTES [], finish_reason BYTES [] and usage INT64 [5]",
         ),
         Rule(
@@ -177,9 +177,9 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
             "goal MinCost needs accuracyFloor, for instance 0.9",
         ),
     ),
-    Budget: (_positive("cores", "2 or 500m"),),
+    Budget: (_positive_quantity("cores", "2 or 500m"),),
     ServiceLevel: (
-        _lasting("latency", "250ms"),
+        _positive_duration("latency", "250ms"),
         Rule(
             "!has(self.timeToFirstToken) || duration(self.timeToFirstToken) <= duration(self.latency)",
             "timeToFirstToken must not be longer than latency, which bounds the whole response",
@@ -190,9 +190,9 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
             "duration(self.interval) >= duration('1s')",
             "interval must be 1s or more, for instance 10s",
         ),
-        _lasting("horizon", "20s"),
+        _positive_duration("horizon", "20s"),
     ),
-    Rollout: (_lasting("readyTimeout", "5m"),),
+    Rollout: (_positive_duration("readyTimeout", "5m"),),
     InferencePipelineSpec: (
         Rule(
             "self.stages.all(s, s.inputs.all(i, i.from.startsWith('request.') ? "

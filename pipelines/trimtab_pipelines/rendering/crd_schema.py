@@ -17,8 +17,8 @@ from trimtab_pipelines.quantity import DURATION_PATTERN, QUANTITY_PATTERN
 from trimtab_pipelines.rendering.crd_rules import RULES
 
 Schema = dict[str, Any]
-_KEPT = {"type", "description", "enum", "pattern", "format", "items", "required"}
-_KEPT |= {"minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties"}
+_SUPPORTED = {"type", "description", "enum", "pattern", "format", "items", "required"}
+_SUPPORTED |= {"minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties"}
 _POSITIVE = r"([0-9]*[1-9][0-9]*(?:\.[0-9]*)?|[0-9]*\.[0-9]*[1-9][0-9]*)"
 _ANY_AMOUNT = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 
@@ -70,13 +70,13 @@ class _Renderer:
             return {**found, **({"description": node["description"]} if "description" in node else {})}
         if "anyOf" in node:
             return self._alternatives(node)
-        result = {key: _own(value) for key, value in node.items() if key in _KEPT}
+        result = {key: _copied(value) for key, value in node.items() if key in _SUPPORTED}
         for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
             if exclusive in node:
                 result |= {bound: node[exclusive], exclusive: True}
         if "items" in node:
             result["items"] = self._node(node["items"])
-            result |= _merging(result["items"])
+            result |= _merge_keys(result["items"])
         for values in (node.get("additionalProperties"), *node.get("patternProperties", {}).values()):
             if isinstance(values, dict):  # a pattern of the keys is the model's to check
                 result["additionalProperties"] = self._node(values)
@@ -93,7 +93,7 @@ class _Renderer:
         return {**outer, "x-kubernetes-preserve-unknown-fields": True}
 
 
-def _own(value: Any) -> Any:
+def _copied(value: Any) -> Any:
     """A list of one's own: one that stood in two places would be written as a reference from one to the other."""
     return [*value] if isinstance(value, list) else value
 
@@ -116,7 +116,7 @@ def _default(field: FieldInfo) -> Any:
     return written
 
 
-def _merging(item: Schema) -> Schema:
+def _merge_keys(item: Schema) -> Schema:
     """Lists of things with a name merge by name, which also keeps names unique; conditions by type."""
     fields, required = item.get("properties", {}), item.get("required", [])
     key = "type" if {"type", "status", "reason"} <= fields.keys() else "name"

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from trimtab_protocol import Buffer
 from trimtab_protocol.chat.errors import InvalidChat
 
-LEAST_BYTES = 256
+MIN_DATA_URL_BYTES = 256
 """Shorter ones stay where they are."""
 _END = re.compile(rb'"')
 _ESCAPES = ((b"\\/", b"/"), (b"\\n", b""), (b"\\r", b""))
 """What encoders of JSON, and of base64, put into base64 that is none of it."""
-_LONGEST_HEAD_BYTES = 200
-_HEAD = re.compile(rb"data:[\w.+/\\;=-]{0,%d};base64," % (_LONGEST_HEAD_BYTES - len("data:;base64,")), re.ASCII)
+_MAX_HEAD_BYTES = 200
+_HEAD = re.compile(rb"data:[\w.+/\\;=-]{0,%d};base64," % (_MAX_HEAD_BYTES - len("data:;base64,")), re.ASCII)
 """What it says of the image is not believed; bounded, so that many that are none cost little to look at."""
-_BEGIN = re.compile(b'"' + _HEAD.pattern + b'[^"]{%d}' % LEAST_BYTES, re.ASCII)
-_LONGEST_BEGIN_BYTES = _LONGEST_HEAD_BYTES + LEAST_BYTES
+_BEGIN = re.compile(b'"' + _HEAD.pattern + b'[^"]{%d}' % MIN_DATA_URL_BYTES, re.ASCII)
+_MAX_BEGIN_BYTES = _MAX_HEAD_BYTES + MIN_DATA_URL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class ExtractedImages:
     urls: dict[str, memoryview]
 
 
-def extract_data_urls(body: Buffer, most_json_bytes: int, most_urls: int) -> ExtractedImages:
+def extract_data_urls(body: Buffer, max_json_bytes: int, max_urls: int) -> ExtractedImages:
     """Take all long data URLs out of a body; they share its memory.
 
     Args:
         body: JSON, as it came.
-        most_json_bytes: of what is left.
-        most_urls: how many may be taken out.
+        max_json_bytes: of what is left.
+        max_urls: how many may be taken out.
 
     Raises:
         InvalidChat: more is left, or there are more of them, neither read to its end; or one holds a quote.
@@ -52,24 +52,24 @@ def extract_data_urls(body: Buffer, most_json_bytes: int, most_urls: int) -> Ext
     view, pieces, urls = memoryview(body).cast("B"), list[bytes](), dict[str, memoryview]()
     nonce = secrets.token_hex(8)  # so that nobody can write a mark himself
     kept = left = 0
-    while (found := _next_url(view, kept, kept + most_json_bytes - left)) is not None:
+    while (found := _next_url(view, kept, kept + max_json_bytes - left)) is not None:
         begin, end = found
-        if len(urls) == most_urls:
-            message = f"the body has more than {most_urls} images; send at most {most_urls}"
+        if len(urls) == max_urls:
+            message = f"the body has more than {max_urls} images; send at most {max_urls}"
             raise InvalidChat(message, param="messages", code="too_many_images")
         mark = f"lifted:{nonce}:{len(urls)}"
         pieces.append(bytes(view[kept:begin]) + mark.encode())
         urls[mark] = view[begin:end]
         left, kept = left + len(pieces[-1]), end
     left += len(view) - kept
-    if left > most_json_bytes:
-        raise InvalidChat(f"the body has {left} bytes beside its images; at most {most_json_bytes} are taken")
+    if left > max_json_bytes:
+        raise InvalidChat(f"the body has {left} bytes beside its images; at most {max_json_bytes} are taken")
     return ExtractedImages(b"".join([*pieces, view[kept:]]), urls)
 
 
 def _next_url(view: memoryview, position: int, begins_before: int) -> tuple[int, int] | None:
     """Where the next data URL begins and ends, without its quotes; None where none begins in time."""
-    most = min(len(view), begins_before + _LONGEST_BEGIN_BYTES)
+    most = min(len(view), begins_before + _MAX_BEGIN_BYTES)
     while (found := _BEGIN.search(view, position, most)) is not None:
         if not found.start() or view[found.start() - 1] != ord("\\"):
             return found.start() + 1, _end_of_string(view, found.end())
@@ -91,25 +91,25 @@ def _end_of_string(view: memoryview, position: int) -> int:
     return quote.start()
 
 
-def written_in(url: Buffer, most_bytes: int, param: str) -> memoryview:
+def data_url_payload(url: Buffer, max_bytes: int, param: str) -> memoryview:
     """The base64 of a data URL; raises InvalidChat where it has none, or stands for more bytes."""
     view = memoryview(url).cast("B")
-    head = _HEAD.match(view[:_LONGEST_HEAD_BYTES])
+    head = _HEAD.match(view[:_MAX_HEAD_BYTES])
     if head is None:
         raise _invalid("is no data URL of base64; write data:image/png;base64,…", param)
     written = view[head.end() :]
-    if len(written) // 4 * 3 > most_bytes + 2:
-        raise _invalid(f"has {len(written) // 4 * 3} bytes; send at most {most_bytes}", param)
+    if len(written) // 4 * 3 > max_bytes + 2:
+        raise _invalid(f"has {len(written) // 4 * 3} bytes; send at most {max_bytes}", param)
     return written
 
 
-def decode(url: Buffer, most_bytes: int, param: str) -> bytes:
+def decode_data_url(url: Buffer, max_bytes: int, param: str) -> bytes:
     """The bytes of a data URL.
 
     Raises:
         InvalidChat: it has more bytes, no base64, or none at all; nothing is decoded of one that is too long.
     """
-    written = written_in(url, most_bytes, param)
+    written = data_url_payload(url, max_bytes, param)
     try:
         decoded = binascii.a2b_base64(written, strict_mode=True)
     except binascii.Error:

@@ -11,17 +11,17 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from trimtab_protocol.errors import ProtocolError
 
-MOST_IMAGES = 4096
+MAX_IMAGES = 4096
 BLANK = "blank:"
 """Instead of where to pull an image from: it shows nothing. Profiles are measured with such images."""
-AWAITED = "awaited:"
+PENDING = "pending:"
 """Instead of where to pull an image from: it is still encoded, and its reference comes once it is there."""
-_KEPT = r"https?://[^/]+/v2/models/[^/]+/embeddings/[^/]+"
+_EMBEDDING_URL = r"https?://[^/]+/v2/models/[^/]+/embeddings/[^/]+"
 _Rows = Annotated[int, Field(ge=1)]
 _Tokens = Annotated[int, Field(ge=0)]
 
 
-class _Told(BaseModel):
+class _WireModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     def json_bytes(self) -> bytes:
@@ -29,7 +29,7 @@ class _Told(BaseModel):
         return self.model_dump_json(exclude_defaults=True).encode()
 
 
-class EncodedImage(_Told):
+class EncodedImage(_WireModel):
     """What a replica keeps of an image.
 
     Attributes:
@@ -48,17 +48,17 @@ class EmbeddingRef(EncodedImage):
 
     model_config = ConfigDict(extra="forbid")
 
-    url: str = Field(pattern=rf"^({BLANK}|{AWAITED}|{_KEPT})$")
+    url: str = Field(pattern=rf"^({BLANK}|{PENDING}|{_EMBEDDING_URL})$")
 
 
 class ArrivedImage(EmbeddingRef):
     """An image that was awaited, by its number in its chat."""
 
-    image: int = Field(ge=0, lt=MOST_IMAGES)
-    url: str = Field(pattern=rf"^{_KEPT}$")
+    image: int = Field(ge=0, lt=MAX_IMAGES)
+    url: str = Field(pattern=rf"^{_EMBEDDING_URL}$")
 
 
-class Identity(_Told):
+class ImageIdentity(_WireModel):
     """An image by its file's SHA-256 (hex), its tenant, and whether it is alone in its chat."""
 
     model_config = ConfigDict(extra="forbid")
@@ -68,15 +68,15 @@ class Identity(_Told):
     alone: bool = False
 
 
-class ShareRequest(_Told):
+class ShareRequest(_WireModel):
     """What is to be kept under further names: what is kept under one already, or what is cached of an image."""
 
     model_config = ConfigDict(extra="forbid")
 
-    of: str | Identity
+    of: str | ImageIdentity
 
 
-class CountedImages(_Told):
+class EmbeddingCounts(_WireModel):
     """How many rows the embeddings of each image would have, as a replica tells that encodes.
 
     Attributes:
@@ -88,7 +88,7 @@ class CountedImages(_Told):
     columns: tuple[_Tokens, ...] | None = None
 
     @model_validator(mode="after")
-    def _told_of_each(self) -> Self:
+    def _require_same_length(self) -> Self:
         if self.columns and len(self.columns) != len(self.rows):
             raise ValueError(
                 f"columns tells of {len(self.columns)} images, rows of {len(self.rows)}; tell both of each"
@@ -103,7 +103,7 @@ class CountedImages(_Told):
         )
 
 
-class CountedChat(_Told):
+class ChatTokenCounts(_WireModel):
     """What a chat would take, in tokens, as a replica tells that writes; those of images image by image."""
 
     prompt_tokens: _Tokens
@@ -124,37 +124,37 @@ def blank_image(made: EncodedImage) -> EmbeddingRef:
     return EmbeddingRef(url=BLANK, rows=made.rows, columns=made.columns)
 
 
-def listed(images: Iterable[EmbeddingRef]) -> bytes:
+def dump_refs(images: Iterable[EmbeddingRef]) -> bytes:
     """The images of a chat, as a row of the tensor `references`."""
     return _LISTS.dump_json(tuple(images), exclude_defaults=True)
 
 
-def list_of(images: Iterable[bytes]) -> bytes:
-    """What `listed` gives, of images that are written already."""
+def join_refs(images: Iterable[bytes]) -> bytes:
+    """What `dump_refs` gives, of images that are written already."""
     return b"[" + b",".join(images) + b"]"
 
 
-def told_arrived(images: Iterable[ArrivedImage]) -> bytes:
+def dump_arrived(images: Iterable[ArrivedImage]) -> bytes:
     """Images that were awaited, as a replica is told of them."""
     return _ARRIVED.dump_json(tuple(images), exclude_defaults=True)
 
 
-def read_made(text: bytes) -> EncodedImage:
+def parse_encoded_image(text: bytes) -> EncodedImage:
     """Read what a replica tells of an image that it keeps; raises ProtocolError."""
     try:
         return EncodedImage.model_validate_json(text)
     except ValidationError as error:
-        raise _not_one(text) from error
+        raise _invalid_ref(text) from error
 
 
-def read_referred(text: bytes) -> tuple[EmbeddingRef, ...]:
+def parse_refs(text: bytes) -> tuple[EmbeddingRef, ...]:
     """Read a row of the tensor `references`, which is one image or a list of them; raises ProtocolError."""
     try:
         found = _ONE_OR_MORE.validate_json(text)
     except ValidationError as error:
-        raise _not_one(text) from error
+        raise _invalid_ref(text) from error
     return found if isinstance(found, tuple) else (found,)
 
 
-def _not_one(text: bytes) -> ProtocolError:
+def _invalid_ref(text: bytes) -> ProtocolError:
     return ProtocolError(f"a reference that is none of an encoded image: {text[:200].decode(errors='replace')}")

@@ -11,9 +11,9 @@ from typing import Final
 
 from trimtab_protocol.chat.errors import InvalidChat
 
-MOST_PIXELS: Final = 40_000_000
+MAX_PIXELS: Final = 40_000_000
 """As model servers take them."""
-_MOST_BLOCKS = 4096
+_MAX_BLOCKS = 4096
 _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIHDR"
 _SIZED = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 """JPEG's markers of a frame, which tells the size."""
@@ -30,7 +30,7 @@ class ImageHeader:
     height_px: int
 
 
-def read_header(file: bytes, param: str, most_pixels: int = MOST_PIXELS) -> ImageHeader:
+def read_header(file: bytes, param: str, max_pixels: int = MAX_PIXELS) -> ImageHeader:
     """Format and size of an image file, whatever it was said to be.
 
     Raises:
@@ -42,9 +42,9 @@ def read_header(file: bytes, param: str, most_pixels: int = MOST_PIXELS) -> Imag
         header = None
     if header is None or not header.width_px or not header.height_px:
         raise InvalidChat(f"{param} is no PNG, JPEG, WebP or GIF file", param=param, code="invalid_image")
-    if header.width_px * header.height_px > most_pixels:
+    if header.width_px * header.height_px > max_pixels:
         size = f"{header.width_px} × {header.height_px} pixels"
-        raise InvalidChat(f"{param} has {size}; send at most {most_pixels}", param=param, code="image_too_large")
+        raise InvalidChat(f"{param} has {size}; send at most {max_pixels}", param=param, code="image_too_large")
     return header
 
 
@@ -64,7 +64,7 @@ def _gif(file: bytes) -> ImageHeader | None:
     """The screen, or its first frame where that reaches beyond it: decoders make room for both."""
     width, height, packed = unpack_from("<HHB", file, 6)
     position, inside = 13 + _table_bytes(packed), False
-    for _ in range(_MOST_BLOCKS):
+    for _ in range(_MAX_BLOCKS):
         kind = file[position]
         if inside:  # an extension, of which each piece begins with its length
             inside = kind != 0
@@ -102,7 +102,7 @@ def _webp(file: bytes) -> ImageHeader | None:
 def _jpeg(file: bytes) -> ImageHeader | None:
     """The largest of the sizes told before the picture begins: decoders differ in which of several they believe."""
     position, width, height = 2, 0, 0
-    for _ in range(_MOST_BLOCKS):
+    for _ in range(_MAX_BLOCKS):
         if file[position] != 0xFF:
             return None
         marker = file[position + 1]

@@ -1,4 +1,4 @@
-"""Which images may be fetched, and from where: nothing that is not listed, and nothing private by a public name. Pure.
+"""Which images may be fetched, and from where: nothing that is not listed, and nothing private by a is_public name. Pure.
 
 A caller's address must not make the router reach what the caller cannot. So a host is compared as a whole, its address
 is checked after it was looked up (and is the one connected to), and nothing is followed that leads elsewhere.
@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from trimtab_pipelines.chat_settings import SCHEME_PORTS, ImageLimits
 from trimtab_protocol.chat.errors import InvalidChat
 
-MOST_CHARACTERS: Final = 4096
+MAX_URL_CHARACTERS: Final = 4096
 _TRANSLATED = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
 """Addresses in which another one is wrapped that a gateway unwraps."""
 
@@ -24,24 +24,24 @@ class UrlTarget:
     """An address that may be fetched; `own`: it is our own store's, wherever that is."""
 
     url: str
-    own: bool
+    trusted: bool
 
 
-def target_of(address: str, field: str, bounds: ImageLimits) -> UrlTarget:
+def parse_target(address: str, field: str, bounds: ImageLimits) -> UrlTarget:
     """The target of a caller's address; raises InvalidChat where it may not be fetched."""
     parts = _split(address)
     if parts is None:
         raise _refused(field, "is neither a data URL nor an http or https address")
     if any(_within(parts, store) for store in bounds.trusted_prefixes):
-        return UrlTarget(address, own=True)
+        return UrlTarget(address, trusted=True)
     if parts.hostname not in bounds.allowed_domains or _is_address(parts.hostname):
         raise _refused(field, "may not be fetched from there; send it as a data URL")
     if parts.port not in {None, SCHEME_PORTS[parts.scheme]}:
         raise _refused(field, f"may only be fetched from the port of {parts.scheme}")
-    return UrlTarget(address, own=False)
+    return UrlTarget(address, trusted=False)
 
 
-def public(address: str) -> bool:
+def is_public(address: str) -> bool:
     """Whether an IP address is one of the internet's, so that whoever sent it could reach it himself."""
     found: IPv4Address | IPv6Address | None = ip_address(address)
     if isinstance(found, IPv6Address):
@@ -61,7 +61,7 @@ def _is_address(host: str) -> bool:
 
 
 def _split(address: str) -> SplitResult | None:
-    if len(address) > MOST_CHARACTERS or not address.isascii() or not address.isprintable() or "\\" in address:
+    if len(address) > MAX_URL_CHARACTERS or not address.isascii() or not address.isprintable() or "\\" in address:
         return None
     try:
         parts = urlsplit(address)
@@ -83,6 +83,6 @@ def _refused(field: str, why: str) -> InvalidChat:
     return InvalidChat(f"{field} {why}", param=field, code="invalid_image_url")
 
 
-def first_refused(addresses: Sequence[str]) -> str | None:
+def first_private(addresses: Sequence[str]) -> str | None:
     """The first address of a host that is none of the internet's; None where all are."""
-    return next((address for address in addresses if not public(address)), None)
+    return next((address for address in addresses if not is_public(address)), None)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trimtab_pipelines import stages
-from trimtab_protocol.chat.openai_requests import ChatRequest, Message, Part
+from trimtab_protocol.chat.openai_requests import ChatRequest, ContentPart, Message
 from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.tensors import Array
 
@@ -17,18 +17,18 @@ MESSAGES, OPTIONS, IMAGES = stages.MESSAGES_INPUT, "options", stages.IMAGES_INPU
 """The inputs of a chat's pipeline; the last two may be left out."""
 TEXT, FINISH_REASON, USAGE = "text", "finish_reason", "usage"
 """Its outputs."""
-KEEP = "keep"
+STORE_AS = "store_as"
 """The parameter of a request to a stage that encodes which says under what name each row's embeddings are kept."""
 
 
-READS_AHEAD = "reads_ahead"
+PARTIAL_PREFILL = "partial_prefill"
 """The fact about a model that writes which says whether it reads a prompt up to the first image that is missing."""
 
 
-_TENANT, _URGENCY = "tenant", "urgency_seconds"
+_TENANT, _DEADLINE = "tenant", "deadline_seconds"
 """The options that no caller says: whose a chat is, and within how many seconds its answer is due to begin."""
 _ROWS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
-_KEPT = re.compile(r"(?P<batch>.*/[^/]+)-(?P<row>[0-9]{1,9})", re.DOTALL)
+_EMBEDDING_ID = re.compile(r"(?P<batch>.*/[^/]+)-(?P<row>[0-9]{1,9})", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class LastChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class StreamFailure:
     """The end of an answer that is not whole; `image` where one of them is why."""
 
     message: str
@@ -78,10 +78,10 @@ class Failed:
     image: int | None = None
 
 
-Event = Chunk | LastChunk | Failed
+Event = Chunk | LastChunk | StreamFailure
 
 
-def options_of(asked: ChatRequest, *, tenant: str) -> list[dict[str, Any]]:
+def options_per_choice(asked: ChatRequest, *, tenant: str) -> list[dict[str, Any]]:
     """The tensor `options` of each choice, as values: what was not asked for is left out."""
     most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
     options = {
@@ -103,7 +103,7 @@ def options_of(asked: ChatRequest, *, tenant: str) -> list[dict[str, Any]]:
 
 def options_with_tenant(options: Mapping[str, Any], *, tenant: str) -> dict[str, Any]:
     """Options that say whose a chat is, whatever they said of it, and nothing of its urgency; no tenant is nobody's."""
-    kept = {name: value for name, value in options.items() if name not in (_TENANT, _URGENCY)}
+    kept = {name: value for name, value in options.items() if name not in (_TENANT, _DEADLINE)}
     return kept | ({_TENANT: tenant} if tenant else {})
 
 
@@ -118,10 +118,10 @@ def options_with_deadline(options: bytes, left_seconds: float) -> bytes:
         given = json.loads(options)
     except (ValueError, RecursionError):
         return options
-    return json.dumps(given | {_URGENCY: round(left_seconds, 6)}).encode() if isinstance(given, dict) else options
+    return json.dumps(given | {_DEADLINE: round(left_seconds, 6)}).encode() if isinstance(given, dict) else options
 
 
-def messages_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def message_values(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The tensor `messages`, as a value: words and places of images."""
     return [{"role": _role(message.role), "content": [*map(_part, message.content)]} for message in messages]
 
@@ -130,15 +130,18 @@ def _role(role: str) -> str:
     return "system" if role == "developer" else role
 
 
-def _part(part: Part) -> dict[str, str]:
-    return {"type": "image"} if part.shows else {"type": "text", "text": part.text or ""}
+def _part(part: ContentPart) -> dict[str, str]:
+    return {"type": "image"} if part.is_image else {"type": "text", "text": part.text or ""}
 
 
-def tensors_of(asked: ChatRequest, images: Sequence[bytes], options: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
+def chat_tensors(asked: ChatRequest, images: Sequence[bytes], options: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
     """The inputs of a chat, a row for each of its choices; the rows share what is the same."""
     rows = len(options)
-    messages = json.dumps(messages_of(asked.messages), ensure_ascii=False, separators=(",", ":")).encode()
-    inputs = {MESSAGES: texts([messages] * rows), OPTIONS: texts([json.dumps(each).encode() for each in options])}
+    messages = json.dumps(message_values(asked.messages), ensure_ascii=False, separators=(",", ":")).encode()
+    inputs = {
+        MESSAGES: bytes_tensor([messages] * rows),
+        OPTIONS: bytes_tensor([json.dumps(each).encode() for each in options]),
+    }
     if images:
         files = np.empty((rows, len(images)), dtype=object)
         for row in range(rows):
@@ -147,7 +150,7 @@ def tensors_of(asked: ChatRequest, images: Sequence[bytes], options: Sequence[Ma
     return inputs
 
 
-def answers_of(outputs: Mapping[str, Array]) -> list[LastChunk]:
+def responses_from_outputs(outputs: Mapping[str, Array]) -> list[LastChunk]:
     """The whole answer of each row."""
     return [
         LastChunk(text.decode(errors="replace"), reason.decode(errors="replace"), Usage.of(usage))
@@ -155,23 +158,23 @@ def answers_of(outputs: Mapping[str, Array]) -> list[LastChunk]:
     ]
 
 
-def outputs_of(text: str, last: LastChunk) -> dict[str, Array]:
+def outputs_from_response(text: str, last: LastChunk) -> dict[str, Array]:
     """The outputs of one row from its pieces."""
     return {
-        TEXT: texts([text.encode()]),
-        FINISH_REASON: texts([last.finish_reason.encode()]),
+        TEXT: bytes_tensor([text.encode()]),
+        FINISH_REASON: bytes_tensor([last.finish_reason.encode()]),
         USAGE: np.array([last.usage.row()], dtype=np.int64),
     }
 
 
-def texts(elements: Sequence[bytes]) -> Array:
+def bytes_tensor(elements: Sequence[bytes]) -> Array:
     """A tensor of BYTES [elements]."""
     array = np.empty(len(elements), dtype=object)
     array[:] = elements
     return array
 
 
-def content_of(encoder: str, file_digest: str, rows: int) -> str:
+def content_id(encoder: str, file_digest: str, rows: int) -> str:
     """What an image is once it is encoded: equal where embeddings are equal.
 
     Args:
@@ -182,7 +185,7 @@ def content_of(encoder: str, file_digest: str, rows: int) -> str:
     return f"{encoder}:{file_digest}:{rows}"
 
 
-def encoder_of(content: str) -> str:
+def encoder_of_content(content: str) -> str:
     """What encoded an image; empty where its content does not say."""
     return content.rsplit(":", 2)[0] if content.count(":") > 1 else ""
 
@@ -192,17 +195,17 @@ def embedding_id(name: str, row: int) -> str:
     return f"{name}-{row}"
 
 
-def kept_together(names: str) -> list[str]:
+def expand_embedding_ids(names: str) -> list[str]:
     """The names of several rows of one batch, which are written as ``KEEP-0,2,3``; or the one name that it is."""
     name, _, rows = names.rpartition("-")
     return [embedding_id(name, int(row)) for row in rows.split(",")] if _ROWS.fullmatch(rows) and name else [names]
 
 
-def one_address(urls: Sequence[str]) -> dict[str, list[int]]:
+def group_embedding_urls(urls: Sequence[str]) -> dict[str, list[int]]:
     """Where all that one batch left at one replica is pulled from at once, with the places of those in ``urls``."""
     batches: dict[str, list[tuple[str, int]]] = {}
     for place, url in enumerate(urls):
-        kept = _KEPT.fullmatch(url)
+        kept = _EMBEDDING_ID.fullmatch(url)
         batches.setdefault(kept["batch"] if kept else url, []).append((kept["row"] if kept else "", place))
     return {
         f"{batch}-{','.join(row for row, _ in each)}" if each[0][0] else batch: [place for _, place in each]
@@ -210,7 +213,7 @@ def one_address(urls: Sequence[str]) -> dict[str, list[int]]:
     }
 
 
-def event_of(kind: str, data: bytes) -> Event:
+def parse_event(kind: str, data: bytes) -> Event:
     """What one server-sent event says.
 
     Raises:
@@ -219,7 +222,7 @@ def event_of(kind: str, data: bytes) -> Event:
     try:
         told = json.loads(data)
         if kind == "error" or "error" in told:
-            return Failed(str(told["error"]), int(told.get("code", 500)), told.get("image"))
+            return StreamFailure(str(told["error"]), int(told.get("code", 500)), told.get("image"))
         if "finish_reason" in told:
             usage = told["usage"]
             counts = [usage[f"{name}_tokens"] for name in ("prompt", "completion", "image", "cached", "text")]

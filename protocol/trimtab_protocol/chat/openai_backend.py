@@ -12,13 +12,23 @@ from typing import Any
 
 from trimtab_protocol.chat.errors import InvalidChat
 from trimtab_protocol.chat.image_header import read_header
-from trimtab_protocol.chat.internal_wire import IMAGES, MESSAGES, OPTIONS, Chunk, Event, Failed, LastChunk, Usage
+from trimtab_protocol.chat.internal_wire import IMAGES, MESSAGES, OPTIONS, Chunk, Event, LastChunk, StreamFailure, Usage
 from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.tensors import Array
 
 COMPLETIONS = "/v1/chat/completions"
-_SAME = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "stop", "ignore_eos", "logprobs", "seed")
-_WHOLE = frozenset({"stop", "length", "content_filter"})
+_COPIED_OPTIONS = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "stop",
+    "ignore_eos",
+    "logprobs",
+    "seed",
+)
+_COMPLETE_REASONS = frozenset({"stop", "length", "content_filter"})
 """Why an answer may end that is one; an engine that gave up says so by another reason."""
 
 
@@ -37,7 +47,7 @@ def completion_request(model: str, inputs: Mapping[str, Array]) -> bytes:
     messages = _json(inputs[MESSAGES][0], MESSAGES)
     if not isinstance(options, dict) or not isinstance(messages, list):
         raise InvalidChat(f"{MESSAGES} must hold a JSON list, and {OPTIONS} a JSON object")
-    asked = {name: options[name] for name in _SAME if options.get(name) is not None}
+    asked = {name: options[name] for name in _COPIED_OPTIONS if options.get(name) is not None}
     if not asked.get("top_k"):
         asked.pop("top_k", None)  # 0 means all of them, which engines write in different ways
     if tenant := options.get("tenant"):
@@ -94,7 +104,7 @@ def _data_url(file: bytes) -> tuple[bytes, bytes]:
     return f"data:image/{read_header(file, IMAGES).format};base64,".encode(), b64encode(file)
 
 
-class Chunks:
+class ChunkParser:
     """The pieces of one streamed answer, from its chunks.
 
     Args:
@@ -122,15 +132,15 @@ class Chunks:
 
     def _said(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
         if chunk.get("error") or chunk.get("object") == "error":
-            why, code = failure_in(chunk)
-            yield Failed(why or "it did not say why", code)
+            why, code = parse_failure(chunk)
+            yield StreamFailure(why or "it did not say why", code)
             return
         for choice in chunk["choices"]:
             text = (choice.get("delta") or {}).get("content") or ""
             yield from _pieces(text, (choice.get("logprobs") or {}).get("content") or ())
             self._finish_reason = str(choice.get("finish_reason") or self._finish_reason)
-        if self._finish_reason and self._finish_reason not in _WHOLE:
-            yield Failed(f"it ended its answer by {self._finish_reason!r}", 500)
+        if self._finish_reason and self._finish_reason not in _COMPLETE_REASONS:
+            yield StreamFailure(f"it ended its answer by {self._finish_reason!r}", 500)
         if chunk.get("usage"):
             self._usage = self._told(chunk["usage"])
 
@@ -158,7 +168,7 @@ def _pieces(text: str, tokens: Sequence[Mapping[str, Any]]) -> Iterator[Chunk]:
         yield Chunk(text)
 
 
-def failure_in(told: Mapping[str, Any]) -> tuple[str, int]:
+def parse_failure(told: Mapping[str, Any]) -> tuple[str, int]:
     """What an error says, empty where it says nothing, and its HTTP status; 500 where it names none."""
     error = told.get("error") or told
     if not isinstance(error, Mapping):

@@ -12,21 +12,21 @@ from pydantic_core import PydanticCustomError
 
 from trimtab_protocol.chat.errors import InvalidChat, not_supported
 
-MOST_CHOICES = 8
-MOST_MESSAGES = 1024
-MOST_PARTS = 4096
+MAX_CHOICES = 8
+MAX_MESSAGES = 1024
+MAX_PARTS = 4096
 """Of all messages together: each costs a router some microseconds, and others wait for as long."""
-MOST_STOPS = 4
+MAX_STOPS = 4
 _SEEDS = 2**63
 _IMAGE_TYPES = {"image_url", "input_image", "image"}
 _TEXT_TYPES = {"text", "input_text", "output_text"}
 
 
-class _Read(BaseModel):
+class _LenientModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class ImageUrl(_Read):
+class ImageUrl(_LenientModel):
     """Where an image is: a data URL, or an address."""
 
     url: str = Field(min_length=1)
@@ -38,19 +38,19 @@ def _as_url(written: object) -> object:
     return {"url": written} if isinstance(written, str) else written
 
 
-Where = Annotated[ImageUrl, BeforeValidator(_as_url)]
+ImageField = Annotated[ImageUrl, BeforeValidator(_as_url)]
 
 
-class Part(_Read):
+class ContentPart(_LenientModel):
     """A piece of a message."""
 
     type: str = Field(max_length=64)
     text: str | None = None
-    image_url: Where | None = None
-    image: Where | None = None
+    image_url: ImageField | None = None
+    image: ImageField | None = None
 
     @property
-    def shows(self) -> bool:
+    def is_image(self) -> bool:
         """Whether it is an image."""
         return self.type in _IMAGE_TYPES
 
@@ -67,15 +67,15 @@ def _as_parts(content: object) -> object:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-class Message(_Read):
+class Message(_LenientModel):
     """One turn of the chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[tuple[Part, ...], FailFast(), BeforeValidator(_as_parts)] = ()
+    content: Annotated[tuple[ContentPart, ...], FailFast(), BeforeValidator(_as_parts)] = ()
     tool_calls: Any = None
 
 
-class StreamOptions(_Read):
+class StreamOptions(_LenientModel):
     """How an answer in parts is told."""
 
     include_usage: bool | None = None
@@ -87,35 +87,35 @@ def _as_stops(written: object) -> object:
     return (written,) if isinstance(written, str) else written
 
 
-def _few_enough(messages: object) -> object:
+def _require_bounded(messages: object) -> object:
     """Messages as they are, once they are counted: no part of too many is looked at."""
     if not isinstance(messages, list):
         return messages
     contents = [message.get("content") for message in messages if isinstance(message, dict)]
     parts = sum(len(content) for content in contents if isinstance(content, list))
-    for what, found, most in (("messages", len(messages), MOST_MESSAGES), ("parts", parts, MOST_PARTS)):
+    for what, found, most in (("messages", len(messages), MAX_MESSAGES), ("parts", parts, MAX_PARTS)):
         if found > most:
             told = {"found": found, "what": what, "most": most}
             raise PydanticCustomError("too_long", "the chat has {found} {what}; send at most {most}", told)
     return messages
 
 
-class ChatRequest(_Read):
-    """The fields that are honoured; the others are in `_Refused`, or ignored."""
+class ChatRequest(_LenientModel):
+    """The fields that are honoured; the others are in `_UnsupportedFields`, or ignored."""
 
     model: str = Field(max_length=256)
-    messages: Annotated[tuple[Message, ...], Field(min_length=1), FailFast(), BeforeValidator(_few_enough)]
+    messages: Annotated[tuple[Message, ...], Field(min_length=1), FailFast(), BeforeValidator(_require_bounded)]
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     max_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     min_tokens: int | None = Field(default=None, ge=0, lt=2**31)
     temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, lt=2**31)
-    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     seed: int | None = Field(default=None, ge=-_SEEDS, lt=_SEEDS)
     stop: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=256)], ...],
-        Field(max_length=MOST_STOPS),
+        Field(max_length=MAX_STOPS),
         FailFast(),
         BeforeValidator(_as_stops),
     ] = ()
@@ -136,7 +136,7 @@ class ChatRequest(_Read):
         return bool(self.stream)
 
     @property
-    def tells_usage(self) -> bool:
+    def includes_usage(self) -> bool:
         """Whether a stream is to end with what it took."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
@@ -147,11 +147,11 @@ class ChatRequest(_Read):
             (f"messages[{turn}].content[{place}].image_url", part.url)
             for turn, message in enumerate(self.messages)
             for place, part in enumerate(message.content)
-            if part.shows and part.url is not None
+            if part.is_image and part.url is not None
         ]
 
 
-class _Refused(_Read):
+class _UnsupportedFields(_LenientModel):
     """Fields that would change the answer; whatever asks for nothing is let pass."""
 
     tools: Any = None
@@ -169,11 +169,11 @@ class _Refused(_Read):
     frequency_penalty: Any = None
 
 
-class _Whole(ChatRequest, _Refused):
+class _FullRequest(ChatRequest, _UnsupportedFields):
     pass
 
 
-_HARMLESS: dict[str, Sequence[Any]] = {
+_ACCEPTED_VALUES: dict[str, Sequence[Any]] = {
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
@@ -188,12 +188,12 @@ def parse_chat_request(body: bytes) -> ChatRequest:
         InvalidChat: naming the field that is wrong, missing or not supported.
     """
     try:
-        asked = _Whole.model_validate_json(body)
+        asked = _FullRequest.model_validate_json(body)
     except ValidationError as error:
         raise _invalid(error) from error
-    for name in _Refused.model_fields:
+    for name in _UnsupportedFields.model_fields:
         given = getattr(asked, name)
-        if given and given not in _HARMLESS.get(name, ()):
+        if given and given not in _ACCEPTED_VALUES.get(name, ()):
             raise not_supported(name, "leave it out")
     for turn, message in enumerate(asked.messages):
         _check_message(f"messages[{turn}]", message)
@@ -208,7 +208,7 @@ def _check_message(where: str, message: Message) -> None:
         if part.type in _TEXT_TYPES:
             if part.text is None:
                 raise InvalidChat(f"{field}.text is missing", param=f"{field}.text")
-        elif not part.shows:
+        elif not part.is_image:
             raise InvalidChat(
                 f"{field}.type {part.type!r} is not supported; send text and image_url",
                 param=f"{field}.type",

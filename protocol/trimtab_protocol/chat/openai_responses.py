@@ -1,4 +1,4 @@
-"""Answers in the form of OpenAI's API: whole ones, parts, errors, the list of models. Pure."""
+"""Answers in the form of OpenAI's API: whole ones, parts, errors, the list of model_list. Pure."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 _json_string = json.JSONEncoder(ensure_ascii=False).encode
 DONE = b"data: [DONE]\n\n"
-ALIVE = b": \n\n"
+KEEP_ALIVE = b": \n\n"
 """A comment, which readers skip."""
 STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -43,8 +43,8 @@ class ResponseHeader:
 class Choice:
     """One whole answer, with the tokens it was told in where their probabilities are wanted."""
 
-    answer: LastChunk
-    pieces: Sequence[Chunk] | None = None
+    response: LastChunk
+    chunks: Sequence[Chunk] | None = None
 
 
 def completion(heading: ResponseHeader, choices: Sequence[Choice]) -> Json:
@@ -53,17 +53,17 @@ def completion(heading: ResponseHeader, choices: Sequence[Choice]) -> Json:
         "choices": [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": choice.answer.text, "refusal": None},
-                "logprobs": _logprobs(choice.pieces) if choice.pieces is not None else None,
-                "finish_reason": choice.answer.finish_reason,
+                "message": {"role": "assistant", "content": choice.response.text, "refusal": None},
+                "logprobs": _logprobs(choice.chunks) if choice.chunks is not None else None,
+                "finish_reason": choice.response.finish_reason,
             }
             for index, choice in enumerate(choices)
         ],
-        "usage": usage([choice.answer.usage for choice in choices]),
+        "usage": usage([choice.response.usage for choice in choices]),
     }
 
 
-def counted(heading: ResponseHeader, took: Usage) -> Json:
+def dry_run_response(heading: ResponseHeader, took: Usage) -> Json:
     """What a chat would take: an answer without any choice."""
     return heading.fields("chat.completion") | {"choices": [], "usage": usage([took])}
 
@@ -84,19 +84,19 @@ def usage(each: Sequence[Usage]) -> Json:
     }
 
 
-class Chunks:
+class ChunkWriter:
     """The parts of one answer as server-sent events, in the order in which they are to be sent.
 
     Args:
         heading: of all parts.
-        tells_usage: whether the last part says what the answer took; the others then say that they do not.
+        includes_usage: whether the last part says what the answer took; the others then say that they do not.
         logprobs: whether tokens come with their probabilities.
     """
 
-    def __init__(self, heading: ResponseHeader, *, tells_usage: bool, logprobs: bool) -> None:
+    def __init__(self, heading: ResponseHeader, *, includes_usage: bool, logprobs: bool) -> None:
         self._fields = heading.fields("chat.completion.chunk")
-        self._without = {"usage": None} if tells_usage else {}
-        self._tells_usage = tells_usage
+        self._without = {"usage": None} if includes_usage else {}
+        self._tells_usage = includes_usage
         self._logprobs = logprobs
         self._around: dict[int, tuple[bytes, bytes]] = {}
         """What stands around a piece's words, which alone differ from piece to piece."""
@@ -105,7 +105,7 @@ class Chunks:
         """Who speaks."""
         return self._chunk(choice, {"role": "assistant", "content": "", "refusal": None})
 
-    def piece(self, choice: int, piece: Chunk) -> bytes:
+    def chunk(self, choice: int, piece: Chunk) -> bytes:
         """More words; none at all where there are none yet."""
         if self._logprobs:
             return self._chunk(choice, {"content": piece.text}, pieces=[piece])
@@ -126,17 +126,19 @@ class Chunks:
         """Nothing comes any more."""
         if not self._tells_usage:
             return DONE
-        return event(self._fields | {"choices": [], "usage": usage(each)}) + DONE
+        return sse_event(self._fields | {"choices": [], "usage": usage(each)}) + DONE
 
     def _chunk(
         self, choice: int, delta: Json, *, finish_reason: str | None = None, pieces: Sequence[Chunk] | None = None
     ) -> bytes:
         logprobs = _logprobs(pieces) if pieces is not None else None
         told = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return event(self._fields | {"choices": [told]} | self._without)
+        return sse_event(self._fields | {"choices": [told]} | self._without)
 
 
-def error(status: int, message: str, *, reason: str = "", param: str | None = None, code: str | None = None) -> Json:
+def error_body(
+    status: int, message: str, *, reason: str = "", param: str | None = None, code: str | None = None
+) -> Json:
     """Why there is no answer, or no more of it.
 
     Args:
@@ -150,17 +152,17 @@ def error(status: int, message: str, *, reason: str = "", param: str | None = No
     return {"error": {"message": message, "type": kind, "param": param, "code": code or _BY_REASON.get(reason, reason)}}
 
 
-def event(content: Json) -> bytes:
-    """One server-sent event."""
+def sse_event(content: Json) -> bytes:
+    """One server-sent sse_event."""
     return b"data: " + json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
 
 
-def model(name: str, created: int) -> Json:
-    """A model as `/v1/models` tells of it."""
+def model_entry(name: str, created: int) -> Json:
+    """A model_entry as `/v1/models` tells of it."""
     return {"id": name, "object": "model", "created": created, "owned_by": "trimtab"}
 
 
-def models(each: Sequence[Json]) -> Json:
+def model_list(each: Sequence[Json]) -> Json:
     """All of them."""
     return {"object": "list", "data": list(each)}
 

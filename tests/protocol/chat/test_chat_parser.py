@@ -8,7 +8,7 @@ import pytest
 from tests.protocol.chat.test_data_urls import URL, body
 from tests.protocol.chat.test_image_header import a_file
 from trimtab_pipelines.chat_settings import ImageLimits
-from trimtab_protocol.chat.chat_parser import ImageInput, decoded, parse_chat
+from trimtab_protocol.chat.chat_parser import ImageInput, decode_images, parse_chat
 from trimtab_protocol.chat.errors import InvalidChat
 
 BOUNDS = ImageLimits(max_bytes=2**16, max_per_request=2)
@@ -26,7 +26,7 @@ def test_images_come_in_order_wherever_they_are():
     file = a_file("PNG", 300, 200, mode="L")
     read = parse_chat(chat(body(a_url(file), "https://store.example/a.png")), 1000, BOUNDS)
 
-    assert list(decoded(read, BOUNDS)) == [
+    assert list(decode_images(read, BOUNDS)) == [
         file,
         ImageInput("messages[0].content[2].image_url", None, "https://store.example/a.png"),
     ]
@@ -35,7 +35,7 @@ def test_images_come_in_order_wherever_they_are():
 
 def test_a_short_data_url_is_one_too():
     file = a_file("PNG", 1, 1, mode="L")
-    assert list(decoded(parse_chat(chat(body(a_url(file))), 1000, BOUNDS), BOUNDS)) == [file]
+    assert list(decode_images(parse_chat(chat(body(a_url(file))), 1000, BOUNDS), BOUNDS)) == [file]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_what_is_refused_before_an_image_is_decoded(written, why):
 
 def test_an_image_that_is_none_is_refused_by_its_place():
     with pytest.raises(InvalidChat, match=r"messages\[0\].content\[1\].image_url is no PNG"):
-        list(decoded(parse_chat(chat(body(URL)), 1000, BOUNDS), BOUNDS))
+        list(decode_images(parse_chat(chat(body(URL)), 1000, BOUNDS), BOUNDS))
 
 
 def test_a_large_body_costs_little_to_refuse():

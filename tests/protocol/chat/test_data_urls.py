@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_protocol.chat.data_urls import decode, extract_data_urls
+from trimtab_protocol.chat.data_urls import decode_data_url, extract_data_urls
 from trimtab_protocol.chat.errors import InvalidChat
 
 FILE = bytes(range(256)) * 8
@@ -28,8 +28,8 @@ def test_images_are_taken_out_and_keep_their_places():
     lifted = extract_data_urls(body(URL, other), 1000, 16)
 
     first, second = urls_in(lifted.json)
-    assert decode(lifted.urls[first], 4096, "image") == FILE
-    assert decode(lifted.urls[second], 4096, "image") != FILE
+    assert decode_data_url(lifted.urls[first], 4096, "image") == FILE
+    assert decode_data_url(lifted.urls[second], 4096, "image") != FILE
     assert len(lifted.json) < 1000
 
 
@@ -40,7 +40,7 @@ def test_texts_around_images_are_as_they_were(before, after):
 
     content = json.loads(lifted.json)["messages"][0]["content"]
     assert content[0] == json.loads(written)["messages"][0]["content"][0]
-    assert decode(lifted.urls[content[1]["image_url"]["url"]], 4096, "image") == FILE
+    assert decode_data_url(lifted.urls[content[1]["image_url"]["url"]], 4096, "image") == FILE
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_ways_in_which_clients_write_images(written, slashes):
     sent = body(written)
     lifted = extract_data_urls(sent.replace(b"/", b"\\/") if slashes else sent, 1000, 16)
 
-    assert decode(lifted.urls[urls_in(lifted.json)[0]], 4096, "image") == FILE
+    assert decode_data_url(lifted.urls[urls_in(lifted.json)[0]], 4096, "image") == FILE
 
 
 def test_a_mark_cannot_be_written_by_a_caller():
@@ -96,6 +96,6 @@ def test_what_cannot_be_taken(written, why):
 )
 def test_images_that_are_none(url, why):
     with pytest.raises(InvalidChat, match=why) as caught:
-        decode(url, 4096, "messages[0].content[1].image_url")
+        decode_data_url(url, 4096, "messages[0].content[1].image_url")
     assert caught.value.param == "messages[0].content[1].image_url"
     assert caught.value.code == "invalid_image"

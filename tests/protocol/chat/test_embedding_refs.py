@@ -12,11 +12,11 @@ from trimtab_profiler import inputs
 from trimtab_protocol.chat.embedding_refs import (
     BLANK,
     ArrivedImage,
-    CountedChat,
-    CountedImages,
+    ChatTokenCounts,
+    EmbeddingCounts,
     EmbeddingRef,
     EncodedImage,
-    Identity,
+    ImageIdentity,
 )
 from trimtab_protocol.errors import ProtocolError
 from trimtab_router.request import image_fanout
@@ -54,7 +54,7 @@ def test_images_that_were_awaited_arrive_as_the_router_tells_of_them():
 @pytest.mark.parametrize("alone", [False, True])
 def test_an_image_is_asked_for_as_an_encoder_reads_it(alone):
     file = sha256(b"file").hexdigest()
-    assert read_shared(image_fanout.image_lookup(("me", alone, b"file"))) == Identity(
+    assert read_shared(image_fanout.image_lookup(("me", alone, b"file"))) == ImageIdentity(
         file=file, tenant="me", alone=alone
     )
 
@@ -68,14 +68,14 @@ def test_images_that_show_nothing_are_read_by_who_is_measured_with_them():
 
 
 def test_images_that_are_counted_are_blank_ones_of_the_same_rows_and_columns():
-    counted = CountedImages(rows=(4, 9), columns=(0, 2))
-    assert CountedImages.model_validate_json(counted.json_bytes()).blanks() == (
+    counted = EmbeddingCounts(rows=(4, 9), columns=(0, 2))
+    assert EmbeddingCounts.model_validate_json(counted.json_bytes()).blanks() == (
         EmbeddingRef(url=BLANK, rows=4),
         EmbeddingRef(url=BLANK, rows=9, columns=2),
     )
-    assert CountedImages(rows=(4,)).blanks() == (EmbeddingRef(url=BLANK, rows=4),)
+    assert EmbeddingCounts(rows=(4,)).blanks() == (EmbeddingRef(url=BLANK, rows=4),)
     with pytest.raises(ValidationError, match="columns tells of 1 images, rows of 2; tell both of each"):
-        CountedImages(rows=(4, 9), columns=(2,))
+        EmbeddingCounts(rows=(4, 9), columns=(2,))
 
 
 def test_what_a_later_release_tells_beside_it_is_passed_over():
@@ -89,7 +89,7 @@ def test_what_is_no_reference_is_refused_by_what_it_says(wrong):
         image_fanout.addressed_references(told(wrong), URLS[:1])
 
 
-@pytest.mark.parametrize("counted", [CountedChat, CountedImages])
+@pytest.mark.parametrize("counted", [ChatTokenCounts, EmbeddingCounts])
 def test_what_a_replica_counts_is_all_there_or_refused(counted):
     with pytest.raises(ValidationError):
         counted.model_validate_json(b"{}")

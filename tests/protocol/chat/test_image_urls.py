@@ -1,10 +1,10 @@
-"""What may be fetched for a caller: what is listed, and nothing private by a public name."""
+"""What may be fetched for a caller: what is listed, and nothing private by a is_public name."""
 
 import pytest
 
 from trimtab_pipelines.chat_settings import ImageLimits
 from trimtab_protocol.chat.errors import InvalidChat
-from trimtab_protocol.chat.image_urls import public, target_of
+from trimtab_protocol.chat.image_urls import is_public, parse_target
 
 BOUNDS = ImageLimits(allowed_domains=("images.example",), trusted_prefixes=("http://minio.models:9000/images/",))
 
@@ -19,7 +19,7 @@ BOUNDS = ImageLimits(allowed_domains=("images.example",), trusted_prefixes=("htt
     ],
 )
 def test_what_is_listed(address, own):
-    assert target_of(address, "f", BOUNDS).own is own
+    assert parse_target(address, "f", BOUNDS).trusted is own
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_what_is_listed(address, own):
 )
 def test_what_is_not(address):
     with pytest.raises(InvalidChat) as caught:
-        target_of(address, "messages[0].content[0].image_url", BOUNDS)
+        parse_target(address, "messages[0].content[0].image_url", BOUNDS)
     assert caught.value.code == "invalid_image_url"
 
 
@@ -70,7 +70,7 @@ def test_a_listed_address_that_nobody_looks_up_is_refused():
     bounds = ImageLimits(allowed_domains=("10.0.0.1", "0x7f.1", "127.1"))
     for host in ("10.0.0.1", "127.1"):
         with pytest.raises(InvalidChat):
-            target_of(f"http://{host}/a.png", "f", bounds)
+            parse_target(f"http://{host}/a.png", "f", bounds)
 
 
 @pytest.mark.parametrize(
@@ -102,4 +102,4 @@ def test_a_listed_address_that_nobody_looks_up_is_refused():
     ],
 )
 def test_addresses_of_the_internet(address, is_public):
-    assert public(address) is is_public
+    assert is_public(address) is is_public

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from trimtab_protocol import ProtocolError
-from trimtab_protocol.chat.internal_wire import Chunk, Failed, LastChunk, Usage, texts
-from trimtab_protocol.chat.openai_backend import Chunks, completion_request
+from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, StreamFailure, Usage, bytes_tensor
+from trimtab_protocol.chat.openai_backend import ChunkParser, completion_request
 
 
-def said(chunks: Chunks, **told: Any) -> list[Any]:
+def said(chunks: ChunkParser, **told: Any) -> list[Any]:
     return chunks.read("message", json.dumps(told).encode())
 
 
@@ -31,7 +31,7 @@ def worded(text: str, *tokens: tuple[str, float]) -> dict[str, Any]:
     ],
 )
 def test_each_token_is_a_piece_where_its_text_is_known(choice: dict[str, Any], pieces: list[Chunk]) -> None:
-    assert said(Chunks(images=False), choices=[choice]) == pieces
+    assert said(ChunkParser(images=False), choices=[choice]) == pieces
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_what_an_answer_took_is_what_the_engine_tells_and_no_guess(
     details: dict[str, int] | None,
     usage: Usage,
 ) -> None:
-    chunks = Chunks(images=images)
+    chunks = ChunkParser(images=images)
     told = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": details}
 
     assert said(chunks, choices=[worded("") | {"finish_reason": "length"}], usage=None) == []
@@ -59,27 +59,27 @@ def test_what_an_answer_took_is_what_the_engine_tells_and_no_guess(
 @pytest.mark.parametrize(
     ("told", "failed"),
     [
-        ({"error": {"message": "m", "code": 400}}, Failed("m", 400)),
-        ({"error": {"message": "m", "code": "server_error"}}, Failed("m", 500)),
-        ({"object": "error", "message": "m", "code": 503}, Failed("m", 503)),
-        ({"error": "m"}, Failed("m", 500)),
-        ({"error": {"type": "x"}}, Failed("it did not say why", 500)),
+        ({"error": {"message": "m", "code": 400}}, StreamFailure("m", 400)),
+        ({"error": {"message": "m", "code": "server_error"}}, StreamFailure("m", 500)),
+        ({"object": "error", "message": "m", "code": 503}, StreamFailure("m", 503)),
+        ({"error": "m"}, StreamFailure("m", 500)),
+        ({"error": {"type": "x"}}, StreamFailure("it did not say why", 500)),
     ],
 )
-def test_an_error_is_one_in_each_form_that_engines_write(told: dict[str, Any], failed: Failed) -> None:
-    assert said(Chunks(images=False), **told) == [failed]
+def test_an_error_is_one_in_each_form_that_engines_write(told: dict[str, Any], failed: StreamFailure) -> None:
+    assert said(ChunkParser(images=False), **told) == [failed]
 
 
 def test_what_is_no_chunk_is_named() -> None:
     with pytest.raises(ProtocolError, match="no chunk of a chat completion: \\[1\\]"):
-        Chunks(images=False).read("message", b"[1]")
+        ChunkParser(images=False).read("message", b"[1]")
 
 
 def test_an_engines_cache_of_prompts_keeps_tenants_apart() -> None:
     def asked(**options: Any) -> dict[str, Any]:
-        messages = texts([b'[{"role": "user", "content": [{"type": "text", "text": "hi"}]}]'])
-        body = completion_request("m", {"messages": messages, "options": texts([json.dumps(options).encode()])})
+        messages = bytes_tensor([b'[{"role": "user", "content": [{"type": "text", "text": "hi"}]}]'])
+        body = completion_request("m", {"messages": messages, "options": bytes_tensor([json.dumps(options).encode()])})
         return dict(json.loads(body))
 
-    assert asked(tenant="a", urgency_seconds=1.0, top_k=0)["cache_salt"] == "a"
+    assert asked(tenant="a", deadline_seconds=1.0, top_k=0)["cache_salt"] == "a"
     assert asked(unknown=1).keys() == {"model", "messages", "stream", "stream_options"}

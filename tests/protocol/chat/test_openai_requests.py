@@ -5,7 +5,7 @@ import json
 import pytest
 
 from trimtab_protocol.chat.errors import InvalidChat
-from trimtab_protocol.chat.internal_wire import messages_of, options_of, tensors_of
+from trimtab_protocol.chat.internal_wire import chat_tensors, message_values, options_per_choice
 from trimtab_protocol.chat.openai_requests import parse_chat_request
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -22,9 +22,9 @@ def said(*parts, role="user"):
 def test_a_plain_chat():
     chat = asked()
 
-    assert (chat.choices, chat.streams, chat.tells_usage, chat.image_urls) == (1, False, False, [])
-    assert messages_of(chat.messages) == [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
-    assert options_of(chat, tenant="") == [{}]
+    assert (chat.choices, chat.streams, chat.includes_usage, chat.image_urls) == (1, False, False, [])
+    assert message_values(chat.messages) == [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+    assert options_per_choice(chat, tenant="") == [{}]
 
 
 def test_every_option_travels_and_choices_have_seeds_of_their_own():
@@ -33,7 +33,7 @@ def test_every_option_travels_and_choices_have_seeds_of_their_own():
         ignore_eos=True, logprobs=True, n=2, seed=3,
     )  # fmt: skip
 
-    first, second = options_of(chat, tenant="key:anna")
+    first, second = options_per_choice(chat, tenant="key:anna")
     assert first == {
         "max_tokens": 7, "min_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 0, "stop": ["x"],
         "ignore_eos": True, "logprobs": True, "tenant": "key:anna", "seed": 3,
@@ -54,13 +54,13 @@ def test_ways_in_which_clients_show_images(part):
     chat = asked(messages=said({"type": "input_text", "text": "what?"}, part))
 
     assert chat.image_urls == [("messages[0].content[1].image_url", "u")]
-    assert messages_of(chat.messages)[0]["content"] == [{"type": "text", "text": "what?"}, {"type": "image"}]
+    assert message_values(chat.messages)[0]["content"] == [{"type": "text", "text": "what?"}, {"type": "image"}]
 
 
 def test_roles_are_those_that_models_know():
     messages = [{"role": "developer", "content": "be brief"}, *HELLO, {"role": "assistant", "content": None}]
 
-    roles = [message["role"] for message in messages_of(asked(messages=messages).messages)]
+    roles = [message["role"] for message in message_values(asked(messages=messages).messages)]
     assert roles == ["system", "user", "assistant"]
 
 
@@ -115,7 +115,7 @@ def test_bodies_that_are_no_chats(body):
 def test_rows_share_what_is_the_same():
     chat = asked(n=3, messages=said({"type": "image_url", "image_url": "u"}))
     file = b"png"
-    inputs = tensors_of(chat, [file], options_of(chat, tenant="t"))
+    inputs = chat_tensors(chat, [file], options_per_choice(chat, tenant="t"))
 
     assert {name: array.shape for name, array in inputs.items()} == {
         "messages": (3,),

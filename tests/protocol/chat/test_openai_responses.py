@@ -5,8 +5,16 @@ import json
 import pytest
 
 from trimtab_protocol.chat import openai_responses
-from trimtab_protocol.chat.internal_wire import Chunk, Failed, LastChunk, Usage, answers_of, event_of, outputs_of
-from trimtab_protocol.chat.openai_responses import Choice, Chunks, ResponseHeader
+from trimtab_protocol.chat.internal_wire import (
+    Chunk,
+    LastChunk,
+    StreamFailure,
+    Usage,
+    outputs_from_response,
+    parse_event,
+    responses_from_outputs,
+)
+from trimtab_protocol.chat.openai_responses import Choice, ChunkWriter, ResponseHeader
 from trimtab_protocol.errors import ProtocolError
 
 HEADING = ResponseHeader("chatcmpl-1", "m", 1700000000)
@@ -40,21 +48,21 @@ def test_a_whole_answer():
     assert choice["logprobs"]["content"][0] == {"token": "7", "logprob": -0.5, "bytes": [55], "top_logprobs": []}
 
 
-@pytest.mark.parametrize("tells_usage", [False, True])
-def test_parts_are_who_what_why_and_done(tells_usage):
-    chunks = Chunks(HEADING, tells_usage=tells_usage, logprobs=False)
+@pytest.mark.parametrize("includes_usage", [False, True])
+def test_parts_are_who_what_why_and_done(includes_usage):
+    chunks = ChunkWriter(HEADING, includes_usage=includes_usage, logprobs=False)
     last = LastChunk("!", "length", TOOK)
     raw = (
         chunks.first(0)
-        + chunks.piece(0, Chunk("7 é"))
-        + chunks.piece(0, Chunk('"\n\\'))
-        + chunks.piece(0, Chunk(""))
+        + chunks.chunk(0, Chunk("7 é"))
+        + chunks.chunk(0, Chunk('"\n\\'))
+        + chunks.chunk(0, Chunk(""))
         + chunks.last(0, last)
     )
     told = events(raw + chunks.end([TOOK]))
 
     assert told.pop() == "[DONE]"
-    if tells_usage:
+    if includes_usage:
         took = told.pop()
         assert (took["choices"], took["usage"]["prompt_tokens"]) == ([], 31)
         assert [each["usage"] for each in told] == [None] * 5
@@ -67,7 +75,7 @@ def test_parts_are_who_what_why_and_done(tells_usage):
         {},
     ]
     assert [each["choices"][0]["finish_reason"] for each in told] == [None, None, None, None, "length"]
-    assert all("usage" in each for each in told) is tells_usage
+    assert all("usage" in each for each in told) is includes_usage
     assert {each["id"] for each in told} == {"chatcmpl-1"}
 
 
@@ -75,7 +83,7 @@ def test_parts_are_who_what_why_and_done(tells_usage):
     ("status", "kind"), [(400, "invalid_request_error"), (429, "rate_limit_error"), (503, "server_error")]
 )
 def test_errors_say_whose_fault_it_is(status, kind):
-    told = openai_responses.error(status, "no", reason="QueueFull", param="messages")["error"]
+    told = openai_responses.error_body(status, "no", reason="QueueFull", param="messages")["error"]
     assert told == {"message": "no", "type": kind, "param": "messages", "code": "QueueFull"}
 
 
@@ -83,17 +91,17 @@ def test_events_of_model_servers():
     usage = {f"{name}_tokens": n for n, name in enumerate(("prompt", "completion", "image", "cached", "text"))}
     last = json.dumps({"text": "", "finish_reason": "stop", "usage": usage}).encode()
 
-    assert event_of("message", b'{"text": "7", "tokens": 1, "logprob": -1.5}') == Chunk("7", 1, -1.5)
-    assert event_of("message", last) == LastChunk("", "stop", Usage(0, 1, 2, 3, 4))
-    assert event_of("error", b'{"error": "lost", "code": 502, "image": 3}') == Failed("lost", 502, 3)
+    assert parse_event("message", b'{"text": "7", "tokens": 1, "logprob": -1.5}') == Chunk("7", 1, -1.5)
+    assert parse_event("message", last) == LastChunk("", "stop", Usage(0, 1, 2, 3, 4))
+    assert parse_event("error", b'{"error": "lost", "code": 502, "image": 3}') == StreamFailure("lost", 502, 3)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"7", b"{}", b'{"text": 1, "finish_reason": "stop"}', b"[" * 10**5])
 def test_events_that_are_none(data):
     with pytest.raises(ProtocolError):
-        event_of("message", data)
+        parse_event("message", data)
 
 
 def test_rows_of_outputs_are_answers_again():
     last = LastChunk("", "stop", TOOK)
-    assert answers_of(outputs_of("é", last)) == [LastChunk("é", "stop", TOOK)]
+    assert responses_from_outputs(outputs_from_response("é", last)) == [LastChunk("é", "stop", TOOK)]

@@ -3,7 +3,7 @@
 from trimtab_pipelines import router_metrics as names
 from trimtab_pipelines.rendering.dashboards.panels import Panel, R, S, mean, quantile, zero
 
-SHOWN = f'{S},modality="image"'
+IMAGE_CHATS = f'{S},modality="image"'
 
 
 def _rate(metric: str) -> str:
@@ -26,8 +26,8 @@ CHATS = (
         "From a chat's arrival to the first piece of its answer, with images and without.",
         "s",
         {
-            "p50 {{modality}}": quantile(0.5, names.FIRST_PIECE_SECONDS, "modality"),
-            "p99 {{modality}}": quantile(0.99, names.FIRST_PIECE_SECONDS, "modality"),
+            "p50 {{modality}}": quantile(0.5, names.TTFT_SECONDS, "modality"),
+            "p99 {{modality}}": quantile(0.99, names.TTFT_SECONDS, "modality"),
         },
     ),
     Panel(
@@ -35,8 +35,8 @@ CHATS = (
         "From one piece of an answer to the next.",
         "s",
         {
-            "p50 {{modality}}": quantile(0.5, names.NEXT_PIECE_SECONDS, "modality"),
-            "p99 {{modality}}": quantile(0.99, names.NEXT_PIECE_SECONDS, "modality"),
+            "p50 {{modality}}": quantile(0.5, names.TBT_SECONDS, "modality"),
+            "p99 {{modality}}": quantile(0.99, names.TBT_SECONDS, "modality"),
         },
     ),
     Panel(
@@ -56,8 +56,8 @@ CHATS = (
         "Of chats that show any: the mean, and the 99th percentile.",
         "short",
         {
-            "mean": mean(names.IMAGES, of=SHOWN),
-            "p99": quantile(0.99, names.IMAGES, of=SHOWN),
+            "mean": mean(names.IMAGES, of=IMAGE_CHATS),
+            "p99": quantile(0.99, names.IMAGES, of=IMAGE_CHATS),
         },
     ),
     Panel(
@@ -89,7 +89,7 @@ CHATS = (
         "Callers who hung up",
         "Rows a second that nobody waited for any more while they were being written.",
         "ops",
-        {"{{stage}}": f"sum by (stage) (rate({names.CANCELLED}{{{S}}}[{R}]))"},
+        {"{{stage}}": f"sum by (stage) (rate({names.CANCELLED_ROWS}{{{S}}}[{R}]))"},
     ),
     Panel(
         "Tokens still to be computed",

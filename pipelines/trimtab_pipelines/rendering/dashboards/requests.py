@@ -1,11 +1,11 @@
 """One pipeline: what arrives, what becomes of it, how long it takes. Pure."""
 
-from trimtab_pipelines.error_codes import CALLERS, CLIENT_BOUNDS, DOOR_REASONS
+from trimtab_pipelines.error_codes import CLIENT_ERRORS, CLIENT_LIMIT_REASONS, PROXY_REASONS
 from trimtab_pipelines.rendering.dashboards.panels import Panel, R, S, mean, quantile, refusals, zero
 
-CODES = "|".join(sorted(code.name for code in CALLERS))
-BOUNDS = "|".join(sorted(CLIENT_BOUNDS))
-DOOR = "|".join(sorted(DOOR_REASONS))
+CODES = "|".join(sorted(code.name for code in CLIENT_ERRORS))
+BOUNDS = "|".join(sorted(CLIENT_LIMIT_REASONS))
+PROXY = "|".join(sorted(PROXY_REASONS))
 
 REQUESTS = (
     Panel(
@@ -95,7 +95,7 @@ REQUESTS = (
         "reqps",
         {
             "{{reason}}": zero(
-                f'sum by (reason) (rate(trimtab_refusals_total{{{S},reason=~"{DOOR}"}}[{R}]))', reason="none"
+                f'sum by (reason) (rate(trimtab_refusals_total{{{S},reason=~"{PROXY}"}}[{R}]))', reason="none"
             )
         },
         width=6,

@@ -72,7 +72,7 @@ STAGES = (
         "Answers with rows whose second look did not come in time, as a share of those in time.",
         "percentunit",
         {
-            "provisional": f"sum(rate({names.PROVISIONAL}{{{S}}}[{R}])) "
+            "provisional": f"sum(rate({names.UNESCALATED_RESPONSES}{{{S}}}[{R}])) "
             f'/ sum(rate({names.REQUESTS}{{{S},outcome="ok"}}[{R}]))'
         },
     ),

@@ -18,7 +18,7 @@ def test_an_engine_may_be_the_whole_reader_of_a_stage_that_chooses():
     writer = a_choosing_writer() | {"variants": [a_variant(PULLS), served]}
     stage = a_chat_pipeline([an_encoder(), writer]).spec.stage("text")
 
-    assert [one.name for one in stage.variants if one.container and one.container.chats] == [WHOLE]
+    assert [one.name for one in stage.variants if one.container and one.container.serves_chats] == [WHOLE]
     assert stage.excluded_input(WHOLE) == "references"
 
 

@@ -12,7 +12,7 @@ from trimtab_operator.manifests.objects import Ref
 from trimtab_operator.manifests.routers import router_objects
 from trimtab_operator.reconciliation.pod_state import PodState
 from trimtab_operator.reconciliation.replica_rollout import ClusterSite, has_new_routes
-from trimtab_pipelines.kubernetes_names import HOSTING_LABEL, STAGE_LABEL
+from trimtab_pipelines.kubernetes_names import REPLICA_GROUP_LABEL, STAGE_LABEL
 from trimtab_pipelines.rollout import Capacity
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -20,7 +20,7 @@ from trimtab_pipelines.spec import InferencePipeline
 async def by_stage(scene: Scene) -> dict[str, int]:
     found = (await scene.cluster.list("Deployment", scene.namespace)).items
     marks = [(each["metadata"].get("labels", {}), each["spec"]["replicas"]) for each in found]
-    return {labels[STAGE_LABEL]: replicas for labels, replicas in marks if HOSTING_LABEL in labels}
+    return {labels[STAGE_LABEL]: replicas for labels, replicas in marks if REPLICA_GROUP_LABEL in labels}
 
 
 async def test_a_renamed_stage_serves_until_its_successor_and_the_new_routers_do(

@@ -8,10 +8,10 @@ from tests.builders import a_pipeline_document, a_stage, a_variant
 from tests.operator_.scene import Site
 from trimtab_kubernetes import Cluster
 from trimtab_operator.reconciliation.object_diff import difference
-from trimtab_operator.reconciliation.write_errors import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
-from trimtab_pipelines.kubernetes_names import hosting_set_name
+from trimtab_operator.reconciliation.write_errors import INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS
+from trimtab_pipelines.kubernetes_names import replica_group_name
 
-SERVER = hosting_set_name("sample", "first", "small")
+SERVER = replica_group_name("sample", "first", "small")
 
 
 class Changing:
@@ -64,25 +64,25 @@ async def test_amounts_that_the_cluster_spells_otherwise_are_written_once(
 async def test_what_a_webhook_changes_is_written_now_and_then_and_told_of(cluster: Cluster, namespace: str) -> None:
     changing = Changing(cluster)
     site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
-    site.controller._cluster = site.controller._writer._cluster = changing  # type: ignore[assignment]
+    site.controller._cluster = site.controller._applier._cluster = changing  # type: ignore[assignment]
     await serve(site)
 
     assert changing.applied.count(("Deployment", SERVER)) == 1, "its clock stood still: once is enough"
-    assert (await site.conditions())["ObjectsWritten"] == ("False", "NotTaken")
+    assert (await site.conditions())["ObjectsWritten"] == ("False", "FieldNotApplied")
     said = await site.message("ObjectsWritten")
     assert said.startswith(f"Deployment {SERVER} does not take spec.template.spec.containers[model-server].lifecycle:")
     assert await site.replicas() == {"small": 1}
     outcome = await site.controller.reconcile((namespace, "sample"))
     assert outcome.writes == 0
-    assert outcome.again_seconds is not None
-    assert 0 < outcome.again_seconds <= FIRST_PAUSE_SECONDS
+    assert outcome.requeue_after_seconds is not None
+    assert 0 < outcome.requeue_after_seconds <= INITIAL_BACKOFF_SECONDS
 
-    site.ahead_seconds += FIRST_PAUSE_SECONDS
+    site.ahead_seconds += INITIAL_BACKOFF_SECONDS
     await site.settle()
     assert changing.applied.count(("Deployment", SERVER)) == 2
 
     changing.changes = False
-    site.ahead_seconds += LONGEST_PAUSE_SECONDS
+    site.ahead_seconds += MAX_BACKOFF_SECONDS
     await site.settle()
     assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
 
@@ -106,7 +106,7 @@ class OlderDefinition:
 async def test_a_status_that_is_kept_otherwise_is_written_once_for_each_news(cluster: Cluster, namespace: str) -> None:
     older = OlderDefinition(cluster)
     site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
-    site.controller._cluster = site.controller._writer._cluster = older  # type: ignore[assignment]
+    site.controller._cluster = site.controller._applier._cluster = older  # type: ignore[assignment]
     await serve(site)
     before = older.written
 
@@ -137,7 +137,7 @@ async def test_what_somebody_puts_right_meanwhile_is_told_of_no_more(cluster: Cl
     """Nothing has to be written then, and nothing is to be tried again at once, for ever."""
     changing = Changing(cluster)
     site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
-    site.controller._cluster = site.controller._writer._cluster = changing  # type: ignore[assignment]
+    site.controller._cluster = site.controller._applier._cluster = changing  # type: ignore[assignment]
     await serve(site)
     lifecycle = {"preStop": {"sleep": {"seconds": 5}}}
     containers = [{"name": "model-server", "lifecycle": lifecycle}]
@@ -148,7 +148,7 @@ async def test_what_somebody_puts_right_meanwhile_is_told_of_no_more(cluster: Cl
 
     assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
     outcome = await site.controller.reconcile((namespace, "sample"))
-    assert outcome.again_seconds is None
+    assert outcome.requeue_after_seconds is None
 
 
 @pytest.mark.parametrize(

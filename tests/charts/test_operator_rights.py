@@ -8,7 +8,7 @@ from tests.charts.helm import RELEASE_NAMESPACE
 from tests.control_plane import TOKEN
 from tests.operator_.scene import SETTINGS, Site
 from trimtab_kubernetes import Cluster
-from trimtab_kubernetes.lease import Lease, leading
+from trimtab_kubernetes.lease import Lease, leader_election
 from trimtab_operator.controller import Controller
 from trimtab_operator.metrics import Metrics
 from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER
@@ -52,5 +52,8 @@ async def test_the_operator_leads_writes_tells_and_clears_away(server: Cluster, 
             began.set()
             await asyncio.Event().wait()
 
-        async with leading(Lease(itself, RELEASE_NAMESPACE, OPERATOR_MANAGER, "itself"), work), asyncio.timeout(60):
+        async with (
+            leader_election(Lease(itself, RELEASE_NAMESPACE, OPERATOR_MANAGER, "itself"), work),
+            asyncio.timeout(60),
+        ):
             await began.wait()

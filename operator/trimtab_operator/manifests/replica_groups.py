@@ -10,20 +10,21 @@ from pathlib import Path, PurePosixPath
 
 from trimtab_kubernetes.objects import Object, fingerprint
 from trimtab_operator.manifests.mutual_tls import (
-    GUARDED_PORT_NAME,
-    guard_containers,
-    guard_volumes,
-    guarded_port,
+    TLS_PORT_NAME,
     identity_arguments,
     identity_mounts,
     identity_volumes,
     probed_port,
+    routed_port,
+    tls_sidecar_containers,
+    tls_sidecar_volumes,
 )
-from trimtab_operator.manifests.objects import MODEL_SERVER, TEMPLATE_HASH, labels, owned
+from trimtab_operator.manifests.objects import MODEL_SERVER, TEMPLATE_HASH, owned, pipeline_labels
 from trimtab_operator.manifests.pod_spec import (
     credentials,
+    environment_variables,
     image_pull_secrets,
-    placement,
+    node_placement,
     pod,
     pre_stop,
     probe,
@@ -32,18 +33,17 @@ from trimtab_operator.manifests.pod_spec import (
     security_of_container,
     security_of_pod,
     termination_grace,
-    variables,
 )
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.kubernetes_names import (
     DATA_PORT,
-    HOSTING_LABEL,
     METRICS_PORT,
     METRICS_PORT_NAME,
     PIPELINE_LABEL,
+    REPLICA_GROUP_LABEL,
     STAGE_LABEL,
     VARIANT_LABEL_PREFIX,
-    hosting_set_name,
+    replica_group_name,
 )
 from trimtab_pipelines.model_spec import CACHE_TENANT_VARIABLE, model_spec
 from trimtab_pipelines.replica_groups import ReplicaGroup
@@ -59,18 +59,18 @@ LONGEST_START_SECONDS = 1800
 """After this a container that never became ready is restarted; the rollout gives up long before (readyTimeout)."""
 
 
-def marks_of(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup) -> dict[str, str]:
-    """The labels of a hosting set's objects and pods."""
-    return labels(pipeline, MODEL_SERVER, **{STAGE_LABEL: stage.name, HOSTING_LABEL: group.name})
+def group_labels(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup) -> dict[str, str]:
+    """The pipeline_labels of a hosting set's objects and pods."""
+    return pipeline_labels(pipeline, MODEL_SERVER, **{STAGE_LABEL: stage.name, REPLICA_GROUP_LABEL: group.name})
 
 
 def deployment(
     pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, settings: Settings, *, replicas: int, surge: bool
 ) -> Object:
     """The Deployment; without `surge` a changed template exchanges pods one by one, old ones first."""
-    marks = marks_of(pipeline, stage, group)
-    name = hosting_set_name(pipeline.name, stage.name, group.name)
-    selector = {key: marks[key] for key in (PIPELINE_LABEL, STAGE_LABEL, HOSTING_LABEL)}
+    marks = group_labels(pipeline, stage, group)
+    name = replica_group_name(pipeline.name, stage.name, group.name)
+    selector = {key: marks[key] for key in (PIPELINE_LABEL, STAGE_LABEL, REPLICA_GROUP_LABEL)}
     limits = {"maxSurge": 1, "maxUnavailable": 0} if surge else {"maxSurge": 0, "maxUnavailable": 1}
     pods = template(pipeline, stage, group, settings)
     written = owned(
@@ -91,18 +91,18 @@ def deployment(
 
 
 def service(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, settings: Settings) -> Object:
-    """The headless Service whose labels say which variants its pods offer.
+    """The headless Service whose pipeline_labels say which variants its pods offer.
 
     It names the pods' port: where a new template has another number, those of before are still found at theirs.
     """
-    marks = marks_of(pipeline, stage, group)
-    selector = {key: marks[key] for key in (PIPELINE_LABEL, STAGE_LABEL, HOSTING_LABEL)}
+    marks = group_labels(pipeline, stage, group)
+    selector = {key: marks[key] for key in (PIPELINE_LABEL, STAGE_LABEL, REPLICA_GROUP_LABEL)}
     guarded = group.variants[0].container is not None and settings.edge.replicas is not None
-    named = GUARDED_PORT_NAME if guarded else DATA_PORT_NAME
+    named = TLS_PORT_NAME if guarded else DATA_PORT_NAME
     port = {"port": data_port(group, settings), "targetPort": named, "protocol": "TCP"}
     return owned(
         "Service",
-        hosting_set_name(pipeline.name, stage.name, group.name),
+        replica_group_name(pipeline.name, stage.name, group.name),
         pipeline,
         marks | variant_labels(group),
         spec={
@@ -126,23 +126,23 @@ def disruption_budget(
     )
 
 
-def hosting_set_budget(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup) -> Object:
+def replica_group_budget(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup) -> Object:
     """The disruption budget of a hosting set."""
-    marks = marks_of(pipeline, stage, group)
-    selector = {key: marks[key] for key in (PIPELINE_LABEL, STAGE_LABEL, HOSTING_LABEL)}
+    marks = group_labels(pipeline, stage, group)
+    selector = {key: marks[key] for key in (PIPELINE_LABEL, STAGE_LABEL, REPLICA_GROUP_LABEL)}
     return disruption_budget(
-        hosting_set_name(pipeline.name, stage.name, group.name), pipeline, marks | variant_labels(group), selector
+        replica_group_name(pipeline.name, stage.name, group.name), pipeline, marks | variant_labels(group), selector
     )
 
 
 def data_port(group: ReplicaGroup, settings: Settings) -> int:
     """The port the router sends batches to."""
     container = group.variants[0].container
-    return guarded_port(container, settings) if container else DATA_PORT
+    return routed_port(container, settings) if container else DATA_PORT
 
 
 def variant_labels(group: ReplicaGroup) -> dict[str, str]:
-    """One label for each hosted variant."""
+    """One label for each hosted_variants variant."""
     return {f"{VARIANT_LABEL_PREFIX}{variant.name}": "true" for variant in group.variants}
 
 
@@ -150,13 +150,18 @@ def template(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, set
     """The pod template of a hosting set."""
     first = group.variants[0]
     account = {"serviceAccountName": a} if (a := pipeline.spec.service_account_name) else {}
-    shared = {**placement(first), **image_pull_secrets(settings), **account, **termination_grace(pipeline.spec.slo)}
-    marks = marks_of(pipeline, stage, group)
+    shared = {
+        **node_placement(first),
+        **image_pull_secrets(settings),
+        **account,
+        **termination_grace(pipeline.spec.slo),
+    }
+    marks = group_labels(pipeline, stage, group)
     if first.container is not None:
-        guards = guard_containers(first.container, settings)
-        volumes = [*scratch("tmp"), *guard_volumes(pipeline, settings)]
+        guards = tls_sidecar_containers(first.container, settings)
+        volumes = [*scratch("tmp"), *tls_sidecar_volumes(pipeline, settings)]
         shared |= {"volumes": volumes} | ({"initContainers": guards} if guards else {})
-        container = _users_container(first, first.container)
+        container = _custom_container(first, first.container)
         security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
         return pod(marks, [container], securityContext=security, **shared)
     container = _model_server(pipeline, stage, group, settings)
@@ -165,7 +170,7 @@ def template(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, set
 
 
 def memory_bytes(variants: Sequence[Variant]) -> int:
-    """Memory of a replica: the model server's own and each hosted variant's; a user's container has its own only."""
+    """Memory of a replica: the model server's own and each hosted_variants variant's; a user's container has its own only."""
     own = 0 if variants[0].container is not None else SERVER_MEMORY_BYTES
     return own + sum(variant.resources.memory for variant in variants)
 
@@ -186,13 +191,17 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup
         "args": [
             *("--models-env", "TRIMTAB_MODELS", "--host", "0.0.0.0", "--data-port", str(DATA_PORT)),  # noqa: S104
             *identity_arguments(settings),
-            *(("--metrics-port", str(METRICS_PORT)) if stage.chats else ()),
+            *(("--metrics-port", str(METRICS_PORT)) if stage.serves_chats else ()),
         ],
-        "env": variables(environment),
+        "env": environment_variables(environment),
         **credentials(first.secret_name),
         "ports": [
             {"name": DATA_PORT_NAME, "containerPort": DATA_PORT, "protocol": "TCP"},
-            *([{"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT, "protocol": "TCP"}] if stage.chats else ()),
+            *(
+                [{"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT, "protocol": "TCP"}]
+                if stage.serves_chats
+                else ()
+            ),
         ],
         "resources": resources(group.cores, memory_bytes(group.variants), group.gpus),
         "securityContext": security_of_container(),
@@ -206,7 +215,7 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup
     }
 
 
-def _users_container(variant: Variant, container: Container) -> Object:
+def _custom_container(variant: Variant, container: Container) -> Object:
     """The user's image keeps its own user, its writable files and its whole Secret, within what `restricted` allows."""
     secret = {"envFrom": [{"secretRef": {"name": variant.secret_name}}]} if variant.secret_name else {}
     return {
@@ -215,7 +224,7 @@ def _users_container(variant: Variant, container: Container) -> Object:
         "imagePullPolicy": container.image_pull_policy,
         **({"command": list(container.command)} if container.command else {}),
         **({"args": list(container.args)} if container.args else {}),
-        **({"env": variables(container.env)} if container.env else {}),
+        **({"env": environment_variables(container.env)} if container.env else {}),
         **secret,
         "ports": [{"name": DATA_PORT_NAME, "containerPort": container.port, "protocol": "TCP"}],
         "resources": resources(variant.resources.cpu, variant.resources.memory, variant.resources.gpu),

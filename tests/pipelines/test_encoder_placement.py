@@ -12,7 +12,7 @@ from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.model_spec import model_spec
 from trimtab_pipelines.plan_validation import idle_stages, validate_plan
 from trimtab_pipelines.prefill_time import prefill_seconds
-from trimtab_pipelines.profile import ChatTimes, Curve, PointProfile
+from trimtab_pipelines.profile import ChatProfile, LatencyCurve, PointProfile
 
 
 def test_each_variant_reads_what_is_its_own(tmp_path):
@@ -90,10 +90,10 @@ def a_chat_profile() -> PointProfile:
     """Whole answers to chats with an image take 8 + 4b ms, without 4 + 2b; they begin after half of it."""
     full, text = a_point_profile("whole", 0.008, 0.004), a_point_profile("whole", 0.004, 0.002)
     first, text_first = a_point_profile("whole", 0.004, 0.002), a_point_profile("whole", 0.002, 0.001)
-    curves = [Curve(measurements=each.measurements, fit=each.fit) for each in (first, text, text_first)]
+    curves = [LatencyCurve(measurements=each.measurements, fit=each.fit) for each in (first, text, text_first)]
     return full.model_copy(
         update={
-            "chats": ChatTimes(
+            "chats": ChatProfile(
                 time_to_first_token=curves[0], text_only=curves[1], text_only_time_to_first_token=curves[2], tokens=3.0
             )
         }
@@ -102,22 +102,22 @@ def a_chat_profile() -> PointProfile:
 
 @given(images=st.floats(0, 16), size=st.sampled_from([1, 4, 8, 3]))
 def test_times_of_chats_lie_on_a_line_through_no_image_and_one(images, size):
-    shown = a_chat_profile().showing(images)
+    shown = a_chat_profile().for_chats(images)
 
     expected = (1 + images) * (0.004 + 0.002 * size)
     assert shown.latency_seconds(size) == pytest.approx(expected)
-    assert shown.until_first_token.latency_seconds(size) == pytest.approx(expected / 2)
+    assert shown.to_first_token.latency_seconds(size) == pytest.approx(expected / 2)
     assert shown.throughput_rps(size) == pytest.approx(size / expected)
-    assert shown.showing(images).chats is not None
+    assert shown.for_chats(images).chats is not None
 
 
 def test_what_was_measured_by_chance_the_wrong_way_round_is_no_gain_of_many_images():
     slow, fast = a_point_profile("whole", 0.008, 0.004), a_point_profile("whole", 0.004, 0.002)
-    one, none = (Curve(measurements=each.measurements, fit=each.fit) for each in (fast, slow))
+    one, none = (LatencyCurve(measurements=each.measurements, fit=each.fit) for each in (fast, slow))
 
-    assert none.towards(one, 16.0).measurements[0].latency_seconds_p50 == fast.latency_seconds(1, 0.5)
-    assert a_point_profile().showing(3.0) == a_point_profile()
-    assert a_point_profile().until_first_token == a_point_profile()
+    assert none.interpolate(one, 16.0).measurements[0].latency_seconds_p50 == fast.latency_seconds(1, 0.5)
+    assert a_point_profile().for_chats(3.0) == a_point_profile()
+    assert a_point_profile().to_first_token == a_point_profile()
 
 
 READING = {10: 0.002, 110: 0.012}
@@ -134,13 +134,13 @@ def a_profile_that_tells_of_prompts() -> PointProfile:
 @given(images=st.floats(0, 8), size=st.sampled_from([1, 4, 8]), more=st.floats(0, 5_000))
 def test_tokens_beyond_the_profiled_ones_take_what_reading_them_takes_in_each_chat_of_a_batch(images, size, more):
     profile = a_profile_that_tells_of_prompts()
-    usual = profile.showing(images)
-    longer = profile.showing(images, 10.0 + 16.0 * images + more)
+    usual = profile.for_chats(images)
+    longer = profile.for_chats(images, 10.0 + 16.0 * images + more)
 
     extra = 0.0001 * more
     assert longer.latency_seconds(size) == pytest.approx(usual.latency_seconds(size) + size * extra)
-    assert longer.until_first_token.latency_seconds(size) == pytest.approx(
-        usual.until_first_token.latency_seconds(size) + size * extra
+    assert longer.to_first_token.latency_seconds(size) == pytest.approx(
+        usual.to_first_token.latency_seconds(size) + size * extra
     )
     assert longer.throughput_rps(size) == pytest.approx(1 / (1 / usual.throughput_rps(size) + extra))
 
@@ -149,8 +149,8 @@ def test_tokens_beyond_the_profiled_ones_take_what_reading_them_takes_in_each_ch
 def test_fewer_tokens_than_were_profiled_or_unknown_ones_are_as_dear(tokens):
     profile = a_profile_that_tells_of_prompts()
 
-    assert profile.showing(2.0, tokens) == profile.showing(2.0)
-    assert a_chat_profile().showing(2.0, 9_000.0) == a_chat_profile().showing(2.0)
+    assert profile.for_chats(2.0, tokens) == profile.for_chats(2.0)
+    assert a_chat_profile().for_chats(2.0, 9_000.0) == a_chat_profile().for_chats(2.0)
 
 
 @pytest.mark.parametrize(("tokens", "seconds"), [(0, 1.0), (10, 1.0), (15, 1.5), (30, 4.0), (40, 6.0), (60, 10.0)])

@@ -13,7 +13,7 @@ from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER
 
 def a_document() -> dict[str, Any]:
     document = a_choosing_pipeline().model_dump(mode="json", by_alias=True, exclude_none=True)
-    document["spec"]["stages"][1]["hosting"] = "Separate"
+    document["spec"]["stages"][1]["variantPlacement"] = "Dedicated"
     return document
 
 
@@ -29,10 +29,10 @@ async def running(site: Site) -> dict[str, int]:
     """Replicas by stage and hosting group, of those that are there."""
     found = (await site.cluster.list("Deployment", site.namespace)).items
     return {
-        f"{labels['trimtab.dev/stage']} {labels['trimtab.dev/hosting']}": each["spec"]["replicas"]
+        f"{labels['trimtab.dev/stage']} {labels['trimtab.dev/replica-group']}": each["spec"]["replicas"]
         for each in found
         for labels in [each["metadata"].get("labels", {})]
-        if "trimtab.dev/hosting" in labels
+        if "trimtab.dev/replica-group" in labels
     }
 
 

@@ -1,6 +1,6 @@
 """Embeddings by the name of what they were kept as: of a batch at once, and of one."""
 
-from trimtab_protocol.chat.internal_wire import embedding_id, kept_together, one_address
+from trimtab_protocol.chat.internal_wire import embedding_id, expand_embedding_ids, group_embedding_urls
 
 ONE, OTHER = (f"http://lmm-{pod}:9000/v2/models/encode-small/embeddings" for pod in "ab")
 
@@ -8,17 +8,17 @@ ONE, OTHER = (f"http://lmm-{pod}:9000/v2/models/encode-small/embeddings" for pod
 def test_what_a_batch_left_at_a_replica_has_one_address():
     urls = [f"{ONE}/k-0", f"{OTHER}/j-1", f"{ONE}/k-12", f"{ONE}/l-0", f"{OTHER}/j-0"]
 
-    assert one_address(urls) == {f"{ONE}/k-0,12": [0, 2], f"{OTHER}/j-1,0": [1, 4], f"{ONE}/l-0": [3]}
+    assert group_embedding_urls(urls) == {f"{ONE}/k-0,12": [0, 2], f"{OTHER}/j-1,0": [1, 4], f"{ONE}/l-0": [3]}
 
 
 def test_an_address_of_no_row_stays_as_it_is():
     urls = [f"{ONE}/gone", "http://a-1:9/b"]
-    assert one_address(urls) == {urls[0]: [0], urls[1]: [1]}
+    assert group_embedding_urls(urls) == {urls[0]: [0], urls[1]: [1]}
 
 
 def test_names_asked_for_together_are_those_that_were_kept():
-    assert kept_together("a-b-0,3") == [embedding_id("a-b", 0), embedding_id("a-b", 3)]
-    assert [kept_together(name) for name in ("k-7", "gone", "-3", "k-", "k-1,", "k-x")] == [
+    assert expand_embedding_ids("a-b-0,3") == [embedding_id("a-b", 0), embedding_id("a-b", 3)]
+    assert [expand_embedding_ids(name) for name in ("k-7", "gone", "-3", "k-", "k-1,", "k-x")] == [
         ["k-7"],
         ["gone"],
         ["-3"],

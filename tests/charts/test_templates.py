@@ -132,8 +132,8 @@ def test_the_operator_reads_what_the_chart_tells_it():
     wide = Settings.from_environment(environment(rendered("everything"), "tabs-operator"))
     narrow = Settings.from_environment(environment(rendered("namespaced"), "trimtab-operator"))
 
-    assert wide.control_image == "images.example/trimtab-control:0.1.0"
-    assert wide.model_server_image == "images.example/trimtab-model-server:0.1.0"
+    assert wide.control_image == "images.example/trimtab-control:0.2.0"
+    assert wide.model_server_image == "images.example/trimtab-model-server:0.2.0"
     assert (wide.image_pull_secrets, wide.role_kind, wide.namespaces) == (("images",), "ClusterRole", ())
     assert wide.node_cache == "/var/cache/trimtab"
     assert wide.limits_egress

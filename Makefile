@@ -88,10 +88,10 @@ reproduce: venv ## reproduce a paper: NAME=ipa, mosel, otas or modserve; needs D
 train: venv ## train a model: NAME=digits, digits-av, vit-tasks, vit-tasks-fine, lmm-digits or forecaster; ARGS="--recordings DIR"
 	$(TRAIN_$(NAME)) $(ARGS)
 
-TRAIN_digits = $(PY) -m trimtab_model_servers.digits.train -o pipelines/digits
-TRAIN_digits-av = $(PY) -m trimtab_model_servers.senses.train -o pipelines/digits-av
-TRAIN_vit-tasks = $(PY) -m trimtab_model_servers.vit_tasks.train -o pipelines/vit-tasks
-TRAIN_vit-tasks-fine = $(PY) -m trimtab_model_servers.vit_tasks.train_finer_patches -o pipelines/vit-tasks
-TRAIN_lmm-digits = OMP_NUM_THREADS=1 $(PY) -m trimtab_model_servers.lmm_digits.train -o $(OUT)/lmm-digits
+TRAIN_digits = $(PY) -m trimtab_training.digits.train -o pipelines/digits
+TRAIN_digits-av = $(PY) -m trimtab_training.digits_av.train -o pipelines/digits-av
+TRAIN_vit-tasks = $(PY) -m trimtab_training.vit_tasks.train -o pipelines/vit-tasks
+TRAIN_vit-tasks-fine = $(PY) -m trimtab_training.vit_tasks.train_finer_patches -o pipelines/vit-tasks
+TRAIN_lmm-digits = OMP_NUM_THREADS=1 $(PY) -m trimtab_training.lmm_digits.train -o $(OUT)/lmm-digits
 TRAIN_forecaster = $(PY) -m trimtab_predictor.train --trace $(DATA)/twitter_rps_train.csv.gz -o predictor/trimtab_predictor/weights
 TRAIN_ = @echo "NAME one of: digits, digits-av, vit-tasks, vit-tasks-fine, lmm-digits, forecaster" >&2; exit 2;

@@ -36,8 +36,8 @@ from trimtab_protocol.extensions import (
     EXPECTED_ACCURACY,
     REASON_HEADER,
     STAGE_HEADER,
-    number_of,
     parameters_of,
+    parse_number,
 )
 
 GAVE_UP = "GaveUp"
@@ -205,7 +205,7 @@ async def attack_async(
         slo_seconds=pipeline.spec.slo.latency_seconds,
         first_token_slo_seconds=pipeline.spec.slo.time_to_first_token_seconds,
         between_tokens_slo_seconds=pipeline.spec.slo.time_per_output_token_seconds,
-        stages=tuple(stage.name for stage in pipeline.spec.order),
+        stages=tuple(stage.name for stage in pipeline.spec.ordered_stages),
         started_at=time.time(),
         gap_seconds=load.gap_seconds,
         distinct_payloads=len(payloads),
@@ -292,7 +292,7 @@ def _record(run: _Run, number: int, answer: Answer, due: float, sent: float) -> 
     streamed = answer.streamed
     began, between = (sent - due + streamed.first_seconds, streamed.between_seconds) if streamed else (_NAN, _NAN)
     outcome = classify(answer.code, ClientTimings(latency, began, between), run.facts.promised)
-    floor = number_of(payload.parameters.get(ACCURACY_FLOOR))
+    floor = parse_number(payload.parameters.get(ACCURACY_FLOOR))
     record = Record(due, sent, latency, outcome, answer.code, detail=answer.detail, images=run.images[number])
     record = record._replace(
         floor=_NAN if floor is None else floor, first_token_seconds=began, between_tokens_seconds=between
@@ -308,7 +308,7 @@ def _record(run: _Run, number: int, answer: Answer, due: float, sent: float) -> 
         wrong = f"the answer cannot be scored: {error!r}"
         return record._replace(outcome=RequestOutcome.FAILED, code="WrongAnswer", detail=wrong)
     parameters = answer.response.parameters
-    expected = number_of(parameters.get(EXPECTED_ACCURACY))
+    expected = parse_number(parameters.get(EXPECTED_ACCURACY))
     provisional = _provisional(run.facts.stages, parameters)
     told = record._replace(
         correct=score.correct,
@@ -324,7 +324,9 @@ def _record(run: _Run, number: int, answer: Answer, due: float, sent: float) -> 
 
 def _provisional(stages: Sequence[str], parameters: Mapping[str, Any]) -> NDArray[np.bool_]:
     """Which rows of the first stage that says so were answered before their second look; none where none says so."""
-    told = next((str(parameters[name]) for s in stages if (name := parameters_of(s).provisional) in parameters), "")
+    told = next(
+        (str(parameters[name]) for s in stages if (name := parameters_of(s).escalation_pending) in parameters), ""
+    )
     return np.array([word == "true" for word in told.split(",")]) if told else np.zeros(0, dtype=np.bool_)
 
 
@@ -332,7 +334,7 @@ def _visit(stage: str, parameters: Mapping[str, Any]) -> StageVisit:
     """Read what the answer says of a stage; what it does not say, or says wrongly, stays unknown."""
 
     def number(name: str, unknown: float) -> float:
-        told = number_of(parameters.get(name))
+        told = parse_number(parameters.get(name))
         return told if told is not None and 0 <= told <= _MOST_TOLD else unknown
 
     named = parameters_of(stage)

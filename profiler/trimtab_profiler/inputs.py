@@ -19,7 +19,7 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import DTYPES, Tensor
-from trimtab_protocol.chat.embedding_refs import blank_image, listed, read_made
+from trimtab_protocol.chat.embedding_refs import blank_image, dump_refs, parse_encoded_image
 
 PICTURE_PX, ANSWERED_TOKENS = 448, 32
 """Of a chat that nothing else is known of."""
@@ -38,17 +38,17 @@ def request_rows(pipeline: InferencePipeline, count: int, seed: int = 0) -> dict
     rows = {f"{REQUEST}.inputs.{spec.name}": random_rows(spec, count, size, seed) for spec in pipeline.spec.inputs}
     rows |= _chats(pipeline, count, seed)
     if kind == "digits":
-        from trimtab_model_servers.digits.page_generator import PageSource  # noqa: PLC0415 - slow to import
+        from trimtab_training.digits.page_generator import PageSource  # noqa: PLC0415 - slow to import
 
         pages = PageSource(split="held-out", seed=seed).pages(0, count)
         rows[f"{REQUEST}.inputs.image"] = np.stack([page.pixels for page in pages])
     elif kind.partition(":")[0] == synthetic_inputs.DIGITS_AV:
-        from trimtab_model_servers.senses.dataset import ItemSource  # noqa: PLC0415 - slow to import
+        from trimtab_training.digits_av.dataset import ItemSource  # noqa: PLC0415 - slow to import
 
         items = ItemSource("held-out", seed).items(0, count)
         rows |= {f"{REQUEST}.inputs.{name}": array for name, array in items.inputs().items()}
     elif kind.partition(":")[0] == synthetic_inputs.LMM_DIGITS:
-        from trimtab_model_servers.lmm_digits.chat_samples import ChatSource  # noqa: PLC0415 - slow to import
+        from trimtab_training.lmm_digits.chat_samples import ChatSource  # noqa: PLC0415 - slow to import
 
         source = ChatSource(seed, pages=(1, 1))
         chats = [source.chat(index) for index in range(count)]
@@ -58,8 +58,8 @@ def request_rows(pipeline: InferencePipeline, count: int, seed: int = 0) -> dict
             f"{REQUEST}.inputs.options": _bytes([b"{}"] * count),
         }
     elif kind != "random":
-        laws = synthetic_inputs.read_laws(kind, pipeline.spec.inputs)
-        drawn = synthetic_inputs.draw(laws, pipeline.spec.inputs, count, (seed,))
+        laws = synthetic_inputs.parse_distributions(kind, pipeline.spec.inputs)
+        drawn = synthetic_inputs.draw_inputs(laws, pipeline.spec.inputs, count, (seed,))
         rows |= {f"{REQUEST}.inputs.{name}": array for name, array in drawn.items()}
     return rows
 
@@ -140,7 +140,7 @@ def random_rows(spec: TensorSpec, count: int, any_size: int, seed: int = 0) -> A
 
 def _blank(references: Array) -> Array:
     """Images of as many rows, which show nothing: what was encoded is gone by the time it would be pulled."""
-    return _bytes([listed([blank_image(read_made(one))]) for one in references])
+    return _bytes([dump_refs([blank_image(parse_encoded_image(one))]) for one in references])
 
 
 def _bytes(elements: Sequence[bytes]) -> Array:

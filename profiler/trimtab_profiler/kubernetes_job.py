@@ -125,7 +125,7 @@ async def _persistently(ask: Any) -> Any:
         except Rejected:
             raise
         except ClusterError as error:
-            pause_seconds = pauses.after(error)
+            pause_seconds = pauses.next_seconds(error)
             log.warning("%s; again in %.1f s", error, pause_seconds)
             await asyncio.sleep(pause_seconds)
     return await ask()

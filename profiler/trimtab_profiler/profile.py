@@ -13,7 +13,14 @@ import numpy as np
 import psutil
 
 from trimtab_pipelines.documents import dump_yaml, write_atomically
-from trimtab_pipelines.profile import ChatTimes, Curve, Measurement, ModelProfile, ModelProfileSpec, PointProfile
+from trimtab_pipelines.profile import (
+    ChatProfile,
+    LatencyCurve,
+    Measurement,
+    ModelProfile,
+    ModelProfileSpec,
+    PointProfile,
+)
 from trimtab_pipelines.resource import Metadata
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
@@ -136,7 +143,7 @@ async def profile(
     options = options or ProfileOptions.full()
     rows = inputs.request_rows(pipeline, ROWS, options.seed)
     session = _Session(pipeline, pipeline_folder, options, on_progress, rows)
-    stages = [stage for stage in map(options.measured, pipeline.spec.order) if stage.variants]
+    stages = [stage for stage in map(options.measured, pipeline.spec.ordered_stages) if stage.variants]
     for stage in stages:
         sizes = stage.batch_sizes if options.planned_batches_only else options.batch_sizes
         session.grids[stage.name] = grid(stage, options.cores, usable_cores(), sizes)
@@ -228,7 +235,7 @@ async def _profile_point(
     Batches hold what the router would send: not the inputs that the point or its variant does not read. What writes is
     also measured to the first piece of its answers, and with chats that show nothing.
     """
-    carried = stage.variant(point.variant).point(point.operating_point).carried(stage.inputs)
+    carried = stage.variant(point.variant).point(point.operating_point).batch_inputs(stage.inputs)
     left_out = session.pipeline.spec.stage(stage.name).excluded_input(point.variant)  # also where not all are measured
     rows = {name: array for name, array in rows.items() if name != left_out and (carried is None or name in carried)}
     measurements = await _measure(session, stage, point, replica, rows)
@@ -254,7 +261,7 @@ async def _profile_point(
     return [
         point_profile(point, cores, measurements).model_copy(
             update={
-                "chats": ChatTimes(
+                "chats": ChatProfile(
                     time_to_first_token=curve(begun, cores),
                     text_only=curve(text, cores),
                     text_only_time_to_first_token=curve(text_begun, cores),
@@ -343,11 +350,11 @@ def point_profile(point: GridPoint, cores: float, measurements: Sequence[Measure
     )
 
 
-def curve(measurements: Sequence[Measurement], cores: float) -> Curve:
+def curve(measurements: Sequence[Measurement], cores: float) -> LatencyCurve:
     """What was measured with whole threads, for an allocation of cores."""
     shared = tuple(share(measurement, cores) for measurement in measurements)
     law = fit_latency([m.batch_size for m in shared], [m.latency_seconds_mean for m in shared])
-    return Curve(measurements=shared, fit=law)
+    return LatencyCurve(measurements=shared, fit=law)
 
 
 async def _capture(

@@ -89,7 +89,7 @@ async def running_replica(
 
 async def _connected(process: ChildProcess) -> HttpConnection:
     try:
-        ports = await process.announcement(ReplicaPorts, START_SECONDS)
+        ports = await process.read_ready_line(ReplicaPorts, START_SECONDS)
         return await HttpConnection.open(HOST, ports.data_port)
     except StartError as error:
         raise ProfileError(str(error)) from error

@@ -4,13 +4,14 @@ from collections.abc import Collection, Iterator, Mapping
 
 from trimtab_pipelines.accuracy_evidence import AccuracyBasis
 from trimtab_pipelines.profile import ModelProfile, PointProfile
-from trimtab_pipelines.spec import MOST_ROWS, InferencePipeline
+from trimtab_pipelines.scheduling_policies import MAX_SPLIT_ROWS
+from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.strategies import Escalation, JobStrategies, PointCost, Variant, strategies_of
 from trimtab_pipelines.variants import Variant as Declared
 
 
 def strategies_from(
-    pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], most_rows: int = MOST_ROWS
+    pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], most_rows: int = MAX_SPLIT_ROWS
 ) -> tuple[JobStrategies, ...]:
     """Those of every variant that has several operating points, with each allocation of cores measured.
 
@@ -27,7 +28,7 @@ def _each(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], mos
     for stage in pipeline.spec.stages:
         measured = profiles[stage.name].spec.points if stage.name in profiles else ()
         for variant in stage.variants:
-            accuracies = {point.name: point.judged().on(basis) for point in variant.points}
+            accuracies = {point.name: point.measured_accuracy().on(basis) for point in variant.points}
             own = [point for point in measured if point.variant == variant.name and point.operating_point in accuracies]
             for cores in sorted({point.cores for point in own}):
                 costs = [_cost(point, accuracies) for point in own if point.cores == cores]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.loadtester.fake_pipeline import FakePipeline, a_pipeline, grpc_server, rest_server
-from tests.pauses import Pauses
+from tests.loop_stalls import Pauses
 from tests.ports import held_port
 from trimtab_loadtester.attack import AttackOptions, Progress, attack_async
 from trimtab_loadtester.load_spec import LoadError, LoadSpec

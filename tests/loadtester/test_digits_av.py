@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tests.builders import a_pipeline_document
-from tests.senses.test_dataset import HEARD, a_recording_file
+from tests.training.digits_av.test_dataset import HEARD, a_recording_file
 from trimtab_loadtester.payloads.digits_av import DigitsAvPayloads, JobOptions
 from trimtab_loadtester.payloads.interface import Score
 from trimtab_loadtester.payloads.sources import payload_source
-from trimtab_model_servers.senses import variants
+from trimtab_model_servers.families.digits_av import variants
 from trimtab_pipelines.spec import InferencePipeline
 
 

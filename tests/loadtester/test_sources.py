@@ -6,9 +6,9 @@ import pytest
 from tests.builders import a_pipeline_document, a_stage
 from trimtab_loadtester.payloads.interface import Outputs, Score
 from trimtab_loadtester.payloads.sources import DigitPayloads, RandomPayloads, payload_source
-from trimtab_model_servers.digits.page_generator import Page
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tensors import TensorSpec
+from trimtab_training.digits.page_generator import Page
 
 
 @pytest.mark.parametrize(

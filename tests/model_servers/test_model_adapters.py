@@ -3,8 +3,8 @@ import torch
 from safetensors.torch import save_file
 from torchvision import models
 
-from trimtab_model_servers.digits import variants
 from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.digits import variants
 from trimtab_model_servers.model import load_model
 from trimtab_pipelines.model_spec import ModelSpec
 

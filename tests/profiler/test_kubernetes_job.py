@@ -11,7 +11,7 @@ from trimtab_kubernetes import Cluster
 from trimtab_pipelines.documents import dump_yaml, parse
 from trimtab_pipelines.kubernetes_names import PROFILER_MANAGER
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.profiling import left_to_users, missing_tasks, profile_tasks
+from trimtab_pipelines.profiling import missing_profile_tasks, profile_tasks, unprofiled_containers
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.__main__ import main
 from trimtab_profiler.kubernetes_job import TaskError, carry_out, measurable, task_of
@@ -55,7 +55,7 @@ async def test_each_kind_of_node_has_profiles_of_its_own(cluster: Cluster, names
         ("first", "plain"),
         ("second", "last"),
     ]
-    assert missing_tasks(pipeline, found) == ()
+    assert missing_profile_tasks(pipeline, found) == ()
     assert {one.spec.longest_batch_seconds for one in found} == {None}
     listed = (await cluster.list("ModelProfile", namespace)).items
     assert {item["metadata"]["ownerReferences"][0]["uid"] for item in listed} == {owner["metadata"]["uid"]}
@@ -75,7 +75,7 @@ def test_containers_are_left_to_those_who_bring_them() -> None:
     (task,) = profile_tasks(pipeline)
 
     assert task.variants == (("first", "plain"),)
-    assert left_to_users(pipeline, []) == (("first", "theirs"),)
+    assert unprofiled_containers(pipeline, []) == (("first", "theirs"),)
     with pytest.raises(TaskError, match=f"no profile task 'gpu'; it has: {task.name}"):
         task_of(pipeline, "gpu")
 

@@ -17,7 +17,7 @@ from trimtab_protocol import Tensor
 from trimtab_protocol.extensions import ACCURACY_FLOOR
 
 if TYPE_CHECKING:
-    from trimtab_model_servers.senses.dataset import Items
+    from trimtab_training.digits_av.dataset import Items
 
 POOL_ROWS: Final = 2_000
 LOUDEST: Final = 20_000
@@ -158,9 +158,9 @@ def _absent(share: float, names: tuple[str, ...], random: np.random.Generator) -
 @lru_cache(maxsize=1)
 def _drawn(seed: int, recordings: Path | None, speakers: tuple[str, ...], weights: Path | None, rows: int) -> "Items":
     """The rows that jobs are made of; kept, since several loads after each other may be made of the same."""
-    from trimtab_model_servers.senses.dataset import ItemSource  # noqa: PLC0415 - slow to import
-    from trimtab_model_servers.senses.recorded_digits import held_out_speakers, load_recordings  # noqa: PLC0415 - as above
-    from trimtab_model_servers.senses.variants import speakers_of  # noqa: PLC0415 - as above
+    from trimtab_model_servers.families.digits_av.variants import speakers_of  # noqa: PLC0415 - as above
+    from trimtab_training.digits_av.dataset import ItemSource  # noqa: PLC0415 - slow to import
+    from trimtab_training.digits_av.recorded_digits import held_out_speakers, load_recordings  # noqa: PLC0415 - as above
 
     found = None if recordings is None else load_recordings(recordings)
     if found is not None:

@@ -25,7 +25,7 @@ from trimtab_loadtester.payloads.sample_values import IMAGE_SUFFIXES, WrongValue
 from trimtab_pipelines.model_spec import source_of
 from trimtab_pipelines.resource import Name
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.tasks import MOST_TASKS
+from trimtab_pipelines.tasks import MAX_TASKS
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import Tensor
 
@@ -126,8 +126,8 @@ class LabelledPayloads:
             SamplesError: there are too many, or one is no name.
         """
         found = tuple(dict.fromkeys(self.task(index) for index in range(count)))
-        if len(found) > MOST_TASKS:
-            raise SamplesError(f"the samples are of {len(found)} tasks; accuracies are told of {MOST_TASKS} at most")
+        if len(found) > MAX_TASKS:
+            raise SamplesError(f"the samples are of {len(found)} tasks; accuracies are told of {MAX_TASKS} at most")
         return () if "" in found else found
 
     def _tensors(self, inputs: Mapping[str, Any]) -> Iterator[Tensor]:

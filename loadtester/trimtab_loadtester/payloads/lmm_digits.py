@@ -22,8 +22,8 @@ class ChatPayloads:
     """Chats about pages that training has never drawn: `messages` [1], and `images` [1, pages] where there are some."""
 
     def __init__(self, seed: int = 0, written: str = "") -> None:
-        from trimtab_model_servers.lmm_digits.chat_samples import ChatSource  # noqa: PLC0415 - slow to import
-        from trimtab_model_servers.lmm_digits.questions import MAX_PAGES  # noqa: PLC0415 - as above
+        from trimtab_training.lmm_digits.chat_samples import ChatSource  # noqa: PLC0415 - slow to import
+        from trimtab_training.lmm_digits.questions import MAX_PAGES  # noqa: PLC0415 - as above
 
         self._chats = ChatSource(seed, pages_of(written) or (0, MAX_PAGES))
 
@@ -34,7 +34,7 @@ class ChatPayloads:
 
     def showing(self, index: int, images: int) -> Payload:
         """Draw a chat of so many images, which no other shows; of more than three pages the first are asked about."""
-        from trimtab_model_servers.lmm_digits.questions import MAX_PAGES  # noqa: PLC0415 - slow to import
+        from trimtab_training.lmm_digits.questions import MAX_PAGES  # noqa: PLC0415 - slow to import
 
         chat = self._chats.chat(index, min(images, MAX_PAGES))
         shown = list(chat.images)

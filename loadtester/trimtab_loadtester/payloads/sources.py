@@ -66,13 +66,13 @@ class TaskPayloads:
         default_dimension: int = synthetic_inputs.DEFAULT_DIMENSION,
     ) -> None:
         self._specs = specs
-        self._laws = synthetic_inputs.read_laws(written, specs)
+        self._laws = synthetic_inputs.parse_distributions(written, specs)
         self._seed = seed
         self._default_dimension = default_dimension
 
     def payload(self, index: int) -> Payload:
         """Draw one row of each input."""
-        drawn = synthetic_inputs.draw(self._laws, self._specs, 1, (self._seed, index))
+        drawn = synthetic_inputs.draw_inputs(self._laws, self._specs, 1, (self._seed, index))
         random = np.random.default_rng([self._seed, index])
         return Payload(
             tuple(
@@ -93,7 +93,7 @@ class DigitPayloads:
     """Pages that neither training nor the measured accuracies have seen drawn, with the digits on them as truth."""
 
     def __init__(self, seed: int = 0) -> None:
-        from trimtab_model_servers.digits.page_generator import PageSource  # noqa: PLC0415 - slow to import
+        from trimtab_training.digits.page_generator import PageSource  # noqa: PLC0415 - slow to import
 
         self._pages = PageSource(split="held-out", seed=seed)
 
@@ -104,7 +104,7 @@ class DigitPayloads:
 
     def score(self, truth: object, outputs: Outputs) -> Score:
         """Count the digits found in their place and read rightly; KeyError where the answer lacks an output."""
-        from trimtab_model_servers.digits.page_generator import Page, score_page  # noqa: PLC0415 - as above
+        from trimtab_training.digits.page_generator import Page, score_page  # noqa: PLC0415 - as above
 
         boxes, digits = outputs["boxes"].reshape(-1, 4), outputs["digit"].reshape(-1)
         result = score_page(cast("Page", truth), boxes, digits)
@@ -117,7 +117,7 @@ def require_chats(pipeline: InferencePipeline, load: str, given: str | None) -> 
     `given` is where samples are that the user wants to send.
     """
     named = synthetic_inputs.payloads_of(pipeline)
-    if given is not None or synthetic_inputs.kind_of(named) != synthetic_inputs.LMM_DIGITS:
+    if given is not None or synthetic_inputs.payload_kind(named) != synthetic_inputs.LMM_DIGITS:
         instead = f"--samples {given}" if given is not None else f"{pipeline.name}, whose payloads are {named}"
         raise LoadError(
             f"load {load!r} says how many images each chat shows, and sends those of {synthetic_inputs.LMM_DIGITS}; "
@@ -130,9 +130,9 @@ def payload_source(pipeline: InferencePipeline, seed: int = 0) -> PayloadSource:
     kind = synthetic_inputs.payloads_of(pipeline)
     if kind == "digits":
         return DigitPayloads(seed)
-    if synthetic_inputs.kind_of(kind) == synthetic_inputs.DIGITS_AV:
+    if synthetic_inputs.payload_kind(kind) == synthetic_inputs.DIGITS_AV:
         return DigitsAvPayloads(seed, JobOptions.parse(kind.partition(":")[2]))
-    if synthetic_inputs.kind_of(kind) == synthetic_inputs.LMM_DIGITS:
+    if synthetic_inputs.payload_kind(kind) == synthetic_inputs.LMM_DIGITS:
         return ChatPayloads(seed, kind.partition(":")[2])
     any_size = synthetic_inputs.default_dimension(pipeline)
     if kind == "random":

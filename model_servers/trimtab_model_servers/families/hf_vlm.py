@@ -18,7 +18,7 @@ from torch import Tensor
 from trimtab_model_servers.chat.config import ChatComponents, ChatParameters
 from trimtab_model_servers.chat.image_decoder import decode_image
 from trimtab_model_servers.chat.interfaces import Rows
-from trimtab_model_servers.engine.model_adapters import family_of
+from trimtab_model_servers.engine.model_adapters import adapt_model
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.hf_chat_tokenizer import HfChatTokenizer
 from trimtab_model_servers.families.hf_image_processor import ImageProcessorConfig, stored_images
@@ -69,12 +69,12 @@ class Encoder:
         """Open an image of a chat of ``images``."""
         alone = images == 1
         pictures = [decode_image(file, "RGB")]
-        if self._shape.alone_only and not alone:
+        if self._shape.single_image_only and not alone:
             pictures.append(Pillow.new("RGB", (1, 1)))  # one is no longer alone beside another, whatever that shows
         prepared = self._processor(images=[pictures], return_tensors="pt")
         inputs = {name: tensor for name, tensor in prepared.items() if isinstance(tensor, Tensor)}
         return ProcessedImage(
-            inputs if alone or not self._shape.alone_only else {k: t[:1] for k, t in inputs.items()}, alone
+            inputs if alone or not self._shape.single_image_only else {k: t[:1] for k, t in inputs.items()}, alone
         )
 
     def encode(self, pixels: Sequence[ProcessedImage]) -> list[Tensor]:
@@ -105,7 +105,7 @@ def build(spec: ModelSpec) -> ChatComponents:
         "random" if folder is None else "stored",
         parameters,
         speech,
-        None if writes is None else family_of(writes),
+        None if writes is None else adapt_model(writes),
         None if sees is None else Encoder(shape, sees, f"{spec.family}:{spec.storage_uri}:{kept.dtype}", images),
         {"dtype": kept.dtype, "device": kept.place.type}
         | ({} if speech is None else {"template": speech.template})

@@ -44,7 +44,7 @@ class VlmConfig:
         around: what an image of some rows is in a prompt; raises ValueError where none has such rows.
         image_id: the id of a placeholder.
         most_rows: rows of every image's embeddings, padding behind, in a model that attends across; None in others.
-        alone_only: only an image that is alone in its chat is cut into tiles.
+        single_image_only: only an image that is alone in its chat is cut into tiles.
         tells_tiles: a prompt tells the row and the column of each tile.
         decoder: what the model's class calls the part that writes.
     """
@@ -60,7 +60,7 @@ class VlmConfig:
     around: Callable[[Rows], Around]
     image_id: int
     most_rows: int | None = None
-    alone_only: bool = False
+    single_image_only: bool = False
     tells_tiles: bool = False
     decoder: str = "language_model"
 
@@ -115,12 +115,12 @@ def llava_onevision(size: Size) -> VlmConfig:
             scaled("Half"),
         ),
         encode,
-        AnyResolution(tile, side, tuple((one, other) for one, other in grid), most_tiles=9, alone_only=True),
+        AnyResolution(tile, side, tuple((one, other) for one, other in grid), max_tiles=9, single_image_only=True),
         builtin_chat_templates.LLAVA_ONEVISION,
         "<image>",
         builtin_chat_templates.plain,
         image_id,
-        alone_only=True,
+        single_image_only=True,
     )
 
 
@@ -154,7 +154,7 @@ def internvl(size: Size) -> VlmConfig:
             {**scaled("ImageNet"), "crop_to_patches": True},
         ),
         encode,
-        NearestGrid(tile, tokens, most_tiles=12),
+        NearestGrid(tile, tokens, max_tiles=12),
         builtin_chat_templates.INTERNVL,
         "<IMG_CONTEXT>",
         builtin_chat_templates.bracketed,
@@ -200,7 +200,7 @@ def llama_vision(size: Size) -> VlmConfig:
             scaled("CLIP"),
         ),
         encode,
-        Canvas(tile, tokens, most_tiles=tiles),
+        Canvas(tile, tokens, max_tiles=tiles),
         builtin_chat_templates.LLAMA_VISION,
         "<|image|>",
         builtin_chat_templates.attended_apart,

@@ -60,7 +60,7 @@ def _within(logits: Tensor, first: Tensor, count: Tensor) -> Tensor:
 
 
 def best_spans(starts: Tensor, ends: Tensor, first: Tensor, most: int) -> dict[str, Tensor]:
-    """Choose each row's likeliest span of at most `most` tokens.
+    """Choose each row's greedy_tokens span of at most `most` tokens.
 
     Args:
         starts: log-probability of each place [B, L] as first token; NaN in rows without any.

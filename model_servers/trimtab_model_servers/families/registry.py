@@ -31,10 +31,10 @@ _MODULE_OF_TASK: dict[Task, str] = {
 }
 FAMILIES = {
     "echo": "echo",
-    "digits/locator": "digits",
-    "digits/reader": "digits",
-    "digits-av/early": "digits_av",
-    "digits-av/late": "digits_av",
+    "digits/locator": "digits.family",
+    "digits/reader": "digits.family",
+    "digits-av/early": "digits_av.family",
+    "digits-av/late": "digits_av.family",
     "multimodal/vilt": "vilt",
     "multimodal/tvlt": "tvlt",
     "multimodal/tbn": "tbn",
@@ -50,7 +50,7 @@ FAMILIES = {
 
 _DECODER_ONLY = ("llava-onevision-7b", "internvl3-8b", "smolvlm-2.2b", "smolvlm2-2.2b", "smolvlm2-500m")
 CHAT_FAMILIES = {
-    **dict.fromkeys((f"lmm-digits/{part}" for part in ("whole", "encode", "text")), "lmm_digits"),
+    **dict.fromkeys((f"lmm-digits/{part}" for part in ("whole", "encode", "text")), "lmm_digits.family"),
     **dict.fromkeys(
         (f"{name}/{part}" for name in _DECODER_ONLY for part in ("whole", "encode", "text")),
         "hf_vlm",

@@ -27,18 +27,17 @@ from trimtab_model_servers.transformer.compiled import Compiled, load_form
 from trimtab_model_servers.transformer.config import SHAPES, Activation
 from trimtab_model_servers.transformer.image_preprocessing import Normalisation, preprocess
 from trimtab_model_servers.transformer.merge_rules import RULES
-from trimtab_model_servers.transformer.prompt_selection import prompt_variant
+from trimtab_model_servers.transformer.prompt_selection import prompt_variant, require_trained
 from trimtab_model_servers.transformer.quantization import quantize
 from trimtab_model_servers.transformer.task_files import fingerprint
 from trimtab_model_servers.transformer.task_registry import ActiveTasks, TaskRegistry
-from trimtab_model_servers.transformer.task_training import course_of, require_trained
 from trimtab_model_servers.transformer.tasks import RowGroup
-from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
+from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer, course_of
 from trimtab_model_servers.weights_source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
-from trimtab_pipelines.tasks import MOST_BYTES, NO_TASK, TASK_INPUT, Task
-from trimtab_protocol.extensions import task_facts
+from trimtab_pipelines.tasks import MAX_TASK_FILE_BYTES, NO_TASK, TASK_INPUT, Task
+from trimtab_protocol.extensions import task_metadata
 
 KNOBS = frozenset({"merging", "prompts", "precision", "compiled"})
 TAKES_TASKS = True
@@ -160,7 +159,7 @@ class ServedTransformer:
 
     def facts(self) -> dict[str, Fact]:
         """Its tasks by number, how accurate points are on those that joined, and why files of tasks are left out."""
-        return {**task_facts(self.in_force.names, self.in_force.refused, self.in_force.judged)}
+        return {**task_metadata(self.in_force.names, self.in_force.refused, self.in_force.judged)}
 
 
 def build(spec: ModelSpec) -> Built:
@@ -184,7 +183,7 @@ def build(spec: ModelSpec) -> Built:
         stored,
         spec.operating_points,
         mark=_mark(stored, proportional=proportional) if spec.tasks or spec.tasks_folder else "",
-        given=[(task.name, None if task.gone else _file(task)) for task in spec.tasks],
+        given=[(task.name, None if task.removed else _file(task)) for task in spec.tasks],
         folder=Path(spec.tasks_folder) if spec.tasks_folder else None,
         most_classes=_most_classes(spec),
     )
@@ -216,7 +215,7 @@ def _mark(stored: Checkpoint, *, proportional: bool) -> str:
 
 
 def _file(task: Task) -> Path:
-    found = find_weights(task.storage_uri, task.digest, FetchLimits(max_bytes=MOST_BYTES))
+    found = find_weights(task.storage_uri, task.digest, FetchLimits(max_bytes=MAX_TASK_FILE_BYTES))
     if isinstance(found, RandomSeed):
         raise ModelError(f"task {task.name!r}: random weights are no task; `trimtab train-task` writes a file")
     return found

@@ -5,8 +5,9 @@ point runs with those trained for just what it does, else with those trained wit
 runs there with its plain head.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from trimtab_model_servers.errors import ModelError
 from trimtab_pipelines.operating_point import OperatingPoint, TokenMerging
 
 PLAIN = "plain"
@@ -22,6 +23,15 @@ def prompt_variants(point: OperatingPoint) -> tuple[str, ...]:
     """Name the ways that will do for a point, the best first."""
     unmerged = prompt_variant(point.model_copy(update={"merging": None}))
     return tuple(dict.fromkeys((prompt_variant(point), unmerged)))
+
+
+def require_trained(point: OperatingPoint, known: Collection[str]) -> None:
+    """Raise ModelError, which names the point, where none of the ways that will do for it is known."""
+    if not any(way in known for way in prompt_variants(point)):
+        raise ModelError(
+            f"operating point {point.name!r}: {prompt_variants(point)[0]!r} is not trained for these tasks; "
+            f"the weights have: {', '.join(known)}"
+        )
 
 
 def fallback_order(point: OperatingPoint) -> tuple[str, ...]:

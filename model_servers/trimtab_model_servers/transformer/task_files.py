@@ -17,7 +17,7 @@ from trimtab_model_servers.transformer.config import ViTConfig
 from trimtab_model_servers.transformer.prompt_selection import PLAIN
 from trimtab_model_servers.transformer.tasks import Head
 from trimtab_model_servers.transformer.transformer import VisionTransformer
-from trimtab_pipelines.tasks import CARD, MOST_BYTES, TaskRecord, UnusableTask, task_record
+from trimtab_pipelines.tasks import MAX_TASK_FILE_BYTES, METADATA_KEY, TaskRecord, UnusableTask, parse_task_record
 
 
 class TaskFile(NamedTuple):
@@ -59,7 +59,7 @@ def save_task(path: Path, card: TaskRecord, heads: Mapping[str, Head]) -> None:
         parts = {"weight": head.weight, "bias": head.bias, "prompts": head.prompts}
         tensors |= {f"{way}.{part}": one.half().contiguous() for part, one in parts.items() if one is not None}
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path, metadata={CARD: card.model_dump_json(exclude_none=True)})
+    save_file(tensors, path, metadata={METADATA_KEY: card.model_dump_json(exclude_none=True)})
 
 
 def load_task(path: Path, shape: ViTConfig, mark: str, prompts: Mapping[str, int]) -> TaskFile:
@@ -88,9 +88,9 @@ def load_task(path: Path, shape: ViTConfig, mark: str, prompts: Mapping[str, int
 
 def _card(path: Path) -> TaskRecord:
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ModelError(f"it is larger than {MOST_BYTES // 2**20} MiB, which no task's file may be")
-        return task_record(path.read_bytes())
+        if path.stat().st_size > MAX_TASK_FILE_BYTES:
+            raise ModelError(f"it is larger than {MAX_TASK_FILE_BYTES // 2**20} MiB, which no task's file may be")
+        return parse_task_record(path.read_bytes())
     except (OSError, UnusableTask) as error:
         raise ModelError(str(error)) from error
 

@@ -19,7 +19,7 @@ from trimtab_model_servers.transformer.task_files import TaskFile, load_task
 from trimtab_model_servers.transformer.tasks import Head, TaskBank
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.operating_point import OperatingPoint
-from trimtab_pipelines.tasks import MOST_NUMBER, MOST_TASKS, number_and_name
+from trimtab_pipelines.tasks import MAX_TASK_NUMBER, MAX_TASKS, parse_file_name
 
 NONE = -1
 Heads = Mapping[str, Head]
@@ -127,7 +127,7 @@ class TaskRegistry:
         files = self._files()
         self._seen = [_version(path) for path in files]
         for path in files:
-            number, name = number_and_name(path.name) or (NONE, "")
+            number, name = parse_file_name(path.name) or (NONE, "")
             try:
                 judged[name] = self._join(tasks, number, name, path, before)
             except ModelError as error:
@@ -145,7 +145,7 @@ class TaskRegistry:
     def _files(self) -> list[Path]:
         if self._folder is None or not self._folder.is_dir():
             return []
-        found = [(number_and_name(path.name), path) for path in self._folder.iterdir()]
+        found = [(parse_file_name(path.name), path) for path in self._folder.iterdir()]
         return [path for named, path in sorted(found, key=lambda one: one[0] or (0, "")) if named]
 
     def _join(
@@ -161,8 +161,8 @@ class TaskRegistry:
             raise ModelError(f"there is a task {name!r} already")
         if number in tasks:
             raise ModelError(f"number {number} is task {tasks[number][0]!r}'s already")
-        if number > MOST_NUMBER or len(tasks) == MOST_TASKS:
-            raise ModelError(f"there may be {MOST_TASKS} tasks, with numbers up to {MOST_NUMBER}")
+        if number > MAX_TASK_NUMBER or len(tasks) == MAX_TASKS:
+            raise ModelError(f"there may be {MAX_TASKS} tasks, with numbers up to {MAX_TASK_NUMBER}")
         card, heads = self._file(path, before)
         classes = len(next(iter(heads.values())).bias)
         if self._most_classes is not None and classes > self._most_classes:

@@ -15,7 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from trimtab_model_servers.transformer.config import Activation, ViTConfig
 from trimtab_model_servers.transformer.merge_rules import RULES, MergeInputs, Rule
-from trimtab_model_servers.transformer.merge_schedule import clamp_r
+from trimtab_model_servers.transformer.merge_schedule import clamp_r, in_each_layer
+from trimtab_pipelines.operating_point import OperatingPoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,20 @@ class Layer(nn.Module):
         if merged:
             tokens.merge(course.rule, _evidence(queries, keys, bias, tokens.leading, course.rule, progress), merged)
         tokens.all = tokens.all + self.ls2(self.mlp(self.norm2(tokens.all)))
+
+
+def course_of(point: OperatingPoint, depth: int, *, proportional: bool = True) -> ForwardPlan:
+    """The course of a point, prompts aside.
+
+    Raises:
+        KeyError: there is no such rule.
+        ValueError: the schedule is of another number of layers.
+    """
+    merging = point.merging
+    rule = RULES[merging.rule if merging and merging.rule else next(iter(RULES))]
+    merged = in_each_layer(merging.schedule if merging else (), depth)
+    accumulate = point.prompts is not None and point.prompts.mode == "Accumulate"
+    return ForwardPlan(merged, rule, proportional=proportional, accumulate=accumulate)
 
 
 class VisionTransformer(nn.Module):

@@ -18,11 +18,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.model_servers.chat.asking import Asker, a_chat, a_chat_spec, a_page, files, rows_of_files, text_of, texts
 from tests.model_servers.conftest import Replica
-from trimtab_model_servers.lmm_digits import evaluate, models
-from trimtab_model_servers.lmm_digits.models import ARCHITECTURES, Architecture
-from trimtab_model_servers.lmm_digits.tokenizer import prompt
+from trimtab_model_servers.families.lmm_digits import models
+from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES, Architecture
+from trimtab_model_servers.families.lmm_digits.tokenizer import prompt
 from trimtab_model_servers.settings import write_models
 from trimtab_protocol import InferRequest, Tensor
+from trimtab_training.lmm_digits import evaluate
 
 NAMES = {"decoder-only": "whole", "cross-attention": "across"}
 
@@ -118,7 +119,7 @@ def asked_about(references: list[dict[str, Any]]) -> InferRequest:
 async def test_a_text_stage_pulls_what_is_encoded_a_row_an_image_before_or_after_it_was_asked(asker: Asker, late):
     pages = [a_page(seed) for seed in (3, 4)]
     whole = await asker.stream(a_chat("whole", "Read page 2.", *pages, max_tokens=12))
-    encoding = InferRequest("keep", (rows_of_files(*pages),), parameters={"keep": f"kept-{late}"})
+    encoding = InferRequest("keep", (rows_of_files(*pages),), parameters={"store_as": f"kept-{late}"})
     where = [{"url": f"{asker.url}/keep/embeddings/kept-{late}-{row}", "rows": 16} for row in range(2)]
     if late:
         answering = asyncio.create_task(asker.stream(asked_about(where)))
@@ -137,9 +138,9 @@ async def test_a_text_stage_pulls_what_is_encoded_a_row_an_image_before_or_after
 async def test_a_text_stage_is_told_of_images_that_were_still_encoded_when_it_was_asked(asker: Asker):
     pages = [a_page(seed) for seed in (3, 4)]
     whole = await asker.stream(a_chat("whole", "Read page 2.", *pages, max_tokens=12))
-    keep = InferRequest("keep", (rows_of_files(*pages),), parameters={"keep": "told"})
+    keep = InferRequest("keep", (rows_of_files(*pages),), parameters={"store_as": "told"})
     announced = [json.loads(one) for one in (await asker.infer(replace(keep, parameters={}))).outputs[0].array]
-    asked = replace(asked_about([{"url": "awaited:"} | one for one in announced]), id="a chat of its own")
+    asked = replace(asked_about([{"url": "pending:"} | one for one in announced]), id="a chat of its own")
     answering = asyncio.create_task(asker.stream(asked))
     await asker.infer(keep)
     for number, one in enumerate(announced):
@@ -150,12 +151,12 @@ async def test_a_text_stage_is_told_of_images_that_were_still_encoded_when_it_wa
     assert (heard.text, heard.error) == (whole.text, None)
     assert (await asker.get("keep/pending"))["kept"] == 0
     assert (await asker.refused(replace(asked, id="")))[0] == 400
-    assert (await asker.get("text"))["parameters"]["reads_ahead"] is True
-    assert (await asker.get("across"))["parameters"]["reads_ahead"] is False
+    assert (await asker.get("text"))["parameters"]["partial_prefill"] is True
+    assert (await asker.get("across"))["parameters"]["partial_prefill"] is False
 
 
 async def test_what_an_encoder_keeps_may_be_given_under_further_names(asker: Asker):
-    keep = InferRequest("keep", (rows_of_files(a_page(5)),), parameters={"keep": "shared"})
+    keep = InferRequest("keep", (rows_of_files(a_page(5)),), parameters={"store_as": "shared"})
     encoding = asyncio.create_task(asker.infer(keep))
     await asker.post_json("keep/embeddings/shared-1,2", {"of": "shared-0"})
     (told,) = [json.loads(one) for one in (await encoding).outputs[0].array]
@@ -193,7 +194,7 @@ async def test_an_encoder_counts_all_images_of_a_chat_at_once_however_few_it_enc
 
 
 async def test_of_a_batch_with_an_image_that_is_none_nothing_is_kept(asker: Asker):
-    batch = InferRequest("keep", (rows_of_files(a_page(5), b"GIF89a and no more"),), parameters={"keep": "torn"})
+    batch = InferRequest("keep", (rows_of_files(a_page(5), b"GIF89a and no more"),), parameters={"store_as": "torn"})
 
     assert (await asker.refused(batch))[0] == 422
     assert (await asker.get("keep/pending"))["kept"] == 0
@@ -202,7 +203,7 @@ async def test_of_a_batch_with_an_image_that_is_none_nothing_is_kept(asker: Aske
 @pytest.mark.parametrize(("file", "why"), [(b"GIF89a and no more", "is no PNG"), (a_page()[:300], "cannot be decoded")])
 async def test_an_image_that_is_none_is_named_by_its_number_in_its_chat(asker: Asker, file: bytes, why: str):
     of_chat = Tensor("chat_images", "INT64", np.array([[1, 0], [5, 3]], dtype=np.int64))
-    batch = InferRequest("keep", (rows_of_files(a_page(5), file), of_chat), parameters={"keep": "numbered"})
+    batch = InferRequest("keep", (rows_of_files(a_page(5), file), of_chat), parameters={"store_as": "numbered"})
     chat = a_chat("whole", "?", a_page(5), file)
 
     for number, asked in ((3, batch), (1, chat)):

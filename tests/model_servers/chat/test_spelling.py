@@ -10,8 +10,8 @@ from trimtab_model_servers.chat.messages import Message
 from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.families.hf_chat_tokenizer import HfChatTokenizer
 from trimtab_model_servers.families.hf_vlm_configs import SHAPES
-from trimtab_model_servers.families.lmm_digits import Questions
-from trimtab_model_servers.lmm_digits import models
+from trimtab_model_servers.families.lmm_digits import models
+from trimtab_model_servers.families.lmm_digits.family import Questions
 
 
 def rows_of(name: str) -> list[Rows]:

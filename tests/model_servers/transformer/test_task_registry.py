@@ -20,8 +20,8 @@ from trimtab_model_servers.transformer.checkpoints import load
 from trimtab_model_servers.transformer.task_files import fingerprint, save_task
 from trimtab_model_servers.transformer.tasks import Head
 from trimtab_pipelines.accuracy_evidence import Accuracy
-from trimtab_pipelines.tasks import CARD, TaskRecord, UnusableTask, file_name, task_record
-from trimtab_protocol.extensions import task_accuracies
+from trimtab_pipelines.tasks import METADATA_KEY, TaskRecord, UnusableTask, file_name, parse_task_record
+from trimtab_protocol.extensions import parse_task_accuracies
 
 WAYS = {"plain": None, "replace-2": 2, "replace-2+merge-4": 2}
 
@@ -56,7 +56,7 @@ def test_the_pipelines_tasks_are_loaded_and_listed_after_those_of_the_weights(we
     model, bare = load_model(spec(weights, tasks=tasks)), load_model(spec(weights))
 
     assert model.facts()["tasks"] == "letters,signs,first"
-    assert "tasks_judged" not in model.facts(), "its card tells nothing"
+    assert "task_accuracies" not in model.facts(), "its card tells nothing"
     for point in (point["name"] for point in POINTS):
         assert labels(model, [2, 3], point) == [1, -1]
         assert labels(model, [0, 1, 1], point) == labels(bare, [0, 1, 1], point)
@@ -64,8 +64,8 @@ def test_the_pipelines_tasks_are_loaded_and_listed_after_those_of_the_weights(we
 
 def test_a_task_of_the_pipeline_that_is_gone_keeps_its_number_from_the_others(weights, tmp_path):
     second = a_task(tmp_path / "second.safetensors", weights, likeliest=1)
-    tasks = [{"name": "first", "gone": True}, {"name": "second", "storageUri": str(second)}]
-    model = load_model(spec(weights, tasks=[*tasks, {"name": "third", "gone": True}]))
+    tasks = [{"name": "first", "removed": True}, {"name": "second", "storageUri": str(second)}]
+    model = load_model(spec(weights, tasks=[*tasks, {"name": "third", "removed": True}]))
 
     assert model.facts()["tasks"] == "letters,signs,,second,"
     assert labels(model, [2, 3, 4]) == [-1, 1, -1]
@@ -102,12 +102,12 @@ def test_what_cards_tell_of_tasks_that_joined_is_told_as_long_as_they_are_in_for
     late = a_task(folder / file_name(3, "late"), weights, **card)
     network.reread()
 
-    assert task_accuracies(model.facts()) == {"first": {"full": judged}, "late": {"full": judged}}
+    assert parse_task_accuracies(model.facts()) == {"first": {"full": judged}, "late": {"full": judged}}
 
     late.unlink()
     network.reread()
 
-    assert task_accuracies(model.facts()) == {"first": {"full": judged}}
+    assert parse_task_accuracies(model.facts()) == {"first": {"full": judged}}
 
 
 @contextlib.asynccontextmanager
@@ -182,7 +182,7 @@ ODD = [
 
 def an_odd_task(path, weights, name, entry, content):
     """Write a task whose card is right, and one tensor."""
-    header = {"__metadata__": {CARD: a_card(weights).model_dump_json(exclude_none=True)}, name: entry}
+    header = {"__metadata__": {METADATA_KEY: a_card(weights).model_dump_json(exclude_none=True)}, name: entry}
     written = json.dumps(header).encode()
     path.write_bytes(len(written).to_bytes(8, "little") + written + content)
 
@@ -194,7 +194,7 @@ def test_a_tensor_that_cannot_be_read_keeps_no_replica_from_starting(weights, tm
     a_task(tmp_path / file_name(7, "fine"), weights, likeliest=1)
     model = load_model(spec(weights, tasksFolder=str(tmp_path)))
 
-    assert list(json.loads(str(model.facts()["tasks_refused"]))) == ["2-odd"]
+    assert list(json.loads(str(model.facts()["rejected_task_files"]))) == ["2-odd"]
     assert labels(model, [7]) == [1]
 
 
@@ -205,7 +205,7 @@ def test_a_tensor_that_cannot_be_read_ends_no_following(weights, tmp_path, entry
     async def until_both():
         async with followed(model):
             an_odd_task(tmp_path / file_name(2, "odd"), weights, "plain.weight", entry, content)
-            await until(model, "tasks_refused", "2-odd")
+            await until(model, "rejected_task_files", "2-odd")
             a_task(tmp_path / file_name(7, "fine"), weights, likeliest=1)
             await until(model, "tasks", "fine")
 
@@ -264,7 +264,7 @@ def test_what_does_not_fit_is_left_out_and_told_and_nothing_else_changes(
     a_task(tmp_path / file_name(number, name), weights, **changes)
     a_task(tmp_path / file_name(7, "fine"), weights, likeliest=1)
     model = load_model(spec(weights, tasksFolder=str(tmp_path)))
-    refused = json.loads(str(model.facts()["tasks_refused"]))
+    refused = json.loads(str(model.facts()["rejected_task_files"]))
 
     assert list(refused) == [f"{number}-{name}"]
     with pytest.raises(ModelError, match=words):
@@ -278,7 +278,7 @@ def test_a_task_with_more_classes_than_the_stage_has_room_for_is_left_out(weight
     a_task(tmp_path / file_name(2, "broad"), weights, classes=4)
     model = load_model(spec(weights, outputs=[logits], tasksFolder=str(tmp_path)))
 
-    assert "it has 4 classes; the stage declares room for 3" in str(model.facts()["tasks_refused"])
+    assert "it has 4 classes; the stage declares room for 3" in str(model.facts()["rejected_task_files"])
 
 
 def test_the_pipelines_own_task_that_does_not_fit_keeps_the_model_from_loading(weights, tmp_path):
@@ -326,10 +326,10 @@ def test_a_family_without_tasks_refuses_them():
 )
 def test_a_card_that_is_none_is_refused(content, words):
     with pytest.raises(UnusableTask, match=words):
-        task_record(content)
+        parse_task_record(content)
 
 
 def test_a_card_with_a_wrong_field_is_refused_by_its_name(tmp_path):
-    save_file({"x": torch.zeros(1)}, tmp_path / "x.safetensors", metadata={CARD: '{"classes": ["a"]}'})
+    save_file({"x": torch.zeros(1)}, tmp_path / "x.safetensors", metadata={METADATA_KEY: '{"classes": ["a"]}'})
     with pytest.raises(UnusableTask, match="the card of the task: classes: "):
-        task_record((tmp_path / "x.safetensors").read_bytes())
+        parse_task_record((tmp_path / "x.safetensors").read_bytes())

@@ -1,0 +1,56 @@
+"""The digits pipeline's own small networks: `digits/locator` finds digits on a page, `digits/reader` reads one."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.digits import variants
+from trimtab_model_servers.families.digits.locator import Locator
+from trimtab_model_servers.families.digits.reader import Reader
+from trimtab_model_servers.families.interfaces import Built
+from trimtab_model_servers.weights_source import RandomSeed, find_weights
+from trimtab_pipelines.model_spec import ModelSpec
+from trimtab_pipelines.operating_point import OperatingPoint
+
+_CLASSES = {"digits/locator": Locator, "digits/reader": Reader}
+
+
+class _Digits(Protocol):
+    def infer(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DigitsNetwork:
+    """A network of the digits pipeline; it has one way to run."""
+
+    network: _Digits
+
+    def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
+        """Compute one batch."""
+        del point
+        return self.network.infer(inputs)
+
+
+def build(spec: ModelSpec) -> Built:
+    """Build the network its weights describe; random weights need the parameter `variant` to say which."""
+    unknown = sorted(spec.parameters.keys() - {"variant"})
+    if unknown:
+        raise ModelError(f"family {spec.family!r}: unknown parameter {unknown[0]!r}; there is: variant")
+    weights = find_weights(spec.storage_uri, spec.digest)
+    try:
+        if isinstance(weights, RandomSeed):
+            variant = str(spec.parameters.get("variant", spec.name))
+            network = variants.prepare_for_serving(variants.build(variant, seed=weights.value))
+        else:
+            network = variants.load(weights)
+    except (variants.WeightsError, ValueError) as error:
+        raise ModelError(str(error)) from error
+    wanted = _CLASSES[spec.family]
+    if not isinstance(network, wanted):
+        raise ModelError(
+            f"{spec.storage_uri}: these weights are of a {type(network).__name__.lower()}, "
+            f"but family {spec.family!r} asks for a {wanted.__name__.lower()}"
+        )
+    return Built(DigitsNetwork(network), "random" if isinstance(weights, RandomSeed) else "stored")

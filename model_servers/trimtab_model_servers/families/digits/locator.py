@@ -1,0 +1,156 @@
+"""The ``locate`` family: a heat map of digit centres, decoded to boxes, and the crops cut out of the page.
+
+The crops are cut here, in tensor code, so that a page crosses the wire once and ``read`` gets inputs of one size.
+"""
+
+import math
+from typing import Final
+
+import torch
+import torch.nn.functional as fn
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from trimtab_model_servers.families.digits import PAGE_SIDE_PX
+from trimtab_model_servers.families.digits.layers import Convolution, stage
+
+CROP_SIDE_PX: Final = 28
+MAX_OBJECTS: Final = 4
+TYPICAL_SIDE_PX: Final = 27.0
+"""A cell that predicts 0 for the logarithm of the size means a box of this side."""
+
+_PEAK_RADIUS_PX: Final = 9.0
+"""A centre is a peak when no score within about this distance is higher; digits lie at least 20 px apart."""
+
+
+class LocatorConfig(BaseModel):
+    """What makes one locator differ from the next."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    side: int = Field(description="the page is resized to this side first; a multiple of 16", multiple_of=16, ge=32)
+    widths: tuple[int, ...] = Field(description="channels at strides 2, 4, 8, … of the resized page", min_length=2)
+    blocks: tuple[int, ...] = Field(description="residual blocks at each of those strides")
+    neck: int = Field(description="channels of the map from which centres are read", gt=0)
+    views: int = Field(default=1, ge=1, le=2, description="2 averages the maps of the page and of its negative")
+
+
+class LocatorNetwork(nn.Module):
+    """uint8 pages [B, 1, 96, 96] to maps [B, 4, side/4, side/4]: logit of a centre, its dx, dy in cells, log size."""
+
+    def __init__(self, config: LocatorConfig) -> None:
+        super().__init__()
+        self.side: Final = config.side
+        widths = (1, *config.widths)
+        self.stages = nn.ModuleList(
+            stage(inputs, outputs, blocks)
+            for inputs, outputs, blocks in zip(widths, config.widths, config.blocks, strict=False)
+        )
+        self.laterals = nn.ModuleList(
+            Convolution(width, config.neck, size=1, active=False) for width in config.widths[1:]
+        )
+        self.head = Convolution(config.neck, config.neck)
+        self.maps = nn.Conv2d(config.neck, 4, 1)
+        nn.init.constant_(self.maps.bias[:1] if self.maps.bias is not None else self.maps.weight, -4.0)
+
+    def forward(self, pages: Tensor) -> Tensor:
+        """Fine detail from the early stages, context from the late ones, summed at a quarter of the resolution."""
+        x = pages.to(self.maps.weight.dtype).sub_(127.5).mul_(1 / 64)
+        x = x.contiguous(memory_format=torch.channels_last)
+        if self.side * 2 == PAGE_SIDE_PX:
+            x = fn.avg_pool2d(x, 2)
+        elif self.side != PAGE_SIDE_PX:
+            x = fn.interpolate(x, size=(self.side, self.side), mode="bilinear", align_corners=False)
+        levels: list[Tensor] = []
+        for level in self.stages:
+            x = level(x)
+            levels.append(x)
+        merged: Tensor | None = None
+        for lateral, level_map in zip(reversed(self.laterals), reversed(levels[1:]), strict=True):
+            here = lateral(level_map)
+            merged = here if merged is None else here + fn.interpolate(merged, scale_factor=2.0, mode="nearest")
+        if merged is None:
+            raise ValueError("a locator needs at least two stages")
+        maps: Tensor = self.maps(self.head(torch.relu(merged)))
+        return maps
+
+
+class Locator(nn.Module):
+    """A stage variant: pages in; boxes and crops out, as many rows as there are objects."""
+
+    def __init__(self, config: LocatorConfig) -> None:
+        super().__init__()
+        self.network = LocatorNetwork(config)
+        self.views: Final = config.views
+        self.threshold: Tensor
+        self.register_buffer("threshold", torch.tensor(0.4))
+
+    def forward(self, pages: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Find at most four objects a page.
+
+        Args:
+            pages: uint8 [B, 1, 96, 96].
+
+        Returns:
+            ``count`` int64 [B], objects per page; ``boxes`` float32 [N, 4], x0 y0 x1 y1 in pixels;
+            ``crops`` uint8 [N, 1, 28, 28]. N is the sum of ``count``; rows stand in page order, best score first.
+        """
+        boxes, scores = decode(self.maps(pages))
+        found = scores >= self.threshold
+        page_of_row, _ = found.nonzero(as_tuple=True)
+        boxes = boxes[found]
+        return found.sum(dim=1), boxes, cut_crops(pages, page_of_row, boxes)
+
+    def maps(self, pages: Tensor) -> Tensor:
+        """Run the network on all views of ``pages`` and average: float32 [B, 4, cells, cells]."""
+        views = torch.cat([pages, 255 - pages]) if self.views > 1 else pages
+        maps: Tensor = self.network(views).float()
+        return maps.view(self.views, len(pages), *maps.shape[1:]).mean(dim=0) if self.views > 1 else maps
+
+    def infer(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Run on named tensors, as the model server does: ``image`` in; ``count``, ``boxes``, ``crops`` out."""
+        count, boxes, crops = self(inputs["image"])
+        return {"count": count, "boxes": boxes, "crops": crops}
+
+
+def decode(maps: Tensor) -> tuple[Tensor, Tensor]:
+    """Read the four highest peaks of each map: boxes [B, 4, 4] in pixels and scores [B, 4] in 0…1, best first."""
+    cells = maps.shape[-1]
+    cell_px = PAGE_SIDE_PX / cells
+    reach = max(1, round(_PEAK_RADIUS_PX / cell_px))
+    logits = maps[:, :1]
+    highest = fn.max_pool2d(logits, 2 * reach + 1, stride=1, padding=reach)
+    peaks = logits.masked_fill(logits < highest, -math.inf).flatten(1)
+    best, at = peaks.topk(MAX_OBJECTS, dim=1)  # [B, 4]
+    there = maps[:, 1:].flatten(2).gather(2, at[:, None, :].expand(-1, 3, -1))  # [B, 3, 4]
+    cell = torch.stack([at % cells, at // cells], dim=1)  # [B, 2, 4]: x, y
+    centres = (cell + 0.5 + there[:, :2]) * cell_px
+    halves = there[:, 2:].clamp(-1, 1).exp() * (TYPICAL_SIDE_PX / 2)
+    boxes = torch.cat([centres - halves, centres + halves], dim=1).transpose(1, 2)
+    return boxes.clamp(0, PAGE_SIDE_PX), best.sigmoid()
+
+
+def cut_crops(pages: Tensor, page_of_row: Tensor, boxes: Tensor) -> Tensor:
+    """Resample each box to 28x28, bilinearly, the border repeated beyond the page.
+
+    Args:
+        pages: uint8 [B, 1, H, W].
+        page_of_row: int64 [N], the page that each box lies on.
+        boxes: float32 [N, 4], x0 y0 x1 y1 in pixels.
+
+    Returns:
+        uint8 [N, 1, 28, 28].
+    """
+    height, width = pages.shape[-2:]
+    steps = (torch.arange(CROP_SIDE_PX, dtype=torch.float32, device=boxes.device) + 0.5) / CROP_SIDE_PX
+    low, extent = boxes[:, :2, None], (boxes[:, 2:] - boxes[:, :2])[:, :, None]
+    positions = low + extent * steps - 0.5  # [N, 2, 28]: x, y of pixel centres
+    x, y = positions[:, 0].clamp(0, width - 1), positions[:, 1].clamp(0, height - 1)
+    left, top = x.long().clamp_(max=width - 2), y.long().clamp_(max=height - 2)
+    right_share, low_share = (x - left)[:, None, :], (y - top)[:, :, None]
+    at = (page_of_row[:, None] * height + top)[:, :, None] * width + left[:, None, :]  # [N, 28, 28]
+    flat = pages.reshape(-1)
+    upper = torch.lerp(flat[at].float(), flat[at + 1].float(), right_share)
+    at = at + width
+    lower = torch.lerp(flat[at].float(), flat[at + 1].float(), right_share)
+    return torch.lerp(upper, lower, low_share).round_().to(torch.uint8)[:, None]

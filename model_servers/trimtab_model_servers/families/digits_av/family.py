@@ -1,0 +1,49 @@
+"""The digits-av pipeline's own small networks: `digits-av/early` and `digits-av/late` name a digit by 3 senses."""
+
+from dataclasses import dataclass
+
+import torch
+
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.digits_av import MODALITIES, variants
+from trimtab_model_servers.families.digits_av.base import MultimodalNetwork
+from trimtab_model_servers.families.interfaces import Built
+from trimtab_model_servers.weights_source import RandomSeed, find_weights
+from trimtab_pipelines.model_spec import ModelSpec
+from trimtab_pipelines.operating_point import OperatingPoint
+
+KNOBS = frozenset({"modalities"})
+
+
+@dataclass(frozen=True, slots=True)
+class DigitsOfSenses:
+    """A network of the digits-av pipeline."""
+
+    network: MultimodalNetwork
+
+    def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
+        """Answer from those of `audio`, `video`, `text` that the point reads and the batch has: `digit`, `confidence`.
+
+        Raises:
+            ValueError: the batch has nothing that the point reads.
+        """
+        reads = point.modalities or MODALITIES
+        return self.network.infer({name: tensor for name, tensor in inputs.items() if name in reads})
+
+
+def build(spec: ModelSpec) -> Built:
+    """Build the network that the family's name ends in."""
+    if spec.parameters:
+        raise ModelError(f"family {spec.family!r} has no parameters; remove {', '.join(spec.parameters)}")
+    wanted = variants.VARIANTS[spec.family.rpartition("/")[2]]
+    weights = find_weights(spec.storage_uri, spec.digest)
+    try:
+        if isinstance(weights, RandomSeed):
+            network = variants.for_serving(variants.build(wanted, seed=weights.value))
+        else:
+            network = variants.load(weights)
+    except (FileNotFoundError, variants.WeightsError) as error:
+        raise ModelError(str(error)) from error
+    if not isinstance(network.config, type(wanted)):
+        raise ModelError(f"{spec.storage_uri}: these weights are not of family {spec.family!r}, which was asked for")
+    return Built(DigitsOfSenses(network), "random" if isinstance(weights, RandomSeed) else "stored")

@@ -1,0 +1,216 @@
+"""Both models: transformers' own LLaVA and Mllama classes at a small size, with the page tower as their vision tower.
+
+A weights file is safetensors in float16; its metadata says which of the two it is and holds its tokenizer, so that a
+server needs nothing else.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import nn
+
+from trimtab_model_servers.families.digits.layers import fold
+from trimtab_model_servers.families.lmm_digits import CELLS
+from trimtab_model_servers.families.lmm_digits.tokenizer import (
+    SPECIAL,
+    VOCABULARY,
+    load_default_tokenizer,
+    read_tokenizer,
+)
+from trimtab_model_servers.families.lmm_digits.vision_tower import PAGE_TOKENS, VisionTower
+
+_TRANSFORMERS: Any = import_module("transformers")  # not by name: its own types take mypy minutes
+_MLLAMA: Any = import_module("transformers.models.mllama.configuration_mllama")
+
+Architecture = Literal["decoder-only", "cross-attention"]
+ARCHITECTURES: Final[tuple[Architecture, ...]] = ("decoder-only", "cross-attention")
+
+WIDTH: Final = 128
+IMAGE_ID: Final = 4
+END_ID: Final = 1
+PAD_ID: Final = 0
+"""Ids of special tokens, as their order in ``tokens.SPECIAL`` has it."""
+
+_TEXT: Final[dict[str, Any]] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "intermediate_size": 352,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "rope_theta": 10_000.0,
+    "pad_token_id": PAD_ID,
+    "bos_token_id": 2,
+    "eos_token_id": END_ID,
+    "initializer_range": 0.06,
+    "tie_word_embeddings": False,
+}
+
+
+class WeightsError(ValueError):
+    """A weights file that cannot become a model; the message names the file and what is wrong with it."""
+
+
+def build(architecture: Architecture, *, seed: int) -> Any:
+    """Make a model with random weights: a `LlavaForConditionalGeneration` or a `MllamaForConditionalGeneration`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _llava() if architecture == "decoder-only" else _mllama()
+        init_similarity_heads(model)
+    model.generation_config = _TRANSFORMERS.GenerationConfig(
+        do_sample=False, eos_token_id=END_ID, pad_token_id=PAD_ID, bos_token_id=2
+    )
+    return model
+
+
+def init_similarity_heads(model: Any) -> None:
+    """Let one head of queries a head of keys begin by looking for what is like itself.
+
+    Whether a digit that is asked for stands on a page is such a look; from random weights it took them far longer to
+    learn than all else.
+    """
+    for layer in model.model.language_model.layers:
+        attention = layer.cross_attn if hasattr(layer, "cross_attn") else layer.self_attn
+        keys, size = _TEXT["num_key_value_heads"], WIDTH // _TEXT["num_attention_heads"]
+        queries = attention.q_proj.weight.data.view(keys, -1, size, WIDTH)
+        attention.k_proj.weight.data.copy_(queries[:, 0].reshape(keys * size, WIDTH))
+
+
+def tower(model: Any) -> VisionTower:
+    """The tower of either model."""
+    inner = model.model
+    return cast("VisionTower", inner.vision_tower if hasattr(inner, "vision_tower") else inner.vision_model)
+
+
+def placeholders(architecture: Architecture) -> int:
+    """How many placeholders a page has in the prompt; a register for each cell follows them."""
+    return PAGE_TOKENS if architecture == "decoder-only" else 1
+
+
+def for_serving(model: Any) -> Any:
+    """Merge normalisations, switch to evaluation and freeze, in place."""
+    fold(tower(model))
+    return model.eval().requires_grad_(requires_grad=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to serve, float32 and in evaluation mode.
+
+    Attributes:
+        model: of transformers.
+        architecture: which of the two.
+        tokenizer: its own.
+        name: the same for the same weights.
+    """
+
+    model: Any
+    architecture: Architecture
+    tokenizer: Tokenizer
+    name: str
+
+
+def save(model: Any, architecture: Architecture, tokenizer: Tokenizer, path: Path, training: dict[str, str]) -> None:
+    """Write a folded model as float16 with its tokenizer, and ``training`` as it stands."""
+    tensors = {name: tensor.half().contiguous() for name, tensor in model.state_dict().items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    told = {"family": "lmm-digits", "architecture": architecture, "tokenizer": tokenizer.to_str()}
+    save_file(tensors, path, metadata={**training, **told})
+
+
+def random(seed: int, architecture: Architecture) -> LoadedModel:
+    """A model with random weights, to try out latencies."""
+    model = for_serving(build(architecture, seed=seed))
+    return LoadedModel(model, architecture, load_default_tokenizer(), f"random-{architecture}-{seed}")
+
+
+def load(path: Path) -> LoadedModel:
+    """Read a model.
+
+    Raises:
+        FileNotFoundError: when there is no such file.
+        WeightsError: when the file is no safetensors file, or not one of these models.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no weights at {path}: `make train-lmm` trains them anew")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118  (no mapping)
+        architecture = metadata.get("architecture")
+        if metadata.get("family") != "lmm-digits" or architecture not in ARCHITECTURES:
+            raise WeightsError(f"{path}: its metadata should name the family 'lmm-digits' and one of {ARCHITECTURES}")
+        model = for_serving(build(architecture, seed=0))
+        model.load_state_dict(tensors)
+        tokenizer = read_tokenizer(metadata.get("tokenizer", ""))
+    except (SafetensorError, RuntimeError, ValueError) as error:
+        raise WeightsError(f"cannot use the weights in {path}: {error}") from error
+    return LoadedModel(model, architecture, tokenizer, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def _llava() -> Any:
+    config = _TRANSFORMERS.LlavaConfig(
+        text_config=_TRANSFORMERS.LlamaConfig(num_hidden_layers=4, **_TEXT),
+        vision_config=_no_tower(),
+        image_token_id=IMAGE_ID,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        image_seq_length=PAGE_TOKENS,
+        tie_word_embeddings=False,
+    )
+    model: Any = _TRANSFORMERS.LlavaForConditionalGeneration(config)
+    model.model.vision_tower = VisionTower(WIDTH)
+    return model
+
+
+def _mllama() -> Any:
+    text = _MLLAMA.MllamaTextConfig(
+        num_hidden_layers=6,
+        cross_attention_layers=[0, 3],
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        **{key: value for key, value in _TEXT.items() if key != "rope_theta"},
+    )
+    vision = _MLLAMA.MllamaVisionConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_global_layers=1,
+        attention_heads=1,
+        image_size=32,
+        patch_size=16,
+        max_num_tiles=1,
+        vision_output_dim=WIDTH,
+        intermediate_layers_indices=[0],
+        supported_aspect_ratios=[[1, 1]],
+    )
+    model: Any = _TRANSFORMERS.MllamaForConditionalGeneration(
+        _TRANSFORMERS.MllamaConfig(text_config=text, vision_config=vision, image_token_index=IMAGE_ID)
+    )
+    model.model.vision_model = VisionTower(WIDTH)
+    for index in text.cross_attention_layers:  # Mllama opens these gates slowly, to spare a text model it grew out of
+        nn.init.constant_(model.model.language_model.layers[index].cross_attn_attn_gate, 1.0)
+        nn.init.constant_(model.model.language_model.layers[index].cross_attn_mlp_gate, 1.0)
+    return model
+
+
+def _no_tower() -> Any:
+    """The least that transformers takes for a vision tower; ours takes its place at once."""
+    return _TRANSFORMERS.CLIPVisionConfig(
+        hidden_size=WIDTH,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        image_size=16,
+        patch_size=16,
+    )
+
+
+assert (SPECIAL[PAD_ID], SPECIAL[END_ID], SPECIAL[IMAGE_ID]) == ("<|pad|>", "<|end|>", "<|image|>")  # noqa: S101
+assert CELLS == 4  # noqa: S101

@@ -1,0 +1,12 @@
+"""The demo's data and networks."""
+
+from typing import Literal
+
+from trimtab_model_servers.families.digits.variants import VARIANTS
+
+Family = Literal["locate", "read"]
+
+
+def variants_of(family: Family) -> tuple[str, ...]:
+    """The variants of one stage, lightest first."""
+    return tuple(name for name in VARIANTS if name.startswith(family))

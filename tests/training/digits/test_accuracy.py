@@ -1,0 +1,119 @@
+"""The committed weights are as good as the committed figures say."""
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.training.digits import variants_of
+from trimtab_model_servers.families.digits.locator import Locator
+from trimtab_model_servers.families.digits.reader import Reader
+from trimtab_model_servers.families.digits.variants import VARIANTS, load
+from trimtab_training.digits.evaluate import locate_all, measure, read_all, wilson
+from trimtab_training.digits.page_generator import PageSource
+
+FOLDER = Path(__file__).parents[3] / "pipelines" / "digits"
+WEIGHTS = FOLDER / "weights"
+PAGES = 150
+
+
+@pytest.fixture(scope="module")
+def report():
+    return json.loads((FOLDER / "accuracy.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """Every variant on pages other than those of the report, from the held-out sources too."""
+    networks = {name: load(WEIGHTS / f"{name}.safetensors") for name in VARIANTS}
+    locators = {name: network for name, network in networks.items() if isinstance(network, Locator)}
+    readers = {name: network for name, network in networks.items() if isinstance(network, Reader)}
+    return measure(locators, readers, PageSource("held-out", seed=77).pages(0, PAGES))
+
+
+def test_the_report_covers_every_variant_and_pair(report):
+    assert list(report["variants"]) == list(VARIANTS)
+    assert len(report["pairs"]) == len(variants_of("locate")) * len(variants_of("read"))
+    for name, entry in report["variants"].items():
+        assert entry["n"] >= 4000, name
+        assert entry["low"] < entry["accuracy"] < entry["high"], name
+        expected = wilson(round(entry["accuracy"] * entry["n"]), entry["n"])
+        assert entry["low"] == pytest.approx(expected.low, abs=2e-4), name
+        assert entry["weights_bytes"] == (WEIGHTS / f"{name}.safetensors").stat().st_size
+
+
+def test_the_ladder_is_real(report):
+    """Each heavier variant is better beyond its own interval and that of the lighter one."""
+    for family in ("locate", "read"):
+        names = variants_of(family)
+        for lighter, heavier in pairwise(names):
+            assert report["variants"][lighter]["high"] < report["variants"][heavier]["low"], (lighter, heavier)
+
+
+def test_the_heaviest_pair_is_far_better_than_the_lightest(report):
+    by_pair = {(pair["locate"], pair["read"]): pair["accuracy"] for pair in report["pairs"]}
+    lightest = by_pair[variants_of("locate")[0], variants_of("read")[0]]
+    heaviest = by_pair[variants_of("locate")[-1], variants_of("read")[-1]]
+
+    assert heaviest - lightest >= 0.15
+
+
+def test_the_product_of_the_stages_predicts_every_pair(report):
+    """What the solver assumes: within one point, for each pair."""
+    for pair in report["pairs"]:
+        product = report["variants"][pair["locate"]]["accuracy"] * report["variants"][pair["read"]]["accuracy"]
+        assert pair["product"] == pytest.approx(product, abs=2e-4)
+        assert abs(product - pair["accuracy"]) <= 0.01, pair
+    assert report["largest_product_error"] <= 0.01
+
+
+def test_the_weights_are_small_enough_to_commit():
+    assert sum(path.stat().st_size for path in WEIGHTS.glob("*.safetensors")) <= 3_000_000
+    assert {path.stem for path in WEIGHTS.glob("*.safetensors")} == set(VARIANTS)
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_the_weights_reach_their_reported_accuracy(variant, report, measured):
+    """Four standard errors of the small sample beside the report's own interval."""
+    entry, here = report["variants"][variant], measured.stages[variant]
+    error = 4 * math.sqrt(entry["accuracy"] * (1 - entry["accuracy"]) / here.n)
+
+    assert entry["low"] - error <= here.value <= entry["high"] + error
+
+
+def test_measuring_counts_what_was_found_and_read_rightly():
+    locator, reader = load(WEIGHTS / "locate-m.safetensors"), load(WEIGHTS / "read-m.safetensors")
+    assert isinstance(locator, Locator)
+    assert isinstance(reader, Reader)
+    pages = PageSource("held-out", seed=78).pages(0, 40)
+
+    found = locate_all(locator, pages)
+    one_by_one = [locate_all(locator, [page]) for page in pages]
+
+    assert found.total == sum(one.total for one in one_by_one)
+    assert len(found.labels) == sum(len(one.labels) for one in one_by_one) == len(found.crops)
+    assert 0 < read_all(reader, found) <= len(found.labels) <= found.total
+
+
+@given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_encloses_the_share_and_stays_a_probability(case):
+    right, n = case
+
+    interval = wilson(right, n)
+
+    assert 0 <= interval.low <= interval.value <= interval.high <= 1
+
+
+def test_wilson_gives_the_textbook_interval():
+    interval = wilson(81, 263)
+
+    assert (interval.low, interval.high) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+
+
+def test_no_answers_have_no_accuracy():
+    with pytest.raises(ValueError, match="n should be positive"):
+        wilson(0, 0)

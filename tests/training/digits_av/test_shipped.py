@@ -1,0 +1,100 @@
+"""The shipped weights: no sense has collapsed, none is worse for knowing more, and confidence means something."""
+
+from pathlib import Path
+
+import pytest
+
+from trimtab_model_servers.families.digits_av import SUBSETS, subset_name, variants
+from trimtab_model_servers.families.digits_av.base import strict_pairs
+from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.training_report import MeasuredPipeline
+from trimtab_training.confidence_fitting import calibration_error
+from trimtab_training.digits_av.dataset import ItemSource
+from trimtab_training.digits_av.evaluate import Scored
+
+FOLDER = Path(__file__).parents[3] / "pipelines" / "digits-av"
+RANKING_SLACK = 0.005
+CALIBRATION_BOUND = 0.03
+MOST_WEIGHT_BYTES = 4 * 2**20
+ITEMS = 400
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return MeasuredPipeline.model_validate_json((FOLDER / "measured.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def items():
+    return ItemSource("held-out", seed=77).items(0, ITEMS)
+
+
+@pytest.mark.parametrize("variant", variants.VARIANTS)
+def test_no_sense_has_collapsed(variant, items, measured):
+    """Each alone is far above chance, all together above each, and no two subsets answer alike."""
+    network = variants.load(FOLDER / "weights" / f"{variant}.safetensors")
+    scored = Scored.of(network, items)
+    seen = scored.seen({subset: network.calibration(subset) for subset in SUBSETS})
+    answers = {subset: scored.logits[subset].argmax(dim=1) for subset in SUBSETS}
+    stated = measured.variant(variant).on["synthesised"]
+    for subset in SUBSETS:
+        share = float(seen[subset].right.mean())
+        assert share > 0.3, f"{subset_name(subset)} names {share:.2f} of the digits, chance is 0.10"
+        assert share == pytest.approx(stated.point(subset_name(subset)).accuracy.value, abs=0.07)
+        assert calibration_error(seen[subset].confidence, seen[subset].right, bins=5) < 0.12
+    for less, more in strict_pairs():
+        assert seen[more].right.mean() > seen[less].right.mean() - 0.03
+        assert (answers[less] != answers[more]).float().mean() > 0.02
+
+
+@pytest.mark.parametrize("variant", variants.VARIANTS)
+def test_nothing_is_worse_for_knowing_more(variant, measured):
+    for on in measured.variant(variant).on.values():
+        accuracy = {point.point: point.accuracy.value for point in on.points}
+        for less, more in strict_pairs():
+            assert accuracy[subset_name(more)] >= accuracy[subset_name(less)] - RANKING_SLACK
+
+
+@pytest.mark.parametrize("variant", variants.VARIANTS)
+def test_confidence_is_what_it_says(variant, measured):
+    for point in measured.variant(variant).primary_results.points:
+        assert point.calibration_error <= CALIBRATION_BOUND, point.point
+
+
+def test_what_the_pipeline_states_is_what_was_measured(measured):
+    for variant in load_pipeline(FOLDER).spec.stages[0].variants:
+        known = measured.variant(variant.name)
+        assert variant.accuracy == known.primary_results.point("all").accuracy.value
+        for point in variant.operating_points:
+            own = known.primary_results.point(point.name).accuracy
+            evidence = point.measured_accuracy()
+            assert evidence == own
+            assert point.accuracy_by_task == {kind: on.point(point.name).accuracy for kind, on in known.on.items()}
+            assert own.mean_confidence is not None
+            assert (
+                abs(own.mean_confidence - own.value) <= known.primary_results.point(point.name).calibration_error + 1e-3
+            )
+            assert point.escalations == known.primary_results.escalations.get(point.name, ())
+
+
+@pytest.mark.parametrize("variant", variants.VARIANTS)
+def test_the_weights_say_whom_they_have_heard(variant):
+    assert variants.speakers_of(FOLDER / "weights" / f"{variant}.safetensors") == (
+        "george",
+        "jackson",
+        "lucas",
+        "nicolas",
+    )
+
+
+def test_weights_that_do_not_say_it_are_named(tmp_path):
+    variants.save(variants.build(variants.VARIANTS["late"], seed=0), tmp_path / "old.safetensors")
+    with pytest.raises(variants.WeightsError, match=r"old.safetensors does not say whose recordings"):
+        variants.speakers_of(tmp_path / "old.safetensors")
+
+
+def test_the_weights_are_small_and_carry_their_licence():
+    assert sum(path.stat().st_size for path in (FOLDER / "weights").glob("*.safetensors")) < MOST_WEIGHT_BYTES
+    licence = (FOLDER / "weights" / "LICENSE.md").read_text()
+    assert "Free Spoken Digit Dataset" in licence
+    assert "Attribution-ShareAlike 4.0" in licence

@@ -1,0 +1,142 @@
+"""The networks: nothing computed for what is absent, each row by itself, weights that say what they are."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families import registry
+from trimtab_model_servers.families.digits_av import MODALITIES, SUBSETS, subset_name, variants
+from trimtab_model_servers.families.digits_av.base import parts
+from trimtab_model_servers.families.digits_av.calibration import Calibration, identity_calibration
+from trimtab_pipelines.model_spec import ModelSpec
+from trimtab_training.digits_av.dataset import ItemSource
+from trimtab_training.digits_av.train_loops import to_tensors
+
+VARIANTS = list(variants.VARIANTS)
+BENT = np.stack([identity_calibration()[0], identity_calibration()[0] ** 2])
+"""A curve that believes less than it is told."""
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    return to_tensors(ItemSource("held-out", seed=9).items(0, 6))[0]
+
+
+def a_network(variant, seed=0):
+    return variants.for_serving(variants.build(variants.VARIANTS[variant], seed=seed))
+
+
+def readers_of(network):
+    if hasattr(network, "encoders"):
+        return dict(network.encoders.items())
+    return {"audio": network.sound, "video": network.patch, "text": network.letters}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_is_absent_is_not_computed(variant, inputs):
+    network = a_network(variant)
+    ran = set()
+    for name, module in readers_of(network).items():
+        module.register_forward_hook(lambda *_, name=name: ran.add(name))
+    for subset in SUBSETS:
+        ran.clear()
+        answer = network.infer(parts(inputs, subset))
+
+        assert ran == set(subset)
+        assert (answer["digit"].dtype, answer["confidence"].dtype) == (torch.int64, torch.float32)
+        assert ((answer["confidence"] >= 0.1 - 1e-6) & (answer["confidence"] <= 1)).all()
+    with pytest.raises(ValueError, match="give at least one of audio, video, text"):
+        network.infer({})
+
+
+def test_early_fusion_is_as_long_as_what_is_there(inputs):
+    network = a_network("early")
+    lengths = []
+    network.trunk.register_forward_hook(lambda _, given, __: lengths.append(given[0].shape[1]))
+    for subset in (("text",), ("audio", "text"), MODALITIES):
+        network.logits(parts(inputs, subset))
+
+    assert lengths == [1 + 6, 1 + 10 + 6, 1 + 10 + 4 * 9 + 6]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_row_is_answered_by_itself(variant, inputs):
+    network = a_network(variant)
+    together = network.logits({name: torch.cat([tensor] * 3) for name, tensor in inputs.items()})
+    alone = torch.cat([network.logits({name: tensor[n : n + 1] for name, tensor in inputs.items()}) for n in range(6)])
+
+    assert torch.allclose(together, torch.cat([alone] * 3), atol=1e-4)
+
+
+def test_late_fusion_takes_up_what_its_encoders_computed(inputs):
+    network = a_network("late")
+    first = {name: network.encode(name, inputs[name]) for name in ("audio", "text")}
+    network.encoders["audio"].register_forward_hook(lambda *_: pytest.fail("the sound was heard again"))
+    again = network.fuse(first | {"video": network.encode("video", inputs["video"])})
+
+    assert torch.allclose(again, a_network("late").logits(inputs), atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_subset_has_its_own_calibration(variant, inputs):
+    network = a_network(variant)
+    before = {subset: network.infer(parts(inputs, subset)) for subset in SUBSETS}
+    network.calibrate(("audio",), Calibration(4.0, identity_calibration()))
+    network.calibrate(("video",), Calibration(1.0, BENT))
+    for subset in SUBSETS:
+        after = network.infer(parts(inputs, subset))
+        assert torch.equal(after["digit"], before[subset]["digit"])
+        is_same = torch.equal(after["confidence"], before[subset]["confidence"])
+        assert is_same == (subset not in {("audio",), ("video",)})
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_weights_say_what_they_are(variant, inputs, tmp_path):
+    network, path = a_network(variant, seed=3), tmp_path / "x.safetensors"
+    network.calibrate(MODALITIES, Calibration(2.0, BENT))
+    variants.save(network, path)
+    again = variants.load(path)
+
+    assert again.config == network.config
+    assert torch.allclose(again.logits(inputs), network.logits(inputs), atol=0.05)
+    assert again.calibration(MODALITIES).temperature == 2.0
+    assert again.calibration(MODALITIES).knots == pytest.approx(BENT, abs=1e-3)
+
+
+def test_wrong_weights_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="make models"):
+        variants.load(tmp_path / "none.safetensors")
+    save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(variants.WeightsError, match="these are weights of None"):
+        variants.load(tmp_path / "other.safetensors")
+
+
+def a_spec(family, uri, **changes):
+    tensors = [
+        {"name": "audio", "datatype": "INT16", "shape": [6400], "optional": True},
+        {"name": "video", "datatype": "UINT8", "shape": [4, 24, 24], "optional": True},
+        {"name": "text", "datatype": "UINT8", "shape": [6], "optional": True},
+    ]
+    points = [{"name": subset_name(s), "modalities": list(s), "accuracy": 0.5} for s in SUBSETS]
+    outputs = [{"name": "digit", "datatype": "INT64"}, {"name": "confidence", "datatype": "FP32"}]
+    document = {"name": "x", "family": family, "storageUri": uri, "inputs": tensors, "outputs": outputs}
+    return ModelSpec.model_validate(document | {"accuracy": 0.5, "operatingPoints": points} | changes)
+
+
+def test_a_family_answers_from_what_the_point_reads_and_the_batch_has(inputs):
+    network = registry.build(a_spec("digits-av/late", "random://?seed=1")).network
+    point = a_spec("digits-av/late", "random://?seed=1").point("audio-text")
+    both = network.infer(inputs, point)
+
+    assert torch.equal(both["confidence"], network.infer(parts(inputs, ("audio", "text")), point)["confidence"])
+    assert network.infer(parts(inputs, ("video", "text")), point)["digit"].shape == (6,)
+
+
+def test_a_family_refuses_weights_of_the_other_and_parameters(tmp_path):
+    variants.save(a_network("early"), tmp_path / "early.safetensors")
+    with pytest.raises(ModelError, match="not of family 'digits-av/late'"):
+        registry.build(a_spec("digits-av/late", str(tmp_path / "early.safetensors")))
+    with pytest.raises(ModelError, match="has no parameters; remove depth"):
+        registry.build(a_spec("digits-av/late", "random://?seed=1", parameters={"depth": 2}))

@@ -1,0 +1,1 @@
+"""Training suites: they generate data, train the weights that the example pipelines serve, and measure them."""

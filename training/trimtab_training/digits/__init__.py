@@ -1,0 +1,1 @@
+"""Training of the digits pipeline: pages of handwritten digits, locators and readers."""

@@ -1,0 +1,162 @@
+"""Items with known truth: one digit, heard, seen in four frames, and typed; each sense degraded so that all matter.
+
+- audio: a spoken digit somewhere in 0.8 s at 8 kHz, in noise between hiss and rumble at a random signal-to-noise ratio;
+- video: four frames of one handwritten digit, which wanders and turns from frame to frame; a bar hides part of each,
+  and the picture is grainy;
+- text: six typed characters, the digit's name or, more often, only a hint (odd, even, low, high), with typing errors.
+
+Splits are by source: an image of handwriting, a synthesised voice, or a speaker is in one of them only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_model_servers.families.digits_av import CHARACTERS, FRAMES, SAMPLES, SIDE_PX
+from trimtab_training.digits.datasets import load_datasets, sample
+from trimtab_training.digits_av.formant_synthesis import RATE_HZ, VOICES, Split, synthesize_word, voice
+from trimtab_training.digits_av.recorded_digits import Recordings
+
+NAMES: Final = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+HINT_SHARE: Final = 0.7
+TYPO_SHARE: Final = 0.12
+SNR_DB: Final = {"recorded": (-12.0, 4.0), "synthesised": (-17.0, -1.0)}
+"""Least and most; synthesised voices are clearer, and would else be easier to understand than real ones."""
+BAR_PX: Final = 5
+GRAIN: Final = (0.15, 0.5)
+"""Standard deviation of the noise on a frame, between these."""
+
+_SOURCE: Final = {"train": 1, "held-out": 2}
+_LOUDNESS: Final = (2_000.0, 26_000.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Items:
+    """Rows of three senses and what is true of them.
+
+    Attributes:
+        audio: int16 [n, 6400].
+        video: uint8 [n, 4, 24, 24].
+        text: uint8 [n, 6], ASCII, 0 where nothing is typed.
+        digit: int64 [n].
+    """
+
+    audio: NDArray[np.int16]
+    video: NDArray[np.uint8]
+    text: NDArray[np.uint8]
+    digit: NDArray[np.int64]
+
+    def inputs(self) -> dict[str, NDArray[Any]]:
+        """The three tensors by the names of the pipeline's inputs."""
+        return {"audio": self.audio, "video": self.video, "text": self.text}
+
+
+class ItemSource:
+    """An endless supply of items, the same for the same split, seed, recordings and index.
+
+    Args:
+        split: whose handwriting and voices.
+        seed: of what is drawn.
+        recordings: real clips to take the sound from instead of synthesised voices; the split is then what was chosen
+            of them.
+        part: (which, of how many) parts of the split's handwriting; no image is in two.
+    """
+
+    def __init__(
+        self,
+        split: Split = "held-out",
+        seed: int = 0,
+        recordings: Recordings | None = None,
+        part: tuple[int, int] = (0, 1),
+    ) -> None:
+        self.split: Split = split
+        self.seed = seed
+        self.recordings = recordings
+        self._snr_db = SNR_DB["synthesised" if recordings is None else "recorded"]
+        handwriting = load_datasets(split)
+        self._glyphs = handwriting.glyphs
+        which, parts = part
+        self._written = [np.flatnonzero(handwriting.labels == digit)[which::parts] for digit in range(10)]
+        self._spoken = [] if recordings is None else [np.flatnonzero(recordings.digits == digit) for digit in range(10)]
+
+    def items(self, start: int, count: int, digits: Sequence[int] | None = None) -> Items:
+        """Draw items `start` … `start + count - 1`.
+
+        Args:
+            start: 0 or more.
+            count: 1 or more.
+            digits: which digit each shows; drawn evenly where None.
+        """
+        rows = [self._item(start + n, None if digits is None else int(digits[n])) for n in range(count)]
+        return Items(*(np.stack(part) for part in zip(*rows, strict=True)))
+
+    def _item(self, index: int, digit: int | None) -> tuple[NDArray[Any], ...]:
+        random = np.random.default_rng([self.seed, index, _SOURCE[self.split]])
+        drawn = int(random.integers(10))
+        digit = drawn if digit is None else digit
+        glyph = self._glyphs[random.choice(self._written[digit])]
+        video, text = synthesize_video(glyph, random), synthesize_text(digit, random)
+        audio = noisy_audio(self._clip(digit, random), self._snr_db, random)
+        return audio, video, text, np.asarray(digit, dtype=np.int64)
+
+    def _clip(self, digit: int, random: np.random.Generator) -> NDArray[np.float32]:
+        if self.recordings is not None:
+            return self.recordings.clips[int(random.choice(self._spoken[digit]))]
+        return synthesize_word(digit, voice(int(random.integers(*VOICES[self.split]))), random)
+
+
+def noisy_audio(
+    clip: NDArray[np.float32], snr_db: tuple[float, float], random: np.random.Generator
+) -> NDArray[np.int16]:
+    """Put a clip somewhere into 0.8 s and add noise, so many decibels below it: int16 [6400]."""
+    clip = clip[:SAMPLES]
+    room = SAMPLES - clip.size
+    audio = np.zeros(SAMPLES, dtype=np.float64)
+    first = int(random.integers(room + 1))
+    audio[first : first + clip.size] = clip
+    noise = _coloured(random)
+    power = float(np.mean(np.square(clip, dtype=np.float64))) + 1e-9
+    noise *= np.sqrt(power / 10 ** (random.uniform(*snr_db) / 10))
+    audio += noise
+    audio *= random.uniform(*_LOUDNESS) / max(float(np.abs(audio).max()), 1e-9)
+    return audio.astype(np.int16)
+
+
+def _coloured(random: np.random.Generator) -> NDArray[np.float64]:
+    """Noise of power 1 whose spectrum falls by 0 to 6 dB an octave."""
+    spectrum = np.fft.rfft(random.standard_normal(SAMPLES))
+    hertz = np.fft.rfftfreq(SAMPLES, 1 / RATE_HZ)
+    spectrum /= np.maximum(hertz / 100.0, 1.0) ** random.uniform(0.0, 1.0)
+    noise = np.fft.irfft(spectrum, n=SAMPLES)
+    return np.asarray(noise / np.sqrt(np.mean(noise**2)))
+
+
+def synthesize_video(glyph: NDArray[np.float32], random: np.random.Generator) -> NDArray[np.uint8]:
+    """Film a glyph [28, 28]: four frames, uint8 [4, 24, 24]."""
+    middle = (SIDE_PX - 1) / 2
+    across = np.arange(SIDE_PX, dtype=np.float32) - np.float32(middle)
+    turns = random.uniform(-0.25, 0.25) + random.normal(0, 0.08, (FRAMES, 1, 1))
+    scale = 28 / SIDE_PX * random.uniform(0.95, 1.3)
+    moved = random.normal(0, 1.5, (FRAMES, 2, 1, 1))
+    x, y = across[None, None, :] + moved[:, 0], across[None, :, None] + moved[:, 1]
+    source_x = scale * (np.cos(turns) * x + np.sin(turns) * y) + 13.5
+    source_y = scale * (-np.sin(turns) * x + np.cos(turns) * y) + 13.5
+    frames = sample(glyph, source_x, source_y)
+    angles, away = random.uniform(0, np.pi, (FRAMES, 1, 1)), random.uniform(-5, 5, (FRAMES, 1, 1))
+    distance = np.cos(angles) * across[None, None, :] + np.sin(angles) * across[None, :, None] - away
+    hidden = np.where(np.abs(distance) < BAR_PX / 2, random.uniform(0, 1), frames)
+    grainy = 0.2 + 0.6 * hidden + random.uniform(*GRAIN) * random.standard_normal(hidden.shape)
+    return (grainy.clip(0, 1) * 255).astype(np.uint8)
+
+
+def synthesize_text(digit: int, random: np.random.Generator) -> NDArray[np.uint8]:
+    """Type a digit's name or a hint: uint8 [6]."""
+    hints = ("odd" if digit % 2 else "even", "high" if digit >= 5 else "low")
+    word = hints[int(random.integers(2))] if random.random() < HINT_SHARE else NAMES[digit]
+    letters = np.zeros(CHARACTERS, dtype=np.uint8)
+    letters[: len(word)] = np.frombuffer(word.encode(), dtype=np.uint8)
+    wrong = (random.random(CHARACTERS) < TYPO_SHARE) & (letters > 0)
+    return np.where(wrong, random.integers(97, 123, CHARACTERS), letters).astype(np.uint8)

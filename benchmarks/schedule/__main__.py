@@ -12,23 +12,20 @@ from rich.console import Console
 
 from benchmarks.schedule import deciding, holding_back
 from tests.router.schedules import (
-    ACCURACIES,
     a_queue,
     a_queue_of_batches,
     all_can_be_served,
-    batch_seconds,
     exact,
     kept,
     senses,
 )
 from tests.router.token_queues import a_random_view, eight_points
 from trimtab_pipelines.result_line import ResultLine, threshold
-from trimtab_pipelines.strategies import PointCost, Variant, strategies_of
 from trimtab_router.scheduling.policies import token_adaptive
 from trimtab_router.scheduling.policies.deadline_schedule import Job, solve
 from trimtab_router.scheduling.policies.interface import SchedulerView
 from trimtab_router.scheduling.policies.token_adaptive import MOST_BATCHES
-from trimtab_router.scheduling.policies.token_batches import batches_of
+from trimtab_router.scheduling.policies.token_batches import candidate_batches
 
 CASES, TIMED, COMPARED = 10_000, 400, 40
 DECIDED, DECIDED_ROWS = 100, 1_400
@@ -39,16 +36,13 @@ console = Console(highlight=False)
 
 def main() -> int:
     """Measure all; 1 where a bar is missed."""
-    figures = _offline() | _timed() | _decided() | _compared() | _feasible() | _priced()
+    figures = _timed() | _decided() | _compared() | _feasible() | _priced()
     bars = (
         threshold(
             "40 batches gathered from a queue, 8 points: whole decision, p99 processor ms",
             float(figures["tokens_p99_ms"]),
             "<=",
             3.0,
-        ),
-        threshold(
-            "strategies of 7 subsets and sizes 1 to 64, processor seconds", float(figures["offline_seconds"]), "<=", 1.0
         ),
         threshold("20 jobs, all strategies, p99 processor ms", float(figures["jobs_p99_ms"]), "<=", 2.0),
         threshold("20 jobs of 1 to 15 rows, whole decision, p99 ms", float(figures["small_p99_ms"]), "<=", 2.0),
@@ -65,16 +59,6 @@ def main() -> int:
         console.print(f"{'holds' if each.holds else 'MISSED'}: {each.bar} {each.value:.4g} {each.bound}")
     outcome.print()
     return 0 if outcome.holds else 1
-
-
-def _offline() -> Figures:
-    points = [PointCost(name.lower(), ACCURACIES[name], tuple(batch_seconds(name))) for name in ACCURACIES]
-    begun = time.process_time()
-    found = strategies_of(Variant("digits-av", "classify", "early", 1.0), points)
-    return {
-        "offline_seconds": time.process_time() - begun,
-        "offline_strategies": sum(len(size.strategies) for size in found.sizes),
-    }
 
 
 def _timed() -> Figures:
@@ -94,7 +78,7 @@ def _timed() -> Figures:
 def _of_tokens(rng: np.random.Generator) -> Figures:
     """Of whole decisions by utility times accuracy: what waits, gathered into 40 batches of mixed tasks, and solved."""
     views = [a_random_view(rng, DECIDED_ROWS, eight_points()) for _ in range(DECIDED)]
-    batches = float(np.mean([len(batches_of(view, MOST_BATCHES)) for view in views]))
+    batches = float(np.mean([len(candidate_batches(view, MOST_BATCHES)) for view in views]))
     spent = [min(_decision_seconds(view) for _ in range(3)) for view in views]
     return {
         "tokens_batches": batches,

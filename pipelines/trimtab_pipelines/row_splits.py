@@ -82,20 +82,6 @@ def cheapest_batches(batch_seconds: Sequence[float], most_rows: int) -> BatchSpl
     return BatchSplit(tuple(seconds.tolist()), tuple(first))
 
 
-def escalation_option(name: str, first: BatchSplit, then: BatchSplit, share: float, accuracy: float) -> SplitOption:
-    """All rows at one point, then the least certain share of them at another.
-
-    Args:
-        name: of the way.
-        first: batches of the point that sees all rows.
-        then: batches of the point that sees the least certain.
-        share: of the rows, rounded up to whole ones.
-        accuracy: measured of the whole, see `trimtab_pipelines.confidence`.
-    """
-    again = [int(np.ceil(share * rows - 1e-9)) for rows in range(len(first.seconds))]
-    return SplitOption(name, accuracy, tuple(first.seconds[n] + then.seconds[m] for n, m in enumerate(again)))
-
-
 def pareto_fronts(ways: Sequence[SplitOption], most_rows: int) -> list[ParetoFront]:
     """The front of every job size 0 to `max_rows`."""
     labels = [_Labels.nothing(len(ways)), *(_Labels.none(len(ways)) for _ in range(most_rows))]

@@ -13,7 +13,6 @@ from trimtab.kubernetes_access import Tell, connected, request_profiling
 from trimtab.options import NamespaceOption, PipelineArgument, console
 from trimtab.plan_inputs import namespaced_name
 from trimtab.preflight import prepare, profiling_progress
-from trimtab.splitting import ROWS_SHOWN, split_tables
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.result_line import ResultLine
 from trimtab_profiler.profile import ProfileOptions, fit_errors, profile, write_profiles
@@ -44,8 +43,6 @@ def command(
     for found in profiles.values():
         console.print(_table(found))
     console.print(f"written to {path}")
-    for splits in split_tables(document, profiles, ROWS_SHOWN):
-        console.print(splits)
     ResultLine(name="profile", figures=_figures(profiles)).print()
     return 0
 

@@ -13,7 +13,7 @@ import pytest
 from trimtab_pipelines.documents import load_pipeline
 
 PAGE = (Path(__file__).parents[2] / "docs" / "develop" / "bring-your-own-model.md").read_text()
-EXAMPLE = PAGE.split("## An architecture of your own, from start to end\n")[1]
+EXAMPLE = PAGE.split("## A complete example\n")[1]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Command lines on the pages can be pasted: their options are known, and a load they send has an end."""
+"""Command lines in the documentation: their options exist, and a load that they send ends."""
 
 import re
 import shlex
@@ -12,18 +12,19 @@ from tests.docs.test_pages import PAGES, ROOT
 from trimtab.app import build_app
 from trimtab_loadtester.load_spec import LoadError, LoadSpec
 
-SENDING = "up|load|simulate|compare|demo"
-"""The commands that send a load, or simulate one: each second of it until its end."""
+COMMANDS = (
+    "up|demo|loadtest|compare|plan|explain|simulate|profile|evaluate|tune|train-task|status|dashboard|report|keys"
+)
 FENCE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
-PLACED = [*PAGES, *sorted(ROOT.glob("pipelines/*/README.md"))]
-TEXTS = {str(page.relative_to(ROOT)): page.read_text() for page in PLACED}
+PAGES_WITH_COMMANDS = [*PAGES, *sorted(ROOT.glob("pipelines/*/README.md"))]
+TEXTS = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES_WITH_COMMANDS}
 
 
 def command_lines(text: str) -> Iterator[str]:
-    """The lines to paste: those in fences, and those in code marks that name a load."""
+    """Command lines of a page: those in fences, and those in code marks that name a load."""
     for fence in FENCE.finditer(text):
-        yield from re.findall(rf"^ *(trimtab (?:{SENDING})\b.*)$", fence[0], re.MULTILINE)
-    marked = rf"`(trimtab (?:{SENDING}) [^`]*--(?:load|trace) [^`]*)`"
+        yield from re.findall(rf"^ *(trimtab (?:{COMMANDS})\b.*)$", fence[0], re.MULTILINE)
+    marked = rf"`(trimtab (?:{COMMANDS}) [^`]*--(?:load|trace) [^`]*)`"
     yield from (" ".join(line.split()) for line in re.findall(marked, FENCE.sub("", text)))
 
 
@@ -31,7 +32,7 @@ LINES = [(page, line) for page, text in TEXTS.items() for line in command_lines(
 
 
 def options_of(line: str) -> dict[str, Any]:
-    """What the command of a line is called with; raises what the command line says of a wrong option."""
+    """Return the parameters of a command line; raise typer's error for a wrong option."""
     _, verb, *rest = shlex.split(line.removesuffix("&"), comments=True)
     command = typer.main.get_command(build_app(verb))
     context = command.make_context("trimtab", [verb, *rest])
@@ -40,23 +41,23 @@ def options_of(line: str) -> dict[str, Any]:
 
 
 def check_end(line: str) -> None:
-    """Raise LoadError where the load of a line has no end; a trace has its own."""
+    """Raise LoadError if the load of a command line has no end; a trace has its own."""
     given = options_of(line)
     if given.get("load") is not None:
         LoadSpec.parse(given["load"]).rates(given["duration"])
 
 
 @pytest.mark.parametrize(("page", "line"), LINES)
-def test_a_load_on_a_page_has_an_end(page: str, line: str):
+def test_commands_parse_and_their_loads_end(page: str, line: str):
     check_end(line)
 
 
-def test_the_pages_have_such_lines():
+def test_pages_have_command_lines():
     assert {"README.md", "docs/operate/security.md", "docs/develop/simulator.md"} <= {page for page, _ in LINES}
 
 
-def test_a_load_without_an_end_is_found():
-    (line,) = command_lines("```sh\ntrimtab load PIPELINE --load constant:10  # try it\n```\n")
+def test_load_without_an_end_is_rejected():
+    (line,) = command_lines("```sh\ntrimtab loadtest PIPELINE --load constant:10  # try it\n```\n")
 
     with pytest.raises(LoadError, match="has no end"):
         check_end(line)

@@ -1,4 +1,4 @@
-"""What the pages say is so: settings can be read, commands work, fields, reasons, values are named, links lead on."""
+"""Documentation against the code: settings load; metrics, reasons, fields and values are listed; links resolve."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ from trimtab_pipelines.edge_settings import AccessLogField, EdgeSettings
 from trimtab_pipelines.error_codes import CLIENT_LIMIT_REASONS, PROXY_REASONS
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_router.envoy.access_log import loggers
-from trimtab_router.envoy.api_keys import digest_of, read_file
+from trimtab_router.envoy.api_keys import key_digest, read_file
 from trimtab_router.observability.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
@@ -28,23 +28,24 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted(ROOT.glob("*/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "benchmarks" / "results").glob("*.md")),
 ]
 SECURITY, OBSERVE = ((ROOT / "docs" / "operate" / name).read_text() for name in ("security.md", "observability.md"))
 LINK = re.compile(r"\]\(([^)#:]*)(?:#([^)]*))?\)")
 
 
 def block(language: str, page: str) -> str:
-    """The first block of a language on a page."""
+    """Return the first code block of a language on a page."""
     found = re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     return str(found[0])
 
 
 def words(page: str) -> set[str]:
-    """What stands in code marks."""
+    """Return the texts in code marks."""
     return set(re.findall(r"`([^`\n]+)`", page))
 
 
-def test_the_settings_shown_can_be_used_and_show_every_field(tmp_path: Path):
+def test_documented_settings_load_and_cover_every_field(tmp_path: Path):
     (tmp_path / "edge.yaml").write_text(block("yaml", SECURITY))
     settings = load_edge(tmp_path / "edge.yaml")
     shown = yaml.safe_load(block("yaml", SECURITY))
@@ -56,14 +57,14 @@ def test_the_settings_shown_can_be_used_and_show_every_field(tmp_path: Path):
     assert set(shown["clients"]) == set(settings.model_dump(by_alias=True)["clients"])
 
 
-def test_the_defaults_shown_are_the_defaults():
+def test_documented_defaults_match_the_code():
     shown = yaml.safe_load(block("yaml", SECURITY))
     unchanged = {name: shown[name] for name in ("timeouts", "maxConnections", "maxStreams", "trustedHops", "memory")}
 
     assert parse(EdgeSettings, unchanged, "docs/operate/security.md") == EdgeSettings()
 
 
-def test_the_command_shown_makes_a_key_that_is_let_in():
+def test_documented_command_creates_a_valid_key():
     command = block("sh", SECURITY).partition("#")[0].split()
     program = str(Path(sys.executable).with_name(command[0]))
     said = subprocess.run([program, *command[1:]], check=True, capture_output=True, text=True).stdout
@@ -73,11 +74,11 @@ def test_the_command_shown_makes_a_key_that_is_let_in():
 
     assert found.problems == ()
     assert [(one.client, one.pipelines) for one in found.keys] == [("alice", frozenset({"digits"}))]
-    assert found.keys[0].digest == digest_of(key)
+    assert found.keys[0].digest == key_digest(key)
     assert len(key) == len("tt_") + 43
 
 
-def test_every_value_of_the_chart_for_the_door_is_explained():
+def test_every_edge_value_of_the_chart_is_documented():
     values = yaml.safe_load((ROOT / "charts" / "trimtab" / "values.yaml").read_text())["edge"]
     named = {word.removesuffix(".*") for page in (SECURITY, OBSERVE) for word in words(page)}
 
@@ -88,29 +89,29 @@ def _covered(value: str, named: set[str]) -> bool:
     return any(word == value or word.startswith(f"{value}.") for word in named)
 
 
-def test_every_field_of_the_access_log_is_explained():
+def test_every_field_of_the_access_log_is_documented():
     (line,) = [one for one in loggers("All", get_args(AccessLogField)) if "stdout" in one["name"]]
     fields: dict[str, Any] = line["typed_config"]["log_format"]["json_format"]
 
     assert set(fields) - words(OBSERVE) == set()
 
 
-def test_every_reason_of_the_door_is_explained():
+def test_every_reason_of_the_proxy_is_documented():
     assert (set(PROXY_REASONS) | CLIENT_LIMIT_REASONS) - words(OBSERVE) == set()
 
 
-def test_every_metric_has_its_meaning_and_every_one_named_exists():
-    """As Prometheus is told of them: by routers, by the adapter, by the operator and by replicas that chat."""
+def test_documented_metrics_are_the_exposed_metrics():
+    """Metrics of routers, the adapter, the operator and replicas that serve chats."""
     adapter = CollectorRegistry()
     adapter.register(AdapterMetrics())
-    told = [
-        b"".join(Metrics("a", "p", ServiceLevel.model_validate({"latency": "400ms"})).families()),
+    pages = [
+        b"".join(Metrics("a", "p", ServiceLevel.model_validate({"latency": "400ms"})).exposition()),
         generate_latest(adapter),
         generate_latest(OperatorMetrics().registry),
         exposition({}),
     ]
     named = {word.partition("{")[0] for word in words(OBSERVE) if word.startswith("trimtab_")}
-    known = {name for text in told for name in re.findall(r"^# TYPE (\S+)", text.decode(), re.MULTILINE)}
+    known = {name for text in pages for name in re.findall(r"^# TYPE (\S+)", text.decode(), re.MULTILINE)}
 
     assert len(known) > 40
     assert named - known == set()
@@ -118,7 +119,7 @@ def test_every_metric_has_its_meaning_and_every_one_named_exists():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_links_lead_to_what_is_there(page: Path):
+def test_links_resolve(page: Path):
     broken = []
     for path, heading in LINK.findall(page.read_text()):
         target = (page.parent / path).resolve() if path else page
@@ -129,6 +130,6 @@ def test_links_lead_to_what_is_there(page: Path):
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors a page's headings get."""
+    """Return the anchors of a page's headings."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}

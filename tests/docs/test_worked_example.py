@@ -1,4 +1,4 @@
-"""The worked example of docs/develop/bring-your-own-model.md, word for word: files, then commands, in an empty folder."""
+"""Example of docs/develop/bring-your-own-model.md: its files and commands, run in an empty folder."""
 
 import json
 import os
@@ -18,7 +18,7 @@ EXAMPLE = PAGE.split("## A complete example\n")[1]
 
 @pytest.fixture
 def machine(tmp_path: Path) -> dict[str, str]:
-    """An environment of its own in which Trimtab is installed, as in a user's; pip looks for nothing elsewhere."""
+    """Return the variables of a virtual environment with Trimtab installed, without an index for pip."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     (installed,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     (installed / "base.pth").write_text(f"import site; site.addsitedir({site.getsitepackages()[0]!r})\n")
@@ -32,7 +32,7 @@ def machine(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_the_worked_example_works_as_it_stands(tmp_path: Path, machine: dict[str, str]) -> None:
+def test_example_runs_as_documented(tmp_path: Path, machine: dict[str, str]) -> None:
     folder = tmp_path / "example"
     for name, text in re.findall(r"`([\w/.]+)`:\n```(?:python|toml|yaml|dockerfile)\n(.*?)```", EXAMPLE, re.DOTALL):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

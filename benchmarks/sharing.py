@@ -1,13 +1,15 @@
 """Two pipelines on one pool whose loads alternate: planned together at every step, against every fixed split."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tests.adapter.scenes import a_ladder, profiles_of
-from trimtab_adapter.planning.pareto_frontier import FrontierPoint, best_within, frontier
+from trimtab_adapter.planning.pareto_frontier import FrontierPoint, frontier
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.pool_allocation import allocate
 from trimtab_adapter.planning.program_builder import build_program
+from trimtab_adapter.solvers.program import TOLERANCE
 from trimtab_pipelines.pool import Pool
 
 CORES = 8.0
@@ -55,3 +57,9 @@ def _objective(steps: list[list[FrontierPoint]]) -> float:
 def _accuracy(steps: list[list[FrontierPoint]]) -> float:
     products = [math.prod(o.accuracy for o in level.solution.choice) for step in steps for level in step]
     return sum(products) / len(products)
+
+
+def best_within(points: Sequence[FrontierPoint], cores: float, gpus: int) -> FrontierPoint | None:
+    """The best frontier point within a budget; None if none fits."""
+    fitting = [point for point in points if point.cores <= cores + TOLERANCE and point.gpus <= gpus]
+    return max(fitting, key=lambda point: point.objective, default=None)

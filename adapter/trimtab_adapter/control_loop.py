@@ -21,20 +21,22 @@ from trimtab_adapter.forecasting import forecast_record, not_below
 from trimtab_adapter.load_sources import LoadSource, StateSource
 from trimtab_adapter.observation import Load, ObservationError, lookback_seconds
 from trimtab_adapter.plan_publisher import PlanPublisher
-from trimtab_adapter.planning.decide import PlanningError, PlanningInputs, decide, first_situation
+from trimtab_adapter.planning.decide import PlanningError, PlanningInputs, decide, initial_inputs
 from trimtab_adapter.planning.pool_planner import Planner
 from trimtab_adapter.tick import Decided, Tick
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.router_state import Served
+from trimtab_pipelines.router_state import RecentRequests
 from trimtab_pipelines.shared_machine import Machine
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_predictor.forecaster import Forecaster
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.5  # how often to look whether the load has outgrown the plan
-RESTS = 4.0  # times as long as a decision computed, until the next one
+LOAD_CHECK_SECONDS = 0.5
+"""How often to look whether the load has outgrown the plan."""
+REST_FACTOR = 4.0
+"""Times as long as a decision computed, until the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class LoadSources:
 
     loads: LoadSource
     routers: StateSource | None
-    look_seconds: Callable[[], float] = lambda: LOOK_SECONDS
+    check_seconds: Callable[[], float] = lambda: LOAD_CHECK_SECONDS
     machine: Callable[[], Machine | None] = lambda: None
     """What others use of the one machine that all runs on; None where it is not one, or nobody tells."""
 
@@ -53,26 +55,28 @@ class ControlLoop:
 
     def __init__(
         self,
-        documents: ConfigSource,
-        outlets: PlanPublisher,
-        senses: LoadSources,
+        config: ConfigSource,
+        publisher: PlanPublisher,
+        sources: LoadSources,
         forecaster: Forecaster,
         solving: Callable[[InferencePipeline], Executor] | None = None,
     ) -> None:
         """Take its surroundings; `solving` says where to decide, so that the event loop stays free meanwhile."""
-        self._documents, self._outlets, self._senses = documents, outlets, senses
-        self._forecaster, self._solving = forecaster, solving
-        self._deliberation = ControlState()
-        self._served: Served | None = None
+        self._config, self._publisher, self._sources = config, publisher, sources
+        self._forecaster, self._executors = forecaster, solving
+        self._state = ControlState()
+        self._served: RecentRequests | None = None
         self._held_for = ""  # the problem of the last held tick
         self._forecast_at = -math.inf
         self.current: PipelinePlan | None = None
         self.planner: Planner = decide  # or one that minds other pipelines too
-        self.note: Callable[[InferencePipeline, PipelinePlan | None], None] = lambda *_: None  # what runs, outside Auto
+        self.record_usage: Callable[[InferencePipeline, PipelinePlan | None], None] = lambda *_: (
+            None
+        )  # what runs, outside Auto
         self.ticked_at = time.monotonic()
         self._computed_seconds = 0.0  # by the last decision
         self._woken = asyncio.Event()
-        self._take_up()
+        self._adopt_plan()
 
     def wake(self) -> None:
         """Bring the next tick forward: something was changed that is worth a decision."""
@@ -81,7 +85,7 @@ class ControlLoop:
     @property
     def interval_seconds(self) -> float:
         """How often it ticks."""
-        return self._documents.pipeline.spec.adaptation.interval_seconds
+        return self._config.pipeline.spec.adaptation.interval_seconds
 
     async def run(self, stop: asyncio.Event, clock: Callable[[], float] = time.time, first: float = 1.0) -> None:
         """Tick until told to stop. An interval that was overrun is followed by the next tick at once.
@@ -101,7 +105,7 @@ class ControlLoop:
 
     async def _rest(self, stop: asyncio.Event) -> None:
         """Leave the solvers to others for a while, whatever may have changed."""
-        seconds, self._computed_seconds = RESTS * self._computed_seconds, 0.0
+        seconds, self._computed_seconds = REST_FACTOR * self._computed_seconds, 0.0
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), seconds)
 
@@ -111,7 +115,7 @@ class ControlLoop:
         alarms = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(self._woken.wait())]
         try:
             while (left := due - loop.time()) > 0:
-                look = min(left, self._senses.look_seconds())
+                look = min(left, self._sources.check_seconds())
                 if (await asyncio.wait(alarms, timeout=look, return_when=asyncio.FIRST_COMPLETED))[0]:
                     return not stop.is_set()
                 if due > loop.time() and await self._outgrown():
@@ -123,40 +127,40 @@ class ControlLoop:
 
     async def _outgrown(self) -> bool:
         """Look at the routers' newest second; whatever is wrong with the answer, the next tick will say."""
-        routers = self._senses.routers
+        routers = self._sources.routers
         if routers is None or self._paused or self.current is None or self.current.spec.forecast is None:
             return False
         try:
             load = await routers.load(time.time())
-            return outgrows_plan(self.current, load.newest_rps, self._documents.pipeline.spec.adaptation.headroom)
+            return outgrows_plan(self.current, load.newest_rps, self._config.pipeline.spec.adaptation.headroom)
         except ObservationError:
             return False
         except Exception:
-            log.exception("%s: the newest second cannot be looked at", self._documents.pipeline.name)
+            log.exception("%s: the newest second cannot be looked at", self._config.pipeline.name)
             return False
 
     async def tick(self, now_seconds: float) -> None:
         """Decide once; no exception leaves."""
         self.ticked_at = time.monotonic()
         self._woken.clear()
-        problem = self._documents.refresh() or ""
+        problem = self._config.refresh() or ""
         if problem:
             log.warning("%s", problem)
-        self._take_up()
+        self._adopt_plan()
         found = await self._tick(now_seconds)
         self.ticked_at = time.monotonic()
-        await self._outlets.tell(replace(found, documents_problem=problem, served=self._served))
+        await self._publisher.report(replace(found, config_problem=problem, served=self._served))
 
     async def _tick(self, now_seconds: float) -> Tick:
         """Observe, deliberate, publish; a fault on the way holds the plan in force."""
         decided: Decided = "paused" if self._paused else "held"
-        pipeline, plan = self._documents.pipeline, self.current
+        pipeline, plan = self._config.pipeline, self.current
         load: Load | None = None
         forecast: ForecastRecord | None = None
         problem, fault = "", None
         try:
             if pipeline.spec.mode != "Auto":
-                self.note(pipeline, plan)
+                self.record_usage(pipeline, plan)
             load = await self._observe(now_seconds)
             if not self._paused:
                 forecast = self._forecast(load, now_seconds)
@@ -179,91 +183,91 @@ class ControlLoop:
         if self._paused:
             return ""
         if problem != self._held_for:  # a fault that lasts is told of by the status, not by a line each tick
-            log.warning("%s: plan %s held: %s", self._documents.pipeline.name, self._generation, problem)
+            log.warning("%s: plan %s held: %s", self._config.pipeline.name, self._generation, problem)
             self._held_for = problem
         return problem
 
     @property
     def _paused(self) -> bool:
-        return self._documents.pipeline.spec.mode == "Paused"
+        return self._config.pipeline.spec.mode == "Paused"
 
     @property
     def _generation(self) -> int:
         return 0 if self.current is None else self.current.spec.generation
 
-    def _take_up(self) -> None:
+    def _adopt_plan(self) -> None:
         """Go on from the plan in force, where that is not our own any more."""
-        plan = self._outlets.take_up(self._documents.pipeline, self.current)
+        plan = self._publisher.adopt(self._config.pipeline, self.current)
         if plan is not None and plan is not self.current:
-            self._deliberation.decided(plan.spec.created_at, plan.spec.forecast)
+            self._state.decided(plan.spec.created_at, plan.spec.forecast)
         self.current = plan
 
     async def _begin(self, now_seconds: float) -> None:
         """Publish a first plan where there is none."""
-        pipeline = self._documents.pipeline
+        pipeline = self._config.pipeline
         if self.current is not None or self._paused:
             return
         try:
-            plan = await self._solve(first_situation(now_seconds=now_seconds))
+            plan = await self._solve(initial_inputs(now_seconds=now_seconds))
             await self._publish(plan)
         except (PlanningError, OSError) as error:
             log.warning("%s: no first plan: %s", pipeline.name, error)
             return
-        await self._outlets.tell(Tick(now_seconds, pipeline, "changed", plan))
+        await self._publisher.report(Tick(now_seconds, pipeline, "changed", plan))
 
     async def _observe(self, now_seconds: float) -> Load:
         """The load, and learn what the routers measured."""
         # A paused pipeline is not forecast, so that it needs no long history.
         since_seconds = 0.0 if self._paused else now_seconds - self._forecast_at
-        load = await self._senses.loads.load(now_seconds, lookback_seconds(since_seconds))
+        load = await self._sources.loads.load(now_seconds, lookback_seconds(since_seconds))
         self._served = None
-        self._deliberation.look_around(self._senses.machine(), load.mean_rps)
-        if self._senses.routers is not None:
+        self._state.look_around(self._sources.machine(), load.mean_rps)
+        if self._sources.routers is not None:
             try:
-                state = await self._senses.routers.state()
+                state = await self._sources.routers.state()
                 self._served = state.served
-                self._deliberation.learn(state)
+                self._state.learn(state)
             except ObservationError as error:
                 log.warning("service times and rows stay as they were: %s", error)
         return load
 
     def _forecast(self, load: Load, now_seconds: float) -> ForecastRecord:
-        forecast = forecast_record(self._forecaster, load, self._documents.pipeline.spec.adaptation)
+        forecast = forecast_record(self._forecaster, load, self._config.pipeline.spec.adaptation)
         self._forecast_at = now_seconds
         return forecast if self.current is None else not_below(self.current.spec.forecast, forecast, load.missing)
 
     async def _decide(self, forecast: ForecastRecord, now_seconds: float) -> PipelinePlan:
-        hold_seconds = self._documents.pipeline.spec.adaptation.scale_down_stabilization_seconds
-        situation = self._deliberation.situation(forecast, self.current, now_seconds, hold_seconds)
+        hold_seconds = self._config.pipeline.spec.adaptation.scale_down_stabilization_seconds
+        inputs = self._state.planning_inputs(forecast, self.current, now_seconds, hold_seconds)
         started = time.perf_counter()
-        plan = await self._solve(situation)
+        plan = await self._solve(inputs)
         spent = time.perf_counter() - started
-        self._deliberation.decided(now_seconds, forecast)
+        self._state.decided(now_seconds, forecast)
         explanation = plan.spec.explanation
-        remark = "; ".join(filter(None, (explanation.change, self._documents.remark)))
+        remark = "; ".join(filter(None, (explanation.change, self._config.remark)))
         explanation = explanation.model_copy(update={"solve_seconds": spent, "change": remark})
         return plan.model_copy(update={"spec": plan.spec.model_copy(update={"explanation": explanation})})
 
-    async def _solve(self, situation: PlanningInputs) -> PipelinePlan:
-        pipeline, profiles = self._documents.pipeline, self._documents.profiles
-        if self._solving is None:
-            return self._compute(pipeline, profiles, situation)
+    async def _solve(self, inputs: PlanningInputs) -> PipelinePlan:
+        pipeline, profiles = self._config.pipeline, self._config.profiles
+        if self._executors is None:
+            return self._compute(pipeline, profiles, inputs)
         decide_in = asyncio.get_running_loop().run_in_executor
-        return await decide_in(self._solving(pipeline), self._compute, pipeline, profiles, situation)
+        return await decide_in(self._executors(pipeline), self._compute, pipeline, profiles, inputs)
 
     def _compute(
-        self, pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: PlanningInputs
+        self, pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], inputs: PlanningInputs
     ) -> PipelinePlan:
         began = time.thread_time()
         try:
-            return self.planner(pipeline, profiles, situation)
+            return self.planner(pipeline, profiles, inputs)
         finally:
             self._computed_seconds = time.thread_time() - began
 
     async def _publish(self, plan: PipelinePlan) -> None:
         """Put the decision into force in Auto mode, propose it in Advisory mode."""
-        if self._documents.pipeline.spec.mode != "Auto":
-            await self._outlets.advise(plan)
+        if self._config.pipeline.spec.mode != "Auto":
+            await self._publisher.propose(plan)
             return
         self.current = plan
-        await self._outlets.publish(plan)
+        await self._publisher.publish(plan)

@@ -1,16 +1,16 @@
-"""What the slow loop remembers from one decision to the next, in the world as in simulation. Pure."""
+"""What the slow loop remembers from one decision to the next, in the world as in simulation."""
 
 from trimtab_adapter.observation import (
     LEAP,
-    MOST_PROMPT_TOKENS,
-    MOST_ROWS,
+    MAX_PROMPT_TOKENS,
+    MAX_ROWS,
     RATIO_RANGE,
     Measured,
     State,
     limit_rate_of_change,
 )
 from trimtab_adapter.planning.decide import PlanningInputs
-from trimtab_adapter.planning.drift_correction import Joined, Watched
+from trimtab_adapter.planning.drift_correction import AccuracyKey, RegisteredAccuracies
 from trimtab_adapter.planning.hysteresis import outgrows
 from trimtab_adapter.planning.shared_machine import MachineLoad
 from trimtab_adapter.planning.slowdown_estimate import SlowdownEstimate
@@ -26,30 +26,30 @@ class ControlState:
         self._rows: dict[str, Measured] = {}
         self._tokens: dict[str, Measured] = {}
         self._ratios: dict[tuple[str, str], Measured] = {}
-        self._accuracies: dict[Watched, float] = {}
-        self._strain = SlowdownEstimate()
-        self._joined: Joined = {}
+        self._accuracies: dict[AccuracyKey, float] = {}
+        self._slowdown = SlowdownEstimate()
+        self._registered_accuracies: RegisteredAccuracies = {}
         self._machine: MachineLoad | None = None
 
     def learn(self, state: State) -> None:
         """Follow what the routers measured."""
         for stage, rows in state.rows_per_request.items():
-            self._rows[stage] = limit_rate_of_change(self._rows.get(stage), rows, 0.0, MOST_ROWS, LEAP)
+            self._rows[stage] = limit_rate_of_change(self._rows.get(stage), rows, 0.0, MAX_ROWS, LEAP)
         for stage, tokens in state.prompt_tokens.items():
-            self._tokens[stage] = limit_rate_of_change(self._tokens.get(stage), tokens, 0.0, MOST_PROMPT_TOKENS, LEAP)
+            self._tokens[stage] = limit_rate_of_change(self._tokens.get(stage), tokens, 0.0, MAX_PROMPT_TOKENS, LEAP)
         for key, ratio in state.service_ratios.items():
             self._ratios[key] = limit_rate_of_change(self._ratios.get(key), ratio, *RATIO_RANGE)
         self._accuracies = {which: round(accuracy, 2) for which, accuracy in state.accuracies.items()}
-        self._joined = state.joined
+        self._registered_accuracies = state.registered_accuracies
         if state.served is not None:
-            self._strain = self._strain.after(state.served)
+            self._slowdown = self._slowdown.after(state.served)
 
     def look_around(self, machine: Machine | None, load_rps: float) -> None:
         """Follow what others use of the machine at a load; where nobody tells it stays as it was."""
         if machine is not None:
             self._machine = MachineLoad(machine, load_rps)
 
-    def situation(
+    def planning_inputs(
         self, forecast: ForecastRecord, current: PipelinePlan | None, now_seconds: float, hold_seconds: float
     ) -> PlanningInputs:
         """Say what is known when a decision is due; forecasts older than the hold time are forgotten."""
@@ -63,8 +63,8 @@ class ControlState:
             prompt_tokens={stage: tokens.used for stage, tokens in self._tokens.items()},
             service_ratios={key: ratio.used for key, ratio in self._ratios.items()},
             accuracies=dict(self._accuracies),
-            joined=self._joined,
-            strain=self._strain.factor,
+            registered_accuracies=self._registered_accuracies,
+            slowdown=self._slowdown.factor,
             machine=self._machine,
         )
 

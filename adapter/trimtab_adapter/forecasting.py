@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from trimtab_adapter.observation import MOST_RPS, Load, ObservationError
+from trimtab_adapter.observation import MAX_RPS, Load, ObservationError
 from trimtab_adapter.planning.hysteresis import outgrows
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.spec import Adaptation
@@ -132,7 +132,7 @@ def forecast_record(forecaster: Forecaster, load: Load, adaptation: Adaptation) 
     if not found.is_measured:
         raise ObservationError(f"the load is not known: {found.reason}", "Missing")
     quantile = adaptation.demand_quantile
-    demand_rps = found.peak_rps if quantile is None else min(found.at(quantile), MOST_RPS)
+    demand_rps = found.peak_rps if quantile is None else min(found.at(quantile), MAX_RPS)
     if outgrows(load.newest_rps, demand_rps, adaptation.headroom):
         came, expected = f"{load.newest_rps:g} requests/s came in the newest second", f"{demand_rps:.3g}"
         reason = f"{came}; {found.source} expected no more than {expected}"
@@ -161,7 +161,7 @@ def _ask(forecaster: Forecaster, load: Load) -> Forecast:
     except Exception as error:
         log.exception("forecast failed; the last maximum takes its place")
         return _last_maximum(load, f"the forecaster failed: {type(error).__name__}: {error}")
-    if math.isfinite(found.peak_rps) and 0 <= found.peak_rps <= MOST_RPS:
+    if math.isfinite(found.peak_rps) and 0 <= found.peak_rps <= MAX_RPS:
         return found
     log.warning("forecast of %s requests/s from %s refused", found.peak_rps, found.source)
     return _last_maximum(load, f"{found.source} forecast {found.peak_rps} requests/s, which cannot be")

@@ -1,4 +1,4 @@
-"""Shell: where load and state come from, over HTTP. A failure becomes an ObservationError that names the address."""
+"""Where load and state come from, over HTTP. A failure becomes an ObservationError that names the address."""
 
 import json
 import logging
@@ -15,7 +15,8 @@ from trimtab_pipelines.shared_machine import Machine
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 8 * 2**20  # six hours of seconds are a hundred kilobytes; what is much longer is no answer to our question
+MAX_BYTES = 8 * 2**20
+"""Six hours of seconds are a hundred kilobytes; what is much longer is no answer to our question."""
 _SHOWN = 120
 
 
@@ -91,6 +92,6 @@ async def _bounded(response: httpx.Response, url: str) -> bytes:
     body = bytearray()
     async for chunk in response.aiter_bytes():
         body += chunk
-        if len(body) > MOST_BYTES:
-            raise ObservationError(f"{url} answered more than {MOST_BYTES // 2**20} MiB; this is no load of ours")
+        if len(body) > MAX_BYTES:
+            raise ObservationError(f"{url} answered more than {MAX_BYTES // 2**20} MiB; this is no load of ours")
     return bytes(body)

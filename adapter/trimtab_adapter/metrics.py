@@ -19,7 +19,7 @@ BASE = ("namespace", "pipeline")
 STAGE = (*BASE, "stage", "variant")
 SOLVE_EDGES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 OUTCOMES = ("changed", "kept", "held")
-MOST_CHANGE = 200
+MAX_CHANGE_LENGTH = 200
 Key = tuple[str, str]
 
 
@@ -42,7 +42,7 @@ class _LastTick:
         explanation = tick.plan.spec.explanation
         if tick.decided == "changed" or self.changed_at_seconds is None:
             self.changed_at_seconds = tick.now_seconds if tick.decided == "changed" else tick.plan.spec.created_at
-            self.change = explanation.change[:MOST_CHANGE]
+            self.change = explanation.change[:MAX_CHANGE_LENGTH]
         if explanation.solve_seconds > 0:
             self.solve_seconds[-1] += explanation.solve_seconds
             self.solve_seconds[bisect_left(SOLVE_EDGES, explanation.solve_seconds)] += 1

@@ -10,27 +10,35 @@ from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
-from trimtab_adapter.planning.drift_correction import Joined, Watched
+from trimtab_adapter.planning.drift_correction import AccuracyKey, RegisteredAccuracies
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.router_state import (
     HISTORY_SECONDS,
-    JoinedAccuracy,
+    RecentRequests,
+    RegisteredAccuracy,
     RouterLoad,
     RouterState,
-    Served,
     StageState,
     StateModel,
 )
 from trimtab_predictor.context import MEMORY_SECONDS
 
-MOST_RPS = 1e7  # no single router receives more; a larger count is a fault
-MOST_ROWS = 1e4  # rows one request can fan out to
-MOST_PROMPT_TOKENS = 1e8  # no model reads more
-RATIO_RANGE = (0.5, 4.0)  # a machine farther from its profile than this needs a new profile, not a correction
-WEIGHT = 0.3  # of the newest ratio in the moving average
-RISE = 0.1  # relative change above which a greater measurement is used: it asks for more capacity
-LEAP = 0.5  # relative change above which a greater measurement of work is used at once
-FALL = 0.25  # the same for a smaller one; wider, so that noise around one value does not change plans
+MAX_RPS = 1e7
+"""No single router receives more; a larger count is a fault."""
+MAX_ROWS = 1e4
+"""Rows one request can fan out to."""
+MAX_PROMPT_TOKENS = 1e8
+"""No model reads more."""
+RATIO_RANGE = (0.5, 4.0)
+"""A machine farther from its profile than this needs a new profile, not a correction."""
+WEIGHT = 0.3
+"""Of the newest ratio in the moving average."""
+RISE = 0.1
+"""Relative change above which a greater measurement is used: it asks for more capacity."""
+LEAP = 0.5
+"""Relative change above which a greater measurement of work is used at once."""
+FALL = 0.25
+"""The same for a smaller one; wider, so that noise around one value does not change plans."""
 _Told = TypeVar("_Told", bound=StateModel)
 _MISSHAPEN = {"missing", "model_type", "dict_type", "is_instance_of", "sequence_str"}
 _EXPECTED = {"float_type": "a finite number", "finite_number": "a finite number", "int_type": "a whole number"}
@@ -105,78 +113,80 @@ class State:
 
     rows_per_request: Mapping[str, float] = field(default_factory=dict)
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    served: Served | None = None
-    accuracies: Mapping[Watched, float] = field(default_factory=dict)
-    joined: Joined = field(default_factory=dict)
+    served: RecentRequests | None = None
+    accuracies: Mapping[AccuracyKey, float] = field(default_factory=dict)
+    registered_accuracies: RegisteredAccuracies = field(default_factory=dict)
     prompt_tokens: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_load(content: object) -> Load:
     """Read what a router tells of its load. Zeros before the first arrival are no history, unless all are zero."""
-    told = _read(RouterLoad, content, "load", "{'now': seconds, 'rps': [...]}")
-    if not told.rps:
+    document = _read(RouterLoad, content, "load", "{'now': seconds, 'rps': [...]}")
+    if not document.rps:
         raise ObservationError("load.rps is empty; expected the arrivals of each of the last seconds", "Missing")
-    now = _within(told.now, "load.now", 0.0, math.inf)
-    rps = [_within(value, f"load.rps[{n}]", 0.0, MOST_RPS) for n, value in enumerate(told.rps)]
+    now = _within(document.now, "load.now", 0.0, math.inf)
+    rps = [_within(value, f"load.rps[{n}]", 0.0, MAX_RPS) for n, value in enumerate(document.rps)]
     first = next((n for n, value in enumerate(rps) if value > 0), 0)
     return Load(now, tuple(rps[first:]))
 
 
 def read_state(content: object) -> State:
     """Read what a router tells of its state; a stage that was not measured yet is left out."""
-    told = _read(RouterState, content, "state", "{'stages': {...}}")
+    document = _read(RouterState, content, "state", "{'stages': {...}}")
     rows: dict[str, float] = {}
     tokens: dict[str, float] = {}
     ratios: dict[tuple[str, str], float] = {}
-    accuracies: dict[Watched, float] = {}
-    joined: dict[tuple[str, str, str], Mapping[str, Accuracy]] = {}
-    for name, stage in told.stages.items():
+    accuracies: dict[AccuracyKey, float] = {}
+    registered_accuracies: dict[tuple[str, str, str], Mapping[str, Accuracy]] = {}
+    for name, stage in document.stages.items():
         where = f"state.stages.{name}"
         if stage.rows_per_request is not None:
-            rows[name] = _within(stage.rows_per_request, f"{where}.rows_per_request", 0.0, MOST_ROWS)
+            rows[name] = _within(stage.rows_per_request, f"{where}.rows_per_request", 0.0, MAX_ROWS)
         if stage.prompt_tokens is not None:
-            tokens[name] = _within(stage.prompt_tokens, f"{where}.prompt_tokens", 0.0, MOST_PROMPT_TOKENS)
+            tokens[name] = _within(stage.prompt_tokens, f"{where}.prompt_tokens", 0.0, MAX_PROMPT_TOKENS)
         if stage.service_ratio is not None and stage.variant:
             ratios[name, stage.variant] = _within(stage.service_ratio, f"{where}.service_ratio", 0.0, math.inf)
         accuracies |= _drifted(name, stage, where)
-        joined |= _joined(name, stage.joined_accuracies, f"{where}.joined_accuracies")
-    if told.served is not None:
-        _within(told.served.p99_seconds or 0.0, "state.served.p99_seconds", 0.0, 1e6)
-        _within(told.served.accuracy or 0.0, "state.served.accuracy", 0.0, 1.0)
-    return State(rows, ratios, told.served, accuracies, joined, tokens)
+        registered_accuracies |= _registered_accuracies(
+            name, stage.registered_accuracies, f"{where}.registered_accuracies"
+        )
+    if document.served is not None:
+        _within(document.served.p99_seconds or 0.0, "state.served.p99_seconds", 0.0, 1e6)
+        _within(document.served.accuracy or 0.0, "state.served.accuracy", 0.0, 1.0)
+    return State(rows, ratios, document.served, accuracies, registered_accuracies, tokens)
 
 
-def _drifted(name: str, stage: StageState, where: str) -> dict[Watched, float]:
+def _drifted(name: str, stage: StageState, where: str) -> dict[AccuracyKey, float]:
     found = {}
     for point, accuracy in stage.drifted_accuracies.items():
-        told = _within(accuracy, f"{where}.drifted_accuracies.{point}", 0.0, 1.0)
-        found[name, stage.variant, point, ""] = told
+        document = _within(accuracy, f"{where}.drifted_accuracies.{point}", 0.0, 1.0)
+        found[name, stage.variant, point, ""] = document
     for point, by_task in stage.drifted_by_task.items():
         for task, accuracy in by_task.items():
-            told = _within(accuracy, f"{where}.drifted_by_task.{point}.{task}", 0.0, 1.0)
-            found[name, stage.variant, point, task] = told
+            document = _within(accuracy, f"{where}.drifted_by_task.{point}.{task}", 0.0, 1.0)
+            found[name, stage.variant, point, task] = document
     return found
 
 
-def _joined(
-    stage: str, told: Mapping[str, Mapping[str, Mapping[str, JoinedAccuracy]]], where: str
+def _registered_accuracies(
+    stage: str, document: Mapping[str, Mapping[str, Mapping[str, RegisteredAccuracy]]], where: str
 ) -> dict[tuple[str, str, str], Mapping[str, Accuracy]]:
     return {
         (stage, variant, point): {
-            task: _accuracy(told, f"{where}.{variant}.{point}.{task}") for task, told in by_task.items()
+            task: _accuracy(document, f"{where}.{variant}.{point}.{task}") for task, document in by_task.items()
         }
-        for variant, by_point in told.items()
+        for variant, by_point in document.items()
         for point, by_task in by_point.items()
     }
 
 
-def _accuracy(told: JoinedAccuracy, where: str) -> Accuracy:
+def _accuracy(document: RegisteredAccuracy, where: str) -> Accuracy:
     """What is told of a task that joined; a source that nobody knows is a declaration."""
-    value = _within(told.value, f"{where}.value", 0.0, 1.0)
-    low = None if told.low is None else _within(told.low, f"{where}.low", 0.0, value)
-    high = None if told.high is None else _within(told.high, f"{where}.high", value, 1.0)
-    source: Literal["Measured", "Declared"] = "Measured" if told.source == "Measured" else "Declared"
-    return Accuracy(value=value, source=source, samples=told.samples or None, low=low, high=high)
+    value = _within(document.value, f"{where}.value", 0.0, 1.0)
+    low = None if document.low is None else _within(document.low, f"{where}.low", 0.0, value)
+    high = None if document.high is None else _within(document.high, f"{where}.high", value, 1.0)
+    source: Literal["Measured", "Declared"] = "Measured" if document.source == "Measured" else "Declared"
+    return Accuracy(value=value, source=source, samples=document.samples or None, low=low, high=high)
 
 
 def merge_states(states: Iterable[State]) -> State:
@@ -192,7 +202,7 @@ def merge_states(states: Iterable[State]) -> State:
             tokens.setdefault(stage, []).append(value)
         for key, value in state.service_ratios.items():
             ratios.setdefault(key, []).append(value)
-    accuracies: dict[Watched, list[float]] = {}
+    accuracies: dict[AccuracyKey, list[float]] = {}
     for state in known:
         for which, value in state.accuracies.items():
             accuracies.setdefault(which, []).append(value)
@@ -203,17 +213,17 @@ def merge_states(states: Iterable[State]) -> State:
         _summed(served) if served else None,
         {which: math.fsum(values) / len(values) for which, values in accuracies.items()},
         {
-            which: {task: one for state in known for task, one in state.joined.get(which, {}).items()}
-            for which in dict.fromkeys(which for state in known for which in state.joined)
+            which: {task: one for state in known for task, one in state.registered_accuracies.get(which, {}).items()}
+            for which in dict.fromkeys(which for state in known for which in state.registered_accuracies)
         },
         {stage: math.fsum(values) / len(values) for stage, values in tokens.items()},
     )
 
 
-def _summed(parts: list[Served]) -> Served:
+def _summed(parts: list[RecentRequests]) -> RecentRequests:
     weighed = [(part.accuracy, part.answered) for part in parts if part.accuracy is not None and part.answered]
     answered = sum(count for _, count in weighed)
-    return Served(
+    return RecentRequests(
         received=sum(part.received for part in parts),
         ok=sum(part.ok for part in parts),
         late=sum(part.late for part in parts),

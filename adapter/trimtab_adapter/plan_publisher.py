@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from trimtab_adapter.decision_log import DecisionLog
-from trimtab_adapter.tick import Tick, essence
+from trimtab_adapter.tick import Tick, actionable_fields
 from trimtab_pipelines.documents import DocumentError, load_published_plan, write_json
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline
@@ -16,16 +16,16 @@ log = logging.getLogger(__name__)
 class PlanPublisher(Protocol):
     """Whoever keeps the plan in force and tells of each tick."""
 
-    def take_up(self, pipeline: InferencePipeline, own: PipelinePlan | None) -> PipelinePlan | None:
+    def adopt(self, pipeline: InferencePipeline, own: PipelinePlan | None) -> PipelinePlan | None:
         """The plan to go on from: our own, unless there is none yet or somebody else wrote one since."""
 
     async def publish(self, plan: PipelinePlan) -> None:
         """Put a plan into force, where it differs from what is; a failure is the next tick's to mend."""
 
-    async def advise(self, plan: PipelinePlan) -> None:
+    async def propose(self, plan: PipelinePlan) -> None:
         """Propose a plan that nothing acts on."""
 
-    async def tell(self, tick: Tick) -> None:
+    async def report(self, tick: Tick) -> None:
         """Report a tick; no exception leaves."""
 
 
@@ -36,7 +36,7 @@ class FilePlanPublisher:
         self._path, self._journal = plan, journal
         self._written: PipelinePlan | None = None
 
-    def take_up(self, pipeline: InferencePipeline, own: PipelinePlan | None) -> PipelinePlan | None:
+    def adopt(self, pipeline: InferencePipeline, own: PipelinePlan | None) -> PipelinePlan | None:
         """Go on from the plan on disk at the start, if it is one of this pipeline."""
         if own is not None or not self._path.exists():
             return own
@@ -53,15 +53,19 @@ class FilePlanPublisher:
 
     async def publish(self, plan: PipelinePlan) -> None:
         """Write the plan, where it differs from what was written last."""
-        if self._written is None or essence(plan) != essence(self._written) or not self._path.exists():
+        if (
+            self._written is None
+            or actionable_fields(plan) != actionable_fields(self._written)
+            or not self._path.exists()
+        ):
             write_json(self._path, plan)
             self._written = plan
             log.info("plan %s: %s", plan.spec.generation, plan.spec.explanation.change)
 
-    async def advise(self, plan: PipelinePlan) -> None:
+    async def propose(self, plan: PipelinePlan) -> None:
         """Nothing but the journal tells of it."""
 
-    async def tell(self, tick: Tick) -> None:
+    async def report(self, tick: Tick) -> None:
         """Write what was decided on a line of its own."""
         if tick.plan is None or tick.decided == "paused":
             return

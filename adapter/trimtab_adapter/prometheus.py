@@ -1,4 +1,4 @@
-"""Shell: the load of a pipeline as a Prometheus server has it, for where routers cannot be asked one by one.
+"""The load of a pipeline as a Prometheus server has it, for where routers cannot be asked one by one.
 
 The router exposes its peak per second over the last ten seconds, which survives any scrape interval up to that. Bins of
 ten seconds with the right peak and the right mean are all a forecaster needs, so the seconds are rebuilt from these.
@@ -16,13 +16,14 @@ from pathlib import Path
 import httpx
 
 from trimtab_adapter.load_sources import get_json
-from trimtab_adapter.observation import MOST_RPS, Load, ObservationError
+from trimtab_adapter.observation import MAX_RPS, Load, ObservationError
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.router_metrics import ARRIVALS_PEAK_RPS, RECEIVED
 from trimtab_pipelines.router_state import HISTORY_SECONDS
 from trimtab_predictor.downsampled_history import BIN_SECONDS, seconds_of_bins
 
-STALE_SECONDS = 30.0  # two of Prometheus's usual scrape intervals
+STALE_SECONDS = 30.0
+"""Two of Prometheus's usual scrape intervals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +115,8 @@ class PrometheusSource:
             raise ObservationError(f"{self._url}: {what} answered {str(samples)[:80]!r}, not a list of samples")
         read = [_value(sample, what) for sample in samples]
         for at, value in read:
-            if not 0 <= value <= MOST_RPS:
-                raise ObservationError(f"{self._url}: {what} is {value:g} at {at:.0f}; expected 0 to {MOST_RPS:g}")
+            if not 0 <= value <= MAX_RPS:
+                raise ObservationError(f"{self._url}: {what} is {value:g} at {at:.0f}; expected 0 to {MAX_RPS:g}")
         return {round((at - start_seconds) / BIN_SECONDS): value for at, value in read}
 
     async def _query(self, kind: str, parameters: dict[str, str]) -> Sequence[dict[str, object]]:

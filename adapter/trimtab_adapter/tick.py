@@ -6,7 +6,7 @@ from typing import Literal
 
 from trimtab_adapter.observation import Fault, Load
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
-from trimtab_pipelines.router_state import Served
+from trimtab_pipelines.router_state import RecentRequests
 from trimtab_pipelines.spec import InferencePipeline
 
 Decided = Literal["changed", "kept", "held", "paused"]
@@ -14,34 +14,30 @@ Decided = Literal["changed", "kept", "held", "paused"]
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One tick.
-
-    Attributes:
-        now_seconds: Unix time.
-        pipeline: what was asked for, its budget as far as it can be used.
-        decided: whether the plan changed; held where none could be made; paused where none was wanted.
-        plan: the plan decided or held; the one proposed in Advisory mode; None before the first.
-        load: what was observed; None where that failed.
-        forecast: this tick's own forecast, before it was held and steadied.
-        fault: what is the matter with the metrics.
-        problem: why the plan was held.
-        documents_problem: what is wrong with the newest pipeline or profiles; the last good ones stay in use.
-        served: the last minute, where a router tells of it.
-    """
+    """One tick."""
 
     now_seconds: float
+    """Unix time."""
     pipeline: InferencePipeline
+    """What was asked for, its budget as far as it can be used."""
     decided: Decided
+    """Whether the plan changed; held where none could be made; paused where none was wanted."""
     plan: PipelinePlan | None
+    """The plan decided or held; the one proposed in Advisory mode; None before the first."""
     load: Load | None = None
+    """What was observed; None where that failed."""
     forecast: ForecastRecord | None = None
+    """This tick's own forecast, before it was held and steadied."""
     fault: Fault | None = None
+    """What is the matter with the metrics."""
     problem: str = ""
-    documents_problem: str = ""
-    served: Served | None = None
+    """Why the plan was held."""
+    config_problem: str = ""
+    served: RecentRequests | None = None
+    """The last minute, where a router tells of it."""
 
 
-def essence(plan: PipelinePlan) -> tuple[object, ...]:
+def actionable_fields(plan: PipelinePlan) -> tuple[object, ...]:
     """What a reader of a plan acts on."""
     spec = plan.spec
     peak_rps = math.nan if spec.forecast is None else spec.forecast.peak_rps

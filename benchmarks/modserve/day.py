@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.modserve.cluster import Cluster, Pool, System, promise
 from benchmarks.modserve.evaluation import figures, mixture, sizes
 from benchmarks.modserve.paper import GPUS, IMAGE_GPUS, MONOLITH_GPUS, TEXT_GPUS, Profile
-from trimtab_adapter.planning.token_pools import CapacityPoint, PoolProfile, Scaling, divide, scale
+from benchmarks.modserve.token_pools import CapacityPoint, PoolProfile, Scaling, divide, scale
 from trimtab_loadtester.multimodal.traffic import Request, Traffic, draw
 
 MINUTE: Final = 60.0
@@ -111,7 +111,7 @@ class Follower:
                 self._resize(pool, wanted, attainment)
         self.image_gpus.append(IMAGE_GPUS * cluster.images.wanted if cluster.system.decoupled else 0)
         self.gpus.append(self.image_gpus[-1] + TEXT_GPUS * cluster.texts.wanted)
-        cluster.agenda.at(cluster.agenda.now + MINUTE, self.due)
+        cluster.agenda.call_at(cluster.agenda.now + MINUTE, self.due)
 
     def _needed(self, images: float, texts: float) -> tuple[int, int]:
         system, profile = self._cluster.system, self._cluster.profile
@@ -141,7 +141,7 @@ def day(system: System, profile: Profile, traffic: Traffic, seed: int) -> Day:
     asked = draw(traffic, seed)
     cluster = Cluster(system, profile, sizes(system))
     follower = Follower(cluster, asked)
-    cluster.agenda.at(MINUTE, follower.due)
+    cluster.agenda.call_at(MINUTE, follower.due)
     answers = cluster.run(asked)
     spent = (cluster.images.gpu_seconds + cluster.texts.gpu_seconds) / cluster.agenda.now
     kept = figures(answers).attainment

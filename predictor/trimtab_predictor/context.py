@@ -28,19 +28,16 @@ _IS_WHOLE = np.array([[lag % period == 0 for period in PERIODS_SECONDS] for lag 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
-    """What the hours before say, for N moments.
-
-    Attributes:
-        recurring: [N, 4], how the peak changed one, two, … periods ago, -1 to 1; 0 where that is not known.
-        means_rps: [N, 2], over the last ten and thirty minutes, as far as they are known.
-        deviations_rps: [N, 2], over the same.
-        known: [N], how much of thirty minutes is known, 0 to 1.
-    """
+    """What the hours before say, for N moments."""
 
     recurring: NDArray[np.float64]
+    """[N, 4], how the peak changed one, two, … periods ago, -1 to 1; 0 where that is not known."""
     means_rps: NDArray[np.float64]
+    """[N, 2], over the last ten and thirty minutes, as far as they are known."""
     deviations_rps: NDArray[np.float64]
+    """[N, 2], over the same."""
     known: NDArray[np.float64]
+    """[N], how much of thirty minutes is known, 0 to 1."""
 
 
 def context_of(rps: NDArray[np.float64], moments: NDArray[np.int64]) -> Context:

@@ -22,13 +22,16 @@ from trimtab_predictor.forecaster import HORIZON_SECONDS, Forecast, checked_hist
 from trimtab_predictor.load_history import LoadHistory
 from trimtab_predictor.lstm import SHIPPED_WEIGHTS, LstmForecaster, LstmWeights, WeightsError
 
-RECENT_FORECASTS = 30  # five minutes of decisions every 10 s: long enough to average noise, short enough to notice
+RECENT_FORECASTS = 30
+"""Five minutes of decisions every 10 s: long enough to average noise, short enough to notice."""
 FEWEST_FORECASTS = 6
 CHECKED_QUANTILE = 0.9
 FEWEST_TO_WIDEN = 20
-LEAST_DIFFERENCE = 1e-6  # of errors; less is rounding
+LEAST_DIFFERENCE = 1e-6
+"""Of errors; less is rounding."""
 MOST_WIDENING = 5.0
-MIN_OBSERVED_SECONDS = 15  # of the 20: a peak over fewer would flatter whoever forecast low
+MIN_OBSERVED_SECONDS = 15
+"""Of the 20: a peak over fewer would flatter whoever forecast low."""
 
 
 @dataclass(frozen=True, slots=True)

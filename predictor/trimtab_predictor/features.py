@@ -17,27 +17,26 @@ HISTORY_SECONDS = 120
 BIN_SECONDS = 10
 BINS = HISTORY_SECONDS // BIN_SECONDS
 FEATURES = 7 + len(PERIODS_SECONDS) + 2 * len(USUAL_SECONDS) + 1
-LEAST_SPREAD = 1e-9  # below it, seconds differ by rounding only
-LEAST_RATIO = 0.05  # of the window's mean: no peak is forecast below
+LEAST_SPREAD = 1e-9
+"""Below it, seconds differ by rounding only."""
+LEAST_RATIO = 0.05
+"""Of the window's mean: no peak is forecast below."""
 MOST_DEVIATIONS = 8.0
 LEAST_DISPERSION, MOST_DISPERSION = 0.02, 4.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowFeatures:
-    """Windows as the network sees them, and what turns its answer back into requests per second; N windows.
-
-    Attributes:
-        inputs: [N, 12, 16].
-        means: [N], requests per second.
-        spreads: [N], standard deviation over mean; 0 where every second was alike.
-        peaks: [N], the peak of the last 20 seconds, in deviations above the mean; 0 where there are none.
-    """
+    """Windows as the network sees them, and what turns its answer back into requests per second; N windows."""
 
     inputs: NDArray[np.float64]
+    """[N, 12, 16]."""
     means: NDArray[np.float64]
+    """[N], requests per second."""
     spreads: NDArray[np.float64]
+    """[N], standard deviation over mean; 0 where every second was alike."""
     peaks: NDArray[np.float64]
+    """[N], the peak of the last 20 seconds, in deviations above the mean; 0 where there are none."""
 
 
 def window_features(windows_rps: NDArray[np.float64], context: Context) -> WindowFeatures:

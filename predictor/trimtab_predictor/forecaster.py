@@ -24,27 +24,24 @@ class HistoryError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The peak load expected over the horizon.
-
-    Attributes:
-        peak_rps: requests in the busiest second to come, at least 0.
-        source: which forecaster it came from.
-        reason: why that one.
-        recent_error: SMAPE of the source's recent forecasts whose time has come, 0 to 2; None before there are any.
-        horizon_seconds: how far ahead it looks.
-        is_measured: False when no second of the history was observed. No metrics are not the same as no load:
-            `peak_rps` then repeats the last forecast (0 where there was none), and is no ground to change a plan.
-        quantiles: (quantile, requests per second), both ascending: the peak stays below the second with the
-            probability of the first. Empty where nothing is known beyond `peak_rps`.
-    """
+    """The peak load expected over the horizon."""
 
     peak_rps: float
+    """Requests in the busiest second to come, at least 0."""
     source: Source
+    """Which forecaster it came from."""
     reason: str
+    """Why that one."""
     recent_error: float | None = None
+    """SMAPE of the source's recent forecasts whose time has come, 0 to 2; None before there are any."""
     horizon_seconds: int = HORIZON_SECONDS
+    """How far ahead it looks."""
     is_measured: bool = True
+    """False when no second of the history was observed. No metrics are not the same as no load: `peak_rps` then repeats
+    the last forecast (0 where there was none), and is no ground to change a plan."""
     quantiles: tuple[tuple[float, float], ...] = ()
+    """(quantile, requests per second), both ascending: the peak stays below the second with the probability of the
+    first. Empty where nothing is known beyond `peak_rps`."""
 
     def at(self, quantile: float) -> float:
         """The peak that is not exceeded with this probability, read between the quantiles that are known."""

@@ -24,8 +24,10 @@ from trimtab_predictor.forecaster import HORIZON_SECONDS, Forecast, checked_hist
 
 UNITS = 48
 QUANTILES = (0.5, 0.9, 0.99)
-MAX_MISSING_SECONDS = 24  # a fifth of the window, interpolated
-MAX_RISE = 4.0  # a forecast beyond so many times the window's own peak is no knowledge but extrapolation
+MAX_MISSING_SECONDS = 24
+"""A fifth of the window, interpolated."""
+MAX_RISE = 4.0
+"""A forecast beyond so many times the window's own peak is no knowledge but extrapolation."""
 SHIPPED_WEIGHTS = Path(__file__).with_name("weights") / "lstm.npz"
 
 _SHAPES = {
@@ -44,21 +46,18 @@ class WeightsError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LstmWeights:
-    """Weights in Keras' layout: the four gates input, forget, cell, output side by side; F features, H units.
-
-    Attributes:
-        kernel: [F, 4H].
-        recurrent_kernel: [H, 4H].
-        bias: [4H].
-        dense_kernel: [H, Q], a column for each of QUANTILES.
-        dense_bias: [Q].
-    """
+    """Weights in Keras' layout: the four gates input, forget, cell, output side by side; F features, H units."""
 
     kernel: NDArray[np.float64]
+    """[F, 4H]."""
     recurrent_kernel: NDArray[np.float64]
+    """[H, 4H]."""
     bias: NDArray[np.float64]
+    """[4H]."""
     dense_kernel: NDArray[np.float64]
+    """[H, Q], a column for each of QUANTILES."""
     dense_bias: NDArray[np.float64]
+    """[Q]."""
 
     @classmethod
     def load(cls, path: Path = SHIPPED_WEIGHTS) -> Self:

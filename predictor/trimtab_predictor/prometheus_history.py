@@ -1,4 +1,4 @@
-"""Shell: the load of every pipeline over the last days, as Prometheus has kept it."""
+"""The load of every pipeline over the last days, as Prometheus has kept it."""
 
 import asyncio
 import json
@@ -18,9 +18,12 @@ from trimtab_pipelines.router_metrics import ARRIVALS_PEAK_RPS, RECEIVED
 from trimtab_predictor.downsampled_history import BIN_SECONDS, seconds_of_bins
 from trimtab_predictor.trace import MAX_RPS
 
-MOST_PIPELINE_SECONDS = 12_000_000  # of all pipelines together: two weeks of ten, half a day of three hundred
-COUNTED_SECONDS = 600  # how often pipelines are counted
-POINTS_A_QUESTION = 8_000  # Prometheus answers at most 11,000 of one series
+MOST_PIPELINE_SECONDS = 12_000_000
+"""Of all pipelines together: two weeks of ten, half a day of three hundred."""
+COUNTED_SECONDS = 600
+"""How often pipelines are counted."""
+POINTS_A_QUESTION = 8_000
+"""Prometheus answers at most 11,000 of one series."""
 TIMEOUT_SECONDS = 60.0
 MOST_ANSWER_BYTES = 256 * 2**20
 _BY = "by (namespace, pipeline)"

@@ -26,15 +26,12 @@ class TraceError(UserError, ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """Requests in each second.
-
-    Attributes:
-        rps: [S], float64; NaN where the second is missing.
-        name: for reports.
-    """
+    """Requests in each second."""
 
     rps: NDArray[np.float64]
+    """[S], float64; NaN where the second is missing."""
     name: str = "trace"
+    """For reports."""
 
     def __len__(self) -> int:
         return int(self.rps.size)

@@ -35,16 +35,20 @@ EPOCHS = 12
 BATCH_SIZE = 1024
 FIRST_LEARNING_RATE = 6e-3
 TUNING_LEARNING_RATE = 1e-3
-MOST_STEPS_OF_TUNING = 20_000  # some minutes on two cores, however long the history
+MOST_STEPS_OF_TUNING = 20_000
+"""Some minutes on two cores, however long the history."""
 STRIDE_SECONDS, BEGUN_STRIDE_SECONDS = 3, 4
 CHANGED_STRIDE_SECONDS, BEGUN_CHANGED_STRIDE_SECONDS = 50, 120
 SHAPES_STRIDE_SECONDS = 3
-MOST_WINDOWS_OF_TUNING = 300_000  # of longer histories every second, third, … is taken: memory must not grow with them
+MOST_WINDOWS_OF_TUNING = 300_000
+"""Of longer histories every second, third, … is taken: memory must not grow with them."""
 DAY_SECONDS, BEGUN_SECONDS = 86_400, 300
 THINNING_FACTORS = (2, 4, 8, 16, 30, 100, 200)
 THICKENING_FACTORS = (4, 16, 80)
-QUANTILE_WEIGHTS = (1.0, 0.3, 0.15)  # the median is what most plans ask for
-CALM_WEIGHT = 0.5  # losses grow with the noise of a load; this power of it is taken back, so that calm loads count
+QUANTILE_WEIGHTS = (1.0, 0.3, 0.15)
+"""The median is what most plans ask for."""
+CALM_WEIGHT = 0.5
+"""Losses grow with the noise of a load; this power of it is taken back, so that calm loads count."""
 FEWEST_WINDOWS = 2_000
 
 Pairs = tuple[NDArray[np.float32], NDArray[np.float32]]

@@ -24,7 +24,9 @@ Objects = dict[str, Any]
 
 def a_pipeline_of(namespace: str, name: str = "sample", **changes: Any) -> InferencePipeline:
     """The ladder of two stages, planned for often."""
-    adaptation = {"interval": INTERVAL, "hold": "0s", "forecaster": "Reactive"} | changes.pop("adaptation", {})
+    adaptation = {"interval": INTERVAL, "scaleDownStabilization": "0s", "forecaster": "Reactive"} | changes.pop(
+        "adaptation", {}
+    )
     pipeline = a_ladder(adaptation=adaptation, **changes)
     metadata = pipeline.metadata.model_copy(update={"name": name, "namespace": namespace})
     return pipeline.model_copy(update={"metadata": metadata})
@@ -120,7 +122,7 @@ async def an_adapter(
     process.log.addHandler(listening)
     process.log.setLevel(logging.INFO)
     running = asyncio.create_task(
-        main.run_elected(options, cluster, main.adapters_lease(cluster, namespace, name), stop)
+        main.run_elected(options, cluster, main.adapter_lease(cluster, namespace, name), stop)
     )
     try:
         yield Adapter(await listening.address("/healthz"), await listening.address("/metrics"))

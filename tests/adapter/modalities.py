@@ -7,7 +7,7 @@ import numpy as np
 from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profile, a_variant
 from trimtab_adapter.simulation.environment import Environment
 from trimtab_adapter.simulation.simulator import Scenario
-from trimtab_pipelines.shadow_price import priced
+from trimtab_pipelines.shadow_price import with_shadow_price
 from trimtab_router.request.request_options import RequestOptions
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -29,7 +29,7 @@ class Senses:
                 low, gain = self.accuracy[subset], self.accuracy[wider] - self.accuracy[subset]
                 for share in self.looks_shares:
                     accuracy = round(low + gain * (1 - (1 - share) ** 3), 4)
-                    yield {"point": wider.lower(), "below": share**0.5, "share": share, "accuracy": accuracy}
+                    yield {"to": wider.lower(), "confidenceBelow": share**0.5, "share": share, "accuracy": accuracy}
 
     def law(self, subset):
         """(constant, linear) seconds."""
@@ -108,9 +108,9 @@ def a_scenario(
         arrivals_seconds=arrivals,
         duration_seconds=seconds,
         plan=_plan(pipeline, thought, rate * sum(sizes) / 2 if price else 0.0),
-        conditions=Environment(spread=0.0, service_ratios={("stage-0", "small"): 1.0 / misjudged}),
+        environment=Environment(spread=0.0, service_ratios={("stage-0", "small"): 1.0 / misjudged}),
         rows=tuple(rng.integers(sizes[0], sizes[1] + 1, max(arrivals.size, 1)).tolist()),
-        wishes=_wishes(rng, max(arrivals.size, 1), *(floors or (0.0, 0.0))),
+        options=_wishes(rng, max(arrivals.size, 1), *(floors or (0.0, 0.0))),
         **changes,
     )
 
@@ -145,12 +145,12 @@ def _plan(pipeline, senses, rows_rps):
                 "name": name.lower(),
                 "accuracy": senses.accuracy[name],
                 "serviceSeconds": table(name),
-                "looks": [*senses.looks(name)],
+                "escalations": [*senses.looks(name)],
             }
             for name in others
         ],
     )
-    return with_stage(plan, priced(plan.spec.stages[0], rows_rps))
+    return with_stage(plan, with_shadow_price(plan.spec.stages[0], rows_rps))
 
 
 def with_stage(plan, stage):

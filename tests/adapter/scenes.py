@@ -8,8 +8,8 @@ from typing import Any
 from aiohttp import web
 
 from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_variant
-from trimtab_adapter.planning.decide import PlanningInputs, decide, plan_of, planning_problem
-from trimtab_adapter.planning.pool_allocation import Member, allocate
+from trimtab_adapter.planning.decide import PlanningInputs, build_plan, decide, planning_problem
+from trimtab_adapter.planning.pool_allocation import PlanRequest, allocate
 from trimtab_pipelines.plan import Expectation, ForecastRecord, PipelinePlan
 from trimtab_pipelines.pool import Pool
 from trimtab_pipelines.profile import ModelProfile
@@ -27,16 +27,17 @@ def a_ladder(stages: int = 2, variant: dict[str, Any] | None = None, **changes: 
     return a_pipeline(chain, **({"budget": {"cores": "4"}, "slo": {"latency": "400ms"}} | changes))
 
 
-def plan_together(name: str, pool: Pool, members: Mapping[str, Member]) -> dict[str, PipelinePlan]:
+def plan_together(name: str, pool: Pool, members: Mapping[str, PlanRequest]) -> dict[str, PipelinePlan]:
     """The next plan of every pipeline of a pool, as `decide` does for one alone."""
     asked = {
-        key: planning_problem(member.pipeline, member.profiles, member.situation) for key, member in members.items()
+        key: planning_problem(member.pipeline, member.profiles, member.planning_inputs)
+        for key, member in members.items()
     }
-    answers = allocate(name, pool, {key: question for key, (question, _) in asked.items()})
+    solutions = allocate(name, pool, {key: problem for key, (problem, _) in asked.items()})
     plans = {}
     for key, member in members.items():
-        question, forecast = asked[key]
-        plans[key] = plan_of(member.pipeline, question, answers[key], forecast, member.situation.now_seconds)
+        problem, forecast = asked[key]
+        plans[key] = build_plan(member.pipeline, problem, solutions[key], forecast, member.planning_inputs.now_seconds)
     return plans
 
 
@@ -57,8 +58,8 @@ def plan_for(
 ) -> PipelinePlan:
     """Decide for a forecast peak."""
     forecast = ForecastRecord(peak_rps=peak_rps, source="reactive")
-    situation = PlanningInputs(forecast, now_seconds, current, tuple(recent_rps), **measured)
-    return decide(pipeline, profiles_of(pipeline), situation)
+    inputs = PlanningInputs(forecast, now_seconds, current, tuple(recent_rps), **measured)
+    return decide(pipeline, profiles_of(pipeline), inputs)
 
 
 def expected(plan: PipelinePlan) -> Expectation:
@@ -78,11 +79,11 @@ class FakeRouter:
         self.url = ""
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        if request.path.endswith("load"):
+        if request.path.endswith("arrivals"):
             self.asked.release()
         if self.status != 200:
             return web.Response(status=self.status, text="the router is not well")
-        content = self._load(request) if request.path.endswith("load") else self.state
+        content = self._load(request) if request.path.endswith("arrivals") else self.state
         if isinstance(content, str):
             return web.Response(text=content, content_type="application/json")
         return web.json_response(content)

@@ -11,7 +11,7 @@ from trimtab_adapter.solvers.lagrangian_bound import LagrangianBounds
 from trimtab_adapter.solvers.multipliers import optimize_multipliers
 from trimtab_adapter.solvers.program import Program
 from trimtab_adapter.solvers.program_arrays import ProgramArrays, to_arrays
-from trimtab_adapter.solvers.resource_bound import ResourceBound, count
+from trimtab_adapter.solvers.resource_bound import ResourceBound, resource_bound
 
 COUNTED: tuple[tuple[Resource, ...], ...] = (
     ("second",),
@@ -29,15 +29,15 @@ def labels_of(program: Program, table: ProgramArrays, picks: np.ndarray) -> Labe
     """The partial choices of these options, of shape [labels, stages so far]."""
     chosen = list(zip(table.columns, picks.T, table.flow, strict=False))
     nothing = np.zeros(len(picks))
-    values = [column.value[pick] for column, pick, _ in chosen]
+    values = [column.value[pin_extreme] for column, pin_extreme, _ in chosen]
     return Labels(
         value=np.prod(values, axis=0) if table.is_product else np.sum(values, axis=0),
-        cost=np.sum([column.cost[pick] for column, pick, _ in chosen], axis=0),
-        cores=np.sum([column.cores[pick] for column, pick, _ in chosen], axis=0),
-        gpus=np.sum([column.gpus[pick] for column, pick, _ in chosen], axis=0),
-        flow_seconds=np.sum([share * column.seconds[pick] for column, pick, share in chosen], axis=0),
+        cost=np.sum([column.cost[pin_extreme] for column, pin_extreme, _ in chosen], axis=0),
+        cores=np.sum([column.cores[pin_extreme] for column, pin_extreme, _ in chosen], axis=0),
+        gpus=np.sum([column.gpus[pin_extreme] for column, pin_extreme, _ in chosen], axis=0),
+        flow_seconds=np.sum([share * column.seconds[pin_extreme] for column, pin_extreme, share in chosen], axis=0),
         same=nothing.astype(np.bool_),
-        apart=np.full(len(picks), -1, dtype=np.int8),
+        disaggregated=np.full(len(picks), -1, dtype=np.int8),
         finish=np.zeros((0, len(picks))),
         parent=nothing.astype(np.intp),
         option=nothing.astype(np.intp),
@@ -47,12 +47,13 @@ def labels_of(program: Program, table: ProgramArrays, picks: np.ndarray) -> Labe
 def feasible_choices(program: Program, table: ProgramArrays) -> tuple[np.ndarray, np.ndarray]:
     """All choices within the constraints, of shape [choices, stages], and what they reach."""
     picks, objectives = [], []
-    for pick in itertools.product(*(range(column.index.size) for column in table.columns)):
+    for pin_extreme in itertools.product(*(range(column.index.size) for column in table.columns)):
         choice = [
-            stage.options[column.index[n]] for stage, column, n in zip(program.stages, table.columns, pick, strict=True)
+            stage.options[column.index[n]]
+            for stage, column, n in zip(program.stages, table.columns, pin_extreme, strict=True)
         ]
         if program.is_feasible(choice):
-            picks.append(pick)
+            picks.append(pin_extreme)
             objectives.append(program.objective(choice))
     return np.array(picks, dtype=np.intp), np.array(objectives)
 
@@ -65,11 +66,11 @@ def test_no_completion_reaches_more_than_was_promised():
         picks, objectives = feasible_choices(program, table) if table is not None else (np.empty(0), np.empty(0))
         if table is None or not picks.size:
             continue
-        envelopes = optimize_multipliers(program, table).envelopes
+        envelopes = optimize_multipliers(program, table).bounds
         counted = [each for each in COUNTED if program.accuracy_floor or "floor" not in each]
         bounds: list[LagrangianBounds | ResourceBound] = [
             *envelopes,
-            *(count(program, table, envelopes[0].prices, resources) for resources in counted),
+            *(resource_bound(program, table, envelopes[0].prices, resources) for resources in counted),
         ]
         for stages in range(1, len(table.columns) + 1):
             labels = labels_of(program, table, picks[:, :stages])
@@ -86,9 +87,9 @@ def test_a_grid_knows_what_a_price_does_not():
         program = a_large_program(seed)
         table = to_arrays(program)
         assert table is not None
-        envelope = optimize_multipliers(program, table).envelopes[0]
+        envelope = optimize_multipliers(program, table).bounds[0]
         if envelope.prices.second:
-            grid = count(program, table, envelope.prices, ("second",))
+            grid = resource_bound(program, table, envelope.prices, ("second",))
             rng = np.random.default_rng(seed)
             picks = np.stack([rng.integers(0, column.index.size, 200) for column in table.columns[:5]], axis=1)
             labels = labels_of(program, table, picks)

@@ -18,7 +18,7 @@ from tests.adapter.clusters import (
     seen,
 )
 from tests.adapter.scenes import FakeRouter, profiles_of
-from tests.relay import before_the_api_server
+from tests.tcp_relay import before_the_api_server
 from trimtab_adapter.cluster.pipeline_loops import LoopDependencies, PipelineLoops
 from trimtab_adapter.forecasting import TrainedWeights
 from trimtab_adapter.metrics import AdapterMetrics

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.builders import a_pipeline
-from trimtab_adapter.cluster.config_source import within_schedulable
+from trimtab_adapter.cluster.config_source import limit_to_schedulable
 from trimtab_pipelines.status import Schedulable
 
 ROOM = Schedulable(cores="2", since="2026-01-01T00:00:00Z").model_dump(mode="json", by_alias=True)
@@ -11,7 +11,7 @@ ROOM = Schedulable(cores="2", since="2026-01-01T00:00:00Z").model_dump(mode="jso
 
 def told(schedulable):
     pipeline = a_pipeline(1, budget={"cores": "8", "gpus": 1})
-    return within_schedulable(pipeline.model_copy(update={"status": {"schedulable": schedulable}}))
+    return limit_to_schedulable(pipeline.model_copy(update={"status": {"schedulable": schedulable}}))
 
 
 def test_what_the_operator_wrote_bounds_the_budget():

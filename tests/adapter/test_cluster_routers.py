@@ -12,7 +12,7 @@ from tests.ports import own_address
 from trimtab_adapter.cluster.cluster_cache import ClusterCache
 from trimtab_adapter.cluster.router_metrics_source import Address, RouterMetricsSource, addresses, merge_loads
 from trimtab_adapter.observation import Load, ObservationError, State, merge_states
-from trimtab_pipelines.router_state import Served
+from trimtab_pipelines.router_state import RecentRequests
 from trimtab_predictor.context import MEMORY_SECONDS
 
 NOW = 10_000.0
@@ -110,8 +110,8 @@ async def test_no_router_at_all_is_said():
 
 
 def test_states_are_averaged_and_outcomes_added():
-    one = State({"a": 2.0}, {("a", "v"): 1.0}, Served(received=100, ok=90, p99_seconds=0.2, accuracy=0.9))
-    two = State({"a": 4.0}, {("a", "v"): 2.0}, Served(received=20, ok=10, p99_seconds=0.5, accuracy=0.8))
+    one = State({"a": 2.0}, {("a", "v"): 1.0}, RecentRequests(received=100, ok=90, p99_seconds=0.2, accuracy=0.9))
+    two = State({"a": 4.0}, {("a", "v"): 2.0}, RecentRequests(received=20, ok=10, p99_seconds=0.5, accuracy=0.8))
 
     merged = merge_states([one, two, State()])
 

@@ -8,16 +8,16 @@ import pytest
 
 from tests.adapter.scenes import a_ladder, plan_for
 from trimtab_adapter.cluster.cluster_cache import ClusterCache
-from trimtab_adapter.cluster.events import event_of
-from trimtab_adapter.cluster.status import MOST_HISTORY, status_of, visible
-from trimtab_adapter.cluster.status_writer import MOST_EVENTS_WAITING, StatusWriter
+from trimtab_adapter.cluster.events import plan_changed_event
+from trimtab_adapter.cluster.status import MAX_HISTORY, build_status, significant_fields
+from trimtab_adapter.cluster.status_writer import MAX_QUEUED_EVENTS, StatusWriter
 from trimtab_adapter.observation import Load
 from trimtab_adapter.tick import Tick
 from trimtab_kubernetes import Cluster
-from trimtab_kubernetes.events import MOST_MESSAGE
+from trimtab_kubernetes.events import MAX_MESSAGE
 from trimtab_kubernetes.times import rfc3339
 from trimtab_pipelines.plan import ForecastRecord
-from trimtab_pipelines.router_state import Served
+from trimtab_pipelines.router_state import RecentRequests
 
 PIPELINE = a_ladder()
 NOW = 1_700_000_000.0
@@ -30,13 +30,13 @@ def a_tick(**changes) -> Tick:
 
 
 def reasons(tick: Tick) -> dict[str, tuple[str, str]]:
-    return {c["type"]: (c["status"], c["reason"]) for c in status_of(tick, {}, 3)["conditions"]}
+    return {c["type"]: (c["status"], c["reason"]) for c in build_status(tick, {}, 3)["conditions"]}
 
 
 def test_a_good_tick():
-    tick = a_tick(served=Served(received=1200, ok=1190, p99_seconds=0.08349, accuracy=0.91234))
+    tick = a_tick(served=RecentRequests(received=1200, ok=1190, p99_seconds=0.08349, accuracy=0.91234))
 
-    status = status_of(tick, {}, 3)
+    status = build_status(tick, {}, 3)
 
     assert reasons(tick) == {
         "MetricsAvailable": ("True", "Fresh"),
@@ -59,7 +59,7 @@ def short(reason: str) -> ForecastRecord:
         ({"fault": "Stale", "decided": "held", "load": None}, "MetricsAvailable", ("False", "Stale")),
         ({"fault": "Stale", "decided": "held", "load": None}, "OptimizationReady", ("False", "HeldLast")),
         ({"decided": "held", "problem": "no profile"}, "OptimizationReady", ("False", "PlanningError")),
-        ({"documents_problem": "not YAML"}, "OptimizationReady", ("False", "PlanningError")),
+        ({"config_problem": "not YAML"}, "OptimizationReady", ("False", "PlanningError")),
         ({"plan": plan_for(PIPELINE, 1e5)}, "OptimizationReady", ("False", "LeastBad")),
         ({"pipeline": a_ladder(mode="Paused"), "decided": "paused"}, "OptimizationReady", ("True", "Paused")),
         ({"pipeline": a_ladder(mode="Advisory")}, "OptimizationReady", ("True", "Advisory")),
@@ -74,9 +74,9 @@ def test_reasons_are_stable(changes, condition, expected):
 
 
 def test_a_transition_is_timed_once():
-    first = status_of(a_tick(), {}, 1)
-    later = status_of(a_tick(now_seconds=NOW + 60), first, 2)
-    ill = status_of(a_tick(now_seconds=NOW + 90, decided="held", fault="Missing", load=None), later, 2)
+    first = build_status(a_tick(), {}, 1)
+    later = build_status(a_tick(now_seconds=NOW + 60), first, 2)
+    ill = build_status(a_tick(now_seconds=NOW + 90, decided="held", fault="Missing", load=None), later, 2)
 
     def since(status) -> str:
         return next(str(c["lastTransitionTime"]) for c in status["conditions"] if c["type"] == "MetricsAvailable")
@@ -86,19 +86,19 @@ def test_a_transition_is_timed_once():
 
 
 def test_noise_is_not_worth_a_write():
-    before = status_of(a_tick(), {}, 1)
+    before = build_status(a_tick(), {}, 1)
     noise = ForecastRecord(peak_rps=20.1, source="lstm", reason="no worse than reactive over 7: 5.3% against 6.0%")
-    same = status_of(a_tick(load=Load(NOW, (20.2,) * 60), forecast=noise), before, 1)
-    other = status_of(a_tick(load=Load(NOW, (40.0,) * 60)), before, 1)
+    same = build_status(a_tick(load=Load(NOW, (20.2,) * 60), forecast=noise), before, 1)
+    other = build_status(a_tick(load=Load(NOW, (40.0,) * 60)), before, 1)
 
-    assert visible(same) == visible(before)
-    assert visible(other) != visible(before)
+    assert significant_fields(same) == significant_fields(before)
+    assert significant_fields(other) != significant_fields(before)
 
 
 def test_others_conditions_are_left_to_them():
     theirs = {"type": "StagesReady", "status": "True", "reason": "AllReady", "lastTransitionTime": rfc3339(NOW)}
 
-    status = status_of(a_tick(), {"conditions": [theirs], "url": "http://here"}, 1)
+    status = build_status(a_tick(), {"conditions": [theirs], "url": "http://here"}, 1)
 
     assert "StagesReady" not in {c["type"] for c in status["conditions"]}
     assert "url" not in status
@@ -107,29 +107,29 @@ def test_others_conditions_are_left_to_them():
 
 def test_history_is_the_latest_changes_only():
     status: dict[str, Any] = {}
-    for n in range(MOST_HISTORY + 5):
+    for n in range(MAX_HISTORY + 5):
         plan = plan_for(PIPELINE, 20.0)
         spec = plan.spec.model_copy(update={"generation": n + 1})
         plan = plan.model_copy(update={"spec": spec})
-        status = status_of(a_tick(decided="changed", plan=plan), status, 1)
-    kept = status_of(a_tick(), status, 1)
+        status = build_status(a_tick(decided="changed", plan=plan), status, 1)
+    kept = build_status(a_tick(), status, 1)
 
-    assert [one["generation"] for one in kept["history"]] == list(range(MOST_HISTORY + 5, 5, -1))
+    assert [one["generation"] for one in kept["history"]] == list(range(MAX_HISTORY + 5, 5, -1))
 
 
 def test_one_event_for_each_change_and_none_else():
     body: dict[str, Any] = {"apiVersion": "trimtab.dev/v1alpha1", "kind": "InferencePipeline"}
     body["metadata"] = {"name": "sample", "namespace": "here", "uid": "u1"}
 
-    event = event_of(a_tick(decided="changed"), body)
+    event = plan_changed_event(a_tick(decided="changed"), body)
 
     assert event is not None
     assert event["message"].startswith("Plan 1: first plan")
-    assert len(event["message"]) <= MOST_MESSAGE
+    assert len(event["message"]) <= MAX_MESSAGE
     assert event["type"] == "Normal"
-    assert event_of(a_tick(), body) is None
-    assert event_of(a_tick(decided="changed", pipeline=a_ladder(mode="Advisory")), body) is None
-    least_bad = event_of(a_tick(decided="changed", plan=plan_for(PIPELINE, 1e5)), body)
+    assert plan_changed_event(a_tick(), body) is None
+    assert plan_changed_event(a_tick(decided="changed", pipeline=a_ladder(mode="Advisory")), body) is None
+    least_bad = plan_changed_event(a_tick(decided="changed", plan=plan_for(PIPELINE, 1e5)), body)
     assert least_bad is not None
     assert least_bad["type"] == "Warning"
 
@@ -168,10 +168,10 @@ async def test_what_is_told_while_a_report_is_written_does_not_wait_for_the_next
 
     report(1)
     await cluster.asked.wait()
-    for generation in range(2, MOST_EVENTS_WAITING + 4):
+    for generation in range(2, MAX_QUEUED_EVENTS + 4):
         report(generation)
     cluster.open.set()
     await reporter.close()
 
-    assert cluster.statuses[-1]["history"][0]["generation"] == MOST_EVENTS_WAITING + 3
-    assert cluster.events == [f"Plan {n}" for n in range(4, MOST_EVENTS_WAITING + 4)]
+    assert cluster.statuses[-1]["history"][0]["generation"] == MAX_QUEUED_EVENTS + 3
+    assert cluster.events == [f"Plan {n}" for n in range(4, MAX_QUEUED_EVENTS + 4)]

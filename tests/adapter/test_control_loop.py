@@ -21,7 +21,7 @@ from watchfiles import awatch
 from tests.adapter.scenes import FakeRouter, a_ladder, profiles_of
 from trimtab_adapter.__main__ import main
 from trimtab_adapter.config_source import FileConfigSource
-from trimtab_adapter.control_loop import RESTS, ControlLoop, LoadSources
+from trimtab_adapter.control_loop import REST_FACTOR, ControlLoop, LoadSources
 from trimtab_adapter.decision_log import DecisionLog
 from trimtab_adapter.load_sources import RouterSource
 from trimtab_adapter.plan_publisher import FilePlanPublisher
@@ -38,12 +38,12 @@ class Site:
     router: FakeRouter
     client: httpx.AsyncClient
 
-    def loop(self, forecaster=None, senses=None) -> ControlLoop:
+    def loop(self, forecaster=None, sources=None) -> ControlLoop:
         source = RouterSource(self.client, self.router.url)
-        outlets = FilePlanPublisher(self.folder / "plan.json", DecisionLog(self.folder / "decisions.jsonl"))
+        publisher = FilePlanPublisher(self.folder / "plan.json", DecisionLog(self.folder / "decisions.jsonl"))
         documents = FileConfigSource(self.folder / "pipeline.yaml", self.folder / "profile.yaml")
         return ControlLoop(
-            documents, outlets, senses or LoadSources(source, source), forecaster or ReactiveForecaster()
+            documents, publisher, sources or LoadSources(source, source), forecaster or ReactiveForecaster()
         )
 
     def plan(self):
@@ -329,7 +329,7 @@ def test_the_journal_forgets_its_older_half_and_mends_a_broken_end(tmp_path):
 
 async def test_killed_at_any_moment_it_leaves_a_whole_plan_and_goes_on_from_it(site):
     """Kill -9, three times, while the plan is rewritten as often as may be."""
-    site.write(adaptation={"interval": "1s", "hold": "0s", "switchingCost": 0})
+    site.write(adaptation={"interval": "1s", "scaleDownStabilization": "0s", "switchingCost": 0})
     command = [sys.executable, "-m", "trimtab_adapter", "--pipeline", site.folder, "--profiles", site.folder]
     command += ["--plan", site.folder / "plan.json", "--decisions", site.folder / "decisions.jsonl"]
     generations = [0]
@@ -425,4 +425,4 @@ async def test_a_long_decision_is_followed_by_a_rest_that_nothing_shortens(site)
         await loop.run(stop)
 
     pairs = itertools.pairwise(decided)
-    assert all(second[0] - first[1] >= RESTS * first[2] for first, second in pairs)
+    assert all(second[0] - first[1] >= REST_FACTOR * first[2] for first, second in pairs)

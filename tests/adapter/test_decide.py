@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.adapter.scenes import a_ladder, expected, plan_for, profiles_of
 from tests.builders import a_measured_profile, a_pipeline, a_point_profile, a_profile, a_stage, a_variant
 from trimtab_adapter.planning.decide import PlanningError, initial_plan
-from trimtab_adapter.planning.hysteresis import LEAST_LOAD_RPS, drop_below, outgrows, planning_load, why_more
+from trimtab_adapter.planning.hysteresis import MIN_LOAD_RPS, drop_threshold, load_hold_reason, outgrows, planning_load
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.profile_lookup import service_ratio
 from trimtab_adapter.planning.program_builder import build_program
@@ -250,9 +250,9 @@ def test_up_at_once_down_only_after_the_hold():
 
 def test_a_drop_that_noise_explains_is_none():
     assert planning_load(80.0, [], 100.0, 0.0, 20.0) == 100.0
-    assert drop_below(100.0) == pytest.approx(75.0)
-    assert drop_below(36.0) == pytest.approx(21.0)
-    assert drop_below(4.0) == pytest.approx(1.6)
+    assert drop_threshold(100.0) == pytest.approx(75.0)
+    assert drop_threshold(36.0) == pytest.approx(21.0)
+    assert drop_threshold(4.0) == pytest.approx(1.6)
 
 
 @pytest.mark.parametrize("mean_rps", [2.0, 10.0, 30.0, 100.0, 400.0])
@@ -305,12 +305,12 @@ def test_spare_time_of_a_node_is_no_capacity_of_a_replica_that_asked_for_less_th
     pipeline = a_ladder(stages=1, variant={"resources": {"cpu": cores}}, budget={"cores": cores})
     profile = profiles_of(pipeline)["stage-0"]
     points = [point.model_copy(update={"cores": float(parse_quantity(cores))}) for point in profile.spec.points]
-    question = PlanningProblem(
+    problem = PlanningProblem(
         pipeline.spec, {"stage-0": a_profile("stage-0", points)}, 10.0, {}, {("stage-0", "light"): 0.5}
     )
     light = pipeline.spec.stages[0].variant("light")
 
-    ratio = service_ratio(question, pipeline.spec.stages[0], light, points[0])
+    ratio = service_ratio(problem, pipeline.spec.stages[0], light, points[0])
 
     assert ratio == (0.5 if counts else 1.0)
 
@@ -326,8 +326,8 @@ def test_no_batch_is_planned_that_a_replica_would_refuse_as_too_large(side, larg
     stage = a_stage(variants=[a_variant("light")], batchSizes=[1, 4, 8, 15, 16], pin={"replicas": 1})
     inputs = [{"name": "x", "datatype": "FP32", "shape": [side, side]}]
     pipeline = a_pipeline([stage], inputs=inputs, objective={"batchWeight": 0}, slo={"latency": "60s"})
-    question = PlanningProblem(pipeline.spec, profiles_of(pipeline), 1.0)
-    sizes = {option.batch_size for option in build_program(question).stages[0].options}
+    problem = PlanningProblem(pipeline.spec, profiles_of(pipeline), 1.0)
+    sizes = {option.batch_size for option in build_program(problem).stages[0].options}
 
     assert sizes == {size for size in (1, 4, 8, 15, 16) if size <= largest}
 
@@ -352,10 +352,10 @@ def test_rows_of_unknown_size_and_containers_bound_nothing():
     ("forecast", "load", "planned", "words"),
     [
         (20.0, 20.0, None, ""),
-        (0.0, LEAST_LOAD_RPS, 30.0, ""),
+        (0.0, MIN_LOAD_RPS, 30.0, ""),
         (2.0, 30.0, 30.0, "a peak is held for 10 s; the forecast is 2 now"),
         (28.0, 30.0, 30.0, "the forecast of 28 is not clearly less than that"),
     ],
 )
 def test_more_than_was_forecast_has_its_reason(forecast, load, planned, words):
-    assert why_more(forecast, load, planned, 10.0) == words
+    assert load_hold_reason(forecast, load, planned, 10.0) == words

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.adapter.test_escalation import LOOK, POINTS, STAGE
+from tests.adapter.test_escalation import ESCALATION, POINTS, STAGE
 from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
 from trimtab_adapter.control_state import ControlState
 from trimtab_adapter.observation import ObservationError, State, merge_states, read_state
@@ -20,13 +20,13 @@ def plan_after(told):
     """The plan once a router told of these accuracies."""
     laws = {"full": (0.040, 0.010), "half": (0.004, 0.002)}
     points = [a_point_profile("small", *law).model_copy(update={"operating_point": n}) for n, law in laws.items()]
-    deliberation = ControlState()
-    deliberation.learn(read_state({"stages": {"only": {"variant": "small", "drifted_accuracies": told}}}))
+    state = ControlState()
+    state.learn(read_state({"stages": {"only": {"variant": "small", "drifted_accuracies": told}}}))
     forecast = ForecastRecord(peak_rps=1.0, source="reactive")
     return decide(
         the_pipeline(),
         {"only": a_profile("only", points)},
-        deliberation.situation(forecast, None, now_seconds=0.0, hold_seconds=10.0),
+        state.planning_inputs(forecast, None, now_seconds=0.0, hold_seconds=10.0),
     ).spec
 
 
@@ -50,8 +50,8 @@ def test_second_looks_change_by_what_their_points_do():
 
 
 def test_second_looks_by_task_change_too():
-    own = {"cars": {"below": 0.6, "share": 0.5, "accuracy": 0.9, "low": 0.88}}
-    points = [POINTS[0], POINTS[1] | {"escalations": [LOOK | {"byTask": own}]}]
+    own = {"cars": {"confidenceBelow": 0.6, "share": 0.5, "accuracy": 0.9, "accuracyLow": 0.88}}
+    points = [POINTS[0], POINTS[1] | {"escalations": [ESCALATION | {"byTask": own}]}]
     one = a_stage("only", variants=[a_variant(operatingPoints=points)], batchSizes=[1, 8]) | STAGE
     spec = apply_observed_accuracy(
         a_pipeline([one]).spec, {("only", "small", "full", ""): 0.86, ("only", "small", "half", ""): 0.7}
@@ -94,10 +94,10 @@ def test_tasks_move_with_their_point_and_by_what_is_told_of_them():
 def test_a_task_that_was_seen_to_hold_stays_as_measured_though_what_is_told_is_followed_in_hundredths():
     tasks = {name: {"value": value, "source": "Measured"} for name, value in (("cats", 0.868), ("dogs", 0.9))}
     asked = a_pipeline([a_stage("only", variants=[a_variant(accuracy=0.8, accuracyByTask=tasks)])]).spec
-    deliberation = ControlState()
+    state = ControlState()
     told = {"": 0.7, "cats": 0.868, "dogs": 0.6}
-    deliberation.learn(State(accuracies={("only", "small", "default", task): one for task, one in told.items()}))
-    known = deliberation.situation(ForecastRecord(peak_rps=1.0, source="reactive"), None, 0.0, 60.0).accuracies
+    state.learn(State(accuracies={("only", "small", "default", task): one for task, one in told.items()}))
+    known = state.planning_inputs(ForecastRecord(peak_rps=1.0, source="reactive"), None, 0.0, 60.0).accuracies
     counted = apply_observed_accuracy(asked, known)
 
     point = counted.stages[0].variants[0].points[0]
@@ -126,13 +126,17 @@ def test_a_point_that_is_best_for_a_task_that_joined_is_kept_and_the_plan_tells_
     pipeline = a_pipeline([stage], schedulingPolicy="TokenAdaptive", objective={"goal": "MaxAccuracy"})
     laws = {"full": (0.040, 0.010), "half": (0.004, 0.002), "third": (0.005, 0.003)}
     points = [a_point_profile("small", *law).model_copy(update={"operating_point": n}) for n, law in laws.items()]
-    joined = {"small": {"half": {"new": {"value": 0.5}}, "third": {"new": {"value": 0.8, "low": 0.7}}}}
+    registered_accuracies = {"small": {"half": {"new": {"value": 0.5}}, "third": {"new": {"value": 0.8, "low": 0.7}}}}
     before = None
-    for told, kept in (({}, ["full", "half"]), (joined, ["full", "half", "third"]), ({}, ["full", "half"])):
-        deliberation = ControlState()
-        deliberation.learn(read_state({"stages": {"only": {"joined_accuracies": told}}}))
-        situation = deliberation.situation(ForecastRecord(peak_rps=1.0, source="reactive"), before, 0.0, 10.0)
-        plan = decide(pipeline, {"only": a_profile("only", points)}, situation)
+    for told, kept in (
+        ({}, ["full", "half"]),
+        (registered_accuracies, ["full", "half", "third"]),
+        ({}, ["full", "half"]),
+    ):
+        state = ControlState()
+        state.learn(read_state({"stages": {"only": {"registered_accuracies": told}}}))
+        inputs = state.planning_inputs(ForecastRecord(peak_rps=1.0, source="reactive"), before, 0.0, 10.0)
+        plan = decide(pipeline, {"only": a_profile("only", points)}, inputs)
 
         found = {point.name: point.accuracy_by_task for point in plan.spec.stages[0].points}
         by_point = told.get("small", {})
@@ -143,11 +147,11 @@ def test_a_point_that_is_best_for_a_task_that_joined_is_kept_and_the_plan_tells_
 
 def test_what_several_routers_tell_of_tasks_that_joined_is_put_together():
     states = [
-        read_state({"stages": {"only": {"joined_accuracies": {"small": {"half": {task: {"value": value}}}}}}})
+        read_state({"stages": {"only": {"registered_accuracies": {"small": {"half": {task: {"value": value}}}}}}})
         for task, value in (("new", 0.5), ("newer", 0.7))
     ]
 
-    (found,) = merge_states(states).joined.values()
+    (found,) = merge_states(states).registered_accuracies.values()
     assert {task: one.value for task, one in found.items()} == {"new": 0.5, "newer": 0.7}
 
 
@@ -160,24 +164,24 @@ def test_what_several_routers_tell_of_tasks_that_joined_is_put_together():
     ],
 )
 def test_what_cannot_be_is_not_believed_of_a_task_that_joined(told, words):
-    with pytest.raises(ObservationError, match=rf"joined_accuracies.small.half.new.{words}"):
-        read_state({"stages": {"only": {"joined_accuracies": {"small": {"half": {"new": told}}}}}})
+    with pytest.raises(ObservationError, match=rf"registered_accuracies.small.half.new.{words}"):
+        read_state({"stages": {"only": {"registered_accuracies": {"small": {"half": {"new": told}}}}}})
 
 
 @pytest.mark.parametrize(("basis", "counts"), [("Expected", 0.8), ("LowerBound", 0.7)])
 def test_a_task_that_joined_drifts_as_those_of_the_pipeline_do(basis, counts):
     pipeline = a_pipeline([a_stage("only")], objective={"goal": "MaxAccuracy", "accuracyBasis": basis})
     new = {"value": 0.8, "low": 0.7, "high": 0.9, "samples": 99, "source": "Measured"}
-    deliberation, forecast = ControlState(), ForecastRecord(peak_rps=1.0, source="reactive")
+    state, forecast = ControlState(), ForecastRecord(peak_rps=1.0, source="reactive")
     for drifted, change in (({}, 0.0), ({"default": {"new": 0.5}}, -0.3)):
         stage = {
             "variant": "small",
-            "joined_accuracies": {"small": {"default": {"new": new}}},
+            "registered_accuracies": {"small": {"default": {"new": new}}},
             "drifted_by_task": drifted,
         }
-        deliberation.learn(read_state({"stages": {"only": stage}}))
+        state.learn(read_state({"stages": {"only": stage}}))
         plan = decide(
-            pipeline, {"only": a_profile("only", [a_point_profile()])}, deliberation.situation(forecast, None, 0.0, 9.0)
+            pipeline, {"only": a_profile("only", [a_point_profile()])}, state.planning_inputs(forecast, None, 0.0, 9.0)
         ).spec
 
         assert plan.stages[0].accuracy_by_task == {"new": pytest.approx(counts + change)}

@@ -45,7 +45,7 @@ def test_it_is_the_best_mix_of_what_keeps_coming():
     assert plan.expected.accuracy == pytest.approx(0.8 + (0.89 - 0.8) * (seconds - half) / (0.25 * full), abs=0.01)
 
 
-@pytest.mark.parametrize("policy", ["EarliestDeadlineFirst", "Mosel", "SlackFit"])
+@pytest.mark.parametrize("policy", ["EarliestDeadlineFirst", "SlackFit"])
 def test_policies_that_do_not_mix_are_expected_to_keep_to_the_planned_point(policy):
     plan = expecting(250.0, schedulingPolicy=policy)
 

@@ -28,7 +28,7 @@ def test_rows_that_come_together_wait_for_each_other():
 
 @pytest.mark.parametrize(("load_rps", "replicas"), [(0.0, 1), (8.0, 1), (8.01, 2), (16.0, 2), (80.0, 10)])
 def test_least_replicas_keep_the_utilisation_margin(load_rps, replicas):
-    assert latency.least_replicas(load_rps, replica_rps=10.0, utilisation=0.8) == replicas
+    assert latency.required_replicas(load_rps, replica_rps=10.0, utilisation=0.8) == replicas
 
 
 @given(st.floats(1e-4, 10), st.integers(1, 60), st.floats(0, 500), st.floats(0.1, 1000), st.floats(0.5, 0.999))
@@ -43,7 +43,7 @@ def test_latency_falls_with_replicas_and_rises_with_load(service, replicas, load
 
 @given(st.floats(0, 1e4), st.floats(0.1, 1e4), st.floats(0.1, 1))
 def test_least_replicas_carry_the_load_and_one_fewer_does_not(load_rps, replica_rps, utilisation):
-    replicas = latency.least_replicas(load_rps, replica_rps, utilisation)
+    replicas = latency.required_replicas(load_rps, replica_rps, utilisation)
     carried = utilisation * replica_rps
 
     assert replicas * carried >= load_rps * (1 - 1e-6)

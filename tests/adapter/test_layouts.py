@@ -7,6 +7,7 @@ from math import ceil
 import numpy as np
 import pytest
 
+from benchmarks.modserve.token_pools import CapacityPoint, PoolProfile, divide
 from tests.adapter.problems import a_large_program, a_program, brute_force
 from tests.builders import a_point_profile, a_profile, a_variant
 from tests.router.chats import a_chat_pipeline
@@ -15,13 +16,12 @@ from tests.router.parted import an_encoder
 from trimtab_adapter.planning.decide import PlanningInputs, decide
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.slowdown_estimate import SlowdownEstimate
-from trimtab_adapter.planning.token_pools import CapacityPoint, PoolProfile, divide
 from trimtab_adapter.solvers import exact, highs
 from trimtab_adapter.solvers.program import Option, Program, StageOptions, Weights
 from trimtab_adapter.solvers.program_arrays import to_arrays
 from trimtab_pipelines.plan import ForecastRecord
-from trimtab_pipelines.profile import ChatTimes, Curve, PointProfile
-from trimtab_pipelines.router_state import Served
+from trimtab_pipelines.profile import ChatProfile, LatencyCurve, PointProfile
+from trimtab_pipelines.router_state import RecentRequests
 
 
 def divided(seed: int, program: Program) -> Program:
@@ -32,7 +32,9 @@ def divided(seed: int, program: Program) -> Program:
         stages=tuple(
             replace(
                 stage,
-                options=tuple(replace(o, apart=(None, True, False)[int(random.integers(3))]) for o in stage.options),
+                options=tuple(
+                    replace(o, disaggregated=(None, True, False)[int(random.integers(3))]) for o in stage.options
+                ),
             )
             for stage in program.stages
         ),
@@ -63,8 +65,10 @@ def test_the_search_by_labels_is_the_better_of_both_layouts(seed):
     table = to_arrays(program)
     assert table is not None
     found = exact.search(program, table)
-    apart = [exact.solve(program.laid_out(apart=apart)) for apart in (True, False)]
-    best = max((one.objective for one in apart if one is not None), default=None)
+    disaggregated = [
+        exact.solve(program.with_placement(disaggregated=disaggregated)) for disaggregated in (True, False)
+    ]
+    best = max((one.objective for one in disaggregated if one is not None), default=None)
 
     assert (found is None) == (best is None)
     if found is not None:
@@ -74,7 +78,7 @@ def test_the_search_by_labels_is_the_better_of_both_layouts(seed):
 
 def a_choosing_pipeline(transfer: str = "5ms", pin: str | None = None, **changes):
     core = {"cpu": "1"}
-    encoder = an_encoder() | {"variants": [a_variant(accuracy=1.0, resources=core)], "transfer": transfer}
+    encoder = an_encoder() | {"variants": [a_variant(accuracy=1.0, resources=core)], "embeddingTransfer": transfer}
     writer = a_choosing_writer() | {
         "variants": [a_variant(PULLS, resources=core), a_variant(WHOLE, encoder="Colocated", resources=core)],
         "pin": {"variant": pin},
@@ -90,8 +94,8 @@ def a_chat_profile(variant: str, text_ms: float, image_ms: float) -> PointProfil
         return a_point_profile(variant, 0.001 * times, 0.001 * times * (text_ms + images * image_ms))
 
     full, first, text, text_first = curve(1, 3), curve(1, 1), curve(0, 3), curve(0, 1)
-    others = [Curve(measurements=each.measurements, fit=each.fit) for each in (first, text, text_first)]
-    times = ChatTimes(
+    others = [LatencyCurve(measurements=each.measurements, fit=each.fit) for each in (first, text, text_first)]
+    times = ChatProfile(
         time_to_first_token=others[0], text_only=others[1], text_only_time_to_first_token=others[2], tokens=9.0
     )
     return full.model_copy(update={"chats": times})
@@ -106,15 +110,15 @@ PROFILES = {
 FOUR_CORES = {"cores": "4"}
 
 
-def planned(rps: float, images: float, current=None, strain: float = 1.0, **changes):
-    situation = PlanningInputs(
+def planned(rps: float, images: float, current=None, slowdown: float = 1.0, **changes):
+    inputs = PlanningInputs(
         ForecastRecord(peak_rps=rps, source="reactive"),
         0.0,
         current,
         rows_per_request={"encode": images},
-        strain=strain,
+        slowdown=slowdown,
     )
-    return decide(a_choosing_pipeline(**changes), PROFILES, situation)
+    return decide(a_choosing_pipeline(**changes), PROFILES, inputs)
 
 
 def test_without_images_no_encoder_runs_and_with_many_they_are_encoded_apart():
@@ -170,8 +174,8 @@ def test_without_times_to_the_first_piece_the_whole_answer_is_planned_for():
     old = PROFILES | {"text": a_profile("text", [a_point_profile(PULLS), a_point_profile(WHOLE)])}
     pipeline = a_choosing_pipeline()
 
-    assert PlanningProblem(pipeline.spec, PROFILES, 1.0).promise == ("slo.timeToFirstToken", 0.2)
-    assert PlanningProblem(pipeline.spec, old, 1.0).promise == ("slo.latency", 10.0)
+    assert PlanningProblem(pipeline.spec, PROFILES, 1.0).latency_target == ("slo.timeToFirstToken", 0.2)
+    assert PlanningProblem(pipeline.spec, old, 1.0).latency_target == ("slo.latency", 10.0)
 
 
 def test_answers_that_would_go_on_too_slowly_are_not_planned():
@@ -183,14 +187,14 @@ def test_answers_that_would_go_on_too_slowly_are_not_planned():
 
 
 def test_broken_promises_ask_for_more_than_the_profile_says():
-    calm, strained = planned(300, 0.0), planned(300, 0.0, strain=2.0)
+    calm, strained = planned(300, 0.0), planned(300, 0.0, slowdown=2.0)
 
     assert strained.spec.stage("text").replicas > calm.spec.stage("text").replicas
     assert "with 2 times the profiled seconds, since promises were broken" in strained.spec.explanation.change
 
 
 def test_who_encodes_counts_as_slower_where_who_writes_does():
-    calm, strained = planned(40, 8.0, pin=PULLS), planned(40, 8.0, pin=PULLS, strain=2.0)
+    calm, strained = planned(40, 8.0, pin=PULLS), planned(40, 8.0, pin=PULLS, slowdown=2.0)
 
     assert strained.spec.stage("encode").replicas > calm.spec.stage("encode").replicas
 
@@ -208,15 +212,15 @@ def most_on_four_cores(images: float) -> float:
 @pytest.mark.parametrize("share", [0.6, 0.9, 1.0, 1.5])
 def test_strain_is_spared_for_and_never_gives_up_load_that_is_carried_without(images, share):
     rps = share * most_on_four_cores(images)
-    calm, strained = (planned(rps, images, strain=strain, budget=FOUR_CORES).spec for strain in (1.0, 4.0))
+    calm, strained = (planned(rps, images, slowdown=slowdown, budget=FOUR_CORES).spec for slowdown in (1.0, 4.0))
 
     assert strained.feasible == calm.feasible
     assert strained.planned_fraction >= calm.planned_fraction
 
 
 def test_strain_rises_at_once_rests_while_it_recovers_and_falls_after_quiet_decisions():
-    def after(strain, ok, late):
-        return strain.after(Served(ok=ok, late=late))
+    def after(slowdown, ok, late):
+        return slowdown.after(RecentRequests(ok=ok, late=late))
 
     start = SlowdownEstimate()
     assert after(start, 10, 10) == start  # too few to tell one in a hundred

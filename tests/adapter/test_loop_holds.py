@@ -36,7 +36,7 @@ async def test_whatever_goes_wrong_with_a_look_ends_no_loop(site, caplog):
 
     site.write(adaptation={"interval": "1h"})
     good, odd = RouterSource(site.client, site.router.url), Odd(site.client, site.router.url)
-    loop, stop = site.loop(senses=LoadSources(good, odd, lambda: 0.01)), asyncio.Event()
+    loop, stop = site.loop(sources=LoadSources(good, odd, lambda: 0.01)), asyncio.Event()
     offer(site.router, 5.0)
     await loop.tick(1000.0)
     running = asyncio.create_task(loop.run(stop))

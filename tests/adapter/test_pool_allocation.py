@@ -8,9 +8,9 @@ import pytest
 from tests.adapter.problems import a_large_program, a_program, brute_force
 from tests.adapter.scenes import a_ladder, expected, plan_together, profiles_of
 from trimtab_adapter.planning.decide import PlanningError, PlanningInputs
-from trimtab_adapter.planning.pareto_frontier import best_within, frontier
+from trimtab_adapter.planning.pareto_frontier import FrontierPoint, frontier
 from trimtab_adapter.planning.planning_problem import PlanningProblem
-from trimtab_adapter.planning.pool_allocation import Member, allocate
+from trimtab_adapter.planning.pool_allocation import PlanRequest, allocate
 from trimtab_adapter.planning.program_builder import build_program
 from trimtab_adapter.solvers.time_limit import time_limit
 from trimtab_pipelines.documents import DocumentError, load_pools
@@ -22,31 +22,37 @@ ANTIPHASE = ((20.0, 300.0), (150.0, 150.0), (300.0, 20.0))
 
 def a_member(load_rps, **changes):
     pipeline = a_ladder(**({"budget": {"cores": "16", "pool": "shared"}} | changes))
-    return Member(
+    return PlanRequest(
         pipeline, profiles_of(pipeline), PlanningInputs(ForecastRecord(peak_rps=load_rps, source="given"), 0.0)
     )
 
 
-def questions(*loads, **changes):
+def problems(*loads, **changes):
     members = {f"p{n}": a_member(load, **changes) for n, load in enumerate(loads)}
     return {
-        name: PlanningProblem(m.pipeline.spec, m.profiles, m.situation.forecast.peak_rps) for name, m in members.items()
+        name: PlanningProblem(m.pipeline.spec, m.profiles, m.planning_inputs.forecast.peak_rps)
+        for name, m in members.items()
     }
 
 
-def total(answers):
-    return sum(answer.solution.objective for answer in answers.values())
+def total(solutions):
+    return sum(answer.solution.objective for answer in solutions.values())
+
+
+def best_within(points, cores: float, gpus: int) -> FrontierPoint | None:
+    fitting = [point for point in points if point.cores <= cores + 1e-9 and point.gpus <= gpus]
+    return max(fitting, key=lambda point: point.objective, default=None)
 
 
 def test_levels_are_the_best_choices_of_every_budget():
     several = 0
     for seed in range(150):
         program = a_program(seed)
-        staircase = frontier(program)
-        several += len(staircase) > 2
+        points = frontier(program)
+        several += len(points) > 2
         for share_of, gpus in itertools.product((0.3, 0.6, 0.9, 1.0), (0, 2, program.gpus)):
             less = replace(program, cores=program.cores * share_of, gpus=min(gpus, program.gpus))
-            best, found = brute_force(less), best_within(staircase, less.cores, less.gpus)
+            best, found = brute_force(less), best_within(points, less.cores, less.gpus)
             assert (best is None) == (found is None)
             if best is not None and found is not None:
                 assert found.objective == pytest.approx(program.objective(best), abs=1e-9)
@@ -55,24 +61,24 @@ def test_levels_are_the_best_choices_of_every_budget():
 
 @pytest.mark.parametrize("cores", [5.0, 8.0, 12.0])
 def test_the_joint_plan_is_the_best_of_all_splits_and_keeps_the_pool(cores):
-    asked = questions(120.0, 40.0, objective={"accuracyWeight": 20})
-    answers = allocate("shared", Pool(cores=cores), asked)
-    used = sum(option.cores for answer in answers.values() for option in answer.solution.choice)
-    staircases = [frontier(replace(build_program(question), cores=cores)) for question in asked.values()]
-    pairs = [(a, b) for a, b in itertools.product(*staircases) if a.cores + b.cores <= cores + 1e-9]
+    asked = problems(120.0, 40.0, objective={"accuracyWeight": 20})
+    solutions = allocate("shared", Pool(cores=cores), asked)
+    used = sum(option.cores for answer in solutions.values() for option in answer.solution.choice)
+    frontiers = [frontier(replace(build_program(problem), cores=cores)) for problem in asked.values()]
+    pairs = [(a, b) for a, b in itertools.product(*frontiers) if a.cores + b.cores <= cores + 1e-9]
 
     assert used <= cores + 1e-9
-    assert total(answers) == pytest.approx(max(a.objective + b.objective for a, b in pairs), abs=1e-9)
+    assert total(solutions) == pytest.approx(max(a.objective + b.objective for a, b in pairs), abs=1e-9)
 
 
 def test_the_joint_plan_beats_the_best_fixed_split_where_loads_alternate():
     cores, joint, splits = 8.0, 0.0, dict.fromkeys((n / 2 for n in range(2, 15)), 0.0)
     for loads in ANTIPHASE:
-        asked = questions(*loads, objective={"accuracyWeight": 40})
+        asked = problems(*loads, objective={"accuracyWeight": 40})
         joint += total(allocate("shared", Pool(cores=cores), asked))
-        staircases = [frontier(replace(build_program(question), cores=cores)) for question in asked.values()]
+        frontiers = [frontier(replace(build_program(problem), cores=cores)) for problem in asked.values()]
         for left in splits:
-            parts = (best_within(staircases[0], left, 0), best_within(staircases[1], cores - left, 0))
+            parts = (best_within(frontiers[0], left, 0), best_within(frontiers[1], cores - left, 0))
             splits[left] += sum(float("-inf") if part is None else part.objective for part in parts)
     best_split = max(splits.values())
 
@@ -81,7 +87,7 @@ def test_the_joint_plan_beats_the_best_fixed_split_where_loads_alternate():
 
 
 def test_a_larger_pool_is_never_worse():
-    asked = questions(120.0, 40.0, 10.0)
+    asked = problems(120.0, 40.0, 10.0)
     totals = [total(allocate("shared", Pool(cores=cores), asked)) for cores in (6.0, 8.0, 10.0, 20.0)]
 
     assert totals == sorted(totals)

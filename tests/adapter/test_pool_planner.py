@@ -12,8 +12,8 @@ from tests.adapter.scenes import a_ladder, expected, plan_together, profiles_of
 from tests.builders import a_plan
 from trimtab_adapter.cluster.solver_pool import SolverPool
 from trimtab_adapter.planning.decide import PlanningError, PlanningInputs
-from trimtab_adapter.planning.pool_allocation import Member
-from trimtab_adapter.planning.pool_ledger import uses
+from trimtab_adapter.planning.pool_allocation import PlanRequest
+from trimtab_adapter.planning.pool_ledger import plan_resources
 from trimtab_adapter.planning.pool_planner import PoolPlanner
 from trimtab_pipelines.plan import Expectation, ForecastRecord
 from trimtab_pipelines.pool import Pool
@@ -36,7 +36,7 @@ class Table:
             name: self.pools.planner(name, self.pipeline, None, partial(self.woken.append, name)) for name in names
         }
 
-    def situation(self, name):
+    def planning_inputs(self, name):
         forecast = ForecastRecord(peak_rps=self.loads[name], source="given")
         return PlanningInputs(forecast, self.now, self.plans.get(name))
 
@@ -45,11 +45,11 @@ class Table:
         self.loads[name] = load_rps
         pipeline = self.pipeline.model_copy(update={"spec": self.pipeline.spec.model_copy(update={"mode": mode})})
         if mode != "Auto":
-            self.pools.note(name, partial(self.woken.append, name), pipeline, self.plans.get(name))
+            self.pools.record_usage(name, partial(self.woken.append, name), pipeline, self.plans.get(name))
         if mode != "Paused":
             with suppress(PlanningError) if wait else nullcontext():
                 decided = self.plans if mode == "Auto" else self.advice
-                decided[name] = self.planners[name](pipeline, self.profiles, self.situation(name))
+                decided[name] = self.planners[name](pipeline, self.profiles, self.planning_inputs(name))
         assert self.cores() <= self.pool.cores + 1e-9
 
     def settle(self):
@@ -62,7 +62,7 @@ class Table:
         raise AssertionError("they wake each other without end")
 
     def cores(self):
-        return sum(uses(plan, self.pipeline)[0] for plan in self.plans.values())
+        return sum(plan_resources(plan, self.pipeline)[0] for plan in self.plans.values())
 
 
 def test_what_one_needs_the_other_gives_up_first():
@@ -96,7 +96,7 @@ def test_once_settled_it_is_the_joint_plan():
     for name, load in (("one", 250.0), ("other", 60.0)):
         table.tick(name, load)
     table.settle()
-    members = {name: Member(table.pipeline, table.profiles, table.situation(name)) for name in table.plans}
+    members = {name: PlanRequest(table.pipeline, table.profiles, table.planning_inputs(name)) for name in table.plans}
     joint = plan_together("shared", POOL, members)
 
     assert {n: expected(p).cores for n, p in joint.items()} == {n: expected(p).cores for n, p in table.plans.items()}
@@ -113,7 +113,7 @@ def test_a_pipeline_that_does_not_decide_keeps_what_it_holds():
     plan = planner(table.pipeline, table.profiles, PlanningInputs(ForecastRecord(peak_rps=300.0, source="given"), 0.0))
 
     assert expected(plan).cores <= POOL.cores - alone
-    other.forget("paused")
+    other.remove("paused")
     later = planner(table.pipeline, table.profiles, PlanningInputs(ForecastRecord(peak_rps=300.0, source="given"), 0.0))
     assert expected(later).cores == alone
 
@@ -135,7 +135,7 @@ def test_what_a_user_puts_into_force_by_hand_is_held_in_the_pool():
         table.settle()
         assert expected(table.plans["auto"]).cores > 2.0
         table.plans.pop("auto")
-        table.pools.forget("auto")
+        table.pools.remove("auto")
 
 
 def test_what_a_plan_written_by_hand_holds_is_what_its_replicas_ask_for():
@@ -143,8 +143,8 @@ def test_what_a_plan_written_by_hand_holds_is_what_its_replicas_ask_for():
     plan = a_plan(pipeline, variant="light", replicas=3, cores="2")
     stale = Expectation(accuracy=0.5, latency_seconds=0.1, cores=1.0, objective=0.0)
     plan = plan.model_copy(update={"spec": plan.spec.model_copy(update={"expected": stale})})
-    assert uses(plan, pipeline) == (12.0, 6)
-    assert uses(None, pipeline) == (0.0, 0)
+    assert plan_resources(plan, pipeline) == (12.0, 6)
+    assert plan_resources(None, pipeline) == (0.0, 0)
 
 
 def test_advice_takes_nothing_from_the_neighbours():
@@ -191,7 +191,7 @@ def test_a_member_without_a_profile_holds_nobodys_planning():
     table.loads["bad"] = 20.0
     for _ in range(2):
         with pytest.raises(PlanningError, match="has no profile"):
-            table.planners["bad"](table.pipeline, {}, table.situation("bad"))
+            table.planners["bad"](table.pipeline, {}, table.planning_inputs("bad"))
         table.tick("good", 300.0)
 
     assert expected(table.plans["good"]).cores > 2
@@ -205,7 +205,7 @@ def test_a_member_that_lost_its_profiles_keeps_what_it_holds():
     table.tick("one", 300.0)
     held = expected(table.plans["one"]).cores
     with pytest.raises(PlanningError, match="has no profile"):
-        table.planners["one"](table.pipeline, {}, table.situation("one"))
+        table.planners["one"](table.pipeline, {}, table.planning_inputs("one"))
     with suppress(PlanningError):
         table.tick("other", 300.0)
 
@@ -222,7 +222,7 @@ def test_a_newcomer_too_large_for_the_pool_stops_nobody():
     large = table.pipeline.model_copy(update={"spec": table.pipeline.spec.model_copy(update={"stages": stages})})
     table.loads["large"] = 20.0
     with pytest.raises(PlanningError, match="until other pipelines have given up theirs"):
-        table.planners["large"](large, table.profiles, table.situation("large"))
+        table.planners["large"](large, table.profiles, table.planning_inputs("large"))
     table.tick("one", 300.0, wait=True)
     table.settle()
 
@@ -250,15 +250,15 @@ def test_nobody_waits_for_the_decision_of_a_pipeline_to_come_or_to_go():
     slow.gate.clear()
     table.loads["one"] = 60.0
     with ThreadPoolExecutor(1) as solving:
-        deciding = solving.submit(table.planners["one"], table.pipeline, slow, table.situation("one"))
+        decision_lock = solving.submit(table.planners["one"], table.pipeline, slow, table.planning_inputs("one"))
         assert slow.reading.wait(60)
         alone = a_ladder(budget={"cores": "4"})
         planner = table.pools.planner("alone", alone, None, lambda: None)
         plan = planner(alone, table.profiles, PlanningInputs(ForecastRecord(peak_rps=20.0, source="given"), 0.0))
-        table.pools.forget("other")
-        assert not deciding.done()
+        table.pools.remove("other")
+        assert not decision_lock.done()
         slow.gate.set()
-        assert expected(deciding.result(60)).cores <= POOL.cores
+        assert expected(decision_lock.result(60)).cores <= POOL.cores
     assert expected(plan).cores <= 4
 
 

@@ -35,7 +35,7 @@ class FakePrometheus:
         self.age, self.peaks, self.means = age, peaks, means
         self.queries: list[str] = []
         self.spans: list[float] = []
-        self.left_out: set[int] = set()  # bins without a sample
+        self.excluded: set[int] = set()  # bins without a sample
 
     async def instant(self, request: web.Request) -> web.Response:
         self.queries.append(request.query["query"])
@@ -47,7 +47,7 @@ class FakePrometheus:
         self.spans.append(float(request.query["end"]) - float(request.query["start"]) + float(request.query["step"]))
         values = self.means if "rate(" in request.query["query"] else self.peaks
         samples = [
-            [NOW - 10 * (len(values) - 1 - n), str(value)] for n, value in enumerate(values) if n not in self.left_out
+            [NOW - 10 * (len(values) - 1 - n), str(value)] for n, value in enumerate(values) if n not in self.excluded
         ]
         result = [{"metric": {}, "values": samples}] if samples else []
         return web.json_response({"status": "success", "data": {"resultType": "matrix", "result": result}})
@@ -191,7 +191,7 @@ async def test_a_real_prometheus_s_ghosts_of_dead_routers_do_not_count(tmp_path)
 
 async def test_seconds_without_samples_are_not_measured():
     fake = FakePrometheus(2.0, [10, 20, 30], [10, 20, 30])
-    fake.left_out = {1}
+    fake.excluded = {1}
     async with a_source(fake) as source:
         load = await source.load(NOW)
 

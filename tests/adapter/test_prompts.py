@@ -35,17 +35,19 @@ def reading(profile):
 
 
 READ = {**PROFILES, "text": reading(PROFILES["text"])}
-PIPELINE = a_choosing_pipeline(pin=WHOLE, adaptation={"interval": "5s", "forecaster": "Reactive", "hold": "5s"})
+PIPELINE = a_choosing_pipeline(
+    pin=WHOLE, adaptation={"interval": "5s", "forecaster": "Reactive", "scaleDownStabilization": "5s"}
+)
 
 
 def planned(tokens, *, images=0.0, profiles=READ, rps=50.0) -> PipelinePlan:
-    situation = PlanningInputs(
+    inputs = PlanningInputs(
         ForecastRecord(peak_rps=rps, source="reactive"),
         0.0,
         rows_per_request={"encode": images},
         prompt_tokens={} if tokens is None else {"text": tokens},
     )
-    return decide(PIPELINE, profiles, situation)
+    return decide(PIPELINE, profiles, inputs)
 
 
 def test_who_writes_is_planned_for_the_tokens_that_prompts_have():
@@ -75,12 +77,12 @@ def test_tokens_of_prompts_come_from_routers_and_are_followed_slowly():
     merged = merge_states(states)
     assert merged.prompt_tokens == {"text": 150.0}
 
-    deliberation = ControlState()
+    state = ControlState()
     forecast = ForecastRecord(peak_rps=1.0, source="reactive")
-    deliberation.learn(merged)
-    assert deliberation.situation(forecast, None, 0.0, 60.0).prompt_tokens == {"text": 150.0}
-    deliberation.learn(replace(merged, prompt_tokens={"text": 155.0}))
-    assert deliberation.situation(forecast, None, 0.0, 60.0).prompt_tokens == {"text": 150.0}
+    state.learn(merged)
+    assert state.planning_inputs(forecast, None, 0.0, 60.0).prompt_tokens == {"text": 150.0}
+    state.learn(replace(merged, prompt_tokens={"text": 155.0}))
+    assert state.planning_inputs(forecast, None, 0.0, 60.0).prompt_tokens == {"text": 150.0}
     with pytest.raises(ObservationError, match=r"state.stages.text.prompt_tokens is -1; expected 0 to 1e\+08"):
         read_state({"stages": {"text": {"prompt_tokens": -1.0}}})
 
@@ -105,23 +107,23 @@ def test_a_long_prompt_takes_the_first_free_place_where_a_short_one_can_wait_for
             arrivals_seconds=np.array([0.0, 5.0, 5.1, 5.101, 5.102]),
             duration_seconds=10.0,
             plan=plan.model_copy(update={"spec": plan.spec.model_copy(update={"stages": stages})}),
-            conditions=EXACT,
+            environment=EXACT,
             images=(0,),
             text_tokens=(20, 20, 20, 20, 420),
         )
     )
 
-    assert found.ends.tolist() == [OK] * (5 - late) + [LATE] * late
+    assert found.outcomes.tolist() == [OK] * (5 - late) + [LATE] * late
     long_seconds = found.latency_seconds[4] - 2 * 0.121  # until it begins
     assert long_seconds == pytest.approx(0.402 if known else 0.682, abs=0.002)
 
 
 def test_a_plan_follows_the_prompts_that_come():
-    scenario = a_scenario(poisson(20, 60), apart=False, images=(0,), duration=60.0, pipeline=PIPELINE)
+    scenario = a_scenario(poisson(20, 60), disaggregated=False, images=(0,), duration=60.0, pipeline=PIPELINE)
     adapting = replace(
         scenario,
         profiles=READ,
-        conditions=replace(EXACT, startup_seconds=1.0),
+        environment=replace(EXACT, startup_seconds=1.0),
         text_tokens=(320,),
         adaptation=SimulatedControlLoop(ReactiveForecaster()),
     )
@@ -129,13 +131,13 @@ def test_a_plan_follows_the_prompts_that_come():
 
     assert found.plans[-1].spec.stage("text").prompt_tokens == pytest.approx(320.0, rel=0.05)
     assert found.plans[-1].spec.stage("text").replicas > planned(20.0, rps=20.0).spec.stage("text").replicas
-    assert (found.ends[found.arrivals_seconds > 30] == OK).mean() >= 0.99
+    assert (found.outcomes[found.arrivals_seconds > 30] == OK).mean() >= 0.99
 
 
 def test_images_join_the_prompts_that_are_simulated():
     found = simulate(
         replace(
-            a_scenario([1.0], apart=True, images=(2,)),
+            a_scenario([1.0], disaggregated=True, images=(2,)),
             profiles=READ,
             text_tokens=(120,),
             plan=laid_out(PIPELINE, apart=True),

@@ -58,7 +58,7 @@ def pipelines(draw):
     )
 
 
-def question(pipeline, load_rps):
+def problem(pipeline, load_rps):
     return PlanningProblem(pipeline.spec, profiles(pipeline), load_rps)
 
 
@@ -69,7 +69,7 @@ def profiles(pipeline):
 def answerless(pipeline):
     """Tell whether nothing fits the budget even at no load, with neither SLO nor floor nor pins to keep."""
     relaxed = Relaxation(fraction=0.0, slo_seconds=float("inf"), floor=True, pins=True)
-    return SOLVERS["Exact"](build_program(question(pipeline, 0.0), relaxed)) is None
+    return SOLVERS["Exact"](build_program(problem(pipeline, 0.0), relaxed)) is None
 
 
 LOADS = st.floats(0, 800)
@@ -104,7 +104,7 @@ def test_a_plan_keeps_its_budget_its_pins_and_its_word(pipeline, load_rps):
 @settings(max_examples=60, deadline=None)
 @given(pipelines(), LOADS, st.integers(0, 8), st.integers(0, 2))
 def test_more_budget_never_gives_a_worse_objective(pipeline, load_rps, more_cores, more_gpus):
-    program = build_program(question(pipeline, load_rps))
+    program = build_program(problem(pipeline, load_rps))
     richer = replace(program, cores=program.cores + more_cores, gpus=program.gpus + more_gpus)
     poor, rich = SOLVERS["Exact"](program), SOLVERS["Exact"](richer)
 
@@ -120,7 +120,7 @@ def test_every_solver_finds_the_same_objective(name):
     @settings(max_examples=40, deadline=None)
     @given(pipelines(), LOADS)
     def same(pipeline, load_rps):
-        program = build_program(question(pipeline, load_rps))
+        program = build_program(problem(pipeline, load_rps))
         expected, found = SOLVERS["Exact"](program), solve(program)
         assert (expected is None) == (found is None)
         if expected is not None and found is not None:
@@ -135,7 +135,7 @@ def test_every_solver_finds_the_same_objective(name):
 @settings(max_examples=25, deadline=None)
 @given(pipelines(), pipelines(), LOADS, LOADS, st.floats(0.1, 0.9))
 def test_planned_together_is_never_worse_than_any_split(one, other, one_rps, other_rps, part):
-    asked = {"one": question(one, one_rps), "other": question(other, other_rps)}
+    asked = {"one": problem(one, one_rps), "other": problem(other, other_rps)}
     cores, gpus = 20.0, 4
     shares = {"one": part * cores, "other": (1 - part) * cores}
     try:
@@ -146,11 +146,11 @@ def test_planned_together_is_never_worse_than_any_split(one, other, one_rps, oth
 
     assert sum(option.cores for option in used) <= cores + 1e-9
     assert sum(option.gpus for option in used) <= gpus
-    apart = [
+    disaggregated = [
         SOLVERS["Exact"](replace(build_program(q), cores=min(shares[k], q.spec.budget.cores), gpus=2))
         for k, q in asked.items()
     ]
-    feasible = [found for found in apart if found is not None]
+    feasible = [found for found in disaggregated if found is not None]
     if len(feasible) == 2 and all(q.spec.budget.gpus >= 2 for q in asked.values()):
         assert all(found.feasible for found in together.values())
         total = sum(found.solution.objective for found in together.values())

@@ -22,7 +22,7 @@ from trimtab_pipelines.request_outcome import DROPPED, FAILED, LATE, OK, REFUSED
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_router.admission.call import Call
 from trimtab_router.refusal import Refusal
-from trimtab_router.request.request_options import NO_WISH, RequestOptions
+from trimtab_router.request.request_options import NO_OPTIONS, RequestOptions
 from trimtab_router.router import Router
 from trimtab_router.scheduling.expiry import GRACE_SECONDS
 from trimtab_router.scheduling.policies import POLICIES
@@ -55,21 +55,21 @@ def note_departures(carriers):
     """The list that every batch will be written to as it leaves."""
     noted = []
 
-    def carry(name, carrier, carried, parcel, ended):
-        place = [replica.slot for replica in carrier.replicas].index(parcel.slot)
-        members = [(round(piece.work.owner.arrived_at, 9), piece.start, piece.stop) for piece in parcel.batch]
-        noted.append((round(parcel.departed_at, 9), name, place, *parcel.key, members))
+    def send(name, carrier, carried, parcel, ended):
+        place = [replica.replica for replica in carrier.replicas].index(parcel.replica)
+        members = [(round(piece.request.owner.arrived_at, 9), piece.start, piece.stop) for piece in parcel.batch]
+        noted.append((round(parcel.dispatched_at, 9), name, place, *parcel.key, members))
         carried(parcel, ended)
 
     for name, carrier in carriers.items():
-        carrier.carry = partial(carry, name, carrier, carrier.carry)
+        carrier.send = partial(send, name, carrier, carrier.send)
     return noted
 
 
 def simulated(scenario):
     running = simulation.Simulator(scenario)
-    departures = note_departures(running.carriers)
-    return departures, running.run().ends.tolist()
+    departures = note_departures(running.transports)
+    return departures, running.run().outcomes.tolist()
 
 
 def served(scenario):
@@ -77,31 +77,33 @@ def served(scenario):
 
 
 async def _served(scenario):
-    clock, pipeline, conditions = TurningClock(), scenario.pipeline, scenario.conditions
-    carriers = transports(scenario, clock, lambda replica: fleet.ended(replica))  # noqa: PLW0108 - there is none yet
+    clock, pipeline, environment = TurningClock(), scenario.pipeline, scenario.environment
+    carriers = transports(scenario, clock, lambda replica: replica_set.remove_drained(replica))  # noqa: PLW0108 - there is none yet
     departures = note_departures(carriers)
-    router = Router(pipeline, scenario.plan, policy=scenario.policy, clock=clock, carriers=carriers)
+    router = Router(pipeline, scenario.plan, policy=scenario.policy, clock=clock, transports=carriers)
     _until_prepared(router)
     for name, carrier in carriers.items():
-        carrier.desk = router._desks[name]
-        carrier.desk._door._suspects = carrier.desk._returns._suspects = None  # all rows of a fan-out look alike here
+        carrier.scheduler = router._schedulers[name]
+        carrier.scheduler._door._suspects = carrier.scheduler._returns._suspects = (
+            None  # all rows of a fan-out look alike here
+        )
     budget = pipeline.spec.budget
-    fleet = SimulatedReplicaSet(
-        carriers, budget.cores + budget.surge_cores, conditions.startup_seconds, cast("Any", clock)
+    replica_set = SimulatedReplicaSet(
+        carriers, budget.cores + budget.surge_cores, environment.startup_seconds, cast("Any", clock)
     )
-    fleet.begin(scenario.plan)
+    replica_set.begin(scenario.plan)
     ends = [FAILED] * len(scenario.arrivals_seconds)
     for index, at in enumerate(scenario.arrivals_seconds.tolist()):
-        clock.at(
+        clock.call_at(
             at,
             partial(_arrive, router, clock, partial(ends.__setitem__, index), Call(a_request_of(scenario, index), at)),
         )
     for at, plan in scenario.changes:
-        clock.at(at, partial(router.apply_plan, plan))
-        clock.at(at, partial(_until_prepared, router))
-        clock.at(at, partial(fleet.follow, plan))
-    for failure in conditions.failures:
-        clock.at(failure.at_seconds, partial(fleet.lose_one, failure.stage))
+        clock.call_at(at, partial(router.apply_plan, plan))
+        clock.call_at(at, partial(_until_prepared, router))
+        clock.call_at(at, partial(replica_set.follow, plan))
+    for failure in environment.failures:
+        clock.call_at(failure.at_seconds, partial(replica_set.lose_one, failure.stage))
     await clock.run(scenario.duration_seconds + 2.0 * pipeline.spec.slo.latency_seconds + GRACE_SECONDS)
     return departures, ends
 
@@ -122,8 +124,8 @@ def _arrive(router, clock, end, call):
 
 def a_request_of(scenario, index):
     """The same in words of the protocol."""
-    rows, wishes = scenario.rows or (1,), scenario.wishes or (NO_WISH,)
-    wish = wishes[index % len(wishes)]
+    rows, options = scenario.rows or (1,), scenario.options or (NO_OPTIONS,)
+    wish = options[index % len(options)]
     parameters: dict[str, Any] = {"priority": wish.priority, "trimtab.utility": str(wish.utility)}
     if wish.accuracy_floor:
         parameters["trimtab.accuracy_floor"] = wish.accuracy_floor
@@ -132,9 +134,11 @@ def a_request_of(scenario, index):
     if wish.timeout_seconds:
         parameters["timeout"] = int(wish.timeout_seconds * 1e6)
     value = np.full((rows[index % len(rows)], 4), index, np.float32)
-    lacks = scenario.lacks[index % len(scenario.lacks)] if scenario.lacks else ()
-    inputs = tuple(Tensor.of(given.name, value) for given in scenario.pipeline.spec.inputs if given.name not in lacks)
-    return InferRequest("sample", inputs, parameters=parameters if wish is not NO_WISH else {})
+    missing_inputs = scenario.missing_inputs[index % len(scenario.missing_inputs)] if scenario.missing_inputs else ()
+    inputs = tuple(
+        Tensor.of(given.name, value) for given in scenario.pipeline.spec.inputs if given.name not in missing_inputs
+    )
+    return InferRequest("sample", inputs, parameters=parameters if wish is not NO_OPTIONS else {})
 
 
 async def _infer(router, clock, end, call):
@@ -142,7 +146,7 @@ async def _infer(router, clock, end, call):
     try:
         await router.infer(call)
     except Refusal as refusal:
-        end(refusal.end)
+        end(refusal.outcome)
         return
     end(LATE if clock.now - call.arrived_at > promised else OK)
 
@@ -157,13 +161,13 @@ def look_again(view):
     """Let all leave at the fastest point they may, and look again at the third that is least certain."""
     drops = []
     for head in view.waiting:
-        points = sorted(view.points_for(head), key=lambda point: point.seconds(view.most_rows))
+        points = sorted(view.points_for(head), key=lambda point: point.seconds(view.max_rows))
         if not points:
             drops.append(head)
             continue
         again = EscalationRule(0.33, view.points[0].name, accuracy=0.85) if points[0] is not view.points[0] else None
         company = view.beside(head, points[0])
-        return Dispatch(points[0], company.first(min(view.most_rows, company.rows)), drops, again)
+        return Dispatch(points[0], company.first(min(view.max_rows, company.rows)), drops, again)
     return WaitUntil(drops=drops)
 
 
@@ -186,7 +190,7 @@ def a_random_scenario(seed):
         duration_seconds=seconds,
         plan=plans[0],
         changes=tuple((float(rng.uniform(0.5, seconds)), plan) for plan in plans[1:]),
-        conditions=Environment(
+        environment=Environment(
             startup_seconds=float(rng.uniform(0.1, 1.0)),
             factors={
                 (stage.name, v.name): tuple(np.exp(rng.normal(0, rng.uniform(0, 0.4), 64)).tolist())
@@ -198,7 +202,9 @@ def a_random_scenario(seed):
             failures=tuple(failures),
         ),
         **wishes_of(rng, pipeline),
-        lacks=tuple(map(frozenset, rng.choice(["", "", "x", "z"], 7))) if len(pipeline.spec.inputs) > 1 else (),
+        missing_inputs=tuple(map(frozenset, rng.choice(["", "", "x", "z"], 7)))
+        if len(pipeline.spec.inputs) > 1
+        else (),
         seed=int(seed),
     )
 
@@ -206,10 +212,10 @@ def a_random_scenario(seed):
 def wishes_of(rng, pipeline):
     """What requests wish in every other scenario, and how their least certain rows are looked at again in some."""
     certain = any(stage.confidence for stage in pipeline.spec.stages)
-    policy = Policy(look_again, falls_back=True) if certain and rng.random() < 0.6 else None
+    policy = Policy(look_again, uses_fallbacks=True) if certain and rng.random() < 0.6 else None
     if rng.random() < 0.5:
         return {"policy": policy}
-    wishes = [
+    options = [
         RequestOptions(
             timeout_seconds=float(rng.choice([0.1, 0.4, 6.0])) if rng.random() < 0.3 else None,
             accuracy_floor=float(rng.choice([0.0, 0.5, 0.75, 0.95])),
@@ -219,7 +225,7 @@ def wishes_of(rng, pipeline):
         )
         for _ in range(12)
     ]
-    return {"policy": policy, "wishes": (*wishes, NO_WISH), "rows": tuple(rng.integers(1, 6, 7).tolist())}
+    return {"policy": policy, "wishes": (*options, NO_OPTIONS), "rows": tuple(rng.integers(1, 6, 7).tolist())}
 
 
 def a_random_profile(rng, stage):
@@ -311,10 +317,10 @@ def test_the_scenarios_know_every_end_and_every_fault():
         ends |= set(found)
         decides = "" if scenario.policy else scenario.pipeline.spec.scheduling_policy
         points.setdefault(decides, set()).update(departure[4] for departure in departures)
-        lost += len(scenario.conditions.failures)
+        lost += len(scenario.environment.failures)
         changed += len(scenario.changes)
-        wishing += bool(scenario.wishes)
-        lacking += any(scenario.lacks)
+        wishing += bool(scenario.options)
+        lacking += any(scenario.missing_inputs)
         seen = {(member, departure[1]) for departure in departures for member in departure[5]}
         again += scenario.policy is not None and len(seen) < sum(len(departure[5]) for departure in departures)
 

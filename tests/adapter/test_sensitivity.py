@@ -9,8 +9,8 @@ from tests.adapter.problems import a_program, brute_force
 from tests.adapter.scenes import a_ladder, profiles_of
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.relaxation import PlanSolution, solve_or_relax
-from trimtab_adapter.planning.sensitivity import cores_curve, estimate, latency_curve, prices
-from trimtab_adapter.planning.what_if import WhatIfError, alternatives
+from trimtab_adapter.planning.sensitivity import cores_curve, estimate, latency_curve, sensitivities
+from trimtab_adapter.planning.what_if import WhatIfError, solve_alternatives
 from trimtab_adapter.solvers.exact import solve
 
 
@@ -31,7 +31,7 @@ def test_prices_are_what_brute_force_finds_for_the_changed_problem():
     for found in answered():
         program = found.program
         now = estimate(program, found.solution.choice)
-        asked = {price.what: price.found for price in prices(found)}
+        asked = {price.change: price.estimate for price in sensitivities(found)}
         changed = {
             "latency −1 ms": replace(program, slo_seconds=now.latency_seconds - 0.001),
             "1 core less": replace(program, cores=now.cores - 1),
@@ -48,14 +48,14 @@ def test_a_point_of_accuracy_is_bought_with_the_fewest_cores():
     bought = 0
     for found in answered():
         now = estimate(found.program, found.solution.choice)
-        price = next(price for price in prices(found) if price.what == "accuracy +0.01")
-        if price.found is None:
-            assert price.why_not
+        price = next(price for price in sensitivities(found) if price.change == "accuracy +0.01")
+        if price.estimate is None:
+            assert price.reason
             continue
         bought += 1
-        assert price.found.accuracy >= now.accuracy + 0.01 - 1e-9
-        assert price.found.latency_seconds <= found.program.slo_seconds + 1e-9
-        asked = replace(found.program, cores=price.found.cores - 1e-3)
+        assert price.estimate.accuracy >= now.accuracy + 0.01 - 1e-9
+        assert price.estimate.latency_seconds <= found.program.slo_seconds + 1e-9
+        asked = replace(found.program, cores=price.estimate.cores - 1e-3)
         enough = [c for c in _choices(asked) if estimate(asked, c).accuracy >= now.accuracy + 0.01]
         assert not enough
     assert bought > 10
@@ -80,23 +80,23 @@ def test_curves_rise_and_end_at_the_best():
 
 
 def test_alternatives_are_crossed_and_multiplied():
-    found = alternatives(a_question(), "load=x0.5/120,slo=300ms,budget=12")
+    found = solve_alternatives(a_question(), "load=x0.5/120,slo=300ms,budget=12")
 
     assert [alternative.name for alternative in found] == [
         "load=x0.5 slo=300ms budget=12",
         "load=120 slo=300ms budget=12",
     ]
-    half, double = (alternative.question for alternative in found)
+    half, double = (alternative.problem for alternative in found)
     assert (half.load_rps, double.load_rps) == (30.0, 120.0)
     assert {q.spec.slo.latency_seconds for q in (half, double)} == {0.3}
-    assert all(alternative.answer is not None and alternative.answer.feasible for alternative in found)
-    assert all(a.answer.program.cores == 12.0 for a in found if a.answer)
+    assert all(alternative.solution is not None and alternative.solution.feasible for alternative in found)
+    assert all(a.solution.program.cores == 12.0 for a in found if a.solution)
 
 
 def test_an_alternative_without_any_plan_says_why():
-    (found,) = alternatives(a_question(), "budget=2")
+    (found,) = solve_alternatives(a_question(), "budget=2")
 
-    assert found.answer is None
+    assert found.solution is None
     assert found.reason.startswith("no plan fits budget.cores 2")
 
 
@@ -112,4 +112,4 @@ def test_an_alternative_without_any_plan_says_why():
 )
 def test_what_cannot_be_read_is_named(asked, message):
     with pytest.raises(WhatIfError, match=message):
-        alternatives(a_question(), asked)
+        solve_alternatives(a_question(), asked)

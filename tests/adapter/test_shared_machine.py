@@ -20,7 +20,7 @@ TWO = {"cores": "2"}
 def a_situation(
     rps: float, images: float = 0.0, others: float | None = None, cores: float = 2.0, seen_rps=None, **more
 ):
-    machine = None if others is None else MachineLoad(Machine(cores=cores, others_cores=others), seen_rps or rps)
+    machine = None if others is None else MachineLoad(Machine(cores=cores, other_cores=others), seen_rps or rps)
     rows = {"encode": images}
     return PlanningInputs(
         ForecastRecord(peak_rps=rps, source="reactive"), 0.0, rows_per_request=rows, machine=machine, **more
@@ -86,10 +86,10 @@ def test_where_all_of_the_budget_is_left_nothing_changes():
 
 
 def test_more_others_are_expected_with_more_load_but_not_without_end():
-    seen = MachineLoad(Machine(cores=4.0, others_cores=0.5), load_rps=10.0)
+    seen = MachineLoad(Machine(cores=4.0, other_cores=0.5), load_rps=10.0)
 
-    assert [seen.at(rps).others_cores for rps in (5.0, 10.0, 15.0, 20.0, 200.0)] == [0.5, 0.5, 0.75, 1.0, 1.0]
-    assert replace(seen, load_rps=0.0).at(5.0).others_cores == 1.0
+    assert [seen.at(rps).other_cores for rps in (5.0, 10.0, 15.0, 20.0, 200.0)] == [0.5, 0.5, 0.75, 1.0, 1.0]
+    assert replace(seen, load_rps=0.0).at(5.0).other_cores == 1.0
     rps = 1.3 * most(0.0, "1")
     assert planned(rps, others=0.5, seen_rps=rps).stage("text").replicas == 2
     assert planned(rps, others=0.5, seen_rps=rps / 2).stage("text").replicas == 1
@@ -105,10 +105,10 @@ def test_sizes_that_are_pinned_stay_and_pipelines_that_write_nothing_are_left_al
     assert decide(fixed, PROFILES, a_situation(10.0, others=1.9)).spec.stage("text").replicas == 2
 
     ladder = a_ladder()
-    situation = PlanningInputs(ForecastRecord(peak_rps=20.0, source="reactive"), 0.0)
-    beside = replace(situation, machine=MachineLoad(Machine(cores=2.0, others_cores=1.9), 20.0))
+    inputs = PlanningInputs(ForecastRecord(peak_rps=20.0, source="reactive"), 0.0)
+    beside = replace(inputs, machine=MachineLoad(Machine(cores=2.0, other_cores=1.9), 20.0))
     assert planning_problem(ladder, profiles_of(ladder), beside) == planning_problem(
-        ladder, profiles_of(ladder), situation
+        ladder, profiles_of(ladder), inputs
     )
 
 
@@ -125,18 +125,18 @@ def test_an_slo_that_sharing_breaks_is_not_given_up_for_load():
 def test_strain_is_eased_within_the_cores_that_are_left():
     rps = 0.95 * most(0.0, "1")
 
-    strained = planned(rps, others=1.0, strain=4.0)
+    strained = planned(rps, others=1.0, slowdown=4.0)
 
     assert strained.feasible
     assert strained.stage("text").replicas == 1
 
 
 def test_what_is_known_of_a_machine_stays_where_nobody_tells():
-    deliberation, forecast = ControlState(), ForecastRecord(peak_rps=5.0, source="reactive")
-    assert deliberation.situation(forecast, None, 0.0, 60.0).machine is None
+    state, forecast = ControlState(), ForecastRecord(peak_rps=5.0, source="reactive")
+    assert state.planning_inputs(forecast, None, 0.0, 60.0).machine is None
 
-    told = Machine(cores=2.0, others_cores=0.5)
-    deliberation.look_around(told, 5.0)
-    deliberation.look_around(None, 9.0)
+    told = Machine(cores=2.0, other_cores=0.5)
+    state.look_around(told, 5.0)
+    state.look_around(None, 9.0)
 
-    assert deliberation.situation(forecast, None, 0.0, 60.0).machine == MachineLoad(told, 5.0)
+    assert state.planning_inputs(forecast, None, 0.0, 60.0).machine == MachineLoad(told, 5.0)

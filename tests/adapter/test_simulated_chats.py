@@ -14,18 +14,18 @@ from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_pipelines.request_outcome import LATE, OK
 from trimtab_predictor.forecaster import ReactiveForecaster
 
-PIPELINE = a_choosing_pipeline(adaptation={"interval": "5s", "forecaster": "Reactive", "hold": "5s"})
+PIPELINE = a_choosing_pipeline(adaptation={"interval": "5s", "forecaster": "Reactive", "scaleDownStabilization": "5s"})
 
 
-def a_scenario(arrivals, *, apart: bool, images=(2,), **changes) -> Scenario:
+def a_scenario(arrivals, *, disaggregated: bool, images=(2,), **changes) -> Scenario:
     """An encoder of 1 + 3 b ms, and a writer whose answers take three times as long as until they begin."""
     return Scenario(
         pipeline=changes.pop("pipeline", PIPELINE),
         profiles=PROFILES,
         arrivals_seconds=np.asarray(arrivals, dtype=np.float64),
         duration_seconds=changes.pop("duration", 10.0),
-        plan=laid_out(PIPELINE, apart=apart),
-        conditions=changes.pop("conditions", EXACT),
+        plan=laid_out(PIPELINE, apart=disaggregated),
+        environment=changes.pop("environment", EXACT),
         images=images,
         **changes,
     )
@@ -40,23 +40,23 @@ def a_scenario(arrivals, *, apart: bool, images=(2,), **changes) -> Scenario:
         (True, 2, 0.001 + 2 * 0.003 + 3 * (0.001 + 0.001 * (2.0 + 2 * 0.5))),
     ],
 )
-def test_a_lone_chat_takes_what_its_layout_takes(apart, images, seconds):
-    found = simulate(a_scenario([1.0], apart=apart, images=(images,)))
+def test_a_lone_chat_takes_what_its_layout_takes(disaggregated, images, seconds):
+    found = simulate(a_scenario([1.0], disaggregated=disaggregated, images=(images,)))
 
-    assert found.ends.tolist() == [OK]
+    assert found.outcomes.tolist() == [OK]
     assert found.latency_seconds[0] == pytest.approx(seconds)
-    assert set(found.variants[0]) == ({"encode", "text"} if apart and images else {"text"})
+    assert set(found.variants[0]) == ({"encode", "text"} if disaggregated and images else {"text"})
 
 
 def test_the_promise_is_of_the_first_piece_and_of_the_pace():
     hurried = {"latency": "10s", "timeToFirstToken": "20ms"}  # 27 ms until it begins, 81 in all
     slow = {"latency": "10s", "timeToFirstToken": "50ms", "timePerOutputToken": "5ms"}  # eight more tokens in 54 ms
 
-    assert simulate(a_scenario([1.0], apart=False)).ends.tolist() == [OK]
-    late = a_scenario([1.0], apart=False, pipeline=a_choosing_pipeline(slo=hurried, dropPolicy="Never"))
-    assert simulate(late).ends.tolist() == [LATE]
-    paced = a_scenario([1.0], apart=False, pipeline=a_choosing_pipeline(slo=slow, dropPolicy="Never"))
-    assert simulate(paced).ends.tolist() == [LATE]
+    assert simulate(a_scenario([1.0], disaggregated=False)).outcomes.tolist() == [OK]
+    late = a_scenario([1.0], disaggregated=False, pipeline=a_choosing_pipeline(slo=hurried, dropPolicy="Never"))
+    assert simulate(late).outcomes.tolist() == [LATE]
+    paced = a_scenario([1.0], disaggregated=False, pipeline=a_choosing_pipeline(slo=slow, dropPolicy="Never"))
+    assert simulate(paced).outcomes.tolist() == [LATE]
 
 
 def test_changes_of_layout_lose_no_chat():
@@ -64,11 +64,15 @@ def test_changes_of_layout_lose_no_chat():
     changes = tuple((10.0 * n, laid_out(PIPELINE, apart=bool(n % 2), generation=n + 1)) for n in range(1, 6))
     found = simulate(
         a_scenario(
-            arrivals, apart=False, duration=60.0, changes=changes, conditions=replace(EXACT, startup_seconds=2.0)
+            arrivals,
+            disaggregated=False,
+            duration=60.0,
+            changes=changes,
+            environment=replace(EXACT, startup_seconds=2.0),
         )
     )
 
-    assert (found.ends <= LATE).all()
+    assert (found.outcomes <= LATE).all()
     assert found.share(OK) >= 0.95
     assert {variants["text"] for variants in found.variants} == {PULLS, WHOLE}
     at = {second.at_seconds: second.stages["text"][0] for second in found.seconds}
@@ -77,11 +81,13 @@ def test_changes_of_layout_lose_no_chat():
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_writer_that_dies_loses_no_chat(rows):
-    conditions = replace(EXACT, failures=(Failure(1.015, "text"),), startup_seconds=0.5)
+    environment = replace(EXACT, failures=(Failure(1.015, "text"),), startup_seconds=0.5)
     pipeline = a_choosing_pipeline(slo={"latency": "9s"})
-    found = simulate(a_scenario([1.0, 1.01, 3.0], apart=True, conditions=conditions, pipeline=pipeline, rows=(rows,)))
+    found = simulate(
+        a_scenario([1.0, 1.01, 3.0], disaggregated=True, environment=environment, pipeline=pipeline, rows=(rows,))
+    )
 
-    assert found.ends.tolist() == [OK, OK, OK]
+    assert found.outcomes.tolist() == [OK, OK, OK]
     assert found.latency_seconds[0] > 0.5
 
 
@@ -90,10 +96,10 @@ def test_the_plan_comes_to_the_layout_that_its_load_asks_for(images, variant):
     found = simulate(
         a_scenario(
             poisson(40, 60),
-            apart=variant == WHOLE,  # at first the other one
+            disaggregated=variant == WHOLE,  # at first the other one
             images=(images,),
             duration=60.0,
-            conditions=replace(EXACT, startup_seconds=1.0),
+            environment=replace(EXACT, startup_seconds=1.0),
             adaptation=SimulatedControlLoop(ReactiveForecaster()),
         )
     )
@@ -102,7 +108,7 @@ def test_the_plan_comes_to_the_layout_that_its_load_asks_for(images, variant):
     assert last.stage("text").variant == variant
     assert (last.stage("encode").replicas == 0) == (variant == WHOLE)
     assert last.stage("text").variant == planned(40, float(images)).spec.stage("text").variant
-    settled = found.ends[found.arrivals_seconds > 30]
+    settled = found.outcomes[found.arrivals_seconds > 30]
     assert (settled == OK).mean() >= 0.99
 
 
@@ -110,10 +116,10 @@ def test_broken_promises_raise_replicas():
     found = simulate(
         a_scenario(
             poisson(100, 60),
-            apart=False,
+            disaggregated=False,
             images=(0,),
             duration=60.0,
-            conditions=replace(EXACT, factors={("text", WHOLE): (5.0,)}, startup_seconds=1.0),
+            environment=replace(EXACT, factors={("text", WHOLE): (5.0,)}, startup_seconds=1.0),
             adaptation=SimulatedControlLoop(ReactiveForecaster()),
         )
     )
@@ -123,4 +129,4 @@ def test_broken_promises_raise_replicas():
     assert last.explanation is not None
     assert "since promises were broken" in last.explanation.change
     assert last.stage("text").replicas > planned(last.forecast.peak_rps, 0.0).spec.stage("text").replicas
-    assert (found.ends[found.arrivals_seconds > 30] == OK).mean() >= 0.99
+    assert (found.outcomes[found.arrivals_seconds > 30] == OK).mean() >= 0.99

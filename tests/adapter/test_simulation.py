@@ -11,7 +11,7 @@ from trimtab_adapter.planning.decide import initial_plan
 from trimtab_adapter.simulation.control_loop import SimulatedControlLoop, oracle_forecaster
 from trimtab_adapter.simulation.environment import Environment, Failure
 from trimtab_adapter.simulation.machine_speed import MachineSpeed
-from trimtab_adapter.simulation.sampling import FanOut, around, between_sizes
+from trimtab_adapter.simulation.sampling import FanOut, interpolate_latency, rounding_weights
 from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_pipelines.profile import PointProfile
 from trimtab_pipelines.request_outcome import DROPPED, FAILED, LATE, OK, REFUSED, RequestOutcome
@@ -34,7 +34,7 @@ def a_scenario(pipeline=None, arrivals=(1.0,), duration=10.0, plan=None, **chang
         arrivals_seconds=np.asarray(arrivals, dtype=np.float64),
         duration_seconds=duration,
         plan=plan or a_plan(pipeline),
-        conditions=changes.pop("conditions", EXACT),
+        environment=changes.pop("environment", EXACT),
         **changes,
     )
 
@@ -53,7 +53,7 @@ def served_by(found, start, end):
 def test_a_lone_request_takes_its_service_time_in_each_stage():
     found = simulate(a_scenario(a_pipeline(3)))
 
-    assert found.ends.tolist() == [OK]
+    assert found.outcomes.tolist() == [OK]
     assert found.latency_seconds[0] == pytest.approx(3 * 0.006)
     assert found.accuracy[0] == pytest.approx(0.9**3)
 
@@ -69,16 +69,16 @@ def test_parallel_branches_run_side_by_side_and_join():
 
 
 def test_overheads_lie_around_the_batches():
-    conditions = replace(EXACT, before_seconds=0.002, after_seconds=0.003)
-    found = simulate(a_scenario(conditions=conditions))
+    environment = replace(EXACT, before_seconds=0.002, after_seconds=0.003)
+    found = simulate(a_scenario(environment=environment))
 
     assert found.latency_seconds[0] == pytest.approx(0.006 + 0.005)
 
 
 def test_a_batch_is_slower_while_other_replicas_are_busy_and_only_then():
     two = a_plan(a_pipeline(), replicas=2)
-    conditions = replace(EXACT, contention=0.5, failures=(Failure(4.001, "stage-0"),))
-    found = simulate(a_scenario(arrivals=(1.0, 1.001, 3.0, 4.0, 6.0), plan=two, conditions=conditions))
+    environment = replace(EXACT, contention=0.5, failures=(Failure(4.001, "stage-0"),))
+    found = simulate(a_scenario(arrivals=(1.0, 1.001, 3.0, 4.0, 6.0), plan=two, environment=environment))
 
     # Side by side; alone; lost with its replica and begun anew on the other; alone again.
     assert found.latency_seconds == pytest.approx([0.006, 0.009, 0.006, 0.001 + 0.006, 0.006], abs=1e-6)
@@ -88,14 +88,16 @@ def test_a_pause_of_its_processor_holds_up_a_batch_and_leaves_the_other_processo
     """Replicas take turns with the processors: the second one's sleeps from 1.003 to 1.103 and is half as fast then."""
     two = a_plan(a_pipeline(), replicas=2)
     speeds = (MachineSpeed((0.0,), (1.0,)), MachineSpeed((0.0, 1.003, 1.103), (1.0, 0.0, 0.5)))
-    found = simulate(a_scenario(arrivals=(1.0, 1.001), plan=two, conditions=replace(EXACT, speeds=speeds)))
+    found = simulate(a_scenario(arrivals=(1.0, 1.001), plan=two, environment=replace(EXACT, speeds=speeds)))
 
     assert found.latency_seconds == pytest.approx([0.006, 0.002 + 0.100 + 2 * 0.004], abs=1e-6)
 
 
 def test_what_was_measured_of_a_variant_stands_in_place_of_its_profile():
-    conditions = Environment(factors={("stage-0", "small"): (0.5, 3.0)}, service_ratios={("stage-0", "small"): 2.0})
-    found = simulate(a_scenario(arrivals=np.arange(0.1, 9.0, 0.1), profiles=a_wide_profile(3.0), conditions=conditions))
+    environment = Environment(factors={("stage-0", "small"): (0.5, 3.0)}, service_ratios={("stage-0", "small"): 2.0})
+    found = simulate(
+        a_scenario(arrivals=np.arange(0.1, 9.0, 0.1), profiles=a_wide_profile(3.0), environment=environment)
+    )
 
     slow = found.latency_seconds > 0.010
     assert 0.3 < slow.mean() < 0.7
@@ -104,8 +106,8 @@ def test_what_was_measured_of_a_variant_stands_in_place_of_its_profile():
 
 def test_single_batch_sizes_may_be_off_by_more_than_their_variant():
     """The first alone, 6 ms; then three together, 4 + 2·3 ms, twice as long: between sizes 1 and 4 lies a line."""
-    conditions = replace(EXACT, size_ratios={("stage-0", "small"): {1: 1.0, 4: 2.5}})
-    found = simulate(a_scenario(arrivals=(1.0, 1.001, 1.002, 1.003), conditions=conditions))
+    environment = replace(EXACT, size_ratios={("stage-0", "small"): {1: 1.0, 4: 2.5}})
+    found = simulate(a_scenario(arrivals=(1.0, 1.001, 1.002, 1.003), environment=environment))
 
     assert found.latency_seconds == pytest.approx([0.006, 0.006 + 0.020 - 0.001, 0.024, 0.023], abs=1e-6)
 
@@ -148,7 +150,7 @@ def a_wide_profile(p99_over_median):
 def test_service_times_spread_between_median_and_p99():
     arrivals = np.arange(1, 2001) * 0.1
     found = simulate(
-        a_scenario(arrivals=arrivals, duration=201.0, profiles=a_wide_profile(2.0), conditions=Environment())
+        a_scenario(arrivals=arrivals, duration=201.0, profiles=a_wide_profile(2.0), environment=Environment())
     )
 
     assert found.latency(0.5) == pytest.approx(0.006, rel=0.03)
@@ -156,7 +158,7 @@ def test_service_times_spread_between_median_and_p99():
 
 
 def test_the_same_seed_gives_the_same_result_and_another_another():
-    scenario = a_scenario(arrivals=poisson(60, 10), profiles=a_wide_profile(1.5), conditions=Environment())
+    scenario = a_scenario(arrivals=poisson(60, 10), profiles=a_wide_profile(1.5), environment=Environment())
     one, again, other = (simulate(replace(scenario, seed=seed)) for seed in (1, 1, 2))
 
     assert np.array_equal(one.latency_seconds, again.latency_seconds)
@@ -166,7 +168,7 @@ def test_the_same_seed_gives_the_same_result_and_another_another():
 def test_every_request_has_exactly_one_end_even_in_overload():
     found = simulate(a_scenario(a_pipeline(2), poisson(1500, 20), 20.0))
 
-    assert found.ends.size == found.seconds[-1].received
+    assert found.outcomes.size == found.seconds[-1].received
     assert sum(found.share(end) for end in RequestOutcome) == pytest.approx(1.0)
     assert 0.2 < found.share(DROPPED) < 0.9
     assert found.share(LATE) < 0.02
@@ -194,8 +196,8 @@ def test_fan_out_multiplies_rows_and_joins_before_the_answer():
         {"name": "y", "datatype": "FP32", "shape": [4], "countedBy": "n", "expectedRows": 2},
     ]
     pipeline = a_pipeline(chain)
-    conditions = replace(EXACT, fan_out={("stage-0", "n"): (0.0, 0.0, 0.0, 1.0)})
-    found = simulate(a_scenario(pipeline, conditions=conditions))
+    environment = replace(EXACT, fan_out={("stage-0", "n"): (0.0, 0.0, 0.0, 1.0)})
+    found = simulate(a_scenario(pipeline, environment=environment))
 
     assert found.latency_seconds[0] == pytest.approx(0.006 + 0.010)  # three rows in one batch of 4 + 2·3 ms
     assert found.batch_rows["stage-1"] == 3.0
@@ -207,23 +209,23 @@ def test_a_fan_out_of_nothing_ends_the_request_early():
         {"name": "n", "datatype": "INT64"},
         {"name": "y", "datatype": "FP32", "shape": [4], "countedBy": "n"},
     ]
-    conditions = replace(EXACT, fan_out={("stage-0", "n"): (1.0,)})
-    found = simulate(a_scenario(a_pipeline(chain), conditions=conditions))
+    environment = replace(EXACT, fan_out={("stage-0", "n"): (1.0,)})
+    found = simulate(a_scenario(a_pipeline(chain), environment=environment))
 
-    assert found.ends.tolist() == [OK]
+    assert found.outcomes.tolist() == [OK]
     assert found.latency_seconds[0] == pytest.approx(0.006)
 
 
 @pytest.mark.parametrize("mean", [0.5, 1.0, 2.0, 2.3])
 def test_an_expected_fan_out_is_met_on_average(mean):
-    draws = FanOut(around(mean), np.random.default_rng(0))
+    draws = FanOut(rounding_weights(mean), np.random.default_rng(0))
 
     assert np.mean([draws.draw(1) for _ in range(8000)]) == pytest.approx(mean, abs=0.03)
 
 
 def test_between_profiled_sizes_a_batch_takes_what_lies_between():
-    assert between_sizes(a_point_profile(), 3, 0.5) == pytest.approx(0.010)
-    assert between_sizes(a_point_profile(), 64, 0.5) == pytest.approx(0.132)
+    assert interpolate_latency(a_point_profile(), 3, 0.5) == pytest.approx(0.010)
+    assert interpolate_latency(a_point_profile(), 64, 0.5) == pytest.approx(0.132)
 
 
 def heavy_and_light(**changes):
@@ -242,7 +244,7 @@ def test_a_plan_becomes_true_make_before_break():
     pipeline, profiles = heavy_and_light()
     light, heavy = a_plan(pipeline), a_plan(pipeline, 2, variant="heavy", accuracy=0.9, cores=2)
     scenario = a_scenario(
-        pipeline, poisson(20, 30), 30.0, light, profiles=profiles, changes=((10.0, heavy),), conditions=EXACT
+        pipeline, poisson(20, 30), 30.0, light, profiles=profiles, changes=((10.0, heavy),), environment=EXACT
     )
     found = simulate(scenario)
     cores = [second.cores for second in found.seconds]
@@ -284,8 +286,10 @@ def test_without_room_for_both_replicas_are_exchanged_and_never_more_cores_reser
 
 def test_a_lost_replica_loses_no_request_where_there_is_another():
     pipeline = a_pipeline()
-    conditions = replace(EXACT, failures=(Failure(10.0, "stage-0"),), startup_seconds=3.0)
-    found = simulate(a_scenario(pipeline, poisson(100, 20), 20.0, a_plan(pipeline, replicas=2), conditions=conditions))
+    environment = replace(EXACT, failures=(Failure(10.0, "stage-0"),), startup_seconds=3.0)
+    found = simulate(
+        a_scenario(pipeline, poisson(100, 20), 20.0, a_plan(pipeline, replicas=2), environment=environment)
+    )
 
     assert found.violations == 0.0
     assert [found.seconds[n].stages["stage-0"][2] for n in (9, 11, 14)] == [2, 1, 2]
@@ -293,9 +297,9 @@ def test_a_lost_replica_loses_no_request_where_there_is_another():
 
 
 def test_without_any_replica_requests_wait_and_those_that_cannot_are_dropped():
-    conditions = replace(EXACT, failures=(Failure(10.0, "stage-0"),), startup_seconds=3.0)
-    found = simulate(a_scenario(arrivals=poisson(20, 20), duration=20.0, conditions=conditions))
-    lost = found.arrivals_seconds[found.ends != OK]
+    environment = replace(EXACT, failures=(Failure(10.0, "stage-0"),), startup_seconds=3.0)
+    found = simulate(a_scenario(arrivals=poisson(20, 20), duration=20.0, environment=environment))
+    lost = found.arrivals_seconds[found.outcomes != OK]
 
     assert lost.size > 0
     assert lost.min() > 9.4
@@ -303,7 +307,7 @@ def test_without_any_replica_requests_wait_and_those_that_cannot_are_dropped():
 
 
 def test_the_slow_loop_follows_the_load():
-    pipeline = a_ladder(adaptation={"interval": "5s", "hold": "10s", "forecaster": "Oracle"})
+    pipeline = a_ladder(adaptation={"interval": "5s", "scaleDownStabilization": "10s", "forecaster": "Oracle"})
     profiles = profiles_of(pipeline)
     arrivals = np.concatenate([poisson(5, 60), 60 + poisson(120, 60, 1), 120 + poisson(5, 60, 2)])
     knowing = oracle_forecaster(pipeline.spec.adaptation, arrivals, 180, 0.0)
@@ -314,7 +318,7 @@ def test_the_slow_loop_follows_the_load():
         initial_plan(pipeline, profiles),
         profiles=profiles,
         adaptation=SimulatedControlLoop(knowing),
-        conditions=replace(EXACT, startup_seconds=2.0),
+        environment=replace(EXACT, startup_seconds=2.0),
     )
     found = simulate(scenario)
 
@@ -345,7 +349,7 @@ def test_never_with_a_backlog_leaves_nobody_failed():
     found = simulate(a_scenario(pipeline, poisson(250, 60), 60.0, a_plan(pipeline, batchSize=1)))
 
     assert found.latency_seconds.max() > 20.0  # which is far beyond the load's end and any promise
-    assert (found.ends <= LATE).all()
+    assert (found.outcomes <= LATE).all()
     assert not found.reasons
 
 
@@ -353,7 +357,7 @@ def test_a_backlog_that_takes_ten_times_as_long_as_its_load_is_given_up_and_says
     pipeline = a_pipeline(dropPolicy="Never", queue={"maxRows": 100000})
     found = simulate(a_scenario(pipeline, poisson(9000, 1), 1.0, a_plan(pipeline, batchSize=1)))
 
-    given_up = np.flatnonzero(found.ends == FAILED)
+    given_up = np.flatnonzero(found.outcomes == FAILED)
     assert found.share(LATE) > 0.2
     assert given_up.size > 0
     assert {found.reasons[index] for index in given_up.tolist()} == {("", "Backlog")}
@@ -369,7 +373,7 @@ def test_who_wishes_what_no_plan_can_give_is_no_load_to_plan_for():
         initial_plan(pipeline, profiles, 3.0),
         profiles=profiles,
         adaptation=SimulatedControlLoop(ReactiveForecaster()),
-        wishes=(RequestOptions(task="unheard-of"),),
+        options=(RequestOptions(task="unheard-of"),),
     )
     found = simulate(scenario)
 

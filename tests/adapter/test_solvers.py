@@ -107,7 +107,7 @@ def test_the_linear_form_is_small():
     built = build_milp(program, table)
 
     assert built.binaries == sum(column.index.size for column in table.columns) < 1000
-    assert len(built.worth) < 2000
+    assert len(built.objective) < 2000
     assert len(built.rows.entries) < 2000
 
 
@@ -155,8 +155,8 @@ def test_a_program_in_which_nothing_is_chosen_is_worth_its_optimum():
     one, other = built.column(3.0, 2.0), built.column(1.0, 5.0)
     built.rows.add({one: 1.0, other: 1.0}, upper=4.0)
 
-    assert highs.greatest(built) == pytest.approx(3.0 * 2.0 + 1.0 * 2.0)
+    assert highs.maximize(built) == pytest.approx(3.0 * 2.0 + 1.0 * 2.0)
 
     built.rows.add({one: 1.0}, lower=3.0)
     with pytest.raises(SolverUnavailable, match="without an optimum"):
-        highs.greatest(built)
+        highs.maximize(built)

@@ -6,22 +6,22 @@ from trimtab_kubernetes.objects import Object, key_of
 PIPELINE, PROFILE, PLAN, SLICE = "InferencePipeline", "ModelProfile", "PipelinePlan", "EndpointSlice"
 SERVICE_LABEL = "kubernetes.io/service-name"
 SELECTORS = {PIPELINE: None, PROFILE: None, PLAN: None, SLICE: SERVICE_LABEL}
-Belonging = tuple[str, str, str]
+OwnerKey = tuple[str, str, str]
 """Of which kind, in which namespace, to what: profiles to pipelines, slices to Services, others to themselves."""
 
 
-class ClusterCache(Cache[Belonging]):
+class ClusterCache(Cache[OwnerKey]):
     """Objects by kind and name, and by what they belong to."""
 
     def __init__(self) -> None:
-        super().__init__(belonging_of)
+        super().__init__(owner_key)
 
-    def belonging(self, kind: str, namespace: str, owner: str) -> list[Object]:
+    def owned_by(self, kind: str, namespace: str, owner: str) -> list[Object]:
         """The profiles of a pipeline, or the slices of a Service."""
         return self.group((kind, namespace, owner))
 
 
-def belonging_of(found: Object) -> Belonging:
+def owner_key(found: Object) -> OwnerKey:
     """What an object belongs to."""
     kind, (namespace, owner) = found["kind"], key_of(found)
     if kind == PROFILE:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from trimtab_adapter.cluster.cluster_cache import PIPELINE, PROFILE, ClusterCache
 from trimtab_kubernetes.objects import Key, Object
 from trimtab_pipelines.documents import DocumentError, parse
-from trimtab_pipelines.profile import ModelProfile, by_stage
+from trimtab_pipelines.profile import ModelProfile, profiles_by_stage
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION
 from trimtab_pipelines.quantity import format_cores, parse_quantity
 from trimtab_pipelines.spec import InferencePipeline
@@ -20,7 +20,7 @@ class ClusterConfigSource:
 
     def __init__(self, known: ClusterCache, key: Key) -> None:
         """Raise DocumentError where the pipeline as it is cannot be used."""
-        self._known, self._key = known, key
+        self._cache, self._key = known, key
         self._seen: tuple[object, ...] = ()
         self._parsed: dict[str, tuple[str, ModelProfile | None]] = {}
         self.remark = ""
@@ -34,18 +34,18 @@ class ClusterConfigSource:
     @property
     def uid(self) -> str:
         """The identity of the pipeline's object."""
-        return str((self._known.get(PIPELINE, self._key) or {"metadata": {}})["metadata"].get("uid", ""))
+        return str((self._cache.get(PIPELINE, self._key) or {"metadata": {}})["metadata"].get("uid", ""))
 
     def refresh(self) -> str | None:
         """Read what changed; return what is wrong with it, or None."""
-        found = self._known.get(PIPELINE, self._key)
-        profiles = list(self._known.belonging(PROFILE, *self._key))
+        found = self._cache.get(PIPELINE, self._key)
+        profiles = list(self._cache.owned_by(PROFILE, *self._key))
         seen = (_version(found), *sorted((_name(profile), _version(profile)) for profile in profiles))
         if seen == self._seen:
             return None
         self._seen = seen
         readable = filter(None, map(self._read_profile, profiles))
-        self.profiles = by_stage(sorted(readable, key=_precedence, reverse=True))
+        self.profiles = profiles_by_stage(sorted(readable, key=_precedence, reverse=True))
         if found is None:
             return None
         try:
@@ -56,7 +56,7 @@ class ClusterConfigSource:
 
     def _read_pipeline(self, found: Object) -> InferencePipeline:
         pipeline = parse(InferencePipeline, found, f"{PIPELINE} {self._key[0]}/{self._key[1]}")
-        pipeline, self.remark = within_schedulable(pipeline)
+        pipeline, self.remark = limit_to_schedulable(pipeline)
         return pipeline
 
     def _read_profile(self, found: Object) -> ModelProfile | None:
@@ -71,7 +71,7 @@ class ClusterConfigSource:
         return self._parsed[name][1]
 
 
-def within_schedulable(pipeline: InferencePipeline) -> tuple[InferencePipeline, str]:
+def limit_to_schedulable(pipeline: InferencePipeline) -> tuple[InferencePipeline, str]:
     """The pipeline with the budget its nodes have room for, and a remark where that is less, or cannot be read."""
     told = (pipeline.status or {}).get("schedulable")
     if told is None:

@@ -1,4 +1,4 @@
-"""The Event that says that a plan changed, and why: at most one for each decision. Pure."""
+"""The Event that says that a plan changed, and why: at most one for each decision."""
 
 from trimtab_adapter.tick import Tick
 from trimtab_kubernetes.events import event
@@ -6,7 +6,7 @@ from trimtab_kubernetes.objects import Object
 from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER
 
 
-def event_of(tick: Tick, pipeline: Object) -> Object | None:
+def plan_changed_event(tick: Tick, pipeline: Object) -> Object | None:
     """The event of a tick, or None where nothing changed that is in force."""
     if tick.decided != "changed" or tick.plan is None or tick.pipeline.spec.mode != "Auto":
         return None

@@ -1,4 +1,4 @@
-"""Shell: the adapter as a pod. Waits its turn to lead, plans, and answers probes and Prometheus."""
+"""The adapter as a pod. Waits its turn to lead, plans, and answers probes and Prometheus."""
 
 import argparse
 import asyncio
@@ -13,24 +13,24 @@ from trimtab_adapter.metrics import AdapterMetrics
 from trimtab_adapter.prometheus import Server, tls_context
 from trimtab_kubernetes import Cluster, ClusterError
 from trimtab_kubernetes.client import own_namespace
-from trimtab_kubernetes.lease import Lease, Timing, leading
-from trimtab_kubernetes.process import observed, stop_requested, until
+from trimtab_kubernetes.lease import Lease, Timing, leader_election
+from trimtab_kubernetes.process import serve_probes, stop_requested, wait_until
 from trimtab_pipelines.documents import DocumentError, load_pools
 from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER
 
-LEASE = Timing(lease_seconds=10, renew_within_seconds=7.0, every_seconds=2.0)
+LEASE = Timing(lease_duration_seconds=10, renew_deadline_seconds=7.0, retry_period_seconds=2.0)
 HTTP_TIMEOUT_SECONDS = 2.0
 PROMETHEUS_TIMEOUT_SECONDS = 5.0
 
 
 async def adapt_cluster(options: argparse.Namespace) -> str:
-    """Plan until SIGTERM or SIGINT; returns why it cannot, or nothing."""
+    """Plan wait_until SIGTERM or SIGINT; returns why it cannot, or nothing."""
     stop = stop_requested()
     try:
         cluster = await Cluster.connect()
     except ClusterError as error:
         return str(error)
-    lease = adapters_lease(cluster, own_namespace(), os.environ.get("POD_NAME") or socket.gethostname())
+    lease = adapter_lease(cluster, own_namespace(), os.environ.get("POD_NAME") or socket.gethostname())
     try:
         await run_elected(options, cluster, lease, stop)
     except DocumentError as error:  # the files of pools and of certificates
@@ -38,7 +38,7 @@ async def adapt_cluster(options: argparse.Namespace) -> str:
     return ""
 
 
-def adapters_lease(cluster: Cluster, namespace: str, identity: str) -> Lease:
+def adapter_lease(cluster: Cluster, namespace: str, identity: str) -> Lease:
     """A claim to lead among the adapters."""
     return Lease(cluster, namespace, ADAPTER_MANAGER, identity, LEASE)
 
@@ -46,7 +46,7 @@ def adapters_lease(cluster: Cluster, namespace: str, identity: str) -> Lease:
 async def run_elected(options: argparse.Namespace, cluster: Cluster, lease: Lease, stop: asyncio.Event) -> None:
     """Lead whenever it is our turn; closes the connection to the cluster at the end.
 
-    While the API server is away the leader plans on with what it knows. It writes nothing until it is certain to lead.
+    While the API server is away the leader plans on with what it knows. It writes nothing wait_until it is certain to lead.
     """
     metrics, started = AdapterMetrics(), list[PipelineLoops]()
     async with (
@@ -55,26 +55,26 @@ async def run_elected(options: argparse.Namespace, cluster: Cluster, lease: Leas
         httpx.AsyncClient(
             timeout=PROMETHEUS_TIMEOUT_SECONDS, trust_env=False, verify=tls_context(options.prometheus_ca)
         ) as asking,
-        observed(options.health_port, options.metrics_port, metrics.registry, lambda: _late(started)),
+        serve_probes(options.health_port, options.metrics_port, metrics.registry, lambda: _late(started)),
     ):
         prometheus = None
         if options.prometheus is not None:
             prometheus = Server(asking, options.prometheus, options.prometheus_token_file)
         pools = None if options.pools is None else load_pools(options.pools).pools
-        weights, guarded = TrainedWeights(options.weights), cluster.guarded(lambda: lease.held)
-        around = LoopDependencies(guarded, routers, prometheus, weights, metrics, pools)
+        weights, guarded = TrainedWeights(options.weights), cluster.with_write_guard(lambda: lease.is_held)
+        rounding_weights = LoopDependencies(guarded, routers, prometheus, weights, metrics, pools)
         namespaces = [name for name in options.namespaces.split(",") if name]
 
         async def plan() -> None:
-            loops = PipelineLoops(around, namespaces)
+            loops = PipelineLoops(rounding_weights, namespaces)
             started[:] = [loops]
             try:
                 await loops.run()
             finally:
                 started.clear()
 
-        async with leading(lease, plan, go_on=True) as planning:
-            await until(stop, planning)
+        async with leader_election(lease, plan, keep_running=True) as planning:
+            await wait_until(stop, planning)
 
 
 def _late(started: list[PipelineLoops]) -> str:

@@ -16,16 +16,16 @@ from trimtab_adapter.cluster.cluster_cache import (
     PROFILE,
     SELECTORS,
     SLICE,
-    Belonging,
     ClusterCache,
-    belonging_of,
+    OwnerKey,
+    owner_key,
 )
 from trimtab_adapter.cluster.config_source import ClusterConfigSource
 from trimtab_adapter.cluster.plan_publisher import ClusterPlanPublisher
 from trimtab_adapter.cluster.router_metrics_source import RouterMetricsSource, addresses
 from trimtab_adapter.cluster.solver_pool import SolverPool
 from trimtab_adapter.cluster.status_writer import StatusWriter
-from trimtab_adapter.control_loop import LOOK_SECONDS, ControlLoop, LoadSources
+from trimtab_adapter.control_loop import LOAD_CHECK_SECONDS, ControlLoop, LoadSources
 from trimtab_adapter.forecasting import CurrentForecaster, TrainedWeights
 from trimtab_adapter.metrics import AdapterMetrics
 from trimtab_adapter.planning.pool_planner import PoolPlanner
@@ -39,9 +39,11 @@ from trimtab_pipelines.pool import Pool
 
 log = logging.getLogger(__name__)
 
-LOOKS_PER_SECOND = 50.0  # of all loops together, at their routers' newest second
+LOAD_CHECKS_PER_SECOND = 50.0
+"""Of all loops together, at their routers' newest second."""
 LATE_INTERVALS = 3.0
-LATE_SECONDS = 60.0  # at the least: the longest decision and its rest are no reason to be restarted
+LATE_SECONDS = 60.0
+"""At the least: the longest decision and its rest are no reason to be restarted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ class LoopDependencies:
     prometheus: Server | None
     weights: TrainedWeights
     metrics: AdapterMetrics
-    pools: Mapping[str, Pool] | None = None  # without, a pipeline of a pool plans within its own budget
+    pools: Mapping[str, Pool] | None = None
+    """Without, a pipeline of a pool plans within its own budget."""
 
 
 @dataclass(slots=True)
@@ -62,39 +65,39 @@ class _Member:
 
     uid: str
     loop: ControlLoop
-    reporter: StatusWriter
+    status_writer: StatusWriter
     stop: asyncio.Event
     task: asyncio.Task[None]
-    watched: tuple[object, ...]
+    inputs_seen: tuple[object, ...]
 
 
 class PipelineLoops:
     """All pipelines of some namespaces, or of all."""
 
-    def __init__(self, surroundings: LoopDependencies, namespaces: Sequence[str] = ()) -> None:
-        self._around, self._namespaces = surroundings, tuple(namespaces) or (None,)
-        self._known = ClusterCache()
+    def __init__(self, dependencies: LoopDependencies, namespaces: Sequence[str] = ()) -> None:
+        self._dependencies, self._namespaces = dependencies, tuple(namespaces) or (None,)
+        self._cache = ClusterCache()
         self._members: dict[Key, _Member] = {}
         self._ending: dict[Key, asyncio.Task[None]] = {}
         self._closing = False
-        self._pools = None if surroundings.pools is None else PoolPlanner(surroundings.pools)
-        self._solving = SolverPool(surroundings.pools or ())
+        self._pools = None if dependencies.pools is None else PoolPlanner(dependencies.pools)
+        self._executors = SolverPool(dependencies.pools or ())
 
     async def run(self) -> None:
         """Plan for all pipelines; ends by cancellation, when every loop has ended and said so."""
-        following = asyncio.create_task(
-            self._known.keep_up(self._around.cluster, SELECTORS, self._namespaces, self._changed)
+        watching = asyncio.create_task(
+            self._cache.watch(self._dependencies.cluster, SELECTORS, self._namespaces, self._changed)
         )
         starting = asyncio.create_task(self._start_all())
         try:
-            await following
+            await watching
         finally:
             self._closing = True
-            for task in (following, starting):
+            for task in (watching, starting):
                 task.cancel()
-            await asyncio.gather(following, starting, return_exceptions=True)
+            await asyncio.gather(watching, starting, return_exceptions=True)
             await asyncio.gather(*(self._stop(key) for key in list(self._members)), *self._ending.values())
-            self._solving.close()
+            self._executors.close()
 
     def late(self) -> list[str]:
         """Name the pipelines whose loop has not ticked for three intervals, nor for a minute."""
@@ -107,16 +110,16 @@ class PipelineLoops:
 
     async def _start_all(self) -> None:
         """Start once everything is known: a plan not listed yet must not be taken for one that does not exist."""
-        await self._known.synced.wait()
-        log.info("%d pipelines known", len(self._known.keys(PIPELINE)))
-        for key in self._known.keys(PIPELINE):
+        await self._cache.synced.wait()
+        log.info("%d pipelines known", len(self._cache.keys(PIPELINE)))
+        for key in self._cache.keys(PIPELINE):
             self._start(key)
 
-    def _changed(self, change: Change, concerned: set[Belonging]) -> None:
+    def _changed(self, change: Change, concerned: set[OwnerKey]) -> None:
         found = change.object
-        if found is None or not self._known.synced.is_set():
+        if found is None or not self._cache.synced.is_set():
             return
-        for kind, namespace, owner in concerned | {belonging_of(found)}:
+        for kind, namespace, owner in concerned | {owner_key(found)}:
             if kind == PIPELINE:
                 self._pipeline_changed((namespace, owner), found, deleted=change.deleted)
             elif kind == SLICE:
@@ -134,7 +137,7 @@ class PipelineLoops:
         else:
             self._replace(key, member)
 
-    def _ended(self, key: Key, member: _Member, task: asyncio.Task[None]) -> None:
+    def _loop_ended(self, key: Key, member: _Member, task: asyncio.Task[None]) -> None:
         """Replace a loop that a fault ended, an interval later: one that always faults leaves the others their time."""
         if not (self._closing or task.cancelled()) and (fault := task.exception()) is not None:
             log.error("%s/%s: its loop ended; another takes its place", *key, exc_info=fault)
@@ -155,37 +158,41 @@ class PipelineLoops:
 
     def _start(self, key: Key) -> None:
         """Start a loop where there is to be one; not before the one before it has ended."""
-        found, around = self._known.get(PIPELINE, key), self._around
+        found, rounding_weights = self._cache.get(PIPELINE, key), self._dependencies
         if self._closing or key in self._ending or found is None or found["metadata"].get("deletionTimestamp"):
             return
         try:
-            documents = ClusterConfigSource(self._known, key)
+            documents = ClusterConfigSource(self._cache, key)
         except DocumentError as error:
             log.warning("%s", error)
             return
-        reporter = StatusWriter(around.cluster, self._known, key)
+        status_writer = StatusWriter(rounding_weights.cluster, self._cache, key)
 
         async def report(tick: Tick) -> None:
-            around.metrics.take(key, tick)
-            reporter.report(tick)
+            rounding_weights.metrics.take(key, tick)
+            status_writer.report(tick)
 
-        routers = RouterMetricsSource(around.routers, self._known, key)
-        loads = routers if around.prometheus is None else PrometheusSource(around.prometheus, *key, routers.ready)
+        routers = RouterMetricsSource(rounding_weights.routers, self._cache, key)
+        loads = (
+            routers
+            if rounding_weights.prometheus is None
+            else PrometheusSource(rounding_weights.prometheus, *key, routers.ready)
+        )
         loop = ControlLoop(
             documents,
-            ClusterPlanPublisher(around.cluster, self._known, key, report),
-            LoadSources(loads, routers, self._look_seconds),
-            CurrentForecaster(lambda: documents.pipeline.spec.adaptation, around.weights),
-            self._solving.threads,
+            ClusterPlanPublisher(rounding_weights.cluster, self._cache, key, report),
+            LoadSources(loads, routers, self._check_seconds),
+            CurrentForecaster(lambda: documents.pipeline.spec.adaptation, rounding_weights.weights),
+            self._executors.threads,
         )
         if self._pools is not None:
             wake = partial(_wake_from_anywhere, asyncio.get_running_loop(), loop)
             loop.planner = self._pools.planner("/".join(key), documents.pipeline, loop.current, wake)
-            loop.note = partial(self._pools.note, "/".join(key), wake)
+            loop.record_usage = partial(self._pools.record_usage, "/".join(key), wake)
         stop = asyncio.Event()
         task = asyncio.create_task(loop.run(stop, first=tick_offset(key)))
-        member = _Member(found["metadata"]["uid"], loop, reporter, stop, task, self._watched(key))
-        task.add_done_callback(partial(self._ended, key, member))
+        member = _Member(found["metadata"]["uid"], loop, status_writer, stop, task, self._watched_inputs(key))
+        task.add_done_callback(partial(self._loop_ended, key, member))
         self._members[key] = member
 
     async def _stop(self, key: Key) -> None:
@@ -194,10 +201,10 @@ class PipelineLoops:
             return
         member.stop.set()
         await asyncio.gather(member.task, return_exceptions=True)
-        await member.reporter.close()
-        self._around.metrics.forget(key)
+        await member.status_writer.close()
+        self._dependencies.metrics.forget(key)
         if self._pools is not None:
-            self._pools.forget("/".join(key))
+            self._pools.remove("/".join(key))
 
     def _routers_changed(self, namespace: str, service: str) -> None:
         for key in list(self._members):
@@ -209,26 +216,26 @@ class PipelineLoops:
         member = self._members.get(key)
         if member is None:
             return
-        watched = self._watched(key)
-        if watched != member.watched:
-            member.watched = watched
+        inputs_seen = self._watched_inputs(key)
+        if inputs_seen != member.inputs_seen:
+            member.inputs_seen = inputs_seen
             member.loop.wake()
 
-    def _watched(self, key: Key) -> tuple[object, ...]:
+    def _watched_inputs(self, key: Key) -> tuple[object, ...]:
         """What is worth a decision at once: the wish, the room, the profiles, the routers, whether it has a plan."""
-        pipeline = self._known.get(PIPELINE, key) or {"metadata": {}}
-        profiles = self._known.belonging(PROFILE, *key)
-        slices = self._known.belonging(SLICE, key[0], router_admin_name(key[1]))
+        pipeline = self._cache.get(PIPELINE, key) or {"metadata": {}}
+        profiles = self._cache.owned_by(PROFILE, *key)
+        slices = self._cache.owned_by(SLICE, key[0], router_admin_name(key[1]))
         return (
             pipeline["metadata"].get("generation"),
             str((pipeline.get("status") or {}).get("schedulable")),
             sorted((one["metadata"]["name"], one["metadata"].get("generation", 0)) for one in profiles),
             sum(address.ready for address in addresses(slices)),
-            self._known.get(PLAN, key) is None,
+            self._cache.get(PLAN, key) is None,
         )
 
-    def _look_seconds(self) -> float:
-        return max(LOOK_SECONDS, len(self._members) / LOOKS_PER_SECOND)
+    def _check_seconds(self) -> float:
+        return max(LOAD_CHECK_SECONDS, len(self._members) / LOAD_CHECKS_PER_SECOND)
 
 
 def _wake_from_anywhere(running: asyncio.AbstractEventLoop, loop: ControlLoop) -> None:

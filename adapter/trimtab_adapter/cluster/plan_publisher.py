@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from trimtab_adapter.cluster.cluster_cache import PIPELINE, PLAN, ClusterCache
-from trimtab_adapter.planning.explain import line
-from trimtab_adapter.tick import Tick, essence
+from trimtab_adapter.planning.explain import describe_option
+from trimtab_adapter.tick import Tick, actionable_fields
 from trimtab_kubernetes import Cluster, ClusterError, Conflict
 from trimtab_kubernetes.objects import Key, Object, owner_reference
 from trimtab_pipelines.documents import DocumentError, parse_plan
@@ -28,38 +28,39 @@ from trimtab_pipelines.spec import InferencePipeline
 log = logging.getLogger(__name__)
 
 ATTEMPTS_REMEMBERED = 16
-Identity = tuple[str, int]  # uid and generation of an object
+Identity = tuple[str, int]
+"""Uid and generation of an object."""
 
 
 class ClusterPlanPublisher:
     """One pipeline's plan and advice; what is told of a tick goes to `report`."""
 
     def __init__(
-        self, cluster: Cluster, known: ClusterCache, key: Key, report: Callable[[Tick], Awaitable[None]]
+        self, cluster: Cluster, cache: ClusterCache, key: Key, report: Callable[[Tick], Awaitable[None]]
     ) -> None:
-        self._cluster, self._known, self._key, self._report = cluster, known, key, report
+        self._cluster, self._cache, self._key, self._report = cluster, cache, key, report
         self._written: Identity | None = None
-        self._essence: tuple[object, ...] | None = None
-        self._refused: Identity | None = None
+        self._published_fields: tuple[object, ...] | None = None
+        self._invalid: Identity | None = None
         self._considered: Object | None = None  # the plan the decision under way goes on from
         self._attempted: deque[tuple[object, ...]] = deque(maxlen=ATTEMPTS_REMEMBERED)
 
-    def take_up(self, pipeline: InferencePipeline, own: PipelinePlan | None) -> PipelinePlan | None:
+    def adopt(self, pipeline: InferencePipeline, own: PipelinePlan | None) -> PipelinePlan | None:
         """The plan in the API where somebody else wrote it since, and it can be used; else our own."""
-        found = self._considered = self._known.get(PLAN, self._key)
-        if found is None or self._is_ours(found) or self._refused == identity(found):
+        found = self._considered = self._cache.get(PLAN, self._key)
+        if found is None or self._is_own(found) or self._invalid == identity(found):
             return own
         where = f"{PLAN} {self._key[0]}/{self._key[1]}"
         try:
             plan = validate_plan(parse_plan(found, where), pipeline)
         except DocumentError as error:
             log.warning("%s; it will be replaced", error)
-            self._refused = identity(found)
+            self._invalid = identity(found)
             return own
-        self._written, self._essence = identity(found), essence(plan)
+        self._written, self._published_fields = identity(found), actionable_fields(plan)
         if own is None:
             return plan
-        if essence(plan) in self._attempted:
+        if actionable_fields(plan) in self._attempted:
             return own
         log.info("%s was written by somebody else: going on from it", where)
         generation = max(plan.spec.generation, own.spec.generation)  # our next one must be newer than both
@@ -68,29 +69,29 @@ class ClusterPlanPublisher:
     async def publish(self, plan: PipelinePlan) -> None:
         """Write the plan, where it differs from what is in force, and take back advice nobody asks for any more."""
         found = self._considered
-        stays = found is not None and self._is_ours(found) and not self._goes_with_another(found)
-        if not stays or self._essence != essence(plan):
+        stays = found is not None and self._is_own(found) and not self._owned_by_other(found)
+        if not stays or self._published_fields != actionable_fields(plan):
             await self._write(plan, found)
-        await self._take_back_advice()
+        await self._delete_proposal()
 
     async def _write(self, plan: PipelinePlan, found: Object | None) -> None:
         body = self._body(plan, self._key[1])
-        self._attempted.append(essence(plan))  # a write without an answer may have been carried out
+        self._attempted.append(actionable_fields(plan))  # a write without an answer may have been carried out
         try:
-            answer = await self._apply(body, found)
-            if not _same_stages(answer, body):
+            applied = await self._apply(body, found)
+            if not _same_stages(applied, body):
                 # A field that somebody else applied stays beside ours: only a new object is rid of it.
                 log.warning("%s: fields of somebody else are in the way; it is made anew", self._key)
-                await self._cluster.delete(PLAN, *self._key, uid=answer["metadata"]["uid"])
-                answer = await self._cluster.apply(body, manager=ADAPTER_MANAGER)
+                await self._cluster.delete(PLAN, *self._key, uid=applied["metadata"]["uid"])
+                applied = await self._cluster.apply(body, manager=ADAPTER_MANAGER)
         except ClusterError as error:
             log.warning("plan %d of %s not written: %s; again at the next tick", plan.spec.generation, self._key, error)
             return
-        if found is None or identity(answer) != identity(found):
+        if found is None or identity(applied) != identity(found):
             log.info("%s/%s: plan %d: %s", *self._key, plan.spec.generation, plan.spec.explanation.change)
-        self._written, self._essence, self._refused = identity(answer), essence(plan), None
-        self._considered = answer
-        self._known.put(answer)
+        self._written, self._published_fields, self._invalid = identity(applied), actionable_fields(plan), None
+        self._considered = applied
+        self._cache.put(applied)
 
     async def _apply(self, body: Object, found: Object | None) -> Object:
         """Apply over the very plan that was seen; Conflict where somebody has written another one since."""
@@ -105,45 +106,45 @@ class ClusterPlanPublisher:
                 found = latest  # gone, or only its status has changed
         return await self._cluster.apply(body, manager=ADAPTER_MANAGER)
 
-    async def advise(self, plan: PipelinePlan) -> None:
+    async def propose(self, plan: PipelinePlan) -> None:
         """Write the plan under the name nothing acts on, where it would run anything else than the last advice."""
         key = self._key[0], advisory_name(self._key[1])
-        found = self._known.get(PLAN, key)
-        if found is not None and not _is_advice(found):
+        found = self._cache.get(PLAN, key)
+        if found is not None and not _is_proposal(found):
             log.warning("PipelinePlan %s/%s is no advice: it stays, and that for %s is not written", *key, self._key[1])
             return
-        lines = [(stage.name, line(stage)) for stage in plan.spec.stages]
+        lines = [(stage.name, describe_option(stage)) for stage in plan.spec.stages]
         if found is not None and lines == _lines(found):
             return
         body = self._body(plan, key[1], advisory=True)
         try:
-            self._known.put(await self._cluster.apply(body, manager=ADAPTER_MANAGER))
+            self._cache.put(await self._cluster.apply(body, manager=ADAPTER_MANAGER))
         except ClusterError as error:
             log.warning("advice for %s not written: %s; again at the next tick", self._key, error)
 
-    async def tell(self, tick: Tick) -> None:
+    async def report(self, tick: Tick) -> None:
         """Hand the tick on."""
         await self._report(tick)
 
-    async def _take_back_advice(self) -> None:
+    async def _delete_proposal(self) -> None:
         key = self._key[0], advisory_name(self._key[1])
-        found = self._known.get(PLAN, key)
-        if found is None or not _is_advice(found):
+        found = self._cache.get(PLAN, key)
+        if found is None or not _is_proposal(found):
             return
         try:
             await self._cluster.delete(PLAN, *key, uid=found["metadata"]["uid"])
         except ClusterError as error:
             log.warning("advice for %s not taken back: %s", self._key, error)
             return
-        self._known.remove(found)
+        self._cache.remove(found)
 
-    def _is_ours(self, found: Object) -> bool:
+    def _is_own(self, found: Object) -> bool:
         uid, generation = identity(found)
         return self._written is not None and uid == self._written[0] and generation <= self._written[1]
 
-    def _goes_with_another(self, found: Object) -> bool:
+    def _owned_by_other(self, found: Object) -> bool:
         """Whether it belongs to a pipeline of this name that was there before, and is about to be cleared away."""
-        owner = self._known.get(PIPELINE, self._key)
+        owner = self._cache.get(PIPELINE, self._key)
         references = found["metadata"].get("ownerReferences", ())
         uids = {reference["uid"] for reference in references if reference["kind"] == PIPELINE}
         return owner is not None and bool(uids) and owner["metadata"]["uid"] not in uids
@@ -154,7 +155,7 @@ class ClusterPlanPublisher:
         if advisory:
             labels[ADVISORY_LABEL] = "true"
         body["metadata"] = {"name": name, "namespace": self._key[0], "labels": labels}
-        owner = self._known.get(PIPELINE, self._key)
+        owner = self._cache.get(PIPELINE, self._key)
         if owner is not None:
             body["metadata"]["ownerReferences"] = [owner_reference(owner)]
         return body
@@ -165,12 +166,12 @@ def identity(found: Object) -> Identity:
     return str(found["metadata"].get("uid", "")), int(found["metadata"].get("generation", 0))
 
 
-def _is_advice(found: Object) -> bool:
+def _is_proposal(found: Object) -> bool:
     return ADVISORY_LABEL in found["metadata"].get("labels", {})
 
 
-def _same_stages(answer: Object, body: Object) -> bool:
-    return [stage["name"] for stage in answer["spec"]["stages"]] == [stage["name"] for stage in body["spec"]["stages"]]
+def _same_stages(applied: Object, body: Object) -> bool:
+    return [stage["name"] for stage in applied["spec"]["stages"]] == [stage["name"] for stage in body["spec"]["stages"]]
 
 
 def _lines(found: Object) -> list[tuple[str, str]] | None:
@@ -178,4 +179,4 @@ def _lines(found: Object) -> list[tuple[str, str]] | None:
         plan = parse_plan(found, PLAN)
     except DocumentError:
         return None
-    return [(stage.name, line(stage)) for stage in plan.spec.stages]
+    return [(stage.name, describe_option(stage)) for stage in plan.spec.stages]

@@ -1,4 +1,4 @@
-"""Shell: asks each router of a pipeline itself. Their addresses come from the EndpointSlices of the router's Service.
+"""Asks each router of a pipeline itself. Their addresses come from the EndpointSlices of the router's Service.
 
 A router that is ready and does not answer is left out, and the sum says so: it may be too low. What a router that is
 gone had counted goes on counting in the past, so that replacing a router does not look like a load that vanished.
@@ -15,7 +15,7 @@ import httpx
 from trimtab_adapter.cluster.cluster_cache import SLICE, ClusterCache
 from trimtab_adapter.load_sources import RouterSource
 from trimtab_adapter.observation import Load, ObservationError, State, merge_states
-from trimtab_kubernetes.endpoint_slices import read_slice
+from trimtab_kubernetes.endpoint_slices import parse_endpoint_slice
 from trimtab_kubernetes.objects import Key, Object
 from trimtab_pipelines.kubernetes_names import ADMIN_PORT_NAME, ROUTER_ADMIN_PORT, router_admin_name
 from trimtab_pipelines.router_state import HISTORY_SECONDS
@@ -35,8 +35,8 @@ class Address:
 class RouterMetricsSource:
     """All routers of one pipeline."""
 
-    def __init__(self, client: httpx.AsyncClient, known: ClusterCache, key: Key) -> None:
-        self._client, self._known, self._key = client, known, key
+    def __init__(self, client: httpx.AsyncClient, cache: ClusterCache, key: Key) -> None:
+        self._client, self._cache, self._key = client, cache, key
         self._last: dict[str, Load] = {}  # by address, on our own clock
 
     def ready(self) -> int:
@@ -84,13 +84,13 @@ class RouterMetricsSource:
         return answers
 
     def _addresses(self) -> list[Address]:
-        return addresses(self._known.belonging(SLICE, self._key[0], router_admin_name(self._key[1])))
+        return addresses(self._cache.owned_by(SLICE, self._key[0], router_admin_name(self._key[1])))
 
 
 def addresses(slices: Iterable[Object]) -> list[Address]:
     """The administrative addresses of all routers that serve, those that are ending included; each once."""
     found: dict[str, bool] = {}
-    for one in map(read_slice, slices):
+    for one in map(parse_endpoint_slice, slices):
         port = one.ports.get(ADMIN_PORT_NAME, ROUTER_ADMIN_PORT)
         for router in one.backends:
             if router.ready or router.serving:

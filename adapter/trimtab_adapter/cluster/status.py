@@ -1,4 +1,4 @@
-"""What a tick means for an InferencePipeline's status: the adapter's three conditions, amounts and history. Pure.
+"""What a tick means for an InferencePipeline's status: the adapter's three conditions, amounts and history.
 
 Amounts are rounded and figures in messages do not count as changes, so that a quiet pipeline costs no writes.
 """
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trimtab_adapter.planning.explain import line
+from trimtab_adapter.planning.explain import describe_option
 from trimtab_adapter.tick import Tick
 from trimtab_kubernetes.conditions import ConditionState, conditions, failing, ok
 from trimtab_kubernetes.times import rfc3339
@@ -16,13 +16,13 @@ from trimtab_pipelines.status import ADAPTER_CONDITIONS, Condition, Decision, In
 
 OWN_FIELDS = {"conditions", "history", "rps", "forecast_rps", "accuracy", "p99"}
 """What we leave out stays the operator's: an empty list of stages would be ours."""
-MOST_HISTORY = 20
-MOST_CHANGE = 1024
+MAX_HISTORY = 20
+MAX_CHANGE_LENGTH = 1024
 _FIGURES = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _METRICS, _FORECAST, _PLAN = ADAPTER_CONDITIONS
 
 
-def status_of(tick: Tick, before: Mapping[str, Any], observed_generation: int) -> dict[str, Any]:
+def build_status(tick: Tick, before: Mapping[str, Any], observed_generation: int) -> dict[str, Any]:
     """The adapter's part of the status.
 
     Args:
@@ -42,7 +42,7 @@ def status_of(tick: Tick, before: Mapping[str, Any], observed_generation: int) -
     return status.model_dump(mode="json", by_alias=True, exclude_none=True, include=OWN_FIELDS)
 
 
-def visible(status: Mapping[str, Any]) -> tuple[Any, ...]:
+def significant_fields(status: Mapping[str, Any]) -> tuple[Any, ...]:
     """What of a status is worth a write when it changes."""
     conditions = [
         (c["type"], c["status"], c["reason"], _FIGURES.sub("#", c.get("message", "")), c.get("observedGeneration"))
@@ -97,9 +97,9 @@ def _planned(tick: Tick) -> ConditionState | None:
         return ok(_PLAN, "Paused", "spec.mode is Paused: the plan in force stays; set it to Auto to go on planning")
     if tick.decided == "held" and tick.fault is not None:
         return failing(_PLAN, "HeldLast", f"the plan in force is held: {tick.problem}")
-    if tick.decided == "held" or tick.documents_problem:
+    if tick.decided == "held" or tick.config_problem:
         return failing(
-            _PLAN, "PlanningError", f"{tick.problem or tick.documents_problem}; the plan in force, if any, stays"
+            _PLAN, "PlanningError", f"{tick.problem or tick.config_problem}; the plan in force, if any, stays"
         )
     return None if tick.plan is None else _quality(tick, tick.plan)
 
@@ -143,13 +143,13 @@ def _history(tick: Tick, before: Sequence[Mapping[str, Any]]) -> tuple[Decision,
     past = [Decision.model_validate(one) for one in before]
     if tick.decided == "changed" and tick.plan is not None and tick.pipeline.spec.mode == "Auto":
         past.insert(0, _decision(tick.plan, tick.now_seconds))
-    return tuple(past[:MOST_HISTORY])
+    return tuple(past[:MAX_HISTORY])
 
 
 def _decision(plan: PipelinePlan, now_seconds: float) -> Decision:
     return Decision(
         generation=plan.spec.generation,
         time=rfc3339(now_seconds),
-        change=plan.spec.explanation.change[:MOST_CHANGE],
-        stages={stage.name: line(stage) for stage in plan.spec.stages},
+        change=plan.spec.explanation.change[:MAX_CHANGE_LENGTH],
+        stages={stage.name: describe_option(stage) for stage in plan.spec.stages},
     )

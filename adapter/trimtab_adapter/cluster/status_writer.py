@@ -8,8 +8,8 @@ import logging
 from typing import Any
 
 from trimtab_adapter.cluster.cluster_cache import PIPELINE, ClusterCache
-from trimtab_adapter.cluster.events import event_of
-from trimtab_adapter.cluster.status import status_of, visible
+from trimtab_adapter.cluster.events import plan_changed_event
+from trimtab_adapter.cluster.status import build_status, significant_fields
 from trimtab_adapter.tick import Tick
 from trimtab_kubernetes import Cluster, ClusterError, Conflict, Rejected
 from trimtab_kubernetes.objects import Key, Object
@@ -18,14 +18,14 @@ from trimtab_pipelines.resource import API_VERSION
 
 log = logging.getLogger(__name__)
 
-MOST_EVENTS_WAITING = 20
+MAX_QUEUED_EVENTS = 20
 
 
 class StatusWriter:
     """One pipeline's status and events."""
 
-    def __init__(self, cluster: Cluster, known: ClusterCache, key: Key) -> None:
-        self._cluster, self._known, self._key = cluster, known, key
+    def __init__(self, cluster: Cluster, cache: ClusterCache, key: Key) -> None:
+        self._cluster, self._cache, self._key = cluster, cache, key
         self._status: dict[str, Any] | None = None  # as it should be; None before the first tick
         self._applied: tuple[Any, ...] | None = None
         self._events: list[Object] = []
@@ -33,14 +33,14 @@ class StatusWriter:
 
     def report(self, tick: Tick) -> None:
         """Take a tick, and write what is new about it in the background."""
-        pipeline = self._known.get(PIPELINE, self._key)
+        pipeline = self._cache.get(PIPELINE, self._key)
         if pipeline is None:
             return
         before = pipeline.get("status") or {} if self._status is None else self._status
-        self._status = status_of(tick, before, int(pipeline["metadata"].get("generation", 0)))
-        event = event_of(tick, pipeline)
+        self._status = build_status(tick, before, int(pipeline["metadata"].get("generation", 0)))
+        event = plan_changed_event(tick, pipeline)
         if event is not None:
-            self._events = [*self._events, event][-MOST_EVENTS_WAITING:]
+            self._events = [*self._events, event][-MAX_QUEUED_EVENTS:]
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
 
@@ -74,10 +74,10 @@ class StatusWriter:
     @property
     def _unwritten(self) -> dict[str, Any] | None:
         """The status, where it is not what was written last."""
-        return None if self._status is None or visible(self._status) == self._applied else self._status
+        return None if self._status is None or significant_fields(self._status) == self._applied else self._status
 
     async def _write_status(self, status: dict[str, Any]) -> None:
         named = {"name": self._key[1], "namespace": self._key[0]}
         body = {"apiVersion": API_VERSION, "kind": PIPELINE, "metadata": named, "status": status}
         await self._cluster.apply(body, manager=ADAPTER_MANAGER, subresource="status")
-        self._applied = visible(status)
+        self._applied = significant_fields(status)

@@ -1,4 +1,4 @@
-"""Which operating points of the variant that runs the router may use, in which order, and why not the others. Pure.
+"""Which operating points of the variant that runs the router may use, in which order, and why not the others.
 
 Preferred first means most accurate first: the router takes a faster one where time runs out, if its policy falls back.
 More accurate ones than planned it may need under any policy, for requests that ask for more accuracy. A point that
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.profile_lookup import point_profile
-from trimtab_pipelines.plan import PointPlan, point_plan
+from trimtab_pipelines.plan import PointPlan, unmeasured_point_plan
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
 
@@ -22,48 +22,50 @@ class AllowedPoints:
     planned: PointPlan
     upgrades: tuple[PointPlan, ...] = ()
     fallbacks: tuple[PointPlan, ...] = ()
-    left_out: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
 
 
 def allowed_points(
-    question: PlanningProblem, stage: Stage, variant: Variant, planned: str, batch_sizes: Sequence[int]
+    problem: PlanningProblem, stage: Stage, variant: Variant, planned: str, batch_sizes: Sequence[int]
 ) -> AllowedPoints:
     """The points for a plan that runs `planned`, with their seconds at these batch sizes, ascending."""
-    own = _measured(question, stage, variant, planned, batch_sizes)
+    own = _measured(problem, stage, variant, planned, batch_sizes)
     if stage.pin.operating_point is not None:
         return AllowedPoints(own.model_copy(update={"escalations": ()}))
     others = [point.name for point in variant.points if point.name != planned]
-    known = [own, *(_measured(question, stage, variant, name, batch_sizes) for name in others)]
-    kept, left_out = [own], []
+    known = [own, *(_measured(problem, stage, variant, name, batch_sizes) for name in others)]
+    kept, excluded = [own], []
     for point in known[1:]:
         why_not = _why_not(point, known, variant)
         if why_not:
-            left_out.append(f"{stage.name}: {variant.name}/{point.name}, {why_not}")
+            excluded.append(f"{stage.name}: {variant.name}/{point.name}, {why_not}")
         else:
             kept.append(point)
-    names = {point.name for point in kept} if question.spec.escalates else set[str]()
+    names = {point.name for point in kept} if problem.spec.policy_traits.escalates else set[str]()
     kept = [_looking(point, names) for point in kept]
     own = kept[0]
     kept.sort(key=lambda point: (-point.accuracy, _slowest(point)))
     place = kept.index(own)
-    fallbacks = kept[place + 1 :] if question.spec.falls_back else ()
-    return AllowedPoints(own, tuple(kept[:place]), tuple(fallbacks), tuple(left_out))
+    fallbacks = kept[place + 1 :] if problem.spec.policy_traits.uses_fallbacks else ()
+    return AllowedPoints(own, tuple(kept[:place]), tuple(fallbacks), tuple(excluded))
 
 
 def _looking(point: PointPlan, names: Container[str]) -> PointPlan:
     """Return a point with the second looks that may be taken at these points."""
-    return point.model_copy(update={"escalations": tuple(look for look in point.escalations if look.to in names)})
+    return point.model_copy(
+        update={"escalations": tuple(escalation for escalation in point.escalations if escalation.to in names)}
+    )
 
 
 def _measured(
-    question: PlanningProblem, stage: Stage, variant: Variant, name: str, batch_sizes: Iterable[int]
+    problem: PlanningProblem, stage: Stage, variant: Variant, name: str, batch_sizes: Iterable[int]
 ) -> PointPlan:
     """A point with its accuracy on the pipeline's basis; without seconds where it was not measured."""
     point = variant.point(name)
-    profile = point_profile(question, stage, variant, point)
-    begun = None if profile is None else profile.until_first_token  # which is what the router sees of who writes
+    profile = point_profile(problem, stage, variant, point)
+    begun = None if profile is None else profile.to_first_token  # which is what the router sees of who writes
     seconds = {} if begun is None else {size: begun.latency_seconds(size, 0.5) for size in batch_sizes}
-    found = point_plan(point, question.spec.objective.accuracy_basis)
+    found = unmeasured_point_plan(point, problem.spec.objective.accuracy_basis)
     return found.model_copy(update={"service_seconds": seconds})
 
 

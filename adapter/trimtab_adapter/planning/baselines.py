@@ -1,10 +1,10 @@
-"""Plans that never adapt, to compare with: fixed variants with all the cores the budget has. Pure."""
+"""Plans that never adapt, to compare with: fixed variants with all the cores the budget has."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from trimtab_adapter.planning.decide import plan_of
+from trimtab_adapter.planning.decide import build_plan
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.profile_lookup import profiled_points
 from trimtab_adapter.planning.relaxation import PlanSolution, solve_or_relax
@@ -16,14 +16,14 @@ from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
 from trimtab_pipelines.stages import Pin, Stage
 from trimtab_pipelines.variants import Variant
 
-Which = Literal["lightest", "heaviest"]
+Extreme = Literal["lightest", "heaviest"]
 _HALVINGS = 16
 
 
 def static_plan(
     pipeline: InferencePipeline,
     profiles: Mapping[str, ModelProfile],
-    which: Which,
+    choice: Extreme,
     load_rps: float,
     now_seconds: float = 0.0,
 ) -> PipelinePlan:
@@ -32,26 +32,26 @@ def static_plan(
     Batch sizes are those that carry most within the SLO; what is left of the budget becomes replicas where they are
     scarcest. `load_rps` is only what the plan is recorded and judged for.
     """
-    pinned = _pinned(pipeline, profiles, which)
-    most_rps = _most_load(pinned, profiles)
-    question = PlanningProblem(pinned.spec, profiles, most_rps)
-    found = solve_or_relax(question)
-    found = _spread(question, found)
-    carried = most_rps * found.fraction
+    pinned = _pinned(pipeline, profiles, choice)
+    max_rps = _most_load(pinned, profiles)
+    problem = PlanningProblem(pinned.spec, profiles, max_rps)
+    found = solve_or_relax(problem)
+    found = _spread(problem, found)
+    carried = max_rps * found.fraction
     share = min(1.0, carried / load_rps) if load_rps > 0 else 1.0
     if found.feasible and share < 1.0:
         reason = f"static: carries {carried:.3g} of {load_rps:.3g} requests/s within the SLO"
         found = replace(found, reason=reason)
     found = replace(found, fraction=share)
-    forecast = ForecastRecord(peak_rps=load_rps, source="static", reason=f"{which} variants, never changed")
-    return plan_of(pinned, question, found, forecast, now_seconds)
+    forecast = ForecastRecord(peak_rps=load_rps, source="static", reason=f"{choice} variants, never changed")
+    return build_plan(pinned, problem, found, forecast, now_seconds)
 
 
-def _pinned(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], which: Which) -> InferencePipeline:
-    question = PlanningProblem(pipeline.spec, profiles, 0.0)
+def _pinned(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], which: Extreme) -> InferencePipeline:
+    problem = PlanningProblem(pipeline.spec, profiles, 0.0)
     objective = pipeline.spec.objective.model_copy(update={"accuracy_floor": None, "goal": "Weighted"})
     spec = pipeline.spec.model_copy(update={"objective": objective})
-    pins = {stage.name: pick(question, stage, which) for stage in pipeline.spec.stages}
+    pins = {stage.name: pin_extreme(problem, stage, which) for stage in pipeline.spec.stages}
     return pipeline.model_copy(update={"spec": with_pins(spec, pins)})
 
 
@@ -61,9 +61,9 @@ def with_pins(spec: InferencePipelineSpec, pins: Mapping[str, Pin]) -> Inference
     return InferencePipelineSpec.model_validate(spec.model_copy(update={"stages": stages}).model_dump(by_alias=True))
 
 
-def pick(question: PlanningProblem, stage: Stage, which: Which) -> Pin:
+def pin_extreme(problem: PlanningProblem, stage: Stage, which: Extreme) -> Pin:
     """Pin a stage's cheapest point by core-seconds a row, or its most accurate; of equals the better one."""
-    points = profiled_points(question, stage)
+    points = profiled_points(problem, stage)
 
     def core_seconds(entry: tuple[Variant, OperatingPoint, PointProfile]) -> float:
         variant, _, profile = entry
@@ -94,20 +94,20 @@ def _most_load(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]
     return low
 
 
-def _spread(question: PlanningProblem, found: PlanSolution) -> PlanSolution:
+def _spread(problem: PlanningProblem, found: PlanSolution) -> PlanSolution:
     """Give the cores that are left to the stage that is fullest, replica by replica."""
     replicas = {
         stage.name: option.replicas for stage, option in zip(found.program.stages, found.solution.choice, strict=True)
     }
     chosen = {stage.name: option for stage, option in zip(found.program.stages, found.solution.choice, strict=True)}
     while True:
-        room = [name for name in replicas if _has_room(question, chosen, replicas, name)]
+        room = [name for name in replicas if _has_room(problem, chosen, replicas, name)]
         if not room:
             break
         fullest = min(
             room,
             key=lambda name: (
-                chosen[name].throughput_rps / chosen[name].replicas * replicas[name] / question.spec.expected_rows[name]
+                chosen[name].throughput_rps / chosen[name].replicas * replicas[name] / problem.spec.expected_rows[name]
             ),
         )
         replicas[fullest] += 1
@@ -120,17 +120,17 @@ def _spread(question: PlanningProblem, found: PlanSolution) -> PlanSolution:
         )
         for name, option in chosen.items()
     }
-    spread = solve_or_relax(replace(question, spec=with_pins(question.spec, pins)))
+    spread = solve_or_relax(replace(problem, spec=with_pins(problem.spec, pins)))
     return spread if spread.feasible else found
 
 
-def _has_room(question: PlanningProblem, chosen: Mapping[str, Option], replicas: Mapping[str, int], name: str) -> bool:
+def _has_room(problem: PlanningProblem, chosen: Mapping[str, Option], replicas: Mapping[str, int], name: str) -> bool:
     def used(of: Callable[[Option], float]) -> float:
         return sum(of(option) / option.replicas * replicas[stage] for stage, option in chosen.items())
 
-    option, budget = chosen[name], question.spec.budget
+    option, budget = chosen[name], problem.spec.budget
     return (
-        replicas[name] < question.spec.stage(name).max_replicas
+        replicas[name] < problem.spec.stage(name).max_replicas
         and used(lambda o: o.cores) + option.cores / option.replicas <= budget.cores + TOLERANCE
         and used(lambda o: o.gpus) + option.gpus / option.replicas <= budget.gpus + TOLERANCE
     )

@@ -1,4 +1,4 @@
-"""Larger batches for free: the batch size is only a bound, so what the SLO leaves unused absorbs bursts. Pure.
+"""Larger batches for free: the batch size is only a bound, so what the SLO leaves unused absorbs bursts.
 
 The objective's tiny price of batch size picks the smallest batch that carries the forecast. While that price is no more
 than a tie-breaker, a larger bound with the same replicas costs nothing and serves more when the load exceeds its
@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from trimtab_adapter.solvers.program import TIE_BREAK, Option, Program
 
-SHARE_OF_SLO = 0.8  # the planned latency may grow up to here
+SHARE_OF_SLO = 0.8
+"""The planned latency may grow up to here."""
 
 
 def enlarge_batches(program: Program, choice: Sequence[Option], movable: Container[str]) -> tuple[Option, ...]:

@@ -1,4 +1,4 @@
-"""One way to answer that may be planned: how fast it is, alone or with a second look. Pure."""
+"""One way to answer that may be planned: how fast it is, alone or with a second look."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -40,14 +40,14 @@ class _Speed:
 
     def seconds(self, batch_size: int, quantile: float) -> float:
         """The service time of a full batch, until its answers begin."""
-        return self.profile.until_first_token.latency_seconds(batch_size, quantile) * self.service_ratio
+        return self.profile.to_first_token.latency_seconds(batch_size, quantile) * self.service_ratio
 
-    def goes_on_in_time(self, batch_size: int, slo: ServiceLevel) -> bool:
+    def generates_in_time(self, batch_size: int, slo: ServiceLevel) -> bool:
         """Whether answers, once begun, keep their pace and are whole in time; of who does not write it is not asked."""
         chats = self.profile.chats
         if chats is None or slo.time_to_first_token_seconds is None:
             return True
-        whole, begun = (one.latency_seconds(batch_size, 0.5) for one in (self.profile, self.profile.until_first_token))
+        whole, begun = (one.latency_seconds(batch_size, 0.5) for one in (self.profile, self.profile.to_first_token))
         pace = (whole - begun) / max(chats.tokens - 1.0, 1.0)
         kept = slo.time_per_output_token_seconds is None or pace <= slo.time_per_output_token_seconds
         return kept and self.profile.latency_seconds(batch_size, slo.quantile) <= slo.latency_seconds
@@ -81,56 +81,59 @@ class Candidate:
     point: OperatingPoint
     own: _Pace
     allowed: tuple[_Speed, ...]
-    most_rows: int  # of a batch
-    look: EscalationPlan | None = None
+    max_rows: int
+    """Of a batch."""
+    escalation: EscalationPlan | None = None
 
-    def most_rps(self, batch_size: int) -> float:
+    def max_rps(self, batch_size: int) -> float:
         """Rows per second of one replica at the fastest point allowed."""
         return max(speed.replica_rps(batch_size) for speed in self.allowed)
 
-    def runs_in(self, plan: StagePlan) -> bool:
+    def matches(self, plan: StagePlan) -> bool:
         """Whether a plan runs it, in batches of whatever size."""
-        return (self.variant.name, self.point.name, self.look) == (
+        return (self.variant.name, self.point.name, self.escalation) == (
             plan.variant,
             plan.operating_point,
             plan.planned_escalation,
         )
 
 
-def candidates(question: PlanningProblem, stage: Stage, pin: Pin) -> Iterator[Candidate]:
+def candidates(problem: PlanningProblem, stage: Stage, pin: Pin) -> Iterator[Candidate]:
     """Yield every way to answer that was profiled and that a pin allows.
 
     Raises:
         PlanningError: where none was profiled, or where not even one row fits into what a replica takes at once.
     """
-    rows = max_rows(question.spec, stage)
+    rows = max_rows(problem.spec, stage)
     if rows == 0 and not any(variant.container for variant in stage.variants):
         raise PlanningError(
             f"stage {stage.name}: one row of its inputs is more than the {MAX_BODY_BYTES} bytes that a replica takes "
             "at once; make its tensors smaller"
         )
-    found = profiled_points(question, stage)
+    found = profiled_points(problem, stage)
     for variant, point, profile in found:
         if pin.variant in {None, variant.name} and pin.operating_point in {None, point.name}:
-            own = _Speed(profile, service_ratio(question, stage, variant, profile))
+            own = _Speed(profile, service_ratio(problem, stage, variant, profile))
             most = variant.max_batch_size
             if rows is not None and variant.container is None:
                 most = min(most, rows)
-            beside = () if _keeps_to_one_point(question, stage) else (one for one in found if one[0] is variant)
-            others = {at.operating_point: _Speed(at, service_ratio(question, stage, variant, at)) for *_, at in beside}
+            beside = () if uses_single_point(problem, stage) else (one for one in found if one[0] is variant)
+            others = {at.operating_point: _Speed(at, service_ratio(problem, stage, variant, at)) for *_, at in beside}
             once = Candidate(variant, point, own, (own, *others.values()), most)
             yield once
-            yield from _twice(question, once, others)
+            yield from _with_escalations(problem, once, others)
 
 
-def _keeps_to_one_point(question: PlanningProblem, stage: Stage) -> bool:
+def uses_single_point(problem: PlanningProblem, stage: Stage) -> bool:
     """Whether a stage runs at its planned operating point alone, by the departure policy or by a pin."""
-    return not question.spec.falls_back or stage.pin.operating_point is not None
+    return not problem.spec.policy_traits.uses_fallbacks or stage.pin.operating_point is not None
 
 
-def _twice(question: PlanningProblem, once: Candidate, others: Mapping[str, _Speed]) -> Iterator[Candidate]:
+def _with_escalations(problem: PlanningProblem, once: Candidate, others: Mapping[str, _Speed]) -> Iterator[Candidate]:
     """Yield the candidate with each second look that its departure policy may take."""
-    if question.spec.escalates:
-        for look in once.point.planned_escalations(question.spec.objective.accuracy_basis):
-            if look.to in others and look.share > 0:
-                yield replace(once, own=_Cascade(once.own, others[look.to], look.share), look=look)
+    if problem.spec.policy_traits.escalates:
+        for escalation in once.point.planned_escalations(problem.spec.objective.accuracy_basis):
+            if escalation.to in others and escalation.share > 0:
+                yield replace(
+                    once, own=_Cascade(once.own, others[escalation.to], escalation.share), escalation=escalation
+                )

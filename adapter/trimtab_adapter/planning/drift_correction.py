@@ -1,4 +1,4 @@
-"""A pipeline with the accuracies that are observed, where they are not what was measured before. Pure."""
+"""A pipeline with the accuracies that are observed, where they are not what was measured before."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
 
-Watched = tuple[str, str, str, str]
+AccuracyKey = tuple[str, str, str, str]
 """Stage, variant, operating point and task; the task is empty where all rows together are meant."""
-Joined = Mapping[tuple[str, str, str], Mapping[str, Accuracy]]
+RegisteredAccuracies = Mapping[tuple[str, str, str], Mapping[str, Accuracy]]
 """By stage, variant and operating point: how accurate that one is on each task that joined."""
 ROUNDING = 0.005 + 1e-9
 """Of observed accuracies, which are followed in hundredths."""
@@ -21,7 +21,9 @@ _Looked = TypeVar("_Looked", Escalation, TaskEscalation)
 _Evidence = TypeVar("_Evidence", bound=AccuracyEvidence)
 
 
-def apply_observed_accuracy(spec: InferencePipelineSpec, accuracies: Mapping[Watched, float]) -> InferencePipelineSpec:
+def apply_observed_accuracy(
+    spec: InferencePipelineSpec, accuracies: Mapping[AccuracyKey, float]
+) -> InferencePipelineSpec:
     """Put observed accuracies in the place of measured ones.
 
     A task of which nothing is told changes as its point does; an interval moves along with its value. A second look
@@ -73,15 +75,20 @@ class _Changes:
         return self.on_tasks.get((point, task), self.overall[point])
 
 
-def with_registered_tasks(spec: InferencePipelineSpec, joined: Joined) -> InferencePipelineSpec:
+def with_registered_tasks(
+    spec: InferencePipelineSpec, registered_accuracies: RegisteredAccuracies
+) -> InferencePipelineSpec:
     """Count with tasks that joined as with those that were there: no point is left out that is the best for one."""
-    if not joined:
+    if not registered_accuracies:
         return spec
     stages = []
     for stage in spec.stages:
         variants = []
         for variant in stage.variants:
-            more = {point.name: joined.get((stage.name, variant.name, point.name), {}) for point in variant.points}
+            more = {
+                point.name: registered_accuracies.get((stage.name, variant.name, point.name), {})
+                for point in variant.points
+            }
             points = tuple(
                 point.model_copy(update={"accuracy_by_task": dict(more[point.name]) | point.accuracy_by_task})
                 for point in variant.operating_points
@@ -110,11 +117,11 @@ def drifted_points(asked: InferencePipelineSpec, counted: InferencePipelineSpec)
         for stage, other in zip(asked.stages, counted.stages, strict=True)
         for variant, its in zip(stage.variants, other.variants, strict=True)
         for point, now in zip(variant.points, its.points, strict=True)
-        for words in _drifts(point, now)
+        for words in _drift_phrases(point, now)
     )
 
 
-def _drifts(point: OperatingPoint, now: OperatingPoint) -> Iterator[str]:
+def _drift_phrases(point: OperatingPoint, now: OperatingPoint) -> Iterator[str]:
     overall = now.accuracy - point.accuracy
     if overall:
         yield f", {now.accuracy:.2f} and not {point.accuracy:.2f}"
@@ -143,13 +150,13 @@ def _point(variant: Variant, point: OperatingPoint, changes: _Changes) -> Operat
     own = changes.overall
     evidence = None if point.accuracy_evidence is None else _along(point.accuracy_evidence, own[point.name])
     now = {other.name: other.accuracy + own[other.name] for other in variant.points}
-    looks = [look for look in point.escalations if now[look.to] > now[point.name]]
+    escalations = [escalation for escalation in point.escalations if now[escalation.to] > now[point.name]]
     return point.model_copy(
         update={
             "accuracy": _moved(point.accuracy, own[point.name]),
             "accuracy_evidence": evidence,
             "accuracy_by_task": _tasks(point, changes),
-            "escalations": tuple(_look(look, point.name, changes) for look in looks),
+            "escalations": tuple(_escalation(escalation, point.name, changes) for escalation in escalations),
         }
     )
 
@@ -162,19 +169,20 @@ def _tasks(point: OperatingPoint, changes: _Changes) -> dict[str, Accuracy]:
     return found
 
 
-def _look(look: Escalation, first: str, changes: _Changes) -> Escalation:
+def _escalation(escalation: Escalation, first: str, changes: _Changes) -> Escalation:
     """A second look once the accuracies of its two points have changed, overall and on its tasks."""
     by_task = {
-        task: _shifted(own, changes.on(first, task), changes.on(look.to, task)) for task, own in look.by_task.items()
+        task: _shifted(own, changes.on(first, task), changes.on(escalation.to, task))
+        for task, own in escalation.by_task.items()
     }
-    moved = _shifted(look, changes.overall[first], changes.overall[look.to])
+    moved = _shifted(escalation, changes.overall[first], changes.overall[escalation.to])
     return moved.model_copy(update={"by_task": by_task})
 
 
-def _shifted(look: _Looked, first: float, then: float) -> _Looked:
-    by = (1 - look.share) * first + look.share * then
-    low = None if look.accuracy_low is None else _moved(look.accuracy_low, by)
-    return look.model_copy(update={"accuracy": _moved(look.accuracy, by), "low": low})
+def _shifted(escalation: _Looked, first: float, then: float) -> _Looked:
+    by = (1 - escalation.share) * first + escalation.share * then
+    low = None if escalation.accuracy_low is None else _moved(escalation.accuracy_low, by)
+    return escalation.model_copy(update={"accuracy": _moved(escalation.accuracy, by), "accuracy_low": low})
 
 
 def _along(evidence: _Evidence, by: float) -> _Evidence:

@@ -1,4 +1,4 @@
-"""What a plan is expected to give: of the mix of operating points that its router will run, not of one of them. Pure.
+"""What a plan is expected to give: of the mix of operating points that its router will run, not of one of them.
 
 A plan's point is the best that carries the planned load for everybody; a router that mixes goes above it whenever
 seconds are left, and a profile of a slow machine or a peak that seldom comes leaves many. So answers are as accurate as
@@ -13,18 +13,18 @@ from trimtab_adapter.planning.profile_lookup import point_profile, service_ratio
 from trimtab_adapter.solvers.program import Option, Program
 from trimtab_pipelines.accuracy_hull import best_mix
 from trimtab_pipelines.plan import Expectation, StagePlan
-from trimtab_pipelines.shadow_price import row_seconds, ways
+from trimtab_pipelines.shadow_price import row_options, seconds_per_row
 
 
 def expectation(
-    question: PlanningProblem, program: Program, choice: Sequence[Option], stages: Sequence[StagePlan]
+    problem: PlanningProblem, program: Program, choice: Sequence[Option], stages: Sequence[StagePlan]
 ) -> Expectation:
     """What a solution is expected to give as the plan of these stages.
 
     Its latency and its cores are those of the planned points; its accuracy is that of the mix.
     """
     return Expectation(
-        accuracy=math.prod(_accuracy(question, stage) for stage in stages),
+        accuracy=math.prod(_accuracy(problem, stage) for stage in stages),
         latency_seconds=program.latency_seconds(choice),
         cores=sum(option.cores for option in choice),
         gpus=sum(option.gpus for option in choice),
@@ -32,28 +32,28 @@ def expectation(
     )
 
 
-def _accuracy(question: PlanningProblem, plan: StagePlan) -> float:
+def _accuracy(problem: PlanningProblem, plan: StagePlan) -> float:
     """Of a stage's answers at the load that keeps coming; no less than planned."""
-    rows_rps = question.sustained_stage_rps(plan.name)
-    if not question.spec.escalates or rows_rps <= 0:
+    rows_rps = problem.sustained_stage_rps(plan.name)
+    if not problem.spec.policy_traits.escalates or rows_rps <= 0:
         return plan.expected_accuracy
-    seconds = row_seconds(rows_rps, plan.replicas) / _ratio(question, plan)
-    return max(plan.expected_accuracy, best_mix(ways(_in_time(question, plan)), seconds)[0])
+    seconds = seconds_per_row(rows_rps, plan.replicas) / _ratio(problem, plan)
+    return max(plan.expected_accuracy, best_mix(row_options(_in_time(problem, plan)), seconds)[0])
 
 
-def _ratio(question: PlanningProblem, plan: StagePlan) -> float:
+def _ratio(problem: PlanningProblem, plan: StagePlan) -> float:
     """How many times as long as profiled batches take."""
-    stage = question.spec.stage(plan.name)
+    stage = problem.spec.stage(plan.name)
     variant = stage.variant(plan.variant)
-    profile = point_profile(question, stage, variant, variant.point(plan.operating_point))
-    return 1.0 if profile is None else service_ratio(question, stage, variant, profile)
+    profile = point_profile(problem, stage, variant, variant.point(plan.operating_point))
+    return 1.0 if profile is None else service_ratio(problem, stage, variant, profile)
 
 
-def _in_time(question: PlanningProblem, plan: StagePlan) -> StagePlan:
+def _in_time(problem: PlanningProblem, plan: StagePlan) -> StagePlan:
     """The plan of a stage without the points that answer nobody within the SLO."""
     kept = {
         name: tuple(
-            point for point in points if min(point.service_seconds.values(), default=0.0) <= question.promise[1]
+            point for point in points if min(point.service_seconds.values(), default=0.0) <= problem.latency_target[1]
         )
         for name, points in (("upgrades", plan.upgrades), ("fallbacks", plan.fallbacks))
     }

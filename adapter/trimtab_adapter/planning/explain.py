@@ -1,4 +1,4 @@
-"""The reasons a plan carries: what changed, what binds, what the next best plan would cost. Pure."""
+"""The reasons a plan carries: what changed, what binds, what the next best plan would cost."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,14 +10,15 @@ from trimtab_pipelines.accuracy_evidence import AGREEMENT
 from trimtab_pipelines.plan import Explanation, PipelinePlan, RunnerUp, StagePlan
 from trimtab_pipelines.spec import InferencePipelineSpec
 
-_WORTH_SAYING = 1e-5  # of the objective: the smallest gain worth reporting; below it, only the tie-breaker δ moved
+_WORTH_SAYING = 1e-5
+"""Of the objective: the smallest gain worth reporting; below it, only the tie-breaker δ moved."""
 
 
 def explain(answer: PlanSolution, stages: Sequence[StagePlan], current: PipelinePlan | None, cause: str) -> Explanation:
     """Explain a solution against the plan before it."""
     return Explanation(
         change=_change(stages, current, cause),
-        placement=layout(answer),
+        placement=encoder_placement(answer),
         binding_constraint=binding_constraint(answer),
         runner_up=runner_up(answer),
         solver=_solver(answer.solution),
@@ -25,13 +26,13 @@ def explain(answer: PlanSolution, stages: Sequence[StagePlan], current: Pipeline
     )
 
 
-def basis_words(spec: InferencePipelineSpec, stages: Sequence[StagePlan]) -> str:
+def accuracy_basis_note(spec: InferencePipelineSpec, stages: Sequence[StagePlan]) -> str:
     """Say what the accuracies of a plan are, and which are a value alone or no share of right answers."""
     running = {
         f"{stage.name}: {stage.variant}": spec.stage(stage.name)
         .variant(stage.variant)
         .point(stage.operating_point)
-        .judged()
+        .measured_accuracy()
         for stage in stages
     }
     agreeing = [name for name, accuracy in running.items() if accuracy.source == "Agreement"]
@@ -47,7 +48,7 @@ def _solver(solution: Solution) -> str:
     return f"{solution.solver} ({solution.note})" if solution.note else solution.solver
 
 
-def line(option: Option | StagePlan) -> str:
+def describe_option(option: Option | StagePlan) -> str:
     """A short line such as `read-l ×2 batch 8`."""
     if not option.replicas:
         return "no replicas"
@@ -60,10 +61,10 @@ def binding_constraint(answer: PlanSolution) -> str:
     """Name the constraint whose absence would gain most."""
     program, objective = answer.program, answer.solution.objective
     relaxations = {
-        answer.promise_is: replace(program, slo_seconds=1e9),
-        answer.cores_are: replace(program, cores=1e12),
+        answer.latency_constraint: replace(program, slo_seconds=1e9),
+        answer.cores_constraint: replace(program, cores=1e12),
         "objective.accuracyFloor": replace(program, accuracy_floor=0.0),
-        answer.gpus_are: replace(program, gpus=10**9),
+        answer.gpus_constraint: replace(program, gpus=10**9),
     }
     gains = {name: _gain(relaxed, program, objective) for name, relaxed in relaxations.items()}
     name = max(gains, key=lambda candidate: gains[candidate])
@@ -87,25 +88,27 @@ def runner_up(answer: PlanSolution) -> RunnerUp | None:
         return None
     named = zip(answer.program.stages, solution.choice, second.choice, strict=True)
     return RunnerUp(
-        stages={stage.name: line(other) for stage, option, other in named if other != option},
+        stages={stage.name: describe_option(other) for stage, option, other in named if other != option},
         objective_loss=max(0.0, solution.objective - second.objective),
     )
 
 
-def layout(answer: PlanSolution) -> str:
+def encoder_placement(answer: PlanSolution) -> str:
     """Say whether images are encoded apart, and what the other way would cost; nothing where there is no choice."""
     program, solution = answer.program, answer.solution
-    apart = next((option.apart for option in solution.choice if option.apart is not None), None)
-    if apart is None or not program.divided:
+    disaggregated = next((option.disaggregated for option in solution.choice if option.disaggregated is not None), None)
+    if disaggregated is None or not program.has_placement_choice:
         return ""
-    chosen, other = ("parted", "whole") if apart else ("whole", "parted")
-    elsewhere = program.laid_out(apart=not apart)
+    chosen, other = ("parted", "whole") if disaggregated else ("whole", "parted")
+    elsewhere = program.with_placement(disaggregated=not disaggregated)
     if not all(stage.options for stage in elsewhere.stages):  # a pin leaves no choice
         return ""
     found = solve(elsewhere)
     if found is None:
         return f"{chosen}; {other}, no plan carries this load in time"
-    lines = ", ".join(f"{stage.name} {line(o)}" for stage, o in zip(program.stages, found.choice, strict=True))
+    lines = ", ".join(
+        f"{stage.name} {describe_option(o)}" for stage, o in zip(program.stages, found.choice, strict=True)
+    )
     return f"{chosen}; {other} ({lines}) the objective would be {solution.objective - found.objective:.4g} less"
 
 
@@ -114,8 +117,8 @@ def _change(stages: Sequence[StagePlan], current: PipelinePlan | None, cause: st
         return f"first plan, {cause}"
     before = {stage.name: stage for stage in current.spec.stages}
     moves = [
-        f"{stage.name}: {line(before[stage.name]) if stage.name in before else 'nothing'} → {line(stage)}"
+        f"{stage.name}: {describe_option(before[stage.name]) if stage.name in before else 'nothing'} → {describe_option(stage)}"
         for stage in stages
-        if stage.name not in before or line(before[stage.name]) != line(stage)
+        if stage.name not in before or describe_option(before[stage.name]) != describe_option(stage)
     ]
     return f"{'; '.join(moves)} ({cause})" if moves else f"kept, {cause}"

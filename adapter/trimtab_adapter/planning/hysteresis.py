@@ -1,12 +1,16 @@
-"""For which load to plan: up at once, down only after the peak is past and the drop is more than noise. Pure."""
+"""For which load to plan: up at once, down only after the peak is past and the drop is more than noise."""
 
 import math
 from collections.abc import Iterable
 
-SMALLEST_DROP = 0.25  # share of the planned load that must go before a plan for less is worth asking for
-NOISE_WIDTHS = 2.5  # standard deviations of a Poisson count: what lies between two peaks of one constant load
-LARGEST_DROP = 0.6  # share of the planned load whose loss is never explained by noise
-LEAST_LOAD_RPS = 0.1  # with no load at all a plan still has to answer the next request
+MIN_DROP = 0.25
+"""Share of the planned load that must go before a plan for less is worth asking for."""
+NOISE_WIDTHS = 2.5
+"""Standard deviations of a Poisson count: what lies between two peaks of one constant load."""
+MAX_DROP = 0.6
+"""Share of the planned load whose loss is never explained by noise."""
+MIN_LOAD_RPS = 0.1
+"""With no load at all a plan still has to answer the next request."""
 
 
 def planning_load(
@@ -22,17 +26,17 @@ def planning_load(
     `planned_rps` is what the current plan stands on; it goes on counting until the load exceeds it or clearly drops.
     """
     held = [load for at, load in recent_rps if now_seconds - hold_seconds <= at <= now_seconds]
-    wanted = max([forecast_rps, LEAST_LOAD_RPS, *held])
+    wanted = max([forecast_rps, MIN_LOAD_RPS, *held])
     if planned_rps is None or wanted > planned_rps:
         return wanted
-    return planned_rps if wanted >= drop_below(planned_rps) else wanted
+    return planned_rps if wanted >= drop_threshold(planned_rps) else wanted
 
 
-def why_more(forecast_rps: float, load_rps: float, planned_rps: float | None, hold_seconds: float) -> str:
+def load_hold_reason(forecast_rps: float, load_rps: float, planned_rps: float | None, hold_seconds: float) -> str:
     """Say why more is planned for than was forecast; empty where it is not."""
-    if load_rps <= max(forecast_rps, LEAST_LOAD_RPS):
+    if load_rps <= max(forecast_rps, MIN_LOAD_RPS):
         return ""
-    if planned_rps == load_rps and forecast_rps >= drop_below(load_rps):
+    if planned_rps == load_rps and forecast_rps >= drop_threshold(load_rps):
         return f"the forecast of {forecast_rps:.3g} is not clearly less than that"
     return f"a peak is held for {hold_seconds:g} s; the forecast is {forecast_rps:.3g} now"
 
@@ -45,7 +49,7 @@ def outgrows(newest_rps: float, planned_rps: float, headroom: float) -> bool:
     return newest_rps > (1.0 + headroom) * planned_rps + 1.0
 
 
-def drop_below(planned_rps: float) -> float:
+def drop_threshold(planned_rps: float) -> float:
     """The load under which a plan for `planned_rps` is larger than noise explains."""
     noise = NOISE_WIDTHS * math.sqrt(planned_rps)
-    return planned_rps - min(max(SMALLEST_DROP * planned_rps, noise), LARGEST_DROP * planned_rps)
+    return planned_rps - min(max(MIN_DROP * planned_rps, noise), MAX_DROP * planned_rps)

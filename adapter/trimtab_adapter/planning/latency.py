@@ -1,4 +1,4 @@
-"""How long a row waits and is served in a stage, and how many rows a stage can serve. Pure formulas, seconds and rows.
+"""How long a row waits and is served in a stage, and how many rows a stage can serve.
 
 The router forms batches work-conservingly: a free replica takes what waits, up to the batch size b. A row therefore
 never waits for a batch to fill while a replica is free; it waits until the first of n busy replicas finishes, and
@@ -53,7 +53,7 @@ def sustained_load_rps(peak_rps: float, seconds: float) -> float:
     return ((math.sqrt(z * z + 4.0 * peak_rps) - z) / 2.0) ** 2
 
 
-def least_replicas(load_rps: float, replica_rps: float, utilisation: float) -> int:
+def required_replicas(load_rps: float, replica_rps: float, utilisation: float) -> int:
     """The fewest replicas that carry the load, ⌈λ/(ρ·h)⌉, at least one (IPA, eq. 8, with a margin ρ)."""
     # The margin keeps a load that needs exactly n replicas from asking for n + 1 by a rounding error.
     return max(1, math.ceil(load_rps / (utilisation * replica_rps) - 1e-9))

@@ -1,22 +1,24 @@
-"""What every budget would buy: a program's best choice at each amount of cores and GPUs where it changes. Pure.
+"""What every budget would buy: a program's best choice at each amount of cores and GPUs where it changes.
 
 The best objective is a staircase over the budget. Its steps are found from the top: solve, then allow a little less
 than that choice uses, and so on until nothing fits. Each step is an optimum, so what is picked from the steps is exact.
 Where the time is up steps become coarse: each leaves a tenth of the cores, and the cheapest choice of all ends them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from trimtab_adapter.solvers.dominance import undominated
 from trimtab_adapter.solvers.exact import solve
-from trimtab_adapter.solvers.program import TIE_BREAK, TOLERANCE, Program, Solution, Weights
+from trimtab_adapter.solvers.program import TIE_BREAK, Program, Solution, Weights
 from trimtab_adapter.solvers.time_limit import out_of_time
 
-COARSE = 0.9  # of the cores of the step before, where the time is up
-STEP_CORES = 1e-6  # below any difference of two choices, above the rounding that constraints allow
+COARSE = 0.9
+"""Of the cores of the step before, where the time is up."""
+STEP_CORES = 1e-6
+"""Below any difference of two choices, above the rounding that constraints allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,6 @@ def frontier(program: Program) -> tuple[FrontierPoint, ...]:
         return ()
     respects = np.array([(-level.objective, level.cores, level.gpus) for level in found])
     return tuple(sorted((found[n] for n in undominated(list(respects.T))), key=lambda level: (level.cores, level.gpus)))
-
-
-def best_within(found: Sequence[FrontierPoint], cores: float, gpus: int) -> FrontierPoint | None:
-    """The best of a program's levels that fits, None where none does."""
-    fitting = [level for level in found if level.cores <= cores + TOLERANCE and level.gpus <= gpus]
-    return max(fitting, key=lambda level: level.objective, default=None)
 
 
 def frontier_steps(program: Program) -> Iterator[FrontierPoint]:

@@ -1,4 +1,4 @@
-"""What a plan is wanted for: a pipeline, what was measured of it and of the world, and a load. Pure."""
+"""What a plan is wanted for: a pipeline, what was measured of it and of the world, and a load."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,19 +23,26 @@ class PlanningProblem:
     spec: InferencePipelineSpec
     profiles: Mapping[str, ModelProfile]
     load_rps: float
-    rows_per_request: Mapping[str, float] = field(default_factory=dict)  # measured; else as the spec expects
-    service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)  # by stage and variant
+    rows_per_request: Mapping[str, float] = field(default_factory=dict)
+    """Measured; else as the spec expects."""
+    service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """By stage and variant."""
     current: PipelinePlan | None = None
-    strain: float = 1.0  # over profiled times of who writes
-    drifts: tuple[str, ...] = ()  # which accuracies of the spec are observed ones, in words
-    prompt_tokens: Mapping[str, float] = field(default_factory=dict)  # measured; else as profiled
-    sharing: float = 1.0  # how many times the load replicas must be able to carry that share a machine's cores
-    cores_are: str = "budget.cores"  # whose cores the spec's budget has
+    slowdown: float = 1.0
+    """Over profiled times of who writes."""
+    drifted_accuracies: tuple[str, ...] = ()
+    """Which accuracies of the spec are observed ones, in words."""
+    prompt_tokens: Mapping[str, float] = field(default_factory=dict)
+    """Measured; else as profiled."""
+    oversubscription: float = 1.0
+    """How many times the load replicas must be able to carry that share a machine's cores."""
+    cores_constraint: str = "budget.cores"
+    """Whose cores the spec's budget has."""
 
     @property
     def busiest_rps(self) -> float:
         """The requests of the busiest second, headroom included, and what sharing cores costs."""
-        return self.load_rps * (1.0 + self.spec.adaptation.headroom) * self.sharing
+        return self.load_rps * (1.0 + self.spec.adaptation.headroom) * self.oversubscription
 
     def stage_rps(self, stage: str) -> float:
         """The rows per second a stage must carry, headroom included."""
@@ -59,32 +66,32 @@ class PlanningProblem:
         )
         return 1.0 if encoder is None else self.rows(encoder)
 
-    def offered(self, stage: Stage) -> str:
+    def prompt_load_note(self, stage: Stage) -> str:
         """Say in a few words which prompts a stage that writes is planned for; nothing where nobody measured them."""
         tokens = self.prompt_tokens.get(stage.name, 0.0)
         if not stage.generates or not tokens:
             return ""
-        come = tokens * self.stage_rps(stage.name) / self.sharing
+        come = tokens * self.stage_rps(stage.name) / self.oversubscription
         return f"{stage.name}: prompts of {tokens:.3g} tokens, {come:.3g} a second"
 
     @property
-    def beside_others(self) -> str:
+    def shared_machine_note(self) -> str:
         """Say in a few words what is heeded of others on the machine; nothing where they leave the whole budget."""
-        if self.sharing > 1.0:
-            return f"for {self.sharing:.3g} times as much, since replicas share the cores that others leave"
-        if self.cores_are == "budget.cores":
+        if self.oversubscription > 1.0:
+            return f"for {self.oversubscription:.3g} times as much, since replicas share the cores that others leave"
+        if self.cores_constraint == "budget.cores":
             return ""
-        return f"on {self.spec.budget.cores:.3g} {self.cores_are}"
+        return f"on {self.spec.budget.cores:.3g} {self.cores_constraint}"
 
     @property
-    def promise(self) -> tuple[str, float]:
+    def latency_target(self) -> tuple[str, float]:
         """What is planned for, and its seconds: of who writes the first piece, where it was measured."""
         slo, writers = self.spec.slo, [stage for stage in self.spec.stages if stage.generates]
-        if slo.time_to_first_token_seconds is None or not all(self._knows_first(stage) for stage in writers):
+        if slo.time_to_first_token_seconds is None or not all(self._has_first_token_times(stage) for stage in writers):
             return "slo.latency", slo.latency_seconds
         return "slo.timeToFirstToken", slo.time_to_first_token_seconds
 
-    def _knows_first(self, stage: Stage) -> bool:
+    def _has_first_token_times(self, stage: Stage) -> bool:
         profile = self.profiles.get(stage.name)
         return profile is not None and all(point.chats is not None for point in profile.spec.points)
 

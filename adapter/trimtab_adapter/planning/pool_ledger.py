@@ -11,17 +11,18 @@ from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.pool import Pool
 from trimtab_pipelines.spec import InferencePipeline
 
-Room = tuple[float, int]  # cores and GPUs
-NOTHING: Room = (0.0, 0)
+ResourceAmount = tuple[float, int]
+"""Cores and GPUs."""
+NO_RESOURCES: ResourceAmount = (0.0, 0)
 
 
 @dataclass(slots=True)
 class PoolMember:
     """What a pipeline holds of a pool, how to have it decide again, and its latest wish, if it decides."""
 
-    held: Room
+    allocated: ResourceAmount
     wake: Callable[[], None]
-    asked: PoolDemand | None = None
+    demand: PoolDemand | None = None
 
 
 @dataclass(slots=True)
@@ -29,51 +30,52 @@ class PoolLedger:
     """A pool and who sits at it."""
 
     pool: Pool
-    seats: dict[str, PoolMember] = field(default_factory=dict)
-    deciding: threading.Lock = field(default_factory=threading.Lock)  # one decision of a pool at a time
+    members: dict[str, PoolMember] = field(default_factory=dict)
+    decision_lock: threading.Lock = field(default_factory=threading.Lock)
+    """One decision of a pool at a time."""
 
-    def left(self, key: str) -> Pool:
+    def available(self, key: str) -> Pool:
         """What those that do not decide leave of the pool to who decides, and to a pipeline that asks now."""
-        fixed = [seat.held for other, seat in self.seats.items() if seat.asked is None and other != key]
+        fixed = [member.allocated for other, member in self.members.items() if member.demand is None and other != key]
         cores = max(self.pool.cores - sum(held[0] for held in fixed), TOLERANCE)
         return self.pool.model_copy(
             update={"cores": cores, "gpus": max(self.pool.gpus - sum(held[1] for held in fixed), 0)}
         )
 
-    def held(self, key: str) -> Room:
+    def allocated(self, key: str) -> ResourceAmount:
         """What a pipeline holds; nothing where it does not sit here."""
-        return self.seats[key].held if key in self.seats else NOTHING
+        return self.members[key].allocated if key in self.members else NO_RESOURCES
 
-    def room(self, key: str) -> Room:
+    def room(self, key: str) -> ResourceAmount:
         """What a pipeline may take now: what the others do not hold, and at least what is its own."""
-        others = [seat.held for other, seat in self.seats.items() if other != key]
-        own_cores, own_gpus = self.held(key)
+        others = [member.allocated for other, member in self.members.items() if other != key]
+        own_cores, own_gpus = self.allocated(key)
         cores = max(self.pool.cores - sum(held[0] for held in others), own_cores)
         return cores, max(self.pool.gpus - sum(held[1] for held in others), own_gpus)
 
-    def wishes(self) -> dict[str, PoolDemand]:
+    def demands(self) -> dict[str, PoolDemand]:
         """What those ask that decide."""
-        return {key: seat.asked for key, seat in self.seats.items() if seat.asked is not None}
+        return {key: member.demand for key, member in self.members.items() if member.demand is not None}
 
-    def note(self, key: str, held: Room, wake: Callable[[], None]) -> None:
+    def record_usage(self, key: str, held: ResourceAmount, wake: Callable[[], None]) -> None:
         """Note what a pipeline holds whose plan others write; where that changes what is left, others decide anew."""
-        seat = self.seats.get(key)
-        changed = seat is None or seat.asked is not None or seat.held != held
-        self.seats[key] = PoolMember(held, wake)
+        member = self.members.get(key)
+        changed = member is None or member.demand is not None or member.allocated != held
+        self.members[key] = PoolMember(held, wake)
         if changed:
-            notify_members(other for name, other in self.seats.items() if name != key)
+            notify_members(other for name, other in self.members.items() if name != key)
 
-    def stop_deciding(self, key: str) -> None:
+    def withdraw_demand(self, key: str) -> None:
         """Leave a pipeline what it holds until it asks anew."""
-        if key in self.seats:
-            self.seats[key].asked = None
+        if key in self.members:
+            self.members[key].demand = None
 
-    def wake_those_due(self, key: str, joint: Mapping[str, PlanSolution]) -> None:
+    def notify_due_members(self, key: str, joint: Mapping[str, PlanSolution]) -> None:
         """Have the others decide whose part of the joint plan is not what they hold."""
         notify_members(
-            self.seats[other]
+            self.members[other]
             for other, part in joint.items()
-            if other != key and other in self.seats and needs(part) != self.seats[other].held
+            if other != key and other in self.members and solution_resources(part) != self.members[other].allocated
         )
 
 
@@ -82,28 +84,28 @@ def may_join(pool: Pool, pipeline: InferencePipeline) -> bool:
     return not pool.namespaces or pipeline.metadata.namespace in pool.namespaces
 
 
-def fits(used: Room, room: Room) -> bool:
+def fits(used: ResourceAmount, room: ResourceAmount) -> bool:
     """Whether so much finds room."""
     return used[0] <= room[0] + TOLERANCE and used[1] <= room[1]
 
 
-def needs(part: PlanSolution) -> Room:
+def solution_resources(part: PlanSolution) -> ResourceAmount:
     """What all replicas of an answer ask for."""
     choice = part.solution.choice
     return sum(option.cores for option in choice), sum(option.gpus for option in choice)
 
 
-def uses(plan: PipelinePlan | None, pipeline: InferencePipeline) -> Room:
+def plan_resources(plan: PipelinePlan | None, pipeline: InferencePipeline) -> ResourceAmount:
     """What all replicas of a plan ask for, whoever wrote it; nothing where there is none."""
     if plan is None:
-        return NOTHING
+        return NO_RESOURCES
     gpus = {(stage.name, each.name): each.resources.gpu for stage in pipeline.spec.stages for each in stage.variants}
     running = plan.spec.stages
     cores = sum(stage.replicas * stage.cores for stage in running)
     return cores, sum(stage.replicas * gpus.get((stage.name, stage.variant), 0) for stage in running)
 
 
-def notify_members(seats: Iterable[PoolMember]) -> None:
+def notify_members(members: Iterable[PoolMember]) -> None:
     """Have them decide again."""
-    for seat in seats:
-        seat.wake()
+    for member in members:
+        member.wake()

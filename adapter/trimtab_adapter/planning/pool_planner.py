@@ -9,18 +9,18 @@ plans in force tell who holds what.
 import threading
 from collections.abc import Callable, Mapping
 
-from trimtab_adapter.planning.decide import PlanningError, PlanningInputs, decide, plan_of, planning_problem
-from trimtab_adapter.planning.pool_allocation import Member, PoolDemand, split_pool
+from trimtab_adapter.planning.decide import PlanningError, PlanningInputs, build_plan, decide, planning_problem
+from trimtab_adapter.planning.pool_allocation import PlanRequest, PoolDemand, split_pool
 from trimtab_adapter.planning.pool_ledger import (
-    NOTHING,
+    NO_RESOURCES,
     PoolLedger,
     PoolMember,
-    Room,
+    ResourceAmount,
     fits,
     may_join,
-    needs,
     notify_members,
-    uses,
+    plan_resources,
+    solution_resources,
 )
 from trimtab_adapter.planning.relaxation import PlanSolution
 from trimtab_adapter.solvers.time_limit import time_limit
@@ -36,7 +36,7 @@ class PoolPlanner:
     """All pools, and who holds what of them. Safe to use from several threads."""
 
     def __init__(self, pools: Mapping[str, Pool]) -> None:
-        self._tables = {name: PoolLedger(pool) for name, pool in pools.items()}
+        self._ledgers = {name: PoolLedger(pool) for name, pool in pools.items()}
         self._lock = threading.Lock()  # around what is noted at the tables; never held while anything is solved
 
     def planner(
@@ -48,80 +48,86 @@ class PoolPlanner:
         """
 
         def plan(
-            asked: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: PlanningInputs
+            asked: InferencePipeline, profiles: Mapping[str, ModelProfile], inputs: PlanningInputs
         ) -> PipelinePlan:
-            return self._plan(key, Member(asked, profiles, situation), wake)
+            return self._plan(key, PlanRequest(asked, profiles, inputs), wake)
 
         with self._lock:
-            table = self._tables.get(pipeline.spec.budget.pool or "")
-            if table is not None and may_join(table.pool, pipeline):
-                table.seats[key] = PoolMember(uses(current, pipeline), wake)
+            ledger = self._ledgers.get(pipeline.spec.budget.pool or "")
+            if ledger is not None and may_join(ledger.pool, pipeline):
+                ledger.members[key] = PoolMember(plan_resources(current, pipeline), wake)
         return plan
 
-    def note(
+    def record_usage(
         self, key: str, wake: Callable[[], None], pipeline: InferencePipeline, current: PipelinePlan | None
     ) -> None:
         """Note what a pipeline holds that is not in Auto mode: what runs there others wrote, at a time of their own."""
         name = pipeline.spec.budget.pool
         with self._lock:
-            self._leave(key, of_all_but=name)
-            table = self._tables.get(name or "")
-            if table is not None and may_join(table.pool, pipeline):
-                table.note(key, uses(current, pipeline), wake)
+            self._remove(key, except_pool=name)
+            ledger = self._ledgers.get(name or "")
+            if ledger is not None and may_join(ledger.pool, pipeline):
+                ledger.record_usage(key, plan_resources(current, pipeline), wake)
 
-    def forget(self, key: str) -> None:
+    def remove(self, key: str) -> None:
         """Free what a pipeline held that is no more."""
         with self._lock:
-            self._leave(key, of_all_but=None)
+            self._remove(key, except_pool=None)
 
-    def _leave(self, key: str, of_all_but: str | None) -> None:
-        for name, table in self._tables.items():
-            if name != of_all_but and table.seats.pop(key, None) is not None:
-                notify_members(table.seats.values())
+    def _remove(self, key: str, except_pool: str | None) -> None:
+        for name, ledger in self._ledgers.items():
+            if name != except_pool and ledger.members.pop(key, None) is not None:
+                notify_members(ledger.members.values())
 
-    def _plan(self, key: str, member: Member, wake: Callable[[], None]) -> PipelinePlan:
-        name = member.pipeline.spec.budget.pool
+    def _plan(self, key: str, request: PlanRequest, wake: Callable[[], None]) -> PipelinePlan:
+        name = request.pipeline.spec.budget.pool
         with self._lock:
-            self._leave(key, of_all_but=name)
+            self._remove(key, except_pool=name)
         if name is None:
-            return decide(member.pipeline, member.profiles, member.situation)
-        table = self._table(name, member.pipeline)
-        with table.deciding, time_limit():
-            return self._decide(name, table, key, member, wake)
+            return decide(request.pipeline, request.profiles, request.planning_inputs)
+        ledger = self._ledger(name, request.pipeline)
+        with ledger.decision_lock, time_limit():
+            return self._decide(name, ledger, key, request, wake)
 
-    def _table(self, name: str, pipeline: InferencePipeline) -> PoolLedger:
-        if name not in self._tables:
-            known = ", ".join(self._tables) or "none"
+    def _ledger(self, name: str, pipeline: InferencePipeline) -> PoolLedger:
+        if name not in self._ledgers:
+            known = ", ".join(self._ledgers) or "none"
             raise PlanningError(f"budget.pool {name!r} is not in the file of pools, which has: {known}")
-        table, namespace = self._tables[name], pipeline.metadata.namespace
-        if not may_join(table.pool, pipeline):
-            allowed = ", ".join(table.pool.namespaces)
+        ledger, namespace = self._ledgers[name], pipeline.metadata.namespace
+        if not may_join(ledger.pool, pipeline):
+            allowed = ", ".join(ledger.pool.namespaces)
             raise PlanningError(f"budget.pool {name!r} is not for namespace {namespace}; it is for: {allowed}")
-        return table
+        return ledger
 
-    def _decide(self, name: str, table: PoolLedger, key: str, member: Member, wake: Callable[[], None]) -> PipelinePlan:
-        question, forecast = planning_problem(member.pipeline, member.profiles, member.situation)
-        wish, acts = PoolDemand(question), member.pipeline.spec.mode == "Auto"
-        if acts:
+    def _decide(
+        self, name: str, ledger: PoolLedger, key: str, request: PlanRequest, wake: Callable[[], None]
+    ) -> PipelinePlan:
+        problem, forecast = planning_problem(request.pipeline, request.profiles, request.planning_inputs)
+        demand, decides = PoolDemand(problem), request.pipeline.spec.mode == "Auto"
+        if decides:
             with self._lock:
-                table.seats.setdefault(
-                    key, PoolMember(uses(member.situation.current, member.pipeline), wake)
-                ).asked = wish
-        joint = self._joint(name, table, key, wish)
+                ledger.members.setdefault(
+                    key, PoolMember(plan_resources(request.planning_inputs.current, request.pipeline), wake)
+                ).demand = demand
+        joint = self._plan_jointly(name, ledger, key, demand)
         with self._lock:
-            room = table.room(key)
-            waits = joint is None or not fits(needs(joint[key]), room)
-            if acts and waits and joint is not None:
-                table.wake_those_due(key, joint)
+            room = ledger.room(key)
+            waits = joint is None or not fits(solution_resources(joint[key]), room)
+            if decides and waits and joint is not None:
+                ledger.notify_due_members(key, joint)
         if joint is None or waits:
-            plan = _within(member, room, name)
+            plan = _decide_within(request, room, name)
         else:
-            plan = plan_of(member.pipeline, question, joint[key], forecast, member.situation.now_seconds)
-        if acts:
-            self._take(name, table, key, uses(plan, member.pipeline), {} if waits else joint or {})
+            plan = build_plan(request.pipeline, problem, joint[key], forecast, request.planning_inputs.now_seconds)
+        if decides:
+            self._record_allocation(
+                name, ledger, key, plan_resources(plan, request.pipeline), {} if waits else joint or {}
+            )
         return plan
 
-    def _joint(self, name: str, table: PoolLedger, key: str, wish: PoolDemand) -> dict[str, PlanSolution] | None:
+    def _plan_jointly(
+        self, name: str, ledger: PoolLedger, key: str, demand: PoolDemand
+    ) -> dict[str, PlanSolution] | None:
         """Plan for all that decide and for this pipeline's wish; None where not even the smallest plans find room.
 
         Who cannot be planned for sits out: the others share what it leaves. Newcomers wait where they are too many.
@@ -129,64 +135,66 @@ class PoolPlanner:
         """
         while True:
             with self._lock:
-                left, wishes = table.left(key), table.wishes() | {key: wish}
-                settled = {other: wishes[other] for other in wishes if table.held(other) != NOTHING}
-            broken = _unplannable(left, wishes)
+                left, demands = ledger.available(key), ledger.demands() | {key: demand}
+                settled = {other: demands[other] for other in demands if ledger.allocated(other) != NO_RESOURCES}
+            broken = _unplannable(left, demands)
             if not broken:
                 break
             with self._lock:
                 for other in broken:
-                    table.stop_deciding(other)
+                    ledger.withdraw_demand(other)
             if key in broken:
                 raise broken[key]
-        joint = _divided(name, left, wishes)
-        if joint is None and key in settled and len(settled) < len(wishes):
-            joint = _divided(name, left, settled)
+        joint = _split_or_none(name, left, demands)
+        if joint is None and key in settled and len(settled) < len(demands):
+            joint = _split_or_none(name, left, settled)
         return joint
 
-    def _take(self, name: str, table: PoolLedger, key: str, used: Room, joint: Mapping[str, PlanSolution]) -> None:
+    def _record_allocation(
+        self, name: str, ledger: PoolLedger, key: str, used: ResourceAmount, joint: Mapping[str, PlanSolution]
+    ) -> None:
         """Note what a pipeline holds from now on, and wake those whose part of the joint plan that makes due.
 
         Raises PlanningError where another took it while this plan was made.
         """
         with self._lock:
-            own = table.seats.get(key)
+            own = ledger.members.get(key)
             if own is None:
                 return
-            if not fits(used, table.room(key)):
+            if not fits(used, ledger.room(key)):
                 own.wake()
                 raise PlanningError(f"pool {name}: another pipeline came in between; it is decided anew at once")
-            moved, own.held = used != own.held, used
+            moved, own.allocated = used != own.allocated, used
             if moved:
-                table.wake_those_due(key, joint)
+                ledger.notify_due_members(key, joint)
 
 
-def _unplannable(left: Pool, wishes: Mapping[str, PoolDemand]) -> dict[str, PlanningError]:
+def _unplannable(left: Pool, demands: Mapping[str, PoolDemand]) -> dict[str, PlanningError]:
     """Whose wishes nobody can plan for, and why."""
     broken = {}
-    for key, wish in wishes.items():
+    for key, demand in demands.items():
         try:
-            wish.answer(left)
+            demand.solve(left)
         except PlanningError as error:
             broken[key] = error
     return broken
 
 
-def _divided(name: str, left: Pool, wishes: Mapping[str, PoolDemand]) -> dict[str, PlanSolution] | None:
+def _split_or_none(name: str, left: Pool, demands: Mapping[str, PoolDemand]) -> dict[str, PlanSolution] | None:
     """Divide a pool; None too where the time was up before a plan was found for a part of the load."""
     try:
-        return split_pool(name, left, wishes)
+        return split_pool(name, left, demands)
     except PlanningError:
         return None
 
 
-def _within(member: Member, room: Room, name: str) -> PipelinePlan:
+def _decide_within(request: PlanRequest, room: ResourceAmount, name: str) -> PipelinePlan:
     """Decide alone, within what there is room for until others have given up theirs."""
-    pipeline, budget = member.pipeline, member.pipeline.spec.budget
+    pipeline, budget = request.pipeline, request.pipeline.spec.budget
     less = {"cores": min(budget.cores, room[0]), "gpus": min(budget.gpus, room[1])}
     spec = pipeline.spec.model_copy(update={"budget": budget.model_copy(update=less)})
     try:
-        return decide(pipeline.model_copy(update={"spec": spec}), member.profiles, member.situation)
+        return decide(pipeline.model_copy(update={"spec": spec}), request.profiles, request.planning_inputs)
     except PlanningError as error:
         free = f"{room[0]:g} cores and {room[1]} GPUs"
         raise PlanningError(

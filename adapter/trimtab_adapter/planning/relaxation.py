@@ -1,4 +1,4 @@
-"""What to do where no plan keeps every constraint: give up as little as possible, in a fixed order, and say what. Pure.
+"""What to do where no plan keeps every constraint: give up as little as possible, in a fixed order, and say what.
 
 First the accuracy floor, then part of the load, then the SLO, then pinned sizes, at last the pins. The budget is never
 given up: cores that do not exist cannot be planned with. Only the first try is the chosen solver's; the many that look
@@ -17,7 +17,8 @@ from trimtab_adapter.solvers.program import TIE_BREAK, Program, Solution, Weight
 from trimtab_adapter.solvers.registry import get_solver
 
 _HALVINGS = 12
-SLACK = 0.97  # of the largest share of the load, so that equal overload does not flap between plans of equal worth
+SLACK = 0.97
+"""Of the largest share of the load, so that equal overload does not flap between plans of equal worth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,10 @@ class PlanSolution:
     solution: Solution
     fraction: float = 1.0
     reason: str = "Optimal"
-    cores_are: str = "budget.cores"  # whose cores and GPUs the program's are
-    gpus_are: str = "budget.gpus"
-    promise_is: str = "slo.latency"
+    cores_constraint: str = "budget.cores"
+    """Whose cores and GPUs the program's are."""
+    gpus_constraint: str = "budget.gpus"
+    latency_constraint: str = "slo.latency"
 
     @property
     def feasible(self) -> bool:
@@ -38,43 +40,45 @@ class PlanSolution:
         return self.reason == "Optimal"
 
 
-def relax(question: PlanningProblem) -> PlanningProblem:
+def relax(problem: PlanningProblem) -> PlanningProblem:
     """The question with as much of its strain as leaves a plan that keeps every constraint.
 
     Strain is what is spared for a machine that is slower than its profile. Load given up for it would be lost for sure:
     the plan would have fewer places, keep fewer promises, and seem to need more strain. Where no plan keeps all even
     without, it is with or without strain, whichever gives up less of the load.
     """
-    given, solver = question, get_solver(question.spec.adaptation.solver)
-    while question.strain > 1.0 and solver(build_program(question)) is None:
-        question = replace(question, strain=max(question.strain / STEP, 1.0))
-    if question is given or question.strain > 1.0 or solver(build_program(question)) is not None:
-        return question
-    return max(given, question, key=lambda each: solve_or_relax(each).fraction)
+    given, solver = problem, get_solver(problem.spec.adaptation.solver)
+    while problem.slowdown > 1.0 and solver(build_program(problem)) is None:
+        problem = replace(problem, slowdown=max(problem.slowdown / STEP, 1.0))
+    if problem is given or problem.slowdown > 1.0 or solver(build_program(problem)) is not None:
+        return problem
+    return max(given, problem, key=lambda each: solve_or_relax(each).fraction)
 
 
-def solve_or_relax(question: PlanningProblem) -> PlanSolution:
+def solve_or_relax(problem: PlanningProblem) -> PlanSolution:
     """The optimal plan, or the least bad one; raise PlanningError where the budget cannot hold any."""
-    program = build_program(question)
-    solution = get_solver(question.spec.adaptation.solver)(program)
-    promise_is, _ = question.promise
+    program = build_program(problem)
+    solution = get_solver(problem.spec.adaptation.solver)(program)
+    latency_constraint, _ = problem.latency_target
     if solution is not None:
-        return PlanSolution(program, solution, promise_is=promise_is, cores_are=question.cores_are)
+        return PlanSolution(
+            program, solution, latency_constraint=latency_constraint, cores_constraint=problem.cores_constraint
+        )
     for give_up in (_floor, _load, _slo, _sizes, _pins):
-        found = give_up(question)
+        found = give_up(problem)
         if found is not None:
-            return replace(found, promise_is=promise_is, cores_are=question.cores_are)
+            return replace(found, latency_constraint=latency_constraint, cores_constraint=problem.cores_constraint)
     raise PlanningError(
-        f"no plan fits budget.cores {question.spec.budget.cores:g} and budget.gpus {question.spec.budget.gpus}: "
+        f"no plan fits budget.cores {problem.spec.budget.cores:g} and budget.gpus {problem.spec.budget.gpus}: "
         "not even the smallest replica of each stage; raise the budget"
     )
 
 
-def _floor(question: PlanningProblem) -> PlanSolution | None:
-    floor = question.spec.objective.accuracy_floor
+def _floor(problem: PlanningProblem) -> PlanSolution | None:
+    floor = problem.spec.objective.accuracy_floor
     if floor is None:
         return None
-    program = build_program(question, Relaxation(floor=True))
+    program = build_program(problem, Relaxation(floor=True))
     program = replace(program, weights=Weights(1.0, TIE_BREAK, TIE_BREAK * 1e-3))
     solution = solve(program)
     if solution is None:
@@ -86,48 +90,48 @@ def _floor(question: PlanningProblem) -> PlanSolution | None:
     return PlanSolution(program, solution, reason=reason)
 
 
-def _load(question: PlanningProblem) -> PlanSolution | None:
-    return _largest_share(question, Relaxation(floor=True), _overload)
+def _load(problem: PlanningProblem) -> PlanSolution | None:
+    return _largest_share(problem, Relaxation(floor=True), _overload)
 
 
-def _slo(question: PlanningProblem) -> PlanSolution | None:
-    return _fastest(question, Relaxation(floor=True, slo_seconds=math.inf), "")
+def _slo(problem: PlanningProblem) -> PlanSolution | None:
+    return _fastest(problem, Relaxation(floor=True, slo_seconds=math.inf), "")
 
 
-def _sizes(question: PlanningProblem) -> PlanSolution | None:
-    pinned = [s.name for s in question.spec.stages if s.pin.replicas is not None or s.pin.batch_size is not None]
+def _sizes(problem: PlanningProblem) -> PlanSolution | None:
+    pinned = [s.name for s in problem.spec.stages if s.pin.replicas is not None or s.pin.batch_size is not None]
     relaxed = Relaxation(floor=True, sizes=True)
     prefix = f"the pinned sizes of {', '.join(pinned)} do not fit; without them: "
-    return _unpinned(question, relaxed, prefix) if pinned else None
+    return _unpinned(problem, relaxed, prefix) if pinned else None
 
 
-def _pins(question: PlanningProblem) -> PlanSolution | None:
-    pinned = [s.name for s in question.spec.stages if s.pin.variant is not None or s.pin.operating_point is not None]
+def _pins(problem: PlanningProblem) -> PlanSolution | None:
+    pinned = [s.name for s in problem.spec.stages if s.pin.variant is not None or s.pin.operating_point is not None]
     relaxed = Relaxation(floor=True, pins=True)
     prefix = f"the pins of {', '.join(pinned)} do not fit; without them: "
-    return _unpinned(question, relaxed, prefix) if pinned else None
+    return _unpinned(problem, relaxed, prefix) if pinned else None
 
 
-def _unpinned(question: PlanningProblem, relaxed: Relaxation, prefix: str) -> PlanSolution | None:
-    found = _largest_share(question, relaxed, _overload)
+def _unpinned(problem: PlanningProblem, relaxed: Relaxation, prefix: str) -> PlanSolution | None:
+    found = _largest_share(problem, relaxed, _overload)
     if found is not None:
         return replace(found, reason=prefix + found.reason)
-    return _fastest(question, replace(relaxed, slo_seconds=math.inf), prefix)
+    return _fastest(problem, replace(relaxed, slo_seconds=math.inf), prefix)
 
 
 def _largest_share(
-    question: PlanningProblem, relaxed: Relaxation, describe: Callable[[PlanningProblem, float], str]
+    problem: PlanningProblem, relaxed: Relaxation, describe: Callable[[PlanningProblem, float], str]
 ) -> PlanSolution | None:
     """Bisect for the largest share of the load that can be carried, and solve for a little less than it."""
 
     def attempt(fraction: float) -> tuple[Program, Solution] | None:
-        program = build_program(question, replace(relaxed, fraction=fraction))
+        program = build_program(problem, replace(relaxed, fraction=fraction))
         solution = solve(program)
         return None if solution is None else (program, solution)
 
     whole = attempt(1.0)
     if whole is not None:
-        return PlanSolution(*whole, reason=describe(question, 1.0))
+        return PlanSolution(*whole, reason=describe(problem, 1.0))
     best, low, high = attempt(0.0), 0.0, 1.0
     if best is None:
         return None
@@ -140,22 +144,22 @@ def _largest_share(
             best, low = found, middle
     eased = attempt(low * SLACK)
     share = low if eased is None else low * SLACK
-    return PlanSolution(*(best if eased is None else eased), fraction=share, reason=describe(question, share))
+    return PlanSolution(*(best if eased is None else eased), fraction=share, reason=describe(problem, share))
 
 
-def _overload(question: PlanningProblem, fraction: float) -> str:
-    spec, (name, seconds) = question.spec, question.promise
+def _overload(problem: PlanningProblem, fraction: float) -> str:
+    spec, (name, seconds) = problem.spec, problem.latency_target
     if fraction >= 1.0:
         return "the load fits"
     return (
-        f"overload: {spec.budget.cores:g} cores carry {fraction:.0%} of {question.load_rps:.3g} requests/s "
+        f"overload: {spec.budget.cores:g} cores carry {fraction:.0%} of {problem.load_rps:.3g} requests/s "
         f"within {name} {seconds * 1e3:.4g} ms"
     )
 
 
-def _fastest(question: PlanningProblem, relaxed: Relaxation, prefix: str) -> PlanSolution | None:
+def _fastest(problem: PlanningProblem, relaxed: Relaxation, prefix: str) -> PlanSolution | None:
     """Forget the SLO, take the largest share of the load, then bisect for the least latency at that share."""
-    unbounded = _largest_share(question, relaxed, _overload)
+    unbounded = _largest_share(problem, relaxed, _overload)
     if unbounded is None:
         return None
     best = unbounded
@@ -170,9 +174,9 @@ def _fastest(question: PlanningProblem, relaxed: Relaxation, prefix: str) -> Pla
             best = replace(best, program=program, solution=solution)
             high = program.latency_seconds(solution.choice)
     seconds = best.program.latency_seconds(best.solution.choice)
-    name, promised = question.promise
+    name, promised = problem.latency_target
     reason = f"{prefix}{name} {promised * 1e3:.4g} ms is out of reach; the fastest plan needs {seconds * 1e3:.4g} ms"
     if best.fraction < 1.0:
-        reason += f" and carries {best.fraction:.0%} of {question.load_rps:.3g} requests/s"
+        reason += f" and carries {best.fraction:.0%} of {problem.load_rps:.3g} requests/s"
     # From here on this latency is the constraint: nothing may make the plan slower again.
     return replace(best, program=replace(best.program, slo_seconds=seconds), reason=reason)

@@ -1,4 +1,4 @@
-"""What a little more or less would cost: plans next to the one chosen, each the best for a slightly other wish. Pure.
+"""What a little more or less would cost: plans next to the one chosen, each the best for a slightly other wish.
 
 A price is a plan, not a derivative: options are few and far between, so the next millisecond may cost nothing at all,
 or a whole replica.
@@ -16,7 +16,8 @@ from trimtab_adapter.solvers.program import TIE_BREAK, TOLERANCE, Option, Progra
 
 POINT = 0.01
 MILLISECOND = 0.001
-MOST_POINTS = 200  # of a curve
+MAX_POINTS = 200
+"""Of a curve."""
 LATENCY_SAMPLES = 40
 Planned = Callable[[Program, Sequence[Option]], Sequence[Option]]
 
@@ -34,12 +35,12 @@ class PlanEstimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class Sensitivity:
     """What is asked for, and the best plan that gives it; None where none does, and why."""
 
-    what: str
-    found: PlanEstimate | None
-    why_not: str = ""
+    change: str
+    estimate: PlanEstimate | None
+    reason: str = ""
 
 
 def estimate(program: Program, choice: Sequence[Option]) -> PlanEstimate:
@@ -54,7 +55,7 @@ def estimate(program: Program, choice: Sequence[Option]) -> PlanEstimate:
     )
 
 
-def prices(answer: PlanSolution, planned: Planned = lambda _, choice: choice) -> list[Price]:
+def sensitivities(answer: PlanSolution, planned: Planned = lambda _, choice: choice) -> list[Sensitivity]:
     """What more accuracy, less latency, and fewer or more cores would take; `planned` makes plans of solutions."""
     program = answer.program
     now = estimate(program, planned(program, answer.solution.choice))
@@ -72,9 +73,9 @@ def prices(answer: PlanSolution, planned: Planned = lambda _, choice: choice) ->
         asked["1 GPU less"] = replace(program, gpus=now.gpus - 1)
     found = {what: solve(changed) for what, changed in asked.items()}
     return [
-        Price(what, None, _why_not(program, asked[what]))
+        Sensitivity(what, None, _why_not(program, asked[what]))
         if best is None
-        else Price(what, estimate(program, planned(asked[what], best.choice)))
+        else Sensitivity(what, estimate(program, planned(asked[what], best.choice)))
         for what, best in found.items()
     ]
 
@@ -82,7 +83,7 @@ def prices(answer: PlanSolution, planned: Planned = lambda _, choice: choice) ->
 def cores_curve(program: Program, most_cores: float) -> list[PlanEstimate]:
     """The most accurate plan of every amount of cores that makes a difference, least cores first."""
     accurate = replace(_by_accuracy(program), cores=most_cores)
-    found = itertools.islice(frontier_steps(accurate), MOST_POINTS)
+    found = itertools.islice(frontier_steps(accurate), MAX_POINTS)
     return [estimate(program, level.solution.choice) for level in found][::-1]
 
 

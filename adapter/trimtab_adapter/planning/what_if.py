@@ -1,4 +1,4 @@
-"""Other loads, promises and budgets tried on paper: `load=40/80,slo=200ms,budget=6`. Pure.
+"""Other loads, promises and budgets tried on paper: `load=40/80,slo=200ms,budget=6`.
 
 Several values of one thing, separated by `/`, are each tried with each of the others; `x1.5` multiplies what is now.
 """
@@ -12,7 +12,7 @@ from trimtab_adapter.planning.relaxation import PlanSolution, solve_or_relax
 from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.quantity import parse_duration, parse_quantity
 
-MOST_ALTERNATIVES = 64
+MAX_ALTERNATIVES = 64
 FORM = "write for instance load=40/80,slo=200ms,budget=x1.5"
 
 
@@ -25,16 +25,16 @@ class Alternative:
     """One other question: what is different, and the best answer; without one, `reason` says why."""
 
     name: str
-    question: PlanningProblem
-    answer: PlanSolution | None
+    problem: PlanningProblem
+    solution: PlanSolution | None
     reason: str
 
 
-def alternatives(question: PlanningProblem, asked: str) -> list[Alternative]:
+def solve_alternatives(problem: PlanningProblem, asked: str) -> list[Alternative]:
     """Answer every combination of what is asked; raise WhatIfError where it cannot be read."""
     found = []
-    for picked in itertools.islice(itertools.product(*parts_of(asked)), MOST_ALTERNATIVES):
-        changed = question
+    for picked in itertools.islice(itertools.product(*parse_what_if(asked)), MAX_ALTERNATIVES):
+        changed = problem
         for _, change in picked:
             changed = change(changed)
         found.append(_consider(" ".join(name for name, _ in picked), changed))
@@ -44,7 +44,7 @@ def alternatives(question: PlanningProblem, asked: str) -> list[Alternative]:
 Change = Callable[[PlanningProblem], PlanningProblem]
 
 
-def parts_of(asked: str) -> list[list[tuple[str, Change]]]:
+def parse_what_if(asked: str) -> list[list[tuple[str, Change]]]:
     """Read what is asked: each thing that changes, with its values by name; raise WhatIfError where it cannot be."""
     parts = [_values(part.strip()) for part in asked.split(",")]
     names = [part[0][0].partition("=")[0] for part in parts]
@@ -53,12 +53,12 @@ def parts_of(asked: str) -> list[list[tuple[str, Change]]]:
     return parts
 
 
-def _consider(name: str, question: PlanningProblem) -> Alternative:
+def _consider(name: str, problem: PlanningProblem) -> Alternative:
     try:
-        found = solve_or_relax(question)
+        found = solve_or_relax(problem)
     except PlanningError as error:
-        return Alternative(name, question, None, str(error))
-    return Alternative(name, question, found, found.reason)
+        return Alternative(name, problem, None, str(error))
+    return Alternative(name, problem, found, found.reason)
 
 
 def _values(part: str) -> list[tuple[str, Change]]:
@@ -88,9 +88,9 @@ class _Kind:
     put: Callable[[PlanningProblem, float], PlanningProblem]
 
 
-def _with(question: PlanningProblem, section: str, field: str, value: float) -> PlanningProblem:
-    part = getattr(question.spec, section).model_copy(update={field: value})
-    return replace(question, spec=question.spec.model_copy(update={section: part}))
+def _with(problem: PlanningProblem, section: str, field: str, value: float) -> PlanningProblem:
+    part = getattr(problem.spec, section).model_copy(update={field: value})
+    return replace(problem, spec=problem.spec.model_copy(update={section: part}))
 
 
 _KINDS: Mapping[str, _Kind] = {

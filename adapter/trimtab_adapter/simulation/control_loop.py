@@ -16,24 +16,21 @@ from trimtab_pipelines.spec import Adaptation, InferencePipeline
 from trimtab_predictor.forecaster import Forecaster, OracleForecaster
 from trimtab_predictor.trace import Trace
 
-Decide = Callable[[InferencePipeline, Mapping[str, ModelProfile], PlanningInputs], PipelinePlan]
+Planner = Callable[[InferencePipeline, Mapping[str, ModelProfile], PlanningInputs], PipelinePlan]
 """The signature of `decide`, of the baselines and of whoever else wants to plan."""
 
 
 @dataclass(slots=True)
 class SimulatedControlLoop:
-    """Keeps what one tick hands to the next.
-
-    Attributes:
-        forecaster: what it asks.
-        decide: what it decides by; ours where nothing else is given.
-        origin_seconds: Unix time of the simulation's second 0; decisions carry it.
-    """
+    """Keeps what one tick hands to the next."""
 
     forecaster: Forecaster
-    decide: Decide = decide
+    """What it asks."""
+    decide: Planner = decide
+    """What it decides by; ours where nothing else is given."""
     origin_seconds: float = 0.0
-    _deliberation: ControlState = field(default_factory=ControlState)
+    """Unix time of the simulation's second 0; decisions carry it."""
+    _state: ControlState = field(default_factory=ControlState)
 
     def tick(
         self,
@@ -44,14 +41,14 @@ class SimulatedControlLoop:
         state: State,
     ) -> PipelinePlan:
         """Decide once. Raises ObservationError where the load is not known, PlanningError where nothing can run."""
-        self._deliberation.learn(state)
+        self._state.learn(state)
         adaptation = pipeline.spec.adaptation
         forecast = forecast_record(self.forecaster, load, adaptation)
-        situation = self._deliberation.situation(
+        inputs = self._state.planning_inputs(
             forecast, current, load.now_seconds, adaptation.scale_down_stabilization_seconds
         )
-        self._deliberation.decided(load.now_seconds, forecast)
-        return self.decide(pipeline, profiles, situation)
+        self._state.decided(load.now_seconds, forecast)
+        return self.decide(pipeline, profiles, inputs)
 
 
 def oracle_forecaster(

@@ -4,7 +4,7 @@ import heapq
 from functools import partial
 from itertools import count
 
-from trimtab_router.scheduling.interfaces import Act, Stir
+from trimtab_router.scheduling.interfaces import Callback, PendingArrivals
 
 
 class EventQueue:
@@ -14,23 +14,23 @@ class EventQueue:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._heap: list[tuple[float, int, Act]] = []
+        self._heap: list[tuple[float, int, Callback]] = []
         self._order = count()
 
-    def at(self, moment: float, act: Act) -> None:
+    def call_at(self, moment: float, act: Callback) -> None:
         """Do something then; at once where that moment is past."""
         moment = moment if moment > self.now else self.now  # noqa: FURB136 - a call takes half of what all else does
         heapq.heappush(self._heap, (moment, next(self._order), act))
 
-    def soon(self, act: Act, stir: Stir) -> None:
+    def call_when_idle(self, act: Callback, stir: PendingArrivals) -> None:
         """Do something once all is done that is set for this moment; before that, where nothing is waited for."""
-        self.at(self.now, partial(self._settle, act, stir))
+        self.call_at(self.now, partial(self._settle, act, stir))
 
-    def _settle(self, act: Act, stir: Stir) -> None:
+    def _settle(self, act: Callback, stir: PendingArrivals) -> None:
         if stir() is None or not self._heap or self._heap[0][0] > self.now:
             act()
         else:
-            self.at(self.now, act)
+            self.call_at(self.now, act)
 
     def run(self, until_seconds: float) -> None:
         """Do all that is due until then, what is set meanwhile included."""

@@ -7,20 +7,20 @@ from functools import partial
 import numpy as np
 
 from trimtab_adapter.simulation.replica import SimulatedReplica
-from trimtab_adapter.simulation.transport import Ended, SimulatedTransport, rows_of
+from trimtab_adapter.simulation.transport import OnEnd, SimulatedTransport, rows_of
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, GENERATION_OUTPUTS, IMAGES_INPUT, MESSAGES_INPUT
-from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage, texts
+from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage, bytes_tensor
 from trimtab_protocol.tensors import Array
-from trimtab_router.scheduling.batch_outcomes import Cancelled, Completed, Ending
-from trimtab_router.scheduling.interfaces import Wrote
+from trimtab_router.scheduling.batch_outcomes import BatchOutcome, Cancelled, Completed
+from trimtab_router.scheduling.interfaces import OnChunk
 from trimtab_router.scheduling.replica_slots import Batch
 
 TOKEN_BYTES = 4
 """Of text, of each token."""
 
 
-def usual_images(spec: InferencePipelineSpec) -> int:
+def typical_images(spec: InferencePipelineSpec) -> int:
     """How many images a chat shows where nothing else is said: what the stage that encodes expects, else one."""
     expected = (round(stage.outputs[0].expected_rows) for stage in spec.stages if stage.encodes)
     return next(expected, 1)
@@ -33,7 +33,7 @@ def placeholder_images(rows: int, images: int) -> Array:
 
 def placeholder_messages(rows: int, tokens: int) -> Array:
     """The messages of chats of so many tokens each; only how long they are means anything."""
-    return texts([b" " * (TOKEN_BYTES * tokens)] * rows)
+    return bytes_tensor([b" " * (TOKEN_BYTES * tokens)] * rows)
 
 
 def text_tokens_in(inputs: Mapping[str, Array]) -> int:
@@ -56,43 +56,43 @@ class SimulatedGenerationTransport(SimulatedTransport):
     writes, and for the images of its chat.
     """
 
-    def write(self, parcel: Batch, wrote: Wrote, ended: Ended) -> None:
+    def stream(self, batch: Batch, on_chunk: OnChunk, on_end: OnEnd) -> None:
         """Draw when a row begins to be told and when it is whole."""
-        replica = self._by_slot[parcel.slot]
-        replica.held.append((parcel, ended))
-        self._machine.busy += len(replica.held) == 1
-        inputs = parcel.batch[0].work.inputs
-        drawn = self._draws.draw_chat(*parcel.key, len(replica.held), images_in(inputs), text_tokens_in(inputs))
+        replica = self._replicas_by_slot[batch.replica]
+        replica.in_flight.append((batch, on_end))
+        self._machine.busy += len(replica.in_flight) == 1
+        inputs = batch.row_slices[0].request.inputs
+        drawn = self._draws.draw_chat(*batch.key, len(replica.in_flight), images_in(inputs), text_tokens_in(inputs))
         first, whole, tokens = drawn.first_seconds, drawn.whole_seconds, drawn.tokens
         slowed = 1.0 + self._machine.contention * (self._machine.busy - 1)
         now, rest = self._clock.now, max(round(tokens) - 1, 1)
-        self._clock.at(now + slowed * first, partial(self._tell, replica, parcel, wrote, Chunk("", 1)))
-        more = partial(self._tell, replica, parcel, wrote, Chunk("", rest))
-        self._clock.at(now + slowed * whole, more)
-        self._clock.at(now + slowed * whole, partial(self._written, replica, parcel, wrote, drawn.usage))
+        self._clock.call_at(now + slowed * first, partial(self._emit, replica, batch, on_chunk, Chunk("", 1)))
+        more = partial(self._emit, replica, batch, on_chunk, Chunk("", rest))
+        self._clock.call_at(now + slowed * whole, more)
+        self._clock.call_at(now + slowed * whole, partial(self._complete, replica, batch, on_chunk, drawn.usage))
 
-    def abandon(self, parcel: Batch) -> None:
+    def cancel(self, batch: Batch) -> None:
         """Write no more of a row; with a replica that died it ends by itself."""
-        replica = self._by_slot.get(parcel.slot)
+        replica = self._replicas_by_slot.get(batch.replica)
         if replica is not None:
-            self._end(replica, parcel, Cancelled())
+            self._end(replica, batch, Cancelled())
 
-    def _tell(self, replica: SimulatedReplica, parcel: Batch, wrote: Wrote, piece: Chunk | LastChunk) -> None:
-        if any(held is parcel for held, _ in replica.held):
-            wrote(parcel, piece)
+    def _emit(self, replica: SimulatedReplica, batch: Batch, on_chunk: OnChunk, piece: Chunk | LastChunk) -> None:
+        if any(held is batch for held, _ in replica.in_flight):
+            on_chunk(batch, piece)
 
-    def _written(self, replica: SimulatedReplica, parcel: Batch, wrote: Wrote, usage: Usage) -> None:
-        self._tell(replica, parcel, wrote, LastChunk("", "stop", usage))
+    def _complete(self, replica: SimulatedReplica, batch: Batch, on_chunk: OnChunk, usage: Usage) -> None:
+        self._emit(replica, batch, on_chunk, LastChunk("", "stop", usage))
         given = {name: rows_of(1) for name, *_ in GENERATION_OUTPUTS}
-        self._end(replica, parcel, Completed((given,), parcel.point.name))
+        self._end(replica, batch, Completed((given,), batch.point.name))
 
-    def _end(self, replica: SimulatedReplica, parcel: Batch, ending: Ending) -> None:
+    def _end(self, replica: SimulatedReplica, batch: Batch, ending: BatchOutcome) -> None:
         """End a row that the replica still has; one that died with it has ended already."""
-        found = next((each for each in replica.held if each[0] is parcel), None)
+        found = next((each for each in replica.in_flight if each[0] is batch), None)
         if found is None:
             return
-        replica.held.remove(found)
-        self._machine.busy -= not replica.held
-        found[1](parcel, ending)
-        if replica.state == "draining" and not replica.held:
+        replica.in_flight.remove(found)
+        self._machine.busy -= not replica.in_flight
+        found[1](batch, ending)
+        if replica.state == "draining" and not replica.in_flight:
             self._on_idle(replica)

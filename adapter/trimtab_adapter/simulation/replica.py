@@ -6,12 +6,12 @@ from typing import Literal
 
 from trimtab_adapter.simulation.machine_speed import MachineSpeed
 from trimtab_pipelines.replica_groups import ReplicaGroup
-from trimtab_router.scheduling.batch_outcomes import Ending
+from trimtab_router.scheduling.batch_outcomes import BatchOutcome
 from trimtab_router.scheduling.replica_slots import NOTHING, Batch, ReplicaSlots
 
 
 @dataclass(slots=True)
-class Machine:
+class SimulatedMachine:
     """What all replicas share: the processors, how many replicas are busy, and how much each slows the others."""
 
     contention: float = 0.0
@@ -28,35 +28,32 @@ class Machine:
 
 @dataclass(slots=True, eq=False)
 class SimulatedReplica:
-    """One replica; `processor` counts the replicas, which take turns with the machine's processors.
-
-    Attributes:
-        slot: what its stage's desk sees of it.
-        held: the batches in its hands in the order in which they come back, and who is told of each.
-        computing_until: when it will have computed them all.
-        loaded: the operating point it got last.
-    """
+    """One replica; `processor` counts the replicas, which take turns with the machine's processors."""
 
     stage: str
     group: ReplicaGroup
     state: Literal["starting", "ready", "draining", "gone"] = "starting"
     processor: int = 0
     slot: ReplicaSlots = field(default_factory=ReplicaSlots)
-    held: list[tuple[Batch, Callable[[Batch, Ending], None]]] = field(default_factory=list)
+    """What its stage's desk sees of it."""
+    in_flight: list[tuple[Batch, Callable[[Batch, BatchOutcome], None]]] = field(default_factory=list)
+    """The batches in its hands in the order in which they come back, and who is told of each."""
     computing_until: float = 0.0
+    """When it will have computed them all."""
     loaded: str = ""
+    """The operating point it got last."""
 
     @property
-    def inflight(self) -> int:
+    def in_flight_count(self) -> int:
         """How many batches it holds."""
-        return len(self.held)
+        return len(self.in_flight)
 
     def become_ready(self) -> None:
         """Every model of its group is loaded and warmed."""
         self.state = "ready"
-        self.slot.offer(self.group.names)
+        self.slot.set_ready_variants(self.group.names)
 
     def close(self, state: Literal["draining", "gone"]) -> None:
         """Take no new batch from now on."""
         self.state = state
-        self.slot.offer(NOTHING)
+        self.slot.set_ready_variants(NOTHING)

@@ -12,7 +12,7 @@ from trimtab_adapter.simulation.replica import SimulatedReplica
 from trimtab_adapter.simulation.transport import SimulatedTransport
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.replica_groups import ReplicaGroup, group_of
-from trimtab_pipelines.rollout import Capacity, HostingSet, Target, decide
+from trimtab_pipelines.rollout import Capacity, ReplicaGroupState, Target, decide
 
 
 class SimulatedReplicaSet:
@@ -26,12 +26,12 @@ class SimulatedReplicaSet:
     """
 
     def __init__(
-        self, stages: Mapping[str, SimulatedTransport], limit_cores: float, startup_seconds: float, agenda: EventQueue
+        self, stages: Mapping[str, SimulatedTransport], limit_cores: float, startup_seconds: float, events: EventQueue
     ) -> None:
         self._stages = stages
         self._limit_cores = limit_cores
         self._startup_seconds = startup_seconds
-        self._agenda = agenda
+        self._events = events
         self._members: dict[str, list[SimulatedReplica]] = {name: [] for name in stages}
         self._targets: dict[str, tuple[ReplicaGroup, int]] = {}
         self.cores = 0.0
@@ -58,7 +58,9 @@ class SimulatedReplicaSet:
         for replica in chain.from_iterable(self._members.values()):
             kinds.setdefault(_kind(replica.stage, replica.group), []).append(replica)
         sets = [
-            HostingSet.of(kind, alike[0].stage, Capacity(alike[0].group.cores), (replica.state for replica in alike))
+            ReplicaGroupState.of(
+                kind, alike[0].stage, Capacity(alike[0].group.cores), (replica.state for replica in alike)
+            )
             for kind, alike in kinds.items()
         ]
         targets = [
@@ -81,24 +83,24 @@ class SimulatedReplicaSet:
         ready = [replica for replica in self._members[stage] if replica.state == "ready"]
         if not ready:
             return False
-        replica = max(ready, key=lambda r: r.inflight)
+        replica = max(ready, key=lambda r: r.in_flight_count)
         self._forget(replica)
         self._stages[stage].lose(replica)
         self.step()
         return True
 
-    def ended(self, replica: SimulatedReplica) -> None:
+    def remove_drained(self, replica: SimulatedReplica) -> None:
         """A replica that drained has no batch left."""
         self._forget(replica)
         self._stages[replica.stage].replicas.remove(replica)
         self._stages[replica.stage].look_around()
         replica.state = "gone"
-        self._agenda.at(self._agenda.now, self.step)
+        self._events.call_at(self._events.now, self.step)
 
     def settle(self) -> None:
         """Count the cores reserved until now."""
-        self.core_seconds += self.cores * (self._agenda.now - self._counted_at)
-        self._counted_at = self._agenda.now
+        self.core_seconds += self.cores * (self._events.now - self._counted_at)
+        self._counted_at = self._events.now
 
     def _aim(self, plan: PipelinePlan) -> None:
         for planned in plan.spec.stages:
@@ -108,7 +110,7 @@ class SimulatedReplicaSet:
     def _begin_start(self, name: str) -> None:
         replica = self._add(name, self._targets[name][0])
         self.starts += 1
-        self._agenda.at(self._agenda.now + self._startup_seconds, partial(self._started, replica))
+        self._events.call_at(self._events.now + self._startup_seconds, partial(self._started, replica))
 
     def _add(self, name: str, group: ReplicaGroup) -> SimulatedReplica:
         replica = SimulatedReplica(name, group, processor=next(self._processors))
@@ -132,12 +134,12 @@ class SimulatedReplicaSet:
         if replica.state == "starting":
             replica.state = "gone"
             self._forget(replica)
-            self._agenda.at(self._agenda.now, self.step)
+            self._events.call_at(self._events.now, self.step)
             return
         replica.close("draining")
         self._stages[replica.stage].look_around()
-        if not replica.inflight:
-            self.ended(replica)
+        if not replica.in_flight_count:
+            self.remove_drained(replica)
 
     def _forget(self, replica: SimulatedReplica) -> None:
         self.settle()

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from trimtab_adapter.planning.planning_problem import PlanningError
 from trimtab_adapter.simulation.environment import Environment
-from trimtab_pipelines.profile import ChatTimes, ModelProfile, PointProfile
+from trimtab_pipelines.profile import ChatProfile, ModelProfile, PointProfile
 from trimtab_pipelines.stages import Stage
 from trimtab_protocol.chat.internal_wire import Usage
 
-_P99_DEVIATIONS = 2.3263  # of a normal distribution; its 99 % quantile
+_P99_DEVIATIONS = 2.3263
+"""Of a normal distribution; its 99 % quantile."""
 _BLOCK = 8192
 
 
@@ -25,27 +26,29 @@ class ServiceTimeSampler:
     """
 
     def __init__(
-        self, stage: Stage, profile: ModelProfile, conditions: Environment, random: np.random.Generator
+        self, stage: Stage, profile: ModelProfile, environment: Environment, random: np.random.Generator
     ) -> None:
-        self._stage, self._profile, self._conditions = stage, profile, conditions
+        self._stage, self._profile, self._environment = stage, profile, environment
         self._random = random
         self._normals: list[float] = []
         self._factors: dict[str, list[float]] = {}
-        self._laws: dict[tuple[str, str, int], tuple[float, float]] = {}
+        self._distributions: dict[tuple[str, str, int], tuple[float, float]] = {}
 
     def draw(self, variant: str, point: str, rows: int) -> float:
         """The seconds this batch takes."""
-        law = self._laws.get((variant, point, rows))
+        law = self._distributions.get((variant, point, rows))
         if law is None:
-            law = self._laws[variant, point, rows] = self._law(variant, point, rows)
+            law = self._distributions[variant, point, rows] = self._distribution(variant, point, rows)
         median, deviation = law
         if not deviation:
-            return median * self._measured(variant)
+            return median * self._measured_factor(variant)
         if not self._normals:
             self._normals = self._random.standard_normal(_BLOCK).tolist()
         return median * math.exp(deviation * self._normals.pop())
 
-    def draw_chat(self, variant: str, point: str, beside: int, images: int, text_tokens: int = 0) -> "ChatSampler":
+    def draw_chat(
+        self, variant: str, point: str, concurrent_rows: int, images: int, text_tokens: int = 0
+    ) -> "ChatSample":
         """How long an answer takes, and what it takes.
 
         Args:
@@ -55,42 +58,42 @@ class ServiceTimeSampler:
             images: that its chat shows.
             text_tokens: of its chat's words; as many as were profiled where it is 0.
         """
-        profile = self._profiled(variant, point).showing(images)
-        begun, tokens = profile.until_first_token, 1.0 if profile.chats is None else profile.chats.tokens
-        own = self._measured(variant) * self._conditions.service_ratios.get((self._stage.name, variant), 1.0)
-        deviation = _deviation(begun, beside) * self._conditions.spread
+        profile = self._point_profile(variant, point).for_chats(images)
+        begun, tokens = profile.to_first_token, 1.0 if profile.chats is None else profile.chats.tokens
+        own = self._measured_factor(variant) * self._environment.service_ratios.get((self._stage.name, variant), 1.0)
+        deviation = _deviation(begun, concurrent_rows) * self._environment.spread
         drawn = own * math.exp(deviation * float(self._random.standard_normal()))
-        first = between_sizes(begun, beside, 0.5)
-        whole = max(between_sizes(profile, beside, 0.5), first)
-        reads = _reads(self._profiled(variant, point).chats, images, text_tokens)
-        seconds = reads.seconds_beyond
-        return ChatSampler(drawn * (first + seconds), drawn * (whole + seconds), tokens, reads.usage)
+        first = interpolate_latency(begun, concurrent_rows, 0.5)
+        whole = max(interpolate_latency(profile, concurrent_rows, 0.5), first)
+        reads = _prefill_cost(self._point_profile(variant, point).chats, images, text_tokens)
+        seconds = reads.extra_prefill_seconds
+        return ChatSample(drawn * (first + seconds), drawn * (whole + seconds), tokens, reads.usage)
 
-    def _profiled(self, variant: str, point: str) -> PointProfile:
+    def _point_profile(self, variant: str, point: str) -> PointProfile:
         found = self._profile.spec.point(variant, point, self._stage.variant(variant).resources.cpu)
         if found is None:
             raise PlanningError(f"stage {self._stage.name}: variant {variant} was not profiled with its cores")
         return found
 
-    def _measured(self, variant: str) -> float:
+    def _measured_factor(self, variant: str) -> float:
         """Over what is expected, one of those that were measured; 1 where none was."""
         drawn = self._factors.get(variant)
         if not drawn:
-            known = self._conditions.factors.get((self._stage.name, variant)) or (1.0,)
+            known = self._environment.factors.get((self._stage.name, variant)) or (1.0,)
             drawn = self._factors[variant] = self._random.choice(known, _BLOCK).tolist()
         return drawn.pop()
 
-    def _law(self, variant: str, point: str, rows: int) -> tuple[float, float]:
-        found = self._profiled(variant, point)
-        conditions, key = self._conditions, (self._stage.name, variant)
-        median = between_sizes(found, rows, 0.5) * conditions.service_ratios.get(key, 1.0)
-        if sizes := conditions.size_ratios.get(key):
-            median *= float(at_sizes(sizes, [rows])[0])
-        return median, 0.0 if key in conditions.factors else _deviation(found, rows) * conditions.spread
+    def _distribution(self, variant: str, point: str, rows: int) -> tuple[float, float]:
+        found = self._point_profile(variant, point)
+        environment, key = self._environment, (self._stage.name, variant)
+        median = interpolate_latency(found, rows, 0.5) * environment.service_ratios.get(key, 1.0)
+        if sizes := environment.size_ratios.get(key):
+            median *= float(interpolate_sizes(sizes, [rows])[0])
+        return median, 0.0 if key in environment.factors else _deviation(found, rows) * environment.spread
 
 
 @dataclass(frozen=True, slots=True)
-class ChatSampler:
+class ChatSample:
     """How long an answer takes until it begins and until it is whole, its tokens, and what its prompt took."""
 
     first_seconds: float
@@ -100,23 +103,25 @@ class ChatSampler:
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _PrefillCost:
     """What a prompt takes beyond one as it was profiled, and its tokens."""
 
-    seconds_beyond: float = 0.0
+    extra_prefill_seconds: float = 0.0
     usage: Usage = field(default_factory=Usage)
 
 
-def _reads(chats: ChatTimes | None, images: int, text_tokens: int) -> _Read:
+def _prefill_cost(chats: ChatProfile | None, images: int, text_tokens: int) -> _PrefillCost:
     """Of a prompt of so many tokens of words, beside those of its images as they were profiled."""
     if chats is None or not text_tokens:
-        return _Read()
-    shown = round(images * (chats.prompt_tokens_showing(1.0) - chats.prompt_tokens_showing(0.0)))
+        return _PrefillCost()
+    shown = round(images * (chats.mean_prompt_tokens(1.0) - chats.mean_prompt_tokens(0.0)))
     tokens = text_tokens + shown
-    return _Read(chats.seconds_beyond(tokens, images), Usage(prompt=tokens, image=shown, text=text_tokens))
+    return _PrefillCost(
+        chats.extra_prefill_seconds(tokens, images), Usage(prompt=tokens, image=shown, text=text_tokens)
+    )
 
 
-def at_sizes(known: Mapping[int, float], rows: Sequence[int] | NDArray[np.int32]) -> NDArray[np.float64]:
+def interpolate_sizes(known: Mapping[int, float], rows: Sequence[int] | NDArray[np.int32]) -> NDArray[np.float64]:
     """What is known of some batch sizes for others: on the straight line between, the nearest one's beyond."""
     sizes = sorted(known)
     return np.interp(rows, sizes, [known[size] for size in sizes])
@@ -124,11 +129,11 @@ def at_sizes(known: Mapping[int, float], rows: Sequence[int] | NDArray[np.int32]
 
 def _deviation(profile: PointProfile, rows: int) -> float:
     """The standard deviation of the logarithm of a batch's seconds, by the profile's median and p99."""
-    median, high = (between_sizes(profile, rows, quantile) for quantile in (0.5, 0.99))
+    median, high = (interpolate_latency(profile, rows, quantile) for quantile in (0.5, 0.99))
     return math.log(max(high / median, 1.0)) / _P99_DEVIATIONS
 
 
-def between_sizes(profile: PointProfile, rows: int, quantile: float) -> float:
+def interpolate_latency(profile: PointProfile, rows: int, quantile: float) -> float:
     """A quantile of the seconds of a batch, on the straight line between the profiled sizes beside it."""
     sizes = sorted(measurement.batch_size for measurement in profile.measurements)
     below = max((size for size in sizes if size <= rows), default=None)
@@ -151,17 +156,17 @@ class FanOut:
         return sum(islice(self._draws, rows))
 
 
-def fan_outs(stage: Stage, conditions: Environment, random: np.random.Generator) -> Mapping[str, FanOut]:
+def fan_outs(stage: Stage, environment: Environment, random: np.random.Generator) -> Mapping[str, FanOut]:
     """The fan-out of each counted output of a stage, by the name of its count; outputs that share one agree."""
     found: dict[str, FanOut] = {}
     for output in stage.outputs:
         if output.counted_by is not None and output.counted_by not in found:
-            weights = conditions.fan_out.get((stage.name, output.counted_by)) or around(output.expected_rows)
+            weights = environment.fan_out.get((stage.name, output.counted_by)) or rounding_weights(output.expected_rows)
             found[output.counted_by] = FanOut(weights, random)
     return found
 
 
-def around(mean: float) -> tuple[float, ...]:
+def rounding_weights(mean: float) -> tuple[float, ...]:
     """The probabilities of 0, 1, 2 … that put all weight on the whole numbers around a mean."""
     below = math.floor(mean)
     return (*([0.0] * below), 1.0 - (mean - below), mean - below)

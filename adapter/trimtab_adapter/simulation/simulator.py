@@ -21,17 +21,17 @@ from trimtab_adapter.simulation.generation import (
     SimulatedGenerationTransport,
     placeholder_images,
     placeholder_messages,
-    usual_images,
+    typical_images,
 )
-from trimtab_adapter.simulation.replica import Machine, SimulatedReplica
+from trimtab_adapter.simulation.replica import SimulatedMachine, SimulatedReplica
 from trimtab_adapter.simulation.replica_set import SimulatedReplicaSet
-from trimtab_adapter.simulation.result import Second, SimulationResult
+from trimtab_adapter.simulation.result import SecondSample, SimulationResult
 from trimtab_adapter.simulation.sampling import ServiceTimeSampler, fan_outs
-from trimtab_adapter.simulation.transport import Batches, SimulatedTransport, rows_of
+from trimtab_adapter.simulation.transport import BatchTally, SimulatedTransport, rows_of
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.request_outcome import FAILED, LATE, OK, RequestOutcome
-from trimtab_pipelines.router_state import Served
+from trimtab_pipelines.router_state import RecentRequests
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import IMAGES_INPUT, MESSAGES_INPUT
 from trimtab_protocol.tensors import Array
@@ -41,14 +41,15 @@ from trimtab_router.observability.arrivals import ArrivalCounter, PerRequestMean
 from trimtab_router.observability.recent_outcomes import RECENT_SECONDS
 from trimtab_router.refusal import Refusal
 from trimtab_router.request.graph import Graph, GraphCursor
-from trimtab_router.request.request_options import NO_WISH, RequestOptions
+from trimtab_router.request.request_options import NO_OPTIONS, RequestOptions
 from trimtab_router.scheduling.expiry import GRACE_SECONDS
 from trimtab_router.scheduling.interfaces import Clock
 from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.policies.interface import Policy
 from trimtab_router.scheduling.stage_scheduler import StageScheduler
 
-_LOOK_SECONDS = 1.0  # the router counts whole seconds: looking more often would see nothing new
+_SAMPLE_SECONDS = 1.0
+"""The router counts whole seconds: looking more often would see nothing new."""
 _LONGEST_BACKLOG = 10.0
 """Times the load's duration that a backlog is still answered for: one that takes longer tells no more."""
 _UNANSWERED = ("", "Backlog")
@@ -57,43 +58,37 @@ _UNANSWERED = ("", "Backlog")
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is simulated.
-
-    Attributes:
-        pipeline: what is served.
-        profiles: how fast it is, by stage.
-        arrivals_seconds: [N], ascending.
-        duration_seconds: of the load; what is under way then is still answered, for ten times as long.
-        plan: what runs at first.
-        adaptation: the slow loop; None keeps the plan.
-        changes: plans put into force at given seconds, where there is no slow loop.
-        history_rps: load of the seconds before the first, so that a forecaster has something to go by.
-        conditions: how the machines behave.
-        policy: decides every departure; the pipeline's own where it is None.
-        rows: of the requests, which take turns with these; one row each where there are none.
-        wishes: of the requests, in turns too; nothing but an answer where there are none.
-        lacks: the optional inputs that requests come without, in turns too.
-        images: that chats show, in turns too; what the pipeline expects where there are none.
-        text_tokens: of the words of chats, in turns too; as many as were profiled where there are none.
-        seed: of service times, fan-outs and confidences.
-    """
+    """What is simulated."""
 
     pipeline: InferencePipeline
+    """What is served."""
     profiles: Mapping[str, ModelProfile]
+    """How fast it is, by stage."""
     arrivals_seconds: NDArray[np.float64]
+    """[N], ascending."""
     duration_seconds: float
+    """Of the load; what is under way then is still answered, for ten times as long."""
     plan: PipelinePlan
+    """What runs at first."""
     adaptation: SimulatedControlLoop | None = None
+    """The slow loop; None keeps the plan."""
     changes: tuple[tuple[float, PipelinePlan], ...] = ()
+    """Plans put into force at given seconds, where there is no slow loop."""
     history_rps: tuple[int, ...] = ()
-    conditions: Environment = field(default_factory=Environment)
+    """Load of the seconds before the first, so that a forecaster has something to go by."""
+    environment: Environment = field(default_factory=Environment)
     policy: Policy | None = None
+    """Decides every departure; the pipeline's own where it is None."""
     rows: tuple[int, ...] = ()
-    wishes: tuple[RequestOptions, ...] = ()
-    lacks: tuple[frozenset[str], ...] = ()
+    """Of the requests, which take turns with these; one row each where there are none."""
+    options: tuple[RequestOptions, ...] = ()
+    missing_inputs: tuple[frozenset[str], ...] = ()
     images: tuple[int, ...] = ()
+    """That chats show, in turns too; what the pipeline expects where there are none."""
     text_tokens: tuple[int, ...] = ()
+    """Of the words of chats, in turns too; as many as were profiled where there are none."""
     seed: int = 0
+    """Of service times, fan-outs and confidences."""
 
 
 def simulate(scenario: Scenario) -> SimulationResult:
@@ -105,27 +100,27 @@ def transports(
     scenario: Scenario, clock: Clock, on_idle: Callable[[SimulatedReplica], None]
 ) -> dict[str, SimulatedTransport]:
     """Who carries the batches of each stage; `on_idle` is called when a draining replica has none left."""
-    conditions, stages = scenario.conditions, scenario.pipeline.spec.order
+    environment, stages = scenario.environment, scenario.pipeline.spec.ordered_stages
     spawned = np.random.default_rng(scenario.seed).spawn(3 * len(stages))
     streams, confidences = iter(spawned), spawned[2 * len(stages) :]
-    machine = Machine(conditions.contention, conditions.speeds)
-    carriers: dict[str, SimulatedTransport] = {}
+    machine = SimulatedMachine(environment.contention, environment.speeds)
+    transports: dict[str, SimulatedTransport] = {}
     for stage, confidence in zip(stages, confidences, strict=True):
         if stage.name not in scenario.profiles:
             raise PlanningError(f"stage {stage.name} has no profile; profile the pipeline first")
         made = SimulatedGenerationTransport if stage.generates else SimulatedTransport
-        carriers[stage.name] = made(
+        transports[stage.name] = made(
             stage,
             clock=clock,
-            times=ServiceTimeSampler(stage, scenario.profiles[stage.name], conditions, next(streams)),
-            fan_outs=fan_outs(stage, conditions, next(streams)),
+            times=ServiceTimeSampler(stage, scenario.profiles[stage.name], environment, next(streams)),
+            fan_outs=fan_outs(stage, environment, next(streams)),
             confidences=confidence,
-            transfer_seconds=conditions.transfer_seconds,
-            load_seconds=conditions.load_seconds,
+            transfer_seconds=environment.transfer_seconds,
+            load_seconds=environment.load_seconds,
             machine=machine,
             on_idle=on_idle,
         )
-    return carriers
+    return transports
 
 
 class Simulator:
@@ -133,37 +128,37 @@ class Simulator:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.agenda = EventQueue()
+        self.events = EventQueue()
         self.plan = scenario.plan
         self.plans = [scenario.plan]
         self.graph = Graph(scenario.pipeline.spec)
-        self.batches = {stage.name: Batches() for stage in self.graph.stages}
-        self.carriers = transports(scenario, self.agenda, self._replica_ended)
-        self.desks = self._build_desks()
-        self.course = PipelineExecutor(self.graph, self.desks, self.agenda)
-        spec, conditions = scenario.pipeline.spec, scenario.conditions
-        self.reception = SloResolver(self.course, self.graph, spec.slo)
+        self.batches = {stage.name: BatchTally() for stage in self.graph.stages}
+        self.transports = transports(scenario, self.events, self._replica_ended)
+        self.schedulers = self._build_schedulers()
+        self.executor = PipelineExecutor(self.graph, self.schedulers, self.events)
+        spec, environment = scenario.pipeline.spec, scenario.environment
+        self.slo_resolver = SloResolver(self.executor, self.graph, spec.slo)
         limit = spec.budget.cores + spec.budget.surge_cores
-        self.fleet = SimulatedReplicaSet(self.carriers, limit, conditions.startup_seconds, self.agenda)
+        self.replica_set = SimulatedReplicaSet(self.transports, limit, environment.startup_seconds, self.events)
         self.slo = spec.slo
-        self.images = scenario.images or (usual_images(spec),)
+        self.images = scenario.images or (typical_images(spec),)
         self.wanted = tuple(output.name for output in spec.outputs)
         self.names = tuple(tensor.name for tensor in spec.inputs)
         self.request_rows = scenario.rows or (1,)
-        self.lacks = scenario.lacks or (frozenset[str](),)
-        self.wishes = scenario.wishes or (NO_WISH,)
+        self.missing_inputs = scenario.missing_inputs or (frozenset[str](),)
+        self.options = scenario.options or (NO_OPTIONS,)
         self.arrivals = scenario.arrivals_seconds.tolist()
         self.received = 0
         size = len(self.arrivals)
         self.latency = [0.0] * size
-        self.ends = [FAILED] * size
+        self.outcomes = [FAILED] * size
         self.accuracy = [float("nan")] * size
-        self.provisional = np.zeros(size, dtype=np.bool_)
+        self.unescalated = np.zeros(size, dtype=np.bool_)
         self.variants: list[Mapping[str, str]] = [{}] * size
         self.points: list[Mapping[str, str]] = [{}] * size
         self.reasons: dict[int, tuple[str, str]] = {}
         self.counts = [0] * 5
-        self.seconds: list[Second] = []
+        self.seconds: list[SecondSample] = []
         # The counters work on whole seconds of a clock that begins so that the history lies before second 0.
         self.counter = ArrivalCounter(-float(len(scenario.history_rps)))
         for ago, arrivals in zip(range(-len(scenario.history_rps), 0), scenario.history_rps, strict=True):
@@ -175,149 +170,155 @@ class Simulator:
 
     def run(self) -> SimulationResult:
         """Let all happen."""
-        scenario, agenda = self.scenario, self.agenda
-        self.fleet.begin(scenario.plan)
-        self._look(0.0)
+        scenario, events = self.scenario, self.events
+        self.replica_set.begin(scenario.plan)
+        self._sample(0.0)
         if self.arrivals:
-            agenda.at(self.arrivals[0], self._arrive)
+            events.call_at(self.arrivals[0], self._arrive)
         for at_seconds, plan in scenario.changes:
-            agenda.at(at_seconds, partial(self._publish, plan))
-        for failure in scenario.conditions.failures:
-            agenda.at(failure.at_seconds, partial(self._fail, failure.stage))
+            events.call_at(at_seconds, partial(self._publish, plan))
+        for failure in scenario.environment.failures:
+            events.call_at(failure.at_seconds, partial(self._fail, failure.stage))
         if scenario.adaptation is not None:
-            agenda.at(scenario.pipeline.spec.adaptation.interval_seconds, self._tick)
+            events.call_at(scenario.pipeline.spec.adaptation.interval_seconds, self._tick)
             self.due = scenario.pipeline.spec.adaptation.interval_seconds
-        agenda.run(scenario.duration_seconds)
-        self.fleet.settle()
-        mean_cores = self.fleet.core_seconds / max(scenario.duration_seconds, 1e-9)
-        longest_seconds = self.reception.longest_seconds + GRACE_SECONDS
-        agenda.run((1.0 + _LONGEST_BACKLOG) * scenario.duration_seconds + longest_seconds)
-        self._give_up()
+        events.run(scenario.duration_seconds)
+        self.replica_set.settle()
+        mean_cores = self.replica_set.core_seconds / max(scenario.duration_seconds, 1e-9)
+        longest_seconds = self.slo_resolver.max_timeout_seconds + GRACE_SECONDS
+        events.run((1.0 + _LONGEST_BACKLOG) * scenario.duration_seconds + longest_seconds)
+        self._mark_unanswered()
         return self._outcome(mean_cores)
 
-    def _give_up(self) -> None:
+    def _mark_unanswered(self) -> None:
         """Say of whoever still waits why it has no answer."""
-        for index, end in enumerate(self.ends):
+        for index, end in enumerate(self.outcomes):
             if end is FAILED:
                 self.reasons.setdefault(index, _UNANSWERED)
 
-    def _build_desks(self) -> dict[str, StageScheduler]:
+    def _build_schedulers(self) -> dict[str, StageScheduler]:
         scenario, spec = self.scenario, self.scenario.pipeline.spec
-        for name, carrier in self.carriers.items():
-            carrier.desk = StageScheduler(
+        for name, carrier in self.transports.items():
+            carrier.scheduler = StageScheduler(
                 carrier.stage,
                 plan=scenario.plan.spec.stage(name),
                 max_rows=spec.queue.max_rows,
                 policy=scenario.policy or POLICIES[spec.scheduling_policy],
                 drop_policy=spec.drop_policy,
-                clock=self.agenda,
-                carrier=carrier,
-                tally=self.batches[name],
-                suspects=None,
+                clock=self.events,
+                transport=carrier,
+                stats=self.batches[name],
+                query_of_death=None,
                 grace_seconds=GRACE_SECONDS,
             )
-        return {name: carrier.desk for name, carrier in self.carriers.items()}
+        return {name: carrier.scheduler for name, carrier in self.transports.items()}
 
     def _replica_ended(self, replica: SimulatedReplica) -> None:
-        self.fleet.ended(replica)
+        self.replica_set.remove_drained(replica)
 
     def _arrive(self) -> None:
         """Take the next request, and set the alarm for the one after it."""
-        index, now = self.received, self.agenda.now
+        index, now = self.received, self.events.now
         self.received += 1
         if self.received < len(self.arrivals):
-            self.agenda.at(self.arrivals[self.received], self._arrive)
-        walk = GraphCursor(self.graph, self._inputs(index), self.wanted)
+            self.events.call_at(self.arrivals[self.received], self._arrive)
+        cursor = GraphCursor(self.graph, self._inputs(index), self.wanted)
         try:
-            terms = self.reception.terms(self.wishes[index % len(self.wishes)], walk, now)
+            terms = self.slo_resolver.resolve(self.options[index % len(self.options)], cursor, now)
         except Refusal as refusal:
             self._refused(index, refusal)
             return
         if self.scenario.adaptation is not None:
             self.counter.record(now)
         ended, images = partial(self._ended, index), self.images[index % len(self.images)]
-        journey = RequestState(self.course, walk, terms, arrived_at=now, ended=ended, images=images)
-        if journey.prompt_tokens and self.scenario.adaptation is not None:
-            self.tokens.record(now, journey.prompt_tokens)
-        before = self.scenario.conditions.before_seconds
+        request_state = RequestState(self.executor, cursor, terms, arrived_at=now, on_end=ended, images=images)
+        if request_state.prompt_tokens and self.scenario.adaptation is not None:
+            self.tokens.record(now, request_state.prompt_tokens)
+        before = self.scenario.environment.before_seconds
         if before:
-            self.agenda.at(now + before, partial(self.course.advance, journey))
+            self.events.call_at(now + before, partial(self.executor.advance, request_state))
         else:
-            self.course.advance(journey)
+            self.executor.advance(request_state)
 
-    def _ended(self, index: int, journey: RequestState) -> None:
-        had_at = self.agenda.now
-        if journey.refusal is not None:
-            self.latency[index] = had_at - journey.arrived_at
-            self._refused(index, journey.refusal)
+    def _ended(self, index: int, request_state: RequestState) -> None:
+        finished_at = self.events.now
+        if request_state.refusal is not None:
+            self.latency[index] = finished_at - request_state.arrived_at
+            self._refused(index, request_state.refusal)
             return
-        had_at += self.scenario.conditions.after_seconds
-        self.latency[index], self.accuracy[index] = had_at - journey.arrived_at, journey.accuracy
+        finished_at += self.scenario.environment.after_seconds
+        self.latency[index], self.accuracy[index] = finished_at - request_state.arrived_at, request_state.accuracy
         variants, points = {}, {}
-        for stage, served in journey.served.items():
+        for stage, served in request_state.served.items():
             variants[stage], points[stage] = served[0].variant, served[0].operating_point
             if served[0].confidences is not None:
-                self.provisional[index] |= any(piece.provisional for piece in served)
+                self.unescalated[index] |= any(piece.escalation_pending for piece in served)
         self.variants[index], self.points[index] = variants, points
         if self.scenario.adaptation is not None:
-            self.rows.record(self.agenda.now, journey.rows_by_stage)
-        self._end(index, OK if journey.in_time(had_at, self.slo) else LATE)
+            self.rows.record(self.events.now, request_state.rows_by_stage)
+        self._end(index, OK if request_state.met_slo(finished_at, self.slo) else LATE)
 
     def _refused(self, index: int, refusal: Refusal) -> None:
         self.reasons[index] = (refusal.stage, refusal.reason)
-        self._end(index, refusal.end)
+        self._end(index, refusal.outcome)
 
     def _inputs(self, index: int) -> Mapping[str, Array]:
-        rows, lacks = self.request_rows[index % len(self.request_rows)], self.lacks[index % len(self.lacks)]
+        rows, missing_inputs = (
+            self.request_rows[index % len(self.request_rows)],
+            self.missing_inputs[index % len(self.missing_inputs)],
+        )
         images = self.images[index % len(self.images)]
-        given: dict[str, Array] = {name: rows_of(rows) for name in self.names if name not in lacks}
+        given: dict[str, Array] = {name: rows_of(rows) for name in self.names if name not in missing_inputs}
         if self.scenario.text_tokens and MESSAGES_INPUT in given:
             given[MESSAGES_INPUT] = placeholder_messages(
                 rows, self.scenario.text_tokens[index % len(self.scenario.text_tokens)]
             )
-        if IMAGES_INPUT in given and self.course.teller is not None:
+        if IMAGES_INPUT in given and self.executor.streaming_stage is not None:
             del given[IMAGES_INPUT]
             given |= {IMAGES_INPUT: placeholder_images(rows, images)} if images else {}
         return given
 
     def _end(self, index: int, end: RequestOutcome) -> None:
-        self.ends[index] = end
+        self.outcomes[index] = end
         self.counts[end] += 1
 
-    def _look(self, at_seconds: float) -> None:
+    def _sample(self, at_seconds: float) -> None:
         """Note what runs, once a second; see whether the load has outgrown the plan."""
         self._note(at_seconds)
-        following = at_seconds + _LOOK_SECONDS
+        following = at_seconds + _SAMPLE_SECONDS
         if following <= self.scenario.duration_seconds:
-            self.agenda.at(following, partial(self._look, following))
-        if self.scenario.adaptation is None or self.agenda.now >= self.due - 1e-9:
+            self.events.call_at(following, partial(self._sample, following))
+        if self.scenario.adaptation is None or self.events.now >= self.due - 1e-9:
             return
-        newest = self.counter.history(self.agenda.now, 1)
+        newest = self.counter.history(self.events.now, 1)
         if newest and outgrows_plan(self.plan, newest[-1], self.scenario.pipeline.spec.adaptation.headroom):
             self._decide()
 
     def _note(self, at_seconds: float) -> None:
         stages = {
-            name: (desk.variant, desk.plan.batch_size, desk.ready_replicas, desk.queue.rows)
-            for name, desk in self.desks.items()
+            name: (scheduler.variant, scheduler.plan.batch_size, scheduler.ready_replicas, scheduler.queue.rows)
+            for name, scheduler in self.schedulers.items()
         }
-        self.seconds.append(Second(at_seconds, stages, self.fleet.cores, self.received, tuple(self.counts)))
+        self.seconds.append(SecondSample(at_seconds, stages, self.replica_set.cores, self.received, tuple(self.counts)))
 
     def _tick(self) -> None:
         """Decide where no earlier decision has moved the next one."""
-        if self.agenda.now >= self.due - 1e-9 and self.agenda.now < self.scenario.duration_seconds:
+        if self.events.now >= self.due - 1e-9 and self.events.now < self.scenario.duration_seconds:
             self._decide()
 
     def _decide(self) -> None:
-        scenario, now = self.scenario, self.agenda.now
+        scenario, now = self.scenario, self.events.now
         self.due = now + scenario.pipeline.spec.adaptation.interval_seconds
-        self.agenda.at(self.due, self._tick)
+        self.events.call_at(self.due, self._tick)
         adaptation = scenario.adaptation
         if adaptation is None:
             return
         counts, self.asked_at = self.counter.history(now, lookback_seconds(now - self.asked_at)), now
         load = Load(adaptation.origin_seconds + now, tuple(float(count) for count in counts))
-        ratios = {(name, desk.variant): desk.outlook.service_ratio for name, desk in self.desks.items()}
+        ratios = {
+            (name, scheduler.variant): scheduler.latency_model.service_ratio
+            for name, scheduler in self.schedulers.items()
+        }
         state = State(self.rows.expected(now), ratios, self._served(), prompt_tokens=self.tokens.expected(now))
         try:
             plan = adaptation.tick(scenario.pipeline, scenario.profiles, self.plan, load, state)
@@ -325,33 +326,33 @@ class Simulator:
             return  # the plan in force is held, as the adapter holds it
         self.plans.append(plan)
         self.plan = plan
-        self.agenda.at(now + scenario.conditions.reaction_seconds, partial(self._put_in_force, plan))
+        self.events.call_at(now + scenario.environment.reaction_seconds, partial(self._apply, plan))
 
-    def _served(self) -> Served:
+    def _served(self) -> RecentRequests:
         """What became of the requests of the last minute: what a router tells, but for latency and accuracy."""
-        first = int(self.agenda.now) - RECENT_SECONDS
+        first = int(self.events.now) - RECENT_SECONDS
         before = self.seconds[first] if first > 0 else self.seconds[0]
-        ends = {end.word: self.counts[end] - before.ends[end] for end in RequestOutcome}
-        return Served(received=self.received - before.received, **ends)
+        outcomes = {end.word: self.counts[end] - before.outcomes[end] for end in RequestOutcome}
+        return RecentRequests(received=self.received - before.received, **outcomes)
 
     def _publish(self, plan: PipelinePlan) -> None:
         self.plan = plan
         self.plans.append(plan)
-        self._put_in_force(plan)
+        self._apply(plan)
 
-    def _put_in_force(self, plan: PipelinePlan) -> None:
-        for name, desk in self.desks.items():
-            desk.apply_plan(plan.spec.stage(name))
-        self.fleet.follow(plan)
+    def _apply(self, plan: PipelinePlan) -> None:
+        for name, scheduler in self.schedulers.items():
+            scheduler.apply_plan(plan.spec.stage(name))
+        self.replica_set.follow(plan)
 
     def _fail(self, stage: str) -> None:
-        self.fleet.lose_one(stage)
+        self.replica_set.lose_one(stage)
 
     def _outcome(self, mean_cores: float) -> SimulationResult:
         return SimulationResult(
             arrivals_seconds=self.scenario.arrivals_seconds,
             latency_seconds=np.array(self.latency),
-            ends=np.array(self.ends, dtype=np.int8),
+            outcomes=np.array(self.outcomes, dtype=np.int8),
             accuracy=np.array(self.accuracy),
             reasons=self.reasons,
             variants=tuple(self.variants),
@@ -360,9 +361,9 @@ class Simulator:
             plans=tuple(self.plans),
             mean_cores=mean_cores,
             batch_rows={name: each.rows / max(each.served_batches, 1) for name, each in self.batches.items()},
-            starts=self.fleet.starts,
+            starts=self.replica_set.starts,
             duration_seconds=self.scenario.duration_seconds,
-            provisional=self.provisional,
+            unescalated=self.unescalated,
             rows_by_point={name: dict(each.rows_by_point) for name, each in self.batches.items()},
-            rows_again={name: each.rows_again for name, each in self.batches.items()},
+            escalated_rows={name: each.escalated_rows for name, each in self.batches.items()},
         )

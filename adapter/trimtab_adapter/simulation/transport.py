@@ -6,12 +6,12 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from trimtab_adapter.simulation.replica import Machine, SimulatedReplica
+from trimtab_adapter.simulation.replica import SimulatedMachine, SimulatedReplica
 from trimtab_adapter.simulation.sampling import FanOut, ServiceTimeSampler
 from trimtab_pipelines.escalation import TaskEscalation
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, Stage
 from trimtab_protocol.tensors import Array
-from trimtab_router.scheduling.batch_outcomes import Completed, Ending, ReplicaLost
+from trimtab_router.scheduling.batch_outcomes import BatchOutcome, Completed, ReplicaLost
 from trimtab_router.scheduling.interfaces import Clock
 from trimtab_router.scheduling.policies.interface import Escalation, Point
 from trimtab_router.scheduling.replica_slots import Batch, ReplicaSlots
@@ -19,51 +19,51 @@ from trimtab_router.scheduling.service_time import Key
 from trimtab_router.scheduling.stage_request import RowSlice
 from trimtab_router.scheduling.stage_scheduler import StageScheduler
 
-Ended = Callable[[Batch, Ending], None]
+OnEnd = Callable[[Batch, BatchOutcome], None]
 
 
-class Batches:
+class BatchTally:
     """The tally of a simulated stage: how many batches were served, and their rows."""
 
     def __init__(self) -> None:
         self.served_batches = 0
         self.rows = 0
         self.rows_by_point: Counter[str] = Counter()
-        self.rows_again = 0
+        self.escalated_rows = 0
 
-    def waited(self, seconds: float) -> None:
+    def observe_queue_seconds(self, seconds: float) -> None:
         """Every answer tells it."""
 
-    def served(self, key: Key, rows: int, seconds: float, ratio: float) -> None:  # noqa: ARG002 - of a tally
+    def observe_batch(self, key: Key, rows: int, seconds: float, ratio: float) -> None:  # noqa: ARG002 - of a tally
         """Count a batch."""
         self.served_batches += 1
         self.rows += rows
         self.rows_by_point[key[1]] += rows
 
-    def looks_again(self, rows: int) -> None:
+    def count_escalated_rows(self, rows: int) -> None:
         """Count rows that go back for a better answer."""
-        self.rows_again += rows
+        self.escalated_rows += rows
 
-    def shared(self, how: str) -> None:
+    def count_deduplicated_row(self, how: str) -> None:
         """No two images are the same."""
 
-    def began_early(self) -> None:
+    def count_early_prefill(self) -> None:
         """All images of a chat come at once."""
 
-    def retried(self, reason: str) -> None:
+    def count_retry(self, reason: str) -> None:
         """Nobody asks."""
 
-    def abandoned(self) -> None:
+    def count_cancelled_row(self) -> None:
         """Nobody hangs up."""
 
-    def undecided(self, error: Exception) -> None:
+    def record_policy_error(self, error: Exception) -> None:
         """Whoever simulates a policy learns what is wrong with it."""
         raise error
 
-    def troubled(self, message: str) -> None:
+    def record_replica_error(self, message: str) -> None:
         """Whoever simulates trouble knows of it."""
 
-    def failed(self, request_id: str, message: str) -> None:
+    def record_request_error(self, request_id: str, message: str) -> None:
         """Every request tells how it ended."""
 
 
@@ -97,7 +97,7 @@ class SimulatedTransport:
         on_idle: called when a replica that drains has no batch left.
     """
 
-    desk: StageScheduler
+    scheduler: StageScheduler
     """Whose batches it carries; it is told of every replica."""
 
     def __init__(
@@ -110,7 +110,7 @@ class SimulatedTransport:
         confidences: np.random.Generator,
         transfer_seconds: float,
         load_seconds: Mapping[str, float],
-        machine: Machine,
+        machine: SimulatedMachine,
         on_idle: Callable[[SimulatedReplica], None],
     ) -> None:
         self.stage = stage
@@ -125,27 +125,27 @@ class SimulatedTransport:
         self._load_seconds = load_seconds
         self._machine = machine
         self._on_idle = on_idle
-        self._by_slot: dict[ReplicaSlots, SimulatedReplica] = {}
+        self._replicas_by_slot: dict[ReplicaSlots, SimulatedReplica] = {}
 
     def look_around(self) -> None:
         """Tell the desk which replicas there are: call it whenever one came, went or closed."""
-        self._by_slot = {replica.slot: replica for replica in self.replicas}
-        self.desk.set_replicas(list(self._by_slot))
+        self._replicas_by_slot = {replica.slot: replica for replica in self.replicas}
+        self.scheduler.set_replicas(list(self._replicas_by_slot))
 
-    def carry(self, parcel: Batch, ended: Ended) -> None:
+    def send(self, batch: Batch, on_end: OnEnd) -> None:
         """Draw when the batch is done."""
-        replica = self._by_slot[parcel.slot]
-        one_way, others = self._transfer_seconds / 2.0, self._machine.busy - (not parcel.found_idle)
-        seconds = self._draws.draw(*parcel.key, parcel.rows) - self._transfer_seconds
-        loading = self._load(replica, parcel.point.name)
-        begin = max(parcel.departed_at + one_way, replica.computing_until) + loading
+        replica = self._replicas_by_slot[batch.replica]
+        one_way, others = self._transfer_seconds / 2.0, self._machine.busy - (not batch.found_idle)
+        seconds = self._draws.draw(*batch.key, batch.rows) - self._transfer_seconds
+        loading = self._load(replica, batch.point.name)
+        begin = max(batch.dispatched_at + one_way, replica.computing_until) + loading
         replica.computing_until = self._machine.finish(begin, max(seconds, 0.0), others, replica.processor)
-        self._machine.busy += parcel.found_idle
-        replica.held.append((parcel, ended))
+        self._machine.busy += batch.found_idle
+        replica.in_flight.append((batch, on_end))
         completed = partial(self._completed, replica, replica.computing_until - begin, loading)
-        self._clock.at(replica.computing_until + one_way, completed)
+        self._clock.call_at(replica.computing_until + one_way, completed)
 
-    def share(self, parcel: Batch, row: int) -> bool:  # noqa: ARG002 - of a keeper
+    def share(self, batch: Batch, row: int) -> bool:  # noqa: ARG002 - of a keeper
         """Nothing is kept: each image is one that nobody else shows."""
         return False
 
@@ -154,7 +154,7 @@ class SimulatedTransport:
     ) -> None:
         """Nothing is kept."""
 
-    def forget(self, references: Array) -> None:
+    def release(self, references: Array) -> None:
         """Nothing is kept."""
 
     def _load(self, replica: SimulatedReplica, point: str) -> float:
@@ -166,25 +166,25 @@ class SimulatedTransport:
         """A replica died with all that it held."""
         replica.close("gone")
         self.replicas.remove(replica)
-        self._machine.busy -= bool(replica.held)
-        held, replica.held = replica.held, []
+        self._machine.busy -= bool(replica.in_flight)
+        held, replica.in_flight = replica.in_flight, []
         self.look_around()
-        for parcel, ended in held:
-            ended(parcel, ReplicaLost("the replica died"))
+        for batch, on_end in held:
+            on_end(batch, ReplicaLost("the replica died"))
 
     def _completed(self, replica: SimulatedReplica, compute_seconds: float, loading_seconds: float) -> None:
         if replica.state == "gone":
             return
-        parcel, ended = replica.held.pop(0)
-        self._machine.busy -= not replica.held
+        batch, on_end = replica.in_flight.pop(0)
+        self._machine.busy -= not replica.in_flight
         waited = loading_seconds or None
-        ended(parcel, Completed(self._outputs(parcel), parcel.point.name, compute_seconds, waited))
-        if replica.state == "draining" and not replica.held:
+        on_end(batch, Completed(self._outputs(batch), batch.point.name, compute_seconds, waited))
+        if replica.state == "draining" and not replica.in_flight:
             self._on_idle(replica)
 
-    def _outputs(self, parcel: Batch) -> Sequence[Mapping[str, Array]]:
+    def _outputs(self, batch: Batch) -> Sequence[Mapping[str, Array]]:
         """What each member gets; whoever left draws nothing."""
-        return [{} if piece.work.closed else self._rows_out(piece, parcel.point) for piece in parcel.batch]
+        return [{} if piece.request.closed else self._rows_out(piece, batch.point) for piece in batch.row_slices]
 
     def _rows_out(self, piece: RowSlice, point: Point) -> Mapping[str, Array]:
         rows = piece.rows
@@ -194,20 +194,28 @@ class SimulatedTransport:
         if self.stage.encodes:
             given[EMBEDDINGS_INPUT] = _references(rows)
         if self.stage.confidence is not None:
-            given[self.stage.confidence] = _confidences(point, piece.work.wish.task, self._confidences.random(rows))
+            given[self.stage.confidence] = _confidences(
+                point, piece.request.options.task, self._confidences.random(rows)
+            )
         return given
 
 
 def _confidences(point: Point, task: str, drawn: Array) -> Array:
     """How certain a point is of a task's rows, a share of which is less certain: through its looks' thresholds."""
-    if not point.looks:
+    if not point.escalations:
         return drawn
-    known = sorted({(own.share, own.confidence_below) for look in point.looks if (own := _own(look, task)).share < 1})
+    known = sorted(
+        {
+            (own.share, own.confidence_below)
+            for escalation in point.escalations
+            if (own := _task_escalation(escalation, task)).share < 1
+        }
+    )
     shares, belows = ([0.0, *(pair[n] for pair in known), 1.0] for n in (0, 1))
     confidences: Array = np.interp(drawn, shares, belows)
     return confidences
 
 
-def _own(look: Escalation, task: str) -> Escalation | TaskEscalation:
+def _task_escalation(escalation: Escalation, task: str) -> Escalation | TaskEscalation:
     """What was measured of the rows of a task; of all where nothing was."""
-    return look.by_task.get(task, look)
+    return escalation.by_task.get(task, escalation)

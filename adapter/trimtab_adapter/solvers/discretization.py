@@ -1,4 +1,4 @@
-"""What options take of a resource, and what labels have left of it, in whole cells. Pure numpy.
+"""What options take of a resource, and what labels have left of it, in whole cells.
 
 The SLO is seconds, the budget cores and GPUs; the accuracy floor is a resource too: of what the most accurate options
 reach, each option loses some (of a product the logarithm counts, so that losses add up).
@@ -19,7 +19,8 @@ Resource = Literal["second", "core", "gpu", "floor"]
 # An option that takes whole cells is counted with them, whatever rounding says; labels have more spare than all options
 # together gain by that, so that no completion is counted out.
 _WHOLE, _LEFT = 1e-9, 1e-6  # of a cell
-_SPARE = 1e-6  # of what may be lost: where next to nothing may be, cells would be as small as rounding errors
+_SPARE = 1e-6
+"""Of what may be lost: where next to nothing may be, cells would be as small as rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,10 @@ class Discretization:
     resource: Resource
     total: float
     cells: int
-    taken: Sequence[Floats]  # by each stage's options
-    heads: Sequence[float]  # of the floor: what the most accurate options of the stages before each one reach
+    taken: Sequence[Floats]
+    """By each stage's options."""
+    heads: Sequence[float]
+    """Of the floor: what the most accurate options of the stages before each one reach."""
     is_product: bool
 
     def filled(self, stage: int) -> list[int]:
@@ -57,18 +60,18 @@ class Discretization:
         return np.asarray(self.heads[stage] - _additive(labels.value, is_product=self.is_product))
 
 
-def discretize(program: Program, table: ProgramArrays, resource: Resource, cells: int) -> Discretization:
+def discretize(program: Program, arrays: ProgramArrays, resource: Resource, cells: int) -> Discretization:
     """Measure one resource of a program."""
-    is_product = table.is_product
-    values = [_additive(column.value, is_product=is_product) for column in table.columns]
+    is_product = arrays.is_product
+    values = [_additive(column.value, is_product=is_product) for column in arrays.columns]
     heads = [0.0, *np.cumsum([value.max() for value in values]).tolist()]
     if resource == "second":
         total = program.slo_seconds
-        taken = [share * column.seconds for column, share in zip(table.columns, table.flow, strict=True)]
+        taken = [share * column.seconds for column, share in zip(arrays.columns, arrays.flow, strict=True)]
     elif resource == "core":
-        total, taken = program.cores, [column.cores for column in table.columns]
+        total, taken = program.cores, [column.cores for column in arrays.columns]
     elif resource == "gpu":
-        total, taken = float(program.gpus), [column.gpus for column in table.columns]
+        total, taken = float(program.gpus), [column.gpus for column in arrays.columns]
         cells = min(cells, max(1, program.gpus))  # whole ones
     else:
         floor = _additive(np.array(program.accuracy_floor - TOLERANCE), is_product=is_product)

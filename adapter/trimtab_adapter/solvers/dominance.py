@@ -1,4 +1,4 @@
-"""Which of many candidates are dominated: no better in any respect than another. Pure numpy."""
+"""Which of many candidates are dominated: no better in any respect than another."""
 
 from collections.abc import Callable, Sequence
 

@@ -11,34 +11,35 @@ from numpy.typing import NDArray
 from trimtab_adapter.solvers.program import TOLERANCE, Program
 from trimtab_adapter.solvers.program_arrays import Floats, ProgramArrays
 
-MOST_CHOICES = 20_000  # and a pipeline has at most 32 stages, half of the axes an array may have
+MAX_CHOICES = 20_000
+"""And a pipeline has at most 32 stages, half of the axes an array may have."""
 
 
-def choices(table: ProgramArrays) -> int:
+def choices(arrays: ProgramArrays) -> int:
     """How many choices there are."""
-    return math.prod(column.index.size for column in table.columns)
+    return math.prod(column.index.size for column in arrays.columns)
 
 
-def best_of_all(program: Program, table: ProgramArrays) -> list[int] | None:
+def best_of_all(program: Program, arrays: ProgramArrays) -> list[int] | None:
     """The picks of the best choice, None where none keeps every constraint."""
-    columns = table.columns
-    value = functools.reduce(np.multiply if table.is_product else np.add, _axes([c.value for c in columns]))
+    columns = arrays.columns
+    value = functools.reduce(np.multiply if arrays.is_product else np.add, _axes([c.value for c in columns]))
     possible = _latency(program, [column.seconds for column in columns]) <= program.slo_seconds + TOLERANCE
     possible = possible & (value >= program.accuracy_floor - TOLERANCE)
-    if table.cores_bind:
+    if arrays.cores_bind:
         possible &= sum(_axes([column.cores for column in columns])) <= program.cores + TOLERANCE
-    if table.gpus_bind:
+    if arrays.gpus_bind:
         possible &= sum(_axes([column.gpus for column in columns])) <= program.gpus
-    if table.differs:
+    if arrays.differs:
         possible &= ~functools.reduce(np.logical_and, _axes([column.same for column in columns]))
-    if table.divided:
-        either = [functools.reduce(np.logical_or, _axes([c.apart == kind for c in columns])) for kind in (0, 1)]
+    if arrays.has_placement_choice:
+        either = [functools.reduce(np.logical_or, _axes([c.disaggregated == kind for c in columns])) for kind in (0, 1)]
         possible = possible & ~(either[0] & either[1])
     objective = program.weights.accuracy * value - sum(_axes([column.cost for column in columns]))
     best = int(np.where(possible, objective, -math.inf).argmax())
     if not possible.ravel()[best]:
         return None
-    return [int(pick) for pick in np.unravel_index(best, possible.shape)]
+    return [int(pin_extreme) for pin_extreme in np.unravel_index(best, possible.shape)]
 
 
 def _axes(columns: Sequence[NDArray[Any]]) -> Iterator[NDArray[Any]]:

@@ -15,7 +15,8 @@ from trimtab_adapter.solvers.milp import SOLVER_TOLERANCE, MilpModel, solve_by
 from trimtab_adapter.solvers.program import Program, Solution
 from trimtab_adapter.solvers.time_limit import SOLVE_SECONDS, seconds_left
 
-_TOO_LARGE = 10010  # Gurobi's number of the error
+_TOO_LARGE = 10010
+"""Gurobi's number of the error."""
 
 
 def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Solution | None:
@@ -26,11 +27,11 @@ def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Soluti
     """
     gurobi = _gurobi()
 
-    def run(built: MilpModel) -> tuple[list[float], float] | None:
+    def run(milp: MilpModel) -> tuple[list[float], float] | None:
         try:
-            return _run(gurobi, built, seconds_left(time_limit_seconds))
+            return _run(gurobi, milp, seconds_left(time_limit_seconds))
         except gurobi.GurobiError as error:
-            raise SolverUnavailable(_why(error, built)) from error
+            raise SolverUnavailable(_why(error, milp)) from error
 
     return solve_by("Gurobi", run, program)
 
@@ -53,20 +54,20 @@ def _environment() -> Any:
     return environment
 
 
-def _why(error: Any, built: MilpModel) -> str:
+def _why(error: Any, milp: MilpModel) -> str:
     if error.errno == _TOO_LARGE:
-        size = f"{len(built.worth)} columns and {len(built.rows.entries)} rows"
+        size = f"{len(milp.objective)} columns and {len(milp.rows.entries)} rows"
         return f"Gurobi's free licence allows 2000 columns and 2000 rows; this program has {size}"
     return f"Gurobi: {error}"
 
 
-def _run(gurobi: Any, built: MilpModel, time_limit_seconds: float) -> tuple[list[float], float] | None:
+def _run(gurobi: Any, milp: MilpModel, time_limit_seconds: float) -> tuple[list[float], float] | None:
     with gurobi.Model(env=_environment()) as model:
         settings = {"TimeLimit": time_limit_seconds, "Threads": 1, "MIPGap": 0.0, "MIPGapAbs": SOLVER_TOLERANCE}
         settings |= dict.fromkeys(("FeasibilityTol", "IntFeasTol", "OptimalityTol"), SOLVER_TOLERANCE)
         for name, value in settings.items():
             model.setParam(name, value)
-        variables = _write(gurobi, model, built)
+        variables = _write(gurobi, model, milp)
         model.optimize()
         if model.Status in {gurobi.GRB.INFEASIBLE, gurobi.GRB.INF_OR_UNBD}:
             return None
@@ -75,12 +76,12 @@ def _run(gurobi: Any, built: MilpModel, time_limit_seconds: float) -> tuple[list
         return variables.X.tolist(), float(model.ObjBound)
 
 
-def _write(gurobi: Any, model: Any, built: MilpModel) -> Any:
-    kinds = ["B" if n < built.binaries else "C" for n in range(len(built.worth))]
-    variables = model.addMVar(len(built.worth), ub=np.array(built.upper), obj=np.array(built.worth), vtype=kinds)
+def _write(gurobi: Any, model: Any, milp: MilpModel) -> Any:
+    kinds = ["B" if n < milp.binaries else "C" for n in range(len(milp.objective))]
+    variables = model.addMVar(len(milp.objective), ub=np.array(milp.upper), obj=np.array(milp.objective), vtype=kinds)
     model.ModelSense = gurobi.GRB.MAXIMIZE
     columns = variables.tolist()
-    for lower, upper, entries in zip(built.rows.lower, built.rows.upper, built.rows.entries, strict=True):
+    for lower, upper, entries in zip(milp.rows.lower, milp.rows.upper, milp.rows.entries, strict=True):
         total = gurobi.LinExpr(list(entries.values()), [columns[column] for column in entries])
         if lower == upper:
             model.addLConstr(total, "=", lower)

@@ -17,17 +17,17 @@ def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Soluti
     Where the time is up the best plan found comes with the gap that is left.
     """
     highspy = _highspy()
-    return solve_by("HiGHS", lambda built: _run(highspy, built, seconds_left(time_limit_seconds)), program)
+    return solve_by("HiGHS", lambda milp: _run(highspy, milp, seconds_left(time_limit_seconds)), program)
 
 
-def greatest(built: MilpModel, time_limit_seconds: float = SOLVE_SECONDS) -> float:
+def maximize(milp: MilpModel, time_limit_seconds: float = SOLVE_SECONDS) -> float:
     """The most that a program without binary columns is worth.
 
     Raises:
         SolverUnavailable: HiGHS is missing, or did not prove an optimum in this time.
     """
     highspy = _highspy()
-    solver = _ran(highspy, built, time_limit_seconds)
+    solver = _ran(highspy, milp, time_limit_seconds)
     status = solver.getModelStatus()
     if status != highspy.HighsModelStatus.kOptimal:
         raise SolverUnavailable(f"HiGHS ended without an optimum: {solver.modelStatusToString(status)}")
@@ -43,8 +43,8 @@ def _highspy() -> Any:
         ) from error
 
 
-def _run(highspy: Any, built: MilpModel, time_limit_seconds: float) -> tuple[list[float], float] | None:
-    solver = _ran(highspy, built, time_limit_seconds)
+def _run(highspy: Any, milp: MilpModel, time_limit_seconds: float) -> tuple[list[float], float] | None:
+    solver = _ran(highspy, milp, time_limit_seconds)
     status = solver.getModelStatus()
     if status in {highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible}:
         return None
@@ -54,7 +54,7 @@ def _run(highspy: Any, built: MilpModel, time_limit_seconds: float) -> tuple[lis
     return list(solver.getSolution().col_value), float(info.mip_dual_bound)
 
 
-def _ran(highspy: Any, built: MilpModel, time_limit_seconds: float) -> Any:
+def _ran(highspy: Any, milp: MilpModel, time_limit_seconds: float) -> Any:
     """HiGHS after it tried to solve."""
     solver = highspy.Highs()
     options = {"output_flag": False, "threads": 1, "time_limit": time_limit_seconds}
@@ -62,20 +62,20 @@ def _ran(highspy: Any, built: MilpModel, time_limit_seconds: float) -> Any:
     options |= dict.fromkeys(("primal_feasibility_tolerance", "dual_feasibility_tolerance"), SOLVER_TOLERANCE)
     for name, value in options.items():
         solver.setOptionValue(name, value)
-    solver.passModel(_model(highspy, built))
+    solver.passModel(_model(highspy, milp))
     solver.run()
     return solver
 
 
-def _model(highspy: Any, built: MilpModel) -> Any:
-    model, count = highspy.HighsLp(), len(built.worth)
-    model.num_col_, model.num_row_ = count, len(built.rows.entries)
+def _model(highspy: Any, milp: MilpModel) -> Any:
+    model, count = highspy.HighsLp(), len(milp.objective)
+    model.num_col_, model.num_row_ = count, len(milp.rows.entries)
     model.sense_ = highspy.ObjSense.kMaximize
-    model.col_cost_ = np.array(built.worth)
-    model.col_lower_, model.col_upper_ = np.zeros(count), np.array(built.upper)
-    model.row_lower_, model.row_upper_ = np.array(built.rows.lower), np.array(built.rows.upper)
+    model.col_cost_ = np.array(milp.objective)
+    model.col_lower_, model.col_upper_ = np.zeros(count), np.array(milp.upper)
+    model.row_lower_, model.row_upper_ = np.array(milp.rows.lower), np.array(milp.rows.upper)
     model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    model.a_matrix_.start_, model.a_matrix_.index_, model.a_matrix_.value_ = built.rows.compressed()
+    model.a_matrix_.start_, model.a_matrix_.index_, model.a_matrix_.value_ = milp.rows.compressed()
     kinds = highspy.HighsVarType
-    model.integrality_ = [kinds.kInteger if n < built.binaries else kinds.kContinuous for n in range(count)]
+    model.integrality_ = [kinds.kInteger if n < milp.binaries else kinds.kContinuous for n in range(count)]
     return model

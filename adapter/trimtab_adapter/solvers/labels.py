@@ -1,4 +1,4 @@
-"""Labels: partial choices, one option for each stage so far, as arrays. Pure numpy."""
+"""Labels: partial choices, one option for each stage so far, as arrays."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Labels:
     gpus: Floats
     flow_seconds: Floats
     same: NDArray[np.bool_]
-    apart: NDArray[np.int8]
+    disaggregated: NDArray[np.int8]
     finish: Floats
     parent: NDArray[np.intp]
     option: NDArray[np.intp]
@@ -33,7 +33,7 @@ class Labels:
             gpus=self.gpus[which],
             flow_seconds=self.flow_seconds[which],
             same=self.same[which],
-            apart=self.apart[which],
+            disaggregated=self.disaggregated[which],
             finish=self.finish[:, which],
             parent=self.parent[which],
             option=self.option[which],
@@ -44,5 +44,5 @@ def root(program: Program) -> Labels:
     """The one label in which nothing is chosen yet."""
     zero, nothing = np.zeros(1), np.zeros(1, dtype=np.intp)
     start = np.full(1, 1.0 if program.metric == "Product" else 0.0)
-    same, apart = np.array([program.other_than is not None]), np.full(1, -1, dtype=np.int8)
-    return Labels(start, zero, zero, zero, zero, same, apart, np.zeros((0, 1)), nothing, nothing)
+    same, disaggregated = np.array([program.other_than is not None]), np.full(1, -1, dtype=np.int8)
+    return Labels(start, zero, zero, zero, zero, same, disaggregated, np.zeros((0, 1)), nothing, nothing)

@@ -1,4 +1,4 @@
-"""An upper bound on every completion of a partial choice, for chosen prices of latency and cores. Pure numpy.
+"""An upper bound on every completion of a partial choice, for chosen prices of latency and cores.
 
 With prices λ of a second, μ of a core and ν of accuracy above the floor, a completion with accuracy V and priced cost C
 takes a prefix of accuracy v to (α+ν)·v·V − C: a line in v. Per suffix of stages the upper envelope of these lines is
@@ -25,9 +25,11 @@ Amount = TypeVar("Amount", float, Floats)
 # One line: slope, intercept, the option picked in the first stage, and the line of the remaining stages (None behind
 # the last one). A plain tuple, since a solve makes thousands.
 Line = tuple[float, float, int, Any]
-Lines = list[Line]  # slopes rising, intercepts falling
+Lines = list[Line]
+"""Slopes rising, intercepts falling."""
 _SLOPE = itemgetter(0)
-_ROUNDING = 1e-9  # by how much a product of accuracies is taken to be off
+_ROUNDING = 1e-9
+"""By how much a product of accuracies is taken to be off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,65 +59,69 @@ class LagrangianBounds:
     """Bounds for one set of prices."""
 
     prices: Prices
-    worth: float  # α + ν
-    suffixes: Sequence[Lines]  # of the stages from k on
+    accuracy_weight: float
+    """Α + ν."""
+    suffixes: Sequence[Lines]
+    """Of the stages from k on."""
     is_product: bool
 
     def bound(self, stage: int, labels: Labels) -> Floats:
         """The most that labels of the stages before `stage` can reach, of shape [labels]."""
         lines = self.suffixes[stage]
-        worth = self.worth * labels.value
+        accuracy_weight = self.accuracy_weight * labels.value
         priced_costs = self.prices.of(labels.cost, labels.flow_seconds, labels.cores, labels.gpus)
         if not self.is_product:
-            return np.asarray(worth + lines[0][1] - priced_costs)
-        best = np.full_like(worth, -np.inf)
+            return np.asarray(accuracy_weight + lines[0][1] - priced_costs)
+        best = np.full_like(accuracy_weight, -np.inf)
         for slope, intercept, *_ in lines:
-            np.maximum(best, slope * worth + intercept, out=best)
+            np.maximum(best, slope * accuracy_weight + intercept, out=best)
         return np.asarray(best - priced_costs)
 
     def greedy(self) -> tuple[list[int], float]:
         """The choice that reaches the bound at the root, and the bound."""
-        at = self.worth if self.is_product else 0.0
-        slope, intercept, pick, rest = max(self.suffixes[0], key=lambda line: line[0] * at + line[1])
+        at = self.accuracy_weight if self.is_product else 0.0
+        slope, intercept, pin_extreme, rest = max(self.suffixes[0], key=lambda line: line[0] * at + line[1])
         bound, picks = slope * at + intercept, []
         while rest is not None:
-            picks.append(pick)
-            *_, pick, rest = rest
+            picks.append(pin_extreme)
+            *_, pin_extreme, rest = rest
         return picks, bound
 
 
 def suffixes(
-    worth: float, priced: Sequence[Floats], values: Sequence[Floats], unused: float, *, is_product: bool
+    accuracy_weight: float, priced: Sequence[Floats], values: Sequence[Floats], unused: float, *, is_product: bool
 ) -> tuple[Lines, ...]:
     """Build the envelopes of all suffixes, last stage first; each bound begins with what is `unused`."""
-    least, most = span(worth, values, is_product=is_product)
+    least, most = span(accuracy_weight, values, is_product=is_product)
     lines: Lines = [(1.0, unused, -1, None)]
-    built = [lines]
+    parts = [lines]
     for k in reversed(range(len(values))):
         if is_product:
             own = list(zip(values[k].tolist(), (-priced[k]).tolist(), range(priced[k].size), repeat(None)))
             # An option that is nowhere highest before any of the suffix's lines is nowhere highest with it.
             options = _upper(own, least[k] * lines[0][0], most[k] * lines[-1][0])
             put_before = [
-                (value * line[0], gain + line[1], pick, line) for value, gain, pick, _ in options for line in lines
+                (value * line[0], gain + line[1], pin_extreme, line)
+                for value, gain, pin_extreme, _ in options
+                for line in lines
             ]
             lines = _upper(put_before, least[k], most[k])
         else:
-            reach = worth * values[k] - priced[k]
-            pick = int(reach.argmax())
-            lines = [(1.0, lines[0][1] + float(reach[pick]), pick, lines[0])]
-        built.append(lines)
-    return tuple(reversed(built))
+            reach = accuracy_weight * values[k] - priced[k]
+            pin_extreme = int(reach.argmax())
+            lines = [(1.0, lines[0][1] + float(reach[pin_extreme]), pin_extreme, lines[0])]
+        parts.append(lines)
+    return tuple(reversed(parts))
 
 
-def span(worth: float, values: Sequence[Floats], *, is_product: bool) -> tuple[list[float], list[float]]:
+def span(accuracy_weight: float, values: Sequence[Floats], *, is_product: bool) -> tuple[list[float], list[float]]:
     """The least and the greatest that prefixes before each stage can be worth, rounding included."""
     if is_product:
-        least = np.cumprod([worth, *(value.min() for value in values)])
-        most = np.cumprod([worth, *(value.max() for value in values)])
+        least = np.cumprod([accuracy_weight, *(value.min() for value in values)])
+        most = np.cumprod([accuracy_weight, *(value.max() for value in values)])
     else:
-        least = worth * np.cumsum([0.0, *(value.min() for value in values)])
-        most = worth * np.cumsum([0.0, *(value.max() for value in values)])
+        least = accuracy_weight * np.cumsum([0.0, *(value.min() for value in values)])
+        most = accuracy_weight * np.cumsum([0.0, *(value.max() for value in values)])
     return (least * (1 - _ROUNDING)).tolist(), (most * (1 + _ROUNDING)).tolist()
 
 

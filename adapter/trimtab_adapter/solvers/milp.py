@@ -5,7 +5,7 @@ pipes with gains: what leaves a stage is what enters it, times the accuracy chos
 each distinct accuracy of a stage. Σ w is what the stage before lets out, and w is at most y, the chosen options of that
 accuracy, times the most accurate prefix. With exactly one y at 1 all other w are 0 and the one left carries everything:
 so at integer points the figures are the product itself, nothing is approximated, and it takes only one continuous
-column for each distinct accuracy. Pure.
+column for each distinct accuracy.
 """
 
 import itertools
@@ -19,9 +19,12 @@ from trimtab_adapter.solvers.interface import SolverUnavailable
 from trimtab_adapter.solvers.program import TOLERANCE, Program, Solution
 from trimtab_adapter.solvers.program_arrays import Floats, ProgramArrays, to_arrays
 
-SOLVER_TOLERANCE = 1e-9  # asked of solvers, of rows and of integers
-_ATTEMPTS = 20  # choices that miss a constraint by less than the solver's tolerance, but by more than ours
-Entries = dict[int, float]  # column to coefficient
+SOLVER_TOLERANCE = 1e-9
+"""Asked of solvers, of rows and of integers."""
+_ATTEMPTS = 20
+"""Choices that miss a constraint by less than the solver's tolerance, but by more than ours."""
+Entries = dict[int, float]
+"""Column to coefficient."""
 
 
 @dataclass(slots=True)
@@ -50,21 +53,22 @@ class Rows:
 class MilpModel:
     """Maximise worth·x under the rows; the first columns are the options, stage by stage, and binary."""
 
-    worth: list[float]
+    objective: list[float]
     upper: list[float]
     rows: Rows
-    stages: tuple[range, ...]  # columns of each stage's options
+    stages: tuple[range, ...]
+    """Columns of each stage's options."""
 
     @property
     def binaries(self) -> int:
         """How many columns are binary; none where nothing is chosen, and the program is linear alone."""
         return self.stages[-1].stop if self.stages else 0
 
-    def column(self, worth: float, upper: float) -> int:
+    def column(self, objective: float, upper: float) -> int:
         """Add a continuous column between 0 and a bound, and return its place."""
-        self.worth.append(worth)
+        self.objective.append(objective)
         self.upper.append(upper)
-        return len(self.worth) - 1
+        return len(self.objective) - 1
 
     def picks(self, values: Sequence[float]) -> list[int]:
         """Which option each stage takes, as its place in the table's column."""
@@ -72,7 +76,7 @@ class MilpModel:
 
     def forbid(self, picks: Sequence[int]) -> None:
         """Exclude one choice: it met the constraints within the solver's tolerance, but not within ours."""
-        chosen = {stage[pick]: 1.0 for stage, pick in zip(self.stages, picks, strict=True)}
+        chosen = {stage[pin_extreme]: 1.0 for stage, pin_extreme in zip(self.stages, picks, strict=True)}
         self.rows.add(chosen, upper=len(picks) - 1.0)
 
 
@@ -80,109 +84,109 @@ def solve_by(
     name: str, run: Callable[[MilpModel], tuple[Sequence[float], float] | None], program: Program
 ) -> Solution | None:
     """Solve a program by a solver of linear ones: `run` returns the columns' values and a proven bound, or None."""
-    table = to_arrays(program)
-    if table is None:
+    arrays = to_arrays(program)
+    if arrays is None:
         return None
-    built = build_milp(program, table)
+    milp = build_milp(program, arrays)
     for _ in range(_ATTEMPTS):
-        found = run(built)
+        found = run(milp)
         if found is None:
             return None
         values, bound = found
-        picks = built.picks(values)
-        listed = zip(program.stages, table.columns, picks, strict=True)
-        choice = tuple(stage.options[column.index[pick]] for stage, column, pick in listed)
+        picks = milp.picks(values)
+        listed = zip(program.stages, arrays.columns, picks, strict=True)
+        choice = tuple(stage.options[column.index[pin_extreme]] for stage, column, pin_extreme in listed)
         if program.is_feasible(choice):
             objective = program.objective(choice)
             return Solution(choice, objective, gap=max(0.0, bound - objective), solver=name)
-        built.forbid(picks)
+        milp.forbid(picks)
     raise SolverUnavailable(f"{name} found only choices that miss a constraint by a rounding error")
 
 
-def build_milp(program: Program, table: ProgramArrays) -> MilpModel:
+def build_milp(program: Program, arrays: ProgramArrays) -> MilpModel:
     """Write a program as a mixed-integer linear one."""
-    sizes = np.cumsum([0, *(column.index.size for column in table.columns)])
+    sizes = np.cumsum([0, *(column.index.size for column in arrays.columns)])
     stages = tuple(range(int(a), int(b)) for a, b in itertools.pairwise(sizes))
-    built = MilpModel([], [], Rows(), stages)
-    for column in table.columns:
-        share = np.zeros(column.value.size) if table.is_product else program.weights.accuracy * column.value
-        built.worth.extend((share - column.cost).tolist())
-        built.upper.extend([1.0] * column.index.size)
+    milp = MilpModel([], [], Rows(), stages)
+    for column in arrays.columns:
+        share = np.zeros(column.value.size) if arrays.is_product else program.weights.accuracy * column.value
+        milp.objective.extend((share - column.cost).tolist())
+        milp.upper.extend([1.0] * column.index.size)
     for stage in stages:
-        built.rows.add(dict.fromkeys(stage, 1.0), lower=1.0, upper=1.0)
-    _budgets(program, table, built)
-    _layout(table, built)
-    _latency(program, table, built)
-    _accuracy(program, table, built)
-    return built
+        milp.rows.add(dict.fromkeys(stage, 1.0), lower=1.0, upper=1.0)
+    _budgets(program, arrays, milp)
+    _encoder_placement(arrays, milp)
+    _latency(program, arrays, milp)
+    _accuracy(program, arrays, milp)
+    return milp
 
 
-def _budgets(program: Program, table: ProgramArrays, built: MilpModel) -> None:
-    if table.cores_bind:
-        built.rows.add(_over(built, [c.cores for c in table.columns]), upper=program.cores)
-    if table.gpus_bind:
-        built.rows.add(_over(built, [c.gpus for c in table.columns]), upper=program.gpus)
-    if table.differs:
-        same = [column.same.astype(np.float64) for column in table.columns]
-        built.rows.add(_over(built, same), upper=len(program.stages) - 1.0)
+def _budgets(program: Program, arrays: ProgramArrays, milp: MilpModel) -> None:
+    if arrays.cores_bind:
+        milp.rows.add(_over(milp, [c.cores for c in arrays.columns]), upper=program.cores)
+    if arrays.gpus_bind:
+        milp.rows.add(_over(milp, [c.gpus for c in arrays.columns]), upper=program.gpus)
+    if arrays.differs:
+        same = [column.same.astype(np.float64) for column in arrays.columns]
+        milp.rows.add(_over(milp, same), upper=len(program.stages) - 1.0)
 
 
-def _layout(table: ProgramArrays, built: MilpModel) -> None:
+def _encoder_placement(arrays: ProgramArrays, milp: MilpModel) -> None:
     """No stage runs for one layout where another runs for the other."""
-    if not table.divided:
+    if not arrays.has_placement_choice:
         return
-    kinds = [[np.nonzero(column.apart == kind)[0] for kind in (0, 1)] for column in table.columns]
+    kinds = [[np.nonzero(column.disaggregated == kind)[0] for kind in (0, 1)] for column in arrays.columns]
     for one, other in itertools.permutations(range(len(kinds)), 2):
         whole, parted = kinds[one][0], kinds[other][1]
         if whole.size and parted.size:
-            chosen = [*(built.stages[one][n] for n in whole), *(built.stages[other][n] for n in parted)]
-            built.rows.add(dict.fromkeys(chosen, 1.0), upper=1.0)
+            chosen = [*(milp.stages[one][n] for n in whole), *(milp.stages[other][n] for n in parted)]
+            milp.rows.add(dict.fromkeys(chosen, 1.0), upper=1.0)
 
 
-def _over(built: MilpModel, figures: Sequence[Floats]) -> Entries:
+def _over(milp: MilpModel, figures: Sequence[Floats]) -> Entries:
     return {
         column: float(figure)
-        for stage, of_stage in zip(built.stages, figures, strict=True)
+        for stage, of_stage in zip(milp.stages, figures, strict=True)
         for column, figure in zip(stage, of_stage, strict=True)
         if figure
     }
 
 
-def _latency(program: Program, table: ProgramArrays, built: MilpModel) -> None:
+def _latency(program: Program, arrays: ProgramArrays, milp: MilpModel) -> None:
     """One row for a chain; else a finish time a stage, after the finish of each stage it waits for."""
     if program.slo_seconds == np.inf:
         return
-    seconds = [column.seconds for column in table.columns]
+    seconds = [column.seconds for column in arrays.columns]
     if all(stage.predecessors == ((k - 1,) if k else ()) for k, stage in enumerate(program.stages)):
-        built.rows.add(_over(built, seconds), upper=program.slo_seconds)
+        milp.rows.add(_over(milp, seconds), upper=program.slo_seconds)
         return
-    finish = [built.column(0.0, program.slo_seconds - tail + TOLERANCE) for tail in table.least_tail]
+    finish = [milp.column(0.0, program.slo_seconds - tail + TOLERANCE) for tail in arrays.min_tail]
     for k, stage in enumerate(program.stages):
-        own = {column: -float(s) for column, s in zip(built.stages[k], seconds[k], strict=True)} | {finish[k]: 1.0}
-        built.rows.add(own, lower=0.0)
+        own = {column: -float(s) for column, s in zip(milp.stages[k], seconds[k], strict=True)} | {finish[k]: 1.0}
+        milp.rows.add(own, lower=0.0)
         for before in stage.predecessors:
-            built.rows.add(own | {finish[before]: -1.0}, lower=0.0)
+            milp.rows.add(own | {finish[before]: -1.0}, lower=0.0)
 
 
-def _accuracy(program: Program, table: ProgramArrays, built: MilpModel) -> None:
+def _accuracy(program: Program, arrays: ProgramArrays, milp: MilpModel) -> None:
     floor = program.accuracy_floor - TOLERANCE
-    if not table.is_product:
-        built.rows.add(_over(built, [c.value for c in table.columns]), lower=floor if floor > 0 else -np.inf)
+    if not arrays.is_product:
+        milp.rows.add(_over(milp, [c.value for c in arrays.columns]), lower=floor if floor > 0 else -np.inf)
         return
     least, most = 1.0, 1.0
     entering: Entries = {}
-    for k, column in enumerate(table.columns):
-        last = k + 1 == len(table.columns)
+    for k, column in enumerate(arrays.columns):
+        last = k + 1 == len(arrays.columns)
         flows: Entries = {}
         for value in np.unique(column.value):
-            flow = built.column(program.weights.accuracy * float(value) if last else 0.0, most)
-            chosen = [c for c, v in zip(built.stages[k], column.value, strict=True) if v == value]
-            built.rows.add({flow: 1.0} | dict.fromkeys(chosen, -most), upper=0.0)
-            built.rows.add({flow: 1.0} | dict.fromkeys(chosen, -least), lower=0.0)
+            flow = milp.column(program.weights.accuracy * float(value) if last else 0.0, most)
+            chosen = [c for c, v in zip(milp.stages[k], column.value, strict=True) if v == value]
+            milp.rows.add({flow: 1.0} | dict.fromkeys(chosen, -most), upper=0.0)
+            milp.rows.add({flow: 1.0} | dict.fromkeys(chosen, -least), lower=0.0)
             flows[flow] = float(value)
         # What enters the first stage is 1, what enters a later one is what the one before lets out.
         start = 1.0 if k == 0 else 0.0
-        built.rows.add(dict.fromkeys(flows, 1.0) | {f: -v for f, v in entering.items()}, lower=start, upper=start)
+        milp.rows.add(dict.fromkeys(flows, 1.0) | {f: -v for f, v in entering.items()}, lower=start, upper=start)
         entering = flows
         least, most = least * float(column.value.min()), most * float(column.value.max())
-    built.rows.add(entering, lower=floor if floor > 0 else -np.inf)
+    milp.rows.add(entering, lower=floor if floor > 0 else -np.inf)

@@ -17,14 +17,15 @@ from trimtab_adapter.solvers.program_arrays import ProgramArrays
 
 RAISES = 30
 TANGENTS = 4
-CLOSE = 1e-3  # of the objective's scale: a price that can lower the bound by no more is refined no further
+CLOSE = 1e-3
+"""Of the objective's scale: a price that can lower the bound by no more is refined no further."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Probe:
     """The bound at some prices, and by how much the choice that reaches it exceeds each constraint."""
 
-    envelopes: LagrangianBounds
+    bounds: LagrangianBounds
     picks: list[int]
     bound: float
     seconds_over: float
@@ -37,21 +38,24 @@ class _Probe:
 class Multipliers:
     """What pricing found."""
 
-    envelopes: tuple[LagrangianBounds, ...]  # at the best prices first, then at none
-    guesses: tuple[list[int], ...]  # the choices met on the way
-    broken: tuple[Resource, ...]  # the constraints that some of these do not keep
+    bounds: tuple[LagrangianBounds, ...]
+    """At the best prices first, then at none."""
+    guesses: tuple[list[int], ...]
+    """The choices met on the way."""
+    broken: tuple[Resource, ...]
+    """The constraints that some of these do not keep."""
 
 
-def optimize_multipliers(program: Program, table: ProgramArrays) -> Multipliers:
+def optimize_multipliers(program: Program, arrays: ProgramArrays) -> Multipliers:
     """Seek prices at which the bound at the root is low."""
-    search = _Search(program, table)
-    for _ in range(2 if table.cores_bind or table.gpus_bind or program.accuracy_floor > 0 else 1):
+    search = _MultiplierSearch(program, arrays)
+    for _ in range(2 if arrays.cores_bind or arrays.gpus_bind or program.accuracy_floor > 0 else 1):
         for name, excess in _CONSTRAINTS:
             if excess(search.best) > 0 or _price(search.best, name) > 0:
                 search.seek(name, excess)
     at_none = search.probes[0]
     return Multipliers(
-        envelopes=tuple(probe.envelopes for probe in dict.fromkeys((search.best, at_none))),
+        bounds=tuple(probe.bounds for probe in dict.fromkeys((search.best, at_none))),
         guesses=tuple(probe.picks for probe in search.probes),
         broken=tuple(name for name, excess in _CONSTRAINTS if any(excess(probe) > 0 for probe in search.probes)),
     )
@@ -65,17 +69,17 @@ _CONSTRAINTS: tuple[tuple[Resource, Callable[[_Probe], float]], ...] = (
 )
 
 
-class _Search:
+class _MultiplierSearch:
     """All probes so far, and the one with the lowest bound."""
 
-    def __init__(self, program: Program, table: ProgramArrays) -> None:
-        self._program, self._table = program, table
-        self.best = _probe(program, table, Prices())
+    def __init__(self, program: Program, arrays: ProgramArrays) -> None:
+        self._program, self._table = program, arrays
+        self.best = _probe(program, arrays, Prices())
         self.probes = [self.best]
 
     def probe(self, name: str, at: float) -> _Probe:
         """Set one price beside the best others."""
-        found = _probe(self._program, self._table, replace(self.best.envelopes.prices, **{name: at}))
+        found = _probe(self._program, self._table, replace(self.best.bounds.prices, **{name: at}))
         self.probes.append(found)
         if found.bound < self.best.bound:
             self.best = found
@@ -115,7 +119,7 @@ class _Search:
 
 
 def _price(probe: _Probe, name: str) -> float:
-    return float(getattr(probe.envelopes.prices, name))
+    return float(getattr(probe.bounds.prices, name))
 
 
 def _first_price(program: Program, name: str) -> float:
@@ -123,25 +127,26 @@ def _first_price(program: Program, name: str) -> float:
     return scale / max(program.slo_seconds, 1e-6) if name == "second" else scale
 
 
-def _probe(program: Program, table: ProgramArrays, prices: Prices) -> _Probe:
+def _probe(program: Program, arrays: ProgramArrays, prices: Prices) -> _Probe:
     priced = [
         prices.of(column.cost, share * column.seconds, column.cores, column.gpus)
-        for column, share in zip(table.columns, table.flow, strict=True)
+        for column, share in zip(arrays.columns, arrays.flow, strict=True)
     ]
-    values = [column.value for column in table.columns]
-    worth = program.weights.accuracy + prices.floor
-    lines = suffixes(worth, priced, values, prices.unused(program), is_product=table.is_product)
-    envelopes = LagrangianBounds(prices, worth, lines, table.is_product)
-    picks, bound = envelopes.greedy()
-    picked = [column.value[pick] for column, pick in zip(table.columns, picks, strict=True)]
-    value = float(np.prod(picked) if table.is_product else np.sum(picked))
-    at = list(zip(table.columns, picks, table.flow, strict=True))
+    values = [column.value for column in arrays.columns]
+    accuracy_weight = program.weights.accuracy + prices.floor
+    lines = suffixes(accuracy_weight, priced, values, prices.unused(program), is_product=arrays.is_product)
+    bounds = LagrangianBounds(prices, accuracy_weight, lines, arrays.is_product)
+    picks, bound = bounds.greedy()
+    picked = [column.value[pin_extreme] for column, pin_extreme in zip(arrays.columns, picks, strict=True)]
+    value = float(np.prod(picked) if arrays.is_product else np.sum(picked))
+    at = list(zip(arrays.columns, picks, arrays.flow, strict=True))
     return _Probe(
-        envelopes,
+        bounds,
         picks,
         bound,
-        seconds_over=sum(share * float(column.seconds[pick]) for column, pick, share in at) - program.slo_seconds,
-        cores_over=sum(float(column.cores[pick]) for column, pick, _ in at) - program.cores,
-        gpus_over=sum(float(column.gpus[pick]) for column, pick, _ in at) - program.gpus,
+        seconds_over=sum(share * float(column.seconds[pin_extreme]) for column, pin_extreme, share in at)
+        - program.slo_seconds,
+        cores_over=sum(float(column.cores[pin_extreme]) for column, pin_extreme, _ in at) - program.cores,
+        gpus_over=sum(float(column.gpus[pin_extreme]) for column, pin_extreme, _ in at) - program.gpus,
         value_short=program.accuracy_floor - value,
     )

@@ -11,8 +11,10 @@ from trimtab_pipelines.accuracy import pipeline_accuracy
 from trimtab_pipelines.escalation import EscalationPlan
 from trimtab_pipelines.spec import Objective
 
-TOLERANCE = 1e-9  # cores and seconds below this are rounding errors
-TIE_BREAK = 1e-6  # worth of what a goal does not ask for, relative to what it asks for
+TOLERANCE = 1e-9
+"""Cores and seconds below this are rounding errors."""
+TIE_BREAK = 1e-6
+"""Worth of what a goal does not ask for, relative to what it asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +28,17 @@ class Option:
     cores: float
     gpus: int
     accuracy: float
-    value: float  # what the accuracy metric combines: the accuracy itself or its rank scaled to 0…1
+    value: float
+    """What the accuracy metric combines: the accuracy itself or its rank scaled to 0…1."""
     latency_seconds: float
-    throughput_rps: float  # rows per second of all replicas, saturated
-    penalty: float = 0.0  # objective lost by choosing it: the price of a change
-    planned_escalation: EscalationPlan | None = None  # the least certain rows are answered again
-    apart: bool | None = None  # images are encoded apart, or are not; None: goes with either
+    throughput_rps: float
+    """Rows per second of all replicas, saturated."""
+    penalty: float = 0.0
+    """Objective lost by choosing it: the price of a change."""
+    planned_escalation: EscalationPlan | None = None
+    """The least certain rows are answered again."""
+    disaggregated: bool | None = None
+    """Images are encoded apart, or are not; None: goes with either."""
 
     @property
     def model(self) -> tuple[str, str]:
@@ -69,7 +76,8 @@ class Program:
     metric: str
     weights: Weights
     accuracy_floor: float = 0.0
-    other_than: tuple[tuple[str, str], ...] | None = None  # at least one stage must run another model than this
+    other_than: tuple[tuple[str, str], ...] | None = None
+    """At least one stage must run another model than this."""
 
     def value(self, choice: Sequence[Option]) -> float:
         """The pipeline accuracy in the objective's metric, 0…1."""
@@ -97,21 +105,21 @@ class Program:
             and sum(option.gpus for option in choice) <= self.gpus
             and self.value(choice) >= self.accuracy_floor - TOLERANCE
             and (self.other_than is None or models(choice) != self.other_than)
-            and len({option.apart for option in choice} - {None}) <= 1
+            and len({option.disaggregated for option in choice} - {None}) <= 1
         )
 
     @property
-    def divided(self) -> bool:
+    def has_placement_choice(self) -> bool:
         """Whether there is a choice of layout: options of both kinds, which no choice mixes."""
-        return {True, False} <= {option.apart for stage in self.stages for option in stage.options}
+        return {True, False} <= {option.disaggregated for stage in self.stages for option in stage.options}
 
-    def laid_out(self, *, apart: bool) -> "Program":
+    def with_placement(self, *, disaggregated: bool) -> "Program":
         """The program of one layout alone."""
-        kept = {None, apart}
+        kept = {None, disaggregated}
         return replace(
             self,
             stages=tuple(
-                replace(stage, options=tuple(option for option in stage.options if option.apart in kept))
+                replace(stage, options=tuple(option for option in stage.options if option.disaggregated in kept))
                 for stage in self.stages
             ),
         )
@@ -123,9 +131,11 @@ class Solution:
 
     choice: tuple[Option, ...]
     objective: float
-    gap: float = 0.0  # proven: no choice is better by more than this
+    gap: float = 0.0
+    """Proven: no choice is better by more than this."""
     solver: str = "Exact"
-    note: str = ""  # why another solver than the one asked for answered, or why there is a gap
+    note: str = ""
+    """Why another solver than the one asked for answered, or why there is a gap."""
 
 
 def models(choice: Iterable[Option]) -> tuple[tuple[str, str], ...]:

@@ -1,4 +1,4 @@
-"""A program as arrays: per stage the undominated options, per suffix of stages what it needs at least. Pure numpy."""
+"""A program as arrays: per stage the undominated options, per suffix of stages what it needs at least."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +16,19 @@ Floats = NDArray[np.float64]
 class Column:
     """The options of one stage that may be part of an optimum, by rising value; every array has shape [options]."""
 
-    index: NDArray[np.intp]  # place of each in the program's own list
+    index: NDArray[np.intp]
+    """Place of each in the program's own list."""
     seconds: Floats
-    cost: Floats  # what the objective loses: β·cores + δ·batch + price of the change
+    cost: Floats
+    """What the objective loses: β·cores + δ·batch + price of the change."""
     cores: Floats
     gpus: Floats
-    value: Floats  # factor of the product, or share of the mean
-    same: NDArray[np.bool_]  # runs the model that `Program.other_than` names
-    apart: NDArray[np.int8]  # 1: images are encoded apart; 0: they are not; −1: goes with either
+    value: Floats
+    """Factor of the product, or share of the mean."""
+    same: NDArray[np.bool_]
+    """Runs the model that `Program.other_than` names."""
+    disaggregated: NDArray[np.int8]
+    """1: images are encoded apart; 0: they are not; −1: goes with either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +36,24 @@ class ProgramArrays:
     """The program's columns and the bounds that prune partial choices. Arrays over stages have one entry more."""
 
     columns: tuple[Column, ...]
-    live: tuple[tuple[tuple[int, ...], ...], ...]  # groups of stages whose finish is still awaited after each stage
-    least_tail: tuple[float, ...]  # least seconds from the end of a stage to the last answer
-    flow: tuple[float, ...]  # share of a unit of flow through each stage; 1 in a chain
-    least_cores: Floats  # of the stages from k on
-    least_gpus: Floats
-    most_value: Floats
+    live: tuple[tuple[tuple[int, ...], ...], ...]
+    """Groups of stages whose finish is still awaited after each stage."""
+    min_tail: tuple[float, ...]
+    """Least seconds from the end of a stage to the last answer."""
+    flow: tuple[float, ...]
+    """Share of a unit of flow through each stage; 1 in a chain."""
+    min_cores: Floats
+    """Of the stages from k on."""
+    min_gpus: Floats
+    max_value: Floats
     is_product: bool
-    cores_bind: bool  # whether the dearest choice exceeds the budget at all
+    cores_bind: bool
+    """Whether the dearest choice exceeds the budget at all."""
     gpus_bind: bool
-    differs: bool  # whether `Program.other_than` is asked for
-    divided: bool  # whether options of both layouts are there
+    differs: bool
+    """Whether `Program.other_than` is asked for."""
+    has_placement_choice: bool
+    """Whether options of both layouts are there."""
 
 
 def to_arrays(program: Program) -> ProgramArrays | None:
@@ -55,16 +67,16 @@ def to_arrays(program: Program) -> ProgramArrays | None:
     return ProgramArrays(
         columns=tuple(columns),
         live=_live(predecessors),
-        least_tail=_least_tail(predecessors, [float(column.seconds.min()) for column in columns]),
+        min_tail=_min_tail(predecessors, [float(column.seconds.min()) for column in columns]),
         flow=_flow(predecessors),
-        least_cores=_suffix_sum([column.cores.min() for column in columns]),
-        least_gpus=_suffix_sum([column.gpus.min() for column in columns]),
-        most_value=np.cumprod([1.0, *values[::-1]])[::-1] if is_product else _suffix_sum(values),
+        min_cores=_suffix_sum([column.cores.min() for column in columns]),
+        min_gpus=_suffix_sum([column.gpus.min() for column in columns]),
+        max_value=np.cumprod([1.0, *values[::-1]])[::-1] if is_product else _suffix_sum(values),
         is_product=is_product,
         cores_bind=sum(float(column.cores.max()) for column in columns) > program.cores + TOLERANCE,
         gpus_bind=sum(float(column.gpus.max()) for column in columns) > program.gpus,
         differs=program.other_than is not None,
-        divided=program.divided,
+        has_placement_choice=program.has_placement_choice,
     )
 
 
@@ -83,14 +95,16 @@ def _column(program: Program, k: int, *, is_product: bool) -> Column:
     if program.other_than is not None:
         same = np.array([option.model == program.other_than[k] for option in options], dtype=np.bool_)
         respects.append(same.astype(np.float64))
-    apart = np.array([-1 if o.apart is None else int(o.apart) for o in options], dtype=np.int8)
-    if program.divided:  # one of a layout is no better than one of the other: what else there is decides
-        respects += [apart.astype(np.float64), -apart.astype(np.float64)]
+    disaggregated = np.array([-1 if o.disaggregated is None else int(o.disaggregated) for o in options], dtype=np.int8)
+    if program.has_placement_choice:  # one of a layout is no better than one of the other: what else there is decides
+        respects += [disaggregated.astype(np.float64), -disaggregated.astype(np.float64)]
     fitting = np.nonzero(alone)[0]
     kept = fitting[undominated([respect[fitting] for respect in respects])]
     kept = kept[np.argsort(value[kept], kind="stable")]
     share = value if is_product else value / len(program.stages)
-    return Column(kept, seconds[kept], cost[kept], cores[kept], gpus[kept], share[kept], same[kept], apart[kept])
+    return Column(
+        kept, seconds[kept], cost[kept], cores[kept], gpus[kept], share[kept], same[kept], disaggregated[kept]
+    )
 
 
 def _suffix_sum(parts: Sequence[float]) -> Floats:
@@ -114,7 +128,7 @@ def _live(predecessors: Sequence[tuple[int, ...]]) -> tuple[tuple[tuple[int, ...
     return tuple(groups)
 
 
-def _least_tail(predecessors: Sequence[tuple[int, ...]], least_seconds: Sequence[float]) -> tuple[float, ...]:
+def _min_tail(predecessors: Sequence[tuple[int, ...]], least_seconds: Sequence[float]) -> tuple[float, ...]:
     tails = [0.0] * len(predecessors)
     for reader in reversed(range(len(predecessors))):
         for stage in predecessors[reader]:

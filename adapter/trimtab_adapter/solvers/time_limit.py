@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 DECISION_SECONDS = 5.0
-SOLVE_SECONDS = 5.0  # of one solve, where nobody limits the decision it is part of
+SOLVE_SECONDS = 5.0
+"""Of one solve, where nobody limits the decision it is part of."""
 
 _end: ContextVar[float] = ContextVar("end", default=math.inf)
 

@@ -1,4 +1,4 @@
-"""Pools of a large multimodal model, one for images and one for text, each scaled by its own tokens. Pure.
+"""Pools of a large multimodal model, one for images and one for text, each scaled by its own tokens.
 
 A pool needs the offered tokens a second over what one replica carries (ModServe, section 4.2). What a replica carries
 depends on the share of the time to the first token that its pool may take, and one budget holds both pools; so the
@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, inf
 
-LEAST_ATTAINMENT = 0.99
-"""Below it a pool is scaled at once, whenever that is noticed (ModServe, section 4.3)."""
-QUIET_PERIODS = 3
+from trimtab_adapter.planning.slowdown_estimate import MIN_ATTAINMENT, QUIET_INTERVALS
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +134,9 @@ def scale(state: Scaling, needed: int, attainment: float) -> Scaling:
     """
     if needed > state.replicas:
         return Scaling(needed)
-    if attainment < LEAST_ATTAINMENT:
+    if attainment < MIN_ATTAINMENT:
         return Scaling(max(needed, state.replicas + ceil(state.replicas / 8)))
     if needed == state.replicas:
         return Scaling(needed)
     fewer = (*state.fewer, needed)
-    return Scaling(max(fewer)) if len(fewer) >= QUIET_PERIODS else Scaling(state.replicas, fewer)
+    return Scaling(max(fewer)) if len(fewer) >= QUIET_INTERVALS else Scaling(state.replicas, fewer)

@@ -2,9 +2,9 @@
 
 import pytest
 
+from benchmarks.papers.planners import fa2, fa2_heaviest, fa2_lightest, plan_for_peak, rim, rim_sized_for
 from tests.adapter.scenes import a_ladder, expected, profiles_of
 from trimtab_adapter.planning.decide import PlanningInputs, decide
-from trimtab_adapter.planning.rivals import fa2, fa2_heaviest, fa2_lightest, plan_for_peak, rim, rim_sized_for
 from trimtab_pipelines.plan import ForecastRecord
 
 WEIGHTED = {"goal": "Weighted", "accuracyWeight": 10, "costWeight": 0.5}

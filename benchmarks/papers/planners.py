@@ -1,4 +1,4 @@
-"""The planners of FA2 and RIM, with the signature of `decide`: they give up one of our two ways to adapt. Pure.
+"""The planners of FA2 and RIM, with the signature of `decide`: they give up one of our two ways to adapt.
 
 FA2 scales and batches, but keeps one variant a stage; RIM switches variants, but keeps the number of replicas (IPA,
 section 5). Both then plan with our own program, forecast and hysteresis, so that a difference is one of the method.
@@ -7,7 +7,7 @@ section 5). Both then plan with our own program, forecast and hysteresis, so tha
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trimtab_adapter.planning.baselines import pick, with_pins
+from trimtab_adapter.planning.baselines import pin_extreme, with_pins
 from trimtab_adapter.planning.decide import PlanningInputs, decide
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
@@ -24,13 +24,13 @@ class Pinned:
     _seen: tuple[InferencePipeline, InferencePipeline] | None = field(default=None, repr=False)
 
     def __call__(
-        self, pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], situation: PlanningInputs
+        self, pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], inputs: PlanningInputs
     ) -> PipelinePlan:
         """The best plan that keeps the pins."""
         if self._seen is None or self._seen[0] is not pipeline:
             spec = with_pins(pipeline.spec, {s.name: self.pins.get(s.name, s.pin) for s in pipeline.spec.stages})
             self._seen = (pipeline, pipeline.model_copy(update={"spec": spec}))
-        return decide(self._seen[1], profiles, situation)
+        return decide(self._seen[1], profiles, inputs)
 
 
 def fa2(variants: Mapping[str, str]) -> Pinned:
@@ -40,14 +40,14 @@ def fa2(variants: Mapping[str, str]) -> Pinned:
 
 def fa2_lightest(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]) -> Pinned:
     """FA2-low in its best form: the cheapest variant, and of equally cheap ones the most accurate."""
-    question = PlanningProblem(pipeline.spec, profiles, 0.0)
-    return Pinned({stage.name: pick(question, stage, "lightest") for stage in pipeline.spec.stages})
+    problem = PlanningProblem(pipeline.spec, profiles, 0.0)
+    return Pinned({stage.name: pin_extreme(problem, stage, "lightest") for stage in pipeline.spec.stages})
 
 
 def fa2_heaviest(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]) -> Pinned:
     """FA2-high in its best form: the truly most accurate variants."""
-    question = PlanningProblem(pipeline.spec, profiles, 0.0)
-    return Pinned({stage.name: pick(question, stage, "heaviest") for stage in pipeline.spec.stages})
+    problem = PlanningProblem(pipeline.spec, profiles, 0.0)
+    return Pinned({stage.name: pin_extreme(problem, stage, "heaviest") for stage in pipeline.spec.stages})
 
 
 def rim(replicas: Mapping[str, int]) -> Pinned:

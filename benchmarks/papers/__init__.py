@@ -1,0 +1,1 @@
+"""Planners and policies of published systems that Trimtab is compared with."""

@@ -1,6 +1,6 @@
-"""What was asked and what was answered: the words every other part of Trimtab shares.
+"""Resource types shared by all components.
 
-A user writes an `InferencePipeline`, the profiler a `ModelProfile`, the adapter a `PipelinePlan`; whoever makes a
-plan true writes `Endpoints`. All four are frozen pydantic models in the shape of Kubernetes resources, so that a
-laptop and a cluster read the same files.
+A user writes an `InferencePipeline`, the profiler a `ModelProfile` and the adapter a `PipelinePlan`; the operator or
+the local runtime writes `Endpoints`. All are frozen pydantic models in the shape of Kubernetes resources, so that a
+single machine and a cluster read the same files.
 """

@@ -1,7 +1,7 @@
 """Pipeline accuracy: the product of the stages' accuracies (PAS) or the sum of their normalised ranks (PAS').
 
-IPA, section 4.2: PAS multiplies raw accuracies; PAS' replaces each accuracy by its rank among the stage's accuracies,
-scaled to 0…1, and adds them. We divide PAS' by the number of stages so that both lie between 0 and 1.
+IPA, section 4.2: PAS multiplies accuracies; PAS' replaces each by its rank among the stage's accuracies, scaled to 0…1,
+and adds them. PAS' is divided by the number of stages here, so that both lie between 0 and 1.
 """
 
 import math
@@ -14,19 +14,19 @@ from trimtab_pipelines.stages import Stage
 
 
 def pipeline_accuracy(stage_values: Iterable[float], metric: str) -> float:
-    """Combine one value a stage: accuracies for Product, normalised ranks for NormalizedRanks."""
+    """Combine one value for each stage: accuracies for Product, normalised ranks for NormalizedRanks."""
     values = list(stage_values)
     return math.prod(values) if metric == "Product" else sum(values) / len(values)
 
 
 def accuracy_sources(stages: Iterable[Stage]) -> str:
-    """Say where the accuracies of some stages come from, such as `declared` or `declared and measured`."""
+    """Sources of the accuracies of some stages, such as `declared` or `declared and measured`."""
     points = (point for stage in stages for variant in stage.variants for point in variant.points)
     return " and ".join(sorted({point.measured_accuracy().source_label for point in points}))
 
 
 def normalised_ranks(accuracies: Sequence[float]) -> dict[float, float]:
-    """Map each distinct accuracy to k/(V-1), k counting from the least; a single one ranks 1."""
+    """Map each distinct accuracy to k/(V-1), where k is its rank from 0; a single accuracy has rank 1."""
     distinct = sorted(set(accuracies))
     if len(distinct) == 1:
         return {distinct[0]: 1.0}
@@ -34,14 +34,14 @@ def normalised_ranks(accuracies: Sequence[float]) -> dict[float, float]:
 
 
 def interpolated_value(stage: Stage, objective: Objective, accuracy: float) -> float:
-    """Return the value of an accuracy that none of the stage's points has; its rank is between those beside it."""
+    """Value of an accuracy that no point of the stage has; its rank is interpolated between neighbours."""
     if objective.accuracy_metric == "Product":
         return accuracy
     ranks = normalised_ranks(
         [p.measured_accuracy().on(objective.accuracy_basis) for v in stage.variants for p in v.points]
     )
-    known = sorted(ranks)
-    return float(np.interp(accuracy, known, [ranks[each] for each in known]))
+    accuracies = sorted(ranks)
+    return float(np.interp(accuracy, accuracies, [ranks[known] for known in accuracies]))
 
 
 def stage_values(stage: Stage, objective: Objective) -> dict[tuple[str, str], float]:

@@ -1,8 +1,8 @@
-"""What mean accuracy a job needs, so that a floor holds in expectation or with a probability. Pure.
+"""Accuracy floor of a job: the mean accuracy that its rows need, on average or with a probability.
 
-The right answers of a job are taken to be independent of one another, each right with the accuracy of how it was
-answered. The least mean for a probability stands on the binomial. Where rows are answered in several ways, the same
-mean is at least as sure, as long as it lies above the floor by a row (Hoeffding 1956, theorem 5): one number will do.
+The correct rows of a job are taken to be independent, each with the accuracy of its operating point. The required mean
+for a probability follows from the binomial distribution. If rows use several operating points, the same mean gives at
+least that probability while it exceeds the floor by one row (Hoeffding 1956, theorem 5).
 """
 
 from functools import lru_cache
@@ -15,17 +15,19 @@ _BISECTIONS = 40
 
 
 def required_mean(floor: float, rows: int, probability: float | None = None) -> float:
-    """The least mean accuracy of its rows at which a job keeps its floor.
+    """Smallest mean accuracy of its rows with which a job keeps its floor.
 
     Args:
-        floor: the share of right answers wished for, 0…1.
+        floor: required share of correct rows, 0…1.
         rows: of the job.
-        probability: with which at least so many are to be right, above 0 and below 1; None: on average.
+        probability: of keeping the floor, above 0 and below 1; None requires it on average.
     """
     if probability is None:
         return floor
     if not 0.0 < probability < 1.0:
-        raise ValueError(f"a probability of {probability:g} is outside 0…1: leave it out to mean an average")
+        raise ValueError(
+            f"a probability of {probability:g} must be above 0 and below 1; omit it to require the floor on average"
+        )
     return _with_probability(ceil(floor * rows - 1e-9), rows, probability)
 
 
@@ -41,13 +43,13 @@ def _with_probability(right: int, rows: int, probability: float) -> float:
 
 
 def binomial_tail(right: int, rows: int, mean: float) -> float:
-    """Probability that so many of the rows are right, each with this mean (above 0 and below 1)."""
+    """Probability that at least `right` rows are correct, each with this mean (above 0 and below 1)."""
     counts = np.arange(right, rows + 1)
     return float(np.exp(_log_binomials(right, rows) + counts * np.log(mean) + (rows - counts) * np.log1p(-mean)).sum())
 
 
-@lru_cache(maxsize=4)  # a bisection asks for the same ones; callers choose their length, so few are kept
+@lru_cache(maxsize=4)  # a bisection repeats one key; small, since clients choose its size
 def _log_binomials(right: int, rows: int) -> NDArray[np.float64]:
-    """Logarithms of the ways to choose `right`, `right` + 1, … `rows` rows."""
+    """Logarithms of the binomial coefficients of `right`, `right` + 1, … `rows`."""
     log_factorials = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, rows + 1)))))
     return np.asarray(log_factorials[rows] - log_factorials[right:] - log_factorials[: rows - right + 1][::-1])

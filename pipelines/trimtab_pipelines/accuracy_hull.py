@@ -1,11 +1,11 @@
-"""The best mixes of ways to serve a row: as much accuracy as its seconds can buy. Pure."""
+"""Upper hull of (seconds, accuracy): the best mixes of options for serving a row."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 
 
 def best_mixes(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The corners of the upper hull of (seconds, accuracy), from no row served at all to the best point."""
+    """Corners of the upper hull of (seconds, accuracy), from serving no row to the best option."""
     hull = [(0.0, 0.0)]
     for seconds, accuracy in sorted(points, key=lambda point: (point[0], -point[1])):
         if seconds <= 0 or accuracy <= hull[-1][1]:
@@ -17,10 +17,10 @@ def best_mixes(points: Sequence[tuple[float, float]]) -> list[tuple[float, float
 
 
 def best_mix(points: Sequence[tuple[float, float]], seconds: float) -> tuple[float, float]:
-    """The best mix that takes so many seconds a row at most, rows that are not served among them.
+    """Best mix that takes at most these seconds per row; unserved rows are part of the mix.
 
     Returns:
-        Its accuracy, and how much more a second more would give.
+        Its accuracy, and the accuracy gained per additional second.
     """
     curve = best_mixes(points)
     for left, right in pairwise(curve):
@@ -30,5 +30,5 @@ def best_mix(points: Sequence[tuple[float, float]], seconds: float) -> tuple[flo
     return curve[-1][1], 0.0
 
 
-def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:
-    return (other[1] - one[1]) / (other[0] - one[0])
+def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:
+    return (right[1] - left[1]) / (right[0] - left[0])

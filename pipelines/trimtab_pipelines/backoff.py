@@ -1,19 +1,19 @@
-"""How long to wait before what failed is tried again. Pure."""
+"""Exponential backoff."""
 
 from collections.abc import Iterator
 from itertools import count
 
 _MAX_DOUBLINGS = 64
-"""Beyond which the longest pause is reached, whatever it is."""
+"""Doublings after which every backoff has reached its maximum."""
 
 
 def pause_seconds(failures: int, initial_seconds: float, max_seconds: float) -> float:
-    """The pause after so many failures in a row: none before the first, then each twice the last up to the longest."""
+    """Backoff after a number of consecutive failures: 0 without one, then doubling up to the maximum."""
     if failures < 1:
         return 0.0
     return min(initial_seconds * 2.0 ** min(failures - 1, _MAX_DOUBLINGS), max_seconds)
 
 
 def backoff(initial_seconds: float, max_seconds: float) -> Iterator[float]:
-    """Yield these pauses for ever."""
+    """Yield these backoffs without end."""
     return (pause_seconds(failures, initial_seconds, max_seconds) for failures in count(1))

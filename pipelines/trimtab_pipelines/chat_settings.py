@@ -1,4 +1,4 @@
-"""How a pipeline that answers chats takes them: what images may be shown, and from where."""
+"""Chat settings of a pipeline: limits on images and the sources they may be fetched from."""
 
 from collections.abc import Mapping
 from typing import Annotated, Final
@@ -10,11 +10,11 @@ from trimtab_pipelines.quantity import Bytes
 from trimtab_pipelines.resource import Model
 
 SCHEME_PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443}
-"""The port of an address that names none."""
+"""Default ports of URL schemes."""
 
 
 _PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
-"""1 to 65535, as a pattern."""
+"""Pattern of a port, 1 to 65535."""
 
 Domain = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$", max_length=253)]
 
@@ -29,32 +29,35 @@ def _port(store: str) -> int:
 
 
 class ImageLimits(Model):
-    """What images a chat may show, checked before any is decoded."""
+    """Limits on the images of a chat, checked before decoding."""
 
-    max_per_request: int = Field(default=16, ge=0, le=64, description="Images in one chat")
-    max_megapixels: float = Field(default=40.0, gt=0, le=40, description="Pixels of one image, in millions")
-    max_bytes: Bytes = Field(default=8 * 2**20, ge=1024, description="Size of one image's file")
+    max_per_request: int = Field(default=16, ge=0, le=64, description="Maximum number of images in one chat.")
+    max_megapixels: float = Field(
+        default=40.0, gt=0, le=40, description="Maximum size of one image in millions of pixels."
+    )
+    max_bytes: Bytes = Field(default=8 * 2**20, ge=1024, description="Maximum size of one image file.")
     allowed_domains: tuple[Domain, ...] = Field(
         default=(),
         max_length=64,
-        description="Hosts from which images are fetched over http or https; none by default. A host that resolves to "
-        "a private address is refused, and redirects are not followed",
+        description="Hosts from which images are fetched over http or https; none by default. A host that resolves "
+        "to a private address is rejected, and redirects are not followed.",
     )
     trusted_prefixes: tuple[StoreAddress, ...] = Field(
         default=(),
         max_length=16,
-        description="URL prefixes that are fetched even at private addresses, such as https://objects.internal/images/ "
-        "of an object store; the store must permit anonymous or pre-signed reads",
+        description="URL prefixes of trusted object stores, such as https://objects.internal/images/, from which "
+        "images are fetched even at private addresses. The store must permit anonymous or pre-signed "
+        "reads.",
     )
 
     @property
     def ports(self) -> frozenset[int]:
-        """The ports that images are fetched from: 80 and 443 of domains, its own of each store; none by default."""
+        """Ports from which images are fetched: 80 and 443 for domains, and the ports of trusted prefixes."""
         of_domains = SCHEME_PORTS.values() if self.allowed_domains else ()
         return frozenset({*of_domains, *map(_port, self.trusted_prefixes)})
 
 
 class ChatSettings(Model):
-    """What a chat may be."""
+    """Settings of chats."""
 
     images: ImageLimits = ImageLimits()

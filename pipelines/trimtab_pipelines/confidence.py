@@ -1,10 +1,10 @@
-"""Looking twice at what a model is not certain of: what that keeps, and from which confidence on it need not. Pure.
+"""Escalation thresholds on a model's confidence, tested on held-out rows.
 
-A cheap point answers all rows; those it is less certain of than a threshold are answered again by a better one. Which
-threshold will do is not read off a mean: among so many some look good by chance. It is tested, as Learn then Test does
-(Angelopoulos, Bates, Candès, Jordan, Lei 2021, section 4): thresholds stand in an order fixed before, from those that
-look again at everything to those that look at nothing, and each must reject, by the exact binomial, that accuracy is
-below the floor. The first that does not ends it. So all that passed hold together with the confidence of one.
+A fast point serves all rows; rows below a confidence threshold are escalated to a more accurate point. Thresholds are
+not chosen by their mean accuracy, since among many some look good by chance. They are tested by Learn then Test
+(Angelopoulos, Bates, Candès, Jordan, Lei 2021, section 4): in a fixed order, from escalating everything to escalating
+nothing, each must reject by the exact binomial test that accuracy is below the floor. The first failure ends the
+sequence, so all that passed hold together with the confidence of one test.
 """
 
 from collections import Counter
@@ -24,19 +24,16 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairedConfidence:
-    """Held-out rows that were seen at both points, none of which either was trained or tuned on.
-
-    Attributes:
-        confidence: of the cheap point, 0…1. Shape (rows,).
-        right: whether the cheap point was. Shape (rows,).
-        right_escalated: whether the better point was. Shape (rows,).
-        tasks: which task each is of, where several are mixed and each has a threshold of its own. Shape (rows,).
-    """
+    """Held-out rows evaluated at both points; neither was trained or tuned on them."""
 
     confidence: NDArray[np.floating]
+    """Of the first point, 0…1. Shape (rows,)."""
     right: NDArray[np.bool_]
+    """Whether the first point is correct. Shape (rows,)."""
     right_escalated: NDArray[np.bool_]
+    """Whether the second point is correct. Shape (rows,)."""
     tasks: NDArray[np.str_] | None = None
+    """Task of each row, if each task has its own threshold. Shape (rows,)."""
 
     def __post_init__(self) -> None:
         if not self.confidence.size == self.right.size == self.right_escalated.size > 0:
@@ -49,204 +46,204 @@ class PairedConfidence:
 
     @property
     def by_task(self) -> dict[str, PairedAnswers]:
-        """The rows of each task; none where tasks are not told apart."""
-        whole = PairedAnswers(self.confidence, self.right, self.right_escalated)
+        """The rows of each task; empty without tasks."""
+        answers = PairedAnswers(self.confidence, self.right, self.right_escalated)
         return (
-            {} if self.tasks is None else {str(task): whole.only(self.tasks == task) for task in np.unique(self.tasks)}
+            {}
+            if self.tasks is None
+            else {str(task): answers.subset(self.tasks == task) for task in np.unique(self.tasks)}
         )
 
 
 @dataclass(frozen=True, slots=True)
 class EscalationThreshold:
-    """A threshold: which share of rows is less certain than `below`, and the accuracy of all if these go again."""
+    """A threshold, the share of rows below it, and the accuracy of all rows after escalating these."""
 
     below: float
     share: float
     accuracy: float
 
 
-def escalation_curve(looks: PairedConfidence, shares: Sequence[float]) -> list[EscalationThreshold]:
-    """The accuracy kept when the least certain share of the rows is answered again.
+def escalation_curve(pairs: PairedConfidence, shares: Sequence[float]) -> list[EscalationThreshold]:
+    """Accuracy after escalating the least confident share of the rows.
 
     Args:
-        looks: held-out rows.
+        pairs: held-out rows.
         shares: 0…1.
     """
-    order = np.argsort(looks.confidence, kind="stable")
-    known = looks.confidence[order]
-    first, again = looks.right[order], looks.right_escalated[order]
-    found = []
+    order = np.argsort(pairs.confidence, kind="stable")
+    confidences = pairs.confidence[order]
+    first, second = pairs.right[order], pairs.right_escalated[order]
+    thresholds = []
     for share in shares:
-        count = round(share * known.size)
-        below = float(known[count]) if count < known.size else 1.0 + 1.0 / STEPS
-        hits = int(again[:count].sum() + first[count:].sum())
-        found.append(EscalationThreshold(below, count / known.size, hits / known.size))
-    return found
+        count = round(share * confidences.size)
+        below = float(confidences[count]) if count < confidences.size else 1.0 + 1.0 / STEPS
+        hits = int(second[:count].sum() + first[count:].sum())
+        thresholds.append(EscalationThreshold(below, count / confidences.size, hits / confidences.size))
+    return thresholds
 
 
-def evaluate_threshold(looks: PairedConfidence, below: float) -> EscalationThreshold:
-    """What a threshold does on held-out rows."""
-    doubted = looks.confidence < below
-    right = np.where(doubted, looks.right_escalated, looks.right)
-    return EscalationThreshold(below, float(doubted.mean()), float(right.mean()))
+def evaluate_threshold(pairs: PairedConfidence, below: float) -> EscalationThreshold:
+    """Effect of a threshold on held-out rows."""
+    escalated = pairs.confidence < below
+    right = np.where(escalated, pairs.right_escalated, pairs.right)
+    return EscalationThreshold(below, float(escalated.mean()), float(right.mean()))
 
 
-def safe_threshold(looks: PairedConfidence, floor: float, confidence: float = CONFIDENCE) -> EscalationThreshold | None:
+def safe_threshold(pairs: PairedConfidence, floor: float, confidence: float = CONFIDENCE) -> EscalationThreshold | None:
     """The lowest threshold at which accuracy is at least the floor, with this confidence.
 
     Args:
-        looks: held-out rows.
+        pairs: held-out rows.
         floor: above 0 and below 1.
-        confidence: that it holds for rows of the same kind that nobody has seen yet.
+        confidence: that the floor holds for unseen rows of the same kind.
 
     Returns:
-        The threshold; None where not even looking at everything again is that surely good enough.
+        None if not even escalating every row keeps the floor.
     """
-    rows, passed = looks.confidence.size, None
-    for step in range(STEPS + 1, -1, -1):  # above 1: all rows go again
-        look = evaluate_threshold(looks, step / STEPS)
-        hits = round(look.accuracy * rows)
+    rows, passed = pairs.confidence.size, None
+    for step in range(STEPS + 1, -1, -1):  # above 1: all rows are escalated
+        threshold = evaluate_threshold(pairs, step / STEPS)
+        hits = round(threshold.accuracy * rows)
         if binomial_tail(hits, rows, floor) > 1.0 - confidence:
             break
-        passed = look
+        passed = threshold
     return passed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConfidenceSample:
-    """Held-out rows as one operating point sees them.
-
-    Attributes:
-        confidence: of each row, 0…1. Shape (rows,).
-        right: whether it was. Shape (rows,).
-        reads: the inputs it reads; empty for all.
-        tasks: which task each row is of, the same at every point; None where they are not told apart. Shape (rows,).
-    """
+    """Held-out rows evaluated at one operating point."""
 
     confidence: NDArray[np.floating]
+    """Of each row, 0…1. Shape (rows,)."""
     right: NDArray[np.bool_]
+    """Whether each row is correct. Shape (rows,)."""
     inputs: frozenset[str] = frozenset()
+    """Inputs that the point reads; empty for all."""
     tasks: NDArray[np.str_] | None = None
+    """Task of each row, the same at every point; None without tasks. Shape (rows,)."""
 
 
 LADDER = tuple(part / 20 for part in range(1, 21))
-"""Of what the better point is surely more accurate, which part each floor asks for."""
+"""Accuracy floors, as fractions of the proven gain of the second point."""
 MIN_GAIN = 0.005
-"""Of accuracy, below which a second look is not worth a place in a document."""
+"""Smallest gain in accuracy for which an escalation is recorded."""
 
 
 def escalations(
     points: Mapping[str, ConfidenceSample], confidence: float = CONFIDENCE
 ) -> dict[str, tuple[Escalation, ...]]:
-    """Return what looking again is worth from each point, at thresholds that keep a ladder of floors.
+    """Measured escalations from each point, at thresholds that keep a ladder of accuracy floors.
 
-    Only points that read all that the first reads look again: a row that is doubted needs more senses, not others.
-    Where both read the same, such as one transformer that merges more or fewer tokens, accuracy alone decides.
-    Rows of several tasks have thresholds by task.
+    Only points that read all inputs of the first point are escalation targets. If both read the same inputs, for
+    example a transformer that merges more or fewer tokens, accuracy alone decides. Rows of several tasks have
+    thresholds by task.
 
     Args:
-        points: the same held-out rows, as each point of a variant sees them.
-        confidence: with which each floor holds for rows that nobody has seen yet.
+        points: the same held-out rows at each point of a variant.
+        confidence: with which each floor holds for unseen rows.
     """
-    pairs = [
+    targets = [
         (first, then)
         for first, then in permutations(points, 2)
         if _is_more_accurate(points[then], points[first], confidence)
     ]
-    most = MAX_ESCALATIONS // max(1, *Counter(first for first, _ in pairs).values(), 0)
-    found: dict[str, tuple[Escalation, ...]] = dict.fromkeys(points, ())
-    for first, then in pairs:
-        seen = points[first]
-        looks = PairedConfidence(seen.confidence, seen.right, points[then].right, seen.tasks)
-        by_task = looks.by_task
+    limit = MAX_ESCALATIONS // max(1, *Counter(first for first, _ in targets).values(), 0)
+    by_point: dict[str, tuple[Escalation, ...]] = dict.fromkeys(points, ())
+    for first, then in targets:
+        sample = points[first]
+        pairs = PairedConfidence(sample.confidence, sample.right, points[then].right, sample.tasks)
+        by_task = pairs.by_task
         priced = task_thresholds(by_task) if len(by_task) > 1 else []
-        ladder = _ladder_by_task(then, looks, priced, confidence) if priced else _ladder(then, looks, confidence)
-        found[first] += ladder[-most:]
-    return found
+        ladder = _ladder_by_task(then, pairs, priced, confidence) if priced else _ladder(then, pairs, confidence)
+        by_point[first] += ladder[-limit:]
+    return by_point
 
 
-def _is_more_accurate(one: ConfidenceSample, other: ConfidenceSample, confidence: float) -> bool:
-    """Whether a point reads all that another does, and is right more often on the very same rows, not by chance.
+def _is_more_accurate(candidate: ConfidenceSample, base: ConfidenceSample, confidence: float) -> bool:
+    """Whether a point reads all inputs of another and is significantly more accurate on the same rows.
 
-    By chance: of the rows on which they differ, each would be right on half (McNemar's test, exact and one-sided).
+    McNemar's test, exact and one-sided: of the rows on which they differ, each would be correct on half by chance.
     """
-    if one.inputs and not (other.inputs and one.inputs >= other.inputs):
+    if candidate.inputs and not (base.inputs and candidate.inputs >= base.inputs):
         return False
-    better, worse = int((one.right & ~other.right).sum()), int((other.right & ~one.right).sum())
-    gain = (better - worse) / one.right.size
+    better, worse = int((candidate.right & ~base.right).sum()), int((base.right & ~candidate.right).sum())
+    gain = (better - worse) / candidate.right.size
     return gain >= MIN_GAIN and binomial_tail(better, better + worse, 0.5) <= 1 - confidence
 
 
-def _ladder(then: str, looks: PairedConfidence, confidence: float) -> tuple[Escalation, ...]:
-    """One second look for each floor that a threshold keeps; of floors with the same threshold the highest."""
-    first, rows = float(looks.right.mean()), looks.confidence.size
-    kept: dict[float, Escalation] = {}
-    for floor in _floors(looks, confidence):
-        look = safe_threshold(looks, floor, confidence)
-        if look is not None and 0 < look.share < 1 and look.accuracy >= first + MIN_GAIN:
-            kept[look.below] = Escalation(
+def _ladder(then: str, pairs: PairedConfidence, confidence: float) -> tuple[Escalation, ...]:
+    """One escalation for each floor that a threshold keeps; of floors with the same threshold the highest."""
+    first, rows = float(pairs.right.mean()), pairs.confidence.size
+    by_threshold: dict[float, Escalation] = {}
+    for floor in _floors(pairs, confidence):
+        threshold = safe_threshold(pairs, floor, confidence)
+        if threshold is not None and 0 < threshold.share < 1 and threshold.accuracy >= first + MIN_GAIN:
+            by_threshold[threshold.below] = Escalation(
                 to=then,
-                confidence_below=look.below,
-                share=round(look.share, 4),
-                accuracy=round(look.accuracy, 4),
+                confidence_below=threshold.below,
+                share=round(threshold.share, 4),
+                accuracy=round(threshold.accuracy, 4),
                 accuracy_low=round(floor - 5e-5, 4),
                 samples=rows,
             )
-    return tuple(sorted(kept.values(), key=lambda look: look.confidence_below))
+    return tuple(sorted(by_threshold.values(), key=lambda escalation: escalation.confidence_below))
 
 
-def _floors(looks: PairedConfidence, confidence: float) -> list[float]:
-    """From what the first point surely has to what the better one surely has."""
-    rows = looks.right.size
-    least, most = (_lower_bound(int(hits.sum()), rows, confidence) for hits in (looks.right, looks.right_escalated))
-    return [least + part * (most - least) for part in LADDER]
+def _floors(pairs: PairedConfidence, confidence: float) -> list[float]:
+    """Floors between the accuracies that the first and the second point surely have."""
+    rows = pairs.right.size
+    low, high = (_lower_bound(int(hits.sum()), rows, confidence) for hits in (pairs.right, pairs.right_escalated))
+    return [low + part * (high - low) for part in LADDER]
 
 
 def _ladder_by_task(
-    then: str, looks: PairedConfidence, priced: Sequence[ThresholdByTask], confidence: float
+    then: str, pairs: PairedConfidence, priced: Sequence[ThresholdByTask], confidence: float
 ) -> tuple[Escalation, ...]:
-    """As `_ladder`, with thresholds by task: the order fixed before is that of the price of a look, rising from none.
+    """`_ladder` with thresholds by task; the fixed order is that of rising prices of an escalation.
 
-    Each floor is tested on cross-fitted answers, since the thresholds were chosen by what they win.
+    Each floor is tested on cross-fitted results, since the thresholds were chosen by their gain.
     """
-    rows, first = looks.right.size, float(looks.right.mean())
-    hits = [sum(one.hits for one in each.values()) for each in priced]
-    kept: dict[int, Escalation] = {}
-    for floor in _floors(looks, confidence):
-        fails = (place for place, right in enumerate(hits) if binomial_tail(right, rows, floor) > 1 - confidence)
-        dearest = next(fails, len(hits)) - 1
-        if dearest >= 0 and hits[dearest] / rows >= first + MIN_GAIN:
-            kept[dearest] = _escalation_by_task(then, looks, priced[dearest], floor, confidence)
-    return tuple(look for _, look in sorted(kept.items(), reverse=True) if 0 < look.share < 1)
+    rows, first = pairs.right.size, float(pairs.right.mean())
+    hits = [sum(threshold.hits for threshold in thresholds.values()) for thresholds in priced]
+    by_price: dict[int, Escalation] = {}
+    for floor in _floors(pairs, confidence):
+        failures = (index for index, right in enumerate(hits) if binomial_tail(right, rows, floor) > 1 - confidence)
+        last = next(failures, len(hits)) - 1
+        if last >= 0 and hits[last] / rows >= first + MIN_GAIN:
+            by_price[last] = _escalation_by_task(then, pairs, priced[last], floor, confidence)
+    ladder = (escalation for _, escalation in sorted(by_price.items(), reverse=True))
+    return tuple(escalation for escalation in ladder if 0 < escalation.share < 1)
 
 
 def _escalation_by_task(
-    then: str, looks: PairedConfidence, doubt: ThresholdByTask, floor: float, confidence: float
+    then: str, pairs: PairedConfidence, thresholds: ThresholdByTask, floor: float, confidence: float
 ) -> Escalation:
-    rows = looks.right.size
-    share = sum(one.share * one.rows for one in doubt.values()) / rows
+    rows = pairs.right.size
+    share = sum(threshold.share * threshold.rows for threshold in thresholds.values()) / rows
     return Escalation(
         to=then,
-        confidence_below=round(float(np.quantile(looks.confidence, share)), 4),
+        confidence_below=round(float(np.quantile(pairs.confidence, share)), 4),
         share=round(share, 4),
-        accuracy=round(sum(one.hits for one in doubt.values()) / rows, 4),
+        accuracy=round(sum(threshold.hits for threshold in thresholds.values()) / rows, 4),
         accuracy_low=round(floor - 5e-5, 4),
         samples=rows,
-        by_task={task: _task_escalation(one, confidence) for task, one in doubt.items()},
+        by_task={task: _task_escalation(threshold, confidence) for task, threshold in thresholds.items()},
     )
 
 
-def _task_escalation(doubt: TaskThreshold, confidence: float) -> TaskEscalation:
+def _task_escalation(threshold: TaskThreshold, confidence: float) -> TaskEscalation:
     return TaskEscalation(
-        confidence_below=doubt.below,
-        share=round(doubt.share, 4),
-        accuracy=round(doubt.hits / doubt.rows, 4),
-        accuracy_low=round(max(_lower_bound(doubt.hits, doubt.rows, confidence) - 5e-5, 0.0), 4),
+        confidence_below=threshold.below,
+        share=round(threshold.share, 4),
+        accuracy=round(threshold.hits / threshold.rows, 4),
+        accuracy_low=round(max(_lower_bound(threshold.hits, threshold.rows, confidence) - 5e-5, 0.0), 4),
     )
 
 
 def _lower_bound(hits: int, rows: int, confidence: float) -> float:
-    """The highest floor that so many hits reject being below, by bisection: the binomial's lower bound."""
+    """Lower confidence bound of the binomial proportion, by bisection."""
     low, high = 0.0, hits / rows
     for _ in range(40):
         middle = (low + high) / 2

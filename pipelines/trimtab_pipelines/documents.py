@@ -1,4 +1,4 @@
-"""Reads and writes our YAML and JSON files: bounded, safe, with errors that name the file, the field and the cure."""
+"""Reading and writing of YAML and JSON documents, with errors that name the file and the field."""
 
 import copy
 import json
@@ -29,7 +29,7 @@ AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 
 class DocumentError(UserError):
-    """A file that cannot be used; the message says which field is wrong and what would be right."""
+    """An invalid file; the message names the field and what is expected."""
 
 
 def load_pipeline(path: Path) -> InferencePipeline:
@@ -40,9 +40,9 @@ def load_pipeline(path: Path) -> InferencePipeline:
 
 
 def load_profiles(path: Path) -> dict[str, ModelProfile]:
-    """Read the profiles of a pipeline's stages: a YAML file of several documents, or a folder holding profile.yaml.
+    """Read the profiles of a pipeline's stages from a YAML file of several documents, or from profile.yaml in a folder.
 
-    A stage measured on several kinds of hardware has a document for each.
+    A stage measured on several kinds of hardware has one document for each.
     """
     if path.is_dir():
         path = path / "profile.yaml"
@@ -52,19 +52,19 @@ def load_profiles(path: Path) -> dict[str, ModelProfile]:
 
 
 def load_plan(path: Path) -> PipelinePlan:
-    """Read a plan from JSON or YAML (JSON is YAML too)."""
+    """Read a plan from JSON or YAML."""
     return parse(PipelinePlan, _read_json_or_yaml(path), str(path))
 
 
 def load_published_plan(path: Path) -> PipelinePlan:
-    """Read a plan that an adapter writes, which may be newer than who reads it: see `parse_plan`."""
+    """Read a plan of an adapter that may be newer than this version; see `parse_plan`."""
     return parse_plan(_read_json_or_yaml(path), str(path))
 
 
 def parse_plan(content: object, where: str) -> PipelinePlan:
-    """Do as `parse` does with a plan, but leave out fields that only a newer version knows, and say which.
+    """Parse a plan, ignoring and logging fields that only a newer version knows.
 
-    While parts are upgraded one after the other, a plan with a field more is still better than none.
+    Components are upgraded one after the other, and a plan with an unknown field is better than none.
     """
     try:
         return PipelinePlan.model_validate(content)
@@ -72,17 +72,17 @@ def parse_plan(content: object, where: str) -> PipelinePlan:
         unknown = [
             problem["loc"] for problem in error.errors(include_url=False) if problem["type"] == "extra_forbidden"
         ]
-    known = copy.deepcopy(content)
+    supported = copy.deepcopy(content)
     for path in unknown:
-        _remove_field(known, path)
-    plan = parse(PipelinePlan, known, where)
+        _remove_field(supported, path)
+    plan = parse(PipelinePlan, supported, where)
     _log_unknown_fields(", ".join(sorted({".".join(map(str, path)) for path in unknown})))
     return plan
 
 
-@cache  # once: the same fields come with every plan
+@cache  # logged once: every plan has the same fields
 def _log_unknown_fields(fields: str) -> None:
-    log.warning("plans have fields that this version does not know, and does without: %s; upgrade it", fields)
+    log.warning("ignoring plan fields that this version does not know: %s; upgrade it", fields)
 
 
 def _remove_field(content: Any, path: tuple[int | str, ...]) -> None:
@@ -92,27 +92,25 @@ def _remove_field(content: Any, path: tuple[int | str, ...]) -> None:
 
 
 def load_endpoints(path: Path) -> Endpoints:
-    """Read the replicas of a pipeline."""
     return parse(Endpoints, _read_json_or_yaml(path), str(path))
 
 
 def load_machine(path: Path) -> Machine:
-    """Read what others use of the machine that a pipeline runs on."""
     return parse(Machine, _read_json_or_yaml(path), str(path))
 
 
 def load_edge(path: Path | None) -> EdgeSettings:
-    """Read the settings of a door; without a file everything is at its default."""
+    """Read the proxy settings; without a file all settings have their defaults."""
     return EdgeSettings() if path is None else parse(EdgeSettings, _read_json_or_yaml(path), str(path))
 
 
 def load_pools(path: Path) -> Pools:
-    """Read the pools that pipelines share from YAML: `pools: {NAME: {cores: 16, gpus: 1}}`."""
+    """Read pools from YAML: `pools: {NAME: {cores: 16, gpus: 1}}`."""
     return parse(Pools, _read_yaml(path), str(path))
 
 
 def parse(model: type[AnyModel], content: object, where: str) -> AnyModel:
-    """Validate parsed YAML or JSON; raise DocumentError listing each wrong field with its path."""
+    """Validate parsed YAML or JSON; DocumentError lists each invalid field with its path."""
     if not isinstance(content, dict):
         raise DocumentError(f"{where}: expected a mapping with apiVersion, kind, metadata and spec")
     try:
@@ -122,39 +120,38 @@ def parse(model: type[AnyModel], content: object, where: str) -> AnyModel:
 
 
 def dump_yaml(*documents: BaseModel) -> str:
-    """Write documents as YAML, one after the other."""
+    """Serialize documents as YAML, separated by `---`."""
     plain = [document.model_dump(mode="json", by_alias=True, exclude_none=True) for document in documents]
     return yaml.dump_all(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice, of which YAML's own reader takes the later without a word."""
+    """YAML loader that rejects duplicate keys, which the safe loader accepts."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
-        """Read a mapping; raises ConstructorError, naming key and line, where a key stands twice."""
-        seen: dict[str, yaml.Mark] = {}
+        """Read a mapping; ConstructorError names the key and line of a duplicate."""
+        marks: dict[str, yaml.Mark] = {}
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and seen.setdefault(key.value, key.start_mark) is not key.start_mark:
-                message = f"the key {key.value!r} stands twice, first in line {seen[key.value].line + 1}; keep one"
+            if isinstance(key, yaml.ScalarNode) and marks.setdefault(key.value, key.start_mark) is not key.start_mark:
+                message = f"duplicate key {key.value!r}, first on line {marks[key.value].line + 1}"
                 raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
         return super().construct_mapping(node, deep=deep)
 
 
 def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of JSON; raises ValueError for a key that stands twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """Build a JSON object; ValueError for a duplicate key."""
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} stands twice; keep one")
-    return found
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"duplicate key {duplicate!r}")
+    return mapping
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes also what only other readers of YAML 1.1, kubectl's among them, take for a boolean."""
+    """YAML dumper that also quotes strings that YAML 1.1 readers such as kubectl take for booleans."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        """Write a text, in quotes where it would be read as yes or no."""
         quotes = "'" if text in {"y", "Y", "n", "N"} else None
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=quotes)
 
@@ -163,13 +160,13 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace a file in one step, so that a reader or a crash never sees half of it."""
+    """Replace a file in one step, so that no reader sees part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
-        Path(temporary).chmod(0o644)  # others may read it; mkstemp alone would keep it to this user
+        Path(temporary).chmod(0o644)  # mkstemp makes files readable by their owner only
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -184,7 +181,7 @@ def write_json(path: Path, document: BaseModel) -> None:
 def _read_text(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_DOCUMENT_BYTES:
-            raise DocumentError(f"{path}: larger than {MAX_DOCUMENT_BYTES // 2**20} MiB; this is no document of ours")
+            raise DocumentError(f"{path}: larger than {MAX_DOCUMENT_BYTES // 2**20} MiB")
         return path.read_text()
     except OSError as error:
         raise DocumentError(f"{path}: {error.strerror}") from error

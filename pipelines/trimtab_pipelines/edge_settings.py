@@ -1,7 +1,7 @@
-"""The door of a router as its owner sets it: who may come in, how much one client may take, how long anything may last.
+"""Edge settings: authentication, client limits and timeouts of the proxy in front of a router.
 
-The command line reads it from a file, the chart writes it from its values `edge`; the router and what starts Envoy
-read the same document. Secrets are never in it, only where they are.
+The command line reads them from a file; the chart renders them from its values `edge`. The router and the Envoy
+configuration use the same document. It contains paths of secrets, never secrets.
 """
 
 from pathlib import PurePath
@@ -13,134 +13,135 @@ from trimtab_pipelines.quantity import Bytes, Seconds
 from trimtab_pipelines.resource import Model, Name
 
 AccessLogField = Literal["user_agent", "authority", "forwarded_for", "tls_version", "certificate_subject"]
-"""Fields of the access log that are there only where somebody asks for them."""
+"""Access log fields that are off by default."""
 Path = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class EdgeTls(Model):
-    """Certificates of the door, as PEM files; files moved into their folder are in force within seconds.
+    """Certificates of the proxy, as PEM files; files moved into their folder take effect within seconds.
 
-    A mounted Secret is replaced so; on a machine move new files over the old ones (`mv`), since what is written into a
-    file in place is not noticed.
+    A mounted Secret is replaced this way. On a machine, move new files over the old ones (`mv`); in-place writes are
+    not detected.
     """
 
-    certificate: Path = Field(description="The door's certificate and what stands between it and its authority")
-    key: Path = Field(description="The certificate's private key, in the certificate's folder, where both are watched")
+    certificate: Path = Field(description="The proxy's certificate chain.")
+    key: Path = Field(description="Private key, in the certificate's folder; both are watched.")
     client_ca: Path | None = Field(
-        default=None, description="Authority of callers' certificates; with it, who has none cannot connect"
+        default=None, description="Certificate authority of client certificates. If set, clients must present one."
     )
 
     @model_validator(mode="after")
     def _require_one_folder(self) -> Self:
         if PurePath(self.certificate).parent != PurePath(self.key).parent:
-            raise ValueError("certificate and key: put both into one folder, so that a new pair is noticed as one")
+            raise ValueError("certificate and key must be in one folder, so that they are replaced together")
         return self
 
 
 class ReplicaIdentity(Model):
-    """The certificate that routers and replicas show each other, as PEM files; both sides have the same or their own.
+    """Certificate for mutual TLS between routers and replicas, as PEM files.
 
-    New files are in force for connections made after they are there, however they came there.
+    New files apply to connections made afterwards.
     """
 
-    certificate: Path = Field(description="Certificate and what stands between it and its authority")
-    key: Path = Field(description="The certificate's private key, without a password")
-    ca: Path = Field(description="Authorities of the other side's certificate")
+    certificate: Path = Field(description="Certificate chain.")
+    key: Path = Field(description="Private key, without a password.")
+    ca: Path = Field(description="Certificate authorities of the peer's certificate.")
     name: str = Field(
         default="",
         max_length=253,
         pattern=r"^[\x21-\x7e]*$",
-        description="DNS name or URI that the other side's certificate must bear; without it any of the authority does",
+        description="DNS name or URI required in the peer's certificate; any certificate of the authority is "
+        "accepted if empty.",
     )
 
 
 class JwtIssuer(Model):
-    """One issuer of JSON Web Tokens that callers may show."""
+    """An issuer of JSON Web Tokens."""
 
-    issuer: str = Field(min_length=1, max_length=1024, description="What the token's `iss` must be")
+    issuer: str = Field(min_length=1, max_length=1024, description="Required `iss` claim.")
     audiences: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        min_length=1, max_length=16, description="One of them must be in its `aud`"
+        min_length=1, max_length=16, description="Accepted `aud` claims."
     )
-    jwks: str = Field(pattern=r"^(/|https://).+", description="The issuer's public keys: a file, or an https address")
-    client_claim: str = Field(default="sub", pattern=r"^[A-Za-z0-9_]+$", description="The claim that names the client")
+    jwks: str = Field(pattern=r"^(/|https://).+", description="The issuer's public keys: a file, or an https URL.")
+    client_claim: str = Field(default="sub", pattern=r"^[A-Za-z0-9_]+$", description="Claim that names the client.")
     pipelines_claim: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9_]+$",
-        description="A list of what the client may call: `NAMESPACE/NAME`, `NAMESPACE/*`, or `*` for all; without it "
-        "each token may call all",
+        description="Claim with the list of pipelines that the client may call: `NAMESPACE/NAME`, `NAMESPACE/*`, or "
+        "`*` for all. Without it each token may call all pipelines.",
     )
     unprefixed_pipelines: bool = Field(
-        default=False, description="Whether a `NAME` alone is the pipeline of that name in every namespace"
+        default=False, description="Whether a `NAME` alone matches the pipeline of that name in every namespace."
     )
 
 
 class ClientLimits(Model):
-    """What one client may take of one router; 0 sets no bound.
+    """Limits of one client at one router; 0 disables a limit.
 
     A client is the name of its key, the subject of its token, or else its address.
     """
 
     requests_per_second: float = Field(default=0.0, ge=0, le=1e6)
-    burst: int = Field(default=0, ge=0, description="Requests at once; 0 allows those of two seconds")
-    concurrency: int = Field(default=0, ge=0, description="Requests under way")
-    in_flight: Bytes = Field(default=0, ge=0, description="Bytes of requests under way")
+    burst: int = Field(default=0, ge=0, description="Requests at once; 0 allows two seconds' worth.")
+    concurrency: int = Field(default=0, ge=0, description="Concurrent requests.")
+    in_flight: Bytes = Field(default=0, ge=0, description="Bytes of in-flight requests.")
 
 
 class Timeouts(Model):
-    """How long the door waits for a caller."""
+    """Client timeouts of the proxy."""
 
     headers_seconds: Seconds = Field(default=5.0, alias="headers", gt=0)
-    body_seconds: Seconds = Field(default=15.0, alias="body", gt=0, description="For the whole request")
-    idle_seconds: Seconds = Field(default=300.0, alias="idle", gt=0, description="Of a connection without requests")
+    body_seconds: Seconds = Field(default=15.0, alias="body", gt=0, description="Timeout of the complete request.")
+    idle_seconds: Seconds = Field(
+        default=300.0, alias="idle", gt=0, description="Timeout of a connection without requests."
+    )
     connection_age_seconds: Seconds = Field(
-        default=3600.0, alias="connectionAge", gt=0, description="After it callers are asked to connect anew"
+        default=3600.0, alias="connectionAge", gt=0, description="Age after which clients are asked to reconnect."
     )
 
 
 class EdgeSettings(Model):
-    """Everything that can be said of a door, and of the way from its router on."""
+    """Settings of a proxy, and of connections from its router to replicas."""
 
     tls: EdgeTls | None = None
-    replicas: ReplicaIdentity | None = Field(
-        default=None, description="With it routers and replicas speak TLS alone, and only with who shows a certificate"
-    )
+    replicas: ReplicaIdentity | None = Field(default=None, description="Mutual TLS between routers and replicas.")
     keys_file: Path | None = Field(
-        default=None, description="Hashed API keys, one `NAME: sha256:… [PIPELINE …]` a line"
+        default=None, description="File of hashed API keys, one `NAME: sha256:… [PIPELINE …]` per line."
     )
     keys_secret: Name | None = Field(
-        default=None, description="In a cluster: the Secret of the pipeline's namespace whose entries are hashed keys"
+        default=None, description="Secret in the pipeline's namespace whose entries are hashed API keys; in a cluster."
     )
     jwt: tuple[JwtIssuer, ...] = Field(default=(), max_length=8)
     clients: ClientLimits = ClientLimits()
     timeouts: Timeouts = Timeouts()
     max_connections: int = Field(default=4096, ge=16, le=1_000_000)
-    max_streams: int = Field(default=256, ge=1, le=65_536, description="Calls at once on one HTTP/2 connection")
+    max_streams: int = Field(default=256, ge=1, le=65_536, description="Concurrent streams on one HTTP/2 connection.")
     trusted_hops: int = Field(
-        default=0, ge=0, le=16, description="Proxies before the door whose X-Forwarded-For counts"
+        default=0, ge=0, le=16, description="Number of proxies in front whose X-Forwarded-For is trusted."
     )
     access_log: Literal["Off", "Refused", "All"] = Field(
-        default="Off", description="Which requests get a JSON line: none, those that were not answered well, all"
+        default="Off", description="Requests that are logged as a JSON line: none, unsuccessful ones, or all."
     )
     access_log_fields: tuple[AccessLogField, ...] = Field(
-        default=(), max_length=len(get_args(AccessLogField)), description="What else of a caller its lines tell"
+        default=(), max_length=len(get_args(AccessLogField)), description="Additional client fields of the access log."
     )
-    memory: Bytes = Field(default=256 * 2**20, ge=128 * 2**20, description="Limit of the door's process")
+    memory: Bytes = Field(default=256 * 2**20, ge=128 * 2**20, description="Memory limit of the proxy.")
 
     @property
     def authenticates(self) -> bool:
-        """Whether callers must say who they are."""
+        """Whether clients must authenticate."""
         return bool(self.keys_file or self.keys_secret or self.jwt)
 
     @model_validator(mode="after")
     def _require_one_key_source(self) -> Self:
         if self.keys_file and self.keys_secret:
-            raise ValueError("keysFile and keysSecret: name one source of keys, not both")
+            raise ValueError("keysFile and keysSecret are mutually exclusive")
         return self
 
     @model_validator(mode="after")
     def _require_unique_issuers(self) -> Self:
         names = [issuer.issuer for issuer in self.jwt]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"jwt: issuer {', '.join(twice)} stands there twice; name all its audiences in one entry")
+        duplicates = sorted({name for name in names if names.count(name) > 1})
+        if duplicates:
+            raise ValueError(f"jwt: duplicate issuer {', '.join(duplicates)}; list all its audiences in one entry")
         return self

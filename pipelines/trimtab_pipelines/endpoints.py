@@ -1,4 +1,4 @@
-"""Where it runs: the replicas that whoever makes a plan true has brought up, for the router to use."""
+"""`Endpoints`: the replicas of a pipeline, as the operator or the local runtime publishes them to the router."""
 
 from typing import Annotated, Literal
 
@@ -8,27 +8,29 @@ from trimtab_pipelines.resource import Model, Name
 
 
 class Endpoint(Model):
-    """One replica: a model server process or pod that has the named variants loaded and warmed."""
+    """One replica: a model server that has the listed variants loaded and warmed up."""
 
-    name: str = Field(min_length=1, description="Unique among the stage's replicas, such as locate-0")
-    address: Annotated[str, Field(pattern=r"^[^\s/]+:[0-9]+$")] = Field(description="host:port of its data port")
+    name: str = Field(min_length=1, description="Name, unique among the stage's replicas, such as locate-0.")
+    address: Annotated[str, Field(pattern=r"^[^\s/]+:[0-9]+$")] = Field(description="HOST:PORT of the data port.")
     protocol: Literal["HTTP", "OpenAI"] = Field(
         default="HTTP",
-        description="HTTP: Open Inference Protocol V2, binary tensors over HTTP/1.1. OpenAI: chats as its API has them",
+        description="HTTP: Open Inference Protocol V2 with binary tensors over HTTP/1.1. OpenAI: the OpenAI chat API.",
     )
     ready_path: str | None = Field(
-        default=None, pattern=r"^/", description="Where one that speaks OpenAI answers 200 once it can serve"
+        default=None, pattern=r"^/", description="Path that returns 200 when the server is ready; for protocol OpenAI."
     )
-    variants: tuple[Name, ...] = Field(min_length=1, description="Variants it can serve at once, without a restart")
+    variants: tuple[Name, ...] = Field(min_length=1, description="Variants that the replica serves without a restart.")
     model_names: dict[Name, str] = Field(
         default_factory=dict,
-        description="Variants that a server not of ours hosts, with the names it has for them",
+        description="Names of the variants' models in a server other than Trimtab's.",
     )
-    draining: bool = Field(default=False, description="Gets no new batch; goes once its last one is answered")
+    draining: bool = Field(
+        default=False, description="Whether the replica gets no new batches and stops after its last one."
+    )
 
 
 class Endpoints(Model):
     """All replicas of a pipeline, by stage."""
 
-    generation: int = Field(default=0, ge=0, description="Grows with every change")
+    generation: int = Field(default=0, ge=0, description="Number of the version; increases with every change.")
     stages: dict[str, tuple[Endpoint, ...]] = Field(default_factory=dict)

@@ -1,10 +1,10 @@
-"""Why a request was refused, as answers and metrics name it: what router and dashboards share. Pure."""
+"""Error codes and refusal reasons in responses and metrics."""
 
 from enum import Enum
 
 
 class ErrorCode(Enum):
-    """What kind of refusal, by the name gRPC gives it, with its HTTP status."""
+    """Code of a refusal, by its gRPC name, with its HTTP status."""
 
     INVALID_ARGUMENT = 400
     UNAUTHENTICATED = 401
@@ -34,7 +34,7 @@ CLIENT_ERRORS = frozenset(
 )
 CLIENT_LIMIT_REASONS = frozenset({"ClientRateLimited", "ClientConcurrencyLimited", "ClientBytesLimited"})
 OVERLOAD = "Overload"
-"""Too many requests are under way: the door refuses for want of room, or in a flood before it reads."""
+"""Too many requests in flight: the proxy has no capacity, or sheds load before it reads them."""
 PROXY_REASONS = {
     "Malformed": 400,
     "Unauthenticated": 401,
@@ -47,15 +47,15 @@ PROXY_REASONS = {
     "HeadersTooLarge": 431,
     "RouterUnavailable": 503,
 }
-"""Why the door refuses, with the HTTP status; over gRPC the status is always 200, and the reason says which it is."""
+"""Refusal reasons of the proxy, with their HTTP status; over gRPC only the reason is reported."""
 
 
 def is_client_error(code: ErrorCode, reason: str) -> bool:
-    """Whether what is refused so is the caller's own doing."""
+    """Whether a refusal is caused by the client."""
     return code in CLIENT_ERRORS or reason in CLIENT_LIMIT_REASONS
 
 
 def code_of(status: int) -> ErrorCode:
-    """The code of an HTTP status; one that is nobody's is the caller's fault below 500, and from there on ours."""
-    known = {code.value: code for code in ErrorCode}
-    return known.get(status, ErrorCode.INVALID_ARGUMENT if status < 500 else ErrorCode.UNAVAILABLE)
+    """Code of an HTTP status; unknown ones are client errors below 500 and server errors from 500 on."""
+    by_status = {code.value: code for code in ErrorCode}
+    return by_status.get(status, ErrorCode.INVALID_ARGUMENT if status < 500 else ErrorCode.UNAVAILABLE)

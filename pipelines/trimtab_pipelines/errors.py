@@ -1,9 +1,9 @@
-"""What goes wrong in two kinds, for whoever turns it into an exit code: a user's mistake, or something that failed."""
+"""Error classes that commands map to exit codes: user errors and failed operations."""
 
 
 class UserError(Exception):
-    """Something a user wrote cannot be; the message names it and says what would be right."""
+    """Invalid input from a user; the message names it and the valid form."""
 
 
 class OperationFailed(Exception):
-    """Something that should have worked did not; the message says what, and why."""
+    """An operation failed; the message says which, and why."""

@@ -1,4 +1,4 @@
-"""Looking twice, as documents tell it: all rows at one operating point, then the least certain of them at another."""
+"""Escalation: rows with low confidence at one operating point are served again at a more accurate one."""
 
 from pydantic import Field
 
@@ -8,37 +8,37 @@ from trimtab_pipelines.resource import Model, Name, is_empty
 from trimtab_pipelines.tasks import MAX_TASKS
 
 MAX_ESCALATIONS = 64
-"""Of one operating point."""
+"""Per operating point."""
 
 
-_LOW = "Floor that this accuracy keeps with 95 % confidence, for rows nobody has seen yet"
-_BY_TASK = "Thresholds of single tasks; where there are any, rows of other tasks are not looked at again"
+_LOW = "Lower 95 % confidence bound of this accuracy for unseen rows."
+_BY_TASK = "Thresholds of individual tasks; if present, rows of other tasks are not escalated."
 
 
 class TaskEscalation(Model):
-    """What becomes of one task's rows where each task has a threshold of its own."""
+    """Escalation threshold of one task."""
 
     confidence_below: float = Field(
-        ge=0, le=2, description="Confidence that too little is; 0: its rows are never seen again"
+        ge=0, le=2, description="Rows with less confidence are escalated; 0 escalates none."
     )
-    share: Fraction = Field(description="Share of its rows that are less certain")
-    accuracy: Fraction = Field(description="Of all its rows together, once that is done")
+    share: Fraction = Field(description="Share of the task's rows that are escalated.")
+    accuracy: Fraction = Field(description="Accuracy of all of the task's rows after escalation.")
     accuracy_low: Fraction | None = Field(default=None, description=_LOW, exclude_if=lambda low: low is None)
 
     def on(self, basis: AccuracyBasis) -> float:
-        """Return the accuracy that counts."""
+        """The accuracy to use for a basis."""
         return accuracy_on_basis(basis, self.accuracy, self.accuracy_low)
 
 
 class EscalationPlan(Model):
-    """A second look that a stage may take at rows it has served at a point."""
+    """An escalation that a stage may use for rows served at an operating point."""
 
-    to: Name = Field(description="Operating point that sees the least certain rows again")
+    to: Name = Field(description="Operating point that serves the escalated rows.")
     confidence_below: float = Field(
-        ge=0, le=2, description="Confidence that too little is; above 1: all rows are seen again"
+        ge=0, le=2, description="Rows with less confidence are escalated; a value above 1 escalates all."
     )
-    share: Fraction = Field(description="Share of the rows that are less certain, as measured")
-    accuracy: Fraction = Field(description="Of all rows together, once that is done")
+    share: Fraction = Field(description="Share of rows that are escalated, as measured.")
+    accuracy: Fraction = Field(description="Accuracy of all rows after escalation.")
     by_task: dict[Name, TaskEscalation] = Field(
         default_factory=dict, max_length=MAX_TASKS, exclude_if=is_empty, description=_BY_TASK
     )
@@ -48,23 +48,25 @@ class EscalationPlan(Model):
 
 
 class Escalation(EscalationPlan):
-    """What was measured, on held-out rows, of looking again at those that a point is not certain of.
+    """Measured escalation on held-out rows.
 
-    With thresholds by task, `below` is what as many rows of all tasks are less certain than.
+    With thresholds by task, `confidenceBelow` is the overall threshold that escalates as many rows.
     """
 
     accuracy_low: Fraction | None = Field(default=None, description=_LOW)
-    samples: int | None = Field(default=None, gt=0, description="Held-out rows behind the figures")
+    samples: int | None = Field(default=None, gt=0, description="Number of held-out rows.")
 
     def planned(self, basis: AccuracyBasis) -> EscalationPlan:
-        """It with the accuracy that counts, overall and of each task."""
+        """The escalation with the accuracy to use, overall and for each task."""
         return EscalationPlan(
             to=self.to,
             confidence_below=self.confidence_below,
             share=self.share,
             accuracy=accuracy_on_basis(basis, self.accuracy, self.accuracy_low),
             by_task={
-                task: TaskEscalation(confidence_below=one.confidence_below, share=one.share, accuracy=one.on(basis))
-                for task, one in self.by_task.items()
+                task: TaskEscalation(
+                    confidence_below=threshold.confidence_below, share=threshold.share, accuracy=threshold.on(basis)
+                )
+                for task, threshold in self.by_task.items()
             },
         )

@@ -1,4 +1,4 @@
-"""Checks of the DAG a pipeline's stages form: references, cycles, rows, fan-out. Pure; errors name the field."""
+"""Validation of the DAG that a pipeline's stages form: references, cycles, rows and fan-out."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ REQUEST = "request"
 
 
 def split_reference(reference: str) -> tuple[str, str]:
-    """Split `STAGE.outputs.TENSOR` into stage and tensor; the request's own tensors come from `request`."""
+    """Split `STAGE.outputs.TENSOR` into stage and tensor; request inputs have the owner `request`."""
     owner, _, tensor = reference.split(".", 2)
     return owner, tensor
 
@@ -17,25 +17,25 @@ def split_reference(reference: str) -> tuple[str, str]:
 def check_references(
     inputs: Sequence[RequestInput], outputs: Sequence[PipelineOutput], stages: Sequence[Stage]
 ) -> None:
-    """Check that every `from` names a tensor that exists, and that none could be of a stage and of the caller."""
+    """Require that every `from` names an existing tensor, and that no stage is named `request`."""
     if any(stage.name == REQUEST for stage in stages):
-        raise ValueError(f"stages: {REQUEST!r} stands for the caller and names no stage; call the stage something else")
+        raise ValueError(f"stages: the name {REQUEST!r} is reserved for the request; rename the stage")
     known = {f"{REQUEST}.inputs.{tensor.name}" for tensor in inputs}
     known |= {f"{stage.name}.outputs.{tensor.name}" for stage in stages for tensor in stage.outputs}
     readers = [(f"stage {stage.name}: inputs.{i.name}", i.source) for stage in stages for i in stage.inputs]
     readers += [(f"outputs.{output.name}", output.source) for output in outputs]
     for where, source in readers:
         if source not in known:
-            raise ValueError(f"{where}.from {source!r} names no tensor; there are: {', '.join(sorted(known))}")
+            raise ValueError(f"{where}.from {source!r} is unknown; known tensors: {', '.join(sorted(known))}")
 
 
 def predecessors(stage: Stage) -> set[str]:
-    """The names of the stages that a stage reads."""
+    """Names of the stages that a stage reads."""
     return {split_reference(read.source)[0] for read in stage.inputs} - {REQUEST}
 
 
 def topological_order(stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """The stages so that each comes after those it reads; raise ValueError that shows a cycle."""
+    """Stages in topological order; ValueError shows a cycle."""
     waiting = {stage.name: predecessors(stage) for stage in stages}
     by_name = {stage.name: stage for stage in stages}
     order: list[Stage] = []
@@ -50,7 +50,7 @@ def topological_order(stages: Sequence[Stage]) -> tuple[Stage, ...]:
 
 
 def _cycle(waiting: Mapping[str, set[str]]) -> str:
-    """Walk from stage to stage until one repeats."""
+    """Follow references from stage to stage until one repeats."""
     path = [next(iter(waiting))]
     while True:
         following = next(name for name in sorted(waiting[path[-1]]) if name in waiting)
@@ -60,17 +60,17 @@ def _cycle(waiting: Mapping[str, set[str]]) -> str:
 
 
 def row_domains(inputs: Sequence[RequestInput], order: Sequence[Stage]) -> dict[str, str]:
-    """Tell for each stage whose rows it runs on; raise ValueError when its inputs disagree."""
+    """For each stage, the tensor whose rows it runs on; ValueError if its inputs disagree."""
     domain_of: dict[str, str] = {f"{REQUEST}.inputs.{tensor.name}": REQUEST for tensor in inputs}
     domains: dict[str, str] = {}
     for stage in order:
-        found = {domain_of[i.source]: f"{i.name} (from {i.source})" for i in stage.inputs}
-        if len(found) > 1:
+        sources = {domain_of[i.source]: f"{i.name} (from {i.source})" for i in stage.inputs}
+        if len(sources) > 1:
             raise ValueError(
-                f"stage {stage.name}: inputs {' and '.join(found.values())} have different rows; "
+                f"stage {stage.name}: inputs {' and '.join(sources.values())} have different rows; "
                 "all inputs of a stage must come from the request or from one fan-out"
             )
-        domains[stage.name] = next(iter(found))
+        domains[stage.name] = next(iter(sources))
         for output in stage.outputs:
             reference = f"{stage.name}.outputs.{output.name}"
             domain_of[reference] = reference_domain(stage.name, output, domains[stage.name])
@@ -78,12 +78,12 @@ def row_domains(inputs: Sequence[RequestInput], order: Sequence[Stage]) -> dict[
 
 
 def reference_domain(stage: str, output: StageOutput, domain: str) -> str:
-    """Tell the rows an output has: those of its stage, or new ones shared by all outputs with the same count."""
+    """Domain of an output: its stage's, or a new one shared by all outputs with the same count."""
     return domain if output.counted_by is None else f"{stage}.outputs.{output.counted_by}"
 
 
 def expected_rows(order: Sequence[Stage], domains: Mapping[str, str]) -> dict[str, float]:
-    """Multiply the fan-outs on the way to each stage; one that encodes has a row for each image of a chat."""
+    """Expected rows of each stage per request row: the product of fan-outs; encoders have one row per image."""
     rows_of_domain = {REQUEST: 1.0}
     rows: dict[str, float] = {}
     for stage in order:

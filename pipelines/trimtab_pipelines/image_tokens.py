@@ -1,11 +1,11 @@
-"""How many tokens an image is, by its size alone and before anything runs, for each family of multimodal models. Pure.
+"""Image token counts by image size, for each family of multimodal models.
 
-Two numbers: what the encoder puts out, by which its pool is sized (ModServe, section 4), and how many places the image
-takes in the prompt, which is what prefill costs and usage counts. They differ: LLaVA-OneVision encodes padding that it
-cuts away again, Mllama's text attends to thousands of tokens behind one placeholder. Markers that a family writes as
-text around or in an image (InternVL's two, SmolVLM's rows and columns) are text and not counted here.
+Two numbers: the tokens that the encoder produces, by which its pool is sized (ModServe, section 4), and the placeholder
+tokens in the prompt, which determine prefill time and usage. They differ: LLaVA-OneVision encodes padding and removes
+it afterwards; Mllama's text attends to thousands of tokens behind one placeholder. Markers that a family writes as text
+around or in an image (InternVL's two, SmolVLM's rows and columns) are not counted.
 
-The rules are those of each model's own processor in transformers, to the rounding; tests hold them against it.
+The rules match each model's processor in transformers, including rounding; tests compare them.
 """
 
 import math
@@ -16,28 +16,25 @@ from typing import Final, Protocol
 
 @dataclass(frozen=True, slots=True)
 class ImageTokens:
-    """What one image costs, in tokens.
-
-    Attributes:
-        encoded: what the encoder puts out, padding included.
-        placeholders: positions of the prompt.
-        tiles: pieces the image is cut into; an overview of the whole counts as one.
-        rows: rows of pieces, without the overview; 0 where it is not cut.
-        columns: columns of pieces, likewise.
-    """
+    """Token counts of one image."""
 
     encoded: int
+    """Tokens that the encoder produces, including padding."""
     placeholders: int
+    """Tokens in the prompt."""
     tiles: int
+    """Tiles that the image is cut into; an overview counts as one."""
     rows: int = 0
+    """Rows of tiles, without the overview; 0 if the image is not cut."""
     columns: int = 0
+    """Columns of tiles, without the overview; 0 if the image is not cut."""
 
 
 class ImageTokenRule(Protocol):
-    """A family's rule."""
+    """Token counting rule of a family."""
 
     def count(self, width_px: int, height_px: int, *, images: int = 1) -> ImageTokens:
-        """Count one image of ``width_px`` by ``height_px`` in a request of ``images`` of them.
+        """Count the tokens of one image in a request with a number of images.
 
         Raises:
             ValueError: a side or the number of images is not positive.
@@ -52,44 +49,40 @@ class OneTile:
     tokens: int
 
     def count(self, width_px: int, height_px: int, *, images: int = 1) -> ImageTokens:
-        """The same for every size."""
         _require_positive(width_px, height_px, images)
         return ImageTokens(self.tokens, self.tokens, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class AnyResolution:
-    """LLaVA-NeXT and LLaVA-OneVision: the best of some resolutions, cut into tiles, beside an overview.
+    """LLaVA-NeXT and LLaVA-OneVision: the best of several resolutions, cut into tiles, plus an overview.
 
-    Padding is encoded and then cut away; each row of what is left ends with a token of its own.
-
-    Attributes:
-        tile_px: side of a tile.
-        tile_side_tokens: tokens along a tile's side.
-        resolutions: (height, width) that an image may be scaled to, in px.
-        max_tiles: what is left is scaled down to about as many tiles' tokens; None for LLaVA-NeXT, which keeps all.
-        single_image_only: only an image that is alone in its request is cut; others are one tile and one token.
+    Padding is encoded and then removed; each remaining row ends with an additional token.
     """
 
     tile_px: int
+    """Side length of a tile."""
     tile_side_tokens: int
+    """Tokens along a tile's side."""
     resolutions: Sequence[tuple[int, int]]
+    """(height, width) in px that an image may be scaled to."""
     max_tiles: int | None = None
+    """The result is scaled down to about this many tiles' tokens; None (LLaVA-NeXT) disables scaling."""
     single_image_only: bool = False
+    """Only an image that is alone in its request is cut; others are one tile and one additional token."""
 
     def count(self, width_px: int, height_px: int, *, images: int = 1) -> ImageTokens:
-        """Count one image."""
         _require_positive(width_px, height_px, images)
         tile = self.tile_side_tokens**2
         if self.single_image_only and images > 1:
             return ImageTokens(tile, tile + 1, 1)
         height, width = _best_resolution(width_px, height_px, self.resolutions)
         rows, columns = height // self.tile_px, width // self.tile_px
-        kept = self._unpadded(width_px, height_px, rows, columns)
-        return ImageTokens((rows * columns + 1) * tile, tile + kept, rows * columns + 1, rows, columns)
+        unpadded = self._unpadded(width_px, height_px, rows, columns)
+        return ImageTokens((rows * columns + 1) * tile, tile + unpadded, rows * columns + 1, rows, columns)
 
     def _unpadded(self, width_px: int, height_px: int, rows: int, columns: int) -> int:
-        """What is left once the padding is cut away, with one more token a row."""
+        """Tokens without padding, with one additional token per row."""
         height, width = self.tile_side_tokens * rows, self.tile_side_tokens * columns
         if width_px / height_px > width / height:
             height -= (height - int(round(height_px * (width / width_px), 7))) // 2 * 2
@@ -104,85 +97,74 @@ class AnyResolution:
 
 @dataclass(frozen=True, slots=True)
 class NearestGrid:
-    """InternVL (and NVLM-D): the grid of tiles nearest in shape, and an overview where there is more than one tile.
-
-    Attributes:
-        tile_px: side of a tile.
-        tile_tokens: tokens of a tile.
-        max_tiles: most tiles of a grid.
-        min_tiles: fewest tiles of a grid.
-    """
+    """InternVL (and NVLM-D): the tile grid with the nearest aspect ratio, plus an overview if it has several tiles."""
 
     tile_px: int
+    """Side length of a tile."""
     tile_tokens: int
+    """Tokens of a tile."""
     max_tiles: int
+    """Maximum number of tiles in a grid."""
     min_tiles: int = 1
+    """Minimum number of tiles in a grid."""
 
     def count(self, width_px: int, height_px: int, *, images: int = 1) -> ImageTokens:
-        """Count one image."""
         _require_positive(width_px, height_px, images)
         columns, rows = self._grid(width_px, height_px)
         tiles = rows * columns + (rows * columns > 1)
         return ImageTokens(tiles * self.tile_tokens, tiles * self.tile_tokens, tiles, rows, columns)
 
     def _grid(self, width_px: int, height_px: int) -> tuple[int, int]:
-        """Of grids equally near the one with more tiles, unless they would cover over twice the image's area."""
+        """The nearest grid; of equally near ones the larger, unless it covers more than twice the image's area."""
         sides = range(1, self.max_tiles + 1)
         grids = [(c, r) for c in sides for r in sides if self.min_tiles <= c * r <= self.max_tiles]
-        best, least = (1, 1), math.inf
+        best, smallest = (1, 1), math.inf
         for columns, rows in sorted(grids, key=math.prod):
-            apart = abs(width_px / height_px - columns / rows)
-            if apart < least:
-                best, least = (columns, rows), apart
-            elif apart == least and width_px * height_px > 0.5 * self.tile_px**2 * columns * rows:
+            difference = abs(width_px / height_px - columns / rows)
+            if difference < smallest:
+                best, smallest = (columns, rows), difference
+            elif difference == smallest and width_px * height_px > 0.5 * self.tile_px**2 * columns * rows:
                 best = columns, rows
         return best
 
 
 @dataclass(frozen=True, slots=True)
 class Canvas:
-    """Mllama (Llama 3.2 Vision): the canvas of tiles that needs the least scaling up, else the least scaling down.
-
-    Attributes:
-        tile_px: side of a tile.
-        tile_tokens: tokens of a tile, its class token among them: (``tile_px`` / 14)² + 1.
-        max_tiles: most tiles of a canvas.
-    """
+    """Mllama (Llama 3.2 Vision): the tile canvas with the least upscaling, else with the least downscaling."""
 
     tile_px: int
+    """Side length of a tile."""
     tile_tokens: int
+    """Tokens of a tile, including its class token: (``tile_px`` / 14)² + 1."""
     max_tiles: int
+    """Maximum number of tiles in a canvas."""
 
     def count(self, width_px: int, height_px: int, *, images: int = 1) -> ImageTokens:
-        """Count one image; it takes one place in the prompt, and is attended to from there on."""
+        """Count the tokens of one image, which has one placeholder in the prompt."""
         _require_positive(width_px, height_px, images)
         sides = range(1, self.max_tiles + 1)
         canvases = [(r, c) for r in sides for c in sides if r * c <= self.max_tiles]
         scales = {(r, c): min(r * self.tile_px / height_px, c * self.tile_px / width_px) for r, c in canvases}
-        enlarging = [scale for scale in scales.values() if scale >= 1]
-        chosen = min(enlarging) if enlarging else max(scales.values())
-        rows, columns = min((canvas for canvas in canvases if scales[canvas] == chosen), key=math.prod)
+        upscales = [scale for scale in scales.values() if scale >= 1]
+        best = min(upscales) if upscales else max(scales.values())
+        rows, columns = min((canvas for canvas in canvases if scales[canvas] == best), key=math.prod)
         return ImageTokens(rows * columns * self.tile_tokens, 1, rows * columns, rows, columns)
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """SmolVLM and Idefics3: scaled to a longest side, then to whole tiles; an overview where there is more than one.
-
-    Attributes:
-        tile_px: side of a tile.
-        tile_tokens: tokens of a tile.
-        longest_px: the longer side an image is scaled to, up or down.
-        upper_px: no side may be longer than this afterwards.
-    """
+    """SmolVLM and Idefics3: scaled to a longest side, then to whole tiles; with an overview if there are several."""
 
     tile_px: int
+    """Side length of a tile."""
     tile_tokens: int
+    """Tokens of a tile."""
     longest_px: int
+    """Length to which the longer side is scaled, up or down."""
     upper_px: int = 4096
+    """Maximum length of a side after scaling."""
 
     def count(self, width_px: int, height_px: int, *, images: int = 1) -> ImageTokens:
-        """Count one image."""
         _require_positive(width_px, height_px, images)
         width, height = self._scaled(width_px, height_px)
         ratio = width / height
@@ -199,7 +181,7 @@ class Splits:
         return ImageTokens(tiles * self.tile_tokens, tiles * self.tile_tokens, tiles, rows, columns)
 
     def _scaled(self, width: int, height: int) -> tuple[int, int]:
-        """To the longest side, the other one even; then below the upper bound."""
+        """Scale to the longest side, with the other one even; then below the upper bound."""
         ratio = width / height
         if width >= height:
             width, height = self.longest_px, int(self.longest_px / ratio)
@@ -228,23 +210,23 @@ RULES: Final[dict[str, ImageTokenRule]] = {
     "smolvlm": Splits(384, 81, longest_px=1536),
     "smolvlm-500m": Splits(512, 64, longest_px=2048),
 }
-"""The families as published; other sizes of them are other arguments of the same rule."""
+"""Rules of the published models; other sizes of a family use other arguments of the same rule."""
 
 
 def _best_resolution(width_px: int, height_px: int, resolutions: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Of some (height, width) the one that keeps most of an image, and of those the one that wastes least."""
+    """The resolution that keeps most of an image, and among those wastes the least."""
 
     def gain(resolution: tuple[int, int]) -> tuple[int, int]:
         height, width = resolution
         scale = min(width / width_px, height / height_px)
-        kept = min(int(width_px * scale) * int(height_px * scale), width_px * height_px)
-        return kept, kept - width * height
+        used = min(int(width_px * scale) * int(height_px * scale), width_px * height_px)
+        return used, used - width * height
 
     return max(resolutions, key=gain)
 
 
 def _require_positive(width_px: int, height_px: int, images: int) -> None:
     if min(width_px, height_px) < 1:
-        raise ValueError(f"an image of {width_px} by {height_px} px; both sides should be at least 1")
+        raise ValueError(f"an image of {width_px} by {height_px} px; both sides must be at least 1")
     if images < 1:
-        raise ValueError(f"an image in a request of {images} images; should be at least 1")
+        raise ValueError(f"{images} images; must be at least 1")

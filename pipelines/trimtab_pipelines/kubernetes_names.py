@@ -1,4 +1,4 @@
-"""What all parts agree on in a cluster: names, labels, ports and field managers. Each stands here and nowhere else."""
+"""Names shared by all components in a cluster: labels, annotations, ports and field managers."""
 
 import hashlib
 
@@ -16,28 +16,30 @@ PIPELINE_LABEL = f"{GROUP}/pipeline"
 STAGE_LABEL = f"{GROUP}/stage"
 REPLICA_GROUP_LABEL = f"{GROUP}/replica-group"
 VARIANT_LABEL_PREFIX = f"variant.{GROUP}/"
-"""One label a variant, value "true", on the Service of a hosting set; the cluster copies it to its EndpointSlices."""
+"""Prefix of one label per variant, with the value "true", on the Service of a replica group; Kubernetes copies it to
+its EndpointSlices.
+"""
 PROFILE_ANNOTATION = f"{GROUP}/profile"
-"""On an InferencePipeline: any new value asks for new profiles."""
+"""On an InferencePipeline: a new value requests new profiles."""
 ADVISORY_LABEL = f"{GROUP}/advisory"
-"""On a PipelinePlan that nothing acts on."""
+"""On a PipelinePlan of mode Advisory, which is not applied."""
 
 CREDENTIALS_PREFIX = "TRIMTAB_SECRET_"
-"""Before every key of a Secret in the environment of our own servers, which take from it what they know and no more."""
+"""Prefix of every key of a Secret in a model server's environment."""
 
 ROUTER_REST_PORT = 8080
 ROUTER_GRPC_PORT = 8081
 ROUTER_ADMIN_PORT = 8082
-"""Metrics, load, state and readiness: out of callers' reach."""
+"""Metrics, arrivals, state and readiness; not reachable by clients."""
 ADMIN_PORT_NAME = "admin"
 DATA_PORT = 9000
 HEALTH_PORT = 9001
-"""Of a model server that asks for certificates at its data port: plain HTTP, whether it is alive and ready, no more."""
+"""Plain HTTP health endpoint of a model server whose data port requires client certificates."""
 METRICS_PORT = 9002
-"""Of a model server of a stage that writes or encodes: plain HTTP, what its chats hold and have done, no more."""
+"""Plain HTTP metrics of a model server of a generation or encoder stage."""
 METRICS_PORT_NAME = "metrics"
 TLS_SIDECAR_PORT = 9443
-"""Of who asks for certificates in the place of a server not of ours; the next one where that server has it."""
+"""Port of the TLS sidecar of a user-provided container; the next port if that container uses this one."""
 MLSERVER_HTTP_PORT = 8080
 MLSERVER_GRPC_PORT = 8081
 
@@ -50,17 +52,16 @@ def router_name(pipeline: str) -> str:
 
 
 def router_admin_name(pipeline: str) -> str:
-    """Name of the Service of the routers' administrative ports, apart from the one that callers use."""
+    """Name of the Service of the routers' admin ports."""
     return _fitting(f"{pipeline}-router-admin", f"{pipeline}-router-admin")
 
 
-def replica_group_name(pipeline: str, stage: str, hosting_group: str) -> str:
-    """Name of the Deployment and the Service of one hosting group; no two triples share one."""
-    return _fitting(f"{pipeline}-{stage}-{hosting_group}", f"{pipeline}/{stage}/{hosting_group}", always=True)
+def replica_group_name(pipeline: str, stage: str, group: str) -> str:
+    """Name of the Deployment and the Service of a replica group; unique for each triple."""
+    return _fitting(f"{pipeline}-{stage}-{group}", f"{pipeline}/{stage}/{group}", always=True)
 
 
 def profile_name(pipeline: str, stage: str, accelerator: str | None = None) -> str:
-    """Name of the ModelProfile of a stage on one kind of hardware."""
     written = f"{pipeline}-{stage}-{accelerator or 'cpu'}".lower().replace("_", "-").replace(" ", "-")
     return _fitting(written, f"{pipeline}/{stage}/{accelerator}", always=True)
 
@@ -71,17 +72,17 @@ def profiler_name(pipeline: str) -> str:
 
 
 def profile_job_name(pipeline: str, task: str, run: str) -> str:
-    """Name of the Job of one profile task; another for every run of it."""
+    """Name of the Job of one profile task; each run has its own."""
     return _fitting(f"{pipeline}-profile-{task}", f"{pipeline}/{task}/{run}", always=True)
 
 
 def advisory_name(pipeline: str) -> str:
-    """Name of the PipelinePlan the adapter writes in Advisory mode; no pipeline, and so no other plan, may have it."""
+    """Name of the PipelinePlan that the adapter writes in mode Advisory; reserved by InferencePipeline validation."""
     return _fitting(pipeline, pipeline, longest=_MAX_NAME - len(ADVISORY_SUFFIX)) + ADVISORY_SUFFIX
 
 
 def _fitting(written: str, identity: str, *, always: bool = False, longest: int = _MAX_NAME) -> str:
-    """Shorten what is too long; a few digits of a hash keep apart what would else read the same."""
+    """Shorten a name to a maximum length; a hash keeps shortened names distinct."""
     if len(written) <= longest and not always:
         return written
     digits = hashlib.sha256(identity.encode()).hexdigest()[:5]

@@ -1,4 +1,4 @@
-"""What one replica serves: a variant of a stage as a model server hosts it, whoever starts that server. Pure."""
+"""`ModelSpec`: a variant of a stage as a model server hosts it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,37 +18,39 @@ from trimtab_pipelines.variants import ParameterValue, Variant
 
 MAX_BODY_BYTES = 64 * 2**20
 HEADER_BYTES = 2**16
-"""Of a body, what is kept for the words before the tensors."""
+"""Part of a body that is reserved for the JSON header before the tensors."""
 CACHE_TENANT_VARIABLE = "TRIMTAB_WEIGHTS_CACHE_TENANT"
-"""Set where others use the same weights cache: whose weights this process may share with, a namespace."""
+"""Environment variable with the namespace whose weights a process may share in a node-wide cache."""
 
 
 class InputSpec(TensorSpec):
-    """A tensor a model reads."""
+    """A model's input tensor."""
 
-    optional: bool = Field(default=False, description="A request may leave it out")
+    optional: bool = Field(default=False, description="A request may omit the input.")
 
 
 class ModelSpec(Model):
-    """One variant as a model server hosts it."""
+    """A variant as a model server hosts it."""
 
     name: Name
     family: str = Field(min_length=1)
-    parameters: dict[str, ParameterValue] = Field(default_factory=dict, description="Settings of the family")
-    storage_uri: str = Field(description="Where the weights are; paths are absolute here")
+    parameters: dict[str, ParameterValue] = Field(default_factory=dict, description="Parameters of the family.")
+    storage_uri: str = Field(description="Location of the weights; paths are absolute.")
     digest: str | None = None
-    tasks: tuple[Task, ...] = Field(default=(), exclude_if=is_empty, description="Beside those of the weights")
+    tasks: tuple[Task, ...] = Field(
+        default=(), exclude_if=is_empty, description="Tasks in addition to those of the weights."
+    )
     tasks_folder: str = Field(
-        default="", exclude_if=is_empty, description="Where more of them come and go while the replica runs"
+        default="", exclude_if=is_empty, description="Folder of tasks that may change while the replica runs."
     )
     inputs: tuple[InputSpec, ...] = Field(min_length=1)
     outputs: tuple[StageOutput, ...] = Field(min_length=1)
     max_batch_size: int = Field(default=64, ge=1)
     operating_points: tuple[OperatingPoint, ...] = Field(min_length=1)
     accuracy: Fraction
-    cores: float = Field(default=1.0, gt=0, description="Cores of the whole replica, shared by all models in it")
+    cores: float = Field(default=1.0, gt=0, description="Cores of the replica, shared by all its models.")
 
-    gpus: int = Field(default=0, ge=0, exclude_if=lambda gpus: not gpus, description="GPUs that its variant asks for")
+    gpus: int = Field(default=0, ge=0, exclude_if=lambda gpus: not gpus, description="GPUs that the variant requests.")
 
     @property
     def threads(self) -> int:
@@ -56,14 +58,14 @@ class ModelSpec(Model):
         return max(1, int(self.cores + 1e-9))
 
     def point(self, name: str) -> OperatingPoint | None:
-        """The operating point of that name, None where there is none."""
+        """Return an operating point, or None."""
         return next((point for point in self.operating_points if point.name == name), None)
 
 
 def model_spec(
     pipeline: InferencePipeline, pipeline_folder: Path, stage: Stage, variant: Variant, cores: float
 ) -> ModelSpec:
-    """Describe one variant of one stage: its own fields, and the tensors its stage gives and takes."""
+    """Describe a variant with its stage's input and output tensors."""
     return ModelSpec(
         name=variant.name,
         family=variant.family,
@@ -86,12 +88,12 @@ def model_spec(
     )
 
 
-def _inputs(spec: InferencePipelineSpec, stage: Stage, left_out: str) -> tuple[InputSpec, ...]:
-    """What a replica of a stage reads: one that encodes is told how many images a chat has and which each is."""
+def _inputs(spec: InferencePipelineSpec, stage: Stage, excluded: str) -> tuple[InputSpec, ...]:
+    """Inputs of a stage's replicas; an encoder also gets each image's index and the number of images of its chat."""
     read = tuple(
         InputSpec(name=read.name, datatype=source.datatype, shape=source.shape, optional=read.optional)
         for read in stage.inputs
-        if read.name != left_out
+        if read.name != excluded
         for source in [source_of(spec, read.source)]
     )
     return (
@@ -102,13 +104,13 @@ def _inputs(spec: InferencePipelineSpec, stage: Stage, left_out: str) -> tuple[I
 
 
 def max_rows(pipeline: InferencePipelineSpec, stage: Stage) -> int | None:
-    """How many rows of a stage's inputs one request to a replica of ours can hold; None where any number can."""
+    """Maximum rows of a stage's inputs in one request to a model server; None if unbounded."""
     row_bytes = sum(source_of(pipeline, read.source).row_bytes for read in stage.inputs)
     return (MAX_BODY_BYTES - HEADER_BYTES) // row_bytes if row_bytes else None
 
 
 def resolve_uri(storage_uri: str, folder: Path) -> str:
-    """Make a relative path absolute; leave every other storage URI as it is."""
+    """Make a relative path absolute; other URIs are unchanged."""
     return storage_uri if urlsplit(storage_uri).scheme else str((folder / storage_uri).resolve())
 
 

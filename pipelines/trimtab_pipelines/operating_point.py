@@ -1,8 +1,7 @@
-"""How a loaded variant runs one batch: every knob that a batch may turn without a reload, and what it is then worth.
+"""`OperatingPoint`: the settings of one batch that need no reload, and their accuracy.
 
-A field that is not given leaves its knob alone. Which knobs there are is up to the family that runs the variant: one
-that does not know a knob refuses the point and names it. What a user's own container does with a point is its affair;
-it is told the name.
+Absent fields leave a setting at its default. Each family supports some settings and rejects operating points with
+others, naming the setting. A user-provided container receives only the point's name.
 """
 
 from collections.abc import Iterable
@@ -22,24 +21,24 @@ Precision = Literal["FP32", "BF16", "FP16", "INT8"]
 
 
 class StageInputLike(Protocol):
-    """An input of a stage."""
+    """Name and optionality of a stage input."""
 
     @property
-    def name(self) -> str:
-        """As the stage calls it."""
+    def name(self) -> str: ...
 
     @property
-    def optional(self) -> bool:
-        """Whether the stage runs without it."""
+    def optional(self) -> bool: ...
 
 
 class TokenMerging(Model):
-    """Tokens that a transformer merges on its way, so that later layers have fewer."""
+    """Token merging in a transformer, so that later layers process fewer tokens."""
 
     schedule: tuple[Annotated[int, Field(ge=0, le=4096)], ...] = Field(
-        min_length=1, max_length=256, description="Tokens merged away in each layer; one number counts for every layer"
+        min_length=1, max_length=256, description="Tokens merged in each layer. A single number applies to every layer."
     )
-    rule: Name | None = Field(default=None, description="How they are matched, as the family calls it; else its own")
+    rule: Name | None = Field(
+        default=None, description="Matching rule, by its name in the family. The family's default is used if absent."
+    )
 
     def __str__(self) -> str:
         listed = ", ".join(str(merged) for merged in self.schedule)
@@ -48,11 +47,13 @@ class TokenMerging(Model):
 
 
 class TokenPrompts(Model):
-    """Learned tokens that a transformer is given beside its own."""
+    """Learned prompt tokens that are added to a transformer's own."""
 
-    count: int = Field(ge=1, le=1024, description="Prompt tokens a layer")
+    count: int = Field(ge=1, le=1024, description="Prompt tokens in each layer.")
     mode: Literal["Replace", "Accumulate"] = Field(
-        default="Replace", description="Each layer's prompts take the place of those before, or join them"
+        default="Replace",
+        description="Replace: each layer's prompts replace those of the layer before. Accumulate:"
+        " they are added to them.",
     )
 
     def __str__(self) -> str:
@@ -60,10 +61,14 @@ class TokenPrompts(Model):
 
 
 class InputSize(Model):
-    """How large a model sees its images."""
+    """Size of a model's input images."""
 
-    resolution: int | None = Field(default=None, ge=1, le=16384, description="Pixels a side that images are resized to")
-    patch: int | None = Field(default=None, ge=1, le=1024, description="Pixels a side of what becomes one token")
+    resolution: int | None = Field(
+        default=None, ge=1, le=16384, description="Side length in pixels to which images are resized."
+    )
+    patch: int | None = Field(
+        default=None, ge=1, le=1024, description="Side length in pixels of the patch that becomes one token."
+    )
 
     @model_validator(mode="after")
     def _require_any(self) -> Self:
@@ -77,55 +82,56 @@ class InputSize(Model):
 
 
 class OperatingPoint(Model):
-    """How a loaded variant runs one batch."""
+    """Settings of one batch on a loaded variant."""
 
     name: Name = "default"
     modalities: tuple[TensorName, ...] = Field(
-        default=(), max_length=16, description="Inputs it reads; empty means all"
+        default=(), max_length=16, description="Inputs that the point reads; all if empty."
     )
     token_delta: int | None = Field(
         default=None,
         strict=True,
         ge=-4096,
         le=1024,
-        description="Short for merging.schedule where below 0 (tokens merged per layer), and for prompts.count where "
-        "above",
+        description="Shorthand: a negative number sets merging.schedule (tokens merged in each layer), a positive "
+        "number sets prompts.count.",
     )
     merging: TokenMerging | None = None
     prompts: TokenPrompts | None = None
-    precision: Precision | None = Field(default=None, description="Numbers it computes with")
-    compiled: Name | None = Field(default=None, description="Compiled form it runs, as the family calls it")
+    precision: Precision | None = Field(default=None, description="Numeric precision of the computation.")
+    compiled: Name | None = Field(default=None, description="Compiled form to run, by its name in the family.")
     input_size: InputSize | None = None
     accuracy: Fraction
     accuracy_evidence: AccuracyEvidence | None = Field(
-        default=None, description="What stands behind its accuracy; without it the figure is only declared"
+        default=None, description="Evidence for the accuracy. Without it the accuracy is only declared."
     )
     accuracy_by_task: AccuracyByTask = Field(
         default_factory=dict,
         max_length=MAX_TASKS,
         exclude_if=is_empty,
-        description="Accuracy on single tasks, where it was measured",
+        description="Accuracy on individual tasks, if measured.",
     )
     escalations: tuple[Escalation, ...] = Field(
         default=(),
         max_length=MAX_ESCALATIONS,
         exclude_if=is_empty,
-        description="Measured gains of escalating its low-confidence rows; requires the stage's confidence output",
+        description="Measured gains of escalating low-confidence rows of this point. Requires the stage's confidence"
+        " output.",
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _expand_token_delta(cls, given: Any) -> Any:
-        """Read a delta as what it is short for, so that there is one way to ask what a point does."""
-        if not isinstance(given, dict):
-            return given
+    def _expand_token_delta(cls, fields: Any) -> Any:
+        """Replace `tokenDelta` by the fields that it abbreviates."""
+        if not isinstance(fields, dict):
+            return fields
         names = ("tokenDelta", "token_delta")
-        delta = next((given[name] for name in names if name in given), None)
+        delta = next((fields[name] for name in names if name in fields), None)
         if isinstance(delta, bool) or not isinstance(delta, int) or not -4096 <= delta <= 1024:
-            return given  # the field's own check says what is wrong
-        if delta and (given.get("merging") or given.get("prompts")):
-            raise ValueError("tokenDelta is short for merging or prompts: give one or the other")
-        rest = {name: value for name, value in given.items() if name not in names}
+            return fields  # the field's own validation reports the error
+        if delta and (fields.get("merging") or fields.get("prompts")):
+            raise ValueError("tokenDelta is a shorthand for merging or prompts: set only one of them")
+        rest = {name: value for name, value in fields.items() if name not in names}
         if not delta:
             return rest
         return {**rest, "merging": {"schedule": [-delta]}} if delta < 0 else {**rest, "prompts": {"count": delta}}
@@ -137,8 +143,8 @@ class OperatingPoint(Model):
 
     @property
     def knobs(self) -> dict[str, str]:
-        """What it turns, by the name of the field, in words."""
-        turned = {
+        """Descriptions of the settings that are present, by field name."""
+        values = {
             "modalities": f"reads {', '.join(self.modalities)}" if self.modalities else None,
             "merging": self.merging,
             "prompts": self.prompts,
@@ -146,29 +152,24 @@ class OperatingPoint(Model):
             "compiled": self.compiled,
             "inputSize": self.input_size,
         }
-        return {name: str(value) for name, value in turned.items() if value is not None}
+        return {name: str(value) for name, value in values.items() if value is not None}
 
     def batch_inputs(self, inputs: Iterable[StageInputLike]) -> frozenset[str] | None:
-        """Which of a stage's inputs its batches take along; None for all.
-
-        They are those it reads, and those that the stage cannot run without.
-        """
+        """The stage inputs that its batches include: those it reads and those the stage requires. None means all."""
         if not self.modalities:
             return None
-        return frozenset(self.modalities) | {given.name for given in inputs if not given.optional}
+        return frozenset(self.modalities) | {tensor.name for tensor in inputs if not tensor.optional}
 
     def measured_accuracy(self, task: str = "") -> Accuracy:
-        """Its accuracy with what stands behind it: on a task where that is known, else overall."""
+        """Accuracy with its evidence: of the task if known, else overall."""
         return self.accuracy_by_task.get(task) or declared_accuracy(self.accuracy, self.accuracy_evidence)
 
     def without_evidence(self) -> "OperatingPoint":
-        """It without what stands behind its accuracy: who serves it needs no proof."""
+        """A copy without evidence, which serving does not need."""
         return self.model_copy(update={"accuracy_evidence": None, "accuracy_by_task": {}, "escalations": ()})
 
     def planned_escalations(self, basis: AccuracyBasis) -> tuple[EscalationPlan, ...]:
-        """Its second looks with the accuracy that counts."""
-        return tuple(look.planned(basis) for look in self.escalations)
+        return tuple(escalation.planned(basis) for escalation in self.escalations)
 
     def accuracies_by_task(self, basis: AccuracyBasis) -> dict[str, float]:
-        """The figure that counts for each task that is known."""
         return {task: accuracy.on(basis) for task, accuracy in self.accuracy_by_task.items()}

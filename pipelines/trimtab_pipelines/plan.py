@@ -1,4 +1,4 @@
-"""What should run: per stage the variant, batch size, replicas and operating points, with the reasons for it."""
+"""`PipelinePlan`: the variant, batch size, replicas and operating points of each stage, with an explanation."""
 
 from typing import Literal, Self
 
@@ -12,97 +12,102 @@ from trimtab_pipelines.resource import Model, Name, Resource, is_empty, require_
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import TensorName
 
-_BY_TASK = "Accuracy on single tasks, where it is known"
-_READS = "Inputs its batches take along, besides those the stage cannot run without; empty means all"
-_SECONDS = "Expected seconds to serve a batch, by its rows"
-_LOOKS = "Second looks the router may take at the least certain rows it has served at this point"
+_BY_TASK = "Accuracy on individual tasks, if known."
+_INPUTS = "Inputs that batches include in addition to the stage's required inputs; all if empty."
+_SECONDS = "Expected service time of a batch in seconds, by its number of rows."
+_ESCALATIONS = "Escalations that the router may use for low-confidence rows of this point."
 
 
 class PointPlan(Model):
     """An operating point that a stage may run."""
 
     name: Name
-    accuracy: Fraction = Field(description="Accuracy of the variant at this point")
+    accuracy: Fraction = Field(description="Accuracy of the variant at this point.")
     accuracy_by_task: dict[Name, Fraction] = Field(default_factory=dict, exclude_if=is_empty, description=_BY_TASK)
-    inputs: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty, description=_READS)
+    inputs: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty, description=_INPUTS)
     service_seconds: dict[int, float] = Field(default_factory=dict, description=_SECONDS)
     escalations: tuple[EscalationPlan, ...] = Field(
-        default=(), max_length=MAX_ESCALATIONS, exclude_if=is_empty, description=_LOOKS
+        default=(), max_length=MAX_ESCALATIONS, exclude_if=is_empty, description=_ESCALATIONS
     )
 
 
 class StagePlan(Model):
-    """What one stage should run, and what that is expected to give."""
+    """Planned configuration of one stage, and its expected performance."""
 
     name: Name
     variant: Name
-    batch_size: int = Field(ge=1, description="Most rows in one batch")
+    batch_size: int = Field(ge=1, description="Maximum number of rows in a batch.")
     replicas: int = Field(
-        ge=0, description="0: nothing goes to it, since the stage that would read what it gives reads images itself"
+        ge=0,
+        description="Number of replicas. 0 if the stage receives no traffic because its generation stage runs "
+        "a variant with a colocated encoder.",
     )
     operating_point: Name = "default"
     upgrades: tuple[PointPlan, ...] = Field(
         default=(),
         max_length=32,
         exclude_if=is_empty,
-        description="More accurate points the router may run, best first: while there is time, or where one asks",
+        description="More accurate points, best first. The router may use them if time allows or a request requires "
+        "them.",
     )
     fallbacks: tuple[PointPlan, ...] = Field(
-        default=(), max_length=32, description="Faster points the router may run when slack runs out, best first"
+        default=(), max_length=32, description="Faster points, best first. The router may use them when slack runs out."
     )
-    cores: Cores = Field(default=1.0, description="Cores of one replica")
-    accuracy: Fraction = Field(description="Accuracy of the variant at its operating point")
+    cores: Cores = Field(default=1.0, description="Cores of one replica.")
+    accuracy: Fraction = Field(description="Accuracy of the variant at its operating point.")
     accuracy_by_task: dict[Name, Fraction] = Field(default_factory=dict, exclude_if=is_empty, description=_BY_TASK)
-    inputs: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty, description=_READS)
+    inputs: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty, description=_INPUTS)
     service_seconds: dict[int, float] = Field(default_factory=dict, description=_SECONDS)
     escalations: tuple[EscalationPlan, ...] = Field(
-        default=(), max_length=MAX_ESCALATIONS, exclude_if=is_empty, description=_LOOKS
+        default=(), max_length=MAX_ESCALATIONS, exclude_if=is_empty, description=_ESCALATIONS
     )
     prompt_tokens: float = Field(
         default=0.0,
         ge=0,
         exclude_if=lambda tokens: not tokens,
-        description="Of the prompts that serviceSeconds are of, on average, where the stage writes",
+        description="Mean number of prompt tokens that serviceSeconds refer to; for generation stages.",
     )
     prefill_seconds: dict[int, float] = Field(
         default_factory=dict,
         max_length=32,
         exclude_if=is_empty,
-        description="Expected seconds until the answer to a prompt begins, by its tokens, where the stage writes",
+        description="Expected time to first token of a prompt in seconds, by its number of tokens; for generation "
+        "stages.",
     )
     throughput_rps: float = Field(
-        default=0.0, ge=0, description="Rows per second all replicas can serve, at the fastest point allowed"
+        default=0.0, ge=0, description="Rows per second that all replicas can serve at the fastest allowed point."
     )
-    latency_seconds: float = Field(default=0.0, ge=0, description="Planned queueing and service time of the stage")
+    latency_seconds: float = Field(default=0.0, ge=0, description="Planned queueing and service time of the stage.")
     planned_escalation: EscalationPlan | None = Field(
         default=None,
-        exclude_if=lambda look: look is None,
-        description="The second look that capacity and accuracy were planned with, where there is one",
+        exclude_if=lambda escalation: escalation is None,
+        description="The escalation with which capacity and accuracy were planned, if any.",
     )
     shadow_price: float = Field(
         default=0.0,
         ge=0,
         exclude_if=lambda price: not price,
-        description="Expected right answers that a second of a replica is worth to those yet to come, as profiled",
+        description="Shadow price of replica time: expected correct responses per replica second, from the profile.",
     )
     shadow_price_at_rps: float = Field(
         default=0.0,
         ge=0,
         exclude_if=lambda load: not load,
-        description="Rows a second that time is priced for; the router prices it anew by how long batches take there",
+        description="Rows per second for which the shadow price was computed. The router recomputes it from observed"
+        " service times.",
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_fallback_names(cls, given: object) -> object:
-        """Read older plans, which listed fallbacks by name and never had any."""
-        if isinstance(given, dict) and not given.get("fallbackOperatingPoints", True):
-            return {key: value for key, value in given.items() if key != "fallbackOperatingPoints"}
-        return given
+    def _drop_fallback_names(cls, fields: object) -> object:
+        """Accept older plans, which have an empty list of fallback names."""
+        if isinstance(fields, dict) and not fields.get("fallbackOperatingPoints", True):
+            return {key: value for key, value in fields.items() if key != "fallbackOperatingPoints"}
+        return fields
 
     @property
     def planned(self) -> PointPlan:
-        """The operating point that capacity and accuracy were planned with."""
+        """The operating point with which capacity and accuracy were planned."""
         return PointPlan(
             name=self.operating_point,
             accuracy=self.accuracy,
@@ -114,7 +119,7 @@ class StagePlan(Model):
 
     @property
     def expected_accuracy(self) -> float:
-        """What its answers are planned to have, the second look included."""
+        """Expected accuracy of responses, including the planned escalation."""
         return self.accuracy if self.planned_escalation is None else self.planned_escalation.accuracy
 
     @property
@@ -129,7 +134,7 @@ class StagePlan(Model):
 
 
 def unmeasured_point_plan(point: OperatingPoint, basis: AccuracyBasis = "Expected") -> PointPlan:
-    """What a plan says of an operating point whose seconds are not known."""
+    """Plan of an operating point without service times."""
     return PointPlan(
         name=point.name,
         accuracy=point.measured_accuracy().on(basis),
@@ -140,7 +145,7 @@ def unmeasured_point_plan(point: OperatingPoint, basis: AccuracyBasis = "Expecte
 
 
 def initial_stage_plan(stage: Stage) -> StagePlan:
-    """What a stage runs where nothing is planned: its first variant, row by row."""
+    """Plan of a stage without a plan: its first variant with batch size 1."""
     variant = stage.variants[0]
     point = unmeasured_point_plan(variant.points[0])
     return StagePlan(
@@ -156,92 +161,103 @@ def initial_stage_plan(stage: Stage) -> StagePlan:
 
 
 class ForecastRecord(Model):
-    """The load a plan stood on."""
+    """The load that a plan was made for."""
 
-    peak_rps: float = Field(ge=0, description="Requests per second planned for")
+    peak_rps: float = Field(ge=0, description="Requests per second planned for.")
     quantile: float | None = Field(
-        default=None, ge=0, le=1, description="Which quantile of the peak it is; none means the forecast's middle"
+        default=None,
+        ge=0,
+        le=1,
+        description="Quantile of the forecast peak that was planned for; the median if absent.",
     )
-    observed_rps: float = Field(default=0.0, ge=0, description="Latest observed peak of requests per second")
-    source: str = Field(description="lstm, reactive or oracle")
-    reason: str = Field(default="", description="Why this source")
-    hold_reason: str = Field(default="", exclude_if=is_empty, description="Why more is planned for than was forecast")
-    recent_error: float | None = Field(default=None, description="SMAPE of the source's recent forecasts, 0…2")
+    observed_rps: float = Field(default=0.0, ge=0, description="Latest observed peak of requests per second.")
+    source: str = Field(description="Forecaster: lstm, reactive or oracle.")
+    reason: str = Field(default="", description="Why this forecaster was used.")
+    hold_reason: str = Field(
+        default="", exclude_if=is_empty, description="Why the plan is for more load than forecast."
+    )
+    recent_error: float | None = Field(default=None, description="SMAPE of the forecaster's recent forecasts, 0…2.")
 
 
 class Expectation(Model):
-    """What the whole plan is expected to give."""
+    """Expected performance of the plan."""
 
     accuracy: Fraction = Field(
-        description="Of answers under the planned load: product over the stages, whatever the objective's metric; "
-        "where the router mixes operating points, of the best mix that its replicas have seconds for"
+        description="Expected accuracy at the planned load: the product over the stages, whatever the objective's "
+        "metric. If the router mixes operating points, of the best mix that the replicas have time for."
     )
-    latency_seconds: float = Field(ge=0, description="Worst path through the stages")
+    latency_seconds: float = Field(ge=0, description="Latency of the slowest path through the stages.")
     cores: float = Field(ge=0)
     gpus: int = Field(default=0, ge=0)
-    objective: float = Field(description="Value of the objective that was optimised")
+    objective: float = Field(description="Value of the optimized objective.")
 
 
 class RunnerUp(Model):
-    """The best plan that differs, and what choosing it would cost."""
+    """The best different plan, and the loss of choosing it."""
 
-    stages: dict[str, str] = Field(description="Stage to a short line such as `read-l ×2 batch 8`")
+    stages: dict[str, str] = Field(description="Summary of each stage, such as `read-l ×2 batch 8`.")
     objective_loss: float
 
 
 class Explanation(Model):
-    """Why this plan."""
+    """Explanation of the plan."""
 
-    change: str = Field(default="", description="What changed against the plan before, and why")
+    change: str = Field(default="", description="What changed from the previous plan, and why.")
     accuracy_basis: str = Field(
-        default="", description="What its accuracies are: expected values, or the lower ends of their intervals"
+        default="",
+        description="Whether the plan's accuracies are expected values or the lower ends of confidence intervals.",
     )
     excluded_points: tuple[str, ...] = Field(
         default=(),
         max_length=1024,
         exclude_if=is_empty,
-        description="Operating points that the router may not run, and why",
+        description="Operating points that the router may not run, and why.",
     )
     drifted_accuracies: tuple[str, ...] = Field(
         default=(),
         max_length=1024,
         exclude_if=is_empty,
-        description="Operating points that are not as accurate as they were measured to be, and what counts instead",
+        description="Operating points whose observed accuracy differs from the profiled one, and the accuracy used "
+        "instead.",
     )
     batch_sizes_capped: tuple[str, ...] = Field(
         default=(),
         max_length=1024,
         exclude_if=is_empty,
-        description="Stages whose batch sizes are larger than their departure policy sends, and what counts instead",
+        description="Stages whose planned batch size is limited by the scheduling policy.",
     )
     placement: str = Field(
         default="",
         exclude_if=is_empty,
-        description="Whether images are encoded apart, where the plan chooses, and what the other way would cost",
+        description="Chosen encoder placement, and the cost of the alternative, if the plan chooses.",
     )
-    binding_constraint: str = Field(default="", description="What keeps the objective from being better")
+    binding_constraint: str = Field(default="", description="The constraint that limits the objective.")
     runner_up: RunnerUp | None = None
-    solver: str = Field(default="", description="Exact, HiGHS or Gurobi; with the reason where another was asked for")
-    gap: float = Field(default=0.0, ge=0, description="Proven: no plan's objective is greater by more than this")
+    solver: str = Field(
+        default="", description="Exact, HiGHS or Gurobi, with the reason if it is not the configured one."
+    )
+    gap: float = Field(default=0.0, ge=0, description="Proven bound on the objective lost against the optimal plan.")
     solve_seconds: float = Field(default=0.0, ge=0)
 
 
 class PipelinePlanSpec(Model):
-    """One decision of the adapter."""
+    """A decision of the adapter."""
 
     pipeline: Name
-    generation: int = Field(ge=1, description="Grows with every decision that changed anything")
-    created_at: float = Field(description="Unix time in seconds")
-    feasible: bool = Field(default=True, description="False: the least-bad plan; `reason` says what gives")
-    reason: str = Field(default="Optimal", description="Optimal, or why no plan meets every constraint")
-    planned_fraction: Fraction = Field(default=1.0, description="Share of the forecast load this plan can carry")
+    generation: int = Field(ge=1, description="Number of the decision; increases with every change.")
+    created_at: float = Field(description="Unix time in seconds.")
+    feasible: bool = Field(
+        default=True, description="Whether the plan meets every constraint. If false, reason names the relaxed one."
+    )
+    reason: str = Field(default="Optimal", description="Optimal, or why no plan meets every constraint.")
+    planned_fraction: Fraction = Field(default=1.0, description="Share of the forecast load that this plan can carry.")
     stages: tuple[StagePlan, ...] = Field(min_length=1, max_length=32)
     forecast: ForecastRecord | None = None
     expected: Expectation | None = None
     explanation: Explanation = Explanation()
 
     def stage(self, name: str) -> StagePlan:
-        """The plan of that stage; KeyError names the ones there are."""
+        """Return the plan of a stage; KeyError lists the planned stages."""
         for stage in self.stages:
             if stage.name == name:
                 return stage
@@ -254,7 +270,7 @@ class PipelinePlanSpec(Model):
 
 
 class PipelinePlan(Resource):
-    """A plan as the adapter publishes it."""
+    """PipelinePlan is the adapter's decision on what a pipeline runs."""
 
     kind: Literal["PipelinePlan"] = "PipelinePlan"
     spec: PipelinePlanSpec

@@ -1,4 +1,4 @@
-"""Whether a plan is one for this pipeline: one rule for router and operator, so that they never disagree. Pure."""
+"""Validation of a plan against its pipeline, shared by router and operator."""
 
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.plan import PipelinePlan
@@ -6,7 +6,7 @@ from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
 
 
 def validate_plan(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePlan:
-    """The plan, if it is one for this pipeline; raises DocumentError naming what does not fit."""
+    """Return the plan if it fits the pipeline; DocumentError names the field that does not."""
     if plan.spec.pipeline != pipeline.name:
         raise DocumentError(f"spec.pipeline: the plan is for {plan.spec.pipeline!r}, not for {pipeline.name!r}")
     for stage in pipeline.spec.stages:
@@ -17,12 +17,12 @@ def validate_plan(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePl
         except KeyError as error:
             raise DocumentError(f"spec.stages: {error.args[0]}") from error
         if not planned.replicas and stage.name not in idle_stages(plan, pipeline.spec):
-            raise DocumentError(f"spec.stages: {stage.name} has 0 replicas, and what it gives is read")
+            raise DocumentError(f"spec.stages: {stage.name} has 0 replicas, but another stage reads its outputs")
     return plan
 
 
 def idle_stages(plan: PipelinePlan, spec: InferencePipelineSpec) -> frozenset[str]:
-    """The stages that nothing goes to under a plan: those that encode for one that reads images itself."""
+    """Stages without traffic under a plan: encoder stages whose generation stage runs a colocated encoder."""
     return frozenset(
         encoder
         for writer, encoder in spec.encoders.items()

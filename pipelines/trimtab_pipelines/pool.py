@@ -1,4 +1,4 @@
-"""Cores and GPUs that several pipelines share: those whose `spec.budget.pool` names the same pool."""
+"""Pools of cores and GPUs, shared by the pipelines whose `spec.budget.pool` names the pool."""
 
 from pydantic import Field
 
@@ -7,20 +7,22 @@ from trimtab_pipelines.resource import Model, Name
 
 
 class Pool(Model):
-    """What all pipelines of one pool together may ask for."""
+    """Limits on what all pipelines of one pool together may request."""
 
     cores: Cores = Field(gt=0)
     gpus: int = Field(default=0, ge=0)
-    namespaces: tuple[Name, ...] = Field(default=(), description="Whose pipelines may name it; none listed means all")
+    namespaces: tuple[Name, ...] = Field(
+        default=(), description="Namespaces whose pipelines may use the pool; all if empty."
+    )
     max_gain: float = Field(
         default=20.0,
         gt=0,
-        description="The most that all of the pool may be worth to one pipeline, as its objective counts: one that "
-        "would gain more, by its weights or its price of a change, is scaled down to this",
+        description="Largest gain of its objective that one pipeline may claim from the pool. Larger claims, from "
+        "its weights or its switching cost, are scaled down to this.",
     )
 
 
 class Pools(Model):
-    """The pools of a cluster by name, as the file given with `--pools` lists them."""
+    """The pools of a cluster by name, as in the file given with `--pools`."""
 
     pools: dict[Name, Pool]

@@ -1,25 +1,25 @@
-"""How long a prompt takes to be read, by its tokens: as profiles measure, plans tell and routers look up. Pure."""
+"""Prefill time of a prompt by its number of tokens, as profiles measure it and plans publish it."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
 
 
 def prefill_seconds(measured: Mapping[int, float], tokens: float) -> float:
-    """Seconds until an answer to a prompt of so many tokens begins, where nothing else is read or written.
+    """Time to first token of a prompt on an otherwise idle replica.
 
-    Between two lengths a straight line, below the least its value; beyond the greatest it goes on as between the last
-    two, for what was too long to be measured is not read for nothing.
+    Interpolates linearly between measured lengths. Below the shortest it returns the shortest's time; beyond the
+    longest it extrapolates from the last two.
 
     Args:
-        measured: seconds by tokens; where there are none, nothing is known and it takes 0.
+        measured: seconds by number of tokens; 0 is returned if it is empty.
         tokens: of the prompt.
     """
     lengths = sorted(measured)
     if not lengths:
         return 0.0
-    place = bisect_left(lengths, tokens)
-    if place == 0 or len(lengths) == 1:
+    index = bisect_left(lengths, tokens)
+    if index == 0 or len(lengths) == 1:
         return measured[lengths[0]]
-    low, high = lengths[min(place, len(lengths) - 1) - 1], lengths[min(place, len(lengths) - 1)]
+    low, high = lengths[min(index, len(lengths) - 1) - 1], lengths[min(index, len(lengths) - 1)]
     slope = (measured[high] - measured[low]) / (high - low)
     return max(measured[low] + slope * (tokens - low), 0.0)

@@ -1,7 +1,7 @@
-"""How fast it is: measured latency and throughput of each operating point, by batch size and cores.
+"""`ModelProfile`: measured latency and throughput of each operating point, by batch size and cores.
 
-The fit is IPA's latency law l(b) = α b² + β b + γ (section 4.1). Measured batch sizes answer for themselves; the fit
-answers only in between and beyond, and promises no more there than the sizes beside it showed.
+The fit is IPA's latency law l(b) = α b² + β b + γ (section 4.1). Measured batch sizes use their measurement; the fit is
+used between and beyond them, bounded by the neighbouring measurements.
 """
 
 import math
@@ -18,14 +18,14 @@ from trimtab_pipelines.variants import ParameterValue
 
 
 class Measurement(Model):
-    """One batch size at saturation, every batch full."""
+    """One batch size at saturation; every batch is full."""
 
     batch_size: int = Field(ge=1)
     latency_seconds_mean: float = Field(gt=0)
     latency_seconds_p50: float = Field(gt=0)
     latency_seconds_p99: float = Field(gt=0)
-    throughput_rps: float = Field(gt=0, description="Rows per second of one replica")
-    batches: int = Field(ge=1, description="Batches measured")
+    throughput_rps: float = Field(gt=0, description="Rows per second of one replica.")
+    batches: int = Field(ge=1, description="Number of batches measured.")
 
 
 class LatencyFit(Model):
@@ -34,36 +34,34 @@ class LatencyFit(Model):
     quadratic: float
     linear: float
     constant: float
-    mean_relative_error: float = Field(ge=0, description="Mean of |fit − measured| / measured")
+    mean_relative_error: float = Field(ge=0, description="Mean of |fit − measured| / measured.")
 
     def seconds(self, batch_size: float) -> float:
-        """Evaluate the law at a batch size."""
         return (self.quadratic * batch_size + self.linear) * batch_size + self.constant
 
-    def max_seconds(self, least: float, most: float) -> float:
-        """The greatest value of the law between two batch sizes: at either, or where a falling parabola turns."""
-        tops = [self.seconds(least), self.seconds(most)]
-        if self.quadratic < 0 and least < (turn := -self.linear / (2.0 * self.quadratic)) < most:
-            tops.append(self.seconds(turn))
-        return max(tops)
+    def max_seconds(self, low: float, high: float) -> float:
+        """Maximum of the law between two batch sizes: at an end, or at the vertex of a downward parabola."""
+        candidates = [self.seconds(low), self.seconds(high)]
+        if self.quadratic < 0 and low < (vertex := -self.linear / (2.0 * self.quadratic)) < high:
+            candidates.append(self.seconds(vertex))
+        return max(candidates)
 
 
 class LatencyCurve(Model):
-    """What was measured by batch size, and the law fitted to it."""
+    """Measurements by batch size, and the law fitted to them."""
 
     measurements: tuple[Measurement, ...] = Field(min_length=1, max_length=64)
     fit: LatencyFit
 
     def interpolate(self, other: "LatencyCurve", share: float) -> "LatencyCurve":
-        """On the straight line to another, of the batch sizes that both have: 0 is this one, 1 the other.
+        """The curve between this one (share 0) and another (share 1), for the batch sizes that both have.
 
-        Seconds a row are what lies on the line, also of throughput. Beyond the other it goes on, but never below the
-        lesser of both.
+        Seconds per row are interpolated linearly. A share above 1 extrapolates, but never below the lesser of both.
         """
-        pairs = {one.batch_size: one for one in other.measurements}
-        known = [(one, pairs[one.batch_size]) for one in self.measurements if one.batch_size in pairs]
+        others = {measurement.batch_size: measurement for measurement in other.measurements}
+        pairs = [(m, others[m.batch_size]) for m in self.measurements if m.batch_size in others]
         return LatencyCurve(
-            measurements=tuple(_interpolate(one, to, share) for one, to in known),
+            measurements=tuple(_interpolate(start, end, share) for start, end in pairs),
             fit=LatencyFit(
                 quadratic=_linear(self.fit.quadratic, other.fit.quadratic, share),
                 linear=_linear(self.fit.linear, other.fit.linear, share),
@@ -73,54 +71,54 @@ class LatencyCurve(Model):
         )
 
     def with_row_seconds(self, row_seconds: float) -> "LatencyCurve":
-        """Each row of a batch takes so much longer."""
+        """The curve with extra seconds for each row."""
         return LatencyCurve(
-            measurements=tuple(_with_row_seconds(one, row_seconds) for one in self.measurements),
+            measurements=tuple(_with_row_seconds(measurement, row_seconds) for measurement in self.measurements),
             fit=self.fit.model_copy(update={"linear": self.fit.linear + row_seconds}),
         )
 
 
 class ChatProfile(Model):
-    """Of what writes: beside whole answers to chats with an image, what else its times depend on."""
+    """Chat-specific measurements of a generation stage, in addition to complete responses to chats with one image."""
 
-    time_to_first_token: LatencyCurve = Field(description="Until the first piece of the answer")
-    text_only: LatencyCurve = Field(description="Of chats without images, the whole answer")
-    text_only_time_to_first_token: LatencyCurve = Field(description="Of chats without images, until its first piece")
-    tokens: float = Field(ge=1, description="Of a whole answer, on average")
+    time_to_first_token: LatencyCurve = Field(description="Time to first token of chats with one image.")
+    text_only: LatencyCurve = Field(description="Complete responses to text-only chats.")
+    text_only_time_to_first_token: LatencyCurve = Field(description="Time to first token of text-only chats.")
+    tokens: float = Field(ge=1, description="Mean number of output tokens of a response.")
     prompt_tokens: float = Field(
         default=0.0,
         ge=0,
         exclude_if=lambda tokens: not tokens,
-        description="Of the prompts that show an image, on average; images count where they join the prompt",
+        description="Mean number of prompt tokens of chats with one image, including the image's tokens in the prompt.",
     )
     text_prompt_tokens: float = Field(
         default=0.0,
         ge=0,
         exclude_if=lambda tokens: not tokens,
-        description="Of the prompts that show none, on average",
+        description="Mean number of prompt tokens of text-only chats.",
     )
     prefill_seconds: dict[int, float] = Field(
         default_factory=dict,
         max_length=32,
         exclude_if=is_empty,
-        description="Median seconds until the answer to a prompt of words alone begins, by its tokens; one at a time",
+        description="Median time to first token of a single text-only prompt, by its number of tokens.",
     )
 
     def mean_prompt_tokens(self, images: float) -> float:
-        """Of the prompts that times are of, where each shows so many images; 0 where an older profile does not say."""
+        """Mean prompt tokens of the measured chats at a number of images; 0 if the profile has no prefill times."""
         return _linear(self.text_prompt_tokens, self.prompt_tokens, images) if self.prefill_seconds else 0.0
 
     def extra_prefill_seconds(self, tokens: float, images: float) -> float:
-        """What a prompt of so many tokens takes beyond the one that was measured with so many images; none if fewer."""
-        usual = self.mean_prompt_tokens(images)
-        if not tokens > usual:
+        """Prefill seconds of a prompt beyond those of the measured prompts with as many images; 0 if it is shorter."""
+        measured_tokens = self.mean_prompt_tokens(images)
+        if not tokens > measured_tokens:
             return 0.0
-        longer, known = (prefill_seconds(self.prefill_seconds, each) for each in (tokens, usual))
-        return max(longer - known, 0.0)
+        extra = prefill_seconds(self.prefill_seconds, tokens) - prefill_seconds(self.prefill_seconds, measured_tokens)
+        return max(extra, 0.0)
 
 
 class PointProfile(Model):
-    """One operating point of one variant with one allocation of cores."""
+    """Measurements of one operating point of one variant with one allocation of cores."""
 
     variant: Name
     operating_point: Name = "default"
@@ -128,29 +126,31 @@ class PointProfile(Model):
     measurements: tuple[Measurement, ...] = Field(min_length=1, max_length=64)
     fit: LatencyFit
     chats: ChatProfile | None = Field(
-        default=None, exclude_if=lambda chats: chats is None, description="Of a stage that writes answers to chats"
+        default=None, exclude_if=lambda chats: chats is None, description="Measurements of a stage that serves chats."
     )
 
     def for_chats(self, images: float, prompt_tokens: float = 0.0) -> "PointProfile":
-        """The same for chats as they are: measured with no image and with one, a line through both.
+        """The profile for chats with a mean number of images and prompt tokens.
+
+        Times are interpolated between chats without and with one image. Prompt tokens beyond the measured ones add
+        their prefill time to each concurrent chat; shorter prompts cost as much as measured.
 
         Args:
-            images: that each shows on average.
-            prompt_tokens: of each on average. Those beyond the measured ones cost what reading them takes, of each chat
-                that is beside; fewer are as dear as measured.
+            images: mean number per chat.
+            prompt_tokens: mean number per chat.
         """
         if self.chats is None:
             return self
-        own = self.chats.text_only.interpolate(LatencyCurve(measurements=self.measurements, fit=self.fit), images)
+        total = self.chats.text_only.interpolate(LatencyCurve(measurements=self.measurements, fit=self.fit), images)
         first = self.chats.text_only_time_to_first_token.interpolate(self.chats.time_to_first_token, images)
-        beyond = self.chats.extra_prefill_seconds(prompt_tokens, images)
-        if beyond:
-            own, first = own.with_row_seconds(beyond), first.with_row_seconds(beyond)
-        return self._with_curve(own, self.chats.model_copy(update={"time_to_first_token": first}))
+        extra = self.chats.extra_prefill_seconds(prompt_tokens, images)
+        if extra:
+            total, first = total.with_row_seconds(extra), first.with_row_seconds(extra)
+        return self._with_curve(total, self.chats.model_copy(update={"time_to_first_token": first}))
 
     @property
     def to_first_token(self) -> "PointProfile":
-        """The same with times that end with the first piece of an answer, where answers are written."""
+        """The profile with times to first token instead of complete responses, if the stage generates text."""
         return self if self.chats is None else self._with_curve(self.chats.time_to_first_token, None)
 
     def _with_curve(self, curve: LatencyCurve, chats: ChatProfile | None) -> "PointProfile":
@@ -168,10 +168,10 @@ class PointProfile(Model):
         return {measurement.batch_size: measurement for measurement in self.measurements}
 
     def latency_seconds(self, batch_size: int, quantile: float = 0.99) -> float:
-        """The service time of a full batch: p99 for quantiles above 0.9, else the median.
+        """Service time of a full batch: p99 for quantiles above 0.9, else the median.
 
-        A batch size not measured takes the fit, scaled by the nearest measurement's ratio of quantile to mean and held
-        between the sizes beside it; beyond the largest it is never below that one's.
+        A batch size without a measurement uses the fit, scaled by the nearest measurement's ratio of the quantile to
+        the mean and clamped to its neighbours. Beyond the largest measured size it is at least that size's latency.
         """
         field = "latency_seconds_p99" if quantile > 0.9 else "latency_seconds_p50"
         measured = self._by_batch.get(batch_size)
@@ -182,9 +182,10 @@ class PointProfile(Model):
         return self._clamp(self._mean_seconds(batch_size) * ratio, batch_size, field)
 
     def throughput_rps(self, batch_size: int) -> float:
-        """Rows per second of one replica that always has full batches of this size.
+        """Rows per second of one saturated replica with full batches.
 
-        A batch size not measured has no more than the better of the sizes beside it, nor beyond them than the best.
+        A batch size without a measurement has at most the better throughput of its neighbours; beyond all measurements,
+        of the best.
         """
         measured = self._by_batch.get(batch_size)
         if measured is not None:
@@ -192,9 +193,9 @@ class PointProfile(Model):
         return min(batch_size / self._mean_seconds(batch_size), self._max_rps(batch_size))
 
     def _mean_seconds(self, batch_size: int) -> float:
-        """What a batch size that was not measured takes on average: the fit, as far as the sizes beside it allow.
+        """Mean latency of a batch size without a measurement: the fit, clamped to its neighbours.
 
-        The fit counts by its greatest value since the size below: seconds that fall again would be a law turned over.
+        The fit counts with its maximum since the next smaller size, since latency does not decrease with batch size.
         """
         below, _ = self._neighbours(batch_size)
         fitted = self.fit.max_seconds(batch_size if below is None else below.batch_size, batch_size)
@@ -202,20 +203,20 @@ class PointProfile(Model):
         return self._clamp(fitted, batch_size, "latency_seconds_mean")
 
     def _clamp(self, seconds: float, batch_size: int, field: str) -> float:
-        """Seconds between what the sizes beside it took; beyond the largest no less than that one, however many."""
+        """Seconds clamped to the neighbours' measurements; beyond the largest size, at least its measurement."""
         below, above = self._neighbours(batch_size)
-        one = 0.0 if below is None else float(getattr(below, field))
-        other = math.inf if above is None else float(getattr(above, field))
-        return min(max(seconds, min(one, other)), max(one, other))
+        low = 0.0 if below is None else float(getattr(below, field))
+        high = math.inf if above is None else float(getattr(above, field))
+        return min(max(seconds, min(low, high)), max(low, high))
 
     def _max_rps(self, batch_size: int) -> float:
-        """Of a batch size that was not measured: what those beside it showed; where one is missing, any of them."""
+        """Bound on the throughput of a batch size without a measurement: the better neighbour, or the best of all."""
         below, above = self._neighbours(batch_size)
-        known = self.measurements if below is None or above is None else (below, above)
-        return max(measurement.throughput_rps for measurement in known)
+        measurements = self.measurements if below is None or above is None else (below, above)
+        return max(measurement.throughput_rps for measurement in measurements)
 
     def _neighbours(self, batch_size: int) -> tuple[Measurement | None, Measurement | None]:
-        """The measurements of the next smaller and the next larger batch size; None where there is none."""
+        """Measurements of the next smaller and the next larger batch size; None if there is none."""
         smaller = (m for m in self.measurements if m.batch_size < batch_size)
         larger = (m for m in self.measurements if m.batch_size > batch_size)
         return (
@@ -226,42 +227,42 @@ class PointProfile(Model):
     @model_validator(mode="after")
     def _unique_batches(self) -> Self:
         if len(self._by_batch) != len(self.measurements):
-            raise ValueError(f"profile of {self.variant}: a batchSize stands twice in measurements")
+            raise ValueError(f"profile of {self.variant}: measurements has a duplicate batchSize")
         return self
 
 
-def _interpolate(one: Measurement, to: Measurement, share: float) -> Measurement:
-    def line(before: float, after: float) -> float:
-        return max(_linear(before, after, share), min(before, after))
+def _interpolate(start: Measurement, end: Measurement, share: float) -> Measurement:
+    def line(low: float, high: float) -> float:
+        return max(_linear(low, high, share), min(low, high))
 
     return Measurement(
-        batch_size=one.batch_size,
-        latency_seconds_mean=line(one.latency_seconds_mean, to.latency_seconds_mean),
-        latency_seconds_p50=line(one.latency_seconds_p50, to.latency_seconds_p50),
-        latency_seconds_p99=line(one.latency_seconds_p99, to.latency_seconds_p99),
-        throughput_rps=1.0 / line(1.0 / one.throughput_rps, 1.0 / to.throughput_rps),
-        batches=min(one.batches, to.batches),
+        batch_size=start.batch_size,
+        latency_seconds_mean=line(start.latency_seconds_mean, end.latency_seconds_mean),
+        latency_seconds_p50=line(start.latency_seconds_p50, end.latency_seconds_p50),
+        latency_seconds_p99=line(start.latency_seconds_p99, end.latency_seconds_p99),
+        throughput_rps=1.0 / line(1.0 / start.throughput_rps, 1.0 / end.throughput_rps),
+        batches=min(start.batches, end.batches),
     )
 
 
-def _with_row_seconds(one: Measurement, row_seconds: float) -> Measurement:
-    seconds = one.batch_size * row_seconds
+def _with_row_seconds(measurement: Measurement, row_seconds: float) -> Measurement:
+    seconds = measurement.batch_size * row_seconds
     return Measurement(
-        batch_size=one.batch_size,
-        latency_seconds_mean=one.latency_seconds_mean + seconds,
-        latency_seconds_p50=one.latency_seconds_p50 + seconds,
-        latency_seconds_p99=one.latency_seconds_p99 + seconds,
-        throughput_rps=1.0 / (1.0 / one.throughput_rps + row_seconds),
-        batches=one.batches,
+        batch_size=measurement.batch_size,
+        latency_seconds_mean=measurement.latency_seconds_mean + seconds,
+        latency_seconds_p50=measurement.latency_seconds_p50 + seconds,
+        latency_seconds_p99=measurement.latency_seconds_p99 + seconds,
+        throughput_rps=1.0 / (1.0 / measurement.throughput_rps + row_seconds),
+        batches=measurement.batches,
     )
 
 
-def _linear(one: float, to: float, share: float) -> float:
-    return one + share * (to - one)
+def _linear(start: float, end: float, share: float) -> float:
+    return start + share * (end - start)
 
 
 class Hardware(Model):
-    """What it was measured on."""
+    """Hardware on which the profile was measured."""
 
     processor: str
     accelerator: str | None = None
@@ -269,14 +270,14 @@ class Hardware(Model):
 
 
 class ModelIdentity(Model):
-    """A variant as it was when it was measured."""
+    """Identity of a variant when it was measured."""
 
     family: str = ""
     parameters: dict[str, ParameterValue] = Field(default_factory=dict)
-    weights: str = Field(default="", description="SHA-256 of files on the machine; else the address they came from")
+    weights: str = Field(default="", description="SHA-256 of local weights; else their URI.")
 
     def describe_change(self, now: "ModelIdentity") -> str:
-        """Say in a few words what the variant has become since; empty where it is the same."""
+        """Short description of how the variant has changed since; empty if it has not."""
         if self.family != now.family:
             return f"family {self.family}, which is {now.family} now"
         if self.parameters != now.parameters:
@@ -286,30 +287,31 @@ class ModelIdentity(Model):
 
 
 class ModelProfileSpec(Model):
-    """All that was measured for one stage of one pipeline on one kind of hardware."""
+    """Measurements of one stage of one pipeline on one kind of hardware."""
 
     pipeline: Name
     stage: Name
     hardware: Hardware
     points: tuple[PointProfile, ...] = Field(min_length=1, max_length=4096)
     models: dict[str, ModelIdentity] = Field(
-        default_factory=dict, description="What was measured, by variant; older profiles do not say"
+        default_factory=dict, description="Identity of each measured variant. Absent in older profiles."
     )
     base_allocation: dict[str, Cores] = Field(
-        default_factory=dict, description="Least cores at which each variant meets the stage's SLO and base load"
+        default_factory=dict, description="Minimum cores with which each variant meets the stage's SLO and base load."
     )
     stage_slo_seconds: float | None = Field(
-        default=None, gt=0, description="Five times the mean latency at batch 1 (IPA, section 4.1)"
+        default=None, gt=0, description="Five times the mean latency at batch 1 (IPA, section 4.1)."
     )
     longest_batch_seconds: float | None = Field(
         default=None,
         gt=0,
         exclude_if=lambda seconds: seconds is None,
-        description="Batch sizes were left out since a smaller one took longer than this; absent where none was",
+        description="Latency limit while measuring. Larger batch sizes were skipped after a smaller one exceeded it;"
+        " absent if none was.",
     )
 
     def point(self, variant: str, operating_point: str, cores: float) -> PointProfile | None:
-        """What was measured for this allocation of cores, or None."""
+        """Measurements of an allocation of cores, or None."""
         for point in self.points:
             if (point.variant, point.operating_point) == (variant, operating_point) and abs(point.cores - cores) < 1e-6:
                 return point
@@ -317,30 +319,29 @@ class ModelProfileSpec(Model):
 
 
 class ModelProfile(Resource):
-    """A profile as the profiler writes it."""
+    """ModelProfile holds the measured latency and throughput of a stage's operating points."""
 
     kind: Literal["ModelProfile"] = "ModelProfile"
     spec: ModelProfileSpec
 
 
 def profiles_by_stage(profiles: Iterable[ModelProfile]) -> dict[str, ModelProfile]:
-    """One profile a stage: the points measured on several kinds of hardware, CPU and GPU, stand together.
+    """Merge profiles by stage: points measured on several kinds of hardware, CPU and GPU, are combined.
 
-    A variant asks for one kind, so no point is there twice; if it is, the later profile's counts, as
-    does what else the later one says of the stage.
+    A point present twice, and all fields of the stage, are taken from the later profile.
     """
-    found: dict[str, ModelProfile] = {}
+    merged: dict[str, ModelProfile] = {}
     for profile in profiles:
-        before = found.get(profile.spec.stage)
-        found[profile.spec.stage] = profile if before is None else _merge(before, profile)
-    return found
+        earlier = merged.get(profile.spec.stage)
+        merged[profile.spec.stage] = profile if earlier is None else _merge(earlier, profile)
+    return merged
 
 
-def _merge(one: ModelProfile, other: ModelProfile) -> ModelProfile:
-    points = {(p.variant, p.operating_point, p.cores): p for p in (*one.spec.points, *other.spec.points)}
-    together = {
+def _merge(earlier: ModelProfile, later: ModelProfile) -> ModelProfile:
+    points = {(p.variant, p.operating_point, p.cores): p for p in (*earlier.spec.points, *later.spec.points)}
+    merged = {
         "points": tuple(points.values()),
-        "models": one.spec.models | other.spec.models,
-        "base_allocation": one.spec.base_allocation | other.spec.base_allocation,
+        "models": earlier.spec.models | later.spec.models,
+        "base_allocation": earlier.spec.base_allocation | later.spec.base_allocation,
     }
-    return other.model_copy(update={"spec": other.spec.model_copy(update=together)})
+    return later.model_copy(update={"spec": later.spec.model_copy(update=merged)})

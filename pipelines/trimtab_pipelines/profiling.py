@@ -1,8 +1,8 @@
-"""What must be measured before a pipeline can be planned in a cluster: a task for each kind of node and Secret. Pure.
+"""Profile tasks: the measurements that a pipeline needs before it can be planned in a cluster.
 
-The operator makes a Job of each task, the profiler carries it out; both find it by this one rule. A task's fingerprint
-changes exactly when nothing of what was measured before counts any longer. The SLO is not in it: what was measured
-within one stays true under another, but a longer one asks for the batch sizes that a shorter one left out.
+There is one task for each kind of node and Secret. The operator creates a Job for each task and the profiler runs it. A
+task's fingerprint changes exactly when its earlier measurements no longer apply. The SLO is not part of it:
+measurements stay valid under another SLO, but a longer one needs batch sizes that a shorter one skipped.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from trimtab_pipelines.synthetic_inputs import INPUT_ANNOTATIONS
 from trimtab_pipelines.variants import Variant
 
 FINGERPRINT_ANNOTATION = f"{GROUP}/fingerprint"
-"""On a ModelProfile: the fingerprint of the task it answers."""
+"""On a ModelProfile: the fingerprint of its task."""
 _PROFILED_FIELDS = {
     "name",
     "family",
@@ -37,36 +37,35 @@ _PROFILED_FIELDS = {
     "operating_points",
 }
 _ACCURACY_FIELDS = ("accuracy", "accuracyEvidence", "accuracyByTask", "escalations")
-"""Of an operating point."""
+"""Fields of an operating point that do not affect its latency."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileTask:
-    """Variants of a pipeline that run on one kind of node, with one Secret or none.
-
-    `accelerator` is None on nodes used without one; `run` names its Job: the fingerprint, and the SLO measured within.
-    """
+    """Variants of a pipeline that run on one kind of node, with one Secret or none."""
 
     name: str
     accelerator: str | None
+    """None for nodes used without accelerator."""
     variants: tuple[tuple[str, str], ...]
     fingerprint: str
     run: str
+    """Identifies the task's Job: the fingerprint and the SLO."""
 
     def of_stage(self, stage: str) -> tuple[str, ...]:
-        """The variants to measure in a stage."""
+        """Variants of a stage to measure."""
         return tuple(variant for owner, variant in self.variants if owner == stage)
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages that have something to measure, in order."""
+        """Stages with variants to measure, in order."""
         return tuple(dict.fromkeys(stage for stage, _ in self.variants))
 
 
 def profile_tasks(pipeline: InferencePipeline) -> tuple[ProfileTask, ...]:
-    """Divide a pipeline's variants by the kind of node they ask for and by the Secret their weights are fetched with.
+    """Group a pipeline's variants by kind of node and by the Secret of their weights.
 
-    Two Secrets in one pod would name the same variables. Variants with a container of their own fall out.
+    Two Secrets in one pod could set the same variables. Variants with their own container are not measured.
     """
     kinds: dict[str, list[tuple[Stage, Variant]]] = {}
     for stage in pipeline.spec.stages:
@@ -74,43 +73,45 @@ def profile_tasks(pipeline: InferencePipeline) -> tuple[ProfileTask, ...]:
             if variant.container is not None:
                 continue
             kinds.setdefault(_node_kind(variant), []).append((stage, variant))
-    asked = pipeline.metadata.annotations.get(PROFILE_ANNOTATION, "")
+    request = pipeline.metadata.annotations.get(PROFILE_ANNOTATION, "")
     image = [pipeline.spec.model_server_image] if pipeline.spec.model_server_image else []
-    drawn = [f"{key}: {told}" for key, told in pipeline.metadata.annotations.items() if key in INPUT_ANNOTATIONS]
-    wanted = [asked, *image, *sorted(drawn)] if image or drawn else asked
-    return tuple(_task(pipeline.spec, members, wanted) for members in kinds.values())
+    inputs = [f"{key}: {value}" for key, value in pipeline.metadata.annotations.items() if key in INPUT_ANNOTATIONS]
+    version = [request, *image, *sorted(inputs)] if image or inputs else request
+    return tuple(_task(pipeline.spec, members, version) for members in kinds.values())
 
 
 def missing_profile_tasks(pipeline: InferencePipeline, profiles: Iterable[ModelProfile]) -> tuple[ProfileTask, ...]:
-    """The tasks whose stages are not all profiled yet, or whose profiles are out of date or end before the SLO does."""
-    known = {
+    """Tasks with stages that have no profile, an outdated one, or one that skipped batch sizes within the SLO."""
+    profiled = {
         (profile.spec.stage, profile.metadata.annotations.get(FINGERPRINT_ANNOTATION, ""))
         for profile in profiles
         if profile.spec.pipeline == pipeline.name and _covers_slo(profile, pipeline.spec.slo.latency_seconds)
     }
     return tuple(
-        task for task in profile_tasks(pipeline) if any((stage, task.fingerprint) not in known for stage in task.stages)
+        task
+        for task in profile_tasks(pipeline)
+        if any((stage, task.fingerprint) not in profiled for stage in task.stages)
     )
 
 
 def _covers_slo(profile: ModelProfile, slo_seconds: float) -> bool:
-    """Whether all batch sizes that may keep the SLO were measured, however long that was when they were."""
+    """Whether all batch sizes within the SLO were measured."""
     return slo_seconds <= (profile.spec.longest_batch_seconds or math.inf)
 
 
 def unprofiled_containers(pipeline: InferencePipeline, profiles: Iterable[ModelProfile]) -> tuple[tuple[str, str], ...]:
-    """The (stage, variant)s with containers of their own that no profile has points of.
+    """(stage, variant) of each user-provided container without measurements.
 
-    The profiler cannot start them; who brings the container gives a ModelProfile, of any name and without fingerprint.
+    The profiler cannot start these containers; users provide a ModelProfile of any name, without fingerprint.
     """
-    known = {
+    profiled = {
         (profile.spec.stage, point.variant)
         for profile in profiles
         if profile.spec.pipeline == pipeline.name
         for point in profile.spec.points
     }
-    named = ((stage.name, one.name) for stage in pipeline.spec.stages for one in stage.variants if one.container)
-    return tuple(one for one in named if one not in known)
+    containers = ((stage.name, v.name) for stage in pipeline.spec.stages for v in stage.variants if v.container)
+    return tuple(container for container in containers if container not in profiled)
 
 
 def _node_kind(variant: Variant) -> str:
@@ -120,28 +121,29 @@ def _node_kind(variant: Variant) -> str:
     return json.dumps([placement, variant.resources.gpu > 0, *secret], sort_keys=True)
 
 
-def _measured(variant: Variant) -> dict[str, Any]:
-    """What of a variant its seconds hang on: how accurate its operating points are is not among it."""
-    found = variant.model_dump(mode="json", include=_PROFILED_FIELDS)
-    for point in found["operatingPoints"]:
+def _profiled_fields(variant: Variant) -> dict[str, Any]:
+    """Fields of a variant that affect its latency."""
+    fields = variant.model_dump(mode="json", include=_PROFILED_FIELDS)
+    for point in fields["operatingPoints"]:
         for field in _ACCURACY_FIELDS:
             point.pop(field, None)
-    return found
+    return fields
 
 
-def _read(spec: InferencePipelineSpec, stage: Stage) -> list[tuple[str, str, list[int]]]:
-    """What the rows are that a stage is measured with: of each tensor it reads the name, the datatype and the shape."""
+def _input_tensors(spec: InferencePipelineSpec, stage: Stage) -> list[tuple[str, str, list[int]]]:
+    """Name, datatype and shape of each of the stage's inputs."""
     tensors = ((read.name, source_of(spec, read.source)) for read in stage.inputs)
     return [(name, tensor.datatype, [*tensor.shape]) for name, tensor in tensors]
 
 
-def _task(spec: InferencePipelineSpec, members: list[tuple[Stage, Variant]], wanted: str | list[str]) -> ProfileTask:
+def _task(spec: InferencePipelineSpec, members: list[tuple[Stage, Variant]], version: str | list[str]) -> ProfileTask:
     first = members[0][1]
     accelerator = "gpu" if first.resources.gpu else None
     measured = [
-        [stage.name, _read(spec, stage), [*stage.batch_sizes], _measured(variant)] for stage, variant in members
+        [stage.name, _input_tensors(spec, stage), [*stage.batch_sizes], _profiled_fields(variant)]
+        for stage, variant in members
     ]
-    fingerprint = hashlib.sha256(json.dumps([measured, wanted], sort_keys=True).encode()).hexdigest()[:16]
+    fingerprint = hashlib.sha256(json.dumps([measured, version], sort_keys=True).encode()).hexdigest()[:16]
     kind = hashlib.sha256(_node_kind(first).encode()).hexdigest()[:5]
     return ProfileTask(
         name=f"{accelerator or 'cpu'}-{kind}",

@@ -1,7 +1,7 @@
-"""Amounts as people write them: Kubernetes quantities and durations, read into plain numbers.
+"""Kubernetes quantities and durations, parsed into numbers.
 
-`500m` cores become 0.5, `256Mi` bytes become 268435456 and `250ms` becomes 0.25 seconds. Documents keep the written
-form's precision: they are written back in the shortest spelling that reads as the same number.
+`500m` cores become 0.5, `256Mi` bytes become 268435456 and `250ms` becomes 0.25 seconds. Numbers are serialized in the
+shortest form that parses to the same number.
 """
 
 import math
@@ -31,11 +31,11 @@ _DURATION_UNITS = {"ms": Decimal("1e-3"), "s": Decimal(1), "m": Decimal(60), "h"
 DURATION_PATTERN = r"^([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|m|h)$"
 _DURATION = re.compile(DURATION_PATTERN)
 AS_WRITTEN = {"as_written": True}
-"""The context in which a document is validated that a person may have written, where a duration needs its unit."""
+"""Validation context of a document written by a user, in which a duration needs its unit."""
 
 
 def parse_quantity(written: object) -> float:
-    """The number a Kubernetes quantity stands for; raises ValueError that shows the right form."""
+    """Parse a Kubernetes quantity; ValueError shows the valid form."""
     if isinstance(written, bool) or not isinstance(written, int | float | str):
         raise ValueError(f"{written!r} is not a quantity; write a number such as 2, 0.5, 500m or 256Mi")
     if isinstance(written, int | float):
@@ -51,7 +51,7 @@ def parse_quantity(written: object) -> float:
 
 
 def parse_duration(written: object) -> float:
-    """Seconds for `250ms`, `1.5s`, `2m` or `1h`; a bare number, as code gives it, counts as seconds."""
+    """Parse `250ms`, `1.5s`, `2m` or `1h` into seconds; a number is in seconds."""
     if isinstance(written, bool) or not isinstance(written, int | float | str):
         raise ValueError(f"{written!r} is not a duration; write for instance 250ms, 1.5s or 2m")
     if isinstance(written, int | float):
@@ -67,7 +67,7 @@ def parse_duration(written: object) -> float:
 
 
 def _parse_duration(written: object, info: ValidationInfo) -> float:
-    """Do as `parse_duration` does, but take no bare number out of a document: 400 may be meant as milliseconds."""
+    """`parse_duration`, but a number in a document is an error, since 400 may be meant as milliseconds."""
     seconds = parse_duration(written)
     if info.context is AS_WRITTEN and isinstance(written, int | float):
         raise ValueError(f"{written!r} has no unit; write {written}ms or {written}s")
@@ -75,12 +75,12 @@ def _parse_duration(written: object, info: ValidationInfo) -> float:
 
 
 def format_cores(cores: float) -> str:
-    """Write cores in whole cores where possible, else in millicores."""
+    """Format cores, in millicores unless whole."""
     return f"{cores:.0f}" if cores == round(cores) else f"{Decimal(repr(cores)) * 1000:f}".rstrip("0").rstrip(".") + "m"
 
 
 def format_bytes(size: float) -> str:
-    """Write bytes with the largest binary suffix that leaves a whole number."""
+    """Format bytes with the largest binary suffix that leaves a whole number."""
     for suffix in ("Gi", "Mi", "Ki"):
         unit = int(_SUFFIXES[suffix])
         if size and size % unit == 0:
@@ -89,7 +89,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Write a duration in seconds when whole, else in milliseconds."""
+    """Format seconds, in milliseconds unless whole."""
     if seconds == round(seconds):
         return f"{seconds:.0f}s"
     return f"{Decimal(repr(seconds)) * 1000:f}".rstrip("0").rstrip(".") + "ms"
@@ -115,5 +115,5 @@ Seconds = Annotated[
 ]
 Fraction = Annotated[
     float,
-    Field(ge=0, le=1, description="Between 0 and 1"),
+    Field(ge=0, le=1, description="Between 0 and 1."),
 ]

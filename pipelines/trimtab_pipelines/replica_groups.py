@@ -1,4 +1,4 @@
-"""Replica groups: the variants of a stage that share replicas. Operator, router and profiler use this one rule.
+"""Replica groups: variants of a stage that share replicas.
 
 Variants that request the same resources on the same nodes are loaded together, so that a change of variant starts no
 pod (docs/decisions/004). A variant with its own container, or of a stage with `variantPlacement: Dedicated`, is a group
@@ -15,29 +15,28 @@ from trimtab_pipelines.variants import Variant
 
 @dataclass(frozen=True, slots=True)
 class ReplicaGroup:
-    """Variants of one stage that one replica hosts; `name` is the variant's where there is but one."""
+    """Variants of one stage that one replica hosts. A group of one variant has its name."""
 
     name: str
     variants: tuple[Variant, ...]
 
     @property
     def names(self) -> frozenset[str]:
-        """The variants' names."""
         return frozenset(variant.name for variant in self.variants)
 
     @property
     def cores(self) -> float:
-        """Cores one replica asks for; the same for each of its variants."""
+        """Cores that one replica requests; the same for each of its variants."""
         return self.variants[0].resources.cpu
 
     @property
     def gpus(self) -> int:
-        """GPUs one replica asks for; the same for each of its variants."""
+        """GPUs that one replica requests; the same for each of its variants."""
         return self.variants[0].resources.gpu
 
 
 def replica_groups(stage: Stage) -> tuple[ReplicaGroup, ...]:
-    """Divide a stage's variants, in the order of each group's first variant."""
+    """Replica groups of a stage, in the order of each group's first variant."""
     groups: dict[str, list[Variant]] = {}
     for variant in stage.variants:
         groups.setdefault(_group_key(stage, variant), []).append(variant)
@@ -45,7 +44,7 @@ def replica_groups(stage: Stage) -> tuple[ReplicaGroup, ...]:
 
 
 def group_of(stage: Stage, variant: str) -> ReplicaGroup:
-    """The group that hosts a variant; KeyError names the variants there are."""
+    """The replica group of a variant; KeyError lists the known variants."""
     stage.variant(variant)
     return next(group for group in replica_groups(stage) if variant in group.names)
 

@@ -1,10 +1,10 @@
-"""How a request ends: each that is received in exactly one of five ways, so that received is the sum of all ends."""
+"""Outcomes of a request. Each received request has exactly one, so the outcomes add up to the received requests."""
 
 from enum import IntEnum
 
 
 class RequestOutcome(IntEnum):
-    """The five ends of a request: a number in records, a word in what people and other programs read."""
+    """Outcome of a request: a number in records, a word in metrics and output."""
 
     OK = 0
     LATE = 1
@@ -14,9 +14,8 @@ class RequestOutcome(IntEnum):
 
     @property
     def word(self) -> str:
-        """How it is told and counted."""
         return self.name.lower()
 
 
 OK, LATE, DROPPED, REFUSED, FAILED = RequestOutcome
-"""The same by themselves, for where every request passes: looking up a member of an enumeration takes its time."""
+"""Module-level names for the per-request path, where looking up an enum member is slow."""

@@ -1,4 +1,4 @@
-"""The shape all our documents share: apiVersion, kind, metadata and a frozen, strict body in camelCase."""
+"""Base classes of all resources: apiVersion, kind, metadata and a frozen, strict body in camelCase."""
 
 from collections.abc import Iterable, Sized
 from typing import Annotated, Any, Literal
@@ -8,25 +8,25 @@ from pydantic.alias_generators import to_camel
 
 API_VERSION: Literal["trimtab.dev/v1alpha1"] = "trimtab.dev/v1alpha1"
 ADVISORY_SUFFIX = "-advisory"
-"""How the name of a PipelinePlan ends that nothing acts on; no pipeline's own may."""
+"""Suffix of the names of advisory PipelinePlans; reserved."""
 
 Name = Annotated[
     str,
     Field(
         pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
         max_length=63,
-        description="Lower-case letters, digits and dashes (a Kubernetes name)",
+        description="Lower-case letters, digits and dashes (a Kubernetes name).",
     ),
 ]
 
 
 def is_empty(value: Sized) -> bool:
-    """Tell whether a field has nothing to say. Left out then, it troubles no older reader that does not know it."""
+    """Whether a field is empty and omitted, so that older readers do not see an unknown field."""
     return not value
 
 
 class Model(BaseModel):
-    """A frozen value whose unknown fields are errors; camelCase outside, snake_case inside."""
+    """A frozen value that rejects unknown fields; camelCase in documents, snake_case in Python."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -39,7 +39,7 @@ class Model(BaseModel):
 
 
 class Metadata(BaseModel):
-    """Who a resource is. What a cluster adds to metadata is carried along unread."""
+    """Identity of a resource; other metadata fields are preserved."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -50,7 +50,7 @@ class Metadata(BaseModel):
 
 
 class Resource(Model):
-    """A Kubernetes resource of ours. `status` belongs to whoever reports and is not part of what was asked."""
+    """A Kubernetes resource. `status` is written by controllers and excluded."""
 
     api_version: Literal["trimtab.dev/v1alpha1"] = API_VERSION
     kind: str
@@ -59,9 +59,9 @@ class Resource(Model):
 
 
 def require_unique(names: Iterable[str], where: str) -> None:
-    """Raise ValueError that shows the first name standing twice."""
-    seen: set[str] = set()
+    """Raise ValueError with the first duplicate name."""
+    unique: set[str] = set()
     for name in names:
-        if name in seen:
-            raise ValueError(f"{where}: the name {name!r} stands twice; names must be unique")
-        seen.add(name)
+        if name in unique:
+            raise ValueError(f"{where}: duplicate name {name!r}; names must be unique")
+        unique.add(name)

@@ -1,4 +1,4 @@
-"""The last line every benchmark, demo and fault test prints: its figures, and which bars hold."""
+"""`ResultLine`: the last line of a command, with its figures and thresholds as JSON."""
 
 import sys
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ Direction = Literal["<=", ">=", "=="]
 
 
 class Threshold(BaseModel):
-    """One bar: the value reached, the bound asked for, and whether it holds."""
+    """A threshold: the value reached, its bound, and whether it holds."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -21,13 +21,12 @@ class Threshold(BaseModel):
 
 
 def threshold(name: str, value: float, direction: Direction, bound: float) -> Threshold:
-    """Compare a value with its bound."""
     holds = {"<=": value <= bound, ">=": value >= bound, "==": value == bound}[direction]
     return Threshold(bar=name, value=value, bound=f"{direction} {bound:g}", holds=holds)
 
 
 class ResultLine(BaseModel):
-    """A command's name, its figures with units in their names, and its bars."""
+    """Name of a command, its figures with units in their names, and its thresholds."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -37,10 +36,9 @@ class ResultLine(BaseModel):
 
     @property
     def holds(self) -> bool:
-        """Whether every bar holds."""
+        """Whether every threshold holds."""
         return all(bar.holds for bar in self.bars)
 
     def print(self) -> None:
-        """Print the one line of JSON that ends a command."""
         sys.stdout.write(self.model_dump_json() + "\n")
         sys.stdout.flush()

@@ -1,12 +1,12 @@
-"""What a second of a replica is worth to those who are yet to come: the price that the fast loop pays for time. Pure.
+"""Shadow price of replica time: expected correct responses per second.
 
-Were load steady and endlessly divisible, the best use of a stage would be a mix of operating points: as many right
-answers as the replicas have seconds for. The price is the dual value of these seconds in that linear program, and so
-the slope of the best mixes' curve where the seconds end. A row is then served better only as long as that gives more
-right answers a second than elsewhere; where there are seconds for the best point for everybody, time costs nothing.
+At a constant, divisible load the best use of a stage is a mix of operating points that yields the most correct
+responses in the replicas' seconds. The shadow price is the dual value of these seconds in that linear program: the
+slope of the best mixes' curve at the available seconds. The router serves a row with a more accurate option only if the
+gain per second exceeds the price; if there is time for the best point for every row, the price is 0.
 
-A plan is with_shadow_price by what was profiled. The router prices it anew by how long batches take there: where they take longer,
-a second gives fewer right answers, and the seconds there are reach less far.
+A plan's price is computed from the profile. The router recomputes it from observed service times, since slower batches
+yield fewer correct responses per second and use up the available seconds earlier.
 """
 
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ from trimtab_pipelines.accuracy_hull import best_mix
 from trimtab_pipelines.plan import StagePlan
 
 BUSY_SHARE = 0.85
-"""Of a replica's seconds: what is left over goes to chance, since what is planned full waits without end."""
+"""Usable share of a replica's seconds; the rest absorbs variation."""
 
 
 def shadow_price(points: Sequence[tuple[float, float]], rows_rps: float, replicas: int) -> float:
-    """Expected right answers a second.
+    """Expected correct responses per second of replica time.
 
     Args:
-        points: (seconds of a row in a full batch, accuracy) of each operating point allowed.
-        rows_rps: rows a second that are expected.
+        points: (seconds of a row in a full batch, accuracy) of each option.
+        rows_rps: expected rows per second.
         replicas: that share them.
     """
     if rows_rps <= 0:
@@ -32,18 +32,18 @@ def shadow_price(points: Sequence[tuple[float, float]], rows_rps: float, replica
 
 
 def seconds_per_row(rows_rps: float, replicas: int) -> float:
-    """Seconds that replicas have for a row, of so many (more than 0) a second."""
+    """Replica seconds available for a row at a rate above 0."""
     return BUSY_SHARE * replicas / rows_rps
 
 
 def with_shadow_price(stage: StagePlan, rows_rps: float) -> StagePlan:
-    """The plan of a stage with the price of its time; 0 where nothing is known of how long it takes."""
+    """A stage's plan with its shadow price; 0 if service times are unknown."""
     price = shadow_price(row_options(stage), rows_rps, stage.replicas)
     return stage.model_copy(update={"shadow_price": price, "shadow_price_at_rps": max(rows_rps, 0.0)})
 
 
 def observed_shadow_price(stage: StagePlan, service_ratio: float) -> float:
-    """The price of time where batches take so many times what was profiled; a plan with_shadow_price for no load keeps its own."""
+    """The shadow price with service times scaled by a ratio; a plan without a rate keeps its price."""
     if not stage.shadow_price_at_rps:
         return stage.shadow_price
     slower = [(seconds * service_ratio, accuracy) for seconds, accuracy in row_options(stage)]
@@ -51,13 +51,13 @@ def observed_shadow_price(stage: StagePlan, service_ratio: float) -> float:
 
 
 def row_options(stage: StagePlan) -> list[tuple[float, float]]:
-    """(seconds of a row in full batches, accuracy) of each way to answer it, second looks among them."""
+    """(seconds of a row in full batches, accuracy) of each option, including escalations."""
     seconds = {p.name: p.service_seconds.get(stage.batch_size, 0.0) / stage.batch_size for p in stage.points}
-    found = [(seconds[point.name], point.accuracy) for point in stage.points]
-    looks = ((point.name, look) for point in stage.points for look in point.escalations)
-    found += [
-        (seconds[first] + look.share * seconds[look.to], look.accuracy)
-        for first, look in looks
-        if seconds[first] > 0 and seconds.get(look.to, 0.0) > 0
+    options = [(seconds[point.name], point.accuracy) for point in stage.points]
+    escalations = ((point.name, escalation) for point in stage.points for escalation in point.escalations)
+    options += [
+        (seconds[first] + escalation.share * seconds[escalation.to], escalation.accuracy)
+        for first, escalation in escalations
+        if seconds[first] > 0 and seconds.get(escalation.to, 0.0) > 0
     ]
-    return found
+    return options

@@ -1,4 +1,4 @@
-"""The one machine that a pipeline runs on, and what is left of it for replicas."""
+"""CPU usage on the machine that a pipeline shares with other processes."""
 
 from pydantic import Field
 
@@ -6,12 +6,12 @@ from trimtab_pipelines.resource import Model
 
 
 class Machine(Model):
-    """Its processor cores, and how many of them others than the replicas keep busy: router, door, callers."""
+    """Cores of the machine, and cores used by other processes than replicas: router, proxy, clients."""
 
     cores: float = Field(gt=0)
     other_cores: float = Field(ge=0)
 
     @property
     def available_cores(self) -> float:
-        """Cores that replicas can compute on all the time; one at the least, which they then share."""
+        """Cores that replicas can use; at least one."""
         return max(self.cores - self.other_cores, 1.0)

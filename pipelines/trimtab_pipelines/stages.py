@@ -1,4 +1,4 @@
-"""A stage of a pipeline: one task, the variants that can do it, and where its tensors come from."""
+"""Stage of a pipeline: a task, its variants, and the sources of its inputs."""
 
 from collections.abc import Collection
 from typing import Annotated, Literal, Self
@@ -30,28 +30,28 @@ Reference = Annotated[
     Field(
         pattern=r"^[A-Za-z0-9_-]+\.(inputs|outputs)\.[A-Za-z_][A-Za-z0-9_.-]*$",
         max_length=201,
-        description="request.inputs.TENSOR or STAGE.outputs.TENSOR",
+        description="request.inputs.TENSOR or STAGE.outputs.TENSOR.",
     ),
 ]
 
 
 class StageInput(Model):
-    """Where a stage takes one of its tensors from."""
+    """An input tensor of a stage."""
 
     name: TensorName
     source: Reference = Field(alias="from")
-    optional: bool = Field(default=False, description="The stage runs without it where its source is absent")
+    optional: bool = Field(default=False, description="The stage runs without this input if its source is absent.")
 
 
 class PipelineOutput(Model):
-    """A tensor the client receives."""
+    """A tensor returned to the client."""
 
     name: TensorName
     source: Reference = Field(alias="from")
 
 
 class Pin(Model):
-    """What the user holds fixed; a constraint of the program."""
+    """Fixed choices; the planner keeps them."""
 
     variant: Name | None = None
     operating_point: Name | None = None
@@ -60,32 +60,35 @@ class Pin(Model):
 
 
 class Stage(Model):
-    """One task, and the variants that can do it."""
+    """A task and the variants that perform it."""
 
     name: Name
     inputs: tuple[StageInput, ...] = Field(min_length=1, max_length=16)
     outputs: tuple[StageOutput, ...] = Field(min_length=1, max_length=16)
     variants: tuple[Variant, ...] = Field(min_length=1, max_length=64)
     batch_sizes: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = Field(
-        default=(1, 2, 4, 8, 16, 32, 64), min_length=1, max_length=32, description="Batch sizes worth planning with"
+        default=(1, 2, 4, 8, 16, 32, 64),
+        min_length=1,
+        max_length=32,
+        description="Batch sizes that the planner considers.",
     )
     min_replicas: int = Field(default=1, ge=1, le=1000)
     max_replicas: int = Field(default=64, ge=1, le=1000)
     variant_placement: Literal["Shared", "Dedicated"] = Field(
         default="Shared",
         description="Shared: a replica loads every variant that requests the same resources, so that a change of "
-        "variant starts no replica. Dedicated: a replica loads one variant",
+        "variant starts no replica. Dedicated: a replica loads one variant.",
     )
     retryable: bool = Field(
         default=True,
-        description="Whether a batch whose replica was lost may run again on another replica. False for models with "
-        "side effects: a batch that may have run fails instead",
+        description="Whether a batch may be retried on another replica if its replica is lost. Set to false for "
+        "models with side effects; a batch that may have run then fails.",
     )
     confidence: TensorName | None = Field(
         default=None,
-        description="Output with the model's confidence in each row, best calibrated as the probability that the row "
-        "is right. The router may escalate low-confidence rows to a more accurate operating point, and detects "
-        "accuracy drift from it",
+        description="Output that holds the model's confidence in each row, calibrated as the probability that the "
+        "row is correct. The router escalates low-confidence rows to a more accurate operating point, "
+        "and detects accuracy drift from it.",
     )
     role: Literal["Predict", "Encode", "Generate"] = Field(
         default="Predict",
@@ -95,30 +98,28 @@ class Stage(Model):
         "embeddings until the generation stage pulls them; its only output is references BYTES []. Generate: the "
         "model generates text. batchSize is the number of concurrent generations per replica, latency is time to "
         "first token, and a client disconnect cancels the generation; its outputs are text BYTES [], finish_reason "
-        "BYTES [] and usage INT64 [5]",
+        "BYTES [] and usage INT64 [5].",
     )
     embedding_transfer_seconds: Seconds = Field(
         default=TRANSFER_SECONDS,
         alias="embeddingTransfer",
         ge=0,
         exclude_if=lambda seconds: seconds == TRANSFER_SECONDS,
-        description="Planned time to transfer a chat's embeddings from an encoder to a generation replica",
+        description="Planned time to transfer a chat's embeddings from an encoder to a generation replica.",
     )
     pin: Pin = Pin()
 
     @property
     def encodes(self) -> bool:
-        """Whether its model encodes the images of chats."""
         return self.role == "Encode"
 
     @property
     def generates(self) -> bool:
-        """Whether its model generates text."""
         return self.role == "Generate"
 
     @property
     def serves_chats(self) -> bool:
-        """Whether its replicas serve chats, and report what these hold."""
+        """Whether its replicas take part in chats and expose chat metrics."""
         return self.generates or self.encodes
 
     @property
@@ -134,27 +135,27 @@ class Stage(Model):
 
     @property
     def option_count(self) -> int:
-        """The number of options to run it: variants × operating points × batch sizes."""
+        """Number of options: variants × operating points × batch sizes."""
         return len(self.batch_sizes) * sum(len(variant.points) for variant in self.variants)
 
     def variant(self, name: str) -> Variant:
-        """The variant of that name; KeyError names the ones there are."""
+        """Return a variant; KeyError lists the known variants."""
         for variant in self.variants:
             if variant.name == name:
                 return variant
         raise KeyError(f"stage {self.name} has no variant {name!r}; it has: {', '.join(v.name for v in self.variants)}")
 
-    def point_for_inputs(self, variant: str, point: str, given: Collection[str]) -> OperatingPoint | None:
-        """The operating point that reads just what a request with these inputs has for another.
+    def point_for_inputs(self, variant: str, point: str, inputs: Collection[str]) -> OperatingPoint | None:
+        """Operating point that reads exactly the given inputs among those that another point reads.
 
-        None where it has all that one reads, and where there is no such point.
+        None if all inputs of that point are given, or if no operating point matches.
         """
-        points, every = self.variant(variant), frozenset(each.name for each in self.inputs)
-        wanted = points.point(point).batch_inputs(self.inputs) or every
-        there = wanted & frozenset(given)
-        if there == wanted:
+        known = self.variant(variant)
+        required = known.point(point).batch_inputs(self.inputs) or frozenset(tensor.name for tensor in self.inputs)
+        present = required & frozenset(inputs)
+        if present == required:
             return None
-        return next((each for each in points.points if each.batch_inputs(self.inputs) == there), None)
+        return next((other for other in known.points if other.batch_inputs(self.inputs) == present), None)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -176,48 +177,50 @@ class Stage(Model):
         return self
 
     def _require_valid_pin(self) -> None:
-        """What is pinned must be there together: else no way to run the stage is left, and the plan drops all pins."""
+        """Require that the pinned fields match at least one option; the planner would drop all pins otherwise."""
         pin, where = self.pin, f"stage {self.name}: pin"
-        among = [one for one in self.variants if pin.variant in {None, one.name}]
-        if not among:
+        variants = [variant for variant in self.variants if pin.variant in {None, variant.name}]
+        if not variants:
             known = ", ".join(variant.name for variant in self.variants)
             raise ValueError(f"{where}.variant {pin.variant!r} is not one of its variants: {known}")
-        points = {point.name: None for variant in among for point in variant.points}  # in order
+        points = {point.name: None for variant in variants for point in variant.points}  # in order
         if pin.operating_point is not None and pin.operating_point not in points:
             whose = "its variants" if pin.variant is None else f"variant {pin.variant}"
             known = ", ".join(points)
             raise ValueError(
-                f"{where}.operatingPoint {pin.operating_point!r} is no point of {whose}; there are: {known}"
+                f"{where}.operatingPoint {pin.operating_point!r} is not an operating point of {whose}: {known}"
             )
-        running = [one for one in among if pin.operating_point in {None, *(point.name for point in one.points)}]
-        largest = max(variant.max_batch_size for variant in running)
+        allowed = [v for v in variants if pin.operating_point in {None, *(point.name for point in v.points)}]
+        largest = max(variant.max_batch_size for variant in allowed)
         if (pin.batch_size or 1) > largest:
-            raise ValueError(f"{where}.batchSize {pin.batch_size} is above the maxBatchSize of what may run: {largest}")
+            raise ValueError(
+                f"{where}.batchSize {pin.batch_size} is above the largest maxBatchSize of allowed variants, {largest}"
+            )
         if pin.replicas is not None and not self.min_replicas <= pin.replicas <= self.max_replicas:
             bounds = f"minReplicas {self.min_replicas} and maxReplicas {self.max_replicas}"
-            raise ValueError(f"{where}.replicas {pin.replicas} does not lie between {bounds}")
+            raise ValueError(f"{where}.replicas {pin.replicas} must be between {bounds}")
 
     def _require_generation_outputs(self) -> None:
         if not self.generates:
             return
-        found = {(output.name, output.datatype, output.shape) for output in self.outputs if output.counted_by is None}
-        if found != set(GENERATION_OUTPUTS):
-            right = ", ".join(f"{name} {datatype} {list(shape)}" for name, datatype, shape in GENERATION_OUTPUTS)
-            raise ValueError(f"stage {self.name}: role Generate requires the outputs {right}")
-        told = next(
+        outputs = {(output.name, output.datatype, output.shape) for output in self.outputs if output.counted_by is None}
+        if outputs != set(GENERATION_OUTPUTS):
+            required = ", ".join(f"{name} {datatype} {list(shape)}" for name, datatype, shape in GENERATION_OUTPUTS)
+            raise ValueError(f"stage {self.name}: role Generate requires the outputs {required}")
+        from_request = next(
             (read for read in self.inputs if read.name == EMBEDDINGS_INPUT and read.source.startswith("request.")), None
         )
-        if told is not None:
+        if from_request is not None:
             raise ValueError(
-                f"stage {self.name}: {EMBEDDINGS_INPUT} are addresses that its replicas call, so no client may choose "
-                f"them; read them from an encoder stage, not from {told.source}"
+                f"stage {self.name}: {EMBEDDINGS_INPUT} are URLs that replicas call and must not come from clients; "
+                f"read them from an encoder stage, not from {from_request.source}"
             )
 
     def _require_encoder_output(self) -> None:
         if not self.encodes:
             return
-        found = [(output.name, output.datatype, output.shape, output.counted_by) for output in self.outputs]
-        if found != [(EMBEDDINGS_INPUT, "BYTES", (), None)]:
+        outputs = [(output.name, output.datatype, output.shape, output.counted_by) for output in self.outputs]
+        if outputs != [(EMBEDDINGS_INPUT, "BYTES", (), None)]:
             raise ValueError(f"stage {self.name}: role Encode requires the only output {EMBEDDINGS_INPUT} BYTES []")
         if not any(read.name == IMAGES_INPUT and read.source.startswith("request.") for read in self.inputs):
             raise ValueError(f"stage {self.name}: role Encode requires an input {IMAGES_INPUT} from the request")
@@ -225,8 +228,8 @@ class Stage(Model):
     def _require_colocated_inputs(self) -> None:
         if not self.chooses_encoder_placement:
             return
-        read = {each.name for each in self.inputs if each.optional}
-        if not self.generates or not {IMAGES_INPUT, EMBEDDINGS_INPUT} <= read:
+        optional = {tensor.name for tensor in self.inputs if tensor.optional}
+        if not self.generates or not {IMAGES_INPUT, EMBEDDINGS_INPUT} <= optional:
             raise ValueError(
                 f"stage {self.name}: a variant with encoder Colocated requires role Generate and the optional inputs "
                 f"{IMAGES_INPUT}, from the request, and {EMBEDDINGS_INPUT}, from an encoder stage"
@@ -260,14 +263,14 @@ class Stage(Model):
                     )
 
     def _require_valid_escalations(self) -> None:
-        """A second look needs a confidence to pick rows by, and another point of the same variant."""
+        """An escalation requires a confidence output and another operating point of the same variant."""
         for variant in self.variants:
             known = {point.name for point in variant.operating_points}
             for point in variant.operating_points:
                 where = f"stage {self.name}: operating point {point.name} of variant {variant.name}"
                 if point.escalations and self.confidence is None:
-                    raise ValueError(f"{where} has escalations, but the stage names no output as its confidence")
-                for look in point.escalations:
-                    if look.to == point.name or look.to not in known:
+                    raise ValueError(f"{where} has escalations, but the stage has no confidence output")
+                for escalation in point.escalations:
+                    if escalation.to == point.name or escalation.to not in known:
                         others = ", ".join(sorted(known - {point.name}))
-                        raise ValueError(f"{where} looks again at {look.to!r}; the other points are: {others}")
+                        raise ValueError(f"{where} escalates to {escalation.to!r}; the other points are: {others}")

@@ -1,10 +1,11 @@
-"""Inputs that look like a task's: texts and sounds as long as published data sets have them, and frames of noise. Pure.
+"""Synthetic inputs: texts and sounds with the lengths of published data sets, and frames of noise.
 
-A pipeline says in its annotation `trimtab.dev/payloads` which of its inputs are drawn by which law, as
-`audio=librispeech, question=squad-question`. What is in them is noise, for models with random weights; how long they
-are decides how long a model takes. Load tester and profiler draw_inputs the same.
+The annotation `trimtab.dev/payloads` of a pipeline names the distribution of each input, for example
+`audio=librispeech, question=squad-question`. The content is noise, for models with random weights; lengths determine
+how long a model takes. Load tester and profiler use the same inputs.
 
-Every row of a tensor is padded to the law's longest, so that any rows form a batch; a model server drops the padding.
+Every row of a tensor is padded to the distribution's maximum, so that any rows form a batch; model servers drop the
+padding.
 """
 
 import math
@@ -21,7 +22,7 @@ from trimtab_pipelines.tensors import TensorSpec
 PAYLOADS_ANNOTATION = "trimtab.dev/payloads"
 DIMENSION_ANNOTATION = "trimtab.dev/default-dimension"
 INPUT_ANNOTATIONS = (PAYLOADS_ANNOTATION, DIMENSION_ANNOTATION)
-"""The annotations that say what inputs are like."""
+"""Annotations that describe a pipeline's inputs."""
 DEFAULT_DIMENSION = 16
 DIGITS_AV = "digits-av"
 LMM_DIGITS = "lmm-digits"
@@ -34,28 +35,28 @@ LENGTH_SUFFIX = "_length"
 
 
 def payloads_of(pipeline: InferencePipeline) -> str:
-    """What an annotation says the inputs are: `digits`, `digits-av` or `lmm-digits` with options, `random`, or laws.
+    """Payloads of a pipeline's annotation: `digits`, `digits-av`, `lmm-digits`, `random`, or distributions.
 
     Raises:
-        ValueError: it says something else.
+        ValueError: the kind is unknown.
     """
     kind = pipeline.metadata.annotations.get(PAYLOADS_ANNOTATION, "random")
     if payload_kind(kind) not in {"digits", "random", DIGITS_AV, LMM_DIGITS} and "=" not in kind:
-        known = f"digits, {DIGITS_AV}, {LMM_DIGITS}, random, TENSOR=LAW"
-        raise ValueError(f"metadata.annotations[{PAYLOADS_ANNOTATION}] {kind!r} is not known; there are: {known}")
+        known = f"digits, {DIGITS_AV}, {LMM_DIGITS}, random, TENSOR=DISTRIBUTION"
+        raise ValueError(f"metadata.annotations[{PAYLOADS_ANNOTATION}] {kind!r} is unknown; known payloads: {known}")
     return kind
 
 
 def payload_kind(payloads: str) -> str:
-    """What is said before the options, if there are any."""
+    """The kind, without options."""
     return payloads.partition(":")[0]
 
 
 def default_dimension(pipeline: InferencePipeline) -> int:
-    """The size that stands in for a dimension of any size: the pipeline's annotation, else 16.
+    """Size of dimensions that may have any size: the pipeline's annotation, else 16.
 
     Raises:
-        ValueError: it is no positive integer.
+        ValueError: the annotation is not a positive integer.
     """
     written = pipeline.metadata.annotations.get(DIMENSION_ANNOTATION, str(DEFAULT_DIMENSION))
     if not (written.isascii() and written.isdecimal() and int(written) > 0):
@@ -65,23 +66,19 @@ def default_dimension(pipeline: InferencePipeline) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LengthDistribution:
-    """How long inputs of one kind are: log-normal, cut at both ends.
-
-    Attributes:
-        kind: token ids padded with -1, or samples of sound at 16 kHz padded with zeros.
-        mean: tokens, or seconds.
-        spread: standard deviation of the length's logarithm.
-        least, most: tokens, or seconds.
-    """
+    """Length distribution of one kind of input: log-normal, truncated at both ends."""
 
     kind: Literal["tokens", "sound"]
+    """Token ids padded with -1, or samples of sound at 16 kHz padded with zeros."""
     mean: float
+    """Tokens, or seconds."""
     spread: float
+    """Standard deviation of the length's logarithm."""
     least: float
     most: float
 
     def lengths(self, count: int, random: np.random.Generator) -> Array:
-        """Draw so many lengths, in tokens or samples."""
+        """Draw lengths, in tokens or samples."""
         middle = math.log(self.mean) - self.spread**2 / 2
         drawn = random.lognormal(middle, self.spread, count).clip(self.least, self.most)
         return np.asarray(np.rint(drawn * self._unit).astype(np.int64))
@@ -114,24 +111,26 @@ DISTRIBUTIONS: Mapping[str, LengthDistribution] = {
     # test-clean of LibriSpeech has 5.4 hours in 2,620 utterances (Panayotov et al., ICASSP 2015).
     "librispeech": LengthDistribution("sound", 5.4 * 3600 / 2620, 0.65, 1.3, 15.0),
 }
-"""Laws by the name a pipeline gives. The means are published; spreads and bounds are ours."""
+"""Distributions by name. The means are published; spreads and bounds are assumed."""
 
 
 def parse_distributions(written: str, specs: Sequence[TensorSpec]) -> dict[str, str]:
-    """Read `TENSOR=LAW, …`.
+    """Parse `TENSOR=DISTRIBUTION, …`.
 
     Raises:
-        ValueError: no such tensor or law, or a tensor the law does not fit.
+        ValueError: the tensor or distribution is unknown, or they do not fit.
     """
     by_name = {spec.name: spec for spec in specs}
     chosen: dict[str, str] = {}
     for part in written.split(","):
         tensor, _, law = (piece.strip() for piece in part.partition("="))
         if tensor not in by_name:
-            raise ValueError(f"payloads {part.strip()!r}: no input {tensor!r}; there are: {', '.join(by_name)}")
+            raise ValueError(
+                f"payloads {part.strip()!r}: unknown input {tensor!r}; the inputs are: {', '.join(by_name)}"
+            )
         if law not in DISTRIBUTIONS and law != NOISE:
             raise ValueError(
-                f"payloads {part.strip()!r}: no law {law!r}; there are: {', '.join([*DISTRIBUTIONS, NOISE])}"
+                f"payloads {part.strip()!r}: unknown distribution {law!r}; known: {', '.join([*DISTRIBUTIONS, NOISE])}"
             )
         _require_fit(by_name[tensor], law)
         chosen[tensor] = law
@@ -141,7 +140,7 @@ def parse_distributions(written: str, specs: Sequence[TensorSpec]) -> dict[str, 
 def draw_inputs(
     laws: Mapping[str, str], specs: Sequence[TensorSpec], count: int, seed: Sequence[int]
 ) -> dict[str, Array]:
-    """Draw `count` rows of each tensor with a law, and of TENSOR_length, the samples that are sound, where declared."""
+    """Draw `count` rows of each tensor with a distribution, and of TENSOR_length, if declared, the samples of sound."""
     rows: dict[str, Array] = {}
     for spec in specs:
         if spec.name not in laws:

@@ -1,8 +1,8 @@
-"""Tasks that join those a vision transformer's weights hold: how they are named, and what their files tell. Pure.
+"""Registered tasks: tasks in addition to those of a vision transformer's weights, and their files.
 
-A task file is one safetensors file: `WAY.weight`, `WAY.bias` and, where the way has prompts, `WAY.prompts` for each way
-that it was trained for, `plain` among them; its metadata hold the card. Only the header is read here, so that nobody
-needs torch to know a task.
+A task file is one safetensors file with `FORM.weight`, `FORM.bias` and, for forms with prompts, `FORM.prompts` for each
+form that it was trained for, including `plain`; its metadata hold the task record. Only the header is read here, so
+torch is not required.
 """
 
 import json
@@ -17,15 +17,14 @@ from trimtab_pipelines.quantity import Seconds
 from trimtab_pipelines.resource import Model, Name
 
 TASK_INPUT = "task"
-"""The input of a stage that tells its model which task each row is of, by number."""
+"""Input of a stage with the number of each row's task."""
 NO_TASK = -1
-"""The number of no task: a row of it is answered with this label and confidence 0."""
+"""Number of no task. Such a row gets this label and confidence 0."""
 METADATA_KEY = "trimtab-task"
-"""The metadata's key under which a card stands, as JSON."""
+"""Metadata key of the task record, as JSON."""
 MAX_TASK_FILE_BYTES = 16 * 2**20
-"""Of a task file."""
 MAX_TASKS = 64
-"""Of one variant."""
+"""Per variant."""
 MAX_CLASSES = 4096
 MAX_TASK_NUMBER = 9999
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
@@ -35,88 +34,91 @@ _FILE = re.compile(r"^(\d{1,4})-([a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)\.safetens
 
 
 class UnusableTask(UserError):
-    """What should be a task file is none."""
+    """An invalid task file."""
 
 
 class TaskTerms(Model):
-    """What requests of a task are granted that do not ask for anything else."""
+    """Defaults of a task's requests."""
 
     utility: float = Field(
-        default=1.0, ge=0, le=1e9, description="Worth of an answer in time; a request's own utility multiplies it"
+        default=1.0, ge=0, le=1e9, description="Value of a response in time. Multiplied by the request's own utility."
     )
     latency_seconds: Seconds | None = Field(
-        default=None, alias="latency", gt=0, description="Deadline of requests without one; else the pipeline's SLO"
+        default=None,
+        alias="latency",
+        gt=0,
+        description="Deadline of requests without one; the pipeline's SLO if absent.",
     )
 
 
 class Task(TaskTerms):
-    """A task beside those of the weights; their numbers go on from the weights' own, in this order."""
+    """A task in addition to those of the weights. Task numbers continue the weights' numbers in this order."""
 
     name: Name
     storage_uri: str = Field(
         default="",
         max_length=1024,
-        description="Where its file is, as of weights; `trimtab train-task` writes one",
+        description="Location of the task file, as for weights; `trimtab train-task` creates one.",
     )
-    digest: str | None = Field(default=None, pattern=_DIGEST, description="Refuse a file whose SHA-256 is another")
+    digest: str | None = Field(default=None, pattern=_DIGEST, description="SHA-256 that the file must have.")
     removed: bool = Field(
         default=False,
         exclude_if=lambda gone: not gone,
-        description="It was deleted: nobody answers it, and the line stands so that no other task gets its number",
+        description="Whether the task was removed. The entry remains, so that its number is not reused.",
     )
 
     @model_validator(mode="after")
     def _require_uri_or_removed(self) -> Self:
         if self.removed == bool(self.storage_uri):
-            raise ValueError(f"task {self.name}: give either a storageUri or removed: true")
+            raise ValueError(f"task {self.name}: set either storageUri or removed: true")
         return self
 
 
 class TaskRecord(TaskTerms):
-    """What a task file tells of itself."""
+    """Metadata of a task file."""
 
     classes: tuple[Annotated[str, Field(max_length=256)], ...] = Field(min_length=2, max_length=MAX_CLASSES)
-    transformer: str = Field(pattern=_DIGEST, description="The transformer that it was trained on")
+    transformer: str = Field(pattern=_DIGEST, description="SHA-256 of the transformer that the task was trained on.")
     accuracy_by_point: dict[Name, Accuracy] = Field(default_factory=dict, max_length=32)
 
 
 def parse_task_record(content: bytes) -> TaskRecord:
-    """Read the card of a task file, given whole or by its first bytes.
+    """Parse the record of a task file, from the complete file or its first bytes.
 
     Raises:
-        UnusableTask: saying what is wrong with it.
+        UnusableTask: the file is invalid.
     """
     length = int.from_bytes(content[:_LENGTH_BYTES], "little")
     if len(content) < _LENGTH_BYTES or length > len(content) - _LENGTH_BYTES:
-        raise UnusableTask("this is no safetensors file; `trimtab train-task` writes task files")
+        raise UnusableTask("not a safetensors file; `trimtab train-task` creates task files")
     try:
         header = json.loads(content[_LENGTH_BYTES : _LENGTH_BYTES + length])
         return TaskRecord.model_validate_json(header["__metadata__"][METADATA_KEY])
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise UnusableTask(f"the card of the task: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise UnusableTask(f"task record: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UnusableTask(
-            f"a file without {METADATA_KEY!r} among its metadata; `trimtab train-task` writes one"
+            f"no {METADATA_KEY!r} in the file's metadata; `trimtab train-task` creates task files"
         ) from error
 
 
 def file_name(number: int, name: str) -> str:
-    """The name of a task's file in a folder of tasks."""
+    """Name of a task's file in a folder of tasks."""
     return f"{number}-{name}{_SUFFIX}"
 
 
 def removed_marker_name(number: int, name: str) -> str:
-    """The name of the file that says of a deleted task that its number was given away, in a folder of tasks."""
+    """Name of the file that marks the number of a removed task as used, in a folder of tasks."""
     return f"{number}-{name}{REMOVED_SUFFIX}"
 
 
 def parse_removed_marker(file: str) -> tuple[int, str] | None:
-    """Read what `removed_marker_name` wrote; None for any other file."""
+    """Number and name of a removed task's marker; None for any other file."""
     return parse_file_name(f"{file.removesuffix(REMOVED_SUFFIX)}{_SUFFIX}") if file.endswith(REMOVED_SUFFIX) else None
 
 
 def parse_file_name(file: str) -> tuple[int, str] | None:
-    """Read what `file_name` wrote; None for any other file."""
-    found = _FILE.match(file)
-    return (int(found[1]), found[2]) if found else None
+    """Number and name of a task's file; None for any other file."""
+    match = _FILE.match(file)
+    return (int(match[1]), match[2]) if match else None

@@ -1,4 +1,4 @@
-"""What a tensor must look like, as Open Inference Protocol V2 names it."""
+"""Tensor specifications, in the terms of the Open Inference Protocol V2."""
 
 import math
 from collections.abc import Sequence
@@ -28,52 +28,54 @@ TensorName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$", max_len
 
 
 class TensorSpec(Model):
-    """One named tensor. The first dimension, the rows, is implicit: `shape` is the shape of one row."""
+    """A named tensor. The first dimension (rows) is implicit; `shape` is the shape of one row."""
 
     name: TensorName
     datatype: Datatype
     shape: tuple[Annotated[int, Field(ge=-1)], ...] = Field(
-        default=(), max_length=16, description="Shape of one row; -1 where any size is accepted"
+        default=(), max_length=16, description="Shape of one row; -1 for a dimension of any size."
     )
 
     def fits(self, shape: Sequence[int]) -> bool:
-        """Whether a tensor of that shape, its rows first, holds such rows."""
+        """Whether a shape, rows first, matches."""
         return len(shape) == len(self.shape) + 1 and all(
-            size in {-1, given} for size, given in zip(self.shape, shape[1:], strict=True)
+            expected in {-1, size} for expected, size in zip(self.shape, shape[1:], strict=True)
         )
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row as binary data, as far as they are known: of texts and of open shapes nothing is."""
+        """Bytes of one row as binary data; 0 for strings and open shapes."""
         if self.datatype == "BYTES" or -1 in self.shape:
             return 0
         return math.prod(self.shape) * _ITEM_BYTES[self.datatype.lstrip("UINTFP")]
 
 
 class RequestInput(TensorSpec):
-    """A tensor the client sends."""
+    """An input tensor of a request."""
 
-    optional: bool = Field(default=False, description="Stages that need it are skipped where a request leaves it out")
+    optional: bool = Field(
+        default=False, description="Whether a request may omit the input; stages that require it are then skipped."
+    )
 
 
 class StageOutput(TensorSpec):
-    """A tensor a stage produces."""
+    """An output tensor of a stage."""
 
     counted_by: TensorName | None = Field(
         default=None,
-        description="Name of the integer output that tells how many rows of this tensor belong to each input row; "
-        "stages reading this tensor run once for each of its rows (fan-out)",
+        description="Integer output with the number of this tensor's rows for each input row. Stages that read this "
+        "tensor run once for each of its rows (fan-out).",
     )
     expected_rows: float = Field(
         default=1.0,
         gt=0,
-        description="Rows per input row to plan with until measured; used with countedBy, and of a stage that encodes: "
-        "images a chat",
+        description="Expected rows per input row, used for planning until measured; with countedBy. For an encoder "
+        "stage, the expected images per chat.",
     )
 
 
 def check_counts(stage: str, outputs: Sequence[StageOutput]) -> None:
-    """Check that each counted output names an integer output of one number per row."""
+    """Require that `countedBy` names an integer output of one number per row."""
     by_name = {output.name: output for output in outputs}
     for output in outputs:
         if output.counted_by is None:
@@ -87,7 +89,7 @@ def check_counts(stage: str, outputs: Sequence[StageOutput]) -> None:
 
 
 def check_confidence_output(stage: str, confidence: str | None, outputs: Sequence[StageOutput]) -> None:
-    """Check that it names an output of one number per row, in a stage whose rows stay apart from each other."""
+    """Require that `confidence` names an output of one number per row, in a stage without fan-out."""
     if confidence is None:
         return
     by_name, where = {output.name: output for output in outputs}, f"stage {stage}: confidence {confidence!r}"
@@ -98,4 +100,4 @@ def check_confidence_output(stage: str, confidence: str | None, outputs: Sequenc
         raise ValueError(f"{where} must be an FP32 or FP64 output with an empty shape")
     counted = next((other.name for other in outputs if other.counted_by is not None), None)
     if counted is not None:
-        raise ValueError(f"{where} needs outputs of one entry per row, but {counted!r} is counted")
+        raise ValueError(f"{where} requires outputs with one entry per row, but {counted!r} has countedBy")

@@ -1,4 +1,4 @@
-"""What was measured of operating points on held-out items: the document `measured.json` beside a pipeline."""
+"""Training report: operating points measured on held-out samples, the file `measured.json` of a pipeline."""
 
 from typing import Self
 
@@ -12,22 +12,24 @@ from trimtab_pipelines.tensors import TensorName
 
 
 class MeasuredPoint(Model):
-    """One operating point."""
+    """Results of one operating point."""
 
     point: Name
     modalities: tuple[TensorName, ...] = Field(min_length=1, max_length=16)
     accuracy: Accuracy
     calibration_error: Fraction = Field(
-        description="Mean gap between how certain it is and how often it is right, in 15 bins of equal width"
+        description="Mean difference of confidence and accuracy, in 15 bins of equal width."
     )
 
 
 class ConfidenceCurve(Model):
-    """The accuracy of all rows when the least certain share of them is answered again at another point."""
+    """Accuracy of all rows when the least confident share is escalated."""
 
-    first: Name = Field(description="Operating point that sees all rows")
-    then: Name = Field(description="Operating point that sees the least certain of them again")
-    shares: tuple[Fraction, ...] = Field(min_length=2, max_length=1024, description="Ascending, from none to all")
+    first: Name = Field(description="Operating point that serves all rows.")
+    then: Name = Field(description="Operating point that serves escalated rows.")
+    shares: tuple[Fraction, ...] = Field(
+        min_length=2, max_length=1024, description="Shares of escalated rows, ascending from none to all."
+    )
     accuracies: tuple[Fraction, ...] = Field(min_length=2, max_length=1024)
 
     @model_validator(mode="after")
@@ -42,22 +44,26 @@ class ConfidenceCurve(Model):
 
 
 class MeasuredOn(Model):
-    """All points of a variant on one kind of items."""
+    """Results of a variant on one kind of samples."""
 
-    description: str = Field(min_length=1, max_length=1024, description="Which items, and what of them was held out")
+    description: str = Field(
+        min_length=1, max_length=1024, description="Description of the samples, and of how they were held out."
+    )
     samples: int = Field(gt=0)
     points: tuple[MeasuredPoint, ...] = Field(min_length=1, max_length=64)
     curves: tuple[ConfidenceCurve, ...] = Field(default=(), max_length=4096)
     escalations: dict[Name, tuple[Escalation, ...]] = Field(
-        default_factory=dict, max_length=64, description="By operating point, at thresholds whose floors are tested"
+        default_factory=dict,
+        max_length=64,
+        description="Escalations of each operating point, at thresholds with tested floors.",
     )
 
     def point(self, name: str) -> MeasuredPoint:
-        """Return what was measured of a point; KeyError names the ones there are."""
+        """Return the results of a point; KeyError lists the measured points."""
         for point in self.points:
             if point.point == name:
                 return point
-        raise KeyError(f"nothing was measured of point {name!r}; there are: {', '.join(p.point for p in self.points)}")
+        raise KeyError(f"no results for point {name!r}; measured points: {', '.join(p.point for p in self.points)}")
 
     @property
     def worst(self) -> MeasuredPoint:
@@ -66,17 +72,20 @@ class MeasuredOn(Model):
 
 
 class MeasuredVariant(Model):
-    """One variant, on each kind of items by its name."""
+    """Results of a variant, by kind of samples."""
 
     name: Name
     on: dict[Name, MeasuredOn] = Field(min_length=1, max_length=16)
-    temperatures: dict[Name, float] = Field(default_factory=dict, max_length=64, description="By operating point")
-    primary: Name = Field(description="Which of these kinds the pipeline's accuracies are of")
-    training: dict[str, float] = Field(default_factory=dict, max_length=64, description="Seeds, steps, seconds, bytes")
+    temperatures: dict[Name, float] = Field(
+        default_factory=dict, max_length=64, description="Calibration temperature of each operating point."
+    )
+    primary: Name = Field(description="The kind of samples that the pipeline's accuracies refer to.")
+    training: dict[str, float] = Field(
+        default_factory=dict, max_length=64, description="Seeds, steps, seconds and bytes."
+    )
 
     @property
     def primary_results(self) -> MeasuredOn:
-        """What was measured on the kind that counts."""
         return self.on[self.primary]
 
     @model_validator(mode="after")
@@ -87,14 +96,14 @@ class MeasuredVariant(Model):
 
 
 class MeasuredPipeline(Model):
-    """The document."""
+    """The report of a pipeline."""
 
     variants: tuple[MeasuredVariant, ...] = Field(min_length=1, max_length=64)
 
     def variant(self, name: str) -> MeasuredVariant:
-        """Return what was measured of a variant; KeyError names the ones there are."""
+        """Return the results of a variant; KeyError lists the measured variants."""
         for variant in self.variants:
             if variant.name == name:
                 return variant
-        known = ", ".join(one.name for one in self.variants)
-        raise KeyError(f"nothing was measured of variant {name!r}; there are: {known}")
+        known = ", ".join(variant.name for variant in self.variants)
+        raise KeyError(f"no results for variant {name!r}; measured variants: {known}")

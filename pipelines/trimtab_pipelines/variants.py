@@ -1,4 +1,4 @@
-"""The models a stage may run: where each comes from, what a replica asks for, and the points it can be run at."""
+"""Variant of a stage: its weights, the resources of a replica, and its operating points."""
 
 from functools import cached_property
 from typing import Literal, Self
@@ -15,7 +15,7 @@ ParameterValue = bool | int | float | str
 
 
 class Resources(Model):
-    """What one replica asks for. Fractions of a core are fine."""
+    """Resources that one replica requests. CPU may be fractional."""
 
     cpu: Cores = Field(default=1.0, gt=0)
     memory: Bytes = Field(default=512 * 2**20, gt=0)
@@ -23,7 +23,7 @@ class Resources(Model):
 
 
 class Toleration(Model):
-    """A taint of a node that replicas put up with, as in a pod."""
+    """A node taint that replicas tolerate, as in a pod."""
 
     key: str | None = None
     operator: Literal["Equal", "Exists"] = "Equal"
@@ -36,64 +36,67 @@ OPEN_INFERENCE_READY = "/v2/health/ready"
 
 
 class Container(Model):
-    """A container of the user's own that serves the Open Inference Protocol V2 or OpenAI's chat API over HTTP."""
+    """A user-provided container that serves the Open Inference Protocol V2 or the OpenAI chat API over HTTP."""
 
     image: str = Field(min_length=1, max_length=1024)
     command: tuple[str, ...] = Field(default=(), max_length=64)
     args: tuple[str, ...] = Field(default=(), max_length=256)
     env: dict[str, str] = Field(default_factory=dict)
-    port: int = Field(default=8080, ge=1, le=65535, description="Port of its HTTP endpoint")
+    port: int = Field(default=8080, ge=1, le=65535, description="Port of its HTTP endpoint.")
     protocol: Literal["OpenInference", "OpenAI"] = Field(
         default="OpenInference",
         exclude_if=lambda protocol: protocol == "OpenInference",
         description="OpenInference: the Open Inference Protocol V2. OpenAI: chats are streamed from "
         "/v1/chat/completions, as vLLM and SGLang serve them; for a generation stage whose variant has its own "
-        "encoder",
+        "encoder.",
     )
     model_name: str | None = Field(
-        default=None, min_length=1, description="What it calls its model; else the variant's name"
+        default=None, min_length=1, description="Name of the model in this server; the variant's name if absent."
     )
-    ready_path: str = Field(default=OPEN_INFERENCE_READY, pattern=r"^/", description="Answers 200 once it can serve")
+    ready_path: str = Field(
+        default=OPEN_INFERENCE_READY, pattern=r"^/", description="Path that returns 200 when the server is ready."
+    )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
 
     @property
     def serves_chats(self) -> bool:
-        """Whether it serves OpenAI chats instead of tensors."""
         return self.protocol == "OpenAI"
 
     @model_validator(mode="after")
     def _require_ready_path(self) -> Self:
         if self.serves_chats and self.ready_path == OPEN_INFERENCE_READY:
             raise ValueError(
-                f"readyPath: {self.ready_path} is not served under protocol OpenAI; give its own, such as /health"
+                f"readyPath: {self.ready_path} is not served with protocol OpenAI; set readyPath, for instance /health"
             )
         return self
 
 
 class Variant(Model):
-    """One model for the task of a stage."""
+    """A model for the task of a stage."""
 
     name: Name
     family: str = Field(
         default="",
         max_length=128,
-        description="Architecture the model server builds, such as torchvision/resnet18, or a class of yours, such as "
-        "acme.models:Embedder; empty with a container",
+        description="Architecture that the model server builds, such as torchvision/resnet18, or your own class, "
+        "such as acme.models:Embedder. Empty if a container is given.",
     )
-    parameters: dict[str, ParameterValue] = Field(default_factory=dict, description="Settings of the family")
+    parameters: dict[str, ParameterValue] = Field(default_factory=dict, description="Parameters of the family.")
     storage_uri: str = Field(
         default="",
         max_length=1024,
-        description="Where the weights are: a path relative to this file, file://…, s3://bucket/key, "
-        "hf://repository/file or random://?seed=N; for models of several files also s3://bucket/prefix or "
-        "hf://repository; a commit behind the repository, hf://owner/name@commit, pins it",
+        description="Location of the weights: a path relative to this file, file://…, s3://bucket/key, "
+        "hf://repository/file or random://?seed=N. Models of several files may also use "
+        "s3://bucket/prefix or hf://repository. hf://owner/name@commit pins a commit.",
     )
     secret_name: Name | None = Field(
-        default=None, description="Secret with the credentials and the endpoint of an s3:// storageUri"
+        default=None, description="Secret with the credentials and the endpoint of an s3:// storageUri."
     )
-    container: Container | None = Field(default=None, description="Serve with this container instead of our own")
+    container: Container | None = Field(
+        default=None, description="Serve with this container instead of Trimtab's model server."
+    )
     digest: str | None = Field(
-        default=None, pattern=r"^sha256:[0-9a-f]{64}$", description="Refuse weights whose SHA-256 is another"
+        default=None, pattern=r"^sha256:[0-9a-f]{64}$", description="SHA-256 that the weights must have."
     )
     accuracy: Fraction
     accuracy_evidence: AccuracyEvidence = AccuracyEvidence()
@@ -101,37 +104,43 @@ class Variant(Model):
         default_factory=dict,
         max_length=MAX_TASKS,
         exclude_if=is_empty,
-        description="Accuracy on single tasks, where it was measured",
+        description="Accuracy on individual tasks, if measured.",
     )
     tasks: tuple[Task, ...] = Field(
         default=(),
         max_length=MAX_TASKS,
         exclude_if=is_empty,
-        description="Tasks beside those of the weights, for a family that takes some; every replica loads them",
+        description="Tasks in addition to those of the weights, for families that support tasks. Every replica loads"
+        " them.",
     )
     resources: Resources = Resources()
-    node_selector: dict[str, str] = Field(default_factory=dict, description="Labels of the nodes it may run on")
+    node_selector: dict[str, str] = Field(
+        default_factory=dict, description="Labels of the nodes that the variant may run on."
+    )
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=16)
-    runtime_class_name: str | None = Field(default=None, description="RuntimeClass of its pods, such as nvidia")
-    max_batch_size: int = Field(default=64, ge=1, le=4096, description="Rows one batch may hold")
+    runtime_class_name: str | None = Field(default=None, description="RuntimeClass of the pods, such as nvidia.")
+    max_batch_size: int = Field(default=64, ge=1, le=4096, description="Largest number of rows in one batch.")
     encoder: Literal["Colocated", "Disaggregated"] | None = Field(
         default=None,
         exclude_if=lambda encoder: encoder is None,
-        description="Colocated: the variant encodes images itself; while the plan runs it, the encoder stage needs no "
-        "replicas. Disaggregated: it pulls embeddings from the encoder stage. Follows the graph if absent",
+        description="Colocated: the variant encodes images itself; while the plan runs it, the encoder stage needs "
+        "no replicas. Disaggregated: it pulls embeddings from the encoder stage. Derived from the graph "
+        "if absent.",
     )
     operating_points: tuple[OperatingPoint, ...] = Field(
-        default=(), max_length=32, description="Ways to run this variant; none listed means one, named default"
+        default=(),
+        max_length=32,
+        description="Configurations of this variant that can be chosen for each batch. If"
+        " none is listed there is one, named default.",
     )
 
     @property
     def colocated(self) -> bool:
-        """Whether it encodes images itself in a stage that may also read them from an encoder stage."""
+        """Whether the variant encodes images itself, in a stage that may also read an encoder stage."""
         return self.encoder == "Colocated"
 
     @cached_property
     def points(self) -> tuple[OperatingPoint, ...]:
-        """The operating points, never empty."""
         if self.operating_points:
             return self.operating_points
         evidence = None if self.accuracy_evidence == AccuracyEvidence() else self.accuracy_evidence
@@ -142,16 +151,16 @@ class Variant(Model):
 
     @property
     def storage_uris(self) -> tuple[str, ...]:
-        """Where all that its replicas load is: weights, then tasks."""
+        """Locations of all that a replica loads: weights, then tasks."""
         return (self.storage_uri, *(task.storage_uri for task in self.loaded_tasks))
 
     @property
     def loaded_tasks(self) -> tuple[Task, ...]:
-        """Its tasks beside those of the weights, without those that were deleted."""
+        """Tasks in addition to those of the weights, without removed ones."""
         return tuple(task for task in self.tasks if not task.removed)
 
     def point(self, name: str) -> OperatingPoint:
-        """The operating point of that name; KeyError names the ones there are."""
+        """Return an operating point; KeyError lists the known points."""
         for point in self.points:
             if point.name == name:
                 return point
@@ -168,8 +177,8 @@ class Variant(Model):
         if self.container is not None and self.family:
             raise ValueError(f"{where}: give either a family or a container, not both")
         if self.container is not None and self.tasks:
-            raise ValueError(f"{where}: tasks are for a family of ours; a container of yours loads its own")
+            raise ValueError(f"{where}: tasks require a family; a container loads its own tasks")
         declared_accuracy(self.accuracy, self.accuracy_evidence)
         if self.operating_points and self.accuracy_by_task:
-            raise ValueError(f"{where}: accuracyByTask belongs to each of its operatingPoints, not beside them")
+            raise ValueError(f"{where}: set accuracyByTask in each of operatingPoints, not in the variant")
         return self

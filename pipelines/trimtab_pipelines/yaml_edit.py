@@ -1,4 +1,4 @@
-"""Accuracies and second looks into a pipeline's text: they take the place of what stood there; all else stays. Pure."""
+"""In-place edits of a pipeline's YAML: accuracies and escalations. Comments, order and style are preserved."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -9,34 +9,34 @@ from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.escalation import Escalation
 
 Measured = Mapping[tuple[str, str, str], Accuracy]
-OnTasks = Mapping[tuple[str, str, str], Mapping[str, Accuracy]]
-Looks = Mapping[tuple[str, str, str], Sequence[Escalation]]
+ByTask = Mapping[tuple[str, str, str], Mapping[str, Accuracy]]
+Escalations = Mapping[tuple[str, str, str], Sequence[Escalation]]
 _Edit = tuple[int, int, str]
 
 
-def with_accuracies(text: str, measured: Measured, on_tasks: OnTasks = MappingProxyType({})) -> str:
-    """Write accuracies, by (stage, variant, operating point), into a pipeline's YAML; comments and order stay.
+def with_accuracies(text: str, measured: Measured, by_task: ByTask = MappingProxyType({})) -> str:
+    """Set accuracies, by (stage, variant, operating point), in a pipeline's YAML.
 
-    A variant that lists operating points has that of its best point as its own.
+    A variant that lists operating points gets the accuracy of its best point.
 
     Args:
         text: the YAML.
         measured: over all samples.
-        on_tasks: on samples of single tasks; tasks that are not named keep what stood there.
+        by_task: on samples of individual tasks; other tasks are unchanged.
     """
-    return _edited(text, lambda stage, variant: _edits(text, stage, variant, measured, on_tasks))
+    return _edited(text, lambda stage, variant: _edits(text, stage, variant, measured, by_task))
 
 
-def with_escalations(text: str, looks: Looks) -> str:
-    """Write second looks, by (stage, variant, operating point), into a pipeline's YAML; comments and order stay.
+def with_escalations(text: str, by_point: Escalations) -> str:
+    """Set escalations, by (stage, variant, operating point), in a pipeline's YAML.
 
-    Points that are not named keep theirs; a point with none loses what it had.
+    Other points are unchanged; an empty list removes a point's escalations.
     """
-    return _edited(text, lambda stage, variant: _look_edits(text, stage, variant, looks))
+    return _edited(text, lambda stage, variant: _escalation_edits(text, stage, variant, by_point))
 
 
 def _edited(text: str, edits_of: Callable[[str, yaml.MappingNode], Iterator[_Edit]]) -> str:
-    """The text with the edits of each stage's variants; what is an alias is written once, where it is defined."""
+    """Apply the edits of each stage's variants; an alias is edited once, at its anchor."""
     root = yaml.compose(text, yaml.SafeLoader)
     edits: dict[int, _Edit] = {}
     for stage in _items(_at(root, "spec", "stages")):
@@ -47,28 +47,28 @@ def _edited(text: str, edits_of: Callable[[str, yaml.MappingNode], Iterator[_Edi
     return text
 
 
-def _edits(text: str, stage: str, variant: yaml.MappingNode, measured: Measured, on_tasks: OnTasks) -> Iterator[_Edit]:
+def _edits(text: str, stage: str, variant: yaml.MappingNode, measured: Measured, by_task: ByTask) -> Iterator[_Edit]:
     name, points = _name(variant), _at(variant, "operatingPoints")
-    found = {point: accuracy for (s, v, point), accuracy in measured.items() if (s, v) == (stage, name)}
-    if not found:
+    by_point = {point: accuracy for (s, v, point), accuracy in measured.items() if (s, v) == (stage, name)}
+    if not by_point:
         return
-    best = max(found.values(), key=lambda accuracy: accuracy.value)
-    own = {} if _items(points) else on_tasks.get((stage, name, "default"), {})
+    best = max(by_point.values(), key=lambda accuracy: accuracy.value)
+    own = {} if _items(points) else by_task.get((stage, name, "default"), {})
     yield from _accuracy_edits(text, variant, best, own)
     for point in _items(points):
-        which = _name(point, "default")
-        if which in found:
-            yield from _accuracy_edits(text, point, found[which], on_tasks.get((stage, name, which), {}))
+        point_name = _name(point, "default")
+        if point_name in by_point:
+            yield from _accuracy_edits(text, point, by_point[point_name], by_task.get((stage, name, point_name), {}))
 
 
-def _look_edits(text: str, stage: str, variant: yaml.MappingNode, looks: Looks) -> Iterator[_Edit]:
+def _escalation_edits(text: str, stage: str, variant: yaml.MappingNode, by_point: Escalations) -> Iterator[_Edit]:
     for point in _items(_at(variant, "operatingPoints")):
-        found = looks.get((stage, _name(variant), _name(point, "default")))
+        escalations = by_point.get((stage, _name(variant), _name(point, "default")))
         old = next((pair for pair in point.value if pair[0].value == "escalations"), None)
-        if found is None or (not found and old is None):
+        if escalations is None or (not escalations and old is None):
             continue
-        flows = point.flow_style or not found
-        listed = _flow(found) if flows else _block(found, point.value[0][0].start_mark.column)
+        flows = point.flow_style or not escalations
+        listed = _flow(escalations) if flows else _block(escalations, point.value[0][0].start_mark.column)
         if old is not None:
             yield old[0].end_mark.index + 1, node_content_end(old[1]), listed  # right behind the colon
         elif flows:
@@ -79,33 +79,32 @@ def _look_edits(text: str, stage: str, variant: yaml.MappingNode, looks: Looks) 
             yield end, end, "\n" + " " * point.value[0][0].start_mark.column + f"escalations:{listed}"
 
 
-def _flow(looks: Sequence[Escalation]) -> str:
-    return f" [{', '.join(map(_look, looks))}]"
+def _flow(escalations: Sequence[Escalation]) -> str:
+    return f" [{', '.join(map(_flow_escalation, escalations))}]"
 
 
-def _block(looks: Sequence[Escalation], column: int) -> str:
-    return "".join(f"\n{' ' * column}- {_look(look)}" for look in looks)
+def _block(escalations: Sequence[Escalation], column: int) -> str:
+    return "".join(f"\n{' ' * column}- {_flow_escalation(escalation)}" for escalation in escalations)
 
 
-def _look(look: Escalation) -> str:
-    """One second look in one line."""
-    return _in_line(look.model_dump(mode="json", by_alias=True, exclude_none=True))
+def _flow_escalation(escalation: Escalation) -> str:
+    return _flow_value(escalation.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
-def _in_line(value: object) -> str:
+def _flow_value(value: object) -> str:
     """Mappings, names and numbers in YAML's flow style."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_word(str(key))}: {_in_line(one)}" for key, one in value.items()) + "}"
-    return f"{value:g}" if isinstance(value, int | float) else _word(str(value))
+        return "{" + ", ".join(f"{_scalar(str(key))}: {_flow_value(item)}" for key, item in value.items()) + "}"
+    return f"{value:g}" if isinstance(value, int | float) else _scalar(str(value))
 
 
-def _word(text: str) -> str:
-    """A name, such that it is read as a text though it is `on` or `1`."""
+def _scalar(text: str) -> str:
+    """A string, quoted if YAML would read it as another type, such as `on` or `1`."""
     return text if yaml.safe_load(text) == text else f"'{text}'"
 
 
 def _line_end(text: str, index: int) -> int:
-    """Where the line of a place ends: behind its comment."""
+    """Index of the line end after an index, behind its comment."""
     return len(text) if (end := text.find("\n", index)) == -1 else end
 
 
@@ -121,57 +120,57 @@ def _accuracy_edits(
         yield evidence.start_mark.index, node_content_end(evidence), f"{{{_evidence(accuracy)}}}"
     else:
         fields["accuracyEvidence"] = f"{{{_evidence(accuracy)}}}"
-    told = {task: flow_accuracy(one) for task, one in by_task.items()}
+    accuracies = {task: flow_accuracy(accuracy) for task, accuracy in by_task.items()}
     if isinstance(tasks, yaml.MappingNode):
-        yield from _task_edits(text, tasks, told)
-    elif told:
-        fields["accuracyByTask"] = [f"{_word(task)}: {one}" for task, one in told.items()]
+        yield from _task_edits(text, tasks, accuracies)
+    elif accuracies:
+        fields["accuracyByTask"] = [f"{_scalar(task)}: {accuracy}" for task, accuracy in accuracies.items()]
     if fields:
         yield _behind(text, owner, value if evidence is None else evidence, fields)
 
 
-def _task_edits(text: str, tasks: yaml.MappingNode, told: Mapping[str, str]) -> Iterator[_Edit]:
-    """Those that stand there get what is told of them; the others join them."""
-    there = {str(key.value): node for key, node in tasks.value}
-    for task in there.keys() & told.keys():
-        yield there[task].start_mark.index, node_content_end(there[task]), told[task]
-    fresh = [f"{_word(task)}: {one}" for task, one in told.items() if task not in there]
-    if fresh and tasks.flow_style:
+def _task_edits(text: str, tasks: yaml.MappingNode, accuracies: Mapping[str, str]) -> Iterator[_Edit]:
+    """Edit present tasks, and append the others."""
+    present = {str(key.value): node for key, node in tasks.value}
+    for task in present.keys() & accuracies.keys():
+        yield present[task].start_mark.index, node_content_end(present[task]), accuracies[task]
+    added = [f"{_scalar(task)}: {accuracy}" for task, accuracy in accuracies.items() if task not in present]
+    if added and tasks.flow_style:
         end = int(tasks.end_mark.index) - 1
-        yield end, end, ", ".join(([""] if there else []) + fresh)
-    elif fresh:
+        yield end, end, ", ".join(([""] if present else []) + added)
+    elif added:
         end, column = _line_end(text, node_content_end(tasks)), tasks.value[0][0].start_mark.column
-        yield end, end, "".join(f"\n{' ' * column}{each}" for each in fresh)
+        yield end, end, "".join(f"\n{' ' * column}{entry}" for entry in added)
 
 
-def _behind(text: str, owner: yaml.MappingNode, place: yaml.Node, fields: Mapping[str, str | list[str]]) -> _Edit:
-    """Put further fields of a mapping behind one of its values, in its style; lists are the fields of mappings."""
+def _behind(text: str, owner: yaml.MappingNode, after: yaml.Node, fields: Mapping[str, str | list[str]]) -> _Edit:
+    """Insert fields of a mapping behind one of its values, in its style; lists hold the fields of mappings."""
     if owner.flow_style:
-        end = node_content_end(place)
-        told = {name: one if isinstance(one, str) else f"{{{', '.join(one)}}}" for name, one in fields.items()}
-        return end, end, "".join(f", {name}: {one}" for name, one in told.items())
-    end = _line_end(text, node_content_end(place))
-    line = "\n" + " " * next(key.start_mark.column for key, node in owner.value if node is place)
-    told = {
-        name: f" {one}" if isinstance(one, str) else "".join(f"{line}  {each}" for each in one)
-        for name, one in fields.items()
+        end = node_content_end(after)
+        values = {name: v if isinstance(v, str) else f"{{{', '.join(v)}}}" for name, v in fields.items()}
+        return end, end, "".join(f", {name}: {value}" for name, value in values.items())
+    end = _line_end(text, node_content_end(after))
+    line = "\n" + " " * next(key.start_mark.column for key, node in owner.value if node is after)
+    values = {
+        name: f" {value}" if isinstance(value, str) else "".join(f"{line}  {entry}" for entry in value)
+        for name, value in fields.items()
     }
-    return end, end, "".join(f"{line}{name}:{one}" for name, one in told.items())
+    return end, end, "".join(f"{line}{name}:{value}" for name, value in values.items())
 
 
 def flow_accuracy(accuracy: Accuracy) -> str:
-    """An accuracy with its evidence, as it stands under `accuracyByTask`, in one line."""
+    """An accuracy with its evidence in flow style, as under `accuracyByTask`."""
     return f"{{value: {accuracy.value:g}, {_evidence(accuracy)}}}"
 
 
 def _evidence(accuracy: Accuracy) -> str:
-    told = accuracy.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"value", "samples_digest"})
+    fields = accuracy.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"value", "samples_digest"})
     digest = [] if accuracy.samples_digest is None else [f"samplesDigest: '{accuracy.samples_digest}'"]
-    return ", ".join([*(f"{name}: {_in_line(one)}" for name, one in told.items()), *digest])
+    return ", ".join([*(f"{name}: {_flow_value(value)}" for name, value in fields.items()), *digest])
 
 
 def node_content_end(node: yaml.Node) -> int:
-    """Return where a node's own text ends; a block's mark lies behind the line ends and comments that follow it."""
+    """Index where a node's text ends; a block's end mark lies behind the following line ends and comments."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return node_content_end(last[1] if isinstance(last, tuple) else last)

@@ -1,4 +1,4 @@
-"""Shell: starts one of our modules as a process of its own, keeps its log, stops it for sure."""
+"""`ChildProcess`: a Trimtab module as a child process with a log file and a reliable stop."""
 
 import asyncio
 import os
@@ -16,16 +16,16 @@ from trimtab_pipelines.processes.ready_line import Ports
 LOG_TAIL_BYTES = 2000
 LINE_LIMIT_BYTES = 2**20
 SAFE_PATH = "PYTHONSAFEPATH"
-"""The variable that keeps an interpreter, and those it starts, from importing what lies in the working directory."""
+"""Environment variable that keeps Python from importing modules of the working directory."""
 AnyPorts = TypeVar("AnyPorts", bound=Ports)
 
 
 class StartError(OperationFailed):
-    """A process that does not come up; the message names it and shows what it said last."""
+    """A process did not start; the message names it and quotes its log."""
 
 
 class ChildProcess:
-    """A running `python -m MODULE`. Its standard output can be read line by line; its errors go to a log file."""
+    """A running `python -m MODULE`. Standard output can be read line by line; standard error goes to a log file."""
 
     def __init__(self, process: asyncio.subprocess.Process, name: str, log: Path) -> None:
         self.name = name
@@ -43,17 +43,17 @@ class ChildProcess:
         environment: Mapping[str, str] | None = None,
         is_read: bool = True,
     ) -> "ChildProcess":
-        """Start a module that dies with us, in a session of its own so that Ctrl-C reaches it only through us.
+        """Start a module that dies with this process, in its own session, so that Ctrl-C does not reach it directly.
 
-        It imports nothing from the folder it is started in, which is a user's: a `queue.py` there is none of ours.
+        It imports nothing from its working directory, which belongs to the user.
 
         Args:
-            module: what `python -m` takes.
+            module: argument of `python -m`.
             arguments: of its command line.
-            log: where its errors go; where nobody reads its output, that too.
-            name: what messages call it.
-            environment: variables beside ours.
-            is_read: whether somebody reads all it writes to standard output; it stops where nobody does.
+            log: file for standard error, and for standard output unless it is read.
+            name: used in messages.
+            environment: additional variables.
+            is_read: whether standard output is read; the process blocks if nothing reads it.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as errors:
@@ -70,25 +70,23 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
         return self._process.returncode is None
 
-    async def line(self) -> bytes:
-        """Wait for its next line; empty once it has closed its output."""
+    async def read_line(self) -> bytes:
+        """Wait for the next line; empty once its output is closed."""
         if self._process.stdout is None:
             raise StartError(f"{self.name} has no standard output")
         return await self._process.stdout.readline()
 
     async def read_ready_line(self, kind: type[AnyPorts], timeout_seconds: float) -> AnyPorts:
-        """Wait for the line that says where it listens; raises StartError where none or another comes."""
+        """Wait for the line with its ports; StartError if it ends, times out or prints another line."""
         try:
             async with asyncio.timeout(timeout_seconds):
-                line = await self.line()
+                line = await self.read_line()
         except TimeoutError:
             raise StartError(
                 f"{self.name} did not start within {timeout_seconds:g} s{last_log_lines(self._log)}"
@@ -98,10 +96,10 @@ class ChildProcess:
         try:
             return TypeAdapter(kind).validate_json(line)
         except ValidationError:
-            raise StartError(f"{self.name} said {line[:80]!r}; expected its ports") from None
+            raise StartError(f"{self.name} printed {line[:80]!r}; expected its ports") from None
 
     def exit_message(self, code: int) -> str:
-        """Say how it ended, and what it said last."""
+        """Describe its exit code and quote its log."""
         return f"{self.name} stopped with exit code {code}{last_log_lines(self._log)}"
 
     async def wait(self) -> int:
@@ -109,7 +107,7 @@ class ChildProcess:
         return await self._process.wait()
 
     async def stop(self, patience_seconds: float) -> None:
-        """Ask it to end, and kill it where it does not."""
+        """Terminate it, and kill it if it does not end in time."""
         if self.running:
             with suppress(ProcessLookupError):
                 self._process.terminate()
@@ -130,4 +128,4 @@ def last_log_lines(log: Path) -> str:
             text = file.read().decode(errors="replace").strip()
     except OSError:
         return ""
-    return f"; it said:\n{text}" if text else ""
+    return f"; log:\n{text}" if text else ""

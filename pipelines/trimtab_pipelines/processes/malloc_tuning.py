@@ -1,24 +1,24 @@
-"""Shell: what a process frees is kept for what it needs next.
+"""Malloc tuning: freed memory is retained for later requests.
 
-The C library gives large blocks back to the system as soon as they are free, and gets them anew for the next request or
-batch; the page faults of that may take as long as the work itself.
+By default glibc returns large blocks to the system as soon as they are freed and maps them again for the next request
+or batch; the page faults may take as long as the computation.
 """
 
 import ctypes
 import sys
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # from malloc.h
 
 
-def retain_freed_memory(largest_bytes: int, most_bytes: int) -> bool:
-    """Keep it from now on, in this process.
+def retain_freed_memory(largest_bytes: int, max_bytes: int) -> bool:
+    """Retain freed memory in this process from now on.
 
     Args:
-        largest_bytes: blocks above are mapped apart, each on its own, and given back at once; 32 MiB at most.
-        most_bytes: free memory at the end of a heap that is not given back.
+        largest_bytes: blocks above this size are mapped individually and returned at once; at most 32 MiB.
+        max_bytes: free memory at the end of a heap that is retained.
 
     Returns:
-        False where the C library is another than GNU's: all stays as it was.
+        False if the C library is not glibc.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -26,4 +26,4 @@ def retain_freed_memory(largest_bytes: int, most_bytes: int) -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, largest_bytes) and mallopt(_TRIM_THRESHOLD, most_bytes))
+    return bool(mallopt(_MMAP_THRESHOLD, largest_bytes) and mallopt(_TRIM_THRESHOLD, max_bytes))

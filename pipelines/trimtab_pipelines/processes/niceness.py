@@ -1,4 +1,4 @@
-"""Shell: a process that lets others have the processors first, where those are short."""
+"""Niceness of a process."""
 
 import os
 from contextlib import suppress
@@ -10,16 +10,16 @@ OWN_SESSION = Path("/proc/self/autogroup")
 
 
 def lower_priority(niceness: int) -> None:
-    """Let others go first; the session says so too, where the kernel shares processors out by sessions.
+    """Lower the priority of this process, and of its session if the kernel schedules by sessions.
 
-    Ask before there are threads, from a process that has a session of its own.
+    Call it before threads are started, from a process with its own session.
 
     Args:
-        niceness: how much, 0 (not at all) to 19.
+        niceness: 0 (unchanged) to 19.
     """
     if not niceness:
         return
     os.nice(niceness)
-    set_time_slice(MAX_SLICE_SECONDS)  # whoever wakes for a moment need not wait for the end of a short one
+    set_time_slice(MAX_SLICE_SECONDS)  # lets briefly running processes preempt this one
     with suppress(OSError):
         OWN_SESSION.write_text(str(niceness), encoding="ascii")

@@ -2,7 +2,7 @@
 
 Usage: `python -m trimtab_pipelines.processes.parent_death PARENT MODULE …`.
 
-The kernel kills it when its parent is gone, so that even `kill -9` of `trimtab up` leaves no process behind.
+The kernel kills it when its parent ends, so that even `kill -9` of `trimtab up` leaves no process behind.
 """
 
 import ctypes
@@ -15,22 +15,22 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies; elsewhere than on Linux this does nothing."""
+    """Ask the kernel to kill this process when its parent ends; only on Linux."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def command_tied_to_parent(module: str, *arguments: str) -> list[str]:
-    """The command of a process that runs `python -m MODULE …` and dies with this one."""
+    """Command that runs `python -m MODULE …` and ends with this process."""
     return [sys.executable, "-m", "trimtab_pipelines.processes.parent_death", str(os.getpid()), module, *arguments]
 
 
 def main() -> None:
-    """Tie this process to its parent, then become the module."""
+    """Tie this process to its parent, then run the module."""
     parent, module, *arguments = sys.argv[1:]
     die_with_parent()
     if os.getppid() != int(parent):
-        return  # it died before the kernel knew
+        return  # the parent ended before prctl
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

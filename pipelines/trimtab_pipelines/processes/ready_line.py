@@ -1,4 +1,4 @@
-"""The one line of JSON with which a router or a replica says that it listens, and where."""
+"""Ready line: one line of JSON with the ports of a router or a replica that has started."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class RouterPorts:
-    """Where a router listens; behind a door it has no port for callers, which is 0."""
+    """Ports of a router; `rest_port` is 0 behind a proxy."""
 
     rest_port: int
     admin_port: int
@@ -15,7 +15,7 @@ class RouterPorts:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPorts:
-    """Where a replica listens."""
+    """Ports of a replica."""
 
     data_port: int
     http_port: int
@@ -26,6 +26,6 @@ Ports = RouterPorts | ReplicaPorts
 
 
 def print_ready_line(ports: Ports) -> None:
-    """Say it on standard output; whoever started this process waits for that."""
+    """Print the ready line on standard output, which the parent process waits for."""
     sys.stdout.write(json.dumps(asdict(ports)) + "\n")
     sys.stdout.flush()

@@ -1,1 +1,1 @@
-"""Renders what is generated from the models: CRDs, JSON schemas, dashboards."""
+"""Renderers of files generated from the models: CRDs, JSON schemas and dashboards."""

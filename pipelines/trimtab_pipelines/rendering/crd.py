@@ -1,7 +1,6 @@
-"""Renders the CustomResourceDefinitions from the models: structural schemas, field descriptions, columns, short names.
+"""Renderer of the CustomResourceDefinitions: structural schemas, descriptions, columns and short names.
 
-`python -m trimtab_pipelines.rendering.crd DIR` writes them; with `--check` it only compares and fails where
-one differs.
+`python -m trimtab_pipelines.rendering.crd DIR` writes them; with `--check` it compares them and fails if one differs.
 """
 
 import sys
@@ -24,12 +23,12 @@ NAME_SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 63, "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"}},
 }
-"""Our names become parts of labels and host names, so they are shorter and plainer than the API server asks for."""
+"""Names become parts of labels and host names, so they are more restricted than Kubernetes requires."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of `kubectl get`; priority 1 shows with `-o wide` only."""
+    """A column of `kubectl get`; priority 1 is shown with `-o wide` only."""
 
     name: str
     path: str
@@ -39,7 +38,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One kind of resource."""
+    """A kind of resource with its status and columns."""
 
     resource: type[Resource]
     spec: type[BaseModel]
@@ -49,7 +48,7 @@ class Definition:
 
 
 def condition(kind: str, part: str) -> str:
-    """The path of a part of a condition."""
+    """JSON path of a field of a condition."""
     return f'.status.conditions[?(@.type=="{kind}")].{part}'
 
 
@@ -104,7 +103,6 @@ DEFINITIONS = (
 
 
 def custom_resource_definition(definition: Definition) -> dict[str, Any]:
-    """One CustomResourceDefinition as the API server takes it."""
     kind = definition.resource.__name__
     singular = kind.lower()
     properties: dict[str, Any] = {
@@ -137,9 +135,7 @@ def custom_resource_definition(definition: Definition) -> dict[str, Any]:
         "kind": "CustomResourceDefinition",
         "metadata": {
             "name": f"{singular}s.{GROUP}",
-            "annotations": {
-                "helm.sh/resource-policy": "keep"
-            },  # without its definition every object of a kind is deleted
+            "annotations": {"helm.sh/resource-policy": "keep"},  # deleting a definition deletes all its objects
         },
         "spec": {
             "group": GROUP,
@@ -163,7 +159,6 @@ def _column(column: Column) -> dict[str, Any]:
 
 
 def render() -> list[dict[str, Any]]:
-    """All CustomResourceDefinitions."""
     return [custom_resource_definition(definition) for definition in DEFINITIONS]
 
 
@@ -172,7 +167,7 @@ _HEADER = "# Rendered by `make generate` from the models of trimtab_pipelines; d
 
 
 def files() -> dict[str, str]:
-    """Map each file name to the text of its definition."""
+    """Text of each definition, by file name."""
     return {
         f"{body['spec']['names']['plural']}.yaml": _HEADER
         + yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=120)

@@ -1,9 +1,9 @@
-"""What one field asks of another, as CEL that the API server checks before anything is stored.
+"""CEL validation rules of the CRDs, checked by the API server before an object is stored.
 
-The models check the same and more when they read a document; these rules tell the user at `kubectl apply`. What CEL
-cannot do within the server's cost limit (a tensor that its stage does not have, cycles of more than two stages, rows
-that disagree, a budget too small for one set of replicas) the operator reports as a condition. Unique names need no
-rule: lists of named things are keyed by name.
+The models check the same and more when they read a document. What CEL cannot express within the API server's cost limit
+(a tensor that its stage does not have, cycles of more than two stages, mismatching rows, a budget too small for one set
+of replicas) is reported by the operator as a condition. Unique names need no rule, since lists of named items are keyed
+by name.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from trimtab_pipelines.variants import OPEN_INFERENCE_READY, Container, Variant
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A CEL rule and what is right instead; a message with the user's own values would cost more than is allowed."""
+    """A CEL rule and its message; messages do not include user values, which would exceed the cost limit."""
 
     rule: str
     message: str
@@ -39,7 +39,7 @@ _INTEGERS = '["INT32", "INT64", "UINT32", "UINT64"]'
 
 
 def _positive_quantity(field: str, example: str) -> Rule:
-    """A quantity that must not be zero, whether it is text or a number."""
+    """A quantity, as text or number, that must not be zero."""
     return Rule(f"string(self.{field}).matches('[1-9]')", f"{field} must be above 0, for instance {example}")
 
 
@@ -61,7 +61,7 @@ _POINT = (
     "(has(v.operatingPoints) && v.operatingPoints.size() > 0 ? "
     "v.operatingPoints.exists(p, p.name == self.pin.operatingPoint) : self.pin.operatingPoint == 'default')"
 )
-"""Of a variant v: whether it may run as far as the pin says, and whether it has the pinned operating point."""
+"""Conditions on a variant v: it matches the pin, and it has the pinned operating point."""
 _INSIDE_INTERVAL = Rule(
     "!has(self.accuracyEvidence) || "
     "((!has(self.accuracyEvidence.low) || self.accuracyEvidence.low <= self.accuracy) && "
@@ -74,7 +74,7 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
     InferencePipeline: (
         Rule(
             f"!self.metadata.name.endsWith('{ADVISORY_SUFFIX}')",
-            f"metadata.name must not end in {ADVISORY_SUFFIX}: so end the PipelinePlans that advise only",
+            f"metadata.name must not end in {ADVISORY_SUFFIX}, which is reserved for advisory PipelinePlans",
         ),
     ),
     Variant: (
@@ -92,17 +92,17 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
     Container: (
         Rule(
             f"!has(self.protocol) || self.protocol != 'OpenAI' || self.readyPath != '{OPEN_INFERENCE_READY}'",
-            "a container that speaks OpenAI needs a readyPath of its own, for instance /health",
+            "protocol OpenAI requires a readyPath, for instance /health",
         ),
     ),
     Task: (
         Rule(
             "(has(self.removed) && self.removed) != (has(self.storageUri) && self.storageUri != '')",
-            "give either a storageUri or removed: true",
+            "set either storageUri or removed: true",
         ),
     ),
     Stage: (
-        Rule(f"self.name != '{REQUEST}'", f"{REQUEST} stands for the caller: call the stage something else"),
+        Rule(f"self.name != '{REQUEST}'", f"the name {REQUEST} is reserved for the request; rename the stage"),
         Rule(
             "self.minReplicas <= self.maxReplicas",
             "minReplicas must not be above maxReplicas",
@@ -113,13 +113,13 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
         ),
         Rule(
             f"!has(self.pin) || !has(self.pin.operatingPoint) || self.variants.exists(v, {_PINNED} && {_POINT})",
-            "pin.operatingPoint must be the name of an operating point of one of the stage's variants; of pin.variant, "
-            "where that is given",
+            "pin.operatingPoint must be an operating point of pin.variant, or of any of the stage's variants if "
+            "pin.variant is absent",
         ),
         Rule(
             "!has(self.pin) || !has(self.pin.batchSize) || self.variants.exists(v, "
             f"self.pin.batchSize <= v.maxBatchSize && {_PINNED} && (!has(self.pin.operatingPoint) || {_POINT}))",
-            "pin.batchSize must not be above the maxBatchSize of every variant that the pin lets run",
+            "pin.batchSize must not exceed the maxBatchSize of every variant that the pin allows",
         ),
         Rule(
             "!has(self.pin) || !has(self.pin.replicas) || "
@@ -166,7 +166,7 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
     OperatingPoint: (
         Rule(
             "!has(self.tokenDelta) || self.tokenDelta == 0 || !(has(self.merging) || has(self.prompts))",
-            "tokenDelta is short for merging or prompts: give one or the other",
+            "tokenDelta is a shorthand for merging or prompts: set only one of them",
         ),
         _INSIDE_INTERVAL,
     ),
@@ -198,13 +198,13 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
             "self.stages.all(s, s.inputs.all(i, i.from.startsWith('request.') ? "
             "self.inputs.exists(t, i.from == 'request.inputs.' + t.name) : "
             "self.stages.exists(o, i.from.startsWith(o.name + '.outputs.'))))",
-            "each input's from must be request.inputs.TENSOR or STAGE.outputs.TENSOR of a tensor or stage there is",
+            "each input's from must be request.inputs.TENSOR or STAGE.outputs.TENSOR of an existing tensor or stage",
         ),
         Rule(
             "self.outputs.all(o, self.stages.exists(s, o.from.startsWith(s.name + '.outputs.') && "
             "s.outputs.exists(t, o.from.endsWith('.outputs.' + t.name))) || "
             "self.inputs.exists(t, o.from == 'request.inputs.' + t.name))",
-            "each output's from must be STAGE.outputs.TENSOR or request.inputs.TENSOR of a tensor there is",
+            "each output's from must be STAGE.outputs.TENSOR or request.inputs.TENSOR of an existing tensor",
         ),
         Rule(
             "self.stages.exists(s, s.inputs.all(i, i.from.startsWith('request.')))",

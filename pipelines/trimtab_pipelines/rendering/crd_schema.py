@@ -1,7 +1,7 @@
-"""Turns a model into the structural schema Kubernetes asks for: no references, but bounds, defaults and merge keys.
+"""Structural OpenAPI schemas of pydantic models, without references and with bounds, defaults and merge keys.
 
-Optional fields are left out, not null. Defaults are written as the models write values, so that what the server fills
-in reads back as the same value.
+Kubernetes requires structural schemas. Optional fields are omitted rather than null. Defaults are serialized like
+documents, so that values that the server fills in parse to the same value.
 """
 
 import typing
@@ -24,19 +24,19 @@ _ANY_AMOUNT = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 
 
 def structural(model: type[BaseModel], *, defaults: bool = True) -> Schema:
-    """A model's schema; without defaults where the API server must not add fields nobody wrote."""
-    models = {found.__name__: found for found in _models_in(model)}
+    """Structural schema of a model; without defaults for statuses, to which the API server must not add fields."""
+    models = {inner.__name__: inner for inner in _models_in(model)}
     return _Renderer(model.model_json_schema(by_alias=True), models, defaults=defaults).render(model)
 
 
 def validations(model: type[BaseModel]) -> Schema:
-    """What a model's fields ask of each other, as the API server checks it."""
+    """CEL rules of a model."""
     rules = RULES.get(model, ())
     return {"x-kubernetes-validations": [asdict(rule) for rule in rules]} if rules else {}
 
 
 class _Renderer:
-    """Walks the JSON schema that pydantic writes, with the models beside it for what that schema does not say."""
+    """Converts pydantic's JSON schema, using the models for information that the schema lacks."""
 
     def __init__(self, schema: Schema, models: dict[str, type[BaseModel]], *, defaults: bool) -> None:
         self._definitions = schema.get("$defs", {})
@@ -45,7 +45,6 @@ class _Renderer:
         self._defaults = defaults
 
     def render(self, model: type[BaseModel]) -> Schema:
-        """The schema of a model."""
         node = self._definitions.get(model.__name__, self._root)
         result: Schema = {"type": "object", "description": node["description"]} if "description" in node else {}
         result |= {"type": "object", **({"required": [*node["required"]]} if "required" in node else {})}
@@ -64,10 +63,10 @@ class _Renderer:
     def _node(self, node: Schema) -> Schema:
         if "$ref" in node:
             target = node["$ref"].rpartition("/")[2]
-            found = (
+            resolved = (
                 self.render(self._models[target]) if target in self._models else self._node(self._definitions[target])
             )
-            return {**found, **({"description": node["description"]} if "description" in node else {})}
+            return {**resolved, **({"description": node["description"]} if "description" in node else {})}
         if "anyOf" in node:
             return self._alternatives(node)
         result = {key: _copied(value) for key, value in node.items() if key in _SUPPORTED}
@@ -78,14 +77,14 @@ class _Renderer:
             result["items"] = self._node(node["items"])
             result |= _merge_keys(result["items"])
         for values in (node.get("additionalProperties"), *node.get("patternProperties", {}).values()):
-            if isinstance(values, dict):  # a pattern of the keys is the model's to check
+            if isinstance(values, dict):  # patterns of keys are checked by the model
                 result["additionalProperties"] = self._node(values)
         if result.get("pattern") == QUANTITY_PATTERN:
             result = {"x-kubernetes-int-or-string": True, **{k: v for k, v in result.items() if k != "type"}}
         return result
 
     def _alternatives(self, node: Schema) -> Schema:
-        """An optional value is the value; a choice of several scalars cannot be said structurally and stays open."""
+        """Schema of a union: an optional value is its type; a union of scalars accepts anything."""
         outer = {"description": node["description"]} if "description" in node else {}
         choices = [choice for choice in node["anyOf"] if choice.get("type") != "null"]
         if len(choices) == 1:
@@ -94,18 +93,18 @@ class _Renderer:
 
 
 def _copied(value: Any) -> Any:
-    """A list of one's own: one that stood in two places would be written as a reference from one to the other."""
+    """Copy a list; one list in two places would be serialized as a YAML alias."""
     return [*value] if isinstance(value, list) else value
 
 
 def _amount(written: Schema, *, above_zero: bool) -> Schema:
-    """Bound a duration, which is text, or a quantity, which may also be a whole number."""
-    least = {"minimum": int(above_zero)} if "x-kubernetes-int-or-string" in written else {}
-    return {**least, "pattern": written["pattern"].replace(_ANY_AMOUNT, _POSITIVE)} if above_zero else least
+    """Bounds of a duration, which is text, or of a quantity, which may also be an integer."""
+    minimum = {"minimum": int(above_zero)} if "x-kubernetes-int-or-string" in written else {}
+    return {**minimum, "pattern": written["pattern"].replace(_ANY_AMOUNT, _POSITIVE)} if above_zero else minimum
 
 
 def _default(field: FieldInfo) -> Any:
-    """A field's default as a document has it; None where there is none worth writing."""
+    """A field's default as in a document; None if it should be omitted."""
     if field.is_required():
         return None
     value = field.get_default(call_default_factory=True)
@@ -117,7 +116,7 @@ def _default(field: FieldInfo) -> Any:
 
 
 def _merge_keys(item: Schema) -> Schema:
-    """Lists of things with a name merge by name, which also keeps names unique; conditions by type."""
+    """Merge key of a list of named items, which also keeps names unique; the type for conditions."""
     fields, required = item.get("properties", {}), item.get("required", [])
     key = "type" if {"type", "status", "reason"} <= fields.keys() else "name"
     if key in fields and (key in required or "default" in fields[key]):

@@ -1,4 +1,4 @@
-"""Files that are rendered from something else and kept beside it: written anew, or compared and stale ones named."""
+"""Generated files: written, or compared with those in a folder."""
 
 import sys
 from collections.abc import Mapping
@@ -6,13 +6,13 @@ from pathlib import Path
 
 
 def differing(folder: Path, files: Mapping[str, str | bytes], suffix: str) -> list[str]:
-    """Name the files in a folder that are not as rendered now, and those of the suffix that are rendered no more."""
+    """Names of the files in a folder that differ, are missing, or are no longer generated."""
     stale = [n for n, new in files.items() if not (folder / n).is_file() or (folder / n).read_bytes() != _bytes(new)]
     return stale + [path.name for path in sorted(folder.glob(f"*{suffix}")) if path.name not in files]
 
 
 def write_or_check(arguments: list[str], files: Mapping[str, str | bytes], suffix: str) -> int:
-    """Write the files to the folder named in a command line; with `--check` compare only, 1 where one differs."""
+    """Write the files to the folder given as argument; with `--check` compare them and return 1 if one differs."""
     folder = Path(next(argument for argument in arguments if not argument.startswith("--")))
     if "--check" in arguments:
         stale = differing(folder, files, suffix)

@@ -1,7 +1,7 @@
-"""Renders the documents' JSON schemas, for editors that check YAML while it is typed.
+"""Renderer of the resources' JSON schemas, with which editors validate YAML.
 
-`python -m trimtab_pipelines.rendering.schema DIR` writes them; with `--check` it only compares and fails where
-one differs.
+`python -m trimtab_pipelines.rendering.schema DIR` writes them; with `--check` it compares them and fails if one
+differs.
 """
 
 import json
@@ -18,7 +18,7 @@ DOCUMENTS: tuple[type[Resource], ...] = (InferencePipeline, ModelProfile, Pipeli
 
 
 def render() -> dict[str, str]:
-    """Map each file name to the text of its schema."""
+    """Text of each schema, by file name."""
     return {
         f"{document.__name__.lower()}.schema.json": json.dumps(
             document.model_json_schema(by_alias=True), indent=1, ensure_ascii=False

@@ -1,1 +1,1 @@
-"""The chart's dashboards: every panel's queries, one file a topic."""
+"""Panels of the chart's Grafana dashboards, one module per topic."""

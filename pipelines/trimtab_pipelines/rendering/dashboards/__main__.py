@@ -1,6 +1,6 @@
-"""Renders the chart's Grafana dashboards: each panel is one line of a table, so that a review reads the queries.
+"""Renderer of the chart's Grafana dashboards from tables of panels.
 
-`python -m trimtab_pipelines.rendering.dashboards DIR` writes them; with `--check` it only compares and fails where one
+`python -m trimtab_pipelines.rendering.dashboards DIR` writes them; with `--check` it compares them and fails if one
 differs.
 """
 
@@ -39,21 +39,21 @@ def _variables(*, several: bool) -> list[dict[str, Any]]:
     choice = {"type": "query", "datasource": source, "refresh": 2, "sort": 1, "multi": several, "includeAll": several}
     if several:
         choice |= {"allValue": ".*", "current": {"text": "All", "value": "$__all"}}
-    seen = "trimtab_requests_received_total"
+    metric = "trimtab_requests_received_total"
     return [
         {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"},
-        {"name": "namespace", "label": "Namespace", **choice, "query": f"label_values({seen}, namespace)"},
+        {"name": "namespace", "label": "Namespace", **choice, "query": f"label_values({metric}, namespace)"},
         {
             "name": "pipeline",
             "label": "Pipeline",
             **choice,
-            "query": f'label_values({seen}{{namespace=~"$namespace"}}, pipeline)',
+            "query": f'label_values({metric}{{namespace=~"$namespace"}}, pipeline)',
         },
     ]
 
 
 def _placed(panels: tuple[Panel, ...]) -> list[dict[str, Any]]:
-    """Fill rows from left to right."""
+    """Place panels in rows from left to right."""
     placed, x, y = [], 0, 0
     for number, panel in enumerate(panels, 1):
         if x + panel.width > _ACROSS:
@@ -83,7 +83,7 @@ def _panel(number: int, panel: Panel, x: int, y: int) -> dict[str, Any]:
 
 
 def render() -> dict[str, str]:
-    """Map each file name to its text."""
+    """Text of each dashboard, by file name."""
     dashboards = {
         "overview": dashboard("trimtab-overview", "Trimtab / Overview", OVERVIEW, several=True),
         "pipeline": dashboard("trimtab-pipeline", "Trimtab / One pipeline", REQUESTS + STAGES, several=False),

@@ -1,4 +1,4 @@
-"""Pipelines that answer chats: when answers begin, how they go on, what they are made of, what replicas hold. Pure."""
+"""Dashboard of pipelines that serve chats: token latencies, prompts, images and replica caches."""
 
 from trimtab_pipelines import router_metrics as names
 from trimtab_pipelines.rendering.dashboards.panels import Panel, R, S, mean, quantile, zero
@@ -11,19 +11,19 @@ def _rate(metric: str) -> str:
 
 
 def _each(metric: str, of: str) -> str:
-    """How much of one there was for each of another; nothing while there was none."""
+    """Amount of one metric per unit of another; absent if the other is 0."""
     return f"{_rate(metric)} / ({_rate(of)} > 0)"
 
 
 def _share(metric: str, other: str) -> str:
-    """The share of one in both; nothing while there was neither."""
+    """Share of one metric in the sum of two; absent if both are 0."""
     return f"{_rate(metric)} / (({_rate(metric)} + {_rate(other)}) > 0)"
 
 
 CHATS = (
     Panel(
-        "First words",
-        "From a chat's arrival to the first piece of its answer, with images and without.",
+        "Time to first token",
+        "From a chat's arrival to its first token (TTFT), with and without images.",
         "s",
         {
             "p50 {{modality}}": quantile(0.5, names.TTFT_SECONDS, "modality"),
@@ -31,8 +31,8 @@ CHATS = (
         },
     ),
     Panel(
-        "Between words",
-        "From one piece of an answer to the next.",
+        "Time between tokens",
+        "Between two tokens of a response (TBT).",
         "s",
         {
             "p50 {{modality}}": quantile(0.5, names.TBT_SECONDS, "modality"),
@@ -41,19 +41,19 @@ CHATS = (
     ),
     Panel(
         "Chats by outcome",
-        "Late are those whose answers began late or went on too slowly, too; all ends add up to what arrived.",
+        "Late includes responses that began late or were streamed too slowly; outcomes add up to all received chats.",
         "reqps",
         {"{{outcome}}": f"sum by (outcome) (rate({names.REQUESTS}{{{S}}}[{R}]))"},
     ),
     Panel(
-        "Tokens a second",
-        "Of prompts (in) and answers (out), of chats with images and without.",
+        "Tokens per second",
+        "Tokens of prompts (in) and responses (out), with and without images.",
         "short",
         {"{{modality}} {{direction}}": f"sum by (modality, direction) (rate({names.TOKENS}{{{S}}}[{R}]))"},
     ),
     Panel(
-        "Images a chat",
-        "Of chats that show any: the mean, and the 99th percentile.",
+        "Images per chat",
+        "Mean and 99th percentile, of chats with images.",
         "short",
         {
             "mean": mean(names.IMAGES, of=IMAGE_CHATS),
@@ -61,8 +61,8 @@ CHATS = (
         },
     ),
     Panel(
-        "Rows that wait, and replicas",
-        "By stage. Rows wait for who writes only while all of its slots are taken.",
+        "Queued rows and replicas",
+        "By stage. Rows of a generation stage are queued only while all KV slots are used.",
         "short",
         {
             "{{stage}} rows": f"sum by (stage) (trimtab_queue_rows{{{S}}})",
@@ -70,8 +70,8 @@ CHATS = (
         },
     ),
     Panel(
-        "Images not encoded again",
-        "Images a second that rode along with another chat's, or were found where they had been encoded.",
+        "Deduplicated images",
+        "Images per second that joined an in-flight encoding, or were found in a replica's cache.",
         "ops",
         {
             "{{stage}} {{source}}": zero(
@@ -80,20 +80,20 @@ CHATS = (
         },
     ),
     Panel(
-        "Chats that began on their first images",
-        "A second; the others of their images were still being encoded.",
+        "Early prefills",
+        "Chats per second whose prefill started before all of their images were encoded.",
         "ops",
         {"{{stage}}": f"sum by (stage) (rate({names.EARLY_PREFILLS}{{{S}}}[{R}]))"},
     ),
     Panel(
-        "Callers who hung up",
-        "Rows a second that nobody waited for any more while they were being written.",
+        "Cancelled rows",
+        "Rows per second whose client disconnected during generation.",
         "ops",
         {"{{stage}}": f"sum by (stage) (rate({names.CANCELLED_ROWS}{{{S}}}[{R}]))"},
     ),
     Panel(
-        "Tokens still to be computed",
-        "Held by the stage's replicas: of words, and of images that are still to be encoded.",
+        "Pending prefill tokens",
+        "Text and image tokens that the stage's replicas have yet to process.",
         "short",
         {
             "{{stage}} {{kind}}": zero(
@@ -102,8 +102,8 @@ CHATS = (
         },
     ),
     Panel(
-        "Slots given away",
-        "Of those that all replicas of the stage have for keys and values. At 100 % chats wait in their replicas.",
+        "KV slots used",
+        "Share of the KV cache slots of the stage's replicas. At 100 % chats are queued in their replicas.",
         "percentunit",
         {
             "{{stage}}": zero(
@@ -113,14 +113,14 @@ CHATS = (
         },
     ),
     Panel(
-        "Embeddings held",
-        "By the stage's replicas: for chats, or to be pulled.",
+        "Stored embeddings",
+        "Embeddings stored by the stage's replicas, for chats or to be pulled.",
         "bytes",
         {"{{stage}}": zero(f"sum by (stage) (trimtab_embedding_bytes{{{S}}})", stage="no stage")},
     ),
     Panel(
-        "Images that a replica had",
-        "Of those it was shown: encoded, or being encoded, for the same tenant already.",
+        "Embedding cache hit rate",
+        "Share of images that a replica had encoded, or was encoding, for the same tenant.",
         "percentunit",
         {
             "{{stage}}": zero(
@@ -129,14 +129,14 @@ CHATS = (
         },
     ),
     Panel(
-        "Encoding an image",
-        "Seconds of the stage's replicas that each took on average.",
+        "Encoding time",
+        "Mean encoding time of an image in seconds.",
         "s",
         {"{{stage}}": zero(_each("trimtab_encode_seconds_total", "trimtab_encoded_images_total"), stage="no stage")},
     ),
     Panel(
-        "Pulling embeddings",
-        "Bytes a second, while any were pulled.",
+        "Embedding transfer rate",
+        "Bytes per second while embeddings are pulled.",
         "Bps",
         {
             "{{stage}}": zero(

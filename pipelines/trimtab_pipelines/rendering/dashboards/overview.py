@@ -1,11 +1,11 @@
-"""All pipelines on one dashboard. Pure."""
+"""Overview dashboard of all pipelines."""
 
 from trimtab_pipelines.rendering.dashboards.panels import PIPELINE, Panel, R, S, mean, quantile, zero
 
 OVERVIEW = (
     Panel(
         "Pipelines ready",
-        "Pipelines whose condition Ready is True, and all there are.",
+        "Number of pipelines whose condition Ready is True, and of all pipelines.",
         "short",
         {
             "ready": f'sum(trimtab_condition{{{S},type="Ready",status="True"}})',
@@ -14,26 +14,26 @@ OVERVIEW = (
         "stat",
     ),
     Panel(
-        "Requests not answered well",
-        "Share of requests that were late, dropped, refused or failed, callers' own faults left out.",
+        "Unsuccessful requests",
+        "Share of requests that were late, dropped, refused or failed, without client errors.",
         "percentunit",
         {
-            "not well": f'1 - sum(rate(trimtab_requests_total{{{S},outcome="ok"}}[{R}])) '
+            "unsuccessful": f'1 - sum(rate(trimtab_requests_total{{{S},outcome="ok"}}[{R}])) '
             f"/ (sum(rate(trimtab_requests_total{{{S}}}[{R}])) "
             f"- (sum(rate(trimtab_client_errors_total{{{S}}}[{R}])) or vector(0)))"
         },
         "stat",
     ),
     Panel(
-        "Cores given, budget",
-        "Cores that all replicas together ask for, against the sum of the budgets.",
+        "Allocated cores and budget",
+        "Cores requested by all replicas, and the sum of the budgets.",
         "short",
-        {"given": f"sum(trimtab_allocated_cores{{{S}}})", "budget": f"sum(trimtab_budget_cores{{{S}}})"},
+        {"allocated": f"sum(trimtab_allocated_cores{{{S}}})", "budget": f"sum(trimtab_budget_cores{{{S}}})"},
         "stat",
     ),
     Panel(
         "Load and forecast",
-        "Requests a second that arrive, and the peak each plan was made for.",
+        "Arriving requests per second, and the forecast peak of each plan.",
         "reqps",
         {
             "{{pipeline}} load": f"max by ({PIPELINE}) (trimtab_observed_load_rps{{{S}}})",
@@ -52,13 +52,13 @@ OVERVIEW = (
     ),
     Panel(
         "Requests by outcome",
-        "All that arrived: answered in time, late, dropped, refused, failed.",
+        "Received requests by outcome: on time, late, dropped, refused or failed.",
         "reqps",
         {"{{outcome}}": f"sum by (outcome) (rate(trimtab_requests_total{{{S}}}[{R}]))"},
     ),
     Panel(
-        "Latency, share of the promise",
-        "99th percentile of answered requests over the promised latency; above 1 the promise is broken.",
+        "Latency relative to the SLO",
+        "99th percentile of latency over the SLO; above 1 the SLO is violated.",
         "percentunit",
         {
             "{{pipeline}}": f"{quantile(0.99, 'trimtab_request_latency_seconds', PIPELINE)} "
@@ -66,17 +66,17 @@ OVERVIEW = (
         },
     ),
     Panel(
-        "Accuracy expected and served",
-        "What the plan in force promises, and the mean of what answered.",
+        "Planned and expected accuracy",
+        "Accuracy of the applied plan, and mean expected accuracy of responses.",
         "percentunit",
         {
-            "{{pipeline}} expected": f"max by ({PIPELINE}) (trimtab_planned_accuracy{{{S}}})",
-            "{{pipeline}} served": mean("trimtab_expected_accuracy", PIPELINE),
+            "{{pipeline}} planned": f"max by ({PIPELINE}) (trimtab_planned_accuracy{{{S}}})",
+            "{{pipeline}} expected": mean("trimtab_expected_accuracy", PIPELINE),
         },
     ),
     Panel(
-        "Cores against budget",
-        "Cores the replicas ask for, by pipeline, over the pipeline's budget.",
+        "Allocated cores relative to the budget",
+        "Cores requested by a pipeline's replicas over its budget.",
         "percentunit",
         {
             "{{pipeline}}": f"max by ({PIPELINE}) (trimtab_allocated_cores{{{S}}}) "
@@ -85,15 +85,15 @@ OVERVIEW = (
     ),
     Panel(
         "Conditions",
-        "1 where a condition is True.",
+        "1 if the condition is True.",
         "short",
         {"{{pipeline}} {{type}}": f'max by ({PIPELINE}, type) (trimtab_condition{{{S},status="True"}})'},
         "state-timeline",
         12,
     ),
     Panel(
-        "Plans that keep every constraint",
-        "0: the least bad plan runs, because nothing within the budget carries the load in time.",
+        "Feasible plans",
+        "0 if no plan meets every constraint within the budget; a plan with relaxed constraints is applied.",
         "short",
         {"{{pipeline}}": f"min by ({PIPELINE}) (trimtab_plan_feasible{{{S}}})"},
         "state-timeline",
@@ -101,49 +101,49 @@ OVERVIEW = (
     ),
     Panel(
         "Decisions",
-        "Decisions a minute: changed, kept as it was, or held back because the gain was too small.",
+        "Planning decisions per minute: changed, unchanged, or held because the gain was too small.",
         "cpm",
         {"{{outcome}}": f"60 * sum by (outcome) (rate(trimtab_decisions_total{{{S}}}[{R}]))"},
     ),
     Panel(
         "Solver time",
-        "Time to decide, median and 99th percentile.",
+        "Time of a planning decision, median and 99th percentile.",
         "s",
         {"p50": quantile(0.5, "trimtab_solve_seconds"), "p99": quantile(0.99, "trimtab_solve_seconds")},
     ),
     Panel(
         "Reconciliations",
-        "Passes of the operator a second, by outcome.",
+        "Reconciliations of the operator per second, by outcome.",
         "ops",
         {"{{outcome}}": f"sum by (outcome) (rate(trimtab_reconciles_total[{R}]))"},
     ),
     Panel(
         "Reconciliation time",
-        "99th percentile of one pass of the operator.",
+        "99th percentile of the time of one reconciliation.",
         "s",
         {"p99": f"histogram_quantile(0.99, sum by (le) (rate(trimtab_reconcile_seconds_bucket[{R}])))"},
     ),
     Panel(
         "Writes to the API server",
-        "What the operator applied or deleted, by kind. With nothing to do it writes nothing.",
+        "Objects that the operator applied or deleted per second, by kind.",
         "wps",
         {"{{kind}}": zero(f"sum by (kind) (rate(trimtab_api_writes_total[{R}]))", kind="none")},
     ),
     Panel(
         "Time since the last change",
-        "Since the adapter last changed a pipeline's plan.",
+        "Time since the adapter last changed a pipeline's plan.",
         "s",
         {"{{pipeline}}": f"time() - max by ({PIPELINE}) (trimtab_plan_changed_timestamp_seconds{{{S}}})"},
     ),
     Panel(
-        "Not answered well: callers' own doing",
-        "Requests that their callers' own doing kept from an answer: refused, or left before the promise was due.",
+        "Client errors",
+        "Requests that were refused because of the client, or cancelled by it before the SLO.",
         "reqps",
         {"{{pipeline}}": f"sum by ({PIPELINE}) (rate(trimtab_client_errors_total{{{S}}}[{R}]))"},
     ),
     Panel(
-        "Not answered well: ours",
-        "Late, dropped, refused and failed requests without those of callers' own doing; what the alerts watch.",
+        "Unsuccessful requests without client errors",
+        "Late, dropped, refused and failed requests, without client errors; used by the alerts.",
         "reqps",
         {
             "{{pipeline}}": f"sum by ({PIPELINE}) (rate(trimtab_requests_total{{{S}}}[{R}])) "
@@ -152,8 +152,8 @@ OVERVIEW = (
         },
     ),
     Panel(
-        "Requests under way, share of the window",
-        "Near 1 the routers turn requests away, because more under way could not be answered in time.",
+        "Requests in flight relative to the limit",
+        "Requests in flight over the concurrency limit; near 1 the routers refuse requests.",
         "percentunit",
         {
             "{{pipeline}}": f"sum by ({PIPELINE}) (trimtab_requests_in_flight{{{S}}}) "

@@ -1,7 +1,6 @@
-"""A panel of a dashboard, and the queries that many share. Pure.
+"""`Panel`: a Grafana panel, and queries shared by panels.
 
-What is legitimately absent (no request was dropped, say) reads as zero, so that an empty panel always means that
-something is wrong.
+Queries return zero for events that did not occur, such as drops, so that an empty panel always indicates a problem.
 """
 
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ WIDTH = 8
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel: a query for each legend. `kind` is Grafana's name of the type."""
+    """A panel with one query per legend. `kind` is Grafana's panel type."""
 
     title: str
     description: str
@@ -25,25 +24,25 @@ class Panel:
 
 
 def zero(query: str, **labels: str) -> str:
-    """A query that is zero, with these labels, where nothing of the kind has happened."""
+    """A query that returns zero, with these labels, if there are no events."""
     nothing = "vector(0)"
     for label, value in labels.items():
         nothing = f'label_replace({nothing}, "{label}", "{value}", "", "")'
     return f"{query} or on() {nothing}"
 
 
-def refusals(*selections: str) -> str:
-    """Refusals a second by status and reason: those of any of these selections, else none."""
-    rates = [f"sum by (code, reason) (rate(trimtab_refusals_total{{{S},{one}}}[{R}]))" for one in selections]
+def refusals(*selectors: str) -> str:
+    """Refusals per second by status and reason that match any of these selectors, else zero."""
+    rates = [f"sum by (code, reason) (rate(trimtab_refusals_total{{{S},{selector}}}[{R}]))" for selector in selectors]
     return zero(" or ".join(rates), code="no code", reason="none")
 
 
 def quantile(share: float, metric: str, by: str = "", of: str = S) -> str:
-    """A quantile of a histogram, of the series that a selection takes."""
-    kept = f"{by}, le" if by else "le"
-    return f"histogram_quantile({share}, sum by ({kept}) (rate({metric}_bucket{{{of}}}[{R}])))"
+    """Quantile of a histogram."""
+    grouping = f"{by}, le" if by else "le"
+    return f"histogram_quantile({share}, sum by ({grouping}) (rate({metric}_bucket{{{of}}}[{R}])))"
 
 
 def mean(metric: str, by: str = "", of: str = S) -> str:
-    """The mean of what a summary or histogram observed, of the series that a selection takes."""
+    """Mean of a summary or histogram."""
     return f"sum by ({by}) (rate({metric}_sum{{{of}}}[{R}])) / sum by ({by}) (rate({metric}_count{{{of}}}[{R}]))"

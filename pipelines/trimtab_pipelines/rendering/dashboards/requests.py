@@ -1,4 +1,4 @@
-"""One pipeline: what arrives, what becomes of it, how long it takes. Pure."""
+"""Panels of one pipeline's requests."""
 
 from trimtab_pipelines.error_codes import CLIENT_ERRORS, CLIENT_LIMIT_REASONS, PROXY_REASONS
 from trimtab_pipelines.rendering.dashboards.panels import Panel, R, S, mean, quantile, refusals, zero
@@ -10,7 +10,7 @@ PROXY = "|".join(sorted(PROXY_REASONS))
 REQUESTS = (
     Panel(
         "Load and forecast",
-        "Requests a second that arrive, as counted and as their peak, and the peak the plan was made for.",
+        "Arriving requests per second, their observed peak, and the forecast peak of the plan.",
         "reqps",
         {
             "arrivals": f"sum(rate(trimtab_requests_received_total{{{S}}}[{R}]))",
@@ -26,48 +26,48 @@ REQUESTS = (
     ),
     Panel(
         "Requests by outcome",
-        "They add up to all that arrived.",
+        "The outcomes add up to all received requests.",
         "reqps",
         {"{{outcome}}": f"sum by (outcome) (rate(trimtab_requests_total{{{S}}}[{R}]))"},
     ),
     Panel(
         "Plan: replicas by stage and variant",
-        "What the plan asks for. A change of variant shows as one line ending and another beginning.",
+        "Planned replicas. A change of variant ends one line and begins another.",
         "short",
         {"{{stage}} {{variant}}": f"max by (stage, variant) (trimtab_planned_replicas{{{S}}})"},
     ),
     Panel(
-        "Replicas: wanted and ready",
-        "What the operator asks of the cluster, and what is ready; a gap that stays is a condition's business.",
+        "Replicas: desired and ready",
+        "Replicas that the operator requests, and ready ones; a condition reports a lasting difference.",
         "short",
         {"{{stage}} {{state}}": f"sum by (stage, state) (trimtab_replicas{{{S}}})"},
     ),
     Panel(
-        "Replicas the router sees",
-        "Replicas that may be given a batch now.",
+        "Replicas available to the router",
+        "Replicas that the router may send batches to.",
         "short",
         {"{{stage}}": f"min by (stage) (trimtab_ready_replicas{{{S}}})"},
     ),
     Panel(
-        "Accuracy expected and served",
-        "What the plan promises, and the mean of what answered.",
+        "Planned and expected accuracy",
+        "Accuracy of the plan, and mean expected accuracy of responses.",
         "percentunit",
-        {"expected": f"max(trimtab_planned_accuracy{{{S}}})", "served": mean("trimtab_expected_accuracy")},
+        {"planned": f"max(trimtab_planned_accuracy{{{S}}})", "expected": mean("trimtab_expected_accuracy")},
     ),
     Panel(
-        "Latency against the promise",
-        "Percentiles of answered requests, the latency planned for, and the promise.",
+        "Latency and SLO",
+        "Latency percentiles, the planned latency, and the SLO.",
         "s",
         {
             "p50": quantile(0.5, "trimtab_request_latency_seconds"),
             "p99": quantile(0.99, "trimtab_request_latency_seconds"),
             "planned": f"max(trimtab_planned_latency_seconds{{{S}}})",
-            "promise": f"max(trimtab_slo_seconds{{{S}}})",
+            "SLO": f"max(trimtab_slo_seconds{{{S}}})",
         },
     ),
     Panel(
         "Drops by reason",
-        "Requests dropped early because they could not make their deadline, by stage and reason.",
+        "Requests dropped before their deadline because they could not meet it, by stage and reason.",
         "reqps",
         {
             "{{stage}} {{reason}}": zero(
@@ -76,22 +76,22 @@ REQUESTS = (
         },
     ),
     Panel(
-        "Refusals and failures of ours",
-        "Requests refused for want of room or of a replica, or failed; they break the promise and set off alerts.",
+        "Server-side refusals and failures",
+        "Requests refused for lack of capacity or replicas, or failed; they count against the SLO and trigger alerts.",
         "reqps",
         {"{{code}} {{reason}}": refusals(f'code!~"{CODES}",reason!~"{BOUNDS}"')},
         width=6,
     ),
     Panel(
-        "Refusals by callers' own doing",
-        "Malformed, too large, too slow, without a key, more than one client's share; they page nobody.",
+        "Client error refusals",
+        "Malformed, too large, too slow, unauthenticated or rate-limited requests; they trigger no alert.",
         "reqps",
         {"{{code}} {{reason}}": refusals(f'code=~"{CODES}"', f'reason=~"{BOUNDS}"')},
         width=6,
     ),
     Panel(
-        "Refused at the door",
-        "By reasons that the door gives; Overload and PayloadTooLarge are the router's too.",
+        "Refusals of the proxy",
+        "By reason; the router also uses Overload and PayloadTooLarge.",
         "reqps",
         {
             "{{reason}}": zero(
@@ -101,10 +101,10 @@ REQUESTS = (
         width=6,
     ),
     Panel(
-        "Requests under way against the window",
-        "Let in and not answered yet, and how many may be; who comes while it is full is refused with Overload.",
+        "Requests in flight and limit",
+        "Admitted requests without a response, and the concurrency limit; above it, requests are refused (Overload).",
         "short",
-        {"under way": f"sum(trimtab_requests_in_flight{{{S}}})", "window": f"sum(trimtab_concurrency_limit{{{S}}})"},
+        {"in flight": f"sum(trimtab_requests_in_flight{{{S}}})", "limit": f"sum(trimtab_concurrency_limit{{{S}}})"},
         width=6,
     ),
 )

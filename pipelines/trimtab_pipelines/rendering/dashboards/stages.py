@@ -1,4 +1,4 @@
-"""One pipeline: its stages, and the plans they follow. Pure."""
+"""Panels of one pipeline's stages and plans."""
 
 from trimtab_pipelines import router_metrics as names
 from trimtab_pipelines.rendering.dashboards.panels import Panel, R, S, mean, quantile, zero
@@ -6,19 +6,19 @@ from trimtab_pipelines.rendering.dashboards.panels import Panel, R, S, mean, qua
 STAGES = (
     Panel(
         "Queue",
-        "Rows that wait, by stage.",
+        "Queued rows, by stage.",
         "short",
         {"{{stage}}": f"sum by (stage) (trimtab_queue_rows{{{S}}})"},
     ),
     Panel(
         "Time in the queue",
-        "99th percentile from joining a stage's queue to leaving in a batch.",
+        "99th percentile of the time from enqueueing to dispatch.",
         "s",
         {"{{stage}}": quantile(0.99, "trimtab_stage_queue_seconds", "stage")},
     ),
     Panel(
         "Batch fill",
-        "Mean rows of a batch over the batch size planned; low with a long queue means replicas are the bottleneck.",
+        "Mean batch size over the planned one. A low fill with a long queue means that replicas are the bottleneck.",
         "percentunit",
         {
             "{{stage}}": f"{mean('trimtab_batch_size_rows', 'stage')} "
@@ -27,29 +27,29 @@ STAGES = (
     ),
     Panel(
         "Service time",
-        "99th percentile from a batch's departure to its answer.",
+        "99th percentile of the time from a batch's dispatch to its response.",
         "s",
         {"{{stage}} {{variant}}": quantile(0.99, "trimtab_stage_service_seconds", "stage, variant")},
     ),
     Panel(
-        "Service time against the profile",
-        "Observed over profiled; well above 1 the nodes are slower than what was measured: profile anew.",
+        "Service time relative to the profile",
+        "Observed over profiled service time. Well above 1 the nodes are slower than when profiled: profile again.",
         "short",
         {"{{stage}} {{variant}}": f"max by (stage, variant) (trimtab_service_ratio{{{S}}})"},
     ),
     Panel(
-        "Cores against budget",
-        "Cores the replicas ask for, cores the plan asks for, and the budget.",
+        "Cores and budget",
+        "Cores requested by replicas, planned cores, and the budget.",
         "short",
         {
-            "given": f"max(trimtab_allocated_cores{{{S}}})",
+            "allocated": f"max(trimtab_allocated_cores{{{S}}})",
             "planned": f"max(trimtab_planned_cores{{{S}}})",
             "budget": f"max(trimtab_budget_cores{{{S}}})",
         },
     ),
     Panel(
         "Rows by operating point",
-        "Share of a stage's rows that each point served; one that was looked at twice counts at both.",
+        "Share of a stage's rows served at each point; an escalated row counts at both.",
         "percentunit",
         {
             "{{stage}} {{variant}} {{operating_point}}": (
@@ -59,8 +59,8 @@ STAGES = (
         },
     ),
     Panel(
-        "Second looks",
-        "Rows that were looked at a second time, as a share of a stage's looks.",
+        "Escalations",
+        "Escalated rows as a share of all rows that a stage served.",
         "percentunit",
         {
             "{{stage}}": f"sum by (stage) (rate({names.ESCALATED_ROWS}{{{S}}}[{R}])) "
@@ -68,30 +68,35 @@ STAGES = (
         },
     ),
     Panel(
-        "Provisional answers",
-        "Answers with rows whose second look did not come in time, as a share of those in time.",
+        "Unescalated responses",
+        "Responses with rows that were not escalated in time, as a share of those on time.",
         "percentunit",
         {
-            "provisional": f"sum(rate({names.UNESCALATED_RESPONSES}{{{S}}}[{R}])) "
+            "unescalated": f"sum(rate({names.UNESCALATED_RESPONSES}{{{S}}}[{R}])) "
             f'/ sum(rate({names.REQUESTS}{{{S},outcome="ok"}}[{R}]))'
         },
     ),
     Panel(
         "Drifted accuracies",
-        "Points that are no longer as accurate as they were measured to be; the plan stands on what is observed.",
+        "Operating points whose observed accuracy differs from the profiled one; plans use the observed accuracy.",
         "short",
         {"{{stage}}": f"max by (stage) ({names.DRIFTED_POINTS}{{{S}}})"},
     ),
-    Panel("Solver time", "Time to decide, 99th percentile.", "s", {"p99": quantile(0.99, "trimtab_solve_seconds")}),
     Panel(
-        "Plan decided and plan in force",
-        "Generations; the router follows what the adapter decides within milliseconds.",
+        "Solver time",
+        "Planning time, 99th percentile.",
+        "s",
+        {"p99": quantile(0.99, "trimtab_solve_seconds")},
+    ),
+    Panel(
+        "Decided and applied plan",
+        "Plan generations; the router applies a new plan within milliseconds.",
         "short",
-        {"decided": f"max(trimtab_planned_generation{{{S}}})", "in force": f"min(trimtab_plan_generation{{{S}}})"},
+        {"decided": f"max(trimtab_planned_generation{{{S}}})", "applied": f"min(trimtab_plan_generation{{{S}}})"},
     ),
     Panel(
         "Why the last plan changed",
-        "What changed against the plan before, and why.",
+        "What changed from the previous plan, and why.",
         "short",
         {"{{change}}": f"max by (change) (trimtab_last_change_info{{{S}}})"},
         "table",
@@ -99,7 +104,7 @@ STAGES = (
     ),
     Panel(
         "Conditions",
-        "1 where a condition is True.",
+        "1 if the condition is True.",
         "short",
         {"{{type}}": f'max by (type) (trimtab_condition{{{S},status="True"}})'},
         "state-timeline",
@@ -107,7 +112,7 @@ STAGES = (
     ),
     Panel(
         "Retries",
-        "Slices of batches sent to another replica, by reason.",
+        "Row slices retried on another replica per second, by reason.",
         "ops",
         {
             "{{stage}} {{reason}}": zero(

@@ -1,4 +1,4 @@
-"""Run the adapter: for one pipeline of files, or with `--cluster` for all InferencePipelines of a cluster.
+"""Command line of the adapter: one pipeline from files, or with `--cluster` all InferencePipelines of a cluster.
 
 `python -m trimtab_adapter --pipeline FILE --profiles FILE --plan FILE --decisions FILE --router URL`
 `python -m trimtab_adapter --cluster [--namespaces a,b] [--prometheus URL]`
@@ -26,11 +26,11 @@ from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.processes.niceness import lower_priority
 
 HTTP_TIMEOUT_SECONDS = 2.0
-BEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line and adapt until SIGTERM or SIGINT; 2 where the documents cannot be used."""
+    """Parse the command line and run until SIGTERM or SIGINT; 2 if the documents are invalid."""
     options = parse(arguments)
     lower_priority(options.niceness)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s adapter %(levelname)s %(message)s", stream=sys.stderr)
@@ -54,11 +54,11 @@ def _adapt_cluster(options: argparse.Namespace) -> int:
     return 2 if problem else 0
 
 
-async def _adapt(options: argparse.Namespace, documents: FileConfigSource) -> None:
+async def _adapt(options: argparse.Namespace, config: FileConfigSource) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    pipeline = documents.pipeline
+    pipeline = config.pipeline
     verify = tls_context(options.prometheus_ca)
     async with httpx.AsyncClient(timeout=HTTP_TIMEOUT_SECONDS, trust_env=False, verify=verify) as client:
         router = None if options.router is None else RouterSource(client, options.router)
@@ -67,47 +67,54 @@ async def _adapt(options: argparse.Namespace, documents: FileConfigSource) -> No
             server = Server(client, options.prometheus, options.prometheus_token_file)
             loads = PrometheusSource(server, pipeline.metadata.namespace, pipeline.name)
         if loads is None:
-            raise RuntimeError("neither --router nor --prometheus was given; the command line should have refused this")
-        outlets = FilePlanPublisher(options.plan, DecisionLog(options.decisions))
+            raise RuntimeError("neither --router nor --prometheus was given")
+        publisher = FilePlanPublisher(options.plan, DecisionLog(options.decisions))
         trace = None if options.trace is None else PlayedTrace(options.trace, options.trace_start or time.time())
         forecaster = forecaster_for(pipeline.spec.adaptation, trace)
-        beating = asyncio.create_task(_beat()) if options.beat else None
-        senses = LoadSources(loads, router, machine=lambda: read_machine_load(options.machine))
-        await ControlLoop(documents, outlets, senses, forecaster).run(stop)
-        if beating is not None:
-            beating.cancel()
+        heartbeats = asyncio.create_task(_send_heartbeats()) if options.heartbeat else None
+        sources = LoadSources(loads, router, machine=lambda: read_machine_load(options.machine))
+        await ControlLoop(config, publisher, sources, forecaster).run(stop)
+        if heartbeats is not None:
+            heartbeats.cancel()
 
 
-async def _beat() -> None:
+async def _send_heartbeats() -> None:
     """Say each second that the process lives, to who listens at its standard output."""
     while True:
         sys.stdout.write("\n")
         sys.stdout.flush()
-        await asyncio.sleep(BEAT_SECONDS)
+        await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser("trimtab_adapter", description="Decides what a pipeline should run.")
+    parser = argparse.ArgumentParser(
+        "trimtab_adapter", description="Plans the variants, batch sizes and replicas of a pipeline."
+    )
     parser.add_argument("--cluster", action="store_true", help="plan all InferencePipelines of the cluster")
-    parser.add_argument("--namespaces", default="", help="only those of these namespaces, separated by commas")
-    parser.add_argument("--weights", type=Path, help="folder whose lstm.npz, where there is one, forecasts")
-    parser.add_argument("--pools", type=Path, help="budgets that several pipelines share")
-    parser.add_argument("--health-port", type=int, default=8080, help="of /healthz in a cluster; 0 for any free one")
-    parser.add_argument("--metrics-port", type=int, default=9090, help="of /metrics in a cluster; 0 for any free one")
+    parser.add_argument("--namespaces", default="", help="only pipelines of these namespaces, separated by commas")
+    parser.add_argument(
+        "--weights", type=Path, help="folder of lstm.npz, the weights to forecast with if the file exists"
+    )
+    parser.add_argument("--pools", type=Path, help="file of budgets that several pipelines share")
+    parser.add_argument(
+        "--health-port", type=int, default=8080, help="port of /healthz in a cluster; 0 for any free port"
+    )
+    parser.add_argument(
+        "--metrics-port", type=int, default=9090, help="port of /metrics in a cluster; 0 for any free port"
+    )
     parser.add_argument("--pipeline", type=Path, help="InferencePipeline, a file or its folder")
     parser.add_argument("--profiles", type=Path, help="ModelProfiles, a file or their folder")
-    parser.add_argument("--plan", type=Path, help="PipelinePlan to write, replaced in one step")
-    parser.add_argument("--decisions", type=Path, help="journal of decisions to append to")
+    parser.add_argument("--plan", type=Path, help="PipelinePlan to write, replaced atomically")
+    parser.add_argument("--decisions", type=Path, help="decision log to append to")
     parser.add_argument("--router", help="address of the router, such as http://127.0.0.1:8080")
     parser.add_argument("--prometheus", help="take the load from this Prometheus instead of the router")
-    parser.add_argument("--prometheus-token-file", type=Path, help="bearer token, read anew for each question")
-    parser.add_argument("--prometheus-ca", type=Path, help="certificates to trust there")
-    parser.add_argument("--machine", type=Path, help="what others use of this machine, as whoever started us writes it")
-    parser.add_argument("--niceness", type=int, default=0, help="how much to give way to others, 0 to 19")
-    parser.add_argument("--beat", action="store_true", help="write an empty line each second, as a sign of life")
-    parser.add_argument("--trace", type=Path, help="what the load will be, for the Oracle forecaster")
-    parser.add_argument("--trace-start", type=float, help="Unix time of the trace's first second; else now")
+    parser.add_argument("--prometheus-token-file", type=Path, help="bearer token file, read for each query")
+    parser.add_argument("--prometheus-ca", type=Path, help="certificate authorities to trust for Prometheus")
+    parser.add_argument("--machine", type=Path, help="file with the CPU usage of other processes on this machine")
+    parser.add_argument("--niceness", type=int, default=0, help="niceness of this process, 0 to 19")
+    parser.add_argument("--heartbeat", action="store_true", help="write an empty line to stdout each second")
+    parser.add_argument("--trace", type=Path, help="future load for the Oracle forecaster")
+    parser.add_argument("--trace-start", type=float, help="Unix time of the trace's first second; default now")
     options = parser.parse_args(arguments)
     if options.cluster:
         return options
@@ -115,7 +122,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         if getattr(options, name) is None:
             parser.error(f"give --{name}, or --cluster")
     if options.router is None and options.prometheus is None:
-        parser.error("give --router, --prometheus or both: the load must come from somewhere")
+        parser.error("give --router, --prometheus or both as the source of the load")
     return options
 
 

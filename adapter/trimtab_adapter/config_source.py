@@ -1,4 +1,4 @@
-"""The pipeline and its profiles as they are now; a broken edit keeps the last good ones. From files, or a cluster."""
+"""`ConfigSource`: the current pipeline and profiles; an invalid edit keeps the last valid ones."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,11 +12,11 @@ Stamp = tuple[int, int] | None
 
 
 class ConfigSource(Protocol):
-    """What a decision stands on."""
+    """Source of the pipeline and profiles that decisions use."""
 
     @property
     def pipeline(self) -> InferencePipeline:
-        """The pipeline, its budget as far as it can be used."""
+        """The pipeline, its budget limited to what is schedulable."""
         ...
 
     @property
@@ -26,15 +26,15 @@ class ConfigSource(Protocol):
 
     @property
     def remark(self) -> str:
-        """What about the pipeline differs from what the user wrote, for the explanation; else empty."""
+        """How the pipeline differs from the user's document, for the explanation; else empty."""
         ...
 
     def refresh(self) -> str | None:
-        """Take up what changed; return what is wrong with it, or None."""
+        """Load changes; return the error, or None."""
 
 
 class FileConfigSource:
-    """Two files, read again when they change."""
+    """A pipeline file and a profile file, read again when they change."""
 
     remark = ""
 
@@ -45,7 +45,6 @@ class FileConfigSource:
         self.profiles: Mapping[str, ModelProfile] = load_profiles(self._paths[1])
 
     def refresh(self) -> str | None:
-        """Read what changed; return what is wrong with it, or None."""
         stamps = tuple(_stamp(path) for path in self._paths)
         if stamps == self._stamps:
             return None
@@ -53,7 +52,7 @@ class FileConfigSource:
         try:
             pipeline, profiles = load_pipeline(self._paths[0]), load_profiles(self._paths[1])
         except DocumentError as error:
-            return f"{error}; the last good pipeline and profiles stay in use"
+            return f"{error}; the last valid pipeline and profiles stay in use"
         self.pipeline, self.profiles = pipeline, profiles
         return None
 

@@ -1,9 +1,8 @@
-"""The slow loop: each interval observe, forecast, decide, publish. Shell around `decide`.
+"""`ControlLoop`: observe, forecast, plan and publish, once per interval.
 
-A decision that took long is followed by a rest in proportion, so that no pipeline takes the solvers from the others.
-
-One fault in one tick costs that tick only: it is logged once, the plan in force stays, and what is told says that it
-was held and why. A load that outgrows the plan between two ticks is not waited out: it brings the next tick forward.
+A long decision is followed by a rest in proportion, so that no pipeline monopolises the solver threads. An error in one
+tick costs that tick only: it is logged once, the plan in force stays, and the report has the reason. A load that
+outgrows the plan between two ticks triggers the next tick early.
 """
 
 import asyncio
@@ -34,24 +33,24 @@ from trimtab_predictor.forecaster import Forecaster
 log = logging.getLogger(__name__)
 
 LOAD_CHECK_SECONDS = 0.5
-"""How often to look whether the load has outgrown the plan."""
+"""Interval at which the load is compared to the plan."""
 REST_FACTOR = 4.0
-"""Times as long as a decision computed, until the next one."""
+"""Rest after a decision, as a multiple of its CPU time."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSources:
-    """Where a loop learns of the load, and of what the routers measured."""
+    """Sources of the load and of the routers' measurements."""
 
     loads: LoadSource
     routers: StateSource | None
     check_seconds: Callable[[], float] = lambda: LOAD_CHECK_SECONDS
     machine: Callable[[], Machine | None] = lambda: None
-    """What others use of the one machine that all runs on; None where it is not one, or nobody tells."""
+    """CPU usage of other processes on a shared machine; None if the machine is not shared or unknown."""
 
 
 class ControlLoop:
-    """Keeps what one tick hands to the next: the plan in force, and what deliberation remembers."""
+    """The control loop of one pipeline, with the plan in force and the controller's state."""
 
     def __init__(
         self,
@@ -59,38 +58,35 @@ class ControlLoop:
         publisher: PlanPublisher,
         sources: LoadSources,
         forecaster: Forecaster,
-        solving: Callable[[InferencePipeline], Executor] | None = None,
+        executors: Callable[[InferencePipeline], Executor] | None = None,
     ) -> None:
-        """Take its surroundings; `solving` says where to decide, so that the event loop stays free meanwhile."""
+        """Take the collaborators; `executors` returns the executor for a pipeline's decisions."""
         self._config, self._publisher, self._sources = config, publisher, sources
-        self._forecaster, self._executors = forecaster, solving
+        self._forecaster, self._executors = forecaster, executors
         self._state = ControlState()
         self._served: RecentRequests | None = None
-        self._held_for = ""  # the problem of the last held tick
+        self._logged_problem = ""  # the last problem logged
         self._forecast_at = -math.inf
         self.current: PipelinePlan | None = None
-        self.planner: Planner = decide  # or one that minds other pipelines too
-        self.record_usage: Callable[[InferencePipeline, PipelinePlan | None], None] = lambda *_: (
-            None
-        )  # what runs, outside Auto
+        self.planner: Planner = decide  # or that of a pool
+        self.record_usage: Callable[[InferencePipeline, PipelinePlan | None], None] = lambda *_: None
         self.ticked_at = time.monotonic()
-        self._computed_seconds = 0.0  # by the last decision
+        self._computed_seconds = 0.0
         self._woken = asyncio.Event()
         self._adopt_plan()
 
     def wake(self) -> None:
-        """Bring the next tick forward: something was changed that is worth a decision."""
+        """Trigger the next tick now."""
         self._woken.set()
 
     @property
     def interval_seconds(self) -> float:
-        """How often it ticks."""
         return self._config.pipeline.spec.adaptation.interval_seconds
 
     async def run(self, stop: asyncio.Event, clock: Callable[[], float] = time.time, first: float = 1.0) -> None:
-        """Tick until told to stop. An interval that was overrun is followed by the next tick at once.
+        """Tick until stopped; an overrun interval is followed by the next tick at once.
 
-        `first` is the share of an interval after which the first tick is due: many loops need not all tick together.
+        `first` is the share of an interval until the first tick, so that many loops do not tick together.
         """
         await self._begin(clock())
         loop = asyncio.get_running_loop()
@@ -104,19 +100,19 @@ class ControlLoop:
                 await self.tick(clock())
 
     async def _rest(self, stop: asyncio.Event) -> None:
-        """Leave the solvers to others for a while, whatever may have changed."""
+        """Leave the solver threads to other pipelines for a while."""
         seconds, self._computed_seconds = REST_FACTOR * self._computed_seconds, 0.0
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), seconds)
 
     async def _wait(self, stop: asyncio.Event, due: float) -> bool:
-        """Wait until the next tick is due, or the end; True where it was brought forward."""
+        """Wait until the next tick is due or the loop stops; True if the tick was triggered early."""
         loop = asyncio.get_running_loop()
         alarms = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(self._woken.wait())]
         try:
             while (left := due - loop.time()) > 0:
-                look = min(left, self._sources.check_seconds())
-                if (await asyncio.wait(alarms, timeout=look, return_when=asyncio.FIRST_COMPLETED))[0]:
+                timeout = min(left, self._sources.check_seconds())
+                if (await asyncio.wait(alarms, timeout=timeout, return_when=asyncio.FIRST_COMPLETED))[0]:
                     return not stop.is_set()
                 if due > loop.time() and await self._outgrown():
                     return True
@@ -126,7 +122,7 @@ class ControlLoop:
         return False
 
     async def _outgrown(self) -> bool:
-        """Look at the routers' newest second; whatever is wrong with the answer, the next tick will say."""
+        """Compare the routers' newest second to the plan; errors are left to the next tick."""
         routers = self._sources.routers
         if routers is None or self._paused or self.current is None or self.current.spec.forecast is None:
             return False
@@ -136,23 +132,23 @@ class ControlLoop:
         except ObservationError:
             return False
         except Exception:
-            log.exception("%s: the newest second cannot be looked at", self._config.pipeline.name)
+            log.exception("%s: the newest second cannot be read", self._config.pipeline.name)
             return False
 
     async def tick(self, now_seconds: float) -> None:
-        """Decide once; no exception leaves."""
+        """Decide once; never raises."""
         self.ticked_at = time.monotonic()
         self._woken.clear()
         problem = self._config.refresh() or ""
         if problem:
             log.warning("%s", problem)
         self._adopt_plan()
-        found = await self._tick(now_seconds)
+        tick = await self._tick(now_seconds)
         self.ticked_at = time.monotonic()
-        await self._publisher.report(replace(found, config_problem=problem, served=self._served))
+        await self._publisher.report(replace(tick, config_problem=problem, served=self._served))
 
     async def _tick(self, now_seconds: float) -> Tick:
-        """Observe, deliberate, publish; a fault on the way holds the plan in force."""
+        """Observe, plan and publish; an error holds the plan in force."""
         decided: Decided = "paused" if self._paused else "held"
         pipeline, plan = self._config.pipeline, self.current
         load: Load | None = None
@@ -168,7 +164,7 @@ class ControlLoop:
                 await self._publish(chosen)
                 changed = plan is None or plan.spec.generation != chosen.spec.generation
                 decided, plan = "changed" if changed else "kept", chosen
-                self._held_for = ""
+                self._logged_problem = ""
         except ObservationError as error:
             problem, fault = self._held(str(error)), error.fault
         except PlanningError as error:
@@ -179,12 +175,12 @@ class ControlLoop:
         return Tick(now_seconds, pipeline, decided, plan, load, forecast, fault, problem)
 
     def _held(self, problem: str) -> str:
-        """Tell why the plan in force is held; where the pipeline is paused it is held anyway."""
+        """The reason why the plan in force is held; empty if the pipeline is paused."""
         if self._paused:
             return ""
-        if problem != self._held_for:  # a fault that lasts is told of by the status, not by a line each tick
+        if problem != self._logged_problem:  # log a lasting problem once; the status keeps reporting it
             log.warning("%s: plan %s held: %s", self._config.pipeline.name, self._generation, problem)
-            self._held_for = problem
+            self._logged_problem = problem
         return problem
 
     @property
@@ -196,14 +192,14 @@ class ControlLoop:
         return 0 if self.current is None else self.current.spec.generation
 
     def _adopt_plan(self) -> None:
-        """Go on from the plan in force, where that is not our own any more."""
+        """Continue from the plan in force if another writer replaced ours."""
         plan = self._publisher.adopt(self._config.pipeline, self.current)
         if plan is not None and plan is not self.current:
-            self._state.decided(plan.spec.created_at, plan.spec.forecast)
+            self._state.record_decision(plan.spec.created_at, plan.spec.forecast)
         self.current = plan
 
     async def _begin(self, now_seconds: float) -> None:
-        """Publish a first plan where there is none."""
+        """Publish a first plan if there is none."""
         pipeline = self._config.pipeline
         if self.current is not None or self._paused:
             return
@@ -216,19 +212,19 @@ class ControlLoop:
         await self._publisher.report(Tick(now_seconds, pipeline, "changed", plan))
 
     async def _observe(self, now_seconds: float) -> Load:
-        """The load, and learn what the routers measured."""
-        # A paused pipeline is not forecast, so that it needs no long history.
+        """Read the load and update the routers' measurements."""
+        # A paused pipeline is not forecast, so it needs no long history.
         since_seconds = 0.0 if self._paused else now_seconds - self._forecast_at
         load = await self._sources.loads.load(now_seconds, lookback_seconds(since_seconds))
         self._served = None
-        self._state.look_around(self._sources.machine(), load.mean_rps)
+        self._state.observe_machine(self._sources.machine(), load.mean_rps)
         if self._sources.routers is not None:
             try:
                 state = await self._sources.routers.state()
                 self._served = state.served
-                self._state.learn(state)
+                self._state.update(state)
             except ObservationError as error:
-                log.warning("service times and rows stay as they were: %s", error)
+                log.warning("service times and rows are not updated: %s", error)
         return load
 
     def _forecast(self, load: Load, now_seconds: float) -> ForecastRecord:
@@ -242,7 +238,7 @@ class ControlLoop:
         started = time.perf_counter()
         plan = await self._solve(inputs)
         spent = time.perf_counter() - started
-        self._state.decided(now_seconds, forecast)
+        self._state.record_decision(now_seconds, forecast)
         explanation = plan.spec.explanation
         remark = "; ".join(filter(None, (explanation.change, self._config.remark)))
         explanation = explanation.model_copy(update={"solve_seconds": spent, "change": remark})

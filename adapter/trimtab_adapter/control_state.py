@@ -1,4 +1,4 @@
-"""What the slow loop remembers from one decision to the next, in the world as in simulation."""
+"""`ControlState`: state of a controller between ticks, shared by the control loop and the simulator."""
 
 from trimtab_adapter.observation import (
     LEAP,
@@ -19,7 +19,7 @@ from trimtab_pipelines.shared_machine import Machine
 
 
 class ControlState:
-    """Recent forecasts, and damped measurements of rows and service times."""
+    """Recent forecasts, and smoothed measurements of rows and service times."""
 
     def __init__(self) -> None:
         self._recent: list[tuple[float, float]] = []
@@ -31,8 +31,8 @@ class ControlState:
         self._registered_accuracies: RegisteredAccuracies = {}
         self._machine: MachineLoad | None = None
 
-    def learn(self, state: State) -> None:
-        """Follow what the routers measured."""
+    def update(self, state: State) -> None:
+        """Update the measurements from the routers' state."""
         for stage, rows in state.rows_per_request.items():
             self._rows[stage] = limit_rate_of_change(self._rows.get(stage), rows, 0.0, MAX_ROWS, LEAP)
         for stage, tokens in state.prompt_tokens.items():
@@ -44,15 +44,15 @@ class ControlState:
         if state.served is not None:
             self._slowdown = self._slowdown.after(state.served)
 
-    def look_around(self, machine: Machine | None, load_rps: float) -> None:
-        """Follow what others use of the machine at a load; where nobody tells it stays as it was."""
+    def observe_machine(self, machine: Machine | None, load_rps: float) -> None:
+        """Update the other processes' CPU usage at a load; None keeps the last one."""
         if machine is not None:
             self._machine = MachineLoad(machine, load_rps)
 
     def planning_inputs(
         self, forecast: ForecastRecord, current: PipelinePlan | None, now_seconds: float, hold_seconds: float
     ) -> PlanningInputs:
-        """Say what is known when a decision is due; forecasts older than the hold time are forgotten."""
+        """The inputs of a decision; forecasts older than the hold time are dropped."""
         self._recent = [(at, rps) for at, rps in self._recent if at >= now_seconds - hold_seconds]
         return PlanningInputs(
             forecast=forecast,
@@ -68,13 +68,13 @@ class ControlState:
             machine=self._machine,
         )
 
-    def decided(self, at_seconds: float, forecast: ForecastRecord | None) -> None:
-        """Remember which load a decision was made for, our own or one that we continue from."""
+    def record_decision(self, at_seconds: float, forecast: ForecastRecord | None) -> None:
+        """Record the load of a decision, our own or one we continue from."""
         if forecast is not None:
             self._recent.append((at_seconds, forecast.peak_rps))
 
 
 def outgrows_plan(current: PipelinePlan | None, newest_rps: float, headroom: float) -> bool:
-    """Tell whether the newest second's arrivals bring the next decision forward."""
+    """Whether the newest second's arrivals trigger the next decision early."""
     forecast = None if current is None else current.spec.forecast
     return forecast is not None and outgrows(newest_rps, forecast.peak_rps, headroom)

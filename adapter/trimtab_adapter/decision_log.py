@@ -1,4 +1,4 @@
-"""Every decision on a line of its own, in a file that never outgrows its bound."""
+"""`DecisionLog`: a bounded file with one decision per line."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ MAX_BYTES = 32 * 2**20
 
 
 class DecisionLog:
-    """Appends decisions; when full, forgets the older half."""
+    """Appends decisions; when full, drops the older half."""
 
-    def __init__(self, path: Path, most_bytes: int = MAX_BYTES) -> None:
-        self._lines = JsonLinesFile(path, most_bytes)
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+        self._lines = JsonLinesFile(path, max_bytes)
 
     def append(self, plan: PipelinePlan) -> None:
-        """Write one decision; raises OSError where the disk refuses it."""
+        """Append one decision; raises OSError if the write fails."""
         self._lines.append(plan.model_dump_json(by_alias=True, exclude_none=True))

@@ -1,6 +1,6 @@
-"""Which forecaster a pipeline asks for, and what happens when its answer cannot be used. Around trimtab_predictor.
+"""Forecasting: selects a pipeline's forecaster and validates its forecasts.
 
-A forecast is advice: where it fails or is absurd, the last maximum takes its place and the record says so.
+If a forecaster fails or returns an impossible value, the reactive forecast replaces it and the record has the reason.
 """
 
 import logging
@@ -27,14 +27,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlayedTrace:
-    """The load that will come, one line a second, and the Unix time its first second stands for."""
+    """The trace being played, one line a second, and the Unix time of its first second."""
 
     path: Path
     start_seconds: float
 
 
 def forecaster_for(adaptation: Adaptation, trace: PlayedTrace | None) -> Forecaster:
-    """The forecaster a pipeline asks for; the reactive one, saying why, where an oracle knows no trace."""
+    """The forecaster a pipeline asks for; the reactive one with a reason if an oracle has no trace."""
     match adaptation.forecaster:
         case "LSTM":
             return shipped_forecaster()
@@ -45,7 +45,7 @@ def forecaster_for(adaptation: Adaptation, trace: PlayedTrace | None) -> Forecas
 
 
 class TrainedWeights:
-    """Weights trained in this cluster, in a folder that may be empty and may change; else those of the package."""
+    """Weights trained in this cluster, from a folder that may be empty and may change; else the package's."""
 
     FILE = "lstm.npz"
 
@@ -53,10 +53,10 @@ class TrainedWeights:
         self._path = None if folder is None else folder / self.FILE
         self._stamp: tuple[int, int] | None = None
         self._lstm: LstmForecaster | None = None
-        self.version = 0  # grows whenever other weights are in use
+        self.version = 0  # increases whenever the weights change
 
     def refresh(self) -> None:
-        """Read the weights where they changed; broken ones leave those in use."""
+        """Load the weights if they changed; invalid ones leave those in use."""
         stamp = self._stamp_now()
         if stamp == self._stamp:
             return
@@ -73,9 +73,9 @@ class TrainedWeights:
         self.version += 1
         log.info("forecasting with the weights of %s", self._path)
 
-    def forecaster(self, memory: LoadHistory) -> Forecaster:
-        """A new forecaster with the weights in use; it knows of a load what is remembered, and scores itself."""
-        return shipped_forecaster(memory=memory) if self._lstm is None else FallbackForecaster(self._lstm, memory)
+    def forecaster(self, history: LoadHistory) -> Forecaster:
+        """A new forecaster with the current weights and a shared load history."""
+        return shipped_forecaster(history=history) if self._lstm is None else FallbackForecaster(self._lstm, history)
 
     def _stamp_now(self) -> tuple[int, int] | None:
         if self._path is None:
@@ -88,83 +88,82 @@ class TrainedWeights:
 
 
 class CurrentForecaster:
-    """The forecaster a pipeline asks for at the moment, made anew when it asks for another or the weights change.
+    """The forecaster a pipeline currently asks for, rebuilt when the choice or the weights change.
 
-    What is remembered of the load outlives it.
+    The load history outlives it.
     """
 
     name = "current"
 
-    def __init__(self, asked: Callable[[], Adaptation], weights: TrainedWeights) -> None:
-        self._asked, self._weights = asked, weights
-        self._made_for: tuple[str, int] | None = None
+    def __init__(self, adaptation: Callable[[], Adaptation], weights: TrainedWeights) -> None:
+        self._adaptation, self._weights = adaptation, weights
+        self._built_for: tuple[str, int] | None = None
         self._inner: Forecaster = ReactiveForecaster()
-        self._memory = LoadHistory()
+        self._history = LoadHistory()
 
     def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:
-        """Forecast with whichever is asked for now."""
         self._weights.refresh()
-        adaptation = self._asked()
-        wanted = (adaptation.forecaster, self._weights.version)
-        if wanted != self._made_for:
+        adaptation = self._adaptation()
+        key = (adaptation.forecaster, self._weights.version)
+        if key != self._built_for:
             trained = adaptation.forecaster == "LSTM"
-            self._inner = self._weights.forecaster(self._memory) if trained else forecaster_for(adaptation, None)
-            self._made_for = wanted
+            self._inner = self._weights.forecaster(self._history) if trained else forecaster_for(adaptation, None)
+            self._built_for = key
         return self._inner.forecast(history_rps, now_seconds)
 
 
 def _oracle(trace: PlayedTrace | None) -> Forecaster:
     if trace is None:
-        return ReactiveForecaster("no trace given for the oracle")
+        return ReactiveForecaster("the oracle has no trace")
     try:
         return OracleForecaster(read_trace(trace.path, zeros_are_gaps=False), offset_seconds=-trace.start_seconds)
     except TraceError as error:
-        return ReactiveForecaster(f"the oracle's trace cannot be used: {error}")
+        return ReactiveForecaster(f"the oracle's trace is invalid: {error}")
 
 
 def forecast_record(forecaster: Forecaster, load: Load, adaptation: Adaptation) -> ForecastRecord:
-    """Ask the forecaster for the demand to plan for; raise ObservationError where nothing of the load was measured.
+    """Forecast the demand to plan for; raise ObservationError if no load was measured.
 
-    The demand is the forecast peak, or the quantile of it that the pipeline asks for. One below what came in the newest
-    second, headroom included, is replaced by that.
+    The demand is the forecast peak, or the quantile the pipeline asks for. If the newest second's arrivals exceed it,
+    headroom included, they replace it.
     """
-    found = _ask(forecaster, load)
-    if not found.is_measured:
-        raise ObservationError(f"the load is not known: {found.reason}", "Missing")
+    forecast_ = _ask(forecaster, load)
+    if not forecast_.is_measured:
+        raise ObservationError(f"the load is not known: {forecast_.reason}", "Missing")
     quantile = adaptation.demand_quantile
-    demand_rps = found.peak_rps if quantile is None else min(found.at(quantile), MAX_RPS)
+    demand_rps = forecast_.peak_rps if quantile is None else min(forecast_.at(quantile), MAX_RPS)
     if outgrows(load.newest_rps, demand_rps, adaptation.headroom):
-        came, expected = f"{load.newest_rps:g} requests/s came in the newest second", f"{demand_rps:.3g}"
-        reason = f"{came}; {found.source} expected no more than {expected}"
+        arrived, expected = f"{load.newest_rps:g} requests/s arrived in the newest second", f"{demand_rps:.3g}"
+        reason = f"{arrived}; {forecast_.source} expected no more than {expected}"
         return ForecastRecord(peak_rps=load.newest_rps, observed_rps=load.peak_rps, source="reactive", reason=reason)
     return ForecastRecord(
         peak_rps=demand_rps,
         quantile=quantile,
         observed_rps=load.peak_rps,
-        source=found.source,
-        reason=found.reason,
-        recent_error=found.recent_error,
+        source=forecast_.source,
+        reason=forecast_.reason,
+        recent_error=forecast_.recent_error,
     )
 
 
 def not_below(planned: ForecastRecord | None, forecast: ForecastRecord, missing: str) -> ForecastRecord:
-    """The forecast; where part of the load could not be seen, not below what the plan stands on."""
+    """The forecast; if part of the load is missing, at least the plan's."""
     if not missing or planned is None or forecast.peak_rps >= planned.peak_rps:
         return forecast
-    reason = f"not below the plan's, for part of the load is not known: {missing}"
+    reason = f"not below the plan's, because part of the load is unknown: {missing}"
     return forecast.model_copy(update={"peak_rps": planned.peak_rps, "reason": reason})
 
 
 def _ask(forecaster: Forecaster, load: Load) -> Forecast:
     try:
-        found = forecaster.forecast(load.history_rps, load.now_seconds)
+        forecast_ = forecaster.forecast(load.history_rps, load.now_seconds)
     except Exception as error:
-        log.exception("forecast failed; the last maximum takes its place")
+        log.exception("forecast failed; using the last maximum")
         return _last_maximum(load, f"the forecaster failed: {type(error).__name__}: {error}")
-    if math.isfinite(found.peak_rps) and 0 <= found.peak_rps <= MAX_RPS:
-        return found
-    log.warning("forecast of %s requests/s from %s refused", found.peak_rps, found.source)
-    return _last_maximum(load, f"{found.source} forecast {found.peak_rps} requests/s, which cannot be")
+    if math.isfinite(forecast_.peak_rps) and 0 <= forecast_.peak_rps <= MAX_RPS:
+        return forecast_
+    log.warning("forecast of %s requests/s from %s rejected", forecast_.peak_rps, forecast_.source)
+    return _last_maximum(load, f"{forecast_.source} forecast {forecast_.peak_rps} requests/s, which is invalid")
 
 
 def _last_maximum(load: Load, reason: str) -> Forecast:

@@ -1,4 +1,4 @@
-"""Where load and state come from, over HTTP. A failure becomes an ObservationError that names the address."""
+"""Load sources: a router's load and state over HTTP. An error becomes an `ObservationError` that names the address."""
 
 import json
 import logging
@@ -16,51 +16,48 @@ from trimtab_pipelines.shared_machine import Machine
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 8 * 2**20
-"""Six hours of seconds are a hundred kilobytes; what is much longer is no answer to our question."""
+"""Six hours of seconds are a hundred kilobytes; a much longer response is invalid."""
 _SHOWN = 120
 
 
 class LoadSource(Protocol):
-    """Whoever knows the load."""
+    """A source of the load."""
 
     async def load(self, now_seconds: float, seconds: int = HISTORY_SECONDS) -> Load:
-        """The last so many seconds, or what is known of them.
+        """Load of the last seconds, as far as it is known.
 
-        Raises:
-            ObservationError: the load is missing, stale or absurd.
+        Raises ObservationError if the load is missing, stale or out of range.
         """
 
 
 class StateSource(LoadSource, Protocol):
-    """Whoever knows what the routers measured, too."""
+    """A source of the load and of the routers' measurements."""
 
     async def state(self) -> State:
         """Service ratios, rows per request and the last minute's outcomes."""
 
 
 class RouterSource:
-    """The router's own addresses."""
+    """One router's admin endpoints."""
 
     def __init__(self, client: httpx.AsyncClient, url: str) -> None:
         self._client, self._url = client, url.rstrip("/")
 
-    async def load(self, now_seconds: float, seconds: int = HISTORY_SECONDS) -> Load:  # noqa: ARG002 (the router's own clock counts)
-        """The arrivals the router counted."""
+    async def load(self, now_seconds: float, seconds: int = HISTORY_SECONDS) -> Load:  # noqa: ARG002 (the router uses its own clock)
         return read_load(await get_json(self._client, f"{self._url}{ARRIVALS_PATH}", {"seconds": str(seconds)}))
 
     async def state(self) -> State:
-        """The service ratios and rows per request the router measured."""
         return read_state(await get_json(self._client, f"{self._url}{STATE_PATH}"))
 
 
 def read_machine_load(path: Path | None) -> Machine | None:
-    """What whoever runs everything on this machine has seen others use of it; None where that cannot be read."""
+    """CPU usage of other processes on this machine, as the supervisor wrote it; None if it cannot be read."""
     if path is None or not path.exists():
         return None
     try:
         return load_machine(path)
     except DocumentError as error:
-        log.warning("%s; what others use of this machine is not known anew", error)
+        log.warning("%s; the last known CPU usage of other processes stays in use", error)
         return None
 
 
@@ -70,7 +67,7 @@ async def get_json(
     parameters: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> object:
-    """The parsed answer of an address."""
+    """The parsed JSON response of an address."""
     try:
         async with client.stream("GET", url, params=parameters, headers=headers) as response:
             body = await _bounded(response, url)
@@ -80,11 +77,11 @@ async def get_json(
         ) from error
     if response.status_code != httpx.codes.OK:
         shown = body[:_SHOWN].decode(errors="replace")
-        raise ObservationError(f"{url} answered {response.status_code}: {shown}", "Missing")
+        raise ObservationError(f"{url} returned {response.status_code}: {shown}", "Missing")
     try:
         content: object = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise ObservationError(f"{url} answered no JSON: {error}") from error
+        raise ObservationError(f"{url} returned invalid JSON: {error}") from error
     return content
 
 
@@ -93,5 +90,5 @@ async def _bounded(response: httpx.Response, url: str) -> bytes:
     async for chunk in response.aiter_bytes():
         body += chunk
         if len(body) > MAX_BYTES:
-            raise ObservationError(f"{url} answered more than {MAX_BYTES // 2**20} MiB; this is no load of ours")
+            raise ObservationError(f"{url} returned more than {MAX_BYTES // 2**20} MiB")
     return bytes(body)

@@ -1,6 +1,6 @@
-"""Every metric name and label of the adapter, once.
+"""`AdapterMetrics`: every metric name and label of the adapter.
 
-Gauges are made from each pipeline's last tick when somebody asks for them, so that no series outlives what it is about.
+Gauges are built from each pipeline's last tick at scrape time, so no series outlives its pipeline.
 """
 
 from bisect import bisect_left
@@ -25,7 +25,7 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class _LastTick:
-    """What is remembered of one pipeline."""
+    """The last tick of one pipeline, and its counters."""
 
     tick: Tick
     changed_at_seconds: float | None = None
@@ -49,42 +49,43 @@ class _LastTick:
 
 
 class AdapterMetrics(Collector):
-    """The last tick of each pipeline, as Prometheus reads it."""
+    """Prometheus collector over the last tick of each pipeline."""
 
     def __init__(self) -> None:
-        self._seen: dict[Key, _LastTick] = {}
+        self._last_ticks: dict[Key, _LastTick] = {}
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
     def take(self, key: Key, tick: Tick) -> None:
-        """Take a tick of a pipeline."""
-        self._seen.setdefault(key, _LastTick(tick)).take(tick)
+        """Record a tick of a pipeline."""
+        self._last_ticks.setdefault(key, _LastTick(tick)).take(tick)
 
     def forget(self, key: Key) -> None:
-        """Drop a pipeline."""
-        self._seen.pop(key, None)
+        """Remove a pipeline."""
+        self._last_ticks.pop(key, None)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: names are known only once there are pipelines."""
+        """Nothing: series exist only once there are pipelines."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Make all families."""
-        yield from _observed(self._seen)
-        yield from _planned(self._seen)
-        yield from _decided(self._seen)
+        yield from _observed(self._last_ticks)
+        yield from _planned(self._last_ticks)
+        yield from _decided(self._last_ticks)
 
 
-def _observed(seen: dict[Key, _LastTick]) -> Iterator[Metric]:
+def _observed(ticks: dict[Key, _LastTick]) -> Iterator[Metric]:
     observed = GaugeMetricFamily(
-        "trimtab_observed_load_rps", "Peak of requests per second, last ten seconds", labels=BASE
+        "trimtab_observed_load_rps", "Peak requests per second over the last ten seconds", labels=BASE
     )
     forecast = GaugeMetricFamily(
-        "trimtab_forecast_load_rps", "Peak expected in the next 20 seconds", labels=(*BASE, "source")
+        "trimtab_forecast_load_rps",
+        "Forecast peak requests per second over the next 20 seconds",
+        labels=(*BASE, "source"),
     )
     error = GaugeMetricFamily("trimtab_forecast_error_ratio", "SMAPE of recent forecasts, 0 to 2", labels=BASE)
-    for key, one in seen.items():
-        tick = one.tick
+    for key, last in ticks.items():
+        tick = last.tick
         if tick.load is not None:
             observed.add_metric(key, tick.load.peak_rps)
         if tick.forecast is not None:
@@ -94,24 +95,24 @@ def _observed(seen: dict[Key, _LastTick]) -> Iterator[Metric]:
     yield from (observed, forecast, error)
 
 
-def _planned(seen: dict[Key, _LastTick]) -> Iterator[Metric]:
+def _planned(ticks: dict[Key, _LastTick]) -> Iterator[Metric]:
     def gauge(name: str, text: str, labels: tuple[str, ...] = BASE) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"trimtab_{name}", text, labels=labels)
 
-    generation = gauge("planned_generation", "Generation of the plan decided last")
-    accuracy = gauge("planned_accuracy", "Accuracy the plan is expected to give")
-    latency = gauge("planned_latency_seconds", "Latency of the worst path as planned")
-    cores = gauge("planned_cores", "Cores the plan asks for")
-    feasible = gauge("plan_feasible", "1 where the plan keeps every constraint")
-    replicas = gauge("planned_replicas", "Replicas planned", STAGE)
-    batch = gauge("planned_batch_size_rows", "Batch size planned", STAGE)
-    budget = gauge("budget_cores", "Cores that may be planned, as far as the nodes have room")
-    slo = gauge("slo_seconds", "Latency promised")
-    for key, one in seen.items():
-        spec = one.tick.pipeline.spec
+    generation = gauge("planned_generation", "Generation of the latest plan")
+    accuracy = gauge("planned_accuracy", "Expected accuracy of the plan")
+    latency = gauge("planned_latency_seconds", "Planned latency of the slowest path")
+    cores = gauge("planned_cores", "Cores of all planned replicas")
+    feasible = gauge("plan_feasible", "1 if the plan satisfies every constraint")
+    replicas = gauge("planned_replicas", "Planned replicas", STAGE)
+    batch = gauge("planned_batch_size_rows", "Planned batch size", STAGE)
+    budget = gauge("budget_cores", "Budget in cores, limited to what the nodes can schedule")
+    slo = gauge("slo_seconds", "Latency SLO")
+    for key, last in ticks.items():
+        spec = last.tick.pipeline.spec
         budget.add_metric(key, spec.budget.cores)
         slo.add_metric(key, spec.slo.latency_seconds)
-        plan: PipelinePlan | None = one.tick.plan
+        plan: PipelinePlan | None = last.tick.plan
         if plan is None:
             continue
         generation.add_metric(key, plan.spec.generation)
@@ -126,20 +127,24 @@ def _planned(seen: dict[Key, _LastTick]) -> Iterator[Metric]:
     yield from (generation, accuracy, latency, cores, feasible, replicas, batch, budget, slo)
 
 
-def _decided(seen: dict[Key, _LastTick]) -> Iterator[Metric]:
-    solve = HistogramMetricFamily("trimtab_solve_seconds", "Time to decide", labels=BASE)
+def _decided(ticks: dict[Key, _LastTick]) -> Iterator[Metric]:
+    solve = HistogramMetricFamily("trimtab_solve_seconds", "Duration of a decision", labels=BASE)
     decisions = CounterMetricFamily("trimtab_decisions", "Decisions by outcome", labels=(*BASE, "outcome"))
-    changed_at = GaugeMetricFamily("trimtab_plan_changed_timestamp_seconds", "When the plan changed last", labels=BASE)
-    change = GaugeMetricFamily("trimtab_last_change_info", "What changed last, and why", labels=(*BASE, "change"))
-    for key, one in seen.items():
-        for outcome, count in one.decisions.items():
+    changed_at = GaugeMetricFamily(
+        "trimtab_plan_changed_timestamp_seconds", "Unix time of the last plan change", labels=BASE
+    )
+    change = GaugeMetricFamily(
+        "trimtab_last_change_info", "The last plan change and its reason", labels=(*BASE, "change")
+    )
+    for key, last in ticks.items():
+        for outcome, count in last.decisions.items():
             decisions.add_metric((*key, outcome), count)
         buckets, total = [], 0.0
-        for edge, solved in zip((*map(str, SOLVE_EDGES), "+Inf"), one.solve_seconds[:-1], strict=True):
+        for edge, solved in zip((*map(str, SOLVE_EDGES), "+Inf"), last.solve_seconds[:-1], strict=True):
             total += solved
             buckets.append((edge, total))
-        solve.add_metric(key, buckets, one.solve_seconds[-1])
-        if one.changed_at_seconds is not None:
-            changed_at.add_metric(key, one.changed_at_seconds)
-            change.add_metric((*key, one.change), 1.0)
+        solve.add_metric(key, buckets, last.solve_seconds[-1])
+        if last.changed_at_seconds is not None:
+            changed_at.add_metric(key, last.changed_at_seconds)
+            change.add_metric((*key, last.change), 1.0)
     yield from (solve, decisions, changed_at, change)

@@ -1,6 +1,6 @@
-"""What the adapter takes from the router's answers, and what it refuses to believe. Pure: parsed JSON in, values out.
+"""Observations: parses and validates the router's load and state.
 
-A number that cannot be true must not become a plan: it raises, and the plan in force is held.
+An impossible number must not become a plan: it raises, and the plan in force is held.
 """
 
 import math
@@ -26,20 +26,20 @@ from trimtab_predictor.context import MEMORY_SECONDS
 MAX_RPS = 1e7
 """No single router receives more; a larger count is a fault."""
 MAX_ROWS = 1e4
-"""Rows one request can fan out to."""
+"""Rows that one request can fan out to."""
 MAX_PROMPT_TOKENS = 1e8
-"""No model reads more."""
+"""No model accepts more."""
 RATIO_RANGE = (0.5, 4.0)
-"""A machine farther from its profile than this needs a new profile, not a correction."""
+"""A machine farther from its profile needs a new profile, not a correction."""
 WEIGHT = 0.3
-"""Of the newest ratio in the moving average."""
+"""Weight of the newest measurement in the moving average."""
 RISE = 0.1
-"""Relative change above which a greater measurement is used: it asks for more capacity."""
+"""Relative increase above which a measurement replaces the value in use."""
 LEAP = 0.5
-"""Relative change above which a greater measurement of work is used at once."""
+"""Relative increase above which a measurement of work replaces it at once."""
 FALL = 0.25
-"""The same for a smaller one; wider, so that noise around one value does not change plans."""
-_Told = TypeVar("_Told", bound=StateModel)
+"""Relative decrease below which it is replaced; wider, so that noise around one value does not change plans."""
+_Model = TypeVar("_Model", bound=StateModel)
 _MISSHAPEN = {"missing", "model_type", "dict_type", "is_instance_of", "sequence_str"}
 _EXPECTED = {"float_type": "a finite number", "finite_number": "a finite number", "int_type": "a whole number"}
 
@@ -48,7 +48,7 @@ Fault = Literal["Missing", "Stale", "Absurd"]
 
 
 class ObservationError(Exception):
-    """Metrics that are missing, stale or absurd; the message says which and what was found."""
+    """Metrics that are missing, stale or out of range; the message names the value found."""
 
     def __init__(self, message: str, fault: Fault = "Absurd") -> None:
         super().__init__(message)
@@ -56,19 +56,19 @@ class ObservationError(Exception):
 
 
 def lookback_seconds(since_seconds: float) -> int:
-    """How much of the load to ask for, so long after the last forecast from it.
+    """Seconds of load to request, by the time since the last forecast.
 
-    Forecasters remember, so ten minutes bring them up to date. At first, after a longer gap and where the clock went
-    back they know nothing to go on from, and all that a forecast can use is asked for.
+    Forecasters keep a history, so ten minutes bring them up to date. At the start, after a longer gap, or if the clock
+    went back, all that a forecast can use is requested.
     """
     return HISTORY_SECONDS if 0 <= since_seconds < HISTORY_SECONDS else MEMORY_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Arrivals per second, oldest first, of the whole seconds before `now_seconds` (Unix time); NaN: not measured.
+    """Arrivals per second, oldest first, of the whole seconds before `now_seconds` (Unix time); NaN if not measured.
 
-    `missing` says whose arrivals are not in it: such a sum may be too low, and is no ground to plan for less.
+    `missing` names the routers whose arrivals are not included: the sum may be too low, so the plan is not reduced.
     """
 
     now_seconds: float
@@ -77,7 +77,7 @@ class Load:
 
     @property
     def peak_rps(self) -> float:
-        """The most arrivals in one of the last ten seconds."""
+        """Peak arrivals per second over the last ten seconds."""
         return max((rps for rps in self.history_rps[-10:] if math.isfinite(rps)), default=0.0)
 
     @property
@@ -88,14 +88,14 @@ class Load:
 
     @property
     def newest_rps(self) -> float:
-        """Arrivals in the newest second; 0 where it was not measured."""
+        """Arrivals in the newest second; 0 if not measured."""
         newest = self.history_rps[-1] if self.history_rps else 0.0
         return newest if math.isfinite(newest) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A damped measurement: the moving average, and the value in use, which follows only clear changes."""
+    """A smoothed measurement: the moving average, and the value in use, which follows only clear changes."""
 
     average: float
     used: float
@@ -103,12 +103,11 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the router measured: rows per request by stage, service ratio by stage and variant, its last minute.
+    """Routers' measurements: rows per request, service ratios by stage and variant, outcomes of the last minute.
 
-    `prompt_tokens`: of the prompts that come, on average, by the stage that writes. These and rows per request rise
-    within seconds, and fall after twenty at the soonest.
-    `accuracies`: of what is not as accurate as it was measured to be. `joined`: how accurate points are on tasks that
-    joined.
+    `prompt_tokens`: mean by generation stage. These and rows per request rise within seconds and fall after twenty or
+    more. `accuracies`: those that drifted from the profile. `registered_accuracies`: accuracies on tasks registered at
+    run time.
     """
 
     rows_per_request: Mapping[str, float] = field(default_factory=dict)
@@ -120,7 +119,7 @@ class State:
 
 
 def read_load(content: object) -> Load:
-    """Read what a router tells of its load. Zeros before the first arrival are no history, unless all are zero."""
+    """Parse a router's load. Zeros before the first arrival are not history, unless all are zero."""
     document = _read(RouterLoad, content, "load", "{'now': seconds, 'rps': [...]}")
     if not document.rps:
         raise ObservationError("load.rps is empty; expected the arrivals of each of the last seconds", "Missing")
@@ -131,7 +130,7 @@ def read_load(content: object) -> Load:
 
 
 def read_state(content: object) -> State:
-    """Read what a router tells of its state; a stage that was not measured yet is left out."""
+    """Parse a router's state; unmeasured stages are left out."""
     document = _read(RouterState, content, "state", "{'stages': {...}}")
     rows: dict[str, float] = {}
     tokens: dict[str, float] = {}
@@ -181,7 +180,7 @@ def _registered_accuracies(
 
 
 def _accuracy(document: RegisteredAccuracy, where: str) -> Accuracy:
-    """What is told of a task that joined; a source that nobody knows is a declaration."""
+    """The accuracy on a registered task; an unknown source counts as declared."""
     value = _within(document.value, f"{where}.value", 0.0, 1.0)
     low = None if document.low is None else _within(document.low, f"{where}.low", 0.0, value)
     high = None if document.high is None else _within(document.high, f"{where}.high", value, 1.0)
@@ -190,7 +189,7 @@ def _accuracy(document: RegisteredAccuracy, where: str) -> Accuracy:
 
 
 def merge_states(states: Iterable[State]) -> State:
-    """Sum up what several routers of one pipeline measured: means, and the worst 99th percentile of any."""
+    """Combine the states of several routers of one pipeline: means, and the worst 99th percentile."""
     known = list(states)
     rows: dict[str, list[float]] = {}
     tokens: dict[str, list[float]] = {}
@@ -238,10 +237,10 @@ def _summed(parts: list[RecentRequests]) -> RecentRequests:
 def limit_rate_of_change(
     before: Measured | None, measured: float, low: float, high: float, leap: float = math.inf
 ) -> Measured:
-    """Follow a measurement: clamped, averaged, and used anew only once it has clearly moved.
+    """Smooth a measurement: clamp and average it, and change the value in use only after a clear move.
 
-    One that is greater by more than `leap`, a relative change, is used at once: work that comes is there before an
-    average of decisions has moved; that it goes may be waited for.
+    An increase by more than `leap`, relative to the value in use, applies at once: new work needs capacity before an
+    average has moved, while a decrease can wait.
     """
     clamped = min(max(measured, low), high)
     if before is None or clamped > (1.0 + leap) * before.used:
@@ -251,8 +250,8 @@ def limit_rate_of_change(
     return Measured(average, average if moved else before.used)
 
 
-def _read(model: type[_Told], content: object, where: str, shape: str) -> _Told:
-    """Read one answer; the error names the first value that is wrong."""
+def _read(model: type[_Model], content: object, where: str, shape: str) -> _Model:
+    """Parse one document; the error names the first invalid value."""
     try:
         return model.model_validate(content)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Where decisions go: a file and a journal, or a cluster."""
+"""`PlanPublisher`: writes decisions to a plan file and a decision log, or to the cluster."""
 
 import logging
 from pathlib import Path
@@ -14,30 +14,30 @@ log = logging.getLogger(__name__)
 
 
 class PlanPublisher(Protocol):
-    """Whoever keeps the plan in force and tells of each tick."""
+    """Publishes plans and reports ticks."""
 
     def adopt(self, pipeline: InferencePipeline, own: PipelinePlan | None) -> PipelinePlan | None:
-        """The plan to go on from: our own, unless there is none yet or somebody else wrote one since."""
+        """The plan to continue from: our own, unless there is none or another writer replaced it."""
 
     async def publish(self, plan: PipelinePlan) -> None:
-        """Put a plan into force, where it differs from what is; a failure is the next tick's to mend."""
+        """Put a plan into force if it differs from the current one; a failure is retried at the next tick."""
 
     async def propose(self, plan: PipelinePlan) -> None:
-        """Propose a plan that nothing acts on."""
+        """Publish a proposal that nothing acts on."""
 
     async def report(self, tick: Tick) -> None:
-        """Report a tick; no exception leaves."""
+        """Report a tick; never raises."""
 
 
 class FilePlanPublisher:
-    """A plan file, replaced in one step, and a journal of all decisions."""
+    """A plan file, replaced atomically, and a log of all decisions."""
 
-    def __init__(self, plan: Path, journal: DecisionLog) -> None:
-        self._path, self._journal = plan, journal
+    def __init__(self, plan: Path, decision_log: DecisionLog) -> None:
+        self._path, self._decision_log = plan, decision_log
         self._written: PipelinePlan | None = None
 
     def adopt(self, pipeline: InferencePipeline, own: PipelinePlan | None) -> PipelinePlan | None:
-        """Go on from the plan on disk at the start, if it is one of this pipeline."""
+        """Continue from the plan on disk at the start, if it is one of this pipeline."""
         if own is not None or not self._path.exists():
             return own
         try:
@@ -46,13 +46,18 @@ class FilePlanPublisher:
             log.warning("%s; starting from a first plan", error)
             return None
         if plan.spec.pipeline != pipeline.name:
-            log.warning("%s is a plan of %s, not of %s; starting anew", self._path, plan.spec.pipeline, pipeline.name)
+            log.warning(
+                "%s is a plan of %s, not of %s; starting from a first plan",
+                self._path,
+                plan.spec.pipeline,
+                pipeline.name,
+            )
             return None
         self._written = plan
         return plan
 
     async def publish(self, plan: PipelinePlan) -> None:
-        """Write the plan, where it differs from what was written last."""
+        """Write the plan if it differs from the last one written."""
         if (
             self._written is None
             or actionable_fields(plan) != actionable_fields(self._written)
@@ -63,21 +68,21 @@ class FilePlanPublisher:
             log.info("plan %s: %s", plan.spec.generation, plan.spec.explanation.change)
 
     async def propose(self, plan: PipelinePlan) -> None:
-        """Nothing but the journal tells of it."""
+        """Nothing: the decision log reports it."""
 
     async def report(self, tick: Tick) -> None:
-        """Write what was decided on a line of its own."""
+        """Append the decision to the log."""
         if tick.plan is None or tick.decided == "paused":
             return
         plan = with_hold_reason(tick.plan, tick) if tick.decided == "held" else tick.plan
         try:
-            self._journal.append(plan)
+            self._decision_log.append(plan)
         except OSError as error:
-            log.warning("the journal cannot be written: %s", error)
+            log.warning("the decision log cannot be written: %s", error)
 
 
 def with_hold_reason(plan: PipelinePlan, tick: Tick) -> PipelinePlan:
-    """The plan in force, saying why it was held."""
+    """The plan in force with the reason why it was held."""
     explanation = plan.spec.explanation.model_copy(update={"change": f"held: {tick.problem}"})
     spec = plan.spec.model_copy(update={"explanation": explanation, "created_at": tick.now_seconds})
     return plan.model_copy(update={"spec": spec})

@@ -1,4 +1,4 @@
-"""What one tick of the slow loop found and decided: the record from which journal, status and metrics are written."""
+"""`Tick`: the outcome of one tick of the control loop, from which decision log, status and metrics are written."""
 
 import math
 from dataclasses import dataclass
@@ -14,31 +14,32 @@ Decided = Literal["changed", "kept", "held", "paused"]
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One tick."""
+    """Observation, forecast and plan of one tick."""
 
     now_seconds: float
     """Unix time."""
     pipeline: InferencePipeline
-    """What was asked for, its budget as far as it can be used."""
+    """The pipeline, its budget limited to what is schedulable."""
     decided: Decided
-    """Whether the plan changed; held where none could be made; paused where none was wanted."""
+    """Whether the plan changed; `held` if none could be computed; `paused` if the pipeline is paused."""
     plan: PipelinePlan | None
-    """The plan decided or held; the one proposed in Advisory mode; None before the first."""
+    """The plan decided or held; the proposed one in Advisory mode; None before the first."""
     load: Load | None = None
-    """What was observed; None where that failed."""
+    """The observed load; None if the observation failed."""
     forecast: ForecastRecord | None = None
-    """This tick's own forecast, before it was held and steadied."""
+    """This tick's forecast, before hysteresis."""
     fault: Fault | None = None
-    """What is the matter with the metrics."""
+    """The metrics' fault."""
     problem: str = ""
-    """Why the plan was held."""
+    """The reason why the plan was held."""
     config_problem: str = ""
+    """The error of the newest pipeline or profiles; the last valid ones stay in use."""
     served: RecentRequests | None = None
-    """The last minute, where a router tells of it."""
+    """Requests of the last minute, if a router reports them."""
 
 
 def actionable_fields(plan: PipelinePlan) -> tuple[object, ...]:
-    """What a reader of a plan acts on."""
+    """The fields of a plan that its readers act on."""
     spec = plan.spec
     peak_rps = math.nan if spec.forecast is None else spec.forecast.peak_rps
     return spec.generation, spec.stages, spec.feasible, spec.reason, spec.planned_fraction, peak_rps

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from benchmarks.forecast.shapes import RULES, drawn, excerpts
 from trimtab_adapter.observation import lookback_seconds
 from trimtab_predictor.accuracy import smape
-from trimtab_predictor.context import context_of
+from trimtab_predictor.context import load_context
 from trimtab_predictor.downsampled_history import seconds_of_bins
 from trimtab_predictor.evaluate import STRIDE_SECONDS, ar_forecaster, scaled_load
 from trimtab_predictor.fallback_forecaster import FallbackForecaster
@@ -80,7 +80,7 @@ class Judge:
         view = _cut(load, starts)
         whole = ~np.isnan(view).any(axis=1)
         histories, futures = view[whole, :HISTORY_SECONDS], view[whole, HISTORY_SECONDS:]
-        quantiles = forecast_quantiles(self._weights, histories, context_of(load, starts[whole] + HISTORY_SECONDS))
+        quantiles = forecast_quantiles(self._weights, histories, load_context(load, starts[whole] + HISTORY_SECONDS))
         reactive = histories[:, -HORIZON_SECONDS:].max(axis=1)
         said = {
             "LSTM": quantiles[:, 0],

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from trimtab_predictor.forecaster import HORIZON_SECONDS
 
 PERIODS_SECONDS = (300, 900, 1800, 3600)
-REACH_SECONDS = 6 * 3600
-MEMORY_SECONDS = REACH_SECONDS + HORIZON_SECONDS
+MAX_LAG_SECONDS = 6 * 3600
+MEMORY_SECONDS = MAX_LAG_SECONDS + HORIZON_SECONDS
 """How much history holds all that is looked at."""
 USUAL_SECONDS = (600, 1800)
 
-_LAGS = np.arange(PERIODS_SECONDS[0], REACH_SECONDS + 1, PERIODS_SECONDS[0])
+_LAGS = np.arange(PERIODS_SECONDS[0], MAX_LAG_SECONDS + 1, PERIODS_SECONDS[0])
 _IS_WHOLE = np.array([[lag % period == 0 for period in PERIODS_SECONDS] for lag in _LAGS], dtype=np.float64)
 
 
@@ -40,7 +40,7 @@ class Context:
     """[N], how much of thirty minutes is known, 0 to 1."""
 
 
-def context_of(rps: NDArray[np.float64], moments: NDArray[np.int64]) -> Context:
+def load_context(rps: NDArray[np.float64], moments: NDArray[np.int64]) -> Context:
     """What is known at each moment from the load before it.
 
     Args:
@@ -50,7 +50,7 @@ def context_of(rps: NDArray[np.float64], moments: NDArray[np.int64]) -> Context:
     return Context(_recurring(rps, moments), *_usual(rps, moments))
 
 
-def changes(rps: NDArray[np.float64]) -> NDArray[np.float64]:
+def peak_changes(rps: NDArray[np.float64]) -> NDArray[np.float64]:
     """How the peak changed at each moment of a load [S]: [S + 1], moment n lies before second n.
 
     (after − before) / (after + before) of the peaks of the 20 seconds after and before, -1 to 1; 0 where both are 0,
@@ -83,7 +83,7 @@ def _recurring(rps: NDArray[np.float64], moments: NDArray[np.int64]) -> NDArray[
     A single hour proves little.
     """
     at = moments[:, None] - _LAGS
-    seen = np.where(at >= 0, changes(rps)[np.maximum(at, 0)], np.nan)
+    seen = np.where(at >= 0, peak_changes(rps)[np.maximum(at, 0)], np.nan)
     known = np.isfinite(seen)
     means: NDArray[np.float64] = np.where(known, seen, 0.0) @ _IS_WHOLE / (known @ _IS_WHOLE + 1)
     return means

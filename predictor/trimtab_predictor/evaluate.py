@@ -20,13 +20,13 @@ from trimtab_predictor.features import BIN_SECONDS, BINS
 from trimtab_predictor.forecaster import HORIZON_SECONDS
 from trimtab_predictor.lstm import SHIPPED_WEIGHTS, LstmWeights, forecast_peaks
 from trimtab_predictor.trace import TraceError, read_trace
-from trimtab_predictor.windows import WINDOW_SECONDS, Windows, cut_windows, thickened, thinned
+from trimtab_predictor.windows import WINDOW_SECONDS, Windows, cut_windows, thicken, thin
 
 STRIDE_SECONDS = 10
 HELD_BACK_SECONDS = 3 * 86_400
 FACTORS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 LSTM_OVER_AR = 0.83
-FEWEST_WINDOWS = 20
+MIN_WINDOWS = 20
 
 
 def split(rps: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -38,10 +38,10 @@ def split(rps: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.flo
 def scaled_load(rps: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
     """Thin by a factor of at least 1, thicken by one below; the same draw for the same factor."""
     rng = np.random.default_rng(round(factor * 1000))
-    return thinned(rps, factor, rng) if factor >= 1 else thickened(rps, 1 / factor, rng)
+    return thin(rps, factor, rng) if factor >= 1 else thicken(rps, 1 / factor, rng)
 
 
-def errors(fit: Windows, score: Windows, weights: LstmWeights) -> dict[str, float]:
+def forecast_errors(fit: Windows, score: Windows, weights: LstmWeights) -> dict[str, float]:
     """The SMAPE of each forecaster over `score`; only AR(12) learns from `fit`."""
     actual = score.peaks_rps
     return {
@@ -52,7 +52,7 @@ def errors(fit: Windows, score: Windows, weights: LstmWeights) -> dict[str, floa
     }
 
 
-def errors_by_factor(
+def forecast_errors_by_factor(
     fit_rps: NDArray[np.float64], score_rps: NDArray[np.float64], weights: LstmWeights, factors: Sequence[float]
 ) -> dict[float, tuple[int, dict[str, float]]]:
     """Return, for each factor the load is divided by, the number of windows and each forecaster's SMAPE.
@@ -64,20 +64,20 @@ def errors_by_factor(
     for factor in factors:
         fit, score = (cut_windows(scaled_load(part, factor), STRIDE_SECONDS) for part in (fit_rps, score_rps))
         require_enough(fit, score)
-        table[factor] = (len(score), errors(fit, score, weights))
+        table[factor] = (len(score), forecast_errors(fit, score, weights))
     return table
 
 
 def require_enough(fit: Windows, score: Windows) -> None:
     """Raise TraceError where there are too few whole windows to say anything."""
-    if min(len(fit), len(score)) < FEWEST_WINDOWS:
+    if min(len(fit), len(score)) < MIN_WINDOWS:
         raise TraceError(
-            f"only {len(fit)} windows to fit AR(12) and {len(score)} to score; at least {FEWEST_WINDOWS} of "
+            f"only {len(fit)} windows to fit AR(12) and {len(score)} to score; at least {MIN_WINDOWS} of "
             f"{WINDOW_SECONDS} seconds without a gap are needed in each part"
         )
 
 
-def outcome(name: str, table: Mapping[float, tuple[int, Mapping[str, float]]]) -> ResultLine:
+def result_line(name: str, table: Mapping[float, tuple[int, Mapping[str, float]]]) -> ResultLine:
     """Sum the table up against the two bars: 0.83 × AR(12) on the trace itself, never worse than reactive anywhere."""
     figures: dict[str, float | int | str | None] = {}
     bars = []
@@ -135,10 +135,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         score = read_trace(given.trace).rps
         fit, score = (read_trace(given.fit).rps, score) if given.fit else split(score)
-        table = errors_by_factor(fit, score, LstmWeights.load(given.weights), factors)
+        table = forecast_errors_by_factor(fit, score, LstmWeights.load(given.weights), factors)
     except TraceError as error:
         parser.error(str(error))
-    result = outcome("forecast-accuracy", table)
+    result = result_line("forecast-accuracy", table)
     result.print()
     return 0 if result.holds else 1
 

@@ -18,18 +18,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trimtab_predictor.accuracy import smape
-from trimtab_predictor.forecaster import HORIZON_SECONDS, Forecast, checked_history, reactive
+from trimtab_predictor.forecaster import HORIZON_SECONDS, Forecast, check_history, reactive
 from trimtab_predictor.load_history import LoadHistory
 from trimtab_predictor.lstm import SHIPPED_WEIGHTS, LstmForecaster, LstmWeights, WeightsError
 
 RECENT_FORECASTS = 30
 """Five minutes of decisions every 10 s: long enough to average noise, short enough to notice."""
-FEWEST_FORECASTS = 6
+MIN_FORECASTS = 6
 CHECKED_QUANTILE = 0.9
-FEWEST_TO_WIDEN = 20
-LEAST_DIFFERENCE = 1e-6
+MIN_TO_WIDEN = 20
+MIN_DIFFERENCE = 1e-6
 """Of errors; less is rounding."""
-MOST_WIDENING = 5.0
+MAX_WIDENING = 5.0
 MIN_OBSERVED_SECONDS = 15
 """Of the 20: a peak over fewer would flatter whoever forecast low."""
 
@@ -44,7 +44,7 @@ class _Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scored:
+class _ForecastScore:
     """The errors of two forecasts of the same moment, each 0 to 2; their mean over many is the SMAPE.
 
     `reach` is by how many times the distance from median to checked quantile the peak lay above the median.
@@ -62,14 +62,14 @@ class FallbackForecaster:
     name = "guarded"
 
     def __init__(
-        self, lstm: LstmForecaster | None, memory: LoadHistory | None = None, *, without_lstm: str = "no LSTM given"
+        self, lstm: LstmForecaster | None, history: LoadHistory | None = None, *, without_lstm: str = "no LSTM given"
     ) -> None:
         """Take the trained forecaster, or None and the reason why there is none; and what is known of the load."""
         self._lstm = lstm
         self._without_lstm = without_lstm
-        self._memory = memory or LoadHistory()
+        self._history = history or LoadHistory()
         self._pending: deque[_Pending] = deque()
-        self._scored: deque[_Scored] = deque(maxlen=RECENT_FORECASTS)
+        self._score_forecast: deque[_ForecastScore] = deque(maxlen=RECENT_FORECASTS)
         self._last: Forecast | None = None
 
     def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:
@@ -78,8 +78,8 @@ class FallbackForecaster:
         A second call for the same moment answers anew and is not scored twice. Histories are remembered, so that the
         network sees hours although each call brings minutes only.
         """
-        history = checked_history(history_rps)
-        remembered = self._memory.extended(history, now_seconds)
+        history = check_history(history_rps)
+        remembered = self._history.extend(history, now_seconds)
         self._score(history, now_seconds)
         fallback = reactive(history, "")
         if not fallback.is_measured:
@@ -88,14 +88,14 @@ class FallbackForecaster:
         lstm, shortfall = self._ask_lstm(remembered, now_seconds)
         if not self._pending or self._pending[-1].made_at_seconds < now_seconds:
             self._pending.append(_Pending(now_seconds, fallback, lstm))
-        self._last = self._widened(self._choose(fallback, lstm, shortfall))
+        self._last = self._widen(self._choose(fallback, lstm, shortfall))
         return self._last
 
-    def _widened(self, chosen: Forecast) -> Forecast:
+    def _widen(self, chosen: Forecast) -> Forecast:
         """Stretch the quantiles where recent peaks exceeded them more often than chance allows."""
         of_lstm = chosen.source == "lstm"
-        reaches = [one.lstm_reach if of_lstm else one.reactive_reach for one in self._scored]
-        factor = widening([reach for reach in reaches if reach is not None])
+        reaches = [one.lstm_reach if of_lstm else one.reactive_reach for one in self._score_forecast]
+        factor = widening_factor([reach for reach in reaches if reach is not None])
         if factor == 1.0:
             return chosen
         stretched = tuple((q, chosen.peak_rps + factor * (rps - chosen.peak_rps)) for q, rps in chosen.quantiles)
@@ -112,18 +112,18 @@ class FallbackForecaster:
         fallback = replace(fallback, recent_error=self._reactive_error())
         if lstm is None:
             return replace(fallback, reason="; ".join(filter(None, (shortfall, fallback.reason))))
-        pairs = [(one.lstm_error, one.reactive_error) for one in self._scored if one.lstm_error is not None]
+        pairs = [(one.lstm_error, one.reactive_error) for one in self._score_forecast if one.lstm_error is not None]
         if not pairs:
             return replace(lstm, reason="two minutes of history; no forecast scored yet")
         own, rival = (float(error) for error in np.mean(pairs, axis=0))
         compared = f"over the last {len(pairs)} forecasts: {own:.1%} against {rival:.1%}"
-        if len(pairs) >= FEWEST_FORECASTS and own - rival > _standard_error(pairs) + LEAST_DIFFERENCE:
+        if len(pairs) >= MIN_FORECASTS and own - rival > _standard_error(pairs) + MIN_DIFFERENCE:
             return replace(fallback, reason=f"LSTM worse than reactive {compared}")
-        verdict = "no worse than reactive" if len(pairs) >= FEWEST_FORECASTS else "too few forecasts to judge LSTM"
+        verdict = "no worse than reactive" if len(pairs) >= MIN_FORECASTS else "too few forecasts to judge LSTM"
         return replace(lstm, reason=f"{verdict} {compared}", recent_error=own)
 
     def _reactive_error(self) -> float | None:
-        return float(np.mean([one.reactive_error for one in self._scored])) if self._scored else None
+        return float(np.mean([one.reactive_error for one in self._score_forecast])) if self._score_forecast else None
 
     def _score(self, history: NDArray[np.float64], now_seconds: float) -> None:
         if self._pending and now_seconds < self._pending[-1].made_at_seconds:
@@ -136,19 +136,19 @@ class FallbackForecaster:
             start = history.size - elapsed
             came = history[max(start, 0) : max(start + HORIZON_SECONDS, 0)]
             if np.isfinite(came).sum() >= MIN_OBSERVED_SECONDS:
-                self._scored.append(_scored(due, float(np.nanmax(came))))
+                self._score_forecast.append(_score_forecast(due, float(np.nanmax(came))))
 
 
-def widening(reaches: Sequence[float]) -> float:
+def widening_factor(reaches: Sequence[float]) -> float:
     """By how much to stretch quantiles of which recent peaks reached so far; 1 where they kept to them."""
     count = len(reaches)
-    if count < FEWEST_TO_WIDEN:
+    if count < MIN_TO_WIDEN:
         return 1.0
     exceeded = sum(reach > 1.0 for reach in reaches)
     tail = 1.0 - CHECKED_QUANTILE
     if exceeded <= count * tail + 2 * (count * tail * CHECKED_QUANTILE) ** 0.5:
         return 1.0
-    return min(float(np.quantile(reaches, CHECKED_QUANTILE, method="higher")), MOST_WIDENING)
+    return min(float(np.quantile(reaches, CHECKED_QUANTILE, method="higher")), MAX_WIDENING)
 
 
 def _standard_error(pairs: Sequence[tuple[float, float]]) -> float:
@@ -157,11 +157,11 @@ def _standard_error(pairs: Sequence[tuple[float, float]]) -> float:
     return float(differences.std(ddof=1) / np.sqrt(differences.size))
 
 
-def _scored(due: _Pending, actual_rps: float) -> _Scored:
+def _score_forecast(due: _Pending, actual_rps: float) -> _ForecastScore:
     error, reach = smape([due.reactive.peak_rps], [actual_rps]), _reach(due.reactive, actual_rps)
     if due.lstm is None:
-        return _Scored(error, reach)
-    return _Scored(error, reach, smape([due.lstm.peak_rps], [actual_rps]), _reach(due.lstm, actual_rps))
+        return _ForecastScore(error, reach)
+    return _ForecastScore(error, reach, smape([due.lstm.peak_rps], [actual_rps]), _reach(due.lstm, actual_rps))
 
 
 def _reach(made: Forecast, actual_rps: float) -> float:
@@ -169,12 +169,12 @@ def _reach(made: Forecast, actual_rps: float) -> float:
     above = actual_rps - made.peak_rps
     if distance > 0:
         return above / distance
-    return 0.0 if above <= 0 else MOST_WIDENING
+    return 0.0 if above <= 0 else MAX_WIDENING
 
 
-def shipped_forecaster(weights: Path = SHIPPED_WEIGHTS, memory: LoadHistory | None = None) -> FallbackForecaster:
+def shipped_forecaster(weights: Path = SHIPPED_WEIGHTS, history: LoadHistory | None = None) -> FallbackForecaster:
     """The guarded forecaster with the weights of this package; reactive, saying why, where they are unusable."""
     try:
-        return FallbackForecaster(LstmForecaster(LstmWeights.load(weights)), memory)
+        return FallbackForecaster(LstmForecaster(LstmWeights.load(weights)), history)
     except WeightsError as error:
-        return FallbackForecaster(None, memory, without_lstm=str(error))
+        return FallbackForecaster(None, history, without_lstm=str(error))

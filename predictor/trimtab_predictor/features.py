@@ -17,12 +17,12 @@ HISTORY_SECONDS = 120
 BIN_SECONDS = 10
 BINS = HISTORY_SECONDS // BIN_SECONDS
 FEATURES = 7 + len(PERIODS_SECONDS) + 2 * len(USUAL_SECONDS) + 1
-LEAST_SPREAD = 1e-9
+MIN_SPREAD = 1e-9
 """Below it, seconds differ by rounding only."""
-LEAST_RATIO = 0.05
+MIN_RATIO = 0.05
 """Of the window's mean: no peak is forecast below."""
-MOST_DEVIATIONS = 8.0
-LEAST_DISPERSION, MOST_DISPERSION = 0.02, 4.0
+MAX_DEVIATIONS = 8.0
+MIN_DISPERSION, MAX_DISPERSION = 0.02, 4.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +49,7 @@ def window_features(windows_rps: NDArray[np.float64], context: Context) -> Windo
     these is known.
     """
     means, deviations = windows_rps.mean(axis=1), windows_rps.std(axis=1)
-    varies = deviations > LEAST_SPREAD * means
+    varies = deviations > MIN_SPREAD * means
     unit = np.where(varies, deviations, 1.0)
     spreads = np.where(varies, deviations, 0.0) / np.where(means > 0, means, 1.0)
 
@@ -63,22 +63,22 @@ def window_features(windows_rps: NDArray[np.float64], context: Context) -> Windo
     level = bins.mean(axis=2)
     figures = [bins.max(axis=2), level, level + bins.std(axis=2), newer.max(axis=2), newer.mean(axis=2)]
     size = np.log(np.maximum(spreads, 1e-3)) / 3 + 0.5  # about -2 to 1 from the calmest load to the sparsest
-    shown = np.clip(relative(np.stack(figures, axis=2)), -MOST_DEVIATIONS, MOST_DEVIATIONS)
+    shown = np.clip(relative(np.stack(figures, axis=2)), -MAX_DEVIATIONS, MAX_DEVIATIONS)
     newest = windows_rps[:, -HORIZON_SECONDS:].max(axis=1)
-    dispersion = np.log(np.maximum(spreads**2 * means, LEAST_DISPERSION)) / 2  # 0 where arrivals are independent
-    sizes = np.stack([size, np.minimum(dispersion, MOST_DISPERSION), context.known], axis=1)
-    constant = np.concatenate([sizes, _shown_context(context, newest, means, unit) * varies[:, None]], axis=1)
+    dispersion = np.log(np.maximum(spreads**2 * means, MIN_DISPERSION)) / 2  # 0 where arrivals are independent
+    sizes = np.stack([size, np.minimum(dispersion, MAX_DISPERSION), context.known], axis=1)
+    constant = np.concatenate([sizes, _context_features(context, newest, means, unit) * varies[:, None]], axis=1)
     repeated = np.broadcast_to(constant[:, None, :], (*level.shape, constant.shape[1]))
     return WindowFeatures(np.concatenate([shown, repeated], axis=2), means, spreads, relative(newest))
 
 
-def _shown_context(
+def _context_features(
     context: Context, newest_rps: NDArray[np.float64], means: NDArray[np.float64], unit: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """The context of each window in deviations of it: [N, 4 rises of the peak, 2 levels, 2 log spreads]."""
     deviations = unit[:, None]
-    ratios = 2 * context.recurring / np.maximum(1 - context.recurring, LEAST_RATIO)  # of the rise to the peak
+    ratios = 2 * context.recurring / np.maximum(1 - context.recurring, MIN_RATIO)  # of the rise to the peak
     rises, levels = ratios * newest_rps[:, None] / deviations, (context.means_rps - means[:, None]) / deviations
-    spreads = np.log(np.maximum(context.deviations_rps / deviations, LEAST_RATIO))
+    spreads = np.log(np.maximum(context.deviations_rps / deviations, MIN_RATIO))
     shown: NDArray[np.float64] = np.concatenate([rises, levels, spreads], axis=1)
-    return shown.clip(-MOST_DEVIATIONS, MOST_DEVIATIONS)
+    return shown.clip(-MAX_DEVIATIONS, MAX_DEVIATIONS)

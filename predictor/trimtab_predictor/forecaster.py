@@ -72,7 +72,7 @@ class Forecaster(Protocol):
         ...
 
 
-def checked_history(history_rps: ArrayLike) -> NDArray[np.float64]:
+def check_history(history_rps: ArrayLike) -> NDArray[np.float64]:
     """The history as an array, or raise HistoryError."""
     try:
         history = np.asarray(history_rps, dtype=np.float64)
@@ -106,7 +106,7 @@ class ReactiveForecaster:
 
     def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:  # noqa: ARG002 - the shared signature
         """The peak of the newest 20 seconds; where all of these are missing, of the newest 20 observed."""
-        return reactive(checked_history(history_rps), self._reason)
+        return reactive(check_history(history_rps), self._reason)
 
 
 def reactive(history: NDArray[np.float64], reason: str) -> Forecast:
@@ -141,7 +141,7 @@ class OracleForecaster:
 
     def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:
         """The true peak of the next 20 seconds; reactive where the trace does not know them."""
-        history = checked_history(history_rps)
+        history = check_history(history_rps)
         second = round(now_seconds + self._offset_seconds)
         ahead = self._trace.rps[max(second, 0) : max(second + HORIZON_SECONDS, 0)]
         if not np.isfinite(ahead).any():

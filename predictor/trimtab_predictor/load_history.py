@@ -15,7 +15,7 @@ class LoadHistory:
         self._rps: NDArray[np.float64] = np.empty(0)
         self._end_second = 0
 
-    def extended(self, history_rps: NDArray[np.float64], now_seconds: float) -> NDArray[np.float64]:
+    def extend(self, history_rps: NDArray[np.float64], now_seconds: float) -> NDArray[np.float64]:
         """Remember a history [S] that ends at `now_seconds`, and return all that is known up to then, newest last.
 
         The newer look at a second counts. A gap between two looks is NaN. After a clock that went back, or a gap of

@@ -18,9 +18,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trimtab_predictor.context import MEMORY_SECONDS, Context, context_of
-from trimtab_predictor.features import FEATURES, HISTORY_SECONDS, LEAST_RATIO, window_features
-from trimtab_predictor.forecaster import HORIZON_SECONDS, Forecast, checked_history, reactive
+from trimtab_predictor.context import MEMORY_SECONDS, Context, load_context
+from trimtab_predictor.features import FEATURES, HISTORY_SECONDS, MIN_RATIO, window_features
+from trimtab_predictor.forecaster import HORIZON_SECONDS, Forecast, check_history, reactive
 
 UNITS = 48
 QUANTILES = (0.5, 0.9, 0.99)
@@ -115,7 +115,7 @@ def forecast_quantiles(weights: LstmWeights, windows_rps: NDArray[np.float64], c
     """Forecast the peak of the 20 s after each window [N, 120]; [N, Q], ascending, 0 for windows without load."""
     seen = window_features(windows_rps, context)
     corrections = np.sort(evaluate_network(weights, seen.inputs), axis=1)
-    ratios = np.maximum(1 + seen.spreads[:, None] * (seen.peaks[:, None] + corrections), LEAST_RATIO)
+    ratios = np.maximum(1 + seen.spreads[:, None] * (seen.peaks[:, None] + corrections), MIN_RATIO)
     bounded: NDArray[np.float64] = np.minimum(seen.means[:, None] * ratios, MAX_RISE * windows_rps.max(axis=1)[:, None])
     newest = windows_rps[:, -HORIZON_SECONDS:]
     # Arrivals by chance are never alike for so long: such a load is paced, and its next seconds are as the last.
@@ -147,17 +147,17 @@ class LstmForecaster:
 
     def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:  # noqa: ARG002 - the shared signature
         """The network's forecast from the newest two minutes."""
-        history = checked_history(history_rps)
+        history = check_history(history_rps)
         shortfall = self.shortfall(history)
         if shortfall is not None:
             return reactive(history, shortfall)
-        window = _interpolated(history[-HISTORY_SECONDS:])
+        window = _interpolate(history[-HISTORY_SECONDS:])
         remembered = history[-MEMORY_SECONDS:]
-        context = context_of(remembered, np.array([remembered.size]))
+        context = load_context(remembered, np.array([remembered.size]))
         levels = [float(peak) for peak in forecast_quantiles(self._weights, window[None], context)[0]]
         return Forecast(levels[0], "lstm", "asked for", quantiles=tuple(zip(QUANTILES, levels, strict=True)))
 
 
-def _interpolated(window: NDArray[np.float64]) -> NDArray[np.float64]:
+def _interpolate(window: NDArray[np.float64]) -> NDArray[np.float64]:
     observed = np.flatnonzero(np.isfinite(window))
     return np.interp(np.arange(window.size), observed, window[observed])

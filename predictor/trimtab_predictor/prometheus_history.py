@@ -18,14 +18,14 @@ from trimtab_pipelines.router_metrics import ARRIVALS_PEAK_RPS, RECEIVED
 from trimtab_predictor.downsampled_history import BIN_SECONDS, seconds_of_bins
 from trimtab_predictor.trace import MAX_RPS
 
-MOST_PIPELINE_SECONDS = 12_000_000
+MAX_PIPELINE_SECONDS = 12_000_000
 """Of all pipelines together: two weeks of ten, half a day of three hundred."""
 COUNTED_SECONDS = 600
 """How often pipelines are counted."""
-POINTS_A_QUESTION = 8_000
+POINTS_PER_QUERY = 8_000
 """Prometheus answers at most 11,000 of one series."""
 TIMEOUT_SECONDS = 60.0
-MOST_ANSWER_BYTES = 256 * 2**20
+MAX_RESPONSE_BYTES = 256 * 2**20
 _BY = "by (namespace, pipeline)"
 _UNKNOWN = (math.nan, math.nan)
 
@@ -33,7 +33,7 @@ Pipeline = tuple[str, str]
 Bins = dict[Pipeline, dict[int, float]]
 
 
-class RecordedLoadError(Exception):
+class PrometheusHistoryError(Exception):
     """Prometheus cannot be asked, or knows nothing; the message names the address and what was asked."""
 
 
@@ -46,7 +46,7 @@ class PrometheusHistory:
     rps: NDArray[np.float64]
 
 
-async def read_recorded(
+async def read_histories(
     url: str, seconds: float, token_file: Path | None = None, certificate_authority: Path | None = None
 ) -> list[PrometheusHistory]:
     """The load of every pipeline of the last so many seconds; of fewer where pipelines are many.
@@ -58,12 +58,12 @@ async def read_recorded(
     async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, verify=verify) as client:
         end = math.floor(time.time() / BIN_SECONDS) * BIN_SECONDS
         start = end - math.floor(seconds / BIN_SECONDS) * BIN_SECONDS
-        asked = _Asked(client, url.rstrip("/"), token_file)
-        start = await asked.begin(start, end)
-        peaks = await asked.bins(f"sum {_BY} ({ARRIVALS_PEAK_RPS})", start, end)
-        means = await asked.bins(f"sum {_BY} (rate({RECEIVED}[{3 * BIN_SECONDS}s]))", start, end)
+        queries = _PrometheusQueries(client, url.rstrip("/"), token_file)
+        start = await queries.begin(start, end)
+        peaks = await queries.bins(f"sum {_BY} ({ARRIVALS_PEAK_RPS})", start, end)
+        means = await queries.bins(f"sum {_BY} (rate({RECEIVED}[{3 * BIN_SECONDS}s]))", start, end)
     if not peaks:
-        raise RecordedLoadError(
+        raise PrometheusHistoryError(
             f"{url} knows no {ARRIVALS_PEAK_RPS} of the last {seconds / 3600:.0f} hours; are the routers scraped?"
         )
     return [_rebuilt(key, values, means.get(key, {})) for key, values in sorted(peaks.items())]
@@ -77,7 +77,7 @@ def _rebuilt(key: Pipeline, peaks: Mapping[int, float], means: Mapping[int, floa
     return PrometheusHistory(key[0], key[1], rps)
 
 
-class _Asked:
+class _PrometheusQueries:
     """A Prometheus, asked in pieces it can answer."""
 
     def __init__(self, client: httpx.AsyncClient, url: str, token_file: Path | None) -> None:
@@ -87,7 +87,7 @@ class _Asked:
         """The earliest time from which on the load of all pipelines together is not too much to hold."""
         counted = await self.bins(f"count(count {_BY} ({ARRIVALS_PEAK_RPS}))", start, end, COUNTED_SECONDS)
         pipelines = counted.get(("", ""), {})  # a count is of no pipeline
-        room = MOST_PIPELINE_SECONDS
+        room = MAX_PIPELINE_SECONDS
         for at in sorted(pipelines, reverse=True):
             room -= round(pipelines[at]) * COUNTED_SECONDS
             if room < 0:
@@ -97,7 +97,7 @@ class _Asked:
     async def bins(self, expression: str, start: int, end: int, step: int = BIN_SECONDS) -> Bins:
         """The expression's value every `step` seconds, for each pipeline."""
         found: Bins = {}
-        reach = POINTS_A_QUESTION * step
+        reach = POINTS_PER_QUERY * step
         for first in range(start, end, reach):
             last = max(first, min(first + reach, end) - step)
             for series in await self._series(expression, first, last, step):
@@ -121,12 +121,12 @@ class _Asked:
                 content = bytearray()
                 async for chunk in answer.aiter_bytes():
                     content += chunk
-                    if len(content) > MOST_ANSWER_BYTES:
-                        raise RecordedLoadError(f"{self._url}: the answer to {expression} is too large")
+                    if len(content) > MAX_RESPONSE_BYTES:
+                        raise PrometheusHistoryError(f"{self._url}: the answer to {expression} is too large")
                 if answer.status_code != 200:
-                    raise RecordedLoadError(f"{self._url} answered {answer.status_code}: {bytes(content[:200])!r}")
+                    raise PrometheusHistoryError(f"{self._url} answered {answer.status_code}: {bytes(content[:200])!r}")
         except httpx.HTTPError as error:
-            raise RecordedLoadError(f"{self._url} cannot be reached: {type(error).__name__} {error}") from error
+            raise PrometheusHistoryError(f"{self._url} cannot be reached: {type(error).__name__} {error}") from error
         return _result(self._url, bytes(content))
 
 
@@ -137,7 +137,7 @@ def _result(url: str, content: bytes) -> Sequence[Mapping[str, Any]]:
             return list(result)
     except (ValueError, KeyError, TypeError):
         pass
-    raise RecordedLoadError(f"{url}: expected a Prometheus answer, got {content[:80]!r}")
+    raise PrometheusHistoryError(f"{url}: expected a Prometheus answer, got {content[:80]!r}")
 
 
 def _value(text: object) -> float:

@@ -28,52 +28,52 @@ from trimtab_kubernetes.times import rfc3339
 from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_predictor.accuracy import smape
 from trimtab_predictor.lstm import LstmWeights, WeightsError, forecast_peaks
-from trimtab_predictor.prometheus_history import PrometheusHistory, RecordedLoadError, read_recorded
+from trimtab_predictor.prometheus_history import PrometheusHistory, PrometheusHistoryError, read_histories
 from trimtab_predictor.trace import TraceError
 from trimtab_predictor.train import fine_tune
-from trimtab_predictor.windows import Windows, cut_windows, drawn_shapes
+from trimtab_predictor.windows import Windows, cut_windows, synthetic_load
 
 MANAGER = "trimtab-trainer"
 WEIGHTS_KEY = "lstm.npz"
 HELD_BACK_SHARE = 0.25
 STRIDE_SECONDS = 10
-DRAWN_SECONDS = 20_000
-LEAST_GAIN = 0.005
+SYNTHETIC_SECONDS = 20_000
+MIN_GAIN = 0.005
 """Of the old error: new weights that gain less are not worth a change."""
-MOST_LOSS_ON_SHAPES = 0.02
+MAX_LOSS_ON_SYNTHETIC = 0.02
 EPOCHS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class WeightsComparison:
     """Errors of old and new weights on what neither has learned from."""
 
     old_error: float
     new_error: float
-    old_error_on_shapes: float
-    new_error_on_shapes: float
+    old_error_on_synthetic: float
+    new_error_on_synthetic: float
 
     @property
     def is_better(self) -> bool:
         """Whether the new weights are worth taking."""
-        gains = self.new_error <= (1 - LEAST_GAIN) * self.old_error
-        return gains and self.new_error_on_shapes <= (1 + MOST_LOSS_ON_SHAPES) * self.old_error_on_shapes
+        gains = self.new_error <= (1 - MIN_GAIN) * self.old_error
+        return gains and self.new_error_on_synthetic <= (1 + MAX_LOSS_ON_SYNTHETIC) * self.old_error_on_synthetic
 
     @property
     def reason(self) -> str:
         """What was found, in a sentence."""
         found = f"error {self.new_error:.2%} against {self.old_error:.2%} on held-back load"
-        shapes = f"{self.new_error_on_shapes:.2%} against {self.old_error_on_shapes:.2%} on drawn shapes"
+        shapes = f"{self.new_error_on_synthetic:.2%} against {self.old_error_on_synthetic:.2%} on drawn shapes"
         return f"{found}, {shapes}: {'taken' if self.is_better else 'the old weights stay'}"
 
 
-def divide(load: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def split_load(load: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Cut a load by time into what may be learned from and what is held back."""
     first = round(load.size * (1 - HELD_BACK_SHARE))
     return load[:first], load[first:]
 
 
-def judge(old: LstmWeights, new: LstmWeights, held_back: Sequence[NDArray[np.float64]]) -> Verdict:
+def compare_weights(old: LstmWeights, new: LstmWeights, held_back: Sequence[NDArray[np.float64]]) -> WeightsComparison:
     """Compare two networks on held-back loads and on drawn shapes.
 
     Raises:
@@ -83,8 +83,8 @@ def judge(old: LstmWeights, new: LstmWeights, held_back: Sequence[NDArray[np.flo
     known = [one for one in windows if len(one)]
     if not known:
         raise TraceError("no two minutes and twenty seconds of held-back load are without a gap; wait for more history")
-    shapes = cut_windows(drawn_shapes(DRAWN_SECONDS, np.random.default_rng(11)), STRIDE_SECONDS)
-    return Verdict(_error(old, known), _error(new, known), _error(old, [shapes]), _error(new, [shapes]))
+    shapes = cut_windows(synthetic_load(SYNTHETIC_SECONDS, np.random.default_rng(11)), STRIDE_SECONDS)
+    return WeightsComparison(_error(old, known), _error(new, known), _error(old, [shapes]), _error(new, [shapes]))
 
 
 def _error(weights: LstmWeights, parts: Sequence[Windows]) -> float:
@@ -105,7 +105,9 @@ async def weights_in_use(cluster: Cluster, namespace: str, name: str) -> LstmWei
         return LstmWeights.load()
 
 
-def config_map(namespace: str, name: str, weights: LstmWeights, verdict: Verdict, at_seconds: float) -> dict[str, Any]:
+def config_map(
+    namespace: str, name: str, weights: LstmWeights, verdict: WeightsComparison, at_seconds: float
+) -> dict[str, Any]:
     """The ConfigMap that holds weights and why they were taken."""
     accuracy = {
         "trained_at": rfc3339(at_seconds),
@@ -122,7 +124,7 @@ def config_map(namespace: str, name: str, weights: LstmWeights, verdict: Verdict
     }
 
 
-async def retrain(cluster: Cluster, loads: Sequence[PrometheusHistory], namespace: str, name: str) -> Verdict:
+async def retrain(cluster: Cluster, loads: Sequence[PrometheusHistory], namespace: str, name: str) -> WeightsComparison:
     """Train on loads, judge, and write the weights if they are better; return the verdict.
 
     Raises:
@@ -130,9 +132,9 @@ async def retrain(cluster: Cluster, loads: Sequence[PrometheusHistory], namespac
         ClusterError: the ConfigMap cannot be read or written.
     """
     old = await weights_in_use(cluster, namespace, name)
-    parts = [divide(load.rps) for load in loads]
+    parts = [split_load(load.rps) for load in loads]
     new = await asyncio.to_thread(fine_tune, old, [learned for learned, _ in parts], EPOCHS)
-    verdict = judge(old, new, [held_back for _, held_back in parts])
+    verdict = compare_weights(old, new, [held_back for _, held_back in parts])
     if verdict.is_better:
         await cluster.apply(config_map(namespace, name, new, verdict, time.time()), manager=MANAGER)
     return verdict
@@ -141,7 +143,7 @@ async def retrain(cluster: Cluster, loads: Sequence[PrometheusHistory], namespac
 async def run(given: argparse.Namespace) -> ResultLine:
     """Read, retrain, report."""
     started = time.monotonic()
-    loads = await read_recorded(
+    loads = await read_histories(
         given.prometheus, given.hours * 3600.0, given.prometheus_token_file, given.prometheus_ca
     )
     async with await Cluster.connect() as cluster:
@@ -169,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hours", type=float, default=24 * 14, help="how much history to read")
     try:
         asyncio.run(run(parser.parse_args(arguments))).print()
-    except (TraceError, RecordedLoadError) as error:
+    except (TraceError, PrometheusHistoryError) as error:
         sys.stderr.write(f"trimtab_predictor: {error}\n")
         return 2
     except ClusterError as error:

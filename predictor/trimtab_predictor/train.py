@@ -24,32 +24,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_pipelines.documents import write_atomically
-from trimtab_predictor.evaluate import FACTORS, errors_by_factor, outcome, split
-from trimtab_predictor.features import BINS, FEATURES, LEAST_RATIO, window_features
+from trimtab_predictor.evaluate import FACTORS, forecast_errors_by_factor, result_line, split
+from trimtab_predictor.features import BINS, FEATURES, MIN_RATIO, window_features
 from trimtab_predictor.lstm import QUANTILES, UNITS, LstmWeights
 from trimtab_predictor.trace import TraceError, read_trace
-from trimtab_predictor.windows import WINDOW_SECONDS, Windows, cut_windows, drawn_shapes, marks, thickened, thinned
+from trimtab_predictor.windows import WINDOW_SECONDS, Windows, clock_jumps, cut_windows, synthetic_load, thicken, thin
 
 SEED = 7
 EPOCHS = 12
 BATCH_SIZE = 1024
 FIRST_LEARNING_RATE = 6e-3
 TUNING_LEARNING_RATE = 1e-3
-MOST_STEPS_OF_TUNING = 20_000
+MAX_TUNING_STEPS = 20_000
 """Some minutes on two cores, however long the history."""
-STRIDE_SECONDS, BEGUN_STRIDE_SECONDS = 3, 4
-CHANGED_STRIDE_SECONDS, BEGUN_CHANGED_STRIDE_SECONDS = 50, 120
-SHAPES_STRIDE_SECONDS = 3
-MOST_WINDOWS_OF_TUNING = 300_000
+STRIDE_SECONDS, STARTED_STRIDE_SECONDS = 3, 4
+CHANGED_STRIDE_SECONDS, STARTED_CHANGED_STRIDE_SECONDS = 50, 120
+SYNTHETIC_STRIDE_SECONDS = 3
+MAX_TUNING_WINDOWS = 300_000
 """Of longer histories every second, third, … is taken: memory must not grow with them."""
-DAY_SECONDS, BEGUN_SECONDS = 86_400, 300
+DAY_SECONDS, STARTED_SECONDS = 86_400, 300
 THINNING_FACTORS = (2, 4, 8, 16, 30, 100, 200)
 THICKENING_FACTORS = (4, 16, 80)
 QUANTILE_WEIGHTS = (1.0, 0.3, 0.15)
 """The median is what most plans ask for."""
 CALM_WEIGHT = 0.5
 """Losses grow with the noise of a load; this power of it is taken back, so that calm loads count."""
-FEWEST_WINDOWS = 2_000
+MIN_WINDOWS = 2_000
 
 Pairs = tuple[NDArray[np.float32], NDArray[np.float32]]
 
@@ -61,19 +61,21 @@ def learning_pairs(rps: NDArray[np.float64], rng: np.random.Generator) -> Pairs:
     comes as clients that send several requests at once. The load and its likes are seen by a service that runs for a
     day, and by one that has begun a few minutes ago.
     """
-    cuts = [(rps, STRIDE_SECONDS, DAY_SECONDS), (rps, BEGUN_STRIDE_SECONDS, BEGUN_SECONDS)]
-    for change, factors in ((thinned, THINNING_FACTORS), (thickened, THICKENING_FACTORS)):
+    cuts = [(rps, STRIDE_SECONDS, DAY_SECONDS), (rps, STARTED_STRIDE_SECONDS, STARTED_SECONDS)]
+    for change, factors in ((thin, THINNING_FACTORS), (thicken, THICKENING_FACTORS)):
         for factor in factors:
-            load = change(np.floor(rps * marks(rps.size, rng)), factor, rng)
+            load = change(np.floor(rps * clock_jumps(rps.size, rng)), factor, rng)
             cuts.append((load, CHANGED_STRIDE_SECONDS, DAY_SECONDS))
-            cuts.append((load, BEGUN_CHANGED_STRIDE_SECONDS, BEGUN_SECONDS))
-            if change is thinned:  # fewer clients, each of whom sends so many requests at once
+            cuts.append((load, STARTED_CHANGED_STRIDE_SECONDS, STARTED_SECONDS))
+            if change is thin:  # fewer clients, each of whom sends so many requests at once
                 cuts.append((load * factor, CHANGED_STRIDE_SECONDS, DAY_SECONDS))
-    cuts.append((drawn_shapes(rps.size, rng), SHAPES_STRIDE_SECONDS, DAY_SECONDS))
-    return _joined([_pairs(windows) for cut in cuts for windows in _in_pieces(*cut)])
+    cuts.append((synthetic_load(rps.size, rng), SYNTHETIC_STRIDE_SECONDS, DAY_SECONDS))
+    return _concatenate([_pairs(windows) for cut in cuts for windows in _windows_by_day(*cut)])
 
 
-def _in_pieces(rps: NDArray[np.float64], stride_seconds: int, piece_seconds: int = DAY_SECONDS) -> Iterator[Windows]:
+def _windows_by_day(
+    rps: NDArray[np.float64], stride_seconds: int, piece_seconds: int = DAY_SECONDS
+) -> Iterator[Windows]:
     """Cut all windows, a piece at a time, each as if counting had begun with it.
 
     All at once they would fill a gigabyte, and the network would never see how little is known at the beginning.
@@ -94,15 +96,15 @@ def _pairs(windows: Windows) -> Pairs:
     return seen.inputs[known].astype(np.float32), targets.astype(np.float32)
 
 
-def _joined(parts: Sequence[Pairs]) -> Pairs:
+def _concatenate(parts: Sequence[Pairs]) -> Pairs:
     return np.concatenate([inputs for inputs, _ in parts]), np.concatenate([targets for _, targets in parts])
 
 
 def _require_windows(count: int) -> None:
-    if count < FEWEST_WINDOWS:
+    if count < MIN_WINDOWS:
         raise TraceError(
             f"only {count} windows of {WINDOW_SECONDS} s with load and without a gap to learn from; "
-            f"at least {FEWEST_WINDOWS} are needed"
+            f"at least {MIN_WINDOWS} are needed"
         )
 
 
@@ -117,7 +119,7 @@ def build_network(steps: int, learning_rate: float = FIRST_LEARNING_RATE) -> Any
 
     def pinball(targets: Any, corrections: Any) -> Any:
         logs, spreads, reactive = targets[:, 0:1], targets[:, 1:2], targets[:, 2:3]
-        ratios = keras.ops.maximum(1 + spreads * (reactive + corrections), LEAST_RATIO)
+        ratios = keras.ops.maximum(1 + spreads * (reactive + corrections), MIN_RATIO)
         above = logs - keras.ops.log(ratios)
         quantiles = keras.ops.convert_to_tensor([QUANTILES])
         losses = keras.ops.maximum(quantiles * above, (quantiles - 1) * above)
@@ -132,7 +134,7 @@ def build_network(steps: int, learning_rate: float = FIRST_LEARNING_RATE) -> Any
     return network
 
 
-def weights_of(network: Any) -> LstmWeights:
+def extract_weights(network: Any) -> LstmWeights:
     """Take the weights out of the Keras model."""
     return LstmWeights(*(np.asarray(array, dtype=np.float64) for array in network.get_weights()))
 
@@ -148,7 +150,7 @@ def train(rps: NDArray[np.float64], epochs: int) -> LstmWeights:
     _require_windows(len(targets))
     network = build_network(epochs * len(targets) // BATCH_SIZE)
     _fit(network, inputs, targets, epochs, rng)
-    return weights_of(network)
+    return extract_weights(network)
 
 
 def fine_tune(weights: LstmWeights, loads: Sequence[NDArray[np.float64]], epochs: int) -> LstmWeights:
@@ -159,16 +161,16 @@ def fine_tune(weights: LstmWeights, loads: Sequence[NDArray[np.float64]], epochs
     """
     rng = np.random.default_rng(SEED)
     seconds = sum(load.size for load in loads)
-    stride_seconds = max(1, math.ceil(seconds / MOST_WINDOWS_OF_TUNING))
-    parts = [_pairs(one) for load in loads for one in _in_pieces(load, stride_seconds)]
+    stride_seconds = max(1, math.ceil(seconds / MAX_TUNING_WINDOWS))
+    parts = [_pairs(one) for load in loads for one in _windows_by_day(load, stride_seconds)]
     _require_windows(sum(len(targets) for _, targets in parts))
-    shapes = drawn_shapes(max(min(seconds, MOST_WINDOWS_OF_TUNING) // 2, FEWEST_WINDOWS), rng)
-    inputs, targets = _joined([*parts, *map(_pairs, _in_pieces(shapes, SHAPES_STRIDE_SECONDS))])
-    epochs = min(epochs, max(1, MOST_STEPS_OF_TUNING * BATCH_SIZE // len(targets)))
+    shapes = synthetic_load(max(min(seconds, MAX_TUNING_WINDOWS) // 2, MIN_WINDOWS), rng)
+    inputs, targets = _concatenate([*parts, *map(_pairs, _windows_by_day(shapes, SYNTHETIC_STRIDE_SECONDS))])
+    epochs = min(epochs, max(1, MAX_TUNING_STEPS * BATCH_SIZE // len(targets)))
     network = build_network(epochs * len(targets) // BATCH_SIZE, TUNING_LEARNING_RATE)
     network.set_weights([getattr(weights, field.name) for field in fields(weights)])
     _fit(network, inputs, targets, epochs, rng)
-    return weights_of(network)
+    return extract_weights(network)
 
 
 def _fit(network: Any, inputs: NDArray[np.float32], targets: NDArray[np.float32], epochs: int, rng: Any) -> None:
@@ -178,10 +180,10 @@ def _fit(network: Any, inputs: NDArray[np.float32], targets: NDArray[np.float32]
         order = rng.permutation(len(targets))
         fitted = network.fit(inputs[order], targets[order], batch_size=BATCH_SIZE, verbose=0, shuffle=False)
         took = time.perf_counter() - started
-        _say(f"epoch {epoch} of {epochs}: error of log peak {fitted.history['loss'][0]:.4f}, {took:.1f} s")
+        _print(f"epoch {epoch} of {epochs}: error of log peak {fitted.history['loss'][0]:.4f}, {took:.1f} s")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -198,10 +200,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         learned, held_back = split(read_trace(given.trace).rps)
         weights = train(learned, given.epochs)
-        table = errors_by_factor(learned, held_back, weights, FACTORS)
+        table = forecast_errors_by_factor(learned, held_back, weights, FACTORS)
     except TraceError as error:
         parser.error(str(error))
-    result = outcome("train-predictor", table)
+    result = result_line("train-predictor", table)
     accuracy = {
         "trace": given.trace.name,
         "held_back_seconds": held_back.size,

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_predictor.context import PERIODS_SECONDS, Context, context_of
+from trimtab_predictor.context import PERIODS_SECONDS, Context, load_context
 from trimtab_predictor.features import HISTORY_SECONDS
 from trimtab_predictor.forecaster import HORIZON_SECONDS
 
 WINDOW_SECONDS = HISTORY_SECONDS + HORIZON_SECONDS
 SMOOTHING_SECONDS = 15
-LEAST_DRAWN_RPS, MOST_DRAWN_RPS = 0.3, 10_000.0
-MARKED_SECONDS = 8 * 3600
-MOST_AT_ONCE = 100
+MIN_SYNTHETIC_RPS, MAX_SYNTHETIC_RPS = 0.3, 10_000.0
+CLOCK_JUMP_SECONDS = 8 * 3600
+MAX_BURST = 100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,11 +39,11 @@ def cut_windows(rps: NDArray[np.float64], stride_seconds: int) -> Windows:
     missing = np.concatenate([[0], np.cumsum(np.isnan(rps))])
     starts = starts[missing[starts + WINDOW_SECONDS] == missing[starts]]
     cut = rps[starts[:, None] + np.arange(WINDOW_SECONDS)]
-    context = context_of(rps, starts + HISTORY_SECONDS)
+    context = load_context(rps, starts + HISTORY_SECONDS)
     return Windows(cut[:, :HISTORY_SECONDS], context, cut[:, HISTORY_SECONDS:].max(axis=1))
 
 
-def thinned(rps: NDArray[np.float64], factor: float, rng: np.random.Generator) -> NDArray[np.float64]:
+def thin(rps: NDArray[np.float64], factor: float, rng: np.random.Generator) -> NDArray[np.float64]:
     """Keep each request with probability 1/factor; factor at least 1, gaps stay gaps."""
     if factor == 1:
         return rps
@@ -52,14 +52,14 @@ def thinned(rps: NDArray[np.float64], factor: float, rng: np.random.Generator) -
     return np.where(gaps, np.nan, kept)
 
 
-def thickened(rps: NDArray[np.float64], factor: float, rng: np.random.Generator) -> NDArray[np.float64]:
+def thicken(rps: NDArray[np.float64], factor: float, rng: np.random.Generator) -> NDArray[np.float64]:
     """Draw the load of a service `factor` times as large; gaps stay gaps, a little widened."""
     smooth = np.convolve(rps, np.full(SMOOTHING_SECONDS, 1 / SMOOTHING_SECONDS), mode="same")
     gaps = np.isnan(smooth)
     return np.where(gaps, np.nan, rng.poisson(np.where(gaps, 0.0, smooth) * factor).astype(np.float64))
 
 
-def drawn_shapes(seconds: int, rng: np.random.Generator) -> NDArray[np.float64]:
+def synthetic_load(seconds: int, rng: np.random.Generator) -> NDArray[np.float64]:
     """Draw a load of plateaus, ramps and waves, in pieces of 2 minutes to 2 hours at rates from 0.3 to 10,000 rps.
 
     A recorded trace shows few slopes, and the marks of one clock only. Half the pieces are Poisson, a half of those
@@ -76,20 +76,20 @@ def drawn_shapes(seconds: int, rng: np.random.Generator) -> NDArray[np.float64]:
     rates = np.concatenate(pieces)[:seconds]
     sizes = [piece.size for piece in pieces]
     is_noisy = np.repeat(rng.random(len(pieces)) < 0.5, sizes)[:seconds]
-    at_once = np.where(rng.random(len(pieces)) < 0.5, 1.0, MOST_AT_ONCE ** rng.random(len(pieces)))
+    at_once = np.where(rng.random(len(pieces)) < 0.5, 1.0, MAX_BURST ** rng.random(len(pieces)))
     together = np.repeat(np.round(at_once), sizes)[:seconds]
-    return np.where(is_noisy, together * rng.poisson(rates * marks(seconds, rng) / together), rates)
+    return np.where(is_noisy, together * rng.poisson(rates * clock_jumps(seconds, rng) / together), rates)
 
 
 def _any_level(rng: np.random.Generator) -> float:
-    return float(np.exp(rng.uniform(np.log(LEAST_DRAWN_RPS), np.log(MOST_DRAWN_RPS))))
+    return float(np.exp(rng.uniform(np.log(MIN_SYNTHETIC_RPS), np.log(MAX_SYNTHETIC_RPS))))
 
 
 def _next_level(level: float, rng: np.random.Generator) -> float:
     """The level of the next piece: mostly some way from the last, at times anywhere."""
     if rng.random() < 0.2:
         return _any_level(rng)
-    return float(np.clip(level * np.exp(rng.normal(0.0, 0.7)), LEAST_DRAWN_RPS, MOST_DRAWN_RPS))
+    return float(np.clip(level * np.exp(rng.normal(0.0, 0.7)), MIN_SYNTHETIC_RPS, MAX_SYNTHETIC_RPS))
 
 
 def _shape(length: int, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -104,12 +104,12 @@ def _shape(length: int, rng: np.random.Generator) -> NDArray[np.float64]:
             return 1 + rng.uniform(0.1, 0.8) * np.sin(2 * np.pi * (seconds / period + rng.random()))
 
 
-def marks(seconds: int, rng: np.random.Generator) -> NDArray[np.float64]:
+def clock_jumps(seconds: int, rng: np.random.Generator) -> NDArray[np.float64]:
     """By how much jumps at marks of a clock multiply a load, [seconds]: in half of the eight-hour stretches."""
     times = np.ones(seconds)
-    for start in range(0, seconds, MARKED_SECONDS):
+    for start in range(0, seconds, CLOCK_JUMP_SECONDS):
         if rng.random() < 0.5:
-            block = np.arange(start, min(start + MARKED_SECONDS, seconds))
+            block = np.arange(start, min(start + CLOCK_JUMP_SECONDS, seconds))
             since = (block + rng.integers(3600)) % rng.choice(PERIODS_SECONDS)
             jump, lasts = rng.uniform(1.2, 3.0), rng.integers(2, 30)
             times[block] = np.where(since < lasts, jump, 1.0)

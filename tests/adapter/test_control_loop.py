@@ -314,7 +314,7 @@ def test_the_journal_forgets_its_older_half_and_mends_a_broken_end(tmp_path):
     plan = initial_plan(pipeline, profiles_of(pipeline))
     path = tmp_path / "decisions.jsonl"
     size = len(plan.model_dump_json(by_alias=True, exclude_none=True)) + 1
-    journal = DecisionLog(path, most_bytes=10 * size)
+    journal = DecisionLog(path, max_bytes=10 * size)
     for _ in range(11):
         journal.append(plan)
     assert len(path.read_text().splitlines()) == 6

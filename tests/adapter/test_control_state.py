@@ -17,9 +17,9 @@ def situation_at(state: ControlState, now_seconds: float):
 
 def test_decisions_are_remembered_for_the_hold_time():
     state = ControlState()
-    state.decided(100.0, a_forecast(40.0))
-    state.decided(130.0, a_forecast(20.0))
-    state.decided(140.0, None)  # a plan that was made for no load
+    state.record_decision(100.0, a_forecast(40.0))
+    state.record_decision(130.0, a_forecast(20.0))
+    state.record_decision(140.0, None)  # a plan that was made for no load
 
     assert situation_at(state, 150.0).recent_rps == ((100.0, 40.0), (130.0, 20.0))
     assert situation_at(state, 165.0).recent_rps == ((130.0, 20.0),)
@@ -28,9 +28,9 @@ def test_decisions_are_remembered_for_the_hold_time():
 
 def test_measurements_are_damped_and_stay_where_none_comes():
     state = ControlState()
-    state.learn(State({"read": 2.0, "locate": 0.0}, {("read", "small"): 9.0}))
-    state.learn(State())
-    state.learn(State({"read": 2.1}))
+    state.update(State({"read": 2.0, "locate": 0.0}, {("read", "small"): 9.0}))
+    state.update(State())
+    state.update(State({"read": 2.1}))
 
     known = situation_at(state, 0.0)
 
@@ -40,11 +40,11 @@ def test_measurements_are_damped_and_stay_where_none_comes():
 
 def test_ten_times_the_work_is_planned_for_at_once():
     state = ControlState()
-    state.learn(State({"encode": 0.3}, prompt_tokens={"answer": 100.0}))
-    state.learn(State({"encode": 3.0}, prompt_tokens={"answer": 1000.0}))
+    state.update(State({"encode": 0.3}, prompt_tokens={"answer": 100.0}))
+    state.update(State({"encode": 3.0}, prompt_tokens={"answer": 1000.0}))
     known = situation_at(state, 0.0)
     assert known.rows_per_request == {"encode": 3.0}
     assert known.prompt_tokens == {"answer": 1000.0}
 
-    state.learn(State({"encode": 0.3}, prompt_tokens={"answer": 100.0}))
+    state.update(State({"encode": 0.3}, prompt_tokens={"answer": 100.0}))
     assert situation_at(state, 0.0).rows_per_request["encode"] > 1.0

@@ -21,7 +21,7 @@ def plan_after(told):
     laws = {"full": (0.040, 0.010), "half": (0.004, 0.002)}
     points = [a_point_profile("small", *law).model_copy(update={"operating_point": n}) for n, law in laws.items()]
     state = ControlState()
-    state.learn(read_state({"stages": {"only": {"variant": "small", "drifted_accuracies": told}}}))
+    state.update(read_state({"stages": {"only": {"variant": "small", "drifted_accuracies": told}}}))
     forecast = ForecastRecord(peak_rps=1.0, source="reactive")
     return decide(
         the_pipeline(),
@@ -96,7 +96,7 @@ def test_a_task_that_was_seen_to_hold_stays_as_measured_though_what_is_told_is_f
     asked = a_pipeline([a_stage("only", variants=[a_variant(accuracy=0.8, accuracyByTask=tasks)])]).spec
     state = ControlState()
     told = {"": 0.7, "cats": 0.868, "dogs": 0.6}
-    state.learn(State(accuracies={("only", "small", "default", task): one for task, one in told.items()}))
+    state.update(State(accuracies={("only", "small", "default", task): one for task, one in told.items()}))
     known = state.planning_inputs(ForecastRecord(peak_rps=1.0, source="reactive"), None, 0.0, 60.0).accuracies
     counted = apply_observed_accuracy(asked, known)
 
@@ -134,7 +134,7 @@ def test_a_point_that_is_best_for_a_task_that_joined_is_kept_and_the_plan_tells_
         ({}, ["full", "half"]),
     ):
         state = ControlState()
-        state.learn(read_state({"stages": {"only": {"registered_accuracies": told}}}))
+        state.update(read_state({"stages": {"only": {"registered_accuracies": told}}}))
         inputs = state.planning_inputs(ForecastRecord(peak_rps=1.0, source="reactive"), before, 0.0, 10.0)
         plan = decide(pipeline, {"only": a_profile("only", points)}, inputs)
 
@@ -179,7 +179,7 @@ def test_a_task_that_joined_drifts_as_those_of_the_pipeline_do(basis, counts):
             "registered_accuracies": {"small": {"default": {"new": new}}},
             "drifted_by_task": drifted,
         }
-        state.learn(read_state({"stages": {"only": stage}}))
+        state.update(read_state({"stages": {"only": stage}}))
         plan = decide(
             pipeline, {"only": a_profile("only", [a_point_profile()])}, state.planning_inputs(forecast, None, 0.0, 9.0)
         ).spec

@@ -79,9 +79,9 @@ def test_tokens_of_prompts_come_from_routers_and_are_followed_slowly():
 
     state = ControlState()
     forecast = ForecastRecord(peak_rps=1.0, source="reactive")
-    state.learn(merged)
+    state.update(merged)
     assert state.planning_inputs(forecast, None, 0.0, 60.0).prompt_tokens == {"text": 150.0}
-    state.learn(replace(merged, prompt_tokens={"text": 155.0}))
+    state.update(replace(merged, prompt_tokens={"text": 155.0}))
     assert state.planning_inputs(forecast, None, 0.0, 60.0).prompt_tokens == {"text": 150.0}
     with pytest.raises(ObservationError, match=r"state.stages.text.prompt_tokens is -1; expected 0 to 1e\+08"):
         read_state({"stages": {"text": {"prompt_tokens": -1.0}}})

@@ -136,7 +136,7 @@ def test_what_is_known_of_a_machine_stays_where_nobody_tells():
     assert state.planning_inputs(forecast, None, 0.0, 60.0).machine is None
 
     told = Machine(cores=2.0, other_cores=0.5)
-    state.look_around(told, 5.0)
-    state.look_around(None, 9.0)
+    state.observe_machine(told, 5.0)
+    state.observe_machine(None, 9.0)
 
     assert state.planning_inputs(forecast, None, 0.0, 60.0).machine == MachineLoad(told, 5.0)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from trimtab_predictor.accuracy import smape
-from trimtab_predictor.context import MEMORY_SECONDS, PERIODS_SECONDS, Context, changes, context_of
+from trimtab_predictor.context import MEMORY_SECONDS, PERIODS_SECONDS, Context, load_context, peak_changes
 from trimtab_predictor.fallback_forecaster import shipped_forecaster
 from trimtab_predictor.load_history import LoadHistory
 from trimtab_predictor.lstm import LstmForecaster, LstmWeights
@@ -25,13 +25,13 @@ def jumping(seconds: int, every: int = HOUR, at: int = 1000, times: float = 2.0)
 
 
 def one(rps: NDArray[np.float64], moment: int) -> Context:
-    return context_of(rps, np.array([moment]))
+    return load_context(rps, np.array([moment]))
 
 
 def test_a_change_is_that_of_the_peak_20_seconds_before_and_after() -> None:
     load = np.concatenate([np.full(30, 10.0), np.full(30, 30.0)])
 
-    found = changes(load)
+    found = peak_changes(load)
 
     assert found.size == 61
     assert found[20] == found[30] == pytest.approx(0.5)  # the step comes within the 20 seconds after
@@ -43,11 +43,11 @@ def test_no_load_is_no_change_and_a_gap_is_not_known() -> None:
     load = np.zeros(100)
     load[70] = np.nan
 
-    found = changes(load)
+    found = peak_changes(load)
 
     assert found[20:51].tolist() == [0.0] * 31
     assert np.isnan(found[51:]).all()
-    assert np.isnan(changes(np.ones(39))).all()
+    assert np.isnan(peak_changes(np.ones(39))).all()
 
 
 def test_what_came_every_hour_is_expected_again() -> None:
@@ -112,24 +112,24 @@ def test_jumps_at_marks_of_a_clock_are_foreseen_by_who_has_seen_earlier_ones(eve
 
 def test_looks_at_minutes_are_put_together_to_hours() -> None:
     load = jumping(3 * HOUR)
-    memory, forecaster, network = LoadHistory(), shipped_forecaster(), LstmForecaster(LstmWeights.load())
+    history, forecaster, network = LoadHistory(), shipped_forecaster(), LstmForecaster(LstmWeights.load())
 
     for now in range(600, load.size, 300):
-        remembered = memory.extended(load[now - 600 : now], now + 0.5)
-        asked = forecaster.forecast(load[now - 600 : now], now + 0.5)
+        remembered = history.extend(load[now - 600 : now], now + 0.5)
+        queries = forecaster.forecast(load[now - 600 : now], now + 0.5)
 
         assert remembered.tolist() == load[:now].tolist()
-        if asked.source == "lstm":
-            assert asked.peak_rps == network.forecast(load[:now], float(now)).peak_rps
+        if queries.source == "lstm":
+            assert queries.peak_rps == network.forecast(load[:now], float(now)).peak_rps
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 30)), min_size=1, max_size=12))
 def test_memory_holds_the_newest_look_at_every_second(looks: list[tuple[int, int]]) -> None:
-    memory, known, now = LoadHistory(), dict[int, float](), 1000
+    history, known, now = LoadHistory(), dict[int, float](), 1000
 
     for number, (passed, size) in enumerate(looks):
         now += passed
-        remembered = memory.extended(np.full(size, float(number)), now + 0.9)
+        remembered = history.extend(np.full(size, float(number)), now + 0.9)
         known.update(dict.fromkeys(range(now - size, now), float(number)))
 
         expected = [known.get(second, np.nan) for second in range(now - remembered.size, now)]
@@ -138,21 +138,21 @@ def test_memory_holds_the_newest_look_at_every_second(looks: list[tuple[int, int
 
 
 def test_the_newer_look_counts_and_a_clock_set_back_forgets() -> None:
-    memory = LoadHistory()
-    memory.extended(np.array([1.0, 2.0, 3.0]), 100.0)
+    history = LoadHistory()
+    history.extend(np.array([1.0, 2.0, 3.0]), 100.0)
 
-    assert memory.extended(np.array([5.0, 6.0]), 101.0).tolist() == [1.0, 2.0, 5.0, 6.0]
-    assert memory.extended(np.array([6.5]), 101.9).tolist() == [1.0, 2.0, 5.0, 6.5]
-    assert memory.extended(np.arange(9.0), 101.0).tolist() == list(range(9))
-    assert memory.extended(np.array([4.0]), 50.0).tolist() == [4.0]
-    assert memory.extended(np.array([5.0]), 50.0 + MEMORY_SECONDS).tolist() == [5.0]
+    assert history.extend(np.array([5.0, 6.0]), 101.0).tolist() == [1.0, 2.0, 5.0, 6.0]
+    assert history.extend(np.array([6.5]), 101.9).tolist() == [1.0, 2.0, 5.0, 6.5]
+    assert history.extend(np.arange(9.0), 101.0).tolist() == list(range(9))
+    assert history.extend(np.array([4.0]), 50.0).tolist() == [4.0]
+    assert history.extend(np.array([5.0]), 50.0 + MEMORY_SECONDS).tolist() == [5.0]
 
 
 def test_no_more_is_kept_than_is_looked_at_and_routers_keep_as_much() -> None:
-    memory = LoadHistory()
-    memory.extended(np.ones(MEMORY_SECONDS), 0.0)
+    history = LoadHistory()
+    history.extend(np.ones(MEMORY_SECONDS), 0.0)
 
-    kept = memory.extended(np.full(700, 2.0), 600.0)
+    kept = history.extend(np.full(700, 2.0), 600.0)
 
     assert kept.size == MEMORY_SECONDS <= KEPT_SECONDS
     assert (kept == 2.0).sum() == 700

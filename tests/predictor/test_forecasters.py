@@ -11,11 +11,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from trimtab_predictor.accuracy import smape
 from trimtab_predictor.fallback_forecaster import (
-    FEWEST_FORECASTS,
-    MOST_WIDENING,
+    MAX_WIDENING,
+    MIN_FORECASTS,
     FallbackForecaster,
     shipped_forecaster,
-    widening,
+    widening_factor,
 )
 from trimtab_predictor.forecaster import Forecast, Forecaster, HistoryError, OracleForecaster, ReactiveForecaster
 from trimtab_predictor.lstm import LstmForecaster, LstmWeights
@@ -189,7 +189,7 @@ def test_it_is_given_its_chance_before_it_is_judged() -> None:
     answers = run(FallbackForecaster(Saying(1.5)), level_load(300))
 
     judged = [reason for source, reason in answers if source == "lstm" and reason.startswith("too few")]
-    assert len(judged) == FEWEST_FORECASTS - 1
+    assert len(judged) == MIN_FORECASTS - 1
 
 
 def test_an_lstm_that_recovers_is_believed_again() -> None:
@@ -299,11 +299,11 @@ def test_higher_quantiles_are_no_lower(forecaster: Forecaster) -> None:
         ([2.0] * 19, 1.0),  # too few to say
         ([2.0] * 4 + [0.5] * 26, 1.0),  # chance allows as many
         ([2.0] * 10 + [0.5] * 20, 2.0),
-        ([99.0] * 30, MOST_WIDENING),
+        ([99.0] * 30, MAX_WIDENING),
     ],
 )
 def test_quantiles_are_widened_only_beyond_chance(reaches: list[float], expected: float) -> None:
-    assert widening(reaches) == expected
+    assert widening_factor(reaches) == expected
 
 
 def test_a_quantile_that_was_exceeded_again_and_again_is_widened_and_says_so() -> None:

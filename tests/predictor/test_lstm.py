@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from trimtab_predictor.accuracy import smape
 from trimtab_predictor.context import MEMORY_SECONDS, Context
-from trimtab_predictor.evaluate import FACTORS, LSTM_OVER_AR, errors_by_factor, main, split
+from trimtab_predictor.evaluate import FACTORS, LSTM_OVER_AR, forecast_errors_by_factor, main, split
 from trimtab_predictor.features import FEATURES, WindowFeatures, window_features
 from trimtab_predictor.lstm import (
     QUANTILES,
@@ -25,7 +25,7 @@ from trimtab_predictor.lstm import (
     forecast_quantiles,
 )
 from trimtab_predictor.trace import read_trace
-from trimtab_predictor.windows import cut_windows, drawn_shapes, thickened, thinned
+from trimtab_predictor.windows import cut_windows, synthetic_load, thicken, thin
 
 DATA = os.environ.get("TRIMTAB_DATA", "")
 
@@ -56,11 +56,11 @@ def test_numpy_evaluates_the_network_as_keras_does() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TensorFlow's own, on import
-        from trimtab_predictor.train import build_network, weights_of  # noqa: PLC0415
+        from trimtab_predictor.train import build_network, extract_weights  # noqa: PLC0415
 
         network = build_network(steps=1)
         inputs = described(noisy(np.full((64, 120), 20.0))).inputs
-        fresh = weights_of(network)
+        fresh = extract_weights(network)
         expected_fresh = network(inputs.astype(np.float32)).numpy()
         shipped = LstmWeights.load()
         network.set_weights(
@@ -193,7 +193,7 @@ def test_a_step_is_followed_within_20_seconds() -> None:
 def test_shipped_weights_hold_their_bars_on_the_held_back_days() -> None:
     learned, held_back = split(read_trace(Path(DATA) / "twitter_rps_train.csv.gz").rps)
 
-    table = errors_by_factor(learned, held_back, LstmWeights.load(), FACTORS)
+    table = forecast_errors_by_factor(learned, held_back, LstmWeights.load(), FACTORS)
 
     assert table[1.0][1]["lstm"] <= LSTM_OVER_AR * table[1.0][1]["ar12"]
     for _, row in table.values():
@@ -217,7 +217,7 @@ def test_weights_survive_a_round_trip(tmp_path: Path) -> None:
         ({"kernel": np.array([{"a": 1}], dtype=object)}, "cannot be read .*Object arrays cannot be loaded"),
     ],
 )
-def test_foreign_weights_are_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+def test_foreign_weights_are_refused(tmp_path: Path, peak_changes: dict[str, object], message: str) -> None:
     arrays = {
         "kernel": np.zeros((FEATURES, 4 * UNITS)),
         "recurrent_kernel": np.zeros((UNITS, 4 * UNITS)),
@@ -226,7 +226,7 @@ def test_foreign_weights_are_refused(tmp_path: Path, changes: dict[str, object],
         "dense_bias": np.zeros(len(QUANTILES)),
     }
     path = tmp_path / "lstm.npz"
-    np.savez(path, **{name: array for name, array in (arrays | changes).items() if array is not None})  # type: ignore[arg-type]
+    np.savez(path, **{name: array for name, array in (arrays | peak_changes).items() if array is not None})  # type: ignore[arg-type]
 
     with pytest.raises(WeightsError, match=message):
         LstmWeights.load(path)
@@ -249,14 +249,14 @@ def test_thinning_and_thickening_keep_gaps_and_scale_the_mean() -> None:
     load = noisy(np.full(50_000, 60.0))
     load[1000:1100] = np.nan
 
-    thin, thick = thinned(load, 12, rng), thickened(load, 4, rng)
+    thin, thick = thin(load, 12, rng), thicken(load, 4, rng)
 
     assert np.isnan(thin[1000:1100]).all()
     assert np.isnan(thick[1000:1100]).all()
     assert np.nanmean(thin) == pytest.approx(5.0, rel=0.02)
     assert np.nanvar(thin) == pytest.approx(5.0, rel=0.05)
     assert np.nanmean(thick) == pytest.approx(240.0, rel=0.02)
-    assert drawn_shapes(1234, rng).shape == (1234,)
+    assert synthetic_load(1234, rng).shape == (1234,)
 
 
 def test_evaluate_ends_with_one_line_of_json_and_its_verdict(

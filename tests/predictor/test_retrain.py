@@ -17,8 +17,15 @@ from numpy.typing import NDArray
 from tests.prometheus import prometheus
 from trimtab_kubernetes import Cluster
 from trimtab_predictor.lstm import LstmWeights
-from trimtab_predictor.prometheus_history import PrometheusHistory, RecordedLoadError, read_recorded
-from trimtab_predictor.retrain import WEIGHTS_KEY, Verdict, divide, judge, retrain, weights_in_use
+from trimtab_predictor.prometheus_history import PrometheusHistory, PrometheusHistoryError, read_histories
+from trimtab_predictor.retrain import (
+    WEIGHTS_KEY,
+    WeightsComparison,
+    compare_weights,
+    retrain,
+    split_load,
+    weights_in_use,
+)
 from trimtab_predictor.trace import TraceError
 
 BIN_SECONDS = 10
@@ -81,7 +88,7 @@ async def test_history_is_read_back_as_it_was(tmp_path: Path):
     end = int(time.time()) // BIN_SECONDS * BIN_SECONDS - 60
 
     with prometheus_with(tmp_path, openmetrics(load, end)) as url:
-        (found,) = await read_recorded(url, 4 * 3600.0)
+        (found,) = await read_histories(url, 4 * 3600.0)
 
     assert (found.namespace, found.pipeline) == ("shop", "digits")
     peaks = load.reshape(-1, BIN_SECONDS).max(axis=1)
@@ -100,7 +107,7 @@ async def test_of_many_pipelines_only_as_much_is_read_as_can_be_held(tmp_path: P
     end = int(time.time()) // BIN_SECONDS * BIN_SECONDS - 60
 
     with prometheus_with(tmp_path, openmetrics(a_load(3 * 3600), end)) as url:
-        (found,) = await read_recorded(url, 4 * 3600.0)
+        (found,) = await read_histories(url, 4 * 3600.0)
 
     assert 2400 <= found.rps.size <= 3600
 
@@ -109,14 +116,14 @@ async def test_of_many_pipelines_only_as_much_is_read_as_can_be_held(tmp_path: P
 async def test_a_prometheus_without_load_says_what_is_missing(tmp_path: Path):
     with (
         prometheus_with(tmp_path, "# TYPE other gauge\nother 1 1\n# EOF\n") as url,
-        pytest.raises(RecordedLoadError, match="knows no trimtab_arrivals_peak_rps of the last 2 hours"),
+        pytest.raises(PrometheusHistoryError, match="knows no trimtab_arrivals_peak_rps of the last 2 hours"),
     ):
-        await read_recorded(url, 7200.0)
+        await read_histories(url, 7200.0)
 
 
 async def test_a_prometheus_that_is_not_there_is_named():
-    with pytest.raises(RecordedLoadError, match=r"http://127.0.0.1:9 cannot be reached"):
-        await read_recorded("http://127.0.0.1:9", 3600.0)
+    with pytest.raises(PrometheusHistoryError, match=r"http://127.0.0.1:9 cannot be reached"):
+        await read_histories("http://127.0.0.1:9", 3600.0)
 
 
 def worse(weights: LstmWeights) -> LstmWeights:
@@ -131,7 +138,7 @@ def test_the_better_weights_win_on_load_neither_has_seen(*, old_is_better: bool)
     shipped = LstmWeights.load()
     old, new = (shipped, worse(shipped)) if old_is_better else (worse(shipped), shipped)
 
-    verdict = judge(old, new, [a_load(4000, seed=9)])
+    verdict = compare_weights(old, new, [a_load(4000, seed=9)])
 
     assert verdict.is_better is not old_is_better
     assert ("the old weights stay" in verdict.reason) is old_is_better
@@ -140,18 +147,18 @@ def test_the_better_weights_win_on_load_neither_has_seen(*, old_is_better: bool)
 def test_equal_weights_change_nothing():
     shipped = LstmWeights.load()
 
-    assert not judge(shipped, shipped, [a_load(4000)]).is_better
+    assert not compare_weights(shipped, shipped, [a_load(4000)]).is_better
 
 
 def test_a_gain_that_costs_what_was_known_before_is_refused():
-    assert not Verdict(0.10, 0.05, 0.10, 0.20).is_better
+    assert not WeightsComparison(0.10, 0.05, 0.10, 0.20).is_better
 
 
 def test_without_a_whole_window_nothing_is_judged():
     shipped = LstmWeights.load()
 
     with pytest.raises(TraceError, match="wait for more history"):
-        judge(shipped, shipped, [np.full(100, 1.0)])
+        compare_weights(shipped, shipped, [np.full(100, 1.0)])
 
 
 async def test_training_replaces_bad_weights_and_only_then(cluster: Cluster, namespace: str):
@@ -169,7 +176,7 @@ async def test_training_replaces_bad_weights_and_only_then(cluster: Cluster, nam
     used = await weights_in_use(cluster, namespace, "trimtab-forecaster")
     assert verdict.is_better
     assert used.to_bytes() != bad.to_bytes()
-    assert judge(bad, used, [divide(load.rps)[1]]).is_better
+    assert compare_weights(bad, used, [split_load(load.rps)[1]]).is_better
 
 
 async def test_damaged_weights_in_the_cluster_are_passed_over(cluster: Cluster, namespace: str):

@@ -1,4 +1,4 @@
-"""Plans that never adapt, to compare with: fixed variants with all the cores the budget has."""
+"""Baselines: plans that never adapt, with fixed variants and all the cores of the budget."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,24 +27,24 @@ def static_plan(
     load_rps: float,
     now_seconds: float = 0.0,
 ) -> PipelinePlan:
-    """The best plan with each stage's lightest or heaviest variant: it carries the most the budget allows.
+    """The best plan with each stage's lightest or heaviest variant: it carries the most load within the budget.
 
-    Batch sizes are those that carry most within the SLO; what is left of the budget becomes replicas where they are
-    scarcest. `load_rps` is only what the plan is recorded and judged for.
+    Batch sizes are those with the highest throughput within the SLO; the rest of the budget becomes replicas of the
+    busiest stages. `load_rps` is the load the plan is recorded and judged for.
     """
     pinned = _pinned(pipeline, profiles, choice)
-    max_rps = _most_load(pinned, profiles)
+    max_rps = _max_load(pinned, profiles)
     problem = PlanningProblem(pinned.spec, profiles, max_rps)
-    found = solve_or_relax(problem)
-    found = _spread(problem, found)
-    carried = max_rps * found.fraction
+    solved = solve_or_relax(problem)
+    solved = _spread(problem, solved)
+    carried = max_rps * solved.fraction
     share = min(1.0, carried / load_rps) if load_rps > 0 else 1.0
-    if found.feasible and share < 1.0:
+    if solved.feasible and share < 1.0:
         reason = f"static: carries {carried:.3g} of {load_rps:.3g} requests/s within the SLO"
-        found = replace(found, reason=reason)
-    found = replace(found, fraction=share)
+        solved = replace(solved, reason=reason)
+    solved = replace(solved, fraction=share)
     forecast = ForecastRecord(peak_rps=load_rps, source="static", reason=f"{choice} variants, never changed")
-    return build_plan(pinned, problem, found, forecast, now_seconds)
+    return build_plan(pinned, problem, solved, forecast, now_seconds)
 
 
 def _pinned(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], which: Extreme) -> InferencePipeline:
@@ -56,13 +56,13 @@ def _pinned(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], w
 
 
 def with_pins(spec: InferencePipelineSpec, pins: Mapping[str, Pin]) -> InferencePipelineSpec:
-    """The pipeline with other pins, validated anew: a mere copy would carry along what it has cached."""
+    """The pipeline with other pins, validated anew because copies keep cached properties."""
     stages = tuple(stage.model_copy(update={"pin": pins[stage.name]}) for stage in spec.stages)
     return InferencePipelineSpec.model_validate(spec.model_copy(update={"stages": stages}).model_dump(by_alias=True))
 
 
 def pin_extreme(problem: PlanningProblem, stage: Stage, which: Extreme) -> Pin:
-    """Pin a stage's cheapest point by core-seconds a row, or its most accurate; of equals the better one."""
+    """Pin a stage's cheapest point by core-seconds a row, or its most accurate; ties go to the better one."""
     points = profiled_points(problem, stage)
 
     def core_seconds(entry: tuple[Variant, OperatingPoint, PointProfile]) -> float:
@@ -76,8 +76,8 @@ def pin_extreme(problem: PlanningProblem, stage: Stage, which: Extreme) -> Pin:
     return Pin(variant=variant.name, operating_point=point.name)
 
 
-def _most_load(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]) -> float:
-    """Bisect for the greatest load a feasible plan exists for; 0 where there is none."""
+def _max_load(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]) -> float:
+    """Bisect for the greatest load with a feasible plan; 0 if there is none."""
 
     def fits(load_rps: float) -> bool:
         return solve_or_relax(PlanningProblem(pipeline.spec, profiles, load_rps)).feasible
@@ -94,12 +94,12 @@ def _most_load(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]
     return low
 
 
-def _spread(problem: PlanningProblem, found: PlanSolution) -> PlanSolution:
-    """Give the cores that are left to the stage that is fullest, replica by replica."""
+def _spread(problem: PlanningProblem, solved: PlanSolution) -> PlanSolution:
+    """Give the remaining cores to the busiest stage, replica by replica."""
     replicas = {
-        stage.name: option.replicas for stage, option in zip(found.program.stages, found.solution.choice, strict=True)
+        stage.name: option.replicas for stage, option in zip(solved.program.stages, solved.solution.choice, strict=True)
     }
-    chosen = {stage.name: option for stage, option in zip(found.program.stages, found.solution.choice, strict=True)}
+    chosen = {stage.name: option for stage, option in zip(solved.program.stages, solved.solution.choice, strict=True)}
     while True:
         room = [name for name in replicas if _has_room(problem, chosen, replicas, name)]
         if not room:
@@ -121,7 +121,7 @@ def _spread(problem: PlanningProblem, found: PlanSolution) -> PlanSolution:
         for name, option in chosen.items()
     }
     spread = solve_or_relax(replace(problem, spec=with_pins(problem.spec, pins)))
-    return spread if spread.feasible else found
+    return spread if spread.feasible else solved
 
 
 def _has_room(problem: PlanningProblem, chosen: Mapping[str, Option], replicas: Mapping[str, int], name: str) -> bool:

@@ -1,4 +1,4 @@
-"""One way to answer that may be planned: how fast it is, alone or with a second look."""
+"""`Candidate`: an operating point of a variant, with or without an escalation, and its speed."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,80 +17,79 @@ from trimtab_pipelines.stages import Pin, Stage
 from trimtab_pipelines.variants import Variant
 
 
-class _Pace(Protocol):
-    """How fast rows are answered in one way."""
+class _Speed(Protocol):
+    """Speed of an operating point, or of a cascade of two."""
 
     def replica_rps(self, batch_size: int) -> float:
-        """Return rows per second of one replica."""
+        """Rows per second of one replica."""
 
     def seconds(self, batch_size: int, quantile: float) -> float:
-        """Return the service time of a full batch."""
+        """Service time of a full batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Speed:
-    """How fast an operating point is here and now: as measured, and observed over profiled service time."""
+class _PointSpeed:
+    """Profiled speed of an operating point, corrected by the observed service ratio."""
 
     profile: PointProfile
     service_ratio: float
 
     def replica_rps(self, batch_size: int) -> float:
-        """Rows per second of one replica."""
         return self.profile.throughput_rps(batch_size) / self.service_ratio
 
     def seconds(self, batch_size: int, quantile: float) -> float:
-        """The service time of a full batch, until its answers begin."""
+        """Service time of a full batch; of a generation stage the time to first token."""
         return self.profile.to_first_token.latency_seconds(batch_size, quantile) * self.service_ratio
 
     def generates_in_time(self, batch_size: int, slo: ServiceLevel) -> bool:
-        """Whether answers, once begun, keep their pace and are whole in time; of who does not write it is not asked."""
+        """Whether time per output token and latency meet the SLO; True for other stages."""
         chats = self.profile.chats
         if chats is None or slo.time_to_first_token_seconds is None:
             return True
-        whole, begun = (one.latency_seconds(batch_size, 0.5) for one in (self.profile, self.profile.to_first_token))
-        pace = (whole - begun) / max(chats.tokens - 1.0, 1.0)
-        kept = slo.time_per_output_token_seconds is None or pace <= slo.time_per_output_token_seconds
-        return kept and self.profile.latency_seconds(batch_size, slo.quantile) <= slo.latency_seconds
+        total, first = (curve.latency_seconds(batch_size, 0.5) for curve in (self.profile, self.profile.to_first_token))
+        token_seconds = (total - first) / max(chats.tokens - 1.0, 1.0)
+        in_time = slo.time_per_output_token_seconds is None or token_seconds <= slo.time_per_output_token_seconds
+        return in_time and self.profile.latency_seconds(batch_size, slo.quantile) <= slo.latency_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class _Cascade:
-    """Every row at one point, and a share of them at another after that."""
+    """Speed of a cascade: every row runs at one operating point, and a share of them at a second one."""
 
-    first: _Pace
-    again: _Pace
+    first: _Speed
+    second: _Speed
     share: float
 
     def replica_rps(self, batch_size: int) -> float:
-        """Return rows per second of one replica; those looked at again are gathered to full batches."""
-        return 1.0 / (1.0 / self.first.replica_rps(batch_size) + self.share / self.again.replica_rps(batch_size))
+        """Rows per second of one replica; escalated rows are gathered into full batches."""
+        return 1.0 / (1.0 / self.first.replica_rps(batch_size) + self.share / self.second.replica_rps(batch_size))
 
     def seconds(self, batch_size: int, quantile: float) -> float:
-        """Return the service time of a full batch, and of its least certain rows after it."""
-        return self.first.seconds(batch_size, quantile) + self.again.seconds(ceil(self.share * batch_size), quantile)
+        """Service time of a full batch and of its low-confidence rows after it."""
+        return self.first.seconds(batch_size, quantile) + self.second.seconds(ceil(self.share * batch_size), quantile)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A way to answer that may be planned, and all that batches may then run at.
+    """An operating point that may be planned, the speeds of all points its batches may run at, and an escalation.
 
-    `look`: the least certain rows are answered again.
+    `escalation`: the low-confidence rows run again at a more accurate operating point.
     """
 
     variant: Variant
     point: OperatingPoint
-    own: _Pace
-    allowed: tuple[_Speed, ...]
+    speed: _Speed
+    allowed_speeds: tuple[_PointSpeed, ...]
     max_rows: int
-    """Of a batch."""
+    """Largest batch."""
     escalation: EscalationPlan | None = None
 
     def max_rps(self, batch_size: int) -> float:
-        """Rows per second of one replica at the fastest point allowed."""
-        return max(speed.replica_rps(batch_size) for speed in self.allowed)
+        """Rows per second of one replica at the fastest allowed operating point."""
+        return max(speed.replica_rps(batch_size) for speed in self.allowed_speeds)
 
     def matches(self, plan: StagePlan) -> bool:
-        """Whether a plan runs it, in batches of whatever size."""
+        """Whether a stage's plan runs this candidate, whatever its batch size."""
         return (self.variant.name, self.point.name, self.escalation) == (
             plan.variant,
             plan.operating_point,
@@ -99,41 +98,44 @@ class Candidate:
 
 
 def candidates(problem: PlanningProblem, stage: Stage, pin: Pin) -> Iterator[Candidate]:
-    """Yield every way to answer that was profiled and that a pin allows.
+    """Yield every profiled candidate that a pin allows.
 
-    Raises:
-        PlanningError: where none was profiled, or where not even one row fits into what a replica takes at once.
+    Raises PlanningError if none was profiled, or if one row exceeds the request size limit of a replica.
     """
     rows = max_rows(problem.spec, stage)
     if rows == 0 and not any(variant.container for variant in stage.variants):
         raise PlanningError(
-            f"stage {stage.name}: one row of its inputs is more than the {MAX_BODY_BYTES} bytes that a replica takes "
-            "at once; make its tensors smaller"
+            f"stage {stage.name}: one row of its inputs exceeds the {MAX_BODY_BYTES} bytes that a replica accepts per "
+            "request; make its tensors smaller"
         )
-    found = profiled_points(problem, stage)
-    for variant, point, profile in found:
+    profiled = profiled_points(problem, stage)
+    for variant, point, profile in profiled:
         if pin.variant in {None, variant.name} and pin.operating_point in {None, point.name}:
-            own = _Speed(profile, service_ratio(problem, stage, variant, profile))
-            most = variant.max_batch_size
+            speed = _PointSpeed(profile, service_ratio(problem, stage, variant, profile))
+            row_limit = variant.max_batch_size
             if rows is not None and variant.container is None:
-                most = min(most, rows)
-            beside = () if uses_single_point(problem, stage) else (one for one in found if one[0] is variant)
-            others = {at.operating_point: _Speed(at, service_ratio(problem, stage, variant, at)) for *_, at in beside}
-            once = Candidate(variant, point, own, (own, *others.values()), most)
-            yield once
-            yield from _with_escalations(problem, once, others)
+                row_limit = min(row_limit, rows)
+            alternatives = () if uses_single_point(problem, stage) else (p for v, _, p in profiled if v is variant)
+            others = {
+                at.operating_point: _PointSpeed(at, service_ratio(problem, stage, variant, at)) for at in alternatives
+            }
+            base = Candidate(variant, point, speed, (speed, *others.values()), row_limit)
+            yield base
+            yield from _with_escalations(problem, base, others)
 
 
 def uses_single_point(problem: PlanningProblem, stage: Stage) -> bool:
-    """Whether a stage runs at its planned operating point alone, by the departure policy or by a pin."""
+    """Whether a stage runs at its planned operating point only, because of the scheduling policy or a pin."""
     return not problem.spec.policy_traits.uses_fallbacks or stage.pin.operating_point is not None
 
 
-def _with_escalations(problem: PlanningProblem, once: Candidate, others: Mapping[str, _Speed]) -> Iterator[Candidate]:
-    """Yield the candidate with each second look that its departure policy may take."""
+def _with_escalations(
+    problem: PlanningProblem, base: Candidate, others: Mapping[str, _PointSpeed]
+) -> Iterator[Candidate]:
+    """Yield the candidate with each escalation that the scheduling policy may use."""
     if problem.spec.policy_traits.escalates:
-        for escalation in once.point.planned_escalations(problem.spec.objective.accuracy_basis):
+        for escalation in base.point.planned_escalations(problem.spec.objective.accuracy_basis):
             if escalation.to in others and escalation.share > 0:
                 yield replace(
-                    once, own=_Cascade(once.own, others[escalation.to], escalation.share), escalation=escalation
+                    base, speed=_Cascade(base.speed, others[escalation.to], escalation.share), escalation=escalation
                 )

@@ -1,4 +1,4 @@
-"""What should run: pipeline + profiles + forecast + what was measured + the plan before → the next plan."""
+"""`decide`: the next plan from a pipeline, its profiles, a forecast, measurements and the current plan."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PlanningInputs:
-    """What is known when a decision is due."""
+    """Forecast, measurements and current plan at the time of a decision."""
 
     forecast: ForecastRecord
     now_seconds: float
@@ -54,20 +54,20 @@ class PlanningInputs:
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """Measured, by stage and variant."""
     accuracies: Mapping[AccuracyKey, float] = field(default_factory=dict)
-    """Drifted."""
+    """Observed accuracies that drifted from the profile."""
     registered_accuracies: RegisteredAccuracies = field(default_factory=dict)
     slowdown: float = 1.0
-    """Over profiled times of who writes, as broken promises tell."""
+    """Factor on the profiled times of generation stages, estimated from missed SLOs."""
     prompt_tokens: Mapping[str, float] = field(default_factory=dict)
-    """Measured, by the stage that writes."""
+    """Measured, by generation stage."""
     machine: MachineLoad | None = None
-    """The one that all replicas share with others."""
+    """Load of other processes on the machine that all replicas share, if they share one."""
 
 
 def decide(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], inputs: PlanningInputs) -> PipelinePlan:
-    """The next plan. Its generation is the current one's where nothing changed, else one more.
+    """The next plan. Its generation stays the current one's if nothing changed, else it increases by one.
 
-    Raises PlanningError where the profiles do not fit the pipeline or its budget cannot hold any plan.
+    Raises PlanningError if the profiles do not fit the pipeline or its budget cannot hold any plan.
     """
     with time_limit():
         problem, forecast = planning_problem(pipeline, profiles, inputs)
@@ -77,7 +77,7 @@ def decide(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], in
 def planning_problem(
     pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], inputs: PlanningInputs
 ) -> tuple[PlanningProblem, ForecastRecord]:
-    """What to ask of the solver, eased, and the load it is for: the forecast, held and steadied."""
+    """The relaxed problem to solve, and the forecast with hysteresis applied."""
     current = inputs.current
     planned_rps = current.spec.forecast.peak_rps if current is not None and current.spec.forecast is not None else None
     load_rps = planning_load(
@@ -87,8 +87,8 @@ def planning_problem(
         inputs.now_seconds,
         pipeline.spec.adaptation.scale_down_stabilization_seconds,
     )
-    asked = with_registered_tasks(pipeline.spec, inputs.registered_accuracies)
-    spec = apply_observed_accuracy(asked, inputs.accuracies)  # tasks that joined drift as all do
+    requested = with_registered_tasks(pipeline.spec, inputs.registered_accuracies)
+    spec = apply_observed_accuracy(requested, inputs.accuracies)
     problem = PlanningProblem(
         spec,
         profiles,
@@ -97,12 +97,12 @@ def planning_problem(
         inputs.service_ratios,
         current,
         inputs.slowdown,
-        drifted_points(asked, spec),
+        drifted_points(requested, spec),
         inputs.prompt_tokens,
     )
     hold_seconds = pipeline.spec.adaptation.scale_down_stabilization_seconds
-    held = load_hold_reason(inputs.forecast.peak_rps, load_rps, planned_rps, hold_seconds)
-    forecast = inputs.forecast.model_copy(update={"peak_rps": load_rps, "hold_reason": held})
+    hold_reason = load_hold_reason(inputs.forecast.peak_rps, load_rps, planned_rps, hold_seconds)
+    forecast = inputs.forecast.model_copy(update={"peak_rps": load_rps, "hold_reason": hold_reason})
     with time_limit():
         return within_machine(problem, inputs.machine), forecast
 
@@ -113,56 +113,58 @@ def initial_plan(
     load_rps: float = 1.0,
     now_seconds: float = 0.0,
 ) -> PipelinePlan:
-    """The plan to start with, before any load was seen: the best one for a small load."""
+    """The best plan for a small load, used before any load was observed."""
     return decide(pipeline, profiles, initial_inputs(load_rps, now_seconds))
 
 
 def initial_inputs(load_rps: float = 1.0, now_seconds: float = 0.0) -> PlanningInputs:
-    """What is known before any load was seen."""
-    return PlanningInputs(ForecastRecord(peak_rps=load_rps, source="initial", reason="no load seen yet"), now_seconds)
+    """The inputs before any load was observed."""
+    return PlanningInputs(
+        ForecastRecord(peak_rps=load_rps, source="initial", reason="no load observed yet"), now_seconds
+    )
 
 
 def build_plan(
     pipeline: InferencePipeline,
     problem: PlanningProblem,
-    found: PlanSolution,
+    solved: PlanSolution,
     forecast: ForecastRecord,
     now_seconds: float,
 ) -> PipelinePlan:
-    """Write an answer as a plan, with its reasons."""
+    """Convert a solution into a plan with its explanation."""
     current = problem.current
-    choice = with_enlarged_batches(problem, found.program, found.solution.choice)
+    choice = with_enlarged_batches(problem, solved.program, solved.solution.choice)
     by_name = {
         stage.name: _stage_plan(problem, stage.name, option)
-        for stage, option in zip(found.program.stages, choice, strict=True)
+        for stage, option in zip(solved.program.stages, choice, strict=True)
     }
     stages = tuple(by_name[stage.name][0] for stage in pipeline.spec.stages)
-    if pipeline.spec.scheduling_policy == "ModalityMix":  # the only one that heeds a price
+    if pipeline.spec.scheduling_policy == "ModalityMix":  # the only policy that uses shadow prices
         stages = tuple(with_shadow_price(stage, problem.stage_rps(stage.name)) for stage in stages)
     excluded = tuple(why for stage in pipeline.spec.stages for why in by_name[stage.name][1])
     before = 0 if current is None else current.spec.generation
-    changed = current is None or _lines(current.spec.stages) != _lines(stages)
+    changed = current is None or _comparable(current.spec.stages) != _comparable(stages)
     cause = f"planned for {forecast.peak_rps:.3g} requests/s by {forecast.source}"
     cause += f": {forecast.hold_reason}" if forecast.hold_reason else ""
-    strained = problem.slowdown > 1.0 and any(stage.generates for stage in problem.spec.stages)
+    slowed = problem.slowdown > 1.0 and any(stage.generates for stage in problem.spec.stages)
     cause += "".join(
         f"; {prompt_load_note}"
         for prompt_load_note in map(problem.prompt_load_note, problem.spec.stages)
         if prompt_load_note
     )
-    cause += f"; with {problem.slowdown:.3g} times the profiled seconds, since promises were broken" if strained else ""
+    cause += f"; with {problem.slowdown:.3g} times the profiled seconds, because SLOs were missed" if slowed else ""
     cause += f"; {problem.shared_machine_note}" if problem.shared_machine_note else ""
     spec = PipelinePlanSpec(
         pipeline=pipeline.name,
         generation=before + 1 if changed else before,
         created_at=now_seconds,
-        feasible=found.feasible,
-        reason=found.reason,
-        planned_fraction=found.fraction,
+        feasible=solved.feasible,
+        reason=solved.reason,
+        planned_fraction=solved.fraction,
         stages=stages,
         forecast=forecast,
-        expected=expectation(problem, found.program, choice, stages),
-        explanation=explain(found, stages, current, cause).model_copy(
+        expected=expectation(problem, solved.program, choice, stages),
+        explanation=explain(solved, stages, current, cause).model_copy(
             update={
                 "accuracy_basis": accuracy_basis_note(problem.spec, stages),
                 "excluded_points": excluded,
@@ -175,7 +177,7 @@ def build_plan(
     return PipelinePlan(metadata=metadata, spec=spec)
 
 
-def _lines(stages: Sequence[StagePlan]) -> list[tuple[str, str, float, list[tuple[str, str, float]]]]:
+def _comparable(stages: Sequence[StagePlan]) -> list[tuple[str, str, float, list[tuple[str, str, float]]]]:
     return [(stage.name, describe_option(stage), stage.cores, _by_task(stage)) for stage in stages]
 
 
@@ -184,7 +186,7 @@ def _by_task(stage: StagePlan) -> list[tuple[str, str, float]]:
 
 
 def _stage_plan(problem: PlanningProblem, name: str, option: Option) -> tuple[StagePlan, tuple[str, ...]]:
-    """The plan of a stage, and which points are left out of it and why.
+    """The plan of a stage, and the operating points excluded from it with the reasons.
 
     Service seconds are the profile's medians, uncorrected: the router measures its ratio against them.
     """
@@ -193,7 +195,7 @@ def _stage_plan(problem: PlanningProblem, name: str, option: Option) -> tuple[St
     sizes = sorted({size for size in (*stage.batch_sizes, 1) if size < option.batch_size} | {option.batch_size})
     allowed = allowed_points(problem, stage, variant, option.operating_point, sizes)
     planned = allowed.planned
-    reads = prefill_profile(problem, stage, variant, variant.point(option.operating_point))
+    prefill = prefill_profile(problem, stage, variant, variant.point(option.operating_point))
     plan = StagePlan(
         name=name,
         variant=option.variant,
@@ -209,8 +211,8 @@ def _stage_plan(problem: PlanningProblem, name: str, option: Option) -> tuple[St
         service_seconds=planned.service_seconds,
         escalations=planned.escalations,
         planned_escalation=option.planned_escalation,
-        prompt_tokens=reads.tokens,
-        prefill_seconds=reads.seconds,
+        prompt_tokens=prefill.tokens,
+        prefill_seconds=prefill.seconds,
         throughput_rps=option.throughput_rps,
         latency_seconds=option.latency_seconds,
     )
@@ -218,7 +220,7 @@ def _stage_plan(problem: PlanningProblem, name: str, option: Option) -> tuple[St
 
 
 def with_enlarged_batches(problem: PlanningProblem, program: Program, choice: Sequence[Option]) -> tuple[Option, ...]:
-    """What a solution becomes as a plan: free latency goes to larger batches, of stages that change anyway."""
+    """Spend unused latency on larger batches in the stages that change anyway."""
     named = zip(program.stages, choice, strict=True)
     running = [(stage.name, option, problem.running(stage.name)) for stage, option in named]
     moving = {

@@ -1,4 +1,4 @@
-"""A pipeline with the accuracies that are observed, where they are not what was measured before."""
+"""Drift correction: replaces profiled accuracies by observed ones if they differ."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,27 +12,22 @@ from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
 
 AccuracyKey = tuple[str, str, str, str]
-"""Stage, variant, operating point and task; the task is empty where all rows together are meant."""
+"""Stage, variant, operating point and task; an empty task stands for all rows."""
 RegisteredAccuracies = Mapping[tuple[str, str, str], Mapping[str, Accuracy]]
-"""By stage, variant and operating point: how accurate that one is on each task that joined."""
+"""By stage, variant and operating point: the accuracy on each task registered at run time."""
 ROUNDING = 0.005 + 1e-9
-"""Of observed accuracies, which are followed in hundredths."""
-_Looked = TypeVar("_Looked", Escalation, TaskEscalation)
+"""Rounding of observed accuracies, which are reported in hundredths."""
+_EscalationType = TypeVar("_EscalationType", Escalation, TaskEscalation)
 _Evidence = TypeVar("_Evidence", bound=AccuracyEvidence)
 
 
 def apply_observed_accuracy(
     spec: InferencePipelineSpec, accuracies: Mapping[AccuracyKey, float]
 ) -> InferencePipelineSpec:
-    """Put observed accuracies in the place of measured ones.
+    """Replace profiled accuracies by observed ones.
 
-    A task of which nothing is told changes as its point does; an interval moves along with its value. A second look
-    changes by what its two points do, each by its share of rows; where the point that would look again is no better any
-    more, there is none.
-
-    Args:
-        spec: as it was asked for.
-        accuracies: as they are observed.
+    A task without an observation changes with its operating point; an interval moves with its value. An escalation
+    changes with its two points, each by its share of rows, and is removed if its target is no longer more accurate.
     """
     if not accuracies:
         return spec
@@ -50,14 +45,14 @@ def apply_observed_accuracy(
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """By how much the points of a variant are more accurate than was measured: overall, and on tasks told apart."""
+    """Accuracy changes of a variant's operating points, overall and by task."""
 
     overall: Mapping[str, float]
     on_tasks: Mapping[tuple[str, str], float]
 
     @classmethod
     def of(cls, variant: Variant, accuracies: Mapping[tuple[str, str], float]) -> "_Changes":
-        """From accuracies by operating point and task; those of points and tasks that it does not list are left out."""
+        """From accuracies by operating point and task; unknown points and tasks are ignored."""
         overall = {
             point.name: _change(accuracies.get((point.name, ""), point.accuracy), point.accuracy)
             for point in variant.points
@@ -71,14 +66,14 @@ class _Changes:
         return cls(overall, on_tasks)
 
     def on(self, point: str, task: str) -> float:
-        """The change of a point on a task; that of the point where nothing is told of the task."""
+        """The change of a point on a task; the point's own change if the task was not observed."""
         return self.on_tasks.get((point, task), self.overall[point])
 
 
 def with_registered_tasks(
     spec: InferencePipelineSpec, registered_accuracies: RegisteredAccuracies
 ) -> InferencePipelineSpec:
-    """Count with tasks that joined as with those that were there: no point is left out that is the best for one."""
+    """Add tasks registered at run time, so that a point that is the best for one of them is not excluded."""
     if not registered_accuracies:
         return spec
     stages = []
@@ -101,20 +96,17 @@ def with_registered_tasks(
 
 
 def _with(spec: InferencePipelineSpec, stages: Sequence[Stage]) -> InferencePipelineSpec:
-    """A spec with other stages, validated anew: copies keep what was computed of the originals."""
+    """A spec with other stages, validated anew because copies keep cached properties."""
     return InferencePipelineSpec.model_validate(
         spec.model_copy(update={"stages": tuple(stages)}).model_dump(by_alias=True)
     )
 
 
-def drifted_points(asked: InferencePipelineSpec, counted: InferencePipelineSpec) -> tuple[str, ...]:
-    """Say which points count with another accuracy than was asked, and which tasks with one that is not their point's.
-
-    Tasks that moved along with their point are not named.
-    """
+def drifted_points(requested: InferencePipelineSpec, corrected: InferencePipelineSpec) -> tuple[str, ...]:
+    """Describe the points whose accuracy was replaced, and the tasks that changed differently from their point."""
     return tuple(
         f"{stage.name}: {variant.name}/{point.name}{words}"
-        for stage, other in zip(asked.stages, counted.stages, strict=True)
+        for stage, other in zip(requested.stages, corrected.stages, strict=True)
         for variant, its in zip(stage.variants, other.variants, strict=True)
         for point, now in zip(variant.points, its.points, strict=True)
         for words in _drift_phrases(point, now)
@@ -124,11 +116,11 @@ def drifted_points(asked: InferencePipelineSpec, counted: InferencePipelineSpec)
 def _drift_phrases(point: OperatingPoint, now: OperatingPoint) -> Iterator[str]:
     overall = now.accuracy - point.accuracy
     if overall:
-        yield f", {now.accuracy:.2f} and not {point.accuracy:.2f}"
+        yield f": {now.accuracy:.2f} instead of {point.accuracy:.2f}"
     for task, before in point.accuracy_by_task.items():
         own = now.accuracy_by_task[task].value
-        if own not in (before.value, _moved(before.value, overall)):
-            yield f" on {task}, {own:.2f} and not {before.value:.2f}"
+        if own not in (before.value, _shift(before.value, overall)):
+            yield f" on {task}: {own:.2f} instead of {before.value:.2f}"
 
 
 def _variant(variant: Variant, changes: _Changes) -> Variant:
@@ -139,8 +131,8 @@ def _variant(variant: Variant, changes: _Changes) -> Variant:
     by = changes.overall[point.name]
     return variant.model_copy(
         update={
-            "accuracy": _moved(variant.accuracy, by),
-            "accuracy_evidence": _along(variant.accuracy_evidence, by),
+            "accuracy": _shift(variant.accuracy, by),
+            "accuracy_evidence": _shift_interval(variant.accuracy_evidence, by),
             "accuracy_by_task": _tasks(point, changes),
         }
     )
@@ -148,12 +140,12 @@ def _variant(variant: Variant, changes: _Changes) -> Variant:
 
 def _point(variant: Variant, point: OperatingPoint, changes: _Changes) -> OperatingPoint:
     own = changes.overall
-    evidence = None if point.accuracy_evidence is None else _along(point.accuracy_evidence, own[point.name])
+    evidence = None if point.accuracy_evidence is None else _shift_interval(point.accuracy_evidence, own[point.name])
     now = {other.name: other.accuracy + own[other.name] for other in variant.points}
     escalations = [escalation for escalation in point.escalations if now[escalation.to] > now[point.name]]
     return point.model_copy(
         update={
-            "accuracy": _moved(point.accuracy, own[point.name]),
+            "accuracy": _shift(point.accuracy, own[point.name]),
             "accuracy_evidence": evidence,
             "accuracy_by_task": _tasks(point, changes),
             "escalations": tuple(_escalation(escalation, point.name, changes) for escalation in escalations),
@@ -165,12 +157,12 @@ def _tasks(point: OperatingPoint, changes: _Changes) -> dict[str, Accuracy]:
     found = {}
     for task, before in point.accuracy_by_task.items():
         by = changes.on(point.name, task)
-        found[task] = _along(before, by).model_copy(update={"value": _moved(before.value, by)})
+        found[task] = _shift_interval(before, by).model_copy(update={"value": _shift(before.value, by)})
     return found
 
 
 def _escalation(escalation: Escalation, first: str, changes: _Changes) -> Escalation:
-    """A second look once the accuracies of its two points have changed, overall and on its tasks."""
+    """An escalation after the accuracies of its two points changed, overall and by task."""
     by_task = {
         task: _shifted(own, changes.on(first, task), changes.on(escalation.to, task))
         for task, own in escalation.by_task.items()
@@ -179,21 +171,21 @@ def _escalation(escalation: Escalation, first: str, changes: _Changes) -> Escala
     return moved.model_copy(update={"by_task": by_task})
 
 
-def _shifted(escalation: _Looked, first: float, then: float) -> _Looked:
+def _shifted(escalation: _EscalationType, first: float, then: float) -> _EscalationType:
     by = (1 - escalation.share) * first + escalation.share * then
-    low = None if escalation.accuracy_low is None else _moved(escalation.accuracy_low, by)
-    return escalation.model_copy(update={"accuracy": _moved(escalation.accuracy, by), "accuracy_low": low})
+    low = None if escalation.accuracy_low is None else _shift(escalation.accuracy_low, by)
+    return escalation.model_copy(update={"accuracy": _shift(escalation.accuracy, by), "accuracy_low": low})
 
 
-def _along(evidence: _Evidence, by: float) -> _Evidence:
+def _shift_interval(evidence: _Evidence, by: float) -> _Evidence:
     ends = {"low": evidence.low, "high": evidence.high}
-    return evidence.model_copy(update={end: _moved(value, by) for end, value in ends.items() if value is not None})
+    return evidence.model_copy(update={end: _shift(value, by) for end, value in ends.items() if value is not None})
 
 
 def _change(observed: float, measured: float) -> float:
-    """By how much it changed; what is told in hundredths and rounds to what was measured did not."""
+    """The change of an accuracy; 0 if it is within rounding."""
     return 0.0 if abs(observed - measured) <= ROUNDING else observed - measured
 
 
-def _moved(value: float, by: float) -> float:
+def _shift(value: float, by: float) -> float:
     return min(max(value + by, 0.0), 1.0)

@@ -1,8 +1,8 @@
-"""What a plan is expected to give: of the mix of operating points that its router will run, not of one of them.
+"""Expectation of a plan: accuracy, latency and cores of the mix of operating points that the router will run.
 
-A plan's point is the best that carries the planned load for everybody; a router that mixes goes above it whenever
-seconds are left, and a profile of a slow machine or a peak that seldom comes leaves many. So answers are as accurate as
-the best mix for which the replicas have seconds, which is what the router's policies come to under a steady load.
+The planned point is the best one that carries the planned load for all requests. A router that mixes points runs better
+ones while capacity remains, so the expected accuracy is that of the best mix the replicas can run, which is what the
+scheduling policies approach under a steady load.
 """
 
 import math
@@ -19,9 +19,9 @@ from trimtab_pipelines.shadow_price import row_options, seconds_per_row
 def expectation(
     problem: PlanningProblem, program: Program, choice: Sequence[Option], stages: Sequence[StagePlan]
 ) -> Expectation:
-    """What a solution is expected to give as the plan of these stages.
+    """The expectation of a solution as the plan of these stages.
 
-    Its latency and its cores are those of the planned points; its accuracy is that of the mix.
+    Latency and cores are those of the planned points; accuracy is that of the mix.
     """
     return Expectation(
         accuracy=math.prod(_accuracy(problem, stage) for stage in stages),
@@ -33,7 +33,7 @@ def expectation(
 
 
 def _accuracy(problem: PlanningProblem, plan: StagePlan) -> float:
-    """Of a stage's answers at the load that keeps coming; no less than planned."""
+    """Accuracy of a stage at the sustained load; at least the planned accuracy."""
     rows_rps = problem.sustained_stage_rps(plan.name)
     if not problem.spec.policy_traits.escalates or rows_rps <= 0:
         return plan.expected_accuracy
@@ -42,7 +42,7 @@ def _accuracy(problem: PlanningProblem, plan: StagePlan) -> float:
 
 
 def _ratio(problem: PlanningProblem, plan: StagePlan) -> float:
-    """How many times as long as profiled batches take."""
+    """Factor on the profiled service time."""
     stage = problem.spec.stage(plan.name)
     variant = stage.variant(plan.variant)
     profile = point_profile(problem, stage, variant, variant.point(plan.operating_point))
@@ -50,7 +50,7 @@ def _ratio(problem: PlanningProblem, plan: StagePlan) -> float:
 
 
 def _in_time(problem: PlanningProblem, plan: StagePlan) -> StagePlan:
-    """The plan of a stage without the points that answer nobody within the SLO."""
+    """The stage's plan without the points that cannot meet the SLO."""
     kept = {
         name: tuple(
             point for point in points if min(point.service_seconds.values(), default=0.0) <= problem.latency_target[1]

@@ -1,4 +1,4 @@
-"""The reasons a plan carries: what changed, what binds, what the next best plan would cost."""
+"""Explanation of a plan: the changes, the binding constraint, the encoder placement and the runner-up."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,24 +10,24 @@ from trimtab_pipelines.accuracy_evidence import AGREEMENT
 from trimtab_pipelines.plan import Explanation, PipelinePlan, RunnerUp, StagePlan
 from trimtab_pipelines.spec import InferencePipelineSpec
 
-_WORTH_SAYING = 1e-5
-"""Of the objective: the smallest gain worth reporting; below it, only the tie-breaker δ moved."""
+_MIN_REPORTED_GAIN = 1e-5
+"""Smallest gain reported, as a share of the objective; smaller gains only move the tie-breaker δ."""
 
 
-def explain(answer: PlanSolution, stages: Sequence[StagePlan], current: PipelinePlan | None, cause: str) -> Explanation:
-    """Explain a solution against the plan before it."""
+def explain(solved: PlanSolution, stages: Sequence[StagePlan], current: PipelinePlan | None, cause: str) -> Explanation:
+    """Explain a solution in comparison to the current plan."""
     return Explanation(
         change=_change(stages, current, cause),
-        placement=encoder_placement(answer),
-        binding_constraint=binding_constraint(answer),
-        runner_up=runner_up(answer),
-        solver=_solver(answer.solution),
-        gap=answer.solution.gap,
+        placement=encoder_placement(solved),
+        binding_constraint=binding_constraint(solved),
+        runner_up=runner_up(solved),
+        solver=_solver(solved.solution),
+        gap=solved.solution.gap,
     )
 
 
 def accuracy_basis_note(spec: InferencePipelineSpec, stages: Sequence[StagePlan]) -> str:
-    """Say what the accuracies of a plan are, and which are a value alone or no share of right answers."""
+    """Describe the basis of a plan's accuracies, and name those without an interval or with no labels."""
     running = {
         f"{stage.name}: {stage.variant}": spec.stage(stage.name)
         .variant(stage.variant)
@@ -36,12 +36,12 @@ def accuracy_basis_note(spec: InferencePipelineSpec, stages: Sequence[StagePlan]
         for stage in stages
     }
     agreeing = [name for name, accuracy in running.items() if accuracy.source == "Agreement"]
-    unlabelled = f"; {AGREEMENT}, for want of right answers: {', '.join(agreeing)}" if agreeing else ""
+    unlabelled = f"; {AGREEMENT}, without labels: {', '.join(agreeing)}" if agreeing else ""
     if spec.objective.accuracy_basis == "Expected":
         return f"expected values{unlabelled}"
     bare = [name for name, accuracy in running.items() if accuracy.low is None]
-    without = f"; a value, for want of an interval: {', '.join(bare)}" if bare else ""
-    return f"lower ends of 95 % intervals{without}{unlabelled}"
+    without = f"; values without an interval: {', '.join(bare)}" if bare else ""
+    return f"lower bounds of 95 % intervals{without}{unlabelled}"
 
 
 def _solver(solution: Solution) -> str:
@@ -49,28 +49,28 @@ def _solver(solution: Solution) -> str:
 
 
 def describe_option(option: Option | StagePlan) -> str:
-    """A short line such as `read-l ×2 batch 8`."""
+    """A short description such as `read-l ×2 batch 8`."""
     if not option.replicas:
         return "no replicas"
     point = "" if option.operating_point == "default" else f"/{option.operating_point}"
-    again = "" if option.planned_escalation is None else f" > {option.planned_escalation}"
-    return f"{option.variant}{point}{again} ×{option.replicas} batch {option.batch_size}"
+    escalation = "" if option.planned_escalation is None else f" > {option.planned_escalation}"
+    return f"{option.variant}{point}{escalation} ×{option.replicas} batch {option.batch_size}"
 
 
-def binding_constraint(answer: PlanSolution) -> str:
-    """Name the constraint whose absence would gain most."""
-    program, objective = answer.program, answer.solution.objective
+def binding_constraint(solved: PlanSolution) -> str:
+    """Name the constraint whose removal would gain most."""
+    program, objective = solved.program, solved.solution.objective
     relaxations = {
-        answer.latency_constraint: replace(program, slo_seconds=1e9),
-        answer.cores_constraint: replace(program, cores=1e12),
+        solved.latency_constraint: replace(program, slo_seconds=1e9),
+        solved.cores_constraint: replace(program, cores=1e12),
         "objective.accuracyFloor": replace(program, accuracy_floor=0.0),
-        answer.gpus_constraint: replace(program, gpus=10**9),
+        solved.gpus_constraint: replace(program, gpus=10**9),
     }
     gains = {name: _gain(relaxed, program, objective) for name, relaxed in relaxations.items()}
     name = max(gains, key=lambda candidate: gains[candidate])
-    if gains[name] > _WORTH_SAYING * max(1.0, abs(objective)):
+    if gains[name] > _MIN_REPORTED_GAIN * max(1.0, abs(objective)):
         return f"{name}: without it the objective would gain {gains[name]:.4g}"
-    return "none: no constraint keeps the objective from being better, only the weights do"
+    return "none: relaxing no constraint would improve the objective"
 
 
 def _gain(relaxed: Program, program: Program, objective: float) -> float:
@@ -80,45 +80,45 @@ def _gain(relaxed: Program, program: Program, objective: float) -> float:
     return 0.0 if solution is None else solution.objective - objective
 
 
-def runner_up(answer: PlanSolution) -> RunnerUp | None:
-    """The best plan in which at least one stage runs another model, and what it would cost."""
-    solution = answer.solution
-    second = solve(replace(answer.program, other_than=models(solution.choice)))
+def runner_up(solved: PlanSolution) -> RunnerUp | None:
+    """The best plan in which at least one stage runs another model, and its objective loss."""
+    solution = solved.solution
+    second = solve(replace(solved.program, other_than=models(solution.choice)))
     if second is None:
         return None
-    named = zip(answer.program.stages, solution.choice, second.choice, strict=True)
+    named = zip(solved.program.stages, solution.choice, second.choice, strict=True)
     return RunnerUp(
         stages={stage.name: describe_option(other) for stage, option, other in named if other != option},
         objective_loss=max(0.0, solution.objective - second.objective),
     )
 
 
-def encoder_placement(answer: PlanSolution) -> str:
-    """Say whether images are encoded apart, and what the other way would cost; nothing where there is no choice."""
-    program, solution = answer.program, answer.solution
+def encoder_placement(solved: PlanSolution) -> str:
+    """Compare the chosen encoder placement, colocated or disaggregated, to the other; empty without a choice."""
+    program, solution = solved.program, solved.solution
     disaggregated = next((option.disaggregated for option in solution.choice if option.disaggregated is not None), None)
     if disaggregated is None or not program.has_placement_choice:
         return ""
-    chosen, other = ("parted", "whole") if disaggregated else ("whole", "parted")
-    elsewhere = program.with_placement(disaggregated=not disaggregated)
-    if not all(stage.options for stage in elsewhere.stages):  # a pin leaves no choice
+    chosen, other = ("disaggregated", "colocated") if disaggregated else ("colocated", "disaggregated")
+    alternative = program.with_placement(disaggregated=not disaggregated)
+    if not all(stage.options for stage in alternative.stages):  # a pin leaves no choice
         return ""
-    found = solve(elsewhere)
-    if found is None:
-        return f"{chosen}; {other}, no plan carries this load in time"
+    best = solve(alternative)
+    if best is None:
+        return f"{chosen}; {other}: no plan carries this load within the SLO"
     lines = ", ".join(
-        f"{stage.name} {describe_option(o)}" for stage, o in zip(program.stages, found.choice, strict=True)
+        f"{stage.name} {describe_option(o)}" for stage, o in zip(program.stages, best.choice, strict=True)
     )
-    return f"{chosen}; {other} ({lines}) the objective would be {solution.objective - found.objective:.4g} less"
+    return f"{chosen}; {other} ({lines}): the objective would be {solution.objective - best.objective:.4g} lower"
 
 
 def _change(stages: Sequence[StagePlan], current: PipelinePlan | None, cause: str) -> str:
     if current is None:
         return f"first plan, {cause}"
-    before = {stage.name: stage for stage in current.spec.stages}
+    previous = {stage.name: describe_option(stage) for stage in current.spec.stages}
     moves = [
-        f"{stage.name}: {describe_option(before[stage.name]) if stage.name in before else 'nothing'} → {describe_option(stage)}"
+        f"{stage.name}: {previous.get(stage.name, 'nothing')} → {describe_option(stage)}"
         for stage in stages
-        if stage.name not in before or describe_option(before[stage.name]) != describe_option(stage)
+        if previous.get(stage.name) != describe_option(stage)
     ]
-    return f"{'; '.join(moves)} ({cause})" if moves else f"kept, {cause}"
+    return f"{'; '.join(moves)} ({cause})" if moves else f"unchanged, {cause}"

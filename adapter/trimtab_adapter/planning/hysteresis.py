@@ -1,16 +1,16 @@
-"""For which load to plan: up at once, down only after the peak is past and the drop is more than noise."""
+"""Hysteresis: the planned load rises at once and falls only after the peak has passed and the drop exceeds noise."""
 
 import math
 from collections.abc import Iterable
 
 MIN_DROP = 0.25
-"""Share of the planned load that must go before a plan for less is worth asking for."""
+"""Smallest drop that is planned for, as a share of the planned load."""
 NOISE_WIDTHS = 2.5
-"""Standard deviations of a Poisson count: what lies between two peaks of one constant load."""
+"""Standard deviations of a Poisson count that may lie between two peaks of one constant load."""
 MAX_DROP = 0.6
-"""Share of the planned load whose loss is never explained by noise."""
+"""Share of the planned load whose loss noise never explains."""
 MIN_LOAD_RPS = 0.1
-"""With no load at all a plan still has to answer the next request."""
+"""Without any load a plan must still serve the next request."""
 
 
 def planning_load(
@@ -22,34 +22,34 @@ def planning_load(
 ) -> float:
     """The load to plan for, in requests per second.
 
-    `recent_rps` are (time, forecast) of earlier decisions: the greatest within `hold_seconds` counts as still to come.
-    `planned_rps` is what the current plan stands on; it goes on counting until the load exceeds it or clearly drops.
+    `recent_rps` are (time, forecast) of earlier decisions: the greatest within `hold_seconds` still counts.
+    `planned_rps` is the current plan's load; it stays until the load exceeds it or clearly drops.
     """
-    held = [load for at, load in recent_rps if now_seconds - hold_seconds <= at <= now_seconds]
-    wanted = max([forecast_rps, MIN_LOAD_RPS, *held])
+    recent_peaks = [load for at, load in recent_rps if now_seconds - hold_seconds <= at <= now_seconds]
+    wanted = max([forecast_rps, MIN_LOAD_RPS, *recent_peaks])
     if planned_rps is None or wanted > planned_rps:
         return wanted
     return planned_rps if wanted >= drop_threshold(planned_rps) else wanted
 
 
 def load_hold_reason(forecast_rps: float, load_rps: float, planned_rps: float | None, hold_seconds: float) -> str:
-    """Say why more is planned for than was forecast; empty where it is not."""
+    """The reason to plan for more than the forecast; empty if the forecast is planned for."""
     if load_rps <= max(forecast_rps, MIN_LOAD_RPS):
         return ""
     if planned_rps == load_rps and forecast_rps >= drop_threshold(load_rps):
-        return f"the forecast of {forecast_rps:.3g} is not clearly less than that"
-    return f"a peak is held for {hold_seconds:g} s; the forecast is {forecast_rps:.3g} now"
+        return f"the forecast of {forecast_rps:.3g} is not clearly lower"
+    return f"a peak counts for {hold_seconds:g} s; the forecast is {forecast_rps:.3g} now"
 
 
 def outgrows(newest_rps: float, planned_rps: float, headroom: float) -> bool:
-    """Tell whether one second's arrivals are more than a plan for `planned_rps` has room for, noise apart.
+    """Whether one second's arrivals exceed a plan for `planned_rps`, noise apart.
 
-    Below the headroom, and one request a second more, the plan still carries them.
+    Up to the headroom and one more request per second the plan still carries them.
     """
     return newest_rps > (1.0 + headroom) * planned_rps + 1.0
 
 
 def drop_threshold(planned_rps: float) -> float:
-    """The load under which a plan for `planned_rps` is larger than noise explains."""
+    """The load below which a plan for `planned_rps` is larger than noise explains."""
     noise = NOISE_WIDTHS * math.sqrt(planned_rps)
     return planned_rps - min(max(MIN_DROP * planned_rps, noise), MAX_DROP * planned_rps)

@@ -1,8 +1,8 @@
-"""How long a row waits and is served in a stage, and how many rows a stage can serve.
+"""Latency formulas of one stage: waiting time, service time and replicas needed, in seconds and rows.
 
-The router forms batches work-conservingly: a free replica takes what waits, up to the batch size b. A row therefore
-never waits for a batch to fill while a replica is free; it waits until the first of n busy replicas finishes, and
-longer only where more rows wait than one batch takes. `planned_seconds` adds both to the service time. The paper's
+The router forms batches work-conservingly: a free replica takes the queued rows, up to the batch size b. A row
+therefore never waits for a batch to fill while a replica is free; it waits until the first of n busy replicas finishes,
+and longer only if more rows wait than one batch takes. `planned_seconds` adds both to the service time. The paper's
 routers hold a batch until it is full, hence its other term, (b−1)/λ in place of both (IPA, section 4.2, eq. 6–7).
 """
 
@@ -13,18 +13,18 @@ from statistics import NormalDist
 def busy_wait_seconds(service_seconds: float, replicas: int, quantile: float) -> float:
     """The wait for the first of n busy replicas, at a quantile, given that all are busy.
 
-    Each is somewhere in its batch, uniformly, so the least of n residuals exceeds x with probability (1 − x/l)^n.
+    Each is at a uniform point of its batch, so the least of n residuals exceeds x with probability (1 − x/l)^n.
     """
     return service_seconds * (1.0 - math.pow(1.0 - quantile, 1.0 / replicas))
 
 
 def backlog_seconds(load_rps: float, throughput_rps: float, quantile: float, rows_together: float = 1.0) -> float:
-    """The wait for rows that did not fit into the next batch, at a quantile.
+    """The wait caused by rows that did not fit into the next batch, at a quantile.
 
-    Each time a replica takes up to b rows, arrivals have brought ρ·b on average. In heavy traffic the rows left over
-    are exponential with mean r·ρ/(2(1−ρ)) (Kingman 1961), whatever b, where Poisson arrivals bring r rows together (a
-    fan-out). They leave at the stage's throughput. A request also waits for the rest of its own r rows, and of those
-    of the request before it.
+    When a replica takes up to b rows, arrivals have brought ρ·b on average. In heavy traffic the remaining rows are
+    exponential with mean r·ρ/(2(1−ρ)) (Kingman 1961) for any b, if Poisson arrivals bring r rows together (a fan-out).
+    They leave at the stage's throughput. A request also waits for the rest of its own r rows and of those of the
+    request before it.
     """
     if load_rps >= throughput_rps:
         return math.inf
@@ -34,20 +34,20 @@ def backlog_seconds(load_rps: float, throughput_rps: float, quantile: float, row
 
 
 def planned_seconds(service_seconds: float, replicas: int, backlog: float, quantile: float) -> float:
-    """The latency of a stage under work-conserving batches: backlog, wait for a busy replica, the own batch.
+    """The latency of a stage under work-conserving batches: backlog, wait for a busy replica, service time.
 
-    Conservative on purpose: the batch before is taken to be full and every replica to be busy. Stages are added at
-    their quantiles, although a request is seldom unlucky in all of them.
+    Conservative: the previous batch is assumed full and every replica busy. Stages are added at their quantiles,
+    although a request is seldom unlucky in all of them.
     """
     return service_seconds + busy_wait_seconds(service_seconds, replicas, quantile) + backlog
 
 
 def sustained_load_rps(peak_rps: float, seconds: float) -> float:
-    """The rate λ at which the busiest of so many seconds of Poisson arrivals brings `peak_rps`: λ + z·√λ.
+    """The rate λ at which the busiest of `seconds` seconds of Poisson arrivals brings `peak_rps`: λ + z·√λ.
 
-    A forecast tells the busiest second. The next one brings fewer, so that a queue grows as λ says, not as the peak
-    does. z is the mean of the greatest of so many normal variables (Blom 1958). Where arrivals vary more than that, the
-    peaks that are seen are higher and λ with them.
+    A forecast predicts the busiest second. The next one brings fewer requests, so a queue grows with λ, not with the
+    peak. z is the mean of the greatest of that many normal variables (Blom 1958). If arrivals vary more, observed peaks
+    and λ are higher.
     """
     z = NormalDist().inv_cdf(max((seconds - 0.375) / (seconds + 0.25), 0.5))
     return ((math.sqrt(z * z + 4.0 * peak_rps) - z) / 2.0) ** 2
@@ -55,5 +55,5 @@ def sustained_load_rps(peak_rps: float, seconds: float) -> float:
 
 def required_replicas(load_rps: float, replica_rps: float, utilisation: float) -> int:
     """The fewest replicas that carry the load, ⌈λ/(ρ·h)⌉, at least one (IPA, eq. 8, with a margin ρ)."""
-    # The margin keeps a load that needs exactly n replicas from asking for n + 1 by a rounding error.
+    # The margin prevents n + 1 replicas for a load that needs exactly n, up to rounding.
     return max(1, math.ceil(load_rps / (utilisation * replica_rps) - 1e-9))

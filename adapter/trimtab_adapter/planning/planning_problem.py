@@ -1,4 +1,4 @@
-"""What a plan is wanted for: a pipeline, what was measured of it and of the world, and a load."""
+"""`PlanningProblem`: everything a plan is computed from: a pipeline, its profiles, measurements and a load."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,76 +18,78 @@ class PlanningError(OperationFailed):
 
 @dataclass(frozen=True, slots=True)
 class PlanningProblem:
-    """What a plan is wanted for: a load in requests per second, and what was measured of the world."""
+    """A pipeline, its profiles, measurements and the load to plan for, in requests per second."""
 
     spec: InferencePipelineSpec
     profiles: Mapping[str, ModelProfile]
     load_rps: float
     rows_per_request: Mapping[str, float] = field(default_factory=dict)
-    """Measured; else as the spec expects."""
+    """Measured rows per request by stage; the pipeline's expected rows for the others."""
     service_ratios: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """By stage and variant."""
+    """Observed over profiled service time, by stage and variant."""
     current: PipelinePlan | None = None
     slowdown: float = 1.0
-    """Over profiled times of who writes."""
+    """Factor on the profiled times of generation stages."""
     drifted_accuracies: tuple[str, ...] = ()
-    """Which accuracies of the spec are observed ones, in words."""
+    """Accuracies that were replaced by observed ones, as phrases for the explanation."""
     prompt_tokens: Mapping[str, float] = field(default_factory=dict)
-    """Measured; else as profiled."""
+    """Measured prompt tokens by generation stage; the profiled number for the others."""
     oversubscription: float = 1.0
-    """How many times the load replicas must be able to carry that share a machine's cores."""
+    """Factor on the load that replicas must carry because they share the cores of one machine."""
     cores_constraint: str = "budget.cores"
-    """Whose cores the spec's budget has."""
+    """Name of the limit that `spec.budget.cores` stands for."""
 
     @property
     def busiest_rps(self) -> float:
-        """The requests of the busiest second, headroom included, and what sharing cores costs."""
+        """Requests in the busiest second, with headroom and oversubscription."""
         return self.load_rps * (1.0 + self.spec.adaptation.headroom) * self.oversubscription
 
     def stage_rps(self, stage: str) -> float:
-        """The rows per second a stage must carry, headroom included."""
+        """Rows per second a stage must carry in the busiest second, headroom included."""
         return self.busiest_rps * self.rows(stage)
 
     def sustained_stage_rps(self, stage: str) -> float:
-        """The rows per second that keep coming where the busiest second brings `stage_rps`."""
+        """Rows per second that a stage receives on average if the busiest second brings `stage_rps`."""
         return sustained_load_rps(self.busiest_rps, self.spec.adaptation.horizon_seconds) * self.rows(stage)
 
     def rows(self, stage: str) -> float:
-        """The rows a request brings to a stage, as measured or else as expected."""
-        known = self.rows_per_request.get(stage)
-        if known is None or (not known and not self.spec.stage(stage).encodes):  # chats may well show nothing
+        """Rows per request at a stage, measured or else expected."""
+        measured = self.rows_per_request.get(stage)
+        if measured is None or (not measured and not self.spec.stage(stage).encodes):  # a chat may have no image
             return self.spec.expected_rows[stage]
-        return known
+        return measured
 
     def images(self, stage: str) -> float:
-        """The images a chat shows, for who writes; 1, as was measured, where the pipeline does not tell."""
-        encoder = next(
-            (reads for reads in predecessors(self.spec.stage(stage)) if self.spec.stage(reads).encodes), None
-        )
+        """Images per chat for a generation stage; 1 if the pipeline has no encoder, as in the profile."""
+        encoder = next((name for name in predecessors(self.spec.stage(stage)) if self.spec.stage(name).encodes), None)
         return 1.0 if encoder is None else self.rows(encoder)
 
     def prompt_load_note(self, stage: Stage) -> str:
-        """Say in a few words which prompts a stage that writes is planned for; nothing where nobody measured them."""
+        """Describe the prompts a generation stage is planned for; empty if they were not measured."""
         tokens = self.prompt_tokens.get(stage.name, 0.0)
         if not stage.generates or not tokens:
             return ""
-        come = tokens * self.stage_rps(stage.name) / self.oversubscription
-        return f"{stage.name}: prompts of {tokens:.3g} tokens, {come:.3g} a second"
+        tokens_per_second = tokens * self.stage_rps(stage.name) / self.oversubscription
+        return f"{stage.name}: prompts of {tokens:.3g} tokens, {tokens_per_second:.3g} tokens/s"
 
     @property
     def shared_machine_note(self) -> str:
-        """Say in a few words what is heeded of others on the machine; nothing where they leave the whole budget."""
+        """Describe how other load on the machine changes the plan; empty if it does not."""
         if self.oversubscription > 1.0:
-            return f"for {self.oversubscription:.3g} times as much, since replicas share the cores that others leave"
+            return (
+                f"for {self.oversubscription:.3g} times the load, because replicas share the machine's remaining cores"
+            )
         if self.cores_constraint == "budget.cores":
             return ""
         return f"on {self.spec.budget.cores:.3g} {self.cores_constraint}"
 
     @property
     def latency_target(self) -> tuple[str, float]:
-        """What is planned for, and its seconds: of who writes the first piece, where it was measured."""
-        slo, writers = self.spec.slo, [stage for stage in self.spec.stages if stage.generates]
-        if slo.time_to_first_token_seconds is None or not all(self._has_first_token_times(stage) for stage in writers):
+        """Name and seconds of the latency SLO: time to first token if set and profiled, else the latency."""
+        slo, generation_stages = self.spec.slo, [stage for stage in self.spec.stages if stage.generates]
+        if slo.time_to_first_token_seconds is None or not all(
+            self._has_first_token_times(stage) for stage in generation_stages
+        ):
             return "slo.latency", slo.latency_seconds
         return "slo.timeToFirstToken", slo.time_to_first_token_seconds
 
@@ -96,6 +98,6 @@ class PlanningProblem:
         return profile is not None and all(point.chats is not None for point in profile.spec.points)
 
     def running(self, stage: str) -> StagePlan | None:
-        """What runs in a stage now, if anything."""
+        """The stage's plan in force, if any."""
         plans = () if self.current is None else self.current.spec.stages
         return next((plan for plan in plans if plan.name == stage), None)

@@ -1,8 +1,8 @@
-"""Several pipelines on one pool of cores and GPUs, planned together: the sum of their objectives is greatest.
+"""Pool allocation: plans several pipelines of one pool jointly, so that the sum of their objectives is greatest.
 
-Each pipeline's best plan at every amount of cores and GPUs (`frontier`) makes a column of choices; picking one of each
-within the pool is a small knapsack, solved exactly. Weights are what makes pipelines comparable: one with twice the
-accuracy weight gets the cores sooner, up to what the pool lets one pipeline gain (`Pool.max_gain`).
+Each pipeline's Pareto frontier is a list of choices; picking one of each within the pool is a small knapsack, solved
+exactly. Objective weights make pipelines comparable: one with twice the accuracy weight gets cores sooner, up to the
+gain the pool allows one pipeline (`Pool.max_gain`).
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ _HALVINGS = 8
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """One pipeline of a pool, and what is known when a decision is due."""
+    """One pipeline of a pool, and its planning inputs."""
 
     pipeline: InferencePipeline
     profiles: Mapping[str, ModelProfile]
@@ -35,29 +35,29 @@ class PlanRequest:
 
 
 class PoolDemand:
-    """What one pipeline asks of its pool. What it would do with so much of it is solved once, however often asked."""
+    """The problem of one pipeline in a pool, with its solutions for parts of the load, each solved once."""
 
     def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
         self._found: dict[tuple[Pool, float], tuple[PlanSolution, tuple[FrontierPoint, ...]]] = {}
 
     def solve(self, pool: Pool, part: float = 1.0) -> tuple[PlanSolution, tuple[FrontierPoint, ...]]:
-        """Its answer for a part of its load with the whole pool, and its best plans within less of the pool.
+        """Its solution for a part of its load with the whole pool, and its frontier within the pool.
 
-        Raises PlanningError where its profiles do not fit it, or the pool cannot hold its smallest plan.
+        Raises PlanningError if its profiles do not fit it, or the pool cannot hold its smallest plan.
         """
         if (pool, part) not in self._found:
-            eased = replace(self.problem, load_rps=part * self.problem.load_rps)
-            found = solve_or_relax(_limit_to_pool(eased, pool))
+            partial = replace(self.problem, load_rps=part * self.problem.load_rps)
+            found = solve_or_relax(_limit_to_pool(partial, pool))
             self._found[pool, part] = found, frontier(found.program)
         return self._found[pool, part]
 
 
 def allocate(name: str, pool: Pool, problems: Mapping[str, PlanningProblem]) -> dict[str, PlanSolution]:
-    """Divide a pool among pipelines so that the sum of their objectives is greatest, and answer each within its part.
+    """Divide a pool among pipelines so that the sum of their objectives is greatest, and solve each within its part.
 
-    Where the pool cannot carry all, every pipeline carries the same share of its load, the greatest that finds room.
-    Raises PlanningError where not even the smallest plans find room together.
+    If the pool cannot carry all, every pipeline carries the same share of its load, the greatest that fits. Raises
+    PlanningError if the smallest plans do not fit together.
     """
     solutions = split_pool(name, pool, {key: PoolDemand(problem) for key, problem in problems.items()})
     if solutions is None:
@@ -67,10 +67,10 @@ def allocate(name: str, pool: Pool, problems: Mapping[str, PlanningProblem]) -> 
 
 
 def split_pool(name: str, pool: Pool, demands: Mapping[str, PoolDemand]) -> dict[str, PlanSolution] | None:
-    """Do as `share` does, but return None where not even the smallest plans find room together."""
-    whole = _solve_jointly(name, pool, demands, 1.0)
-    if whole is not None:
-        return whole
+    """Like `allocate`, but return None if the smallest plans do not fit together."""
+    full_load = _solve_jointly(name, pool, demands, 1.0)
+    if full_load is not None:
+        return full_load
     best, low, high = _solve_share(name, pool, demands, 0.0), 0.0, 1.0
     for _ in range(_HALVINGS if best is not None else 0):
         if out_of_time():
@@ -84,18 +84,18 @@ def split_pool(name: str, pool: Pool, demands: Mapping[str, PoolDemand]) -> dict
 def _solve_share(
     name: str, pool: Pool, demands: Mapping[str, PoolDemand], part: float
 ) -> dict[str, PlanSolution] | None:
-    """Answer for a part of every pipeline's load."""
+    """Solve for a part of every pipeline's load."""
     found = _solve_jointly(name, pool, demands, part)
     if found is None:
         return None
     reason = f"overload: pool {name}, {pool.cores:g} cores, carries {part:.0%} of the load of {', '.join(demands)}"
-    return {key: replace(each, fraction=part * each.fraction, reason=reason) for key, each in found.items()}
+    return {key: replace(solved, fraction=part * solved.fraction, reason=reason) for key, solved in found.items()}
 
 
 def _solve_jointly(
     name: str, pool: Pool, demands: Mapping[str, PoolDemand], part: float
 ) -> dict[str, PlanSolution] | None:
-    """Answer each alone with the whole pool, then fit these answers into it; None where they do not all fit."""
+    """Solve each pipeline alone with the whole pool, then fit the solutions into it; None if they do not all fit."""
     separate = {key: each.solve(pool, part) for key, each in demands.items()}
     chosen = _pick_points(pool, [points for _, points in separate.values()])
     if chosen is None:
@@ -117,7 +117,7 @@ def _limit_to_pool(problem: PlanningProblem, pool: Pool) -> PlanningProblem:
 def _pool_share(
     name: str, found: PlanSolution, point: FrontierPoint, spare_cores: float, spare_gpus: int
 ) -> PlanSolution:
-    """A pipeline's answer within what the others leave of the pool."""
+    """A pipeline's solution within what the others leave of the pool."""
     program = found.program
     cores, gpus = point.cores + spare_cores, point.gpus + spare_gpus
     return replace(
@@ -130,7 +130,7 @@ def _pool_share(
 
 
 def _pick_points(pool: Pool, frontiers: list[tuple[FrontierPoint, ...]]) -> list[FrontierPoint] | None:
-    """Pick one level of each staircase so that all fit and their objectives add up to the most; None where none fit."""
+    """Pick one point of each frontier so that all fit and their objectives add up to the most; None if none fit."""
     picked: list[tuple[FrontierPoint, ...]] = [()]
     figures = np.zeros((1, 3))  # −objective, cores, GPUs
     for points in frontiers:
@@ -145,6 +145,6 @@ def _pick_points(pool: Pool, frontiers: list[tuple[FrontierPoint, ...]]) -> list
 
 
 def _objective_scale(pool: Pool, losses: NDArray[np.float64]) -> float:
-    """What to multiply a pipeline's objectives by, so that it has no more at stake than the pool lets it."""
+    """Factor on a pipeline's objectives, so that it can gain no more than the pool allows."""
     gain = float(np.ptp(losses)) if losses.size else 0.0
     return min(1.0, pool.max_gain / gain) if gain > 0 else 1.0

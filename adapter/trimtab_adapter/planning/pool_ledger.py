@@ -1,4 +1,4 @@
-"""Who holds what of a pool: plain notes, kept by `sharing` under its lock."""
+"""`PoolLedger`: the cores and GPUs each pipeline of a pool has; `PoolPlanner` guards it with its lock."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -12,13 +12,12 @@ from trimtab_pipelines.pool import Pool
 from trimtab_pipelines.spec import InferencePipeline
 
 ResourceAmount = tuple[float, int]
-"""Cores and GPUs."""
 NO_RESOURCES: ResourceAmount = (0.0, 0)
 
 
 @dataclass(slots=True)
 class PoolMember:
-    """What a pipeline holds of a pool, how to have it decide again, and its latest wish, if it decides."""
+    """A pipeline's allocation, a callback that triggers its next decision, and its latest demand if it decides."""
 
     allocated: ResourceAmount
     wake: Callable[[], None]
@@ -27,7 +26,7 @@ class PoolMember:
 
 @dataclass(slots=True)
 class PoolLedger:
-    """A pool and who sits at it."""
+    """A pool and the pipelines in it."""
 
     pool: Pool
     members: dict[str, PoolMember] = field(default_factory=dict)
@@ -35,7 +34,7 @@ class PoolLedger:
     """One decision of a pool at a time."""
 
     def available(self, key: str) -> Pool:
-        """What those that do not decide leave of the pool to who decides, and to a pipeline that asks now."""
+        """The pool without the allocations of pipelines that do not decide, except `key`."""
         fixed = [member.allocated for other, member in self.members.items() if member.demand is None and other != key]
         cores = max(self.pool.cores - sum(held[0] for held in fixed), TOLERANCE)
         return self.pool.model_copy(
@@ -43,22 +42,22 @@ class PoolLedger:
         )
 
     def allocated(self, key: str) -> ResourceAmount:
-        """What a pipeline holds; nothing where it does not sit here."""
+        """The allocation of a pipeline; nothing if it is not in the pool."""
         return self.members[key].allocated if key in self.members else NO_RESOURCES
 
     def room(self, key: str) -> ResourceAmount:
-        """What a pipeline may take now: what the others do not hold, and at least what is its own."""
+        """What a pipeline may take now: all that other pipelines do not have, and at least its own allocation."""
         others = [member.allocated for other, member in self.members.items() if other != key]
         own_cores, own_gpus = self.allocated(key)
         cores = max(self.pool.cores - sum(held[0] for held in others), own_cores)
         return cores, max(self.pool.gpus - sum(held[1] for held in others), own_gpus)
 
     def demands(self) -> dict[str, PoolDemand]:
-        """What those ask that decide."""
+        """The demands of the pipelines that decide."""
         return {key: member.demand for key, member in self.members.items() if member.demand is not None}
 
     def record_usage(self, key: str, held: ResourceAmount, wake: Callable[[], None]) -> None:
-        """Note what a pipeline holds whose plan others write; where that changes what is left, others decide anew."""
+        """Record the allocation of a pipeline whose plans are written elsewhere; wake the others if it changed."""
         member = self.members.get(key)
         changed = member is None or member.demand is not None or member.allocated != held
         self.members[key] = PoolMember(held, wake)
@@ -66,12 +65,12 @@ class PoolLedger:
             notify_members(other for name, other in self.members.items() if name != key)
 
     def withdraw_demand(self, key: str) -> None:
-        """Leave a pipeline what it holds until it asks anew."""
+        """Keep a pipeline's allocation until it decides again."""
         if key in self.members:
             self.members[key].demand = None
 
     def notify_due_members(self, key: str, joint: Mapping[str, PlanSolution]) -> None:
-        """Have the others decide whose part of the joint plan is not what they hold."""
+        """Wake the pipelines whose part of the joint plan differs from their allocation."""
         notify_members(
             self.members[other]
             for other, part in joint.items()
@@ -80,23 +79,22 @@ class PoolLedger:
 
 
 def may_join(pool: Pool, pipeline: InferencePipeline) -> bool:
-    """Whether a pool is for the namespace of a pipeline."""
+    """Whether a pool admits the namespace of a pipeline."""
     return not pool.namespaces or pipeline.metadata.namespace in pool.namespaces
 
 
 def fits(used: ResourceAmount, room: ResourceAmount) -> bool:
-    """Whether so much finds room."""
     return used[0] <= room[0] + TOLERANCE and used[1] <= room[1]
 
 
 def solution_resources(part: PlanSolution) -> ResourceAmount:
-    """What all replicas of an answer ask for."""
+    """Resources of all replicas of a solution."""
     choice = part.solution.choice
     return sum(option.cores for option in choice), sum(option.gpus for option in choice)
 
 
 def plan_resources(plan: PipelinePlan | None, pipeline: InferencePipeline) -> ResourceAmount:
-    """What all replicas of a plan ask for, whoever wrote it; nothing where there is none."""
+    """Resources of all replicas of a plan; nothing if there is none."""
     if plan is None:
         return NO_RESOURCES
     gpus = {(stage.name, each.name): each.resources.gpu for stage in pipeline.spec.stages for each in stage.variants}
@@ -106,6 +104,5 @@ def plan_resources(plan: PipelinePlan | None, pipeline: InferencePipeline) -> Re
 
 
 def notify_members(members: Iterable[PoolMember]) -> None:
-    """Have them decide again."""
     for member in members:
         member.wake()

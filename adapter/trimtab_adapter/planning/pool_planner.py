@@ -1,9 +1,9 @@
-"""Pipelines of one pool that tick at their own times: every decision is made for all, and one pipeline's is handed out.
+"""`PoolPlanner`: plans pipelines of one pool that tick at different times.
 
-A pipeline entitled to more waits until others release it; they are woken, and the pool is never exceeded. A pipeline
-that does not decide (Advisory, Paused, without profiles, or not yet since the adapter started) keeps what it holds and
-holds up no other: advice is what it would get if it decided, and takes nothing from anybody. Nothing is stored: the
-plans in force tell who holds what.
+Every decision is made for all pipelines, and one pipeline's part is returned. A pipeline entitled to more waits until
+others release it; they are woken, and the pool is never exceeded. A pipeline that does not decide (Advisory, Paused,
+without profiles, or not yet since the adapter started) keeps its allocation and delays no other: a proposal is what it
+would get if it decided, and takes nothing. Nothing is stored: the plans in force define the allocations.
 """
 
 import threading
@@ -33,18 +33,18 @@ Planner = Callable[[InferencePipeline, Mapping[str, ModelProfile], PlanningInput
 
 
 class PoolPlanner:
-    """All pools, and who holds what of them. Safe to use from several threads."""
+    """All pools and the allocations of their pipelines. Thread-safe."""
 
     def __init__(self, pools: Mapping[str, Pool]) -> None:
         self._ledgers = {name: PoolLedger(pool) for name, pool in pools.items()}
-        self._lock = threading.Lock()  # around what is noted at the tables; never held while anything is solved
+        self._lock = threading.Lock()  # guards the ledgers; never held during a solve
 
     def planner(
         self, key: str, pipeline: InferencePipeline, current: PipelinePlan | None, wake: Callable[[], None]
     ) -> Planner:
-        """What decides for one pipeline, with the signature of `decide`; `wake` brings its next tick forward.
+        """The planner of one pipeline, with the signature of `decide`; `wake` triggers its next tick.
 
-        `current` is what it has in force, which is its own from now on.
+        `current` is its plan in force, which becomes its allocation.
         """
 
         def plan(
@@ -61,7 +61,7 @@ class PoolPlanner:
     def record_usage(
         self, key: str, wake: Callable[[], None], pipeline: InferencePipeline, current: PipelinePlan | None
     ) -> None:
-        """Note what a pipeline holds that is not in Auto mode: what runs there others wrote, at a time of their own."""
+        """Record the allocation of a pipeline that is not in Auto mode, whose plans are written elsewhere."""
         name = pipeline.spec.budget.pool
         with self._lock:
             self._remove(key, except_pool=name)
@@ -92,7 +92,7 @@ class PoolPlanner:
     def _ledger(self, name: str, pipeline: InferencePipeline) -> PoolLedger:
         if name not in self._ledgers:
             known = ", ".join(self._ledgers) or "none"
-            raise PlanningError(f"budget.pool {name!r} is not in the file of pools, which has: {known}")
+            raise PlanningError(f"budget.pool {name!r} is not in the file of pools; pools: {known}")
         ledger, namespace = self._ledgers[name], pipeline.metadata.namespace
         if not may_join(ledger.pool, pipeline):
             allowed = ", ".join(ledger.pool.namespaces)
@@ -128,10 +128,10 @@ class PoolPlanner:
     def _plan_jointly(
         self, name: str, ledger: PoolLedger, key: str, demand: PoolDemand
     ) -> dict[str, PlanSolution] | None:
-        """Plan for all that decide and for this pipeline's wish; None where not even the smallest plans find room.
+        """Plan for all pipelines that decide and for this demand; None if the smallest plans do not fit together.
 
-        Who cannot be planned for sits out: the others share what it leaves. Newcomers wait where they are too many.
-        Raises PlanningError where that is this pipeline itself.
+        A pipeline that cannot be planned is left out and keeps its allocation. New pipelines wait if the pool is full.
+        Raises PlanningError if this pipeline itself cannot be planned.
         """
         while True:
             with self._lock:
@@ -153,9 +153,9 @@ class PoolPlanner:
     def _record_allocation(
         self, name: str, ledger: PoolLedger, key: str, used: ResourceAmount, joint: Mapping[str, PlanSolution]
     ) -> None:
-        """Note what a pipeline holds from now on, and wake those whose part of the joint plan that makes due.
+        """Record a pipeline's new allocation and wake those whose part of the joint plan became due.
 
-        Raises PlanningError where another took it while this plan was made.
+        Raises PlanningError if another pipeline took the resources meanwhile.
         """
         with self._lock:
             own = ledger.members.get(key)
@@ -163,14 +163,14 @@ class PoolPlanner:
                 return
             if not fits(used, ledger.room(key)):
                 own.wake()
-                raise PlanningError(f"pool {name}: another pipeline came in between; it is decided anew at once")
+                raise PlanningError(f"pool {name}: another pipeline took the cores first; deciding again")
             moved, own.allocated = used != own.allocated, used
             if moved:
                 ledger.notify_due_members(key, joint)
 
 
 def _unplannable(left: Pool, demands: Mapping[str, PoolDemand]) -> dict[str, PlanningError]:
-    """Whose wishes nobody can plan for, and why."""
+    """The demands that cannot be solved, with their errors."""
     broken = {}
     for key, demand in demands.items():
         try:
@@ -181,7 +181,7 @@ def _unplannable(left: Pool, demands: Mapping[str, PoolDemand]) -> dict[str, Pla
 
 
 def _split_or_none(name: str, left: Pool, demands: Mapping[str, PoolDemand]) -> dict[str, PlanSolution] | None:
-    """Divide a pool; None too where the time was up before a plan was found for a part of the load."""
+    """Split a pool; None also if the time limit was reached before a plan for part of the load was found."""
     try:
         return split_pool(name, left, demands)
     except PlanningError:
@@ -189,7 +189,7 @@ def _split_or_none(name: str, left: Pool, demands: Mapping[str, PoolDemand]) -> 
 
 
 def _decide_within(request: PlanRequest, room: ResourceAmount, name: str) -> PipelinePlan:
-    """Decide alone, within what there is room for until others have given up theirs."""
+    """Decide alone, within the resources that are free until other pipelines release theirs."""
     pipeline, budget = request.pipeline, request.pipeline.spec.budget
     less = {"cores": min(budget.cores, room[0]), "gpus": min(budget.gpus, room[1])}
     spec = pipeline.spec.model_copy(update={"budget": budget.model_copy(update=less)})
@@ -197,6 +197,4 @@ def _decide_within(request: PlanRequest, room: ResourceAmount, name: str) -> Pip
         return decide(pipeline.model_copy(update={"spec": spec}), request.profiles, request.planning_inputs)
     except PlanningError as error:
         free = f"{room[0]:g} cores and {room[1]} GPUs"
-        raise PlanningError(
-            f"pool {name} has {free} free until other pipelines have given up theirs: {error}"
-        ) from error
+        raise PlanningError(f"pool {name} has {free} free until other pipelines release theirs: {error}") from error

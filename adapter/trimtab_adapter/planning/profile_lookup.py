@@ -1,4 +1,4 @@
-"""What was measured of the ways to run a stage, as far as it may be planned with."""
+"""Profile lookup: the measurements of a stage's operating points, adjusted to current chats and service times."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,42 +13,42 @@ from trimtab_pipelines.variants import Variant
 def point_profile(
     problem: PlanningProblem, stage: Stage, variant: Variant, point: OperatingPoint
 ) -> PointProfile | None:
-    """What was measured of an operating point with the cores its replicas get, or None.
+    """The profile of an operating point with the cores of its replicas, or None.
 
-    Of who writes it is for chats that show as many images as they do now, and have as many tokens.
+    For a generation stage it is interpolated to the current images and tokens per chat.
     """
-    found = problem.profiles[stage.name].spec.point(variant.name, point.name, variant.resources.cpu)
-    if found is None or not stage.generates:
-        return found
-    return found.for_chats(problem.images(stage.name), problem.prompt_tokens.get(stage.name, 0.0))
+    profile = problem.profiles[stage.name].spec.point(variant.name, point.name, variant.resources.cpu)
+    if profile is None or not stage.generates:
+        return profile
+    return profile.for_chats(problem.images(stage.name), problem.prompt_tokens.get(stage.name, 0.0))
 
 
 def profiled_points(problem: PlanningProblem, stage: Stage) -> list[tuple[Variant, OperatingPoint, PointProfile]]:
     """The variants and operating points of a stage that were profiled with the cores they get."""
     if stage.name not in problem.profiles:
         raise PlanningError(f"stage {stage.name} has no profile; profile the pipeline first")
-    found = [
+    profiled = [
         (variant, point, profile)
         for variant in stage.variants
         for point in variant.points
         if (profile := point_profile(problem, stage, variant, point)) is not None
     ]
-    if not found:
+    if not profiled:
         wanted = ", ".join(f"{v.name} with {v.resources.cpu:g} cores" for v in stage.variants)
-        raise PlanningError(f"stage {stage.name}: its profile measured none of: {wanted}; profile it anew")
-    return found
+        raise PlanningError(f"stage {stage.name}: its profile contains none of: {wanted}; profile it again")
+    return profiled
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillProfile:
-    """How long prompts take to be read, in seconds by tokens, and how many tokens those have that are planned for."""
+    """Prefill seconds by prompt tokens, and the prompt tokens to plan for."""
 
     tokens: float = 0.0
     seconds: Mapping[int, float] = field(default_factory=dict)
 
 
 def prefill_profile(problem: PlanningProblem, stage: Stage, variant: Variant, point: OperatingPoint) -> PrefillProfile:
-    """What was measured of an operating point of who writes; nothing of others, and where a profile does not say."""
+    """The prefill profile of a generation stage's operating point; empty for other stages and older profiles."""
     found = problem.profiles[stage.name].spec.point(variant.name, point.name, variant.resources.cpu)
     if found is None or found.chats is None or not found.chats.prefill_seconds:
         return PrefillProfile()
@@ -57,12 +57,12 @@ def prefill_profile(problem: PlanningProblem, stage: Stage, variant: Variant, po
 
 
 def service_ratio(problem: PlanningProblem, stage: Stage, variant: Variant, profile: PointProfile) -> float:
-    """Observed over profiled service time of a variant, as far as it may be planned with.
+    """Observed over profiled service time of a variant, limited to what may be planned with.
 
-    A replica that asks for a fraction of a core is faster than its share while the node has time to spare. That is no
-    capacity to count on: if all replicas were planned so, there would be none to spare. Of who writes it is observed to
-    the first piece of a row beside others, which is no measure of how long a batch takes; there broken promises tell.
-    They tell of who encodes for them, too: else a layout would look better for what is apart in it.
+    A replica with a fraction of a core is faster than its share while the node has idle time. That is no capacity to
+    plan with: if all replicas relied on it, there would be none. The ratio observed for a generation stage covers the
+    first token of a row among others, which does not measure a whole batch; its slowdown estimate is used instead.
+    Encoders get that slowdown too, so that a disaggregated placement does not look better by comparison.
     """
     if stage.generates:
         return problem.slowdown
@@ -73,14 +73,14 @@ def service_ratio(problem: PlanningProblem, stage: Stage, variant: Variant, prof
 
 
 def _measured_ratio(problem: PlanningProblem, stage: Stage, variant: Variant, profile: PointProfile) -> float:
-    """Observed over profiled service time, of this variant or deduced from the one that runs.
+    """Observed over profiled service time of this variant, or estimated from the running one.
 
-    Of a variant that was never seen serving we assume the excess seconds of the one that runs now, at most in
-    proportion: a slow machine slows the lighter ones alike, a fixed overhead hardly touches the heavier ones.
+    A variant that never served is assumed to have the running one's excess seconds, at most in proportion: a slow
+    machine slows lighter variants alike, while a fixed overhead hardly affects heavier ones.
     """
-    known = problem.service_ratios.get((stage.name, variant.name))
-    if known is not None:
-        return known
+    measured = problem.service_ratios.get((stage.name, variant.name))
+    if measured is not None:
+        return measured
     running = problem.running(stage.name)
     if running is None or (stage.name, running.variant) not in problem.service_ratios:
         return 1.0

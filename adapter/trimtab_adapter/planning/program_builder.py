@@ -1,8 +1,8 @@
-"""The ways to run a stage that are worth considering, and the program they make.
+"""Program builder: turns a `PlanningProblem` into the options per stage and the integer program over them.
 
-Per stage every variant × operating point × batch size, with the fewest replicas that carry the load; what is pinned,
-bounded, not profiled, or more than one request to a replica can hold falls away. The option that runs now stays one,
-even with more replicas than needed, and is the only one without the price of a change.
+Each stage has one option per variant, operating point and batch size, with the fewest replicas that carry the load.
+Options that are pinned away, out of bounds, not profiled, or larger than one request to a replica are left out. The
+option that runs now stays available even with more replicas than needed, and is the only one without a switching cost.
 """
 
 from collections.abc import Iterator
@@ -21,32 +21,35 @@ from trimtab_pipelines.variants import Variant
 
 @dataclass(frozen=True, slots=True)
 class Relaxation:
-    """Which constraints to give up, for where not all can be kept."""
+    """The constraints to drop."""
 
     fraction: float = 1.0
-    """Of the load."""
+    """Share of the load to carry."""
     slo_seconds: float | None = None
-    """In place of the pipeline's own."""
+    """Replaces the pipeline's SLO."""
     floor: bool = False
-    """Forget the accuracy floor."""
+    """Drop the accuracy floor."""
     sizes: bool = False
-    """Forget pinned replicas and batch sizes."""
+    """Drop pinned replicas and batch sizes."""
     pins: bool = False
-    """Forget all pins."""
+    """Drop all pins."""
 
 
-NOTHING = Relaxation()
+NO_RELAXATION = Relaxation()
 
 
-def build_program(problem: PlanningProblem, relaxed: Relaxation = NOTHING) -> Program:
-    """The program; raises PlanningError where a stage has no profile that any of its variants could use."""
+def build_program(problem: PlanningProblem, relaxed: Relaxation = NO_RELAXATION) -> Program:
+    """Build the program.
+
+    Raises PlanningError if a stage has no profile that any of its variants can use.
+    """
     spec = problem.spec
-    place = {stage.name: k for k, stage in enumerate(spec.ordered_stages)}
+    position = {stage.name: k for k, stage in enumerate(spec.ordered_stages)}
     return Program(
         stages=tuple(
             StageOptions(
                 name=stage.name,
-                predecessors=tuple(sorted({place[name] for name in predecessors(stage)})),
+                predecessors=tuple(sorted({position[name] for name in predecessors(stage)})),
                 options=tuple(_options(problem, stage, relaxed)),
             )
             for stage in spec.ordered_stages
@@ -70,11 +73,11 @@ def _options(problem: PlanningProblem, stage: Stage, relaxed: Relaxation) -> Ite
     for candidate in candidates(problem, stage, _pin(stage, relaxed)):
         yield from _sizes(problem, stage, relaxed, candidate)
     if stage.name in problem.spec.encoders.values():
-        yield _idle(problem, stage)
+        yield _idle_option(problem, stage)
 
 
-def _idle(problem: PlanningProblem, stage: Stage) -> Option:
-    """No replicas: who would read what it encodes reads images itself."""
+def _idle_option(problem: PlanningProblem, stage: Stage) -> Option:
+    """The option without replicas, for an encoder whose generation stage has a colocated encoder."""
     running = problem.running(stage.name)
     variant = stage.variant(running.variant if running is not None else stage.pin.variant or stage.variants[0].name)
     return Option(
@@ -93,18 +96,18 @@ def _idle(problem: PlanningProblem, stage: Stage) -> Option:
     )
 
 
-def _apart(problem: PlanningProblem, stage: Stage, variant: Variant) -> bool | None:
-    """Whether a variant is for images that are encoded apart; None where there is no such choice."""
+def _is_disaggregated(problem: PlanningProblem, stage: Stage, variant: Variant) -> bool | None:
+    """Whether a variant needs a separate encoder pool; None if the pipeline has no such choice."""
     if stage.chooses_encoder_placement:
         return not variant.colocated
     return True if stage.name in problem.spec.encoders.values() else None
 
 
 def _sizes(problem: PlanningProblem, stage: Stage, relaxed: Relaxation, candidate: Candidate) -> Iterator[Option]:
-    """Yield the batch sizes of an operating point, each with its least replicas, and what runs now.
+    """Yield the batch sizes of a candidate, each with its fewest replicas, and the current size.
 
-    The fastest point allowed must carry the busiest second, the planned one what keeps coming: so that it is the
-    planned point's accuracy that most requests get, and nobody pays for replicas that a peak alone would need.
+    The fastest allowed operating point must carry the busiest second and the planned one the sustained load. Most
+    requests then get the planned accuracy, and no replica is needed for a short peak alone.
     """
     pin, running = _pin(stage, relaxed), problem.running(stage.name)
     if running is not None and not candidate.matches(running):
@@ -113,41 +116,43 @@ def _sizes(problem: PlanningProblem, stage: Stage, relaxed: Relaxation, candidat
     sustained_rps = problem.sustained_stage_rps(stage.name) * relaxed.fraction
     utilisation = problem.spec.adaptation.target_utilization
     for batch_size in batch_sizes(problem.spec, stage, pin):
-        if batch_size > candidate.max_rows or not candidate.allowed[0].generates_in_time(batch_size, problem.spec.slo):
+        if batch_size > candidate.max_rows or not candidate.allowed_speeds[0].generates_in_time(
+            batch_size, problem.spec.slo
+        ):
             continue
-        least = max(
+        fewest = max(
             required_replicas(load_rps, candidate.max_rps(batch_size), utilisation),
-            required_replicas(sustained_rps, candidate.own.replica_rps(batch_size), utilisation),
+            required_replicas(sustained_rps, candidate.speed.replica_rps(batch_size), utilisation),
             stage.min_replicas,
         )
-        counts = {least} if pin.replicas is None else {pin.replicas}
+        counts = {fewest} if pin.replicas is None else {pin.replicas}
         if running is not None and running.batch_size == batch_size and pin.replicas is None:
             counts.add(running.replicas)
         for replicas in sorted(counts):
-            if least <= replicas <= stage.max_replicas:
+            if fewest <= replicas <= stage.max_replicas:
                 yield _option(problem, stage, candidate, batch_size, replicas, sustained_rps)
 
 
 def batch_sizes(spec: InferencePipelineSpec, stage: Stage, pin: Pin) -> list[int]:
-    """The batch sizes to choose from, ascending; none is larger than what the departure policy sends."""
-    asked = stage.batch_sizes if pin.batch_size is None else (pin.batch_size,)
-    most = _most_rows(spec, stage)
-    return sorted({size if most is None else min(size, most) for size in asked})
+    """The batch sizes to choose from, ascending; none exceeds the scheduling policy's limit."""
+    sizes = stage.batch_sizes if pin.batch_size is None else (pin.batch_size,)
+    limit = _max_rows(spec, stage)
+    return sorted({size if limit is None else min(size, limit) for size in sizes})
 
 
 def capped_batch_sizes(spec: InferencePipelineSpec) -> tuple[str, ...]:
-    """Say of which stages batches are smaller than asked for, and why."""
+    """Describe the stages whose batches the scheduling policy limits."""
     return tuple(
-        f"{stage.name}: batches of {most} rows at most and not {largest}: {spec.scheduling_policy} sends no more"
+        f"{stage.name}: batches of at most {limit} rows instead of {largest}: the limit of {spec.scheduling_policy}"
         for stage in spec.stages
         for largest in [max(stage.batch_sizes if stage.pin.batch_size is None else (stage.pin.batch_size,))]
-        for most in [_most_rows(spec, stage)]
-        if most is not None and largest > most
+        for limit in [_max_rows(spec, stage)]
+        if limit is not None and largest > limit
     )
 
 
-def _most_rows(spec: InferencePipelineSpec, stage: Stage) -> int | None:
-    """Rows of a stage's largest batch; None where nothing bounds them. Rows that are written leave one by one."""
+def _max_rows(spec: InferencePipelineSpec, stage: Stage) -> int | None:
+    """Largest batch of a stage in rows; None if unlimited, as for generation stages, which do not batch rows."""
     return None if stage.generates else spec.policy_traits.max_batch_rows
 
 
@@ -156,7 +161,7 @@ def _option(
 ) -> Option:
     variant, point, escalation = candidate.variant, candidate.point, candidate.escalation
     quantile = problem.spec.slo.quantile
-    carried_rps = replicas * candidate.own.replica_rps(batch_size)
+    carried_rps = replicas * candidate.speed.replica_rps(batch_size)
     backlog = backlog_seconds(sustained_rps, carried_rps, quantile, problem.rows(stage.name))
     objective = problem.spec.objective
     if escalation is None:
@@ -177,14 +182,14 @@ def _option(
         throughput_rps=replicas * candidate.max_rps(batch_size),
         penalty=_penalty(problem, stage, candidate, batch_size, replicas),
         planned_escalation=escalation,
-        disaggregated=_apart(problem, stage, variant),
+        disaggregated=_is_disaggregated(problem, stage, variant),
     )
 
 
 def _penalty(problem: PlanningProblem, stage: Stage, candidate: Candidate, batch_size: int, replicas: int) -> float:
-    """What a change must gain; of fewer replicas of the same no more than a core is worth to the goal.
+    """Minimum gain required for a change. Fewer replicas of the same model cost at most the worth of one core.
 
-    To MaxAccuracy a core only breaks ties: what it cost to give one back would else keep a peak's replicas for ever.
+    With MaxAccuracy a core only breaks ties: a full switching cost would keep the replicas of a peak forever.
     """
     running, objective = problem.running(stage.name), problem.spec.objective
     if running is None:
@@ -193,16 +198,19 @@ def _penalty(problem: PlanningProblem, stage: Stage, candidate: Candidate, batch
     if same and (batch_size, replicas) == (running.batch_size, running.replicas):
         return 0.0
     fewer = same and replicas < running.replicas
-    worth = weights_of(objective).core / (objective.cost_weight or 1.0) if fewer else 1.0
-    return problem.spec.adaptation.switching_cost * worth
+    gain_needed = weights_of(objective).core / (objective.cost_weight or 1.0) if fewer else 1.0
+    return problem.spec.adaptation.switching_cost * gain_needed
 
 
 def _latency_seconds(
     problem: PlanningProblem, stage: Stage, candidate: Candidate, batch_size: int, replicas: int, backlog: float
 ) -> float:
-    """Of a row in a stage; who writes has a place for each of so many rows, and none waits for a batch to end."""
+    """Planned latency of a row in a stage.
+
+    A generation replica has a slot for each concurrent row, so time to first token has no wait for a batch.
+    """
     quantile = problem.spec.slo.quantile
-    service = candidate.own.seconds(batch_size, quantile)
+    service = candidate.speed.seconds(batch_size, quantile)
     if stage.generates and problem.latency_target[0] == "slo.timeToFirstToken":
         return service + backlog
     transfer = stage.embedding_transfer_seconds if stage.encodes else 0.0

@@ -1,8 +1,8 @@
-"""What to do where no plan keeps every constraint: give up as little as possible, in a fixed order, and say what.
+"""Relaxation: the best plan if no plan satisfies every constraint.
 
-First the accuracy floor, then part of the load, then the SLO, then pinned sizes, at last the pins. The budget is never
-given up: cores that do not exist cannot be planned with. Only the first try is the chosen solver's; the many that look
-for the least violation are `exact`'s.
+Constraints are given up in a fixed order: the accuracy floor, part of the load, the SLO, pinned sizes, pins. The budget
+is never exceeded. Only the first attempt uses the pipeline's chosen solver; the attempts that search for the smallest
+violation use `exact`.
 """
 
 import math
@@ -18,45 +18,48 @@ from trimtab_adapter.solvers.registry import get_solver
 
 _HALVINGS = 12
 SLACK = 0.97
-"""Of the largest share of the load, so that equal overload does not flap between plans of equal worth."""
+"""Share of the largest load that is planned for, so that plans of equal value do not alternate under equal overload."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSolution:
-    """A solution, the program it solves, and what was given up for it."""
+    """A solution, the program it solves, and which constraint was relaxed for it."""
 
     program: Program
     solution: Solution
     fraction: float = 1.0
     reason: str = "Optimal"
     cores_constraint: str = "budget.cores"
-    """Whose cores and GPUs the program's are."""
+    """Name of the limit on the program's cores."""
     gpus_constraint: str = "budget.gpus"
     latency_constraint: str = "slo.latency"
 
     @property
     def feasible(self) -> bool:
-        """Whether nothing was given up."""
+        """Whether every constraint is satisfied."""
         return self.reason == "Optimal"
 
 
 def relax(problem: PlanningProblem) -> PlanningProblem:
-    """The question with as much of its strain as leaves a plan that keeps every constraint.
+    """Reduce the problem's slowdown until some plan satisfies every constraint.
 
-    Strain is what is spared for a machine that is slower than its profile. Load given up for it would be lost for sure:
-    the plan would have fewer places, keep fewer promises, and seem to need more strain. Where no plan keeps all even
-    without, it is with or without strain, whichever gives up less of the load.
+    The slowdown reserves capacity for a machine that is slower than its profile. Giving up load for it is a certain
+    loss: the plan would have less capacity, miss more SLOs and raise the slowdown further. If no plan satisfies every
+    constraint even without it, the variant that keeps more of the load is used.
     """
-    given, solver = problem, get_solver(problem.spec.adaptation.solver)
+    original, solver = problem, get_solver(problem.spec.adaptation.solver)
     while problem.slowdown > 1.0 and solver(build_program(problem)) is None:
         problem = replace(problem, slowdown=max(problem.slowdown / STEP, 1.0))
-    if problem is given or problem.slowdown > 1.0 or solver(build_program(problem)) is not None:
+    if problem is original or problem.slowdown > 1.0 or solver(build_program(problem)) is not None:
         return problem
-    return max(given, problem, key=lambda each: solve_or_relax(each).fraction)
+    return max(original, problem, key=lambda candidate: solve_or_relax(candidate).fraction)
 
 
 def solve_or_relax(problem: PlanningProblem) -> PlanSolution:
-    """The optimal plan, or the least bad one; raise PlanningError where the budget cannot hold any."""
+    """The optimal plan, or the best relaxed one.
+
+    Raises PlanningError if the budget cannot hold any plan.
+    """
     program = build_program(problem)
     solution = get_solver(problem.spec.adaptation.solver)(program)
     latency_constraint, _ = problem.latency_target
@@ -70,7 +73,7 @@ def solve_or_relax(problem: PlanningProblem) -> PlanSolution:
             return replace(found, latency_constraint=latency_constraint, cores_constraint=problem.cores_constraint)
     raise PlanningError(
         f"no plan fits budget.cores {problem.spec.budget.cores:g} and budget.gpus {problem.spec.budget.gpus}: "
-        "not even the smallest replica of each stage; raise the budget"
+        "the smallest replica of each stage does not fit; raise the budget"
     )
 
 
@@ -85,7 +88,7 @@ def _floor(problem: PlanningProblem) -> PlanSolution | None:
         return None
     reached = program.value(solution.choice)
     reason = (
-        f"objective.accuracyFloor {floor:g} is out of reach within the SLO and the budget; the best is {reached:.4g}"
+        f"objective.accuracyFloor {floor:g} cannot be reached within the SLO and the budget; the best is {reached:.4g}"
     )
     return PlanSolution(program, solution, reason=reason)
 
@@ -122,16 +125,16 @@ def _unpinned(problem: PlanningProblem, relaxed: Relaxation, prefix: str) -> Pla
 def _largest_share(
     problem: PlanningProblem, relaxed: Relaxation, describe: Callable[[PlanningProblem, float], str]
 ) -> PlanSolution | None:
-    """Bisect for the largest share of the load that can be carried, and solve for a little less than it."""
+    """Bisect for the largest share of the load that fits, and solve for slightly less."""
 
     def attempt(fraction: float) -> tuple[Program, Solution] | None:
         program = build_program(problem, replace(relaxed, fraction=fraction))
         solution = solve(program)
         return None if solution is None else (program, solution)
 
-    whole = attempt(1.0)
-    if whole is not None:
-        return PlanSolution(*whole, reason=describe(problem, 1.0))
+    full_load = attempt(1.0)
+    if full_load is not None:
+        return PlanSolution(*full_load, reason=describe(problem, 1.0))
     best, low, high = attempt(0.0), 0.0, 1.0
     if best is None:
         return None
@@ -142,9 +145,9 @@ def _largest_share(
             high = middle
         else:
             best, low = found, middle
-    eased = attempt(low * SLACK)
-    share = low if eased is None else low * SLACK
-    return PlanSolution(*(best if eased is None else eased), fraction=share, reason=describe(problem, share))
+    slack = attempt(low * SLACK)
+    share = low if slack is None else low * SLACK
+    return PlanSolution(*(best if slack is None else slack), fraction=share, reason=describe(problem, share))
 
 
 def _overload(problem: PlanningProblem, fraction: float) -> str:
@@ -158,7 +161,7 @@ def _overload(problem: PlanningProblem, fraction: float) -> str:
 
 
 def _fastest(problem: PlanningProblem, relaxed: Relaxation, prefix: str) -> PlanSolution | None:
-    """Forget the SLO, take the largest share of the load, then bisect for the least latency at that share."""
+    """Drop the SLO, keep the largest share of the load, then bisect for the least latency at that share."""
     unbounded = _largest_share(problem, relaxed, _overload)
     if unbounded is None:
         return None
@@ -174,9 +177,11 @@ def _fastest(problem: PlanningProblem, relaxed: Relaxation, prefix: str) -> Plan
             best = replace(best, program=program, solution=solution)
             high = program.latency_seconds(solution.choice)
     seconds = best.program.latency_seconds(best.solution.choice)
-    name, promised = problem.latency_target
-    reason = f"{prefix}{name} {promised * 1e3:.4g} ms is out of reach; the fastest plan needs {seconds * 1e3:.4g} ms"
+    name, target_seconds = problem.latency_target
+    reason = (
+        f"{prefix}{name} {target_seconds * 1e3:.4g} ms cannot be reached; the fastest plan needs {seconds * 1e3:.4g} ms"
+    )
     if best.fraction < 1.0:
         reason += f" and carries {best.fraction:.0%} of {problem.load_rps:.3g} requests/s"
-    # From here on this latency is the constraint: nothing may make the plan slower again.
+    # The latency reached becomes the constraint, so that enlarging batches does not make the plan slower.
     return replace(best, program=replace(best.program, slo_seconds=seconds), reason=reason)

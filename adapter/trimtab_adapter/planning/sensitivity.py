@@ -1,7 +1,7 @@
-"""What a little more or less would cost: plans next to the one chosen, each the best for a slightly other wish.
+"""Sensitivity analysis: the plans next to the chosen one and their discrete shadow prices.
 
-A price is a plan, not a derivative: options are few and far between, so the next millisecond may cost nothing at all,
-or a whole replica.
+Each sensitivity is a plan, not a derivative: options are few, so the next millisecond may cost nothing or a whole
+replica.
 """
 
 import itertools
@@ -17,14 +17,14 @@ from trimtab_adapter.solvers.program import TIE_BREAK, TOLERANCE, Option, Progra
 POINT = 0.01
 MILLISECOND = 0.001
 MAX_POINTS = 200
-"""Of a curve."""
+"""Points of a curve."""
 LATENCY_SAMPLES = 40
 Planned = Callable[[Program, Sequence[Option]], Sequence[Option]]
 
 
 @dataclass(frozen=True, slots=True)
 class PlanEstimate:
-    """A plan that could be, in figures. Accuracy is the product of the stages', whatever the objective's metric."""
+    """Figures of a possible plan. Accuracy is the product over the stages, whatever the objective's metric."""
 
     choice: tuple[Option, ...]
     accuracy: float
@@ -36,7 +36,7 @@ class PlanEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """What is asked for, and the best plan that gives it; None where none does, and why."""
+    """A changed requirement and the best plan that meets it, or the reason why none does."""
 
     change: str
     estimate: PlanEstimate | None
@@ -44,7 +44,7 @@ class Sensitivity:
 
 
 def estimate(program: Program, choice: Sequence[Option]) -> PlanEstimate:
-    """A choice in figures; the objective is without the price of changes."""
+    """Figures of a choice; the objective excludes switching costs."""
     return PlanEstimate(
         choice=tuple(choice),
         accuracy=math.prod(option.accuracy for option in choice),
@@ -55,43 +55,46 @@ def estimate(program: Program, choice: Sequence[Option]) -> PlanEstimate:
     )
 
 
-def sensitivities(answer: PlanSolution, planned: Planned = lambda _, choice: choice) -> list[Sensitivity]:
-    """What more accuracy, less latency, and fewer or more cores would take; `planned` makes plans of solutions."""
-    program = answer.program
-    now = estimate(program, planned(program, answer.solution.choice))
-    asked = {
-        "accuracy: the next better": _cheapest(program, now.accuracy + 10 * TOLERANCE),
+def sensitivities(solved: PlanSolution, planned: Planned = lambda _, choice: choice) -> list[Sensitivity]:
+    """What more accuracy, less latency, and fewer or more cores would require.
+
+    `planned` post-processes solutions into plans.
+    """
+    program = solved.program
+    now = estimate(program, planned(program, solved.solution.choice))
+    changed_programs = {
+        "accuracy: next better": _cheapest(program, now.accuracy + 10 * TOLERANCE),
         "accuracy +0.01": _cheapest(program, now.accuracy + POINT),
         "latency −1 ms": replace(program, slo_seconds=now.latency_seconds - MILLISECOND),
         "latency −10 %": replace(program, slo_seconds=0.9 * now.latency_seconds),
         "SLO +10 %": replace(program, slo_seconds=1.1 * program.slo_seconds),
-        "fewer cores: the next less": replace(program, cores=now.cores - STEP_CORES),
+        "cores: next fewer": replace(program, cores=now.cores - STEP_CORES),
         "1 core less": replace(program, cores=now.cores - 1.0),
         "budget +1 core": replace(program, cores=program.cores + 1.0),
     }
     if now.gpus:
-        asked["1 GPU less"] = replace(program, gpus=now.gpus - 1)
-    found = {what: solve(changed) for what, changed in asked.items()}
+        changed_programs["1 GPU less"] = replace(program, gpus=now.gpus - 1)
+    found = {what: solve(changed) for what, changed in changed_programs.items()}
     return [
-        Sensitivity(what, None, _why_not(program, asked[what]))
+        Sensitivity(what, None, _infeasible_reason(program, changed_programs[what]))
         if best is None
-        else Sensitivity(what, estimate(program, planned(asked[what], best.choice)))
+        else Sensitivity(what, estimate(program, planned(changed_programs[what], best.choice)))
         for what, best in found.items()
     ]
 
 
-def cores_curve(program: Program, most_cores: float) -> list[PlanEstimate]:
-    """The most accurate plan of every amount of cores that makes a difference, least cores first."""
-    accurate = replace(_by_accuracy(program), cores=most_cores)
+def cores_curve(program: Program, max_cores: float) -> list[PlanEstimate]:
+    """The most accurate plan at every amount of cores that makes a difference, fewest cores first."""
+    accurate = replace(_by_accuracy(program), cores=max_cores)
     found = itertools.islice(frontier_steps(accurate), MAX_POINTS)
-    return [estimate(program, level.solution.choice) for level in found][::-1]
+    return [estimate(program, point.solution.choice) for point in found][::-1]
 
 
-def latency_curve(program: Program, most_seconds: float) -> list[PlanEstimate]:
-    """The most accurate plan within the budget at latencies up to the most, fastest first."""
+def latency_curve(program: Program, max_seconds: float) -> list[PlanEstimate]:
+    """The most accurate plan within the budget at latencies up to `most_seconds`, fastest first."""
     accurate, found = _by_accuracy(program), []
     fastest = program.latency_seconds([min(s.options, key=lambda o: o.latency_seconds) for s in program.stages])
-    ratio = max(most_seconds / max(fastest, TOLERANCE), 1.0)
+    ratio = max(max_seconds / max(fastest, TOLERANCE), 1.0)
     for n in range(LATENCY_SAMPLES):
         seconds = fastest * ratio ** (n / (LATENCY_SAMPLES - 1))
         solution = solve(replace(accurate, slo_seconds=seconds))
@@ -100,17 +103,17 @@ def latency_curve(program: Program, most_seconds: float) -> list[PlanEstimate]:
     return found
 
 
-def _why_not(program: Program, changed: Program) -> str:
-    most = math.prod(max(option.accuracy for option in stage.options) for stage in program.stages)
-    if changed.accuracy_floor > most:
-        return f"the most accurate variants reach {most:.4f}"
+def _infeasible_reason(program: Program, changed: Program) -> str:
+    best_accuracy = math.prod(max(option.accuracy for option in stage.options) for stage in program.stages)
+    if changed.accuracy_floor > best_accuracy:
+        return f"the most accurate variants reach {best_accuracy:.4f}"
     if changed.cores == math.inf:
-        return "no plan within the SLO, whatever its cores"
-    return "no plan carries the load within the other constraints"
+        return "no plan meets the SLO at any number of cores"
+    return "no plan carries the load within the remaining constraints"
 
 
 def _by_accuracy(program: Program) -> Program:
-    """Ask for the greatest product of accuracies, whatever the objective asks for."""
+    """Maximise the product of accuracies, whatever the objective is."""
     stages = tuple(
         replace(stage, options=tuple(replace(option, value=option.accuracy, penalty=0.0) for option in stage.options))
         for stage in program.stages
@@ -120,6 +123,6 @@ def _by_accuracy(program: Program) -> Program:
 
 
 def _cheapest(program: Program, accuracy: float) -> Program:
-    """Ask for the fewest cores that reach an accuracy, whatever the budget has."""
+    """Minimise the cores at which an accuracy is reached, whatever the budget is."""
     weights = Weights(TIE_BREAK, 1.0, TIE_BREAK * 1e-3)
     return replace(_by_accuracy(program), weights=weights, accuracy_floor=accuracy, cores=math.inf)

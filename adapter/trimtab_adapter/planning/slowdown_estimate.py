@@ -1,9 +1,9 @@
-"""Who writes is taken to be slower than profiled while promises are broken: at once, less after quiet decisions.
+"""`SlowdownEstimate`: latency inflation of generation stages while their SLOs are missed.
 
-A profile is content where a machine is not: others use it, or chats are not like those that were measured. How much is
-wrong nobody knows, so as much is added to the seconds as was not kept, and one in eight at the least
-(`token_pools.scale` adds that to replicas). Both layouts count as slower, so that the one with more to spare is found;
-where there is less to spare, less is spared (`least_bad.eased`).
+While SLO targets are missed, planned latency is inflated by the miss rate (at least 12.5 %) and decays after intervals
+without misses, because a profile cannot see other load on the machine or chats unlike the profiled ones. Both encoder
+placements are inflated alike, so that the one with more spare capacity wins; `relaxation.relax` reduces the factor if
+capacity is short.
 """
 
 from dataclasses import dataclass
@@ -13,27 +13,29 @@ from trimtab_pipelines.router_state import RecentRequests
 MIN_ATTAINMENT = 0.99
 """Share of requests within the SLO below which capacity is added at once (ModServe, section 4.3)."""
 QUIET_INTERVALS = 3
+"""Decisions without misses before the factor decays."""
 STEP = 1.125
-MOST = 4.0
+MAX_FACTOR = 4.0
 MIN_RESPONSES = 50
-"""Of fewer, one that was late says nothing of one in a hundred."""
+"""Below this number one late response says nothing about a 99 % target."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowdownEstimate:
-    """How much slower than profiled who writes, and who encodes for them, is taken to be."""
+    """Factor by which generation stages and their encoders are slower than profiled."""
 
     factor: float = 1.0
-    """Of the profiled seconds, 1.0 to 4.0: a machine that is farther from its profile needs a new one."""
+    """1.0 to 4.0; a machine farther from its profile needs a new profile."""
     attainment: float = 1.0
-    """Share of promises kept when it was last raised; 1.0 where it was not, or it has recovered."""
+    """Share of requests within the SLO when the factor was last raised; 1.0 if it was not or has recovered."""
     quiet: int = 0
-    """Decisions since then at which promises were kept."""
+    """Decisions without misses since then."""
 
     def after(self, served: RecentRequests) -> "SlowdownEstimate":
-        """The next one, by what became of the requests of the last minute.
+        """The next estimate from the outcomes of the last minute.
 
-        That minute also has those from before it was raised: so it is raised again only while no more are kept.
+        That minute includes requests from before the last raise, so the factor rises again only while attainment does
+        not improve.
         """
         ended = served.ok + served.late + served.dropped
         if ended < MIN_RESPONSES:
@@ -42,7 +44,9 @@ class SlowdownEstimate:
         if attainment < MIN_ATTAINMENT:
             if attainment >= self.attainment < MIN_ATTAINMENT:
                 return SlowdownEstimate(self.factor, self.attainment)
-            return SlowdownEstimate(min(self.factor * max(STEP, 1.0 / max(attainment, 1.0 / MOST)), MOST), attainment)
+            return SlowdownEstimate(
+                min(self.factor * max(STEP, 1.0 / max(attainment, 1.0 / MAX_FACTOR)), MAX_FACTOR), attainment
+            )
         if self.quiet + 1 < QUIET_INTERVALS:
             return SlowdownEstimate(self.factor, self.attainment, self.quiet + 1)
         return SlowdownEstimate(max(self.factor / STEP, 1.0))

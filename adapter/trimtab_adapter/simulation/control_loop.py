@@ -41,13 +41,13 @@ class SimulatedControlLoop:
         state: State,
     ) -> PipelinePlan:
         """Decide once. Raises ObservationError where the load is not known, PlanningError where nothing can run."""
-        self._state.learn(state)
+        self._state.update(state)
         adaptation = pipeline.spec.adaptation
         forecast = forecast_record(self.forecaster, load, adaptation)
         inputs = self._state.planning_inputs(
             forecast, current, load.now_seconds, adaptation.scale_down_stabilization_seconds
         )
-        self._state.decided(load.now_seconds, forecast)
+        self._state.record_decision(load.now_seconds, forecast)
         return self.decide(pipeline, profiles, inputs)
 
 

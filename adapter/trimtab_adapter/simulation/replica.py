@@ -34,7 +34,7 @@ class SimulatedReplica:
     group: ReplicaGroup
     state: Literal["starting", "ready", "draining", "gone"] = "starting"
     processor: int = 0
-    slot: ReplicaSlots = field(default_factory=ReplicaSlots)
+    slots: ReplicaSlots = field(default_factory=ReplicaSlots)
     """What its stage's desk sees of it."""
     in_flight: list[tuple[Batch, Callable[[Batch, BatchOutcome], None]]] = field(default_factory=list)
     """The batches in its hands in the order in which they come back, and who is told of each."""
@@ -51,9 +51,9 @@ class SimulatedReplica:
     def become_ready(self) -> None:
         """Every model of its group is loaded and warmed."""
         self.state = "ready"
-        self.slot.set_ready_variants(self.group.names)
+        self.slots.set_ready_variants(self.group.names)
 
     def close(self, state: Literal["draining", "gone"]) -> None:
         """Take no new batch from now on."""
         self.state = state
-        self.slot.set_ready_variants(NOTHING)
+        self.slots.set_ready_variants(NOTHING)

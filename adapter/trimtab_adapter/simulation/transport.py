@@ -129,7 +129,7 @@ class SimulatedTransport:
 
     def look_around(self) -> None:
         """Tell the desk which replicas there are: call it whenever one came, went or closed."""
-        self._replicas_by_slot = {replica.slot: replica for replica in self.replicas}
+        self._replicas_by_slot = {replica.slots: replica for replica in self.replicas}
         self.scheduler.set_replicas(list(self._replicas_by_slot))
 
     def send(self, batch: Batch, on_end: OnEnd) -> None:

@@ -14,6 +14,7 @@ from trimtab_pipelines.accuracy_evidence import Accuracy
 STATE_PATH = "/trimtab/v1/state"
 ARRIVALS_PATH = "/trimtab/v1/arrivals"
 READY_PATH = "/readyz"
+LIVE_PATH = "/livez"
 """Returns 200 while the router accepts requests."""
 TASKS_PATH = "/trimtab/v1/tasks"
 HISTORY_SECONDS = 600

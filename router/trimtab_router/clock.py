@@ -1,39 +1,40 @@
-"""Shell: the event loop as the clock of the desks."""
+"""`EventLoopClock`: the asyncio event loop as the clock of the schedulers."""
 
 import asyncio
 import time
 
-from trimtab_router.scheduling.interfaces import Act, Stir
+from trimtab_router.scheduling.interfaces import Callback, PendingArrivals
 
 QUIET_TURNS = 16
 
 
 class EventLoopClock:
-    """Monotonic time, and the timers of the running loop."""
+    """Monotonic time, and timers of the running event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
 
     @property
     def now(self) -> float:
-        """Monotonic seconds."""
         return time.monotonic()
 
-    def at(self, moment: float, act: Act) -> None:
-        """Do something then."""
-        self._loop.call_later(max(moment - time.monotonic(), 0.0), act)
+    def call_at(self, deadline: float, callback: Callback) -> None:
+        self._loop.call_later(max(deadline - time.monotonic(), 0.0), callback)
 
-    def soon(self, act: Act, stir: Stir) -> None:
-        """Let requests that are being read right now join: wait until a few turns of the loop bring no more.
+    def call_when_idle(self, callback: Callback, pending_arrivals: PendingArrivals) -> None:
+        """Call `callback` once several turns of the event loop bring no new arrival.
 
-        It costs an idle router some ten microseconds, and a busy one nothing: what it would read next is read now.
+        Requests being read thus join the batch. This costs an idle router some ten microseconds. A busy router loses no
+        time: it reads the next requests meanwhile.
         """
-        self._loop.call_soon(self._settle, act, stir, None, 0)
+        self._loop.call_soon(self._settle, callback, pending_arrivals, None, 0)
 
-    def _settle(self, act: Act, stir: Stir, before: int | None, quiet_turns: int) -> None:
-        arrivals = stir()
+    def _settle(
+        self, callback: Callback, pending_arrivals: PendingArrivals, before: int | None, quiet_turns: int
+    ) -> None:
+        arrivals = pending_arrivals()
         if arrivals is None or quiet_turns >= QUIET_TURNS:
-            act()
-        else:  # what came before the first turn came in the moment that woke whoever acts
+            callback()
+        else:  # arrivals before the first turn belong to the event that scheduled the call
             quiet_turns = quiet_turns + 1 if before in {None, arrivals} else 0
-            self._loop.call_soon(self._settle, act, stir, arrivals, quiet_turns)
+            self._loop.call_soon(self._settle, callback, pending_arrivals, arrivals, quiet_turns)

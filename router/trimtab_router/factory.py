@@ -1,9 +1,9 @@
-"""Shell: puts a router together: who carries the batches of its stages, and the desks that decide about them."""
+"""Creates a router's transports and its executor with one scheduler per stage."""
 
 from collections.abc import Mapping
 from functools import partial
 
-from trimtab_pipelines.plan import PipelinePlan, first_plan
+from trimtab_pipelines.plan import PipelinePlan, initial_stage_plan
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_protocol.http_client import Tls
 from trimtab_router.execution.executor import PipelineExecutor
@@ -19,13 +19,13 @@ from trimtab_router.transport.http_transport import HttpTransport
 
 
 def create_transports(graph: Graph, limits: Limits, tls: Tls) -> dict[str, HttpTransport]:
-    """Who takes batches to replicas over HTTP, by stage."""
+    """HTTP transports by stage."""
     return {
         stage.name: HttpTransport(
             stage,
             datatypes={read.name: graph.datatype_of(read.source) for read in stage.inputs},
             hang_seconds=limits.hang_seconds,
-            max_answer_bytes=limits.answer_bytes,
+            max_response_bytes=limits.response_bytes,
             tls=tls,
         )
         for stage in graph.stages
@@ -39,48 +39,48 @@ def create_executor(
     *,
     policy: Policy,
     clock: Clock,
-    carriers: Mapping[str, Transport],
+    transports: Mapping[str, Transport],
     metrics: Metrics,
     grace_seconds: float,
 ) -> PipelineExecutor:
-    """The course of requests through a desk for each stage, each of which tells what it does.
+    """Executor with a scheduler for each stage.
 
     Args:
-        graph: of the pipeline.
-        spec: the pipeline's.
-        plan: what runs at first; without one each stage starts with its first variant, row by row.
-        policy: decides every departure.
-        clock: tells the desks the time.
-        carriers: take each stage's batches to its replicas.
-        metrics: of the router.
-        grace_seconds: how long rows are held while no replica is ready.
+        graph: graph of the pipeline.
+        spec: specification of the pipeline.
+        plan: initial plan. None: each stage starts with its first variant and batches of one row.
+        policy: scheduling policy.
+        clock: clock of the schedulers.
+        transports: transport of each stage.
+        metrics: metrics of the router.
+        grace_seconds: time that rows stay queued while no replica is ready.
     """
-    suspects, desks = QueryOfDeathDetector(), dict[str, StageScheduler]()
+    detector, schedulers = QueryOfDeathDetector(), dict[str, StageScheduler]()
     for stage in graph.stages:
-        told, carrier = metrics.stage(stage.name), carriers[stage.name]
-        desk = desks[stage.name] = StageScheduler(
+        stage_metrics, transport = metrics.stage(stage.name), transports[stage.name]
+        scheduler = schedulers[stage.name] = StageScheduler(
             stage,
-            plan=plan.spec.stage(stage.name) if plan else first_plan(stage),
+            plan=plan.spec.stage(stage.name) if plan else initial_stage_plan(stage),
             max_rows=spec.queue.max_rows,
             policy=policy,
             drop_policy=spec.drop_policy,
             clock=clock,
-            carrier=carrier,
-            tally=StageStats(stage.name, told),
-            suspects=suspects,
+            transport=transport,
+            stats=StageStats(stage.name, stage_metrics),
+            query_of_death=detector,
             grace_seconds=grace_seconds,
         )
-        told.watch(partial(getattr, desk.queue, "rows"), partial(getattr, desk, "ready_replicas"))
-        told.watch_refused(partial(_refused, carrier))
-        told.watch_drifted(partial(_drifted, desk, clock))
-    return PipelineExecutor(graph, desks, clock)
+        stage_metrics.watch(partial(getattr, scheduler.queue, "rows"), partial(getattr, scheduler, "ready_replicas"))
+        stage_metrics.watch_unauthenticated(partial(_unauthenticated_replicas, transport))
+        stage_metrics.watch_drifted(partial(_drifted_points, scheduler, clock))
+    return PipelineExecutor(graph, schedulers, clock)
 
 
-def _drifted(desk: StageScheduler, clock: Clock) -> int:
-    """How many points of a stage are no longer as accurate as they were measured to be."""
-    return len({(variant, point) for variant, point, _ in desk.watch.drifted(clock.now)})
+def _drifted_points(scheduler: StageScheduler, clock: Clock) -> int:
+    """Number of a stage's operating points whose observed accuracy differs from the profiled one."""
+    return len({(variant, point) for variant, point, _ in scheduler.accuracy_monitor.drifted_accuracies(clock.now)})
 
 
-def _refused(carrier: Transport) -> int:
-    """How many replicas get no work because they are not who they must be."""
-    return len(carrier.refused) if isinstance(carrier, HttpTransport) else 0
+def _unauthenticated_replicas(transport: Transport) -> int:
+    """Number of replicas whose TLS identity is rejected."""
+    return len(transport.unauthenticated) if isinstance(transport, HttpTransport) else 0

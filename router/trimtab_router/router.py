@@ -1,6 +1,6 @@
-"""The heart of the process: takes requests in, walks each through its stages, gives every one exactly one answer.
+"""`Router`: serves one pipeline. Admits requests, executes them, and answers each exactly once.
 
-It knows no transport and no files: ingress gives it requests, `plans` gives it plans and endpoints.
+It knows neither protocols nor files: ingress passes requests, and watchers pass plans and endpoints.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any
 
 from opentelemetry.trace import Tracer
 
-from trimtab_pipelines.accuracy import sources
+from trimtab_pipelines.accuracy import accuracy_sources
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_pipelines.plan import PipelinePlan
@@ -22,7 +22,7 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tasks import TaskRecord
 from trimtab_protocol import InferRequest, InferResponse, PendingRequest, ProtocolError, Tensor
 from trimtab_protocol.chat.internal_wire import IMAGES, Usage
-from trimtab_protocol.extensions import PLAN_GENERATION, PROVISIONAL
+from trimtab_protocol.extensions import ESCALATION_PENDING, PLAN_GENERATION
 from trimtab_protocol.http_client import Tls
 from trimtab_protocol.tensors import Array
 from trimtab_router.admission.call import Call
@@ -37,7 +37,7 @@ from trimtab_router.clock import EventLoopClock
 from trimtab_router.execution.executor import RequestState
 from trimtab_router.execution.slo import SloResolver
 from trimtab_router.factory import create_executor, create_transports
-from trimtab_router.limits import Limits, decoding_bytes, kept_bytes
+from trimtab_router.limits import Limits, decoded_bytes, decoding_bytes
 from trimtab_router.observability.arrivals import ArrivalCounter
 from trimtab_router.observability.metrics import Metrics
 from trimtab_router.observability.request_accounting import RequestAccounting
@@ -56,21 +56,21 @@ from trimtab_router.transport.token_counts import fetch_token_counts
 
 BODY_SECONDS = 10.0
 PATIENCE_SHARE = 0.2
-"""Of the SLO, how long a request may wait to be let in before it is refused: what is left must be worth serving."""
+"""Maximum time that a request may wait for admission, as a share of the SLO. The rest must suffice to serve it."""
 
 
 class Router:
     """Serves one pipeline.
 
     Args:
-        pipeline: what was asked.
-        plan: what runs at first; without one each stage starts with its first variant, row by row.
+        pipeline: pipeline document.
+        plan: initial plan. None: each stage starts with its first variant and batches of one row.
         limits: bounds of the process.
-        policy: decides every departure; the pipeline's own where it is None.
-        tracer: writes spans; None for none.
-        tls: what connections to replicas are secured with.
-        clock: tells the time of requests and batches; the event loop's unless told otherwise.
-        carriers: take each stage's batches to its replicas; None for HTTP, to the endpoints applied.
+        policy: scheduling policy, None for the pipeline's own.
+        tracer: writes spans, None for none.
+        tls: TLS context of connections to replicas.
+        clock: clock of requests and batches, None for the event loop's.
+        transports: transport of each stage's batches, None for HTTP to the applied endpoints.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Router:
         tracer: Tracer | None = None,
         tls: Tls = lambda: None,
         clock: Clock | None = None,
-        carriers: Mapping[str, Transport] | None = None,
+        transports: Mapping[str, Transport] | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.limits = limits or Limits()
@@ -91,153 +91,157 @@ class Router:
         self.arrivals = ArrivalCounter(time.time())
         self.plan = plan
         self.plan_applied_at = time.time() if plan else None
-        self.leaving = False
-        """Whether callers should go to another router; requests are still taken."""
+        self.terminating = False
+        """Whether clients should use another router. Requests are still accepted."""
         self.draining = False
-        """Whether requests are no longer taken."""
+        """Whether requests are rejected."""
         self._tracer = tracer
         self._graph = Graph(pipeline.spec)
         self._clock = clock or EventLoopClock()
-        self._http = create_transports(self._graph, self.limits, tls) if carriers is None else {}
-        self._preparing = ThreadPoolExecutor(1, "prepare")
+        self._http = create_transports(self._graph, self.limits, tls) if transports is None else {}
+        self._table_builder = ThreadPoolExecutor(1, "prepare")
         self._policy = policy or POLICIES[pipeline.spec.scheduling_policy]
-        self._course = create_executor(
+        self._executor = create_executor(
             self._graph,
             pipeline.spec,
             plan,
             policy=self._policy,
             clock=self._clock,
-            carriers=carriers or self._http,
+            transports=transports or self._http,
             metrics=self.metrics,
             grace_seconds=self.limits.grace_seconds,
         )
-        self._desks = self._course.desks
-        for desk in self._desks.values():
-            self._prepare(desk)
-        self._reception = SloResolver(self._course, self._graph, pipeline.spec.slo)
+        self.schedulers = self._executor.schedulers
+        for scheduler in self.schedulers.values():
+            self._prepare_policy(scheduler)
+        self._slo_resolver = SloResolver(self._executor, self._graph, pipeline.spec.slo)
         self._output_datatypes = {o.name: self._graph.datatype_of(o.source) for o in pipeline.spec.outputs}
         self._options = options_inputs(pipeline.spec)
-        self._turnstile = EntryGate(PATIENCE_SHARE * pipeline.spec.slo.start_seconds)
+        self._entry_gate = EntryGate(PATIENCE_SHARE * pipeline.spec.slo.first_response_seconds)
         limits = self.limits
-        self._sweeping = CollectorPacer()
-        self.budget = MemoryBudget(
-            limits.max_bytes_in_flight, limits.max_client_requests, limits.max_client_bytes, self._sweeping.soon
+        self._collector_pacer = CollectorPacer()
+        self.memory = MemoryBudget(
+            limits.max_bytes_in_flight, limits.max_client_requests, limits.max_client_bytes, self._collector_pacer.soon
         )
-        self.pacer = ConcurrencyController(
-            ConcurrencyLimit(pipeline.spec.slo.latency_seconds), self.budget, self._bounds
+        self.concurrency = ConcurrencyController(
+            ConcurrencyLimit(pipeline.spec.slo.latency_seconds), self.memory, self._limit_bounds
         )
-        self._decoding = ThreadPoolExecutor(1, "decode")  # one at a time: what decoding costs in passing is bounded too
-        self._waiting: set[asyncio.Future[None]] = set()
-        self.accounts = RequestAccounting(
-            self.metrics, self.arrivals, self._clock, pipeline.spec.slo, self.pacer.note_overload
+        self._decoder = ThreadPoolExecutor(1, "decode")  # one thread, which bounds temporary memory too
+        self._pending: set[asyncio.Future[None]] = set()
+        self.accounting = RequestAccounting(
+            self.metrics, self.arrivals, self._clock, pipeline.spec.slo, self.concurrency.note_overload
         )
         self.metrics.plan_generation.set(self.plan_generation)
         self.metrics.arrivals_peak.set_function(lambda: self.arrivals.peak(time.time()))
-        self.metrics.bytes_in_flight.set_function(lambda: self.budget.bytes_in_flight)
-        self.metrics.requests_in_flight.set_function(lambda: self.budget.requests)
-        self.metrics.concurrency_limit.set_function(lambda: self.pacer.window.limit)
+        self.metrics.bytes_in_flight.set_function(lambda: self.memory.bytes_in_flight)
+        self.metrics.requests_in_flight.set_function(lambda: self.memory.requests)
+        self.metrics.concurrency_limit.set_function(lambda: self.concurrency.concurrency_limit.limit)
 
     @property
     def body_seconds(self) -> float:
-        """How long the body of a request may take to arrive."""
+        """Time limit of a request's body."""
         return self.limits.body_seconds or max(BODY_SECONDS, self.pipeline.spec.slo.latency_seconds)
 
     @property
     def plan_generation(self) -> int:
-        """The generation of the plan in force, 0 before the first."""
+        """Generation of the current plan, 0 before the first."""
         return self.plan.spec.generation if self.plan else 0
 
     @property
     def ready(self) -> bool:
-        """Whether every stage has a replica and callers are welcome."""
-        return self.accepts_traffic and all(desk.ready_replicas for desk in self._working)
+        """Whether the router accepts traffic and every active stage has a replica."""
+        return self.accepts_traffic and all(scheduler.ready_replicas for scheduler in self._active_schedulers)
 
     @property
     def accepts_traffic(self) -> bool:
-        """Whether callers should come here: every stage has had a replica, and the router does not leave.
+        """Whether clients should connect here: every active stage has had a replica, and the router is not terminating.
 
-        A stage that lost its replicas is no reason to send callers away. All routers would at once, and where there is
-        none left, connections are refused without a word; a router keeps requests a while, or says when to try again.
+        A stage that has lost its replicas does not change that. All routers would become unready at once, and
+        connections would be refused. A router instead queues requests for a while, or rejects them with a retry time.
         """
-        return not (self.leaving or self.draining) and all(desk.had_replica for desk in self._working)
+        return not (self.terminating or self.draining) and all(
+            scheduler.had_replica for scheduler in self._active_schedulers
+        )
 
     @property
-    def _working(self) -> list[StageScheduler]:
-        """The desks that something goes to."""
-        return [desk for name, desk in self._desks.items() if name not in self._course.idle]
+    def _active_schedulers(self) -> list[StageScheduler]:
+        """Schedulers of stages with traffic."""
+        return [scheduler for name, scheduler in self.schedulers.items() if name not in self._executor.idle_stages]
 
     @property
-    def longest_seconds(self) -> float:
-        """After so long every request is answered or refused."""
-        return self._reception.longest_seconds + self.limits.grace_seconds + self.limits.hang_seconds
+    def max_request_seconds(self) -> float:
+        """Time after which every request has been answered or refused."""
+        return self._slo_resolver.max_timeout_seconds + self.limits.grace_seconds + self.limits.hang_seconds
 
     async def infer(self, call: Call) -> InferResponse:
-        """Serve a request; raises Refusal. A cancelled call frees what the request still has in the queues."""
-        self.accounts.received(call.arrived_at)
-        journey: RequestState | None = None
-        end = FAILED
-        why: Refusal | None = None
+        """Serve a request. Raises Refusal. Cancelling the call removes the request from all queues."""
+        self.accounting.count_received(call.arrived_at)
+        state: RequestState | None = None
+        outcome = FAILED
+        refusal: Refusal | None = None
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(ended)
+        self._pending.add(ended)
         try:
-            journey = self._begin(call, ended)
+            state = self._start(call, ended)
             await ended
-            if journey.refusal is not None:
-                raise journey.refusal
-            self.pacer.note_answer()
-            end = self.accounts.answered(journey)
-            return self._answer(call.request, journey)
-        except Refusal as refusal:
-            why = refusal
-            end = self.accounts.refused(refusal, by_own_deadline=journey is not None and self._asked_too_much(journey))
+            if state.refusal is not None:
+                raise state.refusal
+            self.concurrency.note_response()
+            outcome = self.accounting.record_response(state)
+            return self._response(call.request, state)
+        except Refusal as error:
+            refusal = error
+            outcome = self.accounting.record_refusal(
+                refusal, own_deadline=state is not None and self._has_tighter_deadline(state)
+            )
             raise
         except asyncio.CancelledError:
-            stage = next(iter(journey.works), "") if journey else ""
-            why = Refusal(ErrorCode.CANCELLED, "Cancelled", "the caller left", stage=stage)
-            end = self.accounts.refused(why, by_own_deadline=self._left_early(call))
+            stage = next(iter(state.stage_requests), "") if state else ""
+            refusal = Refusal(ErrorCode.CANCELLED, "Cancelled", "the client disconnected", stage=stage)
+            outcome = self.accounting.record_refusal(refusal, own_deadline=self._disconnected_early(call))
             raise
         finally:
-            self.accounts.ended(end)
-            self._waiting.discard(ended)
-            if journey is not None:
-                self.accounts.delivered(journey.delivery)
-                self._end(journey, end, why)
+            self.accounting.count_outcome(outcome)
+            self._pending.discard(ended)
+            if state is not None:
+                self.accounting.record_stream(state.stream)
+                self._finish(state, outcome, refusal)
 
-    async def count(self, call: Call) -> Usage:
-        """What a chat would take, by a replica that only counts; nothing runs, and nothing is counted as served.
+    async def count_tokens(self, call: Call) -> Usage:
+        """Token counts of a chat, without generating. The request does not count as served.
 
         Raises:
-            Refusal: the chat cannot be served as it is, or nobody can tell.
+            Refusal: the chat is invalid, or no replica can count.
         """
-        return await fetch_token_counts(self._course, self._http, self._admitted(call.request).inputs)
+        return await fetch_token_counts(self._executor, self._http, self._decode_request(call.request).inputs)
 
     async def admit(self, arrived_at: float, client: str = "") -> Reservation:
-        """Let a request in, once it is its turn of the event loop; it ends with the reservation's context.
+        """Admit a request, at its turn of the event loop. It ends with the reservation's context.
 
         Raises:
-            Refusal: already counted; in overload, or because its client has as much under way as it may.
+            Refusal: overload, or too many requests of its client. Already counted.
         """
         reservation = None
         try:
-            self.pacer.check()
-            reservation = self.budget.reservation(client)
-            await self._turnstile.enter(arrived_at)
+            self.concurrency.check_capacity()
+            reservation = self.memory.reservation(client)
+            await self._entry_gate.enter(arrived_at)
         except BaseException as error:
             if reservation is not None:
                 reservation.end()
             if isinstance(error, Refusal):
-                raise self.accounts.turned_away(error) from error
+                raise self.accounting.count_rejection(error) from error
             raise
         return reservation
 
     async def validate(self, pending: PendingRequest, reservation: Reservation) -> ValidatedRequest:
-        """Check a request and decode its tensors, in a thread where that takes long; the loop goes on meanwhile.
+        """Validate a request and decode its tensors, in a thread if that is slow.
 
-        What it says of itself is checked before any value is decoded.
+        The description is validated before any value is decoded.
 
         Args:
             pending: the request.
-            reservation: grows by what decoding costs.
+            reservation: grows by the memory that decoding needs.
 
         Raises:
             Refusal: already counted.
@@ -248,158 +252,171 @@ class Router:
                 return self._decode(pending, reservation.client)
             validate_header(name, spec, pending.request, pending.inputs)
             if self.draining:
-                raise _draining()
+                raise _draining_refusal()
             cost = decoding_bytes(pending, reservation.size_bytes)
             reservation.grow(cost)
             loop = asyncio.get_running_loop()
-            admitted = await loop.run_in_executor(self._decoding, self._decode, pending, reservation.client)
-            reservation.note(kept_bytes(admitted) - cost)
+            validated = await loop.run_in_executor(self._decoder, self._decode, pending, reservation.client)
+            reservation.record(decoded_bytes(validated) - cost)
         except ProtocolError as error:
-            raise self.accounts.turned_away(malformed(error)) from error
+            raise self.accounting.count_rejection(malformed(error)) from error
         except Refusal as refusal:
-            raise self.accounts.turned_away(refusal) from refusal
-        return admitted
+            raise self.accounting.count_rejection(refusal) from refusal
+        return validated
 
     def apply_plan(self, plan: PipelinePlan) -> None:
-        """Follow a new plan from the next batch on."""
+        """Apply a plan from the next batch on."""
         self.plan = plan
         self.plan_applied_at = time.time()
         self.metrics.plan_generation.set(plan.spec.generation)
-        for name, desk in self._desks.items():
-            desk.apply_plan(plan.spec.stage(name))
-            self._prepare(desk)
+        for name, scheduler in self.schedulers.items():
+            scheduler.apply_plan(plan.spec.stage(name))
+            self._prepare_policy(scheduler)
 
     def apply_endpoints(self, endpoints: Endpoints) -> None:
-        """Use these replicas; those no longer named finish what they hold and are left."""
-        for name, carrier in self._http.items():
-            desk = self._desks[name]
-            desk.set_replicas(carrier.follow(endpoints.stages.get(name, ()), partial(self._changed, desk)))
+        """Use these replicas. Replicas no longer named finish their batches and are closed."""
+        for name, transport in self._http.items():
+            scheduler = self.schedulers[name]
+            scheduler.set_replicas(
+                transport.set_endpoints(endpoints.stages.get(name, ()), partial(self._on_replica_change, scheduler))
+            )
 
-    def _changed(self, desk: StageScheduler) -> None:
-        """What a replica can serve changed: it has told of its tasks before."""
-        learn_declared_tasks(desk, self.pipeline.spec.objective.accuracy_basis)
-        desk.refresh_replicas()
+    def _on_replica_change(self, scheduler: StageScheduler) -> None:
+        """Apply a change of a replica's readiness. Its tasks are known at that time."""
+        learn_declared_tasks(scheduler, self.pipeline.spec.objective.accuracy_basis)
+        scheduler.refresh_replicas()
 
-    def register_task(self, stage: str, variant: str, task: str, card: TaskRecord) -> None:
-        """Know a task that joined a variant while it runs."""
+    def register_task(self, stage: str, variant: str, task: str, record: TaskRecord) -> None:
+        """Register a task of a variant at run time."""
         basis = self.pipeline.spec.objective.accuracy_basis
-        register_task(self._desks[stage], variant, task, card.accuracy_by_point, basis)
-        self._reception.enrol(task, card)
+        register_task(self.schedulers[stage], variant, task, record.accuracy_by_point, basis)
+        self._slo_resolver.register_task(task, record)
 
     def unregister_task(self, stage: str, variant: str, task: str) -> None:
-        """Forget a task that joined a variant, and what its requests are granted where no other variant has it."""
-        unregister_task(self._desks[stage], variant, task)
-        self._reception.dismiss(task)
+        """Unregister a task of a variant, and its service terms unless another variant has it."""
+        unregister_task(self.schedulers[stage], variant, task)
+        self._slo_resolver.unregister_task(task)
 
     async def model_metadata(self, stage: str, variant: str) -> dict[str, dict[str, Any]]:
-        """What the replicas that are ready for a variant tell of it, by their names."""
-        return await self._http[stage].facts(variant) if stage in self._http else {}
+        """Metadata of a variant by the names of its ready replicas."""
+        return await self._http[stage].model_metadata(variant) if stage in self._http else {}
 
     def state(self) -> RouterState:
-        """What runs now."""
         now = self._clock.now
-        rows_per_request, tokens = self.accounts.rows.expected(now), self.accounts.prompt_tokens.expected(now)
-        refused = {name: self._http[name].refused if name in self._http else {} for name in self._desks}
+        rows_per_request, tokens = (
+            self.accounting.rows_per_request.expected(now),
+            self.accounting.prompt_tokens.expected(now),
+        )
+        unauthenticated = {
+            name: self._http[name].unauthenticated if name in self._http else {} for name in self.schedulers
+        }
         return RouterState(
             plan_generation=self.plan_generation,
             plan_applied_at=self.plan_applied_at,
             ready=self.ready,
-            served=self.accounts.recent.summary(now),
-            accuracy_sources=sources(self.pipeline.spec.stages),
+            served=self.accounting.recent.summary(now),
+            accuracy_sources=accuracy_sources(self.pipeline.spec.stages),
             stages={
-                name: stage_state(desk, rows_per_request.get(name), tokens.get(name), refused[name], now)
-                for name, desk in self._desks.items()
+                name: stage_state(scheduler, rows_per_request.get(name), tokens.get(name), unauthenticated[name], now)
+                for name, scheduler in self.schedulers.items()
             },
         )
 
-    def load(self, seconds: int) -> RouterLoad:
-        """Arrivals of the last so many whole seconds."""
+    def arrival_history(self, seconds: int) -> RouterLoad:
+        """Arrivals of the last whole seconds."""
         now = time.time()
         return RouterLoad(now=now, rps=self.arrivals.history(now, seconds))
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Take no more requests, let those under way end, then close all connections."""
+        """Reject new requests, wait for those in flight, and close all connections."""
         self.draining = True
-        if self._waiting:
-            await asyncio.wait(self._waiting, timeout=timeout_seconds)
-        await asyncio.gather(*(carrier.close() for carrier in self._http.values()))
-        self.pacer.close()
-        self._sweeping.close()
-        self._decoding.shutdown(wait=False)  # who is in line there is still decoded, and told to try another router
-        self._preparing.shutdown(wait=False)  # what is begun is ended: others may look it up too
+        if self._pending:
+            await asyncio.wait(self._pending, timeout=timeout_seconds)
+        await asyncio.gather(*(transport.close() for transport in self._http.values()))
+        self.concurrency.close()
+        self._collector_pacer.close()
+        self._decoder.shutdown(wait=False)  # queued requests are still decoded, and then refused
+        self._table_builder.shutdown(wait=False)  # tables in progress are completed: they are shared
 
-    def _prepare(self, desk: StageScheduler) -> None:
-        """Have a thread work out what decisions by the new plan will look up; they wait for nothing."""
+    def _prepare_policy(self, scheduler: StageScheduler) -> None:
+        """Precompute the policy's tables for the current plan in a thread, so that decisions do not wait."""
         if self._policy.prepare is not None and not self.draining:
-            outlook, variant = desk.outlook, desk.plan.variant
-            self._preparing.submit(self._policy.prepare(outlook.points(variant), outlook.most_rows(variant)))
+            outlook, variant = scheduler.latency_model, scheduler.plan.variant
+            self._table_builder.submit(self._policy.prepare(outlook.points(variant), outlook.max_batch_rows(variant)))
 
-    def _bounds(self) -> LimitBounds | None:
-        """What the replicas that are ready can carry; None while a stage has none, which says nothing of the next."""
-        rows = self.accounts.rows.expected(self._clock.now)
-        stages = [(desk.capacity(), rows.get(desk.stage.name) or 1.0) for desk in self._working]
+    def _limit_bounds(self) -> LimitBounds | None:
+        """Bounds that the ready replicas set, None while a stage has none."""
+        rows = self.accounting.rows_per_request.expected(self._clock.now)
+        stages = [
+            (scheduler.capacity(), rows.get(scheduler.stage.name) or 1.0) for scheduler in self._active_schedulers
+        ]
         return limit_bounds(stages, self.pipeline.spec.slo.latency_seconds, self.pipeline.spec.drop_policy)
 
     def _decode(self, pending: PendingRequest, client: str) -> ValidatedRequest:
-        """Decode a client's request, and say whose its chats are; changes nothing, so that any thread may."""
+        """Decode a request and set its tenant. Thread-safe."""
         return with_tenant(
             decode_and_validate(self.pipeline.name, self.pipeline.spec, pending), self._options, client=client
         )
 
-    def _admitted(self, request: InferRequest) -> ValidatedRequest:
+    def _decode_request(self, request: InferRequest) -> ValidatedRequest:
         try:
             return decode_and_validate(self.pipeline.name, self.pipeline.spec, PendingRequest.of(request))
         except ProtocolError as error:
             raise malformed(error) from error
 
-    def _begin(self, call: Call, ended: asyncio.Future[None]) -> RequestState:
-        admitted = call.admitted or self._admitted(call.request)
+    def _start(self, call: Call, ended: asyncio.Future[None]) -> RequestState:
+        validated = call.validated or self._decode_request(call.request)
         if self.draining:
-            raise _draining()
-        asked = self._named(admitted.wish.task, admitted)
-        walk = GraphCursor(self._graph, asked.inputs, admitted.wanted)
-        terms = self._reception.terms(admitted.wish, walk, call.arrived_at, call.deadline_seconds, asked.stages)
-        lacks = missing_task_inputs(self.pipeline.name, self.pipeline.spec, asked.inputs)
-        if lacks is not None:
-            raise lacks
+            raise _draining_refusal()
+        resolved = self._resolve_task(validated.options.task, validated)
+        cursor = GraphCursor(self._graph, resolved.inputs, validated.requested_outputs)
+        terms = self._slo_resolver.resolve(
+            validated.options, cursor, call.arrived_at, call.deadline_seconds, resolved.stages
+        )
+        missing = missing_task_inputs(self.pipeline.name, self.pipeline.spec, resolved.inputs)
+        if missing is not None:
+            raise missing
         self.arrivals.record(time.time())
-        journey = RequestState(
-            self._course,
-            walk,
+        state = RequestState(
+            self._executor,
+            cursor,
             terms,
             arrived_at=call.arrived_at,
-            ended=partial(_tell, ended),
-            hold=call.reservation.note if call.reservation else None,
+            on_end=partial(_complete, ended),
+            hold_bytes=call.reservation.record if call.reservation else None,
             request_id=call.request_id,
             trace_parent=call.trace_parent,
             listener=call.listener,
-            images=_images(admitted.inputs),
-            named=asked.stages,
+            images=_image_count(validated.inputs),
+            task_stages=resolved.stages,
         )
-        if journey.prompt_tokens:
-            self.accounts.prompt_tokens.record(self._clock.now, journey.prompt_tokens)
-        self._course.advance(journey)
-        return journey
+        if state.prompt_tokens:
+            self.accounting.prompt_tokens.record(self._clock.now, state.prompt_tokens)
+        self._executor.advance(state)
+        return state
 
-    def _named(self, task: str, admitted: ValidatedRequest) -> ResolvedTask:
-        """The inputs of a request, and the stages whose models have the task that it names."""
+    def _resolve_task(self, task: str, validated: ValidatedRequest) -> ResolvedTask:
+        """Inputs of a request with the indices of its task, and the stages whose models have it."""
         if not task or not self._http:
-            return ResolvedTask(admitted.inputs)
-        needed = [self._desks[node.name] for node in self._graph.needed(admitted.wanted)]
+            return ResolvedTask(validated.inputs)
+        needed = [self.schedulers[node.name] for node in self._graph.needed(validated.requested_outputs)]
         return resolve_task(
-            task, [stage_tasks(desk.outlook, desk.slots, task) for desk in needed], self.pipeline.spec, admitted.inputs
+            task,
+            [stage_tasks(scheduler.latency_model, scheduler.replicas, task) for scheduler in needed],
+            self.pipeline.spec,
+            validated.inputs,
         )
 
-    def _end(self, journey: RequestState, end: RequestOutcome, why: Refusal | None) -> None:
-        journey.leave()
+    def _finish(self, state: RequestState, outcome: RequestOutcome, refusal: Refusal | None) -> None:
+        state.release()
         if self._tracer is not None:
-            record_request(self._tracer, journey.trace_parent, journey.arrived_at, end, journey.served, why)
+            record_request(self._tracer, state.trace_parent, state.arrived_at, outcome, state.served, refusal)
 
-    def _answer(self, request: InferRequest, journey: RequestState) -> InferResponse:
-        parameters, outputs = journey.parameters(), journey.walk.answer()
+    def _response(self, request: InferRequest, state: RequestState) -> InferResponse:
+        parameters, outputs = state.response_parameters(), state.cursor.outputs()
         parameters[PLAN_GENERATION] = self.plan_generation
-        if PROVISIONAL in parameters:
-            self.metrics.provisional.inc()
+        if ESCALATION_PENDING in parameters:
+            self.metrics.unescalated_responses.inc()
         return InferResponse(
             model_name=self.pipeline.name,
             model_version=VERSION,
@@ -408,29 +425,29 @@ class Router:
             outputs=tuple(Tensor(name, self._output_datatypes[name], array) for name, array in outputs.items()),
         )
 
-    def _asked_too_much(self, journey: RequestState) -> bool:
-        """Whether its own deadline is before the promise's, which is summed as for who has none: they round alike."""
-        return journey.deadline < journey.arrived_at + self.pipeline.spec.slo.start_seconds
+    def _has_tighter_deadline(self, state: RequestState) -> bool:
+        """Whether the request's deadline is earlier than the SLO, computed as for a request without deadline."""
+        return state.deadline < state.arrived_at + self.pipeline.spec.slo.first_response_seconds
 
-    def _left_early(self, call: Call) -> bool:
-        """Whether a caller who leaves now does so before the promise was due, and not because we do."""
-        waited_seconds = self._clock.now - call.arrived_at
-        return not self.draining and waited_seconds < self.pipeline.spec.slo.latency_seconds
+    def _disconnected_early(self, call: Call) -> bool:
+        """Whether a client that disconnects now does so before the SLO is missed, and not because the router drains."""
+        elapsed_seconds = self._clock.now - call.arrived_at
+        return not self.draining and elapsed_seconds < self.pipeline.spec.slo.latency_seconds
 
 
-def _draining() -> Refusal:
+def _draining_refusal() -> Refusal:
     return Refusal(
         ErrorCode.UNAVAILABLE, "Draining", "this router is shutting down; try another", retry_after_seconds=1.0
     )
 
 
-def _tell(ended: asyncio.Future[None], _: RequestState) -> None:
-    """Let whoever waits for a journey go on; nobody does where the caller left."""
+def _complete(ended: asyncio.Future[None], _: RequestState) -> None:
+    """Wake the task that waits for a request. The client may have disconnected."""
     if not ended.done():
         ended.set_result(None)
 
 
-def _images(inputs: Mapping[str, Array]) -> int:
-    """How many images a chat shows."""
+def _image_count(inputs: Mapping[str, Array]) -> int:
+    """Number of images per chat."""
     images = inputs.get(IMAGES)
     return images.shape[1] if images is not None and images.ndim > 1 else 0

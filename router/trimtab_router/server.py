@@ -1,4 +1,4 @@
-"""Wires a router to its files or its cluster, its doors and its signals; listens, serves, drains."""
+"""Router process: connects a router to its files or cluster, its listeners and its signals."""
 
 import asyncio
 import logging
@@ -14,15 +14,15 @@ from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.processes.ready_line import RouterPorts, print_ready_line
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol.http_client import Tls
-from trimtab_protocol.mutual_tls import MutualTls, UnusableIdentity
-from trimtab_router.envoy.key_watcher import follow_keys
+from trimtab_protocol.mutual_tls import InvalidIdentity, MutualTls
+from trimtab_router.envoy.key_watcher import watch_keys
 from trimtab_router.envoy.memory_limits import in_flight_bytes, payload_bytes
 from trimtab_router.envoy.sockets import Sockets
 from trimtab_router.ingress.listeners import Listeners
 from trimtab_router.ingress.task_api import TaskApi
 from trimtab_router.ingress.task_store import TaskStore
 from trimtab_router.limits import Limits
-from trimtab_router.observability.tracing import configured_tracer
+from trimtab_router.observability.tracing import create_tracer
 from trimtab_router.router import Router
 from trimtab_router.watchers.file_watcher import FileWatcher
 
@@ -34,26 +34,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RouterOptions:
-    """What the command line says; port 0 lets the system choose.
-
-    Without `endpoints` the replicas, and every plan after the first, are what the cluster's API says. `namespace` is
-    where the pipeline lives, if the file does not say so. `linger_seconds` is how long a router that was told to stop
-    takes requests, not ready any more. With `sockets` callers come through Envoy, which is started by others; without
-    them over plain REST, on `rest_port`. `tasks` is the folder of the tasks that are registered while it runs, which
-    its replicas follow too; `admin_keys` the file of those who may.
-    """
+    """Options of the router process. Port 0 lets the system choose."""
 
     pipeline: Path
     plan: Path
     endpoints: Path | None
+    """File of the replicas. None: replicas and later plans come from the Kubernetes API."""
     namespace: str | None = None
+    """Namespace of the pipeline, None for that of its document."""
     linger_seconds: float = 0.0
+    """Time after a stop signal in which requests are still accepted, while the router is not ready."""
     host: str = "127.0.0.1"
     rest_port: int = 0
+    """Port for plain REST, without `sockets`."""
     admin_port: int = 0
     tasks: Path | None = None
+    """Folder of the tasks registered at run time, which the replicas watch too."""
     admin_keys: Path | None = None
+    """File of the keys that may change tasks."""
     sockets: Sockets | None = None
+    """Sockets shared with Envoy, which is started separately. None: plain REST without a proxy."""
     edge: EdgeSettings = field(default_factory=EdgeSettings)
     limits: Limits = field(default_factory=Limits)
 
@@ -62,62 +62,57 @@ async def serve(options: RouterOptions) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
-        DocumentError: the pipeline cannot be used.
-        RuntimeError: there is no cluster to follow, nobody who would check the keys that are asked for, or an identity
-            that cannot be used.
+        DocumentError: the pipeline is invalid.
+        RuntimeError: there is no cluster, the settings require Envoy, or the TLS identity is unusable.
     """
     if options.sockets is None and (options.edge.authenticates or options.edge.tls):
-        raise RuntimeError(
-            "the door checks keys and tokens and ends TLS: without one (--edge none) there is none of it"
-        )
-    pipeline = _within(load_pipeline(options.pipeline), options.namespace)
-    tracer = configured_tracer(pipeline.name)
-    router = Router(pipeline, limits=_limits(options, pipeline), tracer=tracer, tls=_identity(options.edge))
+        raise RuntimeError("--no-proxy cannot be combined with TLS, API keys or JWT: Envoy provides them")
+    pipeline = _in_namespace(load_pipeline(options.pipeline), options.namespace)
+    tracer = create_tracer(pipeline.name)
+    router = Router(pipeline, limits=_create_limits(options, pipeline), tracer=tracer, tls=_replica_tls(options.edge))
     async with AsyncExitStack() as stack:
         files = FileWatcher(router, options.plan, options.endpoints)
         files.read()
         cluster = None if options.endpoints else await _connect(stack)
-        following = [files.watch() if cluster is None else _follow_cluster(router, cluster)]
-        doors = Listeners(router)
+        watchers = [files.watch() if cluster is None else _watch_cluster(router, cluster)]
+        listeners = Listeners(router)
         if options.sockets is not None:
-            control = await doors.open_behind_envoy(options.sockets, options.edge)
-            keys = follow_keys(options.edge, cluster, pipeline.metadata.namespace, control.use_keys)
-            following += [keys] if keys else []
+            control = await listeners.listen_behind_envoy(options.sockets, options.edge)
+            keys = watch_keys(options.edge, cluster, pipeline.metadata.namespace, control.use_keys)
+            watchers += [keys] if keys else []
         else:
-            log.warning(
-                "no Envoy in front: REST only, without TLS, keys or limits for each client; for trusted callers"
-            )
-            await doors.open_alone(options.host, options.rest_port)
-        await doors.open_admin(options.host, options.admin_port, _registry(router, options))
-        await _serve_until_stopped(doors, _all(following), options.linger_seconds)
+            log.warning("no proxy: plain REST without TLS, API keys or limits per client; for trusted clients only")
+            await listeners.listen_without_proxy(options.host, options.rest_port)
+        await listeners.listen_admin(options.host, options.admin_port, _create_task_api(router, options))
+        await _serve_until_stopped(listeners, _gather(watchers), options.linger_seconds)
 
 
-def _registry(router: Router, options: RouterOptions) -> TaskApi:
-    """The registry of tasks, those that were registered before included."""
+def _create_task_api(router: Router, options: RouterOptions) -> TaskApi:
+    """Task API, with the tasks registered earlier."""
     if options.tasks is None:
         return TaskApi(router, None, options.admin_keys)
-    book = TaskStore(router, options.tasks)
-    book.read()
-    return TaskApi(router, book, options.admin_keys)
+    store = TaskStore(router, options.tasks)
+    store.read()
+    return TaskApi(router, store, options.admin_keys)
 
 
-def _limits(options: RouterOptions, pipeline: InferencePipeline) -> Limits:
-    """The bounds that the pipeline's memory and the door's settings set."""
+def _create_limits(options: RouterOptions, pipeline: InferencePipeline) -> Limits:
+    """Bounds from the pipeline's memory and the edge settings."""
     sized = replace(
         options.limits,
         max_bytes_in_flight=in_flight_bytes(pipeline, options.edge),
         max_payload_bytes=payload_bytes(pipeline, options.edge),
     )
-    return sized.with_clients(options.edge.clients)
+    return sized.with_client_limits(options.edge.clients)
 
 
-def _identity(settings: EdgeSettings) -> Tls:
-    """What connections to replicas are secured with."""
+def _replica_tls(settings: EdgeSettings) -> Tls:
+    """TLS context of connections to replicas."""
     if settings.replicas is None:
         return lambda: None
     try:
-        return MutualTls(settings.replicas).connecting
-    except UnusableIdentity as error:
+        return MutualTls(settings.replicas).client_context
+    except InvalidIdentity as error:
         raise RuntimeError(str(error)) from error
 
 
@@ -130,35 +125,35 @@ async def _connect(stack: AsyncExitStack) -> "Cluster":
         raise RuntimeError(str(error)) from error
 
 
-def _follow_cluster(router: Router, cluster: "Cluster") -> Awaitable[None]:
+def _watch_cluster(router: Router, cluster: "Cluster") -> Awaitable[None]:
     from trimtab_router.watchers.cluster_watcher import ClusterWatcher  # noqa: PLC0415  (takes a second of processor time to import)
 
     return ClusterWatcher(router, cluster, router.pipeline.metadata.namespace).watch()
 
 
-def _all(following: list[Awaitable[None]]) -> "asyncio.Future[Any]":
-    return asyncio.ensure_future(asyncio.gather(*following))
+def _gather(watchers: list[Awaitable[None]]) -> "asyncio.Future[Any]":
+    return asyncio.ensure_future(asyncio.gather(*watchers))
 
 
-async def _serve_until_stopped(doors: Listeners, watching: "asyncio.Future[Any]", linger_seconds: float) -> None:
+async def _serve_until_stopped(listeners: Listeners, watching: "asyncio.Future[Any]", linger_seconds: float) -> None:
     stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    print_ready_line(RouterPorts(doors.rest_port, doors.admin_port))
-    stopped = asyncio.create_task(stopping.wait())
-    first: set[asyncio.Future[Any]] = {stopped, watching}
-    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-    if stopped.done():
-        await doors.leave(linger_seconds)
-    await doors.close()
-    stopped.cancel()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signal_number, stopping.set)
+    print_ready_line(RouterPorts(listeners.rest_port, listeners.admin_port))
+    stop_task = asyncio.create_task(stopping.wait())
+    events: set[asyncio.Future[Any]] = {stop_task, watching}
+    await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
+    if stop_task.done():
+        await listeners.terminate(linger_seconds)
+    await listeners.close()
+    stop_task.cancel()
     if watching.done():
         watching.result()  # a watcher that failed is an error of the process
     watching.cancel()
-    await asyncio.gather(watching, stopped, return_exceptions=True)
+    await asyncio.gather(watching, stop_task, return_exceptions=True)
 
 
-def _within(pipeline: InferencePipeline, namespace: str | None) -> InferencePipeline:
+def _in_namespace(pipeline: InferencePipeline, namespace: str | None) -> InferencePipeline:
     if namespace is None:
         return pipeline
     return pipeline.model_copy(update={"metadata": pipeline.metadata.model_copy(update={"namespace": namespace})})

@@ -1,1 +1,1 @@
-"""Who is let in: what a request must be, how much may be under way, and how many at a time."""
+"""Admission of requests: validation, memory, and the number of concurrent requests."""

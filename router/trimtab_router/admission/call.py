@@ -1,4 +1,4 @@
-"""A request on its way from ingress to the router. Pure."""
+"""`Call`: a request that ingress passes to the router."""
 
 import re
 from dataclasses import dataclass
@@ -14,24 +14,23 @@ _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request as ingress hands it over.
-
-    `arrived_at` is in monotonic seconds; `deadline_seconds` is what the transport said was left then, None if nothing.
-    `admitted` is what `Router.admit` made of the request, `reservation` what `Router.visit` gave it; without them it is
-    admitted when served, and holds nothing. `listener` is told of each piece of an answer that a stage writes.
-    Ids are kept bounded and fit for a header, whatever they were.
-    """
+    """A request with what its transport knows about it."""
 
     request: InferRequest
     arrived_at: float
+    """Monotonic seconds."""
     deadline_seconds: float | None = None
+    """Time left at arrival according to the transport, None if it gives no deadline."""
     request_id: str = ""
+    """Bounded in length and safe for a header."""
     trace_parent: str = ""
-    admitted: ValidatedRequest | None = None
+    validated: ValidatedRequest | None = None
+    """Result of `Router.validate`. None: the request is validated when it is served."""
     reservation: Reservation | None = None
+    """Result of `Router.admit`. None: the request reserves no memory."""
     listener: Listener | None = None
+    """Called with each chunk of a streamed response."""
 
     def __post_init__(self) -> None:
-        """Clean what travels on in headers."""
         object.__setattr__(self, "request_id", header_value(self.request_id))
         object.__setattr__(self, "trace_parent", self.trace_parent if _TRACE_PARENT.match(self.trace_parent) else "")

@@ -1,6 +1,6 @@
-"""Keeps the window: counts what it is made of, looks several times a second, and says who may come in.
+"""`ConcurrencyController`: samples the load several times a second and applies the concurrency limit.
 
-It looks only while requests are under way, so that an idle router sleeps.
+It samples only while requests are in flight, so that an idle router does not wake up.
 """
 
 import asyncio
@@ -12,72 +12,72 @@ from trimtab_router.admission.concurrency_limit import FULL_SHARE, ConcurrencyLi
 from trimtab_router.admission.memory_budget import MemoryBudget
 from trimtab_router.refusal import overload
 
-LOOK_SECONDS = 0.1
+SAMPLE_SECONDS = 0.1
 
 
 class ConcurrencyController:
-    """The window of one router.
+    """Concurrency limit of one router.
 
     Args:
-        window: the limit, observed from here.
-        budget: counts the requests under way.
-        bounds: what the plan and its replicas carry now; None while that says nothing.
+        concurrency_limit: updated with each sample.
+        memory: counts the requests in flight.
+        bounds: bounds that the plan and the ready replicas set, None while they are unknown.
     """
 
     def __init__(
-        self, window: ConcurrencyLimit, budget: MemoryBudget, bounds: Callable[[], LimitBounds | None]
+        self, concurrency_limit: ConcurrencyLimit, memory: MemoryBudget, bounds: Callable[[], LimitBounds | None]
     ) -> None:
-        self.window = window
-        self._budget = budget
+        self.concurrency_limit = concurrency_limit
+        self._memory = memory
         self._bounds = bounds
         self._loop = asyncio.get_running_loop()
-        self.answered = 0
+        self.responses = 0
         """Requests answered since the start."""
-        self._refused = 0
+        self._rejections = 0
         self._due = 0.0
-        self._look: asyncio.TimerHandle | None = None
-        self._crowded = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._nearly_full = asyncio.Event()
 
-    def check(self) -> None:
-        """Raise Refusal where the window is full."""
-        self._keep_looking()
-        if self._budget.waiting >= self.window.limit:
+    def check_capacity(self) -> None:
+        """Raise Refusal if the concurrency limit is reached."""
+        self._schedule_sample()
+        if self._memory.active_requests >= self.concurrency_limit.limit:
             self.note_overload()
-            raise overload(f"{self._budget.waiting} requests are under way, as many as can be answered in time")
+            raise overload(f"{self._memory.active_requests} requests are in flight, as many as can be served in time")
 
-    def note_answer(self) -> None:
-        """A request was answered."""
-        self.answered += 1
+    def note_response(self) -> None:
+        self.responses += 1
 
     def note_overload(self, requests: int = 1) -> None:
-        """Requests were turned away, here or at the door, because there are too many."""
-        self._refused += requests
+        """Count requests rejected, by the router or by Envoy, because too many are in flight."""
+        self._rejections += requests
 
-    async def crowded(self, most_seconds: float) -> None:
-        """Wait until the window is about to be full, but no longer than so."""
-        self._crowded.clear()
+    async def wait_until_nearly_full(self, max_seconds: float) -> None:
+        """Wait until the concurrency limit is nearly reached, at most this long."""
+        self._nearly_full.clear()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._crowded.wait(), most_seconds)
+            await asyncio.wait_for(self._nearly_full.wait(), max_seconds)
 
     def close(self) -> None:
-        """Look no more."""
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _keep_looking(self) -> None:
-        if self._look is None:
-            self._due = time.monotonic() + LOOK_SECONDS
-            self._look = self._loop.call_later(LOOK_SECONDS, self._looked)
+    def _schedule_sample(self) -> None:
+        if self._timer is None:
+            self._due = time.monotonic() + SAMPLE_SECONDS
+            self._timer = self._loop.call_later(SAMPLE_SECONDS, self._take_sample)
 
-    def _looked(self) -> None:
-        self._look = None
-        now, under_way = time.monotonic(), self._budget.waiting
+    def _take_sample(self) -> None:
+        self._timer = None
+        now, in_flight = time.monotonic(), self._memory.active_requests
         late_seconds = max(now - self._due, 0.0)
-        self.window.observe(LoadSample(now, self.answered, self._refused, under_way, late_seconds), self._bounds())
-        if under_way >= FULL_SHARE * self.window.limit:
-            self._crowded.set()
-        if under_way:
-            self._keep_looking()
+        self.concurrency_limit.observe(
+            LoadSample(now, self.responses, self._rejections, in_flight, late_seconds), self._bounds()
+        )
+        if in_flight >= FULL_SHARE * self.concurrency_limit.limit:
+            self._nearly_full.set()
+        if in_flight:
+            self._schedule_sample()
         else:
-            self.window.forget()
+            self.concurrency_limit.reset()

@@ -1,8 +1,8 @@
-"""Lets requests in a few at a time, so that answers of model servers never queue behind a crowd at the door.
+"""`EntryGate`: admits a few requests per turn of the event loop, so that responses of model servers are not delayed.
 
-The event loop serves whatever is ready in one turn. In overload that would be hundreds of new requests, most of them
-only to be refused, before the next batch is sent or the next answer handed on. Here each turn lets a few in; who has
-waited too long by then is refused before anything was spent on it.
+The event loop handles everything that is ready in one turn. In overload that can be hundreds of new requests, most of
+them rejected, before the next batch is sent or the next response is read. A request that has waited too long is
+rejected before any work is spent on it.
 """
 
 import asyncio
@@ -16,46 +16,53 @@ MAX_WAITING = 4096
 
 
 class EntryGate:
-    """Where requests wait for their turn of the event loop, first come, first served.
+    """FIFO queue of requests that wait to be admitted.
 
     Args:
-        patience_seconds: who waited longer is refused.
+        max_wait_seconds: requests that waited longer are rejected.
     """
 
-    def __init__(self, patience_seconds: float) -> None:
-        self._patience_seconds = patience_seconds
+    def __init__(self, max_wait_seconds: float) -> None:
+        self._max_wait_seconds = max_wait_seconds
         self._loop = asyncio.get_running_loop()
-        self._left = PER_TURN
-        self._turning = False
+        self._remaining = PER_TURN
+        self._scheduled = False
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def enter(self, arrived_at: float) -> None:
-        """Wait for a turn; `arrived_at` in monotonic seconds. Raises Refusal in overload."""
-        self._keep_turning()
-        if self._left and not self._waiting:
-            self._left -= 1
+        """Wait until this request may start.
+
+        Args:
+            arrived_at: monotonic seconds.
+
+        Raises:
+            Refusal: too many requests wait, or this one waited too long.
+        """
+        self._schedule()
+        if self._remaining and not self._waiting:
+            self._remaining -= 1
             return
         if len(self._waiting) >= MAX_WAITING:
-            raise overload(f"{MAX_WAITING} requests wait to be let in")
-        turn = self._loop.create_future()
-        self._waiting.append(turn)
-        await turn
+            raise overload(f"{MAX_WAITING} requests wait to be admitted")
+        slot = self._loop.create_future()
+        self._waiting.append(slot)
+        await slot
         waited = time.monotonic() - arrived_at
-        if waited > self._patience_seconds:
-            raise overload(f"the request waited {waited:.3f} s to be let in")
+        if waited > self._max_wait_seconds:
+            raise overload(f"the request waited {waited:.3f} s to be admitted")
 
-    def _keep_turning(self) -> None:
-        if not self._turning:
-            self._turning = True
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
             self._loop.call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
-        self._turning = False
-        self._left = PER_TURN
-        while self._left and self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                self._left -= 1
+        self._scheduled = False
+        self._remaining = PER_TURN
+        while self._remaining and self._waiting:
+            slot = self._waiting.popleft()
+            if not slot.done():
+                slot.set_result(None)
+                self._remaining -= 1
         if self._waiting:
-            self._keep_turning()
+            self._schedule()

@@ -1,32 +1,31 @@
-"""Looks for garbage where it weighs: soon after a large request ended.
+"""`CollectorPacer`: runs Python's garbage collector soon after a large request ends.
 
-Who was cut short leaves an exception whose frames hold the body, in a cycle. The collector counts objects, not bytes,
-and would come for a few hundred MiB when ten thousand others have been made.
+An aborted request leaves an exception whose frames hold its body in a reference cycle. The collector counts objects,
+not bytes, and would otherwise free hundreds of MiB only after thousands of other objects have been created.
 """
 
 import asyncio
 import gc
 
 SOON_SECONDS = 0.1
-"""The request's own task ends before; those that end meanwhile are swept together."""
+"""Delay of a collection: the request's task ends first, and requests that end meanwhile are covered too."""
 
 
 class CollectorPacer:
-    """The sweeps of one router; a sweep takes some milliseconds, since what was imported is not looked at."""
+    """Garbage collections of one router. A collection takes some milliseconds, because imported objects are frozen."""
 
     def __init__(self) -> None:
-        self._due: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def soon(self) -> None:
-        """Sweep in a moment, once however many ask."""
-        if self._due is None:
-            self._due = asyncio.get_running_loop().call_later(SOON_SECONDS, self._sweep)
+        """Schedule a collection unless one is scheduled."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SOON_SECONDS, self._collect)
 
     def close(self) -> None:
-        """Sweep no more."""
-        if self._due is not None:
-            self._due.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
-    def _sweep(self) -> None:
-        self._due = None
+    def _collect(self) -> None:
+        self._timer = None
         gc.collect()

@@ -1,6 +1,7 @@
-"""Says whose each chat is, and lets none say how urgent it is. Pure.
+"""Tenant of each chat: the router writes it into the chat's options, and overrides any tenant or urgency given there.
 
-What is made of a chat is shared within one client: who could name another would learn what that one asked.
+Prefix caches and embeddings are shared within a tenant only: a client that could name another tenant could probe for
+its prompts.
 """
 
 import json
@@ -12,66 +13,67 @@ from typing import Any
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_protocol import Tensor
-from trimtab_protocol.chat.internal_wire import OPTIONS, options_with_tenant, texts
+from trimtab_protocol.chat.internal_wire import OPTIONS, bytes_tensor, options_with_tenant
 from trimtab_protocol.messages import TensorHeader
 from trimtab_router.admission.validation import ValidatedRequest
 from trimtab_router.refusal import invalid
 
-MOST_OPTIONS_BYTES = 2**16
-"""Of one row: what is read here is read on the way of everybody."""
-MOST_ROWS_AT_ONCE = 128
-"""More take about a millisecond, and a thread."""
+MAX_OPTIONS_BYTES = 2**16
+"""Maximum bytes of options in one row. They are parsed on the event loop."""
+MAX_INLINE_ROWS = 128
+"""More rows take about a millisecond, and are rewritten in a thread."""
 
 
 def options_inputs(spec: InferencePipelineSpec) -> tuple[str, ...]:
-    """The inputs of a pipeline's requests that its stages read as options of chats; none where it answers no chats."""
+    """Inputs of a pipeline's requests that hold chat options. Empty if the pipeline serves no chats."""
     declared = {each.name for each in spec.inputs if (each.datatype, tuple(each.shape)) == ("BYTES", ())}
-    chatting = (stage for stage in spec.stages if stage.generates or stage.encodes)
-    read = (split_reference(read.source) for stage in chatting for read in stage.inputs if read.name == OPTIONS)
+    chat_stages = (stage for stage in spec.stages if stage.generates or stage.encodes)
+    read = (split_reference(read.source) for stage in chat_stages for read in stage.inputs if read.name == OPTIONS)
     return tuple(sorted({name for owner, name in read if owner == REQUEST and name in declared}))
 
 
 def is_slow_to_rewrite(names: tuple[str, ...], inputs: Iterable[TensorHeader]) -> bool:
-    """Whether so many rows of options come that others would feel it where they are read."""
-    return any(each.name in names and prod(each.shape) > MOST_ROWS_AT_ONCE for each in inputs)
+    """Whether rewriting this many rows of options would delay other requests."""
+    return any(each.name in names and prod(each.shape) > MAX_INLINE_ROWS for each in inputs)
 
 
-def with_tenant(admitted: ValidatedRequest, names: tuple[str, ...], *, client: str) -> ValidatedRequest:
-    """Say in each row of these inputs whose it is, whatever it says itself; add those that are absent.
+def with_tenant(validated: ValidatedRequest, names: tuple[str, ...], *, client: str) -> ValidatedRequest:
+    """Write the tenant into each row of the options inputs, and add inputs that are absent.
 
-    How urgent it is nobody says but by a deadline: replicas are told of that as each row leaves for them.
+    Deadlines are written when a row is dispatched.
 
     Args:
-        admitted: with a row of each input for each of its chats.
-        names: as `options_inputs` gives them.
-        client: whose the chats are; empty for nobody in particular.
+        validated: a request with one row per chat.
+        names: result of `options_inputs`.
+        client: tenant of the chats, empty if unknown.
 
     Raises:
-        Refusal: INVALID_ARGUMENT for options that are no JSON object or too long.
+        Refusal: INVALID_ARGUMENT for options that are not a JSON object or are too long.
     """
     if not names:
-        return admitted
-    rows = len(next(iter(admitted.inputs.values())))
-    inputs = dict(admitted.inputs)
+        return validated
+    rows = len(next(iter(validated.inputs.values())))
+    inputs = dict(validated.inputs)
     for name in names:
-        given = [bytes(each) for each in inputs[name]] if name in inputs else [b"{}"] * rows
-        told = {each: _read(name, each) for each in set(given)}
-        ours = {
-            each: json.dumps(options_with_tenant(options, tenant=client)).encode() for each, options in told.items()
+        rows_of_input = [bytes(each) for each in inputs[name]] if name in inputs else [b"{}"] * rows
+        options_by_row = {each: _parse_options(name, each) for each in set(rows_of_input)}
+        rewritten = {
+            each: json.dumps(options_with_tenant(options, tenant=client)).encode()
+            for each, options in options_by_row.items()
         }
-        inputs[name] = texts([ours[each] for each in given])
-    kept = tuple(tensor for tensor in admitted.request.inputs if tensor.name not in names)
-    added = tuple(Tensor(name, "BYTES", inputs[name]) for name in names)
-    return replace(admitted, request=replace(admitted.request, inputs=kept + added), inputs=inputs)
+        inputs[name] = bytes_tensor([rewritten[each] for each in rows_of_input])
+    other_inputs = tuple(tensor for tensor in validated.request.inputs if tensor.name not in names)
+    options_tensors = tuple(Tensor(name, "BYTES", inputs[name]) for name in names)
+    return replace(validated, request=replace(validated.request, inputs=other_inputs + options_tensors), inputs=inputs)
 
 
-def _read(name: str, text: bytes) -> Mapping[str, Any]:
-    if len(text) > MOST_OPTIONS_BYTES:
-        raise invalid(f"input {name!r}: {len(text)} bytes in a row; send at most {MOST_OPTIONS_BYTES}")
+def _parse_options(name: str, text: bytes) -> Mapping[str, Any]:
+    if len(text) > MAX_OPTIONS_BYTES:
+        raise invalid(f"input {name!r}: {len(text)} bytes in a row; send at most {MAX_OPTIONS_BYTES}")
     try:
         options = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise invalid(f"input {name!r}: a row is no JSON; send an object, as {{}}") from error
+        raise invalid(f"input {name!r}: a row is not JSON; send an object, for example {{}}") from error
     if not isinstance(options, dict):
-        raise invalid(f"input {name!r}: a row is JSON, but no object; send one, as {{}}")
+        raise invalid(f"input {name!r}: a row is JSON, but not an object; send one, for example {{}}")
     return options

@@ -1,1 +1,1 @@
-"""Envoy as the door of a router: its configuration, its keys, and what the router tells it while it runs."""
+"""Envoy as the proxy of a router: its configuration, its API keys, and its control at run time."""

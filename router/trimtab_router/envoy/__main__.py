@@ -1,4 +1,4 @@
-"""`python -m trimtab_router.envoy`: becomes the Envoy in front of one router."""
+"""`python -m trimtab_router.envoy`: executes the Envoy of one router."""
 
 import argparse
 import os
@@ -13,18 +13,18 @@ from trimtab_router.envoy import config_files
 from trimtab_router.envoy.binary import command, find_binary
 from trimtab_router.envoy.memory_limits import payload_bytes
 from trimtab_router.envoy.sockets import SocketFolder, Sockets
-from trimtab_router.observability.tracing import ENDPOINT_VARIABLE, collector
+from trimtab_router.observability.tracing import ENDPOINT_VARIABLE, collector_address
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the configuration and become Envoy; exit code 2 for settings that cannot be used, or without an Envoy."""
-    given = _parser().parse_args(arguments)
+    """Write the configuration and execute Envoy. Exit code 2 for invalid settings or without an Envoy binary."""
+    options = _parser().parse_args(arguments)
     try:
-        settings = load_edge(given.edge)
-        pipeline = load_pipeline(given.pipeline)
+        settings = load_edge(options.edge)
+        pipeline = load_pipeline(options.pipeline)
         envoy = find_binary()
-        doorstep = _doorstep(given, pipeline, settings)
-        config = config_files.write(settings, doorstep, pipeline=pipeline.name, otlp=_otlp())
+        socket_folder = _socket_folder(options, pipeline, settings)
+        config = config_files.write_config(settings, socket_folder, pipeline=pipeline.name, otlp=_otlp())
     except (DocumentError, FileNotFoundError) as error:
         sys.stderr.write(f"trimtab_router.envoy: {error}\n")
         return 2
@@ -32,22 +32,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1
 
 
-def _doorstep(given: argparse.Namespace, pipeline: InferencePipeline, settings: EdgeSettings) -> SocketFolder:
-    most_bytes, chats = payload_bytes(pipeline, settings), pipeline.spec.chats is not None
+def _socket_folder(options: argparse.Namespace, pipeline: InferencePipeline, settings: EdgeSettings) -> SocketFolder:
+    max_bytes, chats = payload_bytes(pipeline, settings), pipeline.spec.chat_settings is not None
     return SocketFolder(
-        Sockets(given.sockets), given.host, given.rest_port, given.grpc_port, max_payload_bytes=most_bytes, chats=chats
+        Sockets(options.sockets),
+        options.host,
+        options.rest_port,
+        options.grpc_port,
+        max_payload_bytes=max_bytes,
+        chats=chats,
     )
 
 
 def _otlp() -> str | None:
-    return collector(os.environ.get(ENDPOINT_VARIABLE))
+    return collector_address(os.environ.get(ENDPOINT_VARIABLE))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="trimtab_router.envoy", description=__doc__)
     parser.add_argument("--pipeline", type=Path, required=True, help="pipeline.yaml or its folder")
     parser.add_argument("--sockets", type=Path, required=True, help="folder of the sockets shared with the router")
-    parser.add_argument("--edge", type=Path, help="settings of the door")
+    parser.add_argument("--edge", type=Path, help="settings of the proxy (edge.yaml)")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--rest-port", type=int, default=0, help="0 lets the system choose")
     parser.add_argument("--grpc-port", type=int, default=0, help="0 lets the system choose")

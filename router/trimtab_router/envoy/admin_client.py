@@ -1,4 +1,4 @@
-"""Shell: Envoy's administration, over its socket: counts what it refused, bounds what it lets in, lets it drain."""
+"""`EnvoyAdmin`: client of Envoy's admin socket. Reads its rejections, sets its limits and drains it."""
 
 import asyncio
 import json
@@ -10,8 +10,8 @@ import aiohttp
 
 from trimtab_pipelines.documents import write_atomically
 from trimtab_pipelines.error_codes import OVERLOAD
-from trimtab_router.envoy.bootstrap import LARGE, REQUESTS, bounds, large_bounds
-from trimtab_router.envoy.rejection_counters import STATS, answered_by_envoy, came_over_http2, rejections_since
+from trimtab_router.envoy.bootstrap import LARGE, REQUESTS, circuit_breaker_limits, large_request_limits
+from trimtab_router.envoy.rejection_counters import STATS, parse_http2_requests, parse_local_replies, rejections_since
 
 log = logging.getLogger(__name__)
 
@@ -19,100 +19,102 @@ TIMEOUT_SECONDS = 2.0
 
 
 class EnvoyUnavailable(Exception):
-    """Envoy did not answer its administration's socket."""
+    """Envoy did not respond on its admin socket."""
 
 
 class EnvoyAdmin:
     """The Envoy in front of a router.
 
     Args:
-        socket: its administration's.
-        noted: the file of what was counted of this Envoy, which may outlive its router.
-        count: told how many requests were refused, by (HTTP status, reason), since it was told last.
-        heap: bytes that it may allocate.
+        socket: its admin socket.
+        counters_file: last counters of this Envoy, which may outlive its router.
+        count: called with the requests rejected since the last call, by (HTTP status, reason).
+        heap: bytes that Envoy may allocate.
     """
 
     def __init__(
-        self, socket: Path, noted: Path, count: Callable[[Mapping[tuple[int, str], int]], None], heap: int
+        self, socket: Path, counters_file: Path, count: Callable[[Mapping[tuple[int, str], int]], None], heap: int
     ) -> None:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.UnixConnector(str(socket)), timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         )
         self._count = count
         self._heap = heap
-        self._noted = noted
-        self._counted = _read(noted)
-        self._counting = asyncio.Lock()
-        self.refused_for_room = 0
-        """How many requests were refused because too many were under way, since this was made."""
-        self.came_over_http2 = 0
-        """How many requests came to this Envoy over HTTP/2."""
+        self._counters_file = counters_file
+        self._counters = _read(counters_file)
+        self._counters_lock = asyncio.Lock()
+        self.overload_rejections = 0
+        """Requests rejected because too many were in flight, since this client was created."""
+        self.http2_requests = 0
+        """Requests received over HTTP/2 since Envoy started."""
 
-    async def catch_up(self) -> None:
-        """Count what was refused since the last time; nothing while Envoy is away."""
-        async with self._counting:
+    async def sync_counters(self) -> None:
+        """Count the rejections since the last call. Does nothing while Envoy is unavailable."""
+        async with self._counters_lock:
             try:
-                text = await self._ask("GET", f"/stats?filter={STATS}")
+                text = await self._request("GET", f"/stats?filter={STATS}")
             except EnvoyUnavailable as error:
                 log.debug("%s", error)
                 return
-            stats, self.came_over_http2 = answered_by_envoy(text), came_over_http2(text)
-            if stats == self._counted:
+            stats, self.http2_requests = parse_local_replies(text), parse_http2_requests(text)
+            if stats == self._counters:
                 return
-            refused = rejections_since(self._counted, stats)
-            self._counted = stats
-            self.refused_for_room += sum(count for (_, reason), count in refused.items() if reason == OVERLOAD)
-            self._count(refused)
-            await asyncio.to_thread(write_atomically, self._noted, json.dumps(stats))
+            rejections = rejections_since(self._counters, stats)
+            self._counters = stats
+            self.overload_rejections += sum(count for (_, reason), count in rejections.items() if reason == OVERLOAD)
+            self._count(rejections)
+            await asyncio.to_thread(write_atomically, self._counters_file, json.dumps(stats))
 
-    async def bound(self, most_under_way: int) -> None:
-        """Let so many requests at most be under way at the router, and large ones beside them.
+    async def set_limits(self, max_in_flight: int) -> None:
+        """Set the maximum number of requests in flight to the router. The limit of large requests follows from it.
 
         Raises:
-            EnvoyAway: it cannot be told now.
+            EnvoyUnavailable: Envoy did not respond.
         """
-        told = {REQUESTS: bounds(most_under_way), LARGE: large_bounds(most_under_way, self._heap)}
+        limits = {
+            REQUESTS: circuit_breaker_limits(max_in_flight),
+            LARGE: large_request_limits(max_in_flight, self._heap),
+        }
         query = "&".join(
-            f"circuit_breakers.{cluster}.default.{name}={most}"
-            for cluster, each in told.items()
-            for name, most in each.items()
+            f"circuit_breakers.{cluster}.default.{name}={maximum}"
+            for cluster, cluster_limits in limits.items()
+            for name, maximum in cluster_limits.items()
         )
-        await self._ask("POST", f"/runtime_modify?{query}")
+        await self._request("POST", f"/runtime_modify?{query}")
 
-    async def send_callers_away(self) -> None:
-        """Ask callers to connect elsewhere, while those who come are still served."""
-        await self._try("/drain_listeners?graceful&skip_exit")
+    async def drain_gracefully(self) -> None:
+        """Ask clients to connect elsewhere, while requests are still served."""
+        await self._post("/drain_listeners?graceful&skip_exit")
 
     async def stop_listening(self) -> None:
-        """Take no more connections; those there are stay until they are answered."""
-        await self._try("/drain_listeners")
+        """Accept no more connections. Existing ones stay until their requests are answered."""
+        await self._post("/drain_listeners")
 
     async def close(self) -> None:
-        """Forget it."""
         await self._session.close()
 
-    async def _try(self, path: str) -> None:
+    async def _post(self, path: str) -> None:
         try:
-            await self._ask("POST", path)
+            await self._request("POST", path)
         except EnvoyUnavailable as error:
             log.info("%s", error)
 
-    async def _ask(self, method: str, path: str) -> str:
+    async def _request(self, method: str, path: str) -> str:
         try:
-            async with self._session.request(method, f"http://envoy{path}") as answer:
-                text = await answer.text()
-                if answer.status != 200:
-                    raise EnvoyUnavailable(f"envoy: {method} {path} answered {answer.status}: {text[:200]}")
+            async with self._session.request(method, f"http://envoy{path}") as response:
+                text = await response.text()
+                if response.status != 200:
+                    raise EnvoyUnavailable(f"envoy: {method} {path} returned {response.status}: {text[:200]}")
                 return text
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EnvoyUnavailable(f"envoy: {method} {path}: {type(error).__name__} {error}") from error
 
 
-def _read(noted: Path) -> dict[str, int]:
+def _read(counters_file: Path) -> dict[str, int]:
     try:
-        return {str(cause): int(count) for cause, count in json.loads(noted.read_text()).items()}
+        return {str(cause): int(count) for cause, count in json.loads(counters_file.read_text()).items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        log.warning("%s: %s; what the door refused before is counted again", noted, error)
+        log.warning("%s: %s; earlier rejections are counted again", counters_file, error)
         return {}

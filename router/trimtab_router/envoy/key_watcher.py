@@ -1,4 +1,4 @@
-"""Shell: follows the keys that callers may show, in a file or a Secret; one that is taken away is refused at once."""
+"""Watches API keys in a file or a Secret. A removed key is rejected at once."""
 
 import logging
 from collections.abc import Callable, Coroutine, Sequence
@@ -22,55 +22,54 @@ Use = Callable[[Sequence[HashedKey]], None]
 
 
 class ApiKeys:
-    """What is known of the keys; tells of each change, once.
+    """Current keys. Reports each change once.
 
     Args:
-        where: what is read, for the log.
-        use: told the keys in force.
+        source: what is read, for log lines.
+        use: called with the current keys.
     """
 
-    def __init__(self, where: str, use: Use) -> None:
-        self._where = where
+    def __init__(self, source: str, use: Use) -> None:
+        self._source = source
         self._use = use
-        self._found: ParsedKeys | None = None
+        self._parsed: ParsedKeys | None = None
 
-    def take_first(self, found: ParsedKeys) -> None:
-        """Put these keys in force unless some are."""
-        if self._found is None:
-            self.take(found)
+    def apply_if_unset(self, parsed: ParsedKeys) -> None:
+        """Apply these keys unless others are in use."""
+        if self._parsed is None:
+            self.apply(parsed)
 
-    def take(self, found: ParsedKeys) -> None:
-        """Put these keys in force."""
-        if found == self._found:
+    def apply(self, parsed: ParsedKeys) -> None:
+        if parsed == self._parsed:
             return
-        for problem in found.problems:
-            log.warning("%s: %s", self._where, problem)
-        log.info("%s: %d keys are in force: %s", self._where, len(found.keys), _named(found.keys))
-        self._found = found
-        self._use(found.keys)
+        for problem in parsed.problems:
+            log.warning("%s: %s", self._source, problem)
+        log.info("%s: %d keys in use: %s", self._source, len(parsed.keys), _client_names(parsed.keys))
+        self._parsed = parsed
+        self._use(parsed.keys)
 
 
-def follow_keys(
+def watch_keys(
     settings: EdgeSettings, cluster: "Cluster | None", namespace: str, use: Use
 ) -> Coroutine[Any, Any, None] | None:
-    """Follow the keys that the settings ask for; None where they ask for none.
+    """Watch the keys that the settings name, None if they name none.
 
     Raises:
-        RuntimeError: they are in a Secret, and there is no cluster.
+        RuntimeError: the keys are in a Secret, and there is no cluster.
     """
     if settings.keys_file:
-        return follow_file(Path(settings.keys_file), use)
+        return watch_file(Path(settings.keys_file), use)
     if settings.keys_secret is None:
         return None
     if cluster is None:
         raise RuntimeError(f"keysSecret {settings.keys_secret}: there is no cluster to read it from; name a keysFile")
-    return follow_secret(cluster, namespace, settings.keys_secret, use)
+    return watch_secret(cluster, namespace, settings.keys_secret, use)
 
 
-async def follow_file(path: Path, use: Use) -> None:
-    """Follow a file of keys for ever; a file that is gone lets nobody in."""
+async def watch_file(path: Path, use: Use) -> None:
+    """Watch a key file forever. Without the file all keys are rejected."""
     keys, folder = ApiKeys(str(path), use), path.resolve().parent  # noqa: ASYNC240 - once, at the start
-    keys.take(read_keys(path))
+    keys.apply(read_keys(path))
     async for _ in awatch(
         folder,
         recursive=False,
@@ -79,26 +78,26 @@ async def follow_file(path: Path, use: Use) -> None:
         rust_timeout=_POLL_MILLISECONDS,
         yield_on_timeout=True,
     ):
-        keys.take(read_keys(path))
+        keys.apply(read_keys(path))
 
 
-async def follow_secret(cluster: "Cluster", namespace: str, name: str, use: Use) -> None:
-    """Follow a Secret of keys for ever; one that is gone lets nobody in."""
+async def watch_secret(cluster: "Cluster", namespace: str, name: str, use: Use) -> None:
+    """Watch a Secret of keys forever. Without the Secret all keys are rejected."""
     from trimtab_kubernetes import list_and_watch  # noqa: PLC0415  (takes a second of processor time to import)
 
     keys = ApiKeys(f"Secret {namespace}/{name}", use)
     async for change in list_and_watch(cluster, SECRET, namespace, name=name):
         if change.synced:
-            keys.take_first(ParsedKeys())  # there is no such Secret
+            keys.apply_if_unset(ParsedKeys())  # there is no such Secret
         if change.key != (namespace, name):
             continue
-        keys.take(
+        keys.apply(
             ParsedKeys() if change.deleted or change.object is None else read_secret(change.object.get("data") or {})
         )
 
 
 def read_keys(path: Path) -> ParsedKeys:
-    """Read a file of keys; what is wrong with it is told, not raised."""
+    """Read a key file. Problems are returned, not raised."""
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             return ParsedKeys(problems=(f"more than {_MAX_FILE_BYTES} bytes",))
@@ -107,6 +106,6 @@ def read_keys(path: Path) -> ParsedKeys:
         return ParsedKeys(problems=(f"cannot be read: {error}",))
 
 
-def _named(keys: Sequence[HashedKey]) -> str:
+def _client_names(keys: Sequence[HashedKey]) -> str:
     names = [key.client for key in keys[:20]]
     return ", ".join([*names, "…"] if len(keys) > len(names) else names)

@@ -1,66 +1,68 @@
-"""How many callers the door refuses before it reads what they ask. Pure.
+"""`LoadShedder`: share of requests that Envoy rejects before it reads them.
 
-To refuse a request for want of room, the door reads it. In a flood that alone fills its thread, and those who could be
-answered wait in sockets too. So most of a flood is refused unread, which costs half as much. As many are read as fill
-the room. Over HTTP/1.1 nothing is gained: who is refused before his body was read has to connect again.
+To reject a request for lack of capacity, Envoy first reads it. In a flood that alone saturates its thread, and requests
+that could be served wait in sockets too. Rejecting unread costs half as much, so only as many requests are read as can
+be served. On HTTP/1.1 early rejection saves nothing: rejecting before the body is read forces a reconnect.
 """
 
 from collections import deque
 from dataclasses import dataclass
 
-READ_REFUSALS_RPS = 500.0
-"""Refusals a second for want of room that cost little: with fewer nobody is refused unread, and so many remain."""
-MOST = 0.98
-"""The share that is refused unread at most: the others tell when the flood is over."""
+FREE_REJECTIONS_RPS = 500.0
+"""Rejections per second that cost little: below this rate no request is rejected unread."""
+MAX_SHARE = 0.98
+"""Maximum share rejected unread. The others show when the flood ends."""
 STEPS = 100
-REMEMBERED_SECONDS = 1.0
-"""The fastest that was answered within it says how many to read: answers come in batches, and while few come, because
-the door is behind with its flood, too few read would keep it so."""
+RATE_WINDOW_SECONDS = 1.0
+"""Interval whose highest response rate determines how many requests are read.
+
+Responses come in batches, and a low rate measured while Envoy lags behind would keep it low.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyCounters:
-    """What went by until the moment `now` (monotonic seconds).
-
-    Args:
-        answered: requests that the router answered.
-        refused: requests that the door refused for want of room, read or unread.
-        came: requests that came to the door over HTTP/2, whatever became of them.
-    """
+    """Counters at one moment."""
 
     now: float
-    answered: int
-    refused: int
-    came: int
+    """Monotonic seconds."""
+    responses: int
+    """Requests answered by the router."""
+    rejections: int
+    """Requests rejected by Envoy for lack of capacity, read or unread."""
+    requests: int
+    """Requests received over HTTP/2."""
 
 
 class LoadShedder:
-    """Follows a flood from one count to the next.
+    """Share of requests to reject, from the changes of the counters.
 
     Args:
-        first: the count to begin with.
+        first: initial counters.
     """
 
     def __init__(self, first: ProxyCounters) -> None:
-        self._last = first
-        self._answered: deque[tuple[float, float]] = deque()
-        """When so many a second were answered."""
+        self._previous = first
+        self._rates: deque[tuple[float, float]] = deque()
+        """(time, responses per second) of recent measurements."""
 
-    def share(self, counted: ProxyCounters) -> float:
-        """The share (0 to `MOST`) of all requests to refuse unread from now on."""
-        since, self._last = self._last, counted
-        seconds = counted.now - since.now
+    def share(self, counters: ProxyCounters) -> float:
+        """Share of all requests to reject unread, 0 to `MAX_SHARE`."""
+        previous, self._previous = self._previous, counters
+        seconds = counters.now - previous.now
         if seconds <= 0:
             return 0.0
-        refused_rps = (counted.refused - since.refused) / seconds
-        came_rps = (counted.came - since.came) / seconds
-        read_rps = self._fastest_rps(counted.now, (counted.answered - since.answered) / seconds) + READ_REFUSALS_RPS
-        if refused_rps <= READ_REFUSALS_RPS or came_rps <= read_rps:
+        rejected_rps = (counters.rejections - previous.rejections) / seconds
+        received_rps = (counters.requests - previous.requests) / seconds
+        read_rps = (
+            self._highest_rps(counters.now, (counters.responses - previous.responses) / seconds) + FREE_REJECTIONS_RPS
+        )
+        if rejected_rps <= FREE_REJECTIONS_RPS or received_rps <= read_rps:
             return 0.0
-        return min(round((1.0 - read_rps / came_rps) * STEPS) / STEPS, MOST)
+        return min(round((1.0 - read_rps / received_rps) * STEPS) / STEPS, MAX_SHARE)
 
-    def _fastest_rps(self, now: float, answered_rps: float) -> float:
-        self._answered.append((now, answered_rps))
-        while self._answered[0][0] <= now - REMEMBERED_SECONDS:
-            self._answered.popleft()
-        return max(rps for _, rps in self._answered)
+    def _highest_rps(self, now: float, response_rps: float) -> float:
+        self._rates.append((now, response_rps))
+        while self._rates[0][0] <= now - RATE_WINDOW_SECONDS:
+            self._rates.popleft()
+        return max(rps for _, rps in self._rates)

@@ -1,20 +1,16 @@
-"""How the door refuses: in the protocol's own form, with the reason and when to try again, as the router does. Pure.
-
-gRPC callers get the same words, and the status that the router gives for the same reason; those who chat get OpenAI's
-form of an error.
-"""
+"""Envoy's local replies, in the form of the router's: JSON, gRPC or OpenAI errors with reason and retry time."""
 
 from typing import Any
 
-from trimtab_pipelines.error_codes import DOOR_REASONS
+from trimtab_pipelines.error_codes import PROXY_REASONS
 from trimtab_protocol import grpc_messages
 from trimtab_protocol.chat import openai_responses
 from trimtab_protocol.extensions import REASON_HEADER
 
 Json = dict[str, Any]
 
-OVERLOAD = "the router is overloaded: as many requests are under way as can be answered in time; try again later"
-ROUTER_UNAVAILABLE = "the router is not there; try again"
+OVERLOAD = "the router is overloaded: as many requests are in flight as can be served in time; try again later"
+ROUTER_UNAVAILABLE = "the router is unavailable; try again"
 GRPC_STATUS = {
     "Malformed": 3,
     "RequestTimeout": 4,
@@ -23,24 +19,27 @@ GRPC_STATUS = {
     "Overload": 8,
     "ClientRateLimited": 8,
 }
-"""Where gRPC would make of the HTTP status another than the router says for the same reason."""
-UNAUTHENTICATED = "no known key or token came along; send one as Authorization: Bearer, a key also as X-API-Key"
+"""gRPC statuses that differ from those that Envoy derives from the HTTP status."""
+UNAUTHENTICATED = "no valid API key or token; send it as Authorization: Bearer, or a key as X-API-Key"
 NOT_FOUND = (
-    f"nothing is served there; over gRPC ModelInfer, metadata and health of {grpc_messages.SERVICE} are, "
-    "without streams, beside health and reflection"
+    f"unknown path; over gRPC this server has the unary methods of {grpc_messages.SERVICE}, health and reflection"
 )
-_CALLED = "%REQ(:PATH):200% is not supported: "
-"""What a gRPC caller asked for; over REST the router answers by itself, and names the path."""
+_UNSUPPORTED = "%REQ(:PATH):200% is not supported: "
+"""Prefix of gRPC replies. REST paths are rejected by the router, which names the path."""
 
 
 def local_replies(max_payload_bytes: int, max_headers_kib: int, *, chats: bool = False) -> Json:
-    """The configuration of answers that Envoy gives itself: JSON for REST, the bare words for gRPC."""
+    """Configuration of local replies: JSON for REST, text for gRPC."""
     sizes = (
         _mapper(
-            _status(413), "PayloadTooLarge", text=f"the body is too large; at most {max_payload_bytes} bytes are taken"
+            _status(413),
+            "PayloadTooLarge",
+            text=f"the body is too large; at most {max_payload_bytes} bytes are accepted",
         ),
         _mapper(
-            _status(431), "HeadersTooLarge", text=f"the headers are too large; at most {max_headers_kib} KiB are taken"
+            _status(431),
+            "HeadersTooLarge",
+            text=f"the headers are too large; at most {max_headers_kib} KiB are accepted",
         ),
     )
     forms = (_over_grpc, _to_chats, dict) if chats else (_over_grpc, dict)
@@ -54,16 +53,19 @@ def _over_grpc(mapper: Json) -> Json:
     headers = mapper["headers_to_add"]
     status = GRPC_STATUS.get(headers[0]["header"]["value"])
     more = [] if status is None else [_header("grpc-status", str(status))]
-    called = _CALLED if headers[0]["header"]["value"] == "NotFound" else ""
+    prefix = _UNSUPPORTED if headers[0]["header"]["value"] == "NotFound" else ""
     return (
-        mapper | _words(called) | _of("content-type", "application/grpc", mapper) | {"headers_to_add": headers + more}
+        mapper
+        | _text_format(prefix)
+        | _only_for("content-type", "application/grpc", mapper)
+        | {"headers_to_add": headers + more}
     )
 
 
 def _to_chats(mapper: Json) -> Json:
     reason = mapper["headers_to_add"][0]["header"]["value"]
-    told = openai_responses.error(DOOR_REASONS.get(reason, 504), "%LOCAL_REPLY_BODY%", reason=reason)
-    return mapper | _of(":path", "/v1/", mapper) | {"body_format_override": _json(told)}
+    error = openai_responses.error_body(PROXY_REASONS.get(reason, 504), "%LOCAL_REPLY_BODY%", reason=reason)
+    return mapper | _only_for(":path", "/v1/", mapper) | {"body_format_override": _json(error)}
 
 
 def _header(name: str, value: str) -> Json:
@@ -74,14 +76,14 @@ def _json(content: Json) -> Json:
     return {"json_format": content, "content_type": "application/json"}
 
 
-def _of(header: str, prefix: str, mapper: Json) -> Json:
-    """A mapper's filter, for requests alone of which a header begins so."""
-    begins = {"header": {"name": header, "string_match": {"prefix": prefix}}}
-    return {"filter": {"and_filter": {"filters": [{"header_filter": begins}, mapper["filter"]]}}}
+def _only_for(header: str, prefix: str, mapper: Json) -> Json:
+    """Restrict a mapper to requests with this header prefix."""
+    matcher = {"header": {"name": header, "string_match": {"prefix": prefix}}}
+    return {"filter": {"and_filter": {"filters": [{"header_filter": matcher}, mapper["filter"]]}}}
 
 
 def _mapper(
-    which: Json,
+    condition: Json,
     reason: str,
     *,
     text: str,
@@ -93,7 +95,7 @@ def _mapper(
         headers["retry-after"] = str(retry_after_seconds)
         headers["grpc-retry-pushback-ms"] = str(1000 * retry_after_seconds)
     mapper: Json = {
-        "filter": which,
+        "filter": condition,
         "body": {"inline_string": text},
         "headers_to_add": [_header(name, value) for name, value in headers.items()],
     }
@@ -105,12 +107,12 @@ def _flags(*flags: str) -> Json:
 
 
 def _status(code: int) -> Json:
-    comparison = {"op": "EQ", "value": {"default_value": code, "runtime_key": f"door.status.{code}"}}
+    comparison = {"op": "EQ", "value": {"default_value": code, "runtime_key": f"proxy.status.{code}"}}
     return {"status_code_filter": {"comparison": comparison}}
 
 
-def _words(before: str) -> Json:
-    return {"body_format_override": {"text_format_source": {"inline_string": f"{before}%LOCAL_REPLY_BODY%"}}}
+def _text_format(prefix: str) -> Json:
+    return {"body_format_override": {"text_format_source": {"inline_string": f"{prefix}%LOCAL_REPLY_BODY%"}}}
 
 
 _MAPPERS = (
@@ -122,14 +124,14 @@ _MAPPERS = (
         status=503,
         retry_after_seconds=1,
     ),
-    # What is refused unread bears no flag; nothing else is a 503 without one.
+    # Requests rejected unread have no response flag. No other 503 is without one.
     _mapper(_status(503), "Overload", text=OVERLOAD, status=429, retry_after_seconds=1),
-    _mapper(_flags("UT"), "Timeout", text="the router gave no answer in time"),
-    _mapper(_status(400), "Malformed", text="the request breaks the rules of HTTP, or its path hides another"),
+    _mapper(_flags("UT"), "Timeout", text="the router did not respond in time"),
+    _mapper(_status(400), "Malformed", text="the request violates HTTP, or its path contains escaped slashes"),
     _mapper(_status(401), "Unauthenticated", text=UNAUTHENTICATED),
     _mapper(_status(403), "Forbidden", text="this client may not call this pipeline"),
     _mapper(_status(404), "NotFound", text=NOT_FOUND),
-    _mapper(_status(505), "Malformed", status=400, text="gRPC goes over HTTP/2; over HTTP/1.1 nobody is served by it"),
+    _mapper(_status(505), "Malformed", status=400, text="gRPC requires HTTP/2"),
     _mapper(_status(408), "RequestTimeout", text="the request did not arrive in time"),
     _mapper(
         _status(429), "ClientRateLimited", text="this client sends more requests than it may", retry_after_seconds=1

@@ -1,6 +1,6 @@
-"""Shell: keeps the door to what its router can answer in time, and counts what the door refused.
+"""`OverloadController`: keeps Envoy at the router's concurrency limit, and counts Envoy's rejections.
 
-The door's bound follows the router's window; in a flood most callers are refused before the door reads what they ask.
+In a flood Envoy rejects most requests before reading them.
 """
 
 import asyncio
@@ -16,61 +16,69 @@ from trimtab_router.envoy.load_shedding import LoadShedder, ProxyCounters
 log = logging.getLogger(__name__)
 
 CALM_SECONDS, CROWDED_SECONDS = 1.0, 0.1
-CALM_LOOKS = 20
-"""How many looks without a refusal for want of room make the door calm again."""
-LONGEST_TOLD_SECONDS = 1.0
-"""How long a door that was told its bound is taken to know it: one that was replaced meanwhile starts with its own."""
+CALM_ITERATIONS = 20
+"""Iterations without a rejection for lack of capacity after which the load counts as calm."""
+LIMIT_REFRESH_SECONDS = 1.0
+"""Interval after which the limit is set again: an Envoy that was replaced meanwhile starts with its own."""
 
 
 class OverloadController:
-    """Steers the Envoy in front of a router.
+    """Controller of the Envoy in front of a router.
 
     Args:
-        envoy: its administration.
-        pressure: the file in which Envoy reads which share of all requests it refuses unread.
-        pacer: knows how many requests the router can answer in time, and how many it has answered.
+        envoy: its admin client.
+        pressure: file from which Envoy reads the share of requests to reject unread.
+        concurrency: concurrency limit and response counter of the router.
     """
 
-    def __init__(self, envoy: EnvoyAdmin, pressure: Path, pacer: ConcurrencyController) -> None:
+    def __init__(self, envoy: EnvoyAdmin, pressure: Path, concurrency: ConcurrencyController) -> None:
         self._envoy = envoy
         self._pressure = pressure
-        self._pacer = pacer
-        self._bound = 0
-        self._told_at = 0.0
+        self._concurrency = concurrency
+        self._limit = 0
+        self._limit_set_at = 0.0
 
     async def run(self) -> None:
-        """Steer for ever."""
-        looks, shed, since = 0, -1.0, self._counted()  # what a router before this one wrote is not known
-        shedding = LoadShedder(since)
+        """Control Envoy forever."""
+        iterations_left, share, previous = (
+            0,
+            -1.0,
+            self._read_counters(),
+        )  # the share written by a previous router is unknown
+        shedding = LoadShedder(previous)
         while True:
-            await self._keep_bound()
-            await self._envoy.catch_up()
-            now = self._counted()
-            looks = CALM_LOOKS if now.refused > since.refused else max(looks - 1, 0)
-            wanted, since = shedding.share(now), now
-            if wanted != shed:
-                await asyncio.to_thread(write_pressure, self._pressure, wanted)
-                shed = wanted
-            await (asyncio.sleep(CROWDED_SECONDS) if looks else self._pacer.crowded(CALM_SECONDS))
+            await self._update_limit()
+            await self._envoy.sync_counters()
+            now = self._read_counters()
+            iterations_left = CALM_ITERATIONS if now.rejections > previous.rejections else max(iterations_left - 1, 0)
+            wanted_share, previous = shedding.share(now), now
+            if wanted_share != share:
+                await asyncio.to_thread(write_pressure, self._pressure, wanted_share)
+                share = wanted_share
+            await (
+                asyncio.sleep(CROWDED_SECONDS)
+                if iterations_left
+                else self._concurrency.wait_until_nearly_full(CALM_SECONDS)
+            )
 
-    def _counted(self) -> ProxyCounters:
+    def _read_counters(self) -> ProxyCounters:
         return ProxyCounters(
-            time.monotonic(), self._pacer.answered, self._envoy.refused_for_room, self._envoy.came_over_http2
+            time.monotonic(), self._concurrency.responses, self._envoy.overload_rejections, self._envoy.http2_requests
         )
 
-    async def _keep_bound(self) -> None:
-        most, now = self._pacer.window.limit, time.monotonic()
-        if most == self._bound and now - self._told_at < LONGEST_TOLD_SECONDS:
+    async def _update_limit(self) -> None:
+        limit, now = self._concurrency.concurrency_limit.limit, time.monotonic()
+        if limit == self._limit and now - self._limit_set_at < LIMIT_REFRESH_SECONDS:
             return
         try:
-            await self._envoy.bound(most)
+            await self._envoy.set_limits(limit)
         except EnvoyUnavailable as error:
-            self._bound = 0
+            self._limit = 0
             log.debug("%s", error)
         else:
-            self._bound, self._told_at = most, now
+            self._limit, self._limit_set_at = limit, now
 
 
 def write_pressure(file: Path, share: float) -> None:
-    """Tell Envoy to refuse this share (0 to 1) of all requests unread."""
+    """Set the share of all requests, 0 to 1, that Envoy rejects unread."""
     write_atomically(file, f"{share:.2f}")

@@ -1,7 +1,7 @@
-"""Where requests go, and by which keys: what may change while the door is open. Pure.
+"""Envoy's routes and API keys, which may change while it runs.
 
-Envoy asks for it twice a second (the REST form of its discovery protocol) and takes a new version without touching a
-connection.
+Envoy polls them twice a second (the REST variant of its discovery protocol) and applies a new version without touching
+connections.
 """
 
 import hashlib
@@ -24,46 +24,46 @@ OWN_SERVICES = (
     "/grpc.reflection.v1alpha.ServerReflection/",
 )
 METHODS = tuple(grpc_messages.method_path(name) for name in grpc_messages.METHODS)
-"""What the router serves over gRPC, each with one message in and one out."""
+"""gRPC methods of the router, all unary."""
 SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization", "x-api-key")
-"""What the door has read, and nobody behind it needs."""
+"""Headers that Envoy has checked, and that are not forwarded."""
 SERVICES_SECONDS = 300.0
-"""How long a caller may watch health or ask for reflection in one stream."""
+"""Maximum duration of a health watch or a reflection stream."""
 
 
-MOST_HELD_BYTES = 2**18
-"""Of a REST request that waits at the door until it is whole."""
-_SMALL: Json = {"name": "content-length", "range_match": {"start": "0", "end": str(MOST_HELD_BYTES + 1)}}
+MAX_BUFFERED_BYTES = 2**18
+"""Maximum size of a REST request that Envoy buffers until it is complete."""
+_SMALL: Json = {"name": "content-length", "range_match": {"start": "0", "end": str(MAX_BUFFERED_BYTES + 1)}}
 _HTTP1: Json = {"name": VERSION_HEADER, "string_match": {"exact": "HTTP/1.1"}}
 _GET: Json = {"name": ":method", "string_match": {"exact": "GET"}}
 _UNBUFFERED: Json = {"@type": API + "envoy.extensions.filters.http.buffer.v3.BufferPerRoute", "disabled": True}
 
 
 def route_discovery_response(routes: Json) -> bytes:
-    """The answer to Envoy's question for its routes; the same routes have the same version."""
+    """Discovery response for Envoy. Equal routes have equal versions."""
     content = json.dumps(routes, sort_keys=True)
     version = hashlib.sha256(content.encode()).hexdigest()[:16]
     return json.dumps({"version_info": version, "type_url": KIND, "resources": [routes]}).encode()
 
 
 def envoy_routes(
-    settings: EdgeSettings, keys: Iterable[HashedKey], *, namespace: str, pipeline: str, longest_seconds: float
+    settings: EdgeSettings, keys: Iterable[HashedKey], *, namespace: str, pipeline: str, max_seconds: float
 ) -> Json:
     """Envoy's route configuration.
 
     Args:
-        settings: what was asked of the door.
-        keys: the keys in force.
-        namespace: of the pipeline.
-        pipeline: whose door it is.
-        longest_seconds: how long a request may take; the router answers or refuses before.
+        settings: edge settings.
+        keys: current API keys.
+        namespace: namespace of the pipeline.
+        pipeline: name of the pipeline.
+        max_seconds: maximum duration of a request. The router answers or refuses it earlier.
     """
-    timeout = f"{longest_seconds:.3f}s"
+    timeout = f"{max_seconds:.3f}s"
     to_router = {
         "cluster": REQUESTS,
         "timeout": timeout,
-        "idle_timeout": timeout,  # else a request that rightly takes long would end as an idle one
-        # Sent again only where nothing was sent yet: the router is just being replaced, or closed an idle connection.
+        "idle_timeout": timeout,  # the default would end a long request as idle
+        # Retried only if nothing was sent yet: the router is being replaced, or closed an idle connection.
         "retry_policy": {
             "retry_on": "connect-failure,reset-before-request",
             "num_retries": 2,
@@ -76,59 +76,60 @@ def envoy_routes(
         "max_stream_duration": {"max_stream_duration": f"{SERVICES_SECONDS:.0f}s"},
     }
     streaming = {"typed_per_filter_config": {BUFFER_FILTER: _UNBUFFERED}}
-    cut = {"response_headers_to_remove": ["content-length"]}
+    without_length = {"response_headers_to_remove": ["content-length"]}
     host: Json = {
         "name": ROUTES,
         "domains": ["*"],
         "request_headers_to_remove": [*SECRET_HEADERS, VERSION_HEADER],
         "routes": [
-            # Calls are held until they are whole. Over HTTP/2 the fattest are cut when memory runs short; over HTTP/1.1
-            # nothing would bound what all of them hold here together.
+            # gRPC calls are buffered. Over HTTP/2 the largest are reset if memory runs short; over HTTP/1.1 their total
+            # would be unbounded.
             {
                 "match": {"prefix": "/", "grpc": {}, "headers": [_HTTP1]},
                 "direct_response": {"status": 505},
                 **streaming,
             },
             *({"match": {"prefix": prefix, "grpc": {}}, "route": services, **streaming} for prefix in OWN_SERVICES),
-            *({"match": {"path": path, "grpc": {}}, "route": to_router, **cut} for path in METHODS),
-            # At once, though the caller's stream may never end: gRPC callers are told UNIMPLEMENTED.
+            *({"match": {"path": path, "grpc": {}}, "route": to_router, **without_length} for path in METHODS),
+            # Replies UNIMPLEMENTED at once, even if the client's stream never ends.
             {"match": {"prefix": "/", "grpc": {}}, "direct_response": {"status": 404}, **streaming},
-            # No tunnels; what a caller sends into one has no end, so nobody may wait for it.
+            # Rejects tunnels at once, because their bodies have no end.
             {"match": {"connect_matcher": {}}, "direct_response": {"status": 405}, **streaming},
             {"match": {"prefix": "/", "headers": [_SMALL]}, "route": to_router},
             {"match": {"prefix": "/", "headers": [_GET]}, "route": to_router, **streaming},
-            # Over HTTP/1.1 nothing but the filter's own bound would limit what all of them hold here together. The
-            # router takes memory for them as they come.
+            # Large requests are not buffered: over HTTP/1.1 their total would be unbounded. The router reserves memory
+            # as they arrive.
             {"match": {"prefix": "/"}, "route": to_router | {"cluster": LARGE}, **streaming},
         ],
     }
     if settings.authenticates:
-        known = {
+        table = {
             "@type": API + "envoy.extensions.filters.http.lua.v3.LuaPerRoute",
-            "filter_context": _known(settings, keys, namespace, pipeline),
+            "filter_context": _lookup_table(settings, keys, namespace, pipeline),
         }
-        host["typed_per_filter_config"] = {KEYS_FILTER: known, NAMES_FILTER: known}
+        host["typed_per_filter_config"] = {KEYS_FILTER: table, NAMES_FILTER: table}
     return {"@type": KIND, "name": ROUTES, "virtual_hosts": [host]}
 
 
-def _known(settings: EdgeSettings, keys: Iterable[HashedKey], namespace: str, pipeline: str) -> Json:
-    """What keys.lua and tokens.lua look up."""
-    known: Json = {f"sha256:{key.digest}": ("+" if key.may_call(pipeline) else "-") + key.client for key in keys}
-    known |= {f"issuer:{issuer.issuer}": _of_issuer(issuer, namespace, pipeline) for issuer in settings.jwt}
-    return known | {"keys": bool(settings.keys_file or settings.keys_secret), "tokens": bool(settings.jwt)}
+def _lookup_table(settings: EdgeSettings, keys: Iterable[HashedKey], namespace: str, pipeline: str) -> Json:
+    """Table that keys.lua and tokens.lua look up."""
+    table: Json = {f"sha256:{key.digest}": ("+" if key.may_call(pipeline) else "-") + key.client for key in keys}
+    table |= {f"issuer:{issuer.issuer}": _issuer_entry(issuer, namespace, pipeline) for issuer in settings.jwt}
+    return table | {"keys": bool(settings.keys_file or settings.keys_secret), "tokens": bool(settings.jwt)}
 
 
-def _of_issuer(issuer: JwtIssuer, namespace: str, pipeline: str) -> Json:
-    """Where its tokens name their client and what he may call, and which of those names mean this pipeline.
+def _issuer_entry(issuer: JwtIssuer, namespace: str, pipeline: str) -> Json:
+    """Claims of an issuer's tokens that name the client and its pipelines, and the names that mean this pipeline.
 
-    One issuer's tokens reach all namespaces, where two tenants may each have a pipeline of one name. A client is one of
-    his issuer: two may give the same name to two. Issuers have digests, not numbers, so that one more renames nobody.
+    An issuer's tokens are valid in all namespaces, where two tenants may have pipelines of the same name. Client names
+    are prefixed by issuer, because two issuers may use the same name. The prefix is a digest, so that adding an issuer
+    changes no other prefix.
     """
-    found: Json = {"client": issuer.client_claim, "prefix": f"token:{_digest(issuer.issuer)}:"}
+    entry: Json = {"client": issuer.client_claim, "prefix": f"token:{_digest(issuer.issuer)}:"}
     if issuer.pipelines_claim:
         names = ["*", f"{namespace}/*", f"{namespace}/{pipeline}", *([pipeline] if issuer.unprefixed_pipelines else [])]
-        found |= {"pipelines": issuer.pipelines_claim, "named": dict.fromkeys(names, True)}
-    return found
+        entry |= {"pipelines": issuer.pipelines_claim, "named": dict.fromkeys(names, True)}
+    return entry
 
 
 def _digest(issuer: str) -> str:

@@ -1,4 +1,4 @@
-"""Where a door and its router find each other: Unix sockets in one folder that nobody else can enter."""
+"""Unix sockets between Envoy and its router, in a private folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,44 +6,44 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Sockets:
-    """The sockets between Envoy and the router, and a note that outlives either."""
+    """Sockets between Envoy and the router, and files that outlive either process."""
 
     folder: Path
 
     @property
     def requests(self) -> Path:
-        """The router's, for callers' requests."""
+        """The router's socket for client requests."""
         return self.folder / "requests.sock"
 
     @property
     def services(self) -> Path:
-        """The router's, for gRPC's own health and reflection services."""
+        """The router's socket for gRPC health and reflection."""
         return self.folder / "services.sock"
 
     @property
     def control(self) -> Path:
-        """The router's, for what Envoy itself asks: routes and token issuers' keys."""
+        """The router's socket for Envoy's routes and the JWT issuers' keys."""
         return self.folder / "control.sock"
 
     @property
-    def envoy(self) -> Path:
-        """Envoy's administration."""
+    def envoy_admin(self) -> Path:
+        """Envoy's admin socket."""
         return self.folder / "envoy.sock"
 
     @property
-    def counted(self) -> Path:
-        """The router's note of what it counted of Envoy's refusals, for the router after it."""
+    def counters_file(self) -> Path:
+        """Envoy counters that this router has read, for the next router."""
         return self.folder / "counted.json"
 
     @property
     def pressure(self) -> Path:
-        """The router's word to Envoy: which share of all requests it refuses unread."""
+        """Share of all requests that Envoy rejects unread, written by the router."""
         return self.folder / "pressure"
 
 
 @dataclass(frozen=True, slots=True)
 class SocketFolder:
-    """Where a door listens for callers, what a request may weigh, and whether callers chat."""
+    """Addresses of an Envoy, and the limits of its requests."""
 
     sockets: Sockets
     host: str = "127.0.0.1"
@@ -51,9 +51,11 @@ class SocketFolder:
     grpc_port: int = 0
     max_payload_bytes: int = 64 * 2**20
     folder: Path | None = None
+    """Folder of the certificate files, None for that of the sockets."""
     chats: bool = False
+    """Whether the pipeline serves chats."""
 
     @property
-    def told_in(self) -> Path:
-        """The folder of the files that tell Envoy where its certificates are: beside the sockets unless it is given."""
+    def certificates_folder(self) -> Path:
+        """Folder of the files that name Envoy's certificates."""
         return self.folder or self.sockets.folder

@@ -1,38 +1,38 @@
-"""What Envoy is told that stands before a server not of ours, which has no certificate to show: TLS ends here. Pure.
+"""Envoy that terminates TLS in front of a third-party model server.
 
-It takes only who shows a certificate of the authority, as our own model servers do, and passes bytes on as they come.
+It accepts only clients with a certificate of the authority, as our own model servers do, and forwards bytes unchanged.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trimtab_pipelines.edge_settings import Identity, Tls
+from trimtab_pipelines.edge_settings import EdgeTls, ReplicaIdentity
 from trimtab_router.envoy import certificates
 from trimtab_router.envoy.http_filters import address, typed
 
 Json = dict[str, Any]
-_SERVED = "served"
+_SERVER = "server_cluster"
 
 
-def terminator_bootstrap(identity: Identity, *, port: int, served_port: int, folder: Path) -> Json:
-    """Envoy's whole configuration.
+def terminator_bootstrap(identity: ReplicaIdentity, *, port: int, served_port: int, folder: Path) -> Json:
+    """Envoy's complete configuration.
 
     Args:
-        identity: the certificate to show, and whom to let in.
-        port: where routers come in.
-        served_port: the server's, on loopback.
-        folder: where the files are that `told` returns.
+        identity: certificate to present, and certificates to accept.
+        port: port for routers.
+        served_port: port of the server on loopback.
+        folder: folder of the files of `certificate_files`.
     """
     proxy = typed(
         "envoy.filters.network.tcp_proxy",
         "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy",
-        stat_prefix="guard",
-        cluster=_SERVED,
-        idle_timeout="0s",  # a router's connections wait for its next batch, however long that takes
+        stat_prefix="terminator",
+        cluster=_SERVER,
+        idle_timeout="0s",  # a router's connections stay open between batches
     )
     listener = {
-        "name": "guard",
+        "name": "terminator",
         "address": address("0.0.0.0", port),  # noqa: S104
         "filter_chains": [
             {
@@ -42,7 +42,7 @@ def terminator_bootstrap(identity: Identity, *, port: int, served_port: int, fol
                     "envoy.transport_sockets.tls",
                     "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
                     require_client_certificate=True,
-                    disable_stateless_session_resumption=True,  # none outlives the trust in who began it
+                    disable_stateless_session_resumption=True,  # a session must not outlive the trust in its client
                     disable_stateful_session_resumption=True,
                     common_tls_context=_context(identity, folder),
                 ),
@@ -50,36 +50,36 @@ def terminator_bootstrap(identity: Identity, *, port: int, served_port: int, fol
         ],
     }
     endpoints = [{"lb_endpoints": [{"endpoint": {"address": address("127.0.0.1", served_port)}}]}]
-    served = {
-        "name": _SERVED,
+    server_cluster = {
+        "name": _SERVER,
         "type": "STATIC",
         "connect_timeout": "1s",
-        "load_assignment": {"cluster_name": _SERVED, "endpoints": endpoints},
+        "load_assignment": {"cluster_name": _SERVER, "endpoints": endpoints},
     }
     return {
-        "node": {"id": "guard", "cluster": "trimtab"},
-        "static_resources": {"listeners": [listener], "clusters": [served]},
+        "node": {"id": "terminator", "cluster": "trimtab"},
+        "static_resources": {"listeners": [listener], "clusters": [server_cluster]},
     }
 
 
-def certificate_files(identity: Identity) -> Mapping[str, Json]:
-    """By name the files that tell Envoy where its certificates are, as `certificates.discovered` says."""
-    return certificates.discovered(_tls(identity))
+def certificate_files(identity: ReplicaIdentity) -> Mapping[str, Json]:
+    """Contents by name of the files that name Envoy's certificates, as `certificates.discovery_files` returns them."""
+    return certificates.discovery_files(_tls(identity))
 
 
-def _context(identity: Identity, folder: Path) -> Json:
+def _context(identity: ReplicaIdentity, folder: Path) -> Json:
     common: Json = certificates.context(_tls(identity), folder)["common_tls_context"]
     del common["alpn_protocols"]
     common["tls_params"] = {"tls_minimum_protocol_version": "TLSv1_3", "tls_maximum_protocol_version": "TLSv1_3"}
     if identity.name:
         kind = "URI" if ":" in identity.name else "DNS"
-        borne = {"match_typed_subject_alt_names": [{"san_type": kind, "matcher": {"exact": identity.name}}]}
+        name_match = {"match_typed_subject_alt_names": [{"san_type": kind, "matcher": {"exact": identity.name}}]}
         common["combined_validation_context"] = {
-            "default_validation_context": borne,
+            "default_validation_context": name_match,
             "validation_context_sds_secret_config": common.pop("validation_context_sds_secret_config"),
         }
     return common
 
 
-def _tls(identity: Identity) -> Tls:
-    return Tls(certificate=identity.certificate, key=identity.key, client_ca=identity.ca)
+def _tls(identity: ReplicaIdentity) -> EdgeTls:
+    return EdgeTls(certificate=identity.certificate, key=identity.key, client_ca=identity.ca)

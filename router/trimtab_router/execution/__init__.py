@@ -1,1 +1,1 @@
-"""Execution of a request: its options, its path through the pipeline graph, and its response."""
+"""Execution of a request: its service terms, its path through the pipeline graph, and its response."""

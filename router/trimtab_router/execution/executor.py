@@ -1,7 +1,7 @@
-"""The course of a request through the stages: what of it is where, what runs next, and how it ends. Pure.
+"""`PipelineExecutor` and `RequestState`: execution of requests through the stages of a pipeline.
 
-A journey ends exactly once, with all it asked for or with a refusal, and takes what is left of it out of every queue
-when it does. The router's requests and the simulator's take the same course.
+A request ends exactly once, with all requested outputs or with a refusal, and its queued rows are then removed. The
+router and the simulator share this code.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from trimtab_router.refusal import Refusal, failure, invalid, invalid_for
 from trimtab_router.request import image_fanout
 from trimtab_router.request.graph import Graph, GraphCursor, ReadyStage
 from trimtab_router.request.partial_images import ImageSizeCache, PartialImages
-from trimtab_router.request.request_options import NO_WISH, RequestOptions, ServiceTerms
+from trimtab_router.request.request_options import NO_OPTIONS, RequestOptions, ServiceTerms
 from trimtab_router.request.stream_timing import StreamTiming
 from trimtab_router.scheduling.generation import prompt_tokens
 from trimtab_router.scheduling.interfaces import Clock
@@ -28,387 +28,402 @@ from trimtab_router.scheduling.stage_request import ServedRows, StageRequest
 from trimtab_router.scheduling.stage_scheduler import StageScheduler
 
 _ROUNDING = 1e-9
-MOST_STARVED = 3
-"""Times that a request's images are encoded for answers that did not come."""
+MAX_EMBEDDING_LOSSES = 3
+"""Number of times that a request's embeddings may be lost before it fails."""
 Listener = Callable[[int, Chunk | LastChunk], None]
-"""Is told of a row's next piece."""
+"""Called with the row and its next chunk."""
 
 
 class PipelineExecutor:
-    """The desks of a pipeline's stages, in the order of its DAG."""
+    """Schedulers of a pipeline's stages, in the order of its DAG."""
 
-    def __init__(self, graph: Graph, desks: Mapping[str, StageScheduler], clock: Clock) -> None:
-        self.desks = desks
-        self.teller = graph.teller
-        """The stage whose pieces are the answer's; None where answers come whole."""
-        self.encoding = tuple(name for name, desk in desks.items() if desk.stage.encodes)
-        """The stages that encode images."""
-        self.idle: frozenset[str] = frozenset()
-        """Those of them that nothing goes to, since who reads what they give reads images itself."""
+    def __init__(self, graph: Graph, schedulers: Mapping[str, StageScheduler], clock: Clock) -> None:
+        self.schedulers = schedulers
+        self.streaming_stage = graph.streaming_stage
+        self.encoder_stages = tuple(name for name, scheduler in schedulers.items() if scheduler.stage.encodes)
+        self.idle_stages: frozenset[str] = frozenset()
+        """Encoder stages without traffic, because the planned generation variant has its own encoder."""
         self._clock = clock
         self._graph = graph
         self._sizes = ImageSizeCache()
         self._encoders = graph.encoders
-        self.writers = {name: (tensor, desks[name].writing) for name, tensor in graph.messages.items()}
-        """The input of a request that has the messages, and who knows of prompts; by stage that writes."""
-        for name, desk in desks.items():
-            desk.set_downstream([desks[follower] for follower in graph.following(name)])
+        self.prompt_sources = {
+            name: (tensor, schedulers[name].generation) for name, tensor in graph.message_inputs.items()
+        }
+        """For each generation stage: the request input with the chat messages, and its generation tracker."""
+        for name, scheduler in schedulers.items():
+            scheduler.set_downstream([schedulers[follower] for follower in graph.downstream(name)])
         for name, encoder in self._encoders.items():
-            desks[name].layout.feeders.append(desks[encoder])
-            desks[name].layout.rearranged = partial(self._rearrange, desks[name], desks[encoder])
-            desks[encoder].layout.listeners.append(desks[name].refresh_replicas)
-        self._find_idle()
+            selection = schedulers[name].variant_selection
+            selection.encoders.append(schedulers[encoder])
+            selection.on_placement_change = partial(self._on_placement_change, schedulers[name], schedulers[encoder])
+            schedulers[encoder].variant_selection.readiness_listeners.append(schedulers[name].refresh_replicas)
+        self._find_idle_stages()
 
-    def _find_idle(self) -> None:
-        readers = {encoder: self.desks[name] for name, encoder in self._encoders.items()}
-        self.idle = frozenset(
-            each for each, desk in readers.items() if desk.stage.excluded_input(desk.variant) == EMBEDDINGS_INPUT
+    def _find_idle_stages(self) -> None:
+        readers = {encoder: self.schedulers[name] for name, encoder in self._encoders.items()}
+        self.idle_stages = frozenset(
+            encoder
+            for encoder, scheduler in readers.items()
+            if scheduler.stage.excluded_input(scheduler.variant) == EMBEDDINGS_INPUT
         )
 
-    def _rearrange(self, writer: StageScheduler, encoder: StageScheduler) -> None:
-        """Images are encoded apart from now on, or are not: who waits for what will not come begins anew."""
-        self._find_idle()
-        if encoder.stage.name in self.idle:
-            waiting = [piece.work for piece in encoder.queue]
+    def _on_placement_change(self, generator: StageScheduler, encoder: StageScheduler) -> None:
+        """Restart queued requests whose images would not be encoded after the change between colocated and separate."""
+        self._find_idle_stages()
+        if encoder.stage.name in self.idle_stages:
+            requests = [row_slice.request for row_slice in encoder.queue]
         else:
-            waiting = [piece.work for piece in writer.queue if IMAGES_INPUT in piece.work.inputs]
-            waiting = [work for work in waiting if EMBEDDINGS_INPUT not in work.inputs]
-        for work in dict.fromkeys(waiting):
-            if not work.closed:
-                work.owner.work_starved(work, counts=False)
+            requests = [row_slice.request for row_slice in generator.queue]
+            requests = [
+                request
+                for request in requests
+                if IMAGES_INPUT in request.inputs and EMBEDDINGS_INPUT not in request.inputs
+            ]
+        for request in dict.fromkeys(requests):
+            if not request.closed:
+                request.owner.on_embeddings_lost(request, counts=False)
 
-    def advance(self, journey: "RequestState") -> None:
-        """Queue whatever became runnable; end the journey once nothing is left."""
-        if journey.over:
+    def advance(self, state: "RequestState") -> None:
+        """Enqueue the stages that became ready. End the request if none is left."""
+        if state.done:
             return
-        now, walk = self._clock.now, journey.walk
-        for runnable in walk.advance(self.idle):
-            if not self._taken(journey, self._work(journey, runnable, now), now):
+        now, cursor = self._clock.now, state.cursor
+        for ready in cursor.advance(self.idle_stages):
+            if not self._enqueue(state, self._create_request(state, ready, now), now):
                 return
-        if walk.finished and journey.served:
-            journey.end()
-        elif walk.finished:
-            given = ", ".join(walk.inputs)
-            journey.work_refused(invalid(f"no stage can run on the inputs given ({given}); send the optional ones too"))
+        if cursor.finished and state.served:
+            state.end()
+        elif cursor.finished:
+            names = ", ".join(cursor.inputs)
+            state.on_refused(invalid(f"no stage can run on the inputs given ({names}); send the optional ones too"))
 
-    def _work(self, journey: "RequestState", runnable: ReadyStage, now: float) -> StageRequest:
-        stage = self.desks[runnable.stage].stage
-        work = StageRequest(
-            journey,
-            runnable,
-            deadline=journey.ends_by if journey.delivery.first_seconds is not None else journey.deadline,
+    def _create_request(self, state: "RequestState", ready: ReadyStage, now: float) -> StageRequest:
+        scheduler = self.schedulers[ready.stage]
+        stage = scheduler.stage
+        streaming = state.stream.time_to_first_token is not None
+        request = StageRequest(
+            state,
+            ready,
+            deadline=state.completion_deadline if streaming else state.deadline,
             now=now,
-            ends_by=journey.ends_by if runnable.stage == self.teller else None,
-            wish=journey.wish,
-            accuracy_floor=self._floor_of(journey, runnable.stage) if journey.least_accuracy else 0.0,
-            looked_at_again=stage.confidence is not None,
+            completion_deadline=state.completion_deadline if ready.stage == self.streaming_stage else None,
+            options=state.options,
+            accuracy_floor=self._stage_accuracy_floor(state, ready.stage) if state.min_accuracy else 0.0,
+            may_escalate=stage.confidence is not None,
         )
-        if runnable.stage in journey.named:
-            work.task = journey.wish.task
-        writing = self.desks[runnable.stage].writing
+        if ready.stage in state.task_stages:
+            request.task = state.options.task
         if stage.encodes:
-            work.identities = image_fanout.identities(runnable.inputs)
-            for name in self._graph.following(stage.name):
-                work.read_in(self.desks[name].outlook.prefill_seconds(journey.prompt_tokens.get(name, 0.0)))
-        elif writing is not None:
-            writing.weigh(work, journey.delivery.images)
-        return work
+            request.identities = image_fanout.image_identities(ready.inputs)
+            for name in self._graph.downstream(stage.name):
+                tokens = state.prompt_tokens.get(name, 0.0)
+                request.set_prefill_seconds(self.schedulers[name].latency_model.prefill_seconds(tokens))
+        elif scheduler.generation is not None:
+            scheduler.generation.estimate_prompts(request, state.stream.images)
+        return request
 
-    def _taken(self, journey: "RequestState", work: StageRequest, now: float) -> bool:
-        """Queue a work; False where its journey ended instead."""
-        desk = self.desks[work.stage]
-        refusal = desk.refusal_of(work, now)
+    def _enqueue(self, state: "RequestState", request: StageRequest, now: float) -> bool:
+        """Enqueue a stage request. Returns False if the state ended instead."""
+        scheduler = self.schedulers[request.stage]
+        refusal = scheduler.refusal_of(request, now)
         if refusal is not None:
-            journey.work_refused(refusal)
+            state.on_refused(refusal)
             return False
-        journey.works[work.stage] = work
-        desk.enqueue(work)
+        state.stage_requests[request.stage] = request
+        scheduler.enqueue(request)
         return True
 
-    def images_came(self, journey: "RequestState", encoder: str, start: int, references: Array) -> None:
-        """Let who writes begin on what is there of a chat's images, or tell it of more.
+    def on_images_encoded(self, state: "RequestState", encoder: str, start: int, references: Array) -> None:
+        """Start the prefill of a partly encoded chat, or send it more images.
 
-        Only of a request of one chat, which shows several images, to replicas that can begin so.
+        Only for requests of one chat with several images, and replicas that accept partial inputs.
         """
-        ahead = journey.ahead
-        if ahead is None:
-            files = journey.walk.shown(encoder) if self._reads_ahead(encoder) else []
+        images = state.partial_images
+        if images is None:
+            files = state.cursor.chat_images(encoder) if self._accepts_partial_images(encoder) else []
             if len(files) < 2:
                 return
-            ahead = journey.ahead = PartialImages(files, self._sizes)
-        came = ahead.came(start, references)
-        if journey.early is not None:
-            told = ahead.references()
-            if told is not None and not journey.early.closed:
-                journey.early.inputs = {**journey.early.inputs, EMBEDDINGS_INPUT: told}
-                self.desks[journey.early.stage].arrived(journey.early, came)
-        elif ahead.begun and not ahead.whole and not journey.waits_for_all:
-            self._begin_early(journey, encoder, ahead.references())
+            images = state.partial_images = PartialImages(files, self._sizes)
+        added = images.add(start, references)
+        if state.early_request is not None:
+            announced = images.references()
+            if announced is not None and not state.early_request.closed:
+                state.early_request.inputs = {**state.early_request.inputs, EMBEDDINGS_INPUT: announced}
+                self.schedulers[state.early_request.stage].add_images(state.early_request, added)
+        elif images.has_first and not images.complete and not state.awaits_all_images:
+            self._start_early_prefill(state, encoder, images.references())
 
-    def _reads_ahead(self, encoder: str) -> bool:
-        if encoder in self.idle:
-            return False  # what it still encodes is for nobody
-        return any(self.desks[name].reads_ahead for name in self._graph.following(encoder))
+    def _accepts_partial_images(self, encoder: str) -> bool:
+        if encoder in self.idle_stages:
+            return False
+        return any(self.schedulers[name].partial_prefill for name in self._graph.downstream(encoder))
 
-    def _begin_early(self, journey: "RequestState", encoder: str, references: Array | None) -> None:
-        runnable = None if references is None else journey.walk.begin(encoder, references)
-        if runnable is not None:
-            work = journey.early = self._work(journey, runnable, self._clock.now)
-            journey.works[work.stage] = work
-            self.desks[work.stage].begin_early(work)
+    def _start_early_prefill(self, state: "RequestState", encoder: str, references: Array | None) -> None:
+        ready = None if references is None else state.cursor.start_early(encoder, references)
+        if ready is not None:
+            request = state.early_request = self._create_request(state, ready, self._clock.now)
+            state.stage_requests[request.stage] = request
+            self.schedulers[request.stage].start_early_prefill(request)
 
-    def all_images_came(self, journey: "RequestState", references: Array) -> None:
-        """Tell who began early of the last images; who could not begin yet queues now."""
-        work, ahead, now = journey.early, journey.ahead, self._clock.now
-        journey.early = None
-        if work is None or ahead is None or work.closed:
+    def on_all_images_encoded(self, state: "RequestState", references: Array) -> None:
+        """Send the last images to an early prefill, or enqueue its request if it has not started."""
+        request, images, now = state.early_request, state.partial_images, self._clock.now
+        state.early_request = None
+        if request is None or images is None or request.closed:
             return
-        work.inputs = {
-            **work.inputs,
-            EMBEDDINGS_INPUT: image_fanout.join_embeddings({EMBEDDINGS_INPUT: references}, 1)[EMBEDDINGS_INPUT],
-        }
-        if not self.desks[work.stage].all_arrived(work, ahead.came(0, references)):
-            work.enqueued_at = now
-            self._taken(journey, work, now)
+        joined = image_fanout.join_embeddings({EMBEDDINGS_INPUT: references}, 1)
+        request.inputs = {**request.inputs, EMBEDDINGS_INPUT: joined[EMBEDDINGS_INPUT]}
+        if not self.schedulers[request.stage].complete_images(request, images.add(0, references)):
+            request.enqueued_at = now
+            self._enqueue(state, request, now)
 
-    def refusal_of(self, wish: RequestOptions, walk: GraphCursor, named: Collection[str] = ()) -> Refusal | None:
-        """Why what a request wishes cannot be granted by the plan in force; None where it can.
+    def options_refusal(
+        self, options: RequestOptions, cursor: GraphCursor, task_stages: Collection[str] = ()
+    ) -> Refusal | None:
+        """Refusal of options that the current plan cannot grant, None if it can.
 
         Args:
-            wish: what it wishes.
-            walk: where it stands.
-            named: the stages whose models have the task that it names.
+            options: options of the request.
+            cursor: position of the request.
+            task_stages: stages whose models have the task that it names.
         """
-        if wish is NO_WISH or wish.plain:
+        if options is NO_OPTIONS or options.only_latency:
             return None
-        known = sorted({task for desk in self.desks.values() for task in desk.outlook.tasks()})
-        if wish.task and not named and wish.task not in known:
-            there_are = f"the plan in force knows: {', '.join(known)}" if known else "the plan in force knows none"
-            return invalid(f"unknown task {wish.task!r}; {there_are}")
-        best, least = self._best_accuracy(wish, walk, walk.ahead), wish.least_accuracy(walk.rows)
-        if least <= best + _ROUNDING:
+        tasks = sorted({task for scheduler in self.schedulers.values() for task in scheduler.latency_model.tasks()})
+        if options.task and not task_stages and options.task not in tasks:
+            known = f"known tasks: {', '.join(tasks)}" if tasks else "the current plan has no tasks"
+            return invalid(f"unknown task {options.task!r}; {known}")
+        best = self._best_accuracy(options, cursor, cursor.remaining_stages)
+        required = options.min_accuracy(cursor.rows)
+        if required <= best + _ROUNDING:
             return None
-        wished = f"an accuracy of {wish.accuracy_floor:g}"
-        if wish.accuracy_probability is not None:
-            wished += f" with probability {wish.accuracy_probability:g}, which needs {least:.4f} on average,"
-        message = f"{wished} is more than the plan in force can give; the best possible is {best:.4f}"
-        if self._lacking(walk):
-            message += f" from the inputs given ({', '.join(walk.inputs)})"
+        floor = f"an accuracy of {options.accuracy_floor:g}"
+        if options.accuracy_probability is not None:
+            floor += f" with probability {options.accuracy_probability:g}, which needs {required:.4f} on average,"
+        message = f"{floor} is more than the current plan can give; the best possible is {best:.4f}"
+        if self._lacks_inputs(cursor):
+            message += f" from the inputs given ({', '.join(cursor.inputs)})"
         return invalid_for("AccuracyFloor", message)
 
-    def _floor_of(self, journey: "RequestState", stage: str) -> float:
-        """The least accuracy of a stage that lets the journey keep its floor, if the others ahead do their best."""
-        others = [name for name in journey.walk.ahead if name != stage]
-        best = self._best_accuracy(journey.wish, journey.walk, others)
-        return journey.least_accuracy / max(journey.accuracy * best, _ROUNDING)
+    def _stage_accuracy_floor(self, state: "RequestState", stage: str) -> float:
+        """Minimum accuracy of a stage that keeps the request's floor if the other remaining stages do their best."""
+        others = [name for name in state.cursor.remaining_stages if name != stage]
+        best = self._best_accuracy(state.options, state.cursor, others)
+        return state.min_accuracy / max(state.accuracy * best, _ROUNDING)
 
-    def _best_accuracy(self, wish: RequestOptions, walk: GraphCursor, stages: Iterable[str]) -> float:
-        desks = (self.desks[stage] for stage in stages)
-        return prod(desk.outlook.best_accuracy(wish.task, walk.given(desk.stage)) for desk in desks)
+    def _best_accuracy(self, options: RequestOptions, cursor: GraphCursor, stages: Iterable[str]) -> float:
+        schedulers = (self.schedulers[stage] for stage in stages)
+        return prod(
+            scheduler.latency_model.best_accuracy(options.task, cursor.available_inputs(scheduler.stage))
+            for scheduler in schedulers
+        )
 
-    def _lacking(self, walk: GraphCursor) -> bool:
-        """Whether a stage ahead lacks an input that it could read."""
-        stages = [self.desks[name].stage for name in walk.ahead]
-        return any(len(walk.given(stage)) < len(stage.inputs) for stage in stages)
+    def _lacks_inputs(self, cursor: GraphCursor) -> bool:
+        """Whether a remaining stage lacks an optional input."""
+        stages = [self.schedulers[name].stage for name in cursor.remaining_stages]
+        return any(len(cursor.available_inputs(stage)) < len(stage.inputs) for stage in stages)
 
-    def withdraw(self, works: Mapping[str, StageRequest]) -> None:
-        """Free what is left of these, by stage."""
-        for stage, work in works.items():
-            self.desks[stage].cancel(work)
+    def cancel(self, requests: Mapping[str, StageRequest]) -> None:
+        """Cancel stage requests, by stage."""
+        for stage, request in requests.items():
+            self.schedulers[stage].cancel(request)
 
-    def forget(self, kept: Mapping[str, Array]) -> None:
-        """Free what replicas keep of images, by the stage that encoded them."""
-        for stage, references in kept.items():
-            self.desks[stage].release_embeddings(references)
+    def release_embeddings(self, embeddings: Mapping[str, Array]) -> None:
+        """Release embeddings stored by replicas, by encoder stage."""
+        for stage, references in embeddings.items():
+            self.schedulers[stage].release_embeddings(references)
 
 
 class RequestState:
-    """The state of one request.
+    """State of one request.
 
     Args:
-        course: what it goes through.
-        walk: where it stands in the DAG.
-        terms: on which it is served.
-        arrived_at: in seconds of the course's clock.
-        ended: called once, when it ends; `refusal` says how.
-        hold: told of the bytes of each stage's outputs, which are kept until the journey ends; None if nobody asks.
-        request_id: passed on as `x-request-id`.
-        trace_parent: passed on as `traceparent`.
-        listener: is told of each piece of the rows of an answer that is written; None if nobody listens.
-        images: how many it shows.
-        named: the stages whose models have the task that it names.
+        executor: executor of the pipeline.
+        cursor: position in the DAG.
+        terms: options and deadlines.
+        arrived_at: seconds of the executor's clock.
+        on_end: called once when the request ends. `refusal` tells the outcome.
+        hold_bytes: called with the size of each stage's outputs, which are stored until the request ends.
+        request_id: forwarded as `x-request-id`.
+        trace_parent: forwarded as `traceparent`.
+        listener: called with each chunk of a streamed response.
+        images: number of images per chat.
+        task_stages: stages whose models have the task that the request names.
     """
 
-    waits = True
+    has_client = True
     __slots__ = (
-        "_course",
-        "_ended",
-        "_hold",
+        "_executor",
+        "_hold_bytes",
         "_listener",
-        "ahead",
+        "_on_end",
         "arrived_at",
+        "awaits_all_images",
+        "completion_deadline",
+        "cursor",
         "deadline",
-        "delivery",
-        "early",
-        "ends_by",
-        "kept",
-        "least_accuracy",
-        "listens",
-        "named",
-        "over",
+        "done",
+        "early_request",
+        "embedding_losses",
+        "embeddings",
+        "has_listener",
+        "min_accuracy",
+        "options",
+        "partial_images",
         "prompt_tokens",
         "refusal",
         "request_id",
         "rows_by_stage",
         "served",
-        "starved",
+        "stage_requests",
+        "stream",
+        "task_stages",
         "trace_parent",
-        "waits_for_all",
-        "walk",
-        "wish",
-        "works",
     )
 
-    def __init__(  # noqa: PLR0913 - made in one place
+    def __init__(  # noqa: PLR0913 - created in one place
         self,
-        course: PipelineExecutor,
-        walk: GraphCursor,
+        executor: PipelineExecutor,
+        cursor: GraphCursor,
         terms: ServiceTerms,
         *,
         arrived_at: float,
-        ended: "Callable[[RequestState], None]",
-        hold: Callable[[int], None] | None = None,
+        on_end: "Callable[[RequestState], None]",
+        hold_bytes: Callable[[int], None] | None = None,
         request_id: str = "",
         trace_parent: str = "",
         listener: "Listener | None" = None,
         images: int = 0,
-        named: Collection[str] = (),
+        task_stages: Collection[str] = (),
     ) -> None:
-        wish, self.deadline, ends_by = terms
-        self.delivery = StreamTiming(arrived_at, images)
-        """When the pieces of its answer came, where it is written."""
-        self.ends_by = self.deadline if ends_by is None else ends_by
-        self.listens = listener is not None
+        options, self.deadline, completion_deadline = terms
+        self.stream = StreamTiming(arrived_at, images)
+        self.completion_deadline = self.deadline if completion_deadline is None else completion_deadline
+        self.has_listener = listener is not None
         self._listener = listener
-        self.walk = walk
-        self.wish = wish
-        self.named = named
-        self.least_accuracy = wish.least_accuracy(walk.rows) if wish.accuracy_floor else 0.0
-        """Expected of its answer at the least."""
+        self.cursor = cursor
+        self.options = options
+        self.task_stages = task_stages
+        self.min_accuracy = options.min_accuracy(cursor.rows) if options.accuracy_floor else 0.0
+        """Minimum expected accuracy of the response."""
         self.arrived_at = arrived_at
         self.request_id = request_id
         self.trace_parent = trace_parent
-        self.over = False
+        self.done = False
         self.refusal: Refusal | None = None
-        """Why it ended without a result."""
-        self.works: dict[str, StageRequest] = {}
-        self.kept: dict[str, Array] = {}
-        """Where replicas keep what they made of its images, until it is pulled; by stage."""
-        self.starved = 0
-        """How often that was lost."""
-        self.ahead: PartialImages | None = None
-        """Its images, where some of several are encoded and who writes can begin on them."""
-        self.early: StageRequest | None = None
-        """What was begun on them."""
-        self.waits_for_all = False
-        """Whether nothing is begun any more before all are encoded: that was lost once."""
+        """Why the request ended without a result."""
+        self.stage_requests: dict[str, StageRequest] = {}
+        self.embeddings: dict[str, Array] = {}
+        """References to embeddings stored by replicas, by encoder stage."""
+        self.embedding_losses = 0
+        """Number of times that its embeddings were lost."""
+        self.partial_images: PartialImages | None = None
+        """Its images while only some of them are encoded."""
+        self.early_request: StageRequest | None = None
+        """Early prefill on these images."""
+        self.awaits_all_images = False
+        """Whether no early prefill is started, because embeddings were lost before."""
         self.served: dict[str, Sequence[ServedRows]] = {}
-        self.rows_by_stage = dict.fromkeys(course.encoding, images * walk.rows)
-        """Those of images count where nobody encodes them, too: the plan asks how many chats show."""
-        self.prompt_tokens = prompt_tokens(course.writers, walk.inputs, images) if course.writers else {}
-        """Of its prompts on average, by who writes, as far as is known when it comes."""
-        self._course = course
-        self._ended = ended
-        self._hold = hold
+        self.rows_by_stage = dict.fromkeys(executor.encoder_stages, images * cursor.rows)
+        """Rows per stage. Images count even if their encoder is idle: the planner needs their number."""
+        sources = executor.prompt_sources
+        self.prompt_tokens = prompt_tokens(sources, cursor.inputs, images) if sources else {}
+        """Mean length of its prompts by generation stage, if known at arrival."""
+        self._executor = executor
+        self._on_end = on_end
+        self._hold_bytes = hold_bytes
 
-    def work_written(self, work: StageRequest, row: int, piece: Chunk | LastChunk, now: float) -> None:
-        """Note a piece of the answer, and tell whoever listens."""
-        if work.stage != self._course.teller:
+    def on_chunk(self, request: StageRequest, row: int, chunk: Chunk | LastChunk, now: float) -> None:
+        """Record a chunk of the response, and pass it to the listener."""
+        if request.stage != self._executor.streaming_stage:
             return
-        self.delivery.note(row, piece, now)
+        self.stream.record(row, chunk, now)
         if self._listener is not None:
-            self._listener(row, piece)
+            self._listener(row, chunk)
 
-    def work_advanced(self, work: StageRequest, start: int, outputs: Mapping[str, Array]) -> None:
-        """Note images that are encoded while others of the request are not."""
-        if self.over or not self._course.desks[work.stage].stage.encodes:
+    def on_rows_completed(self, request: StageRequest, start: int, outputs: Mapping[str, Array]) -> None:
+        """Note encoded images while others of the request are not encoded yet."""
+        if self.done or not self._executor.schedulers[request.stage].stage.encodes:
             return
-        came, known = outputs[EMBEDDINGS_INPUT], self.kept.get(work.stage)
-        self.kept[work.stage] = came if known is None else np.concatenate([known, came])
-        self._course.images_came(self, work.stage, start, came)
+        references, earlier = outputs[EMBEDDINGS_INPUT], self.embeddings.get(request.stage)
+        self.embeddings[request.stage] = references if earlier is None else np.concatenate([earlier, references])
+        self._executor.on_images_encoded(self, request.stage, start, references)
 
-    def work_completed(self, work: StageRequest, outputs: Mapping[str, Array], served: Sequence[ServedRows]) -> None:
-        """Go on after a stage."""
-        del self.works[work.stage]
-        stage = self._course.desks[work.stage].stage
+    def on_completed(self, request: StageRequest, outputs: Mapping[str, Array], served: Sequence[ServedRows]) -> None:
+        """Continue after a stage."""
+        del self.stage_requests[request.stage]
+        stage = self._executor.schedulers[request.stage].stage
         if stage.encodes:
-            self.kept[work.stage] = outputs[EMBEDDINGS_INPUT]
-            if self.early is None:
-                self._course.images_came(self, work.stage, 0, outputs[EMBEDDINGS_INPUT])
-        elif self.kept and any(stage.excluded_input(piece.variant) == EMBEDDINGS_INPUT for piece in served):
-            self._free_kept()  # whoever answered has read the images themselves
-        self.served[work.stage] = served
-        self.rows_by_stage[work.stage] = work.rows
-        if self._hold is not None:
-            self._hold(sum(array.nbytes for array in outputs.values()))
-        self.walk.complete(work.stage, outputs)
+            self.embeddings[request.stage] = outputs[EMBEDDINGS_INPUT]
+            if self.early_request is None:
+                self._executor.on_images_encoded(self, request.stage, 0, outputs[EMBEDDINGS_INPUT])
+        elif self.embeddings and any(stage.excluded_input(rows.variant) == EMBEDDINGS_INPUT for rows in served):
+            self._release_embeddings()  # the variant that served has encoded the images itself
+        self.served[request.stage] = served
+        self.rows_by_stage[request.stage] = request.rows
+        if self._hold_bytes is not None:
+            self._hold_bytes(sum(array.nbytes for array in outputs.values()))
+        self.cursor.complete(request.stage, outputs)
         if stage.encodes:
-            self._course.all_images_came(self, outputs[EMBEDDINGS_INPUT])
-        self._course.advance(self)
+            self._executor.on_all_images_encoded(self, outputs[EMBEDDINGS_INPUT])
+        self._executor.advance(self)
 
-    def work_starved(self, work: StageRequest, *, counts: bool) -> None:
-        """Have the images encoded again that a stage was to pull; who has read a part of the answer gets no other."""
-        self.starved += counts
-        if self.starved >= MOST_STARVED or (self.listens and self.delivery.first_seconds is not None):
-            what = f"stage {work.stage}: what was made of its images was lost {self.starved} times"
-            self.work_refused(failure("ModelServerError", what, self.request_id, stage=work.stage))
+    def on_embeddings_lost(self, request: StageRequest, *, counts: bool) -> None:
+        """Encode the images again, unless a part of the response has been streamed or too many attempts failed."""
+        self.embedding_losses += counts
+        started = self.has_listener and self.stream.time_to_first_token is not None
+        if self.embedding_losses >= MAX_EMBEDDING_LOSSES or started:
+            message = f"stage {request.stage}: the embeddings of its images were lost {self.embedding_losses} times"
+            self.on_refused(failure("ModelServerError", message, self.request_id, stage=request.stage))
             return
-        begun = self.early if self.early is not None and not self.early.closed else work
-        again = self.walk.reopen(begun.stage)
-        self._course.withdraw({stage: found for stage in again if (found := self.works.pop(stage, None)) is not None})
-        work.close()
-        self._free_kept()
-        self.ahead = self.early = None
-        self.waits_for_all = True
-        self._course.advance(self)
+        early = self.early_request
+        reopened = self.cursor.reopen((early if early is not None and not early.closed else request).stage)
+        requests = {stage: self.stage_requests.pop(stage) for stage in reopened if stage in self.stage_requests}
+        self._executor.cancel(requests)
+        request.close()
+        self._release_embeddings()
+        self.partial_images = self.early_request = None
+        self.awaits_all_images = True
+        self._executor.advance(self)
 
-    def _free_kept(self) -> None:
-        kept, self.kept = self.kept, {}
-        self._course.forget(kept)
+    def _release_embeddings(self) -> None:
+        embeddings, self.embeddings = self.embeddings, {}
+        self._executor.release_embeddings(embeddings)
 
-    def work_refused(self, refusal: Refusal) -> None:
+    def on_refused(self, refusal: Refusal) -> None:
         """End without a result."""
-        if not self.over:
+        if not self.done:
             self.refusal = refusal
             self.end()
 
     def end(self) -> None:
-        """End, and say so."""
-        self.leave()
-        self._ended(self)
+        """End the request and call `on_end`."""
+        self.release()
+        self._on_end(self)
 
-    def leave(self) -> None:
-        """Nobody waits for it any more: free what it still has in queues."""
-        self.over = True
-        self._course.withdraw(self.works)
-        self.works = {}
-        if self.kept and not self.walk.finished:
-            self._free_kept()
+    def release(self) -> None:
+        """Cancel queued rows and release embeddings. The client no longer waits."""
+        self.done = True
+        self._executor.cancel(self.stage_requests)
+        self.stage_requests = {}
+        if self.embeddings and not self.cursor.finished:
+            self._release_embeddings()
 
-    def in_time(self, now: float, slo: ServiceLevel) -> bool:
-        """Whether its answer, whole now, keeps the promise: by its first piece and its pace where it was written."""
-        if self.delivery.first_seconds is None:
+    def met_slo(self, now: float, slo: ServiceLevel) -> bool:
+        """Whether the response, complete now, meets its deadlines and a streamed one the SLO of its tokens."""
+        first_token = self.stream.time_to_first_token
+        if first_token is None:
             return now <= self.deadline
-        begun_by = self.deadline - self.arrived_at
-        return now <= self.ends_by and self.delivery.first_seconds <= begun_by and self.delivery.keeps(slo)
+        in_time = now <= self.completion_deadline and first_token <= self.deadline - self.arrived_at
+        return in_time and self.stream.meets(slo)
 
     @property
     def accuracy(self) -> float:
-        """Expected accuracy of what served it."""
+        """Expected accuracy of the stages served so far."""
         return response_accuracy(self.served, self.rows_by_stage)
 
-    def parameters(self) -> dict[str, bool | str | int | float]:
-        """What served it, for the answer."""
-        return response_parameters(self.served, dict.fromkeys(self.named, self.wish.task)) | {
-            EXPECTED_ACCURACY: round(self.accuracy, 6)
-        }
+    def response_parameters(self) -> dict[str, bool | str | int | float]:
+        """Response parameters that describe how the request was served."""
+        tasks = dict.fromkeys(self.task_stages, self.options.task)
+        return response_parameters(self.served, tasks) | {EXPECTED_ACCURACY: round(self.accuracy, 6)}

@@ -1,67 +1,69 @@
-"""What served a request, as its answer tells it: each stage's variant and how, row by row where rows differ. Pure."""
+"""Response parameters that describe how a request was served, row by row where rows differ."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from trimtab_protocol.extensions import PROVISIONAL, StageParameters, parameters_of
+from trimtab_protocol.extensions import ESCALATION_PENDING, StageParameters, parameters_of
 from trimtab_router.scheduling.stage_request import ServedRows
 
 
 def response_accuracy(served: Mapping[str, Sequence[ServedRows]], rows_by_stage: Mapping[str, int]) -> float:
-    """Expected accuracy of an answer: the product over its stages, the mean over a stage's rows.
+    """Expected accuracy of a response: the product over its stages of the mean over the stage's rows.
 
     Args:
-        served: what each stage's rows were served by.
-        rows_by_stage: how many rows of it each stage had.
+        served: results of each stage.
+        rows_by_stage: rows of the request at each stage.
     """
     product = 1.0
-    for stage, pieces in served.items():
-        if len(pieces) == 1:
-            product *= pieces[0].accuracy
+    for stage, results in served.items():
+        if len(results) == 1:
+            product *= results[0].accuracy
         else:
-            product *= sum(piece.rows * piece.accuracy for piece in pieces) / rows_by_stage[stage]
+            product *= sum(rows.rows * rows.accuracy for rows in results) / rows_by_stage[stage]
     return product
 
 
 def response_parameters(
     served: Mapping[str, Sequence[ServedRows]], tasks: Mapping[str, str]
 ) -> dict[str, bool | str | int | float]:
-    """The parameters of an answer: each stage's variant and how; of several batches the slowest.
+    """Variant, operating point and times of each stage. Of several batches, the slowest counts.
 
     Args:
-        served: what each stage's rows were served by.
-        tasks: which task a stage answered for, where the request named one.
+        served: results of each stage.
+        tasks: task of each stage whose task the request named.
     """
-    told: dict[str, bool | str | int | float] = {}
-    for stage, pieces in served.items():
-        slowest = max(pieces, key=lambda piece: piece.queue_seconds + piece.service_seconds)
-        named = parameters_of(stage)
-        told[named.variant] = slowest.variant
-        told[named.operating_point] = slowest.operating_point
-        told[named.batch_size] = slowest.batch_rows
-        told[named.queue_seconds] = round(slowest.queue_seconds, 6)
-        told[named.service_seconds] = round(slowest.service_seconds, 6)
+    parameters: dict[str, bool | str | int | float] = {}
+    for stage, results in served.items():
+        slowest = max(results, key=lambda rows: rows.queue_seconds + rows.service_seconds)
+        keys = parameters_of(stage)
+        parameters[keys.variant] = slowest.variant
+        parameters[keys.operating_point] = slowest.operating_point
+        parameters[keys.batch_size] = slowest.batch_rows
+        parameters[keys.queue_seconds] = round(slowest.queue_seconds, 6)
+        parameters[keys.service_seconds] = round(slowest.service_seconds, 6)
         if stage in tasks:
-            told[named.task] = tasks[stage]
-        if len(pieces) > 1 or pieces[0].confidences is not None:
-            told |= _row_by_row(named, pieces)
-            if named.provisional in told:
-                told[PROVISIONAL] = True
-    return told
+            parameters[keys.task] = tasks[stage]
+        if len(results) > 1 or results[0].confidences is not None:
+            parameters |= _row_by_row(keys, results)
+            if keys.escalation_pending in parameters:
+                parameters[ESCALATION_PENDING] = True
+    return parameters
 
 
-def _row_by_row(named: StageParameters, pieces: Sequence[ServedRows]) -> dict[str, str]:
-    """What differs between the rows of a stage: which point, how certain, and whether a second look is owing."""
-    told: dict[str, str] = {}
-    if len({piece.operating_point for piece in pieces}) > 1:
-        told[named.operating_points] = _listed((piece.operating_point, piece.rows) for piece in pieces)
-    if all(piece.confidences is not None for piece in pieces):
-        told[named.confidences] = ",".join(f"{c:.4g}" for piece in pieces for c in np.asarray(piece.confidences))
-    if any(piece.provisional for piece in pieces):
-        told[named.provisional] = _listed((str(piece.provisional).lower(), piece.rows) for piece in pieces)
-    return told
+def _row_by_row(keys: StageParameters, results: Sequence[ServedRows]) -> dict[str, str]:
+    """Values that differ between the rows of a stage: operating point, confidence, pending escalation."""
+    parameters: dict[str, str] = {}
+    if len({rows.operating_point for rows in results}) > 1:
+        parameters[keys.operating_points] = _repeat((rows.operating_point, rows.rows) for rows in results)
+    if all(rows.confidences is not None for rows in results):
+        parameters[keys.confidences] = ",".join(f"{c:.4g}" for rows in results for c in np.asarray(rows.confidences))
+    if any(rows.escalation_pending for rows in results):
+        parameters[keys.escalation_pending] = _repeat(
+            (str(rows.escalation_pending).lower(), rows.rows) for rows in results
+        )
+    return parameters
 
 
-def _listed(texts: Iterable[tuple[str, int]]) -> str:
-    return ",".join(text for text, rows in texts for _ in range(rows))
+def _repeat(values: Iterable[tuple[str, int]]) -> str:
+    return ",".join(value for value, count in values for _ in range(count))

@@ -1,79 +1,79 @@
-"""How a request begins: what its task grants it, how long it may take, and whether it is taken at all. Pure.
+"""`SloResolver`: deadlines and options of a request, from its parameters, its task and the SLO.
 
-The router's requests and the simulator's begin the same way.
+The router and the simulator share this code.
 """
 
 from collections.abc import Collection
 
 from trimtab_pipelines.spec import ServiceLevel
-from trimtab_pipelines.tasks import TaskClass
+from trimtab_pipelines.tasks import TaskTerms
 from trimtab_router.execution.executor import PipelineExecutor
 from trimtab_router.request.graph import Graph, GraphCursor
 from trimtab_router.request.request_options import RequestOptions, ServiceTerms, apply_task_terms, earliest_deadline
 
-LONGEST_TIMEOUT_SLOS = 10.0
-"""Of the SLO, how long a caller's own deadline may be: one who waits much longer than all others is served last as long
-as there are others, and costs memory all that while."""
+MAX_TIMEOUT_SLOS = 10.0
+"""Maximum timeout of a request as a multiple of the SLO. A longer one would be served last, and hold memory meanwhile.
+
+"""
 
 
 class SloResolver:
-    """Where requests begin their course.
+    """Resolves the service terms of requests.
 
     Args:
-        course: what they go through.
-        graph: of the pipeline; its variants' tasks are known from the first.
-        slo: what is promised to who asks for nothing else.
+        executor: executor of the pipeline.
+        graph: graph of the pipeline, whose variants declare tasks.
+        slo: service level of requests without options.
     """
 
-    def __init__(self, course: PipelineExecutor, graph: Graph, slo: ServiceLevel) -> None:
-        self._course = course
-        self._start_seconds = slo.start_seconds
+    def __init__(self, executor: PipelineExecutor, graph: Graph, slo: ServiceLevel) -> None:
+        self._executor = executor
+        self._start_seconds = slo.first_response_seconds
         self._slo_seconds = slo.latency_seconds
-        self._classes: dict[str, TaskClass] = {
-            task.name: task for stage in graph.stages for variant in stage.variants for task in variant.present_tasks
+        self._task_terms: dict[str, TaskTerms] = {
+            task.name: task for stage in graph.stages for variant in stage.variants for task in variant.loaded_tasks
         }
 
     @property
-    def longest_seconds(self) -> float:
-        """The most that any request may take."""
-        return LONGEST_TIMEOUT_SLOS * self._slo_seconds
+    def max_timeout_seconds(self) -> float:
+        return MAX_TIMEOUT_SLOS * self._slo_seconds
 
-    def enrol(self, task: str, grants: TaskClass) -> None:
-        """Know what a task that joined grants, unless one of that name grants something already."""
-        self._classes.setdefault(task, grants)
+    def register_task(self, task: str, terms: TaskTerms) -> None:
+        """Apply the terms of a task, unless a task of that name has terms already."""
+        self._task_terms.setdefault(task, terms)
 
-    def dismiss(self, task: str) -> None:
-        """Forget what a task grants, where no stage knows it any more."""
-        if not any(desk.outlook.knows(task) for desk in self._course.desks.values()):
-            self._classes.pop(task, None)
+    def unregister_task(self, task: str) -> None:
+        """Forget the terms of a task, unless a stage still has it."""
+        if not any(scheduler.latency_model.has_task(task) for scheduler in self._executor.schedulers.values()):
+            self._task_terms.pop(task, None)
 
-    def terms(
+    def resolve(
         self,
-        wish: RequestOptions,
-        walk: GraphCursor,
+        options: RequestOptions,
+        cursor: GraphCursor,
         arrived_at: float,
         within_seconds: float | None = None,
-        named: Collection[str] = (),
+        task_stages: Collection[str] = (),
     ) -> ServiceTerms:
-        """On which a request is served from now on.
+        """Service terms of a request.
 
         Args:
-            wish: what it asks for.
-            walk: what it brings.
-            arrived_at: in seconds of the course's clock.
-            within_seconds: what its transport leaves it from then on; None for no bound.
-            named: the stages whose models have the task that it names.
+            options: options of the request.
+            cursor: position of the request.
+            arrived_at: seconds of the executor's clock.
+            within_seconds: time limit of the transport, None for none.
+            task_stages: stages whose models have the task that it names.
 
         Raises:
-            Refusal: the plan in force cannot give what it wishes.
+            Refusal: the current plan cannot grant the options.
         """
-        wish = apply_task_terms(wish, self._classes.get(wish.task))
-        asked = earliest_deadline(wish.timeout_seconds, within_seconds)
-        timeout = self._start_seconds if asked is None else min(asked, self.longest_seconds)
-        refusal = self._course.refusal_of(wish, walk, named)
+        options = apply_task_terms(options, self._task_terms.get(options.task))
+        requested = earliest_deadline(options.timeout_seconds, within_seconds)
+        timeout = self._start_seconds if requested is None else min(requested, self.max_timeout_seconds)
+        refusal = self._executor.options_refusal(options, cursor, task_stages)
         if refusal is not None:
             raise refusal
-        writes = self._course.teller is not None
+        streams = self._executor.streaming_stage is not None
         return ServiceTerms(
-            wish, arrived_at + timeout, arrived_at + max(self._slo_seconds, timeout) if writes else None
+            options, arrived_at + timeout, arrived_at + max(self._slo_seconds, timeout) if streams else None
         )

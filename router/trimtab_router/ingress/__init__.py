@@ -1,6 +1,6 @@
-"""The front door: protocol on one side, the router on the other, and nothing in between.
+"""Ingress of requests over REST, OpenAI's API and gRPC, and of administrative calls.
 
-Each transport turns what it receives into a `Call` and answers or refusals into what its callers expect.
+Each protocol turns its requests into a `Call`, and responses or refusals into its own form.
 """
 
 from typing import Any
@@ -21,10 +21,9 @@ EXTENSIONS = ("binary_tensor_data",)
 
 
 def model_metadata(pipeline: InferencePipeline) -> dict[str, Any]:
-    """A pipeline as a model of the protocol; the first dimension, the rows, is free.
+    """A pipeline as a model of the V2 protocol. The first dimension, the rows, is free.
 
-    Its parameters tell which inputs a request may leave out, and what every operating point listed reads and how
-    accurate it is; a pipeline without such has no parameters.
+    The parameters name optional inputs, and the inputs and accuracy of each listed operating point.
     """
     spec = pipeline.spec
     outputs = []
@@ -53,21 +52,21 @@ def _optional(tensor: RequestInput) -> dict[str, Any]:
 
 
 def _points(spec: InferencePipelineSpec) -> Parameters:
-    """What every operating point listed reads, its stage's inputs by their sources, and how accurate it is."""
-    told: dict[str, bool | str | int | float] = {}
+    """Inputs and accuracy of each listed operating point."""
+    parameters: dict[str, bool | str | int | float] = {}
     for stage in spec.stages:
         for variant in stage.variants:
             for point in variant.operating_points:
-                named = point_parameters(stage.name, variant.name, point.name)
-                told[named.modalities] = ",".join(_read(stage, point))
-                told[named.accuracy] = point.judged().value
-                if point.judged().source == "Agreement":  # or it would be taken for a share of right answers
-                    told[named.accuracy_source] = point.judged().source_words
-    return told
+                keys = point_parameters(stage.name, variant.name, point.name)
+                parameters[keys.modalities] = ",".join(_point_inputs(stage, point))
+                parameters[keys.accuracy] = point.measured_accuracy().value
+                if point.measured_accuracy().source == "Agreement":  # else it would be mistaken for measured accuracy
+                    parameters[keys.accuracy_source] = point.measured_accuracy().source_label
+    return parameters
 
 
-def _read(stage: Stage, point: OperatingPoint) -> list[str]:
-    """What a point reads, in the stage's order: a tensor of the request by its own name, another by its source."""
-    read = [given.source for given in stage.inputs if not point.modalities or given.name in point.modalities]
-    owners = [(*split_reference(source), source) for source in read]
-    return [tensor if owner == REQUEST else source for owner, tensor, source in owners]
+def _point_inputs(stage: Stage, point: OperatingPoint) -> list[str]:
+    """Inputs of an operating point, in the stage's order: request tensors by name, others by source."""
+    sources = [given.source for given in stage.inputs if not point.modalities or given.name in point.modalities]
+    references = [(*split_reference(source), source) for source in sources]
+    return [tensor if owner == REQUEST else source for owner, tensor, source in references]

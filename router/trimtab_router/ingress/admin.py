@@ -1,8 +1,7 @@
-"""The router's own addresses, on a port that callers do not reach: health, metrics, load and state.
+"""`AdminIngress`: the router's admin port, with health, metrics, arrivals, state and tasks.
 
-Prometheus, the adapter and the kubelet ask here; callers' own questions (`/v2/health/…`) are answered at the door too.
-Everything here is only read but tasks, which who shows a key may register and delete; who else reads, or tries to do
-more, is told in the audit log.
+Prometheus, the adapter and the kubelet call it. All paths are read-only except tasks, which require an admin key to be
+registered or deleted. Calls other than probes and scrapes are written to the audit log.
 """
 
 import asyncio
@@ -15,13 +14,14 @@ from aiohttp import web
 from trimtab_pipelines.router_state import (
     ARRIVALS_PATH,
     HISTORY_SECONDS,
+    LIVE_PATH,
     READY_PATH,
     STATE_PATH,
     TASKS_PATH,
     StateModel,
 )
 from trimtab_router.ingress.audit_log import AdminAuditLog, AdminCall
-from trimtab_router.ingress.http_responses import json_response
+from trimtab_router.ingress.base import json_response
 from trimtab_router.ingress.task_api import TaskApi
 from trimtab_router.router import Router
 
@@ -33,54 +33,54 @@ _Route = Callable[[web.BaseRequest], Awaitable[web.Response]]
 
 
 class AdminIngress:
-    """The HTTP handler of the administrative port.
+    """HTTP handler of the admin port.
 
     Args:
         router: the router.
-        catch_up: awaited before anything is counted, so that what the door refused is in the sums.
-        registry: of tasks; None where this router takes none.
+        sync_counters: awaited before counts are read, so that they include Envoy's rejections.
+        task_api: task registration, None if this router has none.
     """
 
     def __init__(
-        self, router: Router, catch_up: Callable[[], Awaitable[object]], registry: TaskApi | None = None
+        self, router: Router, sync_counters: Callable[[], Awaitable[object]], task_api: TaskApi | None = None
     ) -> None:
         self._router = router
-        self._registry = registry or TaskApi(router)
-        self._catch_up = catch_up
-        self._audit = AdminAuditLog()
+        self._task_api = task_api or TaskApi(router)
+        self._sync_counters = sync_counters
+        self._audit_log = AdminAuditLog()
         self._routes: dict[str, _Route] = {
+            LIVE_PATH: self._live,
             "/v2/health/live": self._live,
             "/v2/health/ready": self._ready,
             "/metrics": self._metrics,
-            ARRIVALS_PATH: self._load,
+            ARRIVALS_PATH: self._arrivals,
             STATE_PATH: self._state,
-            READY_PATH: self._welcome,
-            TASKS_PATH: self._registry.listed,
+            READY_PATH: self._accepts_traffic,
+            TASKS_PATH: self._task_api.list_tasks,
         }
 
     def server(self) -> web.Server:
-        """A server of these addresses."""
         return web.Server(self.answer, access_log=None)
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
-        """Answer a question."""
-        by = ""
+        """Serve a request and write its audit line."""
+        key_client = ""
         if request.path.startswith(f"{TASKS_PATH}/"):
-            response, by = await self._registry.changed(request)
+            response, key_client = await self._task_api.change_task(request)
         else:
-            response = await self._answer(request)
-        call = AdminCall(request.method, request.path, request.remote or "", response.status, by)
-        line = self._audit.line(call, time.time())
+            response = await self._respond(request)
+        call = AdminCall(request.method, request.path, request.remote or "", response.status, key_client)
+        line = self._audit_log.line(call, time.time())
         if line is not None:
             log.info(line)
         return response
 
-    async def _answer(self, request: web.BaseRequest) -> web.Response:
+    async def _respond(self, request: web.BaseRequest) -> web.Response:
         route = self._routes.get(request.path.rstrip("/"))
         if route is None:
-            return json_response({"error": f"nothing here; this port has {', '.join(self._routes)}"}, 404)
+            return json_response({"error": f"unknown path; this port serves {', '.join(self._routes)}"}, 404)
         if request.method not in {"GET", "HEAD"}:
-            return json_response({"error": f"{request.path} is only read: use GET"}, 405)
+            return json_response({"error": f"{request.path} is read-only: use GET"}, 405)
         return await route(request)
 
     async def _live(self, _: web.BaseRequest) -> web.Response:
@@ -91,28 +91,28 @@ class AdminIngress:
         return json_response({"live": True, "ready": ready}, 200 if ready else 503)
 
     async def _metrics(self, _: web.BaseRequest) -> web.Response:
-        await self._catch_up()
+        await self._sync_counters()
         body = []
-        for family in self._router.metrics.families():
+        for family in self._router.metrics.exposition():
             body.append(family)
             await asyncio.sleep(0)
         return web.Response(body=b"".join(body), headers={"Content-Type": _METRICS_TYPE})
 
-    async def _load(self, request: web.BaseRequest) -> web.Response:
+    async def _arrivals(self, request: web.BaseRequest) -> web.Response:
         seconds = request.query.get("seconds", str(HISTORY_SECONDS))
         if not (seconds.isascii() and seconds.isdigit() and len(seconds) <= 9 and int(seconds) > 0):
             return json_response({"error": f"seconds={seconds[:20]}: expected a whole number of at least 1"}, 400)
-        await self._catch_up()
-        return _told(self._router.load(int(seconds)))
+        await self._sync_counters()
+        return _model_response(self._router.arrival_history(int(seconds)))
 
     async def _state(self, _: web.BaseRequest) -> web.Response:
-        await self._catch_up()
-        return _told(self._router.state())
+        await self._sync_counters()
+        return _model_response(self._router.state())
 
-    async def _welcome(self, _: web.BaseRequest) -> web.Response:
-        welcome = self._router.accepts_traffic
-        return json_response({"welcome": welcome}, 200 if welcome else 503)
+    async def _accepts_traffic(self, _: web.BaseRequest) -> web.Response:
+        ready = self._router.accepts_traffic
+        return json_response({"ready": ready}, 200 if ready else 503)
 
 
-def _told(content: StateModel) -> web.Response:
+def _model_response(content: StateModel) -> web.Response:
     return web.Response(body=content.model_dump_json().encode(), content_type="application/json")

@@ -1,8 +1,7 @@
-"""What is told of calls to the administrative port: a line of JSON for each that is no probe and no scrape. Pure.
+"""`AdminAuditLog`: JSON lines for calls to the admin port, except probes and scrapes.
 
-Who reads load or state again and again, as the adapter does, gets a line an hour; what changes something gets one each
-time, and so does what is refused, the same in the same minute counted. Lines hold no query strings and nothing that a
-caller could break them with.
+Repeated reads by the same client are logged once an hour, changes each time, and equal refused calls once a minute with
+their count. Lines contain no query strings and no control characters.
 """
 
 import json
@@ -10,75 +9,75 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from trimtab_pipelines.router_state import READY_PATH
+from trimtab_pipelines.router_state import LIVE_PATH, READY_PATH
 from trimtab_protocol.sanitize import printable
 
-ROUTINE = frozenset({"/v2/health/live", "/v2/health/ready", "/metrics", READY_PATH})
-"""What the kubelet and Prometheus ask for, each every few seconds."""
-REFUSED_SECONDS, READING_SECONDS = 60.0, 3600.0
-"""For how long the same call by the same caller is counted, and not told again."""
+ROUTINE = frozenset({LIVE_PATH, READY_PATH, "/v2/health/live", "/v2/health/ready", "/metrics"})
+"""Paths that the kubelet and Prometheus read every few seconds."""
+REFUSED_SECONDS, READ_SECONDS = 60.0, 3600.0
+"""Intervals within which equal calls of one client are counted instead of logged."""
 MAX_CALLERS = 1024
 _TEXT_BYTES = 200
 
 
 @dataclass(frozen=True, slots=True)
 class AdminCall:
-    """A call that was answered; the path comes without its query string."""
+    """An answered call. The path has no query string."""
 
     method: str
     path: str
     caller: str
     status: int
     by: str = ""
-    """Whose key was shown; empty where none was asked for, or none was right."""
+    """Client of the admin key, empty without a valid key."""
 
     @property
     def changes(self) -> bool:
-        """Whether something is different after it."""
+        """Whether the call changed something."""
         return not self.refused and self.method not in {"GET", "HEAD"}
 
     @property
     def refused(self) -> bool:
-        """Whether it got an error; 503 says how a router is, to who asks for that."""
+        """Whether the call was refused. 503 reports the router's state."""
         return self.status >= 400 and self.status != 503
 
     @property
     def routine(self) -> bool:
-        """Whether it is a probe or a scrape."""
+        """Whether the call is a probe or a scrape."""
         return not self.refused and self.path.rstrip("/") in ROUTINE
 
 
 @dataclass(slots=True)
-class _Told:
+class _Repeats:
     until: float
-    since: int = 0
+    count: int = 0
 
 
 class AdminAuditLog:
-    """Decides what is told. Times are Unix seconds."""
+    """Decides which calls are logged. Times are Unix seconds."""
 
     def __init__(self) -> None:
-        self._told: OrderedDict[AdminCall, _Told] = OrderedDict()
+        self._repeats: OrderedDict[AdminCall, _Repeats] = OrderedDict()
 
     def line(self, call: AdminCall, now: float) -> str | None:
-        """The line for a call; None where there is nothing new to tell."""
+        """Log line of a call, None if the call is not logged."""
         if call.routine:
             return None
         call = replace(call, method=printable(call.method, _TEXT_BYTES), path=printable(call.path, _TEXT_BYTES))
         if call.changes:
-            return _written(call, now, 0)
-        known = self._told.pop(call, None)
-        if known is not None and now < known.until:
-            known.since += 1
-            self._told[call] = known
+            return _format_line(call, now, 0)
+        repeats = self._repeats.pop(call, None)
+        if repeats is not None and now < repeats.until:
+            repeats.count += 1
+            self._repeats[call] = repeats
             return None
-        self._told[call] = _Told(now + (REFUSED_SECONDS if call.refused else READING_SECONDS))
-        if len(self._told) > MAX_CALLERS:
-            self._told.popitem(last=False)
-        return _written(call, now, known.since if known else 0)
+        self._repeats[call] = _Repeats(now + (REFUSED_SECONDS if call.refused else READ_SECONDS))
+        if len(self._repeats) > MAX_CALLERS:
+            self._repeats.popitem(last=False)
+        return _format_line(call, now, repeats.count if repeats else 0)
 
 
-def _written(call: AdminCall, now: float, since: int) -> str:
+def _format_line(call: AdminCall, now: float, count: int) -> str:
     content = {
         "time": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
         "audit": "admin",
@@ -88,4 +87,4 @@ def _written(call: AdminCall, now: float, since: int) -> str:
         "from": call.caller,
     }
     content |= {"by": call.by} if call.by else {}
-    return json.dumps(content | ({"more_since_last_line": since} if since else {}))
+    return json.dumps(content | ({"more_since_last_line": count} if count else {}))

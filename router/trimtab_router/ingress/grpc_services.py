@@ -1,4 +1,4 @@
-"""gRPC's own services, health and reflection, in a server of their own behind the door."""
+"""gRPC health and reflection services, in a server of their own behind Envoy."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,71 +11,70 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from trimtab_protocol import grpc_messages
-from trimtab_router.ingress.health import MOST_STREAMS, Context, Health, Streams
+from trimtab_router.ingress.health import MAX_STREAMS, Context, Health, StreamLimit
 from trimtab_router.router import Router
 
-_LOOK_SECONDS = 0.5
-_MOST_CALLS = 64
-"""Calls at once that are answered at once; watches and reflection have bounds of their own beside them."""
+_POLL_SECONDS = 0.5
+_MAX_CALLS = 64
+"""Concurrent unary calls. Health watches and reflection streams have bounds of their own."""
 
 
 class GrpcServices:
-    """Answers `grpc.health.v1.Health` and `grpc.reflection.v1alpha.ServerReflection` for a router."""
+    """Serves `grpc.health.v1.Health` and `grpc.reflection.v1alpha.ServerReflection` for a router."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
         self._health = Health(("", grpc_messages.SERVICE, router.pipeline.name))
         self._server: grpc.aio.Server | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
 
     async def open(self, socket: Path) -> None:
-        """Listen on a Unix socket."""
-        most = _MOST_CALLS + 2 * MOST_STREAMS
-        server = grpc.aio.server(options=[("grpc.max_receive_message_length", 2**16)], maximum_concurrent_rpcs=most)
+        max_calls = _MAX_CALLS + 2 * MAX_STREAMS
+        server = grpc.aio.server(
+            options=[("grpc.max_receive_message_length", 2**16)], maximum_concurrent_rpcs=max_calls
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(), server)
-        self._health.tell(serving=self._router.ready)
+        self._health.set_status(serving=self._router.ready)
         server.add_insecure_port(f"unix:{socket}")
         await server.start()
         self._server = server
-        self._watching = asyncio.get_running_loop().create_task(self._watch(), name="health")
+        self._watch_task = asyncio.get_running_loop().create_task(self._watch(), name="health")
 
     async def close(self) -> None:
-        """End what is watched, and stop."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        if self._watch_task is not None:
+            self._watch_task.cancel()
+            await asyncio.gather(self._watch_task, return_exceptions=True)
         if self._server is not None:
-            self._health.tell(serving=False)
+            self._health.set_status(serving=False)
             await self._server.stop(grace=0.2)
 
     async def _watch(self) -> None:
         while True:
-            self._health.tell(serving=self._router.ready)
-            await asyncio.sleep(_LOOK_SECONDS)
+            self._health.set_status(serving=self._router.ready)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 class Reflection:
-    """Answers `grpc.reflection.v1alpha.ServerReflection` to so many callers at once."""
+    """Serves `grpc.reflection.v1alpha.ServerReflection` to a bounded number of concurrent streams."""
 
     def __init__(self) -> None:
         names = [grpc_messages.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
-        self._answers = reflection.aio.ReflectionServicer(names, pool=cast("Any", ServiceDescriptors()))  # type: ignore[attr-defined] # its stubs lack it
-        self._streams = Streams("ask what there is")
+        self._servicer = reflection.aio.ReflectionServicer(names, pool=cast("Any", ServiceDescriptors()))  # type: ignore[attr-defined] # its stubs lack it
+        self._streams = StreamLimit("use reflection")
 
     async def ServerReflectionInfo(  # noqa: N802 - gRPC's own name
         self, request_iterator: AsyncIterator[reflection_pb2.ServerReflectionRequest], context: Context
     ) -> None:
-        """An answer to each question, as long as the caller goes on asking."""
-        async with self._streams.place(context):
-            async for answer in self._answers.ServerReflectionInfo(request_iterator, context):
-                await context.write(answer)
+        async with self._streams.slot(context):
+            async for response in self._servicer.ServerReflectionInfo(request_iterator, context):
+                await context.write(response)
 
 
 class ServiceDescriptors:
-    """All services of a door, for those who ask what there is: a pool, which cannot be inherited from.
+    """Descriptors of all services: a wrapper, because protobuf's descriptor pool cannot be subclassed.
 
-    Some ask for the file of a method, which is its service's; protobuf's own pool knows files of services only.
+    Some clients ask for the file of a method, which is that of its service. Protobuf's pool finds services only.
     """
 
     def __init__(self) -> None:
@@ -84,11 +83,10 @@ class ServiceDescriptors:
             self._pool.AddSerializedFile(file)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else a pool is asked."""
         return getattr(self._pool, name)
 
     def FindFileContainingSymbol(self, symbol: str) -> Any:  # noqa: N802 - the pool's own name
-        """The file that declares a symbol; KeyError where none does."""
+        """File that declares a symbol. Raises KeyError if there is none."""
         try:
             return self._pool.FindFileContainingSymbol(symbol)
         except KeyError:

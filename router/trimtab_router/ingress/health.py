@@ -1,6 +1,6 @@
-"""gRPC's health service, and a bound on calls that last: however many watch, who asks once is told at once.
+"""gRPC health service, and a limit on long-lived streams, so that watches do not block health checks.
 
-grpcio's own servicer for asyncio deletes what all watchers of a service wait for as soon as one of them ends.
+grpcio's asyncio servicer deletes the event that all watchers of a service wait for as soon as one of them ends.
 """
 
 import asyncio
@@ -11,52 +11,52 @@ from typing import Any
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-MOST_STREAMS = 64
-"""Calls at once that last as long as their callers like, of each kind."""
+MAX_STREAMS = 64
+"""Concurrent long-lived streams of each kind."""
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class Streams:
-    """Bounds the calls of one kind that last.
+class StreamLimit:
+    """Limit on the concurrent streams of one kind.
 
     Args:
-        kind: what callers do in them, for those who are refused.
-        most: how many there may be at once.
+        kind: activity of the clients, for the error message.
+        limit: maximum number of streams.
     """
 
-    def __init__(self, kind: str, most: int = MOST_STREAMS) -> None:
+    def __init__(self, kind: str, limit: int = MAX_STREAMS) -> None:
         self._kind = kind
-        self._most = most
-        self._under_way = 0
+        self._limit = limit
+        self._count = 0
 
     @asynccontextmanager
-    async def place(self, context: Context) -> AsyncIterator[None]:
-        """A place as long as the context lasts; the call is refused (RESOURCE_EXHAUSTED) where there is none."""
-        if self._under_way >= self._most:
-            words = f"{self._under_way} callers {self._kind} already; try again when one has ended"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
-        self._under_way += 1
+    async def slot(self, context: Context) -> AsyncIterator[None]:
+        """Hold one slot while the context lasts. Aborts the call (RESOURCE_EXHAUSTED) if none is free."""
+        if self._count >= self._limit:
+            message = f"{self._count} clients {self._kind} already; try again when one has ended"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        self._count += 1
         try:
             yield
         finally:
-            self._under_way -= 1
+            self._count -= 1
 
 
 class Health:
-    """Answers `grpc.health.v1.Health`: the same of each service.
+    """Serves `grpc.health.v1.Health`, with the same status for each service.
 
     Args:
-        services: the names that may be asked for.
+        services: known service names.
     """
 
     def __init__(self, services: Iterable[str]) -> None:
         self._services = frozenset(services)
         self._status = HealthCheckResponse.NOT_SERVING
         self._changed = asyncio.Event()
-        self._watches = Streams("watch health")
+        self._watches = StreamLimit("watch health")
 
-    def tell(self, *, serving: bool) -> None:
-        """Answer so from now on, and tell all who watch where it is news."""
+    def set_status(self, *, serving: bool) -> None:
+        """Set the status, and notify watchers if it changed."""
         status = HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING
         if status != self._status:
             self._status = status
@@ -64,19 +64,19 @@ class Health:
             self._changed = asyncio.Event()
 
     async def Check(self, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:  # noqa: N802 - gRPC's
-        """The status now; NOT_FOUND for a service that nobody knows."""
+        """Current status. NOT_FOUND for an unknown service."""
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {request.service[:200]!r}")
         return HealthCheckResponse(status=self._status)
 
     async def Watch(self, request: HealthCheckRequest, context: Context) -> None:  # noqa: N802 - gRPC's
-        """The status now and after each change; SERVICE_UNKNOWN for a service that nobody knows."""
-        known, told = request.service in self._services, None
-        async with self._watches.place(context):
+        """Current status and each change. SERVICE_UNKNOWN for an unknown service."""
+        known, sent = request.service in self._services, None
+        async with self._watches.slot(context):
             while True:
-                changed = self._changed  # before the status is read: who writes slowly misses no change
+                changed = self._changed  # read before the status, so that a slow write misses no change
                 status = self._status if known else HealthCheckResponse.SERVICE_UNKNOWN
-                if status != told:
+                if status != sent:
                     await context.write(HealthCheckResponse(status=status))
-                    told = status
+                    sent = status
                 await changed.wait()

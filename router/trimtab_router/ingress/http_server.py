@@ -1,4 +1,4 @@
-"""Where requests come in: one HTTP/1.1 server for REST and for gRPC as the door passes it on."""
+"""`HttpServer`: HTTP/1.1 server of requests, over REST, OpenAI's API, and gRPC as Envoy forwards it."""
 
 import asyncio
 from typing import Any
@@ -12,23 +12,23 @@ from trimtab_router.router import Router
 
 
 class HttpServer:
-    """The HTTP handler of requests, over a router.
+    """HTTP handler of requests.
 
     Args:
         router: the router.
-        speaks_grpc: whether whoever connects is a door that turns our HTTP/1.1 trailers into gRPC's.
+        serves_grpc: whether clients connect through Envoy, which turns HTTP/1.1 trailers into gRPC's.
     """
 
-    def __init__(self, router: Router, *, speaks_grpc: bool) -> None:
+    def __init__(self, router: Router, *, serves_grpc: bool) -> None:
         self._router = router
         self._rest = RestIngress(router)
         self._openai = OpenAiIngress(router)
-        self._grpc = grpc.GrpcIngress(router) if speaks_grpc else None
+        self._grpc = grpc.GrpcIngress(router) if serves_grpc else None
 
     def server(self) -> web.Server:
-        """A server that leaves a request as soon as its caller does."""
+        """Server that cancels a request when its client disconnects."""
         return web.Server(
-            self._answer,
+            self._respond,
             request_factory=self._make_request,
             handler_cancellation=True,
             access_log=None,
@@ -39,7 +39,7 @@ class HttpServer:
         loop, limit = asyncio.get_running_loop(), self._router.limits.max_payload_bytes
         return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=limit)
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         if self._grpc is not None and grpc.is_call(request):
             return await self._grpc.answer(request)
         if request.path.startswith(PREFIX):

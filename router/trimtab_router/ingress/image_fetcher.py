@@ -1,7 +1,7 @@
-"""Shell: fetches the images that chats show by their addresses, as far as that is allowed.
+"""`ImageFetcher`: fetches images that chats refer to by URL, if the settings allow it.
 
-A host is looked up once and connected to where it was found, its bytes are counted as they come, and the whole has a
-bound in time; redirects are refused.
+A host is resolved once and connected to at the checked address, bytes are counted as they arrive, and the total time is
+bounded. Redirects are rejected.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from trimtab_pipelines.chat_settings import ImageLimits
 from trimtab_protocol.chat.errors import InvalidChat
-from trimtab_protocol.chat.image_urls import UrlTarget, first_refused, target_of
+from trimtab_protocol.chat.image_urls import UrlTarget, first_private, parse_target
 from trimtab_router.admission.memory_budget import Reservation
 
 FETCH_SECONDS = 5.0
@@ -20,11 +20,11 @@ _READ_BYTES = 2**16
 
 
 class PrivateAddress(OSError):
-    """A host that may be fetched from is found at an address that is none of the internet's."""
+    """An allowed host resolves to an address that is not public."""
 
 
 class _CheckedResolver(AbstractResolver):
-    """Looks hosts up, and finds only those of the internet."""
+    """Resolver that rejects addresses that are not public."""
 
     def __init__(self) -> None:
         self._resolver = aiohttp.ThreadedResolver()
@@ -32,15 +32,14 @@ class _CheckedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """The addresses of a host; raises PrivateAddress where one is none of the internet's."""
-        found = await self._resolver.resolve(host, port, family)
-        private = first_refused([each["host"] for each in found])
+        """Addresses of a host. Raises PrivateAddress if one is not public."""
+        addresses = await self._resolver.resolve(host, port, family)
+        private = first_private([address_info["host"] for address_info in addresses])
         if private is not None:
             raise PrivateAddress(host)
-        return found
+        return addresses
 
     async def close(self) -> None:
-        """Hold nothing any more."""
         await self._resolver.close()
 
 
@@ -48,20 +47,20 @@ class ImageFetcher:
     """Fetches images for chats.
 
     Args:
-        bounds: from where, and how large.
+        limits: allowed sources, and maximum size.
     """
 
-    def __init__(self, bounds: ImageLimits) -> None:
-        self._bounds = bounds
+    def __init__(self, limits: ImageLimits) -> None:
+        self._limits = limits
 
     async def fetch(self, address: str, field: str, reservation: Reservation) -> bytes:
-        """The file at an address, its bytes reserved as they come.
+        """Fetch a file. Its bytes are reserved as they arrive.
 
         Raises:
-            InvalidChat: it may not be fetched, cannot be, or is too large.
-            Refusal: there is no room for it.
+            InvalidChat: the URL is not allowed or cannot be fetched, or the file is too large.
+            Refusal: the memory limit is reached.
         """
-        target = target_of(address, field, self._bounds)
+        target = parse_target(address, field, self._limits)
         try:
             async with (
                 asyncio.timeout(FETCH_SECONDS),
@@ -70,7 +69,7 @@ class ImageFetcher:
             ):
                 return await self._read(response, field, reservation)
         except TimeoutError as error:
-            raise _failed(field, f"did not come within {FETCH_SECONDS:.0f} s") from error
+            raise _failed(field, f"did not arrive within {FETCH_SECONDS:.0f} s") from error
         except PrivateAddress as error:
             raise _failed(field, "leads to a private address") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -80,19 +79,19 @@ class ImageFetcher:
 
     async def _read(self, response: aiohttp.ClientResponse, field: str, reservation: Reservation) -> bytes:
         if 300 <= response.status < 400:
-            raise _failed(field, "leads elsewhere; redirects are not followed")
+            raise _failed(field, "redirects; redirects are not followed")
         if response.status != 200:
-            raise _failed(field, f"was answered with status {response.status}")
+            raise _failed(field, f"returned status {response.status}")
         file = bytearray()
-        async for piece in response.content.iter_chunked(_READ_BYTES):
-            reservation.grow(len(piece))
-            file += piece
-            if len(file) > self._bounds.max_bytes:
-                raise _failed(field, f"has more than {self._bounds.max_bytes} bytes")
+        async for chunk in response.content.iter_chunked(_READ_BYTES):
+            reservation.grow(len(chunk))
+            file += chunk
+            if len(file) > self._limits.max_bytes:
+                raise _failed(field, f"has more than {self._limits.max_bytes} bytes")
         return bytes(file)
 
     def _session(self, target: UrlTarget) -> aiohttp.ClientSession:
-        resolver = None if target.own else _CheckedResolver()
+        resolver = None if target.trusted else _CheckedResolver()
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(resolver=resolver, use_dns_cache=False, force_close=True),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -101,5 +100,5 @@ class ImageFetcher:
         )
 
 
-def _failed(field: str, why: str) -> InvalidChat:
-    return InvalidChat(f"{field} {why}", param=field, code="invalid_image_url")
+def _failed(field: str, problem: str) -> InvalidChat:
+    return InvalidChat(f"{field} {problem}", param=field, code="invalid_image_url")

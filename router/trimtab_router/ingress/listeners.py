@@ -1,4 +1,4 @@
-"""Shell: everything a router listens on: for callers (behind Envoy or alone), for administration, for Envoy itself."""
+"""`Listeners`: the router's servers for requests (behind Envoy or direct), administration, and Envoy's control."""
 
 import asyncio
 from pathlib import Path
@@ -18,12 +18,12 @@ from trimtab_router.ingress.task_api import TaskApi
 from trimtab_router.router import Router
 
 FAREWELL_SECONDS = 1.0
-"""How long connections on which nothing is under way are kept, once nobody can connect any more."""
+"""Time that idle connections are kept after listening has stopped."""
 BACKLOG = 4096
 
 
 class Listener:
-    """One server that listens."""
+    """One listening server."""
 
     def __init__(self, server: web.Server) -> None:
         self._server = server
@@ -31,14 +31,14 @@ class Listener:
         self.port = 0
 
     async def on_port(self, host: str, port: int) -> "Listener":
-        """Listen on a TCP port, 0 for a free one; raises OSError where it is taken."""
+        """Listen on a TCP port, 0 for a free one. Raises OSError if it is in use."""
         await self._runner.setup()
         await web.TCPSite(self._runner, host, port, backlog=BACKLOG).start()
         self.port = int(self._runner.addresses[0][1])
         return self
 
     async def on_socket(self, path: Path) -> "Listener":
-        """Listen on a Unix socket; one that a router before left there is replaced."""
+        """Listen on a Unix socket. A socket left by a previous router is replaced."""
         path.unlink(missing_ok=True)  # noqa: ASYNC240 - once, at the start
         await self._runner.setup()
         await web.UnixSite(self._runner, str(path), backlog=BACKLOG).start()
@@ -46,23 +46,22 @@ class Listener:
 
     @property
     def connected(self) -> bool:
-        """Whether anybody is."""
+        """Whether a client is connected."""
         return bool(self._server.connections)
 
     async def stop_listening(self) -> None:
-        """Take no more connections."""
         for site in list(self._runner.sites):
             await site.stop()
 
     async def close(self) -> None:
-        """Cut the connections that are left."""
+        """Close the remaining connections."""
         await self._runner.cleanup()
 
 
 class Listeners:
-    """The listening servers of a router.
+    """Listening servers of a router.
 
-    Callers reach it through Envoy (`open_behind_envoy`), or, where there is none, over REST alone (`open_alone`).
+    Clients connect through Envoy (`listen_behind_envoy`), or directly over REST (`listen_without_proxy`).
     """
 
     def __init__(self, router: Router) -> None:
@@ -70,20 +69,20 @@ class Listeners:
         self._requests: list[Listener] = []
         self._others: list[Listener] = []
         self._services: GrpcServices | None = None
-        self._steering: asyncio.Task[None] | None = None
+        self.overload_task: asyncio.Task[None] | None = None
         self.envoy: EnvoyAdmin | None = None
         self.rest_port = 0
         self.admin_port = 0
 
-    async def open_alone(self, host: str, rest_port: int) -> None:
-        """Listen for callers over plain REST; raises OSError where the port is taken."""
-        server = HttpServer(self._router, speaks_grpc=False).server()
+    async def listen_without_proxy(self, host: str, rest_port: int) -> None:
+        """Listen for plain REST. Raises OSError if the port is in use."""
+        server = HttpServer(self._router, serves_grpc=False).server()
         self._requests.append(await Listener(server).on_port(host, rest_port))
         self.rest_port = self._requests[-1].port
 
-    async def open_behind_envoy(self, sockets: Sockets, settings: EdgeSettings) -> EnvoyControl:
-        """Listen for Envoy on the sockets; returns what tells it the keys in force."""
-        server = HttpServer(self._router, speaks_grpc=True).server()
+    async def listen_behind_envoy(self, sockets: Sockets, settings: EdgeSettings) -> EnvoyControl:
+        """Listen for Envoy on the sockets. Returns the control through which Envoy gets its API keys."""
+        server = HttpServer(self._router, serves_grpc=True).server()
         self._requests.append(await Listener(server).on_socket(sockets.requests))
         self._services = GrpcServices(self._router)
         await self._services.open(sockets.services)
@@ -91,40 +90,40 @@ class Listeners:
             settings,
             namespace=self._router.pipeline.metadata.namespace,
             pipeline=self._router.pipeline.name,
-            longest_seconds=self._router.longest_seconds,
+            max_seconds=self._router.max_request_seconds,
         )
         self._others.append(await Listener(control.server()).on_socket(sockets.control))
-        counted = self._router.accounts.refused_at_door
-        self.envoy = EnvoyAdmin(sockets.envoy, sockets.counted, counted, heap_bytes(settings))
-        steering = OverloadController(self.envoy, sockets.pressure, self._router.pacer)
-        self._steering = asyncio.create_task(steering.run(), name="steer envoy")
+        count_rejections = self._router.accounting.count_proxy_rejections
+        self.envoy = EnvoyAdmin(sockets.envoy_admin, sockets.counters_file, count_rejections, heap_bytes(settings))
+        controller = OverloadController(self.envoy, sockets.pressure, self._router.concurrency)
+        self.overload_task = asyncio.create_task(controller.run(), name="control envoy")
         return control
 
-    async def open_admin(self, host: str, port: int, registry: TaskApi | None = None) -> None:
-        """Listen for administration; raises OSError where the port is taken."""
-        ingress = AdminIngress(self._router, self._catch_up, registry)
+    async def listen_admin(self, host: str, port: int, task_api: TaskApi | None = None) -> None:
+        """Listen for administration. Raises OSError if the port is in use."""
+        ingress = AdminIngress(self._router, self._sync_counters, task_api)
         self._others.append(await Listener(ingress.server()).on_port(host, port))
         self.admin_port = self._others[-1].port
 
-    async def _catch_up(self) -> None:
+    async def _sync_counters(self) -> None:
         if self.envoy is not None:
-            await self.envoy.catch_up()
+            await self.envoy.sync_counters()
 
     @property
     def _connected(self) -> bool:
         return any(server.connected for server in self._requests)
 
-    async def leave(self, linger_seconds: float) -> None:
-        """Be not ready, and send callers on to other routers, for a time in which requests are still taken."""
-        self._router.leaving = True
+    async def terminate(self, linger_seconds: float) -> None:
+        """Report not ready and ask clients to connect elsewhere, while requests are still served."""
+        self._router.terminating = True
         if self.envoy is not None and linger_seconds:
-            await self.envoy.send_callers_away()
+            await self.envoy.drain_gracefully()
         await asyncio.sleep(linger_seconds)
 
     async def close(self) -> None:
-        """Stop listening, answer what was accepted, for as long as it was promised to take, close.
+        """Stop listening, answer accepted requests within the time limit of the SLO, and close.
 
-        Who connected in the last moment is read too, and told to try another router.
+        Requests of connections accepted last are still read, and refused with a hint to try another router.
         """
         if self.envoy is not None:
             await self.envoy.stop_listening()
@@ -133,10 +132,10 @@ class Listeners:
                 await server.stop_listening()
         await self._router.drain(self._router.pipeline.spec.slo.drain_seconds)
         if self.envoy is None:
-            await self._say_farewell()
-        if self._steering is not None:
-            self._steering.cancel()
-            await asyncio.gather(self._steering, return_exceptions=True)
+            await self._await_disconnects()
+        if self.overload_task is not None:
+            self.overload_task.cancel()
+            await asyncio.gather(self.overload_task, return_exceptions=True)
         if self.envoy is not None:
             await self.envoy.close()
         if self._services is not None:
@@ -144,7 +143,7 @@ class Listeners:
         for server in (*self._requests, *self._others):
             await server.close()
 
-    async def _say_farewell(self) -> None:
-        give_up = asyncio.get_running_loop().time() + FAREWELL_SECONDS
-        while self._connected and asyncio.get_running_loop().time() < give_up:  # noqa: ASYNC110 - no event covers all
+    async def _await_disconnects(self) -> None:
+        deadline = asyncio.get_running_loop().time() + FAREWELL_SECONDS
+        while self._connected and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - no event covers all
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""From a body to a call: REST and gRPC read it in their own ways; what may go wrong, and how it counts, is the same."""
+"""Parsing of V2 requests into calls, for REST and gRPC."""
 
 import hashlib
 import logging
@@ -20,62 +20,62 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ParsedHeader:
-    """A request read up to its tensors' descriptions; `deadline_seconds` is what the transport says is left."""
+    """A request parsed up to its tensors' descriptions, and the time left according to its transport."""
 
     pending: PendingRequest
     deadline_seconds: float | None = None
 
 
-Describe = Callable[[Reservation], Awaitable[ParsedHeader]]
+ReadHeader = Callable[[Reservation], Awaitable[ParsedHeader]]
 
 
 async def parse_call(
-    router: Router, request: web.BaseRequest, reservation: Reservation, arrived_at: float, describe: Describe
+    router: Router, request: web.BaseRequest, reservation: Reservation, arrived_at: float, read_header: ReadHeader
 ) -> Call:
-    """The call that a request is; raises Refusal, already counted."""
+    """Parse and validate a request. Raises Refusal, already counted."""
     headers = request.headers
     try:
-        described = await describe(reservation)
+        header = await read_header(reservation)
     except ProtocolError as error:
-        raise router.accounts.turned_away(malformed(error)) from error
+        raise router.accounting.count_rejection(malformed(error)) from error
     except Refusal as refusal:
-        raise router.accounts.turned_away(refusal) from refusal
+        raise router.accounting.count_rejection(refusal) from refusal
     except Exception as error:
         log.exception("a request cannot be read")
-        raise router.accounts.turned_away(
+        raise router.accounting.count_rejection(
             failure("InternalError", "the request cannot be read", request_id(request))
         ) from error
-    admitted = await router.validate(described.pending, reservation)
+    validated = await router.validate(header.pending, reservation)
     return Call(
-        admitted.request,
+        validated.request,
         arrived_at,
-        deadline_seconds=described.deadline_seconds,
+        deadline_seconds=header.deadline_seconds,
         request_id=headers.get("x-request-id", ""),
         trace_parent=headers.get("traceparent", ""),
-        admitted=admitted,
+        validated=validated,
         reservation=reservation,
     )
 
 
-def client(request: web.BaseRequest) -> str:
-    """Who calls, empty where nobody found out."""
+def request_client(request: web.BaseRequest) -> str:
+    """Name of the client, empty if unknown."""
     return client_name(request.headers.get(CLIENT_HEADER, ""))
 
 
-def client_name(told: str) -> str:
-    """A client's name, fit to travel; of one that is too long its beginning and its digest, so that no two are one."""
-    if len(told) <= MAX_HEADER_CHARACTERS:
-        return header_value(told)
-    digest = hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest()
-    return header_value(f"{told[: MAX_HEADER_CHARACTERS - len(digest) - 1]}#{digest}")
+def client_name(name: str) -> str:
+    """Client name that is safe for a header. A long one is cut and ends with its digest, so that it stays unique."""
+    if len(name) <= MAX_HEADER_CHARACTERS:
+        return header_value(name)
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
+    return header_value(f"{name[: MAX_HEADER_CHARACTERS - len(digest) - 1]}#{digest}")
 
 
 def request_id(request: web.BaseRequest) -> str:
-    """The request's id, fit to travel."""
+    """Request id that is safe for a header."""
     return header_value(request.headers.get("x-request-id", ""))
 
 
-def client_disconnected(request: web.BaseRequest) -> None:
-    """End the connection of a request whose answer nobody reads."""
+def abort_connection(request: web.BaseRequest) -> None:
+    """Close the connection of a client that does not read its response."""
     if request.transport is not None:
         request.transport.abort()

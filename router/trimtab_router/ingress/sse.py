@@ -1,6 +1,6 @@
-"""Shell: an answer told in parts, as server-sent events, while it is being written.
+"""`SseWriter`: streams a response as server-sent events while it is generated.
 
-Who reads slowly is cut, who leaves cancels what is written for him, and a stream never ends without saying why.
+A slow reader is disconnected, a client disconnect cancels the generation, and a stream ends with its reason.
 """
 
 import asyncio
@@ -15,109 +15,109 @@ from trimtab_protocol.chat import openai_responses
 from trimtab_protocol.chat.errors import InvalidChat
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
 from trimtab_protocol.chat.openai_requests import ChatRequest
-from trimtab_protocol.chat.openai_responses import ALIVE, STREAM_HEADERS, Chunks, ResponseHeader
+from trimtab_protocol.chat.openai_responses import KEEP_ALIVE, STREAM_HEADERS, ChunkWriter, ResponseHeader
 from trimtab_router.admission.call import Call
-from trimtab_router.ingress.slow_reader import require_timely_read
+from trimtab_router.ingress.base import require_timely_read
 from trimtab_router.refusal import Refusal
 from trimtab_router.router import Router
 
 ALIVE_SECONDS = 15.0
-"""How often a stream says that it lives, whether or not anything is written meanwhile."""
+"""Interval of keep-alive comments."""
 
-_AT_ONCE_BYTES = 2**14
-"""Less than a connection takes before its writer has to wait."""
+_INLINE_BYTES = 2**14
+"""Writes below this size do not fill an empty connection buffer."""
 
-Said = tuple[int, Chunk | LastChunk]
+Event = tuple[int, Chunk | LastChunk]
 
 
 class SseWriter:
-    """Tells one answer in parts.
+    """Writer of one streamed response.
 
     Args:
-        router: has it written.
-        request: of whoever listens.
-        headers: of the answer.
+        router: generates the response.
+        request: request of the client.
+        headers: headers of the response.
     """
 
     def __init__(self, router: Router, request: web.BaseRequest, headers: dict[str, str]) -> None:
         self._router = router
         self._request = request
         self._headers = STREAM_HEADERS | headers
-        self._said: asyncio.Queue[Said | bytes | None] = asyncio.Queue()
-        """Pieces, bytes that are to be told as they are, and at the end None."""
-        self._alive: asyncio.TimerHandle | None = None
+        self._events: asyncio.Queue[Event | bytes | None] = asyncio.Queue()
+        """Chunks, bytes to be written as they are, and None at the end."""
+        self._keep_alive_timer: asyncio.TimerHandle | None = None
         self._usage: dict[int, Usage] = {}
         self._response: web.StreamResponse | None = None
 
-    async def tell(self, asked: ChatRequest, call: Call, heading: ResponseHeader) -> web.StreamResponse:
-        """Tell it to its end; raises Refusal for what has no first piece."""
-        chunks = Chunks(heading, tells_usage=asked.tells_usage, logprobs=bool(asked.logprobs))
-        call = replace(call, listener=self._hear)
-        answering_it = asyncio.get_running_loop().create_task(self._router.infer(call))
-        answering_it.add_done_callback(lambda _: self._said.put_nowait(None))
+    async def write_stream(self, chat: ChatRequest, call: Call, header: ResponseHeader) -> web.StreamResponse:
+        """Write the stream to its end. Raises Refusal if it fails before the first chunk."""
+        chunks = ChunkWriter(header, includes_usage=chat.includes_usage, logprobs=bool(chat.logprobs))
+        call = replace(call, listener=self._on_chunk)
+        generation = asyncio.get_running_loop().create_task(self._router.infer(call))
+        generation.add_done_callback(lambda _: self._events.put_nowait(None))
         try:
-            async with asyncio.timeout(self._router.longest_seconds):
-                await self._pass_on(chunks, asked.choices)
-            await self._end(answering_it, chunks)
+            async with asyncio.timeout(self._router.max_request_seconds):
+                await self._forward_events(chunks, chat.choices)
+            await self._end(generation, chunks)
         except TimeoutError:
-            late = Refusal(ErrorCode.DEADLINE_EXCEEDED, "DeadlineExpired", "the answer took too long to write")
+            refusal = Refusal(ErrorCode.DEADLINE_EXCEEDED, "DeadlineExpired", "the response took too long")
             if self._response is None:
-                raise late from None
-            await self._write(openai_responses.event(sse_error(late)))
+                raise refusal from None
+            await self._write(openai_responses.sse_event(sse_error(refusal)))
         finally:
-            if self._alive is not None:
-                self._alive.cancel()
-            answering_it.cancel()
-            await asyncio.gather(answering_it, return_exceptions=True)
-        assert self._response is not None  # noqa: S101 - without a piece there was a refusal
+            if self._keep_alive_timer is not None:
+                self._keep_alive_timer.cancel()
+            generation.cancel()
+            await asyncio.gather(generation, return_exceptions=True)
+        assert self._response is not None  # noqa: S101 - without a chunk there was a refusal
         await self._response.write_eof()
         return self._response
 
-    def _hear(self, row: int, piece: Chunk | LastChunk) -> None:
-        self._said.put_nowait((row, piece))
+    def _on_chunk(self, row: int, chunk: Chunk | LastChunk) -> None:
+        self._events.put_nowait((row, chunk))
 
-    async def _pass_on(self, chunks: Chunks, choices: int) -> None:
-        """Write whatever was said until nothing more is; what was said meanwhile goes out together."""
-        self._say_that_it_lives()
-        while (said := await self._said.get()) is not None:
-            told = b"".join(self._told(chunks, each) for each in (said, *self._waiting()))
+    async def _forward_events(self, chunks: ChunkWriter, choices: int) -> None:
+        """Write events as they arrive. Events that arrive during a write are written together."""
+        self._keep_alive()
+        while (event := await self._events.get()) is not None:
+            data = b"".join(self._encode(chunks, queued) for queued in (event, *self._queued_events()))
             if self._response is None:
                 await self._open()
-                told = b"".join(map(chunks.first, range(choices))) + told
-            if told:
-                await self._write(told)
+                data = b"".join(map(chunks.first, range(choices))) + data
+            if data:
+                await self._write(data)
 
-    def _say_that_it_lives(self) -> None:
-        """Say so now and then: a timer an answer costs less than one a word."""
-        self._alive = asyncio.get_running_loop().call_later(ALIVE_SECONDS, self._say_that_it_lives)
+    def _keep_alive(self) -> None:
+        """Queue a keep-alive comment. One timer per response costs less than one per chunk."""
+        self._keep_alive_timer = asyncio.get_running_loop().call_later(ALIVE_SECONDS, self._keep_alive)
         if self._response is not None:
-            self._said.put_nowait(ALIVE)
+            self._events.put_nowait(KEEP_ALIVE)
 
-    def _waiting(self) -> Iterator[Said | bytes]:
-        while not self._said.empty():
-            said = self._said.get_nowait()
-            if said is None:  # to be found again, once these are told
-                self._said.put_nowait(None)
+    def _queued_events(self) -> Iterator[Event | bytes]:
+        while not self._events.empty():
+            event = self._events.get_nowait()
+            if event is None:  # read again after these events
+                self._events.put_nowait(None)
                 return
-            yield said
+            yield event
 
-    def _told(self, chunks: Chunks, said: Said | bytes) -> bytes:
-        if isinstance(said, bytes):
-            return said
-        row, piece = said
-        if isinstance(piece, Chunk):
-            return chunks.piece(row, piece)
-        self._usage[row] = piece.usage
-        return chunks.last(row, piece)
+    def _encode(self, chunks: ChunkWriter, event: Event | bytes) -> bytes:
+        if isinstance(event, bytes):
+            return event
+        row, chunk = event
+        if isinstance(chunk, Chunk):
+            return chunks.chunk(row, chunk)
+        self._usage[row] = chunk.usage
+        return chunks.last(row, chunk)
 
-    async def _end(self, answered: "asyncio.Task[InferResponse]", chunks: Chunks) -> None:
-        """Say how it ended: with what it took, or why there is no more."""
+    async def _end(self, generation: "asyncio.Task[InferResponse]", chunks: ChunkWriter) -> None:
+        """Write the end of the stream: its usage, or the error."""
         try:
-            await answered
+            await generation
         except Refusal as refusal:
             if self._response is None:
                 raise
-            await self._write(openai_responses.event(sse_error(refusal)))
+            await self._write(openai_responses.sse_event(sse_error(refusal)))
         else:
             await self._write(chunks.end([self._usage[row] for row in sorted(self._usage)]))
 
@@ -125,21 +125,23 @@ class SseWriter:
         self._response = web.StreamResponse(headers=self._headers)
         await self._response.prepare(self._request)
 
-    async def _write(self, told: bytes) -> None:
-        assert self._response is not None  # noqa: S101 - nothing is told before it is open
-        if len(told) < _AT_ONCE_BYTES and _nothing_waits(self._request):
-            await self._response.write(told)
+    async def _write(self, data: bytes) -> None:
+        assert self._response is not None  # noqa: S101 - nothing is written before it is open
+        if len(data) < _INLINE_BYTES and _is_drained(self._request):
+            await self._response.write(data)
         else:
-            await require_timely_read(self._request, self._response.write(told))
+            await require_timely_read(self._request, self._response.write(data))
 
 
-def _nothing_waits(request: web.BaseRequest) -> bool:
-    """Whether the caller has read all that was sent; a little more is then sent without waiting for him."""
+def _is_drained(request: web.BaseRequest) -> bool:
+    """Whether the client has read everything sent, so that a small write does not block."""
     return request.transport is not None and request.transport.get_write_buffer_size() == 0
 
 
 def sse_error(refusal: Refusal) -> openai_responses.Json:
-    """A refusal in the form of OpenAI's errors."""
+    """A refusal as an OpenAI error."""
     cause = refusal.__cause__
     param, code = (cause.param, cause.code) if isinstance(cause, InvalidChat) else (None, None)
-    return openai_responses.error(refusal.code.value, refusal.message, reason=refusal.reason, param=param, code=code)
+    return openai_responses.error_body(
+        refusal.code.value, refusal.message, reason=refusal.reason, param=param, code=code
+    )

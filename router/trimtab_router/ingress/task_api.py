@@ -1,4 +1,4 @@
-"""Shell: the administrative calls about tasks. Who changes one shows a key; what is kept, `task_book` knows."""
+"""`TaskApi`: administrative calls that list, register and delete tasks. Changes require an admin key."""
 
 import asyncio
 import hmac
@@ -8,57 +8,57 @@ from pathlib import Path
 from aiohttp import web
 
 from trimtab_pipelines.router_state import TASKS_PATH
-from trimtab_pipelines.tasks import MOST_BYTES
-from trimtab_router.envoy.api_keys import digest_of
+from trimtab_pipelines.tasks import MAX_TASK_FILE_BYTES
+from trimtab_router.envoy.api_keys import key_digest
 from trimtab_router.envoy.key_watcher import read_keys
-from trimtab_router.ingress.http_responses import json_response
+from trimtab_router.ingress.base import json_response
 from trimtab_router.ingress.task_store import RegisteredTask, TaskRefused, TaskStore
 from trimtab_router.router import Router
 
 BODY_SECONDS = 15.0
-_NO_BOOK = (
-    "this router keeps no tasks, since what it keeps would end with its pod: add a line to the pipeline's resource "
-    "(spec.stages[].variants[].tasks: name and storageUri), and every replica loads it; to delete a task write gone: "
-    "true in place of its storageUri"
+_NO_STORE = (
+    "this router does not store tasks, because they would be lost with its pod: add the task to the pipeline "
+    "(spec.stages[].variants[].tasks: name and storageUri), and every replica loads it; to delete a task replace its "
+    "storageUri by gone: true"
 )
 
 
 class TaskApi:
-    """Answers who lists tasks, registers one or deletes one.
+    """Lists, registers and deletes tasks.
 
     Args:
-        router: whose tasks they are.
-        book: keeps them; None where there is no place for them.
-        keys: the file of those who may; None lets nobody in.
+        router: the router.
+        store: stores the tasks, None if this router has no place for them.
+        keys: file of the admin keys, None if there are none.
     """
 
-    def __init__(self, router: Router, book: TaskStore | None = None, keys: Path | None = None) -> None:
+    def __init__(self, router: Router, store: TaskStore | None = None, keys: Path | None = None) -> None:
         self._router = router
-        self._book = book
+        self._store = store
         self._keys = keys
 
-    async def listed(self, _: web.BaseRequest) -> web.Response:
-        """The tasks that were registered, by stage, variant and name."""
-        found: dict[str, dict[str, object]] = {}
-        for (stage, variant), tasks in (self._book.tasks if self._book else {}).items():
-            told = {name: _told(task) for name, task in tasks.items()}
-            found.setdefault(stage, {})[variant] = told
-        return json_response(found)
+    async def list_tasks(self, _: web.BaseRequest) -> web.Response:
+        """Registered tasks by stage, variant and name."""
+        tasks_by_stage: dict[str, dict[str, object]] = {}
+        for (stage, variant), tasks in (self._store.tasks if self._store else {}).items():
+            result = {name: _task_json(task) for name, task in tasks.items()}
+            tasks_by_stage.setdefault(stage, {})[variant] = result
+        return json_response(tasks_by_stage)
 
-    async def changed(self, request: web.BaseRequest) -> tuple[web.Response, str]:
-        """Register or delete a task: PUT …/STAGE/VARIANT/NAME with its file as the body, or DELETE; and whose key.
+    async def change_task(self, request: web.BaseRequest) -> tuple[web.Response, str]:
+        """Register a task (PUT …/STAGE/VARIANT/NAME with its file as body) or delete it. Also returns the key's client.
 
-        Where there is no book nobody has a key to show: all are told where to write tasks instead.
+        Without a store no key is checked: the error says how to declare tasks instead.
         """
-        if self._book is None:
-            return json_response({"error": _NO_BOOK}, 501), ""
-        client = self._client_of(request)
+        if self._store is None:
+            return json_response({"error": _NO_STORE}, 501), ""
+        client = self._authenticate(request)
         if client is None:
-            error = "show a key of those who may register tasks: Authorization: Bearer KEY (--admin-keys names them)"
+            error = "an admin key is required: Authorization: Bearer KEY (from the file --admin-keys)"
             return json_response({"error": error}, 401, {"WWW-Authenticate": "Bearer"}), ""
-        return await self._changed(request, self._book), client
+        return await self._changed(request, self._store), client
 
-    async def _changed(self, request: web.BaseRequest, book: TaskStore) -> web.Response:
+    async def _changed(self, request: web.BaseRequest, store: TaskStore) -> web.Response:
         parts = request.path.removeprefix(f"{TASKS_PATH}/").split("/")
         if request.method not in {"PUT", "DELETE"}:
             return json_response({"error": "a task is registered by PUT, and deleted by DELETE"}, 405)
@@ -68,38 +68,38 @@ class TaskApi:
         began = time.monotonic()
         try:
             if request.method == "DELETE":
-                task, done = await book.delete(stage, variant, name), 200
+                task, status = await store.delete(stage, variant, name), 200
             else:
-                task, done = await book.register(stage, variant, name, await _body(request)), 201
-        except TaskRefused as refused:
-            return json_response({"error": str(refused)}, refused.status)
-        told = {"task": name, **_told(task), "seconds": round(time.monotonic() - began, 4)}
-        return json_response(told, done if task.replicas and not task.waiting else 202)
+                task, status = await store.register(stage, variant, name, await _body(request)), 201
+        except TaskRefused as error:
+            return json_response({"error": str(error)}, error.status)
+        result = {"task": name, **_task_json(task), "seconds": round(time.monotonic() - began, 4)}
+        return json_response(result, status if task.replicas and not task.waiting else 202)
 
-    def _client_of(self, request: web.BaseRequest) -> str | None:
-        """Whose key a request shows; None where it is nobody's. The file is read each time: who is gone is out."""
+    def _authenticate(self, request: web.BaseRequest) -> str | None:
+        """Client of a request's key, None if the key is unknown. The key file is read for each request."""
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
         if self._keys is None or scheme.lower() != "bearer" or not key:
             return None
-        shown = digest_of(key.strip())
-        known = [one for one in read_keys(self._keys).keys if hmac.compare_digest(one.digest, shown)]
-        return next((one.client for one in known if one.may_call(self._router.pipeline.name)), None)
+        digest = key_digest(key.strip())
+        matching = [key for key in read_keys(self._keys).keys if hmac.compare_digest(key.digest, digest)]
+        return next((key.client for key in matching if key.may_call(self._router.pipeline.name)), None)
 
 
 async def _body(request: web.BaseRequest) -> bytes:
-    """The body, as far as a task's file may be large."""
-    found = bytearray()
+    """Body of at most the size of a task's file."""
+    tasks_by_stage = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for chunk in request.content.iter_any():
-                found += chunk
-                if len(found) > MOST_BYTES:
-                    raise TaskRefused(413, f"a task's file has at most {MOST_BYTES // 2**20} MiB")
+                tasks_by_stage += chunk
+                if len(tasks_by_stage) > MAX_TASK_FILE_BYTES:
+                    raise TaskRefused(413, f"a task's file has at most {MAX_TASK_FILE_BYTES // 2**20} MiB")
     except TimeoutError as error:
-        raise TaskRefused(408, f"the file did not come within {BODY_SECONDS:g} s") from error
-    return bytes(found)
+        raise TaskRefused(408, f"the file did not arrive within {BODY_SECONDS:g} s") from error
+    return bytes(tasks_by_stage)
 
 
-def _told(task: RegisteredTask) -> dict[str, object]:
-    told = {"number": task.number, "replicas": task.replicas, "waiting": task.waiting}
-    return told | task.card.model_dump(mode="json", include={"utility", "latency_seconds", "accuracy_by_point"})
+def _task_json(task: RegisteredTask) -> dict[str, object]:
+    result = {"number": task.index, "replicas": task.replicas, "waiting": task.waiting}
+    return result | task.record.model_dump(mode="json", include={"utility", "latency_seconds", "accuracy_by_point"})

@@ -1,1 +1,1 @@
-"""What the router tells: metrics, spans, recent outcomes, arrivals, the log of a stage."""
+"""Observability: metrics, spans, recent outcomes, arrivals and each stage's log."""

@@ -1,7 +1,7 @@
-"""Every metric name and label of the router, once; those that others read stand where they read them too.
+"""Prometheus metrics of the router. Names that other components read are defined in `trimtab_pipelines.router_metrics`.
 
-Names and units follow Prometheus; every series carries namespace and pipeline. Children are bound when a stage or
-outcome is first seen, so that counting costs a request next to nothing.
+Every series has the labels namespace and pipeline. Children are bound when a stage or outcome is first seen, so that
+counting is cheap.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +23,7 @@ _BATCH_EDGES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """The metrics of one pipeline's router, in a registry of their own."""
+    """Metrics of one pipeline's router, in a registry of their own."""
 
     def __init__(self, namespace: str, pipeline: str, slo: ServiceLevel) -> None:
         self.registry = CollectorRegistry()
@@ -34,145 +34,149 @@ class Metrics:
             return Counter(name, text, labels, registry=registry)
 
         edges = buckets_around(_LATENCY_EDGES, slo.latency_seconds)
-        self.received = counter(names.RECEIVED, "Requests received, whatever became of them").labels(*base)
-        requests = counter(names.REQUESTS, "Requests by outcome; they add up to those received", (*BASE, "outcome"))
+        self.received = counter(names.RECEIVED, "Total requests received").labels(*base)
+        requests = counter(names.REQUESTS, "Total requests by outcome", (*BASE, "outcome"))
         self.outcomes = {end: requests.labels(*base, end.word) for end in RequestOutcome}
         self.client_errors = counter(
-            "trimtab_client_errors", "Of all requests, those refused or dropped by the caller's own doing"
+            "trimtab_client_errors", "Total requests refused or dropped because of the client"
         ).labels(*base)
-        self.refusals = counter("trimtab_refusals", "Requests refused or failed, by reason", (*BASE, "code", "reason"))
-        self.drops = counter(names.DROPS, "Requests dropped, by stage and reason", (*STAGE, "reason"))
-        self.retries = counter("trimtab_retries", "Slices of batches sent again, by reason", (*STAGE, "reason"))
-        self.provisional = counter(
-            names.PROVISIONAL, "Answers with rows whose second look did not come in time", BASE
+        self.refusals = counter(
+            "trimtab_refusals", "Total requests refused or failed, by code and reason", (*BASE, "code", "reason")
+        )
+        self.drops = counter(names.DROPS, "Total requests dropped, by stage and reason", (*STAGE, "reason"))
+        self.retries = counter("trimtab_retries", "Total row slices retried, by reason", (*STAGE, "reason"))
+        self.unescalated_responses = counter(
+            names.UNESCALATED_RESPONSES, "Total responses with rows whose escalation did not finish in time", BASE
         ).labels(*base)
         self.latency = Histogram(
             names.LATENCY_SECONDS,
-            "From arrival to answer, answered requests",
+            "Latency of answered requests in seconds",
             BASE,
             buckets=edges,
             registry=registry,
         ).labels(*base)
-        self.words = TokenMetrics(registry, base, slo)
+        self.tokens = TokenMetrics(registry, base, slo)
         self.accuracy = Summary(
-            names.SERVED_ACCURACY, "Expected accuracy of what served each answer", BASE, registry=registry
+            names.EXPECTED_ACCURACY, "Expected accuracy of responses", BASE, registry=registry
         ).labels(*base)
-        self.plan_generation = self._gauge("trimtab_plan_generation", "Generation of the plan in force")
-        self.bytes_in_flight = self._gauge(names.BYTES_IN_FLIGHT, "Payload of the requests under way")
-        self.requests_in_flight = self._gauge("trimtab_requests_in_flight", "Requests let in and not answered yet")
-        self.concurrency_limit = self._gauge("trimtab_concurrency_limit", "How many requests may be under way now")
-        self.arrivals_peak = self._gauge(names.ARRIVALS_PEAK_RPS, "Most arrivals in one of the last ten whole seconds")
+        self.plan_generation = self._gauge("trimtab_plan_generation", "Generation of the current plan")
+        self.bytes_in_flight = self._gauge(names.BYTES_IN_FLIGHT, "Bytes of requests in flight")
+        self.requests_in_flight = self._gauge("trimtab_requests_in_flight", "Requests admitted and not answered yet")
+        self.concurrency_limit = self._gauge("trimtab_concurrency_limit", "Maximum number of requests in flight")
+        self.arrivals_peak = self._gauge(names.ARRIVALS_PEAK_RPS, "Peak arrivals per second in the last ten seconds")
         self.invalid_config = counter(
-            "trimtab_invalid_config", "Plan or endpoints files that could not be used", (*BASE, "file")
+            "trimtab_invalid_config", "Total invalid plans or endpoint lists", (*BASE, "file")
         )
         self.stage_batch_size = Histogram(
             "trimtab_batch_size_rows",
-            "Rows of each batch",
+            "Batch size in rows",
             (*STAGE, "variant"),
             buckets=_BATCH_EDGES,
             registry=registry,
         )
         self.stage_queue_seconds = Histogram(
-            "trimtab_stage_queue_seconds", "From queue to departure", STAGE, buckets=_QUEUE_EDGES, registry=registry
+            "trimtab_stage_queue_seconds",
+            "Time in the queue until dispatch in seconds",
+            STAGE,
+            buckets=_QUEUE_EDGES,
+            registry=registry,
         )
         self.stage_service_seconds = Histogram(
             "trimtab_stage_service_seconds",
-            "From departure to answer",
+            "Time from dispatch to response in seconds",
             (*STAGE, "variant"),
             buckets=_QUEUE_EDGES,
             registry=registry,
         )
-        self.stage_rows = counter("trimtab_stage_rows", "Rows served", STAGE)
+        self.stage_rows = counter("trimtab_stage_rows", "Total rows served", STAGE)
         self.point_rows = counter(
-            names.POINT_ROWS, "Rows served at each operating point", (*STAGE, "variant", "operating_point")
+            names.POINT_ROWS, "Total rows served by operating point", (*STAGE, "variant", "operating_point")
         )
-        self.rows_again = counter(names.ESCALATED_ROWS, "Rows that were looked at a second time", STAGE)
-        self.stage_abandoned = counter(
-            names.CANCELLED, "Rows nobody waited for any more while they were being written", STAGE
+        self.escalated_rows = counter(names.ESCALATED_ROWS, "Total rows escalated to a better operating point", STAGE)
+        self.cancelled_rows = counter(
+            names.CANCELLED_ROWS, "Total rows whose generation was cancelled by the client", STAGE
         )
         self.encoder_dedup = counter(
             names.ENCODER_DEDUP,
-            "Images that had what was made for another request: they rode along, or were found where it was made",
+            "Total images that reused the encoding of an identical image, in flight or cached",
             (*STAGE, "source"),
         )
         self.early_prefills = counter(
-            names.EARLY_PREFILLS, "Chats that began before all of their images were encoded", STAGE
+            names.EARLY_PREFILLS, "Total chats whose prefill started before all images were encoded", STAGE
         )
-        self.undecided = counter(
+        self.policy_errors = counter(
             names.POLICY_ERRORS,
-            "Decisions that the departure policy failed at; EarliestDeadlineFirst made them instead",
+            "Total failures of the scheduling policy, each replaced by EarliestDeadlineFirst",
             STAGE,
         )
-        self.stage_queue_rows = Gauge("trimtab_queue_rows", "Rows waiting", STAGE, registry=registry)
-        self.stage_ready = Gauge("trimtab_ready_replicas", "Replicas ready to take a batch", STAGE, registry=registry)
-        self.stage_refused = Gauge(
+        self.stage_queue_rows = Gauge("trimtab_queue_rows", "Rows in the queue", STAGE, registry=registry)
+        self.stage_ready = Gauge("trimtab_ready_replicas", "Replicas ready for a batch", STAGE, registry=registry)
+        self.unauthenticated_replicas = Gauge(
             "trimtab_unauthenticated_replicas",
-            "Replicas that get no work, not being who they must be",
+            "Replicas excluded because their TLS identity is wrong",
             STAGE,
             registry=registry,
         )
-        self.stage_drifted = Gauge(
+        self.drifted_points = Gauge(
             names.DRIFTED_POINTS,
-            "Operating points that are not as accurate as they were measured to be",
+            "Operating points whose observed accuracy differs from the profiled one",
             STAGE,
             registry=registry,
         )
         self.stage_ratio = Gauge(
-            "trimtab_service_ratio", "Observed over profiled service time", (*STAGE, "variant"), registry=registry
+            "trimtab_service_ratio",
+            "Ratio of observed to profiled service time",
+            (*STAGE, "variant"),
+            registry=registry,
         )
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, BASE, registry=self.registry).labels(*self._base)
 
     def register(self, collector: Collector) -> None:
-        """Add a collector of somebody else's to what is exposed."""
         self.registry.register(collector)
 
     def stage(self, stage: str) -> "StageMetrics":
-        """The metrics of one stage."""
         return StageMetrics(self, (*self._base, stage))
 
-    def refused(self, code: str, reason: str, count: int = 1) -> None:
-        """Count refusals or failures."""
+    def count_refusal(self, code: str, reason: str, count: int = 1) -> None:
         self.refusals.labels(*self._base, code, reason).inc(count)
 
-    def dropped(self, stage: str, reason: str) -> None:
-        """Count a request dropped at a stage; at none where its name is empty."""
+    def count_drop(self, stage: str, reason: str) -> None:
+        """Count a request dropped at a stage, or before the first one if the name is empty."""
         self.drops.labels(*self._base, stage, reason).inc()
 
-    def broken_file(self, file: str) -> None:
-        """Count a file that could not be used."""
+    def count_invalid_file(self, file: str) -> None:
         self.invalid_config.labels(*self._base, file).inc()
 
-    def families(self) -> Iterator[bytes]:
-        """The text Prometheus scrapes, metric by metric: all at once would hold up who is served meanwhile."""
+    def exposition(self) -> Iterator[bytes]:
+        """Text exposition, metric by metric, so that a scrape does not block requests."""
         for family in self.registry.collect():
-            yield generate_latest(_Alone(family))
+            yield generate_latest(_SingleFamily(family))
 
 
-class _Alone(Collector):
-    """One metric, as it was when it was collected."""
+class _SingleFamily(Collector):
+    """Collector of one metric family."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family
 
     def collect(self) -> Iterable[Metric]:
-        """It alone."""
         return (self._family,)
 
 
 class StageMetrics:
-    """The metrics of one stage, with its labels bound."""
+    """Metrics of one stage, with its labels bound."""
 
     def __init__(self, metrics: Metrics, labels: tuple[str, ...]) -> None:
         self._metrics = metrics
         self._labels = labels
         self.queue_seconds = metrics.stage_queue_seconds.labels(*labels)
         self.rows = metrics.stage_rows.labels(*labels)
-        self.looks_again = metrics.rows_again.labels(*labels).inc
-        self.abandoned = metrics.stage_abandoned.labels(*labels).inc
+        self.escalated = metrics.escalated_rows.labels(*labels).inc
+        self.cancelled = metrics.cancelled_rows.labels(*labels).inc
         self.early_prefills = metrics.early_prefills.labels(*labels).inc
-        self.undecided = metrics.undecided.labels(*labels).inc
+        self.policy_errors = metrics.policy_errors.labels(*labels).inc
         self._bound = lru_cache(self._bind)
 
     def _bind(self, key: tuple[str, str]) -> tuple[Histogram, Histogram, Gauge, Counter]:
@@ -185,20 +189,18 @@ class StageMetrics:
         )
 
     def watch(self, queue_rows: Callable[[], float], ready_replicas: Callable[[], float]) -> None:
-        """Read these when scraped."""
+        """Gauges read at each scrape."""
         self._metrics.stage_queue_rows.labels(*self._labels).set_function(queue_rows)
         self._metrics.stage_ready.labels(*self._labels).set_function(ready_replicas)
 
     def watch_drifted(self, points: Callable[[], float]) -> None:
-        """Read this when scraped."""
-        self._metrics.stage_drifted.labels(*self._labels).set_function(points)
+        self._metrics.drifted_points.labels(*self._labels).set_function(points)
 
-    def watch_refused(self, replicas: Callable[[], float]) -> None:
-        """Read this when scraped."""
-        self._metrics.stage_refused.labels(*self._labels).set_function(replicas)
+    def watch_unauthenticated(self, replicas: Callable[[], float]) -> None:
+        self._metrics.unauthenticated_replicas.labels(*self._labels).set_function(replicas)
 
     def served(self, key: tuple[str, str], rows: int, service_seconds: float, ratio: float) -> None:
-        """Count a batch that was served by a variant at a point."""
+        """Count a batch served by a (variant, operating point)."""
         batch_size, service, service_ratio, at_point = self._bound(key)
         batch_size.observe(rows)
         service.observe(service_seconds)
@@ -207,9 +209,9 @@ class StageMetrics:
         at_point.inc(rows)
 
     def shared(self, source: str) -> None:
-        """Count an image that has what was made for another request."""
+        """Count an image that reused another request's encoding."""
         self._metrics.encoder_dedup.labels(*self._labels, source).inc()
 
     def retried(self, reason: str) -> None:
-        """Count a slice that is sent again."""
+        """Count a row slice that is sent again."""
         self._metrics.retries.labels(*self._labels, reason).inc()

@@ -1,4 +1,4 @@
-"""Shell: a router's accounts. Every request is counted once: received = ok + late + dropped + refused + failed."""
+"""`RequestAccounting`: counts every request once, so that received = ok + late + dropped + refused + failed."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -16,15 +16,15 @@ from trimtab_router.scheduling.interfaces import Clock
 
 
 class RequestAccounting:
-    """What became of requests.
+    """Counts of requests by outcome.
 
     Args:
-        metrics: what is scraped.
-        arrivals: the load to plan for; what was turned away for want of room belongs to it, but for what a client's own
-            bounds turned away.
-        clock: tells monotonic seconds.
-        slo: the promise.
-        overloaded: is told of how many requests were turned away because there are too many.
+        metrics: scraped by Prometheus.
+        arrivals: load to plan for. Includes requests rejected for lack of capacity, but not those that exceed a
+            client's own limits.
+        clock: monotonic seconds.
+        slo: service level of the pipeline.
+        overloaded: called with the number of requests rejected because too many are in flight.
     """
 
     def __init__(
@@ -40,72 +40,70 @@ class RequestAccounting:
         self._arrivals = arrivals
         self._clock = clock
         self._overloaded = overloaded
-        self.rows = PerRequestMean()
-        """Of requests that were answered."""
+        self.rows_per_request = PerRequestMean()
+        """Rows per request and stage, of answered requests."""
         self.prompt_tokens = PerRequestMean()
-        """Of requests that came, as far as was known then; a row of each."""
+        """Prompt tokens per row and stage, as known at arrival."""
         self.recent = RecentOutcomes()
 
-    def received(self, at: float, requests: int = 1) -> None:
-        """Count requests that came."""
+    def count_received(self, now: float, requests: int = 1) -> None:
         self._metrics.received.inc(requests)
-        self.recent.received(at, requests)
+        self.recent.count_received(now, requests)
 
-    def ended(self, end: RequestOutcome, requests: int = 1) -> None:
-        """Count how requests ended."""
-        self._metrics.outcomes[end].inc(requests)
-        self.recent.ended(self._clock.now, end, requests)
+    def count_outcome(self, outcome: RequestOutcome, requests: int = 1) -> None:
+        self._metrics.outcomes[outcome].inc(requests)
+        self.recent.count_outcome(self._clock.now, outcome, requests)
 
-    def answered(self, journey: RequestState) -> RequestOutcome:
-        """Note how long an answer took and how accurate it is; the end it comes to, counted by `ended`."""
+    def record_response(self, state: RequestState) -> RequestOutcome:
+        """Record latency and accuracy of a response. Returns its outcome, which `count_outcome` counts."""
         now = self._clock.now
-        latency_seconds, accuracy = now - journey.arrived_at, journey.accuracy
+        latency_seconds, accuracy = now - state.arrived_at, state.accuracy
         self._metrics.latency.observe(latency_seconds)
         self._metrics.accuracy.observe(accuracy)
-        self.recent.answered(now, latency_seconds, accuracy)
-        self.rows.record(now, journey.rows_by_stage)
-        return OK if journey.in_time(now, self._slo) else LATE
+        self.recent.record_response(now, latency_seconds, accuracy)
+        self.rows_per_request.record(now, state.rows_by_stage)
+        return OK if state.met_slo(now, self._slo) else LATE
 
-    def delivered(self, delivery: StreamTiming) -> None:
-        """Note when the pieces of an answer came, whether it is whole or not, and what it took if it is."""
-        if delivery.first_seconds is None:
+    def record_stream(self, stream: StreamTiming) -> None:
+        """Record the timing of a streamed response, complete or not, and its token counts if it is complete."""
+        if stream.time_to_first_token is None:
             return
-        self._metrics.words.delivered(delivery, delivery.images)
-        for usage in delivery.usage.values():
-            self._metrics.words.took(usage, delivery.images)
+        self._metrics.tokens.observe_stream(stream, stream.images)
+        for usage in stream.usage.values():
+            self._metrics.tokens.count_tokens(usage, stream.images)
 
-    def refused(self, refusal: Refusal, *, by_own_deadline: bool = False) -> RequestOutcome:
-        """Note why a request got no result; the end it comes to, counted by `ended`."""
-        if refusal.callers_fault or (
-            by_own_deadline and refusal.code in {ErrorCode.DEADLINE_EXCEEDED, ErrorCode.CANCELLED}
+    def record_refusal(self, refusal: Refusal, *, own_deadline: bool = False) -> RequestOutcome:
+        """Record why a request got no result. Returns its outcome, which `count_outcome` counts."""
+        if refusal.client_error or (
+            own_deadline and refusal.code in {ErrorCode.DEADLINE_EXCEEDED, ErrorCode.CANCELLED}
         ):
             self._metrics.client_errors.inc()
         if refusal.reason == OVERLOAD:
             self._overloaded(1)
-        if refusal.end is DROPPED:
-            self._metrics.dropped(refusal.stage, refusal.reason)
+        if refusal.outcome is DROPPED:
+            self._metrics.count_drop(refusal.stage, refusal.reason)
         else:
-            self._metrics.refused(refusal.code.name, refusal.reason)
-        return refusal.end
+            self._metrics.count_refusal(refusal.code.name, refusal.reason)
+        return refusal.outcome
 
-    def turned_away(self, refusal: Refusal) -> Refusal:
-        """Count a request that was refused before it could be parsed; the refusal, to be raised."""
-        end = self.refused(refusal)
-        self.received(self._clock.now)
-        self.ended(end)
-        if refusal.code is ErrorCode.RESOURCE_EXHAUSTED and not refusal.callers_fault:
+    def count_rejection(self, refusal: Refusal) -> Refusal:
+        """Count a request refused before it was parsed. Returns the refusal, to be raised."""
+        outcome = self.record_refusal(refusal)
+        self.count_received(self._clock.now)
+        self.count_outcome(outcome)
+        if refusal.code is ErrorCode.RESOURCE_EXHAUSTED and not refusal.client_error:
             self._arrivals.record(time.time())
         return refusal
 
-    def refused_at_door(self, refused: Mapping[tuple[int, str], int]) -> None:
-        """Count requests that the door in front of us refused, by (HTTP status, reason)."""
-        for (status, reason), requests in refused.items():
-            self.received(self._clock.now, requests)
-            self.ended(REFUSED, requests)
+    def count_proxy_rejections(self, rejections: Mapping[tuple[int, str], int]) -> None:
+        """Count requests that Envoy rejected, by (HTTP status, reason)."""
+        for (status, reason), requests in rejections.items():
+            self.count_received(self._clock.now, requests)
+            self.count_outcome(REFUSED, requests)
             code = code_of(status)
-            self._metrics.refused(code.name, reason, requests)
+            self._metrics.count_refusal(code.name, reason, requests)
             if is_client_error(code, reason):
                 self._metrics.client_errors.inc(requests)
-            if reason == OVERLOAD:  # what was turned away for want of room is load to plan for
+            if reason == OVERLOAD:  # requests rejected for lack of capacity are load to plan for
                 self._arrivals.record(time.time(), requests)
                 self._overloaded(requests)

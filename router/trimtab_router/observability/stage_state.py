@@ -1,56 +1,58 @@
-"""How a stage stands, as its router tells it. Pure."""
+"""State of a stage for the router's state endpoint."""
 
 from collections.abc import Mapping
 
-from trimtab_pipelines.router_state import EndpointState, JoinedAccuracy, StageState
+from trimtab_pipelines.router_state import EndpointState, RegisteredAccuracy, StageState
 from trimtab_router.scheduling.stage_scheduler import StageScheduler
 
 
 def stage_state(
-    desk: StageScheduler,
+    scheduler: StageScheduler,
     rows_per_request: float | None,
     prompt_tokens: float | None,
-    refused: Mapping[str, str],
+    unauthenticated: Mapping[str, str],
     now: float,
 ) -> StageState:
-    """What a stage runs and has learnt.
+    """Current state and learned figures of a stage.
 
     Args:
-        desk: the stage's.
-        rows_per_request: how many rows a request brings it; None before the first.
-        prompt_tokens: how many the prompts have that came lately, on average; None where nobody knows.
-        refused: why replicas get no work, by name.
-        now: seconds of the desk's clock.
+        scheduler: scheduler of the stage.
+        rows_per_request: mean rows per request, None before the first request.
+        prompt_tokens: mean length of recent prompts, None if unknown.
+        unauthenticated: by replica name, why it gets no requests.
+        now: seconds of the scheduler's clock.
     """
-    of_all: dict[str, float] = {}
+    drifted: dict[str, float] = {}
     by_task: dict[str, dict[str, float]] = {}
-    for (variant, point, task), accuracy in desk.watch.drifted(now).items():
-        if variant == desk.variant and task:
+    for (variant, point, task), accuracy in scheduler.accuracy_monitor.drifted_accuracies(now).items():
+        if variant == scheduler.variant and task:
             by_task.setdefault(point, {})[task] = accuracy
-        elif variant == desk.variant:
-            of_all[point] = accuracy
+        elif variant == scheduler.variant:
+            drifted[point] = accuracy
     return StageState(
-        variant=desk.variant,
-        batch_size=desk.plan.batch_size,
-        operating_point=desk.plan.operating_point,
-        ready_replicas=desk.ready_replicas,
-        queue_rows=desk.queue.rows,
-        service_ratio=desk.outlook.service_ratio,
+        variant=scheduler.variant,
+        batch_size=scheduler.plan.batch_size,
+        operating_point=scheduler.plan.operating_point,
+        ready_replicas=scheduler.ready_replicas,
+        queue_rows=scheduler.queue.rows,
+        service_ratio=scheduler.latency_model.service_ratio,
         rows_per_request=rows_per_request,
         prompt_tokens=prompt_tokens,
-        drifted_accuracies=of_all,
+        drifted_accuracies=drifted,
         drifted_by_task=by_task,
-        joined_accuracies={
+        registered_accuracies={
             variant: {
-                point: {task: JoinedAccuracy.of(one) for task, one in by_task.items()}
+                point: {task: RegisteredAccuracy.of(one) for task, one in by_task.items()}
                 for point, by_task in by_point.items()
             }
-            for variant, by_point in desk.outlook.joined().items()
+            for variant, by_point in scheduler.latency_model.registered_accuracies().items()
         },
         endpoints={
             slot.name: EndpointState(
-                ready=bool(slot.ready_variants), inflight_batches=slot.inflight, refused=refused.get(slot.name, "")
+                ready=bool(slot.ready_variants),
+                inflight_batches=slot.inflight,
+                rejection=unauthenticated.get(slot.name, ""),
             )
-            for slot in desk.slots
+            for slot in scheduler.replicas
         },
     )

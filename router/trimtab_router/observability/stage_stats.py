@@ -1,4 +1,4 @@
-"""Shell: counts what becomes of a stage's batches, and tells the log what went wrong."""
+"""`StageStats`: metrics and log lines of one stage's batches."""
 
 import logging
 
@@ -9,35 +9,33 @@ log = logging.getLogger(__name__)
 
 
 class StageStats:
-    """The tally of one stage."""
+    """Statistics of one stage, as its scheduler reports them."""
 
     def __init__(self, stage: str, metrics: StageMetrics) -> None:
         self._stage = stage
-        self.waited = metrics.queue_seconds.observe
-        self.served = metrics.served
-        self.looks_again = metrics.looks_again
-        self.shared = metrics.shared
-        self.began_early = metrics.early_prefills
-        self.retried = metrics.retried
-        self.abandoned = metrics.abandoned
-        self._count_undecided = metrics.undecided
-        self._errors_told: set[type[Exception]] = set()
+        self.observe_queue_seconds = metrics.queue_seconds.observe
+        self.observe_batch = metrics.served
+        self.count_escalated_rows = metrics.escalated
+        self.count_deduplicated_row = metrics.shared
+        self.count_early_prefill = metrics.early_prefills
+        self.count_retry = metrics.retried
+        self.count_cancelled_row = metrics.cancelled
+        self._count_policy_error = metrics.policy_errors
+        self._logged_errors: set[type[Exception]] = set()
 
-    def undecided(self, error: Exception) -> None:
-        """The policy failed; the log is told once of each kind of error, for there may be thousands a second."""
-        self._count_undecided()
-        if type(error) not in self._errors_told:
-            self._errors_told.add(type(error))
+    def record_policy_error(self, error: Exception) -> None:
+        """Count a failure of the policy. Each kind of error is logged once, since there may be thousands a second."""
+        self._count_policy_error()
+        if type(error) not in self._logged_errors:
+            self._logged_errors.add(type(error))
             log.error(
-                "stage %s: its departure policy failed; EarliestDeadlineFirst decides instead",
+                "stage %s: its scheduling policy failed; EarliestDeadlineFirst decides instead",
                 self._stage,
                 exc_info=error,
             )
 
-    def troubled(self, message: str) -> None:
-        """A replica did not do what it should."""
+    def record_replica_error(self, message: str) -> None:
         log.warning("stage %s: %s", self._stage, printable(message))
 
-    def failed(self, request_id: str, message: str) -> None:
-        """A request ends for a fault of ours."""
+    def record_request_error(self, request_id: str, message: str) -> None:
         log.error("stage %s: request %r failed: %s", self._stage, request_id, printable(message))

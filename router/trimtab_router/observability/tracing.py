@@ -1,7 +1,7 @@
-"""OpenTelemetry spans of requests and stages, when an endpoint for them is configured.
+"""OpenTelemetry spans of requests and stages.
 
-Spans are written once a request is answered, with the times that were measured anyway, so that tracing costs nothing
-on the way. Without OTEL_EXPORTER_OTLP_ENDPOINT there is no tracer and trace headers are only passed on.
+Spans are written after a request has been answered, from times that are measured anyway, so that tracing does not delay
+it. Without OTEL_EXPORTER_OTLP_ENDPOINT there is no tracer, and trace headers are only forwarded.
 """
 
 import logging
@@ -23,16 +23,16 @@ ENDPOINT_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 DEFAULT_PORT = 4317
 
 
-def collector(endpoint: str | None) -> str | None:
-    """The HOST:PORT of an endpoint as the variable writes it; None without one."""
+def collector_address(endpoint: str | None) -> str | None:
+    """HOST:PORT of an OTLP endpoint, None without one."""
     if not endpoint:
         return None
-    found = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
-    return f"{found.hostname}:{found.port or DEFAULT_PORT}"
+    url = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
+    return f"{url.hostname}:{url.port or DEFAULT_PORT}"
 
 
-def configured_tracer(pipeline: str) -> Tracer | None:
-    """A tracer that exports to the configured endpoint; None without an endpoint or an exporter."""
+def create_tracer(pipeline: str) -> Tracer | None:
+    """Tracer that exports to the configured endpoint, None without an endpoint or an exporter."""
     if not os.environ.get(ENDPOINT_VARIABLE):
         return None
     try:
@@ -52,42 +52,42 @@ def record_request(
     tracer: Tracer,
     trace_parent: str,
     arrived_at: float,
-    end: RequestOutcome,
+    outcome: RequestOutcome,
     stages: Mapping[str, Sequence[ServedRows]],
-    why: Refusal | None = None,
+    refusal: Refusal | None = None,
 ) -> None:
-    """Write the span of a request that just ended, with a child for each stage that served it.
+    """Write the span of a finished request, with a child span for each stage that served it.
 
-    Where it got no result, the span says in which stage and why. It is an error unless the caller alone is the cause.
-
-    Its times are in monotonic seconds, read after the wall clock: a pause in between puts nothing past the end.
+    Without a result, the span names the stage and the reason. It is an error unless the client alone is the cause.
+    Times are in monotonic seconds, read after the wall clock, so that a pause between the two readings moves no span
+    past its end.
     """
     ended_at, now = time.time_ns(), time.monotonic()
     context = extract({"traceparent": trace_parent}) if trace_parent else None
     span = tracer.start_span(
         "infer", context, kind=SpanKind.SERVER, start_time=ended_at - int((now - arrived_at) * 1e9)
     )
-    span.set_attribute("trimtab.outcome", end.word)
-    if why is not None:
-        span.set_attribute("trimtab.reason", why.reason)
-        if why.stage:
-            span.set_attribute("trimtab.stage", why.stage)
-    if end is FAILED or (why is not None and not why.callers_fault):
-        span.set_status(StatusCode.ERROR, why.message if why else None)
-    for stage, pieces in stages.items():
-        for piece in pieces:
-            begun = ended_at - int((now - piece.departed_at) * 1e9)
+    span.set_attribute("trimtab.outcome", outcome.word)
+    if refusal is not None:
+        span.set_attribute("trimtab.reason", refusal.reason)
+        if refusal.stage:
+            span.set_attribute("trimtab.stage", refusal.stage)
+    if outcome is FAILED or (refusal is not None and not refusal.client_error):
+        span.set_status(StatusCode.ERROR, refusal.message if refusal else None)
+    for stage, results in stages.items():
+        for rows in results:
+            started_at = ended_at - int((now - rows.dispatched_at) * 1e9)
             child = tracer.start_span(
                 f"stage {stage}",
                 set_span_in_context(span),
                 kind=SpanKind.CLIENT,
-                start_time=begun,
+                start_time=started_at,
                 attributes={
-                    "trimtab.variant": piece.variant,
-                    "trimtab.operating_point": piece.operating_point,
-                    "trimtab.batch_size": piece.batch_rows,
-                    "trimtab.queue_seconds": piece.queue_seconds,
+                    "trimtab.variant": rows.variant,
+                    "trimtab.operating_point": rows.operating_point,
+                    "trimtab.batch_size": rows.batch_rows,
+                    "trimtab.queue_seconds": rows.queue_seconds,
                 },
             )
-            child.end(begun + int(piece.service_seconds * 1e9))
+            child.end(started_at + int(rows.service_seconds * 1e9))
     span.end(ended_at)

@@ -1,4 +1,4 @@
-"""Images of chats as rows of a stage that encodes, and what became of them as what a stage that writes reads. Pure."""
+"""Fan-out of a chat's images to rows of an encoder stage, and fan-in of their embeddings."""
 
 import json
 from collections.abc import Hashable, Mapping, Sequence
@@ -11,97 +11,105 @@ from trimtab_pipelines.stages import CHAT_IMAGE_INDEX, EMBEDDINGS_INPUT, IMAGES_
 from trimtab_protocol.chat.embedding_refs import (
     EmbeddingRef,
     EncodedImage,
-    Identity,
+    ImageIdentity,
     ShareRequest,
-    list_of,
-    read_made,
-    read_referred,
+    join_refs,
+    parse_encoded_image,
+    parse_refs,
 )
-from trimtab_protocol.chat.internal_wire import OPTIONS, texts
+from trimtab_protocol.chat.internal_wire import OPTIONS, bytes_tensor
 from trimtab_protocol.tensors import Array
 
 
 def fan_out_images(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """A row for each image of each chat, and what else its chat has beside it.
+    """One row per image of each chat, with the other inputs of its chat.
 
     Args:
-        inputs: ``images`` [chats, images], and others of a row a chat.
+        inputs: ``images`` [chats, images], and others with one row per chat.
 
     Returns:
-        ``images`` [rows, 1], the others' rows repeated, and [rows, 2]: how many images the chat of each has, and which
-        of them it is.
+        ``images`` [rows, 1], the others' rows repeated, and [rows, 2]: number of images in the chat, and index of the
+            image.
     """
-    shown = inputs[IMAGES_INPUT]
-    each = shown.shape[1] if shown.ndim > 1 else 1
+    images = inputs[IMAGES_INPUT]
+    each = images.shape[1] if images.ndim > 1 else 1
     rows = {name: np.repeat(array, each, axis=0) for name, array in inputs.items() if name != IMAGES_INPUT}
-    which = np.tile(np.arange(each, dtype=np.int64), shown.shape[0])
+    image_index = np.tile(np.arange(each, dtype=np.int64), images.shape[0])
     return {
-        IMAGES_INPUT: shown.reshape(-1, 1),
+        IMAGES_INPUT: images.reshape(-1, 1),
         **rows,
-        CHAT_IMAGE_INDEX: np.stack([np.full_like(which, each), which], axis=1),
+        CHAT_IMAGE_INDEX: np.stack([np.full_like(image_index, each), image_index], axis=1),
     }
 
 
-def identities(rows: Mapping[str, Array]) -> Sequence[Hashable]:
-    """What each row of a stage that encodes shows, and whose it is: equal where one encoding does for both.
+def image_identities(rows: Mapping[str, Array]) -> Sequence[Hashable]:
+    """Identity of each image row: equal if one encoding serves both.
 
     Args:
-        rows: as `spread` gives them.
+        rows: result of `fan_out_images`.
 
     Returns:
-        Of each row its tenant, whether it is alone in its chat, and its file; none where somebody's tenant is unknown.
+        For each row its tenant, whether it is the only image of its chat, and its file. Empty if a tenant is unknown.
     """
     files, options = rows[IMAGES_INPUT].reshape(-1), rows.get(OPTIONS)
     if files.dtype != np.object_:
         return ()
-    told = [b""] * len(files) if options is None else [bytes(each) for each in options]
+    rows_of_references = [b""] * len(files) if options is None else [bytes(each) for each in options]
     try:
-        tenants = {each: str(json.loads(each).get("tenant", "")) if each else "" for each in set(told)}
+        tenants = {each: str(json.loads(each).get("tenant", "")) if each else "" for each in set(rows_of_references)}
     except (ValueError, AttributeError, RecursionError):
         return ()
-    alone = rows[CHAT_IMAGE_INDEX][:, 0] == 1
-    return [(tenants[each], bool(one), bytes(file)) for each, one, file in zip(told, alone, files, strict=True)]
+    only_image = rows[CHAT_IMAGE_INDEX][:, 0] == 1
+    return [
+        (tenants[each], bool(reference), bytes(file))
+        for each, reference, file in zip(rows_of_references, only_image, files, strict=True)
+    ]
 
 
 def join_embeddings(outputs: Mapping[str, Array], chats: int) -> dict[str, Array]:
-    """What became of the images, as a list a chat.
+    """Embedding references as one list per chat.
 
     Args:
-        outputs: ``references`` [rows], a JSON object an image.
-        chats: how many there are; each has as many images as every other.
+        outputs: ``references`` [rows], one JSON object per image.
+        chats: number of chats. All have the same number of images.
     """
-    told = outputs[EMBEDDINGS_INPUT]
-    each = len(told) // chats
+    rows_of_references = outputs[EMBEDDINGS_INPUT]
+    each = len(rows_of_references) // chats
     lists = np.empty(chats, dtype=object)
     for chat in range(chats):
-        lists[chat] = list_of(map(bytes, told[chat * each : (chat + 1) * each]))
+        lists[chat] = join_refs(map(bytes, rows_of_references[chat * each : (chat + 1) * each]))
     return {EMBEDDINGS_INPUT: lists}
 
 
 def image_lookup(identity: Hashable) -> bytes:
-    """An image that `identities` tells, as the replica that encoded it is asked for it."""
-    tenant, alone, file = cast("tuple[str, bool, bytes]", identity)
-    return ShareRequest(of=Identity(file=sha256(file).hexdigest(), tenant=tenant, alone=alone)).json_bytes()
+    """Request body that asks a replica for the cached embedding of an image identity."""
+    tenant, only_image, file = cast("tuple[str, bool, bytes]", identity)
+    return ShareRequest(of=ImageIdentity(file=sha256(file).hexdigest(), tenant=tenant, alone=only_image)).json_bytes()
 
 
-def reference(url: str, made: EncodedImage) -> Array:
-    """What a replica told of one image that it keeps, with where it is pulled from."""
-    return texts([_referred(url, made)])
+def embedding_reference(url: str, encoded: EncodedImage) -> Array:
+    """Reference to one stored embedding: what the replica reported, with the URL to fetch it from."""
+    return bytes_tensor([_reference_bytes(url, encoded)])
 
 
-def addressed_references(told: Array, urls: Sequence[str]) -> Array:
-    """What a replica told of images that it keeps, with where each is pulled from.
+def addressed_references(rows_of_references: Array, urls: Sequence[str]) -> Array:
+    """References to stored embeddings: what the replica reported, with the URLs to fetch them from.
 
     Raises:
-        ProtocolError: it told something else.
+        ProtocolError: the replica reported something else.
     """
-    return texts([_referred(url, read_made(bytes(one))) for one, url in zip(told, urls, strict=True)])
+    return bytes_tensor(
+        [
+            _reference_bytes(url, parse_encoded_image(bytes(reference)))
+            for reference, url in zip(rows_of_references, urls, strict=True)
+        ]
+    )
 
 
-def _referred(url: str, made: EncodedImage) -> bytes:
-    return EmbeddingRef(url=url, rows=made.rows, columns=made.columns, digest=made.digest).json_bytes()
+def _reference_bytes(url: str, encoded: EncodedImage) -> bytes:
+    return EmbeddingRef(url=url, rows=encoded.rows, columns=encoded.columns, digest=encoded.digest).json_bytes()
 
 
-def addresses(referred: Array) -> list[str]:
-    """Where images are pulled from, of which each entry has one or a list."""
-    return [one.url for each in referred for one in read_referred(bytes(each))]
+def embedding_urls(references: Array) -> list[str]:
+    """URLs of embedding references, each of which is an object or a list."""
+    return [reference.url for each in references for reference in parse_refs(bytes(each))]

@@ -1,8 +1,8 @@
-"""The images of a chat as they are encoded, one after the other: what whoever writes can be told of all of them. Pure.
+"""`PartialImages`: references to all images of one chat while some of them are still being encoded.
 
-A prompt is spelled by how many rows each image has, and prefixes are told apart by what images show. Both are known of
-an image that is still encoded: how many rows follow from its size alone, so that one image of a size tells it of all;
-what it shows is told by its file.
+A prompt depends on the number of embedding rows of each image, and prefix caching on the content of the images. Both
+are known before an image is encoded: the number of rows follows from its size alone, as learned from another image of
+that size, and the content from its file.
 """
 
 from collections import OrderedDict
@@ -10,116 +10,116 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
 from trimtab_protocol.chat.embedding_refs import (
-    AWAITED,
+    PENDING,
     ArrivedImage,
     EmbeddingRef,
     EncodedImage,
-    list_of,
-    read_made,
-    read_referred,
-    told_arrived,
+    dump_arrived,
+    join_refs,
+    parse_encoded_image,
+    parse_refs,
 )
 from trimtab_protocol.chat.errors import InvalidChat
 from trimtab_protocol.chat.image_header import read_header
-from trimtab_protocol.chat.internal_wire import content_of, encoder_of, texts
+from trimtab_protocol.chat.internal_wire import bytes_tensor, content_id, encoder_of_content
 from trimtab_protocol.tensors import Array
 
-MOST_SIZES = 4096
+MAX_SIZES = 4096
 _Size = tuple[str, int, int]
 
 
 class ImageSizeCache:
-    """What is made of images that are not alone in their chat, by what encodes them, width and height in px."""
+    """Encoding results by encoder, width and height in px, of images that share a chat with others."""
 
-    def __init__(self, most: int = MOST_SIZES) -> None:
-        self._most = most
-        self._made: OrderedDict[_Size, EncodedImage] = OrderedDict()
+    def __init__(self, max_sizes: int = MAX_SIZES) -> None:
+        self._max_sizes = max_sizes
+        self._results: OrderedDict[_Size, EncodedImage] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._results)
 
-    def note(self, encoder: str, file: bytes, made: EncodedImage) -> None:
-        """An image was encoded; the size that was seen longest ago is forgotten."""
+    def record(self, encoder: str, file: bytes, result: EncodedImage) -> None:
+        """Record an encoded image. The least recently used size is discarded."""
         size = _size(file)
         if size is not None:
-            self._made[encoder, *size] = made
-            self._made.move_to_end((encoder, *size))
-            if len(self._made) > self._most:
-                self._made.popitem(last=False)
+            self._results[encoder, *size] = result
+            self._results.move_to_end((encoder, *size))
+            if len(self._results) > self._max_sizes:
+                self._results.popitem(last=False)
 
-    def made(self, encoder: str, file: bytes) -> EncodedImage | None:
-        """What was made of the last image of the same size; None where none of its size was seen yet."""
+    def lookup(self, encoder: str, file: bytes) -> EncodedImage | None:
+        """Result for the last image of the same size, None if there was none."""
         size = _size(file)
-        return None if size is None else self._made.get((encoder, *size))
+        return None if size is None else self._results.get((encoder, *size))
 
 
 class PartialImages:
-    """The images of one chat.
+    """Images of one chat.
 
     Args:
-        files: of all its images, in order.
-        sizes: what is known of images by their size, and learnt from these.
+        files: all images of the chat, in order.
+        sizes: known results by image size, updated with this chat's.
     """
 
     def __init__(self, files: Sequence[bytes], sizes: ImageSizeCache) -> None:
         self._files = files
         self._sizes = sizes
-        self._told: dict[int, bytes] = {}
+        self._encoded: dict[int, bytes] = {}
         self._announced: list[bytes] | None = None
 
     @property
-    def begun(self) -> bool:
-        """Whether its first image is there, which is what a prompt can begin with."""
-        return 0 in self._told
+    def has_first(self) -> bool:
+        """Whether the first image is encoded: prefill can start with it."""
+        return 0 in self._encoded
 
     @property
-    def whole(self) -> bool:
-        """Whether all are there."""
-        return len(self._told) == len(self._files)
+    def complete(self) -> bool:
+        """Whether all images are encoded."""
+        return len(self._encoded) == len(self._files)
 
-    def came(self, start: int, references: Array) -> dict[int, bytes]:
-        """Images from number `start` on are encoded; returns those that were not known to be, by number."""
-        came = {start + place: bytes(told) for place, told in enumerate(references)}
-        new = {number: told for number, told in came.items() if number not in self._told}
-        for number, told in new.items():
-            self._told[number] = told
-            made = read_made(told)
-            self._sizes.note(encoder_of(made.digest), self._files[number], made)
+    def add(self, start: int, references: Array) -> dict[int, bytes]:
+        """Add encoded images from index `start` on. Returns the new ones by index."""
+        add = {start + offset: bytes(reference) for offset, reference in enumerate(references)}
+        new = {index: reference for index, reference in add.items() if index not in self._encoded}
+        for index, reference in new.items():
+            self._encoded[index] = reference
+            result = parse_encoded_image(reference)
+            self._sizes.record(encoder_of_content(result.digest), self._files[index], result)
         return new
 
     def references(self) -> Array | None:
-        """What can be told of all of them, as a list a row; None where one of them cannot be announced."""
+        """References to all images as a list per row, None if one of them cannot be announced."""
         if self._announced is None:
             self._announced = self._announcements()
         if self._announced is None:
             return None
-        all_of_them = (self._told.get(number, told) for number, told in enumerate(self._announced))
-        return texts([list_of(all_of_them)])
+        references = (self._encoded.get(index, reference) for index, reference in enumerate(self._announced))
+        return bytes_tensor([join_refs(references)])
 
     def _announcements(self) -> list[bytes] | None:
-        encoder = encoder_of(read_made(self._told[0]).digest)
-        known = [self._sizes.made(encoder, file) for file in self._files] if encoder else [None]
-        alike = [made for made in known if made is not None]
-        if len(alike) != len(known):
+        encoder = encoder_of_content(parse_encoded_image(self._encoded[0]).digest)
+        results = [self._sizes.lookup(encoder, file) for file in self._files] if encoder else [None]
+        known = [result for result in results if result is not None]
+        if len(known) != len(results):
             return None
         return [
-            b"" if number in self._told else _announcement(encoder, file, made)
-            for number, (file, made) in enumerate(zip(self._files, alike, strict=True))
+            b"" if index in self._encoded else _announcement(encoder, file, result)
+            for index, (file, result) in enumerate(zip(self._files, known, strict=True))
         ]
 
 
-def numbered(images: Mapping[int, bytes]) -> bytes:
-    """Images that were awaited, as a replica is told of them."""
-    referred = ((number, one) for number, told in images.items() for one in read_referred(told))
-    return told_arrived(
-        ArrivedImage(image=number, url=one.url, rows=one.rows, columns=one.columns, digest=one.digest)
-        for number, one in referred
+def arrived_images_body(images: Mapping[int, bytes]) -> bytes:
+    """Request body that announces encoded images to a replica that waits for them."""
+    arrived = ((index, ref) for index, reference in images.items() for ref in parse_refs(reference))
+    return dump_arrived(
+        ArrivedImage(image=index, url=ref.url, rows=ref.rows, columns=ref.columns, digest=ref.digest)
+        for index, ref in arrived
     )
 
 
-def _announcement(encoder: str, file: bytes, made: EncodedImage) -> bytes:
-    digest = content_of(encoder, sha256(file).hexdigest(), made.rows)
-    return EmbeddingRef(url=AWAITED, rows=made.rows, columns=made.columns, digest=digest).json_bytes()
+def _announcement(encoder: str, file: bytes, result: EncodedImage) -> bytes:
+    digest = content_id(encoder, sha256(file).hexdigest(), result.rows)
+    return EmbeddingRef(url=PENDING, rows=result.rows, columns=result.columns, digest=digest).json_bytes()
 
 
 def _size(file: bytes) -> tuple[int, int] | None:

@@ -1,147 +1,139 @@
-"""What a request wishes beyond its answer: time, accuracy, a task, and what it is worth. Pure.
+"""`RequestOptions`: deadline, accuracy, task, utility and priority that a request may ask for.
 
-The wishes come as parameters of the protocol. Numbers may be written as text, since not every client can send all
-kinds of them.
+Options are parameters of the protocol. Numbers may be sent as text, because some clients cannot send all number types.
 """
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from trimtab_pipelines.accuracy_floor import required_mean
-from trimtab_pipelines.tasks import TaskClass
+from trimtab_pipelines.tasks import TaskTerms
 from trimtab_protocol import Parameters
 from trimtab_protocol.extensions import (
     ACCURACY_FLOOR,
     ACCURACY_PROBABILITY,
-    OWN_PREFIX,
+    EXTENSION_PREFIX,
     PRIORITY,
+    REQUEST_EXTENSIONS,
     TASK,
     TIMEOUT,
     UTILITY,
-    WISHES,
 )
 from trimtab_router.refusal import invalid
 
-_LONGEST_MICROSECONDS = 10**15
-_LONGEST_TASK = 128
-_MOST_UTILITY = 1e9
-DEFAULT_PRIORITY, LEAST_PRIORITY = 3, 5
+_MAX_MICROSECONDS = 10**15
+_MAX_TASK_CHARACTERS = 128
+_MAX_UTILITY = 1e9
+DEFAULT_PRIORITY, LOWEST_PRIORITY = 3, 5
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What one request asks for; the defaults ask for nothing.
-
-    Attributes:
-        timeout_seconds: from arrival to answer; None where the promise of the pipeline is enough.
-        accuracy_floor: the least accuracy of its rows, 0 … 1.
-        accuracy_probability: how surely the share of its rows that are right keeps the floor; None: on average.
-        utility: what its answer in time is worth, compared with others.
-        task: the task its rows belong to; empty where it names none.
-        priority: 1 (highest) … 5.
-    """
+    """Options of one request. The defaults ask for nothing."""
 
     timeout_seconds: float | None = None
+    """From arrival to response, None for the pipeline's SLO."""
     accuracy_floor: float = 0.0
+    """Minimum accuracy of the rows, 0 to 1."""
     accuracy_probability: float | None = None
+    """Probability that the share of correct rows reaches the floor. None: the floor holds on average."""
     utility: float = 1.0
+    """Value of a response in time, relative to other requests."""
     task: str = ""
+    """Task of the rows, empty for none."""
     priority: int = DEFAULT_PRIORITY
+    """1 (highest) to 5."""
 
     @property
-    def plain(self) -> bool:
-        """Whether it asks for no more than an answer in time."""
+    def only_latency(self) -> bool:
+        """Whether the request asks for no more than a response in time."""
         return not self.accuracy_floor and not self.task and self.utility == 1.0 and self.priority == DEFAULT_PRIORITY
 
-    def least_accuracy(self, rows: int) -> float:
-        """The least expected accuracy that grants the floor to so many rows."""
+    def min_accuracy(self, rows: int) -> float:
+        """Minimum expected accuracy that grants the floor to this many rows."""
         return required_mean(self.accuracy_floor, rows, self.accuracy_probability)
 
 
-NO_WISH = RequestOptions()
+NO_OPTIONS = RequestOptions()
 
 
 class ServiceTerms(NamedTuple):
-    """On which one request is served.
+    """Options and deadlines that apply to one request."""
 
-    Attributes:
-        wish: what it asks for, with what its task grants.
-        deadline: absolute, in seconds of whoever's clock tells when it arrived.
-        ends_by: as `deadline`, for what comes after the first piece of an answer that is written; None: no later.
-    """
-
-    wish: RequestOptions
+    options: RequestOptions
+    """Options of the request, with those of its task applied."""
     deadline: float
-    ends_by: float | None = None
+    """Absolute, on the clock of the arrival time."""
+    completion_deadline: float | None = None
+    """Deadline of the last token of a streamed response, None if it equals `deadline`."""
 
 
 def parse_request_options(parameters: Parameters) -> RequestOptions:
-    """The wishes among a request's parameters.
+    """Options among a request's parameters.
 
     Raises:
-        Refusal: INVALID_ARGUMENT naming the parameter that is unknown, out of range or contradicts another.
+        Refusal: INVALID_ARGUMENT that names the parameter that is unknown, out of range or contradictory.
     """
     if not parameters:
-        return NO_WISH
+        return NO_OPTIONS
     for name in parameters:
-        if name.startswith(OWN_PREFIX) and name not in WISHES:
-            raise invalid(f"unknown parameter {name!r}; those of ours are: {', '.join(WISHES)}")
-    wish = RequestOptions(
+        if name.startswith(EXTENSION_PREFIX) and name not in REQUEST_EXTENSIONS:
+            raise invalid(f"unknown parameter {name!r}; known parameters: {', '.join(REQUEST_EXTENSIONS)}")
+    options = RequestOptions(
         timeout_seconds=_timeout_seconds(parameters),
-        accuracy_floor=_number(parameters, ACCURACY_FLOOR, 0.0, most=1.0),
+        accuracy_floor=_number(parameters, ACCURACY_FLOOR, 0.0, maximum=1.0),
         accuracy_probability=_probability(parameters),
-        utility=_number(parameters, UTILITY, 1.0, most=_MOST_UTILITY),
+        utility=_number(parameters, UTILITY, 1.0, maximum=_MAX_UTILITY),
         task=_task(parameters),
         priority=_priority(parameters),
     )
-    return NO_WISH if wish == NO_WISH else wish
+    return NO_OPTIONS if options == NO_OPTIONS else options
 
 
-def apply_task_terms(wish: RequestOptions, task: TaskClass | None) -> RequestOptions:
-    """A wish with what its task grants: the task's worth times its own, the task's deadline where it has none."""
+def apply_task_terms(options: RequestOptions, task: TaskTerms | None) -> RequestOptions:
+    """Options with those of the task applied: its utility as a factor, and its deadline if the request has none."""
     if task is None:
-        return wish
-    own = wish.timeout_seconds
+        return options
+    timeout_seconds = options.timeout_seconds
     return replace(
-        wish,
-        utility=wish.utility * task.utility,
-        timeout_seconds=task.latency_seconds if own is None else own,
+        options,
+        utility=options.utility * task.utility,
+        timeout_seconds=task.latency_seconds if timeout_seconds is None else timeout_seconds,
     )
 
 
 def earliest_deadline(first: float | None, second: float | None) -> float | None:
-    """The shorter of two times; None where neither is given."""
+    """The shorter of two times, None if neither is given."""
     if first is None or second is None:
         return second if first is None else first
     return min(first, second)
 
 
 def _timeout_seconds(parameters: Parameters) -> float | None:
-    """None where it is absent or 0."""
     timeout = parameters.get(TIMEOUT, 0)
     if not isinstance(timeout, int) or isinstance(timeout, bool):
         raise invalid(f"parameter 'timeout' is {timeout!r}; it must be an integer number of microseconds")
     if timeout < 0:
         raise invalid(f"parameter 'timeout' is {timeout}; it must be at least 0 microseconds (0 means the SLO)")
-    return min(timeout, _LONGEST_MICROSECONDS) / 1e6 if timeout else None
+    return min(timeout, _MAX_MICROSECONDS) / 1e6 if timeout else None
 
 
 def _probability(parameters: Parameters) -> float | None:
     if ACCURACY_PROBABILITY not in parameters:
         return None
-    probability = _number(parameters, ACCURACY_PROBABILITY, 0.0, most=1.0)
+    probability = _number(parameters, ACCURACY_PROBABILITY, 0.0, maximum=1.0)
     if not 0.0 < probability < 1.0:
         raise invalid(f"parameter {ACCURACY_PROBABILITY!r} is {probability:g}; it must be above 0 and below 1")
     if ACCURACY_FLOOR not in parameters:
-        raise invalid(f"parameter {ACCURACY_PROBABILITY!r} is of a floor; send {ACCURACY_FLOOR!r} too")
+        raise invalid(f"parameter {ACCURACY_PROBABILITY!r} requires {ACCURACY_FLOOR!r}")
     return probability
 
 
 def _priority(parameters: Parameters) -> int:
-    """Also the default where it is 0, as with Triton."""
-    level = _number(parameters, PRIORITY, 0.0, most=float(LEAST_PRIORITY))
+    """Priority of a request. 0 means the default, as in Triton."""
+    level = _number(parameters, PRIORITY, 0.0, maximum=float(LOWEST_PRIORITY))
     if level != int(level):
-        raise invalid(f"parameter {PRIORITY!r} is {level:g}; it must be an integer, 1 (highest) to {LEAST_PRIORITY}")
+        raise invalid(f"parameter {PRIORITY!r} is {level:g}; it must be an integer, 1 (highest) to {LOWEST_PRIORITY}")
     return int(level) or DEFAULT_PRIORITY
 
 
@@ -149,18 +141,20 @@ def _task(parameters: Parameters) -> str:
     task = parameters.get(TASK, "")
     if not isinstance(task, str):
         raise invalid(f"parameter {TASK!r} is {task!r}; it must be the name of a task")
-    if len(task) > _LONGEST_TASK:
-        raise invalid(f"parameter {TASK!r} has {len(task)} characters; a task's name has at most {_LONGEST_TASK}")
+    if len(task) > _MAX_TASK_CHARACTERS:
+        raise invalid(
+            f"parameter {TASK!r} has {len(task)} characters; a task's name has at maximum {_MAX_TASK_CHARACTERS}"
+        )
     return task
 
 
-def _number(parameters: Parameters, name: str, default: float, *, most: float) -> float:
-    """A number from 0 to `most`, as such or as text."""
-    given = parameters.get(name, default)
+def _number(parameters: Parameters, name: str, default: float, *, maximum: float) -> float:
+    """A number from 0 to `maximum`, given as such or as text."""
+    value = parameters.get(name, default)
     try:
-        number = float("nan") if isinstance(given, bool) else float(given)
+        number = float("nan") if isinstance(value, bool) else float(value)
     except (ValueError, OverflowError):
         number = float("nan")
-    if not 0.0 <= number <= most:
-        raise invalid(f"parameter {name!r} is {given!r}; it must be a number from 0 to {most:g}")
+    if not 0.0 <= number <= maximum:
+        raise invalid(f"parameter {name!r} is {value!r}; it must be a number from 0 to {maximum:g}")
     return number

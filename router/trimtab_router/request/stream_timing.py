@@ -1,4 +1,4 @@
-"""When the pieces of a request's answer came, and whether that was in time. Pure."""
+"""`StreamTiming`: arrival times of a streamed response's chunks, compared with the SLO."""
 
 from array import array
 
@@ -7,44 +7,46 @@ from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
 
 
 class StreamTiming:
-    """The pieces of one request's answer, as they come; several rows are written side by side.
+    """Chunk times of one request. Several rows may be generated concurrently.
 
     Args:
-        arrived_at: when the request came, in seconds of the pieces' clock.
-        images: what the request shows.
+        arrived_at: arrival of the request, in seconds of the chunks' clock.
+        images: number of images in the request.
     """
 
-    __slots__ = ("_arrived_at", "_first", "_latest", "_tokens", "first_seconds", "gaps", "images", "usage")
+    __slots__ = ("_arrived_at", "_first", "_latest", "_tokens", "gaps", "images", "time_to_first_token", "usage")
 
     def __init__(self, arrived_at: float, images: int = 0) -> None:
         self.images = images
-        self.first_seconds: float | None = None
-        """From arrival to the first piece; None before it."""
+        self.time_to_first_token: float | None = None
+        """Seconds from arrival to the first chunk, None before it."""
         self.gaps = array("d")
-        """Seconds from one piece of a row to its next."""
+        """Seconds between consecutive chunks of a row."""
         self.usage: dict[int, Usage] = {}
-        """What each row took that is whole."""
+        """Token counts of each completed row."""
         self._arrived_at = arrived_at
         self._first: dict[int, float] = {}
         self._latest: dict[int, float] = {}
         self._tokens: dict[int, int] = {}
 
-    def note(self, row: int, piece: Chunk | LastChunk, now: float) -> None:
-        """A piece came."""
-        if isinstance(piece, LastChunk):
-            self.usage[row] = piece.usage
+    def record(self, row: int, chunk: Chunk | LastChunk, now: float) -> None:
+        """Record a chunk."""
+        if isinstance(chunk, LastChunk):
+            self.usage[row] = chunk.usage
         if row not in self._first:
             self._first[row] = now
-            self.first_seconds = now - self._arrived_at if self.first_seconds is None else self.first_seconds
-        elif not isinstance(piece, LastChunk):
+            self.time_to_first_token = (
+                now - self._arrived_at if self.time_to_first_token is None else self.time_to_first_token
+            )
+        elif not isinstance(chunk, LastChunk):
             self.gaps.append(now - self._latest[row])
-        if not isinstance(piece, LastChunk):
-            self._tokens[row] = self._tokens.get(row, 0) + piece.tokens
+        if not isinstance(chunk, LastChunk):
+            self._tokens[row] = self._tokens.get(row, 0) + chunk.tokens
             self._latest[row] = now
 
     @property
-    def token_seconds(self) -> float:
-        """Between two tokens of a row, on average, of the slowest row."""
+    def time_per_output_token(self) -> float:
+        """Mean seconds between two tokens, of the slowest row."""
         spans = (
             (self._latest[row] - first) / (self._tokens[row] - 1)
             for row, first in self._first.items()
@@ -52,11 +54,14 @@ class StreamTiming:
         )
         return max(spans, default=0.0)
 
-    def keeps(self, slo: ServiceLevel) -> bool:
-        """Whether it began in time and went on fast enough, as far as either is promised."""
+    def meets(self, slo: ServiceLevel) -> bool:
+        """Whether time to first token and time per output token meet the SLO, if it sets them."""
         late = (
             slo.time_to_first_token_seconds is not None
-            and (self.first_seconds or 0.0) > slo.time_to_first_token_seconds
+            and (self.time_to_first_token or 0.0) > slo.time_to_first_token_seconds
         )
-        slow = slo.time_per_output_token_seconds is not None and self.token_seconds > slo.time_per_output_token_seconds
+        slow = (
+            slo.time_per_output_token_seconds is not None
+            and self.time_per_output_token > slo.time_per_output_token_seconds
+        )
         return not (late or slow)

@@ -1,7 +1,7 @@
-"""Which task of a stage's model a request's rows are of, where the request names it: the name becomes a number. Pure.
+"""Task names of requests, resolved to the task indices of a stage's model.
 
-Models are told tasks by number, in the input `task`; requests may name one instead. Replicas tell which number each
-task has: those of a new generation may count otherwise than those before, so that a name is kept until a batch leaves.
+Models identify tasks by index, in the input `task`. Requests may give a name instead. Replicas report the index of each
+task. Replicas of a new generation may use other indices, so the name is stored until a batch is dispatched.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,76 +19,72 @@ from trimtab_protocol.extensions import TASK
 from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import Refusal, invalid
 
-NO_INPUT = (
-    f"stage {{stage}} reads no input {TASK_INPUT!r}, by which its model would be told of this task; add it to the "
-    f"stage's inputs: {{{{name: {TASK_INPUT}, from: request.inputs.{TASK_INPUT}}}}}"
+NO_TASK_INPUT = (
+    f"stage {{stage}} has no input {TASK_INPUT!r}, which selects the task; add it to the stage's inputs: "
+    f"{{{{name: {TASK_INPUT}, from: request.inputs.{TASK_INPUT}}}}}"
 )
 _SOON_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class StageTasks:
-    """The tasks of what a stage runs.
-
-    Attributes:
-        stage: the stage.
-        known: whether the plan in force knows the task that is named.
-        own: whether it is a task that the variant declares, or that joined it.
-        listed: what each replica tells, names by number; None where none has told anything yet.
-    """
+    """Tasks of a stage."""
 
     stage: Stage
-    known: bool
-    own: bool
-    listed: Sequence[Sequence[str]] | None
+    in_plan: bool
+    """Whether the current plan knows the named task."""
+    declared: bool
+    """Whether the variant declares the task, or it was registered at run time."""
+    names_by_replica: Sequence[Sequence[str]] | None
+    """Task names by index, for each replica. None before any replica has reported its tasks."""
 
-    def numbers(self, task: str) -> set[int]:
-        """The numbers that replicas have for a task: several while a new generation takes over from another."""
-        return {names.index(task) for names in self.listed or () if task in names}
+    def indices(self, task: str) -> set[int]:
+        """Indices of a task at the replicas: several during a rollout."""
+        return {names.index(task) for names in self.names_by_replica or () if task in names}
 
-    def lacks(self, task: str) -> bool:
-        """Whether a replica does not have a task: a batch that goes there would be answered as of none."""
-        return any(task not in names for names in self.listed or ())
+    def is_missing(self, task: str) -> bool:
+        """Whether a replica does not have a task, and would serve its rows without one."""
+        return any(task not in names for names in self.names_by_replica or ())
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTask:
-    """A request's inputs with the task that it names, and the stages whose models have that task."""
+    """Inputs of a request with the indices of its task, and the stages whose models have the task."""
 
     inputs: Mapping[str, Array]
     stages: Collection[str] = ()
 
 
 def resolve_task(
-    task: str, rosters: Sequence[StageTasks], spec: InferencePipelineSpec, inputs: Mapping[str, Array]
+    task: str, tasks_by_stage: Sequence[StageTasks], spec: InferencePipelineSpec, inputs: Mapping[str, Array]
 ) -> ResolvedTask:
-    """Let a name choose the task of every stage whose model has it; others are left as they are.
+    """Select a named task at every stage whose model has it.
 
     Args:
-        task: the name, not empty.
-        rosters: of the stages that the request needs.
-        spec: the pipeline's.
-        inputs: of the request, rows first.
+        task: task name, not empty.
+        tasks_by_stage: tasks of the stages that the request needs.
+        spec: specification of the pipeline.
+        inputs: inputs of the request, rows first.
 
     Raises:
-        Refusal: the request says by number that its rows are of another task, or no number can say which they are of.
+        Refusal: the inputs name another task by index, or no index is known for the name.
     """
     filled, stages = dict(inputs), []
-    for roster in rosters:
-        numbers = _numbers(task, roster)
-        if not numbers:
+    for tasks in tasks_by_stage:
+        indices = _indices(task, tasks)
+        if not indices:
             continue
-        stages.append(roster.stage.name)
-        read = _request_input(task, roster.stage, numbers)
-        if read in inputs:
-            _require_same(task, read, inputs[read], numbers)
-        elif read:
-            filled[read] = _filled(spec, read, inputs, min(numbers))
+        stages.append(tasks.stage.name)
+        source_input = _request_input(task, tasks.stage, indices)
+        if source_input in inputs:
+            _require_same(task, source_input, inputs[source_input], indices)
+        elif source_input:
+            filled[source_input] = _task_input(spec, source_input, inputs, min(indices))
     return ResolvedTask(filled, frozenset(stages))
 
 
 def accepts_task_names(stage: Stage) -> bool:
-    """Whether requests may name tasks of a stage, so that its replicas are asked for their numbers."""
+    """Whether requests may name tasks of a stage, so that its replicas must report their indices."""
     points = (point for variant in stage.variants for point in variant.points)
     return (
         task_source(stage) is not None
@@ -98,84 +94,88 @@ def accepts_task_names(stage: Stage) -> bool:
 
 
 def task_source(stage: Stage) -> str | None:
-    """Where a stage takes the numbers of its rows' tasks from; None where its model is told of none."""
-    return next((read.source for read in stage.inputs if read.name == TASK_INPUT), None)
+    """Source of a stage's task indices, None if its model takes none."""
+    return next((source_input.source for source_input in stage.inputs if source_input.name == TASK_INPUT), None)
 
 
 def task_inputs(spec: InferencePipelineSpec) -> set[str]:
-    """The inputs of a request that tell stages the numbers of tasks: who names a task may leave them out."""
+    """Inputs of a request that hold task indices. A request that names a task may omit them."""
     sources = (split_reference(source) for stage in spec.stages if (source := task_source(stage)) is not None)
     return {name for owner, name in sources if owner == REQUEST}
 
 
 def missing_task_inputs(pipeline: str, spec: InferencePipelineSpec, inputs: Mapping[str, Array]) -> Refusal | None:
-    """Why a request cannot be served whose name of a task gave no number for an input that it lacks; else None."""
-    absent = (given.name for given in spec.inputs if not given.optional and given.name not in inputs)
+    """Refusal of a request whose named task supplied no index for an absent input, else None."""
+    absent = (
+        indices_given.name
+        for indices_given in spec.inputs
+        if not indices_given.optional and indices_given.name not in inputs
+    )
     return next((missing_input(pipeline, name) for name in absent), None)
 
 
 def missing_input(pipeline: str, name: str) -> Refusal:
-    """A request that lacks an input."""
     return invalid(f"input {name!r} is missing; {pipeline} needs it")
 
 
-def task_indices_at(task: str, listed: Sequence[str], given: Array) -> Array:
-    """The numbers of rows of a task at one replica.
+def task_indices_at(task: str, names_by_replica: Sequence[str], indices_given: Array) -> Array:
+    """Task indices of rows at one replica.
 
-    Where that lists other tasks by the numbers given, they become that of no task, so that nobody else answers. What
-    is beyond its list stays: the list may be older than the task, and a number is given away once.
+    If the replica assigns the given indices to other tasks, they are replaced by the index of no task, so that no other
+    task serves them. Indices beyond its list stay: the list may be older than the task, and an index is never reused.
     """
-    if task in listed:
-        return np.full_like(given, listed.index(task))
-    return np.where(given < len(listed), given.dtype.type(NO_TASK), given)
+    if task in names_by_replica:
+        return np.full_like(indices_given, names_by_replica.index(task))
+    return np.where(indices_given < len(names_by_replica), indices_given.dtype.type(NO_TASK), indices_given)
 
 
-def _numbers(task: str, roster: StageTasks) -> set[int]:
-    """The numbers that a name may stand for at a stage; none where it is no name of its model's tasks.
+def _indices(task: str, tasks: StageTasks) -> set[int]:
+    """Indices that a name may have at a stage. Empty if its model has no such task.
 
-    A model with one task has no other to choose: names are of kinds of samples then, with accuracies of their own.
+    A model with one task has no choice: names are then kinds of samples with accuracies of their own.
     """
-    where, listed = f"stage {roster.stage.name}", roster.listed
-    if listed is None and roster.known and task_source(roster.stage) is not None:
-        message = f"{where}: no replica has told yet which number task {task!r} has"
+    prefix, names_by_replica = f"stage {tasks.stage.name}", tasks.names_by_replica
+    if names_by_replica is None and tasks.in_plan and task_source(tasks.stage) is not None:
+        message = f"{prefix}: no replica has reported the index of task {task!r} yet"
         raise Refusal(ErrorCode.UNAVAILABLE, "NoReplica", message, retry_after_seconds=_SOON_SECONDS)
-    numbers = roster.numbers(task)
-    if (not numbers and roster.own) or (numbers and roster.lacks(task)):
-        message = f"{where}: {'not every' if numbers else 'no'} replica has task {task!r} yet"
+    indices = tasks.indices(task)
+    if (not indices and tasks.declared) or (indices and tasks.is_missing(task)):
+        message = f"{prefix}: {'not every' if indices else 'no'} replica has task {task!r} yet"
         raise Refusal(ErrorCode.UNAVAILABLE, "NoReplica", message, retry_after_seconds=_SOON_SECONDS)
-    several = [names for names in listed or () if len(names) > 1]
-    if not numbers and several and roster.known:
-        raise invalid(f"{where}: no replica has a task {task!r}; there are: {', '.join(filter(None, several[0]))}")
-    return numbers
+    multi_task = [names for names in names_by_replica or () if len(names) > 1]
+    if not indices and multi_task and tasks.in_plan:
+        raise invalid(f"{prefix}: no replica has a task {task!r}; there are: {', '.join(filter(None, multi_task[0]))}")
+    return indices
 
 
-def _request_input(task: str, stage: Stage, numbers: Collection[int]) -> str:
-    """The input of the request that tells a stage its tasks; empty where its model answers this one untold."""
+def _request_input(task: str, stage: Stage, indices: Collection[int]) -> str:
+    """Request input that selects a stage's task. Empty if its only task is the named one."""
     source = task_source(stage)
     if source is None:
-        if set(numbers) != {0}:
-            raise invalid(f"parameter {TASK!r} names {task!r}, but {NO_INPUT.format(stage=stage.name)}")
+        if set(indices) != {0}:
+            raise invalid(f"parameter {TASK!r} names {task!r}, but {NO_TASK_INPUT.format(stage=stage.name)}")
         return ""
     owner, name = split_reference(source)
     if owner != REQUEST:
         raise invalid(
-            f"parameter {TASK!r} names {task!r}, but stage {owner} says of which tasks rows are; leave it out"
+            f"parameter {TASK!r} names {task!r}, but the task of stage {stage.name} is an output of stage {owner}; "
+            "leave the parameter out"
         )
     return name
 
 
-def _require_same(task: str, name: str, given: Array, numbers: Collection[int]) -> None:
-    others = given[~np.isin(given, list(numbers))]
-    if others.size:
-        right = " or ".join(map(str, sorted(numbers)))
+def _require_same(task: str, name: str, indices_given: Array, indices: Collection[int]) -> None:
+    mismatched = indices_given[~np.isin(indices_given, list(indices))]
+    if mismatched.size:
+        expected = " or ".join(map(str, sorted(indices)))
         raise invalid(
-            f"parameter {TASK!r} names {task!r}, which is number {right}, but input {name!r} says "
-            f"{others.ravel()[0]}; leave one of the two out"
+            f"parameter {TASK!r} names {task!r}, which has index {expected}, but input {name!r} has "
+            f"{mismatched.ravel()[0]}; leave one of the two out"
         )
 
 
-def _filled(spec: InferencePipelineSpec, name: str, inputs: Mapping[str, Array], number: int) -> Array:
-    declared = next(given for given in spec.inputs if given.name == name)
+def _task_input(spec: InferencePipelineSpec, name: str, inputs: Mapping[str, Array], index: int) -> Array:
+    declared = next(indices_given for indices_given in spec.inputs if indices_given.name == name)
     rows = len(next(iter(inputs.values())))
     shape = (rows, *(max(size, 1) for size in declared.shape))
-    return np.full(shape, number, DTYPES[declared.datatype])
+    return np.full(shape, index, DTYPES[declared.datatype])

@@ -1,1 +1,1 @@
-"""Takes batches to the model servers and brings back how each ended: HTTP, connections, health."""
+"""Transport of batches to model servers over HTTP: connections, health, batches and streams."""

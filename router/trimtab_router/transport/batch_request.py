@@ -1,4 +1,4 @@
-"""A batch as a replica is sent it, in binary tensors or, to servers that do not read these, as JSON. Pure."""
+"""`BatchRequest`: a batch as binary tensors or, for servers that do not read these, as JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,22 +10,22 @@ from trimtab_protocol import Buffer, Parameters, Tensor, rest
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A batch for a replica: for each input its pieces, one after the other.
-
-    `id` is what its answer must bear; `most_answer_bytes` is all that can honestly be answered to it.
-    """
+    """A batch for one replica."""
 
     id: str
+    """Must be repeated in the response."""
     variant: str
     inputs: Sequence[Sequence[Tensor]]
+    """For each input its tensors, one per row slice."""
     parameters: Parameters
     headers: Mapping[str, str]
     timeout_seconds: float
-    most_answer_bytes: int
+    max_response_bytes: int
+    """Bound on the size of a valid response."""
 
 
-def encoded(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:
-    """The body, in pieces, and the headers that tell of it and of the batch."""
+def encode_binary(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:
+    """Body in parts, and headers."""
     body, header_length = rest.encode_batch(batch.inputs, batch.parameters, batch.id)
     headers = {
         "Content-Type": rest.BINARY_CONTENT_TYPE,
@@ -35,13 +35,13 @@ def encoded(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:
     return body, headers
 
 
-def as_json(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:
-    """The same for a server that reads no binary tensors."""
-    inputs = [_joined(pieces) for pieces in batch.inputs]
+def encode_json(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:
+    """Body and headers for a server that does not read binary tensors."""
+    inputs = [_concatenate(tensors) for tensors in batch.inputs]
     body = rest.encode_json(inputs, batch.parameters, batch.id)
     return [body], {"Content-Type": rest.JSON_CONTENT_TYPE, **batch.headers}
 
 
-def _joined(pieces: Sequence[Tensor]) -> Tensor:
-    first = pieces[0]
-    return Tensor(first.name, first.datatype, np.concatenate([piece.array for piece in pieces]))
+def _concatenate(tensors: Sequence[Tensor]) -> Tensor:
+    first = tensors[0]
+    return Tensor(first.name, first.datatype, np.concatenate([tensor.array for tensor in tensors]))

@@ -1,4 +1,4 @@
-"""Shell: what a batch of images is kept as, and for whom else some of them are kept once more."""
+"""`EmbeddingShares`: additional copies of a batch's embeddings, for requests that joined it with identical images."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -13,52 +13,56 @@ from trimtab_router.transport.replica_client import ReplicaClient
 
 
 class EmbeddingShares:
-    """The rows of one batch under way that are kept once more, each under the next number behind the batch's own.
+    """Additional embeddings of one batch in flight, numbered after the batch's own rows.
 
     Args:
-        replica: that encodes the batch.
-        parcel: the batch.
-        name: it is kept as.
-        under_way: holds what is asked until it is answered, whatever becomes of the batch.
+        replica: replica that encodes the batch.
+        batch: the batch.
+        name: name under which its embeddings are stored.
+        tasks: holds the requests until they are answered, whatever happens to the batch.
     """
 
-    def __init__(self, replica: ReplicaClient, parcel: Batch, name: str, under_way: set[asyncio.Task[Any]]) -> None:
+    def __init__(self, replica: ReplicaClient, parcel: Batch, name: str, tasks: set[asyncio.Task[Any]]) -> None:
         self._replica = replica
         self._parcel = parcel
         self._name = name
-        self._under_way = under_way
-        self._asked: list[tuple[int, asyncio.Task[bool]]] = []
+        self._tasks = tasks
+        self._pending: list[tuple[int, asyncio.Task[bool]]] = []
 
     def share(self, row: int) -> None:
-        """Have a row of it kept once more."""
-        url = self.url(self._parcel.rows + len(self._asked))
-        task = asyncio.get_running_loop().create_task(self._replica.share(url, embedding_id(self._name, row)))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-        self._asked.append((row, task))
+        """Ask the replica to store a row of the batch once more."""
+        url = self.url(self._parcel.rows + len(self._pending))
+        task = asyncio.get_running_loop().create_task(self._replica.share_embedding(url, embedding_id(self._name, row)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self._pending.append((row, task))
 
-    async def asked(self) -> None:
-        """Wait until the replica has answered each of them: before that, what they are to share must not be pulled."""
-        while pending := [task for _, task in self._asked if not task.done()]:
+    async def wait(self) -> None:
+        """Wait until the replica has answered every request: until then the embeddings must not be fetched."""
+        while pending := [task for _, task in self._pending if not task.done()]:
             await asyncio.wait(pending)
 
-    def of(self, references: Array) -> Sequence[Mapping[str, Array] | None]:
-        """What became of each; None where the replica did not do it.
+    def results(self, references: Array) -> Sequence[Mapping[str, Array] | None]:
+        """Outputs for each additional row, None if the replica failed to store it.
 
         Args:
-            references: [rows] of the batch, as the replica tells them.
+            references: [rows] of the batch, as the replica reported them.
 
         Raises:
-            ProtocolError: it told something else.
+            ProtocolError: the replica reported something else.
         """
-        told = [references[row : row + 1] if task.result() else None for row, task in self._asked]
+        shared = [references[row : row + 1] if task.result() else None for row, task in self._pending]
         return [
             None
-            if one is None
-            else {EMBEDDINGS_INPUT: image_fanout.addressed_references(one, [self.url(self._parcel.rows + number)])}
-            for number, one in enumerate(told)
+            if row_reference is None
+            else {
+                EMBEDDINGS_INPUT: image_fanout.addressed_references(
+                    row_reference, [self.url(self._parcel.rows + number)]
+                )
+            }
+            for number, row_reference in enumerate(shared)
         ]
 
     def url(self, row: int) -> str:
-        """Where a row of the batch is pulled from, or one that is kept once more."""
-        return self._replica.kept_at(self._parcel.variant, embedding_id(self._name, row))
+        """URL of a row's embedding. Additional rows follow those of the batch."""
+        return self._replica.embedding_url(self._parcel.variant, embedding_id(self._name, row))

@@ -1,4 +1,4 @@
-"""Shell: carries the batches of one stage to its replicas over HTTP, and says how each ended."""
+"""`HttpTransport`: sends the batches of one stage to its replicas over HTTP and reports their outcomes."""
 
 import asyncio
 import logging
@@ -14,31 +14,38 @@ from trimtab_pipelines.endpoints import Endpoint
 from trimtab_pipelines.stages import CHAT_IMAGE_INDEX, EMBEDDINGS_INPUT, Stage
 from trimtab_pipelines.tasks import TASK_INPUT
 from trimtab_protocol import InferResponse, Parameters, Tensor
-from trimtab_protocol.chat.internal_wire import KEEP, OPTIONS, embedding_id, one_address, options_with_deadline, texts
+from trimtab_protocol.chat.internal_wire import (
+    OPTIONS,
+    STORE_AS,
+    bytes_tensor,
+    embedding_id,
+    group_embedding_urls,
+    options_with_deadline,
+)
 from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 from trimtab_protocol.http_client import Tls
 from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import failure
 from trimtab_router.request import image_fanout
-from trimtab_router.request.partial_images import numbered
+from trimtab_router.request.partial_images import arrived_images_body
 from trimtab_router.request.task_names import accepts_task_names, task_indices_at
 from trimtab_router.scheduling.batch_outcomes import (
     BatchFailed,
+    BatchOutcome,
     Cancelled,
     Completed,
-    Ending,
     NotReady,
     ReplicaLost,
     StreamCut,
 )
-from trimtab_router.scheduling.interfaces import Wrote
+from trimtab_router.scheduling.interfaces import OnChunk
 from trimtab_router.scheduling.replica_slots import Batch, ReplicaSlots
 from trimtab_router.scheduling.stage_request import RowSlice
 from trimtab_router.transport.batch_request import BatchRequest
 from trimtab_router.transport.embedding_shares import EmbeddingShares
 from trimtab_router.transport.replica_client import ReplicaClient
-from trimtab_router.transport.scatter import MalformedResponse, most_answer_bytes, scatter
+from trimtab_router.transport.scatter import MalformedResponse, max_response_bytes, scatter
 
 log = logging.getLogger(__name__)
 
@@ -48,15 +55,15 @@ MAX_REQUEST_IDS = 16
 
 
 class HttpTransport:
-    """The replicas of one stage, and the batches on their way.
+    """Replicas of one stage, and the batches in flight.
 
     Args:
         stage: the stage.
-        datatypes: the datatype of each of its inputs.
-        hang_seconds: the least time after which a replica that does not answer counts as lost; the first batch, of
-            which nothing is known yet, has ten times as long.
-        max_answer_bytes: of an answer whose size the stage leaves open.
-        tls: what connections to replicas are secured with.
+        datatypes: datatype of each of its inputs.
+        hang_seconds: minimum time after which a replica that does not respond counts as lost. The first batch, whose
+            service time is unknown, has ten times as long.
+        max_response_bytes: bound on a response whose size the stage leaves open.
+        tls: TLS context of the connections to replicas.
     """
 
     def __init__(
@@ -65,34 +72,38 @@ class HttpTransport:
         *,
         datatypes: Mapping[str, str],
         hang_seconds: float,
-        max_answer_bytes: int,
+        max_response_bytes: int,
         tls: Tls = lambda: None,
     ) -> None:
         self.replicas: dict[str, ReplicaClient] = {}
         self._stage = stage
         self._datatypes = {**datatypes, CHAT_IMAGE_INDEX: "INT64"} if stage.encodes else datatypes
-        self._pulls = stage.generates and any(read.name == EMBEDDINGS_INPUT for read in stage.inputs)
-        self._tasked = accepts_task_names(stage)
-        self._left_out = {variant.name: stage.excluded_input(variant.name) for variant in stage.variants}
+        self._reads_embeddings = stage.generates and any(read.name == EMBEDDINGS_INPUT for read in stage.inputs)
+        self._accepts_tasks = accepts_task_names(stage)
+        self._excluded_inputs = {variant.name: stage.excluded_input(variant.name) for variant in stage.variants}
         self._hang_seconds = hang_seconds
-        self._max_answer_bytes = max_answer_bytes
+        self._max_response_bytes = max_response_bytes
         self._tls = tls
-        self._under_way: set[asyncio.Task[Any]] = set()
-        self._writing: dict[Batch, asyncio.Task[Ending]] = {}
-        self._asked: dict[Batch, tuple[ReplicaClient, str]] = {}
-        self._failing: dict[Batch, Ending] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._generations: dict[Batch, asyncio.Task[BatchOutcome]] = {}
+        self._early_requests: dict[Batch, tuple[ReplicaClient, str]] = {}
+        self._failures: dict[Batch, BatchOutcome] = {}
         self._shares: dict[Batch, EmbeddingShares] = {}
         self._retiring: set[asyncio.Task[Any]] = set()
 
     @property
-    def refused(self) -> dict[str, str]:
-        """Why replicas get no work that are not who they must be, by name."""
-        return {name: replica.refused for name, replica in self.replicas.items() if replica.refused}
+    def unauthenticated(self) -> dict[str, str]:
+        """By replica name, why its TLS identity is rejected."""
+        return {name: replica.identity_error for name, replica in self.replicas.items() if replica.identity_error}
 
-    def follow(self, endpoints: Iterable[Endpoint], on_change: Callable[[], None]) -> list[ReplicaSlots]:
-        """Use these replicas from now on, and call `on_change` whenever one's readiness changed; returns their slots.
+    def set_endpoints(self, endpoints: Iterable[Endpoint], on_change: Callable[[], None]) -> list[ReplicaSlots]:
+        """Use these replicas from now on. Returns their slots.
 
-        Those no longer named finish what they hold and are left.
+        Replicas no longer named finish their batches and are closed.
+
+        Args:
+            endpoints: the replicas.
+            on_change: called when a replica's readiness changes.
         """
         wanted = {endpoint.name: endpoint for endpoint in endpoints}
         for name, replica in list(self.replicas.items()):
@@ -100,259 +111,271 @@ class HttpTransport:
             if endpoint is not None and endpoint.address == replica.endpoint.address:
                 replica.update(endpoint)
             else:
-                _start(self.replicas.pop(name).retire(), self._retiring)
+                _spawn(self.replicas.pop(name).retire(), self._retiring)
         for name, endpoint in wanted.items():
             if name not in self.replicas:
                 self.replicas[name] = ReplicaClient(
-                    endpoint, on_change, tls=self._tls, writes=self._pulls, tasked=self._tasked
+                    endpoint, on_change, tls=self._tls, generates=self._reads_embeddings, tasked=self._accepts_tasks
                 )
-        return [replica.slot for replica in self.replicas.values()]
+        return [replica.slots for replica in self.replicas.values()]
 
-    def carry(self, parcel: Batch, ended: Callable[[Batch, Ending], None]) -> None:
-        """Take a batch to its replica."""
-        replica = self.replicas[parcel.slot.name]
-        replica.hold()
-        request = self._request(parcel)  # now: of who leaves before it is sent nothing would be there
+    def send(self, batch: Batch, on_end: Callable[[Batch, BatchOutcome], None]) -> None:
+        replica = self.replicas[batch.replica.name]
+        replica.acquire()
+        request = self._request(batch)  # built now: a request cancelled before it is sent has no inputs left
         if self._stage.encodes:
-            self._shares[parcel] = EmbeddingShares(replica, parcel, request.id, self._under_way)
-        _start(self._deliver(replica, parcel, request, ended), self._under_way)
+            self._shares[batch] = EmbeddingShares(replica, batch, request.id, self._tasks)
+        _spawn(self._deliver(replica, batch, request, on_end), self._tasks)
 
-    def share(self, parcel: Batch, row: int) -> bool:
-        """Have what is made of a row of a batch under way kept once more; False where it is too late."""
-        shares = self._shares.get(parcel)
+    def share(self, batch: Batch, row: int) -> bool:
+        """Store a row of a batch in flight once more. Returns False if it is too late."""
+        shares = self._shares.get(batch)
         if shares is not None:
             shares.share(row)
         return shares is not None
 
     def fetch(
-        self, slot: ReplicaSlots, variant: str, piece: RowSlice, came: Callable[[Mapping[str, Array] | None], None]
+        self,
+        slot: ReplicaSlots,
+        variant: str,
+        row_slice: RowSlice,
+        on_result: Callable[[Mapping[str, Array] | None], None],
     ) -> None:
-        """Ask a replica whether it has what it made of an image still; one that is left meanwhile closes after that."""
+        """Ask a replica for a cached embedding. A retiring replica closes after that."""
         replica = self.replicas.get(slot.name)
-        if replica is not None and replica.slot is slot:
-            replica.hold()
-            _start(self._fetch(replica, variant, piece, came), self._under_way)
+        if replica is not None and replica.slots is slot:
+            replica.acquire()
+            _spawn(self._fetch(replica, variant, row_slice, on_result), self._tasks)
         else:
-            asyncio.get_running_loop().call_soon(came, None)
+            asyncio.get_running_loop().call_soon(on_result, None)
 
     async def _fetch(
-        self, replica: ReplicaClient, variant: str, piece: RowSlice, came: Callable[[Mapping[str, Array] | None], None]
+        self,
+        replica: ReplicaClient,
+        variant: str,
+        row_slice: RowSlice,
+        on_result: Callable[[Mapping[str, Array] | None], None],
     ) -> None:
-        found: Mapping[str, Array] | None = None
+        outputs: Mapping[str, Array] | None = None
         try:
-            found = await self._kept_of(replica, variant, piece)
+            outputs = await self._fetch_stored(replica, variant, row_slice)
         except Exception:
             log.exception("stage %s: replica %s could not be asked for an image", self._stage.name, replica.name)
         finally:
-            replica.let_go()
-        came(found)
+            replica.release()
+        on_result(outputs)
 
-    async def _kept_of(self, replica: ReplicaClient, variant: str, piece: RowSlice) -> Mapping[str, Array] | None:
-        """What a replica has kept of a row for whoever waits for it; None where it has nothing of it."""
-        if not piece.work.identities:
+    async def _fetch_stored(
+        self, replica: ReplicaClient, variant: str, row_slice: RowSlice
+    ) -> Mapping[str, Array] | None:
+        """Embedding that a replica has stored for a row, None if it has none."""
+        if not row_slice.request.identities:
             return None
-        url = replica.kept_at(variant, embedding_id(secrets.token_hex(8), 0))
-        asked = await asyncio.to_thread(
-            image_fanout.image_lookup, piece.work.identities[piece.start]
-        )  # megabytes are read
-        made = await replica.fetch(url, asked)
-        if made is None:
+        url = replica.embedding_url(variant, embedding_id(secrets.token_hex(8), 0))
+        # Hashes megabytes.
+        body = await asyncio.to_thread(image_fanout.image_lookup, row_slice.request.identities[row_slice.start])
+        encoded = await replica.fetch_embedding(url, body)
+        if encoded is None:
             return None
-        found = {EMBEDDINGS_INPUT: image_fanout.reference(url, made)}
-        if piece.work.closed:
-            self.forget(found[EMBEDDINGS_INPUT])
-        return found
+        outputs = {EMBEDDINGS_INPUT: image_fanout.embedding_reference(url, encoded)}
+        if row_slice.request.closed:
+            self.release(outputs[EMBEDDINGS_INPUT])
+        return outputs
 
-    def write(self, parcel: Batch, wrote: Wrote, ended: Callable[[Batch, Ending], None]) -> None:
-        """Take a row to its replica, to be written."""
-        replica = self.replicas[parcel.slot.name]
-        replica.hold()
-        request = self._request(parcel)
-        writing = replica.write(request, self._hang_seconds, partial(wrote, parcel))
-        if parcel.early:
-            self._asked[parcel] = replica, request.id
-        task = self._writing[parcel] = asyncio.get_running_loop().create_task(writing)
-        task.add_done_callback(partial(self._written, replica, parcel, ended))
+    def stream(self, batch: Batch, on_chunk: OnChunk, on_end: Callable[[Batch, BatchOutcome], None]) -> None:
+        replica = self.replicas[batch.replica.name]
+        replica.acquire()
+        request = self._request(batch)
+        generation = replica.generate(request, self._hang_seconds, partial(on_chunk, batch))
+        if batch.early_prefill:
+            self._early_requests[batch] = replica, request.id
+        task = self._generations[batch] = asyncio.get_running_loop().create_task(generation)
+        task.add_done_callback(partial(self._on_generated, replica, batch, on_end))
 
-    def arrived(self, parcel: Batch, images: Mapping[int, bytes]) -> None:
-        """Tell the replica of images that its row still waits for; where that fails the row does."""
-        if parcel in self._asked:
-            _start(self._tell(parcel, *self._asked[parcel], numbered(images)), self._under_way)
+    def send_images(self, batch: Batch, images: Mapping[int, bytes]) -> None:
+        """Send a replica images that a row of its waits for. If that fails, the row fails."""
+        if batch in self._early_requests:
+            _spawn(self._send_images(batch, *self._early_requests[batch], arrived_images_body(images)), self._tasks)
 
-    async def _tell(self, parcel: Batch, replica: ReplicaClient, asked: str, body: bytes) -> None:
-        told = await replica.arrived(parcel.variant, asked, body, self._hang_seconds)
-        if not told and parcel in self._writing:
-            self._failing[parcel] = BatchFailed(f"model server {replica.name} could not be told of images")
-            self._writing[parcel].cancel()
+    async def _send_images(self, batch: Batch, replica: ReplicaClient, request_id: str, body: bytes) -> None:
+        accepted = await replica.send_images(batch.variant, request_id, body, self._hang_seconds)
+        if not accepted and batch in self._generations:
+            self._failures[batch] = BatchFailed(f"model server {replica.name} did not accept images")
+            self._generations[batch].cancel()
 
-    def abandon(self, parcel: Batch) -> None:
-        """Close the connection on which a row is written; `ended` follows."""
-        self._writing[parcel].cancel()
+    def cancel(self, batch: Batch) -> None:
+        """Close the connection of a row's stream. `on_end` is called as usual."""
+        self._generations[batch].cancel()
 
-    def _written(
+    def _on_generated(
         self,
         replica: ReplicaClient,
-        parcel: Batch,
-        ended: Callable[[Batch, Ending], None],
-        task: asyncio.Task[Ending],
+        batch: Batch,
+        on_end: Callable[[Batch, BatchOutcome], None],
+        task: asyncio.Task[BatchOutcome],
     ) -> None:
-        del self._writing[parcel]
-        self._asked.pop(parcel, None)
-        failing = self._failing.pop(parcel, Cancelled())
+        del self._generations[batch]
+        self._early_requests.pop(batch, None)
+        outcome_if_cancelled = self._failures.pop(batch, Cancelled())
         if task.cancelled():
-            ending: Ending = failing
+            outcome: BatchOutcome = outcome_if_cancelled
         elif (error := task.exception()) is not None:
             log.error("stage %s: a row failed", self._stage.name, exc_info=error)
-            ending = BatchFailed(f"{type(error).__name__}: {error}", again=False)
+            outcome = BatchFailed(f"{type(error).__name__}: {error}", retryable=False)
         else:
-            ending = task.result()
-        self._settle(replica, parcel, ending, ended)
+            outcome = task.result()
+        self._settle(replica, batch, outcome, on_end)
 
-    async def count(self, name: str, variant: str, inputs: Mapping[str, Array]) -> tuple[int, bytes]:
-        """What some rows would take, by a replica that only counts: status and body, status 0 where it says nothing."""
+    async def count_tokens(self, name: str, variant: str, inputs: Mapping[str, Array]) -> tuple[int, bytes]:
+        """Status and body of a token count of some rows, status 0 if the replica does not respond."""
         point = self._stage.variant(variant).points[0].name
-        own = [[Tensor(each, self._datatypes[each], array)] for each, array in inputs.items()]
+        tensors = [[Tensor(tensor, self._datatypes[tensor], array)] for tensor, array in inputs.items()]
         batch = BatchRequest(
             id=secrets.token_hex(8),
             variant=variant,
-            inputs=own,
+            inputs=tensors,
             parameters={OPERATING_POINT: point},
             headers={},
             timeout_seconds=self._hang_seconds,
-            most_answer_bytes=0,
+            max_response_bytes=0,
         )
-        return await self.replicas[name].count(batch)
+        return await self.replicas[name].count_tokens(batch)
 
-    async def facts(self, variant: str) -> dict[str, dict[str, Any]]:
-        """What the replicas that are ready for a variant tell of it, by their names."""
-        ready = {name: each for name, each in self.replicas.items() if variant in each.slot.ready_variants}
-        found = await asyncio.gather(*(replica.facts(variant) for replica in ready.values()))
-        return dict(zip(ready, found, strict=True))
+    async def model_metadata(self, variant: str) -> dict[str, dict[str, Any]]:
+        """Metadata parameters of a variant, by the names of its ready replicas."""
+        ready = {name: client for name, client in self.replicas.items() if variant in client.slots.ready_variants}
+        metadata = await asyncio.gather(*(replica.model_metadata(variant) for replica in ready.values()))
+        return dict(zip(ready, metadata, strict=True))
 
     async def close(self) -> None:
-        """Close all connections."""
         await asyncio.gather(*(replica.close() for replica in self.replicas.values()), *self._retiring)
 
     async def _deliver(
-        self, replica: ReplicaClient, parcel: Batch, request: BatchRequest, ended: Callable[[Batch, Ending], None]
+        self, replica: ReplicaClient, batch: Batch, request: BatchRequest, on_end: Callable[[Batch, BatchOutcome], None]
     ) -> None:
         name = self._stage.name
         try:
-            ending = await self._exchange(replica, parcel, request)
+            outcome = await self._exchange(replica, batch, request)
         except Exception as error:
-            log.exception("stage %s: a batch of %d slices failed", name, len(parcel.batch))
-            ending = BatchFailed(f"{type(error).__name__}: {error}", again=False)
+            log.exception("stage %s: a batch of %d slices failed", name, len(batch.row_slices))
+            outcome = BatchFailed(f"{type(error).__name__}: {error}", retryable=False)
         finally:
-            self._shares.pop(parcel, None)
-        self._settle(replica, parcel, ending, ended)
+            self._shares.pop(batch, None)
+        self._settle(replica, batch, outcome, on_end)
 
     def _settle(
-        self, replica: ReplicaClient, parcel: Batch, ending: Ending, ended: Callable[[Batch, Ending], None]
+        self, replica: ReplicaClient, batch: Batch, outcome: BatchOutcome, on_end: Callable[[Batch, BatchOutcome], None]
     ) -> None:
         name = self._stage.name
-        replica.let_go()
-        if isinstance(ending, ReplicaLost | NotReady) or (isinstance(ending, StreamCut) and ending.lost):
-            replica.doubt()
+        replica.release()
+        if isinstance(outcome, ReplicaLost | NotReady) or (isinstance(outcome, StreamCut) and outcome.lost):
+            replica.mark_unready()
         try:
-            ended(parcel, ending)
+            on_end(batch, outcome)
         except Exception:
-            log.exception("stage %s: nothing could be made of a batch of %d slices", name, len(parcel.batch))
-            for owner in (piece.work.owner for piece in parcel.batch):
-                what = f"stage {name}: its model server failed"
-                owner.work_refused(failure("ModelServerError", what, owner.request_id, stage=name))
+            log.exception("stage %s: handling the outcome of a batch of %d slices failed", name, len(batch.row_slices))
+            for owner in (row_slice.request.owner for row_slice in batch.row_slices):
+                message = f"stage {name}: its model server failed"
+                owner.on_refused(failure("ModelServerError", message, owner.request_id, stage=name))
 
-    async def _exchange(self, replica: ReplicaClient, parcel: Batch, request: BatchRequest) -> Ending:
-        answer = await replica.infer(request)
-        if not isinstance(answer, InferResponse):
-            return answer
+    async def _exchange(self, replica: ReplicaClient, batch: Batch, request: BatchRequest) -> BatchOutcome:
+        response = await replica.infer(request)
+        if not isinstance(response, InferResponse):
+            return response
         try:
-            outputs = scatter(self._stage, answer.outputs, [piece.rows for piece in parcel.batch])
-            shared = await self._addressed(parcel, outputs) if self._stage.encodes else ()
+            outputs = scatter(self._stage, response.outputs, [row_slice.rows for row_slice in batch.row_slices])
+            shared = await self._address_embeddings(batch, outputs) if self._stage.encodes else ()
         except (MalformedResponse, ProtocolError) as error:
             return BatchFailed(f"model server {replica.name}: {error}")
-        told = answer.parameters
+        parameters = response.parameters
         return Completed(
             outputs=outputs,
-            point=str(told.get(OPERATING_POINT, parcel.point.name)),
-            compute_seconds=_seconds(told, COMPUTE_SECONDS),
-            waited_seconds=_seconds(told, WAITED_SECONDS),
-            shared=shared,
+            point=str(parameters.get(OPERATING_POINT, batch.point.name)),
+            compute_seconds=_seconds(parameters, COMPUTE_SECONDS),
+            replica_queue_seconds=_seconds(parameters, WAITED_SECONDS),
+            shared_outputs=shared,
         )
 
-    def forget(self, references: Array) -> None:
-        """Have replicas keep these images' embeddings no longer: nobody will pull them."""
-        for url in one_address(image_fanout.addresses(references)):
+    def release(self, references: Array) -> None:
+        """Delete embeddings that will not be fetched."""
+        for url in group_embedding_urls(image_fanout.embedding_urls(references)):
             address = urlsplit(url).netloc
-            replica = next((each for each in self.replicas.values() if each.endpoint.address == address), None)
+            replica = next((client for client in self.replicas.values() if client.endpoint.address == address), None)
             if replica is not None:
-                _start(replica.forget(url), self._under_way)
+                _spawn(replica.delete_embedding(url), self._tasks)
 
-    async def _addressed(
-        self, parcel: Batch, outputs: Sequence[dict[str, Array]]
+    async def _address_embeddings(
+        self, batch: Batch, outputs: Sequence[dict[str, Array]]
     ) -> Sequence[Mapping[str, Array] | None]:
-        """Say of each image where it is pulled from, and those who ride along get theirs; who left gets none."""
-        shares = self._shares[parcel]
-        await shares.asked()
-        del self._shares[parcel]
-        shared = shares.of(np.concatenate([own[EMBEDDINGS_INPUT] for own in outputs]))
+        """Replace reported embeddings by references with URLs, for the batch and the requests that joined it.
+
+        Embeddings of closed requests are released.
+        """
+        shares = self._shares[batch]
+        await shares.wait()
+        del self._shares[batch]
+        shared = shares.results(np.concatenate([part[EMBEDDINGS_INPUT] for part in outputs]))
         row = 0
-        for piece, own in zip(parcel.batch, outputs, strict=True):
-            own[EMBEDDINGS_INPUT] = image_fanout.addressed_references(
-                own[EMBEDDINGS_INPUT], [shares.url(row + each) for each in range(piece.rows)]
-            )
-            row += piece.rows
-        for piece, found in zip([*parcel.batch, *parcel.riders], [*outputs, *shared], strict=True):
-            if piece.work.closed and found is not None:
-                self.forget(found[EMBEDDINGS_INPUT])
+        for row_slice, part in zip(batch.row_slices, outputs, strict=True):
+            urls = [shares.url(row + offset) for offset in range(row_slice.rows)]
+            part[EMBEDDINGS_INPUT] = image_fanout.addressed_references(part[EMBEDDINGS_INPUT], urls)
+            row += row_slice.rows
+        for row_slice, result in zip([*batch.row_slices, *batch.joined_rows], [*outputs, *shared], strict=True):
+            if row_slice.request.closed and result is not None:
+                self.release(result[EMBEDDINGS_INPUT])
         return shared
 
-    def _request(self, parcel: Batch) -> BatchRequest:
-        batch, point, left_out = parcel.batch, parcel.point, self._left_out[parcel.variant]
-        predicted_seconds = point.seconds(parcel.rows) + max(parcel.prefill_seconds, 0.0)
-        rows_of = partial(_hurried, parcel.departed_at) if self._stage.generates else partial(_numbered, parcel)
+    def _request(self, batch: Batch) -> BatchRequest:
+        slices, point, excluded = batch.row_slices, batch.point, self._excluded_inputs[batch.variant]
+        predicted_seconds = point.seconds(batch.rows) + max(batch.prefill_seconds, 0.0)
+        rows_of = (
+            partial(_rows_with_deadline, batch.dispatched_at)
+            if self._stage.generates
+            else partial(_rows_with_task, batch)
+        )
         inputs = [
-            [Tensor(name, self._datatypes[name], rows_of(piece, name)) for piece in batch]
-            for name in batch[0].work.inputs
-            if name != left_out and (point.reads is None or name in point.reads)
+            [Tensor(name, self._datatypes[name], rows_of(row_slice, name)) for row_slice in slices]
+            for name in slices[0].request.inputs
+            if name != excluded and (point.inputs is None or name in point.inputs)
         ]
-        least = self._hang_seconds if predicted_seconds else FIRST_BATCH_FACTOR * self._hang_seconds
+        min_seconds = self._hang_seconds if predicted_seconds else FIRST_BATCH_FACTOR * self._hang_seconds
         name = secrets.token_hex(8)
         return BatchRequest(
             id=name,
-            variant=parcel.variant,
+            variant=batch.variant,
             inputs=inputs,
-            parameters={OPERATING_POINT: point.name, KEEP: name}
+            parameters={OPERATING_POINT: point.name, STORE_AS: name}
             if self._stage.encodes
             else {OPERATING_POINT: point.name},
-            headers=_pass_on(batch),
-            timeout_seconds=max(HANG_FACTOR * predicted_seconds, least) + _still_waits_seconds(parcel),
-            most_answer_bytes=most_answer_bytes(self._stage, parcel.rows, self._max_answer_bytes),
+            headers=_trace_headers(slices),
+            timeout_seconds=max(HANG_FACTOR * predicted_seconds, min_seconds) + _image_wait_seconds(batch),
+            max_response_bytes=max_response_bytes(self._stage, batch.rows, self._max_response_bytes),
         )
 
 
-def _start(doing: Coroutine[Any, Any, None], kept: set[asyncio.Task[Any]]) -> None:
-    task = asyncio.get_running_loop().create_task(doing)
-    kept.add(task)
-    task.add_done_callback(kept.discard)
+def _spawn(coroutine: Coroutine[Any, Any, None], tasks: set[asyncio.Task[Any]]) -> None:
+    task = asyncio.get_running_loop().create_task(coroutine)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
 
 
-def _hurried(departed_at: float, piece: RowSlice, name: str) -> Array:
-    """These rows of an input; options of chats say how soon their answers are due to begin."""
-    rows, left_seconds = piece.array(name), piece.work.due_at - departed_at
-    return texts([options_with_deadline(bytes(row), left_seconds) for row in rows]) if name == OPTIONS else rows
+def _rows_with_deadline(dispatched_at: float, row_slice: RowSlice, name: str) -> Array:
+    """Rows of an input. Chat options get the time left until the response must start."""
+    rows, left_seconds = row_slice.array(name), row_slice.request.due_at - dispatched_at
+    return bytes_tensor([options_with_deadline(bytes(row), left_seconds) for row in rows]) if name == OPTIONS else rows
 
 
-def _numbered(parcel: Batch, piece: RowSlice, name: str) -> Array:
-    """These rows of an input; who named a task says that task's number at the replica that the batch goes to."""
-    rows = piece.array(name)
-    if name != TASK_INPUT or not piece.work.task:
+def _rows_with_task(batch: Batch, row_slice: RowSlice, name: str) -> Array:
+    """Rows of an input. Rows of a named task get its index at the replica of the batch."""
+    rows = row_slice.array(name)
+    if name != TASK_INPUT or not row_slice.request.task:
         return rows
-    return task_indices_at(piece.work.task, parcel.slot.tasks.get(parcel.variant, ()), rows)
+    return task_indices_at(row_slice.request.task, batch.replica.tasks.get(batch.variant, ()), rows)
 
 
-def _still_waits_seconds(parcel: Batch) -> float:
-    """How long a batch may wait at its replica for what it reads: until its request ends anyway."""
-    return max(parcel.batch[0].work.deadline - parcel.departed_at, 0.0) if parcel.early else 0.0
+def _image_wait_seconds(batch: Batch) -> float:
+    """Time that a batch may wait at its replica for missing images: until its request ends anyway."""
+    return max(batch.row_slices[0].request.deadline - batch.dispatched_at, 0.0) if batch.early_prefill else 0.0
 
 
 def _seconds(parameters: Parameters, name: str) -> float | None:
@@ -360,13 +383,15 @@ def _seconds(parameters: Parameters, name: str) -> float | None:
     return value if isinstance(value, float) else None
 
 
-def _pass_on(batch: Sequence[RowSlice]) -> dict[str, str]:
-    """Trace headers for the model server: the first member's trace, everybody's request id."""
+def _trace_headers(slices: Sequence[RowSlice]) -> dict[str, str]:
+    """Trace headers for the model server: the trace of the first member, and the request ids of all."""
     headers: dict[str, str] = {}
-    trace_parent = next((piece.work.owner.trace_parent for piece in batch if piece.work.owner.trace_parent), "")
+    trace_parent = next(
+        (row_slice.request.owner.trace_parent for row_slice in slices if row_slice.request.owner.trace_parent), ""
+    )
     if trace_parent:
         headers["traceparent"] = trace_parent
-    request_ids = [piece.work.owner.request_id for piece in batch if piece.work.owner.request_id]
+    request_ids = [row_slice.request.owner.request_id for row_slice in slices if row_slice.request.owner.request_id]
     if request_ids:
         headers["x-request-id"] = ",".join(request_ids[:MAX_REQUEST_IDS])
     return headers

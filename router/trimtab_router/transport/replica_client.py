@@ -1,9 +1,8 @@
-"""Shell around the model servers: connections, health, and one batch from here to there and back.
+"""`ReplicaClient`: connections and health of one model server.
 
-A replica is ready for a variant once its data port says so; losing a connection, a probe that fails or an answer that
-it is not ready takes that back at once, and a probe brings it back. The desk sees only its slot, so that another wire
-can take the place of this one. What a model server not of ours calls its models, and whether it reads binary tensors,
-is settled here too.
+A replica is ready for a variant once its data port says so. A lost connection, a failed probe or a not-ready response
+revokes that at once, and a later probe restores it. The scheduler sees only `ReplicaSlots`. The client also handles
+third-party servers: the names of their models, and whether they read binary tensors.
 """
 
 import asyncio
@@ -18,9 +17,9 @@ from urllib.parse import quote, urlsplit
 from trimtab_pipelines.backoff import backoff
 from trimtab_pipelines.endpoints import Endpoint
 from trimtab_protocol import InferResponse, ProtocolError, rest
-from trimtab_protocol.chat.embedding_refs import EncodedImage, ShareRequest, read_made
-from trimtab_protocol.chat.internal_wire import READS_AHEAD, Chunk, LastChunk
-from trimtab_protocol.extensions import OPERATING_POINT, task_accuracies, tasks_of
+from trimtab_protocol.chat.embedding_refs import EncodedImage, ShareRequest, parse_encoded_image
+from trimtab_protocol.chat.internal_wire import PARTIAL_PREFILL, Chunk, LastChunk
+from trimtab_protocol.extensions import OPERATING_POINT, parse_task_accuracies, parse_tasks
 from trimtab_protocol.http_client import (
     ConnectionLost,
     ConnectionPool,
@@ -31,36 +30,43 @@ from trimtab_protocol.http_client import (
     request_head,
 )
 from trimtab_protocol.sanitize import printable
-from trimtab_router.scheduling.batch_outcomes import BatchFailed, Ending, NotReady, Rejected, ReplicaLost
+from trimtab_router.scheduling.batch_outcomes import BatchFailed, BatchOutcome, NotReady, Rejected, ReplicaLost
 from trimtab_router.scheduling.replica_slots import ReplicaSlots
-from trimtab_router.transport.batch_request import BatchRequest, as_json, encoded
-from trimtab_router.transport.openai_backend import LET_IDLE_SECONDS, stream_request_for
-from trimtab_router.transport.stream_client import CALLERS_FAULT, IDLE_SECONDS, NOT_READY, StreamClient, StreamRequest
+from trimtab_router.transport.batch_request import BatchRequest, encode_binary, encode_json
+from trimtab_router.transport.openai_backend import BACKEND_IDLE_SECONDS, stream_request_for
+from trimtab_router.transport.stream_client import (
+    CLIENT_ERROR_STATUSES,
+    IDLE_SECONDS,
+    NOT_READY_STATUSES,
+    StreamClient,
+    StreamRequest,
+)
 
 log = logging.getLogger(__name__)
 
 PROBE_INTERVAL_SECONDS = 1.0
 PROBE_TIMEOUT_SECONDS = 1.5
 FETCH_SECONDS = 0.5
-"""How long one that made an image is asked for it, before it is encoded again."""
+"""Time limit of asking a replica for a stored embedding before the image is encoded again."""
 FIRST_BACKOFF_SECONDS = 0.05
 MAX_PROBE_BYTES = 2**20
 JSON_MULTIPLE = 16
-"""How many times its binary size a tensor may have as JSON."""
+"""Maximum size of a tensor in JSON, as a multiple of its binary size."""
 BINARY_EXTENSION = "binary_tensor_data"
 _PROBED = ("variants", "model_names", "ready_path")
-"""What of an endpoint a probe asks for."""
+"""Endpoint fields that affect the probe."""
 
 
 class ReplicaClient:
-    """One model server: its connections, and whether it can serve.
+    """One model server: its connections and readiness.
 
     Args:
-        endpoint: where it is and what it says it can serve.
-        on_change: called whenever its readiness changed.
-        tls: what connections to it are secured with.
-        writes: whether it may write answers, and so is asked whether it begins before all images are there.
-        tasked: whether requests may name tasks of its models, and so it is asked which number each has.
+        endpoint: address and variants.
+        on_change: called when readiness changes.
+        tls: TLS context of the connections.
+        generates: whether the stage generates from embeddings, so that the model is asked whether it starts before all
+            images are encoded.
+        tasked: whether requests may name tasks, so that the model is asked for their indices.
     """
 
     def __init__(
@@ -69,223 +75,223 @@ class ReplicaClient:
         on_change: Callable[[], None],
         *,
         tls: Tls = lambda: None,
-        writes: bool = False,
+        generates: bool = False,
         tasked: bool = False,
     ) -> None:
         self.endpoint = endpoint
-        self.refused = ""
-        """Why it gets no work, where it is not who it must be."""
-        self.slot = ReplicaSlots(endpoint.name)
-        """What its stage's desk sees of it."""
-        self._writes = writes
-        self._tasked = tasked and not endpoint.model_names
-        self._questions = count(1)
-        self._answered: dict[str, int] = {}
-        self._held = 0
-        self._answered_at = -inf
+        self.identity_error = ""
+        """Why the replica's TLS identity is rejected, empty if it is not."""
+        self.slots = ReplicaSlots(endpoint.name)
+        """The scheduler's view of the replica."""
+        self._generates = generates
+        self._reports_tasks = tasked and not endpoint.model_names
+        self._request_numbers = count(1)
+        self._latest_response: dict[str, int] = {}
+        self._inflight = 0
+        self._last_response_at = -inf
         self._on_change = on_change
         self._ready: frozenset[str] = frozenset()
-        self._reads_binary = True
+        self._accepts_binary = True
         self._probe: HttpConnection | None = None
-        self._doubted = asyncio.Event()
+        self._unready = asyncio.Event()
         self._stale = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
         host, _, port = endpoint.address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
         self._tls = tls
         self._connections = ConnectionPool(self._host, self._port, tls)
-        idle_seconds = LET_IDLE_SECONDS if self.chats else IDLE_SECONDS
+        idle_seconds = BACKEND_IDLE_SECONDS if self.chats else IDLE_SECONDS
         self._streams = StreamClient(endpoint.name, endpoint.address, tls, idle_seconds=idle_seconds)
         self._watcher = asyncio.get_running_loop().create_task(self._watch(), name=f"watch {endpoint.name}")
 
     @property
     def name(self) -> str:
-        """The endpoint's name."""
         return self.endpoint.name
 
     @property
     def chats(self) -> bool:
-        """Whether it is asked for chats as OpenAI's API has them."""
-        return self.endpoint.wire == "OpenAI"
+        """Whether the replica speaks OpenAI's chat API."""
+        return self.endpoint.protocol == "OpenAI"
 
     def update(self, endpoint: Endpoint) -> None:
-        """Take a new description of the same address."""
-        known, self.endpoint = self.endpoint, endpoint
-        if any(getattr(known, field) != getattr(endpoint, field) for field in _PROBED):
-            self._set_ready(self._ready & frozenset(endpoint.variants))  # what it goes on to offer stays in service
+        """Apply a new description of the same address."""
+        previous, self.endpoint = self.endpoint, endpoint
+        if any(getattr(previous, field) != getattr(endpoint, field) for field in _PROBED):
+            self._set_ready(self._ready & frozenset(endpoint.variants))  # variants it still has stay in service
             self._stale.set()
         self._offer()
 
-    def hold(self) -> None:
-        """A batch is on its way to it."""
-        self._held += 1
-        self._empty.clear()
+    def acquire(self) -> None:
+        """Count a batch in flight."""
+        self._inflight += 1
+        self._idle.clear()
 
-    def let_go(self) -> None:
-        """A batch ended."""
-        self._held -= 1
-        if not self._held:
-            self._empty.set()
+    def release(self) -> None:
+        """Count the end of a batch."""
+        self._inflight -= 1
+        if not self._inflight:
+            self._idle.set()
 
     async def retire(self) -> None:
-        """Close, once the batches it holds are answered. Whoever calls gives it no more of them."""
-        await self._empty.wait()
+        """Close once the batches in flight have ended. The caller sends no more batches."""
+        await self._idle.wait()
         await self.close()
 
-    def doubt(self) -> None:
-        """Something went wrong with it: not ready until a probe says otherwise."""
-        self._doubted.set()
+    def mark_unready(self) -> None:
+        """Mark the replica as not ready until a probe succeeds."""
+        self._unready.set()
         self._set_ready(frozenset())
 
     async def infer(self, batch: BatchRequest) -> InferResponse | ReplicaLost | NotReady | Rejected | BatchFailed:
-        """Serve a batch; what goes wrong on the way is told, not raised."""
-        body, headers = encoded(batch) if self._reads_binary else as_json(batch)
+        """Serve a batch. Failures are returned, not raised."""
+        body, headers = encode_binary(batch) if self._accepts_binary else encode_json(batch)
         path = self._path(batch.variant, "infer")
         head = request_head("POST", path, self.endpoint.address, headers, sum(map(len, body)))
-        delivered = False
+        sent = False
         try:
             async with asyncio.timeout(batch.timeout_seconds):
                 connection = await self._connections.take()
-                delivered = True
-                reply = await connection.exchange(head, body, most_body_bytes=self._most_answer_bytes(batch))
+                sent = True
+                reply = await connection.exchange(head, body, max_body_bytes=self._max_response_bytes(batch))
         except TimeoutError:
-            return ReplicaLost(f"{self.name} gave no answer within {batch.timeout_seconds:.1f} s", delivered=delivered)
+            return ReplicaLost(f"{self.name} did not respond within {batch.timeout_seconds:.1f} s", delivered=sent)
         except ConnectionLost as error:
-            return ReplicaLost(f"{self.name}: {error}", delivered=delivered)
-        self._answered_at = asyncio.get_running_loop().time()
-        answer = self._read(batch, reply)
-        if isinstance(answer, ReplicaLost) or (reply.status == 200 and not isinstance(answer, InferResponse)):
-            connection.close()  # whatever comes on it next may be another's
+            return ReplicaLost(f"{self.name}: {error}", delivered=sent)
+        self._last_response_at = asyncio.get_running_loop().time()
+        response = self._read(batch, reply)
+        if isinstance(response, ReplicaLost) or (reply.status == 200 and not isinstance(response, InferResponse)):
+            connection.close()  # its next response may belong to another batch
         else:
             self._connections.give_back(connection)
-        return answer
+        return response
 
-    async def write(
-        self, batch: BatchRequest, gap_seconds: float, wrote: Callable[[Chunk | LastChunk], None]
-    ) -> Ending:
-        """Have one row written, piece by piece; what goes wrong on the way is told, not raised."""
+    async def generate(
+        self, batch: BatchRequest, gap_seconds: float, on_chunk: Callable[[Chunk | LastChunk], None]
+    ) -> BatchOutcome:
+        """Generate one row as a stream. Failures are returned as the outcome, not raised."""
         try:
-            order = await self._order(batch)
+            request = await self._stream_request(batch)
         except ProtocolError as error:
             return Rejected(printable(str(error)))
-        return await self._streams.write(
-            order,
+        return await self._streams.generate(
+            request,
             point=str(batch.parameters[OPERATING_POINT]),
             begin_seconds=batch.timeout_seconds,
             gap_seconds=gap_seconds,
-            wrote=wrote,
+            on_chunk=on_chunk,
         )
 
-    async def _order(self, batch: BatchRequest) -> StreamRequest:
-        """A row as this replica reads it; raises ProtocolError where one that speaks OpenAI cannot be asked for it."""
+    async def _stream_request(self, batch: BatchRequest) -> StreamRequest:
+        """Request for one row. Raises ProtocolError if an OpenAI backend cannot serve it."""
         if self.chats:
             model = self.endpoint.model_names.get(batch.variant, batch.variant)
             return await asyncio.to_thread(
                 stream_request_for, model, batch.id, batch.inputs, batch.headers
             )  # megabytes
-        body, headers = encoded(batch)
+        body, headers = encode_binary(batch)
         return StreamRequest(self._path(batch.variant, "generate_stream"), b"".join(body), headers)
 
-    async def count(self, batch: BatchRequest) -> tuple[int, bytes]:
-        """What a row would cost, without running it: status and body; status 0 where it does not answer."""
-        body, headers = encoded(batch)
+    async def count_tokens(self, batch: BatchRequest) -> tuple[int, bytes]:
+        """Status and body of a row's token count, status 0 without a response."""
+        body, headers = encode_binary(batch)
         path = self._path(batch.variant, "count")
-        return await self._streams.ask(path, b"".join(body), headers, batch.timeout_seconds)
+        return await self._streams.post(path, b"".join(body), headers, batch.timeout_seconds)
 
-    def kept_at(self, variant: str, name: str) -> str:
-        """Where what it keeps under a name is pulled from."""
+    def embedding_url(self, variant: str, name: str) -> str:
+        """URL from which an embedding stored under this name is fetched."""
         scheme = "http" if self._tls() is None else "https"
         return f"{scheme}://{self.endpoint.address}{self._path(variant, 'embeddings')}/{quote(name, safe='')}"
 
-    async def arrived(self, variant: str, request_id: str, body: bytes, seconds: float) -> bool:
-        """Tell it of images that a request of its waits for; whether it heard."""
+    async def send_images(self, variant: str, request_id: str, body: bytes, seconds: float) -> bool:
+        """Send the replica images that a request of its waits for. Returns whether it accepted them."""
         path = self._path(variant, f"references/{quote(request_id, safe='')}")
-        status, _ = await self._streams.ask(path, body, {"Content-Type": rest.JSON_CONTENT_TYPE}, seconds)
+        status, _ = await self._streams.post(path, body, {"Content-Type": rest.JSON_CONTENT_TYPE}, seconds)
         return status == 200
 
-    async def share(self, url: str, kept: str) -> bool:
-        """Have what it keeps under a name, or will, kept once more, to be pulled from an address; whether it does."""
-        body, headers = ShareRequest(of=kept).json_bytes(), {"Content-Type": rest.JSON_CONTENT_TYPE}
-        status, _ = await self._streams.ask(urlsplit(url).path, body, headers, PROBE_TIMEOUT_SECONDS)
+    async def share_embedding(self, url: str, stored_name: str) -> bool:
+        """Ask the replica to store an embedding once more under this URL. Returns whether it will."""
+        body, headers = ShareRequest(of=stored_name).json_bytes(), {"Content-Type": rest.JSON_CONTENT_TYPE}
+        status, _ = await self._streams.post(urlsplit(url).path, body, headers, PROBE_TIMEOUT_SECONDS)
         return status == 200
 
-    async def fetch(self, url: str, body: bytes) -> EncodedImage | None:
-        """Have it keep what it has cached of an image, to be pulled from an address; what it tells, None where not.
+    async def fetch_embedding(self, url: str, body: bytes) -> EncodedImage | None:
+        """Ask the replica to store a cached embedding under this URL, None if it has none.
 
         Raises:
-            ProtocolError: it tells something else.
+            ProtocolError: the replica reported something else.
         """
         headers = {"Content-Type": rest.JSON_CONTENT_TYPE}
-        status, told = await self._streams.ask(urlsplit(url).path, body, headers, FETCH_SECONDS)
-        return read_made(told) if status == 200 else None
+        status, body_read = await self._streams.post(urlsplit(url).path, body, headers, FETCH_SECONDS)
+        return parse_encoded_image(body_read) if status == 200 else None
 
-    async def forget(self, url: str) -> None:
-        """Have it keep something no longer, which nobody will pull; if it does not hear, it forgets by itself."""
+    async def delete_embedding(self, url: str) -> None:
+        """Ask the replica to delete an embedding. If the request fails, the embedding expires."""
         await self._streams.delete(url, PROBE_TIMEOUT_SECONDS)
 
-    async def facts(self, variant: str) -> dict[str, Any]:
-        """What a model's metadata tell beyond the protocol; empty where it does not answer."""
+    async def model_metadata(self, variant: str) -> dict[str, Any]:
+        """Parameters of a model's metadata. Empty without a response."""
         if self.chats:
             return {}
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
                 connection = await self._connections.take()
-                found = await self._facts(connection, variant)
+                parameters = await self._fetch_metadata(connection, variant)
         except (ConnectionLost, TimeoutError):
             return {}
         self._connections.give_back(connection)
-        return found or {}
+        return parameters or {}
 
-    async def _facts(self, connection: HttpConnection, variant: str) -> dict[str, Any] | None:
-        """The same over a connection, None where it tells nothing; its tasks are noted.
+    async def _fetch_metadata(self, connection: HttpConnection, variant: str) -> dict[str, Any] | None:
+        """Parameters of a model's metadata over a connection, None without a response. Its tasks are stored.
 
-        Of two answers that come at once, that to the later question counts: the other may be older.
+        Of two concurrent responses, the one to the later request counts: the other may be older.
         """
-        question = next(self._questions)
+        request_number = next(self._request_numbers)
         reply = await self._get(connection, self._path(variant, "").rstrip("/"))
         if reply.status != 200:
             return None
-        found = _told(reply).get("parameters")
-        facts = found if isinstance(found, dict) else {}
-        if self._tasked and question > self._answered.get(variant, 0):
-            self._answered[variant] = question
-            self.slot.tasks[variant] = tuple(tasks_of(facts))
-            self.slot.judged[variant] = task_accuracies(facts)
-        return facts
+        parameters = _json_object(reply).get("parameters")
+        metadata = parameters if isinstance(parameters, dict) else {}
+        if self._reports_tasks and request_number > self._latest_response.get(variant, 0):
+            self._latest_response[variant] = request_number
+            self.slots.tasks[variant] = tuple(parse_tasks(metadata))
+            self.slots.task_accuracies[variant] = parse_task_accuracies(metadata)
+        return metadata
 
-    def _most_answer_bytes(self, batch: BatchRequest) -> int:
-        """As many as the tensors have; a server not of ours may write them as JSON."""
-        return batch.most_answer_bytes * (JSON_MULTIPLE if self.endpoint.model_names else 1)
+    def _max_response_bytes(self, batch: BatchRequest) -> int:
+        """Bound on a response: a third-party server may send tensors as JSON."""
+        return batch.max_response_bytes * (JSON_MULTIPLE if self.endpoint.model_names else 1)
 
     def _read(
         self, batch: BatchRequest, reply: Reply
     ) -> InferResponse | ReplicaLost | NotReady | Rejected | BatchFailed:
         if reply.status != 200:
-            error = _told(reply)
+            error = _json_object(reply)
             message = printable(str(error.get("error", f"HTTP status {reply.status}")))
-            return self._of_another(batch, str(error.get("id", "")), needed=False) or self._refused(reply, message)
+            return self._check_batch_id(batch, str(error.get("id", "")), required=False) or self._error_outcome(
+                reply, message
+            )
         try:
-            answer = rest.decode_response(reply.body, reply.headers.get(rest.HEADER_LENGTH.lower()))
+            response = rest.decode_response(reply.body, reply.headers.get(rest.HEADER_LENGTH.lower()))
         except ProtocolError as error:
             return BatchFailed(f"model server {self.name}: {error}")
-        return self._of_another(batch, answer.id, needed=not self.endpoint.model_names) or answer
+        return self._check_batch_id(batch, response.id, required=not self.endpoint.model_names) or response
 
-    def _refused(self, reply: Reply, message: str) -> NotReady | Rejected | BatchFailed:
-        if reply.status in NOT_READY:
+    def _error_outcome(self, reply: Reply, message: str) -> NotReady | Rejected | BatchFailed:
+        if reply.status in NOT_READY_STATUSES:
             return NotReady()
-        if reply.status in CALLERS_FAULT:
+        if reply.status in CLIENT_ERROR_STATUSES:
             return Rejected(message)
         return BatchFailed(f"model server {self.name} answered {reply.status}: {message}")
 
-    def _of_another(self, batch: BatchRequest, received: str, *, needed: bool) -> ReplicaLost | None:
-        """Lost, where this answers another batch; servers not of ours may leave the id out."""
-        if received != batch.id and (received or needed):
+    def _check_batch_id(self, batch: BatchRequest, received: str, *, required: bool) -> ReplicaLost | None:
+        """Outcome if the response belongs to another batch. Third-party servers may omit the id."""
+        if received != batch.id and (received or required):
             return ReplicaLost(f"{self.name} answered {printable(received, 64)!r} to batch {batch.id!r}")
         return None
 
     async def close(self) -> None:
-        """Stop watching and close all connections."""
         self._watcher.cancel()
         await asyncio.gather(self._watcher, return_exceptions=True)
         self._connections.close()
@@ -297,15 +303,15 @@ class ReplicaClient:
         pauses = backoff(FIRST_BACKOFF_SECONDS, PROBE_INTERVAL_SECONDS)
         while True:
             pause_seconds = next(pauses)
-            self._doubted.clear()
+            self._unready.clear()
             self._stale.clear()
             ready = await self._probe_variants()
-            if not self._doubted.is_set():  # a probe that was asked before the doubt says nothing against it
+            if not self._unready.is_set():  # the probe may be older than the failure
                 self._set_ready(ready & frozenset(self.endpoint.variants))
-            doubted = await self._pause(PROBE_INTERVAL_SECONDS if ready else pause_seconds)
-            if doubted:  # one that fails while it says that it is ready is not asked again at once
+            unready = await self._pause(PROBE_INTERVAL_SECONDS if ready else pause_seconds)
+            if unready:  # a replica that fails although its probe succeeds is not probed again at once
                 await asyncio.sleep(pause_seconds)
-            if ready and not doubted:
+            if ready and not unready:
                 pauses = backoff(FIRST_BACKOFF_SECONDS, PROBE_INTERVAL_SECONDS)
 
     def _set_ready(self, ready: frozenset[str]) -> None:
@@ -316,12 +322,12 @@ class ReplicaClient:
             self._on_change()
 
     def _offer(self) -> None:
-        """Let its slot know what it can serve now: nothing while it drains."""
-        self.slot.offer(frozenset() if self.endpoint.draining else self._ready)
+        """Set what the scheduler may dispatch: nothing while the replica drains."""
+        self.slots.set_ready_variants(frozenset() if self.endpoint.draining else self._ready)
 
     async def _pause(self, seconds: float) -> bool:
-        """Wait, but not beyond the moment the replica is lost, doubted or described anew; tell if it is in doubt."""
-        events = [asyncio.ensure_future(event.wait()) for event in (self._doubted, self._stale)]
+        """Wait at most this long for the replica to be lost, unready or updated. Returns whether it is unready."""
+        events = [asyncio.ensure_future(event.wait()) for event in (self._unready, self._stale)]
         watched: list[asyncio.Future[Any]] = [*events, *([self._probe.closed] if self._probe else [])]
         try:
             await asyncio.wait(watched, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -330,31 +336,31 @@ class ReplicaClient:
                 event.cancel()
         if self._probe is not None and self._probe.closed.done():
             self._probe = None
-            self.doubt()
-        return self._doubted.is_set()
+            self.mark_unready()
+        return self._unready.is_set()
 
     async def _probe_variants(self) -> frozenset[str]:
         began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
                 probe = await self._probe_connection()
-                answers = {variant: await self._ask(probe, variant) for variant in self.endpoint.variants}
-                for variant in [each for each, ready in answers.items() if ready] if self._tasked else ():
-                    await self._facts(probe, variant)
-                new = [variant for variant, ready in answers.items() if ready and variant not in self._ready]
-                for variant in new if self._writes and not self.chats else ():
-                    self.slot.reads_ahead -= {variant}
-                    self.slot.reads_ahead |= {variant} if await self._reads_ahead(probe, variant) else frozenset()
+                readiness = {variant: await self._ask(probe, variant) for variant in self.endpoint.variants}
+                for variant in [each for each, ready in readiness.items() if ready] if self._reports_tasks else ():
+                    await self._fetch_metadata(probe, variant)
+                new = [variant for variant, ready in readiness.items() if ready and variant not in self._ready]
+                for variant in new if self._generates and not self.chats else ():
+                    self.slots.partial_prefill -= {variant}
+                    self.slots.partial_prefill |= {variant} if await self._reads_ahead(probe, variant) else frozenset()
         except (ConnectionLost, TimeoutError) as error:
             log.debug("replica %s: probe failed: %s", self.name, error)
-            self._note_refused(str(error) if isinstance(error, PeerIdentityError) else "")
+            self._set_identity_error(str(error) if isinstance(error, PeerIdentityError) else "")
             if self._probe is not None:
                 self._probe.close()
                 self._probe = None
-            # One that answers batches is no less ready for being too busy to say so.
-            return self._ready if isinstance(error, TimeoutError) and self._answered_at > began else frozenset()
-        self._note_refused("")
-        return frozenset(variant for variant, ready in answers.items() if ready)
+            # A replica that answers batches is ready even if it is too busy to answer the probe.
+            return self._ready if isinstance(error, TimeoutError) and self._last_response_at > began else frozenset()
+        self._set_identity_error("")
+        return frozenset(variant for variant, ready in readiness.items() if ready)
 
     async def _probe_connection(self) -> HttpConnection:
         tls = self._tls()
@@ -364,24 +370,24 @@ class ReplicaClient:
             self._probe.close()
         self._probe = await HttpConnection.open(self._host, self._port, tls)
         if not self.chats:
-            self._reads_binary = not self.endpoint.model_names or await self._offers_binary(self._probe)
+            self._accepts_binary = not self.endpoint.model_names or await self._offers_binary(self._probe)
         return self._probe
 
-    def _note_refused(self, reason: str) -> None:
-        if reason and reason != self.refused:
-            log.warning("replica %s gets no work: %s", self.name, reason)
-        self.refused = reason
+    def _set_identity_error(self, reason: str) -> None:
+        if reason and reason != self.identity_error:
+            log.warning("replica %s rejected: %s", self.name, reason)
+        self.identity_error = reason
 
     async def _ask(self, connection: HttpConnection, variant: str) -> bool:
         path = self.endpoint.ready_path or self._path(variant, "ready")
         return (await self._get(connection, path)).status == 200
 
     async def _reads_ahead(self, connection: HttpConnection, variant: str) -> bool:
-        """Whether a model says that it begins on a prompt before all of its images are there."""
-        return (await self._facts(connection, variant) or {}).get(READS_AHEAD) is True
+        """Whether a model starts a prompt before all of its images are encoded."""
+        return (await self._fetch_metadata(connection, variant) or {}).get(PARTIAL_PREFILL) is True
 
     async def _offers_binary(self, connection: HttpConnection) -> bool:
-        """Whether a server not of ours says that it reads binary tensors; one that says nothing gets JSON."""
+        """Whether a third-party server reports that it reads binary tensors."""
         reply = await self._get(connection, "/v2")
         try:
             return reply.status == 200 and BINARY_EXTENSION in json.loads(bytes(reply.body))["extensions"]
@@ -390,20 +396,20 @@ class ReplicaClient:
 
     async def _get(self, connection: HttpConnection, path: str) -> Reply:
         head = request_head("GET", path, self.endpoint.address, {}, 0)
-        return await connection.exchange(head, most_body_bytes=MAX_PROBE_BYTES)
+        return await connection.exchange(head, max_body_bytes=MAX_PROBE_BYTES)
 
     def _path(self, variant: str, action: str) -> str:
         return f"/v2/models/{quote(self.endpoint.model_names.get(variant, variant), safe='')}/{action}"
 
 
-def _told(reply: Reply) -> dict[str, Any]:
-    """The JSON object of an answer; empty where it is none."""
+def _json_object(reply: Reply) -> dict[str, Any]:
+    """JSON object of a response, empty if it is none."""
     return _object(bytes(reply.body))
 
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(body)
+        parameters = json.loads(body)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return parameters if isinstance(parameters, dict) else {}

@@ -1,4 +1,4 @@
-"""Gives each member of a batch its own rows of the answer, and only those. Pure."""
+"""Splits the response to a batch into the rows of each member."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -13,8 +13,8 @@ from trimtab_protocol.tensors import Array
 _HEADER_BYTES = 64 * 1024
 
 
-def most_answer_bytes(stage: Stage, rows: int, otherwise: int) -> int:
-    """The most bytes an honest answer to so many rows has; `otherwise` where the stage leaves the size of rows open."""
+def max_response_bytes(stage: Stage, rows: int, otherwise: int) -> int:
+    """Maximum size of a valid response. `otherwise` if the stage leaves the size of its rows open."""
     total = _HEADER_BYTES
     for output in stage.outputs:
         size = DTYPES[output.datatype].itemsize
@@ -25,29 +25,29 @@ def most_answer_bytes(stage: Stage, rows: int, otherwise: int) -> int:
 
 
 class MalformedResponse(Exception):
-    """A model server's answer is not what the stage promises."""
+    """A model server's response does not match the stage's outputs."""
 
 
-def scatter(stage: Stage, answer: Sequence[Tensor], members: Sequence[int]) -> list[dict[str, Array]]:
+def scatter(stage: Stage, outputs: Sequence[Tensor], members: Sequence[int]) -> list[dict[str, Array]]:
     """Split the outputs of a batch.
 
     Args:
-        stage: whose outputs they are.
-        answer: the outputs of the whole batch.
-        members: rows of each member, in the order in which they went into the batch.
+        stage: stage of the batch.
+        outputs: outputs of the whole batch.
+        members: rows of each member, in batch order.
 
     Returns:
-        For each member its rows of every output, as views. A counted output has as many as its counts add up to.
+        For each member its rows of every output, as views. A counted output has as many rows as its counts add up to.
 
     Raises:
-        BrokenAnswer: an output is missing, has another datatype or shape, or not one entry for each row.
+        MalformedResponse: an output is missing, has another datatype or shape, or a wrong number of rows.
     """
-    found = {tensor.name: tensor for tensor in answer}
+    tensors = {tensor.name: tensor for tensor in outputs}
     edges = np.concatenate(([0], np.cumsum(members)))
     split: list[dict[str, Array]] = [{} for _ in members]
     for output in stage.outputs:
-        array = _checked(stage.name, output, found)
-        ends = edges if output.counted_by is None else _counted_edges(stage.name, output.counted_by, found, edges)
+        array = _checked_array(stage.name, output, tensors)
+        ends = edges if output.counted_by is None else _counted_edges(stage.name, output.counted_by, tensors, edges)
         if len(array) != ends[-1]:
             raise MalformedResponse(
                 f"stage {stage.name}: output {output.name!r} has {len(array)} rows; it must have {ends[-1]}"
@@ -57,10 +57,12 @@ def scatter(stage: Stage, answer: Sequence[Tensor], members: Sequence[int]) -> l
     return split
 
 
-def _checked(stage: str, output: StageOutput, found: Mapping[str, Tensor]) -> Array:
-    tensor = found.get(output.name)
+def _checked_array(stage: str, output: StageOutput, tensors: Mapping[str, Tensor]) -> Array:
+    tensor = tensors.get(output.name)
     if tensor is None:
-        raise MalformedResponse(f"stage {stage}: the answer lacks output {output.name!r}; it has: {', '.join(found)}")
+        raise MalformedResponse(
+            f"stage {stage}: the response has no output {output.name!r}; it has: {', '.join(tensors)}"
+        )
     if tensor.datatype != output.datatype:
         raise MalformedResponse(
             f"stage {stage}: output {output.name!r} is {tensor.datatype}; it must be {output.datatype}"
@@ -68,14 +70,14 @@ def _checked(stage: str, output: StageOutput, found: Mapping[str, Tensor]) -> Ar
     if not output.fits(tensor.shape):
         raise MalformedResponse(
             f"stage {stage}: output {output.name!r} has shape {list(tensor.shape)}; "
-            f"rows of {list(output.shape)} were promised"
+            f"its rows must have shape {list(output.shape)}"
         )
     return tensor.array
 
 
-def _counted_edges(stage: str, count: str, found: Mapping[str, Tensor], edges: Array) -> Array:
-    """Where each member's counted rows begin and end."""
-    tensor = found.get(count)
+def _counted_edges(stage: str, count: str, tensors: Mapping[str, Tensor], edges: Array) -> Array:
+    """Row boundaries of each member in a counted output."""
+    tensor = tensors.get(count)
     if tensor is None or tensor.array.shape != (edges[-1],) or (tensor.array < 0).any():
         raise MalformedResponse(
             f"stage {stage}: output {count!r} must hold one non-negative count for each of {edges[-1]} rows"

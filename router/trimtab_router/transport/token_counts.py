@@ -1,4 +1,4 @@
-"""What a chat would take, as replicas tell it that compute nothing."""
+"""Token counts of a chat, reported by replicas without generating."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -6,81 +6,89 @@ from typing import TypeVar
 from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, IMAGES_INPUT, Stage
-from trimtab_protocol.chat.embedding_refs import CountedChat, CountedImages, listed
-from trimtab_protocol.chat.internal_wire import Usage, texts
+from trimtab_protocol.chat.embedding_refs import ChatTokenCounts, EmbeddingCounts, dump_refs
+from trimtab_protocol.chat.internal_wire import Usage, bytes_tensor
 from trimtab_protocol.tensors import Array
 from trimtab_router.execution.executor import PipelineExecutor
 from trimtab_router.refusal import Refusal, invalid
 from trimtab_router.request import image_fanout
 from trimtab_router.transport.http_transport import HttpTransport
-from trimtab_router.transport.stream_client import CALLERS_FAULT, message_in
+from trimtab_router.transport.stream_client import CLIENT_ERROR_STATUSES, error_message
 
-Told = TypeVar("Told")
+Counts = TypeVar("Counts")
 
 
 async def fetch_token_counts(
-    course: PipelineExecutor, carriers: Mapping[str, HttpTransport], inputs: Mapping[str, Array]
+    executor: PipelineExecutor, transports: Mapping[str, HttpTransport], inputs: Mapping[str, Array]
 ) -> Usage:
-    """Ask what the first row of a request would take; where images are encoded apart, their encoders first.
+    """Token counts of a request's first row. With a separate encoder, its replica reports the images' rows first.
 
     Raises:
-        Refusal: the chat cannot be served as it is, or nobody can tell.
+        Refusal: the chat is invalid, or no replica can count its tokens.
     """
-    writer = course.desks.get(course.teller or "")
-    if writer is None:
-        raise _nobody()
-    own = _given(writer.stage, inputs)
-    encoders = [desk.stage for name, desk in course.desks.items() if desk.stage.encodes and name not in course.idle]
+    generator = executor.schedulers.get(executor.streaming_stage or "")
+    if generator is None:
+        raise _no_replica()
+    inputs_of_stage = _first_row(generator.stage, inputs)
+    encoders = [
+        scheduler.stage
+        for name, scheduler in executor.schedulers.items()
+        if scheduler.stage.encodes and name not in executor.idle_stages
+    ]
     for encoder in encoders:
-        shown = _given(encoder, inputs)
-        if IMAGES_INPUT in shown:
-            own[EMBEDDINGS_INPUT] = await _asked(course, carriers, encoder, image_fanout.fan_out_images(shown), _blank)
-    return await _asked(course, carriers, writer.stage, own, _usage)
+        images = _first_row(encoder, inputs)
+        if IMAGES_INPUT in images:
+            inputs_of_stage[EMBEDDINGS_INPUT] = await _fetch(
+                executor, transports, encoder, image_fanout.fan_out_images(images), _blank_images
+            )
+    return await _fetch(executor, transports, generator.stage, inputs_of_stage, _usage)
 
 
-async def _asked(
-    course: PipelineExecutor,
+async def _fetch(
+    executor: PipelineExecutor,
     carriers: Mapping[str, HttpTransport],
     stage: Stage,
     inputs: Mapping[str, Array],
-    told: Callable[[bytes], Told],
-) -> Told:
-    slot = next((slot for slot in course.desks[stage.name].slots if slot.ready_variants), None)
-    if slot is None or stage.name not in carriers:
-        raise _nobody()
-    current = course.desks[stage.name].variant
-    variant = current if current in slot.ready_variants else min(slot.ready_variants)
-    if carriers[stage.name].replicas[slot.name].chats:
-        message = f"stage {stage.name}: variant {variant} has an engine of its own, which does not count beforehand"
+    parse: Callable[[bytes], Counts],
+) -> Counts:
+    replica = next((replica for replica in executor.schedulers[stage.name].replicas if replica.ready_variants), None)
+    if replica is None or stage.name not in carriers:
+        raise _no_replica()
+    current = executor.schedulers[stage.name].variant
+    variant = current if current in replica.ready_variants else min(replica.ready_variants)
+    if carriers[stage.name].replicas[replica.name].chats:
+        message = (
+            f"stage {stage.name}: variant {variant} runs on an external engine, which does not count tokens in advance"
+        )
         raise Refusal(ErrorCode.UNIMPLEMENTED, "CountsNothing", message, stage=stage.name)
     read = {name: array for name, array in inputs.items() if name != stage.excluded_input(variant)}
-    status, body = await carriers[stage.name].count(slot.name, variant, read)
-    if status in CALLERS_FAULT:
-        raise invalid(f"stage {stage.name}: {message_in(body)}")
+    status, body = await carriers[stage.name].count_tokens(replica.name, variant, read)
+    if status in CLIENT_ERROR_STATUSES:
+        raise invalid(f"stage {stage.name}: {error_message(body)}")
     try:
-        return told(body if status == 200 else b"")
+        return parse(body if status == 200 else b"")
     except ValueError as error:
-        message = f"stage {stage.name}: its replica does not count; try again later"
+        message = f"stage {stage.name}: its replica did not count the tokens; try again later"
         raise Refusal(
             ErrorCode.UNAVAILABLE, "NotCounted", message, stage=stage.name, retry_after_seconds=1.0
         ) from error
 
 
-def _given(stage: Stage, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """What a stage reads of the first row of a request."""
+def _first_row(stage: Stage, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """First row of the request inputs that a stage reads."""
     reads = [(read.name, *split_reference(read.source)) for read in stage.inputs]
     return {name: inputs[tensor][:1] for name, owner, tensor in reads if owner == REQUEST and tensor in inputs}
 
 
-def _blank(told: bytes) -> Array:
-    """Images of as many rows as an encoder tells, which show nothing."""
-    return texts([listed(CountedImages.model_validate_json(told).blanks())])
+def _blank_images(body: bytes) -> Array:
+    """References to images with as many rows as the encoder reports, without content."""
+    return bytes_tensor([dump_refs(EmbeddingCounts.model_validate_json(body).blanks())])
 
 
-def _usage(told: bytes) -> Usage:
-    counted = CountedChat.model_validate_json(told)
+def _usage(body: bytes) -> Usage:
+    counted = ChatTokenCounts.model_validate_json(body)
     return Usage(prompt=counted.prompt_tokens, image=sum(counted.image_tokens), text=counted.text_tokens)
 
 
-def _nobody() -> Refusal:
-    return Refusal(ErrorCode.UNAVAILABLE, "NoReplica", "no replica is ready to count", retry_after_seconds=1.0)
+def _no_replica() -> Refusal:
+    return Refusal(ErrorCode.UNAVAILABLE, "NoReplica", "no replica is ready to count tokens", retry_after_seconds=1.0)

@@ -1,1 +1,1 @@
-"""Follows plans and replicas, as files or the cluster tell of them."""
+"""Watchers of plans and replicas, in files or in a Kubernetes cluster."""

@@ -1,7 +1,7 @@
-"""Shell: follows the pipeline's plan and replicas as the cluster's API tells of them.
+"""`ClusterWatcher`: watches a pipeline's plan and EndpointSlices through the Kubernetes API.
 
-The API server may be away at any time, from the start or later: what was known last stays in force. A plan that cannot
-be used is logged and counted, and the last good one stays.
+While the API server is unavailable, the last known state stays in use. An invalid plan is logged and counted, and the
+last valid one stays in use.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.kubernetes_names import ADVISORY_LABEL, PIPELINE_LABEL
 from trimtab_pipelines.plan_validation import validate_plan
 from trimtab_router.router import Router
-from trimtab_router.watchers.endpoint_slices import endpoints_of, names_of
+from trimtab_router.watchers.endpoint_slices import endpoint_names, ready_endpoints
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ PLAN, SLICES = "PipelinePlan", "EndpointSlice"
 
 
 class ClusterWatcher:
-    """Applies plan and replicas to a router whenever the cluster says that they changed."""
+    """Applies plans and endpoints from the cluster to a router."""
 
     def __init__(self, router: Router, cluster: Cluster, namespace: str) -> None:
         self._router = router
@@ -31,38 +31,38 @@ class ClusterWatcher:
         self._slices: dict[str, Object] = {}
         self._endpoints = Endpoints()
         self._synced = False
-        self._settling: asyncio.Handle | None = None
+        self._apply_handle: asyncio.Handle | None = None
 
     async def watch(self) -> None:
-        """Follow both for ever."""
-        async with asyncio.TaskGroup() as following:
-            following.create_task(self._follow_plan())
-            following.create_task(self._follow_slices())
+        """Watch both forever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch_plan())
+            tasks.create_task(self._watch_slices())
 
-    async def _follow_plan(self) -> None:
+    async def _watch_plan(self) -> None:
         name = self._router.pipeline.name
         async for change in list_and_watch(self._cluster, PLAN, self._namespace):
             if change.key == (self._namespace, name):
-                self._take_plan(change)
+                self._apply_plan(change)
 
-    def _take_plan(self, change: Change) -> None:
-        found = change.object or {}
-        if ADVISORY_LABEL in found["metadata"].get("labels", {}):
+    def _apply_plan(self, change: Change) -> None:
+        plan_object = change.object or {}
+        if ADVISORY_LABEL in plan_object["metadata"].get("labels", {}):
             return
         if change.deleted:
-            log.warning("the plan is gone; the last one stays in force")
+            log.warning("the plan was deleted; the last one stays in use")
             return
         try:
-            plan = validate_plan(parse_plan(found, f"{PLAN} {self._router.pipeline.name}"), self._router.pipeline)
+            plan = validate_plan(parse_plan(plan_object, f"{PLAN} {self._router.pipeline.name}"), self._router.pipeline)
         except DocumentError as error:
-            log.warning("%s; the last good one stays in force", error)
-            self._router.metrics.broken_file(PLAN)
+            log.warning("%s; the last valid plan stays in use", error)
+            self._router.metrics.count_invalid_file(PLAN)
             return
-        if self._router.plan is None or plan.spec != self._router.plan.spec:  # its status changes more often
+        if self._router.plan is None or plan.spec != self._router.plan.spec:  # ignores changes of its status
             self._router.apply_plan(plan)
-            log.info("plan %d is in force", plan.spec.generation)
+            log.info("plan %d applied", plan.spec.generation)
 
-    async def _follow_slices(self) -> None:
+    async def _watch_slices(self) -> None:
         labels = f"{PIPELINE_LABEL}={self._router.pipeline.name}"
         async for change in list_and_watch(self._cluster, SLICES, self._namespace, labels):
             if change.synced:
@@ -71,18 +71,18 @@ class ClusterWatcher:
                 self._slices.pop(change.key[1], None)
             else:
                 self._slices[change.key[1]] = change.object or {}
-            if self._synced and self._settling is None:
-                self._settling = asyncio.get_running_loop().call_soon(self._apply)
+            if self._synced and self._apply_handle is None:
+                self._apply_handle = asyncio.get_running_loop().call_soon(self._apply_slices)
 
-    def _apply(self) -> None:
-        """Apply what is known, once all that one answer of the API brought is known."""
-        self._settling = None
+    def _apply_slices(self) -> None:
+        """Apply the slices, once all those of one API response have been read."""
+        self._apply_handle = None
         try:
-            found = endpoints_of(self._slices.values(), self._router.pipeline, names_of(self._endpoints))
+            plan_object = ready_endpoints(self._slices.values(), self._router.pipeline, endpoint_names(self._endpoints))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            log.warning("%s: %s: %s; the last good ones stay in use", SLICES, type(error).__name__, error)
-            self._router.metrics.broken_file(SLICES)
+            log.warning("%s: %s: %s; the last valid endpoints stay in use", SLICES, type(error).__name__, error)
+            self._router.metrics.count_invalid_file(SLICES)
             return
-        if found != self._endpoints:
-            self._endpoints = found
-            self._router.apply_endpoints(found)
+        if plan_object != self._endpoints:
+            self._endpoints = plan_object
+            self._router.apply_endpoints(plan_object)

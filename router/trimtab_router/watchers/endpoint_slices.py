@@ -1,14 +1,14 @@
-"""Which replicas a pipeline has, read from the EndpointSlices of its hosting sets. Pure.
+"""Replicas of a pipeline, read from the EndpointSlices of its replica sets.
 
-A replica joins when the cluster first says that it is ready, which for our model servers means loaded and warmed. From
-then on only its end or its absence takes it out: the router's own probes see sooner and surer whether it can serve than
-the kubelet's, which fail on a busy node. Where all that is left of a stage is about to end, it serves until it does.
+A replica is added when the cluster first reports it ready: our model servers are then loaded and warmed up. After that
+only its termination or absence removes it: the router's own probes detect failures sooner and more reliably than the
+kubelet's, which fail on a busy node. If all remaining replicas of a stage are terminating, they serve until they end.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trimtab_kubernetes.endpoint_slices import EndpointSlice, read_slice
+from trimtab_kubernetes.endpoint_slices import EndpointSlice, parse_endpoint_slice
 from trimtab_kubernetes.objects import Object
 from trimtab_pipelines.endpoints import Endpoint, Endpoints
 from trimtab_pipelines.kubernetes_names import DATA_PORT, STAGE_LABEL, VARIANT_LABEL_PREFIX
@@ -25,72 +25,71 @@ class _SeenEndpoint:
     terminating: bool
 
 
-def endpoints_of(
+def ready_endpoints(
     slices: Iterable[Object], pipeline: InferencePipeline, proven: frozenset[str] = frozenset()
 ) -> Endpoints:
-    """The replicas that may serve, by stage.
+    """Replicas that may serve, by stage.
 
     Args:
-        slices: the pipeline's EndpointSlices; of several Services, and several of one.
-        pipeline: what its stages and variants are; labels that name others are passed over.
+        slices: EndpointSlices of the pipeline, of several Services and several per Service.
+        pipeline: its stages and variants. Labels that name others are ignored.
         proven: names of replicas that were ready before.
     """
-    sightings: dict[str, dict[str, _SeenEndpoint]] = {stage.name: {} for stage in pipeline.spec.stages}
-    for found in sorted(map(read_slice, slices), key=lambda each: each.name):
-        name = found.labels.get(STAGE_LABEL)
+    endpoints_by_stage: dict[str, dict[str, _SeenEndpoint]] = {stage.name: {} for stage in pipeline.spec.stages}
+    for slice_ in sorted(map(parse_endpoint_slice, slices), key=lambda backend: backend.name):
+        name = slice_.labels.get(STAGE_LABEL)
         stage = next((stage for stage in pipeline.spec.stages if stage.name == name), None)
         if stage is not None:
-            for seen in _sightings(found, stage):
-                known = sightings[stage.name].get(seen.endpoint.name)
-                if known is None or _rank(seen) > _rank(known):
-                    sightings[stage.name][seen.endpoint.name] = seen
-    return Endpoints(stages={name: _usable(seen.values(), proven) for name, seen in sightings.items()})
+            for entry in _slice_endpoints(slice_, stage):
+                existing = endpoints_by_stage[stage.name].get(entry.endpoint.name)
+                if existing is None or _rank(entry) > _rank(existing):
+                    endpoints_by_stage[stage.name][entry.endpoint.name] = entry
+    return Endpoints(stages={name: _usable(entry.values(), proven) for name, entry in endpoints_by_stage.items()})
 
 
-def names_of(endpoints: Endpoints) -> frozenset[str]:
-    """The names of all replicas."""
+def endpoint_names(endpoints: Endpoints) -> frozenset[str]:
     return frozenset(endpoint.name for stage in endpoints.stages.values() for endpoint in stage)
 
 
-def _rank(seen: _SeenEndpoint) -> tuple[bool, bool]:
-    """A replica may stand in two slices while it moves from one to the other; the better news is the newer."""
-    return seen.ready, not seen.terminating
+def _rank(entry: _SeenEndpoint) -> tuple[bool, bool]:
+    """Preference among entries of a replica that moves between slices: ready first, then not terminating."""
+    return entry.ready, not entry.terminating
 
 
-def _usable(seen: Iterable[_SeenEndpoint], proven: frozenset[str]) -> tuple[Endpoint, ...]:
-    usable = [each for each in seen if each.ready or each.endpoint.name in proven]
-    last_ones = all(each.terminating for each in usable)
+def _usable(entry: Iterable[_SeenEndpoint], proven: frozenset[str]) -> tuple[Endpoint, ...]:
+    usable = [backend for backend in entry if backend.ready or backend.endpoint.name in proven]
+    last_ones = all(backend.terminating for backend in usable)
     return tuple(
-        each.endpoint.model_copy(update={"draining": each.terminating and not last_ones})
-        for each in sorted(usable, key=lambda each: each.endpoint.name)
+        backend.endpoint.model_copy(update={"draining": backend.terminating and not last_ones})
+        for backend in sorted(usable, key=lambda backend: backend.endpoint.name)
     )
 
 
-def _sightings(found: EndpointSlice, stage: Stage) -> Iterable[_SeenEndpoint]:
-    variants = _variants(found, stage)
+def _slice_endpoints(slice_: EndpointSlice, stage: Stage) -> Iterable[_SeenEndpoint]:
+    variants = _variants(slice_, stage)
     if not variants:
         return
-    found_in = {name: stage.variant(name).container for name in variants}
-    theirs = {name: container for name, container in found_in.items() if container is not None}
-    model_names = {name: container.model_name or name for name, container in theirs.items()}
-    chats = next((container for container in theirs.values() if container.chats), None)
-    port = next(iter(found.ports.values()), DATA_PORT)
-    for each in found.backends:
+    containers_by_variant = {name: stage.variant(name).container for name in variants}
+    containers = {name: container for name, container in containers_by_variant.items() if container is not None}
+    model_names = {name: container.model_name or name for name, container in containers.items()}
+    chats = next((container for container in containers.values() if container.serves_chats), None)
+    port = next(iter(slice_.ports.values()), DATA_PORT)
+    for backend in slice_.backends:
         yield _SeenEndpoint(
             Endpoint(
-                name=each.name,
-                address=f"{each.host}:{port}",
+                name=backend.name,
+                address=f"{backend.host}:{port}",
                 variants=variants,
                 model_names=model_names,
-                wire="OpenAI" if chats else "HTTP",
+                protocol="OpenAI" if chats else "HTTP",
                 ready_path=chats.ready_path if chats else None,
             ),
-            ready=each.serving if each.terminating else each.ready,
-            terminating=each.terminating,
+            ready=backend.serving if backend.terminating else backend.ready,
+            terminating=backend.terminating,
         )
 
 
-def _variants(found: EndpointSlice, stage: Stage) -> tuple[str, ...]:
+def _variants(slice_: EndpointSlice, stage: Stage) -> tuple[str, ...]:
     return tuple(
-        variant.name for variant in stage.variants if found.labels.get(VARIANT_LABEL_PREFIX + variant.name) == "true"
+        variant.name for variant in stage.variants if slice_.labels.get(VARIANT_LABEL_PREFIX + variant.name) == "true"
     )

@@ -1,7 +1,7 @@
-"""Shell: tells when files may have changed, and which have: by the kernel's word, and by a look each second beside it.
+"""File change detection by kernel notifications, and by a poll each second.
 
-The look finds what file systems tell nothing of, and what changed before the kernel listened. No path that the kernel
-names is compared with ours: where there are links, a folder has several names.
+The poll covers file systems without notifications, and changes before the watch started. Paths in notifications are not
+compared with ours: with symbolic links, a folder has several names.
 """
 
 from collections.abc import AsyncIterator
@@ -13,26 +13,26 @@ POLL_SECONDS = 1.0
 
 
 class FileStamps:
-    """What stood in files when they were looked at last, told by time, inode and size."""
+    """Modification time, inode and size of files at the last check."""
 
     def __init__(self) -> None:
-        self._seen: dict[Path, tuple[int, int, int]] = {}
+        self._stamps: dict[Path, tuple[int, int, int]] = {}
 
     def changed(self, path: Path) -> bool:
-        """Whether there is such a file, and another one than at the last look."""
+        """Whether the file exists and differs from the last check."""
         try:
             status = path.stat()
         except OSError:
             return False
         stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
-        if self._seen.get(path) == stamp:
+        if self._stamps.get(path) == stamp:
             return False
-        self._seen[path] = stamp
+        self._stamps[path] = stamp
         return True
 
 
 async def changes(*folders: Path) -> AsyncIterator[None]:
-    """Yield whenever it is time to look at the files of folders, which exist: first at once; for ever."""
+    """Yield whenever files in the folders may have changed: first at once, then forever. The folders must exist."""
     yield
     period = int(POLL_SECONDS * 1000)
     async for _ in awatch(*folders, recursive=False, step=20, debounce=100, rust_timeout=period, yield_on_timeout=True):

@@ -1,7 +1,7 @@
-"""Shell: reads the plan and the endpoints from their files and follows every change of them.
+"""`FileWatcher`: applies the plan and the endpoints from files, at the start and at each change.
 
-The files are replaced in one step by their writers; one that is broken, or does not fit the pipeline, is logged and
-counted, and the last good one stays in force.
+Writers replace the files atomically. A file that is invalid or does not match the pipeline is logged and counted, and
+the last valid one stays in use.
 """
 
 import logging
@@ -22,7 +22,7 @@ Document = TypeVar("Document", PipelinePlan, Endpoints)
 
 
 class FileWatcher:
-    """Applies plan and endpoints to a router whenever their files change."""
+    """Applies plan and endpoints to a router when their files change."""
 
     def __init__(self, router: Router, plan: Path, endpoints: Path | None) -> None:
         self._router = router
@@ -31,12 +31,12 @@ class FileWatcher:
         self._stamps = FileStamps()
 
     def read(self) -> None:
-        """Read what changed since the last time and apply it."""
+        """Apply the files that changed since the last call."""
         pipeline = self._router.pipeline
         plan = self._load(self._plan_path, lambda path: validate_plan(load_published_plan(path), pipeline))
         if plan is not None:
             self._router.apply_plan(plan)
-            log.info("plan %d is in force", plan.spec.generation)
+            log.info("plan %d applied", plan.spec.generation)
         if self._endpoints_path is None:
             return
         endpoints = self._load(self._endpoints_path, load_endpoints)
@@ -44,18 +44,18 @@ class FileWatcher:
             self._router.apply_endpoints(endpoints)
 
     async def watch(self) -> None:
-        """Follow both files for ever; they need not exist yet, their folders must."""
+        """Watch both files forever. Their folders must exist."""
         folders = {path.parent for path in (self._plan_path, self._endpoints_path) if path is not None}
         async for _ in changes(*folders):
             self.read()
 
     def _load(self, path: Path, load: Callable[[Path], Document]) -> Document | None:
-        """What the file says now; None where that is nothing new or nothing good."""
+        """Contents of the file, None if it is unchanged or invalid."""
         if not self._stamps.changed(path):
             return None
         try:
             return load(path)
         except DocumentError as error:
-            log.warning("%s; the last good one stays in force", error)
-            self._router.metrics.broken_file(path.name)
+            log.warning("%s; the last valid version stays in use", error)
+            self._router.metrics.count_invalid_file(path.name)
             return None

@@ -20,11 +20,11 @@ DIGEST = f"sha256:{64 * '0'}"
         ([], (), None),
     ],
 )
-def test_a_mean_is_of_all_rows_of_one_kind_each_told_as_a_probability(confidences, tasks, mean):
+def test_mean_confidence_requires_probabilities_of_one_task(confidences, tasks, mean):
     assert mean_confidence(confidences, tasks) == mean
 
 
-def test_what_was_measured_tells_how_certain_the_model_was_and_of_which_samples():
+def test_measured_accuracy_has_confidence_and_samples_digest():
     found = measured_accuracy(3, 4, [0.5, 0.75, 1.0, 0.75], DIGEST)
 
     assert (found.value, found.samples, found.source) == (0.75, 4, "Measured")

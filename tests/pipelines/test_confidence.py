@@ -22,7 +22,7 @@ def a_sample(rng, rows, shift=0.0):
     return PairedConfidence(confidence, right, right_escalated)
 
 
-def test_the_curve_goes_from_the_cheap_point_to_the_better_one():
+def test_escalation_curve_ends_at_the_second_points_accuracy():
     looks = a_sample(np.random.default_rng(0), 4000)
     found = escalation_curve(looks, [0.0, 0.1, 0.3, 1.0])
 
@@ -33,7 +33,7 @@ def test_the_curve_goes_from_the_cheap_point_to_the_better_one():
     assert kept > 0.5, "the least certain 30 % are where most of the gain is"
 
 
-def test_a_point_of_the_curve_is_what_its_threshold_does():
+def test_curve_points_match_their_thresholds():
     looks = a_sample(np.random.default_rng(1), 1000)
     (found,) = escalation_curve(looks, [0.25])
 
@@ -41,7 +41,7 @@ def test_a_point_of_the_curve_is_what_its_threshold_does():
     assert evaluate_threshold(looks, found.below).accuracy == pytest.approx(found.accuracy)
 
 
-def test_a_chosen_threshold_breaks_its_floor_no_more_often_than_said():
+def test_safe_threshold_keeps_its_floor_with_its_confidence():
     """The truth about each threshold is that of a very large sample; so is the choice made two hundred times."""
     truth = a_sample(np.random.default_rng(2), 400_000)
     floor, broken, chosen = 0.84, 0, 0
@@ -54,7 +54,7 @@ def test_a_chosen_threshold_breaks_its_floor_no_more_often_than_said():
     assert broken / 200 <= 0.05 + 3 * (0.05 * 0.95 / 200) ** 0.5
 
 
-def test_more_held_out_rows_allow_a_lower_threshold():
+def test_more_held_out_rows_lower_the_safe_threshold():
     few, many = (safe_threshold(a_sample(np.random.default_rng(3), rows), 0.82) for rows in (800, 20_000))
 
     assert few is not None
@@ -62,16 +62,16 @@ def test_more_held_out_rows_allow_a_lower_threshold():
     assert many.share < few.share
 
 
-def test_a_floor_above_what_both_points_give_has_no_threshold():
+def test_unreachable_floor_has_no_threshold():
     assert safe_threshold(a_sample(np.random.default_rng(4), 2000), 0.97) is None
 
 
-def test_rows_that_were_not_seen_at_both_points_are_refused():
+def test_unpaired_rows_are_rejected():
     with pytest.raises(ValueError, match="got 3, 2 and 3"):
         PairedConfidence(np.ones(3), np.ones(2, bool), np.ones(3, bool))
 
 
-def test_second_looks_climb_a_ladder_of_floors_that_each_hold_for_unseen_rows():
+def test_escalation_floors_hold_for_unseen_rows():
     sample, truth = a_sample(np.random.default_rng(5), 4000), a_sample(np.random.default_rng(6), 400_000)
     points = {
         "a": ConfidenceSample(sample.confidence, sample.right, frozenset("a")),
@@ -89,7 +89,7 @@ def test_second_looks_climb_a_ladder_of_floors_that_each_hold_for_unseen_rows():
         assert evaluate_threshold(truth, look.confidence_below).accuracy >= look.accuracy_low
 
 
-def test_a_point_that_reads_other_senses_is_no_second_look():
+def test_point_with_other_inputs_is_no_escalation_target():
     sample = a_sample(np.random.default_rng(7), 2000)
     points = {
         "a": ConfidenceSample(sample.confidence, sample.right, frozenset("a")),
@@ -106,7 +106,7 @@ def merged(rng, rows, loses):
     return {"full": ConfidenceSample(confidence, right), "merged": ConfidenceSample(confidence, right & ~spoilt)}
 
 
-def test_points_that_read_the_same_look_again_where_they_are_surely_more_accurate():
+def test_point_with_same_inputs_escalates_if_more_accurate():
     found, truth = (merged(np.random.default_rng(seed), rows, 0.1) for seed, rows in ((8, 3000), (9, 400_000)))
     looks = escalations(found)
 
@@ -122,7 +122,7 @@ def test_points_that_read_the_same_look_again_where_they_are_surely_more_accurat
     assert min(look.share for look in looks["merged"]) < 0.5
 
 
-def test_a_better_point_by_chance_is_no_second_look():
+def test_insignificant_gain_is_no_escalation():
     """Ten rows of a thousand more are right, but those on which the two differ are as many that it gets wrong."""
     rng = np.random.default_rng(10)
     confidence, right = rng.random(1000), rng.random(1000) < 0.6
@@ -137,7 +137,7 @@ def test_a_better_point_by_chance_is_no_second_look():
     }
 
 
-def test_so_many_points_have_no_more_second_looks_than_a_document_holds():
+def test_escalations_are_limited_per_operating_point():
     rng = np.random.default_rng(11)
     confidence = rng.random(4000)
     chance = rng.random(4000)

@@ -40,11 +40,11 @@ def field_of(model: type[BaseModel] | None, path: list[str]) -> dict[str, Any]:
     return found
 
 
-def test_what_is_committed_is_what_the_models_render():
+def test_committed_crds_are_current():
     assert differing(COMMITTED, crd.files(), crd.SUFFIX) == []
 
 
-def test_a_changed_and_a_surplus_file_are_named(tmp_path: Path):
+def test_changed_and_surplus_files_are_listed(tmp_path: Path):
     assert write_or_check([str(tmp_path)], crd.files(), crd.SUFFIX) == 0
     (tmp_path / "pipelineplans.yaml").write_text("{}")
     (tmp_path / "forgotten.yaml").write_text("{}")
@@ -53,14 +53,14 @@ def test_a_changed_and_a_surplus_file_are_named(tmp_path: Path):
     assert write_or_check([str(tmp_path), "--check"], crd.files(), crd.SUFFIX) == 1
 
 
-def test_the_columns_of_a_pipeline_are_those_promised():
+def test_pipeline_columns_match_documentation():
     shown = [column.name.upper() for column in crd.DEFINITIONS[0].columns if column.priority == 0]
 
     assert shown == ["URL", "READY", "REASON", "RPS", "ACCURACY", "P99", "CORES", "AGE"]
 
 
 @pytest.mark.parametrize(("definition", "column"), columns())
-def test_each_column_shows_a_field_or_a_condition_there_is(definition: crd.Definition, column: crd.Column):
+def test_each_column_shows_an_existing_field(definition: crd.Definition, column: crd.Column):
     condition = CONDITION_PATH.match(column.path)
     if condition is not None:
         kind, part = condition.groups()
@@ -72,7 +72,7 @@ def test_each_column_shows_a_field_or_a_condition_there_is(definition: crd.Defin
         assert field["type"] == column.type
 
 
-def test_names_are_keys_wherever_things_have_names():
+def test_lists_of_named_items_are_keyed_by_name():
     stages = structural(InferencePipelineSpec)["properties"]["stages"]
     stage = stages["items"]["properties"]
     lists = [stages, stage["variants"], stage["inputs"], stage["outputs"]]
@@ -81,11 +81,11 @@ def test_names_are_keys_wherever_things_have_names():
     assert [found["x-kubernetes-list-map-keys"] for found in lists] == [["name"]] * 5
 
 
-def test_the_server_adds_nothing_to_a_status():
+def test_status_schema_has_no_defaults():
     assert "default" not in str(structural(InferencePipelineStatus, defaults=False)["properties"]["stages"]["items"])
 
 
-def test_every_field_of_a_specification_says_what_it_is_or_has_a_telling_type():
+def test_every_spec_field_has_a_description_or_enum():
     """A field without description must be an enumeration, a boolean, a name, or a part that describes itself."""
     bare = [path for path, field in walk(structural(InferencePipelineSpec)) if not telling(field)]
 
@@ -107,7 +107,7 @@ def telling(field: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("field", ["objective", "adaptation", "router", "rollout", "queue"])
-def test_a_default_is_the_value_the_model_has(field: str):
+def test_schema_default_equals_model_default(field: str):
     pipeline = a_pipeline()
     default = structural(InferencePipelineSpec)["properties"][field]["default"]
     document = pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)

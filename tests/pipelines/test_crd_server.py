@@ -63,21 +63,21 @@ WRONG: dict[str, tuple[Change, str]] = {
     "no batch size": (set_stage(batchSizes=[]), "batchSizes.*at least 1 items"),
     "no variant": (set_stage(variants=[]), "variants.*at least 1 items"),
     "unknown pin": (set_stage(pin={"variant": "large"}), "pin.variant must be the name of one of the stage's variants"),
-    "unknown pinned point": (set_stage(pin={"operatingPoint": "fast"}), "pin.operatingPoint must be the name of"),
+    "unknown pinned point": (set_stage(pin={"operatingPoint": "fast"}), "pin.operatingPoint must be"),
     "pinned point of another variant": (
         set_stage(
             variants=[a_variant(), a_variant("large", operatingPoints=[{"name": "fast", "accuracy": 0.9}])],
             pin={"variant": "small", "operatingPoint": "fast"},
         ),
-        "pin.operatingPoint must be the name of .* of pin.variant",
+        "pin.operatingPoint must be .* of pin.variant",
     ),
     "default pinned where points are named": (
         set_stage(
             variants=[a_variant(operatingPoints=[{"name": "fast", "accuracy": 0.9}])], pin={"operatingPoint": "default"}
         ),
-        "pin.operatingPoint must be the name of",
+        "pin.operatingPoint must be",
     ),
-    "pinned batch too large": (set_stage(pin={"batchSize": 65}), "pin.batchSize must not be above the maxBatchSize"),
+    "pinned batch too large": (set_stage(pin={"batchSize": 65}), "pin.batchSize must not exceed"),
     "pinned batch too large for the point": (
         set_stage(
             variants=[
@@ -86,16 +86,19 @@ WRONG: dict[str, tuple[Change, str]] = {
             ],
             pin={"operatingPoint": "fast", "batchSize": 16},
         ),
-        "pin.batchSize must not be above the maxBatchSize",
+        "pin.batchSize must not exceed",
     ),
     "too many replicas pinned": (set_stage(pin={"replicas": 65}), "pin.replicas must lie between"),
     "too few replicas pinned": (set_stage(minReplicas=2, pin={"replicas": 1}), "pin.replicas must lie between"),
     "variant twice": (set_stage(variants=[a_variant(), a_variant()]), "duplicate entries for key .name=.small"),
     "stage twice": (set_spec(stages=[a_stage(), a_stage()]), "duplicate entries for key .name=.first"),
-    "a stage called as the caller": (set_stage(name="request"), "request stands for the caller"),
+    "a reserved stage name": (set_stage(name="request"), "the name request is reserved"),
     "own output": (set_spec(stages=[*chain("request.inputs.x", "stage-1.outputs.y")]), "must not read its own outputs"),
-    "no such stage": (set_spec(stages=chain("request.inputs.x", "nobody.outputs.y")), "of a tensor or stage there is"),
-    "no such input": (set_spec(stages=chain("request.inputs.z")), "of a tensor or stage there is"),
+    "no such stage": (
+        set_spec(stages=chain("request.inputs.x", "other.outputs.y")),
+        "of an existing tensor or stage",
+    ),
+    "no such input": (set_spec(stages=chain("request.inputs.z")), "of an existing tensor or stage"),
     "no such output": (
         set_spec(outputs=[{"name": "y", "from": "first.outputs.z"}]),
         "each output's from must be STAGE.outputs.TENSOR",
@@ -123,7 +126,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     ),
     "neither family nor container": (set_variant(family=""), "give family and storageUri, or a container"),
     "weights from nowhere": (set_variant(storageUri=""), "give family and storageUri, or a container"),
-    "task from nowhere": (set_variant(tasks=[{"name": "new"}]), "give either a storageUri or gone: true"),
+    "task from nowhere": (set_variant(tasks=[{"name": "new"}]), "storageUri or removed: true"),
     "container without image": (set_variant(family="", container={"image": ""}), "image.*at least 1 chars"),
     "accuracy in percent": (set_variant(accuracy=93.1), "accuracy.*less than or equal to 1"),
     "accuracy beside its interval": (
@@ -136,27 +139,27 @@ WRONG: dict[str, tuple[Change, str]] = {
     ),
     "two spellings of one knob": (
         set_variant(operatingPoints=[{"accuracy": 0.9, "tokenDelta": -8, "merging": {"schedule": [4]}}]),
-        "tokenDelta is short for merging or prompts",
+        "tokenDelta is a shorthand",
     ),
     "a size of nothing": (
         set_variant(operatingPoints=[{"accuracy": 0.9, "inputSize": {}}]),
         "give resolution, patch, or both",
     ),
-    "a precision nobody knows": (
+    "unknown precision": (
         set_variant(operatingPoints=[{"accuracy": 0.9, "precision": "FP64"}]),
         'precision: Unsupported value: "FP64"',
     ),
     "malformed digest": (set_variant(digest="sha256:12"), "digest.*should match"),
     "no core": (set_variant(resources={"cpu": "0"}), "resources.cpu.*should match"),
     "no core, as a number": (set_variant(resources={"cpu": 0}), "resources.cpu.*greater than or equal to 1"),
-    "unit nobody knows": (set_variant(resources={"memory": "256MB"}), "resources.memory.*should match"),
+    "unknown unit": (set_variant(resources={"memory": "256MB"}), "resources.memory.*should match"),
     "no budget": (set_spec(budget={"cores": "0m"}), "cores must be above 0, for instance 2 or 500m"),
     "no time": (set_spec(slo={"latency": "0ms"}), "latency must be above 0, for instance 250ms"),
     "time without unit": (set_spec(slo={"latency": "250"}), "slo.latency.*should match"),
     "a number for a time": (set_spec(slo={"latency": 400}), "slo.latency: expected string"),
     "no interval": (set_spec(adaptation={"interval": "0s"}), "interval must be 1s or more, for instance 10s"),
     "too short an interval": (set_spec(adaptation={"interval": "999ms"}), "interval must be 1s or more"),
-    "a name that advice has": (
+    "a reserved pipeline name": (
         lambda document: document["metadata"].update(name="x-advisory"),
         "metadata.name must not end in -advisory",
     ),
@@ -164,29 +167,35 @@ WRONG: dict[str, tuple[Change, str]] = {
         set_spec(slo={"latency": "500ms", "timeToFirstToken": "1s"}),
         "timeToFirstToken must not be longer than latency",
     ),
-    "tokens that nobody writes": (
+    "token SLO without a generation stage": (
         set_spec(slo={"latency": "1s", "timePerOutputToken": "50ms"}),
-        "slo.timeToFirstToken and slo.timePerOutputToken are of answers that a stage writes",
+        "slo.timeToFirstToken and slo.timePerOutputToken require",
     ),
-    "chats that nobody answers": (set_spec(chat={"images": {"most": 4}}), "chat needs an input messages BYTES"),
+    "chat without a generation stage": (
+        set_spec(chat={"images": {"maxPerRequest": 4}}),
+        "chat requires an input messages BYTES",
+    ),
     "a store at no port": (
-        set_spec(chat={"images": {"stores": ["http://minio.storage:65536/"]}}),
-        "images.stores.*should match",
+        set_spec(chat={"images": {"trustedPrefixes": ["http://minio.storage:65536/"]}}),
+        "images.trustedPrefixes.*should match",
     ),
-    "images without number": (set_spec(chat={"images": {"most": 65}}), "images.most.*less than or equal to 64"),
+    "too many images": (
+        set_spec(chat={"images": {"maxPerRequest": 65}}),
+        "images.maxPerRequest.*less than or equal to 64",
+    ),
     "a host with a scheme": (
-        set_spec(chat={"images": {"domains": ["https://a.example"]}}),
-        "images.domains.*should match",
+        set_spec(chat={"images": {"allowedDomains": ["https://a.example"]}}),
+        "images.allowedDomains.*should match",
     ),
-    "encoding something else": (set_stage(role="Encode"), "a stage that encodes has the only output references BYTES"),
-    "writing something else": (set_stage(role="Generate"), "a stage that writes has the outputs text BYTES"),
-    "chats for who writes nothing": (
+    "encoder with other outputs": (set_stage(role="Encode"), "role Encode requires the only output references"),
+    "generation with other outputs": (set_stage(role="Generate"), "role Generate requires the outputs text BYTES"),
+    "OpenAI container without a generation stage": (
         set_variant(family="", storageUri="", container={"image": "i", "protocol": "OpenAI", "readyPath": "/health"}),
-        "a container speaks OpenAI only in a stage that writes",
+        "a container of protocol OpenAI requires role Generate",
     ),
-    "an engine that is ready nowhere": (
+    "OpenAI container without readyPath": (
         set_variant(family="", storageUri="", container={"image": "i", "protocol": "OpenAI"}),
-        "needs a readyPath of its own, for instance /health",
+        "requires a readyPath, for instance /health",
     ),
     "confidence": (set_spec(slo={"latency": "1s", "quantile": 1}), "slo.quantile.*less than 1"),
     "unknown mode": (set_spec(mode="Manual"), 'mode: Unsupported value: "Manual": supported values'),
@@ -201,7 +210,7 @@ WRONG: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-async def test_what_cannot_be_right_is_rejected_with_what_would_be(cluster: Cluster, case: str):
+async def test_invalid_document_is_rejected_with_a_message(cluster: Cluster, case: str):
     change, message = WRONG[case]
     document = in_namespace(a_pipeline_document(), "default")
     change(document)
@@ -210,18 +219,18 @@ async def test_what_cannot_be_right_is_rejected_with_what_would_be(cluster: Clus
         await cluster.apply(document, manager="tests", dry_run=True)
 
 
-async def test_the_document_the_wrong_ones_are_made_from_is_right(cluster: Cluster):
+async def test_base_document_is_accepted(cluster: Cluster):
     await cluster.apply(in_namespace(a_pipeline_document(), "default"), manager="tests", dry_run=True)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=[f"{path.parent.name}-{path.stem}" for path in EXAMPLES])
-async def test_examples_come_back_as_they_were(cluster: Cluster, namespace: str, path: Path):
+async def test_examples_round_trip(cluster: Cluster, namespace: str, path: Path):
     pipeline = load_pipeline(path)
 
     assert await returned(cluster, pipeline, namespace) == pipeline.spec
 
 
-async def test_a_pipeline_with_everything_comes_back_as_it_was(cluster: Cluster, namespace: str):
+async def test_full_pipeline_round_trips(cluster: Cluster, namespace: str):
     served = a_variant("served", family="", storageUri="", container={"image": "triton", "env": {"A": "1"}})
     tuned = a_variant(
         parameters={"depth": 3, "wide": True, "rate": 0.5, "kind": "plain"},
@@ -258,8 +267,14 @@ async def test_a_pipeline_with_everything_comes_back_as_it_was(cluster: Cluster,
     assert await returned(cluster, pipeline, namespace) == pipeline.spec
 
 
-async def test_how_chats_are_taken_comes_back_as_it_was(cluster: Cluster, namespace: str):
-    images = {"most": 4, "megapixels": 2.5, "size": "1Mi", "domains": ["a.example"], "stores": ["https://s.example/i/"]}
+async def test_chat_settings_round_trip(cluster: Cluster, namespace: str):
+    images = {
+        "maxPerRequest": 4,
+        "maxMegapixels": 2.5,
+        "maxBytes": "1Mi",
+        "allowedDomains": ["a.example"],
+        "trustedPrefixes": ["https://s.example/i/"],
+    }
     pipeline = a_chat_pipeline(
         chat={"images": images}, slo={"latency": "9s", "timeToFirstToken": "1s", "timePerOutputToken": "50ms"}
     )
@@ -267,13 +282,13 @@ async def test_how_chats_are_taken_comes_back_as_it_was(cluster: Cluster, namesp
     assert await returned(cluster, pipeline, namespace) == pipeline.spec
 
 
-async def test_an_engine_of_others_comes_back_as_it_was(cluster: Cluster, namespace: str):
+async def test_openai_container_round_trips(cluster: Cluster, namespace: str):
     pipeline = an_engine_pipeline()
 
     assert await returned(cluster, pipeline, namespace) == pipeline.spec
 
 
-async def test_a_plan_and_a_profile_come_back_as_they_were(cluster: Cluster, namespace: str):
+async def test_plan_and_profile_round_trip(cluster: Cluster, namespace: str):
     forecast = {"peakRps": 12.75, "observedRps": 0.1, "source": "lstm", "recentError": 0.125}
     explanation = {
         "change": "first ×2",
@@ -322,7 +337,7 @@ def assert_contains(found: Any, written: Any, path: str) -> None:
         assert found == written, path
 
 
-async def test_what_is_left_out_is_filled_in_with_what_the_models_would_take(cluster: Cluster, namespace: str):
+async def test_server_defaults_equal_model_defaults(cluster: Cluster, namespace: str):
     document = in_namespace(
         a_pipeline_document(budget={"cores": 8}, router={"resources": {"memory": "64Mi"}}), namespace
     )

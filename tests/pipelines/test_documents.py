@@ -18,20 +18,20 @@ from trimtab_pipelines.endpoints import Endpoint, Endpoints
 from trimtab_pipelines.plan import PipelinePlan
 
 
-def test_a_pipeline_is_found_in_its_folder(tmp_path):
+def test_pipeline_is_loaded_from_folder(tmp_path):
     (tmp_path / "pipeline.yaml").write_text(dump_yaml(a_pipeline()))
 
     assert load_pipeline(tmp_path) == a_pipeline()
 
 
-def test_profiles_of_all_stages_share_one_file(tmp_path):
+def test_profiles_of_all_stages_are_loaded_from_one_file(tmp_path):
     profiles = [a_profile(stage, [a_point_profile()]) for stage in ("first", "second")]
     (tmp_path / "profile.yaml").write_text(dump_yaml(*profiles))
 
     assert load_profiles(tmp_path) == {"first": profiles[0], "second": profiles[1]}
 
 
-def test_a_plan_and_endpoints_written_are_read_back(tmp_path):
+def test_plan_and_endpoints_round_trip(tmp_path):
     plan = a_plan(a_pipeline(2))
     endpoints = Endpoints(stages={"first": (Endpoint(name="first-0", address="127.0.0.1:80", variants=("small",)),)})
     write_json(tmp_path / "plan.json", plan)
@@ -56,12 +56,12 @@ def test_a_plan_and_endpoints_written_are_read_back(tmp_path):
         ),
         (
             "kind: InferencePipeline\nspec:\n  slo: {}\n  slo: {}",
-            "the key 'slo' stands twice, first in line 3; keep one",
+            "duplicate key 'slo', first on line 3",
         ),
         ("kind: Deployment\nmetadata: {name: x}\nspec: {}", "kind: Input should be 'InferencePipeline'"),
     ],
 )
-def test_a_file_that_is_no_pipeline_is_named(tmp_path, text, complaint):
+def test_invalid_pipeline_file_is_rejected(tmp_path, text, complaint):
     path = tmp_path / "pipeline.yaml"
     path.write_text(text)
 
@@ -71,7 +71,7 @@ def test_a_file_that_is_no_pipeline_is_named(tmp_path, text, complaint):
 
 
 @pytest.mark.parametrize("written", ["400", "0.4"])
-def test_a_time_without_its_unit_is_refused_with_what_may_be_meant(tmp_path, written):
+def test_duration_without_unit_is_rejected_with_suggestions(tmp_path, written):
     text = dump_yaml(a_pipeline(slo={"latency": "100ms"})).replace("latency: 100ms", f"latency: {written}")
     (tmp_path / "pipeline.yaml").write_text(text)
 
@@ -80,7 +80,7 @@ def test_a_time_without_its_unit_is_refused_with_what_may_be_meant(tmp_path, wri
         load_pipeline(tmp_path)
 
 
-def test_amounts_may_be_numbers_as_everywhere_in_kubernetes(tmp_path):
+def test_quantities_may_be_numbers(tmp_path):
     text = dump_yaml(a_pipeline(budget={"cores": "2"}))
     assert "cores: '2'" in text
     (tmp_path / "pipeline.yaml").write_text(text.replace("cores: '2'", "cores: 2"))
@@ -88,33 +88,33 @@ def test_amounts_may_be_numbers_as_everywhere_in_kubernetes(tmp_path):
     assert load_pipeline(tmp_path).spec.budget.cores == 2.0
 
 
-def test_a_key_that_stands_twice_in_json_is_refused_too(tmp_path):
+def test_duplicate_json_key_is_rejected(tmp_path):
     (tmp_path / "plan.json").write_text('{"kind": "PipelinePlan", "kind": "PipelinePlan"}')
 
-    with pytest.raises(DocumentError, match="the key 'kind' stands twice; keep one"):
+    with pytest.raises(DocumentError, match="duplicate key 'kind'"):
         load_plan(tmp_path / "plan.json")
 
 
-def test_what_yaml_merges_may_be_written_over(tmp_path):
+def test_yaml_merge_key_may_be_overridden(tmp_path):
     (tmp_path / "pipeline.yaml").write_text("x: &x {name: a}\ny: {<<: *x, name: b}\n" + "z: 1")
 
     with pytest.raises(DocumentError, match="x: unknown field"):
         load_pipeline(tmp_path)
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_missing_file_is_named(tmp_path):
     with pytest.raises(DocumentError, match=r"nowhere\.yaml: No such file"):
         load_pipeline(tmp_path / "nowhere.yaml")
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path):
+def test_non_utf8_file_is_rejected(tmp_path):
     (tmp_path / "pipeline.yaml").write_bytes(b"\xff\xfe\x00")
 
     with pytest.raises(DocumentError, match="not UTF-8"):
         load_pipeline(tmp_path)
 
 
-def test_a_file_too_large_to_be_a_document_is_not_read(tmp_path):
+def test_oversized_file_is_not_read(tmp_path):
     path = tmp_path / "pipeline.yaml"
     with path.open("wb") as file:
         file.truncate(17 * 2**20)
@@ -123,7 +123,7 @@ def test_a_file_too_large_to_be_a_document_is_not_read(tmp_path):
         load_pipeline(path)
 
 
-def test_a_tensor_named_y_stays_a_name_for_every_reader_of_yaml():
+def test_tensor_name_y_is_quoted_in_yaml():
     pipeline = a_pipeline()
     output = pipeline.spec.outputs[0].model_copy(update={"name": "y"})
     document = pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"outputs": (output,)})})
@@ -131,7 +131,7 @@ def test_a_tensor_named_y_stays_a_name_for_every_reader_of_yaml():
     assert "name: 'y'" in dump_yaml(document)
 
 
-def test_a_plan_of_a_newer_version_is_used_without_what_is_new(caplog):
+def test_unknown_plan_fields_are_ignored_and_logged(caplog):
     pipeline = a_pipeline(2)
     plan = a_plan(pipeline)
     written = plan.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -143,13 +143,11 @@ def test_a_plan_of_a_newer_version_is_used_without_what_is_new(caplog):
     with pytest.raises(DocumentError, match=r"spec\.tokens: unknown field"):
         parse(PipelinePlan, written, "plan.json")
 
-    named = "spec.stages.0.placement, spec.stages.1.placement, spec.tokens"
-    assert [record.message for record in caplog.records if named in record.message] == [
-        f"plans have fields that this version does not know, and does without: {named}; upgrade it"
-    ]
+    fields = "spec.stages.0.placement, spec.stages.1.placement, spec.tokens"
+    assert sum(fields in record.message for record in caplog.records) == 1
 
 
-def test_a_plan_that_is_wrong_besides_is_refused_for_that():
+def test_invalid_plan_with_unknown_fields_is_rejected():
     written = a_plan(a_pipeline()).model_dump(mode="json", by_alias=True, exclude_none=True)
     written["spec"] |= {"tokens": 3, "generation": "first"}
     with pytest.raises(DocumentError) as error:

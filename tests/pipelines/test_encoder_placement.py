@@ -1,4 +1,4 @@
-"""Variants that read images themselves: where they may stand, what they read, and plans that do without encoders."""
+"""Variants with a colocated encoder: validation, inputs, and plans without encoder replicas."""
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ from trimtab_pipelines.prefill_time import prefill_seconds
 from trimtab_pipelines.profile import ChatProfile, LatencyCurve, PointProfile
 
 
-def test_each_variant_reads_what_is_its_own(tmp_path):
+def test_each_variant_reads_its_placements_inputs(tmp_path):
     pipeline = a_choosing_pipeline()
     text = pipeline.spec.stage("text")
 
@@ -46,25 +46,25 @@ def needed():
 
 OTHERS = {"name": "others", "datatype": "BYTES", "shape": [-1], "optional": True}
 WRONG = {
-    "where nothing is pulled": ([a_writer(variants=[a_variant(encoder="Colocated")])], "optional inputs images"),
-    "where nothing is written": (
+    "no encoder stage": ([a_writer(variants=[a_variant(encoder="Colocated")])], "optional inputs images"),
+    "no generation stage": (
         [an_encoder() | {"variants": [a_variant(encoder="Colocated")]}, a_writer()],
-        "role: Generate",
+        "role Generate",
     ),
-    "images that are needed": (needed(), "optional inputs images"),
-    "another reader of what is encoded": (two_writers(), "may do without encode, which second reads"),
-    "of other images": (other_images(), "read the same images"),
+    "required images": (needed(), "optional inputs images"),
+    "another reader of the encoder": (two_writers(), "stage second reads it too"),
+    "other images": (other_images(), "read the same images"),
 }
 
 
-@pytest.mark.parametrize(("stages", "words"), WRONG.values(), ids=WRONG)
-def test_what_cannot_be_chosen_is_refused_by_name(stages, words):
+@pytest.mark.parametrize(("stages", "message"), WRONG.values(), ids=WRONG)
+def test_invalid_encoder_placement_is_rejected(stages, message):
     inputs = [*a_choosing_pipeline().spec.model_dump(by_alias=True)["inputs"], OTHERS]
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         a_chat_pipeline(stages, inputs=inputs)
 
 
-def test_a_plan_does_without_encoders_only_where_images_are_read_whole():
+def test_plan_idles_encoder_only_for_colocated_variant():
     pipeline = a_choosing_pipeline()
     whole, apart = (laid_out(pipeline, apart=apart) for apart in (False, True))
 
@@ -72,11 +72,11 @@ def test_a_plan_does_without_encoders_only_where_images_are_read_whole():
     assert idle_stages(validate_plan(apart, pipeline), pipeline.spec) == frozenset()
     starving = apart.model_copy(deep=True)
     starving.spec.stages[0].__dict__["replicas"] = 0
-    with pytest.raises(DocumentError, match="encode has 0 replicas, and what it gives is read"):
+    with pytest.raises(DocumentError, match="encode has 0 replicas"):
         validate_plan(starving, pipeline)
 
 
-def test_a_budget_need_not_hold_encoders_that_a_whole_reader_does_without():
+def test_budget_excludes_optional_encoders():
     core = {"cpu": "1"}
     encoder = an_encoder() | {"variants": [a_variant(resources=core)]}
     writer = a_choosing_writer() | {
@@ -101,7 +101,7 @@ def a_chat_profile() -> PointProfile:
 
 
 @given(images=st.floats(0, 16), size=st.sampled_from([1, 4, 8, 3]))
-def test_times_of_chats_lie_on_a_line_through_no_image_and_one(images, size):
+def test_chat_times_are_linear_in_images(images, size):
     shown = a_chat_profile().for_chats(images)
 
     expected = (1 + images) * (0.004 + 0.002 * size)
@@ -111,7 +111,7 @@ def test_times_of_chats_lie_on_a_line_through_no_image_and_one(images, size):
     assert shown.for_chats(images).chats is not None
 
 
-def test_what_was_measured_by_chance_the_wrong_way_round_is_no_gain_of_many_images():
+def test_inverted_measurements_do_not_extrapolate_to_a_gain():
     slow, fast = a_point_profile("whole", 0.008, 0.004), a_point_profile("whole", 0.004, 0.002)
     one, none = (LatencyCurve(measurements=each.measurements, fit=each.fit) for each in (fast, slow))
 
@@ -132,7 +132,7 @@ def a_profile_that_tells_of_prompts() -> PointProfile:
 
 
 @given(images=st.floats(0, 8), size=st.sampled_from([1, 4, 8]), more=st.floats(0, 5_000))
-def test_tokens_beyond_the_profiled_ones_take_what_reading_them_takes_in_each_chat_of_a_batch(images, size, more):
+def test_extra_prompt_tokens_add_prefill_time_per_chat(images, size, more):
     profile = a_profile_that_tells_of_prompts()
     usual = profile.for_chats(images)
     longer = profile.for_chats(images, 10.0 + 16.0 * images + more)
@@ -146,7 +146,7 @@ def test_tokens_beyond_the_profiled_ones_take_what_reading_them_takes_in_each_ch
 
 
 @pytest.mark.parametrize("tokens", [0.0, 5.0, 42.0])
-def test_fewer_tokens_than_were_profiled_or_unknown_ones_are_as_dear(tokens):
+def test_fewer_or_unknown_tokens_cost_as_profiled(tokens):
     profile = a_profile_that_tells_of_prompts()
 
     assert profile.for_chats(2.0, tokens) == profile.for_chats(2.0)
@@ -154,7 +154,7 @@ def test_fewer_tokens_than_were_profiled_or_unknown_ones_are_as_dear(tokens):
 
 
 @pytest.mark.parametrize(("tokens", "seconds"), [(0, 1.0), (10, 1.0), (15, 1.5), (30, 4.0), (40, 6.0), (60, 10.0)])
-def test_seconds_to_read_lie_on_straight_lines_and_go_on_beyond_the_last(tokens, seconds):
+def test_prefill_seconds_interpolate_and_extrapolate(tokens, seconds):
     assert prefill_seconds({10: 1.0, 20: 2.0, 40: 6.0}, tokens) == pytest.approx(seconds)
     assert prefill_seconds({}, tokens) == 0.0
     assert prefill_seconds({20: 3.0}, tokens) == 3.0

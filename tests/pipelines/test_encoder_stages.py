@@ -1,4 +1,4 @@
-"""Stages that encode images for a stage that writes: what may read what."""
+"""Encoder stages: rows, inputs of replicas, and validation."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from trimtab_pipelines.model_spec import model_spec
 from trimtab_pipelines.stages import CHAT_IMAGE_INDEX
 
 
-def test_it_plans_with_images_a_chat_and_its_replicas_are_told_of_chats(tmp_path) -> None:
+def test_encoder_has_rows_per_image_and_chat_index_input(tmp_path) -> None:
     stage = an_encoder()
     stage["outputs"][0]["expectedRows"] = 2.5
     pipeline = parted(stage)
@@ -22,7 +22,7 @@ def test_it_plans_with_images_a_chat_and_its_replicas_are_told_of_chats(tmp_path
 
 
 def read_elsewhere() -> list[dict[str, Any]]:
-    follower = an_encoder() | {"name": "second", "encodes": False}
+    follower = an_encoder() | {"name": "second", "role": "Predict"}
     follower["inputs"] = [{"name": "x", "from": "encode.outputs.references"}]
     return [an_encoder(), follower, a_writer()]
 
@@ -35,21 +35,21 @@ def without_images() -> list[dict[str, Any]]:
 
 WRONG = {
     "another output": ([an_encoder() | {"outputs": [{"name": "y", "datatype": "FP32"}]}, a_writer()], "only output"),
-    "another reader": (read_elsewhere(), "read by one that writes"),
-    "images by another name": (without_images(), "needs an input images"),
-    "of words": (
+    "another reader": (read_elsewhere(), "Only a generation stage may read"),
+    "images by another name": (without_images(), "requires an input images"),
+    "text instead of images": (
         [an_encoder() | {"inputs": [{"name": "images", "from": "request.inputs.messages"}]}, a_writer()],
-        r"should be BYTES \[-1\]|must be BYTES \[-1\]",
+        r"to be BYTES \[-1\]",
     ),
 }
 
 
-@pytest.mark.parametrize(("stages", "words"), WRONG.values(), ids=WRONG)
-def test_what_does_not_fit_is_refused_by_name(stages, words) -> None:
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize(("stages", "message"), WRONG.values(), ids=WRONG)
+def test_invalid_encoder_stage_is_rejected(stages, message) -> None:
+    with pytest.raises(ValueError, match=message):
         a_chat_pipeline(stages)
 
 
-def test_where_images_are_kept_is_not_for_callers() -> None:
-    with pytest.raises(ValueError, match="not for callers"):
+def test_embeddings_cannot_be_pipeline_outputs() -> None:
+    with pytest.raises(ValueError, match="cannot be an output of the pipeline"):
         a_chat_pipeline([an_encoder(), a_writer()], outputs=[{"name": "r", "from": "encode.outputs.references"}])

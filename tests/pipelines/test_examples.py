@@ -11,7 +11,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "pipelines").glob("*/pipeline.yam
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
-def test_an_example_is_valid_and_its_weights_are_there(path):
+def test_example_is_valid_and_its_weights_exist(path):
     pipeline = load_pipeline(path)
     local = [v.storage_uri for s in pipeline.spec.stages for v in s.variants if "://" not in v.storage_uri]
 
@@ -19,14 +19,14 @@ def test_an_example_is_valid_and_its_weights_are_there(path):
     assert [uri for uri in local if not (path.parent / uri).is_file()] == []
 
 
-def test_there_is_an_example():
+def test_examples_exist():
     assert EXAMPLES
 
 
 @pytest.mark.parametrize(
     "path", [p for p in EXAMPLES if (p.parent / "accuracy.json").exists()], ids=lambda p: p.parent.name
 )
-def test_accuracies_are_the_measured_ones(path):
+def test_example_accuracies_match_measurements(path):
     files = path.parent.glob("accuracy*.json")
     measured = {name: told for file in files for name, told in json.loads(file.read_text())["variants"].items()}
     declared = {v.name: v for stage in load_pipeline(path).spec.stages for v in stage.variants}

@@ -35,11 +35,11 @@ def tokenizer(transformers) -> Any:
 @pytest.mark.parametrize(
     ("family", "encoded"), [("llama-3.2-vision", 6404), ("llava-onevision", 7290), ("internvl", 1280)]
 )
-def test_the_paper_counts_an_image_of_896_px_so(family, encoded):
+def test_token_counts_match_the_paper(family, encoded):
     assert RULES[family].count(896, 896).encoded == encoded
 
 
-def test_mllama_lays_images_on_the_canvas_its_processor_takes(transformers):
+def test_mllama_canvas_matches_its_processor(transformers):
     module = import_module("transformers.models.mllama.image_processing_mllama")
     for most, tile, sizes in ((4, 560, SIZES), (6, 224, SIZES[:100])):
         rule = Canvas(tile, 100, most)
@@ -50,7 +50,7 @@ def test_mllama_lays_images_on_the_canvas_its_processor_takes(transformers):
             assert (counted.encoded, counted.placeholders) == (100 * counted.tiles, 1)
 
 
-def test_internvl_cuts_images_as_its_processor_does(transformers):
+def test_internvl_tiles_match_its_processor(transformers):
     processor = transformers.GotOcr2ImageProcessor(
         size={"height": 448, "width": 448}, crop_to_patches=True, min_patches=1, max_patches=12
     )
@@ -61,7 +61,7 @@ def test_internvl_cuts_images_as_its_processor_does(transformers):
         assert NearestGrid(448, 256, max_tiles=6, min_tiles=2).count(width, height).tiles == few, (height, width)
 
 
-def test_llava_onevision_leaves_as_many_places_as_its_processor(transformers, tokenizer):
+def test_llava_onevision_placeholders_match_its_processor(transformers, tokenizer):
     images = transformers.LlavaOnevisionImageProcessor()
     processor = transformers.LlavaOnevisionProcessor(
         images, tokenizer, import_module("transformers").LlavaOnevisionVideoProcessor(), num_image_tokens=729
@@ -73,7 +73,7 @@ def test_llava_onevision_leaves_as_many_places_as_its_processor(transformers, to
     assert counted == wanted
 
 
-def test_llava_next_leaves_as_many_places_as_its_processor(transformers, tokenizer):
+def test_llava_next_placeholders_match_its_processor(transformers, tokenizer):
     size = {"height": 336, "width": 336}
     processor = transformers.LlavaNextProcessor(
         transformers.LlavaNextImageProcessor(size={"shortest_edge": 336}, crop_size=size),
@@ -90,7 +90,7 @@ def test_llava_next_leaves_as_many_places_as_its_processor(transformers, tokeniz
 
 
 @pytest.mark.parametrize("images", [1, 2])
-def test_llava_onevision_encodes_as_many_tiles_as_its_processor_makes(transformers, images):
+def test_llava_onevision_tiles_match_its_processor(transformers, images):
     processor = transformers.LlavaOnevisionImageProcessor(
         size={"height": 8, "width": 8}, image_grid_pinpoints=[[8 * r, 8 * c] for r in (1, 2, 3) for c in (1, 2, 3)]
     )
@@ -103,7 +103,7 @@ def test_llava_onevision_encodes_as_many_tiles_as_its_processor_makes(transforme
         assert rule.count(width, height, images=images).tiles == made.shape[1], (height, width)
 
 
-def test_smolvlm_splits_images_as_its_processor_does(transformers):
+def test_smolvlm_tiles_match_its_processor(transformers):
     processor = transformers.SmolVLMImageProcessor(size={"longest_edge": 64}, max_image_size={"longest_edge": 16})
     rule = Splits(16, 4, longest_px=64)
     for height, width in [(size[0] % 150 + 4, size[1] % 150 + 4) for size in SIZES[:120]]:
@@ -114,9 +114,9 @@ def test_smolvlm_splits_images_as_its_processor_does(transformers):
         assert counted.tiles == made["pixel_values"].shape[1]
 
 
-def test_an_image_without_area_is_refused():
+def test_image_without_area_is_rejected():
     for rule in RULES.values():
-        with pytest.raises(ValueError, match="both sides should be at least 1"):
+        with pytest.raises(ValueError, match="both sides must be at least 1"):
             rule.count(0, 5)
-        with pytest.raises(ValueError, match="in a request of 0 images"):
+        with pytest.raises(ValueError, match="0 images"):
             rule.count(5, 5, images=0)

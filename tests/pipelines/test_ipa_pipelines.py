@@ -9,7 +9,7 @@ NAMES = sorted(STAGE_SECONDS)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_service_level_and_objective_are_the_papers(name):
+def test_slo_and_objective_match_the_paper(name):
     spec = ipa_pipeline(name).spec
     alpha, beta = WEIGHTS[name]
 
@@ -21,7 +21,7 @@ def test_service_level_and_objective_are_the_papers(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_variants_are_the_papers(name):
+def test_variants_match_the_paper(name):
     for stage in ipa_pipeline(name).spec.stages:
         assert stage.batch_sizes == (1, 2, 4, 8, 16, 32, 64)
         for variant in stage.variants:
@@ -32,14 +32,14 @@ def test_variants_are_the_papers(name):
             assert variant.accuracy_evidence.source == "Published"
 
 
-def test_every_variant_of_the_paper_is_there():
+def test_every_variant_of_the_paper_exists():
     found = {v.name for name in NAMES for stage in ipa_pipeline(name).spec.stages for v in stage.variants}
 
     assert found == VARIANTS.keys() | BESIDE_THE_TABLES.keys()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_input_of_any_size_has_a_law_for_its_length(name):
+def test_every_open_input_has_a_length_distribution(name):
     pipeline = ipa_pipeline(name)
     laws = parse_distributions(pipeline.metadata.annotations["trimtab.dev/payloads"], pipeline.spec.inputs)
 

@@ -24,7 +24,7 @@ def a_disk_with(most_bytes: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, heard)
 
 
-def test_a_full_disk_costs_the_line_it_had_no_room_for(tmp_path: Path) -> None:
+def test_full_disk_loses_only_the_current_line(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     lines = JsonLinesFile(path, 10**6)
     lines.append(json.dumps("one"))
@@ -36,7 +36,7 @@ def test_a_full_disk_costs_the_line_it_had_no_room_for(tmp_path: Path) -> None:
     assert path.read_text() == '"one"\n"two"\n'
 
 
-def test_what_a_crash_tore_is_cut_and_what_is_no_line_is_left_out(tmp_path: Path) -> None:
+def test_torn_and_invalid_lines_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_text('"one"\n"to')
     JsonLinesFile(path, 10**6).append(json.dumps("two"))
@@ -47,7 +47,7 @@ def test_what_a_crash_tore_is_cut_and_what_is_no_line_is_left_out(tmp_path: Path
 
 
 @pytest.mark.parametrize("shorten", [drop_older_half, thin_older_half])
-def test_a_file_never_outgrows_its_bound(tmp_path: Path, shorten) -> None:
+def test_file_stays_within_its_bound(tmp_path: Path, shorten) -> None:
     path = tmp_path / "lines"
     lines = JsonLinesFile(path, 100, shorten)
     for number in range(1000):

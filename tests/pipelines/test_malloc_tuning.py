@@ -24,7 +24,7 @@ print(given_back, faults())
 
 
 @pytest.mark.skipif(not retain_freed_memory(2**20, 2**23), reason="the C library is another than GNU's")
-def test_a_request_takes_up_the_memory_of_the_one_before():
+def test_freed_memory_is_reused():
     told = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, timeout=60)
     given_back, kept = map(int, told.stdout.split())
 

@@ -1,4 +1,4 @@
-"""Containers that speak OpenAI: where they may stand, and what is said of them where they may not."""
+"""Containers of protocol OpenAI: valid stages, and validation messages."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.router.parted import an_encoder
 POINTS = [{"name": "fast", "accuracy": 0.8}, {"name": "slow", "accuracy": 0.9}]
 
 
-def test_an_engine_may_be_the_whole_reader_of_a_stage_that_chooses():
+def test_openai_container_may_be_a_colocated_variant():
     served = a_served(WHOLE) | {"encoder": "Colocated"}
     writer = a_choosing_writer() | {"variants": [a_variant(PULLS), served]}
     stage = a_chat_pipeline([an_encoder(), writer]).spec.stage("text")
@@ -22,8 +22,8 @@ def test_an_engine_may_be_the_whole_reader_of_a_stage_that_chooses():
     assert stage.excluded_input(WHOLE) == "references"
 
 
-def test_other_containers_are_written_as_before():
-    assert "speaks" not in a_stage_of(container={"image": "triton:1"}).variants[0].model_dump()["container"]
+def test_default_container_protocol_is_omitted():
+    assert "protocol" not in a_stage_of(container={"image": "triton:1"}).variants[0].model_dump()["container"]
 
 
 def a_stage_of(**changes: Any) -> Any:
@@ -37,22 +37,25 @@ def unread() -> dict[str, Any]:
 
 
 WRONG = {
-    "where nothing is written": (
+    "no generation stage": (
         [a_stage("text", variants=[a_served()])],
-        "speaks OpenAI, so the stage must say writes",
+        "requires role Generate",
     ),
-    "who pulls": (
+    "disaggregated encoder": (
         [an_encoder(), a_choosing_writer() | {"variants": [a_served(PULLS), a_variant(WHOLE, encoder="Colocated")]}],
-        f"variant {PULLS} .* must read images itself",
+        f"variant {PULLS} .* its own encoder",
     ),
-    "without messages": ([unread()], "needs an input messages"),
-    "with ways to run": ([a_writer(variants=[a_served() | {"operatingPoints": POINTS}])], "no operating point"),
-    "ready nowhere": ([a_writer(variants=[a_served(readyPath="/v2/health/ready")])], "name its own: /health"),
-    "in another tongue": ([a_writer(variants=[a_served(protocol="Ollama")])], "OpenInference.*OpenAI"),
+    "without messages": ([unread()], "requires an input messages"),
+    "several operating points": (
+        [a_writer(variants=[a_served() | {"operatingPoints": POINTS}])],
+        "one operating point",
+    ),
+    "no ready path": ([a_writer(variants=[a_served(readyPath="/v2/health/ready")])], "set readyPath"),
+    "unknown protocol": ([a_writer(variants=[a_served(protocol="Ollama")])], "OpenInference.*OpenAI"),
 }
 
 
-@pytest.mark.parametrize(("stages", "words"), WRONG.values(), ids=WRONG)
-def test_an_engine_anywhere_else_is_refused_by_name(stages: list[dict[str, Any]], words: str):
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize(("stages", "message"), WRONG.values(), ids=WRONG)
+def test_misplaced_openai_container_is_rejected(stages: list[dict[str, Any]], message: str):
+    with pytest.raises(ValueError, match=message):
         a_chat_pipeline(stages)

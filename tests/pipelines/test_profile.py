@@ -11,7 +11,7 @@ from tests.builders import a_measured_profile, a_point_profile, a_profile
 from trimtab_pipelines.result_line import ResultLine, threshold
 
 
-def test_a_measured_batch_answers_for_itself_and_others_by_the_fit():
+def test_unmeasured_batch_size_uses_the_fit():
     point = a_point_profile(constant_seconds=0.01, linear_seconds=0.001)
 
     assert point.latency_seconds(8) == pytest.approx(0.018)
@@ -19,7 +19,7 @@ def test_a_measured_batch_answers_for_itself_and_others_by_the_fit():
     assert point.throughput_rps(10) == pytest.approx(10 / 0.02)
 
 
-def test_a_profile_finds_its_points_by_variant_point_and_cores():
+def test_profile_point_lookup():
     profile = a_profile("first", [a_point_profile("small"), a_point_profile("small", cores=2)]).spec
 
     assert profile.point("small", "default", 2) == profile.points[1]
@@ -27,7 +27,7 @@ def test_a_profile_finds_its_points_by_variant_point_and_cores():
     assert profile.point("large", "default", 1) is None
 
 
-def test_an_outcome_holds_when_every_bar_does():
+def test_result_holds_if_every_threshold_holds():
     kept, missed = threshold("p99", 0.3, "<=", 0.5), threshold("accuracy", 0.8, ">=", 0.9)
 
     assert ResultLine(name="bench", figures={}, bars=(kept,)).holds
@@ -35,7 +35,7 @@ def test_an_outcome_holds_when_every_bar_does():
     assert missed.bound == ">= 0.9"
 
 
-def test_a_law_that_turns_down_promises_no_more_beyond_the_largest_size_than_was_measured():
+def test_downward_fit_is_bounded_by_the_largest_measurement():
     point = a_measured_profile({1: 0.010, 2: 0.014, 4: 0.020, 8: 0.028})
     sizes = range(1, 129)
 
@@ -52,7 +52,7 @@ RISING = st.lists(st.floats(1.0, 3.0), min_size=2, max_size=7)
 
 
 @given(steps=RISING, first=st.floats(1e-4, 1.0), skipped=st.integers(0, 3))
-def test_a_size_that_was_not_measured_lies_between_those_beside_it(steps, first, skipped):
+def test_unmeasured_size_lies_between_its_neighbours(steps, first, skipped):
     sizes = [2 ** (place + skipped) for place in range(len(steps))]
     point = a_measured_profile(dict(zip(sizes, (first * float(step) for step in cumprod(steps)), strict=True)))
     best_rps = max(one.throughput_rps for one in point.measurements)

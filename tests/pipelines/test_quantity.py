@@ -26,14 +26,14 @@ from trimtab_pipelines.quantity import (
         (".5", 0.5),
     ],
 )
-def test_a_quantity_is_the_number_it_stands_for(written, number):
+def test_quantity_is_parsed(written, number):
     assert parse_quantity(written) == number
 
 
 @pytest.mark.parametrize(
     "written", ["", "m", "-1", "1 core", "0x10", "1e3", "nan", "inf", None, True, [], float("nan"), -2]
 )
-def test_what_is_no_quantity_is_refused_with_an_example(written):
+def test_invalid_quantity_is_rejected_with_an_example(written):
     with pytest.raises(ValueError, match="is not a quantity"):
         parse_quantity(written)
 
@@ -41,26 +41,26 @@ def test_what_is_no_quantity_is_refused_with_an_example(written):
 @pytest.mark.parametrize(
     ("written", "seconds"), [("250ms", 0.25), ("1.5s", 1.5), ("2m", 120.0), ("1h", 3600.0), (3, 3.0)]
 )
-def test_a_duration_is_its_seconds(written, seconds):
+def test_duration_is_parsed_to_seconds(written, seconds):
     assert parse_duration(written) == seconds
 
 
 @pytest.mark.parametrize("written", ["", "10", "5 s", "-1s", "1d", None, False, float("inf")])
-def test_what_is_no_duration_is_refused_with_an_example(written):
+def test_invalid_duration_is_rejected_with_an_example(written):
     with pytest.raises(ValueError, match="is not a duration"):
         parse_duration(written)
 
 
 @given(st.integers(0, 10**6))
-def test_written_cores_read_back(millicores):
+def test_cores_round_trip(millicores):
     assert parse_quantity(format_cores(millicores / 1000)) == pytest.approx(millicores / 1000)
 
 
 @given(st.integers(0, 2**50))
-def test_written_bytes_read_back(size):
+def test_bytes_round_trip(size):
     assert parse_quantity(format_bytes(size)) == size
 
 
 @given(st.integers(0, 10**7))
-def test_written_durations_read_back(milliseconds):
+def test_durations_round_trip(milliseconds):
     assert parse_duration(format_duration(milliseconds / 1000)) == pytest.approx(milliseconds / 1000)

@@ -133,7 +133,7 @@ def roll(cluster: Cluster, targets: list[Target], data: st.DataObject, *, keep_r
 
 @settings(max_examples=120, deadline=None)
 @given(plans(), st.data())
-def test_keeps_the_budget_and_arrives(case, data) -> None:
+def test_rollout_stays_within_limit_and_completes(case, data) -> None:
     """Whatever the plans, every step stays within the budget and every plan becomes true, without any surge."""
     budget, sequence = case
     cluster = Cluster(budget)
@@ -143,7 +143,7 @@ def test_keeps_the_budget_and_arrives(case, data) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(plans(), st.data())
-def test_never_without_a_ready_replica_where_surge_holds_one_more(case, data) -> None:
+def test_surge_capacity_keeps_every_stage_ready(case, data) -> None:
     """Room for one more replica is enough to keep every stage served all the way."""
     budget, sequence = case
     cluster = Cluster(Capacity(budget.cores + max(SIZES.values())))
@@ -153,7 +153,7 @@ def test_never_without_a_ready_replica_where_surge_holds_one_more(case, data) ->
 
 @settings(max_examples=80, deadline=None)
 @given(plans(), st.data())
-def test_arrives_where_stages_come_and_go(case, data) -> None:
+def test_rollout_completes_while_stages_change(case, data) -> None:
     """Within the budget at every step, without any surge."""
     budget, sequence = case
     cluster = Cluster(budget)
@@ -168,7 +168,7 @@ def test_arrives_where_stages_come_and_go(case, data) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(plans(), st.data())
-def test_arrives_whatever_happens_on_the_way(case, data) -> None:
+def test_rollout_completes_despite_disturbances(case, data) -> None:
     """A plan may come while the one before is half done, and pods may die at any time."""
     budget, sequence = case
     cluster = Cluster(budget)
@@ -184,7 +184,7 @@ def test_arrives_whatever_happens_on_the_way(case, data) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(plans(), st.data())
-def test_goes_back_from_a_plan_that_never_gets_ready(case, data) -> None:
+def test_rollback_from_plan_that_never_becomes_ready(case, data) -> None:
     """Where nothing must be broken first, the replicas of the last good plan serve on, and it is reached again."""
     _, sequence = case
     good = [replace(t, name=f"{t.stage}-s", per_replica=Capacity(SIZES["s"])) for t in sequence[0]]
@@ -252,14 +252,14 @@ def test_next_step(sets, limit, expected) -> None:
     assert decide([a_target("read", "m", 2)], sets, Capacity(limit)) == expected
 
 
-def test_a_stage_that_is_gone_serves_until_routers_do_without_it() -> None:
+def test_removed_stage_serves_until_routers_are_updated() -> None:
     plan, sets = [a_target("read", "m", 2)], [a_set("old-s", 1), a_set("read-m", 2)]
 
     assert decide(plan, sets, Capacity(2.0), new_routes=False) == {"old-s": 1, "read-m": 2}
     assert decide(plan, sets, Capacity(2.0), new_routes=True) == {"old-s": 0, "read-m": 2}
 
 
-def test_a_renamed_stage_serves_until_its_successor_does() -> None:
+def test_renamed_stage_serves_until_its_successor_does() -> None:
     plan = [a_target("locate", "m", 1), a_target("classifier", "m", 2)]
     sets = [a_set("locate-m", 1), a_set("classify-m", 2)]
 
@@ -268,23 +268,23 @@ def test_a_renamed_stage_serves_until_its_successor_does() -> None:
     assert decide(plan, sets, Capacity(10.0)) == {"locate-m": 1, "classify-m": 0, "classifier-m": 2}
 
 
-def test_without_any_target_all_go() -> None:
+def test_all_groups_are_released_without_targets() -> None:
     assert decide([], [a_set("old-s", 2)], Capacity(1.0)) == {"old-s": 0}
 
 
-def test_gives_up_pods_without_a_node_where_the_limit_shrank() -> None:
+def test_unschedulable_pods_are_released_over_the_limit() -> None:
     """Two of four found a node; the limit is what they hold."""
     waiting = a_set("read-m", 4, ready=2, unscheduled=2)
 
     assert decide([a_target("read", "m", 4)], [waiting], Capacity(1.0)) == {"read-m": 2}
 
 
-def test_a_plan_beyond_the_limit_breaks_nothing() -> None:
+def test_plan_beyond_the_limit_keeps_stages_ready() -> None:
     """It can never become true, so that nothing is given up for it."""
     assert decide([a_target("read", "l", 4)], [a_set("read-s", 2)], Capacity(1.0))["read-s"] == 2
 
 
-def test_counts_gpus_like_cores() -> None:
+def test_gpus_are_limited_like_cores() -> None:
     target = Target("read", "big", 1, Capacity(1.0, gpus=1))
     old = ReplicaGroupState("small", "read", Capacity(1.0, gpus=1), desired=1, present=1, ready=1)
 
@@ -292,7 +292,7 @@ def test_counts_gpus_like_cores() -> None:
     assert decide([target], [old], Capacity(8.0, gpus=2)) == {"small": 1, "big": 1}
 
 
-def test_a_changed_template_may_surge_only_where_there_is_room() -> None:
+def test_surge_requires_free_capacity() -> None:
     own, other = a_set("read-m", 1), a_set("locate-m", 1)
 
     assert surge_allowed(own, [other], Capacity(1.5))
@@ -300,7 +300,7 @@ def test_a_changed_template_may_surge_only_where_there_is_room() -> None:
     assert surge_allowed(replace(own, surging=True), [other], Capacity(1.5))
 
 
-def test_a_stage_that_the_plan_does_without_goes_once_those_that_do_its_work_are_ready() -> None:
+def test_idle_stage_is_released_after_others_are_ready() -> None:
     plan = [a_target("encode", "m", 0), a_target("write", "l", 1)]
     encoders, old = a_set("encode-m", 2), a_set("write-m", 1)
 
@@ -311,7 +311,7 @@ def test_a_stage_that_the_plan_does_without_goes_once_those_that_do_its_work_are
     assert decide(plan, [encoders, old, ready], Capacity(4.0)) == {"encode-m": 0, "write-m": 0, "write-l": 1}
 
 
-def test_where_there_is_no_room_it_goes_before_who_still_serves() -> None:
+def test_idle_stage_is_released_first_without_capacity() -> None:
     plan = [a_target("encode", "m", 0), a_target("write", "l", 1)]
     encoders, old = a_set("encode-m", 2, ready=1), a_set("write-m", 1)
 

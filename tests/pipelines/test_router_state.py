@@ -7,7 +7,7 @@ from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.router_state import RecentRequests, RouterLoad, RouterState
 
 
-def test_what_is_not_known_is_left_out_and_what_is_not_told_has_its_default():
+def test_unknown_fields_are_ignored_and_absent_ones_default():
     told = RouterState.model_validate({"stages": {"read": {"variant": "small", "temperature": 3}}, "mood": "well"})
 
     assert told.stages["read"].variant == "small"
@@ -15,7 +15,7 @@ def test_what_is_not_known_is_left_out_and_what_is_not_told_has_its_default():
     assert (told.ready, told.served) == (False, None)
 
 
-def test_it_is_read_as_it_was_written():
+def test_router_state_round_trips():
     served = RecentRequests(received=3, ok=1, late=1, dropped=1, p99_seconds=0.5, accuracy=0.9)
     told = RouterState(plan_generation=2, plan_applied_at=1.5, ready=True, served=served, stages={})
 
@@ -24,14 +24,14 @@ def test_it_is_read_as_it_was_written():
 
 
 @pytest.mark.parametrize("wrong", [{}, {"stages": []}, {"stages": {"read": {"queue_rows": -1}}}, {"stages": {"": 1}}])
-def test_what_is_no_state_is_refused(wrong):
+def test_invalid_router_state_is_rejected(wrong):
     with pytest.raises(ValidationError):
         RouterState.model_validate(wrong)
 
 
-def test_every_end_has_its_count():
+def test_every_outcome_has_a_count():
     assert {end.word for end in RequestOutcome} < set(RecentRequests.model_fields)
 
 
-def test_counts_are_a_load():
+def test_arrival_counts_are_a_load():
     assert RouterLoad(now=7.0, rps=[1, 2]) == RouterLoad.model_validate_json('{"now": 7, "rps": [1, 2.0]}')

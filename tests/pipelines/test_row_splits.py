@@ -93,7 +93,7 @@ def test_floor_with_probability_is_tight():
 
     assert binomial_tail(ceil(0.7 * 64), 64, mean - 1e-3) < 0.95
     assert required_mean(0.7, 64) == 0.7
-    with pytest.raises(ValueError, match="leave it out"):
+    with pytest.raises(ValueError, match="probability"):
         required_mean(0.7, 64, 1.0)
 
 

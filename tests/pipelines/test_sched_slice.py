@@ -24,7 +24,7 @@ def elsewhere(seconds: float, niceness: int) -> tuple[bool, int, list[int]]:
 
 
 @pytest.mark.parametrize(("seconds", "niceness"), [(0.0003, 0), (MAX_SLICE_SECONDS, 5)])
-def test_turns_are_as_long_as_asked_for_here_and_in_threads(seconds: float, niceness: int) -> None:
+def test_time_slice_applies_to_process_and_threads(seconds: float, niceness: int) -> None:
     turn_seconds(0)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         asked, nice, told = pool.submit(elsewhere, seconds, niceness).result()
@@ -34,11 +34,11 @@ def test_turns_are_as_long_as_asked_for_here_and_in_threads(seconds: float, nice
     assert told == [round(1e9 * seconds)] * 2
 
 
-def test_nobody_is_asked_where_nothing_is_known_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_machine_is_left_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "pdp11")
     assert not set_time_slice(MAX_SLICE_SECONDS)
 
 
-def test_who_has_a_class_of_its_own_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_scheduling_class_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_IDLE)
     assert not set_time_slice(MAX_SLICE_SECONDS)

@@ -8,11 +8,11 @@ from trimtab_pipelines.rendering.schema import SUFFIX, render
 FOLDER = Path(__file__).parents[2] / "pipelines" / "schema"
 
 
-def test_the_committed_schemas_are_current():
+def test_committed_schemas_are_current():
     assert differing(FOLDER, render(), SUFFIX) == []
 
 
-def test_a_stale_schema_is_named(tmp_path, capsys):
+def test_stale_schema_is_named(tmp_path, capsys):
     write_or_check([str(tmp_path)], render(), SUFFIX)
     (tmp_path / "pipelineplan.schema.json").write_text("{}")
 

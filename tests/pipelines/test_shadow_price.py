@@ -9,18 +9,18 @@ from trimtab_pipelines.shadow_price import BUSY_SHARE, observed_shadow_price, sh
 POINTS = [(0.001, 0.6), (0.004, 0.7), (0.003, 0.75), (0.01, 0.8)]
 
 
-def test_a_point_below_the_line_between_others_is_no_corner():
+def test_point_below_the_hull_is_no_corner():
     assert best_mixes(POINTS) == [(0.0, 0.0), (0.001, 0.6), (0.003, 0.75), (0.01, 0.8)]
 
 
 @pytest.mark.parametrize(
     ("seconds_a_row", "price"), [(0.02, 0.0), (0.005, 0.05 / 0.007), (0.002, 0.15 / 0.002), (0.0005, 600.0)]
 )
-def test_the_price_is_what_the_last_second_gives(seconds_a_row, price):
+def test_price_is_the_gain_of_the_last_second(seconds_a_row, price):
     assert shadow_price(POINTS, 2 * BUSY_SHARE / seconds_a_row, replicas=2) == pytest.approx(price)
 
 
-def test_where_nobody_comes_time_costs_nothing():
+def test_price_is_zero_without_load():
     assert shadow_price(POINTS, 0.0, 1) == 0.0
     assert shadow_price([], 100.0, 1) == 0.0
 
@@ -31,7 +31,7 @@ def a_stage_plan(**changes):
     return StagePlan.model_validate({"name": "a", "variant": "b", "batchSize": 8, "replicas": 2} | points | changes)
 
 
-def test_where_batches_take_longer_time_is_priced_as_if_that_had_been_profiled():
+def test_observed_price_equals_price_of_slower_profile():
     slower = [(3.0 * seconds, accuracy) for seconds, accuracy in POINTS[::-3]]
     for rows_rps in (100.0, 300.0, 800.0):
         plan = with_shadow_price(a_stage_plan(), rows_rps)
@@ -40,5 +40,5 @@ def test_where_batches_take_longer_time_is_priced_as_if_that_had_been_profiled()
         assert observed_shadow_price(plan, 3.0) == pytest.approx(shadow_price(slower, rows_rps, 2))
 
 
-def test_a_price_that_was_given_for_no_load_stays():
+def test_price_without_rate_is_unchanged():
     assert observed_shadow_price(a_stage_plan(shadowPrice=7.0), 3.0) == 7.0

@@ -13,7 +13,7 @@ SHIPPED = re.findall(r"^COPY (\S+) /opt/trimtab/pipelines/(\S+)$", (ROOT / "Dock
 FILES = [file for folder, _ in SHIPPED for file in sorted((ROOT / folder).glob("*.yaml"))]
 
 
-def test_the_image_has_every_pipeline_that_names_weights_beside_it():
+def test_image_contains_pipelines_with_local_weights():
     beside = {
         file.parent.name for file in ROOT.glob("pipelines/*/*.yaml") if "storageUri: weights/" in file.read_text()
     }
@@ -25,7 +25,7 @@ def test_the_image_has_every_pipeline_that_names_weights_beside_it():
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.name}")
-def test_a_pipeline_finds_its_weights_by_its_name(file: Path, tmp_path: Path):
+def test_pipeline_finds_its_weights_by_name(file: Path, tmp_path: Path):
     for folder, name in SHIPPED:
         (tmp_path / name).symlink_to(ROOT / folder)
     pipeline = load_pipeline(file)

@@ -22,14 +22,14 @@ def of_tasks(seed: int, rows: int) -> dict[str, ConfidenceSample]:
 
 
 def made_right(look: Escalation, seen: dict[str, ConfidenceSample]) -> float:
-    """The accuracy of all rows once those that are less certain than their task's best_threshold are looked at again."""
+    """Accuracy of all rows after escalating those below their task's threshold."""
     fast, full = seen["fast"], seen["full"]
     assert fast.tasks is not None
     below = np.array([look.by_task[task].confidence_below for task in fast.tasks.tolist()])
     return float(np.where(fast.confidence < below, full.right, fast.right).mean())
 
 
-def test_a_task_that_a_look_does_not_help_is_not_looked_at_again() -> None:
+def test_task_without_gain_is_not_escalated() -> None:
     found = escalations(of_tasks(1, 2_000))
     looks, truth = found["fast"], of_tasks(2, 100_000)
 
@@ -48,7 +48,7 @@ def test_a_task_that_a_look_does_not_help_is_not_looked_at_again() -> None:
     assert min(look.share for look in mixed if look.accuracy >= looks[-1].accuracy - 0.01) > 2 * looks[-1].share
 
 
-def test_a_look_that_is_dear_is_taken_at_the_most_doubtful_alone() -> None:
+def test_high_price_escalates_only_least_confident_rows() -> None:
     confidence = np.arange(100) / 100
     again = np.arange(100) < 60
     answers = PairedAnswers(confidence, (np.arange(100) >= 20) & again, again)  # the first twenty are mended
@@ -57,10 +57,10 @@ def test_a_look_that_is_dear_is_taken_at_the_most_doubtful_alone() -> None:
     half = PairedAnswers(confidence, answers.right | (np.arange(100) % 2 == 1), again | (np.arange(100) % 2 == 1))
     assert best_threshold(half, 0.4) > 0.15
     assert best_threshold(half, 1.0) == 0.0
-    assert best_threshold(answers.only(np.zeros(100, bool)), 0.0) == 0.0
+    assert best_threshold(answers.subset(np.zeros(100, bool)), 0.0) == 0.0
 
 
-def test_what_chance_wins_is_not_told_as_won() -> None:
+def test_chance_gains_are_removed_by_cross_fitting() -> None:
     """Neither point is better; the thresholds that look best on these rows still win a few of them."""
     won, told = [], []
     for seed in range(40):
@@ -76,7 +76,7 @@ def test_what_chance_wins_is_not_told_as_won() -> None:
     assert abs(np.mean(told)) < np.mean(won) / 2
 
 
-def test_dearer_looks_are_never_more() -> None:
+def test_higher_price_never_escalates_more() -> None:
     seen = of_tasks(3, 1_000)
     fast, full = seen["fast"], seen["full"]
     shares = [

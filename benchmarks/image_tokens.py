@@ -1,4 +1,4 @@
-"""``make bench-image-tokens``: image tokens told by size alone, beside those that each model's own processor makes.
+"""``make bench NAME=image-tokens``: image tokens told by size alone, beside those that each model's own processor makes.
 
 Processors are transformers' own classes with the configurations of the models' pages on the hub, and are shown an image
 of every size together with a prompt: its placeholders are counted, the tiles that would be encoded, and what a model
@@ -23,10 +23,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from trimtab.options import console
-from trimtab_model_servers.chat.interfaces import Rows
-from trimtab_model_servers.families.hf_vlm_configs import SHAPES, VlmConfig
+from trimtab_model_servers.chat.interfaces import EmbeddingShape
+from trimtab_model_servers.families.hf_vlm_configs import CONFIGS, VlmConfig
 from trimtab_model_servers.families.lmm_digits import models
-from trimtab_model_servers.families.lmm_digits.family import PageReader
+from trimtab_model_servers.families.lmm_digits.family import PageEncoder
 from trimtab_pipelines.image_tokens import RULES, ImageTokenRule, ImageTokens
 from trimtab_pipelines.result_line import ResultLine, threshold
 
@@ -120,14 +120,14 @@ def by_processor(family: str) -> Maker:
 
 def by_encoder(architecture: models.Architecture) -> Maker:
     """What the tower of one of our own models makes; each row of a page stands behind a placeholder of its own."""
-    reader = PageReader(models.random(1, architecture).model, "")
+    reader = PageEncoder(models.random_model(1, architecture).model, "")
 
     def made(sizes: Sequence[Size]) -> Count:
         files = [io.BytesIO() for _ in sizes]
         for size, file in zip(sizes, files, strict=True):
             Pillow.new("L", size).save(file, "PNG", compress_level=1)
         with torch.inference_mode():
-            rows = reader.encode([reader.pixels(file.getvalue(), len(sizes)) for file in files])
+            rows = reader.encode([reader.preprocess(file.getvalue(), len(sizes)) for file in files])
         return Count(*[sum(len(one) for one in rows)] * 2)
 
     return made
@@ -142,11 +142,11 @@ class Spelled:
 
     def count(self, width_px: int, height_px: int, *, images: int = 1) -> ImageTokens:
         """Count one image."""
-        return self.shape.rule.count(width_px, height_px, images=images)
+        return self.shape.token_rule.count(width_px, height_px, images=images)
 
     def marks(self, each: Sequence[ImageTokens]) -> int:
         """Count the marks of a prompt's images."""
-        around = [self.shape.around(Rows(one.placeholders, columns=one.columns)) for one in each]
+        around = [self.shape.image_prompt(EmbeddingShape(one.placeholders, columns=one.columns)) for one in each]
         text = "".join(part if isinstance(part, str) else _WORDS[0] * part for parts in around for part in parts)
         return len(self.tokenizer(text)["input_ids"]) - sum(one.placeholders for one in each)
 
@@ -170,12 +170,12 @@ _SHIPPED: Final = {
 def families() -> dict[str, tuple[Callable[[], Maker], tuple[ImageTokenRule, ...]]]:
     """Who makes, and the rules that should tell the same: the published one, and that of the family we serve."""
     told: dict[str, tuple[Callable[[], Maker], tuple[ImageTokenRule, ...]]] = {
-        f"lmm-digits {kind}": (lambda kind=kind: by_encoder(kind), (PageReader.rule,))  # type: ignore[misc]
+        f"lmm-digits {kind}": (lambda kind=kind: by_encoder(kind), (PageEncoder.token_rule,))  # type: ignore[misc]
         for kind in models.ARCHITECTURES
     }
     for name, rule in RULES.items():
-        shapes = [SHAPES[shipped]("published") for shipped in _SHIPPED.get(name, ())]
-        served = (Spelled(shape, _tokenizer()) if shape.tells_tiles else shape.rule for shape in shapes)
+        shapes = [CONFIGS[shipped]("published") for shipped in _SHIPPED.get(name, ())]
+        served = (Spelled(shape, _tokenizer()) if shape.marks_tiles else shape.token_rule for shape in shapes)
         told[name] = (lambda name=name: by_processor(name), (rule, *served))  # type: ignore[misc]
     return told
 

@@ -1,4 +1,4 @@
-"""``make bench-points``: operating points for a vision transformer, found by the command that users have, then served.
+"""``make bench NAME=tuning``: operating points for a vision transformer, found by the command that users have, then served.
 
 `trimtab tune` gets the small transformer's finer twin on one of its tasks and 1,000 labelled images in a folder; what
 it keeps is served by `trimtab evaluate` on as many images more that it has not seen. Both are run as a user runs them.
@@ -33,7 +33,7 @@ TASK, CORES = "crops", 2
 STAGE, VARIANT = "classify", "vit"
 WEIGHTS = "vit.safetensors"
 SECOND_SEED = 1_000
-"""Of the images that what was kept is served on."""
+"""Of the images that what was selected is served on."""
 Told = Mapping[str, Any]
 
 
@@ -88,7 +88,7 @@ def run(*arguments: str | Path) -> tuple[Told, float]:
     return told, time.monotonic() - began
 
 
-def judged(found: Told, seconds: float, served: Told, variant: Variant) -> list[Threshold]:
+def evaluated(found: Told, seconds: float, served: Told, variant: Variant) -> list[Threshold]:
     """What holds of what was found, and of what that gave served."""
     figures, names = found["figures"], [point.name for point in variant.operating_points]
     speeds = [1.0, *(float(figures[f"{name}_speed_up"]) for name in names[1:])]
@@ -96,14 +96,14 @@ def judged(found: Told, seconds: float, served: Told, variant: Variant) -> list[
     return [
         threshold("minutes until points were found", seconds / 60, "<=", 10.0),
         threshold("forms tried", figures["tried"], ">=", 8),
-        threshold("points kept", len(names), ">=", 3),
+        threshold("points selected", len(names), ">=", 3),
         threshold("a point's speed over the next more accurate one's, least", min(_steps(speeds)), ">=", 1.05),
         threshold("points whose served accuracy is outside of their interval", len(outside), "==", 0),
     ]
 
 
 def _steps(speeds: Sequence[float]) -> list[float]:
-    return [faster / slower for slower, faster in pairwise(speeds)] or [0.0]
+    return [faster / why_slower for why_slower, faster in pairwise(speeds)] or [0.0]
 
 
 def _inside(variant: Variant, name: str, served: Told) -> bool:
@@ -132,7 +132,7 @@ def main() -> int:
         found, seconds = run("tune", folder, "--samples", first)
         variant = load_pipeline(folder).spec.stage(STAGE).variant(VARIANT)
         served, _ = run("evaluate", folder, "--samples", second, "--out", folder / "served.yaml")
-    bars = judged(found, seconds, served, variant)
+    bars = evaluated(found, seconds, served, variant)
     figures = {name: figure for name, figure in found["figures"].items() if name != "samples"}
     again = {f"{point.name}_served": _served(point.name, served) for point in variant.operating_points}
     counts = {"images": given.images, "second_images": given.second}

@@ -1,4 +1,4 @@
-"""``make bench-prompts``: what training with merging wins back at the strongest merging, and what it takes.
+"""``make bench NAME=prompts``: what training with merging wins back at the strongest merging, and what it takes.
 
 On the finer twin of the small transformer: every task's held-out images at the plain point, with merging and a head
 that knows of none, with a head that was trained while so much is merged, and with such a head and prompts; then batches
@@ -20,11 +20,10 @@ from rich.progress import Progress
 from trimtab.options import console
 from trimtab_model_servers.transformer.checkpoints import Checkpoint, load
 from trimtab_model_servers.transformer.image_preprocessing import preprocess
-from trimtab_model_servers.transformer.transformer import course_of
+from trimtab_model_servers.transformer.transformer import forward_plan
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
-from trimtab_training.prompt_tuning import Labelled
-from trimtab_training.task_training import answers_of, way_of
+from trimtab_training.task_training import task_logits, trained_prompt_variant
 from trimtab_training.vit_tasks import train, train_finer_patches
 from trimtab_training.vit_tasks.datasets import TASKS
 from trimtab_training.vit_tasks.labelled_samples import MOST, SEED
@@ -41,8 +40,7 @@ def hits(stored: Checkpoint, point: OperatingPoint, most: int) -> Hits:
     found = {}
     for task, draw in TASKS.items():
         one = draw("held-out", most, SEED)
-        images = Labelled(one.pixels, one.labels)
-        found[task] = (answers_of(stored, point, task, images) == images.labels).numpy()
+        found[task] = (task_logits(stored, point, task, one.pixels).argmax(dim=1) == one.labels).numpy()
     return found | {ALL: np.concatenate(list(found.values()))}
 
 
@@ -77,11 +75,11 @@ def times(stored: Checkpoint, merged: OperatingPoint, prompted: OperatingPoint) 
     depth, taken = stored.transformer.shape.depth, {merged.name: list[float](), prompted.name: list[float]()}
     courses = {
         point.name: replace(
-            course_of(point, depth),
+            forward_plan(point, depth),
             prompts=None if head.prompts is None else head.prompts.expand(BATCH, -1, -1, -1),
         )
         for point in (merged, prompted)
-        for head in [stored.heads[way_of(stored, point)]["crops"]]
+        for head in [stored.heads[trained_prompt_variant(stored, point)]["crops"]]
     }
     with torch.inference_mode():
         for number in range(2 * ROUNDS):

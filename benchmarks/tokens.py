@@ -1,4 +1,4 @@
-"""``make bench-tokens``: how much faster a vision transformer is with fewer tokens, beside how much less it computes.
+"""``make bench NAME=tokens``: how much faster a vision transformer is with fewer tokens, beside how much less it computes.
 
 Every delta is timed in every round, so that what else the machine does falls on all alike; a delta's figure is the
 median over rounds of its ratio to delta 0 in the same round. Weights of ViT-B/16 are random: speed does not ask.
@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from trimtab_model_servers.transformer.checkpoints import load, randomly
+from trimtab_model_servers.transformer.checkpoints import load, random_checkpoint
 from trimtab_model_servers.transformer.config import SHAPES
 from trimtab_model_servers.transformer.merge_rules import RULES, MergeInputs, Rule
 from trimtab_model_servers.transformer.merge_schedule import layer_tokens, multiplications
@@ -148,7 +148,7 @@ def judged(setting: Setting, found: dict[int, Timed], share: float | None) -> tu
 def settings(options: argparse.Namespace) -> list[Setting]:
     """What is timed: ViT-B/16 at batch 8 and 32, and the small trained transformer where its weights are."""
     device = torch.device(options.device)
-    base = randomly(SHAPES["base"], 1).transformer.to(device)
+    base = random_checkpoint(SHAPES["base"], 1).transformer.to(device)
     found = [Setting("base", base, batch, BASE_DELTAS, options.rounds) for batch in (8, 32)]
     if options.small.is_file():
         small = load(options.small).transformer.to(device)

@@ -34,7 +34,7 @@ def tool(name: str) -> str:
     built = TOOLS / name
     found = str(built) if built.exists() else shutil.which(name)
     if found is None:
-        skip(f"{name} is missing; `make cluster-tools` builds it")
+        skip(f"{name} is missing; `hack/cluster/build-tools` builds it")
     assert found is not None
     return found
 

@@ -1,4 +1,4 @@
-"""``make bench-hostile-chats``: what hostile chats are answered with, and what they cost a router, each by itself.
+"""``make bench NAME=hostile-chats``: what hostile chats are answered with, and what they cost a router, each by itself.
 
 A real router with a small model behind it, as `trimtab up` runs them: with Envoy in front, and without, where it has to
 help itself. Each kind is sent some times; memory is the most the router had beyond what it had just before, time is

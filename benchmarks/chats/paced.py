@@ -6,7 +6,7 @@ from typing import Any, Final
 import torch
 
 from trimtab_model_servers.families.hf_chat_tokenizer import byte_tokenizer
-from trimtab_model_servers.families.hf_vlm_configs import SHAPES, VlmConfig
+from trimtab_model_servers.families.hf_vlm_configs import CONFIGS, VlmConfig
 
 NAME: Final = "llava-onevision-7b"
 WIDTH, LAYERS, HEADS = 384, 3, 8
@@ -15,21 +15,21 @@ END_MARKS: Final = ("<|im_end|>", "<|eot_id|>")
 
 def write_model(folder: Path) -> str:
     """Write it as its publisher would; returns its family."""
-    shape = SHAPES[NAME]("tiny")
+    shape = CONFIGS[NAME]("tiny")
     config: Any = shape.model().config
     text = config.text_config
     text.hidden_size, text.intermediate_size, text.num_hidden_layers = WIDTH, 3 * WIDTH, LAYERS
     text.num_attention_heads = text.num_key_value_heads = HEADS
     text.layer_types = LAYERS * ["full_attention"]
     save(shape, config, folder)
-    return f"{NAME}/whole"
+    return f"{NAME}/colocated"
 
 
 def save(shape: VlmConfig, config: Any, folder: Path) -> None:
     """Write a model of random weights and its tokenizer; each word that it writes is a letter, none is half a one."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        model = shape.kind(config)
+        model = shape.model_class(config)
     with torch.no_grad():
         model.lm_head.weight[: ord(" ")] = 0.0
         model.lm_head.weight[ord("~") :] = 0.0

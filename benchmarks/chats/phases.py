@@ -151,14 +151,14 @@ class _Keeper:
     """Keeps embeddings as an encoder does."""
 
     def __init__(self) -> None:
-        self.kept = EmbeddingStore(2**40)
+        self.embeddings = EmbeddingStore(2**40)
 
-    def keep_also(self, names: Sequence[str], of: str | ImageIdentity) -> dict[str, object]:
+    def add_names(self, names: Sequence[str], of: str | ImageIdentity) -> dict[str, object]:
         """Keep under further names what is kept; of images it has nothing cached."""
         if not isinstance(of, str):
             raise RefusalError(404, "nothing is cached of images here")
-        self.kept.share(of, names)
-        return {"kept": len(names)}
+        self.embeddings.add_names(of, names)
+        return {"stored": len(names)}
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Give what is kept under the path's last part."""
@@ -174,11 +174,11 @@ async def pulls() -> dict[str, float]:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     puller, seconds = EmbeddingClient(), []
     for number in range(PULLS):
-        keeper.kept.expect(str(number))
-        keeper.kept.put(str(number), StoredEmbedding(rows, ""))
+        keeper.embeddings.expect(str(number))
+        keeper.embeddings.put(str(number), StoredEmbedding(rows, ""))
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/v2/models/encode/embeddings/{number}"
         began = time.perf_counter()
-        await puller.pull(url, [EmbeddingRequest(0, PULLED_ROWS)])
+        await puller.fetch(url, [EmbeddingRequest(0, PULLED_ROWS)])
         seconds.append(time.perf_counter() - began)
     await puller.close()
     await runner.cleanup()

@@ -50,7 +50,7 @@ def _spec(name: str, family: str, storage: str, parameters: Mapping[str, int | s
     return ModelSpec.model_validate(
         {
             "name": name,
-            "family": f"{family}/whole",
+            "family": f"{family}/colocated",
             "parameters": dict(parameters),
             "storageUri": storage,
             "inputs": [_MESSAGES, _OPTIONS, _IMAGES],

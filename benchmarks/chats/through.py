@@ -1,4 +1,4 @@
-"""``make bench-chats-routed``: what a router adds to chats that are streamed, fifty at a time.
+"""``make bench NAME=chats-routed``: what a router adds to chats that are streamed, fifty at a time.
 
 One replica, asked by turns at its own data port, through its router, and through Envoy and its router: the same
 questions from the same callers, each of whom thinks for a while once he has his answer, so that nobody asks in step

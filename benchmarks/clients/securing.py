@@ -5,7 +5,7 @@ from pathlib import Path
 from benchmarks.clients.tools import output_of, system_program
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.edge_settings import EdgeSettings, EdgeTls
-from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of
+from trimtab_router.envoy.api_keys import HashedKey, format_entry, key_digest
 
 CALLER = "clients"
 _CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
@@ -25,7 +25,7 @@ def secure(folder: Path, key: str) -> Path:
     names = "subjectAltName=IP:127.0.0.1,DNS:localhost"
     signed = ("-CA", str(authority(folder)), "-CAkey", str(own_key), "-addext", names)
     _certify("/CN=localhost", certificate_key, certificate, *signed)
-    keys.write_text(f"{CALLER}: {entry_of(HashedKey(CALLER, digest_of(key)))}\n")
+    keys.write_text(f"{CALLER}: {format_entry(HashedKey(CALLER, key_digest(key)))}\n")
     file = folder / "edge.yaml"
     write_json(
         file, EdgeSettings(tls=EdgeTls(certificate=str(certificate), key=str(certificate_key)), keys_file=str(keys))

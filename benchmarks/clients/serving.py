@@ -43,7 +43,7 @@ def chat_pipeline(
     slots: int = SLOTS,
     slot_tokens: int = 800,
     weights: str = "random://?seed=1",
-    family: str = "lmm-digits/whole",
+    family: str = "lmm-digits/colocated",
     **parameters: str,
 ) -> InferencePipeline:
     """One stage that writes, so many answers side by side."""

@@ -92,7 +92,9 @@ async def separate(watched: Watched) -> None:
         return len(await watched.pods()) == stages
 
     await until(small, "one replica a stage", PATIENCE_SECONDS)
-    patch = ",".join(f'{{"op": "add", "path": "/spec/stages/{n}/hosting", "value": "Separate"}}' for n in range(stages))
+    patch = ",".join(
+        f'{{"op": "add", "path": "/spec/stages/{n}/variantPlacement", "value": "Dedicated"}}' for n in range(stages)
+    )
     await watched.setting.kubectl("patch", "ipl", name, "-n", namespace, "--type=json", f"-p=[{patch}]")
 
     async def settled() -> bool:

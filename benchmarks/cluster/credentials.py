@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.router.envoy.openssl import Authority, openssl
 from trimtab_kubernetes.objects import Object
 from trimtab_loadtester.clients import Access
-from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of, new_key
+from trimtab_router.envoy.api_keys import HashedKey, format_entry, key_digest, new_key
 
 TLS_SECRET, KEYS_SECRET = "trimtab-tls", "trimtab-keys"
 LOAD = "load"
@@ -55,7 +55,9 @@ class Credentials:
 
     def hashed(self, namespace: str) -> Object:
         """The Secret of the keys in force, of which it knows only the hashes."""
-        entries = {client: entry_of(HashedKey(client, digest_of(key))).encode() for client, key in self.keys.items()}
+        entries = {
+            client: format_entry(HashedKey(client, key_digest(key))).encode() for client, key in self.keys.items()
+        }
         return _secret(KEYS_SECRET, namespace, "Opaque", entries)
 
 

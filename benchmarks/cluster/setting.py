@@ -93,11 +93,11 @@ class Setting:
 
 
 def tool(name: str) -> str:
-    """The path of a program that `make cluster-tools` builds, or of the system's."""
+    """The path of a program that `hack/cluster/build-tools` builds, or of the system's."""
     built = TOOLS / name
     found = str(built) if built.exists() else shutil.which(name)
     if found is None:
-        raise CommandError(f"{name} is missing; `make cluster-tools` builds it")
+        raise CommandError(f"{name} is missing; `hack/cluster/build-tools` builds it")
     return found
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from benchmarks.engine.race import Ask, Race, Way, continuous, sequential, static_batches
-from trimtab_model_servers.families.hf_vlm_configs import SHAPES, Size
-from trimtab_model_servers.families.hf_vlm_split import Placement, half_of
+from trimtab_model_servers.families.hf_vlm_configs import CONFIGS, Size
+from trimtab_model_servers.families.hf_vlm_split import Placement, load_part
 from trimtab_model_servers.weights_source import RandomSeed
 
 VOCABULARY: Final = 512
@@ -54,8 +54,8 @@ def small(requests: int, device: str) -> Race:
 def published(name: str, requests: int, kept: Placement, size: Size = "published") -> Race:
     """Race the half of a published model that writes; its weights are in memory once."""
     asked = ask(requests, LONG_PROMPT, LEAST_VOCABULARY)
-    shape = SHAPES[name](size)
-    model = _settled(half_of(shape, "writes", RandomSeed(5), kept))
+    shape = CONFIGS[name](size)
+    model = _settled(load_part(shape, "language", RandomSeed(5), kept))
     for_itself = partial(_as_published, model, shape.decoder)
     return Race(
         {
@@ -63,7 +63,7 @@ def published(name: str, requests: int, kept: Placement, size: Size = "published
             "static": Way(lambda: static_batches(for_itself(), asked), _written(asked)),
             "engine": Way(lambda: continuous(model, asked, 2048), _written(asked)),
         },
-        kept.place.type,
+        kept.torch_device.type,
     )
 
 

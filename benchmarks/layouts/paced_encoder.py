@@ -18,7 +18,7 @@ from torch import Tensor
 from trimtab_model_servers.chat.config import ChatComponents, ChatParameters
 from trimtab_model_servers.chat.encoder_model import EncoderModel
 from trimtab_model_servers.chat.image_decoder import decode_image
-from trimtab_model_servers.chat.interfaces import Rows
+from trimtab_model_servers.chat.interfaces import EmbeddingShape
 from trimtab_model_servers.data_port import DataPort
 from trimtab_model_servers.model_registry import ModelRegistry
 from trimtab_pipelines.image_tokens import ImageTokens, OneTile
@@ -36,16 +36,16 @@ class Paced:
         seconds: an image takes.
     """
 
-    rule: OneTile
+    token_rule: OneTile
     width: int
     seconds: float
     name: str = "paced"
 
-    def rows(self, count: ImageTokens) -> Rows:
+    def embedding_shape(self, count: ImageTokens) -> EmbeddingShape:
         """As many as it has tokens."""
-        return Rows(count.encoded, 0)
+        return EmbeddingShape(count.encoded, 0)
 
-    def pixels(self, file: bytes, images: int) -> int:
+    def preprocess(self, file: bytes, images: int) -> int:
         """Open an image."""
         del images
         return decode_image(file, "RGB").width
@@ -53,7 +53,7 @@ class Paced:
     def encode(self, pixels: Sequence[Any]) -> list[Tensor]:
         """Wait, and draw."""
         time.sleep(self.seconds * len(pixels))
-        return [torch.randn(self.rule.tokens, self.width) for _ in pixels]
+        return [torch.randn(self.token_rule.tokens, self.width) for _ in pixels]
 
 
 def spec_of(model: str) -> ModelSpec:
@@ -80,7 +80,7 @@ async def serve(model: str, seeing: Paced) -> None:
     """Serve until told to stop."""
     host = ModelRegistry()
     built = ChatComponents("random", ChatParameters(cache_bytes=0, batch_images=1), None, None, seeing)
-    host.loaded(model, EncoderModel(spec_of(model), built, seeing, host.worker))
+    host.add_model(model, EncoderModel(spec_of(model), built, seeing, host.worker))
     port, stopping = DataPort(host), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     print_ready_line(ReplicaPorts(await port.start("127.0.0.1", 0), 0, 0))

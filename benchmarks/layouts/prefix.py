@@ -31,7 +31,7 @@ from benchmarks.chats.replica import Replica
 from benchmarks.layouts.asking import Asker
 from benchmarks.layouts.served import FOLDER
 from benchmarks.router.processes import ENVIRONMENT, START_SECONDS, STOP_SECONDS, until_ready
-from trimtab_model_servers.families.hf_vlm_configs import SHAPES
+from trimtab_model_servers.families.hf_vlm_configs import CONFIGS
 from trimtab_model_servers.settings import write_model_folder
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.endpoints import Endpoints
@@ -54,7 +54,7 @@ LEAST_GAIN: Final = 0.7
 def write_model(folder: Path) -> None:
     """Write who writes: as many tokens an image as is published, but few and narrow layers."""
     folder.mkdir(parents=True)
-    shape = SHAPES[FAMILY]("published")
+    shape = CONFIGS[FAMILY]("published")
     with torch.device("meta"):  # eight billion numbers that nobody needs
         config: Any = shape.model().config
     text, vision = config.text_config, config.vision_config
@@ -159,6 +159,7 @@ async def first_words(folder: Path) -> dict[str, float]:
         write_json(folder / "plan.json", a_plan(pipeline))
         write_json(folder / "endpoints.json", Endpoints.model_validate({"generation": 1, "stages": stages}))
         files = [f"--{name}={folder / name}.json" for name in ("plan", "endpoints")]
+        files.append("--no-proxy")
         _, router = await start("trimtab_router", RouterPorts, f"--pipeline={folder / 'pipeline.yaml'}", *files)
         await until_ready(router.admin_port)
         asker = Asker(router.rest_port, pipeline.name, session)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.modalities.holding import held
 from benchmarks.modalities.run import Run
 from benchmarks.modalities.setting import Jobs, Setting, plan_for, slowed
+from benchmarks.papers.policies import policies_in_child_processes
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.run_folder import RunFolder
 from trimtab_loadtester.attack import AttackOptions, attack_async
@@ -108,7 +109,7 @@ async def serving(
     pipeline, known = setting.write(), slowed(profiles, setting.misjudged / setting.cores)
     file = write_profiles(known, setting.folder) if watched else None
     plan = plan_for(setting, pipeline, known, 1.0, 1.0, 1)
-    with RunFolder(setting.folder / "run") as run:
+    with RunFolder(setting.folder / "run") as run, policies_in_child_processes():
         async with Supervisor(Setup(setting.file, run, profiles_file=file, plan=plan)) as local:
             await local.ready()
             with held(local.replica_manager.pids.values(), setting.cores) as is_held:

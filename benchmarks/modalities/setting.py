@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import yaml
 
+import benchmarks.papers.policies  # noqa: F401 - registers the baselines
 from trimtab_adapter.planning.baselines import with_pins
 from trimtab_adapter.planning.decide import PlanningInputs, decide
 from trimtab_loadtester.payloads.digits_av import JobOptions

@@ -98,9 +98,9 @@ class Pool:
         key, order, seconds, tokens, done = heapq.heappop(instance.queue)
         if seconds > self._chunk_seconds:
             rest = (key, order, seconds - self._chunk_seconds, tokens, done)
-            self._agenda.at(self._agenda.now + self._chunk_seconds, partial(self._goes_on, instance, rest))
+            self._agenda.call_at(self._agenda.now + self._chunk_seconds, partial(self._goes_on, instance, rest))
         else:
-            self._agenda.at(self._agenda.now + seconds, partial(self._ended, instance, tokens, done))
+            self._agenda.call_at(self._agenda.now + seconds, partial(self._ended, instance, tokens, done))
 
     def _goes_on(self, instance: Instance, rest: Job) -> None:
         heapq.heappush(instance.queue, rest)
@@ -122,7 +122,7 @@ class Pool:
         more = size - self.wanted
         self._starting += max(0, more)
         for _ in range(more):
-            self._agenda.at(self._agenda.now + START_SECONDS, self._joins)
+            self._agenda.call_at(self._agenda.now + START_SECONDS, self._joins)
         if more < 0:
             kept = len(self.instances) + max(more, 1 - len(self.instances))
             self.instances = sorted(self.instances, key=lambda one: -one.pending_tokens)[:kept]
@@ -177,7 +177,7 @@ class Cluster:
     def run(self, asked: Sequence[Request]) -> list[Answered]:
         """Serve all requests; return what became of them, in the order of their arrival."""
         for request in asked:
-            self.agenda.at(request.arrival_seconds, partial(self._arrives, request))
+            self.agenda.call_at(request.arrival_seconds, partial(self._arrives, request))
         longest = max((promise(self.profile, one, self._factor) for one in asked), default=0.0)
         self.agenda.run((asked[-1].arrival_seconds if asked else 0.0) + PATIENCE * longest)
         self.images.count()
@@ -189,7 +189,7 @@ class Cluster:
         profile, by = self.profile, request.arrival_seconds + promise(self.profile, request, self._factor)
         first = partial(self._answered, request)
         if not request.images or not self.system.decoupled:
-            self.agenda.at(
+            self.agenda.call_at(
                 request.arrival_seconds + (profile.preprocess if request.images else 0.0),
                 partial(self._reads, request, by, first),
             )
@@ -200,13 +200,13 @@ class Cluster:
         def encoded() -> None:
             missing[0] -= 1
             if not missing[0]:
-                self.agenda.at(self.agenda.now + profile.transfer, partial(self._reads, request, by, first))
+                self.agenda.call_at(self.agenda.now + profile.transfer, partial(self._reads, request, by, first))
 
         def encode() -> None:
             for _ in range(request.images):
                 self.images.send(profile.image_tokens, profile.encode_alone, latest, encoded)
 
-        self.agenda.at(request.arrival_seconds + profile.preprocess, encode)
+        self.agenda.call_at(request.arrival_seconds + profile.preprocess, encode)
 
     def _reads(self, request: Request, by: float, first: Callable[[], None]) -> None:
         seconds = self.profile.prefill(request.text_tokens, request.images)

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+import benchmarks.papers.policies  # noqa: F401 - registers the baselines
 from benchmarks.mosel import load
 from benchmarks.mosel.models import FULL_BATCH, MODELS, Model
 from trimtab_adapter.simulation.environment import Environment
@@ -30,7 +31,7 @@ SHARES = (0.1, 0.2, 0.35, 0.5, 0.7)
 OURS, ONCE, WHOLE, FREE = "ModalityMix", "ours, one look", "ours, one look, whole jobs", "ours, one look, λ = 0"
 RIVALS = ("Mosel", "AllModalities", "Aggressive", "Random")
 METHODS = (OURS, ONCE, WHOLE, FREE, *RIVALS)
-_ONE_WAY = Policy(partial(modality_mix.decide, splits=False), falls_back=True, mixes=True)
+_ONE_WAY = Policy(partial(modality_mix.decide, splits=False), uses_fallbacks=True, mixes_points=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

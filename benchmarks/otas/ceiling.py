@@ -58,7 +58,7 @@ def most_utility(
         spent[window] |= answered
     for entries in spent.values():
         built.rows.add(entries, upper=0.0)
-    return highs.greatest(built, SOLVE_SECONDS)
+    return highs.maximize(built, SOLVE_SECONDS)
 
 
 def _groups(queries: Requests, kinds: Sequence[Query], slot_seconds: float) -> Mapping[tuple[Window, int], int]:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.otas.paper import GAMMAS, MERGED, MODELS, PLAIN, PROMPTED, TABLE_RPS, Option, trained_with_merging
-from trimtab_router.scheduling.policies import infaas, otas, pets, slack_fit, token_adaptive
-from trimtab_router.scheduling.policies.fixed import fixed
+from benchmarks.papers.policies import infaas, otas, pets
+from benchmarks.papers.policies.fixed import fixed
+from trimtab_router.scheduling.policies import slack_fit, token_adaptive
 from trimtab_router.scheduling.policies.interface import Point, Policy, SchedulerView
 
 
@@ -44,7 +45,7 @@ def _at(name: str) -> Method:
 
 
 def _policy(policy: Policy, **changes: object) -> Policy:
-    return Policy(partial(policy.decide, **changes), falls_back=True)
+    return Policy(partial(policy.decide, **changes), uses_fallbacks=True)
 
 
 _PLAIN = [option for option in GAMMAS if option.name == PLAIN]
@@ -65,8 +66,8 @@ METHODS = {
     VPT: _at(PROMPTED),
     "SlackFit": Method(slack_fit.POLICY),
     EXACT: Method(_policy(otas.POLICY, table=by_table, program=otas.by_exact_program)),
-    MYOPIC: Method(_policy(token_adaptive.POLICY, priced=False)),
-    WHOLE: Method(_policy(token_adaptive.POLICY, joins=False)),
+    MYOPIC: Method(_policy(token_adaptive.POLICY, uses_shadow_price=False)),
+    WHOLE: Method(_policy(token_adaptive.POLICY, joins_batches=False)),
     LOOKS: Method(token_adaptive.POLICY, looks=True),
     PROMPTS: Method(token_adaptive.POLICY, AWARE),
 }

@@ -118,7 +118,7 @@ async def served(
         write_json(folder / "plan.json", echo_plan(pipeline, batch_size, delay_seconds))
         write_json(folder / "endpoints.json", endpoints_of(data_ports))
         files = [f"--{name.partition('.')[0]}={folder / name}" for name in ("pipeline.yaml", "plan.json")]
-        sockets = [f"--sockets={folder}"] if door else []
+        sockets = [f"--sockets={folder}" if door else "--no-proxy"]
         router = await start("trimtab_router", *files, f"--endpoints={folder / 'endpoints.json'}", *sockets)
         ports = await router.read_ready_line(RouterPorts, START_SECONDS)
         await until_ready(ports.admin_port)

@@ -24,7 +24,7 @@ from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_router.scheduling.policies import token_adaptive
 from trimtab_router.scheduling.policies.deadline_schedule import Job, solve
 from trimtab_router.scheduling.policies.interface import SchedulerView
-from trimtab_router.scheduling.policies.token_adaptive import MOST_BATCHES
+from trimtab_router.scheduling.policies.token_adaptive import MAX_BATCHES
 from trimtab_router.scheduling.policies.token_batches import candidate_batches
 
 CASES, TIMED, COMPARED = 10_000, 400, 40
@@ -78,7 +78,7 @@ def _timed() -> Figures:
 def _of_tokens(rng: np.random.Generator) -> Figures:
     """Of whole decisions by utility times accuracy: what waits, gathered into 40 batches of mixed tasks, and solved."""
     views = [a_random_view(rng, DECIDED_ROWS, eight_points()) for _ in range(DECIDED)]
-    batches = float(np.mean([len(candidate_batches(view, MOST_BATCHES)) for view in views]))
+    batches = float(np.mean([len(candidate_batches(view, MAX_BATCHES)) for view in views]))
     spent = [min(_decision_seconds(view) for _ in range(3)) for view in views]
     return {
         "tokens_batches": batches,

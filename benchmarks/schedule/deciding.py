@@ -29,22 +29,22 @@ class _Nobody:
     """Whoever waits for a work that is only decided on."""
 
     trace_parent = request_id = ""
-    listens = False
-    waits = True
+    has_listener = False
+    has_client = True
 
-    def work_written(self, work: object, row: int, piece: object, now: float) -> None:
+    def on_chunk(self, work: object, row: int, piece: object, now: float) -> None:
         """Never called."""
 
-    def work_advanced(self, work: object, start: int, outputs: object) -> None:
+    def on_rows_completed(self, work: object, start: int, outputs: object) -> None:
         """Never called."""
 
-    def work_completed(self, work: object, outputs: object, served: object) -> None:
+    def on_completed(self, work: object, outputs: object, served: object) -> None:
         """Never called."""
 
-    def work_refused(self, refusal: object) -> None:
+    def on_refused(self, refusal: object) -> None:
         """Never called."""
 
-    def work_starved(self, work: object, *, counts: bool) -> None:
+    def on_embeddings_lost(self, work: object, *, counts: bool) -> None:
         """Never called."""
 
 
@@ -81,11 +81,11 @@ def _view(rng: np.random.Generator, rows: tuple[int, int]) -> SchedulerView:
             ReadyStage("name", count, inputs),
             deadline=deadline,
             now=deadline - SLO_SECONDS,
-            wish=RequestOptions(accuracy_floor=floor),
+            options=RequestOptions(accuracy_floor=floor),
             accuracy_floor=floor,
         )
         queue.push(RowSlice(work, 0, count))
-    return SchedulerView(0.0, queue, POINTS, FULL_ROWS, 0.0, "Predicted", free_at=lambda: (0.0,), mixes=True)
+    return SchedulerView(0.0, queue, POINTS, FULL_ROWS, 0.0, "Predicted", free_at=lambda: (0.0,), mixes_points=True)
 
 
 def _points() -> list[Point]:
@@ -98,7 +98,7 @@ def _points() -> list[Point]:
             Escalation(look.to, look.confidence_below, look.share, look.accuracy) for look in point.escalations
         )
         seconds = partial(_now, point.name, profiled)
-        found.append(Point(point.name, point.accuracy, seconds, names, profiled=profiled, looks=looks))
+        found.append(Point(point.name, point.accuracy, seconds, names, profiled=profiled, escalations=looks))
     return found
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_pipelines.shadow_price import shadow_price
-from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, Job, pressure, solve
+from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, Job, load_factor, solve
 
 DEADLINE = 12
 SLOTS, ACCURACY = (2, 3, 6), (0.67, 0.76, 0.80)
@@ -114,8 +114,8 @@ def _action(mask: int, price: float) -> int:
     if not ages:
         return IDLE
     seconds, values = np.array(SLOTS, dtype=float), np.array(ACCURACY)
-    jobs = [Job(float(DEADLINE - age), seconds, values, worth=1.0) for age in ages]
-    now = price * pressure(float(SLOTS[0] * len(ages)), float(DEADLINE))
+    jobs = [Job(float(DEADLINE - age), seconds, values, value=1.0) for age in ages]
+    now = price * load_factor(float(SLOTS[0] * len(ages)), float(DEADLINE))
     step = solve(jobs, 0.0, price=now).steps[0]
     return DROP if step.option == DROPPED else step.option
 

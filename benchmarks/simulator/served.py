@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.papers.planners import plan_for_peak
 from benchmarks.simulator.calibration import once_a_batch
 from benchmarks.simulator.course import Course, Figures
 from benchmarks.simulator.pace import Pace, pace
@@ -20,7 +21,6 @@ from trimtab.run_record import load, save
 from trimtab.run_samples import Run
 from trimtab.terminal_view import terminal_view
 from trimtab_adapter.planning.baselines import with_pins
-from trimtab_adapter.planning.rivals import plan_for_peak
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.plan import PipelinePlan

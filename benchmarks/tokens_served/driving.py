@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks.modalities.holding import held
 from benchmarks.modalities.setting import slowed
+from benchmarks.papers.policies import policies_in_child_processes
 from benchmarks.tokens_served.outcome import Run
 from benchmarks.tokens_served.queries import QUERIES, Queries
 from trimtab.local.supervisor import Setup, Supervisor
@@ -202,9 +203,11 @@ async def serving(
     slo_seconds = max(queries.seconds(kind) for kind in range(len(QUERIES)))
     pipeline, profiles = written(source, folder, policy, slo_seconds, drops), slowed(profiles, 1.0 / CORES)
     plan = plan_for(pipeline, profiles)
-    async with Supervisor(Setup(folder / "pipeline.yaml", folder / "run", profiles_file=None, plan=plan)) as local:
-        await local.ready()
-        with held(local.replica_manager.pids.values(), CORES) as is_held:
-            if not is_held:
-                sys.stderr.write("this machine holds no process to its cores: the replica takes what it gets\n")
-            yield Serving(method, plan, local, pipeline, every_point(pipeline, profiles), queries, shape)
+    setup = Setup(folder / "pipeline.yaml", folder / "run", profiles_file=None, plan=plan)
+    with policies_in_child_processes():
+        async with Supervisor(setup) as local:
+            await local.ready()
+            with held(local.replica_manager.pids.values(), CORES) as is_held:
+                if not is_held:
+                    sys.stderr.write("this machine holds no process to its cores: the replica takes what it gets\n")
+                yield Serving(method, plan, local, pipeline, every_point(pipeline, profiles), queries, shape)

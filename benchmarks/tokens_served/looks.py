@@ -78,8 +78,8 @@ class Way:
     @property
     def below(self) -> NDArray[np.float64]:
         """Confidence that too little is, by the number of the task."""
-        again = Escalation(**dict(self.point.escalations[0])).again
-        return np.array([again.of_task(task).below for task in TASKS])
+        again = Escalation(**dict(self.point.escalations[0])).rule
+        return np.array([again.for_task(task).confidence_below for task in TASKS])
 
     @property
     def promised(self) -> float:

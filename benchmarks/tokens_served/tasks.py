@@ -33,7 +33,7 @@ from trimtab_pipelines.router_state import TASKS_PATH
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tasks import TaskRecord
 from trimtab_protocol.extensions import parse_tasks
-from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of, new_key
+from trimtab_router.envoy.api_keys import HashedKey, format_entry, key_digest, new_key
 
 VARIANT, REPLICAS, CORES, BATCH = "vit-small", 2, 0.8, 8
 """The small one, since it answers so many queries that their p99 can be told; both replicas share these cores."""
@@ -231,7 +231,7 @@ def ratio_interval(one: NDArray[np.float64], other: NDArray[np.float64], resampl
 async def served(source: Path, folder: Path) -> AsyncIterator[tuple[Supervisor, str, InferencePipeline]]:
     """Two replicas of the small transformer, held to their cores, and a key that registers."""
     pipeline, key = written(source, folder, "EarliestDeadlineFirst", 2.0), new_key()
-    (folder / "keys").write_text(f"bench: {entry_of(HashedKey('bench', digest_of(key)))}\n")
+    (folder / "keys").write_text(f"bench: {format_entry(HashedKey('bench', key_digest(key)))}\n")
     stage = initial_stage_plan(pipeline.spec.stage(STAGE)).model_copy(
         update={
             "replicas": REPLICAS,

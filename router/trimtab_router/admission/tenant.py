@@ -26,7 +26,7 @@ MAX_INLINE_ROWS = 128
 
 def options_inputs(spec: InferencePipelineSpec) -> tuple[str, ...]:
     """Inputs of a pipeline's requests that hold chat options. Empty if the pipeline serves no chats."""
-    declared = {each.name for each in spec.inputs if (each.datatype, tuple(each.shape)) == ("BYTES", ())}
+    declared = {tensor.name for tensor in spec.inputs if (tensor.datatype, tuple(tensor.shape)) == ("BYTES", ())}
     chat_stages = (stage for stage in spec.stages if stage.generates or stage.encodes)
     read = (split_reference(read.source) for stage in chat_stages for read in stage.inputs if read.name == OPTIONS)
     return tuple(sorted({name for owner, name in read if owner == REQUEST and name in declared}))
@@ -34,7 +34,7 @@ def options_inputs(spec: InferencePipelineSpec) -> tuple[str, ...]:
 
 def is_slow_to_rewrite(names: tuple[str, ...], inputs: Iterable[TensorHeader]) -> bool:
     """Whether rewriting this many rows of options would delay other requests."""
-    return any(each.name in names and prod(each.shape) > MAX_INLINE_ROWS for each in inputs)
+    return any(tensor.name in names and prod(tensor.shape) > MAX_INLINE_ROWS for tensor in inputs)
 
 
 def with_tenant(validated: ValidatedRequest, names: tuple[str, ...], *, client: str) -> ValidatedRequest:
@@ -55,13 +55,13 @@ def with_tenant(validated: ValidatedRequest, names: tuple[str, ...], *, client: 
     rows = len(next(iter(validated.inputs.values())))
     inputs = dict(validated.inputs)
     for name in names:
-        rows_of_input = [bytes(each) for each in inputs[name]] if name in inputs else [b"{}"] * rows
-        options_by_row = {each: _parse_options(name, each) for each in set(rows_of_input)}
+        rows_of_input = [bytes(row) for row in inputs[name]] if name in inputs else [b"{}"] * rows
+        options_by_row = {row: _parse_options(name, row) for row in set(rows_of_input)}
         rewritten = {
-            each: json.dumps(options_with_tenant(options, tenant=client)).encode()
-            for each, options in options_by_row.items()
+            row: json.dumps(options_with_tenant(options, tenant=client)).encode()
+            for row, options in options_by_row.items()
         }
-        inputs[name] = bytes_tensor([rewritten[each] for each in rows_of_input])
+        inputs[name] = bytes_tensor([rewritten[row] for row in rows_of_input])
     other_inputs = tuple(tensor for tensor in validated.request.inputs if tensor.name not in names)
     options_tensors = tuple(Tensor(name, "BYTES", inputs[name]) for name in names)
     return replace(validated, request=replace(validated.request, inputs=other_inputs + options_tensors), inputs=inputs)

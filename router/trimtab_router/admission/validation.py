@@ -20,8 +20,8 @@ from trimtab_router.request.task_names import missing_input, task_inputs
 
 VERSION = "1"
 _UNSUPPORTED = {
-    "shared_memory_region": "shared memory is not supported; leave it out, and the answer carries the values",
-    "classification": "classification (class_count) is not supported; leave it out, and rank the values of the answer",
+    "shared_memory_region": "shared memory is not supported; leave it out, and the response contains the values",
+    "classification": "classification (class_count) is not supported; leave it out, and rank the values yourself",
 }
 """Unsupported parameters of a requested output, with the remedy. They would change where the values are returned."""
 

@@ -112,7 +112,7 @@ def _tokens(issuers: tuple[JwtIssuer, ...]) -> Json:
 
 
 def _provider(number: int, issuer: JwtIssuer) -> Json:
-    own = not issuer.jwks.startswith("https://")
+    is_file = not issuer.jwks.startswith("https://")
     return {
         "issuer": issuer.issuer,
         "audiences": list(issuer.audiences),
@@ -122,12 +122,12 @@ def _provider(number: int, issuer: JwtIssuer) -> Json:
         "require_expiration": True,
         "remote_jwks": {
             "http_uri": {
-                "uri": f"http://control/jwks/{number}" if own else issuer.jwks,
-                "cluster": "control" if own else issuer_name(number),
+                "uri": f"http://control/jwks/{number}" if is_file else issuer.jwks,
+                "cluster": "control" if is_file else issuer_name(number),
                 "timeout": "5s",
             },
             # A file may change at any time. A remote issuer is polled less often.
-            "cache_duration": f"{_JWKS_CACHE_SECONDS if own else 300}s",
+            "cache_duration": f"{_JWKS_CACHE_SECONDS if is_file else 300}s",
             "async_fetch": {"fast_listener": True, "failed_refetch_duration": "1s"},
         },
     }

@@ -1,8 +1,7 @@
--- Lets in who shows a known API key, and passes tokens on to the filter that verifies them.
--- The route's filter context holds "sha256:DIGITS" = "+client" (may call) or "-client" (may not),
--- "keys" and "tokens" = true where each is taken. Keys are compared by their SHA-256 only. The words of a refusal are
--- in the door's local replies. Where the context says that neither is taken, nobody gets in: this filter is only there
--- where somebody must say who he is.
+-- Authenticates requests by API key, and passes tokens on to the filter that verifies them.
+-- The route's filter context holds "sha256:DIGITS" = "+client" (may call) or "-client" (may not), and "keys" and
+-- "tokens" = true if each is accepted. Keys are compared by their SHA-256 only. The messages of refusals are in Envoy's
+-- local replies. If the context accepts neither, every request is refused: this filter exists only with authentication.
 local bit = require("bit")
 local band, bnot, bxor, ror, rshift, tobit = bit.band, bit.bnot, bit.bxor, bit.ror, bit.rshift, bit.tobit
 

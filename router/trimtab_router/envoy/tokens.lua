@@ -1,7 +1,7 @@
--- The second lock: whatever the filters before it overlook, a request without a client's name goes no further.
--- Names the client of a verified token, and lets it pass where the token names this pipeline or its issuer names none.
--- The route's filter context holds "issuer:ISS" = {client = CLAIM, prefix = of its clients' names}, and where its
--- tokens say what they may call, pipelines = CLAIM and named = {NAME = true} of all names that mean this pipeline.
+-- Refuses every request without a client name, even if an earlier filter let it pass.
+-- Sets the client name of a verified token, if the token names this pipeline or its issuer restricts no pipelines.
+-- The route's filter context holds "issuer:ISS" = {client = CLAIM, prefix = prefix of its client names}, and, if its
+-- tokens restrict pipelines, pipelines = CLAIM and named = {NAME = true} for all names that mean this pipeline.
 local function lists(claim, named)
   if type(claim) ~= "table" then return false end
   for _, name in pairs(claim) do

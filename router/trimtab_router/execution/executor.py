@@ -243,7 +243,7 @@ class RequestState:
         cursor: position in the DAG.
         terms: options and deadlines.
         arrived_at: seconds of the executor's clock.
-        on_end: called once when the request ends. `refusal` tells the outcome.
+        on_end: called once when the request ends. `refusal` is set if it failed.
         hold_bytes: called with the size of each stage's outputs, which are stored until the request ends.
         request_id: forwarded as `x-request-id`.
         trace_parent: forwarded as `traceparent`.

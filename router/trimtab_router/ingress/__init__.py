@@ -67,6 +67,6 @@ def _points(spec: InferencePipelineSpec) -> Parameters:
 
 def _point_inputs(stage: Stage, point: OperatingPoint) -> list[str]:
     """Inputs of an operating point, in the stage's order: request tensors by name, others by source."""
-    sources = [given.source for given in stage.inputs if not point.modalities or given.name in point.modalities]
+    sources = [tensor.source for tensor in stage.inputs if not point.modalities or tensor.name in point.modalities]
     references = [(*split_reference(source), source) for source in sources]
     return [tensor if owner == REQUEST else source for owner, tensor, source in references]

@@ -16,7 +16,7 @@ ROUTINE = frozenset({LIVE_PATH, READY_PATH, "/v2/health/live", "/v2/health/ready
 """Paths that the kubelet and Prometheus read every few seconds."""
 REFUSED_SECONDS, READ_SECONDS = 60.0, 3600.0
 """Intervals within which equal calls of one client are counted instead of logged."""
-MAX_CALLERS = 1024
+MAX_CALLS = 1024
 _TEXT_BYTES = 200
 
 
@@ -26,7 +26,7 @@ class AdminCall:
 
     method: str
     path: str
-    caller: str
+    client: str
     status: int
     by: str = ""
     """Client of the admin key, empty without a valid key."""
@@ -72,7 +72,7 @@ class AdminAuditLog:
             self._repeats[call] = repeats
             return None
         self._repeats[call] = _Repeats(now + (REFUSED_SECONDS if call.refused else READ_SECONDS))
-        if len(self._repeats) > MAX_CALLERS:
+        if len(self._repeats) > MAX_CALLS:
             self._repeats.popitem(last=False)
         return _format_line(call, now, repeats.count if repeats else 0)
 
@@ -84,7 +84,7 @@ def _format_line(call: AdminCall, now: float, count: int) -> str:
         "method": call.method,
         "path": call.path,
         "status": call.status,
-        "from": call.caller,
+        "from": call.client,
     }
     content |= {"by": call.by} if call.by else {}
     return json.dumps(content | ({"more_since_last_line": count} if count else {}))

@@ -71,11 +71,11 @@ class Health:
 
     async def Watch(self, request: HealthCheckRequest, context: Context) -> None:  # noqa: N802 - gRPC's
         """Current status and each change. SERVICE_UNKNOWN for an unknown service."""
-        known, sent = request.service in self._services, None
+        is_known, sent = request.service in self._services, None
         async with self._watches.slot(context):
             while True:
                 changed = self._changed  # read before the status, so that a slow write misses no change
-                status = self._status if known else HealthCheckResponse.SERVICE_UNKNOWN
+                status = self._status if is_known else HealthCheckResponse.SERVICE_UNKNOWN
                 if status != sent:
                     await context.write(HealthCheckResponse(status=status))
                     sent = status

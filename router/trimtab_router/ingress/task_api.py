@@ -65,7 +65,7 @@ class TaskApi:
         if len(parts) != 3:
             return json_response({"error": f"{request.method} {TASKS_PATH}/STAGE/VARIANT/NAME"}, 404)
         stage, variant, name = parts
-        began = time.monotonic()
+        started_at = time.monotonic()
         try:
             if request.method == "DELETE":
                 task, status = await store.delete(stage, variant, name), 200
@@ -73,7 +73,7 @@ class TaskApi:
                 task, status = await store.register(stage, variant, name, await _body(request)), 201
         except TaskRefused as error:
             return json_response({"error": str(error)}, error.status)
-        result = {"task": name, **_task_json(task), "seconds": round(time.monotonic() - began, 4)}
+        result = {"task": name, **_task_json(task), "seconds": round(time.monotonic() - started_at, 4)}
         return json_response(result, status if task.replicas and not task.waiting else 202)
 
     def _authenticate(self, request: web.BaseRequest) -> str | None:

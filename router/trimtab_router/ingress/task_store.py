@@ -81,10 +81,10 @@ class TaskStore:
         """Load the tasks registered or deleted before this router started."""
         for stage in self._router.pipeline.spec.stages:
             for variant in stage.variants:
-                found = sorted((self._folder / stage.name / variant.name).glob("*"))
-                for marker in filter(None, (parse_removed_marker(path.name) for path in found)):
+                paths = sorted((self._folder / stage.name / variant.name).glob("*"))
+                for marker in filter(None, (parse_removed_marker(path.name) for path in paths)):
                     self._router.unregister_task(stage.name, variant.name, marker[1])
-                for path in found:
+                for path in paths:
                     self._read(stage.name, variant.name, path)
 
     def _read(self, stage: str, variant: str, path: Path) -> None:
@@ -150,7 +150,7 @@ class TaskStore:
     def _validate(self, stage: str, variant: str, name: str, content: bytes) -> TaskRecord:
         try:
             owner = self._router.pipeline.spec.stage(stage)
-            points = {one.name for one in owner.variant(variant).points}
+            points = {point.name for point in owner.variant(variant).points}
         except KeyError as error:
             raise TaskRefused(404, str(error.args[0])) from error
         if task_source(owner) is None:
@@ -172,11 +172,13 @@ class TaskStore:
 
     async def _free_index(self, stage: Stage) -> int:
         """First index that no task of any variant of a stage has."""
-        found = [await self._router.model_metadata(stage.name, variant.name) for variant in stage.variants]
-        parameters = (len(parse_tasks(each)) for metadata in found for each in metadata.values())
-        stored = (t.index + 1 for (own, _), tasks in self.tasks.items() if own == stage.name for t in tasks.values())
+        variants = [await self._router.model_metadata(stage.name, variant.name) for variant in stage.variants]
+        parameters = (len(parse_tasks(replica)) for metadata in variants for replica in metadata.values())
+        stored = (
+            t.index + 1 for (owner, _), tasks in self.tasks.items() if owner == stage.name for t in tasks.values()
+        )
         removed = await asyncio.to_thread(self._removed_indices, stage.name)
-        return max([*parameters, *stored, *removed], default=0)
+        return max([*loaded, *stored, *removed], default=0)
 
     def _removed_indices(self, stage: str) -> list[int]:
         """Indices that follow those of deleted tasks."""
@@ -185,8 +187,8 @@ class TaskStore:
 
     def _choose_index(self, stage: str, name: str, free: int) -> int:
         """Index of the task in another variant of its stage, else the next free one."""
-        found = (tasks[name].index for (own, _), tasks in self.tasks.items() if own == stage and name in tasks)
-        return next(found, free)
+        indices = (tasks[name].index for (owner, _), tasks in self.tasks.items() if owner == stage and name in tasks)
+        return next(indices, free)
 
     async def _wait_until_loaded(self, stage: str, variant: str, name: str, path: Path) -> tuple[int, int]:
         """Wait until every replica has a task. Returns the numbers of replicas that have and have not.
@@ -201,11 +203,11 @@ class TaskStore:
             rejection = rejection or parse_rejected_task_files(parameters).get(path.stem, "")
             return bool(rejection) or name in parse_tasks(parameters)
 
-        found = await self._wait_for_replicas(stage, variant, loaded_or_refused)
+        counts = await self._wait_for_replicas(stage, variant, loaded_or_refused)
         if rejection:
             await asyncio.to_thread(path.unlink, missing_ok=True)
             raise TaskRefused(400, f"task {name!r}: {rejection}")
-        return found
+        return counts
 
     async def _wait_for_replicas(
         self, stage: str, variant: str, condition: Callable[[Mapping[str, Any]], bool]

@@ -42,7 +42,7 @@ def stage_state(
         drifted_by_task=by_task,
         registered_accuracies={
             variant: {
-                point: {task: RegisteredAccuracy.of(one) for task, one in by_task.items()}
+                point: {task: RegisteredAccuracy.of(accuracy) for task, accuracy in by_task.items()}
                 for point, by_task in by_point.items()
             }
             for variant, by_point in scheduler.latency_model.registered_accuracies().items()

@@ -76,7 +76,7 @@ class Graph:
             stage.name: tensor
             for stage in self.stages
             if stage.generates
-            for owner, tensor in [split_reference(each.source) for each in stage.inputs if each.name == MESSAGES_INPUT]
+            for owner, tensor in [split_reference(read.source) for read in stage.inputs if read.name == MESSAGES_INPUT]
             if owner == REQUEST
         }
         """Request input that holds the chat messages, by generation stage."""
@@ -107,7 +107,7 @@ class Graph:
 
 
 def _node(stage: Stage) -> _Node:
-    reads = tuple(_Read.of(each.name, each.source, optional=each.optional) for each in stage.inputs)
+    reads = tuple(_Read.of(tensor.name, tensor.source, optional=tensor.optional) for tensor in stage.inputs)
     upstream = frozenset(split_reference(read.key)[0] for read in reads if not read.of_request)
     outputs_by_key = tuple((f"{stage.name}.outputs.{output.name}", output) for output in stage.outputs)
     return _Node(stage.name, upstream, reads, outputs_by_key, stage.encodes)
@@ -144,7 +144,7 @@ class GraphCursor:
 
     def available_inputs(self, stage: Stage) -> list[str]:
         """Inputs that a stage has or may get: all but request inputs that are absent."""
-        reads = [_Read.of(each.name, each.source) for each in stage.inputs]
+        reads = [_Read.of(tensor.name, tensor.source) for tensor in stage.inputs]
         return [read.name for read in reads if not read.of_request or read.key in self.inputs]
 
     def advance(self, idle: Container[str] = ()) -> list[ReadyStage]:
@@ -177,7 +177,7 @@ class GraphCursor:
 
     def chat_images(self, encoder: str) -> list[bytes]:
         """Images of a single-chat request that a stage encodes, in order. Empty for a request of several chats."""
-        node = next(each for each in self._graph.needed(self._requested_outputs) if each.name == encoder)
+        node = next(node for node in self._graph.needed(self._requested_outputs) if node.name == encoder)
         inputs = self._gather(node) if self.rows == 1 else {}
         return list(inputs[IMAGES_INPUT].reshape(-1)) if IMAGES_INPUT in inputs else []
 
@@ -193,7 +193,7 @@ class GraphCursor:
             if any(read.key == key for read in node.reads) and node.upstream - self._done == {encoder}:
                 self._values[key] = references
                 inputs = self._gather(node)
-                self._waiting = [each for each in self._waiting if each is not node]
+                self._waiting = [other for other in self._waiting if other is not node]
                 self._running[node.name] = node
                 return ReadyStage(node.name, len(references), inputs)
         return None
@@ -201,11 +201,13 @@ class GraphCursor:
     def reopen(self, stage: str) -> set[str]:
         """Let a running stage and its encoders wait again, to encode its images once more. Returns their names."""
         node = self._running.pop(stage)
-        encoders = {each.name for each in self._graph.needed(self._requested_outputs) if each.encodes} & node.upstream
+        encoders = {
+            other.name for other in self._graph.needed(self._requested_outputs) if other.encodes
+        } & node.upstream
         self._done -= encoders
-        self._running = {name: each for name, each in self._running.items() if name not in encoders}
-        reopened = {*encoders, stage, *(each.name for each in self._waiting)}
-        self._waiting = [each for each in self._graph.needed(self._requested_outputs) if each.name in reopened]
+        self._running = {name: other for name, other in self._running.items() if name not in encoders}
+        reopened = {*encoders, stage, *(other.name for other in self._waiting)}
+        self._waiting = [other for other in self._graph.needed(self._requested_outputs) if other.name in reopened]
         return {*encoders, stage}
 
     def outputs(self) -> dict[str, Array]:

@@ -32,13 +32,13 @@ def fan_out_images(inputs: Mapping[str, Array]) -> dict[str, Array]:
             image.
     """
     images = inputs[IMAGES_INPUT]
-    each = images.shape[1] if images.ndim > 1 else 1
-    rows = {name: np.repeat(array, each, axis=0) for name, array in inputs.items() if name != IMAGES_INPUT}
-    image_index = np.tile(np.arange(each, dtype=np.int64), images.shape[0])
+    per_chat = images.shape[1] if images.ndim > 1 else 1
+    rows = {name: np.repeat(array, per_chat, axis=0) for name, array in inputs.items() if name != IMAGES_INPUT}
+    image_index = np.tile(np.arange(per_chat, dtype=np.int64), images.shape[0])
     return {
         IMAGES_INPUT: images.reshape(-1, 1),
         **rows,
-        CHAT_IMAGE_INDEX: np.stack([np.full_like(image_index, each), image_index], axis=1),
+        CHAT_IMAGE_INDEX: np.stack([np.full_like(image_index, per_chat), image_index], axis=1),
     }
 
 
@@ -54,15 +54,15 @@ def image_identities(rows: Mapping[str, Array]) -> Sequence[Hashable]:
     files, options = rows[IMAGES_INPUT].reshape(-1), rows.get(OPTIONS)
     if files.dtype != np.object_:
         return ()
-    rows_of_references = [b""] * len(files) if options is None else [bytes(each) for each in options]
+    texts = [b""] * len(files) if options is None else [bytes(text) for text in options]
     try:
-        tenants = {each: str(json.loads(each).get("tenant", "")) if each else "" for each in set(rows_of_references)}
+        tenants = {text: str(json.loads(text).get("tenant", "")) if text else "" for text in set(texts)}
     except (ValueError, AttributeError, RecursionError):
         return ()
-    only_image = rows[CHAT_IMAGE_INDEX][:, 0] == 1
+    alone = rows[CHAT_IMAGE_INDEX][:, 0] == 1
     return [
-        (tenants[each], bool(reference), bytes(file))
-        for each, reference, file in zip(rows_of_references, only_image, files, strict=True)
+        (tenants[text], bool(only_image), bytes(file))
+        for text, only_image, file in zip(texts, alone, files, strict=True)
     ]
 
 
@@ -73,11 +73,11 @@ def join_embeddings(outputs: Mapping[str, Array], chats: int) -> dict[str, Array
         outputs: ``references`` [rows], one JSON object per image.
         chats: number of chats. All have the same number of images.
     """
-    rows_of_references = outputs[EMBEDDINGS_INPUT]
-    each = len(rows_of_references) // chats
+    references = outputs[EMBEDDINGS_INPUT]
+    per_chat = len(references) // chats
     lists = np.empty(chats, dtype=object)
     for chat in range(chats):
-        lists[chat] = join_refs(map(bytes, rows_of_references[chat * each : (chat + 1) * each]))
+        lists[chat] = join_refs(map(bytes, references[chat * per_chat : (chat + 1) * per_chat]))
     return {EMBEDDINGS_INPUT: lists}
 
 
@@ -112,4 +112,4 @@ def _reference_bytes(url: str, encoded: EncodedImage) -> bytes:
 
 def embedding_urls(references: Array) -> list[str]:
     """URLs of embedding references, each of which is an object or a list."""
-    return [reference.url for each in references for reference in parse_refs(bytes(each))]
+    return [reference.url for entry in references for reference in parse_refs(bytes(entry))]

@@ -1,7 +1,7 @@
 """`PartialImages`: references to all images of one chat while some of them are still being encoded.
 
 A prompt depends on the number of embedding rows of each image, and prefix caching on the content of the images. Both
-are known before an image is encoded: the number of rows follows from its size alone, as learned from another image of
+are complete_results before an image is encoded: the number of rows follows from its size alone, as learned from another image of
 that size, and the content from its file.
 """
 
@@ -58,7 +58,7 @@ class PartialImages:
 
     Args:
         files: all images of the chat, in order.
-        sizes: known results by image size, updated with this chat's.
+        sizes: complete_results results by image size, updated with this chat's.
     """
 
     def __init__(self, files: Sequence[bytes], sizes: ImageSizeCache) -> None:
@@ -99,12 +99,12 @@ class PartialImages:
     def _announcements(self) -> list[bytes] | None:
         encoder = encoder_of_content(parse_encoded_image(self._encoded[0]).digest)
         results = [self._sizes.lookup(encoder, file) for file in self._files] if encoder else [None]
-        known = [result for result in results if result is not None]
-        if len(known) != len(results):
+        complete_results = [result for result in results if result is not None]
+        if len(complete_results) != len(results):
             return None
         return [
             b"" if index in self._encoded else _announcement(encoder, file, result)
-            for index, (file, result) in enumerate(zip(self._files, known, strict=True))
+            for index, (file, result) in enumerate(zip(self._files, complete_results, strict=True))
         ]
 
 

@@ -22,16 +22,16 @@ class EmbeddingShares:
         tasks: holds the requests until they are answered, whatever happens to the batch.
     """
 
-    def __init__(self, replica: ReplicaClient, parcel: Batch, name: str, tasks: set[asyncio.Task[Any]]) -> None:
+    def __init__(self, replica: ReplicaClient, batch: Batch, name: str, tasks: set[asyncio.Task[Any]]) -> None:
         self._replica = replica
-        self._parcel = parcel
+        self._batch = batch
         self._name = name
         self._tasks = tasks
         self._pending: list[tuple[int, asyncio.Task[bool]]] = []
 
     def share(self, row: int) -> None:
         """Ask the replica to store a row of the batch once more."""
-        url = self.url(self._parcel.rows + len(self._pending))
+        url = self.url(self._batch.rows + len(self._pending))
         task = asyncio.get_running_loop().create_task(self._replica.share_embedding(url, embedding_id(self._name, row)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -57,7 +57,7 @@ class EmbeddingShares:
             if row_reference is None
             else {
                 EMBEDDINGS_INPUT: image_fanout.addressed_references(
-                    row_reference, [self.url(self._parcel.rows + number)]
+                    row_reference, [self.url(self._batch.rows + number)]
                 )
             }
             for number, row_reference in enumerate(shared)
@@ -65,4 +65,4 @@ class EmbeddingShares:
 
     def url(self, row: int) -> str:
         """URL of a row's embedding. Additional rows follow those of the batch."""
-        return self._replica.embedding_url(self._parcel.variant, embedding_id(self._name, row))
+        return self._replica.embedding_url(self._batch.variant, embedding_id(self._name, row))

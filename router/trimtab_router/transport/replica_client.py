@@ -134,7 +134,7 @@ class ReplicaClient:
             self._idle.set()
 
     async def retire(self) -> None:
-        """Close once the batches in flight have ended. The caller sends no more batches."""
+        """Close once the batches in flight have ended. No more batches may be sent."""
         await self._idle.wait()
         await self.close()
 
@@ -340,12 +340,12 @@ class ReplicaClient:
         return self._unready.is_set()
 
     async def _probe_variants(self) -> frozenset[str]:
-        began = asyncio.get_running_loop().time()
+        started_at = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
                 probe = await self._probe_connection()
                 readiness = {variant: await self._ask(probe, variant) for variant in self.endpoint.variants}
-                for variant in [each for each, ready in readiness.items() if ready] if self._reports_tasks else ():
+                for variant in [name for name, ready in readiness.items() if ready] if self._reports_tasks else ():
                     await self._fetch_metadata(probe, variant)
                 new = [variant for variant, ready in readiness.items() if ready and variant not in self._ready]
                 for variant in new if self._generates and not self.chats else ():
@@ -358,7 +358,9 @@ class ReplicaClient:
                 self._probe.close()
                 self._probe = None
             # A replica that answers batches is ready even if it is too busy to answer the probe.
-            return self._ready if isinstance(error, TimeoutError) and self._last_response_at > began else frozenset()
+            return (
+                self._ready if isinstance(error, TimeoutError) and self._last_response_at > started_at else frozenset()
+            )
         self._set_identity_error("")
         return frozenset(variant for variant, ready in readiness.items() if ready)
 

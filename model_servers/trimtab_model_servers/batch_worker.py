@@ -1,7 +1,6 @@
-"""One batch at a time: the thread that computes, beside the event loop that answers.
+"""`BatchWorker`: the thread that computes batches, one at a time, while the event loop stays responsive.
 
-A replica owns its cores for one batch; two at once would only make both slower than their profile says. The thread
-leaves the event loop free, so that health checks answer while a batch computes.
+A replica gives all of its cores to one batch: two concurrent batches would each be slower than profiled.
 """
 
 import asyncio
@@ -20,32 +19,32 @@ DEFAULT_MAX_WAITING = 64
 
 
 class _Job(Generic[Result]):
-    """A batch on its way through the thread and back to the loop that waits for it."""
+    """A batch, from the queue to the event loop that awaits it."""
 
-    __slots__ = ("begun", "begun_at", "future", "loop", "work")
+    __slots__ = ("future", "loop", "started", "started_at", "work")
 
     def __init__(self, work: Callable[[], Result], loop: asyncio.AbstractEventLoop) -> None:
         self.work = work
         self.loop = loop
-        self.begun = False
-        self.begun_at = 0.0
+        self.started = False
+        self.started_at = 0.0
         self.future: asyncio.Future[Result] = loop.create_future()
 
     def run(self) -> None:
         if self.future.cancelled():
             return
-        self.begun = True
-        self.begun_at = perf_counter()
+        self.started = True
+        self.started_at = perf_counter()
         try:
             result = self.work()
-        except BaseException as error:  # noqa: BLE001  (whoever waits for the batch must learn of any failure)
-            call_soon_threadsafe_if_open(self.loop, self._fail, _tellable(error))
+        except BaseException as error:  # noqa: BLE001  (passed to the caller)
+            call_soon_threadsafe_if_open(self.loop, self._fail, _future_exception(error))
         else:
             call_soon_threadsafe_if_open(self.loop, self._succeed, result)
 
     def abandon(self) -> None:
-        """Nobody waits any more: give the place in the queue free, and do not compute what has not begun."""
-        if not self.begun:
+        """Cancel the job unless it has started; its caller no longer waits."""
+        if not self.started:
             self.future.cancel()
 
     def _succeed(self, result: Result) -> None:
@@ -57,20 +56,20 @@ class _Job(Generic[Result]):
             self.future.set_exception(error)
 
 
-def _tellable(error: BaseException) -> BaseException:
-    """The error as a future takes it: StopIteration, which would end whoever waits, as the cause of another."""
+def _future_exception(error: BaseException) -> BaseException:
+    """An exception that a future accepts: StopIteration, which it does not, becomes the cause of a RuntimeError."""
     if not isinstance(error, StopIteration):
         return error
-    told = RuntimeError(f"it raised {error!r}")
-    told.__cause__ = error
-    return told
+    wrapper = RuntimeError(f"it raised {error!r}")
+    wrapper.__cause__ = error
+    return wrapper
 
 
 class BatchWorker:
-    """A thread that runs one piece of work after another, for callers on an event loop.
+    """A thread that runs jobs one after another for callers on an event loop.
 
     Args:
-        max_waiting: batches that may wait behind the one that computes; more are refused.
+        max_waiting: batches that may wait behind the running one; more are rejected.
     """
 
     def __init__(self, max_waiting: int = DEFAULT_MAX_WAITING) -> None:
@@ -78,69 +77,69 @@ class BatchWorker:
         self._thread: threading.Thread | None = None
         self._max_waiting = max_waiting
         self._unfinished = 0
-        self._elsewhere = 0
+        self._external = 0
         self.draining = False
-        self.last_asked_at = float("-inf")
-        """When the latest batch was asked for, by the event loop's clock."""
+        self.last_batch_at = float("-inf")
+        """Time of the latest request by the event loop's clock."""
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def batch(self, work: Callable[[], Result]) -> tuple[Result, float]:
-        """Run a batch in its turn; return its result, and the seconds it waited for batches before it.
+    async def run_batch(self, work: Callable[[], Result]) -> tuple[Result, float]:
+        """Run a batch; return its result, and the seconds that it waited for earlier batches.
 
         Raises:
-            RefusalError: 503 while draining, 429 when too many batches wait.
+            RefusalError: 503 while draining, 429 if too many batches wait.
         """
-        self.last_asked_at = asyncio.get_running_loop().time()
-        self._refuse_while_draining()
+        self.last_batch_at = asyncio.get_running_loop().time()
+        self._reject_while_draining()
         if self._unfinished > self._max_waiting:
             raise RefusalError(429, f"{self._max_waiting} batches wait already; send fewer at once")
-        asked_at, others = perf_counter(), self._unfinished
-        job = self._put(work)
-        result = await self._done(job)
-        return result, job.begun_at - asked_at if others else 0.0
+        queued_at, earlier = perf_counter(), self._unfinished
+        job = self._enqueue(work)
+        result = await self._result(job)
+        return result, job.started_at - queued_at if earlier else 0.0
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Run work in its turn, whatever waits."""
-        return await self._done(self._put(work))
+        """Run a job, regardless of the number of waiting batches."""
+        return await self._result(self._enqueue(work))
 
     @contextlib.contextmanager
-    def elsewhere(self) -> Iterator[None]:
-        """Count work that another thread does: a drain waits for it too.
+    def external_work(self) -> Iterator[None]:
+        """Register work of another thread, which a drain waits for too.
 
         Raises:
             RefusalError: 503 while draining.
         """
-        self.last_asked_at = asyncio.get_running_loop().time()
-        self._refuse_while_draining()
-        self._elsewhere += 1
+        self.last_batch_at = asyncio.get_running_loop().time()
+        self._reject_while_draining()
+        self._external += 1
         self._idle.clear()
         try:
             yield
         finally:
-            self._elsewhere -= 1
-            self._settle()
+            self._external -= 1
+            self._update_idle()
 
-    def _refuse_while_draining(self) -> None:
+    def _reject_while_draining(self) -> None:
         if self.draining:
             raise RefusalError(503, "this replica is shutting down; send the batch to another one")
 
-    def _settle(self) -> None:
-        if not self._unfinished and not self._elsewhere:
+    def _update_idle(self) -> None:
+        if not self._unfinished and not self._external:
             self._idle.set()
 
-    def _put(self, work: Callable[[], Result]) -> "_Job[Result]":
+    def _enqueue(self, work: Callable[[], Result]) -> "_Job[Result]":
         if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name="batches", daemon=True)
+            self._thread = threading.Thread(target=self._run_jobs, name="batches", daemon=True)
             self._thread.start()
         job = _Job(work, asyncio.get_running_loop())
         self._unfinished += 1
         self._idle.clear()
         self._jobs.put(job)
-        job.future.add_done_callback(self._finished)
+        job.future.add_done_callback(self._on_finished)
         return job
 
-    async def _done(self, job: "_Job[Result]") -> Result:
+    async def _result(self, job: "_Job[Result]") -> Result:
         try:
             return await asyncio.shield(job.future)
         except asyncio.CancelledError:
@@ -148,22 +147,22 @@ class BatchWorker:
             raise
 
     async def drain(self) -> None:
-        """Refuse new batches from now on, and wait until those accepted are done."""
+        """Reject new batches, and wait until the accepted ones are finished."""
         self.draining = True
         await self._idle.wait()
 
     def close(self) -> None:
-        """End the thread once it has nothing left to do."""
+        """End the thread once its queue is empty."""
         if self._thread is not None:
             self._jobs.put(None)
 
-    def _finished(self, future: "asyncio.Future[Any]") -> None:
+    def _on_finished(self, future: "asyncio.Future[Any]") -> None:
         if not future.cancelled():
-            future.exception()  # seen, even if whoever waited has gone
+            future.exception()  # retrieved, in case nothing awaits it
         self._unfinished -= 1
-        self._settle()
+        self._update_idle()
 
-    def _loop(self) -> None:
+    def _run_jobs(self) -> None:
         while (job := self._jobs.get()) is not None:
             job.run()
-            del job  # or it would hold the batch's tensors until the next one comes
+            del job  # else it would keep the batch's tensors until the next one arrives

@@ -1,4 +1,4 @@
-"""MLServer's REST port takes bodies of any size; this keeps them below what the data port takes too."""
+"""`BodyLimit`: ASGI middleware that bounds request bodies of MLServer's REST port as the data port does."""
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -13,53 +13,49 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
 class BodyLimit:
-    """An ASGI application around another, which answers 413 where a body is too large.
-
-    One that says its size is refused before it is read; one that does not, as soon as it has grown too large.
-    """
+    """Answers 413 to oversized bodies: by Content-Length before reading, else once the limit is exceeded."""
 
     def __init__(self, app: App, max_bytes: int = MAX_BODY_BYTES) -> None:
         self._app = app
         self._max_bytes = max_bytes
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif _declared_bytes(scope) > self._max_bytes:
-            await self._refuse(send)
+            await self._reject(send)
         else:
             await self._serve(scope, receive, send)
 
     async def _serve(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         received = 0
-        answered = False
+        rejected = False
 
-        async def counted() -> Message:
+        async def receive_counted() -> Message:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._max_bytes:
-                return {"type": "http.disconnect"}  # ends the reading; what is answered to it goes nowhere
+                return {"type": "http.disconnect"}  # ends the read; its response is discarded
             return message
 
-        async def unless_too_large(message: Message) -> None:
-            nonlocal answered
+        async def send_within_limit(message: Message) -> None:
+            nonlocal rejected
             if received <= self._max_bytes:
                 await send(message)
-            elif not answered:
-                answered = True
-                await self._refuse(send)
+            elif not rejected:
+                rejected = True
+                await self._reject(send)
 
         try:
-            await self._app(scope, counted, unless_too_large)
+            await self._app(scope, receive_counted, send_within_limit)
         except Exception:
             if received <= self._max_bytes:
                 raise
-        if received > self._max_bytes and not answered:
-            await self._refuse(send)
+        if received > self._max_bytes and not rejected:
+            await self._reject(send)
 
-    async def _refuse(self, send: Send) -> None:
+    async def _reject(self, send: Send) -> None:
         body = json.dumps({"error": f"the body is too large; send at most {self._max_bytes} bytes"}).encode()
         headers = [
             (b"content-type", b"application/json"),
@@ -71,5 +67,5 @@ class BodyLimit:
 
 
 def _declared_bytes(scope: MutableMapping[str, Any]) -> int:
-    written = dict(scope["headers"]).get(b"content-length", b"")
-    return int(written) if written.isdigit() else 0
+    length = dict(scope["headers"]).get(b"content-length", b"")
+    return int(length) if length.isdigit() else 0

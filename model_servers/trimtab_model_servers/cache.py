@@ -1,11 +1,11 @@
-"""Fetched weights on disk, shared by all pods of a node: found by digest or content, written in one step, bounded.
+"""Weights cache on disk, shared by all pods of a node: keyed by digest or content, written atomically, bounded.
 
-Where the pods are several tenants' (CACHE_TENANT_VARIABLE), only files with a digest are shared, each within its
-tenant: what else is fetched lies in a folder of this pod's own.
+If pods belong to several tenants (CACHE_TENANT_VARIABLE), only files with a digest are shared, each within its tenant;
+other downloads are in a private folder of the pod.
 
-Pods that want the same file at once wait for the first of them to fetch it; what one that dies leaves of it goes. Where
-the files together outgrow the bound, those unused for longest go; a file in use stays readable to whoever has it open.
-What a hub's client keeps of a repository is a folder, and counts and goes as one file does.
+Processes that need the same file wait for the first one to fetch it; partial files of processes that died are removed.
+Above the bound, the least recently used files are evicted; processes that have one open can still read it. A Hugging
+Face Hub repository is one entry, a folder.
 """
 
 import contextlib
@@ -28,116 +28,120 @@ CACHE_VARIABLE = "TRIMTAB_WEIGHTS_CACHE"
 BOUND_VARIABLE = "TRIMTAB_WEIGHTS_CACHE_BYTES"
 DEFAULT_BOUND_BYTES = 64 * 2**30
 FRESH_SECONDS = 900.0
-"""Used more recently than this, a file is not taken away: somebody may be about to open it."""
+"""Entries used more recently than this are not evicted: a process may be about to open them."""
 _FETCHING, _FOLDERS, _HUB = ".fetching-", ".folders", "hf"
 log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """Where fetched weights are kept: $TRIMTAB_WEIGHTS_CACHE, else `weights` in $TRIMTAB_CACHE or ~/.cache/trimtab."""
-    given = os.environ.get(CACHE_VARIABLE)
-    if given:
-        return Path(given)
+    """The shared cache: $TRIMTAB_WEIGHTS_CACHE, else `weights` in $TRIMTAB_CACHE or ~/.cache/trimtab."""
+    folder = os.environ.get(CACHE_VARIABLE)
+    if folder:
+        return Path(folder)
     return Path(os.environ.get("TRIMTAB_CACHE") or Path.home() / ".cache" / "trimtab") / "weights"
 
 
 def tenant() -> str:
-    """Whose weights these are, where the cache is several tenants'; else nothing."""
+    """The tenant of this pod in a cache of several tenants; else empty."""
     return os.environ.get(CACHE_TENANT_VARIABLE, "")
 
 
-def own_folder() -> Path:
-    """Where fetched weights are kept that nobody else may be given unseen."""
+def private_folder() -> Path:
+    """Folder for downloads that other tenants must not share."""
     return Path(tempfile.gettempdir()) / "trimtab-weights" if tenant() else cache_folder()
 
 
 def hub_folder(repository: str) -> Path:
-    """Make a folder for what a hub's client keeps of a repository (OWNER/NAME): an entry of the own folder, used now.
+    """Create the folder of a Hub repository (OWNER/NAME) in the private folder, and mark it as used.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
-    path = own_folder() / _HUB / repository.replace("/", "--")
+    path = private_folder() / _HUB / repository.replace("/", "--")
     path.mkdir(parents=True, exist_ok=True)
     _touch(path)
     return path
 
 
-def keep_bound() -> None:
-    """Let the entries of the own folder go that were unused for longest, where together they outgrow the bound."""
-    shrink(own_folder(), _bound_bytes())
+def enforce_bound() -> None:
+    """Evict the least recently used entries of the private folder above the bound."""
+    evict(private_folder(), _bound_bytes())
 
 
-def kept(
+def cached_file(
     name: str,
-    is_good: Callable[[Path], bool],
+    is_valid: Callable[[Path], bool],
     write: Callable[[BinaryIO], None],
     wait_seconds: float,
     folder: Path | None = None,
 ) -> Path:
-    """The cached file of that name, written first where it is missing or no good.
+    """The cached file of a name, written first if it is missing or invalid.
 
     Args:
-        name: of the file; the same for the same content.
-        is_good: whether a file found may be used.
+        name: the same for the same content.
+        is_valid: checks an existing file.
         write: writes the content.
-        wait_seconds: how long to wait for another process that writes it.
-        folder: None means the one that all share.
+        wait_seconds: how long to wait for another process that writes the file.
+        folder: None for the shared folder.
 
     Raises:
         ModelError: the cache cannot be written, or another process takes too long.
     """
     path = (folder or cache_folder()) / name
-    if _usable(path, is_good):
+    if _usable(path, is_valid):
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(path, wait_seconds):
-            if not _usable(path, is_good):
+        with _exclusive(path, wait_seconds):
+            if not _usable(path, is_valid):
                 _write(path, write)
     except OSError as error:
         raise ModelError(f"the weights cache {path.parent} cannot be used: {error}; set {CACHE_VARIABLE}") from error
-    shrink(path.parent, _bound_bytes())
+    evict(path.parent, _bound_bytes())
     return path
 
 
-def linked(files: Mapping[str, Path]) -> Path:
-    """A folder in which cached files have names of their own, made in one step; the same for the same files.
+def linked_folder(files: Mapping[str, Path]) -> Path:
+    """A folder of links to cached files under their original names, created atomically; the same for the same files.
 
     Raises:
-        ModelError: it cannot be made, or one of them was taken away meanwhile.
+        ModelError: it cannot be created, or a file was evicted meanwhile.
     """
     for file, path in files.items():
         if not path.is_file():
-            raise ModelError(f"{file} left the weights cache while others were fetched; set {BOUND_VARIABLE} higher")
-    told = "|".join(f"{file}={path}" for file, path in sorted(files.items()))
-    folder = own_folder() / _FOLDERS / hashlib.sha256(told.encode()).hexdigest()[:32]
+            raise ModelError(
+                f"{file} was evicted from the weights cache during the download; increase {BOUND_VARIABLE}"
+            )
+    key = "|".join(f"{file}={path}" for file, path in sorted(files.items()))
+    folder = private_folder() / _FOLDERS / hashlib.sha256(key.encode()).hexdigest()[:32]
     try:
         if not folder.is_dir():
             _link(files, folder)
     except OSError as error:
-        raise ModelError(f"the weights cache {own_folder()} cannot be used: {error}; set {CACHE_VARIABLE}") from error
+        raise ModelError(
+            f"the weights cache {private_folder()} cannot be used: {error}; set {CACHE_VARIABLE}"
+        ) from error
     return folder
 
 
 def _link(files: Mapping[str, Path], folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=_FETCHING, dir=folder.parent) as made:
-        whole = Path(made) / folder.name
-        whole.mkdir()
+    with tempfile.TemporaryDirectory(prefix=_FETCHING, dir=folder.parent) as temporary:
+        complete = Path(temporary) / folder.name
+        complete.mkdir()
         for file, path in files.items():
-            (whole / file).symlink_to(path.resolve())
+            (complete / file).symlink_to(path.resolve())
         try:
-            whole.rename(folder)
+            complete.rename(folder)
         except OSError:
-            if not folder.is_dir():  # another process has not made it meanwhile
+            if not folder.is_dir():  # else another process has created it meanwhile
                 raise
 
 
-def shrink(folder: Path, bound_bytes: int) -> None:
-    """Remove what nobody fetches to its end any more, then the files unused for longest until the rest is in the bound.
+def evict(folder: Path, bound_bytes: int) -> None:
+    """Remove abandoned partial files, then evict the least recently used entries down to the bound.
 
-    What is being fetched counts, and stays.
+    Files that are being fetched count and stay.
     """
     excess = sum(_unfinished_bytes(path) for path in folder.glob(f"{_FETCHING}*")) - bound_bytes
     entries = list(_entries(folder))
@@ -145,7 +149,7 @@ def shrink(folder: Path, bound_bytes: int) -> None:
     for used_at, size, path in sorted(entries):
         if excess <= 0 or time.time() - used_at < FRESH_SECONDS:
             return
-        with contextlib.suppress(OSError):  # what cannot be removed here keeps nothing from loading
+        with contextlib.suppress(OSError):  # a file that cannot be removed does not prevent loading
             if path.is_dir():
                 shutil.rmtree(path)
             else:
@@ -155,7 +159,7 @@ def shrink(folder: Path, bound_bytes: int) -> None:
 
 
 def _entries(folder: Path) -> Iterator[tuple[float, int, Path]]:
-    """What may be removed: when it was used last, its bytes, where it is."""
+    """Evictable entries: time of last use, bytes, path."""
     for path in folder.glob("[!.]*"):
         for status in _status(path):
             if stat.S_ISREG(status.st_mode):
@@ -166,41 +170,41 @@ def _entries(folder: Path) -> Iterator[tuple[float, int, Path]]:
 
 
 def _repository_bytes(path: Path) -> int:
-    """What a repository takes; nothing once another replica has begun to remove it."""
+    """Size of a repository; 0 if another replica is removing it."""
     with contextlib.suppress(OSError):
-        inner = (one for entry in path.rglob("*") if not entry.is_symlink() for one in _status(entry))
-        return sum(one.st_size for one in inner if stat.S_ISREG(one.st_mode))
+        statuses = (status for entry in path.rglob("*") if not entry.is_symlink() for status in _status(entry))
+        return sum(status.st_size for status in statuses if stat.S_ISREG(status.st_mode))
     return 0
 
 
 def _unfinished_bytes(path: Path) -> int:
-    """The size of a file that is being fetched; none of one that nobody writes any more, which is removed."""
+    """Size of a partial file; 0 if its writer has died, in which case the file is removed."""
     for status in _status(path):
-        if time.time() - status.st_mtime < FRESH_SECONDS:  # earlier releases write without this lock
+        if time.time() - status.st_mtime < FRESH_SECONDS:  # may be written without a lock
             return status.st_size
         with contextlib.suppress(OSError), _lock(path.with_name(path.name.removeprefix(_FETCHING))) as lock:
-            if _is_ours(lock):
+            if _try_lock(lock):
                 path.unlink(missing_ok=True)
-                log.info("%s: removed, nobody fetches it since %s", path, time.ctime(status.st_mtime))
+                log.info("%s: removed, abandoned since %s", path, time.ctime(status.st_mtime))
                 return 0
         return status.st_size
     return 0
 
 
-def _usable(path: Path, is_good: Callable[[Path], bool]) -> bool:
-    if not path.is_file() or not is_good(path):
+def _usable(path: Path, is_valid: Callable[[Path], bool]) -> bool:
+    if not path.is_file() or not is_valid(path):
         return False
     _touch(path)
     return True
 
 
 def _touch(path: Path) -> None:
-    with contextlib.suppress(OSError):  # a cache that others fill may be read-only here
+    with contextlib.suppress(OSError):  # the cache may be read-only
         os.utime(path)
 
 
 def _write(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Write a file in one step, in the place of what a process that died has left of it; the lock is held."""
+    """Write a file atomically, replacing a partial file of a process that died; the lock is held."""
     temporary = path.with_name(f"{_FETCHING}{path.name}")
     temporary.unlink(missing_ok=True)
     try:
@@ -213,12 +217,12 @@ def _write(path: Path, write: Callable[[BinaryIO], None]) -> None:
 
 
 @contextlib.contextmanager
-def _alone(path: Path, wait_seconds: float) -> Iterator[None]:
-    """Hold the right to write this file; the system takes it back from a process that dies."""
+def _exclusive(path: Path, wait_seconds: float) -> Iterator[None]:
+    """Hold the lock to write this file; the system releases it if the process dies."""
     with _lock(path) as lock:
-        give_up = time.monotonic() + wait_seconds
-        while not _is_ours(lock):
-            if time.monotonic() > give_up:
+        deadline = time.monotonic() + wait_seconds
+        while not _try_lock(lock):
+            if time.monotonic() > deadline:
                 raise ModelError(
                     f"{path}: another process has been fetching it for {wait_seconds:g} s; is the store slow?"
                 )
@@ -227,12 +231,12 @@ def _alone(path: Path, wait_seconds: float) -> Iterator[None]:
 
 
 def _lock(path: Path) -> BinaryIO:
-    """What a file is locked by for whoever writes it."""
+    """Open the lock file of a file."""
     return path.with_name(f".{path.name}.lock").open("wb")
 
 
-def _is_ours(lock: BinaryIO) -> bool:
-    """Whether the lock could be taken."""
+def _try_lock(lock: BinaryIO) -> bool:
+    """Whether the lock was acquired."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -241,15 +245,15 @@ def _is_ours(lock: BinaryIO) -> bool:
 
 
 def _status(path: Path) -> Iterator[os.stat_result]:
-    """The status of a file; none where it is gone by now."""
+    """Yield the status of a file if it exists."""
     with contextlib.suppress(OSError):
         yield path.stat()
 
 
 def _bound_bytes() -> int:
-    written = os.environ.get(BOUND_VARIABLE)
-    if not written:
+    bound = os.environ.get(BOUND_VARIABLE)
+    if not bound:
         return DEFAULT_BOUND_BYTES
-    if not written.isdecimal():
-        raise ModelError(f"{BOUND_VARIABLE} is {written!r}; write a number of bytes")
-    return int(written)
+    if not bound.isdecimal():
+        raise ModelError(f"{BOUND_VARIABLE} is {bound!r}; set a number of bytes")
+    return int(bound)

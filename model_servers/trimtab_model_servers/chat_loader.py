@@ -1,4 +1,4 @@
-"""Makes what a replica hosts of a model that chats."""
+"""Loads chat models: a generation model or an image encoder."""
 
 import torch
 
@@ -13,30 +13,31 @@ from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol.http_client import Tls
 
 DEVICE = "device"
-"""What families that know a GPU tell of where they compute."""
+"""Metadata of families that can compute on a GPU."""
 
 
 def load_chat(spec: ModelSpec, worker: BatchWorker, tls: Tls = lambda: None) -> ChatModel | EncoderModel:
-    """Build, load and try out a model on the calling thread, with the threads of its core allocation.
+    """Build, load and warm up a model on the calling thread, with the threads of its core allocation.
 
-    ``tls`` is what it pulls embeddings from other replicas with.
+    ``tls`` secures the connections that fetch embeddings from other replicas.
 
     Raises:
-        ModelError: naming what is wrong with its family, its weights or its stage's tensors; or it asks for a GPU and
-            would leave it idle.
+        ModelError: the family, the weights or the tensors of the stage are invalid, or a requested GPU would be idle.
     """
     torch.set_num_threads(spec.threads)
-    built: ChatComponents = build_chat(spec)
-    if spec.gpus and (DEVICE not in built.facts or (built.facts[DEVICE] == "cpu" and torch.cuda.is_available())):
+    components: ChatComponents = build_chat(spec)
+    device = components.facts.get(DEVICE)
+    if spec.gpus and (device is None or (device == "cpu" and torch.cuda.is_available())):
         raise idle_gpu(spec)
-    hosted = _hosted(spec, built, worker, tls)
-    hosted.warm_up()
-    return hosted
+    model = _create(spec, components, worker, tls)
+    model.warm_up()
+    return model
 
 
-def _hosted(spec: ModelSpec, built: ChatComponents, worker: BatchWorker, tls: Tls) -> ChatModel | EncoderModel:
-    if built.writing is not None and built.network is not None:
-        return ChatModel(spec, built, (built.writing, built.network), worker, EmbeddingClient(tls))
-    if built.seeing is None:
-        raise RuntimeError(f"family {spec.family!r} built neither what writes nor what encodes")
-    return EncoderModel(spec, built, built.seeing, worker)
+def _create(spec: ModelSpec, components: ChatComponents, worker: BatchWorker, tls: Tls) -> ChatModel | EncoderModel:
+    if components.tokenizer is not None and components.adapter is not None:
+        generator = (components.tokenizer, components.adapter)
+        return ChatModel(spec, components, generator, worker, EmbeddingClient(tls))
+    if components.encoder is None:
+        raise RuntimeError(f"family {spec.family!r} built neither a generator nor an encoder")
+    return EncoderModel(spec, components, components.encoder, worker)

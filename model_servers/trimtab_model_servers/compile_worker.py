@@ -1,7 +1,7 @@
-"""`python -m trimtab_model_servers.compile_worker < ORDER`: compile an operating point, in a process that may be ended.
+"""`python -m trimtab_model_servers.compile_worker < REQUEST`: compiles an operating point in a separate process.
 
-Reads an `Order` as JSON; writes one line of JSON, the form's name or why there is none. A compiler cannot be stopped
-where it runs beside other work, and takes minutes on a busy machine.
+Reads a `CompileRequest` as JSON and writes a `CompileResult` as one line of JSON. The compiler may take minutes and
+cannot be interrupted within a process.
 """
 
 import sys
@@ -18,26 +18,26 @@ from trimtab_pipelines.resource import Model
 
 
 class CompileRequest(Model):
-    """What is to be compiled."""
+    """A compilation job."""
 
     spec: ModelSpec
-    """Its first operating point is compiled, for its largest batch and its cores."""
+    """Its first operating point is compiled for its maximum batch size and threads."""
     folder: Path
-    """Where the form is written."""
+    """Output folder."""
 
 
 class CompileResult(Model):
-    """What came of it."""
+    """Outcome of a compilation."""
 
     name: str = ""
-    """Of the form; empty where there is none."""
+    """Name of the compiled form; empty on failure."""
     failed: str = ""
-    """Why not."""
+    """Reason of a failure."""
 
 
-def compile_once(order: CompileRequest) -> CompileResult:
-    """Compile a point of a vision transformer."""
-    point, spec = order.spec.operating_points[0], order.spec
+def compile_once(request: CompileRequest) -> CompileResult:
+    """Compile an operating point of a vision transformer."""
+    point, spec = request.spec.operating_points[0], request.spec
     torch.set_num_threads(spec.threads)
     try:
         network = build(spec).network
@@ -47,15 +47,14 @@ def compile_once(order: CompileRequest) -> CompileResult:
         return CompileResult(failed=f"family {spec.family!r} has no compiled forms")
     ready = network.points[point.name]
     try:
-        name = compile_form(network.transformer, ready.course, ready.half, spec.max_batch_size, order.folder)
+        name = compile_form(network.transformer, ready.plan, ready.compute_dtype, spec.max_batch_size, request.folder)
     except ModelError as error:
         return CompileResult(failed=str(error))
     return CompileResult(name=name)
 
 
 def main() -> None:
-    """Answer one order."""
-    print(compile_once(CompileRequest.model_validate_json(sys.stdin.read())).model_dump_json(by_alias=True))  # noqa: T201  (for who asked)
+    print(compile_once(CompileRequest.model_validate_json(sys.stdin.read())).model_dump_json(by_alias=True))  # noqa: T201
 
 
 if __name__ == "__main__":

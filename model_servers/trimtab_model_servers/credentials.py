@@ -1,7 +1,7 @@
-"""What a replica in a pod takes from the Secret it was given: credentials and addresses of weights, nothing else.
+"""Credentials that a replica in a pod takes from its Secret: those of weight sources, and no others.
 
-A Secret's keys are whatever its owner wrote. As plain variables PYTHONPATH, LD_PRELOAD or HTTPS_PROXY among them would
-change the server itself, so the pod has them behind a prefix.
+The pod's variables have a prefix, because a Secret may have any key: PYTHONPATH, LD_PRELOAD or HTTPS_PROXY as plain
+variables would change the server itself.
 """
 
 import os
@@ -23,6 +23,6 @@ KEYS = (
 
 
 def take_credentials(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set the variables we know from the Secret; the rest of it is taken out of the environment."""
-    given = {name: environment.pop(name) for name in list(environment) if name.startswith(CREDENTIALS_PREFIX)}
-    environment.update({key: given[CREDENTIALS_PREFIX + key] for key in KEYS if CREDENTIALS_PREFIX + key in given})
+    """Set the variables in ``KEYS`` from the Secret, and remove all prefixed variables from the environment."""
+    secret = {name: environment.pop(name) for name in list(environment) if name.startswith(CREDENTIALS_PREFIX)}
+    environment.update({key: secret[CREDENTIALS_PREFIX + key] for key in KEYS if CREDENTIALS_PREFIX + key in secret})

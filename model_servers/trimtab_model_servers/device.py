@@ -1,4 +1,4 @@
-"""Where a model computes: on a GPU where its variant asks for one and torch sees one, else on the cores."""
+"""Devices: a model computes on a GPU if its variant requests one and torch finds one, else on the CPU."""
 
 import logging
 from collections.abc import Callable
@@ -14,29 +14,24 @@ log = logging.getLogger(__name__)
 
 
 def idle_gpu(spec: ModelSpec) -> ModelError:
-    """A variant asks for a GPU that its family would leave idle."""
-    return ModelError(
-        f"family {spec.family!r} computes on cores alone; take resources.gpu out, whose GPU it would leave idle"
-    )
+    """The error of a variant that requests a GPU which its family cannot use."""
+    return ModelError(f"family {spec.family!r} computes on cores alone; remove resources.gpu, which would stay idle")
 
 
-def placed(spec: ModelSpec, network: Network, gpu_seen: Callable[[], bool] = torch.cuda.is_available) -> torch.device:
-    """Bring a network to where it computes, and tell where that is.
-
-    Args:
-        spec: of its variant.
-        network: with its weights, in main memory.
-        gpu_seen: whether torch sees a GPU.
+def move_to_device(
+    spec: ModelSpec, network: Network, gpu_available: Callable[[], bool] = torch.cuda.is_available
+) -> torch.device:
+    """Move a network to its device, and return the device.
 
     Raises:
-        ModelError: the variant asks for a GPU, which its family would leave idle.
+        ModelError: the variant requests a GPU that its family cannot use.
     """
     if not spec.gpus:
         return CPU
     if not isinstance(network, MovesToDevice):
         raise idle_gpu(spec)
-    if not gpu_seen():
-        log.warning("model %s asks for a GPU, but torch sees none: it computes on the cores", spec.name)
+    if not gpu_available():
+        log.warning("model %s requests a GPU, but torch finds none: it computes on the CPU", spec.name)
         return CPU
-    network.place(GPU)
+    network.move_to(GPU)
     return GPU

@@ -1,4 +1,4 @@
-"""What a file of weights must be, from wherever it is fetched: its suffix, its bounds, its digest."""
+"""Requirements on fetched weights: suffix, size, time and digest."""
 
 import hashlib
 from dataclasses import dataclass
@@ -11,20 +11,21 @@ SUFFIX = ".safetensors"
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """How much and how long fetching may take, by the file; `patience_seconds` is how long nothing at all may come."""
+    """Bounds of a download, per file unless named otherwise."""
 
     max_bytes: int = 8 * 2**30
     max_folder_bytes: int = 48 * 2**30
     connect_seconds: float = 5.0
     read_seconds: float = 30.0
-    patience_seconds: float = 60.0
+    stall_seconds: float = 60.0
+    """Time without any data before a download fails."""
     total_seconds: float = 900.0
 
 
 def require_size(size_bytes: int, limits: FetchLimits, name: str) -> None:
-    """Raise ModelError where a file is larger than may be fetched."""
+    """Raise ModelError if a file is too large."""
     if size_bytes > limits.max_bytes:
-        raise ModelError(f"{name}: {size_bytes} bytes are more than the {limits.max_bytes} allowed for weights")
+        raise ModelError(f"{name}: {size_bytes} bytes exceed the {limits.max_bytes} allowed for weights")
 
 
 def sha256(path: Path) -> str:

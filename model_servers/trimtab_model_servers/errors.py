@@ -1,26 +1,22 @@
-"""What can go wrong, in two kinds: a model that cannot be served at all, and one request that cannot be answered."""
+"""Errors: a model that cannot be served, and a request that is rejected."""
 
 from pydantic import ValidationError
 
 
 class ModelError(Exception):
-    """A model cannot be loaded; the message names the file or field and says what would be right."""
+    """A model cannot be loaded; the message names the file or field and the valid form."""
 
 
 class RefusalError(Exception):
-    """One request is refused; the other requests go on.
-
-    Attributes:
-        status_code: 400, the caller's fault; 404, no such model; 413, too large; 429, too many batches wait; 500, the
-            model failed; 503, this replica is going away.
-    """
+    """One request is rejected; other requests are not affected."""
 
     def __init__(self, status_code: int, message: str) -> None:
         super().__init__(message)
         self.status_code = status_code
+        """400 invalid, 404 no such model, 413 too large, 429 queue full, 500 model failure, 503 shutting down."""
 
 
-def problem_of(error: ValidationError) -> str:
-    """The first of what is wrong with settings: which field, and what would be right."""
+def first_problem(error: ValidationError) -> str:
+    """The first problem of a validation error, with its field."""
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -1,4 +1,4 @@
-"""Telling an event loop something from another thread."""
+"""Callbacks on an event loop from other threads."""
 
 import asyncio
 import contextlib
@@ -7,6 +7,6 @@ from typing import Any
 
 
 def call_soon_threadsafe_if_open(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: Any) -> None:
-    """Have a loop call back, from any thread; a loop that was closed meanwhile has nobody left to be told."""
+    """Schedule a callback from any thread; ignored if the loop is closed."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(callback, *args)

@@ -1,4 +1,4 @@
-"""What a replica asks of whatever it hosts, apart from what makes it: importing this imports no model."""
+"""Interfaces of the models that a replica serves; importing this module imports no model."""
 
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future
@@ -10,83 +10,83 @@ from trimtab_model_servers.chat.pending_images import PendingImages
 from trimtab_model_servers.chat.responses import FinishEvent, TokenEvent
 from trimtab_model_servers.model_metadata import Fact
 from trimtab_protocol import InferRequest, InferResponse
-from trimtab_protocol.chat.embedding_refs import CountedChat, CountedImages, Identity
+from trimtab_protocol.chat.embedding_refs import ChatTokenCounts, EmbeddingCounts, ImageIdentity
 
 
 class ServedModel(Protocol):
-    """A model, ready to answer."""
+    """A model that is ready to serve."""
 
     async def infer(self, request: InferRequest, worker: BatchWorker) -> InferResponse:
         """Answer one request; raises RefusalError."""
         ...
 
     def metadata(self) -> dict[str, object]:
-        """The protocol's model metadata, with our own facts under `parameters`."""
+        """The protocol's model metadata, with ``facts`` under `parameters`."""
         ...
 
     def facts(self) -> dict[str, Fact]:
-        """What this model is, beyond its tensors."""
+        """Metadata beyond the protocol's."""
         ...
 
 
 @runtime_checkable
-class CountsTokens(Protocol):
-    """A model that tells what is in flight."""
+class ReportsLoad(Protocol):
+    """A model that reports what is in flight."""
 
     def pending(self) -> dict[str, int]:
-        """What is in flight, by name."""
+        """Load by name; see docs/develop/chat-stages.md."""
         ...
 
-    def done(self) -> dict[str, float]:
-        """What it has done since it started, by name."""
+    def totals(self) -> dict[str, float]:
+        """Totals since the start by name."""
         ...
 
     async def close(self) -> None:
-        """Serve what was taken in to its end, and stop."""
+        """Finish the requests in flight, and stop."""
         ...
 
 
 @runtime_checkable
 class ReportsFailure(Protocol):
-    """A model that may fail for good while it serves, and tells why once it has."""
+    """A model that may fail for good while it serves."""
 
     @property
     def failure(self) -> Future[str]:
-        """Done, from any thread, once it will never answer again."""
+        """Done, from any thread, once the model has failed; holds the reason."""
         ...
 
 
 @runtime_checkable
-class Pricing(Protocol):
-    """A model that tells what a request would take."""
+class CountsTokens(Protocol):
+    """A model that counts the tokens of a request."""
 
-    def count(self, request: InferRequest) -> CountedChat | CountedImages:
-        """Tell it, in tokens, and compute nothing; raises RefusalError."""
+    def count(self, request: InferRequest) -> ChatTokenCounts | EmbeddingCounts:
+        """Count without computing anything; raises RefusalError."""
         ...
 
 
 @runtime_checkable
-class ServesChat(Pricing, Protocol):
-    """A model that answers chats word by word."""
+class ServesChat(CountsTokens, Protocol):
+    """A model that streams responses to chats."""
 
     def stream(self, request: InferRequest, worker: BatchWorker) -> AsyncGenerator[TokenEvent | FinishEvent, None]:
-        """Answer the only row of a request; raises RefusalError. Who stops listening cancels it."""
+        """Answer a single-row request; raises RefusalError. Closing the generator cancels the request."""
         ...
 
 
 @runtime_checkable
-class KeepsEmbeddings(Protocol):
-    """A model that keeps embeddings to be pulled."""
+class StoresEmbeddings(Protocol):
+    """A model that stores embeddings for other replicas."""
 
-    kept: EmbeddingStore
+    embeddings: EmbeddingStore
 
-    def keep_also(self, names: Sequence[str], of: str | Identity) -> dict[str, object]:
-        """Keep under further names; raises RefusalError 404 where what was made of an image is not cached any more."""
+    def add_names(self, names: Sequence[str], of: str | ImageIdentity) -> dict[str, object]:
+        """Store embeddings under further names; raises RefusalError 404 if an image is not cached."""
         ...
 
 
 @runtime_checkable
-class Awaiting(Protocol):
-    """A model that may be asked about images before all of them are encoded."""
+class AwaitsImages(Protocol):
+    """A model that accepts chats before all of their images are encoded."""
 
-    coming: PendingImages
+    pending_images: PendingImages

@@ -1,11 +1,11 @@
-"""Triangles over a spectrum, of equal width in mel, as every filterbank here has them. Pure."""
+"""Triangular mel filters."""
 
 import torch
 from torch import Tensor
 
 
-def mel_triangles(count: int, transform: int, samples_per_second: int, lowest_hz: float) -> Tensor:
-    """Triangles of equal width in mel, from the lowest frequency to the highest, as [transform / 2 + 1, count]."""
+def mel_filters(count: int, transform: int, samples_per_second: int, lowest_hz: float) -> Tensor:
+    """Filters of equal width in mel from ``lowest_hz`` to the Nyquist frequency, [transform / 2 + 1, count]."""
     lowest, highest = _mel(torch.tensor(lowest_hz)), _mel(torch.tensor(samples_per_second / 2))
     edges = torch.linspace(float(lowest), float(highest), count + 2, dtype=torch.float64)
     bins = _mel(torch.arange(transform // 2 + 1, dtype=torch.float64) * samples_per_second / transform)[:, None]

@@ -1,8 +1,8 @@
-"""MLServer's message objects and ours, each made into the other.
+"""Conversion between MLServer's message objects and the protocol's.
 
-Plain tensors arrive from MLServer as lists of Python numbers. A caller that wants to spare both sides that sends each
-tensor as one BYTES element, its raw little-endian numbers, with its real datatype and shape as the input's parameters
-`datatype` and `shape` ("1,3,224,224"); with the request's parameter `raw_output` true the answer comes alike.
+MLServer passes plain tensors as lists of Python numbers. To avoid that, a client sends each tensor as one BYTES
+element, its raw little-endian numbers, with the real datatype and shape as the input's parameters `datatype` and
+`shape` ("1,3,224,224"); with the request's parameter `raw_output` true, the response has the same form.
 """
 
 from collections.abc import Mapping
@@ -18,19 +18,19 @@ RAW_OUTPUT = "raw_output"
 
 
 def wants_raw(payload: types.InferenceRequest) -> bool:
-    """Whether the answer's tensors go as packed bytes; ProtocolError where they came over REST, whose JSON has none."""
+    """Whether the response has packed tensors; ProtocolError over REST, because JSON has no bytes."""
     parameters = payload.parameters
     if not _parameters(parameters).get(RAW_OUTPUT):
         return False
-    if "host" in (parameters.headers or {}):  # only HTTP/1.1 has this header
+    if "host" in (parameters.headers or {}):  # a header of HTTP/1.1 only
         raise ProtocolError(
             f"parameter {RAW_OUTPUT!r} needs gRPC, since JSON holds no bytes; use the data port's binary tensors"
         )
     return True
 
 
-def request_of(name: str, payload: types.InferenceRequest) -> InferRequest:
-    """Read MLServer's request. Raises ProtocolError naming the input whose numbers do not fit."""
+def from_mlserver(name: str, payload: types.InferenceRequest) -> InferRequest:
+    """Convert a request; raises ProtocolError naming an invalid input."""
     return InferRequest(
         model_name=name,
         id=payload.id or "",
@@ -40,18 +40,18 @@ def request_of(name: str, payload: types.InferenceRequest) -> InferRequest:
     )
 
 
-def response_of(answer: InferResponse, *, raw: bool) -> types.InferenceResponse:
-    """Write MLServer's answer; `raw` packs each tensor into one BYTES element.
+def to_mlserver(response: InferResponse, *, raw: bool) -> types.InferenceResponse:
+    """Convert a response; `raw` packs each tensor into one BYTES element.
 
-    `compute_microseconds` stands beside `compute_seconds`, since MLServer's gRPC side has no fractions in parameters.
+    `compute_microseconds` duplicates `compute_seconds`, because MLServer's gRPC parameters have no fractions.
     """
-    seconds = float(answer.parameters[COMPUTE_SECONDS])
-    parameters = {**answer.parameters, "compute_microseconds": round(seconds * 1e6)}
+    seconds = float(response.parameters[COMPUTE_SECONDS])
+    parameters = {**response.parameters, "compute_microseconds": round(seconds * 1e6)}
     return types.InferenceResponse(
-        model_name=answer.model_name,
-        id=answer.id,
+        model_name=response.model_name,
+        id=response.id,
         parameters=types.Parameters(**parameters),
-        outputs=[_raw_output(output) if raw else _plain_output(output) for output in answer.outputs],
+        outputs=[_raw_output(output) if raw else _plain_output(output) for output in response.outputs],
     )
 
 
@@ -66,7 +66,7 @@ def _tensor(entry: types.RequestInput) -> Tensor:
 
 def _packed(name: str, data: list[Any], parameters: Mapping[str, Any]) -> Tensor:
     if len(data) != 1 or not isinstance(data[0], bytes):
-        raise ProtocolError(f"tensor {name!r}: a packed tensor is one BYTES element, but {len(data)} came")
+        raise ProtocolError(f"tensor {name!r}: a packed tensor is one BYTES element, not {len(data)}")
     sizes = parameters.get("shape", "")
     try:
         shape = [int(size) for size in (sizes if isinstance(sizes, list) else str(sizes).strip("[]").split(","))]
@@ -92,5 +92,5 @@ def _raw_output(tensor: Tensor) -> types.ResponseOutput:
 
 
 def _parameters(parameters: types.Parameters | None) -> dict[str, Parameter]:
-    """MLServer's own entries (the transport's headers, a content type) are left out."""
+    """The parameters without MLServer's own (headers, content type)."""
     return {} if parameters is None else dict(parameters.model_extra or {})

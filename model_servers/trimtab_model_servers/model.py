@@ -1,4 +1,4 @@
-"""A loaded model, apart from any server: a request of the protocol in, an answer of the protocol out."""
+"""`HostedModel`: a loaded model, independent of any server."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,12 +10,12 @@ import torch
 from watchfiles import awatch
 
 from trimtab_model_servers.batch_worker import BatchWorker
-from trimtab_model_servers.device import placed
+from trimtab_model_servers.device import move_to_device
 from trimtab_model_servers.errors import ModelError, RefusalError
 from trimtab_model_servers.families.interfaces import CPU, Network, RegistersTasks
 from trimtab_model_servers.families.registry import build
 from trimtab_model_servers.model_metadata import Fact, Weights, metadata_facts, metadata_of
-from trimtab_model_servers.request_validation import chosen_outputs, chosen_point, validate_rows
+from trimtab_model_servers.request_validation import select_operating_point, select_outputs, validate_rows
 from trimtab_model_servers.tensors import DATATYPES, to_torch, to_wire, torch_dtype
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
@@ -25,7 +25,7 @@ from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED
 
 WARM_UP_SECONDS = 0.5
 TASKS_POLL_MILLISECONDS = 500
-"""How often a folder of tasks is looked at, in case that no change of it is told."""
+"""Interval at which a task folder is checked if no file event arrives."""
 log = logging.getLogger(__name__)
 
 
@@ -36,28 +36,26 @@ class HostedModel:
     spec: ModelSpec
     network: Network
     weights: Weights
-    further: Mapping[str, Fact] = field(default_factory=dict)
-    """What only its family can tell of it."""
+    family_facts: Mapping[str, Fact] = field(default_factory=dict)
+    """Metadata of its family."""
     device: torch.device = CPU
-    """Where it computes."""
 
     async def infer(self, request: InferRequest, worker: BatchWorker) -> InferResponse:
-        """Answer one request, its batch computed by `worker`.
+        """Answer one request; `worker` computes its batch.
 
-        The answer's parameters are `operating_point`, `compute_seconds` and, where other batches came first,
-        `waited_seconds`.
+        The response's parameters are `operating_point`, `compute_seconds` and, if the batch waited, `waited_seconds`.
 
         Raises:
-            RefusalError: 400 where the request does not fit the model, 429 or 503 from the worker, 500 where it fails.
+            RefusalError: 400 if the request is invalid, 429 or 503 from the worker, 500 if the model fails.
         """
         rows = validate_rows(self.spec, request.inputs)
-        point = chosen_point(self.spec, request.parameters)
-        wanted = chosen_outputs(self.spec, request.requested_outputs)
+        point = select_operating_point(self.spec, request.parameters)
+        names = select_outputs(self.spec, request.requested_outputs)
         try:
-            (outputs, seconds), waited = await worker.batch(partial(self.compute, request.inputs, point, wanted))
+            (outputs, seconds), waited = await worker.run_batch(partial(self.compute, request.inputs, point, names))
         except RefusalError:
             raise
-        except Exception as error:  # a family from outside may raise anything: it is this batch's failure alone
+        except Exception as error:  # a plugin may raise anything; only this batch fails
             log.exception("model %s failed on a batch of %d rows", self.spec.name, rows)
             raise RefusalError(500, f"model {self.spec.name!r} failed on a batch of {rows} rows: {error}") from error
         parameters: dict[str, Parameter] = {OPERATING_POINT: point.name, COMPUTE_SECONDS: round(seconds, 9)}
@@ -66,47 +64,45 @@ class HostedModel:
         return InferResponse(model_name=self.spec.name, outputs=outputs, id=request.id, parameters=parameters)
 
     def compute(
-        self, inputs: Sequence[Tensor], point: OperatingPoint, wanted: Sequence[str]
+        self, inputs: Sequence[Tensor], point: OperatingPoint, names: Sequence[str]
     ) -> tuple[tuple[Tensor, ...], float]:
-        """Run one batch; return the wanted outputs and the seconds it took. Blocks."""
+        """Run one batch; return the named outputs and the seconds it took. Blocks."""
         started = perf_counter()
         with torch.inference_mode():
-            outputs = self.network.infer({each.name: to_torch(each).to(self.device) for each in inputs}, point)
-        return tuple(to_wire(name, outputs[name]) for name in wanted), perf_counter() - started
+            outputs = self.network.infer({tensor.name: to_torch(tensor).to(self.device) for tensor in inputs}, point)
+        return tuple(to_wire(name, outputs[name]) for name in names), perf_counter() - started
 
     def warm_up(self, budget_seconds: float = WARM_UP_SECONDS) -> None:
-        """Run growing batches at every operating point, and check that the outputs are as declared.
+        """Run batches of growing size at every operating point, and check the outputs against the declared ones.
 
-        Batches double up to the largest, as far as the budget (shared by the points) is expected to last; at least
-        the least one runs. Buffers and kernels are then there before the first request.
+        The batch size doubles up to the maximum while the time budget, which the points share, is expected to suffice;
+        at least one row runs. Buffers and kernels are thereby allocated before the first request.
 
         Raises:
-            ModelError: naming the output that is not as declared, or why the model cannot run.
+            ModelError: an output differs from its declaration, or the model cannot run.
         """
-        share = budget_seconds / len(self.spec.operating_points)
+        point_seconds = budget_seconds / len(self.spec.operating_points)
         for point in self.spec.operating_points:
             began = perf_counter()
             for rows in _doubling(self.spec.max_batch_size):
                 before = perf_counter()
                 self._check_outputs(rows, self._trial(rows, point))
                 now = perf_counter()
-                if now - began + 2 * (now - before) > share:
+                if now - began + 2 * (now - before) > point_seconds:
                     break
 
     def metadata(self) -> dict[str, object]:
-        """The protocol's model metadata, with our own facts under `parameters`."""
         return metadata_of(self.spec, self.facts())
 
     def facts(self) -> dict[str, Fact]:
-        """What this model is, beyond its tensors."""
-        own = self.network.facts() if isinstance(self.network, RegistersTasks) else {}
-        return metadata_facts(self.spec, self.weights, {**self.further, **own})
+        task_facts = self.network.facts() if isinstance(self.network, RegistersTasks) else {}
+        return metadata_facts(self.spec, self.weights, {**self.family_facts, **task_facts})
 
-    async def follow_tasks(self, worker: BatchWorker) -> None:
-        """Take tasks as they come and go, for ever, between two batches; returns where there is nothing to follow.
+    async def watch_tasks(self, worker: BatchWorker) -> None:
+        """Reload tasks when their folder changes, between two batches, for ever; returns at once without a task folder.
 
-        Beside a batch it would take turns with it at the interpreter's lock, for several times as long. Where the
-        folder cannot be read, the tasks in force stay, and it is read again when it is looked at next.
+        Reloading during a batch would contend for the GIL and take several times as long. If the folder cannot be read,
+        the active tasks stay, and it is read again at the next check.
         """
         folder, network, failure = self.spec.tasks_folder, self.network, ""
         if not folder or not isinstance(network, RegistersTasks):
@@ -115,15 +111,15 @@ class HostedModel:
             folder, recursive=False, step=20, debounce=100, rust_timeout=TASKS_POLL_MILLISECONDS, yield_on_timeout=True
         ):
             try:
-                await worker.run(network.reread)
+                await worker.run(network.reload_tasks)
                 failure = ""
-            except Exception as error:  # whatever it is, tasks that come later are to be taken
-                if failure != repr(error):  # told once, not at every look
+            except Exception as error:  # later tasks must still be loaded
+                if failure != repr(error):  # log it once
                     log.exception("model %s cannot read its folder of tasks %s", self.spec.name, folder)
                 failure = repr(error)
 
     def _trial(self, rows: int, point: OperatingPoint) -> dict[str, torch.Tensor]:
-        carried = point.carried(self.spec.inputs)
+        carried = point.batch_inputs(self.spec.inputs)
         inputs = {
             expected.name: torch.zeros(
                 (rows, *(1 if size == -1 else size for size in expected.shape)),
@@ -137,53 +133,53 @@ class HostedModel:
             with torch.inference_mode():
                 return self.network.infer(inputs, point)
         except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
-            given = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items())
+            shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items())
             raise ModelError(
-                f"family {self.spec.family!r} cannot run on the stage's inputs ({given}): "
-                f"{type(error).__name__}: {error}; give the stage the inputs this family reads"
+                f"family {self.spec.family!r} cannot run on the stage's inputs ({shapes}): "
+                f"{type(error).__name__}: {error}; the stage must have the inputs of this family"
             ) from error
 
     def _check_outputs(self, rows: int, outputs: dict[str, torch.Tensor]) -> None:
         for declared in self.spec.outputs:
-            got = outputs.get(declared.name)
-            if got is None:
+            tensor = outputs.get(declared.name)
+            if tensor is None:
                 raise ModelError(
                     f"family {self.spec.family!r} gives no output {declared.name!r} as the stage declares; "
                     f"it gives: {', '.join(outputs)}"
                 )
-            if DATATYPES.get(got.dtype) != declared.datatype:
+            if DATATYPES.get(tensor.dtype) != declared.datatype:
                 raise ModelError(
-                    f"family {self.spec.family!r} gives output {declared.name!r} as {DATATYPES.get(got.dtype)}, "
+                    f"family {self.spec.family!r} gives output {declared.name!r} as {DATATYPES.get(tensor.dtype)}, "
                     f"but the stage declares {declared.datatype}; correct outputs.{declared.name}.datatype"
                 )
-            self._check_shape(declared, rows, got)
+            self._check_shape(declared, rows, tensor)
 
-    def _check_shape(self, declared: StageOutput, rows: int, got: torch.Tensor) -> None:
-        if not declared.fits(got.shape) or (declared.counted_by is None and got.shape[0] != rows):
+    def _check_shape(self, declared: StageOutput, rows: int, tensor: torch.Tensor) -> None:
+        if not declared.fits(tensor.shape) or (declared.counted_by is None and tensor.shape[0] != rows):
             raise ModelError(
-                f"family {self.spec.family!r} gives output {declared.name!r} with shape {list(got.shape)} for "
+                f"family {self.spec.family!r} gives output {declared.name!r} with shape {list(tensor.shape)} for "
                 f"{rows} rows, but the stage declares {list(declared.shape)} for each; "
                 f"correct outputs.{declared.name}.shape"
             )
 
 
-def _doubling(largest: int) -> Iterator[int]:
+def _doubling(maximum: int) -> Iterator[int]:
     rows = 1
-    while rows < largest:
+    while rows < maximum:
         yield rows
         rows *= 2
-    yield largest
+    yield maximum
 
 
 def load_model(spec: ModelSpec) -> HostedModel:
     """Build, load and warm up a model on the calling thread, with the threads of its core allocation.
 
     Raises:
-        ModelError: naming what is wrong with its family, its weights or its stage's tensors.
+        ModelError: the family, the weights or the stage's tensors are invalid.
     """
     torch.set_num_threads(spec.threads)
     built = build(spec)
-    device = placed(spec, built.network)
+    device = move_to_device(spec, built.network)
     facts = {**built.facts, "device": device.type} if spec.gpus else built.facts
     model = HostedModel(spec, built.network, built.weights, facts, device)
     model.warm_up()

@@ -1,4 +1,4 @@
-"""What a model says of itself, whatever it is. Pure."""
+"""Model metadata of the protocol, and the response parameters."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -12,8 +12,8 @@ Weights = Literal["stored", "random", "none"]
 Fact = bool | int | float | str
 
 
-def metadata_facts(spec: ModelSpec, weights: Weights, further: Mapping[str, Fact]) -> dict[str, Fact]:
-    """What a model is, beyond its tensors. Lists are written with commas: the protocol has none."""
+def metadata_facts(spec: ModelSpec, weights: Weights, family_facts: Mapping[str, Fact]) -> dict[str, Fact]:
+    """Metadata beyond the protocol's; lists are comma-separated, because parameters have none."""
     return {
         "family": spec.family,
         "weights": weights,
@@ -21,17 +21,17 @@ def metadata_facts(spec: ModelSpec, weights: Weights, further: Mapping[str, Fact
         "operating_points": ",".join(point.name for point in spec.operating_points),
         "max_batch_size": spec.max_batch_size,
         "threads": spec.threads,
-        **further,
+        **family_facts,
     }
 
 
 def response_parameters(spec: ModelSpec, seconds: float) -> dict[str, Parameter]:
-    """What an answer's parameters say of how it was computed, by a model with one way to do it."""
+    """Response parameters of a model with a single operating point."""
     return {OPERATING_POINT: spec.operating_points[0].name, COMPUTE_SECONDS: round(seconds, 9)}
 
 
 def metadata_of(spec: ModelSpec, facts: Mapping[str, Fact]) -> dict[str, object]:
-    """The protocol's model metadata, with our own facts under `parameters`."""
+    """The protocol's model metadata, with ``facts`` under `parameters`."""
     return {
         "name": spec.name,
         "versions": [],

@@ -1,6 +1,6 @@
-"""What this process serves: its models, and the one thread that computes for them.
+"""`ModelRegistry`: the models of this process and the thread that computes for them.
 
-One per process, and apart from `runtime`, which MLServer loads anew for every model.
+There is one per process; `runtime` is loaded by MLServer once per model.
 """
 
 import asyncio
@@ -15,72 +15,74 @@ from trimtab_protocol.http_client import Tls
 
 @dataclass(slots=True)
 class ModelRegistry:
-    """The models of a process by name, and why those that failed did."""
+    """Models by name, and load and run-time failures."""
 
     models: dict[str, ServedModel] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
+    load_failures: dict[str, str] = field(default_factory=dict)
     worker: BatchWorker = field(default_factory=BatchWorker)
     has_data_port: bool = False
     expected: set[str] = field(default_factory=set)
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
-    broken: dict[str, str] = field(default_factory=dict)
-    """Why models that answered once never will again, by name."""
-    broke: asyncio.Event = field(default_factory=asyncio.Event)
+    """Models that this process has to load."""
+    load_finished: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once every expected model is loaded or one has failed to load."""
+    failed_models: dict[str, str] = field(default_factory=dict)
+    """Reasons of models that failed for good after they were loaded."""
+    model_failed: asyncio.Event = field(default_factory=asyncio.Event)
     tls: Tls = lambda: None
-    """What connections to other replicas are secured with."""
-    leaving: bool = False
-    """Whether this process is about to end; it still answers."""
+    """TLS of connections to other replicas."""
+    terminating: bool = False
+    """Whether the process is about to end; it still serves."""
 
     @property
     def ready(self) -> bool:
-        """Whether callers are welcome: every model can answer, and the process is not about to end."""
-        return self.answers and not self.leaving
+        """Whether the replica should receive requests: it serves and is not terminating."""
+        return self.serving and not self.terminating
 
     @property
-    def answers(self) -> bool:
-        """Whether every model that this process has begun to load can answer, and no drain has begun.
+    def serving(self) -> bool:
+        """Whether every expected model can answer, and no drain has begun.
 
-        Before the last one is loaded, loading would hold up the batches of those before it.
+        Until the last one is loaded, loading would delay the batches of the others.
         """
-        able = self.models.keys() - self.broken.keys()
-        return bool(self.models) and self.expected <= able and not self.worker.draining
+        working = self.models.keys() - self.failed_models.keys()
+        return bool(self.models) and self.expected <= working and not self.worker.draining
 
-    def loaded(self, name: str, model: ServedModel) -> None:
-        """Record a model that can answer; should it fail for good, it is broken from then on."""
+    def add_model(self, name: str, model: ServedModel) -> None:
+        """Add a loaded model, and watch it for failures."""
         self.models[name] = model
-        self.broken.pop(name, None)
+        self.failed_models.pop(name, None)
         if isinstance(model, ReportsFailure):
             loop = asyncio.get_running_loop()
             model.failure.add_done_callback(
-                lambda failure: call_soon_threadsafe_if_open(loop, self._break, name, model, failure.result())
+                lambda failure: call_soon_threadsafe_if_open(loop, self._record_failure, name, model, failure.result())
             )
         if self.expected <= self.models.keys():
-            self.settled.set()
+            self.load_finished.set()
 
-    def failed(self, name: str, reason: str) -> None:
-        """Record a model that cannot be loaded."""
-        self.failures[name] = reason
-        self.settled.set()
+    def record_load_failure(self, name: str, reason: str) -> None:
+        """Record that a model could not be loaded."""
+        self.load_failures[name] = reason
+        self.load_finished.set()
 
-    def _break(self, name: str, model: ServedModel, reason: str) -> None:
+    def _record_failure(self, name: str, model: ServedModel, reason: str) -> None:
         if self.models.get(name) is model:
-            self.broken[name] = reason
-            self.broke.set()
+            self.failed_models[name] = reason
+            self.model_failed.set()
 
     def model(self, name: str) -> ServedModel:
-        """The loaded model of that name; RefusalError 404 names those there are."""
-        found = self.models.get(name)
-        if found is None:
-            known = ", ".join(sorted(self.models)) or "none yet"
-            raise RefusalError(404, f"no model {name!r} here; loaded: {known}")
-        return found
+        """The loaded model of a name; RefusalError 404 lists the models."""
+        model = self.models.get(name)
+        if model is None:
+            names = ", ".join(sorted(self.models)) or "none yet"
+            raise RefusalError(404, f"no model {name!r} here; loaded: {names}")
+        return model
 
 
-_hosts: list[ModelRegistry] = []
+_registries: list[ModelRegistry] = []
 
 
-def host() -> ModelRegistry:
-    """This process's host, made when first asked for."""
-    if not _hosts:
-        _hosts.append(ModelRegistry())
-    return _hosts[0]
+def process_registry() -> ModelRegistry:
+    """The registry of this process, created on first use."""
+    if not _registries:
+        _registries.append(ModelRegistry())
+    return _registries[0]

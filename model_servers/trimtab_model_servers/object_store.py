@@ -1,7 +1,8 @@
-"""Weights from S3 or MinIO, as the usual variables say: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY.
+"""Weights from S3 or MinIO, configured by AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
 
-AWS_REGION, AWS_SESSION_TOKEN and AWS_CA_BUNDLE (a file of certificates to trust) count too. A store that is away, slow
-or overloaded is asked again, from where it left off, as long as now and then something comes; one that refuses is not.
+AWS_REGION, AWS_SESSION_TOKEN and AWS_CA_BUNDLE (trusted certificates) are supported too. If the store is unavailable,
+slow or overloaded, the download is retried and resumed while data arrives now and then; rejected requests are not
+retried.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from minio import Minio
 from minio.datatypes import Object
 from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
 
-from trimtab_model_servers.cache import kept, linked, own_folder, tenant
+from trimtab_model_servers.cache import cached_file, linked_folder, private_folder, tenant
 from trimtab_model_servers.download_limits import SUFFIX, FetchLimits, require_size, sha256
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.hf_folder import (
@@ -39,15 +40,15 @@ _DEFAULT_ENDPOINT = "https://s3.amazonaws.com"
 _CHUNK_BYTES = 2**20
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 10.0
-_CURES = {
+_ADVICE = {
     "AccessDenied": "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY and what they may read",
     "InvalidAccessKeyId": "check AWS_ACCESS_KEY_ID",
     "SignatureDoesNotMatch": "check AWS_SECRET_ACCESS_KEY",
     "NoSuchBucket": "correct the bucket in storageUri",
     "NoSuchKey": "correct the key in storageUri",
-    "PreconditionFailed": "it was replaced while it was fetched; fetch it anew",
+    "PreconditionFailed": "it was replaced while it was fetched; fetch it again",
 }
-_PASSING = frozenset(
+_TRANSIENT_CODES = frozenset(
     {"SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "XMinioServerNotInitialized"}
 )
 log = logging.getLogger(__name__)
@@ -55,22 +56,22 @@ Result = TypeVar("Result")
 
 
 class AbsentError(ModelError):
-    """The store answers, and has no such object."""
+    """The store has no such object."""
 
 
 class DeniedError(ModelError):
-    """The store answers, and gives no such object to who asks; who may not list a bucket is told so of absent ones."""
+    """Access to the object is denied; without permission to list the bucket, this includes missing objects."""
 
 
-_KINDS: Mapping[str, type[ModelError]] = {"NoSuchKey": AbsentError, "AccessDenied": DeniedError}
+_ERROR_CLASSES: Mapping[str, type[ModelError]] = {"NoSuchKey": AbsentError, "AccessDenied": DeniedError}
 
 
-class _PassingError(Exception):
-    """It failed, but may succeed later."""
+class _TransientError(Exception):
+    """A failure that a retry may resolve."""
 
 
 def fetch(bucket: str, key: str, digest: str | None, limits: FetchLimits) -> Path:
-    """The local copy of an object, downloading it unless the cache has this very content.
+    """The local copy of an object, downloaded unless its content is cached.
 
     Raises:
         ModelError: wrong credentials, no such object, too large, too slow, another digest.
@@ -82,17 +83,17 @@ def fetch(bucket: str, key: str, digest: str | None, limits: FetchLimits) -> Pat
     if digest is not None:
         name = digest.replace(":", "-") + SUFFIX
         if tenant():
-            source.find()  # who may not read them there is not given them here
+            source.find()  # checks this tenant's access before a cached file is used
             name = f"{hashlib.sha256(tenant().encode()).hexdigest()[:16]}-{name}"
-        return kept(name, lambda path: sha256(path) == digest, source.write, limits.total_seconds)
-    return source.kept()
+        return cached_file(name, lambda path: sha256(path) == digest, source.write, limits.total_seconds)
+    return source.local_copy()
 
 
 def fetch_folder(bucket: str, prefix: str, limits: FetchLimits) -> Path:
-    """The local copy of a model's folder: its configuration, its tokenizer and the weights that its index names.
+    """The local copy of a model's folder: configuration, tokenizer and weights.
 
     Raises:
-        ModelError: as of ``fetch``; or a file is not there, or all together are too large.
+        ModelError: as of ``fetch``; or a file is missing, or the folder is too large.
     """
     address = f"s3://{bucket}/{prefix}"
 
@@ -100,21 +101,21 @@ def fetch_folder(bucket: str, prefix: str, limits: FetchLimits) -> Path:
         return _Source(bucket, f"{prefix}/{file}" if prefix else file, None, limits)
 
     sources = {file: source(file) for file in (CONFIG_FILE, TOKENIZER_FILE)}
-    for one in sources.values():
-        one.find()
+    for required in sources.values():
+        required.find()
     index = source(INDEX_FILE)
-    if index.is_there():
+    if index.exists():
         sources[INDEX_FILE] = index
-        sources |= {file: source(file) for file in referenced_files(index.kept().read_bytes(), address)}
+        sources |= {file: source(file) for file in referenced_files(index.local_copy().read_bytes(), address)}
     else:
         sources[SINGLE_FILE] = source(SINGLE_FILE)
-    sources |= {file: one for file in OPTIONAL_FILES if (one := source(file)).is_there()}
-    require_total((one.find().size or 0 for one in sources.values()), limits, address)
-    return linked({file: one.kept() for file, one in sources.items()})
+    sources |= {file: optional for file in OPTIONAL_FILES if (optional := source(file)).exists()}
+    require_total((source.find().size or 0 for source in sources.values()), limits, address)
+    return linked_folder({file: source.local_copy() for file, source in sources.items()})
 
 
 class _Source:
-    """One object of a store, from which nothing may come for only so long."""
+    """One object of a store, with the clocks of its download."""
 
     def __init__(self, bucket: str, key: str, digest: str | None, limits: FetchLimits) -> None:
         self._address = f"s3://{bucket}/{key}"
@@ -122,114 +123,114 @@ class _Source:
         self._digest = digest
         self._limits = limits
         self._client = _client(limits)
-        self._found: Object | None = None
-        self._start_clocks()
+        self._object: Object | None = None
+        self._reset_clocks()
 
-    def _start_clocks(self) -> None:
-        """Count from now how long nothing came, and how long all of it takes."""
-        self._heard_at = time.monotonic()
-        self._give_up_at = self._heard_at + self._limits.total_seconds
+    def _reset_clocks(self) -> None:
+        """Start the stall and total timeouts."""
+        self._last_data_at = time.monotonic()
+        self._deadline = self._last_data_at + self._limits.total_seconds
 
     def find(self) -> Object:
-        """Ask what the object is like; raises ModelError where it is none that may be fetched."""
-        if self._found is None:
-            self._found = self._persist(self._described)
-        require_size(self._found.size or 0, self._limits, self._address)
-        return self._found
+        """Request the object's metadata; raises ModelError if it is unavailable or too large."""
+        if self._object is None:
+            self._object = self._retry(self._stat)
+        require_size(self._object.size or 0, self._limits, self._address)
+        return self._object
 
-    def is_there(self) -> bool:
-        """Whether the store gives it; raises ModelError where it cannot be asked, or it may not be fetched."""
+    def exists(self) -> bool:
+        """Whether the object exists and is accessible; raises ModelError if the store is unavailable."""
         try:
             self.find()
         except (AbsentError, DeniedError):
             return False
         return True
 
-    def kept(self) -> Path:
-        """The local copy of the object as it is now, fetched if need be; raises ModelError."""
+    def local_copy(self) -> Path:
+        """The local copy of the object's current content, fetched if necessary; raises ModelError."""
         identity = hashlib.sha256(f"{_endpoint()}|{self._address}|{self.find().etag}".encode()).hexdigest()
         name = f"content-{identity}{Path(self._key).suffix}"
-        return kept(name, lambda _: True, self.write, self._limits.total_seconds, own_folder())
+        return cached_file(name, lambda _: True, self.write, self._limits.total_seconds, private_folder())
 
     def write(self, file: BinaryIO) -> None:
-        """Write the whole object, checked by its digest where one is asked for; raises ModelError.
+        """Download the object to a file and verify its digest, if one is given; raises ModelError.
 
-        Whoever fetches may have waited for another that did: that is not the store's silence.
+        The clocks start anew, because the caller may have waited for another process.
         """
-        self._start_clocks()
-        found, sha = self.find(), hashlib.sha256()
+        self._reset_clocks()
+        metadata, sha = self.find(), hashlib.sha256()
 
         def write_rest() -> None:
-            for chunk in self._chunks(found, file.tell()):
+            for chunk in self._chunks(metadata, file.tell()):
                 file.write(chunk)
                 sha.update(chunk)
 
-        self._persist(write_rest)
+        self._retry(write_rest)
         digest = f"sha256:{sha.hexdigest()}"
         if self._digest not in {None, digest}:
-            raise ModelError(f"{self._address}: the weights have digest {digest}, but {self._digest} is asked for")
+            raise ModelError(f"{self._address}: the weights have digest {digest}, but {self._digest} is required")
 
-    def _persist(self, act: Callable[[], Result]) -> Result:
-        """Try until it succeeds; raises ModelError once nothing has come for too long."""
-        heard_at = self._heard_at
+    def _retry(self, call: Callable[[], Result]) -> Result:
+        """Call until it succeeds; raises ModelError once no data has arrived for too long."""
+        last_data_at = self._last_data_at
         pauses = backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while True:
             try:
-                return act()
-            except _PassingError as error:
-                if self._heard_at > heard_at:
-                    heard_at = self._heard_at
+                return call()
+            except _TransientError as error:
+                if self._last_data_at > last_data_at:
+                    last_data_at = self._last_data_at
                     pauses = backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-                self._pause_or_give_up(error, next(pauses))
+                self._pause_or_fail(error, next(pauses))
 
-    def _described(self) -> Object:
+    def _stat(self) -> Object:
         with _errors(self._address, self._limits):
-            found = self._client.stat_object(self._bucket, self._key)
-        self._heard_at = time.monotonic()
-        return found
+            metadata = self._client.stat_object(self._bucket, self._key)
+        self._last_data_at = time.monotonic()
+        return metadata
 
-    def _chunks(self, found: Object, offset: int) -> Iterator[bytes]:
-        """Yield what follows the first `offset` bytes, of the object as it was found and no other.
+    def _chunks(self, metadata: Object, offset: int) -> Iterator[bytes]:
+        """Yield the content after the first `offset` bytes, of the same version of the object.
 
-        Raises _PassingError where the connection ends before the object does.
+        Raises _TransientError if the connection ends early.
         """
         with _errors(self._address, self._limits):
             response = self._client.get_object(
-                self._bucket, self._key, offset, request_headers={"If-Match": f'"{found.etag}"'}
+                self._bucket, self._key, offset, request_headers={"If-Match": f'"{metadata.etag}"'}
             )
-        size = found.size or 0
-        known = offset if response.status != HTTPStatus.PARTIAL_CONTENT else 0  # it sends what we have once more
+        size = metadata.size or 0
+        skip = offset if response.status != HTTPStatus.PARTIAL_CONTENT else 0  # the store ignored the offset
         try:
             while offset < size:
                 with _errors(self._address, self._limits):
-                    chunk = response.read1(min(_CHUNK_BYTES, size - offset + known))
+                    chunk = response.read1(min(_CHUNK_BYTES, size - offset + skip))
                 if not chunk:
-                    raise _PassingError(f"the connection ended after {offset} of {size} bytes")
-                self._require_time(f"only {offset} of {size} bytes came")
-                known, new = max(known - len(chunk), 0), chunk[known:]
+                    raise _TransientError(f"the connection ended after {offset} of {size} bytes")
+                self._require_time(f"only {offset} of {size} bytes arrived")
+                skip, new = max(skip - len(chunk), 0), chunk[skip:]
                 if new:
-                    self._heard_at = time.monotonic()
+                    self._last_data_at = time.monotonic()
                     offset += len(new)
                     yield new
         finally:
             response.close()
             response.release_conn()
 
-    def _pause_or_give_up(self, error: _PassingError, pause_seconds: float) -> None:
+    def _pause_or_fail(self, error: _TransientError, pause_seconds: float) -> None:
         self._require_time(str(error))
-        silent_seconds = time.monotonic() - self._heard_at
-        if silent_seconds + pause_seconds > self._limits.patience_seconds:
+        stalled_seconds = time.monotonic() - self._last_data_at
+        if stalled_seconds + pause_seconds > self._limits.stall_seconds:
             raise ModelError(
-                f"{self._address} at {_endpoint()}: {error}; nothing came for {silent_seconds:.0f} s; "
+                f"{self._address} at {_endpoint()}: {error}; no data for {stalled_seconds:.0f} s; "
                 "check AWS_ENDPOINT_URL, and whether the object store is up"
             ) from error
-        log.warning("%s: %s; again in %.1f s", self._address, error, pause_seconds)
+        log.warning("%s: %s; retrying in %.1f s", self._address, error, pause_seconds)
         time.sleep(pause_seconds)
 
-    def _require_time(self, what: str) -> None:
-        if time.monotonic() > self._give_up_at:
+    def _require_time(self, problem: str) -> None:
+        if time.monotonic() > self._deadline:
             raise ModelError(
-                f"{self._address} at {_endpoint()}: {what} in {self._limits.total_seconds:g} s; "
+                f"{self._address} at {_endpoint()}: {problem} in {self._limits.total_seconds:g} s; "
                 "is the object store overloaded?"
             )
 
@@ -239,7 +240,7 @@ def _client(limits: FetchLimits) -> Minio:
     if parts.username or parts.password:
         raise ModelError("AWS_ENDPOINT_URL holds credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead")
     if parts.scheme not in {"http", "https"} or not parts.netloc:
-        raise ModelError(f"AWS_ENDPOINT_URL is {_endpoint()!r}; write for instance http://minio:9000")
+        raise ModelError(f"AWS_ENDPOINT_URL is {_endpoint()!r}; set for instance http://minio:9000")
     bundle = os.environ.get("AWS_CA_BUNDLE") or None
     if bundle is not None and not Path(bundle).is_file():
         raise ModelError(f"AWS_CA_BUNDLE is {bundle!r}, but there is no such file")
@@ -265,23 +266,23 @@ def _endpoint() -> str:
 
 @contextmanager
 def _errors(address: str, limits: FetchLimits) -> Iterator[None]:
-    """Turn what the client raises into what may pass, or into one line that names the address and the cure."""
+    """Convert the client's exceptions to _TransientError, or to a ModelError with the address and advice."""
     try:
         yield
     except S3Error as error:
-        if error.code in _PASSING:
-            raise _PassingError(f"{error.code}: {error.message}") from error
-        cure = _CURES.get(str(error.code), "check the object store")
-        raise _KINDS.get(str(error.code), ModelError)(
-            f"{address} at {_endpoint()}: {error.code}: {error.message}; {cure}"
+        if error.code in _TRANSIENT_CODES:
+            raise _TransientError(f"{error.code}: {error.message}") from error
+        advice = _ADVICE.get(str(error.code), "check the object store")
+        raise _ERROR_CLASSES.get(str(error.code), ModelError)(
+            f"{address} at {_endpoint()}: {error.code}: {error.message}; {advice}"
         ) from error
     except (ServerError, InvalidResponseError) as error:
-        raise _PassingError(f"{type(error).__name__}: {error}") from error
+        raise _TransientError(f"{type(error).__name__}: {error}") from error
     except (MinioException, urllib3.exceptions.HTTPError, OSError) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, urllib3.exceptions.SSLError | ssl.SSLError):
-            raise ModelError(f"{address} at {_endpoint()}: {reason}; name its certificates in AWS_CA_BUNDLE") from error
-        raise _PassingError(
+            raise ModelError(f"{address} at {_endpoint()}: {reason}; set AWS_CA_BUNDLE to its certificates") from error
+        raise _TransientError(
             f"{type(reason).__name__}: {reason} (waited up to {limits.connect_seconds:g} s to connect, "
             f"{limits.read_seconds:g} s for data)"
         ) from error

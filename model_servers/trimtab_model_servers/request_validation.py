@@ -1,4 +1,4 @@
-"""Whether a request fits the model it names, decided before anything is computed. Pure; a misfit is a 400."""
+"""Validation of requests before anything is computed; an invalid request is rejected with 400."""
 
 from collections.abc import Sequence
 
@@ -9,75 +9,73 @@ from trimtab_protocol import Parameters, RequestedOutput, Tensor
 from trimtab_protocol.extensions import OPERATING_POINT
 
 
-def validate_rows(spec: ModelSpec, tensors: Sequence[Tensor], *, most: int | None = None) -> int:
-    """The rows of a batch whose tensors are those the model reads, at most as many as a batch of it may hold.
+def validate_rows(spec: ModelSpec, tensors: Sequence[Tensor], *, max_rows: int | None = None) -> int:
+    """Check a batch's tensors against the model's inputs; return the number of rows.
 
-    ``most`` may come instead, where nothing is computed. NaN and infinity pass: rows do not influence one another, so
-    one caller's NaN is that caller's alone.
+    ``max_rows`` replaces the maximum batch size if nothing is computed. NaN and infinity are valid: rows do not affect
+    one another.
 
     Raises:
-        RefusalError: 400, naming the tensor and what would be right.
+        RefusalError: 400, naming the tensor and the valid form.
     """
-    given = {tensor.name: tensor for tensor in tensors}
-    known = {expected.name for expected in spec.inputs}
-    for name in given:
-        if name not in known:
-            raise RefusalError(400, f"model {spec.name!r} has no input {name!r}; it reads: {', '.join(sorted(known))}")
+    names = {expected.name for expected in spec.inputs}
+    by_name = {tensor.name: tensor for tensor in tensors}
+    for name in by_name:
+        if name not in names:
+            raise RefusalError(400, f"model {spec.name!r} has no input {name!r}; it reads: {', '.join(sorted(names))}")
     for expected in spec.inputs:
-        if expected.name in given:
-            _check(spec, expected, given[expected.name])
+        if expected.name in by_name:
+            _check(spec, expected, by_name[expected.name])
         elif not expected.optional:
-            raise RefusalError(400, f"model {spec.name!r}: input {expected.name!r} is missing; send {_words(expected)}")
-    return _common_rows(spec, tensors, spec.max_batch_size if most is None else most)
+            form = _describe(expected)
+            raise RefusalError(400, f"model {spec.name!r}: input {expected.name!r} is missing; send {form}")
+    return _common_rows(spec, tensors, spec.max_batch_size if max_rows is None else max_rows)
 
 
-def chosen_point(spec: ModelSpec, parameters: Parameters) -> OperatingPoint:
-    """The operating point a request asks for, the first where it asks for none; RefusalError 400 if unknown."""
-    asked = parameters.get(OPERATING_POINT)
-    if asked is None:
+def select_operating_point(spec: ModelSpec, parameters: Parameters) -> OperatingPoint:
+    """The requested operating point, by default the first; RefusalError 400 if unknown."""
+    name = parameters.get(OPERATING_POINT)
+    if name is None:
         return spec.operating_points[0]
-    point = spec.point(str(asked))
+    point = spec.point(str(name))
     if point is None:
-        known = ", ".join(point.name for point in spec.operating_points)
-        raise RefusalError(400, f"model {spec.name!r} has no operating point {asked!r}; it has: {known}")
+        names = ", ".join(point.name for point in spec.operating_points)
+        raise RefusalError(400, f"model {spec.name!r} has no operating point {name!r}; it has: {names}")
     return point
 
 
-def chosen_outputs(spec: ModelSpec, requested: Sequence[RequestedOutput]) -> tuple[str, ...]:
-    """The names of the outputs to answer with, all where none is requested; RefusalError 400 if unknown."""
-    known = [output.name for output in spec.outputs]
+def select_outputs(spec: ModelSpec, requested: Sequence[RequestedOutput]) -> tuple[str, ...]:
+    """The names of the requested outputs, by default all; RefusalError 400 if unknown."""
+    names = [output.name for output in spec.outputs]
     if not requested:
-        return tuple(known)
+        return tuple(names)
     for output in requested:
-        if output.name not in known:
-            raise RefusalError(400, f"model {spec.name!r} has no output {output.name!r}; it gives: {', '.join(known)}")
+        if output.name not in names:
+            raise RefusalError(400, f"model {spec.name!r} has no output {output.name!r}; it has: {', '.join(names)}")
     return tuple(output.name for output in requested)
 
 
 def _check(spec: ModelSpec, expected: InputSpec, tensor: Tensor) -> None:
+    prefix, form = f"model {spec.name!r}: input {tensor.name!r}", _describe(expected)
     if tensor.datatype != expected.datatype:
-        raise RefusalError(
-            400, f"model {spec.name!r}: input {tensor.name!r} came as {tensor.datatype}; send {_words(expected)}"
-        )
+        raise RefusalError(400, f"{prefix} came as {tensor.datatype}; send {form}")
     if not expected.fits(tensor.shape):
-        raise RefusalError(
-            400, f"model {spec.name!r}: input {tensor.name!r} has shape {list(tensor.shape)}; send {_words(expected)}"
-        )
+        raise RefusalError(400, f"{prefix} has shape {list(tensor.shape)}; send {form}")
 
 
-def _common_rows(spec: ModelSpec, tensors: Sequence[Tensor], most: int) -> int:
+def _common_rows(spec: ModelSpec, tensors: Sequence[Tensor], max_rows: int) -> int:
     rows = {tensor.shape[0] for tensor in tensors}
     if len(rows) > 1:
-        each = ", ".join(f"{tensor.name} {tensor.shape[0]}" for tensor in tensors)
-        raise RefusalError(400, f"model {spec.name!r}: all inputs must have the same number of rows, but: {each}")
+        counts = ", ".join(f"{tensor.name} {tensor.shape[0]}" for tensor in tensors)
+        raise RefusalError(400, f"model {spec.name!r}: all inputs must have the same number of rows, but: {counts}")
     count = rows.pop() if rows else 0
     if count == 0:
-        raise RefusalError(400, f"model {spec.name!r}: the batch is empty; send 1 to {most} rows")
-    if count > most:
-        raise RefusalError(400, f"model {spec.name!r}: {count} rows are more than a batch may hold; send 1 to {most}")
+        raise RefusalError(400, f"model {spec.name!r}: the batch is empty; send 1 to {max_rows} rows")
+    if count > max_rows:
+        raise RefusalError(400, f"model {spec.name!r}: {count} rows exceed the maximum batch; send 1 to {max_rows}")
     return count
 
 
-def _words(expected: InputSpec) -> str:
+def _describe(expected: InputSpec) -> str:
     sizes = ", ".join("any" if size == -1 else str(size) for size in expected.shape)
     return f"{expected.datatype} [rows{', ' if sizes else ''}{sizes}]"

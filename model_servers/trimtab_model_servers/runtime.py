@@ -1,11 +1,11 @@
-"""The MLServer runtime: loads a model, warms it up, and answers MLServer's own REST and gRPC ports.
+"""`TorchRuntime`: the MLServer runtime, which loads models and answers MLServer's own REST and gRPC ports.
 
-Started by plain `mlserver start FOLDER` it also opens the process's data port, where the environment variable
-TRIMTAB_DATA_PORT names one.
+Under plain `mlserver start FOLDER` it also opens the data port, if the environment variable TRIMTAB_DATA_PORT is set.
 """
 
 import asyncio
 import os
+from importlib import import_module
 
 import grpc
 import mlserver.grpc.utils
@@ -13,19 +13,21 @@ from mlserver import MLModel, types
 from mlserver.errors import MLServerError
 from pydantic import ValidationError
 
+from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.data_port import DataPort
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.interfaces import CountsTokens, ServedModel
-from trimtab_model_servers.loading import load
-from trimtab_model_servers.mlserver_messages import request_of, response_of, wants_raw
-from trimtab_model_servers.model import HostedModel
-from trimtab_model_servers.model_registry import host
+from trimtab_model_servers.families.registry import CHAT_FAMILIES
+from trimtab_model_servers.interfaces import ReportsLoad, ServedModel
+from trimtab_model_servers.mlserver_messages import from_mlserver, to_mlserver, wants_raw
+from trimtab_model_servers.model import HostedModel, load_model
+from trimtab_model_servers.model_registry import process_registry
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import ProtocolError
+from trimtab_protocol.http_client import Tls
 
 DATA_PORT_VARIABLE = "TRIMTAB_DATA_PORT"
 
-# MLServer's gRPC side calls every code it does not know UNKNOWN.
+# MLServer's gRPC port maps every other code to UNKNOWN.
 mlserver.grpc.utils.STATUS_CODE_MAPPING.update(
     {
         413: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -38,27 +40,27 @@ mlserver.grpc.utils.STATUS_CODE_MAPPING.update(
 class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
     """One variant in MLServer."""
 
-    _hosted: ServedModel | None = None
-    _following: "asyncio.Task[None] | None" = None
+    _model: ServedModel | None = None
+    _task_watcher: "asyncio.Task[None] | None" = None
 
     async def load(self) -> bool:
-        """Load the weights, check the model against its stage, warm it up.
+        """Load the model and warm it up.
 
         Raises:
-            ModelError: naming the model and what is wrong with its settings or weights.
+            ModelError: its settings or weights are invalid.
         """
-        process = host()
+        process = process_registry()
         process.expected.add(self.name)
         try:
             spec = _spec(self)
-            self._hosted = await process.worker.run(lambda: load(spec, process.worker, process.tls))
-            if isinstance(self._hosted, HostedModel):
-                following = self._hosted.follow_tasks(process.worker)
-                self._following = asyncio.create_task(following, name=f"tasks of {self.name}")
-            process.loaded(self.name, self._hosted)
+            self._model = await process.worker.run(lambda: load(spec, process.worker, process.tls))
+            if isinstance(self._model, HostedModel):
+                watcher = self._model.watch_tasks(process.worker)
+                self._task_watcher = asyncio.create_task(watcher, name=f"tasks of {self.name}")
+            process.add_model(self.name, self._model)
         except Exception as error:
             reason = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
-            process.failed(self.name, reason)
+            process.record_load_failure(self.name, reason)
             raise
         port = os.environ.get(DATA_PORT_VARIABLE)
         if port is not None and not process.has_data_port:
@@ -67,36 +69,52 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
         return True
 
     async def predict(self, payload: types.InferenceRequest) -> types.InferenceResponse:
-        """Answer one request of MLServer's; its batch computes off the event loop."""
-        process = host()
+        """Answer a request of MLServer's ports."""
+        process = process_registry()
         try:
             raw = wants_raw(payload)
-            answer = await process.model(self.name).infer(request_of(self.name, payload), process.worker)
-            return response_of(answer, raw=raw)
+            request = from_mlserver(self.name, payload)
+            response = await process.model(self.name).infer(request, process.worker)
+            return to_mlserver(response, raw=raw)
         except ProtocolError as error:
             raise MLServerError(str(error), 400) from error
         except RefusalError as error:
             raise MLServerError(str(error), error.status_code) from error
 
     async def metadata(self) -> types.MetadataModelResponse:
-        """MLServer's metadata with our facts under `parameters`."""
+        """MLServer's metadata with the model's facts under `parameters`."""
         metadata = await super().metadata()
-        hosted = host().models.get(self.name)
-        if hosted is not None:
-            metadata.parameters = types.Parameters(**hosted.facts())
+        model = process_registry().models.get(self.name)
+        if model is not None:
+            metadata.parameters = types.Parameters(**model.facts())
         return metadata
 
     async def unload(self) -> bool:
-        """Forget the model, unless a newer one of its name has taken its place already."""
-        process = host()
-        if process.models.get(self.name) is self._hosted:
+        """Remove the model, unless a newer one of its name has replaced it."""
+        process = process_registry()
+        if process.models.get(self.name) is self._model:
             process.expected.discard(self.name)
             process.models.pop(self.name, None)
-        if self._following is not None:
-            self._following.cancel()
-        if isinstance(self._hosted, CountsTokens):
-            await self._hosted.close()
+        if self._task_watcher is not None:
+            self._task_watcher.cancel()
+        if isinstance(self._model, ReportsLoad):
+            await self._model.close()
         return True
+
+
+def load(spec: ModelSpec, worker: BatchWorker, tls: Tls = lambda: None) -> ServedModel:
+    """Build, load and warm up a model on the calling thread; ``worker`` will compute for it.
+
+    ``tls`` secures connections to other replicas.
+
+    Raises:
+        ModelError: the family, the weights or the stage's tensors are invalid.
+    """
+    if spec.family not in CHAT_FAMILIES:
+        return load_model(spec)
+    loader = import_module("trimtab_model_servers.chat_loader")  # requires transformers, an optional dependency
+    model: ServedModel = loader.load_chat(spec, worker, tls)
+    return model
 
 
 def _spec(model: MLModel) -> ModelSpec:

@@ -1,17 +1,19 @@
-"""One replica: MLServer over a folder of models, with the data port beside it.
+"""One replica: MLServer over a folder of models, and the data port.
 
-Importing this module starts no thread, no event loop and no gRPC: a forkserver that has imported it makes replicas
-that need not import torch and MLServer again.
+Importing this module starts no thread, no event loop and no gRPC, so that a forkserver can import it once for all
+replicas.
 """
 
 import asyncio
 import gc
 import json
 import signal
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import mlserver
 from mlserver.repository.load import load_model_settings
@@ -22,10 +24,9 @@ from trimtab_model_servers.body_limit import BodyLimit
 from trimtab_model_servers.data_port import DataPort
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.logs import LOGGING
-from trimtab_model_servers.model_registry import ModelRegistry, host
-from trimtab_model_servers.ports import ReservedPort
+from trimtab_model_servers.model_registry import ModelRegistry, process_registry
 from trimtab_model_servers.settings import server_settings
-from trimtab_pipelines.processes.malloc_tuning import keep_freed_memory
+from trimtab_pipelines.processes.malloc_tuning import retain_freed_memory
 from trimtab_pipelines.processes.ready_line import ReplicaPorts
 from trimtab_protocol import event_loop
 from trimtab_protocol.mutual_tls import MutualTls
@@ -34,9 +35,9 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL_SECONDS = 0.005
 _LOOPBACK = "127.0.0.1"
 _ANY_PORT = ReplicaPorts(0, 0, 0)
-LONGEST_DRAIN_SECONDS = 20.0
-LARGEST_KEPT_BYTES, MOST_KEPT_BYTES = 32 * 2**20, 256 * 2**20
-"""Of the memory that a batch frees: got anew for each, its page faults took as long as a small network's computing."""
+MAX_DRAIN_SECONDS = 20.0
+MAX_RETAINED_BLOCK_BYTES, MAX_RETAINED_BYTES = 32 * 2**20, 256 * 2**20
+"""Freed memory that is retained: page faults of fresh memory took as long per batch as a small network's compute."""
 
 
 def run(
@@ -54,31 +55,30 @@ def run(
     """Serve the models of a folder until SIGTERM or SIGINT, or until one of them fails for good.
 
     Args:
-        folder: holds settings.json and NAME/model-settings.json, as `settings.write_model_folder` writes them.
-        on_ready: called once, when every model is loaded and warmed and all ports listen.
-        address: where the data port listens.
-        plain_address: where MLServer's own ports listen.
-        ports: for each 0 a free one is taken.
-        drain_seconds: once told to stop, go on until nothing was asked for so long, but no longer than
-            LONGEST_DRAIN_SECONDS.
-        identity: with it the data port speaks TLS with who shows a certificate, and with nobody else.
-        health_port: where whoever asks is told, in plain HTTP, whether it is alive and ready, and no more.
-        metrics_port: where whoever asks is told, in plain HTTP, what chats hold and have done, and no more.
+        folder: holds settings.json and NAME/model-settings.json, as written by `settings.write_model_folder`.
+        on_ready: called once every model is loaded and warmed up and all ports listen.
+        address: address of the data port.
+        plain_address: address of MLServer's own ports.
+        ports: port numbers; 0 for a free port.
+        drain_seconds: after a signal, serve until no request has arrived for this long, at most MAX_DRAIN_SECONDS.
+        identity: enables mutual TLS on the data port.
+        health_port: plain HTTP port that serves only health.
+        metrics_port: plain HTTP port that serves only metrics.
 
     Raises:
-        ModelError: a model cannot be loaded, the folder holds none, or one failed for good while it served.
+        ModelError: a model cannot be loaded, the folder has no model, or a model failed for good.
         OSError: a port is taken.
     """
-    keep_freed_memory(LARGEST_KEPT_BYTES, MOST_KEPT_BYTES)
-    gc.freeze()  # or each full collection would walk all of torch, and a fork would copy what it walks
+    retain_freed_memory(MAX_RETAINED_BLOCK_BYTES, MAX_RETAINED_BYTES)
+    gc.freeze()  # else each full collection would scan all of torch, and a fork would copy the scanned pages
     with asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner:
-        doors = _Listeners(address, plain_address, ports, identity, health_port, metrics_port)
-        runner.run(_serve(folder, on_ready, doors, drain_seconds))
+        listeners = _Listeners(address, plain_address, ports, identity, health_port, metrics_port)
+        runner.run(_serve(folder, on_ready, listeners, drain_seconds))
 
 
 @dataclass(frozen=True, slots=True)
 class _Listeners:
-    """Where it is to listen, and who may bring batches."""
+    """Addresses and ports of a replica."""
 
     address: str
     plain_address: str
@@ -88,30 +88,58 @@ class _Listeners:
     metrics_port: int | None
 
     async def open(self, port: DataPort) -> None:
-        """Open the data port, and the plain ones that are asked for."""
+        """Open the data port and the plain ports."""
         await port.start(self.address, self.ports.data_port, self.identity)
         if self.health_port is not None:
-            await port.tell_health(self.address, self.health_port)
+            await port.serve_health(self.address, self.health_port)
         if self.metrics_port is not None:
-            await port.tell_metrics(self.address, self.metrics_port)
+            await port.serve_metrics(self.address, self.metrics_port)
+
+
+class ReservedPort:
+    """A free or given port, reserved until a server has bound it too.
+
+    MLServer accepts port numbers, not sockets, and does not report which port it got for 0. A socket bound without
+    options gets an exclusive port; with reuse enabled afterwards, and never listening, it lets a server bind that port.
+    """
+
+    def __init__(self, address: str, number: int = 0) -> None:
+        self._socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        if number:  # connections of the previous process may linger
+            self._share()
+        self._socket.bind((address, number))
+        self._share()
+        self.number: int = self._socket.getsockname()[1]
+
+    def _share(self) -> None:
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
 
 
 async def _serve(
-    folder: Path, on_ready: Callable[[ReplicaPorts], None], doors: _Listeners, drain_seconds: float
+    folder: Path, on_ready: Callable[[ReplicaPorts], None], listeners: _Listeners, drain_seconds: float
 ) -> None:
-    address, asked = doors.plain_address, doors.ports
+    address, requested = listeners.plain_address, listeners.ports
     models = _model_settings(folder)
-    process = host()
+    process = process_registry()
     process.expected |= {settings.name for settings in models}
     stopping = asyncio.Event()
     data_port, process.has_data_port = DataPort(process), True
-    if doors.identity is not None:
-        process.tls = doors.identity.connecting
-    await doors.open(data_port)
-    with ReservedPort(address, asked.http_port) as http, ReservedPort(address, asked.grpc_port) as grpc:
+    if listeners.identity is not None:
+        process.tls = listeners.identity.client_context
+    await listeners.open(data_port)
+    with ReservedPort(address, requested.http_port) as http, ReservedPort(address, requested.grpc_port) as grpc:
         ports = ReplicaPorts(data_port.port, http.number, grpc.number)
         server = mlserver.MLServer(_settings(folder, address, ports))
-        server._rest_server._app.add_middleware(BodyLimit)  # noqa: SLF001 - MLServer offers no other way
+        server._rest_server._app.add_middleware(BodyLimit)  # noqa: SLF001  (MLServer has no public way)
         _stop_on_signals(stopping)
         serving = asyncio.create_task(server.start(list(models)))
         ready = await _until_ready(process, serving, stopping, ports, address)
@@ -120,37 +148,37 @@ async def _serve(
         gc.collect()
         gc.freeze()
         on_ready(ports)
-        breaking = asyncio.create_task(process.broke.wait())
-        await _first({serving, breaking}, stopping)
-        breaking.cancel()
-        process.leaving = True
+        failing = asyncio.create_task(process.model_failed.wait())
+        await _first({serving, failing}, stopping)
+        failing.cancel()
+        process.terminating = True
         await _until_quiet(process, drain_seconds)
         await process.worker.drain()
         await server.stop()
         await serving
         await data_port.stop()
     process.worker.close()
-    for name, reason in process.broken.items():
+    for name, reason in process.failed_models.items():
         raise ModelError(f"model {name}: {reason}")
 
 
 def _model_settings(folder: Path) -> Sequence[mlserver.ModelSettings]:
-    """Read every model's settings; MLServer itself would pass over a broken one."""
-    found = []
+    """Read every model's settings; MLServer itself would skip an invalid one."""
+    models = []
     for path in sorted(folder.glob("**/model-settings.json")):
         try:
-            found.append(load_model_settings(str(path)))
+            models.append(load_model_settings(str(path)))
         except (OSError, ValueError, ValidationError) as error:
             raise ModelError(f"{path}: {' '.join(str(error).split())}") from error
-    if not found:
+    if not models:
         raise ModelError(f"{folder} holds no model; expected NAME/model-settings.json")
-    return found
+    return models
 
 
 def _settings(folder: Path, address: str, ports: ReplicaPorts) -> mlserver.Settings:
     path = folder / "settings.json"
     try:
-        chosen = json.loads(path.read_text()) if path.exists() else {}
+        custom = json.loads(path.read_text()) if path.exists() else {}
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from error
     forced = {
@@ -160,44 +188,44 @@ def _settings(folder: Path, address: str, ports: ReplicaPorts) -> mlserver.Setti
         "model_repository_root": str(folder),
         "logging_settings": LOGGING,
     }
-    return mlserver.Settings(**{**chosen, **server_settings(), **forced})
+    return mlserver.Settings(**{**custom, **server_settings(), **forced})
 
 
 async def _until_ready(
     process: ModelRegistry, serving: "asyncio.Task[None]", stopping: asyncio.Event, ports: ReplicaPorts, address: str
 ) -> bool:
-    """Wait until every model is loaded and both of MLServer's ports listen; False where a signal came first.
+    """Wait until every model is loaded and MLServer's ports listen; False if a signal arrives first.
 
     Raises:
         ModelError: a model cannot be loaded, or MLServer cannot listen.
     """
-    settled = asyncio.create_task(process.settled.wait())
-    await _first({serving, settled}, stopping)
-    settled.cancel()
-    for name, reason in process.failures.items():
+    finished = asyncio.create_task(process.load_finished.wait())
+    await _first({serving, finished}, stopping)
+    finished.cancel()
+    for name, reason in process.load_failures.items():
         raise ModelError(f"model {name}: {reason}")
     for port in (ports.http_port, ports.grpc_port):
         while not stopping.is_set() and not await _listens(address, port):
             if serving.done():
                 raise ModelError(f"MLServer stopped before its models were ready: {serving.exception()}")
-            await asyncio.sleep(_POLL_SECONDS)  # MLServer does not say when it listens
+            await asyncio.sleep(_POLL_SECONDS)  # MLServer does not report when it listens
     return not stopping.is_set()
 
 
 async def _until_quiet(process: ModelRegistry, drain_seconds: float) -> None:
-    """Wait until no batch was asked for this long: callers learn only by and by that we go."""
+    """Wait until no request has arrived for this long: routers need time to stop sending them."""
     loop = asyncio.get_running_loop()
-    told_at = loop.time()
+    began_at = loop.time()
     while True:
-        quiet_at = max(told_at, process.worker.last_asked_at) + drain_seconds
-        left = min(quiet_at, told_at + LONGEST_DRAIN_SECONDS) - loop.time()
-        if drain_seconds <= 0 or left <= 0:
+        quiet_at = max(began_at, process.worker.last_batch_at) + drain_seconds
+        remaining = min(quiet_at, began_at + MAX_DRAIN_SECONDS) - loop.time()
+        if drain_seconds <= 0 or remaining <= 0:
             return
-        await asyncio.sleep(left)
+        await asyncio.sleep(remaining)
 
 
 async def _first(tasks: "set[asyncio.Task[Any]]", stopping: asyncio.Event) -> None:
-    """Wait for the first of these tasks, or for a signal to stop."""
+    """Wait for the first of these tasks, or for a stop signal."""
     stop = asyncio.create_task(stopping.wait())
     await asyncio.wait({*tasks, stop}, return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
@@ -213,6 +241,6 @@ async def _listens(address: str, port: int) -> bool:
 
 
 def _stop_on_signals(stopping: asyncio.Event) -> None:
-    """Take the signals from MLServer, and once it runs from uvicorn inside it: we drain first."""
+    """Handle the signals instead of MLServer and uvicorn, to drain first."""
     for number in _STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

@@ -1,7 +1,7 @@
-"""The folder MLServer's model repository reads, of what one replica serves.
+"""The model folder of a replica, as MLServer's model repository reads it.
 
-MLServer's model-settings.json has room for settings of our own (`parameters.extra`): a `ModelSpec` stands there.
-Whoever starts replicas writes the folder, so nothing here needs torch.
+The `ModelSpec` is in `parameters.extra` of MLServer's model-settings.json. The process that starts replicas writes the
+folder, so this module does not import torch.
 """
 
 import json
@@ -27,39 +27,39 @@ def write_model_folder(
     *,
     tasks: Path | None = None,
 ) -> None:
-    """Write what a replica of a stage serves: settings.json and one VARIANT/model-settings.json each.
+    """Write settings.json and a VARIANT/model-settings.json for each variant that a replica serves.
 
     Args:
-        pipeline: what was asked.
-        pipeline_folder: relative storage URIs start here.
-        stage: the stage's name.
-        variants: which of its variants this replica hosts.
-        folder: written to; made when missing.
-        cores: cores of this replica.
-        tasks: holds a folder for each variant, made when missing, of tasks that come and go; None for none.
+        pipeline: the pipeline.
+        pipeline_folder: base of relative storage URIs.
+        stage: name of the stage.
+        variants: the variants that the replica serves.
+        folder: output folder, created if missing.
+        cores: cores of the replica.
+        tasks: has a task folder for each variant, created if missing; None for no task folders.
 
     Raises:
         KeyError: the pipeline has no such stage or variant.
     """
     owner = pipeline.spec.stage(stage)
     specs = [model_spec(pipeline, pipeline_folder, owner, owner.variant(name), cores) for name in variants]
-    write_models([spec if tasks is None else _following(spec, tasks / spec.name) for spec in specs], folder)
+    write_models([spec if tasks is None else _with_tasks_folder(spec, tasks / spec.name) for spec in specs], folder)
 
 
-def _following(spec: ModelSpec, tasks: Path) -> ModelSpec:
+def _with_tasks_folder(spec: ModelSpec, tasks: Path) -> ModelSpec:
     tasks.mkdir(parents=True, exist_ok=True)
     return spec.model_copy(update={"tasks_folder": str(tasks.resolve())})
 
 
 def write_models(specs: Sequence[ModelSpec], folder: Path) -> None:
-    """Write settings.json and one NAME/model-settings.json each."""
+    """Write settings.json and a NAME/model-settings.json for each model."""
     for spec in specs:
         _write(folder / spec.name / "model-settings.json", model_settings(spec))
     _write(folder / "settings.json", server_settings())
 
 
 def model_settings(spec: ModelSpec) -> dict[str, object]:
-    """What MLServer reads about one model. Its own `max_batch_size` stays 0: that would turn its batcher on."""
+    """MLServer's settings of one model. `max_batch_size` stays 0, because it would enable MLServer's own batcher."""
     return {
         "name": spec.name,
         "implementation": RUNTIME,
@@ -74,7 +74,7 @@ def model_settings(spec: ModelSpec) -> dict[str, object]:
 
 
 def server_settings() -> dict[str, object]:
-    """What MLServer reads about the process: no worker processes and no metrics port."""
+    """MLServer's settings of the process: no worker processes and no metrics port."""
     return {
         "debug": False,
         "server_name": "trimtab",

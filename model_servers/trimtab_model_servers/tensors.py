@@ -1,4 +1,4 @@
-"""Tensors between the wire's numpy arrays and torch, sharing memory wherever both allow it."""
+"""Conversion of tensors between the protocol's numpy arrays and torch, without copies if possible."""
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ DATATYPES = {dtype: datatype for datatype, dtype in TORCH_DTYPES.items()}
 
 
 def torch_dtype(tensor: str, datatype: str) -> torch.dtype:
-    """The torch dtype of a datatype; raises ModelError where torch has none."""
+    """The torch dtype of a datatype; raises ModelError if torch has none."""
     dtype = TORCH_DTYPES.get(datatype)
     if dtype is None:
         raise ModelError(f"tensor {tensor!r}: torch has no {datatype}; use one of {', '.join(TORCH_DTYPES)}")
@@ -32,7 +32,7 @@ def torch_dtype(tensor: str, datatype: str) -> torch.dtype:
 
 
 def to_torch(tensor: Tensor) -> torch.Tensor:
-    """View a tensor of the wire as a torch tensor; copies only what is read-only or not aligned to its numbers."""
+    """View a protocol tensor as a torch tensor; copies only read-only or unaligned arrays."""
     array = tensor.array
     if not (array.flags.writeable and array.flags.aligned):
         array = array.copy()
@@ -40,6 +40,6 @@ def to_torch(tensor: Tensor) -> torch.Tensor:
 
 
 def to_wire(name: str, tensor: torch.Tensor) -> Tensor:
-    """View a torch tensor as one of the wire; copies only where it is not contiguous or not in main memory."""
+    """View a torch tensor as a protocol tensor; copies only if it is not contiguous or not in main memory."""
     array = np.ascontiguousarray(tensor.detach().cpu().numpy()) if tensor.dim() else tensor.numpy()
     return Tensor(name, DATATYPES[tensor.dtype], array)

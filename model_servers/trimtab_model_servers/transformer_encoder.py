@@ -1,11 +1,11 @@
-"""Transformer layers as ViT and HuBERT have them: normalised before what they do, dense attention, GELU. Own code."""
+"""Pre-norm transformer encoder with dense attention and GELU, as in ViT and HuBERT."""
 
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 
 class Layer(nn.Module):
-    """Self-attention and two dense layers, each added to what it read."""
+    """Self-attention and a feed-forward block, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, inner: int) -> None:
         super().__init__()
@@ -18,18 +18,18 @@ class Layer(nn.Module):
         self.narrow = nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, tokens, width] to the same."""
+        """Map [B, tokens, width] to the same shape."""
         rows, tokens, width = x.shape
         split = self.project(self.before(x)).view(rows, tokens, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)
-        seen = scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(rows, tokens, width)
-        x = x + self.attended(seen)
-        widened: Tensor = self.narrow(gelu(self.wide(self.between(x))))
-        return x + widened
+        output = scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(rows, tokens, width)
+        x = x + self.attended(output)
+        feed_forward: Tensor = self.narrow(gelu(self.wide(self.between(x))))
+        return x + feed_forward
 
 
 class Encoder(nn.Module):
-    """Layers in a row, and a normalisation after them."""
+    """A stack of layers and a final normalization."""
 
     def __init__(self, depth: int, width: int, heads: int, inner: int) -> None:
         super().__init__()
@@ -37,6 +37,6 @@ class Encoder(nn.Module):
         self.last = nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, tokens, width] to the same."""
-        seen: Tensor = self.last(self.layers(x))
-        return seen
+        """Map [B, tokens, width] to the same shape."""
+        output: Tensor = self.last(self.layers(x))
+        return output

@@ -1,4 +1,4 @@
-"""Tensors from a safetensors file into a module, with errors that name the file, the tensor and what would be right."""
+"""Loads safetensors files into modules; errors name the file, the tensor and the expected shape."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,16 +12,16 @@ from trimtab_model_servers.weights_source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 
 Module = TypeVar("Module", bound=torch.nn.Module)
-_COUNTER = "num_batches_tracked"  # of no use but to training; files often leave it out
+_COUNTER = "num_batches_tracked"  # used only by training; many files omit it
 
 
-def with_weights(spec: ModelSpec, construct: Callable[[], Module]) -> tuple[Module, bool]:
-    """Construct a network with the weights of its `storageUri`; tell, too, whether they are random.
+def build_with_weights(spec: ModelSpec, construct: Callable[[], Module]) -> tuple[Module, bool]:
+    """Construct a network with the weights of its `storageUri`; return it, and whether the weights are random.
 
-    It is constructed in memory, not on the meta device: whatever it keeps outside its state dict is then filled.
+    The network is constructed in memory, not on the meta device, so that tensors outside its state dict have values.
 
     Raises:
-        ModelError: weights that are not there or are of another architecture.
+        ModelError: the weights are unavailable, or of another architecture.
     """
     weights = find_weights(spec.storage_uri, spec.digest)
     random = isinstance(weights, RandomSeed)
@@ -34,51 +34,49 @@ def with_weights(spec: ModelSpec, construct: Callable[[], Module]) -> tuple[Modu
 
 
 def load_weights(module: torch.nn.Module, path: Path) -> None:
-    """Give a module the tensors of a file, in the module's own dtypes.
+    """Load a file into a module, in the module's dtypes.
 
-    The module may be on the meta device, if its state dict is all that it keeps.
+    The module may be on the meta device if it has no tensors outside its state dict.
 
     Raises:
-        ModelError: the file is no safetensors file; a tensor is missing, superfluous or of another shape; or the
-            module keeps on the meta device what no file holds.
+        ModelError: not a safetensors file; a tensor is missing, unexpected or of another shape; or a tensor outside
+            the state dict is on the meta device.
     """
-    wanted = module.state_dict()
-    found = read_tensors(path)
-    require_same(path, wanted, found)
+    expected = module.state_dict()
+    stored = read_tensors(path)
+    require_same_tensors(path, expected, stored)
     state = {
-        name: found[name].to(tensor.dtype) if name in found else torch.zeros(tensor.shape, dtype=tensor.dtype)
-        for name, tensor in wanted.items()
+        name: stored[name].to(tensor.dtype) if name in stored else torch.zeros(tensor.shape, dtype=tensor.dtype)
+        for name, tensor in expected.items()
     }
     module.load_state_dict(state, assign=True)
-    kept = (*module.named_parameters(), *module.named_buffers())
-    unfilled = [name for name, tensor in kept if tensor.is_meta]
-    if unfilled:
-        raise ModelError(
-            f"{path}: no file holds {unfilled[0]!r}, and the meta device gave it no numbers; build the module elsewhere"
-        )
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    empty = [name for name, tensor in tensors if tensor.is_meta]
+    if empty:
+        raise ModelError(f"{path}: {empty[0]!r} is in no file and on the meta device; construct the module in memory")
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Read every tensor of a safetensors file; raises ModelError where it is none."""
+    """Read every tensor of a safetensors file; raises ModelError if it is invalid."""
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path}: not a whole safetensors file ({error}); fetch or write it anew") from error
+        raise ModelError(f"{path}: not a complete safetensors file ({error}); fetch or write it again") from error
 
 
-def require_same(path: Path, wanted: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> None:
-    """Raise ModelError unless a file's tensors are those wanted, in name and shape."""
-    for name, tensor in wanted.items():
-        if name not in found:
+def require_same_tensors(path: Path, expected: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> None:
+    """Raise ModelError unless a file's tensors have the expected names and shapes."""
+    for name, tensor in expected.items():
+        if name not in stored:
             if name.endswith(_COUNTER):
                 continue
             raise ModelError(f"{path}: tensor {name!r} is missing; it must be there with shape {list(tensor.shape)}")
-        if found[name].shape != tensor.shape:
+        if stored[name].shape != tensor.shape:
             raise ModelError(
-                f"{path}: tensor {name!r} has shape {list(found[name].shape)}; it must be {list(tensor.shape)}"
+                f"{path}: tensor {name!r} has shape {list(stored[name].shape)}; it must be {list(tensor.shape)}"
             )
-    unknown = sorted(found.keys() - wanted.keys())
+    unknown = sorted(stored.keys() - expected.keys())
     if unknown:
         raise ModelError(
             f"{path}: tensor {unknown[0]!r} is not part of this architecture ({len(unknown)} such tensors); "

@@ -1,7 +1,7 @@
-"""Where weights come from: a folder or file here, an object store, a hub, or a seed. Only safetensors, never pickle.
+"""Sources of weights: a local file or folder, an object store, the Hugging Face Hub, or a random seed.
 
-Everything fetched is bounded in size and time, verified, and kept (see `cache`) under its digest or under what the
-object store calls its content, so that the next replica finds it on disk.
+Only safetensors files are read, never pickle. Downloads are bounded in size and time, verified, and cached on disk (see
+`cache`) by their digest or the store's ETag.
 """
 
 from dataclasses import dataclass
@@ -18,21 +18,21 @@ _FORMS = "a path, file://PATH, s3://BUCKET/KEY, hf://OWNER/NAME@COMMIT/FILE or r
 
 @dataclass(frozen=True, slots=True)
 class RandomSeed:
-    """Random weights: no file, a seed. For measuring latency, where the numbers do not matter."""
+    """Random weights, for measuring latency."""
 
     value: int
 
 
 def find_weights(storage_uri: str, digest: str | None, limits: FetchLimits | None = None) -> Path | RandomSeed:
-    """The local file that holds the weights, fetched if need be, or the seed to make them from.
+    """The local file of the weights, fetched if necessary, or the seed of random ones.
 
     Args:
-        storage_uri: a path, or one of the forms the module docstring names.
+        storage_uri: a path or URI.
         digest: `sha256:…` that the file must have, or None.
-        limits: bounds of what is fetched.
+        limits: bounds of a download.
 
     Raises:
-        ModelError: naming the address and what would be right.
+        ModelError: naming the address and the valid form.
     """
     parts = urlsplit(storage_uri)
     match parts.scheme:
@@ -41,7 +41,7 @@ def find_weights(storage_uri: str, digest: str | None, limits: FetchLimits | Non
         case "" | "file":
             path = _local(Path(unquote(parts.path) if parts.scheme else storage_uri))
         case "s3":
-            from trimtab_model_servers.object_store import fetch  # noqa: PLC0415  (its client only where it is used)
+            from trimtab_model_servers.object_store import fetch  # noqa: PLC0415  (imports its client)
 
             return fetch(parts.netloc, unquote(parts.path).lstrip("/"), digest, limits or FetchLimits())
         case "hf":
@@ -53,46 +53,46 @@ def find_weights(storage_uri: str, digest: str | None, limits: FetchLimits | Non
 
 
 def find_folder(storage_uri: str, digest: str | None, limits: FetchLimits | None = None) -> Path | None:
-    """The local folder that holds a model as transformers writes it, fetched if need be; None where none is meant.
+    """The local folder of a model as transformers writes it, fetched if necessary; None if the URI names no folder.
 
     Args:
-        storage_uri: a folder's path, or s3://BUCKET/PREFIX or hf://OWNER/NAME@COMMIT.
-        digest: None; a folder has none.
-        limits: bounds of what is fetched.
+        storage_uri: a folder's path, s3://BUCKET/PREFIX or hf://OWNER/NAME@COMMIT.
+        digest: must be None for a folder.
+        limits: bounds of a download.
 
     Raises:
-        ModelError: it cannot be fetched, or a digest is asked for.
+        ModelError: it cannot be fetched, or a digest is given.
     """
     parts = urlsplit(storage_uri)
-    path, inner = Path(unquote(parts.path) if parts.scheme else storage_uri), unquote(parts.path).strip("/")
+    path, prefix = Path(unquote(parts.path) if parts.scheme else storage_uri), unquote(parts.path).strip("/")
     local = parts.scheme in {"", "file"} and (path / CONFIG_FILE).is_file()
-    stored = parts.scheme == "s3" and not inner.endswith(SUFFIX)
-    if not local and not stored and not (parts.scheme == "hf" and inner and "/" not in inner):
+    stored = parts.scheme == "s3" and not prefix.endswith(SUFFIX)
+    if not local and not stored and not (parts.scheme == "hf" and prefix and "/" not in prefix):
         return None
     if digest is not None:
-        raise ModelError(f"{storage_uri}: a digest is asked for, but this is a folder; a digest is of one file")
+        raise ModelError(f"{storage_uri}: a digest is given, but this is a folder; a digest is of one file")
     if local:
         return path
     if stored:
-        from trimtab_model_servers.object_store import fetch_folder  # noqa: PLC0415  (as above)
+        from trimtab_model_servers.object_store import fetch_folder  # noqa: PLC0415  (imports its client)
 
-        return fetch_folder(parts.netloc, inner, limits or FetchLimits())
-    return fetch_repository(f"{parts.netloc}/{inner}", limits or FetchLimits())
+        return fetch_folder(parts.netloc, prefix, limits or FetchLimits())
+    return fetch_repository(f"{parts.netloc}/{prefix}", limits or FetchLimits())
 
 
 def require_digest(path: Path, digest: str | None, name: str) -> None:
-    """Raise ModelError where a digest is asked for and the file has another."""
+    """Raise ModelError if a digest is given and the file has another."""
     if digest is not None:
-        found = sha256(path)
-        if found != digest:
-            raise ModelError(f"{name}: the weights have digest {found}, but {digest} is asked for")
+        actual = sha256(path)
+        if actual != digest:
+            raise ModelError(f"{name}: the weights have digest {actual}, but {digest} is required")
 
 
 def _seed(storage_uri: str, query: str) -> RandomSeed:
-    written = parse_qs(query).get("seed", ["0"])[-1]
-    if not written.isdecimal() or int(written) >= 2**63:
+    seed = parse_qs(query).get("seed", ["0"])[-1]
+    if not seed.isdecimal() or int(seed) >= 2**63:
         raise ModelError(f"storageUri {storage_uri!r}: the seed must be an integer of at least 0, as random://?seed=7")
-    return RandomSeed(int(written))
+    return RandomSeed(int(seed))
 
 
 def _local(path: Path) -> Path:

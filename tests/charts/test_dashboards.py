@@ -92,7 +92,7 @@ def router_text() -> str:
     stage.watch_drifted(float)
     stage.queue_seconds.observe(0.01)
     stage.served(("read-l", "default"), 6, 0.02, 1.0)
-    return b"".join(metrics.families()).decode()
+    return b"".join(metrics.exposition()).decode()
 
 
 class Talking:
@@ -102,12 +102,21 @@ class Talking:
         self._asked = 0
 
     def pending(self) -> dict[str, int]:
-        fields = ("text_tokens", "image_tokens", "waiting", "running", "busy_slots", "slots", "embedding_bytes", "kept")
+        fields = (
+            "text_tokens",
+            "image_tokens",
+            "waiting",
+            "running",
+            "busy_slots",
+            "slots",
+            "embedding_bytes",
+            "stored_embeddings",
+        )
         return dict.fromkeys(fields, 2)
 
-    def done(self) -> dict[str, float]:
+    def totals(self) -> dict[str, float]:
         self._asked += 1
-        fields = ("steps", "encoded_images", "encode_seconds", "pulled_bytes", "pull_seconds")
+        fields = ("steps", "encoded_images", "encode_seconds", "fetched_bytes", "fetch_seconds")
         caches = ("cache_hits", "cache_misses", "cache_evictions")
         return dict.fromkeys((*fields, *caches), float(self._asked))
 
@@ -254,8 +263,8 @@ def test_each_refusal_is_on_the_callers_panel_or_on_ours():
     }
     metrics = Metrics("a", "p", ServiceLevel.model_validate({"latency": "400ms"}))
     for code, reason in refused:
-        metrics.refused(code.name, reason)
-    text = b"".join(metrics.families()).decode()
+        metrics.count_refusal(code.name, reason)
+    text = b"".join(metrics.exposition()).decode()
     panels = {one.title: series(one.query, text) for one in dashboard_expressions() if "refusals_total" in one.query}
     callers = panels["Refusals by callers' own doing: {{code}} {{reason}}"]
     ours = panels["Refusals and failures of ours: {{code}} {{reason}}"]

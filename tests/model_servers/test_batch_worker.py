@@ -20,7 +20,7 @@ def test_what_a_batch_raises_is_told_and_its_place_is_free_again(error):
     async def asked():
         worker = BatchWorker()
         with pytest.raises(Exception) as told:  # noqa: PT011  (whatever it is, it is looked at below)
-            await asyncio.wait_for(worker.batch(fail), 5.0)
+            await asyncio.wait_for(worker.run_batch(fail), 5.0)
         await asyncio.wait_for(worker.drain(), 5.0)
         worker.close()
         return told.value

@@ -22,7 +22,7 @@ def write(file):
     print("written", flush=True)
     sys.stdin.read()
 
-cache.kept("x.safetensors", lambda _: True, write, 60.0, Path(sys.argv[1]))
+cache.cached_file("x.safetensors", lambda _: True, write, 60.0, Path(sys.argv[1]))
 """
 
 
@@ -55,7 +55,7 @@ def test_what_a_process_that_died_has_written_is_written_anew(writer, tmp_path):
     writer.kill()
     writer.wait()
     assert (tmp_path / ".fetching-x.safetensors").stat().st_size == 1000
-    path = cache.kept("x.safetensors", lambda _: True, write_whole, 60.0, tmp_path)
+    path = cache.cached_file("x.safetensors", lambda _: True, write_whole, 60.0, tmp_path)
 
     assert path.read_bytes() == b"whole"
     assert {one.name for one in tmp_path.iterdir()} == {"x.safetensors", ".x.safetensors.lock"}
@@ -64,7 +64,7 @@ def test_what_a_process_that_died_has_written_is_written_anew(writer, tmp_path):
 def test_what_nobody_fetches_any_more_is_removed(tmp_path):
     unfinished = a_file(tmp_path / ".fetching-x", an_hour_ago())
     just_begun = a_file(tmp_path / ".fetching-y", time.time())
-    cache.shrink(tmp_path, 10)
+    cache.evict(tmp_path, 10)
 
     assert not unfinished.exists()
     assert just_begun.exists()
@@ -74,9 +74,9 @@ def test_what_is_being_fetched_stays_and_counts(writer, tmp_path):
     fetching = tmp_path / ".fetching-x.safetensors"
     os.utime(fetching, (an_hour_ago(), an_hour_ago()))
     unused = a_file(tmp_path / "unused.safetensors", an_hour_ago())
-    cache.shrink(tmp_path, 2000)
+    cache.evict(tmp_path, 2000)
     assert unused.exists()
-    cache.shrink(tmp_path, 1999)
+    cache.evict(tmp_path, 1999)
 
     assert not unused.exists()
     assert fetching.exists()
@@ -88,7 +88,7 @@ def test_a_folder_that_is_nobodys_entry_is_passed_over(tmp_path):
     a_file(tmp_path / "a.safetensors", 5)
     for name in ("hf", "other"):
         os.utime(tmp_path / name, (1, 1))
-    cache.shrink(tmp_path, 10)
+    cache.evict(tmp_path, 10)
 
     assert {one.name for one in tmp_path.iterdir()} == {"hf", "other"}
 
@@ -101,15 +101,15 @@ def test_what_a_hub_keeps_of_a_repository_counts_and_goes_as_one(monkeypatch, tm
     a_file(blobs / "content", an_hour_ago())
     (snapshots / "model.safetensors").symlink_to(blobs / "content")
     os.utime(blobs.parent, (1, 1))
-    cache.shrink(tmp_path, 1000)
+    cache.evict(tmp_path, 1000)
     assert blobs.exists()
 
     assert cache.hub_folder("owner/name") == blobs.parent  # in use again
-    cache.shrink(tmp_path, 999)
+    cache.evict(tmp_path, 999)
     assert blobs.exists()
 
     os.utime(blobs.parent, (1, 1))
-    cache.shrink(tmp_path, 999)
+    cache.evict(tmp_path, 999)
     assert not list((tmp_path / "hf").iterdir())
 
 
@@ -121,7 +121,7 @@ def test_an_entry_that_cannot_be_removed_keeps_no_other(tmp_path):
     (tmp_path / "hf" / "owner--name").symlink_to(target)  # of which rmtree takes none
     os.utime(target, (1, 1))
     a_file(tmp_path / "a.safetensors", 5)
-    cache.shrink(tmp_path, 10)
+    cache.evict(tmp_path, 10)
 
     assert (target / "content").exists()
     assert not (tmp_path / "a.safetensors").exists()
@@ -140,7 +140,7 @@ def test_a_repository_that_another_replica_removes_meanwhile_fails_no_load(monke
         return status(path)
 
     monkeypatch.setattr(cache, "_status", removed_meanwhile)
-    cache.shrink(tmp_path, 10)
+    cache.evict(tmp_path, 10)
 
     assert len(asked) >= 4
     assert not repository.exists()

@@ -1,13 +1,13 @@
-"""What replicas tell of their chats: written no more often than it changes for whoever reads it."""
+"""Metrics of chat models: rendered at most once a second."""
 
-from trimtab_model_servers.chat_metrics import Page
+from trimtab_model_servers.chat_metrics import CachedExposition
 
 
-def test_a_page_is_written_once_a_second_however_often_it_is_asked_for():
-    written = iter((b"first", b"second", b"third"))
-    page = Page(lambda: next(written))
+def test_metrics_are_rendered_at_most_once_a_second():
+    texts = iter((b"first", b"second", b"third"))
+    metrics = CachedExposition(lambda: next(texts))
 
-    assert [page.at(now) for now in (10.0, 10.0, 10.999, 11.0, 11.5, 60.0)] == [
+    assert [metrics.at(now) for now in (10.0, 10.0, 10.999, 11.0, 11.5, 60.0)] == [
         *(b"first", b"first", b"first"),
         *(b"second", b"second", b"third"),
     ]

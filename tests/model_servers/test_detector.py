@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 
 from tests.model_servers.test_model_adapters import a_spec
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.detection import CLASSES, SIZES, Detector, cells, merge_normalisations
+from trimtab_model_servers.families.detection import CLASSES, SIZES, Detector, cells, fuse_batch_norms
 from trimtab_model_servers.families.detector import ObjectDetector
 from trimtab_model_servers.model import load_model
 
@@ -132,7 +132,7 @@ def test_merging_normalisations_changes_nothing():
     images = torch.rand(1, 3, HEIGHT, WIDTH)
     with torch.inference_mode():
         before = detector(images)
-        merge_normalisations(detector)
+        fuse_batch_norms(detector)
         after = detector(images)
 
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in detector.modules())

@@ -14,7 +14,7 @@ from tests.model_servers.transformer.test_family import SHAPE, spec
 from tests.model_servers.transformer.test_family import weights as weights  # noqa: PLC0414  (a fixture)
 from tests.model_servers.transformer.test_task_registry import a_task
 from trimtab_model_servers import device as devices
-from trimtab_model_servers.device import placed
+from trimtab_model_servers.device import move_to_device
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.image_classification import Classifier
 from trimtab_model_servers.families.interfaces import CPU
@@ -41,14 +41,14 @@ def test_only_who_asks_for_a_card_gets_one_and_only_where_there_is_one(card):
     for gpus, seen, where in [(1, True, META), (1, False, CPU), (0, True, CPU)]:
         network = UserNetwork(nn.Linear(4, 2), ("y",))
 
-        assert placed(a_spec(gpus=gpus), network, lambda: seen) == where  # noqa: B023  (called at once)
+        assert move_to_device(a_spec(gpus=gpus), network, lambda: seen) == where  # noqa: B023  (called at once)
         assert network.module.weight.device == where
 
 
 def test_a_residual_network_computes_where_it_was_brought(card):
     network = build(a_spec(family="torchvision/resnet18", storageUri="random://?seed=1")).network
     assert isinstance(network, Classifier)
-    placed(a_spec(gpus=1), network, card)
+    move_to_device(a_spec(gpus=1), network, card)
     found = network.infer({"image": torch.zeros(2, 3, 64, 64, device=META)}, POINT)
 
     assert (found["logits"].device, found["logits"].shape) == (META, (2, 1000))
@@ -59,21 +59,21 @@ def test_a_residual_network_computes_where_it_was_brought(card):
 def test_a_transformer_merges_and_takes_prompts_where_it_was_brought(card, weights, tmp_path):
     served = build(spec(weights, tasksFolder=str(tmp_path))).network
     assert isinstance(served, ServedTransformer)
-    placed(a_spec(gpus=1), served, card)
+    move_to_device(a_spec(gpus=1), served, card)
     a_task(tmp_path / "2-late.safetensors", weights)
-    served.reread()
+    served.reload_tasks()
     images = torch.zeros(3, SHAPE.channels, SHAPE.side, SHAPE.side, dtype=torch.uint8, device=META)
     for ready in served.points.values():
-        heads = served.in_force.banks[ready.way].heads
+        heads = served.active_tasks.banks[ready.prompt_variant].heads
         prompts = None if heads[0].prompts is None else heads[0].prompts.expand(3, -1, -1, -1)
         for rule in RULES.values():
-            course = replace(ready.course, rule=rule, prompts=prompts)
+            course = replace(ready.plan, rule=rule, prompts=prompts)
             features = served.transformer(preprocess(images, "ImageNet" if SHAPE.channels == 3 else "Image"), course)
 
             assert (features.device, features.shape) == (META, (3, SHAPE.width))
         assert {part.device for head in heads for part in (head.weight, head.bias)} == {META}
-    assert served.in_force.places.device == META
-    assert "late" in served.in_force.names
+    assert served.active_tasks.bank_indices.device == META
+    assert "late" in served.active_tasks.names
 
 
 def test_a_family_that_would_leave_the_card_idle_refuses_it(card):

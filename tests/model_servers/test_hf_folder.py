@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 from tests.fakes.hub import COMMIT, Hub, hub
 from tests.fakes.object_store import ObjectStore, object_store
-from trimtab_model_servers.cache import _link, linked
+from trimtab_model_servers.cache import _link, linked_folder
 from trimtab_model_servers.download_limits import FetchLimits
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.hf_folder import referenced_files
@@ -105,7 +105,7 @@ def test_a_folder_of_one_file_is_fetched_by_who_may_read_it_and_list_nothing(sto
 
 def test_a_folder_that_another_process_made_meanwhile_will_do(cache, tmp_path):
     (tmp_path / "weights").write_bytes(b"w")
-    made = linked({"model.safetensors": tmp_path / "weights"})
+    made = linked_folder({"model.safetensors": tmp_path / "weights"})
     _link({"model.safetensors": tmp_path / "weights"}, made)
 
     assert contents(made) == {"model.safetensors": b"w"}
@@ -114,13 +114,13 @@ def test_a_folder_that_another_process_made_meanwhile_will_do(cache, tmp_path):
 def test_what_is_too_large_together_is_not_fetched(place):
     address = put(place, SEVERAL)
     total = sum(len(content) for content in SHARDS.values())
-    with pytest.raises(ModelError, match=f"its files have [0-9]+ bytes, more than the {total - 1} allowed"):
+    with pytest.raises(ModelError, match=f"its files have [0-9]+ bytes, above the {total - 1} allowed"):
         find_folder(address, None, FetchLimits(max_folder_bytes=total - 1))
     assert not any(name in request for request in place.requests if request[:3] == "GET" for name in SHARDS)
 
 
 def test_a_file_of_a_folder_has_the_bound_of_any_file(place):
-    with pytest.raises(ModelError, match="bytes are more than the 50 allowed"):
+    with pytest.raises(ModelError, match="bytes exceed the 50 allowed"):
         find_folder(put(place, SEVERAL), None, FetchLimits(max_bytes=50))
 
 
@@ -203,11 +203,11 @@ def test_a_repository_that_is_fetched_in_part_is_not_taken_for_whole(running_hub
 
 @pytest.mark.parametrize("file", ["../../etc/passwd.safetensors", "/a.safetensors", "sub/a.safetensors", "a.bin", ""])
 def test_an_index_names_files_beside_it_only(file):
-    with pytest.raises(ModelError, match=r"somewhere: .*names .*should be .safetensors files beside it"):
+    with pytest.raises(ModelError, match=r"somewhere: .*lists .*should be .safetensors files of its folder"):
         referenced_files(json.dumps({"weight_map": {"w": file}}).encode(), "somewhere")
 
 
 @pytest.mark.parametrize("index", [b"", b"[]", b'{"weight_map": 3}', b'{"weight_map": {}}', b"[" * 10**5])
 def test_what_is_no_index_is_told(index):
-    with pytest.raises(ModelError, match=r"somewhere: model.safetensors.index.json (is no index|names 0 files)"):
+    with pytest.raises(ModelError, match=r"somewhere: model.safetensors.index.json (is not an index|lists 0 files)"):
         referenced_files(index, "somewhere")

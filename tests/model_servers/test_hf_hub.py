@@ -58,9 +58,7 @@ def test_what_an_earlier_release_fetched_serves_while_the_hub_is_away(running, t
 
 def test_a_file_above_the_bound_is_not_fetched(running, tmp_path):
     address = running.put("owner/name", "model.safetensors", CONTENT)
-    with pytest.raises(
-        ModelError, match=f"hf://owner/name/model.safetensors: {len(CONTENT)} bytes are more than the 10"
-    ):
+    with pytest.raises(ModelError, match=f"hf://owner/name/model.safetensors: {len(CONTENT)} bytes exceed the 10"):
         find_weights(address, None, FetchLimits(max_bytes=1000))
     assert gets(running) == 0
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
@@ -78,7 +76,7 @@ def test_a_file_of_a_commit_stays_that_one_and_is_asked_for_once(running, caplog
     assert find_weights(address, None) == first
     assert not running.requests
     assert "not pinned" not in caplog.text
-    with pytest.raises(ModelError, match="bytes are more than the 10 allowed"):
+    with pytest.raises(ModelError, match="bytes exceed the 10 allowed"):
         find_weights(address, None, FetchLimits(max_bytes=10))
 
 
@@ -101,7 +99,7 @@ def test_a_file_that_was_fetched_before_may_be_too_large_for_another_use(running
     address = running.put("owner/name", "model.safetensors", CONTENT)
     find_weights(address, None)
     running.objects.clear()
-    with pytest.raises(ModelError, match="bytes are more than the 1000 allowed"):
+    with pytest.raises(ModelError, match="bytes exceed the 1000 allowed"):
         find_weights(address, None, FetchLimits(max_bytes=1000))
 
 

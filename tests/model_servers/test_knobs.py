@@ -20,11 +20,11 @@ def points(**knobs):
 @pytest.mark.parametrize(
     ("knob", "value", "words"),
     [
-        ("tokenDelta", -8, "knows no merging, which operating point 'less' asks for .merges 8 tokens in each layer."),
-        ("prompts", {"count": 2}, "knows no prompts"),
-        ("precision", "INT8", r"knows no precision, .* .INT8.; of an operating point it knows: modalities"),
-        ("compiled", "inductor", "knows no compiled"),
-        ("inputSize", {"resolution": 64}, "knows no inputSize"),
+        ("tokenDelta", -8, "does not support merging, which operating point 'less' sets"),
+        ("prompts", {"count": 2}, "does not support prompts"),
+        ("precision", "INT8", r"does not support precision, .* .INT8.; it supports: modalities"),
+        ("compiled", "inductor", "does not support compiled"),
+        ("inputSize", {"resolution": 64}, "does not support inputSize"),
     ],
 )
 def test_a_family_refuses_by_name_what_it_does_not_act_on(knob, value, words):

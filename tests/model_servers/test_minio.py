@@ -20,7 +20,7 @@ from trimtab_model_servers.download_limits import SUFFIX, FetchLimits
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.weights_source import find_weights
 
-IMPATIENT = FetchLimits(connect_seconds=1.0, read_seconds=0.5, patience_seconds=1.0, total_seconds=60.0)
+IMPATIENT = FetchLimits(connect_seconds=1.0, read_seconds=0.5, stall_seconds=1.0, total_seconds=60.0)
 """For what is to be given up; whatever is to be fetched in the end is waited for as long as ever."""
 
 
@@ -102,7 +102,7 @@ def test_wrong_credentials_are_refused_at_once_and_not_told(
 
 
 def test_another_digest_is_refused(address: str, tmp_path: Path, digest: str):
-    with pytest.raises(ModelError, match=f"have digest {digest}, but sha256:0+ is asked for"):
+    with pytest.raises(ModelError, match=f"have digest {digest}, but sha256:0+ is required"):
         find_weights(address, f"sha256:{'0' * 64}")
     assert kept(tmp_path) == []
 
@@ -118,7 +118,7 @@ def test_a_slow_store_is_waited_for(address: str, proxy: Proxy, weights: Path, d
 def test_a_store_that_only_trickles_is_given_up(address: str, proxy: Proxy, digest: str, tmp_path: Path):
     proxy.bytes_per_second = 20_000
     with pytest.raises(
-        ModelError, match=r"only [0-9]+ of 2000[0-9]+ bytes came in 1 s; is the object store overloaded"
+        ModelError, match=r"only [0-9]+ of 2000[0-9]+ bytes arrived in 1 s; is the object store overloaded"
     ):
         find_weights(address, digest, FetchLimits(total_seconds=1.0))
     assert kept(tmp_path) == []
@@ -137,7 +137,7 @@ def test_a_store_that_goes_away_half_way_is_given_up(address: str, proxy: Proxy,
     proxy.bytes_per_second = 1e6
     gone = threading.Timer(0.7, proxy.close)
     gone.start()
-    with pytest.raises(ModelError, match=r"nothing came for [0-9]+ s; check AWS_ENDPOINT_URL"):
+    with pytest.raises(ModelError, match=r"no data for [0-9]+ s; check AWS_ENDPOINT_URL"):
         find_weights(address, digest, IMPATIENT)
     gone.join()
     assert kept(tmp_path) == []
@@ -155,22 +155,22 @@ def test_pods_that_start_at_once_fetch_it_once(address: str, proxy: Proxy, diges
 
 def test_the_time_another_pod_took_in_vain_is_not_the_stores_silence(address: str, proxy: Proxy, digest: str):
     """A pod fetches and fails; the next one, which waited longer than its patience, meets a connection that breaks."""
-    patience_seconds, fetching = 2.0, threading.Event()
+    stall_seconds, fetching = 2.0, threading.Event()
 
     def fetch_in_vain(_: BinaryIO) -> None:
         fetching.set()
-        time.sleep(patience_seconds + 0.5)
+        time.sleep(stall_seconds + 0.5)
         raise ModelError("in vain")
 
     def other_pod() -> None:
         with pytest.raises(ModelError, match="in vain"):
-            cache.kept(f"{digest.replace(':', '-')}{SUFFIX}", lambda _: True, fetch_in_vain, 60.0)
+            cache.cached_file(f"{digest.replace(':', '-')}{SUFFIX}", lambda _: True, fetch_in_vain, 60.0)
 
     proxy.cut_after_bytes = [0]
     with ThreadPoolExecutor(1) as pods:
         other = pods.submit(other_pod)
         fetching.wait()
-        found = find_weights(address, digest, FetchLimits(patience_seconds=patience_seconds))
+        found = find_weights(address, digest, FetchLimits(stall_seconds=stall_seconds))
         other.result()
 
     assert isinstance(found, Path)

@@ -10,7 +10,7 @@ from trimtab_model_servers.download_limits import FetchLimits
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.weights_source import find_weights
 
-IMPATIENT = FetchLimits(connect_seconds=1.0, read_seconds=0.2, patience_seconds=0.5, total_seconds=60.0)
+IMPATIENT = FetchLimits(connect_seconds=1.0, read_seconds=0.2, stall_seconds=0.5, total_seconds=60.0)
 CONTENT = save({"weight": torch.arange(1000, dtype=torch.float32)})
 DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 
@@ -86,7 +86,7 @@ def test_a_missing_key(store: ObjectStore):
 def test_another_digest_leaves_nothing_behind(store: ObjectStore, tmp_path):
     address = store.put("models", "model.safetensors", CONTENT)
     wrong = f"sha256:{'0' * 64}"
-    with pytest.raises(ModelError, match=f"have digest {DIGEST}, but {wrong} is asked for"):
+    with pytest.raises(ModelError, match=f"have digest {DIGEST}, but {wrong} is required"):
         find_weights(address, wrong)
     assert cached(tmp_path) == []
 
@@ -101,7 +101,7 @@ def test_a_store_that_stalls_is_given_up(store: ObjectStore, tmp_path):
 
 def test_weights_above_the_bound_are_not_fetched(store: ObjectStore):
     address = store.put("models", "model.safetensors", CONTENT)
-    with pytest.raises(ModelError, match=f"{len(CONTENT)} bytes are more than the 1000 allowed"):
+    with pytest.raises(ModelError, match=f"{len(CONTENT)} bytes exceed the 1000 allowed"):
         find_weights(address, None, FetchLimits(max_bytes=1000))
     assert not [request for request in store.requests if request.startswith("GET")]
 

@@ -94,7 +94,9 @@ def test_a_class_may_act_on_the_operating_point():
     points = [{"accuracy": 0.9}, {"name": "small", "accuracy": 0.8, "inputSize": {"resolution": 7}}]
     spec = a_spec(family="acme_models:Resized", operatingPoints=points)
     assert load_model(spec).network.infer({"x": torch.zeros(1, 4)}, spec.operating_points[1])["y"][0, 0] == 7
-    with pytest.raises(ModelError, match="'acme_models:Scale' knows no inputSize, which operating point 'small' asks"):
+    with pytest.raises(
+        ModelError, match="'acme_models:Scale' does not support inputSize, which operating point 'small' sets"
+    ):
         load_model(a_spec(family="acme_models:Scale", operatingPoints=points))
 
 
@@ -109,7 +111,7 @@ def test_a_class_may_act_on_the_operating_point():
         ("no_such_package.models:Scale", {}, "no module 'no_such_package' here; install it beside trimtab"),
         ("acme_broken:Scale", {}, "importing acme_broken: ModuleNotFoundError: No module named 'nothing_of_that_name'"),
         ("acme_models:Skale", {}, "acme_models has no 'Skale'; it has: Fails, Resized, Scale"),
-        ("acme_models:number", {}, "neither a class of torch.nn.Module nor has it `build"),
+        ("acme_models:number", {}, "neither a subclass of torch.nn.Module nor has it `build"),
         ("acme_models:Silent", {}, "acme_models:Silent.inputs is missing; declare it as a class attribute"),
         ("acme_models:Scale", {"parameters": {"facter": 1}}, "facter'; there are: factor"),
         (
@@ -120,14 +122,14 @@ def test_a_class_may_act_on_the_operating_point():
         (
             "acme_models:Scale",
             {"outputs": [{"name": "y", "datatype": "FP32", "shape": [5]}]},
-            r"gives 'y' as FP32 \[4\], but its stage has it as FP32 \[5\]",
+            r"returns 'y' as FP32 \[4\], but its stage has it as FP32 \[5\]",
         ),
         (
             "acme_models:Scale",
             {"outputs": [{"name": "z", "datatype": "FP32", "shape": [4]}]},
-            "gives no 'z'; it gives: y",
+            "returns no 'z'; it returns: y",
         ),
-        ("acme_models:Two", {"storageUri": "random://"}, "Two gave 1 tensors, but declares y, z"),
+        ("acme_models:Two", {"storageUri": "random://"}, "Two returned 1 tensors, not y, z"),
     ],
 )
 def test_what_cannot_be_served_is_told_before_weights_are_looked_for(family, changes, complaint):

@@ -94,7 +94,7 @@ async def test_a_pod_with_an_identity_tells_its_health_in_plain_text_and_nothing
             assert await status(session, health, path) == 404
         with pytest.raises(aiohttp.ClientError):
             await status(session, ports.data_port, "/v2/health/live")
-        shown = MutualTls(identity).connecting()
+        shown = MutualTls(identity).client_context()
         async with session.get(f"https://127.0.0.1:{ports.data_port}/v2/models/small/ready", ssl=shown) as answer:
             assert answer.status == 200
     process.terminate()

@@ -127,7 +127,7 @@ BAD_TENSORS = [
     ([Tensor.of("x", ROWS.astype("f8"))], "input 'x' came as FP64; send FP32 [rows, any]"),
     ([x(np.zeros((1, 2, 2)))], "input 'x' has shape [1, 2, 2]; send FP32 [rows, any]"),
     ([x(np.zeros((0, 4)))], "the batch is empty; send 1 to 8 rows"),
-    ([x(np.zeros((9, 4)))], "9 rows are more than a batch may hold; send 1 to 8"),
+    ([x(np.zeros((9, 4)))], "9 rows exceed the maximum batch; send 1 to 8"),
 ]
 
 
@@ -162,7 +162,7 @@ async def test_unknown_names(ports, session):
     request = dataclasses.replace(a_request("quick", x(ROWS)), requested_outputs=requested("z"))
     answer = await call(session, ports, request)
     assert answer.status == 400
-    assert "has no output 'z'; it gives: y" in answer.error
+    assert "has no output 'z'; it has: y" in answer.error
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await call_mlserver_grpc(ports, a_request("absent", x(ROWS)))
     assert refused.value.code() == grpc.StatusCode.NOT_FOUND

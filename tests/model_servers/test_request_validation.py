@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.request_validation import chosen_outputs, chosen_point, validate_rows
+from trimtab_model_servers.request_validation import select_operating_point, select_outputs, validate_rows
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import RequestedOutput, Tensor
 
@@ -43,7 +43,7 @@ def test_rows_up_to_the_maximum_pass(rows):
         ([image(3, 5)], "input 'image' has shape [3, 5]; send FP32 [rows, 3, any]"),
         ([image()], "input 'image' has shape []; send FP32 [rows, 3, any]"),
         ([image(0, 3, 5)], "the batch is empty; send 1 to 4 rows"),
-        ([image(5, 3, 5)], "5 rows are more than a batch may hold; send 1 to 4"),
+        ([image(5, 3, 5)], "5 rows exceed the maximum batch; send 1 to 4"),
         (
             [image(2, 3, 5), image(3, dtype="i2", name="sound")],
             "all inputs must have the same number of rows, but: image 2, sound 3",
@@ -64,15 +64,15 @@ def test_nan_passes_since_rows_do_not_meet():
 
 
 def test_operating_points():
-    assert chosen_point(SPEC, {}).name == "full"
-    assert chosen_point(SPEC, {"operating_point": "less"}).name == "less"
+    assert select_operating_point(SPEC, {}).name == "full"
+    assert select_operating_point(SPEC, {"operating_point": "less"}).name == "less"
     with pytest.raises(RefusalError, match="no operating point 'more'; it has: full, less") as refusal:
-        chosen_point(SPEC, {"operating_point": "more"})
+        select_operating_point(SPEC, {"operating_point": "more"})
     assert refusal.value.status_code == 400
 
 
 def test_requested_outputs():
-    assert chosen_outputs(SPEC, ()) == ("label",)
-    with pytest.raises(RefusalError, match="no output 'box'; it gives: label") as refusal:
-        chosen_outputs(SPEC, (RequestedOutput("box"),))
+    assert select_outputs(SPEC, ()) == ("label",)
+    with pytest.raises(RefusalError, match="no output 'box'; it has: label") as refusal:
+        select_outputs(SPEC, (RequestedOutput("box"),))
     assert refusal.value.status_code == 400

@@ -4,7 +4,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_model_servers.families.sequences import framed, known, lengths, packed, padded, widened
+from trimtab_model_servers.families.sequences import (
+    frame,
+    pack,
+    pad_tokens,
+    replace_unknown,
+    resize_width,
+    token_counts,
+)
 
 ROWS = st.integers(0, 6).flatmap(
     lambda width: st.lists(st.lists(st.integers(-1, 9), min_size=width, max_size=width), min_size=1, max_size=4)
@@ -21,7 +28,7 @@ def texts(tokens: torch.Tensor) -> list[list[int]]:
 
 @given(ROWS, st.integers(1, 7))
 def test_packing_keeps_each_rows_tokens_in_order(rows, most):
-    tokens = packed(tensor(rows), most)
+    tokens = pack(tensor(rows), most)
 
     assert texts(tokens) == [[token for token in row if token >= 0][:most] for row in rows]
     assert tokens.shape[1] == max(len(text) for text in texts(tokens))
@@ -31,24 +38,24 @@ def test_packing_keeps_each_rows_tokens_in_order(rows, most):
 @given(ROWS)
 def test_framing_joins_a_question_and_its_context_row_by_row(rows):
     tokens = tensor(rows)
-    joined = framed([(100,), tokens, (101, 102), tokens, (103,)])
+    joined = frame([(100,), tokens, (101, 102), tokens, (103,)])
 
     assert texts(joined) == [[100, *text, 101, 102, *text, 103] for text in texts(tokens)]
 
 
 def test_a_model_reads_its_own_padding_and_a_mask():
-    ids, mask = padded(tensor([[5, 6, -1], [7, -1, -1]]), padding=1)
+    ids, mask = pad_tokens(tensor([[5, 6, -1], [7, -1, -1]]), padding=1)
 
     assert ids.tolist() == [[5, 6, 1], [7, 1, 1]]
     assert mask.tolist() == [[1, 1, 0], [1, 0, 0]]
-    assert lengths(tensor([[5, 6, -1], [-1, -1, -1]])).tolist() == [2, 0]
+    assert token_counts(tensor([[5, 6, -1], [-1, -1, -1]])).tolist() == [2, 0]
 
 
 def test_ids_beyond_the_vocabulary_are_unknown_and_padding_stays():
-    assert known(tensor([[3, 10, 99, -1]]), vocabulary=10, unknown=3).tolist() == [[3, 3, 3, -1]]
+    assert replace_unknown(tensor([[3, 10, 99, -1]]), vocabulary=10, unknown=3).tolist() == [[3, 3, 3, -1]]
 
 
 def test_what_is_written_has_one_width():
-    assert widened(tensor([[4, 5]]), 4).tolist() == [[4, 5, -1, -1]]
-    assert widened(tensor([[4, 5, 6]]), 2).tolist() == [[4, 5]]
-    assert widened(torch.empty(2, 0, dtype=torch.int64), 1).tolist() == [[-1], [-1]]
+    assert resize_width(tensor([[4, 5]]), 4).tolist() == [[4, 5, -1, -1]]
+    assert resize_width(tensor([[4, 5, 6]]), 2).tolist() == [[4, 5]]
+    assert resize_width(torch.empty(2, 0, dtype=torch.int64), 1).tolist() == [[-1], [-1]]

@@ -16,9 +16,9 @@ from trimtab_model_servers.families.seq2seq import generation_config
 from trimtab_model_servers.families.speech_recognition import (
     FrameReader,
     Transcriber,
-    collapsed,
+    collapse_repeats,
     pad_audio,
-    standardised,
+    standardize,
 )
 from trimtab_pipelines.operating_point import OperatingPoint
 
@@ -70,7 +70,7 @@ def transcriber() -> Transcriber:
     torch.manual_seed(1)
     whole = ARCHITECTURES["s2t-small"]
     model = construct(replace(whole, settings=dict(whole.settings) | SMALL_SPEECH))
-    return Transcriber(model, most_samples=16_000, plan=generation_config(model, 5, 1, random=True))
+    return Transcriber(model, max_samples=16_000, generation_config=generation_config(model, 5, 1, random=True))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def frame_reader() -> FrameReader:
     torch.manual_seed(2)
     whole = ARCHITECTURES["wav2vec2-base"]
     model = construct(replace(whole, settings=dict(whole.settings) | SMALL_WAVE))
-    return FrameReader(model, most_samples=16_000, max_new_tokens=20, blank=0)
+    return FrameReader(model, max_samples=16_000, max_new_tokens=20, blank=0)
 
 
 def test_bands_are_those_of_the_published_feature_extractor():
@@ -101,17 +101,17 @@ def test_bands_are_those_of_the_published_feature_extractor():
 
 
 def test_sound_beyond_a_clip_or_the_limit_is_not_heard():
-    audio, samples = pad_audio(torch.ones(3, 2000), torch.tensor([1000, 5000, 0]), most=1500)
+    audio, samples = pad_audio(torch.ones(3, 2000), torch.tensor([1000, 5000, 0]), max_samples=1500)
 
     assert samples.tolist() == [1000, 1500, 400]
     assert audio.sum(dim=1).tolist() == [1000, 1500, 400]
-    assert pad_audio(torch.ones(1, 1), torch.tensor([0]), most=1500)[0].shape == (1, 400)
+    assert pad_audio(torch.ones(1, 1), torch.tensor([0]), max_samples=1500)[0].shape == (1, 400)
 
 
 def test_a_clip_is_standardised_by_its_own_samples_alone():
     rows = clips(900, 400, width=1000)
     audio, samples = pad_audio(rows["audio"], rows["audio_length"], 1000)
-    waves = standardised(audio, samples)
+    waves = standardize(audio, samples)
 
     for wave, length in zip(waves, samples, strict=True):
         assert wave[:length].mean().item() == pytest.approx(0, abs=1e-5)
@@ -121,7 +121,7 @@ def test_a_clip_is_standardised_by_its_own_samples_alone():
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12))
 def test_collapsing_joins_neighbours_then_drops_blanks(letters):
-    tokens = collapsed(torch.tensor([letters]), blank=0)[0].tolist()
+    tokens = collapse_repeats(torch.tensor([letters]), blank=0)[0].tolist()
 
     assert tokens == [letter for letter, _ in groupby(letters) if letter]
 

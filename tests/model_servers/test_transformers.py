@@ -119,7 +119,7 @@ def test_an_answer_lies_within_its_context(answerer):
 def test_the_best_span_is_the_best_of_all():
     torch.manual_seed(4)
     starts, ends, first = torch.randn(20, 9), torch.randn(20, 9), torch.randint(0, 3, (20,))
-    found = best_spans(starts, ends, first, most=4)
+    found = best_spans(starts, ends, first, max_tokens=4)
     for row in range(20):
         score, start, end = max(
             (float(starts[row, i] + ends[row, j]), i, j) for i in range(9) for j in range(i, min(i + 4, 9))

@@ -17,8 +17,8 @@ from tests.builders import a_variant
 from tests.router.chats import INPUTS, ChatReplica, Written, a_chat, a_chat_pipeline, a_writer
 from tests.router.fakes import FakeReplica, a_rig
 from trimtab_protocol import rest
-from trimtab_protocol.chat.embedding_refs import AWAITED, EncodedImage, Identity, ShareRequest
-from trimtab_protocol.chat.internal_wire import content_of, kept_together
+from trimtab_protocol.chat.embedding_refs import PENDING, EncodedImage, ImageIdentity, ShareRequest
+from trimtab_protocol.chat.internal_wire import content_id, expand_embedding_ids
 
 CHAT = "/v1/chat/completions"
 
@@ -35,7 +35,7 @@ def told(images: np.ndarray) -> np.ndarray:
 
 def shown_by(file: bytes) -> str:
     """What an image shows, as the encoder tells it."""
-    return content_of("fake:1", sha256(file).hexdigest(), ROWS)
+    return content_id("fake:1", sha256(file).hexdigest(), ROWS)
 
 
 def a_picture(number: int) -> bytes:
@@ -97,7 +97,7 @@ class Encoder(FakeReplica):
         self.shown += [(len(row[0]), *map(int, of)) for row, of in zip(inputs["images"], beside, strict=True)]
         if len(self.shown) == 2:
             self.on_second()
-        keep, rows = self.seen[-1].parameters["keep"], len(inputs["images"])
+        keep, rows = self.seen[-1].parameters["store_as"], len(inputs["images"])
         self.kept |= {f"{keep}-{row}" for row in range(rows)}
         return {"references": told(inputs["images"])}
 
@@ -107,15 +107,15 @@ class Encoder(FakeReplica):
             return web.json_response({"rows": [ROWS] * len(asked.inputs[0].array)})
         if "/embeddings/" not in request.path:
             return await super()._answer(request)
-        names = set(kept_together(request.path.rpartition("/")[2]))
+        names = set(expand_embedding_ids(request.path.rpartition("/")[2]))
         if request.method == "POST" and not self.shares:
             return web.json_response({"error": "too many names"}, status=429)
         if request.method == "POST":
             return await self._keep_also(names, ShareRequest.model_validate_json(await request.read()).of)
         self.kept -= names
-        return web.json_response({"kept": len(self.kept)})
+        return web.json_response({"stored": len(self.kept)})
 
-    async def _keep_also(self, names: set[str], of: str | Identity) -> web.Response:
+    async def _keep_also(self, names: set[str], of: str | ImageIdentity) -> web.Response:
         if not isinstance(of, str) and not (self.caches and of.file in [sha256(f).hexdigest() for f in self.files]):
             return web.json_response({"error": "not cached"}, status=404)
         if self.answers is not None and not isinstance(of, str):
@@ -123,9 +123,9 @@ class Encoder(FakeReplica):
             await self.answers.wait()
         self.kept |= names
         if isinstance(of, str):
-            return web.json_response({"kept": len(names)})
+            return web.json_response({"stored": len(names)})
         self.asked.append((of.tenant, of.alone))
-        return web.json_response(EncodedImage(rows=ROWS, digest=content_of("fake:1", of.file, ROWS)).model_dump())
+        return web.json_response(EncodedImage(rows=ROWS, digest=content_id("fake:1", of.file, ROWS)).model_dump())
 
 
 @dataclass
@@ -137,7 +137,7 @@ class Beginner(ChatReplica):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.facts = lambda: {"reads_ahead": True}
+        self.facts = lambda: {"partial_prefill": True}
         self._all = asyncio.Condition()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -148,11 +148,11 @@ class Beginner(ChatReplica):
         async with self._all:
             self.told_of += json.loads(await request.read())
             self._all.notify_all()
-        return web.json_response({"told": len(self.told_of)})
+        return web.json_response({"resolved": len(self.told_of)})
 
     async def _write(self, request: web.BaseRequest, chat: Written) -> web.StreamResponse:
         given = json.loads(chat.inputs["references"][0]) if "references" in chat.inputs else []
-        awaited = {one["digest"] for one in given if one["url"] == AWAITED}
+        awaited = {one["digest"] for one in given if one["url"] == PENDING}
         async with self._all:
             await self._all.wait_for(lambda: awaited <= {one["digest"] for one in self.told_of})
         return await super()._write(request, chat)

@@ -1,6 +1,7 @@
-"""Models that write answers to chats, with images or without, as a replica serves them (decision 41).
+"""Chat models with or without images, as a replica serves them.
 
-``words`` reads what is asked; ``kit`` says what a model brings; ``images`` opens files; ``encoding`` has images encoded
-once each, and keeps them; ``kept`` holds what is to be pulled, ``pulling`` pulls it; ``hosted`` serves a model that
-writes, ``encoder`` one that encodes only; ``told`` puts answers into tensors and events.
+``chat_model`` serves a generation model, ``encoder_model`` an image encoder alone. ``request_parser`` parses tensors,
+``sessions`` runs chats in the engine, ``responses`` builds tensors and server-sent events.
+``encoder_scheduler`` encodes and caches images; ``embedding_store`` stores embeddings for other replicas, which fetch
+them by ``embedding_client``; ``pending_images`` tracks images that are encoded elsewhere.
 """

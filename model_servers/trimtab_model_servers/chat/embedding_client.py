@@ -1,4 +1,4 @@
-"""Embeddings pulled from who encoded them, into memory that torch computes on, and checked."""
+"""`EmbeddingClient`: fetches embeddings from other replicas into memory that torch computes on, and verifies them."""
 
 import asyncio
 import itertools
@@ -16,13 +16,13 @@ from trimtab_model_servers.errors import RefusalError
 from trimtab_protocol.http_client import Tls
 
 ROWS, WIDTH, CHECKSUM = "Trimtab-Rows", "Trimtab-Width", "Trimtab-Checksum"
-PULL_SECONDS: Final = 60.0
+FETCH_SECONDS: Final = 60.0
 _CONNECT_SECONDS: Final = 2.0
 _READ_BYTES: Final = 2**20
 
 
 class ImageRefusal(RefusalError):
-    """An image could not be had; whoever routes may have it encoded elsewhere."""
+    """An image's embeddings are unavailable; the router may have the image encoded elsewhere."""
 
     def __init__(self, image: int, message: str) -> None:
         super().__init__(502, f"image {image}: {message}")
@@ -31,43 +31,42 @@ class ImageRefusal(RefusalError):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """An image by its number in its chat, and how many rows it should have."""
+    """An image by its number in its chat, and the expected rows of its embeddings."""
 
     number: int
     rows: int
 
 
 class EmbeddingClient:
-    """Pulls over connections that are kept, secured with ``tls``; used on one event loop."""
+    """HTTP client with persistent connections, secured with ``tls``; for one event loop."""
 
-    def __init__(self, tls: Tls = lambda: None, timeout_seconds: float = PULL_SECONDS) -> None:
+    def __init__(self, tls: Tls = lambda: None, timeout_seconds: float = FETCH_SECONDS) -> None:
         self._tls = tls
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds, connect=_CONNECT_SECONDS)
         self._session: aiohttp.ClientSession | None = None
-        self.pulled_bytes = 0
-        self.seconds = 0.0
+        self.fetched_bytes = 0
+        self.fetch_seconds = 0.0
 
-    async def pull(self, url: str, wanted: Sequence[EmbeddingRequest]) -> list[Tensor]:
-        """Fetch the embeddings of images that one batch left at one replica, [rows, width] FP32 each.
+    async def fetch(self, url: str, images: Sequence[EmbeddingRequest]) -> list[Tensor]:
+        """Fetch the embeddings of images that one replica stores, [rows, width] FP32 each.
 
         Raises:
-            ImageRefusal: they cannot be had, are not what was told, or came damaged.
+            ImageRefusal: they are unavailable, damaged, or not the expected ones.
         """
         began = asyncio.get_running_loop().time()
-        first = wanted[0].number
+        first = images[0].number
         try:
             async with self._get(url) as response:
                 if response.status != 200:
                     raise ImageRefusal(first, f"{url} answered {response.status}: {await _reason(response)}")
-                images = await _received(response, url, wanted)
+                embeddings = await _read_embeddings(response, url, images)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ImageRefusal(first, f"{url}: {type(error).__name__}: {error}") from error
-        self.pulled_bytes += sum(image.nbytes for image in images)
-        self.seconds += asyncio.get_running_loop().time() - began
-        return images
+        self.fetched_bytes += sum(rows.nbytes for rows in embeddings)
+        self.fetch_seconds += asyncio.get_running_loop().time() - began
+        return embeddings
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
@@ -83,33 +82,36 @@ class EmbeddingClient:
         return self._session
 
 
-async def _received(response: aiohttp.ClientResponse, url: str, wanted: Sequence[EmbeddingRequest]) -> list[Tensor]:
-    width = _width(response.headers, url, wanted)
-    buffer = np.empty((sum(one.rows for one in wanted), width), dtype=np.float32)
-    into, at = buffer.reshape(-1).view(np.uint8).data, 0
-    async for piece in response.content.iter_any():
-        if at + len(piece) > len(into):
-            raise ImageRefusal(wanted[-1].number, "more bytes came than its rows have")
-        into[at : at + len(piece)] = piece
-        at += len(piece)
-    if at != len(into):
-        raise ImageRefusal(wanted[-1].number, f"{at} of {len(into)} bytes came")
-    images = np.split(buffer, np.cumsum([one.rows for one in wanted])[:-1])
+async def _read_embeddings(
+    response: aiohttp.ClientResponse, url: str, images: Sequence[EmbeddingRequest]
+) -> list[Tensor]:
+    width = _require_shape(response.headers, url, images)
+    buffer = np.empty((sum(image.rows for image in images), width), dtype=np.float32)
+    target, position = buffer.reshape(-1).view(np.uint8).data, 0
+    async for chunk in response.content.iter_any():
+        if position + len(chunk) > len(target):
+            raise ImageRefusal(images[-1].number, "the response has more bytes than its rows")
+        target[position : position + len(chunk)] = chunk
+        position += len(chunk)
+    if position != len(target):
+        raise ImageRefusal(images[-1].number, f"the response ended after {position} of {len(target)} bytes")
+    embeddings = np.split(buffer, np.cumsum([image.rows for image in images])[:-1])
     checksums = response.headers.get(CHECKSUM, "").split(",")
-    for one, image, checksum in itertools.zip_longest(wanted, images, checksums[: len(wanted)]):
-        if f"{zlib.crc32(image.data):08x}" != checksum:
-            raise ImageRefusal(one.number, "its checksum differs; it came damaged")
-    return [torch.from_numpy(image) for image in images]
+    for image, rows, checksum in itertools.zip_longest(images, embeddings, checksums[: len(images)]):
+        if f"{zlib.crc32(rows.data):08x}" != checksum:
+            raise ImageRefusal(image.number, "its checksum differs: it was damaged in transfer")
+    return [torch.from_numpy(rows) for rows in embeddings]
 
 
-def _width(headers: Mapping[str, str], url: str, wanted: Sequence[EmbeddingRequest]) -> int:
+def _require_shape(headers: Mapping[str, str], url: str, images: Sequence[EmbeddingRequest]) -> int:
+    """Return the width; raises ImageRefusal unless the response has the expected rows."""
     try:
-        rows, width = [int(told) for told in headers[ROWS].split(",")], int(headers[WIDTH])
+        rows, width = [int(count) for count in headers[ROWS].split(",")], int(headers[WIDTH])
     except (KeyError, ValueError) as error:
-        raise ImageRefusal(wanted[0].number, f"{url} does not say how many rows it gives") from error
-    if rows != [one.rows for one in wanted] or not 0 < width <= 2**16:
-        told = f"{rows} rows of {width} came; {[one.rows for one in wanted]} rows were told"
-        raise ImageRefusal(wanted[0].number, told)
+        raise ImageRefusal(images[0].number, f"{url}: the response does not state its rows and width") from error
+    expected = [image.rows for image in images]
+    if rows != expected or not 0 < width <= 2**16:
+        raise ImageRefusal(images[0].number, f"the response has {rows} rows of width {width}; expected {expected} rows")
     return width
 
 

@@ -1,4 +1,7 @@
-"""Embeddings that wait under a name for who pulls them: given once, or freed when asked, cancelled or too old."""
+"""`EmbeddingStore`: embeddings stored by name until another replica fetches them.
+
+A name is fetched once; it is freed when fetched, dropped or expired.
+"""
 
 import asyncio
 from collections import Counter
@@ -8,102 +11,104 @@ from functools import partial
 
 from torch import Tensor
 
-from trimtab_model_servers.chat.keyed_futures import KEEP_SECONDS, KeyedFutures
+from trimtab_model_servers.chat.keyed_futures import TTL_SECONDS, KeyedFutures
 from trimtab_model_servers.errors import RefusalError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredEmbedding:
-    """An image's embeddings, what it shows, and into how many columns of tiles it is cut; 0 where none is told."""
+    """An image's embeddings."""
 
     rows: Tensor
     digest: str
+    """Identity of image and encoder."""
     columns: int = 0
+    """Columns of the image's tile grid; 0 if the model does not mark tiles."""
 
 
 class EmbeddingStore:
-    """What is kept by name; a name may be asked for before it is there. Used on one event loop.
+    """Embeddings by name, which may be requested before they are stored; for one event loop.
 
     Args:
-        most_bytes: more is not kept at once; what lies under several names counts once.
-        seconds: how long a name is kept, or waited for.
+        max_bytes: bound of what is stored; embeddings stored under several names count once.
+        ttl_seconds: how long a name is stored, or awaited.
     """
 
-    def __init__(self, most_bytes: int, seconds: float = KEEP_SECONDS) -> None:
-        self._most_bytes = most_bytes
-        self._names: KeyedFutures[StoredEmbedding] = KeyedFutures(seconds, self._freed)
-        self._names_of: Counter[StoredEmbedding] = Counter()
+    def __init__(self, max_bytes: int, ttl_seconds: float = TTL_SECONDS) -> None:
+        self._max_bytes = max_bytes
+        self._names: KeyedFutures[StoredEmbedding] = KeyedFutures(ttl_seconds, self._on_drop)
+        self._name_counts: Counter[StoredEmbedding] = Counter()
         self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._names)
 
     def expect(self, name: str) -> None:
-        """Promise that a name will be there, or refused."""
-        self._names.of(name)
+        """Announce a name that will be stored or fail."""
+        self._names.get_or_create(name)
 
-    def put(self, name: str, held: StoredEmbedding) -> None:
-        """Keep embeddings under a name that is expected; nobody waits for one that was dropped meanwhile.
+    def put(self, name: str, embedding: StoredEmbedding) -> None:
+        """Store embeddings under an announced name; ignored if the name was dropped meanwhile.
 
         Raises:
-            RefusalError: 429, too much is kept.
+            RefusalError: 429, the store is full.
         """
-        found = self._names.known(name)
-        if found is None or found.done():
+        future = self._names.get(name)
+        if future is None or future.done():
             return
-        if held not in self._names_of and self.bytes + held.rows.nbytes > self._most_bytes:
-            refusal = RefusalError(429, f"{self.bytes:,} bytes of embeddings wait to be pulled already; pull them")
-            self.refuse(name, refusal)
+        if embedding not in self._name_counts and self.bytes + embedding.rows.nbytes > self._max_bytes:
+            refusal = RefusalError(429, f"{self.bytes:,} bytes of embeddings are stored already; fetch them first")
+            self.fail(name, refusal)
             raise refusal
-        self._hold(found, held)
+        self._store(future, embedding)
 
-    def share(self, name: str, others: Sequence[str]) -> None:
-        """Keep under other names, too, what is kept under one, or will be; each is given once.
+    def add_names(self, name: str, others: Sequence[str]) -> None:
+        """Store the embeddings of a name, now or once they are there, under other names too.
 
         Raises:
-            RefusalError: 429, too many names are known.
+            RefusalError: 429, too many names.
         """
-        first = self._names.of(name)
+        source = self._names.get_or_create(name)
         for other in others:
-            first.add_done_callback(partial(self._passed_on, other, self._names.of(other)))
+            source.add_done_callback(partial(self._copy, other, self._names.get_or_create(other)))
 
-    def refuse(self, name: str, refusal: RefusalError) -> None:
-        """Tell who waits for a name that it will not come."""
-        found = self._names.of(name)
-        if not found.done():
-            found.set_exception(refusal)
-            found.exception()  # seen, even if nobody asks
+    def fail(self, name: str, refusal: RefusalError) -> None:
+        """Fail the requests for a name."""
+        future = self._names.get_or_create(name)
+        if not future.done():
+            future.set_exception(refusal)
+            future.exception()  # retrieved, in case nothing awaits it
 
-    async def give(self, names: Sequence[str]) -> list[StoredEmbedding]:
-        """Wait for names, give what is under them, and keep it no longer.
+    async def take(self, names: Sequence[str]) -> list[StoredEmbedding]:
+        """Wait for names, remove them, and return their embeddings.
 
         Raises:
-            RefusalError: one was refused, or was not there in time; the others are kept on.
+            RefusalError: a name failed, or was not stored in time; the others stay stored.
         """
-        held = [await self._names.wait(name) for name in names]
+        embeddings = [await self._names.wait(name) for name in names]
         for name in names:
             self.drop(name)
-        return held
+        return embeddings
 
     def drop(self, name: str) -> bool:
-        """Keep a name no longer; False where there is none."""
+        """Remove a name; False if it does not exist."""
         return self._names.drop(name)
 
-    def _passed_on(
-        self, other: str, also: "asyncio.Future[StoredEmbedding]", first: "asyncio.Future[StoredEmbedding]"
+    def _copy(
+        self, other: str, target: "asyncio.Future[StoredEmbedding]", source: "asyncio.Future[StoredEmbedding]"
     ) -> None:
-        if first.exception() is not None:
+        if source.exception() is not None:
             self.drop(other)
-        elif not also.done():
-            self._hold(also, first.result())
+        elif not target.done():
+            self._store(target, source.result())
 
-    def _hold(self, under: "asyncio.Future[StoredEmbedding]", held: StoredEmbedding) -> None:
-        self.bytes += 0 if held in self._names_of else held.rows.nbytes
-        self._names_of[held] += 1
-        under.set_result(held)
+    def _store(self, future: "asyncio.Future[StoredEmbedding]", embedding: StoredEmbedding) -> None:
+        self.bytes += 0 if embedding in self._name_counts else embedding.rows.nbytes
+        self._name_counts[embedding] += 1
+        future.set_result(embedding)
 
-    def _freed(self, held: StoredEmbedding) -> None:
-        self._names_of[held] -= 1
-        if not self._names_of[held]:
-            del self._names_of[held]
-            self.bytes -= held.rows.nbytes
+    def _on_drop(self, embedding: StoredEmbedding) -> None:
+        self._name_counts[embedding] -= 1
+        if not self._name_counts[embedding]:
+            del self._name_counts[embedding]
+            self.bytes -= embedding.rows.nbytes

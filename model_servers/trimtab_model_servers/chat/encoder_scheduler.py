@@ -1,7 +1,7 @@
-"""Images encoded once each: opened by threads of their own, encoded in batches, kept by content as long as room lasts.
+"""`EncoderScheduler`: encodes images in batches, each image once, and caches the embeddings by content.
 
-Who asks for an image that is being encoded for another of the same tenant waits for that one. When nobody waits any
-more, what has not begun is not done.
+A request for an image that is being encoded for the same tenant joins that encoding. An image that no request waits for
+any longer is not encoded.
 """
 
 import asyncio
@@ -19,20 +19,20 @@ from trimtab_model_servers.chat.image_decoder import Header
 from trimtab_model_servers.chat.interfaces import VisionEncoder
 
 Key = tuple[str, str, bool]
-"""A tenant, what an image shows, and whether it is alone in its chat: some models cut only such an image into tiles."""
+"""Tenant, digest of the image, and whether it is alone in its chat: some models split only such an image into tiles."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What an encoder takes at once, and what it keeps."""
+class EncoderLimits:
+    """Batch size and cache size of an encoder."""
 
     batch_images: int = 8
     cache_bytes: int = 64 * 2**20
 
 
 @dataclass(slots=True)
-class Counts:
-    """What happened since the start, and how many tokens of images are still to be encoded."""
+class EncoderCounters:
+    """Totals since the start, and the image tokens still to be encoded."""
 
     encoded_images: int = 0
     hits: int = 0
@@ -42,178 +42,171 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Encoded:
-    """An image's embeddings, [rows, width], and into how many columns of tiles it was cut; 0 where none is told."""
+class ImageEmbedding:
+    """An image's embeddings [rows, width]."""
 
     rows: Tensor
     columns: int = 0
+    """Columns of the image's tile grid; 0 if the model does not mark tiles."""
 
 
 class EmbeddingCache:
-    """Embeddings by tenant and content, the ones least lately used given up first; never above its bytes."""
+    """LRU cache of embeddings, bounded in bytes."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._held: OrderedDict[Key, Encoded] = OrderedDict()
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[Key, ImageEmbedding] = OrderedDict()
         self.bytes = 0
         self.evictions = 0
 
-    def get(self, key: Key) -> Encoded | None:
-        """What is held under a key."""
-        found = self._held.get(key)
-        if found is not None:
-            self._held.move_to_end(key)
-        return found
+    def get(self, key: Key) -> ImageEmbedding | None:
+        embedding = self._entries.get(key)
+        if embedding is not None:
+            self._entries.move_to_end(key)
+        return embedding
 
-    def put(self, key: Key, encoded: Encoded) -> None:
-        """Hold what fits at all, and give up others for it."""
-        nbytes = encoded.rows.nbytes
-        if nbytes > self._most_bytes or key in self._held:
+    def put(self, key: Key, embedding: ImageEmbedding) -> None:
+        """Cache embeddings, evicting others; ignored if they are larger than the cache."""
+        nbytes = embedding.rows.nbytes
+        if nbytes > self._max_bytes or key in self._entries:
             return
-        while self.bytes + nbytes > self._most_bytes:
-            _, given_up = self._held.popitem(last=False)
-            self.bytes -= given_up.rows.nbytes
+        while self.bytes + nbytes > self._max_bytes:
+            _, evicted = self._entries.popitem(last=False)
+            self.bytes -= evicted.rows.nbytes
             self.evictions += 1
-        self._held[key] = encoded
+        self._entries[key] = embedding
         self.bytes += nbytes
 
 
 @dataclass(slots=True, eq=False)
-class _InFlight:
-    """An image on its way, and how many wait for it."""
+class _Encoding:
+    """An image that is being encoded, and the number of requests that wait for it."""
 
-    task: "asyncio.Task[Encoded]"
+    task: "asyncio.Task[ImageEmbedding]"
     waiting: int = 0
 
 
 class EncoderScheduler:
-    """An encoder's queue; called on one event loop."""
+    """Queue, batches and cache of one encoder; for one event loop."""
 
-    def __init__(self, seeing: VisionEncoder, worker: BatchWorker, openers: Executor, limits: Limits) -> None:
-        self.seeing = seeing
-        self.counts = Counts()
+    def __init__(
+        self, encoder: VisionEncoder, worker: BatchWorker, preprocessors: Executor, limits: EncoderLimits
+    ) -> None:
+        self.encoder = encoder
+        self.counters = EncoderCounters()
         self._worker = worker
-        self._openers = openers
+        self._preprocessors = preprocessors
         self._limits = limits
         self._cache = EmbeddingCache(limits.cache_bytes)
-        self._flights: dict[Key, _InFlight] = {}
-        self._opened: deque[tuple[Any, asyncio.Future[Tensor]]] = deque()
-        self._pump: asyncio.Task[None] | None = None
-
-    @property
-    def evictions(self) -> int:
-        """Embeddings given up for others."""
-        return self._cache.evictions
+        self._encodings: dict[Key, _Encoding] = {}
+        self._queue: deque[tuple[Any, asyncio.Future[Tensor]]] = deque()
+        self._batch_loop: asyncio.Task[None] | None = None
 
     @property
     def in_flight(self) -> int:
-        """Images on their way."""
-        return len(self._flights)
+        """Images that are being encoded."""
+        return len(self._encodings)
 
-    def at_hand(self, header: Header, tenant: str, images: int = 1) -> Tensor | None:
-        """An image's embeddings, where they are kept."""
-        held = self.cached(header.digest, tenant, alone=images == 1)
-        return None if held is None else held.rows
+    @property
+    def queued(self) -> int:
+        """Preprocessed images that wait for a batch."""
+        return len(self._queue)
 
-    def cached(self, file_digest: str, tenant: str, *, alone: bool) -> Encoded | None:
-        """What was made of an image, by its file's digest, where it is kept."""
-        held = self._cache.get((tenant, file_digest, alone))
-        self.counts.hits += held is not None
-        return held
+    def cached(self, file_digest: str, tenant: str, *, alone: bool) -> ImageEmbedding | None:
+        """The cached embeddings of an image by the digest of its file."""
+        embedding = self._cache.get((tenant, file_digest, alone))
+        self.counters.hits += embedding is not None
+        return embedding
 
-    async def encode(self, file: bytes, header: Header, tenant: str, images: int = 1) -> Encoded:
-        """Return what is made of an image of a chat of ``images``, its embeddings in FP32.
+    def totals(self) -> dict[str, float]:
+        """Totals since the start."""
+        counters = self.counters
+        return {
+            "encoded_images": counters.encoded_images,
+            "encode_seconds": counters.encode_seconds,
+            "cache_hits": counters.hits,
+            "cache_misses": counters.misses,
+            "cache_evictions": self._cache.evictions,
+        }
+
+    async def encode(self, file: bytes, header: Header, tenant: str, images: int = 1) -> ImageEmbedding:
+        """Encode an image of a chat of ``images`` images in FP32, unless it is cached.
 
         Raises:
             RefusalError: the file cannot be decoded, or the encoder failed.
         """
-        key = _key(header, tenant, images)
-        held = self.cached(header.digest, tenant, alone=images == 1)
-        if held is not None:
-            return held
-        flight = self._flights.get(key)
-        if flight is None:
-            self.counts.misses += 1
-            flight = self._flights[key] = _InFlight(asyncio.create_task(self._fly(key, file, header, images)))
+        key = tenant, header.digest, images == 1
+        embedding = self.cached(header.digest, tenant, alone=images == 1)
+        if embedding is not None:
+            return embedding
+        encoding = self._encodings.get(key)
+        if encoding is None:
+            self.counters.misses += 1
+            encoding = _Encoding(asyncio.create_task(self._encode_image(key, file, header, images)))
+            self._encodings[key] = encoding
         else:
-            self.counts.hits += 1
-        flight.waiting += 1
+            self.counters.hits += 1
+        encoding.waiting += 1
         try:
-            return await asyncio.shield(flight.task)
+            return await asyncio.shield(encoding.task)
         finally:
-            flight.waiting -= 1
-            if not flight.waiting and not flight.task.done():
-                self._flights.pop(key, None)
-                flight.task.cancel()
+            encoding.waiting -= 1
+            if not encoding.waiting and not encoding.task.done():
+                self._encodings.pop(key, None)
+                encoding.task.cancel()
 
-    async def _fly(self, key: Key, file: bytes, header: Header, images: int) -> Encoded:
-        count = self.seeing.rule.count(header.width_px, header.height_px, images=images)
+    async def _encode_image(self, key: Key, file: bytes, header: Header, images: int) -> ImageEmbedding:
+        count = self.encoder.token_rule.count(header.width_px, header.height_px, images=images)
         tokens = count.encoded
-        self.counts.pending_tokens += tokens
+        self.counters.pending_tokens += tokens
         try:
             loop = asyncio.get_running_loop()
-            pixels = await loop.run_in_executor(self._openers, self.seeing.pixels, file, images)
-            done: asyncio.Future[Tensor] = loop.create_future()
-            self._opened.append((pixels, done))
-            if self._pump is None:
-                self._pump = asyncio.create_task(self._encode_all())
-            encoded = Encoded(await done, self.seeing.rows(count).columns)
-            self._cache.put(key, encoded)
-            return encoded
+            pixels = await loop.run_in_executor(self._preprocessors, self.encoder.preprocess, file, images)
+            rows: asyncio.Future[Tensor] = loop.create_future()
+            self._queue.append((pixels, rows))
+            if self._batch_loop is None:
+                self._batch_loop = asyncio.create_task(self._encode_queue())
+            embedding = ImageEmbedding(await rows, self.encoder.embedding_shape(count).columns)
+            self._cache.put(key, embedding)
+            return embedding
         finally:
-            self.counts.pending_tokens -= tokens
-            own = self._flights.get(key)
-            if own is not None and own.task is asyncio.current_task():
-                del self._flights[key]
+            self.counters.pending_tokens -= tokens
+            encoding = self._encodings.get(key)
+            if encoding is not None and encoding.task is asyncio.current_task():
+                del self._encodings[key]
 
-    async def _encode_all(self) -> None:
-        """Encode what is open, batch by batch, until nothing is."""
+    async def _encode_queue(self) -> None:
+        """Encode the queue batch by batch until it is empty."""
         try:
-            while self._opened:
-                batch = [self._opened.popleft() for _ in range(min(len(self._opened), self._limits.batch_images))]
-                wanted = [(pixels, done) for pixels, done in batch if not done.cancelled()]
-                if wanted:
-                    await self._encode([pixels for pixels, _ in wanted], [done for _, done in wanted])
+            while self._queue:
+                batch = [self._queue.popleft() for _ in range(min(len(self._queue), self._limits.batch_images))]
+                awaited = [(pixels, rows) for pixels, rows in batch if not rows.cancelled()]
+                if awaited:
+                    await self._encode_batch([pixels for pixels, _ in awaited], [rows for _, rows in awaited])
         finally:
-            self._pump = None
+            self._batch_loop = None
 
-    async def _encode(self, pixels: list[Any], waiting: Sequence["asyncio.Future[Tensor]"]) -> None:
-        """Encode one batch; one that fails is tried image by image, so that a mistake is its image's own."""
-        loop, seeing = asyncio.get_running_loop(), self.seeing
+    async def _encode_batch(self, pixels: list[Any], futures: Sequence["asyncio.Future[Tensor]"]) -> None:
+        """Encode one batch; a failed batch is retried image by image, so that only the faulty image fails."""
+        loop, encoder = asyncio.get_running_loop(), self.encoder
         began = loop.time()
         try:
-            made = await self._worker.run(lambda: _computed(seeing, pixels))
-        except Exception as error:  # noqa: BLE001  (whoever waits must learn of any failure)
-            if len(waiting) == 1:
-                if not waiting[0].done():
-                    waiting[0].set_exception(error)
+            embeddings = await self._worker.run(lambda: _compute(encoder, pixels))
+        except Exception as error:  # noqa: BLE001  (passed to the waiting requests)
+            if len(futures) == 1:
+                if not futures[0].done():
+                    futures[0].set_exception(error)
                 return
-            for one, done in zip(pixels, waiting, strict=True):
-                await self._encode([one], [done])
+            for image, future in zip(pixels, futures, strict=True):
+                await self._encode_batch([image], [future])
             return
-        self.counts.encode_seconds += loop.time() - began
-        self.counts.encoded_images += len(made)
-        for rows, done in zip(made, waiting, strict=True):
-            if not done.done():
-                done.set_result(rows)
+        self.counters.encode_seconds += loop.time() - began
+        self.counters.encoded_images += len(embeddings)
+        for rows, future in zip(embeddings, futures, strict=True):
+            if not future.done():
+                future.set_result(rows)
 
 
-def _key(header: Header, tenant: str, images: int) -> Key:
-    return tenant, header.digest, images == 1
-
-
-def done_by(encoding: EncoderScheduler) -> dict[str, float]:
-    """What an encoder has done since it started."""
-    counts = encoding.counts
-    return {
-        "encoded_images": counts.encoded_images,
-        "encode_seconds": counts.encode_seconds,
-        "cache_hits": counts.hits,
-        "cache_misses": counts.misses,
-        "cache_evictions": encoding.evictions,
-    }
-
-
-def _computed(seeing: VisionEncoder, pixels: Sequence[Any]) -> list[Tensor]:
+def _compute(encoder: VisionEncoder, pixels: Sequence[Any]) -> list[Tensor]:
     with torch.inference_mode():
-        return [rows.float().contiguous() for rows in seeing.encode(pixels)]
+        return [rows.float().contiguous() for rows in encoder.encode(pixels)]

@@ -1,4 +1,4 @@
-"""Image files: looked at by their headers first, opened only when small enough."""
+"""Image files: the size is checked by the header; only then is an image decoded."""
 
 import hashlib
 import io
@@ -11,72 +11,71 @@ from PIL import UnidentifiedImageError
 from trimtab_model_servers.errors import RefusalError
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
-MOST_PIXELS: Final = 40_000_000
-_BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError)
-"""What Pillow's plugins raise on files that are not what they say."""
+MAX_PIXELS: Final = 40_000_000
+_DECODER_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError)
+"""Errors that Pillow's plugins raise on damaged files."""
 
-Pillow.MAX_IMAGE_PIXELS = None  # ours is tighter, and what is above it is never decoded
+Pillow.MAX_IMAGE_PIXELS = None  # MAX_PIXELS is tighter, and larger images are never decoded
 
 
 class BadImage(RefusalError):
-    """A file is no image that is taken; who knows which one of its chat it is says so."""
+    """A file is not an acceptable image."""
 
-    def __init__(self, status_code: int, why: str) -> None:
-        super().__init__(status_code, f"an image {why}")
-        self._why = why
+    def __init__(self, status_code: int, problem: str) -> None:
+        super().__init__(status_code, f"an image {problem}")
+        self._problem = problem
 
-    def of_chat(self, number: int) -> RefusalError:
-        """The same, of an image by its number in its chat."""
-        return RefusalError(self.status_code, f"image {number} {self._why}")
+    def with_number(self, number: int) -> RefusalError:
+        """The same error, naming the image by its number in its chat."""
+        return RefusalError(self.status_code, f"image {number} {self._problem}")
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of itself, and what it is."""
+    """Size of an image, and the SHA-256 of its file in hex."""
 
     width_px: int
     height_px: int
     digest: str
 
 
-def header(file: bytes) -> Header:
-    """Read an image's size without decoding it.
+def read_image_header(number: int, file: bytes) -> Header:
+    """Read the header of a chat's image by its number, without decoding it.
 
     Raises:
-        BadImage: 422 where it is no image of a known format, 413 where it has too many pixels.
+        RefusalError: 422, not an image of a known format; 413, too many pixels.
     """
-    with _opened(file) as image:
+    try:
+        return _read_header(file)
+    except BadImage as bad:
+        raise bad.with_number(number) from bad
+
+
+def _read_header(file: bytes) -> Header:
+    with _open(file) as image:
         width, height = image.size
-    if width * height > MOST_PIXELS:
-        raise BadImage(413, f"has {width} × {height} pixels; send at most {MOST_PIXELS:,}".replace(",", " "))
+    if width * height > MAX_PIXELS:
+        raise BadImage(413, f"has {width} × {height} pixels; send at most {MAX_PIXELS:,}".replace(",", " "))
     return Header(width, height, hashlib.sha256(file).hexdigest())
 
 
-def header_of(number: int, file: bytes) -> Header:
-    """As ``header``, of an image by its number in its chat."""
-    try:
-        return header(file)
-    except BadImage as bad:
-        raise bad.of_chat(number) from bad
-
-
 def decode_image(file: bytes, mode: str) -> Pillow.Image:
-    """Decode an image, its first frame, in a mode such as ``L`` or ``RGB``.
+    """Decode the first frame of an image in a mode such as ``L`` or ``RGB``.
 
     Raises:
-        BadImage: 422 where it cannot be decoded.
+        BadImage: 422, it cannot be decoded.
     """
-    with _opened(file) as image:
+    with _open(file) as image:
         try:
             return image.convert(mode)
-        except _BROKEN as error:
+        except _DECODER_ERRORS as error:
             raise BadImage(422, f"cannot be decoded: {error}") from error
 
 
-def _opened(file: bytes) -> Pillow.Image:
+def _open(file: bytes) -> Pillow.Image:
     try:
         return Pillow.open(io.BytesIO(file), formats=FORMATS)
     except UnidentifiedImageError as error:
         raise BadImage(422, f"is no {', '.join(FORMATS)} file") from error
-    except _BROKEN as error:
+    except _DECODER_ERRORS as error:
         raise BadImage(422, f"cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""What a multimodal model brings for its chats to be served."""
+"""Interfaces of a chat family: tokenizer and vision encoder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,92 +13,85 @@ from trimtab_pipelines.image_tokens import ImageTokenRule, ImageTokens
 
 @dataclass(frozen=True, slots=True)
 class ImageSpan:
-    """Where an image stands in a prompt: its first placeholder, and how many there are.
-
-    Attributes:
-        pieces: (start, placeholders) of each, where a model writes marks between an image's placeholders; else none.
-    """
+    """The placeholders of an image in a prompt."""
 
     start: int
     placeholders: int
-    pieces: tuple[tuple[int, int], ...] = ()
+    segments: tuple[tuple[int, int], ...] = ()
+    """(start, placeholders) of each segment if markers separate the placeholders."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows of an image's embeddings.
-
-    Attributes:
-        total: how many.
-        padding: how many of them, the last ones, are of tiles that show nothing.
-        columns: of tiles that the image is cut into, where a model writes its rows and columns; else 0.
-    """
+class EmbeddingShape:
+    """The rows of an image's embeddings."""
 
     total: int
     padding: int = 0
+    """Trailing rows that belong to empty tiles."""
     columns: int = 0
+    """Columns of the image's tile grid, if the prompt marks rows and columns; else 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A chat as ids, and the places of its images, in order."""
+    """A tokenized chat and the spans of its images, in order."""
 
     tokens: tuple[int, ...]
-    places: tuple[ImageSpan, ...]
+    image_spans: tuple[ImageSpan, ...]
 
     @property
     def text_tokens(self) -> int:
-        """Ids that are no placeholders."""
-        return len(self.tokens) - sum(place.placeholders for place in self.places)
+        """Tokens that are not placeholders."""
+        return len(self.tokens) - sum(span.placeholders for span in self.image_spans)
 
 
 class ChatTokenizer(Protocol):
-    """How a model is spoken to."""
+    """Tokenizes chats for a model."""
 
     end_ids: frozenset[int]
     tokenizer: Tokenizer
 
-    def prompt(self, messages: Sequence[Message], rows: Sequence[Rows]) -> Prompt:
-        """Spell a chat whose images have ``rows`` of embeddings each, up to the assistant's turn to speak.
+    def build_prompt(self, messages: Sequence[Message], shapes: Sequence[EmbeddingShape]) -> Prompt:
+        """Tokenize a chat whose images have embeddings of ``shapes``, up to the assistant's turn.
 
-        Words never make a placeholder or another special token.
+        Text of callers never becomes a placeholder or another special token.
 
         Raises:
-            RefusalError: 400, a chat that the model's template has no form for, or rows that no image of it has.
+            RefusalError: 400, the chat template does not support the messages, or no image has such a shape.
         """
         ...
 
 
 class VisionEncoder(Protocol):
-    """How a model takes images in."""
+    """Encodes images for a model."""
 
     @property
-    def rule(self) -> ImageTokenRule:
-        """How many rows an image becomes, by its size."""
+    def token_rule(self) -> ImageTokenRule:
+        """Number of tokens of an image by its size."""
         ...
 
     @property
     def width(self) -> int:
-        """Numbers a row."""
+        """Numbers per embedding row."""
         ...
 
     @property
     def name(self) -> str:
-        """What encodes, and with which weights: embeddings of the same image under the same name are equal."""
+        """Identity of encoder and weights: encoders with the same name give equal embeddings of an image."""
         ...
 
-    def rows(self, count: ImageTokens) -> Rows:
-        """What the embeddings of an image of so many tokens have."""
+    def embedding_shape(self, count: ImageTokens) -> EmbeddingShape:
+        """Shape of the embeddings of an image with ``count`` tokens."""
         ...
 
-    def pixels(self, file: bytes, images: int) -> Any:
-        """Open a file of a chat of ``images`` and bring it into the encoder's form. Called on any thread.
+    def preprocess(self, file: bytes, images: int) -> Any:
+        """Decode and preprocess a file of a chat of ``images`` images. Called on any thread.
 
         Raises:
-            RefusalError: 422, it is no image.
+            RefusalError: 422, not an image.
         """
         ...
 
     def encode(self, pixels: Sequence[Any]) -> list[Tensor]:
-        """Encode images as ``pixels`` gives them, [rows, width] each. Called in inference mode, by one thread."""
+        """Encode preprocessed images, [rows, width] each. Called in inference mode, by one thread at a time."""
         ...

@@ -1,4 +1,4 @@
-"""Values by name that may be waited for before they are there, for a bounded time; used on one event loop."""
+"""`KeyedFutures`: values by name that may be awaited before they exist, for a bounded time; for one event loop."""
 
 import asyncio
 from collections import OrderedDict
@@ -7,95 +7,94 @@ from typing import Final, Generic, TypeVar
 
 from trimtab_model_servers.errors import RefusalError
 
-KEEP_SECONDS: Final = 60.0
-MOST_NAMES: Final = 4096
+TTL_SECONDS: Final = 60.0
+MAX_NAMES: Final = 4096
 Value = TypeVar("Value")
 
 
 class KeyedFutures(Generic[Value]):
-    """What is there under a name, or will be.
+    """Futures by name.
 
-    A name that was dropped is not promised again: who asks for it late, since whoever wanted it has left meanwhile, is
-    told so at once, and leaves nothing behind.
+    A dropped name is not created again: a request for it fails at once, because its requester has left meanwhile.
 
     Args:
-        seconds: how long a name is known, or waited for.
-        freed: is told of each value that is let go of.
+        ttl_seconds: how long a name exists or is awaited.
+        on_drop: called with each value that is dropped.
     """
 
-    def __init__(self, seconds: float = KEEP_SECONDS, freed: Callable[[Value], None] = lambda _: None) -> None:
-        self._seconds = seconds
-        self._freed = freed
-        self._names: dict[str, asyncio.Future[Value]] = {}
+    def __init__(self, ttl_seconds: float = TTL_SECONDS, on_drop: Callable[[Value], None] = lambda _: None) -> None:
+        self._ttl_seconds = ttl_seconds
+        self._on_drop = on_drop
+        self._futures: dict[str, asyncio.Future[Value]] = {}
         self._dropped: OrderedDict[str, None] = OrderedDict()
-        """The latest of them."""
+        """The latest ``MAX_NAMES`` dropped names."""
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._futures)
 
-    def known(self, name: str) -> "asyncio.Future[Value] | None":
-        """What is promised under a name; None where nobody asked for it or promised it."""
-        return self._names.get(name)
+    def get(self, name: str) -> "asyncio.Future[Value] | None":
+        return self._futures.get(name)
 
-    def dropped(self, name: str) -> bool:
-        """Whether it was, of late."""
+    def was_dropped(self, name: str) -> bool:
         return name in self._dropped
 
-    def of(self, name: str) -> "asyncio.Future[Value]":
-        """What is promised under a name, from now on.
+    def get_or_create(self, name: str) -> "asyncio.Future[Value]":
+        """The future of a name.
 
         Raises:
-            RefusalError: 410, it was dropped; 429, too many names are known.
+            RefusalError: 410, it was dropped; 429, too many names exist.
         """
-        found = self._names.get(name)
-        if found is None:
-            if self.dropped(name):
-                raise _gone(name)
-            if len(self._names) >= MOST_NAMES:
-                raise RefusalError(429, f"{MOST_NAMES} names are kept or waited for already")
+        future = self._futures.get(name)
+        if future is None:
+            if self.was_dropped(name):
+                raise _dropped_error(name)
+            if len(self._futures) >= MAX_NAMES:
+                raise RefusalError(429, f"{MAX_NAMES} names are stored or awaited already")
             loop = asyncio.get_running_loop()
-            found = self._names[name] = loop.create_future()
-            loop.call_later(self._seconds, self._expire, name, found)
-        return found
+            future = self._futures[name] = loop.create_future()
+            loop.call_later(self._ttl_seconds, self._expire, name, future)
+        return future
 
     async def wait(self, name: str) -> Value:
-        """Wait for a name; it stays known. Who gives up leaves no name behind that only he asked for.
+        """Wait for a value, which stays stored. A cancelled wait removes a name that only it created.
 
         Raises:
-            RefusalError: it was refused or dropped, or was not there in time.
+            RefusalError: the value failed, was dropped, or did not arrive in time.
         """
-        promised, found = name in self._names, self.of(name)
+        existed, future = name in self._futures, self.get_or_create(name)
         try:
-            return found.result() if found.done() else await asyncio.wait_for(asyncio.shield(found), self._seconds)
+            if future.done():
+                return future.result()
+            return await asyncio.wait_for(asyncio.shield(future), self._ttl_seconds)
         except asyncio.CancelledError:
-            if not promised and not found.done():
-                self._let_go(name)
+            if not existed and not future.done():
+                self._remove(name)
             raise
         except TimeoutError as error:
-            raise RefusalError(504, f"nothing was kept as {name!r} within {self._seconds:g} s") from error
+            raise RefusalError(504, f"nothing was stored as {name!r} within {self._ttl_seconds:g} s") from error
 
     def drop(self, name: str) -> bool:
-        """Know a name no longer, nor ever again; False where there is none."""
+        """Remove a name for good; False if it does not exist."""
         self._dropped[name] = None
-        if len(self._dropped) > MOST_NAMES:
+        if len(self._dropped) > MAX_NAMES:
             self._dropped.popitem(last=False)
-        return self._let_go(name)
+        return self._remove(name)
 
-    def _let_go(self, name: str) -> bool:
-        found = self._names.pop(name, None)
-        if found is None:
+    def _remove(self, name: str) -> bool:
+        future = self._futures.pop(name, None)
+        if future is None:
             return False
-        if found.done() and not found.cancelled() and found.exception() is None:
-            self._freed(found.result())
-        elif not found.done():
-            found.set_exception(_gone(name))
-            found.exception()  # seen, even if nobody asks
+        if future.done() and not future.cancelled() and future.exception() is None:
+            self._on_drop(future.result())
+        elif not future.done():
+            future.set_exception(_dropped_error(name))
+            future.exception()  # retrieved, in case nothing awaits it
         return True
 
     def _expire(self, name: str, future: "asyncio.Future[Value]") -> None:
-        if self._names.get(name) is future:
+        if self._futures.get(name) is future:
             self.drop(name)
 
 
-def _gone(name: str) -> RefusalError:
-    return RefusalError(410, f"{name!r} was dropped, or given already")
+def _dropped_error(name: str) -> RefusalError:
+    return RefusalError(410, f"{name!r} was dropped, or fetched already")

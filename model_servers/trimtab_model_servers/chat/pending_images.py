@@ -1,61 +1,61 @@
-"""Images of chats that were asked before all of theirs were encoded: what is told of each once it is there."""
+"""`PendingImages`: images of chats that were sent before all of their images were encoded."""
 
 from collections.abc import Sequence
 
 from trimtab_model_servers.chat.embedding_client import ImageRefusal
-from trimtab_model_servers.chat.keyed_futures import KEEP_SECONDS, KeyedFutures
+from trimtab_model_servers.chat.keyed_futures import TTL_SECONDS, KeyedFutures
 from trimtab_model_servers.errors import RefusalError
 from trimtab_protocol.chat.embedding_refs import ArrivedImage, EmbeddingRef
 
 
 class PendingImages:
-    """Images by their request's id and their number in its chat; used on one event loop.
+    """Images by request id and their number in the chat; for one event loop.
 
     Args:
-        seconds: how long one is waited for, or known that nobody waits for.
+        ttl_seconds: how long an image is awaited, or its arrival stored.
     """
 
-    def __init__(self, seconds: float = KEEP_SECONDS) -> None:
-        self._told: KeyedFutures[ArrivedImage] = KeyedFutures(seconds)
+    def __init__(self, ttl_seconds: float = TTL_SECONDS) -> None:
+        self._arrivals: KeyedFutures[ArrivedImage] = KeyedFutures(ttl_seconds)
 
     def __len__(self) -> int:
-        return len(self._told)
+        return len(self._arrivals)
 
-    def tell(self, request_id: str, arrived: Sequence[ArrivedImage]) -> None:
-        """Say where images are pulled from; they may be told before their chat was asked.
+    def resolve(self, request_id: str, images: Sequence[ArrivedImage]) -> None:
+        """Record where images can be fetched from, before or after their chat arrives.
 
         Raises:
-            RefusalError: 429, too many are waited for.
+            RefusalError: 429, too many images are awaited.
         """
-        for one in arrived:
-            name = _name(request_id, one.image)
-            if not self._told.dropped(name):  # else whoever waited for it has left
-                found = self._told.of(name)
-                if not found.done():
-                    found.set_result(one)
+        for image in images:
+            name = _name(request_id, image.image)
+            if not self._arrivals.was_dropped(name):  # else the chat that awaited it has ended
+                future = self._arrivals.get_or_create(name)
+                if not future.done():
+                    future.set_result(image)
 
     async def wait(self, request_id: str, image: int, announced: EmbeddingRef) -> str:
-        """Where an image is pulled from, once it is told.
+        """Wait for an image; return the URL of its embeddings.
 
         Raises:
-            ImageRefusal: it was not told in time, or is not what was announced.
+            ImageRefusal: it did not arrive in time, or differs from the announced one.
         """
         name = _name(request_id, image)
         try:
-            told = await self._told.wait(name)
+            arrived = await self._arrivals.wait(name)
         except RefusalError as refusal:
             raise ImageRefusal(image, str(refusal)) from refusal
         finally:
-            self._told.drop(name)
-        if _laid(told) != _laid(announced):
-            raise ImageRefusal(image, f"it is {_laid(told)}; announced were {_laid(announced)}")
-        return told.url
+            self._arrivals.drop(name)
+        if _describe(arrived) != _describe(announced):
+            raise ImageRefusal(image, f"it has {_describe(arrived)}; announced were {_describe(announced)}")
+        return arrived.url
 
 
-def _laid(one: EmbeddingRef) -> str:
-    """What a prompt and its prefixes follow from."""
-    cut = f" in {one.columns} columns of tiles" if one.columns else ""
-    return f"{one.rows} rows{cut}, {one.digest!r}"
+def _describe(image: EmbeddingRef) -> str:
+    """The properties that determine a prompt and its cached prefix."""
+    tiles = f" in {image.columns} columns of tiles" if image.columns else ""
+    return f"{image.rows} rows{tiles}, {image.digest!r}"
 
 
 def _name(request_id: str, image: int) -> str:

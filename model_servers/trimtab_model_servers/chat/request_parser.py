@@ -1,4 +1,4 @@
-"""An inference request's tensors as chats, one a row."""
+"""Parses an inference request's tensors into chats, one per row."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -16,172 +16,174 @@ from trimtab_model_servers.chat.messages import Message, Options
 from trimtab_model_servers.chat.pending_images import PendingImages
 from trimtab_model_servers.errors import RefusalError
 from trimtab_protocol import InferRequest
-from trimtab_protocol.chat.embedding_refs import AWAITED, BLANK, EmbeddingRef
-from trimtab_protocol.chat.internal_wire import content_of, one_address
+from trimtab_protocol.chat.embedding_refs import BLANK, PENDING, EmbeddingRef
+from trimtab_protocol.chat.internal_wire import content_id, group_embedding_urls
 from trimtab_protocol.tensors import Array
 
-Pull = Callable[[str, Sequence[EmbeddingRequest]], Awaitable[Sequence[Tensor]]]
-"""Fetches images that were encoded elsewhere from an address."""
+FetchEmbeddings = Callable[[str, Sequence[EmbeddingRequest]], Awaitable[Sequence[Tensor]]]
+"""Fetches embeddings from the replica that stores them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageInput:
-    """One image of a chat: what it shows, and how many rows it has.
-
-    Attributes:
-        content: equal where embeddings are equal.
-        rows: of its embeddings.
-        held: them, [rows, width], where they are at hand; else the chat has a way to come by them.
-        padding: how many of the rows, the last ones, are of tiles that show nothing.
-        columns: of tiles that it is cut into; 0 where none is told.
-    """
+    """One image of a chat."""
 
     content: str
+    """Identity: images with equal content have equal embeddings."""
     rows: int
-    held: Tensor | None = None
+    """Rows of its embeddings."""
+    embeddings: Tensor | None = None
+    """[rows, width]; None if a loader of the chat provides them."""
     padding: int = 0
+    """Trailing rows that belong to empty tiles."""
     columns: int = 0
+    """Columns of its tile grid; 0 if the model does not mark tiles."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fetch:
-    """A way to come by images of a chat: which they are, and what fetches or makes them once it is called."""
+class EmbeddingLoader:
+    """Fetches or computes the embeddings of some images of a chat, given by their numbers."""
 
     numbers: tuple[int, ...]
-    bring: Callable[[], Awaitable[Sequence[Tensor]]]
+    load: Callable[[], Awaitable[Sequence[Tensor]]]
+
+
+Images = tuple[tuple[ImageInput, ...], tuple[EmbeddingLoader, ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatRow:
-    """One row."""
+    """A chat: one row of a request."""
 
     messages: tuple[Message, ...]
     options: Options
     images: tuple[ImageInput, ...]
-    fetches: tuple[Fetch, ...] = ()
+    loaders: tuple[EmbeddingLoader, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
-    """Where images may come from: an encoder beside the model, or others to pull from; numbers a row of embeddings.
+class ImageSources:
+    """Sources of embeddings: a colocated encoder, or other replicas."""
 
-    What is still encoded is ``coming``.
-    """
-
-    encoding: EncoderScheduler | None
-    pull: Pull
+    encoder: EncoderScheduler | None
+    fetch: FetchEmbeddings
     width: int
-    coming: PendingImages
+    pending: PendingImages
 
 
-def chats_of(request: InferRequest, sources: Sources) -> list[ChatRow]:
-    """Read every row of a request whose tensors were checked against their stage.
+def parse_chats(request: InferRequest, sources: ImageSources) -> list[ChatRow]:
+    """Parse every row of a request whose tensors were validated.
 
     Raises:
-        RefusalError: 400, 413 or 422, naming what is wrong.
+        RefusalError: 400, 413 or 422.
     """
-    given = {tensor.name: tensor.array for tensor in request.inputs}
-    return [_chat(given, row, sources, request.id) for row in range(len(given["messages"]))]
+    arrays = {tensor.name: tensor.array for tensor in request.inputs}
+    return [_parse_chat(arrays, row, sources, request.id) for row in range(len(arrays["messages"]))]
 
 
-def files_of(given: Array) -> tuple[bytes, ...]:
+def image_files(array: Array) -> tuple[bytes, ...]:
     """The image files of one row of a BYTES tensor."""
-    return tuple(bytes(file) for file in given.reshape(-1).tolist())
+    return tuple(bytes(file) for file in array.reshape(-1).tolist())
 
 
-def _chat(given: dict[str, Array], row: int, sources: Sources, request_id: str) -> ChatRow:
-    conversation = messages.read_messages(given["messages"][row])
-    options = messages.read_options(_one(given, "options", row))
-    references = messages.read_references(_one(given, "references", row))
-    if any(one.url == AWAITED for one in references) and (len(given["messages"]) > 1 or not request_id):
-        raise RefusalError(400, "references: one is awaited; should be of a request of one row that has an id")
+def _parse_chat(arrays: dict[str, Array], row: int, sources: ImageSources, request_id: str) -> ChatRow:
+    conversation = messages.read_messages(arrays["messages"][row])
+    options = messages.read_options(_optional_bytes(arrays, "options", row))
+    references = messages.read_references(_optional_bytes(arrays, "references", row))
+    if any(reference.url == PENDING for reference in references) and (len(arrays["messages"]) > 1 or not request_id):
+        raise RefusalError(400, "`references` with a pending image requires a single-row request with an id")
     if references:
-        shown, fetches = _referred(references, sources, request_id)
+        images, loaders = _referenced_images(references, sources, request_id)
     else:
-        shown, fetches = _shown(given, row, options.tenant, sources)
-    messages.require_images(conversation, len(shown))
-    return ChatRow(conversation, options, shown, fetches)
+        images, loaders = _attached_images(arrays, row, options.tenant, sources)
+    messages.require_images(conversation, len(images))
+    return ChatRow(conversation, options, images, loaders)
 
 
-def _one(given: dict[str, Array], name: str, row: int) -> bytes | None:
-    return bytes(given[name][row]) if name in given else None
+def _optional_bytes(arrays: dict[str, Array], name: str, row: int) -> bytes | None:
+    return bytes(arrays[name][row]) if name in arrays else None
 
 
-def _shown(
-    given: dict[str, Array], row: int, tenant: str, sources: Sources
-) -> tuple[tuple[ImageInput, ...], tuple[Fetch, ...]]:
-    if "embeddings" in given:
-        return _inline(given, row), ()
-    if "images" in given and sources.encoding is not None:
-        return _encoded_here(files_of(given["images"][row]), tenant, sources.encoding)
+def _attached_images(arrays: dict[str, Array], row: int, tenant: str, sources: ImageSources) -> Images:
+    if "embeddings" in arrays:
+        return _attached_embeddings(arrays, row), ()
+    if "images" in arrays and sources.encoder is not None:
+        return _encoded_images(image_files(arrays["images"][row]), tenant, sources.encoder)
     return (), ()
 
 
-def _referred(
-    references: Sequence[EmbeddingRef], sources: Sources, request_id: str
-) -> tuple[tuple[ImageInput, ...], tuple[Fetch, ...]]:
-    """Images encoded elsewhere, or still being so; what one batch left at one replica comes in one answer."""
-    shown = tuple(_referred_to(one, sources.width) for one in references)
-    missing = [EmbeddingRequest(number, one.rows) for number, one in enumerate(shown) if one.held is None]
-    there = [one for one in missing if references[one.number].url != AWAITED]
-    places = one_address([references[one.number].url for one in there])
-    pulls = ((url, [there[place] for place in each]) for url, each in places.items())
-    awaited = [one.number for one in missing if one not in there]
-    return shown, (
-        *(Fetch(tuple(one.number for one in each), partial(sources.pull, url, each)) for url, each in pulls),
-        *(Fetch((number,), partial(_awaited, sources, request_id, number, references[number])) for number in awaited),
+def _referenced_images(references: Sequence[EmbeddingRef], sources: ImageSources, request_id: str) -> Images:
+    """Images encoded by other replicas, or still being encoded; those of one batch are fetched together."""
+    images = tuple(_referenced_image(reference, sources.width) for reference in references)
+    missing = [EmbeddingRequest(number, image.rows) for number, image in enumerate(images) if image.embeddings is None]
+    stored = [request for request in missing if references[request.number].url != PENDING]
+    urls = group_embedding_urls([references[request.number].url for request in stored])
+    batches = ((url, [stored[index] for index in indices]) for url, indices in urls.items())
+    pending = [request.number for request in missing if request not in stored]
+    return images, (
+        *(
+            EmbeddingLoader(tuple(request.number for request in batch), partial(sources.fetch, url, batch))
+            for url, batch in batches
+        ),
+        *(
+            EmbeddingLoader((number,), partial(_load_pending, sources, request_id, number, references[number]))
+            for number in pending
+        ),
     )
 
 
-def _referred_to(one: EmbeddingRef, width: int) -> ImageInput:
-    nothing = torch.zeros(one.rows, width) if one.url == BLANK else None
-    return ImageInput(one.digest or uuid4().hex, one.rows, nothing, columns=one.columns)
+def _referenced_image(reference: EmbeddingRef, width: int) -> ImageInput:
+    blank = torch.zeros(reference.rows, width) if reference.url == BLANK else None
+    return ImageInput(reference.digest or uuid4().hex, reference.rows, blank, columns=reference.columns)
 
 
-async def _awaited(sources: Sources, request_id: str, number: int, announced: EmbeddingRef) -> Sequence[Tensor]:
-    """Wait until an image is told, and pull it: it must be what was announced, by which the prompt was spelled."""
-    url = await sources.coming.wait(request_id, number, announced)
-    return await sources.pull(url, [EmbeddingRequest(number, announced.rows)])
+async def _load_pending(
+    sources: ImageSources, request_id: str, number: int, announced: EmbeddingRef
+) -> Sequence[Tensor]:
+    """Wait for an image and fetch it; the prompt was built from the announced shape, so it must match."""
+    url = await sources.pending.wait(request_id, number, announced)
+    return await sources.fetch(url, [EmbeddingRequest(number, announced.rows)])
 
 
-def _encoded_here(
-    files: Sequence[bytes], tenant: str, encoding: EncoderScheduler
-) -> tuple[tuple[ImageInput, ...], tuple[Fetch, ...]]:
-    """Images that are encoded here, or were: one that is at hand costs its chat no step of its own."""
-    headers = [image_decoder.header_of(number, file) for number, file in enumerate(files)]
-    shown = tuple(_shown_here(header, tenant, len(files), encoding) for header in headers)
+def _encoded_images(files: Sequence[bytes], tenant: str, encoder: EncoderScheduler) -> Images:
+    """Images that this replica encodes; cached ones need no loader."""
+    headers = [image_decoder.read_image_header(number, file) for number, file in enumerate(files)]
+    images = tuple(_encoded_image(header, tenant, len(files), encoder) for header in headers)
 
-    async def encoded(number: int) -> tuple[Tensor]:
+    async def encode(number: int) -> tuple[Tensor]:
         try:
-            return ((await encoding.encode(files[number], headers[number], tenant, len(files))).rows,)
+            return ((await encoder.encode(files[number], headers[number], tenant, len(files))).rows,)
         except image_decoder.BadImage as bad:
-            raise bad.of_chat(number) from bad
+            raise bad.with_number(number) from bad
 
-    missing = (number for number, one in enumerate(shown) if one.held is None)
-    return shown, tuple(Fetch((number,), partial(encoded, number)) for number in missing)
-
-
-def _shown_here(header: image_decoder.Header, tenant: str, count: int, encoding: EncoderScheduler) -> ImageInput:
-    seeing = encoding.seeing
-    rows = seeing.rows(seeing.rule.count(header.width_px, header.height_px, images=count))
-    held = encoding.at_hand(header, tenant, count)
-    content = content_of(seeing.name, header.digest, rows.total)
-    return ImageInput(content, rows.total, held, rows.padding, rows.columns)
+    missing = (number for number, image in enumerate(images) if image.embeddings is None)
+    return images, tuple(EmbeddingLoader((number,), partial(encode, number)) for number in missing)
 
 
-def _inline(given: dict[str, Array], row: int) -> tuple[ImageInput, ...]:
-    """Embeddings that came with the request, one image after the other."""
-    embeddings = np.array(given["embeddings"][row], dtype=np.float32)
-    rows = [int(count) for count in given["image_rows"][row]] if "image_rows" in given else [len(embeddings)]
+def _encoded_image(header: image_decoder.Header, tenant: str, count: int, scheduler: EncoderScheduler) -> ImageInput:
+    encoder = scheduler.encoder
+    shape = encoder.embedding_shape(encoder.token_rule.count(header.width_px, header.height_px, images=count))
+    cached = scheduler.cached(header.digest, tenant, alone=count == 1)
+    content = content_id(encoder.name, header.digest, shape.total)
+    rows = None if cached is None else cached.rows
+    return ImageInput(content, shape.total, rows, shape.padding, shape.columns)
+
+
+def _attached_embeddings(arrays: dict[str, Array], row: int) -> tuple[ImageInput, ...]:
+    """Embeddings in the request itself, concatenated over the images."""
+    embeddings = np.array(arrays["embeddings"][row], dtype=np.float32)
+    rows = [int(count) for count in arrays["image_rows"][row]] if "image_rows" in arrays else [len(embeddings)]
     if min(rows, default=1) < 1 or sum(rows) != len(embeddings):
         raise RefusalError(
-            400, f"image_rows {rows} should be above 0 and add up to {len(embeddings)}, as embeddings has"
+            400, f"image_rows {rows} should be above 0 and add up to {len(embeddings)}, the rows of embeddings"
         )
-    columns = [int(count) for count in given["image_columns"][row]] if "image_columns" in given else [0] * len(rows)
+    columns = [int(count) for count in arrays["image_columns"][row]] if "image_columns" in arrays else [0] * len(rows)
     if len(columns) != len(rows) or min(columns, default=0) < 0:
         raise RefusalError(400, f"image_columns {columns} should be 0 or more for each of {len(rows)} images")
     digests = (
-        [bytes(one).decode(errors="replace") for one in given["image_digests"][row]] if "image_digests" in given else []
+        [bytes(digest).decode(errors="replace") for digest in arrays["image_digests"][row]]
+        if "image_digests" in arrays
+        else []
     )
     if digests and len(digests) != len(rows):
         raise RefusalError(400, f"{len(digests)} image_digests for {len(rows)} images; send one each, or none")

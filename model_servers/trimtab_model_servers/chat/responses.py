@@ -1,4 +1,4 @@
-"""Answers as tensors and as server-sent events. Pure."""
+"""Responses of chat models: tensors and server-sent events."""
 
 import json
 from collections.abc import Sequence
@@ -15,15 +15,16 @@ STREAM_TYPE: Final = "text/event-stream"
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """A piece of an answer; ``logprob`` of its token, where it was asked for."""
+    """One generated token."""
 
     text: str
     logprob: float | None = None
+    """None unless requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishEvent:
-    """How an answer ended, with what was held back until then."""
+    """The end of a response, with the rest of its text."""
 
     text: str
     finish_reason: str
@@ -31,60 +32,57 @@ class FinishEvent:
     text_tokens: int
 
 
-def chunk_event(event: TokenChunk, *, logprobs: bool) -> TokenEvent:
-    """A piece of the engine's as callers get it."""
+def token_event(event: TokenChunk, *, logprobs: bool) -> TokenEvent:
     return TokenEvent(event.text, event.log_probability if logprobs else None)
 
 
-def last_of(event: RequestDone, text_tokens: int) -> FinishEvent:
-    """The engine's last word as callers get it."""
-    return FinishEvent(event.text, event.ending.value, event.usage, text_tokens)
+def finish_event(event: RequestDone, text_tokens: int) -> FinishEvent:
+    return FinishEvent(event.text, event.finish_reason.value, event.usage, text_tokens)
 
 
-def line(said: TokenEvent | FinishEvent) -> bytes:
-    """One server-sent event."""
-    if isinstance(said, TokenEvent):
-        content: dict[str, object] = {"text": said.text, "tokens": 1}
-        if said.logprob is not None:
-            content["logprob"] = round(said.logprob, 6)
-        return _event(content)
-    return _event({"text": said.text, "finish_reason": said.finish_reason, "usage": usage_of(said)})
+def sse_event(event: TokenEvent | FinishEvent) -> bytes:
+    """Serialize an event as a server-sent event."""
+    if isinstance(event, TokenEvent):
+        content: dict[str, object] = {"text": event.text, "tokens": 1}
+        if event.logprob is not None:
+            content["logprob"] = round(event.logprob, 6)
+        return _data_line(content)
+    return _data_line({"text": event.text, "finish_reason": event.finish_reason, "usage": usage_fields(event)})
 
 
-def error_line(code: int, message: str, image: int | None = None) -> bytes:
-    """The last event of an answer that failed; ``image`` where one of them is why."""
+def sse_error(code: int, message: str, image: int | None = None) -> bytes:
+    """Serialize the last event of a failed response; ``image`` is the number of the image that caused the failure."""
     content: dict[str, object] = {"error": message, "code": code}
-    return b"event: error\n" + _event(content if image is None else {**content, "image": image})
+    return b"event: error\n" + _data_line(content if image is None else {**content, "image": image})
 
 
-def usage_of(said: FinishEvent) -> dict[str, int]:
-    """What an answer took, in tokens."""
-    usage = said.usage
+def usage_fields(event: FinishEvent) -> dict[str, int]:
+    usage = event.usage
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
         "image_tokens": usage.image,
         "cached_tokens": usage.cached,
-        "text_tokens": said.text_tokens,
+        "text_tokens": event.text_tokens,
     }
 
 
-def tensors_of(answers: Sequence[tuple[str, FinishEvent]]) -> tuple[Tensor, ...]:
-    """Rows of ``text``, ``finish_reason`` and ``usage`` (prompt, completion, image, cached, text of the prompt)."""
-    usage = np.array([list(usage_of(last).values()) for _, last in answers], dtype=np.int64)
+def response_tensors(responses: Sequence[tuple[str, FinishEvent]]) -> tuple[Tensor, ...]:
+    """The tensors ``text``, ``finish_reason`` and ``usage`` (prompt, completion, image, cached, prompt text)."""
+    usage = np.array([list(usage_fields(finish).values()) for _, finish in responses], dtype=np.int64)
     return (
-        text_tensor("text", [text for text, _ in answers]),
-        text_tensor("finish_reason", [last.finish_reason for _, last in answers]),
+        text_tensor("text", [text for text, _ in responses]),
+        text_tensor("finish_reason", [finish.finish_reason for _, finish in responses]),
         Tensor("usage", "INT64", usage),
     )
 
 
 def text_tensor(name: str, texts: Sequence[str]) -> Tensor:
-    """A BYTES tensor of one text a row."""
+    """A BYTES tensor with one text per row."""
     array = np.empty(len(texts), dtype=object)
     array[:] = [text.encode() for text in texts]
     return Tensor(name, "BYTES", array)
 
 
-def _event(content: dict[str, object]) -> bytes:
+def _data_line(content: dict[str, object]) -> bytes:
     return b"data: " + json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"

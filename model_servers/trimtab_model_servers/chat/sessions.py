@@ -1,4 +1,4 @@
-"""Chats under way in an engine: prompts spelled, images brought as they become ready, words told as they come."""
+"""`ChatSessions`: chats in the engine: prompts built, embeddings added as they arrive, tokens streamed."""
 
 import asyncio
 import contextlib
@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from uuid import uuid4
 
-from trimtab_model_servers.chat.interfaces import ChatTokenizer, Prompt, Rows
-from trimtab_model_servers.chat.request_parser import ChatRow, Fetch
-from trimtab_model_servers.chat.responses import FinishEvent, TokenEvent, chunk_event, last_of
+from trimtab_model_servers.chat.interfaces import ChatTokenizer, EmbeddingShape, Prompt
+from trimtab_model_servers.chat.request_parser import ChatRow, EmbeddingLoader
+from trimtab_model_servers.chat.responses import FinishEvent, TokenEvent, finish_event, token_event
 from trimtab_model_servers.engine.async_engine import AsyncEngine
 from trimtab_model_servers.engine.request import (
     EngineBusy,
@@ -28,108 +28,101 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """How long an answer may be: by default, and together with its prompt."""
+    """Default length of an output, and maximum length of prompt and output together."""
 
     default_new_tokens: int
     slot_tokens: int
 
 
 class ChatSessions:
-    """The chats of one model; called on one event loop.
-
-    Args:
-        engine: writes their answers.
-        writing: how the model spells.
-        lengths: of answers.
-        clock: tells monotonic seconds; what a chat says of its urgency counts from when it comes.
-    """
+    """The chats of one model; for one event loop. ``clock`` returns monotonic seconds."""
 
     def __init__(
         self,
         engine: AsyncEngine,
-        writing: ChatTokenizer,
-        lengths: TokenLimits,
+        tokenizer: ChatTokenizer,
+        limits: TokenLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
-        self._writing = writing
-        self._lengths = lengths
+        self._tokenizer = tokenizer
+        self._limits = limits
         self._clock = clock
 
-    def prompt(self, chat: ChatRow) -> Prompt:
-        """Spell a chat; raises RefusalError 400 where the model has no form for it."""
-        return self._writing.prompt(
-            chat.messages, [Rows(image.rows, image.padding, image.columns) for image in chat.images]
-        )
+    def build_prompt(self, chat: ChatRow) -> Prompt:
+        """Tokenize a chat; raises RefusalError 400 if the chat template does not support it."""
+        shapes = [EmbeddingShape(image.rows, image.padding, image.columns) for image in chat.images]
+        return self._tokenizer.build_prompt(chat.messages, shapes)
 
-    async def words(self, chat: ChatRow) -> AsyncGenerator[TokenEvent | FinishEvent, None]:
-        """Answer a chat, word by word; who stops listening cancels it and all that is done for it.
+    async def stream(self, chat: ChatRow) -> AsyncGenerator[TokenEvent | FinishEvent, None]:
+        """Answer a chat token by token; closing the generator cancels the chat and its loaders.
 
         Raises:
-            RefusalError: the engine refused it, an image could not be had, or the model failed.
+            RefusalError: the engine rejected the chat, an image is unavailable, or the model failed.
         """
-        prompt = self.prompt(chat)
+        prompt = self.build_prompt(chat)
         request = self._request(chat, prompt)
-        failed: list[RefusalError] = []
-        there = [shown.held for shown in chat.images]
-        bringing = [asyncio.create_task(self._bring(request.id, fetch, failed)) for fetch in chat.fetches]
+        refusals: list[RefusalError] = []
+        embeddings = [image.embeddings for image in chat.images]
+        tasks = [asyncio.create_task(self._load(request.id, loader, refusals)) for loader in chat.loaders]
         try:
-            async with contextlib.aclosing(self._engine.stream(request, there)) as events:
+            async with contextlib.aclosing(self._engine.stream(request, embeddings)) as events:
                 async for event in events:
                     if isinstance(event, TokenChunk):
-                        yield chunk_event(event, logprobs=chat.options.logprobs)
+                        yield token_event(event, logprobs=chat.options.logprobs)
                     else:
-                        _require_answered(event, failed)
-                        yield last_of(event, prompt.text_tokens)
+                        _require_success(event, refusals)
+                        yield finish_event(event, prompt.text_tokens)
         except RequestError as error:
             raise RefusalError(400, str(error)) from error
         except EngineBusy as error:
             raise RefusalError(429, str(error)) from error
         finally:
-            for task in bringing:
+            for task in tasks:
                 task.cancel()
 
-    async def _bring(self, request_id: str, fetch: Fetch, failed: list[RefusalError]) -> None:
-        """Have images encoded or pulled, and hand them to the engine; an image that fails ends its chat alone."""
+    async def _load(self, request_id: str, loader: EmbeddingLoader, refusals: list[RefusalError]) -> None:
+        """Load embeddings and add them to the engine; a failure ends only this chat."""
         try:
-            self._engine.supply(request_id, dict(zip(fetch.numbers, await fetch.bring(), strict=True)))
+            embeddings = dict(zip(loader.numbers, await loader.load(), strict=True))
+            self._engine.add_embeddings(request_id, embeddings)
         except RefusalError as refusal:
-            failed.append(refusal)
+            refusals.append(refusal)
             self._engine.fail(request_id, str(refusal))
         except Exception as error:
-            log.exception("images %s of request %s could not be had", fetch.numbers, request_id)
-            self._engine.fail(request_id, f"image {fetch.numbers[0]}: {type(error).__name__}: {error}")
+            log.exception("images %s of request %s could not be loaded", loader.numbers, request_id)
+            self._engine.fail(request_id, f"image {loader.numbers[0]}: {type(error).__name__}: {error}")
 
     def _request(self, chat: ChatRow, prompt: Prompt) -> Request:
-        options, room = chat.options, self._lengths.slot_tokens - len(prompt.tokens)
-        most = options.max_tokens or max(min(self._lengths.default_new_tokens, room), 1)
+        options, room = chat.options, self._limits.slot_tokens - len(prompt.tokens)
+        max_tokens = options.max_tokens or max(min(self._limits.default_new_tokens, room), 1)
         images = tuple(
             Image(
-                shown.content, place.start, place.placeholders, shown.rows - shown.padding, shown.padding, place.pieces
+                image.content, span.start, span.placeholders, image.rows - image.padding, image.padding, span.segments
             )
-            for shown, place in zip(chat.images, prompt.places, strict=True)
+            for image, span in zip(chat.images, prompt.image_spans, strict=True)
         )
         try:
             return Request(
                 uuid4().hex,
                 prompt.tokens,
                 images,
-                max_new_tokens=most,
-                min_new_tokens=most if options.ignore_eos else options.min_tokens,
-                end_ids=frozenset() if options.ignore_eos else self._writing.end_ids,
-                stops=options.stop,
+                max_new_tokens=max_tokens,
+                min_new_tokens=max_tokens if options.ignore_eos else options.min_tokens,
+                end_ids=frozenset() if options.ignore_eos else self._tokenizer.end_ids,
+                stop_strings=options.stop,
                 sampling=options.sampling,
                 tenant=options.tenant,
-                due_at=self._clock() + options.urgency_seconds,
+                due_at=self._clock() + options.deadline_seconds,
             )
         except RequestError as error:
             raise RefusalError(400, str(error)) from error
 
 
-def _require_answered(event: RequestDone, failed: list[RefusalError]) -> None:
-    if failed and event.ending is FinishReason.ERROR:
-        raise failed[0]
-    if event.ending is FinishReason.ERROR:
+def _require_success(event: RequestDone, refusals: list[RefusalError]) -> None:
+    if refusals and event.finish_reason is FinishReason.ERROR:
+        raise refusals[0]
+    if event.finish_reason is FinishReason.ERROR:
         raise RefusalError(500, event.error or "the model failed")
-    if event.ending is FinishReason.CANCELLED:
+    if event.finish_reason is FinishReason.CANCELLED:
         raise RefusalError(503, "the chat was cancelled")

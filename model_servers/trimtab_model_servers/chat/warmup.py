@@ -1,4 +1,4 @@
-"""A first chat, before any caller's: buffers and kernels are there then, and what cannot run is found."""
+"""Warm-up of chat models: a first chat allocates buffers and kernels, and fails if the model cannot run."""
 
 import io
 import queue
@@ -7,51 +7,51 @@ import torch
 from PIL import Image as Pillow
 from torch import Tensor
 
-from trimtab_model_servers.chat.interfaces import ChatTokenizer, Rows, VisionEncoder
+from trimtab_model_servers.chat.interfaces import ChatTokenizer, EmbeddingShape, VisionEncoder
 from trimtab_model_servers.chat.messages import ImagePart, Message, TextPart
 from trimtab_model_servers.engine.async_engine import AsyncEngine
-from trimtab_model_servers.engine.core import Event
+from trimtab_model_servers.engine.core import EngineEvent
 from trimtab_model_servers.engine.request import FinishReason, Image, Request, RequestDone
 from trimtab_model_servers.errors import ModelError, RefusalError
 from trimtab_pipelines.model_spec import ModelSpec
 
-TRIAL_TOKENS = 2
+WARM_UP_TOKENS = 2
 _SIDE_PX = 64
 
 
-def warm_up(spec: ModelSpec, engine: AsyncEngine, writing: ChatTokenizer, seeing: VisionEncoder | None) -> None:
-    """Answer a chat about no image, and one about an image where there is an encoder. Blocks.
+def warm_up(spec: ModelSpec, engine: AsyncEngine, tokenizer: ChatTokenizer, encoder: VisionEncoder | None) -> None:
+    """Run a text-only chat, and with an encoder one with an image. Blocks.
 
     Raises:
-        ModelError: why the model cannot run.
+        ModelError: the model cannot run.
     """
     try:
-        _ask(engine, writing, [])
-        if seeing is not None:
-            count = seeing.rule.count(_SIDE_PX, _SIDE_PX)
-            _ask(engine, writing, encode_one(seeing), seeing.rows(count))
+        _generate(engine, tokenizer, [])
+        if encoder is not None:
+            count = encoder.token_rule.count(_SIDE_PX, _SIDE_PX)
+            _generate(engine, tokenizer, encode_gray_image(encoder), encoder.embedding_shape(count))
     except (RuntimeError, ValueError, RefusalError) as error:
         raise ModelError(f"model {spec.name!r} cannot answer a chat: {type(error).__name__}: {error}") from error
 
 
-def encode_one(seeing: VisionEncoder) -> list[Tensor]:
-    """Encode a grey image. Blocks."""
+def encode_gray_image(encoder: VisionEncoder) -> list[Tensor]:
+    """Encode one gray image. Blocks."""
     file = io.BytesIO()
     Pillow.new("L", (_SIDE_PX, _SIDE_PX), 128).save(file, "PNG")
     with torch.inference_mode():
-        return seeing.encode([seeing.pixels(file.getvalue(), 1)])
+        return encoder.encode([encoder.preprocess(file.getvalue(), 1)])
 
 
-def _ask(engine: AsyncEngine, writing: ChatTokenizer, images: list[Tensor], *each: Rows) -> None:
+def _generate(engine: AsyncEngine, tokenizer: ChatTokenizer, images: list[Tensor], *shapes: EmbeddingShape) -> None:
     content = (*(ImagePart(type="image") for _ in images), TextPart(type="text", text="?"))
-    prompt = writing.prompt([Message(role="user", content=content)], each)
-    places = tuple(
-        Image("trial", place.start, place.placeholders, len(rows), pieces=place.pieces)
-        for place, rows in zip(prompt.places, images, strict=True)
+    prompt = tokenizer.build_prompt([Message(role="user", content=content)], shapes)
+    inputs = tuple(
+        Image("warm-up", span.start, span.placeholders, len(rows), segments=span.segments)
+        for span, rows in zip(prompt.image_spans, images, strict=True)
     )
-    said: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    engine.submit(Request("trial", prompt.tokens, places, max_new_tokens=TRIAL_TOKENS), images, said.put)
-    while not isinstance(event := said.get(), RequestDone):
+    events: queue.SimpleQueue[EngineEvent] = queue.SimpleQueue()
+    engine.submit(Request("warm-up", prompt.tokens, inputs, max_new_tokens=WARM_UP_TOKENS), images, events.put)
+    while not isinstance(event := events.get(), RequestDone):
         pass
-    if event.ending is FinishReason.ERROR:
+    if event.finish_reason is FinishReason.ERROR:
         raise ValueError(event.error)

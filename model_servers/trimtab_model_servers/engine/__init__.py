@@ -1,6 +1,6 @@
-"""A small engine for large multimodal models: continuous batching, slots of keys and values, chunked prefill, streams.
+"""Inference engine for multimodal models: continuous batching, KV slots, prefix reuse, chunked prefill, streaming.
 
-What decides is pure (``values``, ``slots``, ``scheduler``, ``stops``): values in, values out, no torch and no clock.
-What computes is thin (``store``, ``attention``, ``families``, ``sampling``, ``executor``), on transformers' public
-attention interface. ``core`` joins the two, ``engine`` runs a core on a thread.
+``request``, ``kv_slots``, ``scheduler`` and ``stop_strings`` decide; they import neither torch nor a clock.
+``kv_cache``, ``attention``, ``model_adapters``, ``sampling`` and ``model_runner`` compute, on transformers' public
+attention interface. ``core`` joins the two; ``async_engine`` runs a core on a thread.
 """

@@ -1,6 +1,6 @@
-"""A core on a thread of its own: anybody may submit, cancel and listen.
+"""`AsyncEngine`: an engine core on its own thread; any thread or event loop may submit, cancel and listen.
 
-What was asked meanwhile is done between steps, so that a cancelled request has given everything back within one step.
+Calls are executed between steps, so that a cancelled request releases all of its resources within one step.
 """
 
 import asyncio
@@ -17,122 +17,120 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from torch import Tensor
 
-from trimtab_model_servers.engine.core import EngineCore, Event, Gauges, Tell
+from trimtab_model_servers.engine.core import EngineCore, EngineEvent, EventListener, Gauges
 from trimtab_model_servers.engine.request import EngineBusy, Request, TokenChunk
-from trimtab_model_servers.engine.stop_strings import Spell
+from trimtab_model_servers.engine.stop_strings import Detokenize
 from trimtab_model_servers.event_loops import call_soon_threadsafe_if_open
 
 _LOG = logging.getLogger(__name__)
-_Told = tuple["asyncio.Queue[Event | Exception]", Event | Exception]
+_Delivery = tuple["asyncio.Queue[EngineEvent | Exception]", EngineEvent | Exception]
 
 
 @dataclass(slots=True, eq=False)
 class _StepOutput:
-    """What one step says to one loop: all of answers that begin with it, and of those that go on."""
+    """Events of one step for one event loop."""
 
-    begins: list[_Told] = field(default_factory=list)
-    goes_on: list[_Told] = field(default_factory=list)
+    first_tokens: list[_Delivery] = field(default_factory=list)
+    """Events of requests whose first event is in this step."""
+    continuations: list[_Delivery] = field(default_factory=list)
 
 
 class AsyncEngine:
-    """Runs a core until ``stop``; its thread computes with ``threads`` threads (None: as many as torch takes).
-
-    Attributes:
-        failure: why it will never answer again, once it has failed itself and everybody was told.
-    """
+    """Runs a core until ``stop``; its thread computes with ``threads`` torch threads (None: torch's default)."""
 
     def __init__(self, core: EngineCore, *, threads: int | None = None) -> None:
         self.failure: Future[str] = Future()
+        """Done once the engine itself has failed, after every request has ended; holds the reason."""
         self._core = core
         self._gauges = Gauges()
         self._threads = threads
-        self._asked: deque[Callable[[], None]] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
-        self._told: dict[asyncio.AbstractEventLoop, _StepOutput] = {}
+        self._outputs: dict[asyncio.AbstractEventLoop, _StepOutput] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     @property
     def gauges(self) -> Gauges:
-        """What is in flight, as of the last step and of what was asked before it; for any thread."""
+        """State after the last step and the calls before it; for any thread."""
         return self._gauges
 
-    def submit(self, request: Request, images: Sequence[Tensor | None], tell: Tell) -> None:
-        """Take a request in; the thread calls ``tell`` with its pieces and, last, with how it ended.
+    def submit(self, request: Request, images: Sequence[Tensor | None], on_event: EventListener) -> None:
+        """Enqueue a request; the engine's thread calls ``on_event`` with its tokens and its last event.
 
-        Waits for the step under way, so that what is wrong with a request is raised here.
+        Blocks until the step in progress ends, so that an invalid request is raised here.
 
         Raises:
-            RequestError: it can never be served as it is.
-            EngineBusy: as many wait already as may, or the engine stops.
+            RequestError: the request can never be served.
+            EngineBusy: the queue is full, or the engine stops.
         """
-        refused: list[BaseException] = []
-        answered = threading.Event()
+        errors: list[BaseException] = []
+        finished = threading.Event()
 
-        def take() -> None:
+        def submit() -> None:
             try:
-                self._core.submit(request, images, tell)
+                self._core.submit(request, images, on_event)
             except BaseException as error:  # noqa: BLE001  (raised to the caller)
-                refused.append(error)
-            answered.set()
+                errors.append(error)
+            finished.set()
 
-        self._ask(take, taking=True)
-        answered.wait()
-        if refused:
-            raise refused[0]
+        self._enqueue(submit, submits=True)
+        finished.wait()
+        if errors:
+            raise errors[0]
 
-    def supply(self, request_id: str, embeddings: Mapping[int, Tensor]) -> None:
-        """Bring images, by their number, that were still encoded when their request was submitted."""
-        self._ask(lambda: self._core.supply(request_id, embeddings))
+    def add_embeddings(self, request_id: str, embeddings: Mapping[int, Tensor]) -> None:
+        """Add embeddings, by image number, of images that were still encoded when their request was submitted."""
+        self._enqueue(lambda: self._core.add_embeddings(request_id, embeddings))
 
     def fail(self, request_id: str, error: str) -> None:
-        """End a request in error: an image of it will not come."""
-        self._ask(lambda: self._core.fail(request_id, error))
+        """End a request in error, because an image could not be encoded or fetched."""
+        self._enqueue(lambda: self._core.fail(request_id, error))
 
     def cancel(self, request_id: str) -> None:
-        """Let go of a request within one step; nothing happens where it ended already."""
-        self._ask(lambda: self._core.cancel(request_id))
+        """End a request within one step; ignored if it has ended."""
+        self._enqueue(lambda: self._core.cancel(request_id))
 
     def stop(self) -> None:
-        """Serve what was taken in to its end, refuse the rest, and end the thread."""
+        """Finish the requests in flight, reject new ones, and end the thread."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
         self._thread.join()
 
-    async def stream(self, request: Request, images: Sequence[Tensor | None]) -> AsyncGenerator[Event, None]:
-        """Yield a request's events up to its last word; who stops listening cancels it.
+    async def stream(self, request: Request, images: Sequence[Tensor | None]) -> AsyncGenerator[EngineEvent, None]:
+        """Yield a request's events up to its last one; closing the generator cancels the request.
 
         Raises:
-            RequestError: it can never be served as it is.
-            EngineBusy: as many wait already as may, or the engine stops.
+            RequestError: the request can never be served.
+            EngineBusy: the queue is full, or the engine stops.
         """
-        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event | Exception]()
-        ours = False
-        began_in: _StepOutput | None = None
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[EngineEvent | Exception]()
+        submitted = False
+        first_output: _StepOutput | None = None
 
-        def tell(event: Event | Exception) -> None:
-            nonlocal began_in
+        def on_event(event: EngineEvent | Exception) -> None:
+            nonlocal first_output
             if loop.is_closed():
-                raise RuntimeError("nobody listens any more")
-            said = self._told.setdefault(loop, _StepOutput())
-            began_in = began_in or said
-            (said.begins if said is began_in else said.goes_on).append((events, event))
+                raise RuntimeError("the event loop is closed")
+            output = self._outputs.setdefault(loop, _StepOutput())
+            first_output = first_output or output
+            (output.first_tokens if output is first_output else output.continuations).append((events, event))
 
-        def take() -> None:
-            nonlocal ours
+        def submit() -> None:
+            nonlocal submitted
             try:
-                self._core.submit(request, images, tell)
-                ours = True
+                self._core.submit(request, images, on_event)
+                submitted = True
             except Exception as error:  # noqa: BLE001  (raised to the caller)
-                tell(error)
+                on_event(error)
 
-        def let_go() -> None:
-            if ours:  # or another's request of the same id would end
+        def cancel() -> None:
+            if submitted:  # else another request with the same id would end
                 self._core.cancel(request.id)
 
-        self._ask(take, taking=True)
+        self._enqueue(submit, submits=True)
         ended = False
         try:
             while not ended:
@@ -143,40 +141,40 @@ class AsyncEngine:
                 yield event
         finally:
             if not ended:
-                self._ask(let_go)
+                self._enqueue(cancel)
 
-    def _ask(self, act: Callable[[], None], *, taking: bool = False) -> None:
-        """Have the thread act between steps; one that stops takes no more requests in, one that ended does nothing."""
+    def _enqueue(self, call: Callable[[], None], *, submits: bool = False) -> None:
+        """Execute a call on the thread between steps; once the engine stops, submissions are rejected."""
         with self._wake:
-            if taking and (self._stopping or not self._thread.is_alive()):
-                raise EngineBusy("the engine stops; another one should be asked")
-            self._asked.append(act)
+            if submits and (self._stopping or not self._thread.is_alive()):
+                raise EngineBusy("the engine stops; send the request to another replica")
+            self._calls.append(call)
             self._wake.notify()
 
     def _run(self) -> None:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         try:
-            while self._act():
+            while self._run_once():
                 pass
-        except Exception as error:  # noqa: BLE001  (whoever waits must learn of any failure)
-            _LOG.exception("the engine itself failed; every request in flight ends")
+        except Exception as error:  # noqa: BLE001  (every waiting request must end)
+            _LOG.exception("the engine failed; every request in flight ends")
             with self._wake:
                 self._stopping = True
-            self._give_up(f"the engine failed: {type(error).__name__}: {error}")
+            self._fail_all(f"the engine failed: {type(error).__name__}: {error}")
 
-    def _give_up(self, why: str) -> None:
+    def _fail_all(self, reason: str) -> None:
         try:
-            self._do_asked()
-            self._core.fail_all(why)
+            self._execute_calls()
+            self._core.fail_all(reason)
             self._gauges = self._core.gauges
             self._deliver()
         finally:
-            self.failure.set_result(why)
+            self.failure.set_result(reason)
 
-    def _act(self) -> bool:
-        """Do what was asked, compute a step, or wait; False when there is nothing left to do."""
-        self._do_asked()
+    def _run_once(self) -> bool:
+        """Execute pending calls, then compute a step or wait; False once the engine has stopped."""
+        self._execute_calls()
         stepped = self._core.step()
         if stepped:
             self._gauges = self._core.gauges
@@ -184,46 +182,46 @@ class AsyncEngine:
         if stepped:
             return True
         with self._wake:
-            if not self._asked:
+            if not self._calls:
                 if self._stopping:
                     return False
                 self._wake.wait()
         return True
 
-    def _do_asked(self) -> None:
-        if not self._asked:
+    def _execute_calls(self) -> None:
+        if not self._calls:
             return
-        while self._asked:
-            self._asked.popleft()()
+        while self._calls:
+            self._calls.popleft()()
         self._gauges = self._core.gauges
 
     def _deliver(self) -> None:
-        """Wake each loop once for all that a step says: a wake for each word costs more than the words."""
-        told, self._told = self._told, {}
-        for loop, said in told.items():
-            call_soon_threadsafe_if_open(loop, _hand_out, said, loop)
+        """Wake each event loop once for all events of a step: a wake-up per token costs more than the token."""
+        outputs, self._outputs = self._outputs, {}
+        for loop, output in outputs.items():
+            call_soon_threadsafe_if_open(loop, _put_output, output, loop)
 
 
-def _hand_out(said: _StepOutput, loop: asyncio.AbstractEventLoop) -> None:
-    """First words have left for the network before whoever goes on is woken: a loop writes when a turn of it ends.
+def _put_output(output: _StepOutput, loop: asyncio.AbstractEventLoop) -> None:
+    """Put first tokens at once and the others in the next loop iteration, after the first have been written to sockets.
 
-    What goes on always waits for the next turn, or a step could overtake the one before it.
+    The others always wait for the next iteration, so that steps stay in order.
     """
-    _put(said.begins)
-    if said.goes_on:
-        loop.call_soon(_put, said.goes_on)
+    _put(output.first_tokens)
+    if output.continuations:
+        loop.call_soon(_put, output.continuations)
 
 
-def _put(told: Sequence[_Told]) -> None:
-    for events, event in told:
+def _put(deliveries: Sequence[_Delivery]) -> None:
+    for events, event in deliveries:
         events.put_nowait(event)
 
 
-def spelling(tokenizer: Tokenizer) -> Callable[[], Spell]:
-    """Start to spell one answer after another with a tokenizer of the tokenizers library."""
+def detokenizer_factory(tokenizer: Tokenizer) -> Callable[[], Detokenize]:
+    """A function that makes incremental detokenizers from a tokenizer of the tokenizers library."""
 
-    def start() -> Spell:
+    def new_detokenizer() -> Detokenize:
         stream: Any = DecodeStream(skip_special_tokens=True)
         return lambda token: stream.step(tokenizer, token) or ""
 
-    return start
+    return new_detokenizer

@@ -1,7 +1,7 @@
-"""Attention over slots, as transformers' attention interface takes it in.
+"""Attention over KV slots, registered with transformers' attention interface.
 
-A step is one packed row of tokens: first one token each of those who write, then chunks of prompts. Those who write
-attend together, each to its slot; each chunk attends to its own. What a token sees of a slot is one run of positions.
+A step is one packed row of tokens: first one token of each decoding request, then prefill chunks. The decodes attend
+together, each to its slot; each chunk attends to its own slot. A token attends to one contiguous range of positions.
 """
 
 from dataclasses import dataclass, replace
@@ -11,80 +11,77 @@ from typing import Any, Final
 import torch.nn.functional as fn
 from torch import Tensor
 
-from trimtab_model_servers.engine.attention_masks import DecodeTokens, Run, StepMask
+from trimtab_model_servers.engine.attention_masks import ChunkMask, DecodeMask, StepMask
 from trimtab_model_servers.engine.kv_cache import KvCache
 
-NAME: Final = "trimtab_kv_slots"
+ATTENTION_NAME: Final = "trimtab_kv_slots"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepContext:
-    """What the attention of one step needs beside queries, keys and values.
+    """Inputs of one step's attention besides queries, keys and values."""
 
-    Attributes:
-        own: the store of text, and what the tokens see in it.
-        positions: where in its slot each token stands, int64 [tokens].
-        rows: where the store takes the keys and values of each token, as ``Store.rows`` has them.
-        across: the store of images, in a model that attends across; its keys and values lie there already.
-        sighted: 1.0 for tokens of requests with images, [tokens, 1, 1]; the others' attention across is nothing. None
-            where all have images.
-        sees_images: 1.0 for tokens at or behind an image of theirs, [tokens, 1]; for the others the feed-forward part
-            of the layers that attend across is left out. None where all are.
-    """
-
-    own: tuple[KvCache, StepMask]
+    self_attention: tuple[KvCache, StepMask]
     positions: Tensor
-    rows: Tensor
-    across: tuple[KvCache, StepMask] | None = None
-    sighted: Tensor | None = None
-    sees_images: Tensor | None = None
+    """Position of each token in its slot, int64 [tokens]."""
+    cache_rows: Tensor
+    """Rows of the KV cache that each token's keys and values are written to, as of ``KvCache.row_indices``."""
+    cross_attention: tuple[KvCache, StepMask] | None = None
+    """KV cache of the images, filled before the step, and its mask."""
+    has_images: Tensor | None = None
+    """1.0 for tokens of requests with images, else 0.0, which zeroes their cross-attention; [tokens, 1, 1].
+    None if all requests have images."""
+    after_image: Tensor | None = None
+    """1.0 for tokens at or after an image; the others skip the feed-forward part of the cross-attention layers;
+    [tokens, 1]. None if all tokens are."""
 
-    def moved_on(self) -> "StepContext | None":
-        """The next step, where it is of the same requests, each of which writes; None: it must be worked out anew.
+    def advance(self) -> "StepContext | None":
+        """The context of the next step if it decodes the same requests; None if it must be computed anew.
 
-        Tensors are changed in place, so that the step before is no longer to be used.
+        Tensors are changed in place: the context of the step before must not be used again.
         """
-        store, sight = self.own
-        if sight.runs or sight.single is None:
+        cache, mask = self.self_attention
+        if mask.chunks or mask.decode is None:
             return None
         self.positions.add_(1)
-        self.rows.add_(1)
-        single = sight.single.moved_on(self.positions)
-        return None if single is None else replace(self, own=(store, StepMask(single, ())))
+        self.cache_rows.add_(1)
+        decode = mask.decode.advance(self.positions)
+        return None if decode is None else replace(self, self_attention=(cache, StepMask(decode, ())))
 
 
-def attend(query: Tensor, store: tuple[Tensor, Tensor], sight: StepMask, scaling: float) -> Tensor:
+def attend(query: Tensor, layer: tuple[Tensor, Tensor], mask: StepMask, scaling: float) -> Tensor:
     """Attend each token of ``query`` [heads, tokens, size] to its slot; returns [tokens, heads, size]."""
-    keys, values = store
+    keys, values = layer
     heads, tokens, size = query.shape
     grouped = query.view(keys.shape[1], heads // keys.shape[1], tokens, size)
-    if sight.single is not None and not sight.runs:
-        return _singles(grouped, keys, values, sight.single, scaling)
-    seen = query.new_empty(tokens, heads, size)
-    if sight.single is not None:
-        seen[: sight.single.count] = _singles(grouped, keys, values, sight.single, scaling)
-    for run in sight.runs:
-        seen[run.start : run.end] = _run(grouped[:, :, run.start : run.end], keys, values, run, scaling)
-    return seen
+    if mask.decode is not None and not mask.chunks:
+        return _attend_decodes(grouped, keys, values, mask.decode, scaling)
+    output = query.new_empty(tokens, heads, size)
+    if mask.decode is not None:
+        output[: mask.decode.count] = _attend_decodes(grouped, keys, values, mask.decode, scaling)
+    for chunk in mask.chunks:
+        chunk_query = grouped[:, :, chunk.start : chunk.end]
+        output[chunk.start : chunk.end] = _attend_chunk(chunk_query, keys, values, chunk, scaling)
+    return output
 
 
-def _singles(query: Tensor, keys: Tensor, values: Tensor, single: DecodeTokens, scaling: float) -> Tensor:
-    """One token a slot, [key heads, group, tokens, size] to [count, heads, size]."""
-    asked = query[:, :, : single.count].permute(2, 0, 1, 3)
-    if single.spread:
-        asked = asked.new_zeros(single.mask.shape[0], *asked.shape[1:]).index_copy_(0, single.rows, asked)
-    keys, values = (kept.narrow(2, 0, single.longest)[single.slots] for kept in (keys, values))
-    seen = fn.scaled_dot_product_attention(asked, keys, values, attn_mask=single.mask, scale=scaling)
-    return (seen.index_select(0, single.rows) if single.spread else seen).flatten(1, 2)
+def _attend_decodes(query: Tensor, keys: Tensor, values: Tensor, mask: DecodeMask, scaling: float) -> Tensor:
+    """One token per slot: [KV heads, group, tokens, size] to [count, heads, size]."""
+    rows = query[:, :, : mask.count].permute(2, 0, 1, 3)
+    if mask.has_gaps:
+        rows = rows.new_zeros(mask.padded_mask.shape[0], *rows.shape[1:]).index_copy_(0, mask.slot_rows, rows)
+    keys, values = (cached.narrow(2, 0, mask.length)[mask.slots] for cached in (keys, values))
+    output = fn.scaled_dot_product_attention(rows, keys, values, attn_mask=mask.mask, scale=scaling)
+    return (output.index_select(0, mask.slot_rows) if mask.has_gaps else output).flatten(1, 2)
 
 
-def _run(query: Tensor, keys: Tensor, values: Tensor, run: Run, scaling: float) -> Tensor:
-    """A chunk of one slot, [key heads, group, n, size] to [n, heads, size]."""
+def _attend_chunk(query: Tensor, keys: Tensor, values: Tensor, chunk: ChunkMask, scaling: float) -> Tensor:
+    """A chunk of one slot: [KV heads, group, n, size] to [n, heads, size]."""
     heads, group, count, size = query.shape
     rows = query.reshape(1, heads, group * count, size)
-    own = slice(run.slot, run.slot + 1), slice(None), slice(run.longest)
-    seen = fn.scaled_dot_product_attention(rows, keys[own], values[own], attn_mask=run.mask, scale=scaling)
-    return seen.view(heads, group, count, size).permute(2, 0, 1, 3).reshape(count, heads * group, size)
+    cached = slice(chunk.slot, chunk.slot + 1), slice(None), slice(chunk.length)
+    output = fn.scaled_dot_product_attention(rows, keys[cached], values[cached], attn_mask=chunk.mask, scale=scaling)
+    return output.view(heads, group, count, size).permute(2, 0, 1, 3).reshape(count, heads * group, size)
 
 
 def _slot_attention(
@@ -96,24 +93,24 @@ def _slot_attention(
     *,
     scaling: float,
     step_context: StepContext | None = None,
-    **told: Any,
+    **unused: Any,
 ) -> tuple[Tensor, None]:
-    """What each layer calls with one packed row, [1, heads, tokens, size]; returns [1, tokens, heads, size]."""
-    del attention_mask, told
+    """Attention function of every layer: one packed row [1, heads, tokens, size] to [1, tokens, heads, size]."""
+    del attention_mask, unused
     if step_context is None:
-        raise RuntimeError(
-            "a model whose attention is over slots runs in the engine only; load another to run it alone"
-        )
+        raise RuntimeError("a model with slot attention runs only in the engine; load another copy to run it alone")
     layer = int(module.layer_idx)
-    own, sight = step_context.own
-    if own.holds(layer):
-        own.write(layer, step_context.rows, key[0].transpose(0, 1), value[0].transpose(0, 1))
-        return attend(query[0], own.pair(layer), sight, scaling)[None], None
-    if step_context.across is None:
-        raise RuntimeError(f"layer {layer} attends across, but no request of this step has images")
-    images, seen = step_context.across
-    looked = attend(query[0], images.pair(layer), seen, scaling)
-    return (looked if step_context.sighted is None else looked * step_context.sighted)[None], None
+    cache, mask = step_context.self_attention
+    if cache.has_layer(layer):
+        cache.write(layer, step_context.cache_rows, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        return attend(query[0], cache.layer(layer), mask, scaling)[None], None
+    if step_context.cross_attention is None:
+        raise RuntimeError(f"layer {layer} is a cross-attention layer, but no request of this step has images")
+    image_cache, image_mask = step_context.cross_attention
+    output = attend(query[0], image_cache.layer(layer), image_mask, scaling)
+    return (output if step_context.has_images is None else output * step_context.has_images)[None], None
 
 
-import_module("transformers").AttentionInterface.register(NAME, _slot_attention)  # its own types take mypy minutes
+import_module("transformers").AttentionInterface.register(
+    ATTENTION_NAME, _slot_attention
+)  # untyped: mypy takes minutes

@@ -1,7 +1,7 @@
-"""What the tokens of a step see in their slots: a run of positions each, as masks and as slices of a store.
+"""Attention masks of one step: the KV positions that each token attends to, as masks and slices of a KV cache.
 
-Worked out once a step, for all layers. Where a step's tokens are those of the step before, one position on, it is not
-worked out at all: ``DecodeTokens.moved_on`` uncovers one position a row.
+They are computed once a step, for all layers. If a step decodes the same requests as the step before,
+``DecodeMask.advance`` only unmasks one more position per row.
 """
 
 from collections.abc import Sequence
@@ -13,117 +13,119 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Places = NDArray[np.int64]
+PositionArray = NDArray[np.int64]
 
-_ROOM: Final = 64
-"""A mask of those who write is made this much wider than it must be, so that they may move on in it."""
+_PADDING_STEP: Final = 64
+"""The width of a decode mask is rounded up to a multiple of this, so that it can advance in place."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DecodeTokens:
-    """Tokens that are each alone in their slot, the first of a step.
-
-    Attributes:
-        count: how many.
-        slots: which slots are looked at: a run of them, seen where they lie, or some, which are copied together.
-        rows: where in the run each token's slot lies, int64 [count].
-        longest: positions looked at.
-        room: 0 where a slot's token sees a position, -inf elsewhere, [slots looked at, longest or more].
-        mask: its positions that are looked at, [slots looked at, 1, 1, longest].
-    """
+class DecodeMask:
+    """Mask of the leading tokens of a step, each of which is alone in its slot."""
 
     count: int
+    """Tokens."""
     slots: slice | Tensor
-    rows: Tensor
-    longest: int
-    room: Tensor
+    """Slots attended to: a contiguous range, read in place, or indices, which are gathered."""
+    slot_rows: Tensor
+    """Row of each token's slot among ``slots``, int64 [count]."""
+    length: int
+    """Positions attended to."""
+    padded_mask: Tensor
+    """0 at positions that a slot's token attends to, else -inf; [slots, at least ``length``]."""
     mask: Tensor
+    """The first ``length`` columns of ``padded_mask``, [slots, 1, 1, length]."""
 
     @property
-    def spread(self) -> bool:
-        """Whether slots lie between that are looked at in vain."""
-        return self.room.shape[0] != self.count
+    def has_gaps(self) -> bool:
+        """Whether ``slots`` contains slots without a token."""
+        return self.padded_mask.shape[0] != self.count
 
-    def moved_on(self, positions: Tensor) -> "DecodeTokens | None":
-        """The same tokens at the next ``positions`` [count], the room changed in place; None where it has no more."""
-        if self.longest == self.room.shape[1]:
+    def advance(self, positions: Tensor) -> "DecodeMask | None":
+        """The mask of the same requests at ``positions`` [count], one further; None if the padding is used up.
+
+        ``padded_mask`` is changed in place.
+        """
+        if self.length == self.padded_mask.shape[1]:
             return None
-        self.room.index_put_((self.rows, positions), self.room.new_zeros(()))
-        longest = self.longest + 1
-        return replace(self, longest=longest, mask=_begun(self.room, longest))
+        self.padded_mask.index_put_((self.slot_rows, positions), self.padded_mask.new_zeros(()))
+        length = self.length + 1
+        return replace(self, length=length, mask=_leading_columns(self.padded_mask, length))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
-    """Tokens from ``start`` to ``end`` of a step, all of one slot; ``mask`` is [group * tokens, longest]."""
+class ChunkMask:
+    """Mask of the tokens ``start`` to ``end`` of a step, a prefill chunk of one slot."""
 
     start: int
     end: int
     slot: int
-    longest: int
+    length: int
+    """Positions attended to."""
     mask: Tensor
+    """[group * tokens, length]"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepMask:
-    """What each token of a step sees in its slot's store: ``single`` those alone in their slot, ``runs`` the others."""
+    """Attention mask of a step over one KV cache."""
 
-    single: DecodeTokens | None
-    runs: tuple[Run, ...]
+    decode: DecodeMask | None
+    chunks: tuple[ChunkMask, ...]
 
 
 def step_mask(
-    slots: Places,
-    seen: tuple[Places, Places],
-    singles: int,
-    runs: Sequence[tuple[int, int]],
+    slots: PositionArray,
+    ranges: tuple[PositionArray, PositionArray],
+    decodes: int,
+    chunks: Sequence[tuple[int, int]],
     *,
     group: int,
     like: Tensor,
 ) -> StepMask:
-    """Work out what a step's tokens see.
+    """Compute the mask of a step.
 
     Args:
-        slots: each token's slot, [tokens]; ascending over the singles.
-        seen: the first position each sees and one beyond the last, above it, [tokens] each.
-        singles: how many tokens, from the first, are each alone in their slot.
-        runs: (from, to) of the tokens beyond those that share a slot.
-        group: heads of queries that share one head of keys.
-        like: a tensor of the kind and place of the masks.
+        slots: slot of each token, [tokens]; ascending over the decodes.
+        ranges: first position each token attends to, and one past the last, [tokens] each.
+        decodes: number of leading tokens that are each alone in their slot.
+        chunks: (start, end) of the following tokens that share a slot.
+        group: query heads per KV head.
+        like: tensor with the dtype and device of the masks.
     """
-    low, high = seen
-    single = _single_of(slots[:singles], low[:singles], high[:singles], like) if singles else None
-    made = []
-    for start, end in runs:
-        longest = int(high[start:end].max())
-        mask = _mask(low[start:end], high[start:end], longest, like)
-        made.append(Run(start, end, int(slots[start]), longest, mask.repeat(group, 1)))
-    return StepMask(single, tuple(made))
+    low, high = ranges
+    decode = _decode_mask(slots[:decodes], low[:decodes], high[:decodes], like) if decodes else None
+    chunk_masks = []
+    for start, end in chunks:
+        length = int(high[start:end].max())
+        mask = _range_mask(low[start:end], high[start:end], length, like)
+        chunk_masks.append(ChunkMask(start, end, int(slots[start]), length, mask.repeat(group, 1)))
+    return StepMask(decode, tuple(chunk_masks))
 
 
-def _single_of(slots: Places, low: Places, high: Places, like: Tensor) -> DecodeTokens:
-    """Look at slots where they lie if half of the run they lie in is theirs: copying costs more than idling."""
+def _decode_mask(slots: PositionArray, low: PositionArray, high: PositionArray, like: Tensor) -> DecodeMask:
+    """Read slots in place if they fill at least half of their range: gathering costs more than idle rows."""
     first, last, count = int(slots[0]), int(slots[-1]) + 1, len(slots)
-    longest = int(high.max())
-    wide = (longest // _ROOM + 1) * _ROOM
+    length = int(high.max())
+    width = (length // _PADDING_STEP + 1) * _PADDING_STEP
     if last - first > 2 * count:
-        every, room = torch.arange(count, device=like.device), _mask(low, high, wide, like)
-        some = torch.from_numpy(slots).to(like.device)
-        return DecodeTokens(count, some, every, longest, room, _begun(room, longest))
-    rows, lows, highs = slots - first, np.zeros(last - first, np.int64), np.ones(last - first, np.int64)
-    lows[rows], highs[rows] = low, high
-    room = _mask(lows, highs, wide, like)
-    at = torch.from_numpy(rows).to(like.device)
-    return DecodeTokens(count, slice(first, last), at, longest, room, _begun(room, longest))
+        rows, padded_mask = torch.arange(count, device=like.device), _range_mask(low, high, width, like)
+        indices = torch.from_numpy(slots).to(like.device)
+        return DecodeMask(count, indices, rows, length, padded_mask, _leading_columns(padded_mask, length))
+    offsets, lows, highs = slots - first, np.zeros(last - first, np.int64), np.ones(last - first, np.int64)
+    lows[offsets], highs[offsets] = low, high
+    padded_mask = _range_mask(lows, highs, width, like)
+    rows = torch.from_numpy(offsets).to(like.device)
+    return DecodeMask(count, slice(first, last), rows, length, padded_mask, _leading_columns(padded_mask, length))
 
 
-def _begun(room: Tensor, longest: int) -> Tensor:
-    """The first columns of [rows, wide] as a mask of its own: each layer reads it, and it is read faster in one run."""
-    return room[:, None, None, :longest].contiguous()
+def _leading_columns(padded_mask: Tensor, length: int) -> Tensor:
+    """Copy the first columns of [rows, width]: every layer reads them, and contiguous memory is read faster."""
+    return padded_mask[:, None, None, :length].contiguous()
 
 
-def _mask(low: Places, high: Places, wide: int, like: Tensor) -> Tensor:
-    """0 where a row sees a position and -inf elsewhere, [rows, wide]."""
-    places = np.arange(wide)
-    seen = (places >= low[:, None]) & (places < high[:, None])
-    return torch.from_numpy(np.where(seen, np.float32(0), np.float32(-np.inf))).to(like)
+def _range_mask(low: PositionArray, high: PositionArray, width: int, like: Tensor) -> Tensor:
+    """0 at positions in a row's range, else -inf; [rows, width]."""
+    positions = np.arange(width)
+    visible = (positions >= low[:, None]) & (positions < high[:, None])
+    return torch.from_numpy(np.where(visible, np.float32(0), np.float32(-np.inf))).to(like)

@@ -1,8 +1,8 @@
-"""Steps of those who write, recorded once by shape and replayed: on a GPU, starting a kernel takes longer than it does.
+"""`CudaGraphPool`: decode steps captured once per shape and replayed, because launching a kernel costs more than it.
 
-A recorded step has a row for every slot, whoever writes. Rows of those who do not write are computed in vain: their
-keys and values go to a slot that is nobody's, and nobody reads what they say. It looks at the first positions of each
-slot, as many as the longest needs, rounded up to a power of two, so that there are few shapes.
+A captured step has one row per slot. Rows of slots that do not decode are computed and discarded: their keys and values
+go to an extra slot that no request uses. Attention covers the same number of positions in all slots, the longest one
+rounded up to a power of two, so that there are few shapes.
 """
 
 import logging
@@ -14,146 +14,144 @@ import torch
 from torch import Tensor
 
 from trimtab_model_servers.engine.attention import StepContext
-from trimtab_model_servers.engine.attention_masks import DecodeTokens, StepMask
+from trimtab_model_servers.engine.attention_masks import DecodeMask, StepMask
 from trimtab_model_servers.engine.kv_cache import KvCache
 from trimtab_model_servers.engine.model_adapters import ModelAdapter
 
-LEAST_LONGEST: Final = 256
+MIN_LENGTH: Final = 256
 _WARM_UPS: Final = 2
-_CUDA: Final[Any] = torch.cuda  # some of it has no types
+_CUDA: Final[Any] = torch.cuda  # partly untyped
 _LOG = logging.getLogger(__name__)
 
-Step = Callable[[], Tensor]
-Recorder = Callable[[Step], Step]
-"""Makes of a step one that computes the same again, from what its inputs hold by then."""
+StepFunction = Callable[[], Tensor]
+GraphCapture = Callable[[StepFunction], StepFunction]
+"""Captures a step; the result computes it again on the current content of its input tensors."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One who writes: the token to compute, where it stands in which slot, and what it sees of its images.
-
-    Attributes:
-        low: the first image token it sees, in a model that attends across.
-        high: one beyond the last.
-        sighted: whether it has images.
-        behind: whether it stands at or behind one of them.
-    """
+class DecodeRow:
+    """One decoding request: its token, position and slot, and the image tokens that it attends to."""
 
     slot: int
     token: int
     position: int
     low: int = 0
+    """First image token, with cross-attention."""
     high: int = 1
-    sighted: bool = False
-    behind: bool = False
+    """One past the last image token."""
+    has_images: bool = False
+    after_image: bool = False
+    """Whether the position is at or after an image."""
 
 
 class CudaGraphPool:
-    """Recorded steps over the stores of text and of images, of which the last slot, beyond ``slots``, is nobody's."""
+    """Captured decode steps over the KV caches of text and images, whose last slot, ``slots``, is unused."""
 
     def __init__(
-        self, family: ModelAdapter, stores: tuple[KvCache, KvCache], slots: int, like: Tensor, recorder: Recorder
+        self, adapter: ModelAdapter, caches: tuple[KvCache, KvCache], slots: int, like: Tensor, capture: GraphCapture
     ) -> None:
-        self._family, (self._own, self._across), self._slots = family, stores, slots
-        self._record = recorder
+        self._adapter, (self._text_cache, self._image_cache), self._slots = adapter, caches, slots
+        self._capture = capture
         self._like = like
-        self._told = torch.zeros(7, slots, dtype=torch.int64, device=like.device)
-        self._every = torch.arange(slots, device=like.device)
-        self._recorded: dict[tuple[int, int], Step] = {}
+        self._inputs = torch.zeros(7, slots, dtype=torch.int64, device=like.device)
+        self._slot_rows = torch.arange(slots, device=like.device)
+        self._graphs: dict[tuple[int, int], StepFunction] = {}
         self._failed = False
 
     @torch.inference_mode()
-    def prepare(self) -> None:
-        """Record all steps without images, so that no caller waits for it; those about images are when first asked."""
-        self._told.copy_(torch.tensor(self._columns([])))
-        longest = 0
-        while longest < self._own.length and not self._failed:
-            longest = _room(longest + 1, self._own.length)
-            self._of_shape(longest, 0)
+    def capture_text_only(self) -> None:
+        """Capture all text-only shapes before the first request; shapes with images are captured on first use."""
+        self._inputs.copy_(torch.tensor(self._columns([])))
+        length = 0
+        while length < self._text_cache.length and not self._failed:
+            length = _rounded_length(length + 1, self._text_cache.length)
+            self._graph(length, 0)
 
-    def logits(self, rows: Sequence[Row]) -> Tensor | None:
-        """Compute a step of ``rows``; [rows, vocabulary] as they are ordered. None where steps cannot be recorded."""
+    def logits(self, rows: Sequence[DecodeRow]) -> Tensor | None:
+        """Compute a step: [rows, vocabulary] in the order of ``rows``. None if steps cannot be captured."""
         if self._failed:
             return None
-        self._told.copy_(torch.tensor(self._columns(rows)))
-        longest = _room(max(row.position for row in rows) + 1, self._own.length)
-        images = max((row.high for row in rows if row.sighted), default=0)
-        step = self._of_shape(longest, _room(images, self._across.length) if images else 0)
+        self._inputs.copy_(torch.tensor(self._columns(rows)))
+        length = _rounded_length(max(row.position for row in rows) + 1, self._text_cache.length)
+        images = max((row.high for row in rows if row.has_images), default=0)
+        step = self._graph(length, _rounded_length(images, self._image_cache.length) if images else 0)
         return None if step is None else step()[torch.tensor([row.slot for row in rows], device=self._like.device)]
 
-    def _of_shape(self, longest: int, images: int) -> Step | None:
-        """The recorded step; the first of its shape is recorded now. None from then on where one cannot be."""
-        shape = longest, images
-        if shape not in self._recorded:
+    def _graph(self, length: int, images: int) -> StepFunction | None:
+        """The captured step of a shape, captured on first use. After a failed capture: None for every shape."""
+        shape = length, images
+        if shape not in self._graphs:
             try:
-                self._recorded[shape] = self._record(lambda: self._step(*shape))
+                self._graphs[shape] = self._capture(lambda: self._step(*shape))
             except RuntimeError:
-                _LOG.exception("a step of this model cannot be recorded on %s: each is started anew", self._like.device)
+                _LOG.exception("CUDA graph capture failed on %s; decode steps run without graphs", self._like.device)
                 self._failed = True
                 return None
-        return self._recorded[shape]
+        return self._graphs[shape]
 
-    def _columns(self, rows: Sequence[Row]) -> list[list[int]]:
-        """What a step is told: of each slot the token, its position, the slot its keys go to, and what it sees."""
+    def _columns(self, rows: Sequence[DecodeRow]) -> list[list[int]]:
+        """Inputs of a step by slot: token, position, slot that keys are written to, and the image range and flags."""
         idle = [0, 0, self._slots, 0, 1, 0, 0]
         by_slot = [idle] * self._slots
         for row in rows:
-            by_slot[row.slot] = [row.token, row.position, row.slot, row.low, row.high, row.sighted, row.behind]
+            values = row.token, row.position, row.slot, row.low, row.high, row.has_images, row.after_image
+            by_slot[row.slot] = list(values)
         return [list(column) for column in zip(*by_slot, strict=True)]
 
-    def _step(self, longest: int, images: int) -> Tensor:
-        """Compute a row for every slot from what it is told; [slots, vocabulary]."""
-        tokens, positions, keys_to, low, high, sighted, behind = self._told.unbind()
-        sight = self._sight(torch.zeros_like(positions), positions + 1, longest)
-        context = StepContext((self._own, sight), positions, self._own.rows(keys_to, positions))
+    def _step(self, length: int, images: int) -> Tensor:
+        """Compute one row per slot from the input tensor: [slots, vocabulary]."""
+        tokens, positions, target_slots, low, high, has_images, after_image = self._inputs.unbind()
+        mask = self._mask(torch.zeros_like(positions), positions + 1, length)
+        cache_rows = self._text_cache.row_indices(target_slots, positions)
+        context = StepContext((self._text_cache, mask), positions, cache_rows)
         if images:
             context = replace(
                 context,
-                across=(self._across, self._sight(low, high, images)),
-                sighted=sighted.to(self._like.dtype)[:, None, None],
-                sees_images=behind.to(self._like.dtype)[:, None],
+                cross_attention=(self._image_cache, self._mask(low, high, images)),
+                has_images=has_images.to(self._like.dtype)[:, None, None],
+                after_image=after_image.to(self._like.dtype)[:, None],
             )
-        embedded = self._family.embed(tokens)
-        return self._family.logits(self._family.forward(embedded, positions, context))
+        embedded = self._adapter.embed(tokens)
+        return self._adapter.logits(self._adapter.forward(embedded, positions, context))
 
-    def _sight(self, low: Tensor, high: Tensor, longest: int) -> StepMask:
-        places = torch.arange(longest, device=low.device)
-        hidden = (places < low[:, None]) | (places >= high[:, None])
-        room = self._like.new_zeros(self._slots, longest).masked_fill(hidden, -torch.inf)
-        single = DecodeTokens(self._slots, slice(0, self._slots), self._every, longest, room, room[:, None, None])
-        return StepMask(single, ())
+    def _mask(self, low: Tensor, high: Tensor, length: int) -> StepMask:
+        positions = torch.arange(length, device=low.device)
+        hidden = (positions < low[:, None]) | (positions >= high[:, None])
+        mask = self._like.new_zeros(self._slots, length).masked_fill(hidden, -torch.inf)
+        decode = DecodeMask(self._slots, slice(0, self._slots), self._slot_rows, length, mask, mask[:, None, None])
+        return StepMask(decode, ())
 
 
-def recorder_of(device: torch.device) -> Recorder | None:
-    """How steps are recorded on a device; None where starting what they do takes no time to speak of."""
+def default_graph_capture(device: torch.device) -> GraphCapture | None:
+    """CUDA graph capture on a GPU; None on a CPU, where launching costs next to nothing."""
     return CudaGraphCapturer() if device.type == "cuda" else None
 
 
 class CudaGraphCapturer:
-    """Records as CUDA graphs, which share their memory: what a step made lasts until the next one of any shape."""
+    """Captures CUDA graphs that share one memory pool: a step's output is valid until the next step of any shape."""
 
     def __init__(self) -> None:
         self._pool = _CUDA.graph_pool_handle()
 
-    def __call__(self, step: Step) -> Step:
-        """Run a step until all it needs is there, then record it; other threads may use the GPU meanwhile."""
-        aside, now = _CUDA.Stream(), _CUDA.current_stream()
-        aside.wait_stream(now)
-        with _CUDA.stream(aside):
+    def __call__(self, step: StepFunction) -> StepFunction:
+        """Warm a step up on a side stream, then capture it; other threads may use the GPU meanwhile."""
+        warm_up_stream, current_stream = _CUDA.Stream(), _CUDA.current_stream()
+        warm_up_stream.wait_stream(current_stream)
+        with _CUDA.stream(warm_up_stream):
             for _ in range(_WARM_UPS):
                 step()
-        now.wait_stream(aside)
+        current_stream.wait_stream(warm_up_stream)
         graph = _CUDA.CUDAGraph()
         with _CUDA.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            made = step()
+            output = step()
 
         def replay() -> Tensor:
             graph.replay()
-            return made
+            return output
 
         return replay
 
 
-def _room(wanted: int, most: int) -> int:
-    """The power of two that holds ``wanted``, within what there is."""
-    return min(max(1 << (wanted - 1).bit_length(), LEAST_LONGEST), most)
+def _rounded_length(length: int, maximum: int) -> int:
+    """The next power of two, between ``MIN_LENGTH`` and ``maximum``."""
+    return min(max(1 << (length - 1).bit_length(), MIN_LENGTH), maximum)

@@ -1,4 +1,4 @@
-"""Keys and values of every slot: one pair of tensors a layer, allocated once."""
+"""`KvCache`: the KV cache of every slot, one pair of tensors per layer, allocated once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,60 +9,58 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class HeadLayout:
-    """Heads of a layer: ``keys`` of keys and values, ``size`` wide, each shared by ``group`` of queries."""
+    """Attention heads of a layer (grouped-query attention)."""
 
-    keys: int
-    size: int
-    group: int
+    kv_heads: int
+    head_size: int
+    group_size: int
+    """Query heads that share one KV head."""
 
 
 class KvCache:
-    """``slots`` slots of ``length`` positions for each of ``layers``, [slots, heads, length, size] each."""
-
-    length: int
+    """Keys and values of ``slots`` slots of ``length`` positions, [slots, heads, length, size] per layer."""
 
     def __init__(self, layers: Sequence[int], heads: HeadLayout, slots: int, length: int, like: Tensor) -> None:
-        shape = (slots, heads.keys, length, heads.size)
-        self._pairs: Mapping[int, tuple[Tensor, Tensor]] = {
+        shape = (slots, heads.kv_heads, length, heads.head_size)
+        self._layers: Mapping[int, tuple[Tensor, Tensor]] = {
             layer: (like.new_zeros(shape), like.new_zeros(shape)) for layer in layers
         }
-        self._flat = {
-            layer: (keys.view(-1, heads.size), values.view(-1, heads.size))
-            for layer, (keys, values) in self._pairs.items()
+        self._flat_layers = {
+            layer: (keys.view(-1, heads.head_size), values.view(-1, heads.head_size))
+            for layer, (keys, values) in self._layers.items()
         }
-        self._heads = torch.arange(heads.keys, device=like.device)
+        self._heads = torch.arange(heads.kv_heads, device=like.device)
         self.length = length
 
-    def holds(self, layer: int) -> bool:
-        """Whether a layer's keys and values lie here."""
-        return layer in self._pairs
+    def has_layer(self, layer: int) -> bool:
+        return layer in self._layers
 
-    def pair(self, layer: int) -> tuple[Tensor, Tensor]:
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, [slots, heads, length, size] each."""
-        return self._pairs[layer]
+        return self._layers[layer]
 
-    def rows(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """Where keys and values of tokens at ``positions`` [tokens] of ``slots`` [tokens] lie, [tokens * heads].
+    def row_indices(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """Rows of the flattened cache for tokens at ``positions`` [tokens] of ``slots`` [tokens]: [tokens * heads].
 
-        One position on is one row on.
+        Adding 1 to each row addresses the next position.
         """
-        firsts = (slots[:, None] * len(self._heads) + self._heads) * self.length
-        return (firsts + positions[:, None]).flatten()
+        first_rows = (slots[:, None] * len(self._heads) + self._heads) * self.length
+        return (first_rows + positions[:, None]).flatten()
 
     def write(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Put [tokens, heads, size] each where ``rows`` says."""
-        own_keys, own_values = self._flat[layer]
-        own_keys.index_copy_(0, rows, keys.reshape(-1, keys.shape[-1]))
-        own_values.index_copy_(0, rows, values.reshape(-1, values.shape[-1]))
+        """Write keys and values [tokens, heads, size] to ``rows``."""
+        flat_keys, flat_values = self._flat_layers[layer]
+        flat_keys.index_copy_(0, rows, keys.reshape(-1, keys.shape[-1]))
+        flat_values.index_copy_(0, rows, values.reshape(-1, values.shape[-1]))
 
-    def copy(self, source: int, target: int, count: int) -> None:
+    def copy_prefix(self, source: int, target: int, count: int) -> None:
         """Copy the first ``count`` positions of a slot to another."""
-        for pair in self._pairs.values():
+        for pair in self._layers.values():
             for tensor in pair:
                 tensor[target, :, :count] = tensor[source, :, :count]
 
-    def clear(self, slot: int) -> None:
-        """Wipe a slot whose numbers may be no numbers: what is masked still counts when it is NaN."""
-        for pair in self._pairs.values():
+    def clear_slot(self, slot: int) -> None:
+        """Zero a slot that may hold NaN, which would pass through the attention mask."""
+        for pair in self._layers.values():
             for tensor in pair:
                 tensor[slot].zero_()

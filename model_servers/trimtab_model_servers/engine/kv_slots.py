@@ -1,8 +1,9 @@
-"""Which slot of keys and values belongs to whom, and which prefix of a prompt lies in one already. Pure.
+"""`KvSlotManager`: assigns KV slots to requests and finds cached prefixes.
 
-A slot holds one request's keys and values, position by position. A freed slot keeps what it holds until it is given
-away: a later prompt that begins alike takes it over, or copies from it, and computes the rest only. Taken over is what
-it mostly holds in common; else a first word in common would cost who comes back his whole prompt.
+A slot holds the keys and values of one request, position by position. A released slot keeps its content until it is
+assigned again: a later prompt with the same prefix reuses the slot, or copies the prefix from it, and computes only the
+rest. A slot is reused only if most of its content matches; otherwise a one-token match would evict the full prefix of a
+returning conversation.
 """
 
 from collections.abc import Sequence
@@ -15,94 +16,89 @@ from trimtab_model_servers.engine.request import PositionKeys
 
 @dataclass(frozen=True, slots=True)
 class SlotLease:
-    """A slot given to a request.
-
-    Attributes:
-        slot: its number.
-        reused: how many positions of the prompt lie in it, or will once copied.
-        source: the slot they are copied from; None where they lie in it already.
-    """
+    """A slot assigned to a request."""
 
     slot: int
-    reused: int
-    source: int | None
+    reused_tokens: int
+    """Positions of the prompt that are cached in the slot, or will be once copied."""
+    copy_from: int | None
+    """Slot to copy the prefix from; None if the slot holds it already."""
 
 
 @dataclass(slots=True)
 class _Slot:
-    """``places`` has room for a slot's every position; the first ``held`` are taken."""
-
-    places: PositionKeys
-    held: int = 0
-    space: str = ""
+    buffer: PositionKeys
+    """Keys of all positions of the slot; the first ``length`` are valid."""
+    length: int = 0
+    namespace: str = ""
     busy: bool = False
-    stamp: int = 0
+    released_at: int = 0
+    """Logical time of the last release."""
 
     @property
     def keys(self) -> PositionKeys:
-        return self.places[: self.held]
+        return self.buffer[: self.length]
 
-    def add(self, keys: PositionKeys | Sequence[int]) -> None:
-        self.places[self.held : self.held + len(keys)] = keys
-        self.held += len(keys)
+    def append(self, keys: PositionKeys | Sequence[int]) -> None:
+        self.buffer[self.length : self.length + len(keys)] = keys
+        self.length += len(keys)
 
 
 class KvSlotManager:
-    """Gives and takes back ``slots`` slots of ``length`` positions each."""
+    """Owns ``slots`` slots of ``length`` positions each."""
 
     def __init__(self, slots: int, length: int, *, share_prefixes: bool = True) -> None:
         self.length = length
-        self._slots = [_Slot(np.zeros(length, np.int64), stamp=number) for number in range(slots)]
-        self._stamp = slots
-        self._share = share_prefixes
+        self._slots = [_Slot(np.zeros(length, np.int64), released_at=number) for number in range(slots)]
+        self._releases = slots
+        self._share_prefixes = share_prefixes
 
     @property
     def busy(self) -> int:
-        """How many slots are given away."""
         return sum(slot.busy for slot in self._slots)
 
-    def take(self, prompt: PositionKeys, space: str) -> SlotLease | None:
-        """Give a slot for ``prompt``; None when all are busy.
+    def acquire(self, prompt: PositionKeys, namespace: str) -> SlotLease | None:
+        """Assign a slot to ``prompt``; None if all are busy.
 
-        At least the prompt's last position is left to compute, since its logits are wanted. Prefixes are found among
-        slots of the same ``space`` only: the tenant, and where keys and values depend on the images ahead, those too.
+        The last position of the prompt is never reused, because its logits are needed. Prefixes are shared only within
+        a ``namespace``: the tenant, and the images if keys and values depend on images that follow.
         """
         free = [number for number, slot in enumerate(self._slots) if not slot.busy]
         if not free:
             return None
-        best, reused = self._longest(prompt, space)
-        chosen = min(free, key=lambda number: self._slots[number].stamp)
+        best, reused = self._longest_prefix(prompt, namespace)
+        chosen = min(free, key=lambda number: self._slots[number].released_at)
         if best in free and len(self._slots[best].keys) <= 2 * reused:
             chosen = best
         slot = self._slots[chosen]
-        slot.busy, slot.space, slot.held = True, space, 0
-        slot.add(prompt[:reused])
+        slot.busy, slot.namespace, slot.length = True, namespace, 0
+        slot.append(prompt[:reused])
         return SlotLease(chosen, reused, best if best != chosen else None)
 
-    def wrote(self, slot: int, keys: PositionKeys | Sequence[int]) -> None:
-        """Note what the next positions of a slot hold now."""
-        self._slots[slot].add(keys)
+    def record(self, slot: int, keys: PositionKeys | Sequence[int]) -> None:
+        """Append the keys of positions that were computed."""
+        self._slots[slot].append(keys)
 
-    def free(self, slot: int, *, forget: bool = False) -> None:
-        """Take a slot back; ``forget`` what it holds where that may be wrong."""
-        own = self._slots[slot]
-        own.busy, own.stamp = False, self._stamp
-        self._stamp += 1
-        if forget:
-            own.held = 0
+    def release(self, slot: int, *, invalidate_prefix: bool = False) -> None:
+        """Take a slot back; with ``invalidate_prefix`` its content is never reused."""
+        released = self._slots[slot]
+        released.busy, released.released_at = False, self._releases
+        self._releases += 1
+        if invalidate_prefix:
+            released.length = 0
 
-    def _longest(self, prompt: PositionKeys, space: str) -> tuple[int | None, int]:
+    def _longest_prefix(self, prompt: PositionKeys, namespace: str) -> tuple[int | None, int]:
         best, reused = None, 0
-        if not self._share:
+        if not self._share_prefixes:
             return best, reused
         for number, slot in enumerate(self._slots):
-            if slot.space == space and (common := _common(slot.keys, prompt[:-1])) > reused:
+            if slot.namespace == namespace and (common := _common_prefix(slot.keys, prompt[:-1])) > reused:
                 best, reused = number, common
         return best, reused
 
 
-def _common(one: PositionKeys, other: PositionKeys) -> int:
-    """Length of the longest prefix both share."""
-    length = min(len(one), len(other))
-    differs = one[:length] != other[:length]
+def _common_prefix(left: PositionKeys, right: PositionKeys) -> int:
+    """Length of the longest common prefix."""
+    length = min(len(left), len(right))
+    differs = left[:length] != right[:length]
     return int(differs.argmax()) if differs.any() else length

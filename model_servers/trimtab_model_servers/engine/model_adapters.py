@@ -1,8 +1,7 @@
-"""The two ways a model takes images in, over transformers' own classes and their public parts only.
+"""Model adapters: the two ways in which transformers' models take images, over their classes' public members.
 
-``DecoderOnlyAdapter``: an image's tokens stand in the prompt (LLaVA, LLaVA-OneVision, InternVL,
-SmolVLM, and text models).
-``CrossAttentionAdapter``: some layers attend to an image's tokens apart from the prompt (Mllama).
+``DecoderOnlyAdapter``: image tokens are part of the prompt (LLaVA, LLaVA-OneVision, InternVL, SmolVLM, text models).
+``CrossAttentionAdapter``: some layers attend to image tokens outside the prompt (Mllama).
 """
 
 from collections.abc import Mapping
@@ -10,38 +9,38 @@ from typing import Any, Final, Protocol
 
 from torch import Tensor
 
-from trimtab_model_servers.engine.attention import NAME, StepContext
+from trimtab_model_servers.engine.attention import ATTENTION_NAME, StepContext
 from trimtab_model_servers.engine.kv_cache import HeadLayout
 from trimtab_model_servers.engine.request import RequestError
 
-DECODERS: Final = ("language_model", "text_model")
-"""What transformers' models call the part that writes, where they have others beside it."""
+DECODER_NAMES: Final = ("language_model", "text_model")
+"""Names of the decoder within transformers' multimodal models."""
 
 
 class ModelAdapter(Protocol):
-    """What the engine asks of a model."""
+    """A model as the engine runs it."""
 
-    across: bool
+    cross_attention: bool
     heads: HeadLayout
-    own_layers: tuple[int, ...]
-    across_layers: tuple[int, ...]
-    vocabulary: int
+    self_attention_layers: tuple[int, ...]
+    cross_attention_layers: tuple[int, ...]
+    vocabulary_size: int
     width: int
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Map ids [tokens] to [tokens, width]."""
         ...
 
-    def require(self, image: Tensor, tokens: int) -> Tensor:
-        """Check an image's embeddings; return them as [tokens, width] of the model's own kind.
+    def validate_embeddings(self, image: Tensor, tokens: int) -> Tensor:
+        """Check an image's embeddings; return them as [tokens, width] in the model's dtype and on its device.
 
         Raises:
-            RequestError: they are of another shape, or not finite.
+            RequestError: they have another shape, or are not finite.
         """
         ...
 
-    def keys_and_values(self, image: Tensor) -> Mapping[int, tuple[Tensor, Tensor]]:
-        """What the layers that attend across keep of image tokens [tokens, width]: [tokens, heads, size] each."""
+    def cross_attention_kv(self, image: Tensor) -> Mapping[int, tuple[Tensor, Tensor]]:
+        """Keys and values of image tokens [tokens, width] by cross-attention layer, [tokens, heads, size] each."""
         ...
 
     def forward(self, embedded: Tensor, positions: Tensor, context: StepContext) -> Tensor:
@@ -54,95 +53,89 @@ class ModelAdapter(Protocol):
 
 
 class DecoderOnlyAdapter:
-    """A model whose decoder attends to one row of tokens, images among them."""
+    """A model whose image tokens are part of the prompt."""
 
-    across: bool = False
+    cross_attention: bool = False
 
     def __init__(self, model: Any) -> None:
         decoder = _decoder(model)
         config = decoder.config
-        _refuse_what_is_not_handled(config)
-        decoder.set_attn_implementation(NAME)
+        _require_supported(config)
+        decoder.set_attn_implementation(ATTENTION_NAME)
         self._decoder = decoder
         self._embedding = model.get_input_embeddings()
         self._head = model.get_output_embeddings()
         self.width = int(config.hidden_size)
-        self.vocabulary: int = int(self._head.weight.shape[0])
+        self.vocabulary_size: int = int(self._head.weight.shape[0])
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        keys = int(config.num_key_value_heads or config.num_attention_heads)
-        self.heads: HeadLayout = HeadLayout(keys, int(size), int(config.num_attention_heads) // keys)
-        self.across_layers: tuple[int, ...] = tuple(getattr(config, "cross_attention_layers", ()))
-        self.own_layers: tuple[int, ...] = tuple(
-            layer for layer in range(config.num_hidden_layers) if layer not in self.across_layers
+        kv_heads = int(config.num_key_value_heads or config.num_attention_heads)
+        self.heads: HeadLayout = HeadLayout(kv_heads, int(size), int(config.num_attention_heads) // kv_heads)
+        self.cross_attention_layers: tuple[int, ...] = tuple(getattr(config, "cross_attention_layers", ()))
+        self.self_attention_layers: tuple[int, ...] = tuple(
+            layer for layer in range(config.num_hidden_layers) if layer not in self.cross_attention_layers
         )
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Map ids [tokens] to [tokens, width]."""
         embedded: Tensor = self._embedding(tokens.to(self._embedding.weight.device))
         return embedded
 
-    def require(self, image: Tensor, tokens: int) -> Tensor:
-        """Check an image's embeddings, [..., width]; return them as [tokens, width]."""
+    def validate_embeddings(self, image: Tensor, tokens: int) -> Tensor:
         if image.shape[-1:] != (self.width,) or image.numel() != tokens * self.width:
             raise RequestError(f"an image's embeddings are {list(image.shape)}; should be [{tokens}, {self.width}]")
-        own = image.reshape(tokens, self.width).to(self._embedding.weight)
-        if not bool(own.isfinite().all()):
+        embeddings = image.reshape(tokens, self.width).to(self._embedding.weight)
+        if not bool(embeddings.isfinite().all()):
             raise RequestError("an image's embeddings hold numbers that are not finite")
-        return own
+        return embeddings
 
-    def keys_and_values(self, image: Tensor) -> Mapping[int, tuple[Tensor, Tensor]]:
-        """Nothing: images stand in the prompt."""
+    def cross_attention_kv(self, image: Tensor) -> Mapping[int, tuple[Tensor, Tensor]]:
         del image
         return {}
 
     def forward(self, embedded: Tensor, positions: Tensor, context: StepContext) -> Tensor:
-        """Run one packed row."""
         return self._run(embedded, positions, step_context=context)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Map [n, width] to [n, vocabulary]."""
         logits: Tensor = self._head(hidden)
         return logits
 
-    def _run(self, embedded: Tensor, positions: Tensor, **told: Any) -> Tensor:
-        made = self._decoder(inputs_embeds=embedded[None], position_ids=positions[None], use_cache=False, **told)
-        hidden: Tensor = made.last_hidden_state[0]
+    def _run(self, embedded: Tensor, positions: Tensor, **options: Any) -> Tensor:
+        output = self._decoder(inputs_embeds=embedded[None], position_ids=positions[None], use_cache=False, **options)
+        hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
 
 class CrossAttentionAdapter(DecoderOnlyAdapter):
-    """Mllama: text that sees no image skips the layers that attend across, exactly."""
+    """Mllama. A step without images skips the cross-attention layers exactly."""
 
-    across: bool = True
+    cross_attention: bool = True
 
-    def keys_and_values(self, image: Tensor) -> Mapping[int, tuple[Tensor, Tensor]]:
-        """What each layer that attends across keeps of [tokens, width]."""
-        kept = {}
-        for layer in self.across_layers:
+    def cross_attention_kv(self, image: Tensor) -> Mapping[int, tuple[Tensor, Tensor]]:
+        layers = {}
+        for layer in self.cross_attention_layers:
             attention = self._decoder.layers[layer].cross_attn
-            shape = (len(image), self.heads.keys, self.heads.size)
-            kept[layer] = (attention.k_norm(attention.k_proj(image).view(shape)), attention.v_proj(image).view(shape))
-        return kept
+            shape = (len(image), self.heads.kv_heads, self.heads.head_size)
+            layers[layer] = (attention.k_norm(attention.k_proj(image).view(shape)), attention.v_proj(image).view(shape))
+        return layers
 
     def forward(self, embedded: Tensor, positions: Tensor, context: StepContext) -> Tensor:
-        """Run one packed row; a single made-up image token opens the layers, whose true ones lie in the store."""
-        if context.across is None:
+        """Run one packed row. A single zero image token enables the layers; the KV cache holds the real ones."""
+        if context.cross_attention is None:
             return self._run(embedded, positions, step_context=context)
-        behind = context.sees_images
+        after_image = context.after_image
         return self._run(
             embedded,
             positions,
             step_context=context,
             cross_attention_states=embedded.new_zeros(1, 1, self.width),
-            full_text_row_masked_out_mask=None if behind is None else behind[None, None],
+            full_text_row_masked_out_mask=None if after_image is None else after_image[None, None],
         )
 
 
-def family_of(model: Any) -> ModelAdapter:
-    """The family of a model of transformers; its attention is over slots from then on.
+def adapt_model(model: Any) -> ModelAdapter:
+    """Adapt a transformers model, in place: it uses slot attention from then on.
 
     Raises:
-        ValueError: a model that the engine would run wrongly; the message says which kind.
+        ValueError: the engine does not support the model's kind of attention; the message names it.
     """
     return (
         CrossAttentionAdapter(model)
@@ -154,21 +147,22 @@ def family_of(model: Any) -> ModelAdapter:
 def _decoder(model: Any) -> Any:
     """The part of a model that maps embeddings to hidden states."""
     inner = model.model
-    return next((getattr(inner, name) for name in DECODERS if hasattr(inner, name)), inner)
+    return next((getattr(inner, name) for name in DECODER_NAMES if hasattr(inner, name)), inner)
 
 
-def _refuse_what_is_not_handled(config: Any) -> None:
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+def _require_supported(config: Any) -> None:
+    layer_types = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     rope = getattr(config, "rope_parameters", None) or {}
-    if kinds:
+    if layer_types:
         raise ValueError(
-            f"{config.model_type}: layers of {', '.join(sorted(kinds))} are not handled; only full attention"
+            f"{config.model_type}: layers of type {', '.join(sorted(layer_types))} are not supported; only full "
+            "attention"
         )
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        raise ValueError(f"{config.model_type}: attention in a sliding window is not handled; only full attention")
+        raise ValueError(f"{config.model_type}: sliding-window attention is not supported; only full attention")
     if "mrope_section" in rope:
-        raise ValueError(f"{config.model_type}: positions in three dimensions (M-RoPE) are not handled")
+        raise ValueError(f"{config.model_type}: three-dimensional positions (M-RoPE) are not supported")
     if getattr(config, "use_bidirectional_attention", None):
-        raise ValueError(f"{config.model_type}: images that attend in both directions are not handled")
+        raise ValueError(f"{config.model_type}: bidirectional attention of images is not supported")
     if getattr(config, "attn_logit_softcapping", None) or getattr(config, "attention_sinks", None):
-        raise ValueError(f"{config.model_type}: attention with soft caps or sinks is not handled")
+        raise ValueError(f"{config.model_type}: attention with soft caps or sinks is not supported")

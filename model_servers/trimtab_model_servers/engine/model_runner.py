@@ -1,4 +1,4 @@
-"""Runs what the scheduler planned: slots copied, embeddings spliced, one packed forward, logits of those who write."""
+"""`ModelRunner`: executes a scheduled step: prefix copies, image embeddings, one packed forward pass, logits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,36 +8,36 @@ import torch
 from torch import Tensor
 
 from trimtab_model_servers.engine.attention import StepContext
-from trimtab_model_servers.engine.attention_masks import Places, StepMask, step_mask
-from trimtab_model_servers.engine.cuda_graphs import CudaGraphPool, Recorder, Row, recorder_of
+from trimtab_model_servers.engine.attention_masks import PositionArray, StepMask, step_mask
+from trimtab_model_servers.engine.cuda_graphs import CudaGraphPool, DecodeRow, GraphCapture, default_graph_capture
 from trimtab_model_servers.engine.image_attention import ImageAttentionMask, image_attention_mask
 from trimtab_model_servers.engine.kv_cache import KvCache
 from trimtab_model_servers.engine.model_adapters import ModelAdapter
 from trimtab_model_servers.engine.request import Image, Request
-from trimtab_model_servers.engine.scheduler import Admission, Limits, PrefillChunk
+from trimtab_model_servers.engine.scheduler import Admission, EngineLimits, ScheduledChunk
 
 
 @dataclass(slots=True)
-class _PendingEmbeddings:
-    """What is kept of a request while it is in flight."""
+class _RequestImages:
+    """A request in flight and the embeddings of its images; None for images that are still encoded."""
 
     request: Request
-    images: list[Tensor | None]
-    sight: ImageAttentionMask
+    embeddings: list[Tensor | None]
+    mask: ImageAttentionMask
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Layout:
-    """How a step's tokens stand: each one's slot, how many are alone in theirs, and from where to where the others'."""
+class _PackedTokens:
+    """Order of a step's tokens: slot of each, number of leading decodes, (start, end) of each prefill chunk."""
 
-    slots: Places
-    singles: int
-    runs: list[tuple[int, int]]
+    slots: PositionArray
+    decodes: int
+    chunks: list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DecodeBatch:
-    """A step of those who write alone: of whom the next step is, and from what it follows where it is theirs again."""
+    """A decode-only step: the requests and positions of the next step, and the context to reuse if they match."""
 
     next: list[tuple[str, int, int]]
     context: StepContext
@@ -45,191 +45,201 @@ class _DecodeBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodeLogits:
-    """Who writes a token, and from which logits, [n, vocabulary]."""
+    """Next-token logits of the requests that sample, [n, vocabulary]."""
 
     request_ids: tuple[str, ...]
     logits: Tensor
 
 
 class ModelRunner:
-    """The part that computes. One thread calls it at a time."""
+    """Model, KV caches and image embeddings of the requests in flight; called by one thread at a time."""
 
-    def __init__(self, family: ModelAdapter, limits: Limits, recorder: Recorder | None = None) -> None:
-        """Allocate all slots; ``recorder`` records steps (None: as the device of the model has it)."""
-        self.family = family
-        like = family.embed(torch.zeros(1, dtype=torch.int64))[:0]
+    def __init__(self, adapter: ModelAdapter, limits: EngineLimits, graph_capture: GraphCapture | None = None) -> None:
+        """Allocate all slots; ``graph_capture`` captures decode steps (None: the default of the model's device)."""
+        self.adapter = adapter
+        like = adapter.embed(torch.zeros(1, dtype=torch.int64))[:0]
         self._like = like
         self._device = like.device
-        recorder = recorder or recorder_of(like.device)
-        slots = limits.slots + (recorder is not None)
-        self._own = KvCache(family.own_layers, family.heads, slots, limits.slot_tokens, like)
-        self._across = KvCache(family.across_layers, family.heads, slots, limits.image_tokens, like)
-        self._replays = recorder and CudaGraphPool(family, (self._own, self._across), limits.slots, like, recorder)
-        if self._replays is not None:
-            self._replays.prepare()
-        self._held: dict[str, _PendingEmbeddings] = {}
-        self._writers: _DecodeBatch | None = None
+        capture = graph_capture or default_graph_capture(like.device)
+        slots = limits.slots + (capture is not None)
+        self._text_cache = KvCache(adapter.self_attention_layers, adapter.heads, slots, limits.slot_tokens, like)
+        self._image_cache = KvCache(adapter.cross_attention_layers, adapter.heads, slots, limits.image_tokens, like)
+        caches = (self._text_cache, self._image_cache)
+        self._graphs = capture and CudaGraphPool(adapter, caches, limits.slots, like, capture)
+        if self._graphs is not None:
+            self._graphs.capture_text_only()
+        self._requests: dict[str, _RequestImages] = {}
+        self._last_decode: _DecodeBatch | None = None
 
     @property
     def embedding_bytes(self) -> int:
-        """What is kept of images of requests in flight."""
-        return sum(image.nbytes for held in self._held.values() for image in held.images if image is not None)
+        """Bytes of the image embeddings of requests in flight."""
+        return sum(image.nbytes for entry in self._requests.values() for image in entry.embeddings if image is not None)
 
     @property
-    def held(self) -> int:
-        """Requests of which anything is kept."""
-        return len(self._held)
+    def request_count(self) -> int:
+        return len(self._requests)
 
-    def hold(self, request: Request, images: Sequence[Tensor | None]) -> None:
-        """Keep a request's images; None for one that is still encoded.
+    def add_request(self, request: Request, images: Sequence[Tensor | None]) -> None:
+        """Store a request's image embeddings; None for images that are still encoded.
 
         Raises:
-            RequestError: an image's embeddings are not what the model takes.
+            RequestError: the embeddings do not fit the model.
         """
-        checked = [
-            None if given is None else self.family.require(given, image.rows)
-            for image, given in zip(request.images, images, strict=True)
+        embeddings = [
+            None if rows is None else self.adapter.validate_embeddings(rows, image.rows)
+            for image, rows in zip(request.images, images, strict=True)
         ]
-        self._held[request.id] = _PendingEmbeddings(
-            request, checked, image_attention_mask(len(request.tokens), request.images)
-        )
+        mask = image_attention_mask(len(request.tokens), request.images)
+        self._requests[request.id] = _RequestImages(request, embeddings, mask)
 
-    def supply(self, request_id: str, image: int, embeddings: Tensor) -> None:
-        """Keep an image that was still encoded.
+    def add_embeddings(self, request_id: str, image: int, embeddings: Tensor) -> None:
+        """Store the embeddings of an image that has been encoded.
 
         Raises:
-            RequestError: the embeddings are not what the model takes.
+            RequestError: the embeddings do not fit the model.
         """
-        held = self._held[request_id]
-        held.images[image] = self.family.require(embeddings, held.request.images[image].rows)
+        entry = self._requests[request_id]
+        entry.embeddings[image] = self.adapter.validate_embeddings(embeddings, entry.request.images[image].rows)
 
-    def release(self, request_id: str) -> None:
-        """Let go of what is kept of a request."""
-        self._held.pop(request_id, None)
+    def remove_request(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
 
-    def wipe(self, slot: int) -> None:
-        """Clear a slot whose numbers may be no numbers."""
-        self._own.clear(slot)
-        self._across.clear(slot)
+    def clear_slot(self, slot: int) -> None:
+        """Zero a slot that may hold NaN."""
+        self._text_cache.clear_slot(slot)
+        self._image_cache.clear_slot(slot)
 
     @torch.inference_mode()
     def admit(self, admission: Admission) -> None:
-        """Bring a request's prefix into its slot, and its images in a model that attends across."""
-        lease, held = admission.lease, self._held[admission.request.id]
-        if lease.source is not None:
-            self._own.copy(lease.source, lease.slot, lease.reused)
-            self._across.copy(lease.source, lease.slot, sum(image.rows for image in held.request.images))
-        elif self.family.across and held.images and not lease.reused:
-            images = _padding_last(held)
-            places = torch.arange(len(images), device=self._device)
-            rows = self._across.rows(torch.full_like(places, lease.slot), places)
-            for layer, (keys, values) in self.family.keys_and_values(images).items():
-                self._across.write(layer, rows, keys, values)
+        """Copy a request's reused prefix to its slot; with cross-attention, also fill the slot's image cache."""
+        lease, entry = admission.lease, self._requests[admission.request.id]
+        if lease.copy_from is not None:
+            self._text_cache.copy_prefix(lease.copy_from, lease.slot, lease.reused_tokens)
+            image_rows = sum(image.rows for image in entry.request.images)
+            self._image_cache.copy_prefix(lease.copy_from, lease.slot, image_rows)
+        elif self.adapter.cross_attention and entry.embeddings and not lease.reused_tokens:
+            images = _padding_last(entry)
+            positions = torch.arange(len(images), device=self._device)
+            rows = self._image_cache.row_indices(torch.full_like(positions, lease.slot), positions)
+            for layer, (keys, values) in self.adapter.cross_attention_kv(images).items():
+                self._image_cache.write(layer, rows, keys, values)
 
     @torch.inference_mode()
-    def run(self, parts: Sequence[PrefillChunk]) -> DecodeLogits:
-        """Compute the parts of a step; computing one again leaves the same behind."""
-        parts = sorted(parts, key=lambda part: (len(part.tokens) != 1, part.slot))
-        before, self._writers = self._writers, None  # a step that fails leaves nothing to go on from
-        alone = all(part.writes and len(part.tokens) == 1 for part in parts)
-        if alone and self._replays is not None and all(self._written(part) for part in parts):
-            logits = self._replays.logits([self._row(part) for part in parts])
+    def run(self, chunks: Sequence[ScheduledChunk]) -> DecodeLogits:
+        """Compute the chunks of a step; computing one again has the same result."""
+        chunks = sorted(chunks, key=lambda chunk: (len(chunk.tokens) != 1, chunk.slot))
+        previous, self._last_decode = self._last_decode, None  # a failed step leaves no context to reuse
+        decode_only = all(chunk.samples and len(chunk.tokens) == 1 for chunk in chunks)
+        if decode_only and self._graphs is not None and all(self._is_generated(chunk) for chunk in chunks):
+            logits = self._graphs.logits([self._decode_row(chunk) for chunk in chunks])
             if logits is not None:
-                return DecodeLogits(tuple(part.request_id for part in parts), logits)
-        context = before.context.moved_on() if before and alone and before.next == _stand(parts, 0) else None
-        embedded = self.family.embed(torch.tensor([token for part in parts for token in part.tokens]).to(self._device))
+                return DecodeLogits(tuple(chunk.request_id for chunk in chunks), logits)
+        reusable = previous is not None and decode_only and previous.next == _positions_after(chunks, 0)
+        context = previous.context.advance() if previous is not None and reusable else None
+        tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens])
+        embedded = self.adapter.embed(tokens.to(self._device))
         if context is None:
-            context = self._context(parts)
-            self._splice(parts, embedded)
-        hidden = self.family.forward(embedded, context.positions, context)
-        if alone:
-            self._writers = _DecodeBatch(_stand(parts, 1), context)
-            return DecodeLogits(tuple(part.request_id for part in parts), self.family.logits(hidden))
-        ends = np.cumsum([len(part.tokens) for part in parts]).tolist()
-        last = [end - 1 for part, end in zip(parts, ends, strict=True) if part.writes]
-        logits = self.family.logits(hidden[last]) if last else hidden.new_empty(0, self.family.vocabulary)
-        return DecodeLogits(tuple(part.request_id for part in parts if part.writes), logits)
+            context = self._context(chunks)
+            self._insert_images(chunks, embedded)
+        hidden = self.adapter.forward(embedded, context.positions, context)
+        if decode_only:
+            self._last_decode = _DecodeBatch(_positions_after(chunks, 1), context)
+            return DecodeLogits(tuple(chunk.request_id for chunk in chunks), self.adapter.logits(hidden))
+        ends = np.cumsum([len(chunk.tokens) for chunk in chunks]).tolist()
+        last = [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.samples]
+        logits = self.adapter.logits(hidden[last]) if last else hidden.new_empty(0, self.adapter.vocabulary_size)
+        return DecodeLogits(tuple(chunk.request_id for chunk in chunks if chunk.samples), logits)
 
-    def _written(self, part: PrefillChunk) -> bool:
-        """Whether a part is of what was written: no image's."""
-        return part.start >= len(self._held[part.request_id].request.tokens)
+    def _is_generated(self, chunk: ScheduledChunk) -> bool:
+        """Whether a chunk follows the prompt, so that it holds no image placeholder."""
+        return chunk.start >= len(self._requests[chunk.request_id].request.tokens)
 
-    def _row(self, part: PrefillChunk) -> Row:
-        """A part of one token as recorded steps have it."""
-        row, held = Row(part.slot, part.tokens[0], part.start), self._held[part.request_id]
-        if not self.family.across or not held.request.images:
+    def _decode_row(self, chunk: ScheduledChunk) -> DecodeRow:
+        row, entry = DecodeRow(chunk.slot, chunk.tokens[0], chunk.start), self._requests[chunk.request_id]
+        if not self.adapter.cross_attention or not entry.request.images:
             return row
-        low, high, behind = (column.item() for column in held.sight.at(part.start, 1))
-        return replace(row, low=low, high=high, sighted=True, behind=bool(behind))
+        low, high, after_image = (column.item() for column in entry.mask.at(chunk.start, 1))
+        return replace(row, low=low, high=high, has_images=True, after_image=bool(after_image))
 
-    def _context(self, parts: Sequence[PrefillChunk]) -> StepContext:
-        """Work out where the tokens of a step stand and what they see; those alone in their slot come first."""
-        counts = [len(part.tokens) for part in parts]
-        slots, ends = np.repeat([part.slot for part in parts], counts), np.cumsum(counts).tolist()
-        places = np.concatenate([np.arange(part.start, part.start + len(part.tokens)) for part in parts])
-        singles = counts.count(1)
-        runs = [(end - count, end) for count, end in zip(counts[singles:], ends[singles:], strict=True)]
-        layout, positions = _Layout(slots, singles, runs), self._tensor(places)
-        own = self._sight(layout, np.zeros_like(places), places + 1)
-        context = StepContext((self._own, own), positions, self._own.rows(self._tensor(slots), positions))
-        if self.family.across and any(self._held[part.request_id].request.images for part in parts):
-            return self._looking(parts, context, layout)
+    def _context(self, chunks: Sequence[ScheduledChunk]) -> StepContext:
+        """Positions, KV cache rows and masks of a step; chunks of one token come first."""
+        counts = [len(chunk.tokens) for chunk in chunks]
+        slots, ends = np.repeat([chunk.slot for chunk in chunks], counts), np.cumsum(counts).tolist()
+        places = np.concatenate([np.arange(chunk.start, chunk.start + len(chunk.tokens)) for chunk in chunks])
+        decodes = counts.count(1)
+        prefills = [(end - count, end) for count, end in zip(counts[decodes:], ends[decodes:], strict=True)]
+        packed, positions = _PackedTokens(slots, decodes, prefills), self._tensor(places)
+        mask = self._mask(packed, np.zeros_like(places), places + 1)
+        cache_rows = self._text_cache.row_indices(self._tensor(slots), positions)
+        context = StepContext((self._text_cache, mask), positions, cache_rows)
+        if self.adapter.cross_attention and any(self._requests[chunk.request_id].request.images for chunk in chunks):
+            return self._with_images(chunks, context, packed)
         return context
 
-    def _splice(self, parts: Sequence[PrefillChunk], embedded: Tensor) -> None:
-        """Put images' embeddings where their placeholders' stand, [tokens, width]."""
-        if self.family.across:
+    def _insert_images(self, chunks: Sequence[ScheduledChunk], embedded: Tensor) -> None:
+        """Replace the rows of image placeholders in ``embedded`` [tokens, width] by the images' embeddings."""
+        if self.adapter.cross_attention:
             return
-        at = 0
-        for part in parts:
-            end = part.start + len(part.tokens)
-            held = self._held[part.request_id]
-            shown = held.request.images if part.start < len(held.request.tokens) else ()
-            for image, given in zip(shown, held.images, strict=False):
-                if given is not None:
-                    for first, last, row in _within(image, part.start, end):
-                        embedded[at + first - part.start : at + last - part.start] = given[row : row + last - first]
-            at += len(part.tokens)
+        offset = 0
+        for chunk in chunks:
+            end = chunk.start + len(chunk.tokens)
+            entry = self._requests[chunk.request_id]
+            images = entry.request.images if chunk.start < len(entry.request.tokens) else ()
+            for image, rows in zip(images, entry.embeddings, strict=False):
+                if rows is not None:
+                    for first, last, row in _placeholders_within(image, chunk.start, end):
+                        target = slice(offset + first - chunk.start, offset + last - chunk.start)
+                        embedded[target] = rows[row : row + last - first]
+            offset += len(chunk.tokens)
 
-    def _looking(self, parts: Sequence[PrefillChunk], context: StepContext, layout: _Layout) -> StepContext:
-        """Add what the parts see of their images."""
-        seen = [self._held[part.request_id].sight.at(part.start, len(part.tokens)) for part in parts]
-        low, high, behind = (np.concatenate(columns) for columns in zip(*seen, strict=True))
-        sighted = [bool(self._held[part.request_id].request.images) for part in parts for _ in part.tokens]
+    def _with_images(
+        self, chunks: Sequence[ScheduledChunk], context: StepContext, packed: _PackedTokens
+    ) -> StepContext:
+        """Add the cross-attention mask of the chunks."""
+        columns = [self._requests[chunk.request_id].mask.at(chunk.start, len(chunk.tokens)) for chunk in chunks]
+        low, high, after_image = (np.concatenate(column) for column in zip(*columns, strict=True))
+        has_images = [bool(self._requests[chunk.request_id].request.images) for chunk in chunks for _ in chunk.tokens]
         dtype = self._like.dtype
         return replace(
             context,
-            across=(self._across, self._sight(layout, low, high)),
-            sighted=None if all(sighted) else torch.tensor(sighted, device=self._device, dtype=dtype)[:, None, None],
-            sees_images=None if behind.all() else torch.from_numpy(behind).to(self._device, dtype)[:, None],
+            cross_attention=(self._image_cache, self._mask(packed, low, high)),
+            has_images=None
+            if all(has_images)
+            else torch.tensor(has_images, device=self._device, dtype=dtype)[:, None, None],
+            after_image=None if after_image.all() else torch.from_numpy(after_image).to(self._device, dtype)[:, None],
         )
 
-    def _sight(self, layout: _Layout, low: Places, high: Places) -> StepMask:
-        return step_mask(
-            layout.slots, (low, high), layout.singles, layout.runs, group=self.family.heads.group, like=self._like
-        )
+    def _mask(self, packed: _PackedTokens, low: PositionArray, high: PositionArray) -> StepMask:
+        group = self.adapter.heads.group_size
+        return step_mask(packed.slots, (low, high), packed.decodes, packed.chunks, group=group, like=self._like)
 
-    def _tensor(self, numbers: Places) -> Tensor:
+    def _tensor(self, numbers: PositionArray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.int64)).to(self._device)
 
 
-def _within(image: Image, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Which positions from ``start`` to ``end`` are an image's: from where to where, and the first one's row."""
+def _placeholders_within(image: Image, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (first, last, row) for each run of an image's placeholders between ``start`` and ``end``.
+
+    ``row`` is the embedding row of the placeholder at ``first``.
+    """
     row = 0
-    for place, count in image.runs:
-        first, last = max(place, start), min(place + count, end)
+    for run_start, count in image.runs:
+        first, last = max(run_start, start), min(run_start + count, end)
         if first < last:
-            yield first, last, row + first - place
+            yield first, last, row + first - run_start
         row += count
 
 
-def _stand(parts: Sequence[PrefillChunk], further: int) -> list[tuple[str, int, int]]:
-    """Who stands in which slot at which position, ``further`` on."""
-    return [(part.request_id, part.slot, part.start + further) for part in parts]
+def _positions_after(chunks: Sequence[ScheduledChunk], steps: int) -> list[tuple[str, int, int]]:
+    """Request, slot and position of each chunk after ``steps`` further tokens."""
+    return [(chunk.request_id, chunk.slot, chunk.start + steps) for chunk in chunks]
 
 
-def _padding_last(held: _PendingEmbeddings) -> Tensor:
-    """A request's image tokens as they lie in its slot, [tokens, width]."""
-    given = [(image, rows) for image, rows in zip(held.request.images, held.images, strict=True) if rows is not None]
-    shown = [rows[: image.tokens] for image, rows in given]
-    return torch.cat([*shown, *(rows[image.tokens :] for image, rows in given)])
+def _padding_last(entry: _RequestImages) -> Tensor:
+    """A request's image embeddings in the order of its slot, [tokens, width]: all tokens, then all padding."""
+    images = [
+        (image, rows) for image, rows in zip(entry.request.images, entry.embeddings, strict=True) if rows is not None
+    ]
+    tokens = [rows[: image.tokens] for image, rows in images]
+    return torch.cat([*tokens, *(rows[image.tokens :] for image, rows in images)])

@@ -1,4 +1,4 @@
-"""What is asked of the engine and what it answers. Pure."""
+"""Requests to the engine and the events it answers with."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 PositionKeys = NDArray[np.int64]
-"""One number a position tells what stands there: a token's id, or below zero a piece of an image by its content."""
+"""One number per position: the token's id, or a negative hash of an image's content and the row within it."""
 
-_PIECE_BITS: Final = 20
-"""An image holds at most this many bits' worth of tokens; the rest of a key is its content's digest."""
+_ROW_BITS: Final = 20
+"""Bits of an image's key that number its rows; the others hold the digest of its content."""
 
 
 class RequestError(ValueError):
-    """A request that can never be served; the message says what would be right. Nobody else notices it."""
+    """The request can never be served; the message names what would be valid. Other requests are not affected."""
 
 
 class EngineBusy(RuntimeError):
-    """As many requests wait already as may."""
+    """The queue is full, or the engine stops."""
 
 
 class FinishReason(StrEnum):
@@ -35,19 +35,16 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn.
-
-    Attributes:
-        temperature: 0 takes the likeliest token; higher is more even.
-        top_k: draw among this many likeliest; 0 for all.
-        top_p: draw among the likeliest that hold this share together, 0…1.
-        seed: makes the draw repeatable; None draws anew each time.
-    """
+    """Sampling parameters."""
 
     temperature: float = 0.0
+    """0 is greedy; higher values flatten the distribution."""
     top_k: int = 0
+    """Sample from the likeliest ``top_k`` tokens; 0 for all."""
     top_p: float = 1.0
+    """Sample from the smallest set of tokens whose probability reaches this, 0…1."""
     seed: int | None = None
+    """Makes the output reproducible; None seeds each request anew."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature <= 100:
@@ -60,25 +57,20 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One image of a request.
-
-    Attributes:
-        content: a digest of what it shows and of what encoded it; equal means equal embeddings.
-        start: its first placeholder's position in the prompt.
-        placeholders: how many positions of the prompt it takes.
-        tokens: how many tokens the encoder makes of it; for a model that attends across more than the placeholders.
-        padding: how many more behind those are of tiles that show nothing. A model that attends across lets text before
-            the first image see them, as transformers' own does; nothing else does.
-        pieces: (start, placeholders) of each, in order, where other tokens of the prompt stand between its
-            placeholders (rows and columns of tiles); empty where they stand side by side.
-    """
+    """One image of a request."""
 
     content: str
+    """Digest of the image and its encoder; images with equal content have equal embeddings."""
     start: int
+    """Position of its first placeholder in the prompt."""
     placeholders: int
     tokens: int
+    """Tokens that the encoder makes of it; with cross-attention, more than its placeholders."""
     padding: int = 0
-    pieces: tuple[tuple[int, int], ...] = ()
+    """Rows after ``tokens`` that belong to empty tiles. With cross-attention, text before the first image attends to
+    them, as in transformers' own model; no other text does."""
+    segments: tuple[tuple[int, int], ...] = ()
+    """(start, placeholders) of each segment, in order, if other tokens separate the placeholders (tile markers)."""
 
     @property
     def rows(self) -> int:
@@ -87,44 +79,38 @@ class Image:
 
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:
-        """(start, placeholders) of each run of its placeholders."""
-        return self.pieces or ((self.start, self.placeholders),)
+        """(start, placeholders) of each contiguous run of placeholders."""
+        return self.segments or ((self.start, self.placeholders),)
 
     @property
     def end(self) -> int:
-        """One beyond its last placeholder."""
+        """One past its last placeholder."""
         start, placeholders = self.runs[-1]
         return start + placeholders
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked.
-
-    Attributes:
-        id: its name, used by no other request in flight.
-        tokens: the prompt's ids, images' placeholders among them.
-        images: in the order of their places.
-        max_new_tokens: most tokens written.
-        min_new_tokens: the end is not drawn before as many.
-        end_ids: tokens that end an answer; none to write ``max_new_tokens`` in any case.
-        stops: strings that end an answer; neither they nor what follows is told.
-        sampling: how tokens are drawn.
-        tenant: prefixes are shared within one only.
-        due_at: when the answer is due to begin, in seconds of the caller's clock: who is due first goes first. So who
-            waits goes before more and more of those that come.
-    """
+    """A generation request."""
 
     id: str
+    """Unique among the requests in flight."""
     tokens: tuple[int, ...]
+    """The prompt, with the placeholders of its images."""
     images: tuple[Image, ...] = ()
+    """In the order of their positions."""
     max_new_tokens: int = 64
     min_new_tokens: int = 0
+    """``end_ids`` are banned before this many tokens are generated."""
     end_ids: frozenset[int] = frozenset()
-    stops: tuple[str, ...] = ()
+    """Tokens that end the generation; empty to generate ``max_new_tokens`` in any case."""
+    stop_strings: tuple[str, ...] = ()
+    """Strings that end the generation; they are not part of the output."""
     sampling: Sampling = field(default_factory=Sampling)
     tenant: str = ""
+    """Prefixes are shared only within a tenant."""
     due_at: float = 0.0
+    """Deadline of the first token in seconds of the caller's clock; earlier deadlines are scheduled first."""
 
     def __post_init__(self) -> None:
         if not self.tokens:
@@ -135,75 +121,70 @@ class Request:
             raise RequestError(
                 f"min_new_tokens is {self.min_new_tokens}; should be at most max_new_tokens, {self.max_new_tokens}"
             )
-        if any(not stop for stop in self.stops):
+        if any(not stop for stop in self.stop_strings):
             raise RequestError("a stop string is empty; should hold at least one character")
-        past = 0
+        end = 0
         for number, image in enumerate(self.images):
-            if image.start < past or image.end > len(self.tokens) or image.placeholders < 1:
+            if image.start < end or image.end > len(self.tokens) or image.placeholders < 1:
                 raise RequestError(
-                    f"image {number} stands at {image.start} for {image.placeholders}; should follow the one before it "
-                    f"and lie within the prompt's {len(self.tokens)} tokens"
+                    f"image {number} has {image.placeholders} placeholders at {image.start}; should follow the image "
+                    f"before it and lie within the prompt's {len(self.tokens)} tokens"
                 )
-            past = image.end
-            _require_whole(number, image)
+            end = image.end
+            _require_valid_segments(number, image)
 
 
-def _require_whole(number: int, image: Image) -> None:
-    """Raise RequestError unless an image's pieces follow one another and are all of its placeholders."""
+def _require_valid_segments(number: int, image: Image) -> None:
+    """Raise RequestError unless an image's segments are disjoint, in order, and hold all of its placeholders."""
     ends = [image.start, *(start + count for start, count in image.runs)]
-    apart = all(count > 0 and start >= end for (start, count), end in zip(image.runs, ends, strict=False))
-    if image.runs[0][0] != image.start or sum(count for _, count in image.runs) != image.placeholders or not apart:
+    disjoint = all(count > 0 and start >= end for (start, count), end in zip(image.runs, ends, strict=False))
+    if image.runs[0][0] != image.start or sum(count for _, count in image.runs) != image.placeholders or not disjoint:
         raise RequestError(
-            f"image {number} stands in pieces {list(image.pieces)}; they should begin at {image.start}, follow one "
-            f"another and have {image.placeholders} placeholders together"
+            f"image {number} has segments {list(image.segments)}; they should begin at {image.start}, be disjoint and "
+            f"in order, and have {image.placeholders} placeholders together"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request took, in tokens. ``cached`` of the prompt were not computed again."""
+    """Tokens of a request."""
 
     prompt: int
     completion: int
     image: int
     cached: int
+    """Prompt tokens whose keys and values were reused."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
-    """One token written, and the text that is certain by now (it may be empty, or of earlier tokens)."""
+    """One generated token."""
 
     request_id: str
     token: int
     log_probability: float
     text: str
+    """Text released with the token; may be empty, or belong to earlier tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestDone:
-    """A request's last word; there is exactly one for each.
-
-    Attributes:
-        request_id: whose.
-        ending: how it ended.
-        usage: what it took.
-        text: what was held back until it was certain that no stop string begins with it.
-        error: why, where it ended in error.
-    """
+    """The last event of a request; each request has exactly one."""
 
     request_id: str
-    ending: FinishReason
+    finish_reason: FinishReason
     usage: Usage
     text: str = ""
+    """Text that was withheld because a stop string could have begun in it."""
     error: str | None = None
 
 
 def position_keys(tokens: Sequence[int], images: Sequence[Image]) -> PositionKeys:
-    """Tell what stands at each position, so that equal keys mean equal input."""
+    """Keys of a prompt's positions; equal keys mean equal model input."""
     keys = np.asarray(tokens, dtype=np.int64).copy()
     for image in images:
         digest = int.from_bytes(hashlib.sha256(image.content.encode()).digest()[:8], "big") >> 1
-        base = digest >> _PIECE_BITS << _PIECE_BITS
-        places = np.concatenate([np.arange(start, start + count) for start, count in image.runs])
-        keys[places] = -1 - (base + np.arange(image.placeholders))
+        base = digest >> _ROW_BITS << _ROW_BITS
+        positions = np.concatenate([np.arange(start, start + count) for start, count in image.runs])
+        keys[positions] = -1 - (base + np.arange(image.placeholders))
     return keys

@@ -1,13 +1,12 @@
-"""Which tokens of which requests the next step computes. Pure: no torch, no clock.
+"""Continuous-batching scheduler: the tokens that the next step computes. It uses neither torch nor a clock.
 
-Every running request that has its prompt computed writes one token a step; what is left of the step's tokens goes to
-prompts, in chunks, those first whose answers are due first. Words alone wait behind nobody's images: up to half of a
-step goes to prompts without images before any other; and where that half holds all of them, two of three steps are
-theirs alone, since a first word comes only at the end of its whole step. While such prompts come, steps that read
-images are short too: who comes next waits for the one under way, and who is read in it for its end. A request is
-admitted when a slot is free that holds its whole prompt and all it may write, so that none is ever pushed out.
-Prompts are computed up to the first image that is still encoded and lies in no prefix taken over (in a model that
-attends across: not before all are there).
+Every running request past its prefill decodes one token a step; the rest of the step's token budget goes to prefill
+chunks, earliest deadline first. Text-only prompts are not delayed by images: up to half of the budget is reserved for
+them. If that half holds all of them, two of three steps contain only text, because a first token is produced at the end
+of its step. While text-only prompts keep arriving, steps with images are kept short too, because a new prompt waits for
+the step in progress. A request is admitted when a free slot can hold its whole prompt and output, so that none is ever
+preempted for memory. A prompt is computed up to the first image that is neither encoded nor part of a reused prefix
+(with cross-attention: not before all images are encoded).
 """
 
 from collections.abc import Iterator
@@ -16,54 +15,52 @@ from dataclasses import dataclass
 from trimtab_model_servers.engine.kv_slots import KvSlotManager, SlotLease
 from trimtab_model_servers.engine.request import EngineBusy, Image, PositionKeys, Request, RequestError, position_keys
 
-WORDS_REMEMBERED_STEPS = 128
-"""For so many steps after one that read a prompt without images, the next such prompt is expected."""
-IMAGES_SHARE, IMAGES_LEAST_TOKENS = 4, 32
-"""Of a step's tokens, prompts with images get at most the fourth part while prompts without are expected, but no less
-than a few: those take hardly longer than none."""
-MOST_STEPS_OF_WORDS = 2
-"""So many steps in a row are those prompts' alone; who comes during one does not wait for images in the next."""
+TEXT_ONLY_MEMORY_STEPS = 128
+"""Steps after a text-only prefill during which another text-only prompt is expected."""
+IMAGE_BUDGET_DIVISOR, MIN_IMAGE_BUDGET_TOKENS = 4, 32
+"""While text-only prompts are expected, prompts with images get this fraction of a step's tokens, but at least the
+minimum, which costs hardly more time than none."""
+MAX_TEXT_ONLY_STEPS = 2
+"""Consecutive steps that text-only prompts may have to themselves."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What the engine holds.
-
-    Attributes:
-        slots: requests running at once.
-        slot_tokens: most positions of one request, prompt and answer together.
-        step_tokens: most tokens a step computes.
-        waiting: most requests that wait for a slot.
-        image_tokens: most image tokens of one request, in a model that attends across; 0 in others.
-    """
+class EngineLimits:
+    """Capacity of the engine."""
 
     slots: int = 16
+    """Concurrent requests."""
     slot_tokens: int = 1024
+    """Positions of one request, prompt and output together."""
     step_tokens: int = 512
-    waiting: int = 1024
+    """Token budget of a step."""
+    max_waiting: int = 1024
+    """Requests that may wait for a slot."""
     image_tokens: int = 0
+    """Image tokens of one request, with cross-attention; 0 for other models."""
 
     def __post_init__(self) -> None:
         if self.step_tokens <= self.slots:
             raise ValueError(
-                f"step_tokens is {self.step_tokens}; should be above slots, {self.slots}: each may write one"
+                f"step_tokens is {self.step_tokens}; should be above slots, {self.slots}: each may decode a token"
             )
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillChunk:
-    """A run of positions of one request that a step computes; ``writes`` when a token follows the last of them."""
+class ScheduledChunk:
+    """Consecutive tokens of one request that a step computes: a prefill chunk, or one decoded token."""
 
     request_id: str
     slot: int
     start: int
     tokens: tuple[int, ...]
-    writes: bool
+    samples: bool
+    """Whether the last token's logits give the next token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request that takes its slot in this step, before anything is computed."""
+    """A request that gets its slot in this step."""
 
     request: Request
     lease: SlotLease
@@ -71,53 +68,59 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to compute: who comes in, one token each of those who write, and chunks of prompts."""
+    """One step: requests to admit, then one token per decoding request and the prefill chunks."""
 
     admissions: tuple[Admission, ...]
-    decodes: tuple[PrefillChunk, ...]
-    chunks: tuple[PrefillChunk, ...]
+    decodes: tuple[ScheduledChunk, ...]
+    prefills: tuple[ScheduledChunk, ...]
 
     @property
-    def parts(self) -> tuple[PrefillChunk, ...]:
-        """All that is computed, those who write first."""
-        return self.decodes + self.chunks
+    def chunks(self) -> tuple[ScheduledChunk, ...]:
+        return self.decodes + self.prefills
 
 
 @dataclass(slots=True)
-class _Running:
-    """A request under way."""
-
+class _InFlight:
     request: Request
-    order: int
+    arrival: int
     keys: PositionKeys
     tokens: list[int]
-    ready: list[bool]
+    """Prompt and generated tokens."""
+    encoded: list[bool]
+    """By image."""
     lease: SlotLease | None = None
     computed: int = 0
-    cached: int = 0
+    reused: int = 0
 
     @property
-    def prompt(self) -> int:
+    def prompt_length(self) -> int:
         return len(self.request.tokens)
 
     @property
-    def written(self) -> int:
-        return len(self.tokens) - self.prompt
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def remaining_prompt(self) -> int:
+        return self.prompt_length - self.computed
 
 
 class Scheduler:
-    """Holds requests from ``submit`` to ``finish``; ``next_step`` plans, ``computed`` and ``wrote`` report back."""
+    """Queue and running set of requests, from ``submit`` to ``finish``.
 
-    def __init__(self, limits: Limits, *, across: bool = False, share_prefixes: bool = True) -> None:
+    ``next_step`` plans; ``record_computed`` and ``record_token`` report what the model runner did.
+    """
+
+    def __init__(self, limits: EngineLimits, *, cross_attention: bool = False, share_prefixes: bool = True) -> None:
         self.limits = limits
-        self._across = across
+        self._cross_attention = cross_attention
         self._slots = KvSlotManager(limits.slots, limits.slot_tokens, share_prefixes=share_prefixes)
-        self._running: dict[str, _Running] = {}
-        self._waiting: dict[str, _Running] = {}
+        self._running: dict[str, _InFlight] = {}
+        self._waiting: dict[str, _InFlight] = {}
         self._submitted = 0
-        self._steps_of_words = 0
-        """How many steps, the last ones, left prompts with images out for those without."""
-        self._steps_since_words = WORDS_REMEMBERED_STEPS
+        self._text_only_steps = 0
+        """Consecutive steps, up to now, that left out prompts with images."""
+        self._steps_since_text_only = TEXT_ONLY_MEMORY_STEPS
 
     @property
     def waiting(self) -> int:
@@ -131,180 +134,184 @@ class Scheduler:
 
     @property
     def busy_slots(self) -> int:
-        """Slots that are given away."""
         return self._slots.busy
 
     @property
     def pending_tokens(self) -> int:
-        """Tokens of prompts that are still to be computed."""
-        return sum(max(one.prompt - one.computed, 0) for one in self._all())
+        """Prompt tokens to compute."""
+        return sum(max(entry.remaining_prompt, 0) for entry in (*self._running.values(), *self._waiting.values()))
 
-    def submit(self, request: Request, ready: tuple[bool, ...] = ()) -> None:
-        """Take a request in; ``ready`` tells which of its images are encoded (all, when left out).
+    def submit(self, request: Request, encoded: tuple[bool, ...] = ()) -> None:
+        """Enqueue a request; ``encoded`` states for each image whether its embeddings are there (default: all).
 
         Raises:
             RequestError: it can never fit, or its id is in use.
-            EngineBusy: as many wait already as may.
+            EngineBusy: the queue is full.
         """
         self._require_fit(request)
-        if len(self._waiting) >= self.limits.waiting:
-            raise EngineBusy(f"{len(self._waiting)} requests wait already, as many as may; try again later")
-        ready = ready or (True,) * len(request.images)
+        if len(self._waiting) >= self.limits.max_waiting:
+            raise EngineBusy(f"{len(self._waiting)} requests wait already, the maximum; try again later")
+        encoded = encoded or (True,) * len(request.images)
         keys = position_keys(request.tokens, request.images)
-        self._waiting[request.id] = _Running(request, self._submitted, keys, list(request.tokens), list(ready))
+        self._waiting[request.id] = _InFlight(request, self._submitted, keys, list(request.tokens), list(encoded))
         self._submitted += 1
 
-    def image_ready(self, request_id: str, image: int) -> None:
-        """Note that an image of a request is encoded; one that is gone meanwhile is none of ours."""
-        found = self._running.get(request_id) or self._waiting.get(request_id)
-        if found is not None:
-            found.ready[image] = True
+    def mark_image_ready(self, request_id: str, image: int) -> None:
+        """Record that an image is encoded; ignored if the request has ended."""
+        entry = self._running.get(request_id) or self._waiting.get(request_id)
+        if entry is not None:
+            entry.encoded[image] = True
 
     def next_step(self) -> Step | None:
-        """Plan the next step; None when nothing can be computed now."""
+        """Plan the next step; None if there is nothing to compute."""
         admissions = tuple(self._admit())
-        ordered = sorted(self._running.values(), key=_urgency)
-        decodes = tuple(_chunk(one, one.computed, len(one.tokens)) for one in ordered if one.written)
-        chunks = self._prompts([one for one in ordered if not one.written], self.limits.step_tokens - len(decodes))
-        if not admissions and not decodes and not chunks:
+        ordered = sorted(self._running.values(), key=_priority)
+        decodes = tuple(_chunk(entry, entry.computed, len(entry.tokens)) for entry in ordered if entry.generated)
+        prompts = [entry for entry in ordered if not entry.generated]
+        prefills = self._prefills(prompts, self.limits.step_tokens - len(decodes))
+        if not admissions and not decodes and not prefills:
             return None
-        return Step(admissions, decodes, chunks)
+        return Step(admissions, decodes, prefills)
 
-    def computed(self, part: PrefillChunk) -> None:
-        """Note that a part of a step was computed."""
-        one = self._running[part.request_id]
-        one.computed = part.start + len(part.tokens)
-        self._slots.wrote(part.slot, one.keys[part.start : one.computed] if part.start < one.prompt else part.tokens)
+    def record_computed(self, chunk: ScheduledChunk) -> None:
+        """Record that a chunk was computed."""
+        entry = self._running[chunk.request_id]
+        entry.computed = chunk.start + len(chunk.tokens)
+        in_prompt = chunk.start < entry.prompt_length
+        self._slots.record(chunk.slot, entry.keys[chunk.start : entry.computed] if in_prompt else chunk.tokens)
 
-    def wrote(self, request_id: str, token: int) -> int:
-        """Note that a request wrote a token; return how many it has written."""
-        one = self._running[request_id]
-        one.tokens.append(token)
-        return one.written
+    def record_token(self, request_id: str, token: int) -> int:
+        """Record a generated token; return the number of tokens generated."""
+        entry = self._running[request_id]
+        entry.tokens.append(token)
+        return entry.generated
 
     def usage(self, request_id: str) -> tuple[int, int]:
-        """How many tokens a request has written, and how many of its prompt were not computed again."""
-        one = self._running.get(request_id) or self._waiting[request_id]
-        return one.written, one.cached
+        """Tokens that a request generated, and prompt tokens that it reused."""
+        entry = self._running.get(request_id) or self._waiting[request_id]
+        return entry.generated, entry.reused
 
     def slot_of(self, request_id: str) -> int | None:
         """The slot of a request; None while it waits."""
-        one = self._running.get(request_id)
-        return one.lease.slot if one is not None and one.lease is not None else None
+        entry = self._running.get(request_id)
+        return entry.lease.slot if entry is not None and entry.lease is not None else None
 
-    def finish(self, request_id: str, *, forget: bool = False) -> bool:
-        """Let go of a request, whatever its state, and of all it holds; False when it is gone already."""
-        one = self._waiting.pop(request_id, None) or self._running.pop(request_id, None)
-        if one is not None and one.lease is not None:
-            self._slots.free(one.lease.slot, forget=forget)
-        return one is not None
+    def finish(self, request_id: str, *, invalidate_prefix: bool = False) -> bool:
+        """Remove a request, in any state, and release its slot; False if it has ended already."""
+        entry = self._waiting.pop(request_id, None) or self._running.pop(request_id, None)
+        if entry is not None and entry.lease is not None:
+            self._slots.release(entry.lease.slot, invalidate_prefix=invalidate_prefix)
+        return entry is not None
 
-    def knows(self, request_id: str) -> bool:
-        """Whether a request is in flight."""
+    def is_in_flight(self, request_id: str) -> bool:
         return request_id in self._running or request_id in self._waiting
 
-    def _prompts(self, reading: list[_Running], room: int) -> tuple[PrefillChunk, ...]:
-        """How far each prompt gets in a step: those without images share the first half of the room, all the rest.
+    def _prefills(self, prompts: list[_InFlight], budget: int) -> tuple[ScheduledChunk, ...]:
+        """Divide a step's token budget: text-only prompts share the first half of it, all prompts the rest.
 
-        Where those without images need no more than that half, they have two of three steps to themselves: these are
-        short. The third is short too, and any other where more of them are expected.
+        If that half holds all text-only prompts, they have two of three steps to themselves, which are short. The third
+        step is short too, and so is any step while more text-only prompts are expected.
         """
-        words, half = [one for one in reading if not one.request.images], room // 2
-        wanted = sum(one.prompt - one.computed for one in words)
-        self._steps_since_words = 0 if words else self._steps_since_words + 1
-        fit = wanted <= half
-        alone = bool(words) and fit and len(words) < len(reading) and self._steps_of_words < MOST_STEPS_OF_WORDS
-        self._steps_of_words = self._steps_of_words + 1 if alone else 0
-        if alone:
-            reading = words
-        elif fit and self._steps_since_words < WORDS_REMEMBERED_STEPS:
-            room = min(room, wanted + max(self.limits.step_tokens // IMAGES_SHARE, IMAGES_LEAST_TOKENS))
-        reached = [one.computed for one in reading]
-        for most, only_words in ((half, True), (room, False)):
-            left = most - sum(reached) + sum(one.computed for one in reading)
-            for place, one in enumerate(reading):
-                if not (only_words and one.request.images):
-                    more = max(min(self._usable(one) - reached[place], left), 0)
-                    reached[place] += more
-                    left -= more
-        ends = zip(reading, reached, strict=True)
-        return tuple(_chunk(one, one.computed, end) for one, end in ends if end > one.computed)
+        text_only, half = [entry for entry in prompts if not entry.request.images], budget // 2
+        text_tokens = sum(entry.remaining_prompt for entry in text_only)
+        self._steps_since_text_only = 0 if text_only else self._steps_since_text_only + 1
+        fits = text_tokens <= half
+        leave_out_images = (
+            bool(text_only) and fits and len(text_only) < len(prompts) and self._text_only_steps < MAX_TEXT_ONLY_STEPS
+        )
+        self._text_only_steps = self._text_only_steps + 1 if leave_out_images else 0
+        if leave_out_images:
+            prompts = text_only
+        elif fits and self._steps_since_text_only < TEXT_ONLY_MEMORY_STEPS:
+            image_budget = max(self.limits.step_tokens // IMAGE_BUDGET_DIVISOR, MIN_IMAGE_BUDGET_TOKENS)
+            budget = min(budget, text_tokens + image_budget)
+        ends = [entry.computed for entry in prompts]
+        for tokens, skip_images in ((half, True), (budget, False)):
+            remaining = tokens - sum(ends) + sum(entry.computed for entry in prompts)
+            for number, entry in enumerate(prompts):
+                if not (skip_images and entry.request.images):
+                    count = max(min(self._computable(entry) - ends[number], remaining), 0)
+                    ends[number] += count
+                    remaining -= count
+        chunks = zip(prompts, ends, strict=True)
+        return tuple(_chunk(entry, entry.computed, end) for entry, end in chunks if end > entry.computed)
 
     def _admit(self) -> Iterator[Admission]:
-        for one in sorted(self._waiting.values(), key=_urgency):
-            usable = self._usable(one)
-            if usable == 0:
-                continue  # would hold a slot only to wait in it
-            space = _space(one.request, across=self._across)
-            lease = self._slots.take(one.keys, space)
-            if lease is None and usable < one.prompt:
-                continue  # nobody makes room for who would soon wait himself
-            if lease is None and self._make_room():
-                lease = self._slots.take(one.keys, space)
+        for entry in sorted(self._waiting.values(), key=_priority):
+            computable = self._computable(entry)
+            if computable == 0:
+                continue  # it would only wait in the slot
+            namespace = _namespace(entry.request, cross_attention=self._cross_attention)
+            lease = self._slots.acquire(entry.keys, namespace)
+            if lease is None and computable < entry.prompt_length:
+                continue  # a request that will soon wait for an image itself displaces no other
+            if lease is None and self._release_blocked_slot():
+                lease = self._slots.acquire(entry.keys, namespace)
             if lease is None:
                 return
-            one.lease = lease
-            one.computed = one.cached = lease.reused
-            del self._waiting[one.request.id]
-            self._running[one.request.id] = one
-            yield Admission(one.request, lease)
+            entry.lease = lease
+            entry.computed = entry.reused = lease.reused_tokens
+            del self._waiting[entry.request.id]
+            self._running[entry.request.id] = entry
+            yield Admission(entry.request, lease)
 
-    def _make_room(self) -> bool:
-        """Take the slot back from who holds it only to wait for an image; False where nobody does.
+    def _release_blocked_slot(self) -> bool:
+        """Return a request that waits for an image to the queue and release its slot; False if there is none.
 
-        What it computed stays in the slot until that is given away. It comes in again as others do.
+        Its keys and values stay in the slot until the slot is assigned again.
         """
-        idle = [one for one in self._running.values() if self._usable(one) <= one.computed < one.prompt]
-        if not idle:
+        blocked = [
+            entry for entry in self._running.values() if self._computable(entry) <= entry.computed < entry.prompt_length
+        ]
+        if not blocked:
             return False
-        one = max(idle, key=_urgency)
-        if one.lease is not None:
-            self._slots.free(one.lease.slot)
-        one.lease, one.computed, one.cached = None, 0, 0
-        del self._running[one.request.id]
-        self._waiting[one.request.id] = one
+        entry = max(blocked, key=_priority)
+        if entry.lease is not None:
+            self._slots.release(entry.lease.slot)
+        entry.lease, entry.computed, entry.reused = None, 0, 0
+        del self._running[entry.request.id]
+        self._waiting[entry.request.id] = entry
         return True
 
-    def _usable(self, one: _Running) -> int:
-        """How far the prompt can be computed with the images that are there; those it has behind it are not needed."""
-        for image, ready in zip(one.request.images, one.ready, strict=True):
-            if not ready and self._across:
+    def _computable(self, entry: _InFlight) -> int:
+        """Length of the prompt's prefix that needs no image that is still encoded; computed images are not needed."""
+        for image, encoded in zip(entry.request.images, entry.encoded, strict=True):
+            if not encoded and self._cross_attention:
                 return 0
-            if not ready and image.end > one.computed:
+            if not encoded and image.end > entry.computed:
                 return image.start
-        return one.prompt
+        return entry.prompt_length
 
     def _require_fit(self, request: Request) -> None:
-        if self.knows(request.id):
-            raise RequestError(f"a request {request.id!r} is in flight; its id should be its own")
-        wanted = len(request.tokens) + request.max_new_tokens
-        if wanted > self.limits.slot_tokens:
+        if self.is_in_flight(request.id):
+            raise RequestError(f"a request {request.id!r} is in flight; ids must be unique")
+        total = len(request.tokens) + request.max_new_tokens
+        if total > self.limits.slot_tokens:
             raise RequestError(
-                f"the prompt's {len(request.tokens)} tokens and {request.max_new_tokens} new ones are {wanted}; "
+                f"the prompt's {len(request.tokens)} tokens and {request.max_new_tokens} new ones are {total}; "
                 f"should be at most {self.limits.slot_tokens} together"
             )
-        seen = _image_tokens(request.images)
-        if self._across and seen > self.limits.image_tokens:
-            raise RequestError(f"the images are {seen} tokens; should be at most {self.limits.image_tokens} together")
-
-    def _all(self) -> Iterator[_Running]:
-        yield from self._running.values()
-        yield from self._waiting.values()
+        image_tokens = _image_tokens(request.images)
+        if self._cross_attention and image_tokens > self.limits.image_tokens:
+            raise RequestError(f"the images have {image_tokens} tokens; should be at most {self.limits.image_tokens}")
 
 
-def _urgency(one: _Running) -> tuple[float, int]:
-    return one.request.due_at, one.order
+def _priority(entry: _InFlight) -> tuple[float, int]:
+    return entry.request.due_at, entry.arrival
 
 
-def _chunk(one: _Running, start: int, end: int) -> PrefillChunk:
-    if one.lease is None:
-        raise RuntimeError(f"request {one.request.id!r} has no slot")
-    return PrefillChunk(one.request.id, one.lease.slot, start, tuple(one.tokens[start:end]), end == len(one.tokens))
+def _chunk(entry: _InFlight, start: int, end: int) -> ScheduledChunk:
+    if entry.lease is None:
+        raise RuntimeError(f"request {entry.request.id!r} has no slot")
+    tokens = tuple(entry.tokens[start:end])
+    return ScheduledChunk(entry.request.id, entry.lease.slot, start, tokens, samples=end == len(entry.tokens))
 
 
-def _space(request: Request, *, across: bool) -> str:
-    """Who may share prefixes. Where early text attends to all images too, only prompts with the very same ones."""
-    images = "|".join(f"{image.content}:{image.rows}@{image.start}" for image in request.images) if across else ""
+def _namespace(request: Request, *, cross_attention: bool) -> str:
+    """Requests that may share prefixes. With cross-attention all text attends to images: they must be equal too."""
+    images = ""
+    if cross_attention:
+        images = "|".join(f"{image.content}:{image.rows}@{image.start}" for image in request.images)
     return f"{len(request.tenant)}:{request.tenant}{images}"
 
 

@@ -1,7 +1,7 @@
-"""The published architectures of IPA's language and speech models, written out in full, so that nothing is downloaded.
+"""Architectures of IPA's language and speech models, defined here so that no configuration is downloaded.
 
-Sizes, vocabularies and special tokens are facts of the published checkpoints (their config.json); parameter counts come
-out as in tables 9 to 14 of the paper. What is not named here is the default of its transformers class.
+Sizes, vocabularies and special tokens are those of the pretrained checkpoints (config.json); parameter counts equal
+tables 9 to 14 of the paper. Other settings are the defaults of the transformers classes.
 """
 
 from collections.abc import Mapping
@@ -13,32 +13,28 @@ Task = Literal["classification", "question-answering", "generation", "transcript
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A model class of transformers and its configuration.
-
-    Attributes:
-        task: what it does, hence which family module serves it.
-        model: name of the model class.
-        config: name of the configuration class.
-        settings: the configuration, where it is not the class's default.
-        begin: special tokens before a text.
-        between: special tokens between a question and its context.
-        end: special tokens after a text.
-        padding, unknown: ids of these tokens.
-        positions: tokens that one input may have, special ones included.
-        published: the repository whose weights fit.
-    """
+    """A model class of transformers and its configuration."""
 
     task: Task
+    """Determines the family module."""
     model: str
+    """Name of the model class."""
     config: str
+    """Name of the configuration class."""
     settings: Mapping[str, object]
+    """Configuration, except the defaults of the class."""
     begin: tuple[int, ...] = ()
+    """Special tokens before a text."""
     between: tuple[int, ...] = ()
+    """Special tokens between a question and its context."""
     end: tuple[int, ...] = ()
+    """Special tokens after a text."""
     padding: int = 1
     unknown: int = 3
     positions: int = 512
+    """Maximum tokens of an input, special tokens included."""
     published: str = field(kw_only=True)
+    """Hugging Face repository of matching weights."""
 
 
 _LARGE: dict[str, object] = {
@@ -138,8 +134,8 @@ def _speech_to_text(width: int, heads: int, inner: int, published: str) -> Archi
 
 
 def _wav2vec2(settings: Mapping[str, object], published: str) -> Architecture:
-    whole = {"vocab_size": 32, "feat_extract_norm": "group", "do_stable_layer_norm": False} | dict(settings)
-    return Architecture("frames", "Wav2Vec2ForCTC", "Wav2Vec2Config", whole, padding=0, published=published)
+    config = {"vocab_size": 32, "feat_extract_norm": "group", "do_stable_layer_norm": False} | dict(settings)
+    return Architecture("frames", "Wav2Vec2ForCTC", "Wav2Vec2Config", config, padding=0, published=published)
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -172,4 +168,4 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "wav2vec2-base": _wav2vec2({}, "facebook/wav2vec2-base-960h"),
     "wav2vec2-large": _wav2vec2(_LARGE, "facebook/wav2vec2-large-960h"),
 }
-"""Architectures by the part of the family's name after `transformers/`."""
+"""Architectures by the family's name after `transformers/`."""

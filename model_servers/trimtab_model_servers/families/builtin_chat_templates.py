@@ -1,15 +1,15 @@
-"""How chats with published models are written: their templates in Jinja, and what stands around an image.
+"""Chat templates of pretrained models in Jinja, and the prompts of their images.
 
-A template writes each image as one mark; what the mark stands for follows from how many rows the image has.
+A template writes each image as one mark, which is replaced by the image's prompt.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
-from trimtab_model_servers.chat.interfaces import Rows
+from trimtab_model_servers.chat.interfaces import EmbeddingShape
 
-Around = Sequence[str | int]
-"""What an image is in a prompt: text, and runs of so many placeholders."""
+ImagePrompt = Sequence[str | int]
+"""Prompt of an image: text, and numbers of placeholders."""
 
 _IN_ORDER: Final = (
     "{% for part in message['content'] %}"
@@ -17,8 +17,8 @@ _IN_ORDER: Final = (
     "{% endfor %}"
 )
 _IMAGES_FIRST: Final = (
-    "{% set shown = message['content'] | selectattr('type', 'equalto', 'image') | list %}"
-    "{% for image in shown %}{{ '<image>' }}{% endfor %}{% if shown %}{{ '\\n' }}{% endif %}"
+    "{% set images = message['content'] | selectattr('type', 'equalto', 'image') | list %}"
+    "{% for image in images %}{{ '<image>' }}{% endfor %}{% if images %}{{ '\\n' }}{% endif %}"
     "{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}"
 )
 
@@ -48,36 +48,38 @@ SMOLVLM: Final = (
 )
 
 
-def plain(rows: Rows) -> Around:
-    """Placeholders alone (LLaVA-OneVision)."""
-    return (rows.total,)
+def plain(shape: EmbeddingShape) -> ImagePrompt:
+    """Placeholders only (LLaVA-OneVision)."""
+    return (shape.total,)
 
 
-def bracketed(rows: Rows) -> Around:
-    """Placeholders between two marks (InternVL)."""
-    return ("<img>", rows.total, "</img>")
+def bracketed(shape: EmbeddingShape) -> ImagePrompt:
+    """Placeholders between two markers (InternVL)."""
+    return ("<img>", shape.total, "</img>")
 
 
-def attended_apart(rows: Rows) -> Around:
-    """One placeholder, however many rows are attended to from there on (Llama 3.2 Vision)."""
-    del rows
+def single_placeholder(shape: EmbeddingShape) -> ImagePrompt:
+    """One placeholder, whatever the number of rows, for cross-attention (Llama 3.2 Vision)."""
+    del shape
     return (1,)
 
 
-def in_tiles(rows: Rows, tile_tokens: int) -> Around:
-    """Tile by tile, each with its row and column, and an overview last (SmolVLM).
+def tiled(shape: EmbeddingShape, tile_tokens: int) -> ImagePrompt:
+    """Tiles with markers of their row and column, then a global view (SmolVLM).
 
     Raises:
-        ValueError: no image has so many rows of embeddings in so many columns of tiles.
+        ValueError: no image has such a shape.
     """
-    tiles, columns = rows.total // tile_tokens, rows.columns
-    cut, left = divmod(tiles - 1, columns) if columns else (0, tiles - 1)
-    if rows.total % tile_tokens or left or (columns and not cut):
-        told = f"{columns} columns of tiles" if columns else "one piece"
-        raise ValueError(f"an image of {rows.total} rows in {told}; should be {tile_tokens} a tile and an overview's")
-    edge, around = "<fake_token_around_image>", list[str | int]()
-    for row in range(1, cut + 1):
+    tiles, columns = shape.total // tile_tokens, shape.columns
+    grid_rows, remainder = divmod(tiles - 1, columns) if columns else (0, tiles - 1)
+    if shape.total % tile_tokens or remainder or (columns and not grid_rows):
+        grid = f"{columns} columns of tiles" if columns else "one tile"
+        raise ValueError(
+            f"an image has {shape.total} rows in {grid}; should be {tile_tokens} for each tile and the global view"
+        )
+    edge, parts = "<fake_token_around_image>", list[str | int]()
+    for row in range(1, grid_rows + 1):
         for column in range(1, columns + 1):
-            around += [f"{edge}<row_{row}_col_{column}>", tile_tokens]
-        around.append("\n")
-    return (*around, *(["\n"] if cut else []), f"{edge}<global-img>", tile_tokens, edge)
+            parts += [f"{edge}<row_{row}_col_{column}>", tile_tokens]
+        parts.append("\n")
+    return (*parts, *(["\n"] if grid_rows else []), f"{edge}<global-img>", tile_tokens, edge)

@@ -1,10 +1,9 @@
-"""The detector ladder's networks: our own single-stage, anchor-free detector in five sizes.
+"""Single-stage, anchor-free object detector in five sizes.
 
-Nothing of YOLOv5 is in here; only the parameter counts of its five sizes (IPA, table 7) are met, and its arithmetic
-within a fifth, so that a stage of these networks costs what the paper's stage costs. A backbone of residual stages,
-each half as wide and high and twice as deep in channels as the one before, feeds its last three stages into a top-down
-pyramid; one head, shared by the three levels, tells for each cell an objectness, a class and the distances from the
-cell's centre to the four sides of a box.
+It shares no code with YOLOv5, but matches the parameter counts of its five sizes (IPA, table 7), and its operations
+within a fifth, so that a stage costs as much as the paper's. A backbone of residual stages, each with half the
+resolution and twice the channels, feeds its last three stages into a top-down pyramid; one head, shared by the three
+levels, predicts for each cell an objectness, a class and the distances from the cell's center to the sides of a box.
 """
 
 from dataclasses import dataclass
@@ -23,17 +22,14 @@ COARSEST = STRIDES[-1]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How wide and deep a detector is.
-
-    Attributes:
-        stem: channels of the first convolution; the stages have 2, 4, 8 and 16 times as many.
-        depths: residual blocks of the four stages.
-        pyramid: channels of the pyramid and the head.
-    """
+    """Width and depth of a detector."""
 
     stem: int
+    """Channels of the first convolution; the stages have 2, 4, 8 and 16 times as many."""
     depths: tuple[int, int, int, int]
+    """Residual blocks of the four stages."""
     pyramid: int
+    """Channels of the pyramid and the head."""
 
 
 SIZES = {
@@ -46,20 +42,20 @@ SIZES = {
 
 
 class Convolution(nn.Module):
-    """Convolution, normalisation, SiLU."""
+    """Convolution, batch norm, SiLU."""
 
-    def __init__(self, read: int, gives: int, kernel: int, stride: int = 1) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(read, gives, kernel, stride, padding=kernel // 2, bias=False)
-        self.norm: nn.Module = nn.BatchNorm2d(gives)
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+        self.norm: nn.Module = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, read, H, W] to [B, gives, H / stride, W / stride]."""
+        """Map [B, inputs, H, W] to [B, outputs, H / stride, W / stride]."""
         return nn.functional.silu(self.norm(self.conv(x)), inplace=True)
 
 
 class Residual(nn.Module):
-    """A bottleneck of half the channels, added to what it read."""
+    """A bottleneck of half the channels with a residual connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -67,12 +63,12 @@ class Residual(nn.Module):
         self.expand = Convolution(channels // 2, channels, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, channels, H, W] to the same."""
+        """Map [B, channels, H, W] to the same shape."""
         return x + cast("Tensor", self.expand(self.squeeze(x)))
 
 
 class Head(nn.Module):
-    """What each cell of a level tells: objectness, class scores, and a box."""
+    """Predictions of each cell of a level: objectness, class scores, and a box."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -82,9 +78,9 @@ class Head(nn.Module):
         self.box = nn.Conv2d(channels, 5, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, channels, H, W] to [B, H · W, 5 + CLASSES]: distances, objectness, classes, all before activation."""
-        told = torch.cat((self.box(self.where(x)), self.classes(self.what(x))), dim=1)
-        return told.flatten(2).transpose(1, 2)
+        """Map [B, channels, H, W] to [B, H · W, 5 + CLASSES]: distances, objectness and class logits."""
+        predictions = torch.cat((self.box(self.where(x)), self.classes(self.what(x))), dim=1)
+        return predictions.flatten(2).transpose(1, 2)
 
 
 class Detector(nn.Module):
@@ -95,8 +91,8 @@ class Detector(nn.Module):
         widths = [size.stem << level for level in range(5)]
         self.stem = Convolution(3, size.stem, 3, stride=2)
         self.stages = nn.ModuleList(
-            nn.Sequential(Convolution(read, gives, 3, stride=2), *(Residual(gives) for _ in range(depth)))
-            for (read, gives), depth in zip(pairwise(widths), size.depths, strict=True)
+            nn.Sequential(Convolution(inputs, outputs, 3, stride=2), *(Residual(outputs) for _ in range(depth)))
+            for (inputs, outputs), depth in zip(pairwise(widths), size.depths, strict=True)
         )
         self.laterals = nn.ModuleList(Convolution(width, size.pyramid, 1) for width in widths[2:])
         self.smooths = nn.ModuleList(Convolution(size.pyramid, size.pyramid, 3) for _ in STRIDES)
@@ -112,22 +108,22 @@ class Detector(nn.Module):
             boxes [B, cells, 4] as left, top, right, bottom in pixels, and the score of each class [B, cells, CLASSES].
         """
         x = self.stem(images)
-        seen = []
+        features = []
         for stage in self.stages:
             x = stage(x)
-            seen.append(x)
-        levels = self._pyramid(seen[1:])
-        told = torch.cat([self.head(level) for level in levels], dim=1)
+            features.append(x)
+        levels = self._pyramid(features[1:])
+        predictions = torch.cat([self.head(level) for level in levels], dim=1)
         centres, strides = cells([(level.shape[2], level.shape[3]) for level in levels])
-        distances = nn.functional.softplus(told[..., :4]) * strides[:, None]
+        distances = nn.functional.softplus(predictions[..., :4]) * strides[:, None]
         boxes = torch.cat((centres - distances[..., :2], centres + distances[..., 2:]), dim=-1)
-        return boxes, told[..., 5:].sigmoid() * told[..., 4:5].sigmoid()
+        return boxes, predictions[..., 5:].sigmoid() * predictions[..., 4:5].sigmoid()
 
-    def _pyramid(self, seen: list[Tensor]) -> list[Tensor]:
-        """Add to each level what the coarser ones saw; finest first, as they came."""
+    def _pyramid(self, stages: list[Tensor]) -> list[Tensor]:
+        """Add to each level the features of the coarser ones; finest level first."""
         above: Tensor | None = None
         levels: list[Tensor] = []
-        for lateral, smooth, features in reversed(list(zip(self.laterals, self.smooths, seen, strict=True))):
+        for lateral, smooth, features in reversed(list(zip(self.laterals, self.smooths, stages, strict=True))):
             level = lateral(features)
             if above is not None:
                 level = level + interpolate(above, size=level.shape[2:], mode="nearest")
@@ -137,7 +133,7 @@ class Detector(nn.Module):
 
 
 def cells(shapes: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """Centres [cells, 2] as x, y in pixels and strides [cells] of the three levels' cells, finest level first."""
+    """Centers [cells, 2] as x, y in pixels and strides [cells] of the three levels' cells, finest level first."""
     centres, strides = [], []
     for (height, width), stride in zip(shapes, STRIDES, strict=True):
         rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
@@ -146,8 +142,8 @@ def cells(shapes: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
     return torch.cat(centres), torch.cat(strides)
 
 
-def merge_normalisations(detector: Detector) -> None:
-    """Fold each normalisation into the convolution before it, in place; what is computed stays the same."""
+def fuse_batch_norms(detector: Detector) -> None:
+    """Fuse each batch norm into the convolution before it, in place."""
     for module in list(detector.modules()):
         if isinstance(module, Convolution) and isinstance(module.norm, nn.BatchNorm2d):
             module.conv = fuse_conv_bn_eval(module.conv, module.norm).requires_grad_(requires_grad=False)

@@ -1,4 +1,4 @@
-"""y = x + increment, after a delay that is the same whatever the batch: for measuring everything around a model."""
+"""Echo model, y = x + increment after a fixed delay: for measurements without a real model."""
 
 import time
 from dataclasses import dataclass
@@ -19,20 +19,19 @@ class EchoParameters(Parameters):
     """Settings of the family."""
 
     increment: float = Field(default=1.0, description="Added to every number")
-    delay_seconds: float = Field(default=0.0, ge=0, le=60, description="Seconds a batch takes, whatever its rows")
+    delay_seconds: float = Field(default=0.0, ge=0, le=60, description="Seconds of a batch of any size")
 
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The first input's numbers plus the increment, as the first output, in the input's own datatype."""
+    """Returns the first input plus the increment as the first output, in the input's datatype."""
 
     parameters: EchoParameters
     source: str
     target: str
 
     def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
-        """Add and wait."""
-        del point  # whatever else it reads, the answer is made of one input
+        del point  # only the first input is used
         x = inputs[self.source]
         y = (x + self.parameters.increment).to(x.dtype)
         if self.parameters.delay_seconds:
@@ -41,9 +40,9 @@ class Echo:
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build an echo between the stage's first input and first output; it has no weights."""
+    """Build an echo of the stage's first input to its first output, without weights."""
     source = spec.inputs[0].name
     for point in spec.operating_points:
         if point.modalities and source not in point.modalities:
-            raise ModelError(f"operating point {point.name!r} leaves out {source!r}, which is what an echo answers")
+            raise ModelError(f"operating point {point.name!r} leaves out {source!r}, the input of the echo")
     return Built(Echo(read_parameters(EchoParameters, spec), source, spec.outputs[0].name), "none")

@@ -1,7 +1,7 @@
-"""What Speech2Text hears: the logarithm of 80 mel bands of each 10 ms, as Kaldi computes them. Pure.
+"""Log-mel features of Speech2Text: 80 bands every 10 ms, as Kaldi computes them.
 
-Samples are FP32 at 16 kHz in -1…1. Each row's bands are shifted and scaled to mean 0 and deviation 1 over its own
-frames, as the published models were trained.
+Samples are FP32 at 16 kHz in -1…1. Each row's bands are normalized over its frames, as in the training of the
+pretrained models.
 """
 
 from functools import cache
@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from trimtab_model_servers.mel_filterbank import mel_triangles
+from trimtab_model_servers.mel_filterbank import mel_filters
 
 SAMPLES_PER_SECOND = 16_000
 WINDOW, HOP, TRANSFORM = 400, 160, 512  # 25 ms, 10 ms, the next power of two
@@ -21,7 +21,7 @@ FLOOR = 1.192092955078125e-07
 
 
 def frame_counts(samples: Tensor) -> Tensor:
-    """Whole windows that fit into so many samples, at least one."""
+    """Number of whole windows in ``samples``, at least one."""
     return (1 + (samples - WINDOW) // HOP).clamp(min=1)
 
 
@@ -29,11 +29,11 @@ def mel_bands(audio: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the bands of a batch.
 
     Args:
-        audio: [B, T] with T ≥ 400, zero beyond each row's own samples.
-        samples: of each row, [B].
+        audio: [B, T] with T ≥ 400, zero after each row's samples.
+        samples: number of samples of each row, [B].
 
     Returns:
-        bands [B, frames, 80], zero beyond each row's own frames, and the mask [B, frames] of these.
+        bands [B, frames, 80], zero after each row's frames, and the mask [B, frames] of these.
     """
     counts = frame_counts(samples)
     frames = (audio * SCALE).unfold(1, WINDOW, HOP)[:, : int(counts.max())]
@@ -43,10 +43,10 @@ def mel_bands(audio: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
     power = torch.fft.rfft(shaped, n=TRANSFORM).abs().square()
     bands = (power @ _filters()).clamp(min=FLOOR).log()
     mask = torch.arange(bands.shape[1]) < counts[:, None]
-    return _normalised(bands, mask), mask.to(torch.int64)
+    return _normalized(bands, mask), mask.to(torch.int64)
 
 
-def _normalised(bands: Tensor, mask: Tensor) -> Tensor:
+def _normalized(bands: Tensor, mask: Tensor) -> Tensor:
     inside, count = mask[..., None], mask.sum(dim=1)[:, None, None]
     mean = (bands * inside).sum(dim=1, keepdim=True) / count
     centred = (bands - mean) * inside
@@ -56,10 +56,10 @@ def _normalised(bands: Tensor, mask: Tensor) -> Tensor:
 
 @cache
 def _window() -> Tensor:
-    """Povey's window: Hann's, less steep at its ends."""
+    """Povey window: a Hann window with less steep ends."""
     return torch.hann_window(WINDOW, periodic=False, dtype=torch.float64).pow(0.85).to(torch.float32)
 
 
 @cache
 def _filters() -> Tensor:
-    return mel_triangles(BANDS, TRANSFORM, SAMPLES_PER_SECOND, LOWEST_HZ)
+    return mel_filters(BANDS, TRANSFORM, SAMPLES_PER_SECOND, LOWEST_HZ)

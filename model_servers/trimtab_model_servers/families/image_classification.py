@@ -1,6 +1,6 @@
 """torchvision's residual networks, from ResNet-18 to ResNet-152: FP32 [B, 3, 224, 224] to logits FP32 [B, 1000].
 
-They are convolutions up to their last layer, so an operating point may have them look at a smaller image.
+An operating point may reduce the image's resolution, because all layers but the last are convolutions.
 """
 
 import re
@@ -19,32 +19,31 @@ from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 
 KNOBS = frozenset({"inputSize"})
-LEAST_RESOLUTION = 32
-"""Pixels a side; a residual network halves its image five times."""
+MIN_RESOLUTION = 32
+"""Pixels per side; a residual network halves the resolution five times."""
 _NORMALISATION = re.compile(r"^bn(\d)$")
 
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """A residual network for images that are already resized and normalised."""
+    """A residual network for resized and normalized images."""
 
     network: torch.nn.Module
 
     def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
-        """Map `image` [B, 3, 224, 224] to `logits` [B, 1000]; a point's resolution is what it is resized to first."""
+        """Map `image` [B, 3, 224, 224] to `logits` [B, 1000]; an operating point may resize it first."""
         image = inputs["image"]
         side = point.input_size.resolution if point.input_size else None
         if side is not None and image.shape[-2:] != (side, side):
             image = interpolate(image, (side, side), mode="bilinear", antialias=True)
         return {"logits": self.network(image.contiguous(memory_format=torch.channels_last))}
 
-    def place(self, device: torch.device) -> None:
-        """Bring the network to a device."""
+    def move_to(self, device: torch.device) -> None:
         self.network.to(device)
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the network the family's name ends in, with stored or random weights."""
+    """Build the network named by the family's suffix, with stored or random weights."""
     if spec.parameters:
         raise ModelError(f"family {spec.family!r} has no parameters; remove {', '.join(spec.parameters)}")
     _require_resolutions(spec)
@@ -59,25 +58,25 @@ def build(spec: ModelSpec) -> Built:
             network = construct(weights=None)
         load_weights(network, weights)
     network = network.eval().requires_grad_(requires_grad=False)
-    merge_normalisations(network)
+    fuse_batch_norms(network)
     served = network.to(memory_format=torch.channels_last)
-    return Built(Classifier(served), "random" if isinstance(weights, RandomSeed) else "stored")
+    return Built.of(Classifier(served), random=isinstance(weights, RandomSeed))
 
 
 def _require_resolutions(spec: ModelSpec) -> None:
     for point in spec.operating_points:
         size = point.input_size
-        if size is not None and (size.patch is not None or (size.resolution or 0) < LEAST_RESOLUTION):
+        if size is not None and (size.patch is not None or (size.resolution or 0) < MIN_RESOLUTION):
             raise ModelError(
-                f"operating point {point.name!r}: inputSize of family {spec.family!r} is a resolution of "
-                f"{LEAST_RESOLUTION} pixels or more, and no patch; it has none"
+                f"operating point {point.name!r}: inputSize of family {spec.family!r} must be a resolution of "
+                f"{MIN_RESOLUTION} pixels or more, without a patch"
             )
 
 
-def merge_normalisations(network: torch.nn.Module) -> None:
-    """Fold each batch normalisation of a residual network into the convolution before it, in place.
+def fuse_batch_norms(network: torch.nn.Module) -> None:
+    """Fuse each batch norm of a residual network into the convolution before it, in place.
 
-    What is computed stays the same up to rounding; it takes fewer passes over memory.
+    The result is the same up to rounding, with fewer passes over memory.
     """
     for module in list(network.modules()):
         children = dict(module.named_children())
@@ -87,7 +86,7 @@ def merge_normalisations(network: torch.nn.Module) -> None:
         for convolution, normalisation in pairs:
             before, after = children[convolution], children[normalisation]
             if not (isinstance(before, torch.nn.Conv2d) and isinstance(after, torch.nn.BatchNorm2d)):
-                raise ModelError(f"{normalisation} of a residual network is a {type(after).__name__}")
+                raise ModelError(f"{normalisation} of a residual network is a {type(after).__name__}, not a batch norm")
             merged = fuse_conv_bn_eval(before, after)
             setattr(module, convolution, merged.requires_grad_(requires_grad=False))
             setattr(module, normalisation, torch.nn.Identity())

@@ -1,8 +1,8 @@
-"""What every family builds, and what it is built from."""
+"""Interfaces of model families."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, Self, runtime_checkable
 
 import torch
 
@@ -16,40 +16,45 @@ class Network(Protocol):
     """A model that computes one batch."""
 
     def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
-        """Compute one batch at an operating point: named tensors in, named tensors out, rows first.
+        """Compute one batch at an operating point: named tensors to named tensors, rows first.
 
-        Called in inference mode, by one thread at a time. The operating point may differ from batch to batch; a
-        family without modalities or tokens to choose has one point and need not look at it.
+        Called in inference mode, by one thread at a time. The operating point may differ from batch to batch; a family
+        without `KNOBS` may ignore it.
         """
         ...
 
 
 @runtime_checkable
 class RegistersTasks(Protocol):
-    """A network whose tasks come and go while it serves."""
+    """A network that loads tasks while it serves."""
 
-    def reread(self) -> None:
-        """Put in force the tasks that its folder holds now."""
+    def reload_tasks(self) -> None:
+        """Load the current tasks of its folder."""
         ...
 
     def facts(self) -> dict[str, Fact]:
-        """What its metadata tell of them."""
+        """Metadata of the tasks."""
         ...
 
 
 @runtime_checkable
 class MovesToDevice(Protocol):
-    """A network that computes wherever it is brought, on inputs that are there."""
+    """A network that can compute on other devices than the CPU."""
 
-    def place(self, device: torch.device) -> None:
-        """Bring all that it holds to a device."""
+    def move_to(self, device: torch.device) -> None:
+        """Move all tensors to a device."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A network, where its weights came from, and what else its metadata should tell."""
+    """A network, the source of its weights, and further metadata."""
 
     network: Network
     weights: Literal["stored", "random", "none"]
     facts: Mapping[str, Fact] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, network: Network, *, random: bool) -> Self:
+        """A network with random or stored weights."""
+        return cls(network, "random" if random else "stored")

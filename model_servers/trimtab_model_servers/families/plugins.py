@@ -1,4 +1,4 @@
-"""Families that are not ours: where an import path, or the entry point of an installed package, leads to."""
+"""Plugin families, named by an import path or by an entry point of an installed package."""
 
 import inspect
 import re
@@ -15,7 +15,7 @@ _PATH = re.compile(r"^(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z
 
 
 def plugin_location(family: str) -> tuple[str, str] | None:
-    """Module and name of a family from outside; None where it is neither an import path nor an entry point."""
+    """Module and attribute of a plugin family; None if the name is neither an import path nor an entry point."""
     if match := _PATH.match(family):
         return match["module"], match["name"]
     point = _entry_points().get(family)
@@ -23,7 +23,7 @@ def plugin_location(family: str) -> tuple[str, str] | None:
 
 
 def entry_point_names() -> list[str]:
-    """The families that installed packages offer."""
+    """Families of installed packages."""
     return sorted(_entry_points())
 
 
@@ -33,45 +33,45 @@ def _entry_points() -> dict[str, EntryPoint]:
 
 
 def require_importable(family: str) -> None:
-    """Check, without importing it, that the module of a family from outside is there.
+    """Check that the package of a plugin family is installed, without importing it.
 
     Raises:
-        ModelError: it is not; the message says how it gets there.
+        ModelError: it is not.
     """
-    place = plugin_location(family)
-    if place is None:
+    location = plugin_location(family)
+    if location is None:
         return
-    package = place[0].partition(".")[0]
+    package = location[0].partition(".")[0]
     if find_spec(package) is None:
-        raise ModelError(_not_there(family, package))
+        raise ModelError(_not_installed(family, package))
 
 
-def _not_there(family: str, package: str) -> str:
+def _not_installed(family: str, package: str) -> str:
     return (
-        f"family {family!r}: no module {package!r} here; install it beside trimtab (pip install), or name the folder "
-        "it is in in PYTHONPATH; in a cluster it belongs into the model server's image"
+        f"family {family!r}: no module {package!r}; install it in trimtab's environment (pip install), or add its "
+        "folder to PYTHONPATH; in a cluster it belongs in the model server's image"
     )
 
 
 def load_class(family: str) -> Any:
-    """Import what a family names: an object with `build`, or a class of torch.nn.Module.
+    """Import a plugin family: an object with `build`, or a subclass of torch.nn.Module.
 
     Raises:
-        ModelError: naming the module, and what went wrong in it.
+        ModelError: the import failed.
     """
-    place = plugin_location(family)
-    if place is None:
-        raise ModelError(f"family {family!r} is no import path; write package.module:Class")
-    module_name, name = place
+    location = plugin_location(family)
+    if location is None:
+        raise ModelError(f"family {family!r} is not an import path; use package.module:Class")
+    module_name, name = location
     try:
         module = import_module(module_name)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
-            raise ModelError(_not_there(family, str(error.name))) from error
+            raise ModelError(_not_installed(family, str(error.name))) from error
         raise ModelError(f"family {family!r}: importing {module_name}: {type(error).__name__}: {error}") from error
-    found = getattr(module, name, None)
-    if found is None:
+    family_class = getattr(module, name, None)
+    if family_class is None:
         classes = [n for n, value in vars(module).items() if inspect.isclass(value) and not n.startswith("_")]
-        known = ", ".join(sorted(classes)) or "no class"
-        raise ModelError(f"family {family!r}: {module_name} has no {name!r}; it has: {known}")
-    return found
+        names = ", ".join(sorted(classes)) or "no class"
+        raise ModelError(f"family {family!r}: {module_name} has no {name!r}; it has: {names}")
+    return family_class

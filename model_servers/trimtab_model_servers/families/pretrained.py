@@ -1,6 +1,6 @@
-"""Builds a model of transformers from an architecture written out here, with stored or random weights.
+"""Builds transformers models from the architectures of this package, with stored or random weights.
 
-Imported by the families of such models only: transformers takes seconds to import.
+Only the families of such models import this module: importing transformers takes seconds.
 """
 
 from collections.abc import Mapping
@@ -17,35 +17,35 @@ from trimtab_model_servers.weights_source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 
 try:
-    TRANSFORMERS: Any = import_module("transformers")  # not by name: its own types take mypy minutes
+    TRANSFORMERS: Any = import_module("transformers")  # by name: checking its types takes mypy minutes
 except ModuleNotFoundError as error:
     raise ModelError(
         "families transformers/… need transformers: "
         "pip install '.[transformers]' in a clone, else 'trimtab[transformers]'"
     ) from error
 _CLASSES: dict[str, Any] = {
-    name: getattr(TRANSFORMERS, name)  # imports what it is in, now, so that a fork server has it
+    name: getattr(TRANSFORMERS, name)  # imported now, for a forkserver
     for architecture in ARCHITECTURES.values()
     for name in (architecture.model, architecture.config)
 }
 
 
 def architecture_of(spec: ModelSpec) -> Architecture:
-    """The architecture that the family's name ends in."""
+    """The architecture named by the family's suffix."""
     return ARCHITECTURES[spec.family.rpartition("/")[2]]
 
 
 def construct(architecture: Architecture, **settings: object) -> Any:
-    """Make the model with weights drawn at random by torch's generator, or without any on the meta device."""
+    """Create the model with random weights, or without weights on the meta device."""
     config = _CLASSES[architecture.config](**architecture.settings, **settings)
     return _CLASSES[architecture.model](config).eval()
 
 
 def build_model(spec: ModelSpec, **settings: object) -> tuple[Any, bool]:
-    """Make a variant's model; tell, too, whether its weights are random.
+    """Create a variant's model; return it, and whether its weights are random.
 
     Raises:
-        ModelError: weights that are not there or are of another architecture.
+        ModelError: the weights are unavailable, or of another architecture.
     """
     architecture = architecture_of(spec)
     weights = find_weights(spec.storage_uri, spec.digest)
@@ -59,10 +59,10 @@ def build_model(spec: ModelSpec, **settings: object) -> tuple[Any, bool]:
 
 
 def load(architecture: Architecture, path: Path, settings: Mapping[str, object]) -> Any:
-    """Make the model with the tensors of a file; transformers knows their older names and which are one and the same.
+    """Create the model with the tensors of a file; transformers maps older names and tied weights.
 
     Raises:
-        ModelError: a tensor is missing, superfluous or of another shape.
+        ModelError: a tensor is missing, unexpected or of another shape.
     """
     TRANSFORMERS.utils.logging.disable_progress_bar()
     config = _CLASSES[architecture.config](**architecture.settings, **settings)
@@ -74,14 +74,13 @@ def load(architecture: Architecture, path: Path, settings: Mapping[str, object])
         output_loading_info=True,
         ignore_mismatched_sizes=True,
     )
-    for name, found, right in sorted(report["mismatched_keys"]):
-        raise ModelError(f"{path}: tensor {name!r} has shape {list(found)}; {_must(architecture)} {list(right)}")
+    for name, actual, expected in sorted(report["mismatched_keys"]):
+        raise ModelError(
+            f"{path}: tensor {name!r} has shape {list(actual)}; "
+            f"with weights like {architecture.published} it must be {list(expected)}"
+        )
     for name in sorted(report["missing_keys"]):
         raise ModelError(f"{path}: tensor {name!r} is missing; are these weights like {architecture.published}?")
     for name in sorted(report["unexpected_keys"]):
         raise ModelError(f"{path}: tensor {name!r} is not part of {architecture.model} like {architecture.published}")
     return model.eval()
-
-
-def _must(architecture: Architecture) -> str:
-    return f"with weights like {architecture.published} it must be"

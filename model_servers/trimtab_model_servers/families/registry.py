@@ -1,10 +1,8 @@
-"""The families by name, and how each is built. A family's module is imported only when a model asks for it.
+"""Registry of model families. A family's module is imported only when a model needs it; `plugins` adds others.
 
-Families from outside stand beside ours: see `outside`.
-
-A module has `build(spec)`. Where its models can run a batch in several ways, it has `KNOBS` too: the fields of an
-operating point that it acts on, by the names they have in a document. A point that turns another is refused. One that
-takes tasks beside those of its weights says `TAKES_TASKS`.
+A module has `build(spec)`. If its models support several operating points, `KNOBS` lists the fields of an operating
+point that they act on, by their names in a document; points that set another field are rejected. A module whose models
+accept further tasks has `TAKES_TASKS`.
 """
 
 from collections.abc import Callable, Collection
@@ -17,8 +15,8 @@ from trimtab_model_servers.families.architectures import ARCHITECTURES, Task
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.spec import InferencePipeline
 
-if TYPE_CHECKING:  # or whoever only wants the names would import torch
-    from trimtab_model_servers.chat.config import ChatComponents as BuiltChat
+if TYPE_CHECKING:  # the names alone do not need torch
+    from trimtab_model_servers.chat.config import ChatComponents
     from trimtab_model_servers.families.interfaces import Built
 
 _PACKAGE = "trimtab_model_servers.families"
@@ -46,25 +44,27 @@ FAMILIES = {
     "vision-transformer": "vision_transformer",
     **{f"transformers/{name}": _MODULE_OF_TASK[kind.task] for name, kind in ARCHITECTURES.items()},
 }
-"""Family name to the module here whose `build(spec)` makes it."""
+"""Family name to the module of this package that builds it."""
 
+_ROLES = ("colocated", "encode", "text")
+"""Encoder and generator, encoder only, generator only."""
 _DECODER_ONLY = ("llava-onevision-7b", "internvl3-8b", "smolvlm-2.2b", "smolvlm2-2.2b", "smolvlm2-500m")
 CHAT_FAMILIES = {
-    **dict.fromkeys((f"lmm-digits/{part}" for part in ("whole", "encode", "text")), "lmm_digits.family"),
+    **dict.fromkeys((f"lmm-digits/{role}" for role in _ROLES), "lmm_digits.family"),
     **dict.fromkeys(
-        (f"{name}/{part}" for name in _DECODER_ONLY for part in ("whole", "encode", "text")),
+        (f"{name}/{role}" for name in _DECODER_ONLY for role in _ROLES),
         "hf_vlm",
     ),
-    "llama-3.2-vision-11b/whole": "hf_vlm",
+    "llama-3.2-vision-11b/colocated": "hf_vlm",
 }
-"""Families that answer chats, or encode images for those that do; their `build(spec)` makes a `chat.parts.Built`."""
+"""Chat families; their `build(spec)` returns `ChatComponents`."""
 
 
 def build(spec: ModelSpec) -> "Built":
     """Build a model with its weights.
 
     Raises:
-        ModelError: no such family, a parameter or a knob the family does not know, or weights that cannot be used.
+        ModelError: unknown family, parameter or knob, or unusable weights.
     """
     require_family(spec.family)
     module = FAMILIES.get(spec.family)
@@ -79,19 +79,19 @@ def build(spec: ModelSpec) -> "Built":
     return construct(spec)
 
 
-def build_chat(spec: ModelSpec) -> "BuiltChat":
-    """Build the parts of a model that chats; errors as of `build`."""
+def build_chat(spec: ModelSpec) -> "ChatComponents":
+    """Build the components of a chat model; errors as of `build`."""
     family = import_module(f"{_PACKAGE}.{CHAT_FAMILIES[spec.family]}")
     _require_known(spec, frozenset())
-    construct: Callable[[ModelSpec], BuiltChat] = family.build
+    construct: Callable[[ModelSpec], ChatComponents] = family.build
     return construct(spec)
 
 
 def require_family(name: str) -> None:
-    """Check that there is such a family, as far as that can be told without importing it.
+    """Check that a family exists, without importing it.
 
     Raises:
-        ModelError: there is none; the message names those there are.
+        ModelError: it does not; the message lists the families.
     """
     if name in FAMILIES or name in CHAT_FAMILIES:
         return
@@ -103,16 +103,16 @@ def require_family(name: str) -> None:
 
 def _require_known(spec: ModelSpec, known: Collection[str]) -> None:
     for point in spec.operating_points:
-        for knob, words in point.knobs.items():
+        for knob, setting in point.knobs.items():
             if knob not in known:
                 raise ModelError(
-                    f"family {spec.family!r} knows no {knob}, which operating point {point.name!r} asks for ({words}); "
-                    f"of an operating point it knows: {', '.join(sorted(known)) or 'nothing but its name'}"
+                    f"family {spec.family!r} does not support {knob}, which operating point {point.name!r} sets "
+                    f"({setting}); it supports: {', '.join(sorted(known)) or 'none'}"
                 )
 
 
 def modules_to_preload(pipeline: InferencePipeline) -> list[str]:
-    """Name the modules that replicas of a pipeline import, for a forkserver that imports them once for all."""
+    """Modules that replicas of a pipeline import, for a forkserver to import once."""
     families = {variant.family for stage in pipeline.spec.stages for variant in stage.variants}
     known = FAMILIES | CHAT_FAMILIES
     modules = {f"{_PACKAGE}.{known[family]}" for family in families if family in known}

@@ -1,4 +1,4 @@
-"""Encoders with a decoder that writes, for summaries and translations: INT64 [B, L] to INT64 [B, max_new_tokens]."""
+"""Encoder-decoder models for summarization and translation: INT64 [B, L] to INT64 [B, max_new_tokens]."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,17 +10,17 @@ from trimtab_model_servers.families.architectures import Architecture
 from trimtab_model_servers.families.interfaces import Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
 from trimtab_model_servers.families.pretrained import TRANSFORMERS, architecture_of, build_model
-from trimtab_model_servers.families.sequences import NO_TOKEN, framed, known, packed, padded, widened
+from trimtab_model_servers.families.sequences import NO_TOKEN, frame, pack, pad_tokens, replace_unknown, resize_width
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 
 
-class WriterParameters(Parameters):
+class Seq2SeqParameters(Parameters):
     """Settings of the family."""
 
-    max_new_tokens: int = Field(default=64, ge=1, le=512, description="Tokens written at most")
-    max_tokens: int = Field(default=512, ge=8, le=1024, description="Tokens read of a text; what is beyond is cut")
-    beams: int = Field(default=1, ge=1, le=8, description="Drafts kept while writing; 1 is greedy")
+    max_new_tokens: int = Field(default=64, ge=1, le=512, description="Maximum tokens generated")
+    max_tokens: int = Field(default=512, ge=8, le=1024, description="Tokens read of a text; the rest is cut")
+    beams: int = Field(default=1, ge=1, le=8, description="Beam search width; 1 is greedy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +30,23 @@ class Seq2SeqNetwork:
     model: Any
     architecture: Architecture
     max_tokens: int
-    plan: Any
+    generation_config: Any
 
     def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
-        """Map `tokens` [B, L] to what is written, `tokens` [B, max_new_tokens]."""
-        del point  # one way to run
+        """Map `tokens` [B, L] to the generated `tokens` [B, max_new_tokens]."""
+        del point  # a single operating point
         kind = self.architecture
         room = min(self.max_tokens, kind.positions) - len(kind.begin) - len(kind.end)
-        text = known(packed(inputs["tokens"], room), self.model.config.vocab_size, kind.unknown)
-        ids, mask = padded(framed([kind.begin, text, kind.end]), kind.padding)
-        written = self.model.generate(input_ids=ids, attention_mask=mask, generation_config=self.plan)
-        return {"tokens": text_of(written, self.plan)}
+        text = replace_unknown(pack(inputs["tokens"], room), self.model.config.vocab_size, kind.unknown)
+        ids, mask = pad_tokens(frame([kind.begin, text, kind.end]), kind.padding)
+        output = self.model.generate(input_ids=ids, attention_mask=mask, generation_config=self.generation_config)
+        return {"tokens": generated_tokens(output, self.generation_config)}
 
 
 def generation_config(model: Any, max_new_tokens: int, beams: int, *, random: bool) -> Any:
-    """How to write. Random weights end a text anywhere or nowhere; they always write as much as they may."""
+    """Generation settings. With random weights the output always has the maximum length."""
     config = model.config
-    plan = TRANSFORMERS.GenerationConfig(
+    settings = TRANSFORMERS.GenerationConfig(
         max_new_tokens=max_new_tokens,
         min_new_tokens=max_new_tokens if random else None,
         num_beams=beams,
@@ -56,22 +56,20 @@ def generation_config(model: Any, max_new_tokens: int, beams: int, *, random: bo
         eos_token_id=config.eos_token_id,
         pad_token_id=config.pad_token_id,
     )
-    model.generation_config = plan  # transformers would else mix in what the configuration says
-    return plan
+    model.generation_config = settings  # else transformers would add settings of the model's configuration
+    return settings
 
 
-def text_of(written: torch.Tensor, plan: Any) -> torch.Tensor:
-    """What was written [B, 1 + L] without its special tokens, [B, max_new_tokens]."""
-    tokens = written[:, 1:]
-    special = (tokens == plan.eos_token_id) | (tokens == plan.pad_token_id) | (tokens == plan.bos_token_id)
-    return widened(packed(tokens.masked_fill(special, NO_TOKEN)), plan.max_new_tokens)
+def generated_tokens(output: torch.Tensor, settings: Any) -> torch.Tensor:
+    """Output of `generate` [B, 1 + L] without special tokens, [B, max_new_tokens]."""
+    tokens = output[:, 1:]
+    special = (tokens == settings.eos_token_id) | (tokens == settings.pad_token_id) | (tokens == settings.bos_token_id)
+    return resize_width(pack(tokens.masked_fill(special, NO_TOKEN)), settings.max_new_tokens)
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the model that the family's name ends in."""
-    parameters = read_parameters(WriterParameters, spec)
+    """Build the model named by the family's suffix."""
+    parameters = read_parameters(Seq2SeqParameters, spec)
     model, random = build_model(spec)
-    plan = generation_config(model, parameters.max_new_tokens, parameters.beams, random=random)
-    return Built(
-        Seq2SeqNetwork(model, architecture_of(spec), parameters.max_tokens, plan), "random" if random else "stored"
-    )
+    settings = generation_config(model, parameters.max_new_tokens, parameters.beams, random=random)
+    return Built.of(Seq2SeqNetwork(model, architecture_of(spec), parameters.max_tokens, settings), random=random)

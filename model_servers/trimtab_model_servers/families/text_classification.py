@@ -1,4 +1,4 @@
-"""Text classifiers, for sentiment or language: token ids INT64 [B, L] to a label and how sure it is."""
+"""Text classification (sentiment, language): token ids INT64 [B, L] to label and confidence."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from trimtab_model_servers.families.architectures import Architecture
 from trimtab_model_servers.families.interfaces import Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
 from trimtab_model_servers.families.pretrained import architecture_of, build_model
-from trimtab_model_servers.families.sequences import framed, known, packed, padded
+from trimtab_model_servers.families.sequences import frame, pack, pad_tokens, replace_unknown
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 
@@ -18,8 +18,8 @@ from trimtab_pipelines.operating_point import OperatingPoint
 class ClassifierParameters(Parameters):
     """Settings of the family."""
 
-    labels: int = Field(default=2, ge=2, le=1000, description="Classes it tells apart")
-    max_tokens: int = Field(default=512, ge=8, le=512, description="Tokens read of a text; what is beyond is cut")
+    labels: int = Field(default=2, ge=2, le=1000, description="Number of classes")
+    max_tokens: int = Field(default=512, ge=8, le=512, description="Tokens read of a text; the rest is cut")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +32,18 @@ class TextClassifier:
 
     def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
         """Map `tokens` [B, L] to `label` [B] and `confidence` [B]."""
-        del point  # one way to run
+        del point  # a single operating point
         kind = self.architecture
         room = self.max_tokens - len(kind.begin) - len(kind.end)
-        text = known(packed(inputs["tokens"], room), self.model.config.vocab_size, kind.unknown)
-        ids, mask = padded(framed([kind.begin, text, kind.end]), kind.padding)
+        text = replace_unknown(pack(inputs["tokens"], room), self.model.config.vocab_size, kind.unknown)
+        ids, mask = pad_tokens(frame([kind.begin, text, kind.end]), kind.padding)
         confidence, label = self.model(input_ids=ids, attention_mask=mask).logits.softmax(dim=-1).max(dim=-1)
         return {"label": label, "confidence": confidence}
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the classifier that the family's name ends in."""
+    """Build the classifier named by the family's suffix."""
     parameters = read_parameters(ClassifierParameters, spec)
     model, random = build_model(spec, num_labels=parameters.labels)
     served = TextClassifier(model, architecture_of(spec), parameters.max_tokens)
-    return Built(served, "random" if random else "stored")
+    return Built.of(served, random=random)

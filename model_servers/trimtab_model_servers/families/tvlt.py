@@ -1,8 +1,8 @@
 """TVLT (Tang et al., NeurIPS 2022): one ViT-B trunk over patches of a spectrogram and of video frames.
 
-`audio` FP32 [B, T, 128], log-mel frames, T a multiple of 16 up to 2048; `video` UINT8 [B, 8, 3, 224, 224]; to `label`
-and `confidence`. Early fusion: what is absent has no tokens. The published forward leaves the class token out where
-there is only sound and has no way for video alone; here every subset has it.
+Inputs are `audio` FP32 [B, T, 128], log-mel frames, T a multiple of 16 up to 2048, and `video` UINT8 [B, 8, 3, 224,
+224]; outputs are `label` and `confidence`. Early fusion: an absent modality has no tokens. The original implementation
+omits the class token for audio alone and does not support video alone; here every subset has it.
 """
 
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from trimtab_model_servers.families.interfaces import Built
-from trimtab_model_servers.families.modality_inputs import built_from, classify, select_inputs
+from trimtab_model_servers.families.modality_inputs import classify, select_inputs
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
 from trimtab_model_servers.transformer_encoder import Encoder
-from trimtab_model_servers.weights import with_weights
+from trimtab_model_servers.weights import build_with_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 
@@ -27,9 +27,9 @@ PLACES, PITCHES, MOMENTS = (SIDE_PX // PATCH) ** 2, BANDS // PATCH, LONGEST // P
 
 
 class TvltParameters(Parameters):
-    """Settings of the family; its defaults are those of the paper."""
+    """Settings of the family; the defaults are those of the paper."""
 
-    labels: int = Field(default=2, ge=2, le=10_000, description="Classes; sentiment on MOSEI has two")
+    labels: int = Field(default=2, ge=2, le=10_000, description="Number of classes; sentiment on MOSEI has two")
     frames: int = Field(default=8, ge=1, le=64, description="Frames of video")
     depth: int = Field(default=12, ge=1, le=48)
     width: int = Field(default=768, ge=32, le=4096, multiple_of=16)
@@ -37,7 +37,7 @@ class TvltParameters(Parameters):
 
 
 class Tvlt(nn.Module):
-    """Embeddings of both modalities, the trunk, and a head on the class token."""
+    """Embeddings of both modalities, the transformer, and a head on the class token."""
 
     def __init__(self, size: TvltParameters) -> None:
         super().__init__()
@@ -57,44 +57,44 @@ class Tvlt(nn.Module):
         )
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Score the labels from one modality or both: [B, labels]."""
-        readers = {"audio": self.heard, "video": self.seen}
-        tokens = [readers[name](tensor) for name, tensor in inputs.items()]
+        """Score the labels from one or both modalities: [B, labels]."""
+        embed = {"audio": self.embed_audio, "video": self.embed_video}
+        tokens = [embed[name](tensor) for name, tensor in inputs.items()]
         first = self.class_token.expand(tokens[0].shape[0], -1, -1)
         scores: Tensor = self.head(self.trunk(torch.cat([first, *tokens], dim=1))[:, 0])
         return scores
 
-    def heard(self, audio: Tensor) -> Tensor:
-        """Log-mel frames [B, T, 128] to tokens [B, T / 2, width]; frames beyond a multiple of 16 or 2048 are cut."""
+    def embed_audio(self, audio: Tensor) -> Tensor:
+        """Map log-mel frames [B, T, 128] to tokens [B, T / 2, width]; frames after a multiple of 16 or 2048 are cut."""
         steps = min(audio.shape[1], LONGEST) // PATCH
         if not steps:
             raise ValueError(f"audio must have at least {PATCH} frames, not {audio.shape[1]}")
-        cut = self.audio_patch(audio[:, None, : steps * PATCH]).permute(0, 2, 3, 1)
-        placed: Tensor = cut + self.audio_moments[:, :steps] + self.audio_pitches
-        return placed.flatten(1, 2) + self.audio_kind
+        patches = self.audio_patch(audio[:, None, : steps * PATCH]).permute(0, 2, 3, 1)
+        positioned: Tensor = patches + self.audio_moments[:, :steps] + self.audio_pitches
+        return positioned.flatten(1, 2) + self.audio_kind
 
-    def seen(self, video: Tensor) -> Tensor:
-        """Frames [B, F, 3, 224, 224] to tokens [B, 196 · F, width]."""
+    def embed_video(self, video: Tensor) -> Tensor:
+        """Map frames [B, F, 3, 224, 224] to tokens [B, 196 · F, width]."""
         rows, frames = video.shape[:2]
         pixels = video.flatten(0, 1).to(torch.float32).sub_(127.5).mul_(1 / 127.5)
-        cut = self.video_patch(pixels).flatten(2).transpose(1, 2).reshape(rows, frames, PLACES, -1)
-        placed: Tensor = cut + self.video_frames[:, :frames] + self.video_places
-        return placed.flatten(1, 2) + self.video_kind
+        patches = self.video_patch(pixels).flatten(2).transpose(1, 2).reshape(rows, frames, PLACES, -1)
+        positioned: Tensor = patches + self.video_frames[:, :frames] + self.video_places
+        return positioned.flatten(1, 2) + self.video_kind
 
 
 @dataclass(frozen=True, slots=True)
 class TvltNetwork:
-    """TVLT as a replica serves it."""
+    """TVLT as served."""
 
     network: Tvlt
 
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
-        """Answer from the point's modalities: `label` [B] and `confidence` [B]."""
+        """Compute `label` [B] and `confidence` [B]."""
         return classify(self.network(select_inputs(inputs, point, MODALITIES)))
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build it with stored or random weights."""
+    """Build the model with stored or random weights."""
     parameters = read_parameters(TvltParameters, spec)
-    network, random = with_weights(spec, lambda: Tvlt(parameters))
-    return built_from(TvltNetwork(network), random)
+    network, random = build_with_weights(spec, lambda: Tvlt(parameters))
+    return Built.of(TvltNetwork(network), random=random)

@@ -1,7 +1,7 @@
-"""A user's own class of torch.nn.Module as a family.
+"""A user's subclass of torch.nn.Module as a family.
 
-What the class says is checked before any weights are fetched: the tensors it reads and gives against its stage's, the
-variant's parameters against what its constructor takes.
+Before weights are fetched, the class's declared tensors are checked against the stage's, and the variant's parameters
+against its constructor.
 """
 
 import inspect
@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.interfaces import Built
 from trimtab_model_servers.families.plugins import load_class
-from trimtab_model_servers.weights import with_weights
+from trimtab_model_servers.weights import build_with_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.tensors import Datatype, TensorSpec
@@ -27,40 +27,40 @@ _KNOBS = frozenset({"modalities", "merging", "prompts", "precision", "compiled",
 
 
 def builder_of(family: str) -> Any:
-    """What builds a family from outside, with `build(spec)` and `KNOBS` as our own families' modules have them.
+    """The builder of a plugin family, with `build(spec)` and `KNOBS` as in this package's modules.
 
     Raises:
-        ModelError: it cannot be imported, or is nothing that can be served.
+        ModelError: it cannot be imported, or is not a family.
     """
-    found = load_class(family)
-    if callable(getattr(found, "build", None)):
-        return found
-    if not (inspect.isclass(found) and issubclass(found, torch.nn.Module)):
-        raise ModelError(f"family {family!r} is neither a class of torch.nn.Module nor has it `build(spec)`")
-    knobs = frozenset(getattr(found, "knobs", ()))
+    family_class = load_class(family)
+    if callable(getattr(family_class, "build", None)):
+        return family_class
+    if not (inspect.isclass(family_class) and issubclass(family_class, torch.nn.Module)):
+        raise ModelError(f"family {family!r} is neither a subclass of torch.nn.Module nor has it `build(spec)`")
+    knobs = frozenset(getattr(family_class, "knobs", ()))
     if unknown := sorted(knobs - _KNOBS):
         known = ", ".join(sorted(_KNOBS))
-        raise ModelError(f"family {family!r}: knobs {unknown[0]!r} is not known; there are: {known}")
-    return SimpleNamespace(build=lambda spec: _build(found, spec), KNOBS=knobs)
+        raise ModelError(f"family {family!r}: unknown knob {unknown[0]!r}; there are: {known}")
+    return SimpleNamespace(build=lambda spec: _build(family_class, spec), KNOBS=knobs)
 
 
 def _build(cls: Class, spec: ModelSpec) -> Built:
-    """Make a user's module with stored or random weights."""
+    """Create a user's module with stored or random weights."""
     check_tensors(cls, spec)
     check_parameters(cls, spec)
-    module, random = with_weights(spec, lambda: _construct(cls, spec))
+    module, random = build_with_weights(spec, lambda: _construct(cls, spec))
     outputs = tuple(tensor.name for tensor in _declared(cls, "outputs"))
-    return Built(UserNetwork(module, outputs), _where_from(module, random=random))
+    return Built(UserNetwork(module, outputs), _weights_kind(module, random=random))
 
 
 def _construct(cls: Class, spec: ModelSpec) -> torch.nn.Module:
     try:
         return cls(**spec.parameters)
     except Exception as error:
-        raise ModelError(f"family {spec.family!r}: making it: {type(error).__name__}: {error}") from error
+        raise ModelError(f"family {spec.family!r}: constructor: {type(error).__name__}: {error}") from error
 
 
-def _where_from(module: torch.nn.Module, *, random: bool) -> Literal["stored", "random", "none"]:
+def _weights_kind(module: torch.nn.Module, *, random: bool) -> Literal["stored", "random", "none"]:
     if not random:
         return "stored"
     return "random" if module.state_dict() else "none"
@@ -68,7 +68,7 @@ def _where_from(module: torch.nn.Module, *, random: bool) -> Literal["stored", "
 
 @dataclass(frozen=True, slots=True)
 class UserNetwork:
-    """A user's module as the model server calls it: by `infer` where it has one, else with each tensor by its name."""
+    """Calls a user's module: `infer` if it has one, else `forward` with the tensors by name."""
 
     module: torch.nn.Module
     outputs: tuple[str, ...]
@@ -77,30 +77,30 @@ class UserNetwork:
         """Compute one batch.
 
         Raises:
-            TypeError: it gave something else than its outputs.
+            TypeError: the module returned other tensors than its outputs.
         """
-        own = getattr(self.module, "infer", None)
-        found = self.module(**inputs) if own is None else own(inputs, point)
-        if isinstance(found, Mapping):
-            return dict(found)
-        listed = found if isinstance(found, (tuple, list)) else (found,)
-        if len(listed) != len(self.outputs):
+        infer = getattr(self.module, "infer", None)
+        result = self.module(**inputs) if infer is None else infer(inputs, point)
+        if isinstance(result, Mapping):
+            return dict(result)
+        tensors = result if isinstance(result, (tuple, list)) else (result,)
+        if len(tensors) != len(self.outputs):
             raise TypeError(
-                f"{type(self.module).__name__} gave {len(listed)} tensors, but declares {', '.join(self.outputs)}; "
+                f"{type(self.module).__name__} returned {len(tensors)} tensors, not {', '.join(self.outputs)}; "
                 "return a dict of name to tensor"
             )
-        return dict(zip(self.outputs, listed, strict=True))
+        return dict(zip(self.outputs, tensors, strict=True))
 
-    def place(self, device: torch.device) -> None:
-        """Bring the module to a device; what it makes itself it must make where its inputs are."""
+    def move_to(self, device: torch.device) -> None:
+        """Move the module to a device; tensors that it creates must be on the device of its inputs."""
         self.module.to(device)
 
 
 def check_parameters(cls: Class, spec: ModelSpec) -> None:
-    """Check a variant's parameters against what the class's constructor takes.
+    """Check a variant's parameters against the constructor of the class.
 
     Raises:
-        ModelError: one that it does not know, or lacks; the message names those there are.
+        ModelError: one is unknown or missing.
     """
     signature = inspect.signature(cls)
     try:
@@ -111,47 +111,49 @@ def check_parameters(cls: Class, spec: ModelSpec) -> None:
 
 
 def check_tensors(cls: Class, spec: ModelSpec) -> None:
-    """Check the tensors that a class declares against those of the stage it is a variant of.
+    """Check the tensors that a class declares against those of its stage.
 
     Raises:
-        ModelError: naming the tensor, what the class declares and what the stage does.
+        ModelError: they differ.
     """
     inputs, outputs = ({t.name: t for t in _declared(cls, kind)} for kind in ("inputs", "outputs"))
-    for name in inputs.keys() ^ {given.name for given in spec.inputs}:
+    for name in inputs.keys() ^ {tensor.name for tensor in spec.inputs}:
         whose = "reads" if name in inputs else "does not read"
         raise ModelError(
             f"family {spec.family!r} {whose} {name!r}; it reads: {', '.join(inputs)}, its stage's inputs are: "
-            f"{', '.join(given.name for given in spec.inputs)}"
+            f"{', '.join(tensor.name for tensor in spec.inputs)}"
         )
-    for given in spec.inputs:
-        _require_same(spec, "reads", inputs[given.name], given)
-    for asked in spec.outputs:
-        if asked.name not in outputs:
-            raise ModelError(f"family {spec.family!r} gives no {asked.name!r}; it gives: {', '.join(outputs)}")
-        _require_same(spec, "gives", outputs[asked.name], asked)
+    for tensor in spec.inputs:
+        _require_same(spec, "reads", inputs[tensor.name], tensor)
+    for output in spec.outputs:
+        if output.name not in outputs:
+            raise ModelError(f"family {spec.family!r} returns no {output.name!r}; it returns: {', '.join(outputs)}")
+        _require_same(spec, "returns", outputs[output.name], output)
 
 
-def _require_same(spec: ModelSpec, verb: str, declared: TensorSpec, asked: TensorSpec) -> None:
-    same_size = len(declared.shape) == len(asked.shape) and all(
-        -1 in {own, other} or own == other for own, other in zip(declared.shape, asked.shape, strict=True)
+def _require_same(spec: ModelSpec, verb: str, declared: TensorSpec, expected: TensorSpec) -> None:
+    same_size = len(declared.shape) == len(expected.shape) and all(
+        -1 in {left, right} or left == right for left, right in zip(declared.shape, expected.shape, strict=True)
     )
-    if declared.datatype != asked.datatype or not same_size:
+    if declared.datatype != expected.datatype or not same_size:
         raise ModelError(
             f"family {spec.family!r} {verb} {declared.name!r} as {declared.datatype} {[*declared.shape]}, "
-            f"but its stage has it as {asked.datatype} {[*asked.shape]}; correct one of them"
+            f"but its stage has it as {expected.datatype} {[*expected.shape]}; correct one of them"
         )
 
 
 def _declared(cls: Class, kind: str) -> tuple[TensorSpec, ...]:
     """Read a class's `inputs` or `outputs`."""
-    written = getattr(cls, kind, None)
-    where = f"{cls.__module__}:{cls.__qualname__}.{kind}"
+    declaration = getattr(cls, kind, None)
+    attribute = f"{cls.__module__}:{cls.__qualname__}.{kind}"
     example = f'{kind} = {{"image": ("FP32", (3, 224, 224))}}'
-    if not written:
-        raise ModelError(f"{where} is missing; declare it as a class attribute: {example}")
+    if not declaration:
+        raise ModelError(f"{attribute} is missing; declare it as a class attribute: {example}")
     try:
-        found = _DECLARED.validate_python(written)
-        return tuple(TensorSpec(name=name, datatype=kind_, shape=shape) for name, (kind_, shape) in found.items())
+        tensors = _DECLARED.validate_python(declaration).items()
+        return tuple(TensorSpec(name=name, datatype=datatype, shape=shape) for name, (datatype, shape) in tensors)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        raise ModelError(f"{where}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}; write {example}") from error
+        raise ModelError(
+            f"{attribute}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}; write {example}"
+        ) from error

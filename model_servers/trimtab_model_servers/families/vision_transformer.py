@@ -1,7 +1,8 @@
-"""Vision transformers that merge tokens or take prompts, as each batch's operating point says; tasks mix in a batch.
+"""Vision transformers with token merging or prompts, chosen by each batch's operating point; batches may mix tasks.
 
-`image` [B, channels, side, side] and, where there are several tasks, `task` INT64 [B], the task's number; out come
-`label` INT64 [B], `confidence` FP32 [B] and `logits` FP32 [B, most classes]. Weights are ours, torchvision's or timm's.
+Inputs are `image` [B, channels, side, side] and, with several tasks, the number of the `task` INT64 [B]; outputs are
+`label` INT64 [B], `confidence` FP32 [B] and `logits` FP32 [B, maximum classes]. Weights are Trimtab's, torchvision's or
+timm's.
 """
 
 import logging
@@ -21,7 +22,7 @@ from trimtab_model_servers.families.interfaces import CPU, Built
 from trimtab_model_servers.families.parameters import Parameters, read_parameters
 from trimtab_model_servers.model_metadata import Fact
 from trimtab_model_servers.transformer.checkpoint_import import CheckpointInfo
-from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, randomly
+from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, random_checkpoint
 from trimtab_model_servers.transformer.compiled import PREFIX as FORM_PREFIX
 from trimtab_model_servers.transformer.compiled import Compiled, load_form
 from trimtab_model_servers.transformer.config import SHAPES, Activation
@@ -32,7 +33,7 @@ from trimtab_model_servers.transformer.quantization import quantize
 from trimtab_model_servers.transformer.task_files import fingerprint
 from trimtab_model_servers.transformer.task_registry import ActiveTasks, TaskRegistry
 from trimtab_model_servers.transformer.tasks import RowGroup
-from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer, course_of
+from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer, forward_plan
 from trimtab_model_servers.weights_source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
@@ -41,7 +42,7 @@ from trimtab_protocol.extensions import task_metadata
 
 KNOBS = frozenset({"merging", "prompts", "precision", "compiled"})
 TAKES_TASKS = True
-HALVES = {"BF16": torch.bfloat16, "FP16": torch.float16}
+COMPUTE_DTYPES = {"BF16": torch.bfloat16, "FP16": torch.float16}
 log = logging.getLogger(__name__)
 
 
@@ -49,228 +50,240 @@ class TransformerParameters(Parameters):
     """Settings of the family."""
 
     heads: int | None = Field(
-        default=None, ge=1, description="Heads of attention, where neither the weights nor a published size tell"
+        default=None, ge=1, description="Attention heads, if neither the weights nor a known size determine them"
     )
     epsilon: float | None = Field(
-        default=None, gt=0, description="Added to variances; else 1e-5 with a normalisation before the layers, or 1e-6"
+        default=None, gt=0, description="Epsilon of layer norms; default 1e-5 with a norm before the layers, else 1e-6"
     )
-    activation: Activation | None = Field(default=None, description="Of the perceptrons; else GELU")
-    normalisation: Normalisation | None = Field(default=None, description="Of images, where the weights do not say")
+    activation: Activation | None = Field(default=None, description="Of the feed-forward blocks; default GELU")
+    normalisation: Normalisation | None = Field(default=None, description="Of images, if the weights do not state it")
     proportional_attention: bool = Field(
-        default=True, description="Merged tokens count in attention as often as they stand for a patch"
+        default=True, description="Weight merged tokens in attention by the number of their patches"
     )
     size: Literal["tiny", "small", "base", "large"] = Field(default="base", description="Of random weights")
 
     @property
-    def told(self) -> CheckpointInfo:
-        """What they say of weights that do not tell it themselves."""
+    def checkpoint_info(self) -> CheckpointInfo:
+        """Settings of weights that do not state them."""
         return CheckpointInfo(self.heads, self.epsilon, self.activation, self.normalisation)
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """An operating point made ready: all that a batch needs to know of it."""
+class PreparedPoint:
+    """An operating point, prepared for batches."""
 
-    course: ForwardPlan
-    """Without the prompts, which are those of a batch's tasks."""
-    way: str
-    """What it does, which tells whose heads and prompts it runs with."""
-    half: torch.dtype | None
-    """What products are computed in, where that is not FP32; the weights stay as they are, without a second copy."""
-    rounded: bool
-    """Whether linear layers compute in INT8, by a copy of their weights that has a quarter of the size."""
+    plan: ForwardPlan
+    """Without prompts, which depend on the tasks of a batch."""
+    prompt_variant: str
+    """Selects the heads and prompts of the tasks."""
+    compute_dtype: torch.dtype | None
+    """Autocast dtype; None for FP32. The weights are not copied."""
+    int8: bool
+    """Whether linear layers compute in INT8, with a quantized copy of the weights."""
     compiled: Compiled | None = None
-    """The course as native code, for rows that have no prompts."""
+    """Native code of the plan, for rows without prompts."""
     temperatures: Mapping[str, float] = field(default_factory=dict)
-    """By task: that logits are divided by before they are a confidence; 1 for the others."""
+    """Temperature of the confidence by task; 1 for others."""
 
 
 @dataclass(slots=True)
 class ServedTransformer:
-    """One transformer in memory, whatever the number of its points and tasks."""
+    """One transformer in memory, shared by all operating points and tasks."""
 
     transformer: VisionTransformer
     normalisation: Normalisation
-    points: dict[str, Prepared]
-    roll: TaskRegistry
-    in_force: ActiveTasks
-    twin: VisionTransformer | None = None
-    """The same in INT8, where a point asks for it."""
+    points: dict[str, PreparedPoint]
+    task_registry: TaskRegistry
+    active_tasks: ActiveTasks
+    int8_transformer: VisionTransformer | None = None
+    """Quantized copy, if an operating point uses it."""
     device: torch.device = CPU
 
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
-        """Classify a batch, each row under its own task."""
-        images, ready, now = inputs["image"], self.points[point.name], self.in_force
-        asked = inputs.get(TASK_INPUT)
-        tasks = torch.zeros(len(images), dtype=torch.int64, device=images.device) if asked is None else asked.view(-1)
-        places, known = now.places_of(tasks)
-        bank = now.banks[ready.way]
-        logits = bank.logits(self._features(images, bank.alike(places), ready), places)
-        temperatures = now.by_place(ready.temperatures, 1.0).to(logits.device)
-        confidence, label = (logits / temperatures[places, None]).softmax(dim=1).max(dim=1)
+        """Classify a batch, each row by the head of its task."""
+        images, prepared, active = inputs["image"], self.points[point.name], self.active_tasks
+        task_input = inputs.get(TASK_INPUT)
+        tasks = (
+            torch.zeros(len(images), dtype=torch.int64, device=images.device)
+            if task_input is None
+            else task_input.view(-1)
+        )
+        indices, valid = active.bank_indices_of(tasks)
+        bank = active.banks[prepared.prompt_variant]
+        logits = bank.logits(self._features(images, bank.group_rows(indices), prepared), indices)
+        temperatures = active.by_bank_index(prepared.temperatures, 1.0).to(logits.device)
+        confidence, label = (logits / temperatures[indices, None]).softmax(dim=1).max(dim=1)
         return {
-            "label": label.where(known, NO_TASK),
-            "confidence": confidence.where(known, 0.0),
-            "logits": pad(logits, (0, bank.most_classes - logits.shape[1]), value=-torch.inf),
+            "label": label.where(valid, NO_TASK),
+            "confidence": confidence.where(valid, 0.0),
+            "logits": pad(logits, (0, bank.max_classes - logits.shape[1]), value=-torch.inf),
         }
 
-    def _features(self, images: Tensor, parts: Sequence[RowGroup], ready: Prepared) -> Tensor:
-        """What the heads read, [B, d]; rows that are not alike go through the transformer one part after the other."""
-        whole = len(parts) == 1
-        found = [
-            self._through(preprocess(images if whole else images[part.rows], self.normalisation), part.prompts, ready)
-            for part in parts
+    def _features(self, images: Tensor, groups: Sequence[RowGroup], prepared: PreparedPoint) -> Tensor:
+        """Features [B, d]; row groups with different prompts run one after the other."""
+        single = len(groups) == 1
+        features = [
+            self._forward(
+                preprocess(images if single else images[group.rows], self.normalisation), group.prompts, prepared
+            )
+            for group in groups
         ]
-        return found[0] if whole else torch.cat(found)[torch.argsort(torch.cat([part.rows for part in parts]))]
+        if single:
+            return features[0]
+        return torch.cat(features)[torch.argsort(torch.cat([group.rows for group in groups]))]
 
-    def _through(self, images: Tensor, prompts: Tensor | None, ready: Prepared) -> Tensor:
-        """Rows that are alike through the transformer, by native code where there is some for them."""
-        if ready.compiled is not None and prompts is None and len(images) <= ready.compiled.most_rows:
-            return ready.compiled.run(images)
-        transformer = self.twin if ready.rounded and self.twin is not None else self.transformer
-        with torch.autocast(images.device.type, ready.half, enabled=ready.half is not None):
-            features: Tensor = transformer(images, replace(ready.course, prompts=prompts))
+    def _forward(self, images: Tensor, prompts: Tensor | None, prepared: PreparedPoint) -> Tensor:
+        """Run rows with the same prompts through the transformer, or through native code if it fits."""
+        if prepared.compiled is not None and prompts is None and len(images) <= prepared.compiled.max_rows:
+            return prepared.compiled.run(images)
+        transformer = self.int8_transformer if prepared.int8 and self.int8_transformer is not None else self.transformer
+        with torch.autocast(images.device.type, prepared.compute_dtype, enabled=prepared.compute_dtype is not None):
+            features: Tensor = transformer(images, replace(prepared.plan, prompts=prompts))
         return features
 
-    def join(self, point: OperatingPoint, like: str, folder: Path) -> None:
-        """Run a point too that is as another but for the compiled form that it names, which lies in a folder.
+    def add_compiled_point(self, point: OperatingPoint, like: str, folder: Path) -> None:
+        """Add a point equal to the point ``like``, but with the compiled form that it names, in a folder.
 
         Raises:
-            ModelError: the form cannot be used.
+            ModelError: the form is unusable.
         """
         form = load_form(point.compiled or "", folder, self.transformer)
         self.points[point.name] = replace(self.points[like], compiled=form)
 
-    def reread(self) -> None:
-        """Put in force what the folder of tasks holds now; a batch under way ends as it began."""
-        if self.roll.changed():
-            self.in_force = self.roll.taken().on(self.device)
+    def reload_tasks(self) -> None:
+        """Load the current tasks of the task folder; a running batch keeps the former ones."""
+        if self.task_registry.changed():
+            self.active_tasks = self.task_registry.snapshot().to(self.device)
 
-    def place(self, device: torch.device) -> None:
-        """Bring the transformer and the tasks in force to a device; those that come later follow."""
-        if self.twin is not None and device != CPU:
-            raise ModelError("precision INT8 is computed on cores alone; take such operating points out, or the GPU")
-        named = next((name for name, ready in self.points.items() if ready.compiled is not None), None)
-        if named is not None and device != CPU:
-            raise ModelError(f"operating point {named!r} is compiled for cores; take it out, or the GPU")
+    def move_to(self, device: torch.device) -> None:
+        """Move the transformer and the tasks, now and later ones, to a device."""
+        if self.int8_transformer is not None and device != CPU:
+            raise ModelError("precision INT8 is computed on the CPU alone; remove such operating points, or the GPU")
+        compiled = next((name for name, point in self.points.items() if point.compiled is not None), None)
+        if compiled is not None and device != CPU:
+            raise ModelError(f"operating point {compiled!r} is compiled for the CPU; remove it, or the GPU")
         self.device = device
         self.transformer.to(device)
-        self.in_force = self.in_force.on(device)
+        self.active_tasks = self.active_tasks.to(device)
 
     def facts(self) -> dict[str, Fact]:
-        """Its tasks by number, how accurate points are on those that joined, and why files of tasks are left out."""
-        return {**task_metadata(self.in_force.names, self.in_force.refused, self.in_force.judged)}
+        """Tasks by number, accuracies of registered tasks, and reasons of rejected task files."""
+        return {**task_metadata(self.active_tasks.names, self.active_tasks.refused, self.active_tasks.accuracies)}
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the transformer and make every operating point ready."""
+    """Build the transformer and prepare every operating point."""
     settings = read_parameters(TransformerParameters, spec)
     weights = find_weights(spec.storage_uri, spec.digest)
     random = isinstance(weights, RandomSeed)
     stored = (
-        randomly(SHAPES[settings.size], weights.value)
+        random_checkpoint(SHAPES[settings.size], weights.value)
         if isinstance(weights, RandomSeed)
-        else load(weights, settings.told)
+        else load(weights, settings.checkpoint_info)
     )
     _require_images(spec, stored)
-    if spec.tasks and all(given.name != TASK_INPUT for given in spec.inputs):
+    if spec.tasks and all(tensor.name != TASK_INPUT for tensor in spec.inputs):
         raise ModelError(
-            f"the variant has task {spec.tasks[0].name!r}, but its stage no input {TASK_INPUT!r} to ask for it by"
+            f"the variant has task {spec.tasks[0].name!r}, but its stage has no input {TASK_INPUT!r} to select it"
         )
     proportional = settings.proportional_attention
-    points = {point.name: _prepared(point, stored, proportional=proportional) for point in spec.operating_points}
-    roll = TaskRegistry(
+    points = {point.name: _prepare(point, stored, proportional=proportional) for point in spec.operating_points}
+    task_registry = TaskRegistry(
         stored,
         spec.operating_points,
-        mark=_mark(stored, proportional=proportional) if spec.tasks or spec.tasks_folder else "",
-        given=[(task.name, None if task.removed else _file(task)) for task in spec.tasks],
+        fingerprint=_fingerprint(stored, proportional=proportional) if spec.tasks or spec.tasks_folder else "",
+        pipeline_tasks=[(task.name, None if task.removed else _task_file(task)) for task in spec.tasks],
         folder=Path(spec.tasks_folder) if spec.tasks_folder else None,
-        most_classes=_most_classes(spec),
+        max_classes=_max_classes(spec),
     )
-    _require_trained(spec, roll)
-    served = ServedTransformer(stored.transformer, stored.normalisation, points, roll, roll.taken())
+    _require_trained(spec, task_registry)
+    served = ServedTransformer(
+        stored.transformer, stored.normalisation, points, task_registry, task_registry.snapshot()
+    )
     for point in spec.operating_points:
         if point.compiled is not None:
-            _take_form(served, point, None if isinstance(weights, RandomSeed) else weights.parent, spec.max_batch_size)
-    if any(ready.rounded for ready in points.values()):
-        served.twin = quantize(stored.transformer)
-    return Built(served, "random" if random else "stored")
+            _load_compiled_form(
+                served, point, None if isinstance(weights, RandomSeed) else weights.parent, spec.max_batch_size
+            )
+    if any(prepared.int8 for prepared in points.values()):
+        served.int8_transformer = quantize(stored.transformer)
+    return Built.of(served, random=random)
 
 
-def _require_trained(spec: ModelSpec, roll: TaskRegistry) -> None:
-    """Refuse a point whose prompts no task has; where tasks come while it runs, say that none has them yet."""
+def _require_trained(spec: ModelSpec, task_registry: TaskRegistry) -> None:
+    """Reject a point whose prompts no task has; with a task folder, only log it."""
     for point in spec.operating_points:
         try:
-            require_trained(point, roll.ways)
+            require_trained(point, task_registry.prompt_variants)
         except ModelError as error:
             if not spec.tasks_folder:
                 raise
-            log.warning("%s; until a task comes that has it, all run there with their plain heads", error)
+            log.warning("%s; until such a task is registered, all tasks use their plain heads", error)
 
 
-def _mark(stored: Checkpoint, *, proportional: bool) -> str:
-    """What files of tasks are marked with: the transformer as it is run, not its tensors alone."""
-    unusual = {} if proportional else {"proportional_attention": False}
-    return fingerprint(stored.transformer, {**stored.settings, **unusual})
+def _fingerprint(stored: Checkpoint, *, proportional: bool) -> str:
+    """Fingerprint of the transformer and its settings, which task files must match."""
+    settings = {} if proportional else {"proportional_attention": False}
+    return fingerprint(stored.transformer, {**stored.settings, **settings})
 
 
-def _file(task: Task) -> Path:
-    found = find_weights(task.storage_uri, task.digest, FetchLimits(max_bytes=MAX_TASK_FILE_BYTES))
-    if isinstance(found, RandomSeed):
-        raise ModelError(f"task {task.name!r}: random weights are no task; `trimtab train-task` writes a file")
-    return found
+def _task_file(task: Task) -> Path:
+    path = find_weights(task.storage_uri, task.digest, FetchLimits(max_bytes=MAX_TASK_FILE_BYTES))
+    if isinstance(path, RandomSeed):
+        raise ModelError(f"task {task.name!r}: a task cannot have random weights; `trimtab train-task` writes a file")
+    return path
 
 
-def _most_classes(spec: ModelSpec) -> int | None:
-    """How many logits the stage declares, where it says so."""
-    declared = next((one.shape for one in spec.outputs if one.name == "logits"), ())
+def _max_classes(spec: ModelSpec) -> int | None:
+    """Number of logits that the stage declares, if it does."""
+    declared = next((tensor.shape for tensor in spec.outputs if tensor.name == "logits"), ())
     return declared[-1] if declared and declared[-1] > 0 else None
 
 
-def _prepared(point: OperatingPoint, stored: Checkpoint, *, proportional: bool) -> Prepared:
+def _prepare(point: OperatingPoint, stored: Checkpoint, *, proportional: bool) -> PreparedPoint:
     where, shape = f"operating point {point.name!r}", stored.transformer.shape
     if point.merging and point.merging.rule and point.merging.rule not in RULES:
         raise ModelError(f"{where}: unknown merging.rule {point.merging.rule!r}; there are: {', '.join(RULES)}")
     try:
-        course = course_of(point, shape.depth, proportional=proportional)
+        plan = forward_plan(point, shape.depth, proportional=proportional)
     except ValueError as error:
         raise ModelError(f"{where}: merging.schedule: {error}") from error
-    beyond = next((count for count in course.merged if count > shape.patches // 2), None)
-    if beyond is not None:
+    excess = next((count for count in plan.merged if count > shape.patches // 2), None)
+    if excess is not None:
         raise ModelError(
-            f"{where}: merging.schedule asks for {beyond} tokens in a layer; of {shape.patches} patches no layer "
-            f"merges more than {shape.patches // 2}"
+            f"{where}: merging.schedule merges {excess} tokens in a layer; of {shape.patches} patches a layer "
+            f"merges at most {shape.patches // 2}"
         )
-    runs = prompt_variant(point)
-    half, rounded = HALVES.get(point.precision or "FP32"), point.precision == "INT8"
-    return Prepared(course, runs, half, rounded, temperatures=stored.temperatures.get(runs, {}))
+    variant, dtype = prompt_variant(point), COMPUTE_DTYPES.get(point.precision or "FP32")
+    temperatures = stored.temperatures.get(variant, {})
+    return PreparedPoint(plan, variant, dtype, int8=point.precision == "INT8", temperatures=temperatures)
 
 
-def _take_form(served: ServedTransformer, point: OperatingPoint, folder: Path | None, most_rows: int) -> None:
-    """Have a point run the compiled form that it names, which lies beside the weights."""
+def _load_compiled_form(served: ServedTransformer, point: OperatingPoint, folder: Path | None, max_rows: int) -> None:
+    """Load the compiled form that a point names, from the folder of the weights."""
     where, name = f"operating point {point.name!r}", point.compiled or ""
     if not name.startswith(FORM_PREFIX):
-        raise ModelError(f"{where}: unknown compiled form {name!r}; `trimtab tune` writes some, as {FORM_PREFIX}…")
+        raise ModelError(f"{where}: unknown compiled form {name!r}; `trimtab tune` writes them, as {FORM_PREFIX}…")
     if point.prompts is not None or point.precision == "INT8":
-        raise ModelError(f"{where}: there are no compiled forms with prompts or in INT8; take one of the two out")
+        raise ModelError(f"{where}: a compiled form supports neither prompts nor INT8")
     if folder is None:
-        raise ModelError(f"{where}: compiled forms lie beside weights; random ones lie nowhere")
+        raise ModelError(f"{where}: compiled forms are stored with the weights; random weights have none")
     try:
-        served.join(point, point.name, folder)
+        served.add_compiled_point(point, point.name, folder)
     except ModelError as error:
         raise ModelError(f"{where}: {error}") from error
     compiled = served.points[point.name].compiled
-    if compiled is not None and compiled.most_rows < most_rows:
+    if compiled is not None and compiled.max_rows < max_rows:
         raise ModelError(
-            f"{where}: {name} was compiled for {compiled.most_rows} rows at most, and the variant's maxBatchSize is "
-            f"{most_rows}; compile it anew by `trimtab tune`"
+            f"{where}: {name} was compiled for {compiled.max_rows} rows at most, and the variant's maxBatchSize is "
+            f"{max_rows}; compile it again with `trimtab tune`"
         )
 
 
 def _require_images(spec: ModelSpec, stored: Checkpoint) -> None:
     shape = stored.transformer.shape
-    wanted = (shape.channels, shape.side, shape.side)
-    given = next((one for one in spec.inputs if one.name == "image"), None)
-    if given is None or tuple(given.shape) != wanted:
-        found = "none" if given is None else str(list(given.shape))
-        raise ModelError(f"family {spec.family!r} reads an input image of shape {list(wanted)}; the stage has {found}")
+    expected = [shape.channels, shape.side, shape.side]
+    image = next((tensor for tensor in spec.inputs if tensor.name == "image"), None)
+    if image is None or list(image.shape) != expected:
+        declared = "none" if image is None else str(list(image.shape))
+        raise ModelError(f"family {spec.family!r} reads an input image of shape {expected}; the stage has {declared}")

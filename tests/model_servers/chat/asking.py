@@ -31,7 +31,7 @@ OF_CHAT = {"name": "chat_images", "datatype": "INT64", "shape": [2], "optional":
 KEPT = {"name": "references", "datatype": "BYTES", "shape": []}
 _BROUGHT = [one | {"optional": True} for one in (EMBEDDINGS, IMAGE_ROWS, DIGESTS)]
 _TENSORS = {
-    "whole": ([MESSAGES, OPTIONS, IMAGES], ANSWER),
+    "colocated": ([MESSAGES, OPTIONS, IMAGES], ANSWER),
     "text": ([MESSAGES, OPTIONS, REFERENCES, *_BROUGHT], ANSWER),
     "encode": ([IMAGES, OPTIONS], [EMBEDDINGS, IMAGE_ROWS, DIGESTS]),
     "keep": ([IMAGES, OPTIONS, OF_CHAT], [KEPT]),

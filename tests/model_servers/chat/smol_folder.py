@@ -12,7 +12,7 @@ from transformers import Idefics3ImageProcessor, Idefics3Processor, PreTrainedTo
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
 from tests.model_servers.chat.test_published import a_model
-from trimtab_model_servers.families.hf_vlm_configs import SHAPES
+from trimtab_model_servers.families.hf_vlm_configs import CONFIGS
 
 NAME = "smolvlm2-2.2b"
 MARKS = ("<sep>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|im_start|>")
@@ -35,7 +35,7 @@ def a_tokenizer() -> Tokenizer:
         [apart, *MARKS[1:], *(f"<unused_{number}>" for number in range(room - len(MARKS))), "<image>"]
     )
     tokenizer.add_tokens([AddedToken(f"<row_{r}_col_{c}>", normalized=False) for r in (1, 2, 3) for c in (1, 2, 3)])
-    assert tokenizer.token_to_id("<image>") == SHAPES[NAME]("tiny").image_id
+    assert tokenizer.token_to_id("<image>") == CONFIGS[NAME]("tiny").image_id
     return tokenizer
 
 
@@ -52,7 +52,7 @@ def a_folder(folder: Path, template: str | None = DEFAULT_CHAT_TEMPLATE) -> Path
 
 def by_processor(messages: Sequence[dict[str, Any]], pictures: Sequence[Image], template: str) -> list[int]:
     """A chat's ids as transformers' own processor makes them, images and all."""
-    tile = SHAPES[NAME]("tiny").tile_px
+    tile = CONFIGS[NAME]("tiny").tile_px
     processor: Any = Idefics3Processor(
         Idefics3ImageProcessor(size={"longest_edge": 3 * tile}, max_image_size={"longest_edge": tile}),
         PreTrainedTokenizerFast(tokenizer_object=a_tokenizer(), bos_token=MARKS[4], eos_token=MARKS[3]),

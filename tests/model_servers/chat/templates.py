@@ -6,9 +6,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE, get_image_prompt_string
 
-from trimtab_model_servers.chat.interfaces import Rows
+from trimtab_model_servers.chat.interfaces import EmbeddingShape
 from trimtab_model_servers.families.hf_chat_tokenizer import byte_tokenizer
-from trimtab_model_servers.families.hf_vlm_configs import SHAPES
+from trimtab_model_servers.families.hf_vlm_configs import CONFIGS
 
 IMAGE = "\ue000"
 """Stands for an image in a rendered chat."""
@@ -58,9 +58,11 @@ TEMPLATES = {
 }
 
 
-def by_template(name: str, messages: list[dict[str, Any]], rows: Sequence[Rows]) -> tuple[list[int], list[int]]:
+def by_template(
+    name: str, messages: list[dict[str, Any]], rows: Sequence[EmbeddingShape]
+) -> tuple[list[int], list[int]]:
     """A chat as a tiny model's bytes, images of such rows as their placeholders; and where each image begins."""
-    shape = SHAPES[name]("tiny")
+    shape = CONFIGS[name]("tiny")
     renderer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(320))
     told: Any = {"chat_template": TEMPLATES[name], "tokenize": False, "add_generation_prompt": True}
     first, *others = str(renderer.apply_chat_template(messages, **told)).split(IMAGE)
@@ -74,11 +76,11 @@ def by_template(name: str, messages: list[dict[str, Any]], rows: Sequence[Rows])
     return ids, starts
 
 
-def expanded(name: str, rows: Rows) -> str:
+def expanded(name: str, rows: EmbeddingShape) -> str:
     """An image as its processor writes it, each placeholder as a mark."""
-    shape = SHAPES[name]("tiny")
-    if not shape.tells_tiles:
-        return IMAGE * (1 if shape.most_rows else rows.total)
-    tokens = shape.rule.count(1, 1).encoded // shape.rule.count(1, 1).tiles
+    shape = CONFIGS[name]("tiny")
+    if not shape.marks_tiles:
+        return IMAGE * (1 if shape.padded_rows else rows.total)
+    tokens = shape.token_rule.count(1, 1).encoded // shape.token_rule.count(1, 1).tiles
     grid = ((rows.total // tokens - 1) // rows.columns, rows.columns) if rows.columns else (0, 0)
     return str(get_image_prompt_string(*grid, tokens, "<fake_token_around_image>", IMAGE, "<global-img>"))

@@ -12,8 +12,8 @@ from tests.model_servers.conftest import Replica, serve
 from trimtab_model_servers.chat.chat_model import ChatModel
 from trimtab_model_servers.data_port import DataPort
 from trimtab_model_servers.engine.core import EngineCore
-from trimtab_model_servers.loading import load
 from trimtab_model_servers.model_registry import ModelRegistry
+from trimtab_model_servers.runtime import load
 from trimtab_model_servers.settings import write_models
 from trimtab_protocol import InferRequest
 
@@ -42,36 +42,36 @@ def serve_mortal(folder: str, connection: Connection) -> None:
     """Run a replica whose engine may fail itself."""
     from trimtab_model_servers.chat import chat_model  # noqa: PLC0415  (in the forked child alone)
 
-    vars(chat_model)["Core"] = Mortal
+    vars(chat_model)["EngineCore"] = Mortal
     serve(folder, connection)
 
 
 @pytest.fixture
 def fatal() -> InferRequest:
-    return a_chat("whole", "What is 3+4?", max_tokens=FATAL_TOKENS)
+    return a_chat("colocated", "What is 3+4?", max_tokens=FATAL_TOKENS)
 
 
 async def test_where_an_engine_failed_itself_nobody_is_told_to_come(monkeypatch, fatal):
-    monkeypatch.setattr("trimtab_model_servers.chat.chat_model.Core", Mortal)
-    host = ModelRegistry(expected={"whole"})
+    monkeypatch.setattr("trimtab_model_servers.chat.chat_model.EngineCore", Mortal)
+    host = ModelRegistry(expected={"colocated"})
     port = DataPort(host)
     address = f"http://127.0.0.1:{await port.start('127.0.0.1', 0)}/v2"
-    model = await host.worker.run(lambda: load(a_chat_spec("whole", parameters=SMALL), host.worker))
-    host.loaded("whole", model)
+    model = await host.worker.run(lambda: load(a_chat_spec("colocated", parameters=SMALL), host.worker))
+    host.add_model("colocated", model)
     try:
         async with aiohttp.ClientSession() as session:
 
             async def ready() -> list[int]:
-                paths = ("health/ready", "models/whole/ready")
+                paths = ("health/ready", "models/colocated/ready")
                 answers = [await session.get(f"{address}/{path}") for path in paths]
                 return [answer.status for answer in answers]
 
             assert await ready() == [200, 200]
             with pytest.raises(Exception, match="the engine failed: ZeroDivisionError"):
                 await model.infer(fatal, host.worker)
-            await host.broke.wait()
+            await host.model_failed.wait()
             assert await ready() == [503, 503]
-            assert "ZeroDivisionError" in host.broken["whole"]
+            assert "ZeroDivisionError" in host.failed_models["colocated"]
     finally:
         await port.stop()
         await cast("ChatModel", model).close()
@@ -79,7 +79,7 @@ async def test_where_an_engine_failed_itself_nobody_is_told_to_come(monkeypatch,
 
 
 async def test_a_replica_whose_engine_failed_itself_ends(start, tmp_path, fatal):
-    write_models([a_chat_spec("whole", parameters=SMALL)], tmp_path)
+    write_models([a_chat_spec("colocated", parameters=SMALL)], tmp_path)
     running = start(tmp_path, serve_mortal)
     assert isinstance(running, Replica), running
     async with aiohttp.ClientSession() as session:

@@ -51,31 +51,31 @@ async def test_who_shows_a_certificate_of_the_same_authority_is_given_them(tmp_p
     encoder = MutualTls(Holder(tmp_path / "encode").take(authority, authority).identity())
     text = MutualTls(Holder(tmp_path / "text").take(authority, authority).identity())
     other = MutualTls(Holder(tmp_path / "other").take(strange, own).identity())
-    async with keeping(encoder.listening()) as url:
-        puller, stranger = EmbeddingClient(text.connecting), EmbeddingClient(other.connecting)
-        first, second = await puller.pull(url, WANTED)
+    async with keeping(encoder.server_context()) as url:
+        client, stranger = EmbeddingClient(text.client_context), EmbeddingClient(other.client_context)
+        first, second = await client.fetch(url, WANTED)
         assert np.array_equal(first.numpy(), EMBEDDINGS[:2])
         assert np.array_equal(second.numpy(), EMBEDDINGS[2:])
         with pytest.raises(ImageRefusal, match="image 4"):
-            await stranger.pull(url, WANTED)
-        await puller.close()
+            await stranger.fetch(url, WANTED)
+        await client.close()
         await stranger.close()
 
 
 @pytest.mark.parametrize(
     ("told", "why"),
     [
-        ({"Rows": "3"}, r"image 4: \[3\] rows of 2 came; \[2, 1\] rows were told"),
-        ({"Rows": "2,x"}, "image 4: .* does not say how many rows"),
-        ({"Width": "1"}, "image 5: more bytes came"),
-        ({"Width": "3"}, "image 5: 24 of 36 bytes came"),
+        ({"Rows": "3"}, r"image 4: the response has \[3\] rows of width 2; expected \[2, 1\] rows"),
+        ({"Rows": "2,x"}, "image 4: .* the response does not state its rows"),
+        ({"Width": "1"}, "image 5: the response has more bytes"),
+        ({"Width": "3"}, "image 5: the response ended after 24 of 36 bytes"),
         ({"Checksum": "00000000,00000000"}, "image 4: its checksum differs"),
         ({"Checksum": f"{zlib.crc32(EMBEDDINGS[:2].tobytes()):08x}"}, "image 5: its checksum differs"),
     ],
 )
 async def test_what_is_not_what_was_told_is_refused_by_its_image(told: dict[str, str], why: str) -> None:
     async with keeping(None, **told) as url:
-        puller = EmbeddingClient()
+        client = EmbeddingClient()
         with pytest.raises(ImageRefusal, match=why):
-            await puller.pull(url, WANTED)
-        await puller.close()
+            await client.fetch(url, WANTED)
+        await client.close()

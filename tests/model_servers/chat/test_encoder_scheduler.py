@@ -12,9 +12,9 @@ from torch import Tensor
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat import keyed_futures
 from trimtab_model_servers.chat.embedding_store import EmbeddingStore, StoredEmbedding
-from trimtab_model_servers.chat.encoder_scheduler import EmbeddingCache, Encoded, EncoderScheduler, Limits
+from trimtab_model_servers.chat.encoder_scheduler import EmbeddingCache, EncoderLimits, EncoderScheduler, ImageEmbedding
 from trimtab_model_servers.chat.image_decoder import Header
-from trimtab_model_servers.chat.interfaces import Rows
+from trimtab_model_servers.chat.interfaces import EmbeddingShape
 from trimtab_model_servers.errors import RefusalError
 from trimtab_pipelines.image_tokens import ImageTokens, OneTile
 
@@ -24,7 +24,7 @@ ROW_BYTES = 4 * 2
 class Eye:
     """Encodes a file's first byte; a file of nothing fails, and all wait while its gate is shut."""
 
-    rule = OneTile(3)
+    token_rule = OneTile(3)
     width = 2
     name = "eye"
 
@@ -34,10 +34,10 @@ class Eye:
         self.begun = threading.Event()
         self.batches: list[int] = []
 
-    def rows(self, count: ImageTokens) -> Rows:
-        return Rows(count.encoded, 0)
+    def embedding_shape(self, count: ImageTokens) -> EmbeddingShape:
+        return EmbeddingShape(count.encoded, 0)
 
-    def pixels(self, file: bytes, images: int) -> Tensor:
+    def preprocess(self, file: bytes, images: int) -> Tensor:
         del images
         return torch.tensor([*file][:1])
 
@@ -59,7 +59,7 @@ async def eye() -> Eye:
 async def encoding(eye: Eye) -> AsyncIterator[EncoderScheduler]:
     worker = BatchWorker()
     with ThreadPoolExecutor(1) as openers:
-        yield EncoderScheduler(eye, worker, openers, Limits(batch_images=4, cache_bytes=2 * 3 * ROW_BYTES))
+        yield EncoderScheduler(eye, worker, openers, EncoderLimits(batch_images=4, cache_bytes=2 * 3 * ROW_BYTES))
     worker.close()
 
 
@@ -89,7 +89,7 @@ async def test_many_who_show_the_same_image_have_it_encoded_once(eye: Eye, encod
 
     assert eye.batches == [1]
     assert all(rows.tolist() == [[97.0, 97.0]] * 3 for rows in shown)
-    assert (encoding.counts.hits, encoding.counts.misses, encoding.counts.pending_tokens) == (19, 1, 0)
+    assert (encoding.counters.hits, encoding.counters.misses, encoding.counters.pending_tokens) == (19, 1, 0)
 
 
 async def test_tenants_share_nothing(eye: Eye, encoding: EncoderScheduler):
@@ -101,7 +101,7 @@ async def test_tenants_share_nothing(eye: Eye, encoding: EncoderScheduler):
 
 async def test_images_that_wait_are_encoded_together(eye: Eye, encoding: EncoderScheduler):
     shown = [await hold(eye, encoding, b"a"), *(show(encoding, bytes([number])) for number in range(5))]
-    await until(lambda: len(encoding._opened) == 5)
+    await until(lambda: encoding.queued == 5)
     eye.gate.set()
     await asyncio.gather(*shown)
 
@@ -110,17 +110,17 @@ async def test_images_that_wait_are_encoded_together(eye: Eye, encoding: Encoder
 
 async def test_an_image_that_fails_takes_none_with_it(eye: Eye, encoding: EncoderScheduler):
     shown = [await hold(eye, encoding, b"a"), *(show(encoding, file) for file in (b"b", b"", b"c"))]
-    await until(lambda: len(encoding._opened) == 3)
+    await until(lambda: encoding.queued == 3)
     eye.gate.set()
     told = await asyncio.gather(*shown, return_exceptions=True)
 
     assert [isinstance(one, ValueError) for one in told] == [False, False, True, False]
-    assert encoding.in_flight == encoding.counts.pending_tokens == 0
+    assert encoding.in_flight == encoding.counters.pending_tokens == 0
 
 
 async def test_what_nobody_waits_for_any_more_is_not_encoded(eye: Eye, encoding: EncoderScheduler):
     first, others = await hold(eye, encoding, b"a"), [show(encoding, b"b") for _ in range(2)]
-    await until(lambda: len(encoding._opened) == 1)
+    await until(lambda: encoding.queued == 1)
     for other in others:
         other.cancel()
     await asyncio.gather(*others, return_exceptions=True)
@@ -129,24 +129,24 @@ async def test_what_nobody_waits_for_any_more_is_not_encoded(eye: Eye, encoding:
     await first
 
     assert eye.batches == [1]
-    assert encoding.counts.pending_tokens == 0
+    assert encoding.counters.pending_tokens == 0
 
 
 def test_a_cache_never_holds_more_than_its_bytes_and_gives_up_the_least_used():
-    cache, rows = EmbeddingCache(2 * 3 * ROW_BYTES), Encoded(torch.zeros(3, 2))
+    cache, rows = EmbeddingCache(2 * 3 * ROW_BYTES), ImageEmbedding(torch.zeros(3, 2))
     for name in "abc":
         cache.put(("", name, True), rows)
         cache.get(("", "a", True))
 
     assert [cache.get(("", name, True)) is not None for name in "abc"] == [True, False, True]
     assert (cache.bytes, cache.evictions) == (2 * 3 * ROW_BYTES, 1)
-    cache.put(("", "large", True), Encoded(torch.zeros(99, 2)))
+    cache.put(("", "large", True), ImageEmbedding(torch.zeros(99, 2)))
     assert cache.bytes == 2 * 3 * ROW_BYTES
 
 
 async def test_what_is_kept_is_given_once_and_freed():
     kept, held = EmbeddingStore(100), StoredEmbedding(torch.zeros(3, 2), "d")
-    waiting = asyncio.create_task(kept.give(["a"]))
+    waiting = asyncio.create_task(kept.take(["a"]))
     await asyncio.sleep(0)
     kept.put("a", held)
 
@@ -160,23 +160,23 @@ async def test_several_are_given_together_or_none_is():
         kept.expect(name)
         kept.put(name, one)
     kept.expect("c")
-    kept.refuse("c", RefusalError(422, "no image"))
+    kept.fail("c", RefusalError(422, "no image"))
     with pytest.raises(RefusalError, match="no image"):
-        await kept.give(["a", "c"])
+        await kept.take(["a", "c"])
 
-    assert await kept.give(["b", "a"]) == held[::-1]
+    assert await kept.take(["b", "a"]) == held[::-1]
     assert kept.bytes == 0
 
 
 async def test_what_nobody_pulls_is_freed_in_time_and_too_much_is_refused():
-    kept = EmbeddingStore(30, seconds=0.02)
+    kept = EmbeddingStore(30, ttl_seconds=0.02)
     kept.expect("a")
     kept.expect("b")
     kept.put("a", StoredEmbedding(torch.zeros(3, 2), "d"))
-    with pytest.raises(RefusalError, match="wait to be pulled"):
+    with pytest.raises(RefusalError, match="are stored already"):
         kept.put("b", StoredEmbedding(torch.zeros(3, 2), "d"))
-    with pytest.raises(RefusalError, match="wait to be pulled"):
-        await kept.give(["b"])
+    with pytest.raises(RefusalError, match="are stored already"):
+        await kept.take(["b"])
     await asyncio.sleep(0.05)
 
     assert (kept.bytes, len(kept)) == (0, 0)
@@ -192,7 +192,7 @@ async def test_what_comes_once_its_name_was_dropped_is_not_kept():
 
 async def test_who_asks_in_vain_and_leaves_leaves_nothing():
     kept = EmbeddingStore(100)
-    waiting = asyncio.create_task(kept.give(["never"]))
+    waiting = asyncio.create_task(kept.take(["never"]))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -206,20 +206,20 @@ async def test_who_asks_for_what_was_dropped_or_given_is_told_at_once_and_nothin
         kept.expect(name)
         kept.put(name, StoredEmbedding(torch.zeros(3, 2), "d"))
     kept.drop("dropped")
-    await kept.give(["given"])
+    await kept.take(["given"])
 
     for name in ("dropped", "given"):
         async with asyncio.timeout(1.0):
-            with pytest.raises(RefusalError, match="was dropped, or given already") as told:
-                await kept.give([name])
+            with pytest.raises(RefusalError, match="was dropped, or fetched already") as told:
+                await kept.take([name])
         assert told.value.status_code == 410
         with pytest.raises(RefusalError, match=name):
-            kept.share(name, ["other"])
+            kept.add_names(name, ["other"])
     assert (kept.bytes, len(kept)) == (0, 0)
 
 
 async def test_names_that_were_dropped_are_not_known_without_bound(monkeypatch):
-    monkeypatch.setattr(keyed_futures, "MOST_NAMES", 2)
+    monkeypatch.setattr(keyed_futures, "MAX_NAMES", 2)
     kept = EmbeddingStore(100)
     for name in ("a", "b", "c"):
         kept.drop(name)
@@ -230,14 +230,14 @@ async def test_names_that_were_dropped_are_not_known_without_bound(monkeypatch):
 
 
 async def test_who_waits_for_a_name_learns_that_it_was_dropped_or_is_late():
-    kept = EmbeddingStore(100, seconds=0.02)
-    waiting = asyncio.create_task(kept.give(["a"]))
+    kept = EmbeddingStore(100, ttl_seconds=0.02)
+    waiting = asyncio.create_task(kept.take(["a"]))
     await asyncio.sleep(0)
     assert kept.drop("a")
     with pytest.raises(RefusalError, match="dropped"):
         await waiting
     with pytest.raises(RefusalError, match=r"within 0\.02 s|dropped"):
-        await kept.give(["never"])
+        await kept.take(["never"])
     assert len(kept) == 0
 
 
@@ -247,12 +247,12 @@ async def test_what_is_kept_under_further_names_is_given_once_by_each_and_counts
     kept.expect("a")
     if after:
         kept.put("a", held)
-    kept.share("a", ["b", "c"])
+    kept.add_names("a", ["b", "c"])
     kept.put("a", held)
 
-    assert await kept.give(["b"]) == [held]
+    assert await kept.take(["b"]) == [held]
     assert kept.bytes == held.rows.nbytes
-    assert await kept.give(["a"]) == [held]
+    assert await kept.take(["a"]) == [held]
     assert kept.drop("c")
     assert (kept.bytes, len(kept)) == (0, 0)
 
@@ -260,8 +260,8 @@ async def test_what_is_kept_under_further_names_is_given_once_by_each_and_counts
 async def test_what_was_not_kept_leaves_no_further_name():
     kept = EmbeddingStore(100)
     kept.expect("a")
-    kept.share("a", ["b"])
+    kept.add_names("a", ["b"])
     kept.drop("a")
     with pytest.raises(RefusalError, match="dropped"):
-        await kept.give(["b"])
+        await kept.take(["b"])
     assert len(kept) == 0

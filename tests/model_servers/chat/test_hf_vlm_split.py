@@ -14,7 +14,7 @@ from trimtab_model_servers.chat.config import ChatComponents
 from trimtab_model_servers.chat_loader import load_chat
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.hf_vlm import build
-from trimtab_model_servers.families.hf_vlm_configs import SHAPES
+from trimtab_model_servers.families.hf_vlm_configs import CONFIGS
 from trimtab_model_servers.families.hf_vlm_split import Placement
 
 WRITES = ("model.language_model.", "model.text_model.", "lm_head.")
@@ -35,7 +35,7 @@ def same(found: list[torch.nn.Parameter], expected: dict[str, torch.Tensor]) -> 
     return not left
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("from_folder", [False, True])
 def test_a_part_holds_its_half_and_none_of_the_other(name, from_folder, tmp_path):
     model = a_model(name)
@@ -44,38 +44,38 @@ def test_a_part_holds_its_half_and_none_of_the_other(name, from_folder, tmp_path
     writes = {at: weights for at, weights in of_model.items() if at.startswith(WRITES)}
     sees = {at: weights for at, weights in of_model.items() if at not in writes}
 
-    encode, text, whole = (built(name, part, address) for part in ("encode", "text", "whole"))
+    encode, text, colocated = (built(name, part, address) for part in ("encode", "text", "colocated"))
     assert same(parameters_within(encode), sees)
     assert same(parameters_within(text), writes)
-    assert same(parameters_within(whole), of_model)
-    for part in (encode, text, whole):
+    assert same(parameters_within(colocated), of_model)
+    for part in (encode, text, colocated):
         assert not any(weights.requires_grad for weights in parameters_within(part))
 
 
 def test_a_stored_model_whose_head_is_its_embedding_is_read_by_halves(tmp_path):
-    shape = SHAPES["internvl3-8b"]("tiny")
+    shape = CONFIGS["internvl3-8b"]("tiny")
     config = shape.config()
     config.tie_word_embeddings = True
-    model = shape.kind(config)
+    model = shape.model_class(config)
     of_model = dict(model.named_parameters())
     sees = {at: weights for at, weights in of_model.items() if not at.startswith(WRITES)}
     address = str(stored("internvl3-8b", tmp_path, model))
 
     assert model.lm_head.weight is model.model.language_model.embed_tokens.weight
     assert same(parameters_within(built("internvl3-8b", "encode", address)), sees)
-    assert same(parameters_within(built("internvl3-8b", "whole", address)), of_model)
+    assert same(parameters_within(built("internvl3-8b", "colocated", address)), of_model)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_the_bytes_see_nearly_the_same_and_embeddings_travel_in_full(name, dtype, tmp_path):
     address = str(stored(name, tmp_path))
-    exact, halved = built(name, "encode", address).seeing, built(name, "encode", address, dtype=dtype).seeing
+    exact, halved = built(name, "encode", address).encoder, built(name, "encode", address, dtype=dtype).encoder
     assert exact is not None
     assert halved is not None
     photo = a_photo(*SIZES[1])
     with torch.inference_mode():
-        rows, nearly = (seeing.encode([seeing.pixels(photo, 1)])[0] for seeing in (exact, halved))
+        rows, nearly = (seeing.encode([seeing.preprocess(photo, 1)])[0] for seeing in (exact, halved))
 
     assert {weights.dtype for weights in parameters_within(halved)} == {getattr(torch, dtype)}
     assert nearly.dtype == torch.float32
@@ -83,13 +83,15 @@ def test_half_the_bytes_see_nearly_the_same_and_embeddings_travel_in_full(name, 
     assert exact.name != halved.name  # embeddings of one are not taken for those of the other
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 async def test_a_model_of_half_the_bytes_writes(name, dtype):
-    spec = a_chat_spec("whole", family=f"{name}/whole", parameters=TINY | {"dtype": dtype})
+    spec = a_chat_spec("colocated", family=f"{name}/colocated", parameters=TINY | {"dtype": dtype})
     hosted = load_chat(spec, BatchWorker())
     assert isinstance(hosted, ChatModel)
-    answer = await hosted.infer(a_chat("whole", "?", a_photo(*SIZES[1]), max_tokens=4, ignore_eos=True), BatchWorker())
+    answer = await hosted.infer(
+        a_chat("colocated", "?", a_photo(*SIZES[1]), max_tokens=4, ignore_eos=True), BatchWorker()
+    )
     await hosted.close()
 
     assert hosted.facts()["dtype"] == dtype
@@ -98,7 +100,7 @@ async def test_a_model_of_half_the_bytes_writes(name, dtype):
 
 def test_a_gpu_that_is_not_there_is_missed_by_name(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ModelError, match="device is 'cuda', but torch sees no GPU here; write 'cpu' or 'auto'"):
+    with pytest.raises(ModelError, match="device is 'cuda', but torch finds no GPU; set 'cpu' or 'auto'"):
         built("internvl3-8b", "encode", device="cuda")
     assert built("internvl3-8b", "encode", device="auto").facts["device"] == "cpu"
 
@@ -111,19 +113,21 @@ def test_a_gpu_that_is_asked_for_is_used_where_there_is_one_and_never_left_idle(
         load_chat(a_chat_spec("encode", gpus=1), BatchWorker())
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert Placement("float32", "auto").place.type == "cuda"
+    assert Placement("float32", "auto").torch_device.type == "cuda"
     told = published | {"parameters": TINY | {"device": "cpu"}}
-    with pytest.raises(ModelError, match="whose GPU it would leave idle"):
+    with pytest.raises(ModelError, match="which would stay idle"):
         load_chat(a_chat_spec("encode", **told, gpus=1), BatchWorker())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 async def test_on_a_gpu_a_chat_is_answered_from_there(name):
-    spec = a_chat_spec("whole", family=f"{name}/whole", parameters=TINY | {"device": "cuda"})
+    spec = a_chat_spec("colocated", family=f"{name}/colocated", parameters=TINY | {"device": "cuda"})
     hosted = load_chat(spec, BatchWorker())
     assert isinstance(hosted, ChatModel)
-    answer = await hosted.infer(a_chat("whole", "?", a_photo(*SIZES[1]), max_tokens=4, ignore_eos=True), BatchWorker())
+    answer = await hosted.infer(
+        a_chat("colocated", "?", a_photo(*SIZES[1]), max_tokens=4, ignore_eos=True), BatchWorker()
+    )
     await hosted.close()
 
     assert int(answer.outputs[2].array[0][1]) == 4

@@ -1,17 +1,17 @@
-"""Images that are told once their chat was asked."""
+"""ImageProcessing that are told once their chat was asked."""
 
 import asyncio
 
 import pytest
 
 from trimtab_model_servers.chat.embedding_client import ImageRefusal
-from trimtab_model_servers.chat.messages import read_arrived, read_shared
+from trimtab_model_servers.chat.messages import read_arrived, read_share_request
 from trimtab_model_servers.chat.pending_images import PendingImages
 from trimtab_model_servers.errors import RefusalError
 from trimtab_protocol.chat.embedding_refs import ArrivedImage, EmbeddingRef
 
 URL = "http://encoder:9000/v2/models/encode/embeddings/a-0"
-ANNOUNCED = EmbeddingRef(url="awaited:", rows=4, digest="d")
+ANNOUNCED = EmbeddingRef(url="pending:", rows=4, digest="d")
 
 
 def arrived(image: int, **changes) -> ArrivedImage:
@@ -20,38 +20,38 @@ def arrived(image: int, **changes) -> ArrivedImage:
 
 @pytest.mark.parametrize("before", [False, True])
 async def test_who_waits_is_told_whichever_comes_first(before):
-    coming = PendingImages()
+    pending = PendingImages()
     if before:
-        coming.tell("chat", [arrived(3)])
-    waiting = asyncio.create_task(coming.wait("chat", 3, ANNOUNCED))
+        pending.resolve("chat", [arrived(3)])
+    waiting = asyncio.create_task(pending.wait("chat", 3, ANNOUNCED))
     await asyncio.sleep(0)
     if not before:
-        coming.tell("chat", [arrived(3)])
+        pending.resolve("chat", [arrived(3)])
 
     assert await waiting == URL
-    assert len(coming) == 0
+    assert len(pending) == 0
 
 
 @pytest.mark.parametrize("other", [{"rows": 5}, {"digest": "e"}])
 async def test_an_image_that_is_not_what_was_announced_is_refused_by_its_number(other):
-    coming = PendingImages()
-    coming.tell("chat", [arrived(3, **other)])
-    with pytest.raises(ImageRefusal, match=r"image 3: it is .*; announced were 4 rows, 'd'"):
-        await coming.wait("chat", 3, ANNOUNCED)
-    assert len(coming) == 0
+    pending = PendingImages()
+    pending.resolve("chat", [arrived(3, **other)])
+    with pytest.raises(ImageRefusal, match=r"image 3: it has .*; announced were 4 rows, 'd'"):
+        await pending.wait("chat", 3, ANNOUNCED)
+    assert len(pending) == 0
 
 
 async def test_who_waits_in_vain_is_told_so_and_nothing_is_left():
-    coming = PendingImages(seconds=0.02)
+    pending = PendingImages(ttl_seconds=0.02)
     with pytest.raises(ImageRefusal, match="image 1"):
-        await coming.wait("chat", 1, ANNOUNCED)
-    left = asyncio.create_task(coming.wait("other", 1, ANNOUNCED))
+        await pending.wait("chat", 1, ANNOUNCED)
+    left = asyncio.create_task(pending.wait("other", 1, ANNOUNCED))
     await asyncio.sleep(0)
     left.cancel()
     await asyncio.gather(left, return_exceptions=True)
-    assert len(coming) == 0
-    coming.tell("other", [arrived(1)])
-    assert len(coming) == 0
+    assert len(pending) == 0
+    pending.resolve("other", [arrived(1)])
+    assert len(pending) == 0
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_what_is_told_wrongly_is_refused(body: bytes):
     with pytest.raises(RefusalError, match="references"):
         read_arrived(body)
     with pytest.raises(RefusalError, match="of"):
-        read_shared(body)
+        read_share_request(body)

@@ -22,9 +22,9 @@ from trimtab_model_servers.chat.messages import Message
 from trimtab_model_servers.chat_loader import load_chat
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.hf_chat_tokenizer import byte_tokenizer
-from trimtab_model_servers.families.hf_vlm import Encoder, build
-from trimtab_model_servers.families.hf_vlm_configs import SHAPES
-from trimtab_model_servers.families.hf_vlm_split import Placement, half_of
+from trimtab_model_servers.families.hf_vlm import HfVisionEncoder, build
+from trimtab_model_servers.families.hf_vlm_configs import CONFIGS
+from trimtab_model_servers.families.hf_vlm_split import Placement, load_part
 from trimtab_model_servers.families.registry import require_family
 from trimtab_model_servers.weights_source import RandomSeed
 from trimtab_pipelines.documents import load_pipeline
@@ -55,17 +55,17 @@ def a_photo(width: int, height: int, grey: int | None = None) -> bytes:
 
 
 def loaded(name: str, **changes: Any) -> ChatModel:
-    hosted = load_chat(a_chat_spec("whole", family=f"{name}/whole", parameters=TINY, **changes), BatchWorker())
+    hosted = load_chat(a_chat_spec("colocated", family=f"{name}/colocated", parameters=TINY, **changes), BatchWorker())
     assert isinstance(hosted, ChatModel)
     return hosted
 
 
 def a_model(name: str, *, gates: float | None = None) -> Any:
     """The random model, both halves in one; at first its gates, if it has any, let nothing of an image through."""
-    shape = SHAPES[name]("tiny")
+    shape = CONFIGS[name]("tiny")
     model = shape.model().eval()
     halves: list[dict[str, Any]] = [
-        half_of(shape, half, RandomSeed(1), Placement()).state_dict() for half in ("sees", "writes")
+        load_part(shape, half, RandomSeed(1), Placement()).state_dict() for half in ("vision", "language")
     ]
     model.load_state_dict(halves[0] | halves[1])
     for parameter, weights in model.named_parameters():
@@ -76,15 +76,17 @@ def a_model(name: str, *, gates: float | None = None) -> Any:
 
 def alone(name: str, content: list[dict[str, str]], photos: list[bytes], tokens: int, model: Any = None) -> list[int]:
     """What ``generate`` writes of a template's prompt and of pixels that the processor made of all photos at once."""
-    shape, model = SHAPES[name]("tiny"), model or a_model(name)
-    encoder = Encoder(shape, model, "")
+    shape, model = CONFIGS[name]("tiny"), model or a_model(name)
+    encoder = HfVisionEncoder(shape, model, "")
     pictures = [Pillow.open(io.BytesIO(photo)).convert("RGB") for photo in photos]
-    counts = [shape.rule.count(*picture.size, images=len(photos)) for picture in pictures]
-    rows = [encoder.rows(count) for count in counts]
+    counts = [shape.token_rule.count(*picture.size, images=len(photos)) for picture in pictures]
+    rows = [encoder.embedding_shape(count) for count in counts]
     ids = torch.tensor([by_template(name, [{"role": "user", "content": content}], rows)[0]])
-    inputs: dict[str, Any] = dict(shape.images.processor()(images=[pictures], return_tensors="pt")) if photos else {}
+    inputs: dict[str, Any] = (
+        dict(shape.image_processing.processor()(images=[pictures], return_tensors="pt")) if photos else {}
+    )
     inputs.pop("num_patches", None)
-    if shape.most_rows and photos:
+    if shape.padded_rows and photos:
         seen = mllama.get_cross_attention_token_mask(ids[0].tolist(), shape.image_id)
         mask = mllama.convert_sparse_cross_attention_mask_to_dense([seen], inputs.pop("num_tiles"), 4, ids.shape[1])
         inputs["cross_attention_mask"] = torch.from_numpy(mask)
@@ -94,12 +96,12 @@ def alone(name: str, content: list[dict[str, str]], photos: list[bytes], tokens:
     return [int(token) for token in wrote[0, ids.shape[1] :]]
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 async def test_answers_are_those_of_generate(name):
     hosted = loaded(name)
     worker = BatchWorker()
     for photos in ([], [a_photo(*SIZES[1])], [a_photo(*size) for size in SIZES[:2]]):
-        asked = a_chat("whole", "What is it?", *photos, max_tokens=8, ignore_eos=True)
+        asked = a_chat("colocated", "What is it?", *photos, max_tokens=8, ignore_eos=True)
         answer = await hosted.infer(asked, worker)
         content = [{"type": "image"}] * len(photos) + [{"type": "text", "text": "What is it?"}]
         assert text_of(answer) == [told(hosted, alone(name, content, photos, 8))]
@@ -107,26 +109,26 @@ async def test_answers_are_those_of_generate(name):
 
 
 def told(hosted: ChatModel, ids: list[int]) -> str:
-    return hosted._writing.tokenizer.decode(ids).rstrip("\ufffd")
+    return hosted.tokenizer.tokenizer.decode(ids).rstrip("\ufffd")
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 async def test_images_among_words_are_answered_as_by_generate(name, tmp_path):
     model, photos = a_model(name, gates=1.0), [a_photo(*size) for size in SIZES[:2]]
     hosted = loaded(name, storageUri=str(stored(name, tmp_path, model)))
     for content in INTERLEAVED:
         message = texts("messages", json.dumps([{"role": "user", "content": content}]).encode())
         options = texts("options", json.dumps({"max_tokens": 8, "ignore_eos": True}).encode())
-        answer = await hosted.infer(InferRequest("whole", (message, options, files(*photos))), BatchWorker())
+        answer = await hosted.infer(InferRequest("colocated", (message, options, files(*photos))), BatchWorker())
         expected = alone(name, content, photos, 8, model)
         assert expected != alone(name, content, photos[::-1], 8, model)
         assert text_of(answer) == [told(hosted, expected)]
     await hosted.close()
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_the_published_size_counts_as_the_published_rule_does(name):
-    rule = SHAPES[name]("published").rule
+    rule = CONFIGS[name]("published").token_rule
 
     assert [rule.count(*size) for size in SIZES] == [RULES[RULE_OF[name]].count(*size) for size in SIZES]
 
@@ -137,31 +139,33 @@ def stored(name: str, folder: Path, model: Any = None) -> Path:
     The random one has a tokenizer that knows the turns' marks, another one that spells them byte by byte.
     """
     (model or a_model(name)).save_pretrained(folder, max_shard_size="100KB")
-    tokenizer = byte_tokenizer(SHAPES[name]("tiny").image_id - 20)
+    tokenizer = byte_tokenizer(CONFIGS[name]("tiny").image_id - 20)
     if model is None:
         tokenizer.add_special_tokens(ENDS)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 async def test_a_stored_model_answers_as_it_did_before_it_was_stored(name, tmp_path):
     folder = stored(name, tmp_path / name)
     assert len(list(folder.glob("*.safetensors"))) > 1
-    spec = a_chat_spec("whole", family=f"{name}/whole", parameters=TINY, storageUri=str(folder))
+    spec = a_chat_spec("colocated", family=f"{name}/colocated", parameters=TINY, storageUri=str(folder))
     hosted = load_chat(spec, BatchWorker())
     assert isinstance(hosted, ChatModel)
-    speech = hosted._writing
+    speech = hosted.tokenizer
     before = loaded(name)
     said = [Message.model_validate({"role": "user", "content": "".join(ENDS)})]
     ends = {id_ for mark in ENDS if (id_ := speech.tokenizer.token_to_id(mark)) is not None}
 
     assert hosted.weights == "stored"
-    assert sum(token in ends for token in speech.prompt(said, []).tokens) == 1  # the turn's own, not the caller's
+    assert sum(token in ends for token in speech.build_prompt(said, []).tokens) == 1  # the turn's own, not the caller's
     weights, were = (parameters_within(build(each)) for each in (spec, before.spec))
     assert len(weights) == len(list(a_model(name).parameters()))
     assert all(torch.equal(one, other) for one, other in zip(weights, were, strict=True))
-    answer = await hosted.infer(a_chat("whole", "?", a_photo(*SIZES[1]), max_tokens=4, ignore_eos=True), BatchWorker())
+    answer = await hosted.infer(
+        a_chat("colocated", "?", a_photo(*SIZES[1]), max_tokens=4, ignore_eos=True), BatchWorker()
+    )
     assert int(answer.outputs[2].array[0][1]) == 4
     await hosted.close()
     await before.close()
@@ -169,7 +173,7 @@ async def test_a_stored_model_answers_as_it_did_before_it_was_stored(name, tmp_p
 
 def test_what_is_no_such_model_is_refused_by_name(tmp_path):
     (tmp_path / "own.safetensors").touch()
-    folder, others = stored("internvl3-8b", tmp_path / "whole"), stored("llava-onevision-7b", tmp_path / "other")
+    folder, others = stored("internvl3-8b", tmp_path / "colocated"), stored("llava-onevision-7b", tmp_path / "other")
     shutil.copytree(folder, tmp_path / "torn")
     max((tmp_path / "torn").glob("*.safetensors")).unlink()
     shutil.copytree(folder, tmp_path / "mute")
@@ -181,7 +185,7 @@ def test_what_is_no_such_model_is_refused_by_name(tmp_path):
         str(others): "model_type, image token and image size are",
     }
     for where, words in wrong.items():
-        spec = a_chat_spec("whole", family="internvl3-8b/whole", parameters=TINY, storageUri=where)
+        spec = a_chat_spec("colocated", family="internvl3-8b/colocated", parameters=TINY, storageUri=where)
         with pytest.raises(ModelError, match=words):
             load_chat(spec, BatchWorker())
 
@@ -193,5 +197,5 @@ def test_a_pipeline_answers_chats_and_is_parted_where_its_model_can_be(pipeline)
         require_family(variant.family)
     family = spec.stages[0].variants[0].family.partition("/")[0]
 
-    assert spec.chats is not None
-    assert any(stage.encodes for stage in spec.stages) == (SHAPES[family]("published").most_rows is None)
+    assert spec.chat_settings is not None
+    assert any(stage.encodes for stage in spec.stages) == (CONFIGS[family]("published").padded_rows is None)

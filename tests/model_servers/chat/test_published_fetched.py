@@ -52,7 +52,7 @@ def from_hub(folder, monkeypatch) -> Iterator[str]:
 @pytest.mark.parametrize("place", ["from_store", "from_hub"])
 async def test_a_model_that_is_fetched_answers_as_its_folder_does(place, folder, monkeypatch, tmp_path, request):
     monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE", str(tmp_path / "cache"))
-    address, asked = request.getfixturevalue(place), a_chat("whole", "?", a_photo(*SIZES[1]), max_tokens=8)
+    address, asked = request.getfixturevalue(place), a_chat("colocated", "?", a_photo(*SIZES[1]), max_tokens=8)
     answers = []
     for where in (address, str(folder)):
         hosted = loaded(NAME, storageUri=where)
@@ -62,7 +62,9 @@ async def test_a_model_that_is_fetched_answers_as_its_folder_does(place, folder,
 
     assert answers[0] == answers[1]
     fetched, put = (
-        parameters_within(build(a_chat_spec("whole", family=f"{NAME}/whole", parameters=TINY, storageUri=where)))
+        parameters_within(
+            build(a_chat_spec("colocated", family=f"{NAME}/colocated", parameters=TINY, storageUri=where))
+        )
         for where in (address, str(folder))
     )
     assert all(torch.equal(one, other) for one, other in zip(fetched, put, strict=True))

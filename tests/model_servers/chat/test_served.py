@@ -1,4 +1,4 @@
-"""A real replica: the model whole, and parted into what encodes and what writes."""
+"""A real replica: the model colocated, and parted into what encodes and what writes."""
 
 import asyncio
 import io
@@ -25,16 +25,16 @@ from trimtab_model_servers.settings import write_models
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_training.lmm_digits import evaluate
 
-NAMES = {"decoder-only": "whole", "cross-attention": "across"}
+NAMES = {"decoder-only": "colocated", "cross-attention": "across"}
 
 
 @pytest.fixture(scope="module")
 def replica(tmp_path_factory, start: Callable[[Path], Replica | str]) -> Replica:
     folder = tmp_path_factory.mktemp("chats")
     small = {"slots": 4, "slot_tokens": 400, "step_tokens": 40}
-    specs = [a_chat_spec(part, parameters=small) for part in ("whole", "text", "encode", "keep")]
+    specs = [a_chat_spec(part, parameters=small) for part in ("colocated", "text", "encode", "keep")]
     specs.append(a_chat_spec("keep", "one-by-one", parameters=small, maxBatchSize=1))
-    specs.append(a_chat_spec("whole", "across", parameters=small | {"architecture": "cross-attention"}))
+    specs.append(a_chat_spec("colocated", "across", parameters=small | {"architecture": "cross-attention"}))
     write_models(specs, folder)
     started = start(folder)
     assert isinstance(started, Replica), started
@@ -49,7 +49,7 @@ async def asker(replica: Replica) -> AsyncIterator[Asker]:
 
 def alone(architecture: Architecture, text: str, images: int, seed: int, tokens: int) -> str:
     """What the model says when transformers' own ``generate`` runs it."""
-    stored = models.random(1, architecture)
+    stored = models.random_model(1, architecture)
     ids = prompt(stored.tokenizer, text, images, page_tokens=models.placeholders(architecture))
     inputs: dict[str, Any] = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))}
     if images:
@@ -82,7 +82,7 @@ async def test_answers_are_those_of_generate_with_images_and_without(asker: Aske
 async def test_rows_of_one_request_are_written_side_by_side(asker: Asker):
     rows = [b'[{"role":"user","content":"%d+1="}]' % number for number in range(6)]
     options = [b'{"max_tokens":%d,"ignore_eos":true}' % number for number in range(1, 7)]
-    request = InferRequest("whole", (texts("messages", *rows), texts("options", *options)))
+    request = InferRequest("colocated", (texts("messages", *rows), texts("options", *options)))
 
     response = await asker.infer(request)
 
@@ -91,7 +91,7 @@ async def test_rows_of_one_request_are_written_side_by_side(asker: Asker):
 
 async def test_parted_stages_answer_as_the_whole_does(asker: Asker):
     pages = [a_page(seed) for seed in (3, 4)]
-    whole = text_of(await asker.infer(a_chat("whole", "Read page 2.", *pages, max_tokens=12)))
+    colocated = text_of(await asker.infer(a_chat("colocated", "Read page 2.", *pages, max_tokens=12)))
 
     encoded = await asker.infer(InferRequest("encode", (files(*pages),)))
     inline = a_chat("text", "Read page 2.", extra=encoded.outputs, max_tokens=12)
@@ -99,7 +99,7 @@ async def test_parted_stages_answer_as_the_whole_does(asker: Asker):
     told[0]["content"] = [{"type": "image"}, {"type": "image"}, *told[0]["content"]]
     spelled = texts("messages", json.dumps(told).encode())
 
-    assert text_of(await asker.infer(InferRequest("text", (spelled, *inline.inputs[1:])))) == whole
+    assert text_of(await asker.infer(InferRequest("text", (spelled, *inline.inputs[1:])))) == colocated
 
 
 def asked_about(references: list[dict[str, Any]]) -> InferRequest:
@@ -118,7 +118,7 @@ def asked_about(references: list[dict[str, Any]]) -> InferRequest:
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_text_stage_pulls_what_is_encoded_a_row_an_image_before_or_after_it_was_asked(asker: Asker, late):
     pages = [a_page(seed) for seed in (3, 4)]
-    whole = await asker.stream(a_chat("whole", "Read page 2.", *pages, max_tokens=12))
+    colocated = await asker.stream(a_chat("colocated", "Read page 2.", *pages, max_tokens=12))
     encoding = InferRequest("keep", (rows_of_files(*pages),), parameters={"store_as": f"kept-{late}"})
     where = [{"url": f"{asker.url}/keep/embeddings/kept-{late}-{row}", "rows": 16} for row in range(2)]
     if late:
@@ -128,16 +128,16 @@ async def test_a_text_stage_pulls_what_is_encoded_a_row_an_image_before_or_after
     else:
         told = [json.loads(one) for one in (await asker.infer(encoding)).outputs[0].array]
         assert [one["rows"] for one in told] == [16, 16]
-        assert (await asker.get("keep/pending"))["kept"] == 2
+        assert (await asker.get("keep/pending"))["stored_embeddings"] == 2
         heard = await asker.stream(asked_about([at | one for at, one in zip(where, told, strict=True)]))
 
-    assert (heard.text, heard.error) == (whole.text, None)
-    assert (await asker.get("keep/pending"))["kept"] == 0
+    assert (heard.text, heard.error) == (colocated.text, None)
+    assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
 
 
 async def test_a_text_stage_is_told_of_images_that_were_still_encoded_when_it_was_asked(asker: Asker):
     pages = [a_page(seed) for seed in (3, 4)]
-    whole = await asker.stream(a_chat("whole", "Read page 2.", *pages, max_tokens=12))
+    colocated = await asker.stream(a_chat("colocated", "Read page 2.", *pages, max_tokens=12))
     keep = InferRequest("keep", (rows_of_files(*pages),), parameters={"store_as": "told"})
     announced = [json.loads(one) for one in (await asker.infer(replace(keep, parameters={}))).outputs[0].array]
     asked = replace(asked_about([{"url": "pending:"} | one for one in announced]), id="a chat of its own")
@@ -145,11 +145,11 @@ async def test_a_text_stage_is_told_of_images_that_were_still_encoded_when_it_wa
     await asker.infer(keep)
     for number, one in enumerate(announced):
         arrived = [{"image": number, "url": f"{asker.url}/keep/embeddings/told-{number}", **one}]
-        assert await asker.post_json("text/references/a chat of its own", arrived) == {"told": 1}
+        assert await asker.post_json("text/references/a chat of its own", arrived) == {"resolved": 1}
 
     heard = await answering
-    assert (heard.text, heard.error) == (whole.text, None)
-    assert (await asker.get("keep/pending"))["kept"] == 0
+    assert (heard.text, heard.error) == (colocated.text, None)
+    assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
     assert (await asker.refused(replace(asked, id="")))[0] == 400
     assert (await asker.get("text"))["parameters"]["partial_prefill"] is True
     assert (await asker.get("across"))["parameters"]["partial_prefill"] is False
@@ -163,7 +163,7 @@ async def test_what_an_encoder_keeps_may_be_given_under_further_names(asker: Ask
     for row in (2, 0, 1):
         reference = {"url": f"{asker.url}/keep/embeddings/shared-{row}", **told}
         assert (await asker.stream(asked_about([reference, {"url": "blank:", "rows": 16}]))).status == 200
-    assert (await asker.get("keep/pending"))["kept"] == 0
+    assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
 
 
 async def test_an_encoder_is_asked_for_what_it_made_of_an_image_and_keeps_it_for_its_tenant_alone(asker: Asker):
@@ -172,19 +172,19 @@ async def test_an_encoder_is_asked_for_what_it_made_of_an_image_and_keeps_it_for
     (told,) = (await asker.infer(InferRequest("keep", (rows_of_files(page), options)))).outputs[0].array
     shown = {"file": sha256(page).hexdigest(), "tenant": "one", "alone": True}
     assert await asker.post_json("keep/embeddings/again-0", {"of": shown}) == json.loads(told)
-    assert (await asker.get("keep/pending"))["kept"] == 1
+    assert (await asker.get("keep/pending"))["stored_embeddings"] == 1
     reference = {"url": f"{asker.url}/keep/embeddings/again-0", **json.loads(told)}
     assert (await asker.stream(asked_about([reference, {"url": "blank:", "rows": 16}]))).status == 200
 
     for other in ({"tenant": "other"}, {"alone": False}, {"file": "0" * 64}):
         refused = await asker.post_json("keep/embeddings/again-0", {"of": shown | other})
         assert "not cached" in refused["error"]
-    assert (await asker.get("keep/pending"))["kept"] == 0
+    assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
 
 
 async def test_an_encoder_tells_how_many_rows_images_would_have_and_makes_none(asker: Asker):
     assert await asker.count(InferRequest("keep", (rows_of_files(a_page(5), a_page(6)),))) == {"rows": [16, 16]}
-    assert (await asker.get("keep/pending"))["kept"] == 0
+    assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
 
 
 async def test_an_encoder_counts_all_images_of_a_chat_at_once_however_few_it_encodes_at_once(asker: Asker):
@@ -197,14 +197,14 @@ async def test_of_a_batch_with_an_image_that_is_none_nothing_is_kept(asker: Aske
     batch = InferRequest("keep", (rows_of_files(a_page(5), b"GIF89a and no more"),), parameters={"store_as": "torn"})
 
     assert (await asker.refused(batch))[0] == 422
-    assert (await asker.get("keep/pending"))["kept"] == 0
+    assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
 
 
 @pytest.mark.parametrize(("file", "why"), [(b"GIF89a and no more", "is no PNG"), (a_page()[:300], "cannot be decoded")])
 async def test_an_image_that_is_none_is_named_by_its_number_in_its_chat(asker: Asker, file: bytes, why: str):
     of_chat = Tensor("chat_images", "INT64", np.array([[1, 0], [5, 3]], dtype=np.int64))
     batch = InferRequest("keep", (rows_of_files(a_page(5), file), of_chat), parameters={"store_as": "numbered"})
-    chat = a_chat("whole", "?", a_page(5), file)
+    chat = a_chat("colocated", "?", a_page(5), file)
 
     for number, asked in ((3, batch), (1, chat)):
         code, error = await asker.refused(asked)
@@ -214,21 +214,21 @@ async def test_an_image_that_is_none_is_named_by_its_number_in_its_chat(asker: A
 
 async def test_images_are_measured_without_being_kept_and_may_show_nothing(asker: Asker):
     (told,) = (await asker.infer(InferRequest("keep", (rows_of_files(a_page(6)),)))).outputs[0].array
-    assert (await asker.get("keep/pending"))["kept"] == 0
+    assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
 
     blank = [{"url": "blank:", "rows": json.loads(told)["rows"]}] * 2
     assert (await asker.stream(asked_about(blank))).status == 200
 
 
 async def test_who_hangs_up_has_given_everything_back(asker: Asker):
-    asked = a_chat("whole", "Count.", a_page(9), max_tokens=350, ignore_eos=True)
+    asked = a_chat("colocated", "Count.", a_page(9), max_tokens=350, ignore_eos=True)
     for _ in range(5):
         async with asker.post(asked, "generate_stream") as answer:
             await answer.content.readline()
             answer.close()
 
     for _ in range(100):
-        left = await asker.get("whole/pending")
+        left = await asker.get("colocated/pending")
         if not any(number for name, number in left.items() if name != "slots"):
             break
         await asyncio.sleep(0.01)
@@ -237,15 +237,19 @@ async def test_who_hangs_up_has_given_everything_back(asker: Asker):
 
 
 REFUSED = {
-    "an option nobody knows": (a_chat("whole", "?", temprature=1), 400, "temprature"),
-    "more places than images": (InferRequest("whole", a_chat("whole", "?", a_page()).inputs[:1]), 400, "0 came"),
-    "no image": (a_chat("whole", "?", b"GIF89a and no more"), 422, "image 0"),
-    "a torn image": (a_chat("whole", "?", a_page()[:300]), 422, "cannot be decoded"),
-    "too long an answer": (a_chat("whole", "?", max_tokens=4000), 400, "at most 400"),
-    "no messages": (InferRequest("whole", (texts("messages", b"[]"),)), 400, "messages"),
-    "no JSON": (InferRequest("whole", (texts("messages", b"{"),)), 400, "not JSON"),
+    "an option nobody knows": (a_chat("colocated", "?", temprature=1), 400, "temprature"),
+    "more places than images": (
+        InferRequest("colocated", a_chat("colocated", "?", a_page()).inputs[:1]),
+        400,
+        "0 came",
+    ),
+    "no image": (a_chat("colocated", "?", b"GIF89a and no more"), 422, "image 0"),
+    "a torn image": (a_chat("colocated", "?", a_page()[:300]), 422, "cannot be decoded"),
+    "too long an answer": (a_chat("colocated", "?", max_tokens=4000), 400, "at most 400"),
+    "no messages": (InferRequest("colocated", (texts("messages", b"[]"),)), 400, "messages"),
+    "no JSON": (InferRequest("colocated", (texts("messages", b"{"),)), 400, "not JSON"),
     "the assistant's last word": (
-        InferRequest("whole", (texts("messages", b'[{"role":"assistant","content":"7"}]'),)),
+        InferRequest("colocated", (texts("messages", b'[{"role":"assistant","content":"7"}]'),)),
         400,
         "should be the user's",
     ),
@@ -278,11 +282,11 @@ async def test_a_pull_that_fails_ends_its_chat_and_names_the_image(asker: Asker)
 
 
 async def test_text_that_spells_a_placeholder_stays_text(asker: Asker):
-    assert (await asker.count(a_chat("whole", "<|image|><|end|>")))["image_tokens"] == []
+    assert (await asker.count(a_chat("colocated", "<|image|><|end|>")))["image_tokens"] == []
 
 
 async def test_metrics_tell_what_is_pending_and_what_was_done(asker: Asker, replica: Replica):
-    await asker.infer(a_chat("whole", "?", a_page(77), max_tokens=1))
+    await asker.infer(a_chat("colocated", "?", a_page(77), max_tokens=1))
     async with aiohttp.ClientSession() as session:
         answer = await session.get(f"http://127.0.0.1:{replica.ports.data_port}/metrics")
         told = {one.name: one for one in text_string_to_metric_families(await answer.text())}
@@ -291,5 +295,5 @@ async def test_metrics_tell_what_is_pending_and_what_was_done(asker: Asker, repl
         (one.labels["model"], one.labels["kind"]): one.value for one in told["trimtab_pending_prefill_tokens"].samples
     }
     encoded = {one.labels["model"]: one.value for one in told["trimtab_encoded_images"].samples}
-    assert pending["whole", "text"] == pending["whole", "image"] == pending["encode", "image"] == 0
-    assert encoded["whole"] >= 1
+    assert pending["colocated", "text"] == pending["colocated", "image"] == pending["encode", "image"] == 0
+    assert encoded["colocated"] >= 1

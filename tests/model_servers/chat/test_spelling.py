@@ -5,25 +5,25 @@ from typing import Any
 import pytest
 
 from tests.model_servers.chat.templates import INTERLEAVED, by_template
-from trimtab_model_servers.chat.interfaces import Prompt, Rows
+from trimtab_model_servers.chat.interfaces import EmbeddingShape, Prompt
 from trimtab_model_servers.chat.messages import Message
 from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.families.hf_chat_tokenizer import HfChatTokenizer
-from trimtab_model_servers.families.hf_vlm_configs import SHAPES
+from trimtab_model_servers.families.hf_vlm_configs import CONFIGS
 from trimtab_model_servers.families.lmm_digits import models
-from trimtab_model_servers.families.lmm_digits.family import Questions
+from trimtab_model_servers.families.lmm_digits.family import QuestionTemplate
 
 
-def rows_of(name: str) -> list[Rows]:
+def rows_of(name: str) -> list[EmbeddingShape]:
     """Of two images, the first of which is cut into as many tiles as may be where tiles are told."""
-    cut = SHAPES[name]("tiny").tells_tiles
-    return [Rows(28, columns=2), Rows(4)] if cut else [Rows(3), Rows(5)]
+    cut = CONFIGS[name]("tiny").marks_tiles
+    return [EmbeddingShape(28, columns=2), EmbeddingShape(4)] if cut else [EmbeddingShape(3), EmbeddingShape(5)]
 
 
 def spelled(name: str, messages: list[dict[str, Any]]) -> Prompt:
-    shape = SHAPES[name]("tiny")
+    shape = CONFIGS[name]("tiny")
     read = [Message.model_validate(message) for message in messages]
-    return HfChatTokenizer(shape, shape.model()).prompt(read, rows_of(name))
+    return HfChatTokenizer(shape, shape.model()).build_prompt(read, rows_of(name))
 
 
 def asked(content: list[dict[str, str]]) -> list[dict[str, Any]]:
@@ -31,34 +31,36 @@ def asked(content: list[dict[str, str]]) -> list[dict[str, Any]]:
     return [*said, {"role": "user", "content": content}]
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("content", INTERLEAVED)
 def test_a_prompt_is_what_the_models_template_makes_of_the_chat(name, content):
     prompt = spelled(name, asked(content))
     tokens, starts = by_template(name, asked(content), rows_of(name))
 
     assert list(prompt.tokens) == tokens
-    assert [place.start for place in prompt.places] == starts
+    assert [place.start for place in prompt.image_spans] == starts
 
 
-@pytest.mark.parametrize(("name", "alike"), [(name, name == "llava-onevision-7b") for name in SHAPES])
+@pytest.mark.parametrize(("name", "alike"), [(name, name == "llava-onevision-7b") for name in CONFIGS])
 def test_other_places_of_images_make_another_prompt_where_the_model_learnt_them(name, alike):
     one, other = (spelled(name, asked(content)) for content in INTERLEAVED)
 
     assert (one.tokens == other.tokens) is alike
-    assert (one.places == other.places) is alike
+    assert (one.image_spans == other.image_spans) is alike
 
 
 def digits(*content: dict[str, str]) -> Prompt:
-    stored = models.random(1, "decoder-only")
+    stored = models.random_model(1, "decoder-only")
     message = Message.model_validate({"role": "user", "content": list(content)})
-    return Questions(stored.tokenizer, stored.architecture).prompt([message], [Rows(16)] * message.images)
+    return QuestionTemplate(stored.tokenizer, stored.architecture).build_prompt(
+        [message], [EmbeddingShape(16)] * message.image_count
+    )
 
 
 def test_a_model_that_learnt_all_pages_first_refuses_words_between_them():
     page, words, space = {"type": "image"}, {"type": "text", "text": "Read page 2."}, {"type": "text", "text": "\n"}
 
     assert digits(page, page, words).tokens == digits(words, page, page).tokens
-    assert len(digits(page, space, page, words).places) == 2
+    assert len(digits(page, space, page, words).image_spans) == 2
     with pytest.raises(RefusalError, match="words between two images; should be before the first or after the last"):
         digits(page, words, page)

@@ -1,4 +1,4 @@
-"""Images are prepared as a stored model's folder says, or as its publisher does; tokens are counted by known tiles."""
+"""Image processing follows the settings of a stored model's folder, else those of its publisher."""
 
 import io
 import json
@@ -11,8 +11,8 @@ from PIL import Image as Pillow
 
 from tests.model_servers.chat.test_published import SIZES, a_photo
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.hf_image_processor import stored_images
-from trimtab_model_servers.families.hf_vlm_configs import SHAPES
+from trimtab_model_servers.families.hf_image_processor import read_image_processor
+from trimtab_model_servers.families.hf_vlm_configs import CONFIGS
 
 CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 HALVES = [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]
@@ -40,23 +40,23 @@ def pixels(processor: Any) -> np.ndarray:
     return np.asarray(processor(images=[[photo]], return_tensors="np")["pixel_values"])
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_without_a_word_of_the_folder_images_are_prepared_as_the_publisher_does(name, tmp_path):
-    processor = SHAPES[name]("published").images.processor()
+    processor = CONFIGS[name]("published").image_processing.processor()
 
-    assert stored_images(tmp_path) is None
+    assert read_image_processor(tmp_path) is None
     assert (list(processor.image_mean), list(processor.image_std)) == PUBLISHED[name][0]
     assert int(processor.resample) == PUBLISHED[name][1]
 
 
 @pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_pixels_are_those_of_transformers_own_processor_of_the_folder(name, tmp_path, nested):
-    images = SHAPES[name]("tiny").images
-    theirs = images.kind(**{**images.tiles, **images.values, **OWN})
+    images = CONFIGS[name]("tiny").image_processing
+    theirs = images.processor_class(**{**images.tiles, **images.values, **OWN})
     told = json.loads(theirs.to_json_string())
     written(tmp_path, {"image_mean": [0.9, 0.9, 0.9]})  # what the newer form says counts
-    stored = stored_images(written(tmp_path, told, nested=nested))
+    stored = read_image_processor(written(tmp_path, told, nested=nested))
 
     ours = images.processor(stored)
 
@@ -64,15 +64,15 @@ def test_pixels_are_those_of_transformers_own_processor_of_the_folder(name, tmp_
     assert not np.array_equal(pixels(ours), pixels(images.processor()))
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_other_tiles_than_tokens_are_counted_by_are_refused_by_name(name, tmp_path):
-    images = SHAPES[name]("published").images
-    same = json.loads(images.kind(**images.tiles).to_json_string())
+    images = CONFIGS[name]("published").image_processing
+    same = json.loads(images.processor_class(**images.tiles).to_json_string())
     for said in (same, same | {"do_center_crop": False, "do_sample_frames": False, "crop_to_patches": False}):
-        images.processor(stored_images(written(tmp_path, said)))
+        images.processor(read_image_processor(written(tmp_path, said)))
     for setting, other in [("size", {"height": 77, "width": 77}), ("do_resize", False)]:
         with pytest.raises(ModelError, match=f"preprocessor_config.json: {setting} is "):
-            images.processor(stored_images(written(tmp_path, same | {setting: other})))
+            images.processor(read_image_processor(written(tmp_path, same | {setting: other})))
 
 
 @pytest.mark.parametrize(
@@ -88,4 +88,4 @@ def test_other_tiles_than_tokens_are_counted_by_are_refused_by_name(name, tmp_pa
 )
 def test_what_cannot_be_is_refused_by_name(settings, why, tmp_path):
     with pytest.raises(ModelError, match=f"preprocessor_config.json: {why}"):
-        SHAPES["internvl3-8b"]("tiny").images.processor(stored_images(written(tmp_path, settings)))
+        CONFIGS["internvl3-8b"]("tiny").image_processing.processor(read_image_processor(written(tmp_path, settings)))

@@ -15,13 +15,13 @@ from tests.model_servers.chat.smol_folder import MARKS, NAME, a_folder, by_proce
 from tests.model_servers.chat.test_published import SIZES, TINY, a_photo
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat.chat_model import ChatModel
-from trimtab_model_servers.chat.interfaces import Prompt, Rows
+from trimtab_model_servers.chat.interfaces import EmbeddingShape, Prompt
 from trimtab_model_servers.chat.messages import Message
 from trimtab_model_servers.chat_loader import load_chat
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.families.chat_templates import stored_names, stored_templates
+from trimtab_model_servers.families.chat_templates import read_special_tokens, read_templates
 from trimtab_model_servers.families.hf_chat_tokenizer import HfChatTokenizer
-from trimtab_model_servers.families.hf_vlm_configs import SHAPES
+from trimtab_model_servers.families.hf_vlm_configs import CONFIGS
 from trimtab_protocol import InferRequest
 
 OTHER = (
@@ -30,7 +30,7 @@ OTHER = (
     "{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] | trim }}{% endfor %}"
     "{% endfor %}{% if add_generation_prompt %} <sep> \n[ANSWER]{% endif %}"
 )
-"""Images first, then all a turn's words, without a mark between them."""
+"""ImageProcessing first, then all a turn's words, without a mark between them."""
 TEXT_ONLY = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
 IMAGE = {"type": "image"}
 
@@ -52,14 +52,14 @@ def folder(weights: Path, tmp_path: Path) -> Path:
 
 
 def speech(folder: Path) -> HfChatTokenizer:
-    shape = SHAPES[NAME]("tiny")
+    shape = CONFIGS[NAME]("tiny")
     return HfChatTokenizer(shape, shape.model(), folder)
 
 
 def spelled(folder: Path, messages: list[dict[str, Any]], *sizes: tuple[int, int]) -> Prompt:
-    counts = [SHAPES[NAME]("tiny").rule.count(*size) for size in sizes]
-    rows = [Rows(count.placeholders, columns=count.columns) for count in counts]
-    return speech(folder).prompt([Message.model_validate(message) for message in messages], rows)
+    counts = [CONFIGS[NAME]("tiny").token_rule.count(*size) for size in sizes]
+    rows = [EmbeddingShape(count.placeholders, columns=count.columns) for count in counts]
+    return speech(folder).build_prompt([Message.model_validate(message) for message in messages], rows)
 
 
 @pytest.mark.parametrize("template", [DEFAULT_CHAT_TEMPLATE, OTHER, None])
@@ -73,8 +73,8 @@ def test_a_prompt_is_the_one_that_the_models_processor_makes(folder, template, s
     prompt = spelled(folder, messages, *sizes)
 
     assert list(prompt.tokens) == by_processor(messages, pictures, template or DEFAULT_CHAT_TEMPLATE)
-    where = [place for place, token in enumerate(prompt.tokens) if token == SHAPES[NAME]("tiny").image_id]
-    runs = [run for place in prompt.places for run in place.pieces or ((place.start, place.placeholders),)]
+    where = [place for place, token in enumerate(prompt.tokens) if token == CONFIGS[NAME]("tiny").image_id]
+    runs = [run for place in prompt.image_spans for run in place.segments or ((place.start, place.placeholders),)]
     assert [start + each for start, count in runs for each in range(count)] == where
 
 
@@ -115,8 +115,8 @@ def test_the_template_that_transformers_prefers_is_taken(folder):
     ):
         (folder / file).write_text(wrapped if isinstance(wrapped, str) else json.dumps(wrapped))
 
-    assert [found.source for found in stored_templates(folder)] == ["1", "2", "3", "4"]
-    assert stored_names(folder) == {"bos_token": "<b>"}
+    assert [found.source for found in read_templates(folder)] == ["1", "2", "3", "4"]
+    assert read_special_tokens(folder) == {"bos_token": "<b>"}
 
 
 @pytest.mark.parametrize(
@@ -126,24 +126,24 @@ def test_the_template_that_transformers_prefers_is_taken(folder):
         ("{% for %}", "Expected an expression"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ messages[0]['content'][1]['text'] }}", "does not write an image as <image>"),
-        ("<image>", "does not write what a caller says"),
+        ("<image>", "does not write the caller's text"),
     ],
 )
 def test_a_template_that_cannot_speak_of_images_is_passed_over_and_the_log_says_why(folder, caplog, template, why):
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     model = speech(folder)
 
-    assert model.template == "family"
+    assert model.template_source == "family"
     assert f"{folder}: the template in tokenizer_config.json is not used: " in caplog.text
     assert why in caplog.text
     (folder / "chat_template.jinja").write_text(OTHER)
-    assert speech(folder).template == "stored"
+    assert speech(folder).template_source == "stored"
 
 
 def test_a_chat_that_a_template_refuses_is_refused_in_its_words(folder):
     refusing = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no <system> here') }}{% endif %}"
     (folder / "chat_template.jinja").write_text(refusing + DEFAULT_CHAT_TEMPLATE)
-    with pytest.raises(RefusalError, match="template has no form for them: no <system> here") as refused:
+    with pytest.raises(RefusalError, match="template does not support them: no <system> here") as refused:
         spelled(folder, said("What?"))
     assert refused.value.status_code == 400
 
@@ -158,8 +158,8 @@ def test_images_that_a_template_leaves_out_are_missed(folder):
 @pytest.mark.parametrize(("rows", "columns"), [(5, 0), (40, 0), (28, 4), (4, 3)])
 def test_rows_that_no_image_has_are_refused(folder, rows, columns):
     messages = [Message.model_validate(message) for message in said(IMAGE, "What?")]
-    with pytest.raises(RefusalError, match="should be 4 a tile and an overview's"):
-        speech(folder).prompt(messages, [Rows(rows, columns=columns)])
+    with pytest.raises(RefusalError, match="should be 4 for each tile and the global view"):
+        speech(folder).build_prompt(messages, [EmbeddingShape(rows, columns=columns)])
 
 
 @pytest.mark.parametrize(("file", "text"), [("chat_template.json", "{"), ("tokenizer_config.json", "[]")])
@@ -171,14 +171,14 @@ def test_a_file_that_is_no_configuration_is_named(folder, file, text):
 
 async def test_what_is_counted_beforehand_is_what_an_answer_takes(folder):
     (folder / "chat_template.jinja").write_text(OTHER)
-    spec = a_chat_spec("whole", family=f"{NAME}/whole", parameters=TINY, storageUri=str(folder))
+    spec = a_chat_spec("colocated", family=f"{NAME}/colocated", parameters=TINY, storageUri=str(folder))
     hosted, worker = load_chat(spec, BatchWorker()), BatchWorker()
     assert isinstance(hosted, ChatModel)
     assert hosted.facts()["template"] == "stored"
     photos = [a_photo(*size) for size in SIZES[:2]]
     content = texts("messages", json.dumps(said(IMAGE, "<image> or", IMAGE, "What?")).encode())
     options = texts("options", json.dumps({"max_tokens": 4, "ignore_eos": True}).encode())
-    request = InferRequest("whole", (content, options, files(*photos)))
+    request = InferRequest("colocated", (content, options, files(*photos)))
     counted, answer = hosted.count(request), await hosted.infer(request, worker)
     await hosted.close()
     prompt, _, image, _, text = (int(number) for number in answer.outputs[2].array[0])

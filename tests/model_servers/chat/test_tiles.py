@@ -1,4 +1,4 @@
-"""Images that are cut into tiles: what encodes tells what writes into how many columns, and answers are the same."""
+"""Tiled images: the encoder reports the tile grid, and outputs equal those of a colocated model."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ from trimtab_model_servers.chat.encoder_model import EncoderModel
 from trimtab_model_servers.chat_loader import load_chat
 from trimtab_model_servers.errors import RefusalError
 from trimtab_protocol import InferRequest, Tensor
-from trimtab_protocol.chat.embedding_refs import CountedImages, Identity, listed, read_made
+from trimtab_protocol.chat.embedding_refs import EmbeddingCounts, ImageIdentity, dump_refs, parse_encoded_image
 
 NAME = "smolvlm2-2.2b"
 TALL_AND_WIDE = [a_photo(33, 90), a_photo(90, 33)]
@@ -34,7 +34,7 @@ def part(kind: str, stage: str, inputs: tuple[Any, ...] = (), outputs: list[Any]
 
 
 @pytest.fixture
-async def whole():
+async def colocated():
     hosted = loaded(NAME)
     yield hosted
     await hosted.close()
@@ -48,7 +48,7 @@ async def text():
     await hosted.close()
 
 
-async def test_a_parted_model_answers_as_a_whole_one_does(whole, text):
+async def test_a_parted_model_answers_as_a_whole_one_does(colocated, text):
     encoder, worker = part("encode", "encode", outputs=[EMBEDDINGS, *BROUGHT, DIGESTS]), BatchWorker()
     assert isinstance(encoder, EncoderModel)
     encoded = await encoder.infer(InferRequest("encode", (files(*TALL_AND_WIDE),)), worker)
@@ -63,7 +63,9 @@ async def test_a_parted_model_answers_as_a_whole_one_does(whole, text):
         return InferRequest("text", (*asked, *(brought | {"image_columns": other}).values()))
 
     answer = await text.infer(turned([2, 3]), worker)
-    expected = await whole.infer(a_chat("whole", "What?", *TALL_AND_WIDE, max_tokens=8, ignore_eos=True), worker)
+    expected = await colocated.infer(
+        a_chat("colocated", "What?", *TALL_AND_WIDE, max_tokens=8, ignore_eos=True), worker
+    )
     assert text_of(answer) == text_of(expected)
     assert text_of(await text.infer(turned([3, 2]), worker)) != text_of(expected)
     for wrong in ([2], [2, -1]):
@@ -71,35 +73,35 @@ async def test_a_parted_model_answers_as_a_whole_one_does(whole, text):
             await text.infer(turned(wrong), worker)
 
 
-async def test_what_both_parts_count_is_what_the_whole_counts(whole, text):
+async def test_what_both_parts_count_is_what_the_whole_counts(colocated, text):
     encoder = part("keep", "encode")
     of_chat = Tensor("chat_images", "INT64", np.array([[2, 0], [2, 1]], dtype=np.int64))
     shown = InferRequest("encode", (rows_of_files(*TALL_AND_WIDE), of_chat))
     counted = encoder.count(shown)
-    assert counted == CountedImages(rows=(28, 28), columns=(2, 3))
+    assert counted == EmbeddingCounts(rows=(28, 28), columns=(2, 3))
     asked = texts("messages", messages("What?", 2))
-    references = texts("references", listed(counted.blanks()))
+    references = texts("references", dump_refs(counted.blanks()))
 
     by_parts = text.count(InferRequest("text", (asked, references)))
-    by_whole = whole.count(InferRequest("whole", (asked, files(*TALL_AND_WIDE))))
+    by_whole = colocated.count(InferRequest("colocated", (asked, files(*TALL_AND_WIDE))))
     assert by_parts == by_whole
 
 
 async def test_an_encoder_tells_columns_of_what_it_keeps_and_of_what_it_has_cached():
     encoder = part("keep", "encode")
     made = await encoder.infer(InferRequest("encode", (rows_of_files(*TALL_AND_WIDE),)), BatchWorker())
-    told = [read_made(bytes(one)) for one in made.outputs[0].array]
+    told = [parse_encoded_image(bytes(one)) for one in made.outputs[0].array]
     assert [(one.rows, one.columns) for one in told] == [(28, 2), (28, 3)]
     file = told[1].digest.split(":")[-2]
 
-    assert encoder.keep_also(["again"], Identity(file=file, alone=True)) == told[1].model_dump()
+    assert encoder.add_names(["again"], ImageIdentity(file=file, alone=True)) == told[1].model_dump()
 
 
 def test_a_tile_of_one_grey_is_encoded_like_any_other():
     """The model takes tiles of zeros for padding; no grey of eight bits is one."""
     encoder = part("keep", "encode")
-    seeing = encoder.encoding.seeing
+    seeing = encoder.encoder_scheduler.encoder
     for grey in (127, 128):
         photo = a_photo(4, 4, grey)
         with torch.inference_mode():
-            assert len(seeing.encode([seeing.pixels(photo, 1)])[0]) == seeing.rule.count(4, 4).placeholders
+            assert len(seeing.encode([seeing.preprocess(photo, 1)])[0]) == seeing.token_rule.count(4, 4).placeholders

@@ -1,4 +1,4 @@
-"""Tiny models of transformers' own classes with random weights; requests, for `generate` and for the engine."""
+"""Tiny transformers models with random weights, and requests for `generate` and for the engine."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -71,14 +71,14 @@ def mllama_model() -> Any:
 
 
 def settled(model: Any) -> Any:
-    """In evaluation mode, greedy."""
+    """Set evaluation mode and greedy generation."""
     model.generation_config = transformers.GenerationConfig(do_sample=False, eos_token_id=2, pad_token_id=0)
     return model.eval().requires_grad_(requires_grad=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """One request: what `generate` takes, and what the engine takes."""
+    """One request, as inputs of `generate` and as a request to the engine."""
 
     generate: dict[str, torch.Tensor]
     request: Request
@@ -86,14 +86,14 @@ class Asked:
     written: int
 
     def oracle(self, model: Any) -> list[int]:
-        """What the model writes when run alone."""
+        """Tokens that `generate` returns."""
         with torch.inference_mode():
             wrote = model.generate(**self.generate, max_new_tokens=self.written)
         return [int(token) for token in wrote[0, self.generate["input_ids"].shape[1] :]]
 
 
 class LlavaRequests:
-    """Random requests to the LLaVA, some of which begin alike."""
+    """Random requests to the LLaVA, some with a common prefix."""
 
     def __init__(self, model: Any, seed: int) -> None:
         self.model = model
@@ -103,7 +103,7 @@ class LlavaRequests:
             self.embeddings = model.get_image_features(pixel_values=self.pixels, return_dict=True).pooler_output
 
     def draw(self, name: str) -> Asked:
-        """Text, then up to two images with text between, and now and then marks within."""
+        """Draw text, then up to two images with text between, some with markers within."""
         random = self.random
         shown = [int(image) for image in random.integers(3, size=random.integers(3))]
         ids, images = [1, *([7, 8, 9, 10, 11] if random.random() < 0.5 else words(random, 6))], []
@@ -111,7 +111,7 @@ class LlavaRequests:
             cut, marks = int(1 + random.integers(LLAVA_TOKENS - 1)), words(random, int(random.integers(3)))
             runs = ((len(ids), cut), (len(ids) + cut + len(marks), LLAVA_TOKENS - cut))
             pieces = runs if marks else ()
-            images.append(Image(f"picture {image}", len(ids), LLAVA_TOKENS, LLAVA_TOKENS, pieces=pieces))
+            images.append(Image(f"picture {image}", len(ids), LLAVA_TOKENS, LLAVA_TOKENS, segments=pieces))
             ids += [IMAGE_ID] * cut + marks + [IMAGE_ID] * (LLAVA_TOKENS - cut)
             ids += words(random, int(random.integers(4)))
         ids += words(random, int(1 + random.integers(5)))
@@ -124,7 +124,7 @@ class LlavaRequests:
 
 
 class MllamaRequests:
-    """Random requests to the Mllama, some of which begin alike, with text before, between and behind images."""
+    """Random requests to the Mllama, some with a common prefix, with text before, between and after images."""
 
     def __init__(self, model: Any, seed: int) -> None:
         self.model = model
@@ -133,7 +133,7 @@ class MllamaRequests:
         self.tiles = [1, 2, 1, 2]
 
     def draw(self, name: str) -> Asked:
-        """Text, then up to three images, side by side or apart."""
+        """Draw text, then up to three images, adjacent or apart."""
         random = self.random
         shown = [int(image) for image in random.integers(2, size=random.integers(4))]
         ids = [1, *([7, 8, 9] if random.random() < 0.6 else words(random, 3))]
@@ -169,7 +169,7 @@ class MllamaRequests:
         }
 
     def _mask(self, ids: list[int], shown: list[int]) -> torch.Tensor:
-        """By the processor's own functions."""
+        """Cross-attention mask by the processor's own functions."""
         sparse = mllama_processing.get_cross_attention_token_mask(ids, IMAGE_ID)
         dense = mllama_processing.convert_sparse_cross_attention_mask_to_dense(
             [sparse], [[self.tiles[image] for image in shown]], MLLAMA_TILES, len(ids)
@@ -178,5 +178,5 @@ class MllamaRequests:
 
 
 def words(random: np.random.Generator, count: int) -> list[int]:
-    """Random ids that are nothing special."""
+    """Random ids of no special token."""
     return [int(word) for word in random.integers(4, VOCABULARY, size=count)]

@@ -1,4 +1,4 @@
-"""The engine writes, token for token, what transformers' own `generate` writes with the model run alone (fp32)."""
+"""Conformance: the engine generates, token for token, what transformers' `generate` does (FP32)."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,32 +8,32 @@ import pytest
 from torch import Tensor
 
 from tests.model_servers.engine.models import Asked, LlavaRequests, MllamaRequests, llava, mllama_model
-from trimtab_model_servers.engine.core import EngineCore, Event
-from trimtab_model_servers.engine.cuda_graphs import Step
-from trimtab_model_servers.engine.model_adapters import family_of
+from trimtab_model_servers.engine.core import EngineCore, EngineEvent
+from trimtab_model_servers.engine.cuda_graphs import StepFunction
+from trimtab_model_servers.engine.model_adapters import adapt_model
 from trimtab_model_servers.engine.request import FinishReason, RequestDone, TokenChunk
-from trimtab_model_servers.engine.scheduler import Limits
+from trimtab_model_servers.engine.scheduler import EngineLimits
 
-LIMITS = Limits(slots=6, slot_tokens=96, step_tokens=11, image_tokens=40)  # chunks end inside images
+LIMITS = EngineLimits(slots=6, slot_tokens=96, step_tokens=11, image_tokens=40)  # chunks end inside images
 REQUESTS = 60
 
 
 @pytest.fixture(scope="module", params=["decoder-only", "cross-attention"])
 def family(request) -> tuple[Any, Any, type]:
-    """The model alone, the same one under the engine, and who asks."""
+    """The model alone, its adapter, and its request generator."""
     make, requests = (llava, LlavaRequests) if request.param == "decoder-only" else (mllama_model, MllamaRequests)
-    return make(), family_of(make()), requests
+    return make(), adapt_model(make()), requests
 
 
-class Heard:
-    """What a caller was told."""
+class Listener:
+    """Events of one request."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.ends: list[RequestDone] = []
 
-    def __call__(self, event: Event) -> None:
-        assert not self.ends, "told something after the last word"
+    def __call__(self, event: EngineEvent) -> None:
+        assert not self.ends, "an event after the last one"
         if isinstance(event, TokenChunk):
             self.tokens.append(event.token)
         else:
@@ -41,20 +41,20 @@ class Heard:
 
 
 def written_alone(alone: Any, one: Asked, count: int) -> list[int]:
-    """So many tokens, whatever would end an answer."""
+    """Generate ``count`` tokens, ignoring end tokens."""
     wrote = alone.generate(**one.generate, max_new_tokens=count, min_new_tokens=count)
     return [int(token) for token in wrote[0, one.generate["input_ids"].shape[1] :]]
 
 
-class Again:
-    """Records as a card does, but on cores: what a step made lasts until the next one."""
+class FakeCapture:
+    """Captures steps like CUDA graphs, on the CPU: an output is valid until the next step."""
 
     def __init__(self) -> None:
-        self.recorded = self.replayed = 0
+        self.captured = self.replayed = 0
 
-    def __call__(self, step: Step) -> Step:
+    def __call__(self, step: StepFunction) -> StepFunction:
         made = step()
-        self.recorded += 1
+        self.captured += 1
 
         def replay() -> Tensor:
             self.replayed += 1
@@ -64,17 +64,17 @@ class Again:
 
 
 @pytest.mark.parametrize("share_prefixes", [True, False])
-@pytest.mark.parametrize("recorded", [False, True])
-def test_requests_of_different_ages_with_cancels_between_are_answered_as_alone(family, share_prefixes, recorded):
+@pytest.mark.parametrize("with_graphs", [False, True])
+def test_concurrent_requests_with_cancellations_equal_generate(family, share_prefixes, with_graphs):
     alone, served, requests = family
     drawn, random = requests(alone, seed=5), np.random.default_rng(7)
-    again = Again()
-    core = EngineCore(served, LIMITS, share_prefixes=share_prefixes, recorder=again if recorded else None)
+    capture = FakeCapture()
+    core = EngineCore(served, LIMITS, share_prefixes=share_prefixes, graph_capture=capture if with_graphs else None)
     asked, heard = {}, {}
     cached = 0
     for number in range(REQUESTS):
         name = f"r{number}"
-        asked[name], heard[name] = drawn.draw(name), Heard()
+        asked[name], heard[name] = drawn.draw(name), Listener()
         core.submit(asked[name].request, asked[name].images, heard[name])
         for _ in range(int(random.integers(4))):
             core.step()
@@ -86,50 +86,52 @@ def test_requests_of_different_ages_with_cancels_between_are_answered_as_alone(f
     assert all(len(ears.ends) == 1 for ears in heard.values())
     for name, ears in heard.items():
         wanted = asked[name].oracle(alone)
-        cancelled = ears.ends[0].ending is FinishReason.CANCELLED
+        cancelled = ears.ends[0].finish_reason is FinishReason.CANCELLED
         assert ears.tokens == (wanted[: len(ears.tokens)] if cancelled else wanted), name
         cached += ears.ends[0].usage.cached
-    assert sum(ears.ends[0].ending is FinishReason.CANCELLED for ears in heard.values()) > 3
+    assert sum(ears.ends[0].finish_reason is FinishReason.CANCELLED for ears in heard.values()) > 3
     assert cached > 40 if share_prefixes else cached == 0
-    assert again.replayed > 2 * again.recorded > 0 if recorded else again.recorded == 0
-    assert core.gauges.running == core.gauges.held == core.gauges.busy_slots == core.gauges.pending_tokens == 0
+    assert capture.replayed > 2 * capture.captured > 0 if with_graphs else capture.captured == 0
+    assert (
+        core.gauges.running == core.gauges.stored_requests == core.gauges.busy_slots == core.gauges.pending_tokens == 0
+    )
 
 
-def test_the_prompt_is_computed_up_to_an_image_that_is_still_encoded(family):
+def test_prompt_is_computed_up_to_a_pending_image(family):
     alone, served, requests = family
     drawn = requests(alone, seed=11)
     asked = next(one for number in range(99) if len((one := drawn.draw(f"r{number}")).images) == 2)
-    core, heard = EngineCore(served, LIMITS), Heard()
+    core, heard = EngineCore(served, LIMITS), Listener()
 
     core.submit(asked.request, [None, None], heard)
     while core.step():
         pass
     before = core.gauges.pending_tokens
-    core.supply(asked.request.id, {0: asked.images[0]})
+    core.add_embeddings(asked.request.id, {0: asked.images[0]})
     while core.step():
         pass
     between = core.gauges.pending_tokens
-    core.supply(asked.request.id, {1: asked.images[1]})
+    core.add_embeddings(asked.request.id, {1: asked.images[1]})
     while core.step():
         pass
 
     prompt = len(asked.request.tokens)
     first, second = (image.start for image in asked.request.images)
-    assert (before, between) == ((prompt, prompt) if served.across else (prompt - first, prompt - second))
+    assert (before, between) == ((prompt, prompt) if served.cross_attention else (prompt - first, prompt - second))
     assert heard.tokens == asked.oracle(alone)
 
 
-@pytest.mark.parametrize("recorded", [False, True])
-def test_long_answers_written_side_by_side_while_others_come_and_end_are_those_of_each_alone(family, recorded):
+@pytest.mark.parametrize("with_graphs", [False, True])
+def test_long_concurrent_outputs_equal_generate(family, with_graphs):
     alone, served, requests = family
     drawn, heard = requests(alone, seed=13), {}
-    limits = Limits(slots=6, slot_tokens=260, step_tokens=40, image_tokens=40)
-    core = EngineCore(served, limits, recorder=Again() if recorded else None)
+    limits = EngineLimits(slots=6, slot_tokens=260, step_tokens=40, image_tokens=40)
+    core = EngineCore(served, limits, graph_capture=FakeCapture() if with_graphs else None)
     asked = {f"r{number}": drawn.draw(f"r{number}") for number in range(6)}
     lengths = dict(zip(asked, (150, 20, 90, 150, 10, 120), strict=True))
     for number, (name, one) in enumerate(asked.items()):
         written = lengths[name]
-        heard[name] = Heard()
+        heard[name] = Listener()
         core.submit(replace(one.request, max_new_tokens=written, min_new_tokens=written), one.images, heard[name])
         for _ in range(3 * number):
             core.step()
@@ -141,34 +143,36 @@ def test_long_answers_written_side_by_side_while_others_come_and_end_are_those_o
         assert ears.tokens == written_alone(alone, one, written), name
 
 
-def test_steps_are_recorded_before_anybody_waits_and_only_those_about_images_later(family):
+def test_text_only_graphs_are_captured_at_start(family):
     alone, served, requests = family
-    drawn, again = requests(alone, seed=23), Again()
-    core = EngineCore(served, Limits(slots=2, slot_tokens=1000, step_tokens=40, image_tokens=40), recorder=again)
-    at_start = again.recorded  # of 256, 512 and 1000 positions
+    drawn, capture = requests(alone, seed=23), FakeCapture()
+    core = EngineCore(
+        served, EngineLimits(slots=2, slot_tokens=1000, step_tokens=40, image_tokens=40), graph_capture=capture
+    )
+    at_start = capture.captured  # of 256, 512 and 1000 positions
     for images in (0, 1):
         asked = next(one for number in range(99) if bool((one := drawn.draw(f"{images}.{number}")).images) == images)
-        core.submit(replace(asked.request, min_new_tokens=4, max_new_tokens=4), asked.images, Heard())
+        core.submit(replace(asked.request, min_new_tokens=4, max_new_tokens=4), asked.images, Listener())
         while core.step():
             pass
 
-    assert (at_start, again.recorded, again.replayed) == (3, 4 if served.across else 3, 6)
+    assert (at_start, capture.captured, capture.replayed) == (3, 4 if served.cross_attention else 3, 6)
 
 
-def test_where_steps_cannot_be_recorded_each_is_started_anew(family, caplog):
+def test_failed_capture_falls_back_to_plain_steps(family, caplog):
     alone, served, requests = family
-    asked, heard, tried = requests(alone, seed=19).draw("r"), Heard(), 0
+    asked, heard, tried = requests(alone, seed=19).draw("r"), Listener(), 0
 
-    def refuse(step: Step) -> Step:
+    def refuse(step: StepFunction) -> StepFunction:
         nonlocal tried
         tried += 1
         raise RuntimeError("not here")
 
-    core = EngineCore(served, LIMITS, recorder=refuse)
+    core = EngineCore(served, LIMITS, graph_capture=refuse)
     core.submit(replace(asked.request, min_new_tokens=4, max_new_tokens=4), asked.images, heard)
     while core.step():
         pass
 
     assert heard.tokens == written_alone(alone, asked, 4)
-    assert (tried, heard.ends[0].ending) == (1, FinishReason.LENGTH)
-    assert "each is started anew" in caplog.text
+    assert (tried, heard.ends[0].finish_reason) == (1, FinishReason.LENGTH)
+    assert "CUDA graph capture failed" in caplog.text

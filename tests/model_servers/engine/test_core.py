@@ -1,4 +1,4 @@
-"""A mistake is its request's own, and whatever ended has given everything back."""
+"""Engine core and async engine: an error affects one request, and every ended request releases its resources."""
 
 import asyncio
 import threading
@@ -11,8 +11,8 @@ import torch
 
 from tests.model_servers.engine.models import LlavaRequests, llava
 from trimtab_model_servers.engine.async_engine import AsyncEngine
-from trimtab_model_servers.engine.core import EngineCore, Event, Gauges, Tell
-from trimtab_model_servers.engine.model_adapters import DecoderOnlyAdapter, family_of
+from trimtab_model_servers.engine.core import EngineCore, EngineEvent, EventListener, Gauges
+from trimtab_model_servers.engine.model_adapters import DecoderOnlyAdapter, adapt_model
 from trimtab_model_servers.engine.request import (
     EngineBusy,
     FinishReason,
@@ -24,14 +24,14 @@ from trimtab_model_servers.engine.request import (
     TokenChunk,
     Usage,
 )
-from trimtab_model_servers.engine.scheduler import Limits
+from trimtab_model_servers.engine.scheduler import EngineLimits, Scheduler
 
-LIMITS = Limits(slots=4, slot_tokens=200, step_tokens=40)
+LIMITS = EngineLimits(slots=4, slot_tokens=200, step_tokens=40)
 POISONED = 5
 
 
 class Fragile(DecoderOnlyAdapter):
-    """A model that fails whenever a step holds the word `POISONED`, and whose logits end when it holds the next one."""
+    """A model that fails on the token `POISONED`, and whose logits are NaN on the next one."""
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         if len(tokens) and bool((tokens == POISONED).any()):
@@ -48,11 +48,11 @@ def fragile() -> Fragile:
 
 @pytest.fixture(scope="module")
 def served() -> Any:
-    return family_of(llava())
+    return adapt_model(llava())
 
 
-def ran(core: EngineCore, *requests: Request) -> dict[str, list[Event]]:
-    heard: dict[str, list[Event]] = {request.id: [] for request in requests}
+def ran(core: EngineCore, *requests: Request) -> dict[str, list[EngineEvent]]:
+    heard: dict[str, list[EngineEvent]] = {request.id: [] for request in requests}
     for request in requests:
         core.submit(request, [], heard[request.id].append)
     while core.step():
@@ -60,26 +60,26 @@ def ran(core: EngineCore, *requests: Request) -> dict[str, list[Event]]:
     return heard
 
 
-def last(events: list[Event]) -> RequestDone:
+def last(events: list[EngineEvent]) -> RequestDone:
     assert isinstance(events[-1], RequestDone)
     return events[-1]
 
 
-def text(events: list[Event]) -> str:
+def text(events: list[EngineEvent]) -> str:
     return "".join(event.text for event in events)
 
 
-def tokens(events: list[Event]) -> list[int]:
+def tokens(events: list[EngineEvent]) -> list[int]:
     return [event.token for event in events if isinstance(event, TokenChunk)]
 
 
 def idle(gauges: Gauges) -> bool:
     in_flight = (gauges.waiting, gauges.running, gauges.busy_slots, gauges.pending_tokens)
-    return not any((*in_flight, gauges.held, gauges.embedding_bytes))
+    return not any((*in_flight, gauges.stored_requests, gauges.embedding_bytes))
 
 
-@pytest.mark.parametrize(("word", "why"), [(POISONED, "RuntimeError: poison"), (POISONED + 1, "no numbers")])
-def test_who_makes_a_step_fail_ends_with_it_and_the_others_are_answered_as_alone(fragile, word, why):
+@pytest.mark.parametrize(("word", "why"), [(POISONED, "RuntimeError: poison"), (POISONED + 1, "not finite")])
+def test_failing_request_ends_without_affecting_others(fragile, word, why):
     innocent = [Request(f"r{number}", (1, 20 + number, 30), max_new_tokens=6) for number in range(3)]
     alone = {name: tokens(events) for name, events in ran(EngineCore(fragile, LIMITS), *innocent).items()}
     core = EngineCore(fragile, LIMITS)
@@ -87,7 +87,7 @@ def test_who_makes_a_step_fail_ends_with_it_and_the_others_are_answered_as_alone
     heard = ran(core, *innocent[:2], Request("guilty", (1, word, 30), max_new_tokens=6), innocent[2])
 
     guilty = heard.pop("guilty")
-    assert [event.ending for event in guilty if isinstance(event, RequestDone)] == [FinishReason.ERROR]
+    assert [event.finish_reason for event in guilty if isinstance(event, RequestDone)] == [FinishReason.ERROR]
     assert why in (last(guilty).error or "")
     assert {name: tokens(events) for name, events in heard.items()} == alone
     assert idle(core.gauges)
@@ -95,7 +95,7 @@ def test_who_makes_a_step_fail_ends_with_it_and_the_others_are_answered_as_alone
     assert {name[1:]: tokens(events) for name, events in again.items()} == alone
 
 
-def test_embeddings_of_another_shape_or_without_numbers_are_refused_by_name(served):
+def test_invalid_embeddings_are_rejected_at_submission(served):
     core, request = EngineCore(served, LIMITS), Request("r", (1, 3, 3, 2), images=(Image("cat", 1, 2, 2),))
 
     with pytest.raises(RequestError, match=r"embeddings are \[2, 7\]; should be \[2, 48\]"):
@@ -106,23 +106,23 @@ def test_embeddings_of_another_shape_or_without_numbers_are_refused_by_name(serv
     assert idle(core.gauges)
 
 
-def test_an_image_that_does_not_fit_when_it_comes_ends_its_request(served):
+def test_invalid_late_embeddings_end_their_request(served):
     core = EngineCore(served, LIMITS)
-    heard: list[Event] = []
+    heard: list[EngineEvent] = []
     core.submit(Request("r", (1, 3, 3, 2), images=(Image("cat", 1, 2, 2),)), [None], heard.append)
     core.step()
 
-    core.supply("r", {0: torch.zeros(3, 48)})
+    core.add_embeddings("r", {0: torch.zeros(3, 48)})
 
     assert len(heard) == 1
-    assert last(heard).ending is FinishReason.ERROR
+    assert last(heard).finish_reason is FinishReason.ERROR
     assert idle(core.gauges)
 
 
-def test_who_takes_over_an_image_with_his_prefix_is_answered_before_it_is_encoded_again(served):
+def test_image_in_reused_prefix_needs_no_embeddings(served):
     core, shown = EngineCore(served, LIMITS), torch.randn(2, 48, generator=torch.Generator().manual_seed(1))
     first = Request("first", (1, 3, 3, 20, 30), images=(Image("cat", 1, 2, 2),), max_new_tokens=6)
-    heard: dict[str, list[Event]] = {"first": [], "again": []}
+    heard: dict[str, list[EngineEvent]] = {"first": [], "again": []}
     for request, images in ((first, [shown]), (replace(first, id="again"), [None])):
         core.submit(request, images, heard[request.id].append)
         while core.step():
@@ -133,11 +133,11 @@ def test_who_takes_over_an_image_with_his_prefix_is_answered_before_it_is_encode
     assert idle(core.gauges)
 
 
-def test_a_caller_who_cannot_be_told_is_cancelled_alone(served):
+def test_request_with_raising_listener_is_cancelled_alone(served):
     core = EngineCore(served, LIMITS)
-    heard: list[Event] = []
+    heard: list[EngineEvent] = []
 
-    def gone(event: Event) -> None:
+    def gone(event: EngineEvent) -> None:
         raise ConnectionError("gone")
 
     core.submit(Request("gone", (1, 2, 3)), [], gone)
@@ -149,7 +149,7 @@ def test_a_caller_who_cannot_be_told_is_cancelled_alone(served):
     assert idle(core.gauges)
 
 
-def test_who_waits_for_a_first_word_is_told_before_those_who_read_on(served):
+def test_first_tokens_are_emitted_before_later_ones(served):
     core, told = EngineCore(served, LIMITS), []
     heard = lambda event: told.append(event.request_id)  # noqa: E731
     core.submit(Request("old", (7, 8), max_new_tokens=4), [], heard)
@@ -161,21 +161,21 @@ def test_who_waits_for_a_first_word_is_told_before_those_who_read_on(served):
     assert told[1:3] == ["new", "old"]
 
 
-def test_a_stop_string_ends_the_answer_before_it_across_tokens(served):
+def test_stop_string_across_tokens_ends_the_output_before_it(served):
     def letters() -> Any:
         return lambda token: f"<{token}>"
 
-    core = EngineCore(served, LIMITS, spelling=letters)
+    core = EngineCore(served, LIMITS, new_detokenizer=letters)
     whole = text(ran(core, Request("whole", (1, 20), max_new_tokens=12))["whole"])
     stop = whole[10:17]
 
-    heard = ran(core, Request("cut", (1, 20), max_new_tokens=12, stops=(stop, "never")))["cut"]
+    heard = ran(core, Request("cut", (1, 20), max_new_tokens=12, stop_strings=(stop, "never")))["cut"]
 
     assert text(heard) == whole[: whole.find(stop)]
-    assert last(heard).ending is FinishReason.STOP
+    assert last(heard).finish_reason is FinishReason.STOP
 
 
-def test_the_end_token_ends_an_answer_but_not_before_the_least_length(served):
+def test_end_token_ends_output_after_minimum_length(served):
     core = EngineCore(served, LIMITS)
     free = tokens(ran(core, Request("free", (1, 20), max_new_tokens=8))["free"])
     end = frozenset({free[2]})
@@ -184,11 +184,11 @@ def test_the_end_token_ends_an_answer_but_not_before_the_least_length(served):
     long = ran(core, Request("long", (1, 20), max_new_tokens=8, min_new_tokens=5, end_ids=end))["long"]
 
     assert tokens(short) == free[: free.index(free[2]) + 1]
-    assert last(short).ending is FinishReason.STOP
+    assert last(short).finish_reason is FinishReason.STOP
     assert not end & set(tokens(long)[:5])
 
 
-def test_a_seed_repeats_a_draw_and_a_narrow_draw_is_the_greedy_one(served):
+def test_seed_repeats_output_and_narrow_sampling_is_greedy(served):
     core = EngineCore(served, LIMITS)
 
     def drawn(name: str, sampling: Sampling) -> list[int]:
@@ -203,7 +203,7 @@ def test_a_seed_repeats_a_draw_and_a_narrow_draw_is_the_greedy_one(served):
 
 
 @pytest.mark.parametrize("sampling", [Sampling(1e-40), Sampling(5e-324), Sampling(1.0, top_p=1e-60)])
-def test_what_float32_holds_as_nothing_draws_the_likeliest_and_the_others_go_on(served, sampling):
+def test_sampling_parameters_that_underflow_are_greedy(served, sampling):
     plain = Request("plain", (1, 20), max_new_tokens=8)
     narrow = replace(plain, id="narrow", sampling=sampling)
     alone = tokens(ran(EngineCore(served, LIMITS), plain)["plain"])
@@ -211,12 +211,15 @@ def test_what_float32_holds_as_nothing_draws_the_likeliest_and_the_others_go_on(
 
     heard = ran(core, plain, narrow)
 
-    assert [last(heard[name]).ending for name in ("plain", "narrow")] == [FinishReason.LENGTH, FinishReason.LENGTH]
+    assert [last(heard[name]).finish_reason for name in ("plain", "narrow")] == [
+        FinishReason.LENGTH,
+        FinishReason.LENGTH,
+    ]
     assert tokens(heard["plain"]) == tokens(heard["narrow"]) == alone
     assert idle(core.gauges)
 
 
-def test_who_cannot_be_spelled_ends_alone(served):
+def test_request_that_cannot_be_detokenized_ends_alone(served):
     spelt: list[int] = []
 
     def letters() -> Any:
@@ -230,12 +233,12 @@ def test_who_cannot_be_spelled_ends_alone(served):
 
         return spell
 
-    core = EngineCore(served, LIMITS, spelling=letters)
+    core = EngineCore(served, LIMITS, new_detokenizer=letters)
     alone = tokens(ran(EngineCore(served, LIMITS), Request("first", (1, 20), max_new_tokens=6))["first"])
 
     heard = ran(core, *(Request(name, (1, 20), max_new_tokens=6) for name in ("first", "second", "third")))
 
-    assert [last(events).ending for events in heard.values()] == [
+    assert [last(events).finish_reason for events in heard.values()] == [
         FinishReason.LENGTH,
         FinishReason.ERROR,
         FinishReason.LENGTH,
@@ -245,33 +248,33 @@ def test_who_cannot_be_spelled_ends_alone(served):
     assert idle(core.gauges)
 
 
-def test_where_the_books_are_out_of_step_everybody_is_told_the_end_all_the_same(served, monkeypatch):
-    core, heard = EngineCore(served, LIMITS), dict[str, list[Event]]()
+def test_fail_all_ends_every_request_despite_errors(served, monkeypatch):
+    core, heard = EngineCore(served, LIMITS), dict[str, list[EngineEvent]]()
     for name in ("first", "second"):
         heard[name] = []
         core.submit(Request(name, (1, 20), max_new_tokens=6), [], heard[name].append)
-    usage = core._scheduler.usage
+    usage = Scheduler.usage
 
-    def lost(request_id: str) -> tuple[int, int]:
+    def lost(scheduler: Scheduler, request_id: str) -> tuple[int, int]:
         if request_id == "first":
             raise KeyError(request_id)
-        return usage(request_id)
+        return usage(scheduler, request_id)
 
-    monkeypatch.setattr(core._scheduler, "usage", lost)
+    monkeypatch.setattr(Scheduler, "usage", lost)
     core.fail_all("it broke")
 
-    assert [(last(events).ending, last(events).error) for events in heard.values()] == [
+    assert [(last(events).finish_reason, last(events).error) for events in heard.values()] == [
         (FinishReason.ERROR, "it broke")
     ] * 2
 
 
-async def test_streams_from_a_thread_and_who_stops_listening_is_let_go_of(served):
+async def test_closed_stream_cancels_its_request(served):
     alone = llava()
     drawn = LlavaRequests(alone, seed=21)
     asked = [drawn.draw(f"r{number}") for number in range(8)]
     engine = AsyncEngine(EngineCore(served, LIMITS))
 
-    async def heard(index: int) -> list[Event]:
+    async def heard(index: int) -> list[EngineEvent]:
         return [event async for event in engine.stream(asked[index].request, asked[index].images)]
 
     async def left() -> None:
@@ -290,14 +293,14 @@ async def test_streams_from_a_thread_and_who_stops_listening_is_let_go_of(served
         await asyncio.to_thread(engine.stop)
 
     assert [tokens(events) for events in answers] == [each.oracle(alone) for each in asked]
-    assert last(after).ending is FinishReason.LENGTH
+    assert last(after).finish_reason is FinishReason.LENGTH
     assert idle(engine.gauges)
     with pytest.raises(Exception, match="the engine stops"):
         engine.submit(Request("late", (1, 2)), [], lambda _: None)
 
 
 class Watched(EngineCore):
-    """Notes which threads look at what it holds while that may change."""
+    """Records the threads that read its state and that run its steps."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -306,27 +309,25 @@ class Watched(EngineCore):
 
     @property
     def gauges(self) -> Gauges:
-        """As ever."""
         self.looked.add(threading.get_ident())
         return super().gauges
 
     def step(self) -> bool:
-        """As ever."""
         self.stepped.add(threading.get_ident())
         return super().step()
 
 
-async def test_what_is_in_flight_is_counted_by_the_thread_that_changes_it(served):
+async def test_gauges_are_read_by_the_engine_thread_only(served):
     core = Watched(served, LIMITS)
     engine = AsyncEngine(core)
 
-    async def answered(name: str) -> list[Event]:
+    async def answered(name: str) -> list[EngineEvent]:
         return [event async for event in engine.stream(Request(name, (1, 2), max_new_tokens=2), [])]
 
     try:
         engine.submit(Request("waits", (1, 3, 3, 2), images=(Image("cat", 1, 2, 2),)), [None], lambda _: None)
         await answered("beside")
-        assert (engine.gauges.running, engine.gauges.held, engine.gauges.pending_tokens) == (1, 1, 3)
+        assert (engine.gauges.running, engine.gauges.stored_requests, engine.gauges.pending_tokens) == (1, 1, 3)
         engine.cancel("waits")
         await answered("alone")
         assert idle(engine.gauges)
@@ -339,27 +340,26 @@ async def test_what_is_in_flight_is_counted_by_the_thread_that_changes_it(served
 
 
 class Scripted:
-    """A core that computes nothing: each step says what a test has written down for those who listen."""
+    """A core without a model: each step emits scripted events."""
 
-    def __init__(self, *steps: list[Event]) -> None:
+    def __init__(self, *steps: list[EngineEvent]) -> None:
         self.gauges = Gauges()
-        self.tells: dict[str, Tell] = {}
+        self.listeners: dict[str, EventListener] = {}
         self._steps = deque(steps)
 
-    def submit(self, request: Request, _: Any, tell: Tell) -> None:
-        """Take whoever comes in."""
-        self.tells[request.id] = tell
+    def submit(self, request: Request, _: Any, on_event: EventListener) -> None:
+        self.listeners[request.id] = on_event
 
     def step(self) -> bool:
-        """Say what is next once all whom it is said to are there."""
-        if not self._steps or any(event.request_id not in self.tells for event in self._steps[0]):
+        """Emit the next events once all of their requests are submitted."""
+        if not self._steps or any(event.request_id not in self.listeners for event in self._steps[0]):
             return False
         for event in self._steps.popleft():
-            self.tells[event.request_id](event)
+            self.listeners[event.request_id](event)
         return True
 
 
-async def test_first_words_are_heard_a_turn_of_the_loop_before_those_that_go_on():
+async def test_first_tokens_arrive_one_loop_iteration_earlier():
     def said(name: str) -> TokenChunk:
         return TokenChunk(name, 1, 0.0, "word")
 
@@ -367,7 +367,7 @@ async def test_first_words_are_heard_a_turn_of_the_loop_before_those_that_go_on(
         return RequestDone(name, FinishReason.LENGTH, Usage(2, 1, 0, 0))
 
     loop, turns, heard = asyncio.get_running_loop(), 0, list[tuple[str, bool, int]]()
-    script: list[list[Event]] = [
+    script: list[list[EngineEvent]] = [
         [said("goes on")],
         [said("goes on"), said("begins")],
         [ended("goes on"), said("short"), ended("short")],
@@ -398,7 +398,7 @@ async def test_first_words_are_heard_a_turn_of_the_loop_before_those_that_go_on(
     assert [done for name, done, _ in heard if name == "short"] == [False, True]
 
 
-async def test_a_request_that_takes_anothers_id_is_refused_and_the_other_goes_on(served):
+async def test_duplicate_request_id_is_rejected(served):
     engine = AsyncEngine(EngineCore(served, LIMITS))
     try:
         first = engine.stream(Request("same", (1, 2, 3), max_new_tokens=150), [])
@@ -410,11 +410,11 @@ async def test_a_request_that_takes_anothers_id_is_refused_and_the_other_goes_on
         await asyncio.to_thread(engine.stop)
 
     assert isinstance(begun, TokenChunk)
-    assert last(rest).ending is FinishReason.LENGTH
+    assert last(rest).finish_reason is FinishReason.LENGTH
     assert len(tokens(rest)) == 149
 
 
-async def test_an_engine_that_fails_itself_tells_everybody_and_takes_no_more(served, monkeypatch):
+async def test_failed_engine_ends_all_requests_and_rejects_new_ones(served, monkeypatch):
     core = EngineCore(served, LIMITS)
 
     def broken() -> bool:
@@ -425,7 +425,7 @@ async def test_an_engine_that_fails_itself_tells_everybody_and_takes_no_more(ser
     events = [event async for event in engine.stream(Request("r", (1, 2)), [])]
 
     await asyncio.to_thread(engine.stop)
-    assert last(events).ending is FinishReason.ERROR
+    assert last(events).finish_reason is FinishReason.ERROR
     assert "ZeroDivisionError: a fault of the engine's own" in (last(events).error or "")
     assert engine.failure.result(0) == last(events).error
     with pytest.raises(EngineBusy):

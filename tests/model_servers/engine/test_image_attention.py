@@ -1,4 +1,4 @@
-"""What a prompt's positions see of its images is what Mllama's own processor says."""
+"""Cross-attention mask: equal to that of Mllama's own processor."""
 
 import numpy as np
 from hypothesis import given
@@ -12,10 +12,10 @@ PROMPTS = st.lists(st.sampled_from([IMAGE_ID, 7, 8]), min_size=1, max_size=14)
 
 
 @given(PROMPTS)
-def test_every_position_sees_the_images_that_the_processor_lets_it_see(prompt):
+def test_mask_equals_the_processors(prompt):
     places = [place for place, token in enumerate(prompt) if token == IMAGE_ID]
     images = [Image(f"{place}", place, 1, tokens=1, padding=1) for place in places]
-    sight = image_attention_mask(len(prompt), images)
+    mask = image_attention_mask(len(prompt), images)
     seen = np.zeros((len(prompt), len(places)), dtype=bool)
     if places:
         sparse = mllama_processing.get_cross_attention_token_mask(prompt, IMAGE_ID)
@@ -25,8 +25,10 @@ def test_every_position_sees_the_images_that_the_processor_lets_it_see(prompt):
         seen = dense[0, :, :, 0].astype(bool)
 
     for place in range(len(prompt)):
-        low, high, behind = (column[0] for column in sight.at(place, 1))
+        low, high, behind = (column[0] for column in mask.at(place, 1))
         assert behind == seen[place].any()
         wanted = np.flatnonzero(seen[place]).tolist() if behind else list(range(max(2 * len(places), 1)))
         assert list(range(low, high)) == wanted
-    assert [column[0] for column in sight.at(99, 1)] == [column[-1] for column in (sight.low, sight.high, sight.behind)]
+    assert [column[0] for column in mask.at(99, 1)] == [
+        column[-1] for column in (mask.low, mask.high, mask.after_image)
+    ]

@@ -1,4 +1,4 @@
-"""Which slot a prompt gets: the one that mostly holds what it begins with, and nobody's else."""
+"""KV slots: a prompt reuses the slot that mostly holds its prefix."""
 
 import numpy as np
 
@@ -11,45 +11,45 @@ def keys(*runs: tuple[int, int]) -> np.ndarray:
 
 
 def served(table: KvSlotManager, prompt: np.ndarray, answer: int = 0) -> SlotLease:
-    """A request from its slot to its end, with an answer of so many tokens."""
-    lease = table.take(prompt, "tenant")
+    """Serve a request that generates ``answer`` tokens."""
+    lease = table.acquire(prompt, "tenant")
     assert lease is not None
-    table.wrote(lease.slot, prompt[lease.reused :])
-    table.wrote(lease.slot, -np.arange(1, answer + 1))
-    table.free(lease.slot)
+    table.record(lease.slot, prompt[lease.reused_tokens :])
+    table.record(lease.slot, -np.arange(1, answer + 1))
+    table.release(lease.slot)
     return lease
 
 
-def test_two_that_share_a_first_word_do_not_cost_each_other_the_rest():
+def test_shared_first_token_does_not_evict_the_other_prefix():
     table, one, other = KvSlotManager(3, 100), keys((0, 1), (10, 20)), keys((0, 1), (50, 20))
     for prompt in (one, other):
         served(table, prompt)
 
-    assert [served(table, prompt).reused for prompt in (one, other, one, other)] == [20, 20, 20, 20]
+    assert [served(table, prompt).reused_tokens for prompt in (one, other, one, other)] == [20, 20, 20, 20]
 
 
-def test_chats_that_begin_with_the_same_instructions_keep_what_was_said():
+def test_shared_instructions_are_copied_to_another_slot():
     table, begun = KvSlotManager(3, 200), keys((0, 20))
     one, other = np.concatenate([begun, keys((100, 40))]), np.concatenate([begun, keys((300, 40))])
     served(table, one)
     copied = served(table, other)
     went_on = served(table, np.concatenate([one, keys((500, 5))]))
 
-    assert (copied.reused, copied.source) == (20, 0)
-    assert (went_on.slot, went_on.reused, went_on.source) == (0, 60, None)
+    assert (copied.reused_tokens, copied.copy_from) == (20, 0)
+    assert (went_on.slot, went_on.reused_tokens, went_on.copy_from) == (0, 60, None)
 
 
-def test_who_asks_again_takes_over_his_own_slot():
+def test_repeated_prompt_reuses_its_slot():
     table, prompt = KvSlotManager(3, 100), keys((0, 30))
     leases = [served(table, prompt, answer=10) for _ in range(4)]
 
-    assert [(lease.slot, lease.reused, lease.source) for lease in leases[1:]] == [(0, 29, None)] * 3
+    assert [(lease.slot, lease.reused_tokens, lease.copy_from) for lease in leases[1:]] == [(0, 29, None)] * 3
 
 
-def test_the_slot_that_was_left_longest_goes_where_nothing_is_in_common():
+def test_unrelated_prompt_gets_least_recently_released_slot():
     table = KvSlotManager(2, 100)
     slots = [served(table, keys((100 * n, 10))).slot for n in range(4)]
 
     assert slots == [0, 1, 0, 1]
-    lease = table.take(keys((9000, 5)), "tenant")
-    assert (lease.reused, lease.source) == (0, None) if lease else False
+    lease = table.acquire(keys((9000, 5)), "tenant")
+    assert (lease.reused_tokens, lease.copy_from) == (0, None) if lease else False

@@ -1,4 +1,4 @@
-"""Models that the engine would run wrongly are refused by name; whom it runs, it runs by public parts."""
+"""Model adapters: unsupported models are rejected; supported ones are run by their public members."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from tests.model_servers.engine.models import TEXT, llava, mllama_model, transformers
 from trimtab_model_servers import engine
-from trimtab_model_servers.engine.model_adapters import CrossAttentionAdapter, DecoderOnlyAdapter, family_of
+from trimtab_model_servers.engine.model_adapters import CrossAttentionAdapter, DecoderOnlyAdapter, adapt_model
 
 
 @pytest.mark.parametrize(
@@ -18,27 +18,27 @@ from trimtab_model_servers.engine.model_adapters import CrossAttentionAdapter, D
         ("Qwen2Config", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}}),
     ],
 )
-def test_what_is_not_handled_is_refused_by_name(config, why):
+def test_unsupported_attention_is_rejected_by_name(config, why):
     text = getattr(transformers, config)(num_hidden_layers=1, **TEXT, **why)
     model = transformers.AutoModelForCausalLM.from_config(text)
 
-    with pytest.raises(ValueError, match=f"{text.model_type}: .* not handled"):
-        family_of(model)
+    with pytest.raises(ValueError, match=f"{text.model_type}: .* not supported"):
+        adapt_model(model)
 
 
-def test_both_ways_to_take_images_in_are_told_apart():
-    assert type(family_of(llava())) is DecoderOnlyAdapter
-    assert type(family_of(mllama_model())) is CrossAttentionAdapter
+def test_adapter_follows_the_models_image_attention():
+    assert type(adapt_model(llava())) is DecoderOnlyAdapter
+    assert type(adapt_model(mllama_model())) is CrossAttentionAdapter
 
 
 @pytest.mark.parametrize("config", ["LlamaConfig", "Qwen2Config", "Qwen3Config"])
-def test_decoders_of_text_alone_are_taken(config):
+def test_text_only_decoders_are_supported(config):
     text = getattr(transformers, config)(num_hidden_layers=1, **TEXT)
 
-    assert not family_of(transformers.AutoModelForCausalLM.from_config(text)).across
+    assert not adapt_model(transformers.AutoModelForCausalLM.from_config(text)).cross_attention
 
 
-def test_no_private_part_of_transformers_is_touched():
+def test_engine_uses_no_private_members_of_transformers():
     private = re.compile(r"(?<!self)\._[a-z]\w*")
     for path in Path(engine.__path__[0]).glob("*.py"):
         assert not private.findall(path.read_text()), path.name

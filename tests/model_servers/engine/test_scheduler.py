@@ -1,13 +1,13 @@
-"""Who gets a slot, which tokens a step computes, and that everything comes back; without a model."""
+"""Scheduler: slot assignment, token budget of a step, release of resources; without a model."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab_model_servers.engine.request import EngineBusy, Image, Request, RequestError, position_keys
-from trimtab_model_servers.engine.scheduler import WORDS_REMEMBERED_STEPS, Limits, Scheduler, Step
+from trimtab_model_servers.engine.scheduler import TEXT_ONLY_MEMORY_STEPS, EngineLimits, Scheduler, Step
 
-LIMITS = Limits(slots=3, slot_tokens=40, step_tokens=8, waiting=50)
+LIMITS = EngineLimits(slots=3, slot_tokens=40, step_tokens=8, max_waiting=50)
 
 
 def a_request(name: str, prompt: int = 10, new: int = 5, **fields) -> Request:
@@ -15,23 +15,22 @@ def a_request(name: str, prompt: int = 10, new: int = 5, **fields) -> Request:
 
 
 def planned(scheduler: Scheduler) -> Step:
-    """The next step, of which there must be one."""
     step = scheduler.next_step()
     assert step is not None
     return step
 
 
 def computed(scheduler: Scheduler, step: Step) -> list[str]:
-    """Report a step as computed, each writer writing a token; return who wrote."""
-    for part in step.parts:
-        scheduler.computed(part)
-        if part.writes:
-            scheduler.wrote(part.request_id, 1)
-    return [part.request_id for part in step.parts if part.writes]
+    """Report a step as computed; return the requests that got a token."""
+    for chunk in step.chunks:
+        scheduler.record_computed(chunk)
+        if chunk.samples:
+            scheduler.record_token(chunk.request_id, 1)
+    return [chunk.request_id for chunk in step.chunks if chunk.samples]
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 10), st.integers(0, 5)), min_size=1, max_size=12))
-def test_every_request_writes_all_it_may_within_a_steps_tokens_and_slots(drawn):
+def test_requests_complete_within_step_tokens_and_slots(drawn):
     scheduler, left = Scheduler(LIMITS), {}
     for number, (prompt, new, urgency) in enumerate(drawn):
         request = Request(f"r{number}", tuple(range(number, number + prompt)), max_new_tokens=new, due_at=urgency)
@@ -39,8 +38,8 @@ def test_every_request_writes_all_it_may_within_a_steps_tokens_and_slots(drawn):
         left[request.id] = new
     while left:
         step = planned(scheduler)
-        assert 0 < sum(len(part.tokens) for part in step.parts) <= LIMITS.step_tokens
-        assert len({part.slot for part in step.parts}) == len(step.parts)
+        assert 0 < sum(len(chunk.tokens) for chunk in step.chunks) <= LIMITS.step_tokens
+        assert len({chunk.slot for chunk in step.chunks}) == len(step.chunks)
         assert scheduler.busy_slots <= LIMITS.slots
         for name in computed(scheduler, step):
             left[name] -= 1
@@ -51,7 +50,7 @@ def test_every_request_writes_all_it_may_within_a_steps_tokens_and_slots(drawn):
     assert (scheduler.running, scheduler.waiting, scheduler.busy_slots, scheduler.pending_tokens) == (0, 0, 0, 0)
 
 
-def test_who_writes_comes_before_prompts_and_the_most_urgent_prompt_first():
+def test_decodes_precede_prefills_in_deadline_order():
     scheduler = Scheduler(LIMITS)
     scheduler.submit(a_request("first", prompt=4))
     computed(scheduler, planned(scheduler))
@@ -60,82 +59,85 @@ def test_who_writes_comes_before_prompts_and_the_most_urgent_prompt_first():
 
     step = planned(scheduler)
 
-    assert [part.request_id for part in step.decodes] == ["first"]
-    assert [(part.request_id, len(part.tokens)) for part in step.chunks] == [("hurried", 7)]
+    assert [chunk.request_id for chunk in step.decodes] == ["first"]
+    assert [(chunk.request_id, len(chunk.tokens)) for chunk in step.prefills] == [("hurried", 7)]
 
 
-def test_words_alone_wait_behind_nobodys_images_and_leave_them_half_of_each_step():
+def test_text_only_prompts_share_each_step_with_images():
     scheduler = Scheduler(LIMITS)
     image = Image("a", start=1, placeholders=9, tokens=9)
-    scheduler.submit(a_request("shown", prompt=30, images=(image,), due_at=1))
-    scheduler.submit(a_request("told", prompt=10, due_at=2))
+    scheduler.submit(a_request("image", prompt=30, images=(image,), due_at=1))
+    scheduler.submit(a_request("text", prompt=10, due_at=2))
 
     step = planned(scheduler)
 
-    assert [(part.request_id, len(part.tokens)) for part in step.chunks] == [("shown", 4), ("told", 4)]
+    assert [(chunk.request_id, len(chunk.tokens)) for chunk in step.prefills] == [("image", 4), ("text", 4)]
     computed(scheduler, step)
-    assert [(part.request_id, len(part.tokens)) for part in planned(scheduler).chunks] == [("shown", 4), ("told", 4)]
+    assert [(chunk.request_id, len(chunk.tokens)) for chunk in planned(scheduler).prefills] == [
+        ("image", 4),
+        ("text", 4),
+    ]
 
 
-def test_few_words_have_short_steps_to_themselves_and_images_at_least_every_third():
+def test_short_text_prompts_get_two_of_three_steps():
     scheduler = Scheduler(LIMITS, share_prefixes=False)
     image = Image("a", start=1, placeholders=9, tokens=9)
-    scheduler.submit(a_request("shown", prompt=30, images=(image,), due_at=1))
-    read = []
+    scheduler.submit(a_request("image", prompt=30, images=(image,), due_at=1))
+    tokens = []
     for number in range(6):
-        scheduler.submit(a_request(f"told {number}", prompt=3 - number % 2, new=1, due_at=2))
+        scheduler.submit(a_request(f"text {number}", prompt=3 - number % 2, new=1, due_at=2))
         step = planned(scheduler)
-        read.append({part.request_id: len(part.tokens) for part in step.chunks})
+        tokens.append({chunk.request_id: len(chunk.tokens) for chunk in step.prefills})
         for name in computed(scheduler, step):
             scheduler.finish(name)
 
-    assert read[0] == {"told 0": 3}
-    assert read[2] == {"told 2": 3, "shown": 5}
-    assert ["shown" in step for step in read] == [False, False, True] * 2
+    assert tokens[0] == {"text 0": 3}
+    assert tokens[2] == {"text 2": 3, "image": 5}
+    assert ["image" in step for step in tokens] == [False, False, True] * 2
 
 
-def test_words_in_every_step_leave_images_a_quarter_of_every_third():
-    scheduler = Scheduler(Limits(slots=5, slot_tokens=5_000, step_tokens=256), share_prefixes=False)
+def test_constant_text_leaves_images_a_quarter_of_third_steps():
+    scheduler = Scheduler(EngineLimits(slots=5, slot_tokens=5_000, step_tokens=256), share_prefixes=False)
     placeholders = 4_000
     image = Image("a", start=1, placeholders=placeholders, tokens=placeholders)
-    scheduler.submit(a_request("shown", prompt=placeholders + 9, images=(image,)))
-    read = []
+    scheduler.submit(a_request("image", prompt=placeholders + 9, images=(image,)))
+    tokens = []
     for number in range(6):
-        scheduler.submit(a_request(f"told {number}", prompt=40, new=1))
+        scheduler.submit(a_request(f"text {number}", prompt=40, new=1))
         step = planned(scheduler)
         computed(scheduler, step)
-        read.append(sum(len(part.tokens) for part in step.chunks))
-        scheduler.finish(f"told {number}")
+        tokens.append(sum(len(chunk.tokens) for chunk in step.prefills))
+        scheduler.finish(f"text {number}")
 
-    assert read == [40, 40, 40 + 64] * 2
+    assert tokens == [40, 40, 40 + 64] * 2
 
 
-def test_steps_that_read_images_are_short_as_long_as_more_words_are_expected():
-    scheduler, placeholders = Scheduler(Limits(slots=3, slot_tokens=50_000, step_tokens=256)), 40_000
+def test_image_steps_are_short_while_text_is_expected():
+    scheduler, placeholders = Scheduler(EngineLimits(slots=3, slot_tokens=50_000, step_tokens=256)), 40_000
     image = Image("a", start=1, placeholders=placeholders, tokens=placeholders)
-    scheduler.submit(a_request("shown", prompt=placeholders + 9, images=(image,)))
+    scheduler.submit(a_request("image", prompt=placeholders + 9, images=(image,)))
     computed(scheduler, planned(scheduler))
-    scheduler.submit(a_request("told", prompt=3, new=1))
+    scheduler.submit(a_request("text", prompt=3, new=1))
     for name in computed(scheduler, planned(scheduler)):
         scheduler.finish(name)
 
-    read = []
-    for _ in range(WORDS_REMEMBERED_STEPS + 3):
+    tokens = []
+    for _ in range(TEXT_ONLY_MEMORY_STEPS + 3):
         step = planned(scheduler)
         computed(scheduler, step)
-        read.append(sum(len(part.tokens) for part in step.chunks))
+        tokens.append(sum(len(chunk.tokens) for chunk in step.prefills))
 
-    assert read == [64] * (WORDS_REMEMBERED_STEPS - 1) + [256] * 4
+    assert tokens == [64] * (TEXT_ONLY_MEMORY_STEPS - 1) + [256] * 4
 
 
-def test_words_take_all_of_a_step_where_nobody_shows_images():
+def test_text_takes_whole_step_without_images():
     scheduler = Scheduler(LIMITS)
-    scheduler.submit(a_request("told", prompt=20))
+    scheduler.submit(a_request("text", prompt=20))
 
-    assert [len(part.tokens) for part in planned(scheduler).chunks] == [LIMITS.step_tokens]
+    assert [len(chunk.tokens) for chunk in planned(scheduler).prefills] == [LIMITS.step_tokens]
 
 
-def test_a_prompt_that_begins_like_another_computes_the_rest_only():
+def test_shared_prefix_is_computed_once():
     scheduler = Scheduler(LIMITS)
     scheduler.submit(Request("one", (1, 2, 3, 4, 5, 6), max_new_tokens=9))
     computed(scheduler, planned(scheduler))
@@ -144,35 +146,35 @@ def test_a_prompt_that_begins_like_another_computes_the_rest_only():
     step = planned(scheduler)
 
     lease = step.admissions[0].lease
-    assert (lease.reused, lease.source) == (4, step.decodes[0].slot)
-    assert step.chunks[0].tokens == (9,)
+    assert (lease.reused_tokens, lease.copy_from) == (4, step.decodes[0].slot)
+    assert step.prefills[0].tokens == (9,)
     assert scheduler.usage("other") == (0, 4)
 
 
 @pytest.mark.parametrize(("field", "value"), [("tenant", "another"), ("images", (Image("another picture", 1, 1, 4),))])
-def test_prefixes_are_not_shared_across_tenants_nor_across_other_images(field, value):
-    scheduler = Scheduler(Limits(slots=3, slot_tokens=40, step_tokens=8, image_tokens=9), across=True)
+def test_prefixes_are_not_shared_across_tenants_or_images(field, value):
+    scheduler = Scheduler(EngineLimits(slots=3, slot_tokens=40, step_tokens=8, image_tokens=9), cross_attention=True)
     picture = (Image("a picture", 1, 1, 4),)
     scheduler.submit(Request("one", (1, 2, 3, 4, 5), max_new_tokens=9, images=picture))
     computed(scheduler, planned(scheduler))
     scheduler.submit(Request("two", (1, 2, 3, 4, 5), max_new_tokens=9, **{"images": picture, field: value}))
     scheduler.submit(Request("three", (1, 2, 3, 4, 5), max_new_tokens=9, images=picture))
 
-    admitted = {each.request.id: each.lease.reused for each in planned(scheduler).admissions}
+    admitted = {each.request.id: each.lease.reused_tokens for each in planned(scheduler).admissions}
 
     assert admitted == {"two": 0, "three": 4}
 
 
-def test_another_image_behind_the_same_placeholders_is_another_prompt():
+def test_different_image_ends_the_shared_prefix():
     scheduler = Scheduler(LIMITS)
     scheduler.submit(Request("one", (1, 7, 7, 2), max_new_tokens=9, images=(Image("cat", 1, 2, 2),)))
     computed(scheduler, planned(scheduler))
     scheduler.submit(Request("other", (1, 7, 7, 2), max_new_tokens=9, images=(Image("dog", 1, 2, 2),)))
 
-    assert planned(scheduler).admissions[0].lease.reused == 1
+    assert planned(scheduler).admissions[0].lease.reused_tokens == 1
 
 
-def test_what_can_never_fit_is_refused_at_the_door_and_nobody_else_notices():
+def test_oversized_or_duplicate_request_is_rejected():
     scheduler = Scheduler(LIMITS)
     scheduler.submit(a_request("fits"))
     with pytest.raises(RequestError, match="38 tokens and 5 new ones are 43; should be at most 40 together"):
@@ -180,19 +182,19 @@ def test_what_can_never_fit_is_refused_at_the_door_and_nobody_else_notices():
     with pytest.raises(RequestError, match="'fits' is in flight"):
         scheduler.submit(a_request("fits"))
 
-    assert [part.request_id for part in planned(scheduler).parts] == ["fits"]
+    assert [chunk.request_id for chunk in planned(scheduler).chunks] == ["fits"]
 
 
-def test_as_many_wait_as_may_and_no_more():
+def test_full_queue_rejects_requests():
     scheduler = Scheduler(LIMITS)
-    for number in range(LIMITS.waiting):
+    for number in range(LIMITS.max_waiting):
         scheduler.submit(a_request(f"r{number}"))
 
     with pytest.raises(EngineBusy, match="50 requests wait"):
         scheduler.submit(a_request("more"))
 
 
-def test_a_cancelled_request_gives_its_slot_to_who_waits():
+def test_finished_request_frees_its_slot():
     scheduler = Scheduler(LIMITS)
     names = [f"r{number}" for number in range(4)]
     for name in names:
@@ -206,44 +208,46 @@ def test_a_cancelled_request_gives_its_slot_to_who_waits():
     assert [each.request.id for each in planned(scheduler).admissions] == ["r3"]
 
 
-def test_none_waits_behind_a_request_whose_first_image_is_not_there():
-    scheduler = Scheduler(Limits(slots=1, slot_tokens=40, step_tokens=8))
-    scheduler.submit(Request("pictured", (7, 7, 1), max_new_tokens=9, images=(Image("cat", 0, 2, 2),)), ready=(False,))
+def test_request_without_its_first_image_blocks_no_other():
+    scheduler = Scheduler(EngineLimits(slots=1, slot_tokens=40, step_tokens=8))
+    scheduler.submit(
+        Request("pictured", (7, 7, 1), max_new_tokens=9, images=(Image("cat", 0, 2, 2),)), encoded=(False,)
+    )
     scheduler.submit(Request("text", (1, 2, 3), max_new_tokens=9, due_at=1))
 
-    assert [part.request_id for part in planned(scheduler).parts] == ["text"]
+    assert [chunk.request_id for chunk in planned(scheduler).chunks] == ["text"]
 
 
-def test_a_step_that_could_not_hold_one_token_of_each_is_refused():
+def test_step_tokens_below_slots_is_rejected():
     with pytest.raises(ValueError, match="step_tokens is 4; should be above slots, 4"):
-        Limits(slots=4, step_tokens=4)
+        EngineLimits(slots=4, step_tokens=4)
 
 
-def test_who_waits_for_an_image_gives_its_slot_to_who_can_go_on_and_goes_on_later():
-    scheduler = Scheduler(Limits(slots=1, slot_tokens=40, step_tokens=20))
+def test_request_that_waits_for_image_yields_its_slot():
+    scheduler = Scheduler(EngineLimits(slots=1, slot_tokens=40, step_tokens=20))
     image = Image("seen", start=4, placeholders=3, tokens=3)
     scheduler.submit(a_request("early", images=(image,)), (False,))
-    assert [(part.start, len(part.tokens)) for part in planned(scheduler).parts] == [(0, 4)]
-    computed(scheduler, Step((), (), planned(scheduler).parts))
+    assert [(chunk.start, len(chunk.tokens)) for chunk in planned(scheduler).chunks] == [(0, 4)]
+    computed(scheduler, Step((), (), planned(scheduler).chunks))
     assert scheduler.next_step() is None
 
     scheduler.submit(a_request("half", images=(image,)), (False,))
-    assert scheduler.next_step() is None  # neither can go on: a slot that changed hands would win nothing
+    assert scheduler.next_step() is None  # neither can continue, so no slot changes hands
     scheduler.submit(a_request("whole"))
     assert computed(scheduler, planned(scheduler)) == ["whole"]
     assert (scheduler.running, scheduler.waiting) == (1, 2)
 
     scheduler.finish("half")
-    scheduler.image_ready("early", 0)
-    assert computed(scheduler, planned(scheduler)) == ["whole"]  # who writes is not pushed out
+    scheduler.mark_image_ready("early", 0)
+    assert computed(scheduler, planned(scheduler)) == ["whole"]  # a decoding request is not preempted
     scheduler.finish("whole")
     assert computed(scheduler, planned(scheduler)) == ["early"]
     scheduler.finish("early")
     assert (scheduler.running, scheduler.waiting, scheduler.busy_slots, scheduler.pending_tokens) == (0, 0, 0, 0)
 
 
-def test_what_was_computed_before_a_slot_was_given_away_is_not_computed_again_where_it_still_lies():
-    scheduler = Scheduler(Limits(slots=2, slot_tokens=40, step_tokens=20))
+def test_prefix_in_yielded_slot_is_reused():
+    scheduler = Scheduler(EngineLimits(slots=2, slot_tokens=40, step_tokens=20))
     image = Image("seen", start=4, placeholders=3, tokens=3)
     for name in ("first", "other"):
         scheduler.submit(a_request(name, images=(image,)), (False,))
@@ -252,55 +256,55 @@ def test_what_was_computed_before_a_slot_was_given_away_is_not_computed_again_wh
     computed(scheduler, planned(scheduler))
     scheduler.finish("whole")
     for name in ("first", "other"):
-        scheduler.image_ready(name, 0)
+        scheduler.mark_image_ready(name, 0)
 
-    starts = sorted(part.start for part in planned(scheduler).parts)
+    starts = sorted(chunk.start for chunk in planned(scheduler).chunks)
     assert starts[1] == 4
 
 
-def ran(scheduler: Scheduler, request: Request) -> None:
-    """Serve a request to its end; what it computed stays in its slot."""
+def serve(scheduler: Scheduler, request: Request) -> None:
+    """Serve a request to its end."""
     scheduler.submit(request)
-    while scheduler.knows(request.id):
+    while scheduler.is_in_flight(request.id):
         for name in computed(scheduler, planned(scheduler)):
             scheduler.finish(name)
 
 
-def test_an_image_that_lies_in_a_prefix_taken_over_is_not_waited_for():
-    scheduler = Scheduler(Limits(slots=1, slot_tokens=40, step_tokens=20))
+def test_image_in_reused_prefix_is_not_awaited():
+    scheduler = Scheduler(EngineLimits(slots=1, slot_tokens=40, step_tokens=20))
     image = Image("seen", start=1, placeholders=2, tokens=2)
-    ran(scheduler, Request("a", (1, 3, 3, 9, 9, 9), images=(image,), max_new_tokens=5))
+    serve(scheduler, Request("a", (1, 3, 3, 9, 9, 9), images=(image,), max_new_tokens=5))
     scheduler.submit(Request("b", (1, 3, 3, 9, 9, 9), images=(image,), max_new_tokens=5), (False,))
 
-    (part,) = planned(scheduler).parts
+    (chunk,) = planned(scheduler).chunks
 
-    assert (part.request_id, part.start, part.writes) == ("b", 5, True)
+    assert (chunk.request_id, chunk.start, chunk.samples) == ("b", 5, True)
 
 
-def test_who_has_more_of_an_image_taken_over_than_he_may_go_on_with_gives_his_slot_away():
-    scheduler = Scheduler(Limits(slots=1, slot_tokens=40, step_tokens=20))
+def test_slot_is_yielded_if_reused_prefix_ends_within_image():
+    scheduler = Scheduler(EngineLimits(slots=1, slot_tokens=40, step_tokens=20))
     image = Image("seen", start=1, placeholders=4, tokens=4)
-    ran(scheduler, Request("a", (1, 3, 3, 3, 3), images=(image,), max_new_tokens=5))
+    serve(scheduler, Request("a", (1, 3, 3, 3, 3), images=(image,), max_new_tokens=5))
     scheduler.submit(Request("b", (1, 3, 3, 3, 3), images=(image,), max_new_tokens=5), (False,))
-    assert planned(scheduler).parts == ()  # all but its last position lies there, which is of the image
+    assert planned(scheduler).chunks == ()  # all but the last position, an image row, is cached
     scheduler.submit(Request("c", (7, 8, 9), max_new_tokens=5))
 
     assert computed(scheduler, planned(scheduler)) == ["c"]
     scheduler.finish("c")
-    scheduler.image_ready("b", 0)
+    scheduler.mark_image_ready("b", 0)
     assert computed(scheduler, planned(scheduler)) == ["b"]
 
 
 @pytest.mark.parametrize(
-    "pieces", [((2, 2), (5, 2)), ((1, 2), (2, 2)), ((1, 2), (5, 1)), ((1, 4), (6, 0)), ((1, 2), (7, 2))]
+    "segments", [((2, 2), (5, 2)), ((1, 2), (2, 2)), ((1, 2), (5, 1)), ((1, 4), (6, 0)), ((1, 2), (7, 2))]
 )
-def test_an_image_in_pieces_that_are_not_all_of_it_is_refused(pieces):
-    with pytest.raises(RequestError, match=r"image 0 stands (in pieces .* should begin at 1|at 1 for 4)"):
-        Request("r", (7,) * 8, images=(Image("cat", 1, 4, 4, pieces=pieces),))
+def test_invalid_image_segments_are_rejected(segments):
+    with pytest.raises(RequestError, match=r"image 0 has (segments .* should begin at 1|4 placeholders at 1)"):
+        Request("r", (7,) * 8, images=(Image("cat", 1, 4, 4, segments=segments),))
 
 
-def test_an_image_in_pieces_has_its_rows_in_order_and_leaves_the_marks_between_as_they_are():
-    keys = position_keys((5, 9, 9, 6, 9, 7), [Image("cat", 1, 3, 3, pieces=((1, 2), (4, 1)))])
+def test_segmented_image_has_same_keys_as_contiguous_one():
+    keys = position_keys((5, 9, 9, 6, 9, 7), [Image("cat", 1, 3, 3, segments=((1, 2), (4, 1)))])
     side_by_side = position_keys((9, 9, 9), [Image("cat", 0, 3, 3)])
 
     assert keys[[0, 3, 5]].tolist() == [5, 6, 7]

@@ -1,6 +1,6 @@
-"""The lmm-digits pipeline's own small multimodal models: whole, or parted into what encodes and what writes.
+"""Families `lmm-digits/{colocated,encode,text}`: small multimodal models, with or without their encoder.
 
-Which of the two architectures it is stands in the weights; the tokenizer stands there too.
+Weight files hold the architecture and the tokenizer.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trimtab_model_servers.chat.config import ChatComponents, ChatParameters
 from trimtab_model_servers.chat.image_decoder import decode_image
-from trimtab_model_servers.chat.interfaces import ImageSpan, Prompt, Rows
+from trimtab_model_servers.chat.interfaces import EmbeddingShape, ImageSpan, Prompt
 from trimtab_model_servers.chat.messages import Message
 from trimtab_model_servers.engine.model_adapters import adapt_model
 from trimtab_model_servers.errors import ModelError, RefusalError
@@ -33,26 +33,27 @@ from trimtab_pipelines.model_spec import ModelSpec
 class PageChatParameters(ChatParameters):
     """Settings of the family."""
 
-    architecture: Architecture = Field(default="decoder-only", description="Of random weights; stored ones say it")
+    architecture: Architecture = Field(
+        default="decoder-only", description="Architecture of random weights; weight files state theirs."
+    )
 
 
-class PageReader:
-    """Opens pages and encodes them."""
+class PageEncoder:
+    """Decodes pages and encodes them with the vision tower."""
 
     width = WIDTH
-    rule = OneTile(PAGE_TOKENS)
+    token_rule = OneTile(PAGE_TOKENS)
 
     def __init__(self, model: Any, name: str) -> None:
         self.name = name
         self._tower = models.tower(model)
         self._projector = model.model.multi_modal_projector
 
-    def rows(self, count: ImageTokens) -> Rows:
-        """Every page's tokens."""
-        return Rows(count.encoded, 0)
+    def embedding_shape(self, count: ImageTokens) -> EmbeddingShape:
+        return EmbeddingShape(count.encoded, 0)
 
-    def pixels(self, file: bytes, images: int) -> Tensor:
-        """Open a page, grey, as large as the tower takes it: uint8 [1, 96, 96]."""
+    def preprocess(self, file: bytes, images: int) -> Tensor:
+        """Decode a page as grey and resize it: uint8 [1, 96, 96]."""
         del images
         grey = decode_image(file, "L")
         if grey.size != (PAGE_SIDE_PX, PAGE_SIDE_PX):
@@ -64,8 +65,8 @@ class PageReader:
         return list(self._projector(self._tower(torch.stack(list(pixels))).last_hidden_state))
 
 
-class Questions:
-    """Spells chats as the models learned them: the user's pages, then what is asked."""
+class QuestionTemplate:
+    """Chat template of lmm-digits: the pages of a turn, then its text."""
 
     end_ids = frozenset({END_ID})
 
@@ -76,64 +77,64 @@ class Questions:
         self._page = page + [special_id(tokenizer, register) for register in REGISTERS]
         self._user, self._assistant, self._end = (special_id(tokenizer, token) for token in (USER, ASSISTANT, END))
 
-    def prompt(self, messages: Sequence[Message], rows: Sequence[Rows]) -> Prompt:
-        """Spell a chat, turn by turn; a system's words stand before the next user's.
+    def build_prompt(self, messages: Sequence[Message], rows: Sequence[EmbeddingShape]) -> Prompt:
+        """Encode a chat, turn by turn; system text precedes the next user's.
 
         Raises:
-            RefusalError: 400, the assistant is shown an image or has the last word already, or words stand between
-                pages: the models learned all pages first, so that what such words are about would be lost.
+            RefusalError: 400, an assistant's message has an image or is the last one, or text stands between pages,
+                which the models have not been trained on.
         """
-        if any(each.total != PAGE_TOKENS for each in rows):
-            raise RefusalError(400, f"images of {[each.total for each in rows]} rows came; each page has {PAGE_TOKENS}")
+        if any(shape.total != PAGE_TOKENS for shape in rows):
+            raise RefusalError(400, f"images have {[shape.total for shape in rows]} rows; a page has {PAGE_TOKENS}")
         if messages[-1].role == "assistant":
-            raise RefusalError(400, "messages: the last one is the assistant's; should be the user's")
+            raise RefusalError(400, "messages: the last message is the assistant's; it must be the user's")
         tokens: list[int] = []
-        places: list[ImageSpan] = []
+        spans: list[ImageSpan] = []
         for message in messages:
-            self._add(message, tokens, places)
-        return Prompt((*tokens, self._assistant), tuple(places))
+            self._append(message, tokens, spans)
+        return Prompt((*tokens, self._assistant), tuple(spans))
 
-    def _add(self, message: Message, tokens: list[int], places: list[ImageSpan]) -> None:
-        spoken = message.role == "assistant"
-        if spoken and message.images:
-            raise RefusalError(400, "messages: an image in the assistant's message; should be in the user's")
-        if any(words and words.strip() for words in _between_pages(message)):
-            raise RefusalError(400, "messages: words between two images; should be before the first or after the last")
-        tokens.append(self._assistant if spoken else self._user)
-        for _ in range(message.images):
-            places.append(ImageSpan(len(tokens), self._placeholders))
+    def _append(self, message: Message, tokens: list[int], spans: list[ImageSpan]) -> None:
+        is_assistant = message.role == "assistant"
+        if is_assistant and message.image_count:
+            raise RefusalError(400, "messages: an assistant's message has an image; only a user's may")
+        if any(text and text.strip() for text in _between_pages(message)):
+            raise RefusalError(400, "messages: text between two images; it must precede the first or follow the last")
+        tokens.append(self._assistant if is_assistant else self._user)
+        for _ in range(message.image_count):
+            spans.append(ImageSpan(len(tokens), self._placeholders))
             tokens += self._page
         tokens += self.tokenizer.encode(message.text, add_special_tokens=False).ids
-        if spoken:
+        if is_assistant:
             tokens.append(self._end)
 
 
 def _between_pages(message: Message) -> Sequence[str | None]:
-    """A turn's parts from its first page to its last."""
-    parts = message.spoken
-    pages = [number for number, part in enumerate(parts) if part is None]
-    return parts[pages[0] : pages[-1]] if pages else ()
+    """Segments of a turn from its first page to its last."""
+    segments = message.segments
+    pages = [index for index, segment in enumerate(segments) if segment is None]
+    return segments[pages[0] : pages[-1]] if pages else ()
 
 
 def build(spec: ModelSpec) -> ChatComponents:
-    """Build the part that the family's name ends in."""
+    """Build the components of the family's role."""
     parameters = read_parameters(PageChatParameters, spec)
     weights = find_weights(spec.storage_uri, spec.digest)
     try:
-        stored = (
-            models.random(weights.value, parameters.architecture)
+        loaded = (
+            models.random_model(weights.value, parameters.architecture)
             if isinstance(weights, RandomSeed)
             else models.load(weights)
         )
     except (FileNotFoundError, models.WeightsError) as error:
         raise ModelError(str(error)) from error
-    part = spec.family.rpartition("/")[2]
-    writes, sees = part in {"whole", "text"}, part in {"whole", "encode"}
+    role = spec.family.rpartition("/")[2]
+    generates, encodes = role in {"colocated", "text"}, role in {"colocated", "encode"}
     return ChatComponents(
         "random" if isinstance(weights, RandomSeed) else "stored",
         parameters,
-        Questions(stored.tokenizer, stored.architecture) if writes else None,
-        adapt_model(stored.model) if writes else None,
-        PageReader(stored.model, stored.name) if sees else None,
-        {"architecture": stored.architecture},
+        QuestionTemplate(loaded.tokenizer, loaded.architecture) if generates else None,
+        adapt_model(loaded.model) if generates else None,
+        PageEncoder(loaded.model, loaded.name) if encodes else None,
+        {"architecture": loaded.architecture},
     )

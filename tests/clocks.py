@@ -15,11 +15,11 @@ class FakeClock:
         self._due = []
         self._order = count()
 
-    def at(self, moment, act):
+    def call_at(self, moment, act):
         heapq.heappush(self._due, (max(moment, self.now), next(self._order), act))
 
-    def soon(self, act, stir):
-        self.at(self.now, partial(self._settle, act, stir, None, 0))
+    def call_when_idle(self, act, stir):
+        self.call_at(self.now, partial(self._settle, act, stir, None, 0))
 
     def _settle(self, act, stir, before, quiet_turns):
         arrivals = stir()
@@ -27,7 +27,7 @@ class FakeClock:
             act()
         else:
             quiet_turns = quiet_turns + 1 if before in {None, arrivals} else 0
-            self.at(self.now, partial(self._settle, act, stir, arrivals, quiet_turns))
+            self.call_at(self.now, partial(self._settle, act, stir, arrivals, quiet_turns))
 
     def step(self):
         """Do what is due next."""

@@ -59,7 +59,7 @@ def note_departures(carriers):
 
     def send(name, carrier, carried, parcel, ended):
         place = [replica.slots for replica in carrier.replicas].index(parcel.replica)
-        members = [(round(piece.request.owner.arrived_at, 9), piece.start, piece.stop) for piece in parcel.batch]
+        members = [(round(piece.request.owner.arrived_at, 9), piece.start, piece.stop) for piece in parcel.row_slices]
         noted.append((round(parcel.dispatched_at, 9), name, place, *parcel.key, members))
         carried(parcel, ended)
 
@@ -110,7 +110,7 @@ async def _served(scenario):
 
 def _until_prepared(router):
     """Wait for the thread that writes what decisions look up: how long that takes is no part of a simulation."""
-    router._preparing.submit(int).result()
+    router._table_builder.submit(int).result()
 
 
 _running: set[asyncio.Task[None]] = set()

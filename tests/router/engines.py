@@ -43,7 +43,7 @@ class Engine(ChatReplica):
     paths: set[str] = field(default_factory=set)
 
     def endpoint(self, **changes: Any) -> Endpoint:
-        return super().endpoint(wire="OpenAI", ready_path="/health", model_names={"small": MODEL}, **changes)
+        return super().endpoint(protocol="OpenAI", ready_path="/health", model_names={"small": MODEL}, **changes)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         self.paths.add(request.path)

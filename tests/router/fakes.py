@@ -18,7 +18,7 @@ from opentelemetry.trace import Tracer
 
 from tests import builders
 from tests.builders import a_plan
-from trimtab.local.envoy_process import EnvoyPorts, make_sockets, open_ports
+from trimtab.local.envoy_process import EnvoyPorts, make_sockets, wait_for_ports
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.endpoints import Endpoint, Endpoints
 from trimtab_pipelines.processes.child_process import ChildProcess
@@ -27,7 +27,7 @@ from trimtab_protocol import InferRequest, InferResponse, Tensor, grpc_messages,
 from trimtab_protocol.mutual_tls import MutualTls
 from trimtab_router.envoy import config_files
 from trimtab_router.envoy.binary import command, find_binary
-from trimtab_router.envoy.key_watcher import follow_keys
+from trimtab_router.envoy.key_watcher import watch_keys
 from trimtab_router.envoy.sockets import SocketFolder, Sockets
 from trimtab_router.ingress.envoy_control import EnvoyControl
 from trimtab_router.ingress.listeners import Listeners
@@ -173,53 +173,53 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 class Rig:
-    """A router with its front doors open, and clients of all of them; Envoy stands there once it is needed."""
+    """A router with its listeners, and clients of them. Envoy starts on demand."""
 
     def __init__(
         self,
         router: Router,
-        doors: Listeners,
+        listeners: Listeners,
         session: aiohttp.ClientSession,
         edge: EdgeSettings,
         otlp: str | None = None,
     ) -> None:
         self.router = router
-        self.doors = doors
+        self.listeners = listeners
         self.session = session
         self.edge = edge
         self.otlp = otlp
         self.sockets: Sockets | None = None
         self.control: EnvoyControl | None = None
-        self.url = f"http://127.0.0.1:{doors.rest_port}"
-        self.admin_url = f"http://127.0.0.1:{doors.admin_port}"
+        self.url = f"http://127.0.0.1:{listeners.rest_port}"
+        self.admin_url = f"http://127.0.0.1:{listeners.admin_port}"
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
-        self._door: EnvoyPorts | None = None
+        self._proxy_ports: EnvoyPorts | None = None
         self._channel: grpc.aio.Channel | None = None
         self._following: asyncio.Task[None] | None = None
 
     async def channel(self) -> grpc.aio.Channel:
         """GRPC to Envoy."""
-        ports = await self.door()
+        ports = await self.proxy()
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc_port}")
         return self._channel
 
-    async def door(self) -> EnvoyPorts:
+    async def proxy(self) -> EnvoyPorts:
         """Where Envoy takes callers of this router."""
         async with self._opening:
-            if self._door is None:
+            if self._proxy_ports is None:
                 sockets = self.sockets = make_sockets()
                 self._stack.callback(shutil.rmtree, sockets.folder)
-                control = self.control = await self.doors.open_behind_envoy(sockets, self.edge)
-                if (keys := follow_keys(self.edge, None, "default", control.use_keys)) is not None:
+                control = self.control = await self.listeners.listen_behind_envoy(sockets, self.edge)
+                if (keys := watch_keys(self.edge, None, "default", control.use_keys)) is not None:
                     self._following = asyncio.create_task(keys)
                 most_bytes = self.router.limits.max_payload_bytes
                 opening = an_envoy(
                     self.router.pipeline, sockets, self.edge, max_payload_bytes=most_bytes, otlp=self.otlp
                 )
-                self._door = await self._stack.enter_async_context(opening)
-            return self._door
+                self._proxy_ports = await self._stack.enter_async_context(opening)
+            return self._proxy_ports
 
     async def close(self) -> None:
         if self._channel is not None:
@@ -228,7 +228,7 @@ class Rig:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
         await self.session.close()
-        await self.doors.close()
+        await self.listeners.close()
         await self._stack.aclose()
 
     async def until(self, holds: Callable[[], bool]) -> None:
@@ -259,7 +259,7 @@ class Rig:
             return 200, rest.decode_response(content, answer.headers.get(rest.HEADER_LENGTH)), answer.headers
 
     async def get(self, path: str) -> tuple[int, Any]:
-        base = self.admin_url if path.startswith(("/metrics", "/trimtab")) else self.url
+        base = self.admin_url if path.startswith(("/metrics", "/trimtab", "/readyz", "/livez")) else self.url
         async with self.session.get(base + path) as answer:
             return answer.status, await (answer.text() if path == "/metrics" else answer.json())
 
@@ -294,22 +294,22 @@ class Rig:
 
 @asynccontextmanager
 async def an_envoy(
-    pipeline: InferencePipeline, sockets: Sockets, settings: EdgeSettings | None = None, **doorstep: Any
+    pipeline: InferencePipeline, sockets: Sockets, settings: EdgeSettings | None = None, **socket_folder: Any
 ) -> AsyncIterator[EnvoyPorts]:
     """A real Envoy in front of the router behind these sockets."""
-    otlp = doorstep.pop("otlp", None)
+    otlp = socket_folder.pop("otlp", None)
     settings = settings or EdgeSettings()
-    step = SocketFolder(sockets, **doorstep, chats=pipeline.spec.chats is not None)
-    config = config_files.write(settings, step, pipeline=pipeline.name, otlp=otlp)
+    step = SocketFolder(sockets, **socket_folder, chats=pipeline.spec.chat_settings is not None)
+    config = config_files.write_config(settings, step, pipeline=pipeline.name, otlp=otlp)
     arguments = command(find_binary(), "--config-path", str(config))
     log = sockets.folder / "envoy.log"
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(*arguments, stdout=errors, stderr=errors)
-    door = ChildProcess(process, "the door", log)
+    envoy = ChildProcess(process, "Envoy", log)
     try:
-        yield await open_ports(door, sockets, 60)
+        yield await wait_for_ports(envoy, sockets, 60)
     finally:
-        await door.stop(10)
+        await envoy.stop(10)
 
 
 @asynccontextmanager
@@ -331,15 +331,15 @@ async def a_rig(
     for fake in fakes:
         await fake.start()
     edge = edge or EdgeSettings()
-    limits = limits or Limits().with_clients(edge.clients)
-    tls = MutualTls(edge.replicas).connecting if edge.replicas else lambda: None
+    limits = limits or Limits().with_client_limits(edge.clients)
+    tls = MutualTls(edge.replicas).client_context if edge.replicas else lambda: None
     router = Router(pipeline, a_plan(pipeline, **plan), limits=limits, policy=policy, tracer=tracer, tls=tls)
     router.apply_endpoints(endpoints_of(replicas))
-    doors = Listeners(router)
-    await doors.open_alone("127.0.0.1", 0)
-    await doors.open_admin("127.0.0.1", 0, registry(router))
+    listeners = Listeners(router)
+    await listeners.listen_without_proxy("127.0.0.1", 0)
+    await listeners.listen_admin("127.0.0.1", 0, registry(router))
     async with aiohttp.ClientSession() as session:
-        rig = Rig(router, doors, session, edge, otlp)
+        rig = Rig(router, listeners, session, edge, otlp)
         try:
             if ready:
                 await rig.until_ready()

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_pipelines.row_splits import Floats, ParetoFront, SplitOption, cheapest_batches, pareto_fronts
-from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, Job, Schedule, options_of
+from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, Job, Schedule, options_of_step
 
 ACCURACIES = {"A": 0.519, "V": 0.261, "T": 0.423, "AV": 0.591, "AT": 0.782, "VT": 0.547, "AVT": 0.798}
 MILLISECONDS = {"A": 6.9, "V": 23.9, "T": 3.3, "AV": 34.1, "AT": 7.9, "VT": 27.3, "AVT": 39.8}
@@ -61,7 +61,7 @@ def exact(
     for job in jobs:
         more = ends[:, None] + job.seconds[None]
         fits = more <= job.deadline + 1e-12
-        worth = (worths[:, None] + np.full(job.seconds.size, job.worth if served_first else 0.0)[None])[fits]
+        worth = (worths[:, None] + np.full(job.seconds.size, job.value if served_first else 0.0)[None])[fits]
         value = (values[:, None] + (job.values - price * job.seconds)[None])[fits]
         ends = np.concatenate([ends, more[fits]])
         worths, values = np.concatenate([worths, worth]), np.concatenate([values, value])
@@ -113,9 +113,9 @@ def kept(jobs: Sequence[Job], schedule: Schedule, start: float = 0.0) -> float:
     """The value of a schedule with true times; fails where it breaks a deadline."""
     end, value, place = start, 0.0, 0
     for step in schedule.steps:
-        assert step.place == place
+        assert step.first_job == place
         if step.option != DROPPED:
-            options = options_of(jobs, step)
+            options = options_of_step(jobs, step)
             end += float(options.seconds[step.option])
             value += float(options.values[step.option])
             assert end <= jobs[place].deadline + 1e-9

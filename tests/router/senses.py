@@ -16,7 +16,7 @@ PLAN: dict[str, Any] = {
     "operatingPoint": "all",
     "serviceSeconds": {1: 0.02, 8: 0.04},
     "fallbacks": [
-        {"name": name, "accuracy": ACCURACY[name], "reads": reads, "serviceSeconds": {1: 0.01, 8: 0.02}}
+        {"name": name, "accuracy": ACCURACY[name], "inputs": reads, "serviceSeconds": {1: 0.01, 8: 0.02}}
         for name, reads in READS.items()
     ],
 }

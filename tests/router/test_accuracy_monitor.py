@@ -44,31 +44,31 @@ def serve(watch, rng, rows, accuracy, best_accuracy, boast=0.0):
     for row in range(rows):
         chance = float(np.clip(rng.beta(8 * accuracy, 8 * (1 - accuracy)), 0, 1))
         confidence = min(chance + boast, 1.0)
-        watch.saw(KEY, "", np.array([confidence]), NOW)
+        watch.observe(KEY, "", np.array([confidence]), NOW)
         if row % 100 == 99:
             best_chance = float(np.clip(rng.beta(8 * best_accuracy, 8 * (1 - best_accuracy)), 0, 1))
             right, best_right = rng.random() < chance, rng.random() < best_chance
             agrees = bool(right and best_right) or bool(not right and not best_right and rng.random() < 0.1)
-            watch.saw(BEST, "", np.array([best_chance]), NOW)
-            watch.compared(KEY, "avt", "", confidence, best_chance, agrees=agrees)
+            watch.observe(BEST, "", np.array([best_chance]), NOW)
+            watch.observe_shadow(KEY, "avt", "", confidence, best_chance, agrees=agrees)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_sense_that_fails_is_noticed_within_a_minute_of_twenty_rows_a_second(seed):
     rng, watch = np.random.default_rng(seed), a_watch()
     serve(watch, rng, 3000, 0.86, 0.95)
-    assert watch.drifted(NOW) == {}
+    assert watch.drifted_accuracies(NOW) == {}
 
     serve(watch, rng, 60 * 20, 0.45, 0.95)
-    assert watch.drifted(NOW)[ALL] == pytest.approx(0.45, abs=0.04)
+    assert watch.drifted_accuracies(NOW)[ALL] == pytest.approx(0.45, abs=0.04)
 
 
 def test_rows_that_name_a_task_count_where_a_point_tells_no_tasks_apart():
     watch = a_watch()
-    assert watch.knows(KEY, "cats")
-    watch.saw(KEY, "cats", np.full(500, 0.4), NOW)
+    assert watch.has_baseline(KEY, "cats")
+    watch.observe(KEY, "cats", np.full(500, 0.4), NOW)
 
-    assert list(watch.drifted(NOW)) == [ALL]
+    assert list(watch.drifted_accuracies(NOW)) == [ALL]
 
 
 def test_where_all_is_as_measured_nothing_is_told():
@@ -76,7 +76,7 @@ def test_where_all_is_as_measured_nothing_is_told():
     told = 0
     for _ in range(200):
         serve(watch, rng, 100, 0.86, 0.95)
-        told += bool(watch.drifted(NOW))
+        told += bool(watch.drifted_accuracies(NOW))
     assert told <= 2
 
 
@@ -86,17 +86,17 @@ def test_answers_that_the_best_point_denies_mend_what_a_model_says_of_itself():
     serve(boasting, rng, 20_000, 0.6, 0.97, boast=0.26)
     serve(honest, rng, 20_000, 0.6, 0.97)
 
-    assert honest.drifted(NOW)[ALL] == pytest.approx(0.6, abs=0.04)
-    assert boasting.drifted(NOW)[ALL] < 0.86 - 2 * DRIFT, (
+    assert honest.drifted_accuracies(NOW)[ALL] == pytest.approx(0.6, abs=0.04)
+    assert boasting.drifted_accuracies(NOW)[ALL] < 0.86 - 2 * DRIFT, (
         "a third of what it boasts is taken off, once 200 were compared"
     )
 
 
 def test_a_confidence_that_is_no_probability_says_nothing():
     watch = a_watch()
-    watch.saw(KEY, "", np.array([np.nan, 7.5, -2.0] * 100), NOW)
+    watch.observe(KEY, "", np.array([np.nan, 7.5, -2.0] * 100), NOW)
 
-    assert watch.drifted(NOW) == {}
+    assert watch.drifted_accuracies(NOW) == {}
 
 
 def look_again(watch, rng, rows, lost):
@@ -104,37 +104,37 @@ def look_again(watch, rng, rows, lost):
     for _ in range(rows):
         before = float(np.clip(rng.normal(0.5, 0.1), 0, 1))
         after = float(np.clip(before + rng.normal(0.2 - lost, 0.15), 0, 1))
-        watch.saw_again(BEST, "", np.array([after]), AccuracyBaseline("at", np.array([before]), 0.2), NOW)
+        watch.observe_escalated(BEST, "", np.array([after]), AccuracyBaseline("at", np.array([before]), 0.2), NOW)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_point_that_only_looks_again_is_judged_by_what_its_looks_win(seed):
     rng, watch = np.random.default_rng(seed), a_watch()
     look_again(watch, rng, 2000, lost=0.04)
-    assert watch.drifted(NOW) == {}, "rows that are picked out are not judged as exactly as all rows"
+    assert watch.drifted_accuracies(NOW) == {}, "rows that are picked out are not judged as exactly as all rows"
 
     look_again(watch, rng, 60 * 6, lost=0.25)
-    assert watch.drifted(NOW)[*BEST, ""] == pytest.approx(0.70, abs=0.06)
+    assert watch.drifted_accuracies(NOW)[*BEST, ""] == pytest.approx(0.70, abs=0.06)
 
 
 def test_what_was_seen_of_one_kind_of_rows_gives_way_to_what_is_seen_of_the_other():
     rng, watch = np.random.default_rng(0), a_watch()
     look_again(watch, rng, 500, lost=0.3)
-    assert (*BEST, "") in watch.drifted(NOW)
+    assert (*BEST, "") in watch.drifted_accuracies(NOW)
 
     for _ in range(600):
-        watch.saw(BEST, "", np.array([rng.beta(8 * 0.95, 8 * 0.05)]), NOW)
-    assert watch.drifted(NOW) == {}
+        watch.observe(BEST, "", np.array([rng.beta(8 * 0.95, 8 * 0.05)]), NOW)
+    assert watch.drifted_accuracies(NOW) == {}
 
 
 def test_what_nobody_sees_any_more_is_believed_anew_after_a_while():
     watch = a_watch()
-    watch.saw(KEY, "", np.full(500, 0.4), NOW)
+    watch.observe(KEY, "", np.full(500, 0.4), NOW)
 
-    assert ALL in watch.drifted(NOW + KEPT_SECONDS - 1.0)
-    assert watch.drifted(NOW + KEPT_SECONDS) == {}
-    watch.saw(KEY, "", np.full(LEAST_ROWS - 1, 0.4), NOW + KEPT_SECONDS)
-    assert watch.drifted(NOW + KEPT_SECONDS) == {}, "it begins from nothing"
+    assert ALL in watch.drifted_accuracies(NOW + KEPT_SECONDS - 1.0)
+    assert watch.drifted_accuracies(NOW + KEPT_SECONDS) == {}
+    watch.observe(KEY, "", np.full(LEAST_ROWS - 1, 0.4), NOW + KEPT_SECONDS)
+    assert watch.drifted_accuracies(NOW + KEPT_SECONDS) == {}, "it begins from nothing"
 
 
 @pytest.mark.parametrize(
@@ -148,11 +148,11 @@ def test_what_nobody_sees_any_more_is_believed_anew_after_a_while():
 )
 def test_a_confidence_says_something_by_what_it_changes_and_only_where_it_was_measured(evidence, told):
     watch = a_watch([{"name": "at", **evidence}])
-    watch.saw(KEY, "", np.full(320, 0.95), NOW)
-    assert watch.drifted(NOW) == {}, "as certain as ever, and never right so often"
+    watch.observe(KEY, "", np.full(320, 0.95), NOW)
+    assert watch.drifted_accuracies(NOW) == {}, "as certain as ever, and never right so often"
 
-    watch.saw(KEY, "", np.full(1000, 0.5), NOW)
-    assert watch.drifted(NOW) == ({ALL: pytest.approx(0.8 - 0.45, abs=0.02)} if told else {})
+    watch.observe(KEY, "", np.full(1000, 0.5), NOW)
+    assert watch.drifted_accuracies(NOW) == ({ALL: pytest.approx(0.8 - 0.45, abs=0.02)} if told else {})
 
 
 @pytest.mark.parametrize("agreed_of_ten", [7, 2])
@@ -160,19 +160,19 @@ def test_comparisons_are_read_by_what_confidences_were_worth_when_measured(agree
     """A cheap point that is right in 0.7 and says 0.95; the best is right in 0.95 and says 0.99."""
     watch = a_watch([{"name": "at", **measured(0.7, 0.95)}, {"name": "avt", **measured(0.95, 0.99)}])
     for row in range(400):
-        watch.saw(KEY, "", np.array([0.95]), NOW)
-        watch.compared(KEY, "avt", "", 0.95, 0.99, agrees=row % 10 < agreed_of_ten)
+        watch.observe(KEY, "", np.array([0.95]), NOW)
+        watch.observe_shadow(KEY, "avt", "", 0.95, 0.99, agrees=row % 10 < agreed_of_ten)
 
     right = {7: {}, 2: {ALL: pytest.approx(0.45, abs=0.03)}}
-    assert watch.drifted(NOW) == right[agreed_of_ten], "two thirds of what 400 comparisons tell"
-    assert watch.audits == {KEY: 400}
+    assert watch.drifted_accuracies(NOW) == right[agreed_of_ten], "two thirds of what 400 comparisons tell"
+    assert watch.shadow_rows == {KEY: 400}
 
 
 def test_second_looks_of_models_that_are_not_calibrated_tell_nothing():
     rng, watch = np.random.default_rng(0), a_watch([SENSES[0], {"name": "avt", **measured(0.95, 0.99)}])
     look_again(watch, rng, 500, lost=0.3)
 
-    assert watch.drifted(NOW) == {}
+    assert watch.drifted_accuracies(NOW) == {}
 
 
 def on_tasks(accuracy, **by_task):
@@ -182,14 +182,14 @@ def on_tasks(accuracy, **by_task):
 
 def test_rows_of_one_task_are_held_against_what_was_measured_of_it():
     watch = a_watch([{"name": "at", **on_tasks(0.5, crops=0.78, faces=0.92, turned=0.25)}])
-    watch.saw(KEY, "crops", np.full(500, 0.78), NOW)
-    assert watch.drifted(NOW) == {}, "crops alone, as certain of them as ever"
+    watch.observe(KEY, "crops", np.full(500, 0.78), NOW)
+    assert watch.drifted_accuracies(NOW) == {}, "crops alone, as certain of them as ever"
 
-    watch.saw(KEY, "another", np.full(500, 0.1), NOW)
-    assert watch.drifted(NOW) == {}, "nothing was measured of it"
+    watch.observe(KEY, "another", np.full(500, 0.1), NOW)
+    assert watch.drifted_accuracies(NOW) == {}, "nothing was measured of it"
 
-    watch.saw(KEY, "turned", np.full(1000, 0.05), NOW)
-    told = watch.drifted(NOW)
+    watch.observe(KEY, "turned", np.full(1000, 0.05), NOW)
+    told = watch.drifted_accuracies(NOW)
     assert told == {
         ALL: pytest.approx(0.3, abs=0.02),
         (*KEY, "turned"): pytest.approx(0.05, abs=0.02),
@@ -203,31 +203,31 @@ def joined(accuracy, confidence):
 
 def test_a_task_that_joined_is_held_against_its_card_and_no_longer_once_it_is_gone():
     watch = a_watch()
-    watch.enrol("early", "late", joined(0.7, 0.95))
-    watch.saw(KEY, "late", np.full(500, 0.95), NOW)
-    assert watch.drifted(NOW) == {}, "as certain of them as ever, though more than of others"
+    watch.register_task("early", "late", joined(0.7, 0.95))
+    watch.observe(KEY, "late", np.full(500, 0.95), NOW)
+    assert watch.drifted_accuracies(NOW) == {}, "as certain of them as ever, though more than of others"
 
-    watch.enrol("early", "late", joined(0.7, 0.95))  # as replicas tell again and again
-    watch.saw(KEY, "late", np.full(1000, 0.55), NOW)
-    assert watch.drifted(NOW) == {
+    watch.register_task("early", "late", joined(0.7, 0.95))  # as replicas tell again and again
+    watch.observe(KEY, "late", np.full(1000, 0.55), NOW)
+    assert watch.drifted_accuracies(NOW) == {
         ALL: pytest.approx(0.86 - 0.4, abs=0.03),
         (*KEY, "late"): pytest.approx(0.7 - 0.4, abs=0.03),
     }
 
-    watch.dismiss("early", "late")
-    assert set(watch.drifted(NOW)) == {ALL}
-    watch.enrol("early", "late", joined(0.6, 0.55))
-    watch.saw(KEY, "late", np.full(500, 0.55), NOW)
-    assert watch.drifted(NOW)[*KEY, "late"] == 0.6, "another of that name, which holds"
+    watch.unregister_task("early", "late")
+    assert set(watch.drifted_accuracies(NOW)) == {ALL}
+    watch.register_task("early", "late", joined(0.6, 0.55))
+    watch.observe(KEY, "late", np.full(500, 0.55), NOW)
+    assert watch.drifted_accuracies(NOW)[*KEY, "late"] == 0.6, "another of that name, which holds"
 
 
 def test_rows_of_a_task_that_joined_without_a_confidence_say_nothing_of_the_others():
     watch = a_watch()
-    watch.enrol("early", "late", joined(0.4, None))
-    assert not watch.knows(KEY, "late")
-    watch.saw(KEY, "late", np.full(1000, 0.3), NOW)
+    watch.register_task("early", "late", joined(0.4, None))
+    assert not watch.has_baseline(KEY, "late")
+    watch.observe(KEY, "late", np.full(1000, 0.3), NOW)
 
-    assert watch.drifted(NOW) == {}
+    assert watch.drifted_accuracies(NOW) == {}
 
 
 class Audited(Desktop):
@@ -249,25 +249,26 @@ class Audited(Desktop):
             policy=policy,
             drop_policy="Predicted",
             clock=self.clock,
-            carrier=self,
-            tally=self,
-            suspects=None,
+            transport=self,
+            stats=self,
+            query_of_death=None,
             grace_seconds=10.0,
         )
         self.slots = [ReplicaSlots("slot")]
-        self.slots[0].offer(READY)
+        self.slots[0].set_ready_variants(READY)
         self.desk.set_replicas(self.slots)
 
-    def waited(self, seconds):
+    def observe_queue_seconds(self, seconds):
         self.waits.append(seconds)
 
     def answer(self, label):
-        parcel = self.sent[-1]
+        batch = self.sent[-1]
         given = [
-            {"y": np.full(piece.rows, label), "sure": np.full(piece.rows, 0.7, np.float32)} for piece in parcel.batch
+            {"y": np.full(row_slice.rows, label), "sure": np.full(row_slice.rows, 0.7, np.float32)}
+            for row_slice in batch.row_slices
         ]
-        self.clock.run(self.clock.now + parcel.point.seconds(parcel.rows))
-        self.desk.on_batch_end(parcel, Completed(given, parcel.point.name))
+        self.clock.run(self.clock.now + batch.point.seconds(batch.rows))
+        self.desk.on_batch_end(batch, Completed(given, batch.point.name))
         self.settle()
 
     def serve(self, batches, label=3):
@@ -287,7 +288,7 @@ def test_one_row_in_a_hundred_is_answered_by_the_best_point_too_once_nobody_wait
     audit = top.sent[-1]
     assert (audit.point.name, audit.rows) == ("default", 1)
     top.answer(label=3)
-    assert top.desk.watch.audits == {("small", "quick"): 1}
+    assert top.desk.accuracy_monitor.shadow_rows == {("small", "quick"): 1}
 
 
 def test_a_row_that_is_compared_names_the_task_that_its_own_names():
@@ -298,7 +299,7 @@ def test_a_row_that_is_compared_names_the_task_that_its_own_names():
         top.answer(label=3)
 
     assert top.sent[-1].point.name == "default"
-    assert top.sent[-1].batch[0].work.task == "cats"
+    assert top.sent[-1].row_slices[0].request.task == "cats"
 
 
 def test_nobody_waits_behind_a_row_that_is_only_compared_while_others_are_there():
@@ -309,7 +310,7 @@ def test_nobody_waits_behind_a_row_that_is_only_compared_while_others_are_there(
     waits = top.take(8, top.clock.now + 5.0)
     top.answer(label=3)
 
-    assert top.sent[-1].batch[0].work is waits
+    assert top.sent[-1].row_slices[0].request is waits
 
 
 def test_how_long_a_row_lay_that_nobody_waits_for_is_no_wait():
@@ -323,10 +324,10 @@ def test_how_long_a_row_lay_that_nobody_waits_for_is_no_wait():
     top.answer(label=3)
     waits = list(top.waits)
     assert top.sent[-1].point.name == "default"
-    assert top.clock.now - top.sent[-1].batch[0].work.enqueued_at > 1.0
+    assert top.clock.now - top.sent[-1].row_slices[0].request.enqueued_at > 1.0
 
     top.answer(label=3)
-    assert top.desk.watch.audits == {("small", "quick"): 1}
+    assert top.desk.accuracy_monitor.shadow_rows == {("small", "quick"): 1}
     assert top.waits == waits
 
 
@@ -338,7 +339,7 @@ def test_how_long_a_row_lay_that_nobody_waits_for_is_no_wait():
         NotReady(),
         Rejected("no"),
         BatchFailed("odd"),
-        BatchFailed("odd", again=False),
+        BatchFailed("odd", retryable=False),
     ],
     ids=repr,
 )

@@ -1,4 +1,4 @@
-"""Every kind of bad input: its code, its message, and the others unharmed, through both front doors."""
+"""Every kind of bad input: its code, its message, and the others unharmed, through both front listeners."""
 
 import gzip
 import json
@@ -42,7 +42,7 @@ BAD_REQUESTS = [
         "parameter 'timeout' is '5'; it must be an integer number of microseconds",
     ),
     (a_request(parameters={"timeout": True}), "parameter 'timeout' is True; it must be an integer"),
-    (a_request(requested_outputs=(RequestedOutput("z"),)), "unknown output 'z'; sample gives: y"),
+    (a_request(requested_outputs=(RequestedOutput("z"),)), "unknown output 'z'; sample has: y"),
     (a_request(requested_outputs=(RequestedOutput("y"),) * 3), "the request names an output twice: 'y'"),
     (
         a_request(requested_outputs=(RequestedOutput("y", {"shared_memory_region": "r"}),)),
@@ -87,7 +87,7 @@ def _matches(pattern, text):
         ("/v2/systemsharedmemory/status", "SystemSharedMemoryStatus"),
     ],
 )
-async def test_calls_of_extensions_that_are_not_there_are_refused_by_name(rig, path, method):
+async def test_unsupported_extensions_are_refused_by_name(rig, path, method):
     status, error = await rig.get(path)
     assert status == 404
     assert path in error["error"]
@@ -100,7 +100,7 @@ async def test_calls_of_extensions_that_are_not_there_are_refused_by_name(rig, p
 
 
 @pytest.mark.parametrize(("name", "value"), [("sequence_id", 5), ("sequence_id", "a"), ("sequence_start", True)])
-async def test_sequences_are_refused_by_name_and_what_asks_for_none_is_not(rig, name, value):
+async def test_sequence_parameters_are_refused_unless_empty(rig, name, value):
     status, message, _ = await rig.rest(a_request(parameters={name: value}))
     assert (status, f"parameter '{name}': sequences are not supported" in message) == (400, True)
     assert (await rig.rest(a_request(parameters={name: type(value)()})))[0] == 200
@@ -133,7 +133,7 @@ async def test_unknown_models_and_versions_are_not_found(rig, model, version, me
         (b"{}", {}, 400, "'inputs' must be a list of tensors"),
         (b"{}", {"Inference-Header-Content-Length": "nine"}, 400, "Inference-Header-Content-Length is 'nine'"),
         (b"this is no gzip", {"Content-Encoding": "gzip"}, 400, "body"),
-        (bytes(2 * MEBIBYTE), {}, 413, "the body has 2097152 bytes; at most 1048576 bytes are taken"),
+        (bytes(2 * MEBIBYTE), {}, 413, "the body has 2097152 bytes; at most 1048576 bytes are accepted"),
     ],
 )
 async def test_bodies_that_are_no_requests(rig, body, headers, status, message):
@@ -150,7 +150,7 @@ async def test_a_body_that_unpacks_beyond_the_limit_is_refused(rig):
 
     status, error, _ = await rig.post("sample", body, **{"Content-Encoding": "gzip"})
     assert status == 413
-    assert "at most 1048576 bytes are taken" in error
+    assert "at most 1048576 bytes are accepted" in error
 
 
 async def test_bodies_in_chunks_or_after_a_100_continue_are_read(rig):
@@ -175,12 +175,12 @@ async def test_grpc_messages_that_are_none(rig):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(b"\xff\xff")
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "the message is no ModelInferRequest of Open Inference Protocol V2" in str(caught.value.details())
+    assert "the message is not a ModelInferRequest of Open Inference Protocol V2" in str(caught.value.details())
 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(bytes(2 * MEBIBYTE))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert caught.value.details() == "the body is too large; at most 1048576 bytes are taken"
+    assert caught.value.details() == "the body is too large; at most 1048576 bytes are accepted"
 
 
 async def test_fields_outside_the_protocol_are_ignored(rig):
@@ -193,13 +193,13 @@ async def test_fields_outside_the_protocol_are_ignored(rig):
 
 async def test_paths_and_methods_that_do_not_exist(rig):
     status, answer = await rig.get("/v3")
-    assert (status, answer) == (404, {"error": "nothing at /v3; try /v2/models/sample/infer"})
+    assert (status, answer) == (404, {"error": "unknown path /v3; try /v2/models/sample/infer"})
 
     status, answer = await rig.get("/v2/models/sample/infer")
     assert (status, answer) == (405, {"error": "GET /v2/models/sample/infer: infer takes POST"})
 
 
-async def test_the_callers_fault_found_by_a_model_server_hits_the_culprit_alone():
+async def test_rows_rejected_by_a_model_server_fail_alone():
     replica = FakeReplica(refuse=lambda inputs: (400, "tensor 'x' is cursed") if 13 in inputs["x"] else None)
     async with a_rig(PIPELINE, {"stage-0": [replica]}) as rig:
         replica.gate.clear()

@@ -49,7 +49,7 @@ BAD_JOBS = {
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-async def test_bad_jobs_are_refused_by_name_over_both_protocols_while_others_are_answered(policy):
+async def test_bad_jobs_are_refused_over_both_protocols(policy):
     replica = Sensing()
     async with a_rig(
         a_sensing_pipeline(schedulingPolicy=policy), {"stage-0": [replica]}, limits=PATIENT, **PLAN
@@ -74,7 +74,7 @@ async def test_bad_jobs_are_refused_by_name_over_both_protocols_while_others_are
         assert await rig.outcomes() == {"ok": 4, "refused": 2 * len(BAD_JOBS) + 1}
 
 
-async def test_a_floor_and_too_little_time_for_it_is_told_as_a_matter_of_time():
+async def test_floor_with_too_little_time_is_a_deadline_refusal():
     async with a_rig(
         a_sensing_pipeline(dropPolicy="Predicted"), {"stage-0": [Sensing()]}, **PLAN | {"serviceSeconds": {1: 5.0}}
     ) as rig:
@@ -87,7 +87,7 @@ async def test_a_floor_and_too_little_time_for_it_is_told_as_a_matter_of_time():
         assert (await rig.rest(a_job(timeout=1_000_000)))[0] == 200
 
 
-async def test_the_job_of_a_corrupt_item_alone_is_refused_where_its_model_finds_it():
+async def test_only_the_job_with_a_corrupt_item_is_refused():
     replica = Sensing()
     corrupt = np.ones((3, 2), np.float32)
     corrupt[1] = 13
@@ -111,7 +111,7 @@ async def test_the_job_of_a_corrupt_item_alone_is_refused_where_its_model_finds_
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-async def test_a_job_that_lacks_a_sense_is_told_the_accuracy_of_what_it_has(policy):
+async def test_job_without_a_modality_gets_its_best_accuracy(policy):
     replica = Sensing()
     async with a_rig(a_sensing_pipeline(schedulingPolicy=policy), {"stage-0": [replica]}, **PLAN) as rig:
         for name, accuracy in (("image", 0.8), ("sound", 0.6)):

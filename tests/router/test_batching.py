@@ -41,7 +41,7 @@ def form_batch(queue, now, given_terms, decide=earliest_deadline_first.decide):
     view = replace(given_terms, now=now, waiting=queue)
     dropped = drop_hopeless(queue, view)
     decision = decide(view)
-    batch = decision.takes if isinstance(decision, Dispatch) else []
+    batch = decision.row_slices if isinstance(decision, Dispatch) else []
     queue.remove((*decision.drops, *batch))
     point = decision.point.name if isinstance(decision, Dispatch) else ""
     return Formed(batch, [*dropped, *decision.drops], point)
@@ -106,16 +106,16 @@ def test_predicted_drops_what_cannot_make_it_and_nobody_else():
     hopeless, fine = a_work(deadline=0.015), a_work(deadline=1.0)
     formed = form_batch(a_queue(hopeless, fine), 0.0, terms())
 
-    assert [piece.work for piece in formed.dropped] == [hopeless]
-    assert [piece.work for piece in formed.batch] == [fine]
+    assert [piece.request for piece in formed.dropped] == [hopeless]
+    assert [piece.request for piece in formed.batch] == [fine]
 
 
 def test_past_drops_only_after_the_deadline_and_serves_what_will_be_late():
     past, nearly, fine = a_work(deadline=0.5), a_work(deadline=1.001), a_work(deadline=9.0)
     formed = form_batch(a_queue(past, nearly, fine), 1.0, terms("Expired"))
 
-    assert [piece.work for piece in formed.dropped] == [past]
-    assert [piece.work for piece in formed.batch] == [nearly, fine]
+    assert [piece.request for piece in formed.dropped] == [past]
+    assert [piece.request for piece in formed.batch] == [nearly, fine]
 
 
 def test_never_serves_all_in_full_batches():
@@ -155,11 +155,11 @@ def test_whatever_waits_rows_are_neither_lost_nor_doubled_and_the_batch_keeps_it
     if policy == "Never":
         assert not formed.dropped
     if policy == "Expired":
-        assert all(piece.work.deadline < now for piece in formed.dropped)
+        assert all(piece.request.deadline < now for piece in formed.dropped)
     if policy == "Predicted" and formed.batch:
         head = formed.batch[0]
-        assert now + FULL.seconds(min(head.rows, max_rows)) <= head.work.deadline + 1e-9
-        assert all(piece.work.deadline <= head.work.deadline for piece in formed.dropped)
+        assert now + FULL.seconds(min(head.rows, max_rows)) <= head.request.deadline + 1e-9
+        assert all(piece.request.deadline <= head.request.deadline for piece in formed.dropped)
 
 
 @given(st.lists(st.floats(0, 1), max_size=20), st.floats(0, 1))
@@ -167,7 +167,7 @@ def test_dropping_takes_exactly_the_hopeless(deadlines, now):
     queue = a_queue(*(a_work(deadline=deadline) for deadline in deadlines))
     dropped = drop_hopeless(queue, replace(terms(), now=now))
 
-    assert all(piece.work.deadline - 0.020 < now for piece in dropped)
+    assert all(piece.request.deadline - 0.020 < now for piece in dropped)
     assert queue.rows == sum(deadline - 0.020 >= now for deadline in deadlines)
 
 
@@ -233,4 +233,4 @@ def test_whatever_waits_a_fitted_batch_is_in_time_for_all_its_members(works, now
     assert bool(formed.batch) or queue.rows == 0
     if formed.batch:
         seconds = next(point for point in BOTH if point.name == formed.point).seconds(rows)
-        assert all(now + seconds <= piece.work.deadline + 1e-9 for piece in formed.batch)
+        assert all(now + seconds <= piece.request.deadline + 1e-9 for piece in formed.batch)

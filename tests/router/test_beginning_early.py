@@ -19,7 +19,7 @@ from trimtab_router.scheduling.replica_slots import Batch, ReplicaSlots
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 from trimtab_router.transport.http_transport import HttpTransport
 
-AWAITED = "awaited:"
+AWAITED = "pending:"
 
 
 @asynccontextmanager
@@ -35,13 +35,13 @@ async def stepping(encoders, writers, **rig):
 
 
 def nothing_is_left(rig, encoders, writers):
-    desks = rig.router._desks.values()
+    desks = rig.router.schedulers.values()
     held = [slot for desk in desks for slot in desk.slots if slot.inflight or slot.waiting]
     return not held and not any(replica.running for replica in (*encoders, *writers)) and not desks_remember(desks)
 
 
 def desks_remember(desks):
-    return any(desk.queue.rows or desk._early.waiting or desk._early._begun for desk in desks)
+    return any(desk.queue.rows or desk._early_prefill.waiting or desk._early_prefill._begun for desk in desks)
 
 
 async def test_who_writes_is_asked_on_the_first_image_and_told_of_the_others():
@@ -72,7 +72,7 @@ async def test_who_writes_is_asked_on_the_first_image_and_told_of_the_others():
 async def test_who_writes_is_asked_once_all_are_there_where_it_cannot_be_told_what_it_would_read(why):
     encoder, writer = Encoder(), Beginner(name="writer")
     if why.startswith("the model"):
-        writer.facts = lambda: {"reads_ahead": False}
+        writer.facts = lambda: {"partial_prefill": False}
     other = a_png(90, 90) if why.startswith("an image") else a_picture(2)
     async with stepping([encoder], [writer]) as (rig, turns):
         turns.set()
@@ -100,9 +100,11 @@ async def test_a_replica_has_as_long_as_the_request_where_it_waits_for_images(ea
     inputs = {name: np.array([b"[]"], dtype=object) for name in ("messages", "references")}
     work = StageRequest(cast("Any", Caller()), ReadyStage("text", 1, inputs), deadline=11.5, now=0.0)
     point = Point("default", 1.0, lambda _: 0.001)
-    parcel = Batch(ReplicaSlots("one"), "small", point, [RowSlice(work, 0, 1)], 1, 4.0, found_idle=False, early=early)
+    parcel = Batch(
+        ReplicaSlots("one"), "small", point, [RowSlice(work, 0, 1)], 1, 4.0, found_idle=False, early_prefill=early
+    )
     datatypes = dict.fromkeys(inputs, "BYTES")
-    carrier = HttpTransport(stage, datatypes=datatypes, hang_seconds=30.0, max_answer_bytes=2**20)
+    carrier = HttpTransport(stage, datatypes=datatypes, hang_seconds=30.0, max_response_bytes=2**20)
 
     assert carrier._request(parcel).timeout_seconds == seconds
 
@@ -112,10 +114,10 @@ async def test_nobody_begins_early_before_others_who_have_all_they_need():
     async with stepping([encoder], [writer]) as (rig, turns):
         writer.gate.clear()
         texts = [asyncio.create_task(ask(rig)) for _ in range(2)]
-        await until(lambda: rig.router._desks["text"].queue.rows == 1)
+        await until(lambda: rig.router.schedulers["text"].queue.rows == 1)
         early = asyncio.create_task(ask(rig, a_picture(1), a_picture(2)))
         turns.let()
-        await until(lambda: rig.router._desks["text"]._early.waiting)
+        await until(lambda: rig.router.schedulers["text"]._early_prefill.waiting)
         assert len(writer.written) == 1
         writer.gate.set()
         assert [(await text)[0] for text in texts] == [200, 200]
@@ -133,7 +135,7 @@ async def test_who_could_not_begin_early_queues_as_others_do_once_all_are_there(
         await until(lambda: writer.running == 1)
         late = asyncio.create_task(ask(rig, a_picture(1), a_picture(2)))
         turns.let(2)
-        await until(lambda: rig.router._desks["text"].queue.rows == 1)
+        await until(lambda: rig.router.schedulers["text"].queue.rows == 1)
         writer.gate.set()
         assert [(await each)[0] for each in (text, late)] == [200, 200]
         assert AWAITED not in [one["url"] for one in references(writer)]
@@ -221,12 +223,12 @@ async def test_a_chat_of_several_choices_waits_for_all():
 def test_who_has_not_begun_is_in_no_queue_where_chats_are_about_to_be_read_whole():
     top = Writers(a_choosing_pipeline(), slots=2, places=1)
     pulls, whole = top.slots
-    pulls.reads_ahead = frozenset({PULLS})
-    whole.offer(frozenset({WHOLE}))
+    pulls.partial_prefill = frozenset({PULLS})
+    whole.set_ready_variants(frozenset({WHOLE}))
     top.take()
     assert (pulls.inflight, whole.inflight) == (1, 0)
     early = StageRequest(cast("Any", Caller()), ReadyStage("text", 1, {}), deadline=100.0, now=0.0)
-    top.desk.begin_early(early)
+    top.desk.start_early_prefill(early)
     top.desk.apply_plan(top.desk.plan.model_copy(update={"variant": WHOLE}))
     top.end(top.sent[0])
     for _ in range(3):
@@ -234,6 +236,6 @@ def test_who_has_not_begun_is_in_no_queue_where_chats_are_about_to_be_read_whole
         top.settle()
 
     assert top.desk.variant == WHOLE
-    assert (pulls.spare, early.queued_rows) == (True, 0)
+    assert (pulls.has_spare_capacity, early.queued_rows) == (True, 0)
     top.desk.cancel(early)
     assert top.desk.queue.rows == 0

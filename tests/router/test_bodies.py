@@ -24,7 +24,7 @@ ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1,
 
 
 async def send(rig, *parts: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", rig.doors.rest_port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.listeners.rest_port)
     for part in parts:
         writer.write(part)
     await writer.drain()
@@ -38,20 +38,20 @@ async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     return head
 
 
-async def test_bodies_that_are_only_announced_hold_nobody_up():
+async def test_announced_bodies_do_not_block_others():
     limits = Limits(max_bytes_in_flight=4 * MEBIBYTE, max_payload_bytes=4 * MEBIBYTE, body_seconds=3600)
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, limits=limits) as rig:
         announced = HEAD + b"Inference-Header-Content-Length: 9\r\nContent-Length: 4194304\r\n\r\n"
         waiting = [await send(rig, announced) for _ in range(20)]
-        await rig.until(lambda: rig.router.budget.requests == 20)
+        await rig.until(lambda: rig.router.memory.requests == 20)
 
-        assert rig.router.budget.waiting == 0  # else the window would take them for a crowd, and let nobody in
+        assert rig.router.memory.active_requests == 0  # else the window would take them for a crowd, and let nobody in
         assert (await rig.rest(a_request()))[0] == 200
         assert rig.value("trimtab_bytes_in_flight") == 0
         for _, writer in waiting:
             writer.close()
             await writer.wait_closed()
-        await rig.until(lambda: rig.router.budget.requests == 0)
+        await rig.until(lambda: rig.router.memory.requests == 0)
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 100\r\n\r\nx", b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"])
@@ -92,8 +92,8 @@ async def test_packed_bodies_are_unpacked(pack):
         (gzip.compress(b"{}", mtime=0)[:-3], "gzip", "the body is not one whole gzip stream"),
         (gzip.compress(b"{}", mtime=0) + b"more", "gzip", "the body is not one whole gzip stream"),
         (b"", "gzip", "the body is not one whole gzip stream"),
-        (b"{}", "br", "the body is packed as 'br'; use gzip, deflate or none"),
-        (b"{}", "gzip, gzip", "the body is packed as 'gzip, gzip'; use gzip, deflate or none"),
+        (b"{}", "br", "the body has encoding 'br'; use gzip, deflate or none"),
+        (b"{}", "gzip, gzip", "the body has encoding 'gzip, gzip'; use gzip, deflate or none"),
     ],
 )
 async def test_bodies_packed_otherwise_are_refused(body, encoding, message):
@@ -103,9 +103,9 @@ async def test_bodies_packed_otherwise_are_refused(body, encoding, message):
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-async def test_a_packed_message_of_nothing_is_refused_as_its_callers_fault(encoding):
+async def test_empty_compressed_message_is_a_client_error(encoding):
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        await rig.door()
+        await rig.proxy()
         assert rig.sockets is not None
         headers = {"Content-Type": "application/grpc", "grpc-encoding": encoding}
         url = "http://router" + grpc_messages.method_path("ModelInfer")
@@ -137,7 +137,7 @@ async def test_unpacked_bytes_count_while_they_are_unpacked():
         ("sample", {"shape": [1, 5]}, "input 'x' has shape [1, 5]"),
     ],
 )
-async def test_what_nobody_serves_is_not_decoded(model, changes, message):
+async def test_request_for_unknown_model_is_not_decoded(model, changes, message):
     """The values could not be decoded: whoever tried would say so instead."""
     tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": ["no", "numbers", "at", "all"]} | changes
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
@@ -194,7 +194,7 @@ class BrokenTracer(NoOpTracer):
         raise RuntimeError("pod-7 has lost its way")
 
 
-async def test_errors_of_ours_tell_nothing_of_the_inside_and_forge_no_log_line(caplog):
+async def test_internal_errors_leak_nothing_and_forge_no_log(caplog):
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, tracer=BrokenTracer()) as rig:
         path = "/v2/models/sample/infer"
         url = URL(f"{rig.url}{path}%0A2025%20CRITICAL%20all%20is%20lost/infer", encoded=True)
@@ -202,7 +202,7 @@ async def test_errors_of_ours_tell_nothing_of_the_inside_and_forge_no_log_line(c
             assert answer.status == 404
         status, error, _ = await rig.post("sample", json.dumps(ROW).encode(), **{"x-request-id": "r-1"})
 
-        assert (status, error) == (500, "the request failed; the router's log says more under request id 'r-1'")
+        assert (status, error) == (500, "the request failed; see the router's log for request id 'r-1'")
         assert "pod-7 has lost its way" in caplog.text
         assert all("\n" not in record.getMessage() for record in caplog.records)
 
@@ -213,7 +213,7 @@ def slow_to_decode() -> bytes:
     return json.dumps({"inputs": [{"name": "x", "shape": [1000, 4], "datatype": "FP32", "data": data}]}).encode()
 
 
-async def test_a_body_whose_end_comes_once_the_router_stops_is_told_to_try_another():
+async def test_body_completed_while_draining_is_refused():
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
         body = slow_to_decode()
         opened = await send(rig, HEAD + b"Content-Length: %d\r\n\r\n" % len(body), body[:-100])

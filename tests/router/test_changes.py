@@ -1,4 +1,4 @@
-"""Plans and endpoints change while requests are under way: nothing is lost, and what changes does so when it can."""
+"""Plans and endpoints change while requests are in flight: nothing is lost, and what changes does so when it can."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ async def test_batch_size_and_operating_point_apply_to_the_next_batch():
         assert await rig.metric("trimtab_plan_generation") == 2
 
 
-async def test_what_decisions_by_a_plan_look_up_is_worked_out_beside_the_loop():
+async def test_plan_tables_are_precomputed_off_the_event_loop():
     prepared, loop_thread = [], threading.get_ident()
 
     def prepare(points, most_rows):
@@ -102,7 +102,7 @@ async def test_a_variant_changes_once_a_ready_replica_offers_it():
         assert await served_by() == "small"
 
 
-async def test_variants_that_stay_are_served_while_others_come_and_go():
+async def test_remaining_variants_are_served_during_changes():
     replica = FakeReplica(variants=("small",))
     async with a_rig(two_variants(), {"stage-0": [replica]}) as rig:
         replica.variants = ("small", "large")
@@ -185,7 +185,7 @@ async def test_files_are_followed_and_broken_ones_change_nothing(watched):
     assert not router.ready
 
 
-async def test_a_plan_of_a_newer_adapter_comes_into_force_without_what_is_new(watched):
+async def test_unknown_fields_of_a_newer_plan_are_ignored(watched):
     router, folder, pipeline = watched
     written = a_plan(pipeline, 7, batchSize=5).model_dump(mode="json", by_alias=True, exclude_none=True)
     written["spec"]["tokens"] = {"budget": 3}

@@ -11,7 +11,7 @@ import pytest
 from tests.router.chats import ChatReplica, a_chat, a_chat_pipeline, a_png, a_writer, events, words_of
 from tests.router.fakes import FakeReplica, a_rig
 from trimtab_protocol import InferRequest, Tensor
-from trimtab_router.scheduling.batch_completion import MAX_LOST_IN_COMPANY
+from trimtab_router.scheduling.batch_completion import MAX_LOST_CONCURRENT
 
 CHAT = "/v1/chat/completions"
 
@@ -34,7 +34,7 @@ async def tell(rig, chat):
         return events(await answer.read())
 
 
-async def test_a_whole_answer_and_what_the_model_server_was_asked():
+async def test_complete_response_and_its_upstream_request():
     replica = ChatReplica()
     async with chatting(replica) as rig:
         status, told, headers = await ask(
@@ -50,13 +50,13 @@ async def test_a_whole_answer_and_what_the_model_server_was_asked():
         assert written.messages == [
             {"role": "user", "content": [{"type": "text", "text": "one two"}, {"type": "image"}]}
         ]
-        assert 50.0 < written.options.pop("urgency_seconds") < 60.0
+        assert 50.0 < written.options.pop("deadline_seconds") < 60.0
         assert written.options == {"max_tokens": 1, "seed": 5}
         assert await rig.outcomes() == {"ok": 1}
         assert await rig.metric("trimtab_tokens_total", modality="image", direction="in") == 14
 
 
-async def test_a_router_tells_how_many_tokens_prompts_have_once_answers_have_told_it():
+async def test_prompt_lengths_are_reported_after_first_usage():
     chat = a_chat("one two", a_png())
     async with chatting(ChatReplica()) as rig:
         for known in (None, None, pytest.approx(14.0, rel=0.05)):  # ten of words and four of the image
@@ -66,7 +66,7 @@ async def test_a_router_tells_how_many_tokens_prompts_have_once_answers_have_tol
         assert rig.router.state().stages["text"].prompt_tokens == pytest.approx(14.0, rel=0.05)
 
 
-async def test_pieces_reach_the_caller_one_by_one():
+async def test_chunks_are_streamed_individually():
     replica = ChatReplica(stepped=True)
     async with chatting(replica) as rig:
         replica.steps.release()
@@ -82,7 +82,7 @@ async def test_pieces_reach_the_caller_one_by_one():
         assert await rig.metric("trimtab_tbt_seconds_count", modality="text") == 1
 
 
-async def test_a_stream_without_new_words_says_that_it_lives(monkeypatch: pytest.MonkeyPatch):
+async def test_idle_stream_sends_keep_alives(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("trimtab_router.ingress.sse.ALIVE_SECONDS", 0.02)
     replica = ChatReplica(stepped=True)
     async with chatting(replica) as rig:
@@ -111,7 +111,7 @@ async def test_choices_are_rows_of_their_own_in_one_stream():
         assert sorted(ends) == [0, 1, 2]
 
 
-async def test_a_replica_writes_as_many_side_by_side_as_planned():
+async def test_replica_generates_planned_number_concurrently():
     replica = ChatReplica()
     async with chatting(replica, batchSize=4) as rig:
         replica.gate.clear()
@@ -139,7 +139,7 @@ async def test_chats_are_spread_over_replicas():
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("begun", [False, True])
-async def test_who_hangs_up_ends_what_is_written_for_him_at_once(stream, begun):
+async def test_disconnect_cancels_generation_at_once(stream, begun):
     replica = ChatReplica(stepped=True)
     async with chatting(replica) as rig:
         asking = asyncio.ensure_future(ask(rig, a_chat("one two three", stream=stream)))
@@ -157,7 +157,7 @@ async def test_who_hangs_up_ends_what_is_written_for_him_at_once(stream, begun):
         assert await rig.outcomes() == {"dropped": 1}
 
 
-async def test_who_hangs_up_while_waiting_leaves_nothing_behind():
+async def test_disconnect_while_queued_frees_everything():
     replica = ChatReplica()
     async with chatting(replica, batchSize=1) as rig:
         replica.gate.clear()
@@ -189,7 +189,7 @@ async def test_a_stream_that_is_cut_says_so_and_counts_as_failed(breaks):
 
 
 @pytest.mark.parametrize("breaks", ["die", "error", "end"])
-async def test_an_answer_that_nobody_has_heard_of_is_written_again(breaks):
+async def test_unstreamed_response_is_generated_again(breaks):
     replica = ChatReplica(break_after=2, breaks=breaks)
     async with chatting(replica) as rig:
         status, told, _ = await ask(rig, a_chat("one two three"))
@@ -200,7 +200,7 @@ async def test_an_answer_that_nobody_has_heard_of_is_written_again(breaks):
 
 
 @pytest.mark.parametrize("breaks", ["die", "error"])
-async def test_an_answer_that_is_written_again_has_as_long_as_the_whole_of_it(breaks):
+async def test_retried_response_keeps_its_deadline(breaks):
     pipeline = a_chat_pipeline(slo={"latency": "60s", "timeToFirstToken": "1s"}, dropPolicy="Expired")
     replica = ChatReplica(stepped=True, break_after=1, breaks=breaks)
     async with chatting(replica, pipeline=pipeline, batchSize=1) as rig:
@@ -218,7 +218,7 @@ async def test_an_answer_that_is_written_again_has_as_long_as_the_whole_of_it(br
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_replica_lost_before_the_first_piece_costs_nobody_an_answer(stream):
+async def test_replica_lost_before_first_chunk_is_retried(stream):
     replicas = [ChatReplica(name=f"r-{n}", break_after=0) for n in range(2)]
     replicas[1].break_after = None
     async with chatting(*replicas) as rig:
@@ -229,11 +229,11 @@ async def test_a_replica_lost_before_the_first_piece_costs_nobody_an_answer(stre
 
 
 @pytest.mark.parametrize(
-    ("repeatable", "asked", "reason"), [(True, MAX_LOST_IN_COMPANY, "ModelServerError"), (False, 1, "NotRepeatable")]
+    ("retryable", "asked", "reason"), [(True, MAX_LOST_CONCURRENT, "ModelServerError"), (False, 1, "NotRepeatable")]
 )
-async def test_a_chat_that_kills_who_reads_it_takes_no_more_replicas_than_may_be(repeatable, asked, reason):
+async def test_chat_that_kills_replicas_is_given_up(retryable, asked, reason):
     replicas = [ChatReplica(name=f"r-{n}", dies_reading=True) for n in range(6)]
-    async with chatting(*replicas, pipeline=a_chat_pipeline([a_writer(repeatable=repeatable)])) as rig:
+    async with chatting(*replicas, pipeline=a_chat_pipeline([a_writer(retryable=retryable)])) as rig:
         status, _, _ = await ask(rig, a_chat())
 
         assert status == 500
@@ -256,7 +256,7 @@ async def ask_or_tell(rig, chat, *, stream):
         ((500, "torch"), 500, "server_error"),
     ],
 )
-async def test_what_a_replica_refuses_has_its_status_and_not_an_empty_stream(refusing, status, kind, stream):
+async def test_replica_rejection_has_a_status_and_no_stream(refusing, status, kind, stream):
     async with chatting(ChatReplica(refusing=refusing)) as rig:
         got, told, headers = await ask(rig, a_chat(stream=stream))
 
@@ -308,7 +308,7 @@ async def test_the_first_piece_and_the_pace_are_what_is_promised():
         assert await rig.outcomes() == {"ok": 1, "late": 1}
 
 
-async def test_a_chat_whose_first_piece_cannot_come_in_time_is_refused_while_it_waits():
+async def test_chat_too_late_for_its_first_token_is_dropped():
     slo = {"latency": "60s", "timeToFirstToken": "200ms"}
     replica = ChatReplica(stepped=True)
     async with chatting(replica, pipeline=a_chat_pipeline(slo=slo, dropPolicy="Expired"), batchSize=1) as rig:
@@ -323,7 +323,7 @@ async def test_a_chat_whose_first_piece_cannot_come_in_time_is_refused_while_it_
         assert await rig.outcomes() == {"late": 1, "dropped": 1}
 
 
-async def test_rows_over_the_open_inference_protocol_are_written_side_by_side():
+async def test_v2_rows_are_generated_concurrently():
     replica = ChatReplica()
     async with chatting(replica) as rig:
         said = [json.dumps([{"role": "user", "content": [{"type": "text", "text": t}]}]).encode() for t in ("a b", "c")]
@@ -362,10 +362,10 @@ async def test_images_are_encoded_by_a_stage_that_text_never_meets():
         assert replica.written[1].inputs["embeddings"].tolist() == [[3.0, 3.0]]
 
 
-async def test_streams_pass_the_door_unbuffered_and_its_callers_can_hang_up():
+async def test_streams_through_envoy_are_unbuffered():
     replica = ChatReplica(stepped=True)
     async with chatting(replica) as rig:
-        url = f"http://127.0.0.1:{(await rig.door()).rest_port}{CHAT}"
+        url = f"http://127.0.0.1:{(await rig.proxy()).rest_port}{CHAT}"
         replica.steps.release()
         async with rig.session.post(url, json=a_chat("one two three", stream=True)) as answer:
             while b"one" not in await answer.content.readuntil(b"\n\n"):

@@ -14,9 +14,9 @@ import pytest
 
 from tests.builders import a_plan
 from tests.ports import own_address
-from tests.relay import before_the_api_server
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, until
 from tests.router.test_changes import two_variants
+from tests.tcp_relay import before_the_api_server
 from trimtab_kubernetes import Cluster, list_and_watch
 from trimtab_kubernetes.objects import Object
 from trimtab_pipelines.plan import PipelinePlan
@@ -98,7 +98,7 @@ def _is_in_force(router: Router, generation: int) -> bool:
     return router.plan_generation == generation
 
 
-async def test_a_plan_is_in_force_as_soon_as_the_api_server_tells_of_it(
+async def test_plan_is_applied_on_watch_event(
     followed: tuple[Router, InferencePipeline], cluster: Cluster, namespace: str
 ):
     """Beside a bare watch of the same plan: what the server and the machine take is in both."""
@@ -144,7 +144,7 @@ async def test_replicas_come_drain_and_go(followed, cluster: Cluster, namespace:
     await until(lambda: replicas() == {"two"})
 
 
-async def test_an_api_server_that_goes_away_disturbs_nobody(
+async def test_unavailable_api_server_does_not_disturb_requests(
     cluster: Cluster, namespace: str, kubeconfig: Path, tmp_path: Path
 ):
     """It is away at first, comes, goes, and comes back with another plan and other replicas."""

@@ -7,8 +7,8 @@ import pytest
 
 from trimtab_router.admission.concurrency_limit import (
     ASSUMED_RPS,
-    FLOOR_REQUESTS,
-    MOST_REQUESTS,
+    MAX_REQUESTS,
+    MIN_REQUESTS,
     ConcurrencyLimit,
     LimitBounds,
     LoadSample,
@@ -78,7 +78,7 @@ def settled(rate: float, offered: float) -> Server:
 
 @pytest.mark.parametrize("rate", [50.0, 400.0, 2000.0])
 @pytest.mark.parametrize("times", [3.0, 10.0])
-def test_in_overload_nine_tenths_of_what_can_be_served_are_served_in_time(rate, times):
+def test_overload_serves_nine_tenths_of_capacity_in_time(rate, times):
     assert settled(rate, times * rate).run(20.0, times * rate) >= 0.9 * rate
 
 
@@ -99,7 +99,7 @@ def test_when_it_is_fast_again_the_window_opens():
 
 
 @pytest.mark.parametrize("share", [0.1, 0.8])
-def test_below_capacity_nobody_is_refused(share):
+def test_nothing_is_refused_below_capacity(share):
     server = Server(ConcurrencyLimit(SLO), 400.0)
 
     assert server.run(30.0, share * 400.0) >= 0.95 * share * 400.0
@@ -126,8 +126,8 @@ def test_a_flood_after_calm_costs_about_a_second(rate):
     assert server.run(10.0, 10 * rate) >= 0.85 * rate
 
 
-def test_a_late_loop_leaves_less_time_and_one_stall_does_not_count():
-    bounds = LimitBounds(FLOOR_REQUESTS, 200)
+def test_lateness_lowers_the_limit_but_one_stall_does_not():
+    bounds = LimitBounds(MIN_REQUESTS, 200)
     server = Server(ConcurrencyLimit(SLO), 400.0)
     server.run(10.0, 1200.0, late_seconds=0.2, bounds=bounds)
     late = server.window.limit
@@ -140,17 +140,17 @@ def test_a_late_loop_leaves_less_time_and_one_stall_does_not_count():
     assert window.limit == 200
 
 
-def test_it_stays_between_what_keeps_replicas_busy_and_what_they_could_ever_carry():
+def test_limit_stays_within_its_bounds():
     server = Server(ConcurrencyLimit(SLO), 20.0)
     server.run(10.0, 200.0, bounds=LimitBounds.of(80.0, 400.0))
     assert server.window.limit == 80
 
-    assert LimitBounds.of(3.0, None) == LimitBounds(FLOOR_REQUESTS, MOST_REQUESTS)
-    assert LimitBounds.of(3.0, 5.0) == LimitBounds(FLOOR_REQUESTS, FLOOR_REQUESTS)
-    assert LimitBounds.of(1e9, 1e12) == LimitBounds(MOST_REQUESTS, MOST_REQUESTS)
+    assert LimitBounds.of(3.0, None) == LimitBounds(MIN_REQUESTS, MAX_REQUESTS)
+    assert LimitBounds.of(3.0, 5.0) == LimitBounds(MIN_REQUESTS, MIN_REQUESTS)
+    assert LimitBounds.of(1e9, 1e12) == LimitBounds(MAX_REQUESTS, MAX_REQUESTS)
 
 
-def test_one_pause_of_the_machine_turns_nobody_away():
+def test_single_pause_refuses_nothing():
     """Callers who come again once they are answered: so many are under way, and hardly one is answered in a pause."""
     window = ConcurrencyLimit(SLO)
     answered = 0
@@ -163,7 +163,7 @@ def test_one_pause_of_the_machine_turns_nobody_away():
         assert window.limit > 64
 
 
-def test_full_batches_are_no_floor_where_the_router_is_the_narrowest_place():
+def test_full_batches_set_no_floor_if_router_is_bottleneck():
     """Replicas would take 512 at once; what can be answered in time is a third of that, and no more is let in."""
     server = Server(ConcurrencyLimit(SLO), 500.0)
     bounds = LimitBounds.of(512.0, 6400.0, busy_seconds=0.02)
@@ -172,7 +172,7 @@ def test_full_batches_are_no_floor_where_the_router_is_the_narrowest_place():
     assert server.run(20.0, 1500.0, bounds=bounds) >= 0.9 * 500.0
 
 
-def test_replicas_that_are_the_narrowest_place_get_their_full_batches():
+def test_bottleneck_replicas_get_full_batches():
     server = Server(ConcurrencyLimit(SLO), 320.0)
     bounds = LimitBounds.of(256.0, 320.0, busy_seconds=0.4)
     server.run(10.0, 1000.0, bounds=bounds)
@@ -187,10 +187,10 @@ def test_replicas_that_are_the_narrowest_place_get_their_full_batches():
         ([(StageCapacity(40, 0.1), 1.0)], LimitBounds(80, 400, 0.1)),
         # Four rows a request: 20 beside 80 requests; the second stage is the slower one, with 100 a second.
         ([(StageCapacity(40, 0.1), 1.0), (StageCapacity(40, 0.1), 4.0)], LimitBounds(100, 100, 0.2)),
-        ([(StageCapacity(40, 0.1), 1.0), (StageCapacity(40, 0.0), 1.0)], LimitBounds(160, MOST_REQUESTS, None)),
-        ([(StageCapacity(1, 0.1), 1.0)], LimitBounds(FLOOR_REQUESTS, FLOOR_REQUESTS, 0.1)),
+        ([(StageCapacity(40, 0.1), 1.0), (StageCapacity(40, 0.0), 1.0)], LimitBounds(160, MAX_REQUESTS, None)),
+        ([(StageCapacity(1, 0.1), 1.0)], LimitBounds(MIN_REQUESTS, MIN_REQUESTS, 0.1)),
         ([(StageCapacity(40, 0.1), 1.0), (StageCapacity(0, 0.1), 1.0)], None),
-        ([], LimitBounds(FLOOR_REQUESTS, MOST_REQUESTS, None)),
+        ([], LimitBounds(MIN_REQUESTS, MAX_REQUESTS, None)),
     ],
 )
 def test_the_bounds_follow_from_what_stages_carry(stages, bounds):
@@ -198,5 +198,5 @@ def test_the_bounds_follow_from_what_stages_carry(stages, bounds):
 
 
 @pytest.mark.parametrize("drop_policy", ["Expired", "Never"])
-def test_who_may_be_answered_late_may_wait(drop_policy):
-    assert limit_bounds([(StageCapacity(0, 0.1), 1.0)], SLO, drop_policy) == LimitBounds(MOST_REQUESTS, MOST_REQUESTS)
+def test_requests_without_drop_policy_may_wait(drop_policy):
+    assert limit_bounds([(StageCapacity(0, 0.1), 1.0)], SLO, drop_policy) == LimitBounds(MAX_REQUESTS, MAX_REQUESTS)

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, seconds_in
-from trimtab_router.admission.concurrency_limit import FLOOR_REQUESTS
+from trimtab_router.admission.concurrency_limit import MIN_REQUESTS
 from trimtab_router.limits import Limits
 
 SECOND = 1_000_000
@@ -54,7 +54,7 @@ async def test_a_deadline_is_at_most_ten_times_the_slo():
         assert rig.router.state().stages["stage-0"].queue_rows == 0
 
 
-async def test_one_patient_caller_turns_no_overload_control_off():
+async def test_one_long_timeout_keeps_overload_control():
     replica = FakeReplica()
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}, batchSize=1, serviceSeconds={1: 10.0}) as rig:
         first = await blocked(rig, replica)
@@ -71,20 +71,20 @@ async def test_one_patient_caller_turns_no_overload_control_off():
         assert [(await call)[0] for call in (first, patient, *queue)] == [200] * 5
 
 
-async def test_more_than_can_be_answered_in_time_is_not_let_in():
+async def test_requests_beyond_the_limit_are_refused():
     replica = FakeReplica()
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}, batchSize=1, serviceSeconds={1: 10.0}) as rig:
         first = await blocked(rig, replica)
-        most = FLOOR_REQUESTS  # more than the 12 that one replica answers within twice the SLO
+        most = MIN_REQUESTS  # more than the 12 that one replica answers within twice the SLO
         calls = [
             asyncio.ensure_future(rig.rest(a_request(parameters={"timeout": 600 * SECOND}))) for _ in range(most - 1)
         ]
         await rig.until(queued(rig, most - 1))
-        await rig.until(lambda: rig.router.pacer.window.limit == most)
+        await rig.until(lambda: rig.router.concurrency.concurrency_limit.limit == most)
 
         status, message, headers = await rig.rest(a_request(parameters={"timeout": 600 * SECOND}))
         assert (status, headers["x-trimtab-reason"], headers["Retry-After"]) == (429, "Overload", "1")
-        assert message.startswith("the router is overloaded: 16 requests are under way")
+        assert message.startswith("the router is overloaded: 16 requests are in flight")
         replica.gate.set()
         assert [(await call)[0] for call in (first, *calls)] == [200] * most
         assert (await rig.rest(a_request()))[0] == 200
@@ -210,7 +210,7 @@ async def test_the_bytes_in_flight_are_bounded():
         assert (await rig.rest(large))[0] == 200
 
 
-async def test_callers_who_leave_free_their_rows():
+async def test_disconnect_frees_queued_rows():
     replica = FakeReplica()
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
         first = await blocked(rig, replica)
@@ -228,7 +228,7 @@ async def test_callers_who_leave_free_their_rows():
         assert await rig.metric("trimtab_bytes_in_flight") == 0
 
 
-async def test_without_a_replica_rows_are_held_and_served_when_one_comes():
+async def test_rows_wait_for_the_first_replica():
     replica = FakeReplica()
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
         await replica.kill()
@@ -240,7 +240,7 @@ async def test_without_a_replica_rows_are_held_and_served_when_one_comes():
         assert (await held)[0] == 200
 
 
-async def test_without_a_replica_for_too_long_the_answer_is_unavailable():
+async def test_rows_without_replica_become_unavailable():
     async with a_rig(a_pipeline(1), {}, ready=False, limits=Limits(grace_seconds=0.2)) as rig:
         begun = time.monotonic()
         status, message, headers = await rig.rest(a_request(parameters={"timeout": 30 * SECOND}))

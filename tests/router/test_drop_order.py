@@ -19,7 +19,7 @@ STRONG = Point("strong", 0.97, lambda rows: 0.020 + 0.020 * rows)
 def a_wishing(wish, deadline=1.0, rows=1, *, floor=0.0):
     x = np.zeros((rows, 1), np.float32)
     return StageRequest(
-        Caller(), ReadyStage("s", rows, {"x": x}), deadline=deadline, now=0.0, wish=wish, accuracy_floor=floor
+        Caller(), ReadyStage("s", rows, {"x": x}), deadline=deadline, now=0.0, options=wish, accuracy_floor=floor
     )
 
 
@@ -30,7 +30,7 @@ def shed(works, **changes):
         formed = form_batch(queue, 0.0, terms(**changes))
         dropped += formed.dropped
         if formed.batch or not formed.dropped:
-            return [piece.work for piece in dropped], [piece.work for piece in formed.batch]
+            return [piece.request for piece in dropped], [piece.request for piece in formed.batch]
 
 
 def test_a_low_priority_that_can_be_served_in_time_is_served_in_the_order_of_deadlines():
@@ -84,14 +84,14 @@ def test_a_floor_is_kept_by_the_next_point_that_reaches_it_and_others_join():
     picky, plain = a_wishing(RequestOptions(accuracy_floor=0.95), 0.5, floor=0.95), a_wishing(RequestOptions(), 0.6)
     formed = form_batch(a_queue(picky, plain), 0.0, terms(points=(FULL, STRONG)))
 
-    assert (formed.point, [piece.work for piece in formed.batch]) == ("strong", [picky, plain])
+    assert (formed.point, [piece.request for piece in formed.batch]) == ("strong", [picky, plain])
 
 
 def test_a_floor_waits_for_a_batch_that_reaches_it():
     plain, picky = a_wishing(RequestOptions(), 0.5), a_wishing(RequestOptions(accuracy_floor=0.95), 0.6, floor=0.95)
     formed = form_batch(a_queue(plain, picky), 0.0, terms(points=(FULL, STRONG)))
 
-    assert (formed.point, [piece.work for piece in formed.batch]) == ("full", [plain])
+    assert (formed.point, [piece.request for piece in formed.batch]) == ("full", [plain])
 
 
 def test_slack_fit_takes_the_largest_batch_among_points_that_keep_the_floor_of_every_row():

@@ -7,7 +7,7 @@ import pytest
 from tests.builders import a_pipeline, a_stage, a_variant
 from tests.router.engines import MODEL, an_engine_pipeline
 from trimtab_pipelines.endpoints import Endpoint
-from trimtab_router.watchers.endpoint_slices import endpoints_of
+from trimtab_router.watchers.endpoint_slices import ready_endpoints
 
 CONTAINER = {"family": "", "storageUri": "", "container": {"image": "someone/else:1", "port": 8000, "modelName": "m"}}
 PIPELINE = a_pipeline(
@@ -45,7 +45,7 @@ TERMINATING = {"ready": False, "serving": True, "terminating": True}
 
 
 def first(*slices: dict[str, Any], proven: frozenset[str] = frozenset()) -> list[tuple[str, str, bool]]:
-    found = endpoints_of(slices, PIPELINE, proven).stages["first"]
+    found = ready_endpoints(slices, PIPELINE, proven).stages["first"]
     return [(endpoint.name, endpoint.address, endpoint.draining) for endpoint in found]
 
 
@@ -57,25 +57,25 @@ def test_pods_of_all_services_of_a_stage():
 
 
 def test_the_labels_say_which_variants():
-    found = endpoints_of([a_slice(a_pod(), variants=("large", "forgotten"))], PIPELINE)
+    found = ready_endpoints([a_slice(a_pod(), variants=("large", "forgotten"))], PIPELINE)
 
     assert found.stages["first"][0].variants == ("large",)
     assert found.stages["second"] == ()
 
 
 def test_a_container_keeps_its_own_names_and_port():
-    found = endpoints_of([a_slice(a_pod(), stage="second", variants=("theirs",), port=8000)], PIPELINE)
+    found = ready_endpoints([a_slice(a_pod(), stage="second", variants=("theirs",), port=8000)], PIPELINE)
 
     assert found.stages["second"] == (
         Endpoint(name="pod-0", address="10.0.0.1:8000", variants=("theirs",), model_names={"theirs": "m"}),
     )
 
 
-def test_a_container_that_speaks_openai_is_asked_where_it_says():
-    found = endpoints_of([a_slice(a_pod(), stage="text", variants=("small",), port=8000)], an_engine_pipeline())
+def test_openai_container_is_probed_at_its_ready_path():
+    found = ready_endpoints([a_slice(a_pod(), stage="text", variants=("small",), port=8000)], an_engine_pipeline())
 
     (endpoint,) = found.stages["text"]
-    assert (endpoint.wire, endpoint.ready_path, endpoint.model_names) == ("OpenAI", "/health", {"small": MODEL})
+    assert (endpoint.protocol, endpoint.ready_path, endpoint.model_names) == ("OpenAI", "/health", {"small": MODEL})
 
 
 def test_a_pod_joins_once_it_is_ready():
@@ -88,7 +88,7 @@ def test_a_pod_that_was_ready_stays_until_it_ends():
     ]
 
 
-def test_a_pod_that_ends_drains_beside_others_and_serves_alone():
+def test_terminating_pod_drains_unless_it_is_the_last():
     leaving = a_pod("leaving", "10.0.0.1", **TERMINATING)
 
     assert first(a_slice(leaving, a_pod("staying", "10.0.0.2"))) == [

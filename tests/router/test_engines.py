@@ -21,7 +21,7 @@ async def engine(batch_size: int = 1, **changes: Any) -> AsyncIterator[tuple[Eng
         yield made, rig
 
 
-async def test_a_whole_answer_and_what_the_engine_was_asked():
+async def test_complete_response_and_its_engine_request():
     async with engine(details={"cached_tokens": 4, "image_tokens": 8}) as (theirs, rig):
         chat = a_chat("one two", a_png(), max_tokens=1, seed=5, temperature=0.5, top_k=0, stop="x")
         status, told, _ = await ask(rig, chat, **{"x-request-id": "abc"})
@@ -52,7 +52,7 @@ async def test_a_whole_answer_and_what_the_engine_was_asked():
         assert await rig.outcomes() == {"ok": 1}
 
 
-async def test_words_reach_the_caller_as_the_engine_writes_them():
+async def test_engine_chunks_are_streamed():
     async with engine(stepped=True) as (theirs, rig):
         theirs.steps.release()
         asked = a_chat("one two", stream=True, logprobs=True, stream_options={"include_usage": True})
@@ -69,7 +69,7 @@ async def test_words_reach_the_caller_as_the_engine_writes_them():
         assert await rig.metric("trimtab_tokens_total", direction="in") == 12
 
 
-async def test_who_hangs_up_ends_it_at_the_engine_and_each_choice_has_an_id_of_its_own():
+async def test_disconnect_cancels_at_the_engine():
     async with engine(batch_size=2, stepped=True) as (theirs, rig):
         asked = a_chat("one two three", stream=True, n=2)
         theirs.steps.release()
@@ -84,7 +84,7 @@ async def test_who_hangs_up_ends_it_at_the_engine_and_each_choice_has_an_id_of_i
 
 
 @pytest.mark.parametrize(("status", "ours"), [(400, 400), (413, 413), (422, 400)])
-async def test_what_the_engine_refuses_is_the_callers_to_know(status: int, ours: int):
+async def test_engine_client_error_reaches_the_client(status: int, ours: int):
     refusal = {"error": {"message": "the prompt has 9000 tokens; at most 8192 fit", "type": "BadRequestError"}}
     async with engine(answers=[(status, refusal)]) as (theirs, rig):
         got, told, _ = await ask(rig, a_chat())
@@ -94,7 +94,7 @@ async def test_what_the_engine_refuses_is_the_callers_to_know(status: int, ours:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_an_engine_that_has_no_room_now_is_asked_again(status: int):
+async def test_busy_engine_is_retried(status: int):
     async with engine(answers=[(status, {"error": {"message": "no room"}})] * 2) as (theirs, rig):
         assert words_of(await tell(rig, a_chat("one two"))) == "one two"
 
@@ -103,7 +103,7 @@ async def test_an_engine_that_has_no_room_now_is_asked_again(status: int):
         assert await rig.outcomes() == {"ok": 1}
 
 
-async def test_an_engine_without_the_model_fails_at_once_and_is_not_waited_for():
+async def test_engine_without_the_model_fails_at_once():
     async with engine(answers=[(404, {"object": "error", "message": "no such model", "code": 404})] * 9) as (_, rig):
         status, told, _ = await ask(rig, a_chat())
 
@@ -111,7 +111,7 @@ async def test_an_engine_without_the_model_fails_at_once_and_is_not_waited_for()
 
 
 @pytest.mark.parametrize("breaks", ["error", "die", "end"])
-async def test_who_has_read_words_is_told_that_no_more_come(breaks: str):
+async def test_engine_lost_mid_stream_ends_the_stream_with_error(breaks: str):
     async with engine(break_after=1, breaks=breaks) as (theirs, rig):
         told = await tell(rig, a_chat("one two"))
 
@@ -121,7 +121,7 @@ async def test_who_has_read_words_is_told_that_no_more_come(breaks: str):
         assert [written.ended for written in theirs.written] == [breaks]
 
 
-async def test_who_has_read_nothing_gets_a_whole_answer_after_all():
+async def test_engine_lost_before_streaming_is_retried():
     async with engine(break_after=1, breaks="error") as (theirs, rig):
         status, told, _ = await ask(rig, a_chat("one two"))
 
@@ -144,7 +144,7 @@ async def test_an_answer_that_is_none_is_never_given_for_one(last: tuple[str, ..
         assert (status, told["error"]["type"]) == (500, "server_error")
 
 
-async def test_nobody_can_tell_beforehand_what_it_would_take():
+async def test_engine_chats_cannot_be_counted():
     async with engine() as (theirs, rig):
         status, told, headers = await ask(rig, a_chat("hi", dry_run=True))
 
@@ -152,7 +152,7 @@ async def test_nobody_can_tell_beforehand_what_it_would_take():
         assert theirs.asked == []
 
 
-async def test_it_is_asked_for_nothing_before_it_says_that_it_is_ready():
+async def test_engine_gets_no_request_before_it_is_ready():
     theirs = Engine(ready=False)
     async with a_rig(an_engine_pipeline(), {"text": [theirs]}, ready=False) as rig:
         await rig.until(lambda: theirs.probes > 2)
@@ -161,7 +161,7 @@ async def test_it_is_asked_for_nothing_before_it_says_that_it_is_ready():
         await rig.until_ready()
 
 
-async def test_tensors_that_are_no_chat_are_refused_before_the_engine_is_asked():
+async def test_tensors_that_are_no_chat_never_reach_the_engine():
     said = b'[{"role": "user", "content": [{"type": "image"}]}]'
     async with engine() as (theirs, rig):
         for messages in (b"{", b"{}", b"[1]", said):

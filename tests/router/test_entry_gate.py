@@ -39,14 +39,14 @@ async def test_a_lone_request_does_not_wait():
     await asyncio.sleep(0)
 
 
-async def test_who_waited_too_long_is_refused():
+async def test_request_that_waited_too_long_is_refused():
     turnstile = EntryGate(0.5)
     long_ago = time.monotonic() - 1.0
     outcomes = await asyncio.gather(*(turnstile.enter(long_ago) for _ in range(PER_TURN + 1)), return_exceptions=True)
 
     refusal = outcomes[-1]
     assert isinstance(refusal, Refusal)
-    assert (refusal.code, refusal.reason, refusal.end) == (
+    assert (refusal.code, refusal.reason, refusal.outcome) == (
         ErrorCode.RESOURCE_EXHAUSTED,
         "Overload",
         RequestOutcome.REFUSED,
@@ -62,11 +62,11 @@ async def test_the_crowd_is_bounded():
 
     refused = [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
     assert [str(refusal) for refusal in refused] == [
-        f"the router is overloaded: {MAX_WAITING} requests wait to be let in; try again later"
+        f"the router is overloaded: {MAX_WAITING} requests wait to be admitted; try again later"
     ]
 
 
-async def test_callers_who_left_take_nobodys_turn():
+async def test_cancelled_requests_take_no_slot():
     turnstile = EntryGate(10.0)
     at_once, leaving, staying = (
         [asyncio.ensure_future(turnstile.enter(time.monotonic())) for _ in range(PER_TURN)] for _ in range(3)

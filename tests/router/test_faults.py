@@ -26,7 +26,7 @@ def answered(answer, rows, value, stages=1):
     np.testing.assert_array_equal(response.outputs[0].array, np.full((rows, 4), value + stages))
 
 
-async def test_what_a_dead_replica_held_runs_on_another():
+async def test_batch_of_a_dead_replica_is_retried():
     doomed, other = FakeReplica(name="doomed"), FakeReplica(name="other")
     async with a_rig(a_pipeline(1), {"stage-0": [doomed, other]}, batchSize=4) as rig:
         doomed.gate.clear()
@@ -45,25 +45,25 @@ async def test_what_a_dead_replica_held_runs_on_another():
         assert state["doomed"] == EndpointState(ready=False, inflight_batches=0)
 
 
-async def test_who_leaves_in_the_moment_a_batch_is_sent_harms_no_other_in_it(monkeypatch):
+async def test_disconnect_at_dispatch_harms_no_batch_mate(monkeypatch):
     replica = FakeReplica()
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}, batchSize=2) as rig:
-        carry = HttpTransport.carry
+        carry = HttpTransport.send
 
         def and_one_leaves(self, parcel, ended):
             carry(self, parcel, ended)
             if len(parcel.batch) == 2:
-                parcel.batch[1].work.owner.leave()
-                parcel.batch[1].work.close()
+                parcel.batch[1].request.owner.release()
+                parcel.batch[1].request.close()
 
         replica.gate.clear()
         first = asyncio.ensure_future(rig.rest(a_request(value=1.0, parameters=PATIENT)))
         await replica.arrived.wait()
-        monkeypatch.setattr(HttpTransport, "carry", and_one_leaves)
+        monkeypatch.setattr(HttpTransport, "send", and_one_leaves)
         stays, leaves = (
             asyncio.ensure_future(rig.rest(a_request(value=value, parameters=PATIENT))) for value in (2.0, 3.0)
         )
-        await rig.until(lambda: rig.router.budget.requests == 3)
+        await rig.until(lambda: rig.router.memory.requests == 3)
         replica.gate.set()
 
         answered(await first, 1, 1)
@@ -82,7 +82,7 @@ async def test_a_replica_that_comes_back_is_used_again():
             answered(await rig.rest(a_request(parameters=PATIENT)), 1, 0)
 
 
-async def test_a_model_servers_error_is_tried_again_and_then_told():
+async def test_model_server_error_is_retried_then_reported():
     replica = FakeReplica(faults=[(500, "out of luck")])
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
         answered(await rig.rest(a_request(value=3.0)), 1, 3)
@@ -90,22 +90,22 @@ async def test_a_model_servers_error_is_tried_again_and_then_told():
         replica.faults = [(500, "out of luck")] * 3
         status, message, _ = await rig.rest(a_request())
         assert status == 500
-        assert message == "stage stage-0: its model server failed; the router's log says more"
+        assert message == "stage stage-0: its model server failed; see the router's log"
         answered(await rig.rest(a_request(value=4.0)), 1, 4)
         assert await rig.outcomes() == {"ok": 2, "failed": 1}
 
 
-async def test_an_answer_that_breaks_its_promise_fails_only_whom_it_must(caplog):
+async def test_malformed_response_fails_only_its_batch(caplog):
     replica = FakeReplica(model=lambda inputs: {"z": inputs["x"]})
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
         status, message, _ = await rig.rest(a_request())
 
         assert status == 500
-        assert message == "stage stage-0: its model server failed; the router's log says more"
-        assert "model server replica-0: stage stage-0: the answer lacks output 'y'; it has: z" in caplog.text
+        assert message == "stage stage-0: its model server failed; see the router's log"
+        assert "model server replica-0: stage stage-0: the response has no output 'y'; it has: z" in caplog.text
 
 
-async def test_a_replica_that_is_not_ready_after_all_gives_its_batch_back():
+async def test_not_ready_replica_returns_its_batch():
     first, second = FakeReplica(name="a", faults=[(503, "loading")]), FakeReplica(name="b")
     async with a_rig(a_pipeline(1), {"stage-0": [first, second]}) as rig:
         answered(await rig.rest(a_request()), 1, 0)
@@ -202,7 +202,7 @@ async def test_draining_answers_what_was_accepted_and_refuses_the_rest(over_grpc
         await draining
 
 
-async def test_who_answers_batches_stays_ready_however_late_its_probe(monkeypatch):
+async def test_busy_replica_stays_ready_despite_late_probe(monkeypatch):
     monkeypatch.setattr(replica_client, "PROBE_TIMEOUT_SECONDS", 0.05)
     busy = FakeReplica()
     async with a_rig(a_pipeline(1), {"stage-0": [busy]}) as rig:
@@ -216,17 +216,17 @@ async def test_who_answers_batches_stays_ready_however_late_its_probe(monkeypatc
         busy.health.set()
 
 
-async def test_a_probe_asked_before_a_doubt_does_not_dispel_it():
+async def test_probe_older_than_a_failure_is_ignored():
     fake = await FakeReplica().start()
     changes: list[tuple[bool, int]] = []
-    replica = ReplicaClient(fake.endpoint(), lambda: changes.append((bool(replica.slot.ready_variants), fake.probes)))
-    await until(lambda: bool(replica.slot.ready_variants))
+    replica = ReplicaClient(fake.endpoint(), lambda: changes.append((bool(replica.slots.ready_variants), fake.probes)))
+    await until(lambda: bool(replica.slots.ready_variants))
     fake.health.clear()
     await until(lambda: fake.probes > changes[-1][1])
     asked = fake.probes
-    replica.doubt()
+    replica.mark_unready()
     fake.health.set()
-    await until(lambda: bool(replica.slot.ready_variants))
+    await until(lambda: bool(replica.slots.ready_variants))
 
     assert [ready for ready, _ in changes] == [True, False, True]
     assert changes[-1][1] > asked
@@ -234,15 +234,15 @@ async def test_a_probe_asked_before_a_doubt_does_not_dispel_it():
     await fake.stop()
 
 
-async def test_where_a_policy_fails_the_most_urgent_leave_and_the_log_tells_once(caplog):
+async def test_failing_policy_falls_back_and_logs_once(caplog):
     def fails(view):
-        raise IndexError(view.most_rows)
+        raise IndexError(view.max_batch_rows)
 
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, policy=Policy(fails), batchSize=4) as rig:
         for n in range(3):
             answered(await rig.rest(a_request(value=float(n))), 1, n)
 
         assert await rig.metric("trimtab_policy_errors_total", stage="stage-0") == 3
-    (record,) = [record for record in caplog.records if "its departure policy failed" in record.message]
+    (record,) = [record for record in caplog.records if "its scheduling policy failed" in record.message]
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], IndexError)

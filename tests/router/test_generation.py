@@ -40,37 +40,37 @@ class Writers:
             policy=POLICIES["EarliestDeadlineFirst"],
             drop_policy=drop_policy,
             clock=self.clock,
-            carrier=self,
-            tally=self,
-            suspects=QueryOfDeathDetector(),
+            transport=self,
+            stats=self,
+            query_of_death=QueryOfDeathDetector(),
             grace_seconds=10.0,
         )
         for slot in self.slots:
-            slot.offer(READY)
+            slot.set_ready_variants(READY)
         self.desk.set_replicas(self.slots)
 
-    def carry(self, parcel, ended):  # noqa: ARG002 - a stage that writes carries nothing
-        raise AssertionError(parcel)
+    def send(self, batch, ended):  # noqa: ARG002 - a stage that writes carries nothing
+        raise AssertionError(batch)
 
-    def write(self, parcel, wrote, ended):
-        assert parcel.rows == 1
-        self.under_way[parcel] = ended
+    def stream(self, batch, wrote, ended):
+        assert batch.rows == 1
+        self.under_way[batch] = ended
         self.wrote = wrote
 
-    def abandon(self, parcel):
-        self.clock.soon(lambda: self.end(parcel, Cancelled()), lambda: None)
+    def cancel(self, batch):
+        self.clock.call_when_idle(lambda: self.end(batch, Cancelled()), lambda: None)
 
-    def end(self, parcel, ending=None):
-        self.under_way.pop(parcel)(parcel, ending or Completed((OUTPUTS,), parcel.point.name))
+    def end(self, batch, ending=None):
+        self.under_way.pop(batch)(batch, ending or Completed((OUTPUTS,), batch.point.name))
 
     def __getattr__(self, told):
         if told not in {"waited", "served", "looks_again", "retried", "troubled", "failed", "abandoned", "began_early"}:
             raise AttributeError(told)
         return lambda *what: self.told.append((told, *what))
 
-    def take(self, rows=1, deadline=100.0, *, listens=False):
+    def take(self, rows=1, deadline=100.0, *, has_listener=False):
         caller = Caller()
-        caller.listens = listens
+        caller.has_listener = has_listener
         runnable = ReadyStage("text", rows, {"messages": np.array([b"m"] * rows, object)})
         work = StageRequest(caller, runnable, deadline=deadline, now=self.clock.now)
         refusal = self.desk.refusal_of(work, self.clock.now)
@@ -99,11 +99,11 @@ def test_rows_leave_one_by_one_until_every_place_is_taken():
     top = Writers(places=3)
     works = [top.take(rows=2), top.take(), top.take()]
 
-    assert [parcel.batch[0].work for parcel in top.sent] == [works[0], works[0], works[1]]
+    assert [batch.row_slices[0].request for batch in top.sent] == [works[0], works[0], works[1]]
     assert not top.slots[0].free
     top.end(top.sent[0])
     top.settle()
-    assert [parcel.batch[0].work for parcel in top.sent] == [works[0], works[1], works[2]]
+    assert [batch.row_slices[0].request for batch in top.sent] == [works[0], works[1], works[2]]
     assert works[0].owner.outputs is None
     top.end(top.sent[0])
     assert list(given(works[0])["text"]) == [b"a b", b"a b"]
@@ -124,25 +124,25 @@ def test_the_emptiest_replica_is_next_and_a_new_plan_has_other_places():
 def test_what_is_learnt_is_the_time_to_the_first_piece():
     top = Writers()
     work = top.take()
-    (parcel,) = top.sent
+    (batch,) = top.sent
     top.settle(2.0)
-    top.wrote(parcel, Chunk("a "))
+    top.wrote(batch, Chunk("a "))
     top.settle(30.0)
-    top.wrote(parcel, LAST)
-    top.end(parcel)
+    top.wrote(batch, LAST)
+    top.end(batch)
 
     assert work.owner.heard == [(0, Chunk("a ")), (0, LAST)]
-    assert top.desk.outlook.service_seconds(1) == pytest.approx(2.0)
+    assert top.desk.latency_model.service_seconds(1) == pytest.approx(2.0)
     assert top.desk.capacity().seconds == pytest.approx(32.0)
     assert [told[0] for told in top.told if told[0] == "served"] == ["served"]
 
 
-def write_all(top, parcel, seconds):
+def write_all(top, batch, seconds):
     """Its first piece comes after so long, and with it the last."""
     top.settle(seconds)
-    top.wrote(parcel, Chunk("a "))
-    top.wrote(parcel, LAST)
-    top.end(parcel)
+    top.wrote(batch, Chunk("a "))
+    top.wrote(batch, LAST)
+    top.end(batch)
     top.settle()
 
 
@@ -154,14 +154,14 @@ def test_one_that_reads_nothing_is_not_as_slow_as_one_that_reads_many():
         top.take()
         write_all(top, top.sent[-1], 0.2)
 
-    assert top.desk.outlook.service_ratio == pytest.approx(1.0)
+    assert top.desk.latency_model.service_ratio == pytest.approx(1.0)
     late = top.take(deadline=top.clock.now + 0.1)
     assert why(late) == "DeadlineUnreachable"
-    for parcel in top.sent:
-        top.end(parcel)
+    for batch in top.sent:
+        top.end(batch)
     top.settle()
     alone = top.take(deadline=top.clock.now + 0.1)
-    assert [parcel.batch[0].work for parcel in top.sent] == [alone]
+    assert [batch.row_slices[0].request for batch in top.sent] == [alone]
 
 
 def test_answers_that_have_begun_are_no_company_to_a_prompt():
@@ -172,22 +172,22 @@ def test_answers_that_have_begun_are_no_company_to_a_prompt():
         top.wrote(top.sent[-1], Chunk("a "))
 
     assert top.slots[0].inflight == 3
-    assert top.slots[0].company == 0
+    assert top.slots[0].concurrent_prefills == 0
     in_time = top.take(deadline=top.clock.now + 0.1)
-    assert top.sent[-1].batch[0].work is in_time
-    assert top.slots[0].company == 1
+    assert top.sent[-1].row_slices[0].request is in_time
+    assert top.slots[0].concurrent_prefills == 1
 
 
 def test_who_reads_before_a_stage_that_writes_counts_on_the_usual_company():
     top = Writers(places=4, serviceSeconds={1: 0.05, 4: 0.2})
-    assert top.desk.outlook.typical_seconds() == pytest.approx(0.05)
+    assert top.desk.latency_model.typical_seconds() == pytest.approx(0.05)
     for _ in range(3):
         top.take()
     for _ in range(60):
         top.take()
         write_all(top, top.sent[-1], 0.2)
 
-    assert top.desk.outlook.typical_seconds() == pytest.approx(0.2)
+    assert top.desk.latency_model.typical_seconds() == pytest.approx(0.2)
 
 
 def test_who_would_wait_too_long_for_a_place_is_refused_at_the_door():
@@ -195,11 +195,11 @@ def test_who_would_wait_too_long_for_a_place_is_refused_at_the_door():
     for _ in range(2):
         top.take()
     top.settle(2.0)
-    for parcel in top.sent:
-        top.wrote(parcel, Chunk("a"))
+    for batch in top.sent:
+        top.wrote(batch, Chunk("a"))
     top.settle(18.0)
-    for parcel in top.sent:
-        top.end(parcel)
+    for batch in top.sent:
+        top.end(batch)
     # A place becomes free every 10 s, and a first piece takes 2 s; a fifth of what is left is not promised away.
     for _ in range(2):
         top.take(deadline=1000.0)
@@ -217,7 +217,7 @@ def test_who_leaves_is_forgotten_wherever_his_rows_are():
     top.desk.cancel(work)
     top.settle()
 
-    assert [parcel.batch[0].work for parcel in top.sent] == [other]
+    assert [batch.row_slices[0].request for batch in top.sent] == [other]
     assert top.slots[0].inflight == 1
     assert top.told.count(("abandoned",)) == 2
     assert top.desk.queue.rows == 0
@@ -226,16 +226,16 @@ def test_who_leaves_is_forgotten_wherever_his_rows_are():
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_part_of_an_answer_ends_it_for_who_has_heard_it_only(lost):
     top = Writers()
-    listening, patient = top.take(listens=True), top.take()
-    for parcel in top.sent:
-        top.wrote(parcel, Chunk("a"))
-    for parcel in top.sent:
-        top.end(parcel, StreamCut("gone", lost=lost))
+    listening, patient = top.take(has_listener=True), top.take()
+    for batch in top.sent:
+        top.wrote(batch, Chunk("a"))
+    for batch in top.sent:
+        top.end(batch, StreamCut("gone", lost=lost))
     top.settle()
 
     assert why(listening) == "AnswerCut"
     assert why(patient) is None
-    assert [parcel.batch[0].work for parcel in top.sent] == [patient]
+    assert [batch.row_slices[0].request for batch in top.sent] == [patient]
 
 
 def test_a_part_of_an_answer_of_a_stage_that_is_not_repeatable_is_a_failure():
@@ -250,8 +250,8 @@ def test_nobody_is_blamed_for_a_replica_that_many_were_in():
     top = Writers()
     works = [top.take(), top.take()]
     for _ in range(3):
-        for parcel in top.sent:
-            top.end(parcel, ReplicaLost("gone"))
+        for batch in top.sent:
+            top.end(batch, ReplicaLost("gone"))
         top.settle()
     assert [why(work) for work in works] == [None, None]
 
@@ -263,7 +263,7 @@ def test_nobody_is_blamed_for_a_replica_that_many_were_in():
 @pytest.mark.parametrize("ending", [NotReady(), ReplicaLost("gone", delivered=False), BatchFailed("500")])
 def test_what_had_no_piece_is_written_by_another(ending):
     top = Writers()
-    work = top.take(listens=True)
+    work = top.take(has_listener=True)
     top.end(top.sent[0], ending)
     top.settle()
 

@@ -1,4 +1,4 @@
-"""Requests walk through the DAG: fan-out, join, skipped stages."""
+"""Requests cursor through the DAG: fan-out, join, skipped stages."""
 
 import numpy as np
 
@@ -50,39 +50,39 @@ def a_walk(spec, wanted=None, **inputs):
     return GraphCursor(graph, inputs, tuple(wanted or graph.outputs))
 
 
-def test_a_counted_output_fans_out_and_its_rows_come_back_in_order():
-    walk = a_walk(digits(), page=np.zeros((2, 2), np.float32))
-    (first,) = walk.advance()
+def test_counted_output_fans_out_and_joins_in_order():
+    cursor = a_walk(digits(), page=np.zeros((2, 2), np.float32))
+    (first,) = cursor.advance()
     assert (first.stage, first.rows) == ("locate", 2)
 
-    walk.complete("locate", {"found": np.array([1, 2]), "crops": np.ones((3, 3), np.float32)})
-    (second,) = walk.advance()
+    cursor.complete("locate", {"found": np.array([1, 2]), "crops": np.ones((3, 3), np.float32)})
+    (second,) = cursor.advance()
     assert (second.stage, second.rows, list(second.inputs)) == ("read", 3, ["crop"])
 
-    walk.complete("read", {"label": np.array([7, 8, 9])})
-    assert walk.advance() == []
-    assert walk.finished
-    assert {name: array.tolist() for name, array in walk.answer().items()} == {"found": [1, 2], "labels": [7, 8, 9]}
+    cursor.complete("read", {"label": np.array([7, 8, 9])})
+    assert cursor.advance() == []
+    assert cursor.finished
+    assert {name: array.tolist() for name, array in cursor.outputs().items()} == {"found": [1, 2], "labels": [7, 8, 9]}
 
 
-def test_no_rows_to_fan_out_into_skips_the_stage_and_gives_empty_outputs_of_the_right_shape():
-    walk = a_walk(digits(), page=np.zeros((1, 2), np.float32))
-    walk.advance()
-    walk.complete("locate", {"found": np.array([0]), "crops": np.empty((0, 3), np.float32)})
+def test_stage_without_rows_is_skipped_with_empty_outputs():
+    cursor = a_walk(digits(), page=np.zeros((1, 2), np.float32))
+    cursor.advance()
+    cursor.complete("locate", {"found": np.array([0]), "crops": np.empty((0, 3), np.float32)})
 
-    assert walk.advance() == []
-    assert walk.finished
-    labels = walk.answer()["labels"]
+    assert cursor.advance() == []
+    assert cursor.finished
+    labels = cursor.outputs()["labels"]
     assert (labels.shape, labels.dtype) == ((0,), np.dtype(np.int64))
 
 
 def test_only_stages_that_the_wanted_outputs_need_run():
-    walk = a_walk(digits(), wanted=("found",), page=np.zeros((1, 2), np.float32))
-    walk.advance()
-    walk.complete("locate", {"found": np.array([2]), "crops": np.ones((2, 3), np.float32)})
+    cursor = a_walk(digits(), wanted=("found",), page=np.zeros((1, 2), np.float32))
+    cursor.advance()
+    cursor.complete("locate", {"found": np.array([2]), "crops": np.ones((2, 3), np.float32)})
 
-    assert walk.advance() == []
-    assert list(walk.answer()) == ["found"]
+    assert cursor.advance() == []
+    assert list(cursor.outputs()) == ["found"]
 
 
 def diamond(optional):
@@ -105,36 +105,36 @@ Y = np.zeros((1, 4), np.float32)
 
 
 def test_branches_run_side_by_side_and_join_once_both_are_there():
-    walk = a_walk(diamond(optional=False), page=Y, note=Y)
-    assert {runnable.stage for runnable in walk.advance()} == {"left", "right"}
+    cursor = a_walk(diamond(optional=False), page=Y, note=Y)
+    assert {runnable.stage for runnable in cursor.advance()} == {"left", "right"}
 
-    walk.complete("left", {"y": Y})
-    assert walk.advance() == []
-    walk.complete("right", {"y": Y})
-    (join,) = walk.advance()
+    cursor.complete("left", {"y": Y})
+    assert cursor.advance() == []
+    cursor.complete("right", {"y": Y})
+    (join,) = cursor.advance()
     assert list(join.inputs) == ["l", "r"]
 
 
 def test_an_absent_input_skips_the_stage_and_whatever_needs_it():
-    walk = a_walk(diamond(optional=False), page=Y)
-    assert [runnable.stage for runnable in walk.advance()] == ["left"]
+    cursor = a_walk(diamond(optional=False), page=Y)
+    assert [runnable.stage for runnable in cursor.advance()] == ["left"]
 
-    walk.complete("left", {"y": Y})
-    assert walk.advance() == []
-    assert walk.finished
-    assert list(walk.answer()) == ["left"]
+    cursor.complete("left", {"y": Y})
+    assert cursor.advance() == []
+    assert cursor.finished
+    assert list(cursor.outputs()) == ["left"]
 
 
 def test_a_stage_that_can_do_without_runs_without():
-    walk = a_walk(diamond(optional=True), page=Y)
-    walk.advance()
-    walk.complete("left", {"y": Y})
+    cursor = a_walk(diamond(optional=True), page=Y)
+    cursor.advance()
+    cursor.complete("left", {"y": Y})
 
-    (join,) = walk.advance()
+    (join,) = cursor.advance()
     assert list(join.inputs) == ["l"]
 
 
 def test_what_follows_a_stage():
     graph = Graph(diamond(optional=True))
 
-    assert (graph.following("left"), graph.following("join")) == (("join",), ())
+    assert (graph.downstream("left"), graph.downstream("join")) == (("join",), ())

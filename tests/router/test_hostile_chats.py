@@ -13,7 +13,7 @@ from benchmarks.chats.attacks import MEBIBYTE, READ, SPELLED, Ground
 from tests.router.chats import ChatReplica, a_chat, a_chat_pipeline, a_png, data_url
 from tests.router.fakes import a_rig
 from trimtab_pipelines.chat_settings import ImageLimits
-from trimtab_protocol.chat.chat_parser import decoded, parse_chat
+from trimtab_protocol.chat.chat_parser import decode_images, parse_chat
 from trimtab_protocol.chat.errors import InvalidChat
 
 CHAT = "/v1/chat/completions"
@@ -23,7 +23,7 @@ ATTACKS = {attack.name: attack for attack in READ}
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_what_hostile_callers_send_costs_little(name):
+async def test_hostile_requests_need_little_memory(name):
     attack = ATTACKS[name]
     body = attack.body(Ground("sample"))
     replica = ChatReplica()
@@ -52,14 +52,14 @@ async def post(rig, body):
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_what_hostile_callers_send_takes_little_time(name):
-    """Of the loop that serves all others; images are decoded one at a time, with others between."""
+def test_hostile_requests_take_little_time(name):
+    """Of the loop that serves all others; images are decode_images one at a time, with others between."""
     body = ATTACKS[name].body(Ground("sample"))
     spent = []
     for _ in range(3):
         began = time.process_time()
         with contextlib.suppress(InvalidChat):
-            list(decoded(parse_chat(memoryview(body), MEBIBYTE, ImageLimits()), ImageLimits()))
+            list(decode_images(parse_chat(memoryview(body), MEBIBYTE, ImageLimits()), ImageLimits()))
         spent.append(time.process_time() - began)
     assert min(spent) < 0.05
 
@@ -67,7 +67,7 @@ def test_what_hostile_callers_send_takes_little_time(name):
 @pytest.mark.parametrize("fronted", [False, True])
 async def test_a_gigabyte_is_refused_before_it_is_sent(fronted):
     async with a_rig(a_chat_pipeline(), {"text": [ChatReplica()]}) as rig:
-        port = (await rig.door()).rest_port if fronted else rig.doors.rest_port
+        port = (await rig.proxy()).rest_port if fronted else rig.listeners.rest_port
         head = f"POST {CHAT} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {10**9}\r\n\r\n"
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head.encode())
@@ -78,7 +78,7 @@ async def test_a_gigabyte_is_refused_before_it_is_sent(fronted):
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_too_large"
 
 
-async def test_placeholders_that_are_spelled_travel_as_the_text_they_are():
+async def test_spelled_placeholders_stay_text():
     replica = ChatReplica()
     async with a_rig(a_chat_pipeline(), {"text": [replica]}) as rig:
         status, told = await post(rig, json.dumps(a_chat(SPELLED, a_png())).encode())

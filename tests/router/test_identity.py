@@ -20,7 +20,7 @@ def authority(tmp_path):
 
 def showing(holder: Holder, name: str, asked: str = "") -> FakeReplica:
     """A replica that takes who its authority vouches for."""
-    return FakeReplica(name=name, tls=MutualTls(holder.identity(asked)).listening())
+    return FakeReplica(name=name, tls=MutualTls(holder.identity(asked)).server_context())
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def showing(holder: Holder, name: str, asked: str = "") -> FakeReplica:
         ),
     ],
 )
-async def test_a_refused_replica_is_named_with_the_reason_and_gets_no_work(tmp_path, authority, caplog, kind, reason):
+async def test_replica_with_wrong_identity_gets_no_batches(tmp_path, authority, caplog, kind, reason):
     other = Authority(tmp_path / "other", "other").begin()
     mine = Holder(tmp_path / "mine").take(authority, authority)
     signer = other if kind == "of another authority" else authority
@@ -54,13 +54,13 @@ async def test_a_refused_replica_is_named_with_the_reason_and_gets_no_work(tmp_p
             assert (await rig.rest(a_request()))[0] == 200
         _, state = await rig.get("/trimtab/v1/state")
         told = state["stages"]["stage-0"]["endpoints"]
-        assert (told["good"]["ready"], told["good"]["refused"]) == (True, "")
+        assert (told["good"]["ready"], told["good"]["rejection"]) == (True, "")
         assert not told["refused"]["ready"]
-        assert reason in told["refused"]["refused"]
+        assert reason in told["refused"]["rejection"]
         assert not refused.seen
         assert not refused.probes
-        lines = [line for line in caplog.messages if "gets no work" in line]
-        assert lines == [f"replica refused gets no work: {told['refused']['refused']}"]
+        lines = [line for line in caplog.messages if "rejected" in line]
+        assert lines == [f"replica refused rejected: {told['refused']['refused']}"]
 
 
 async def test_a_refused_replica_serves_once_its_certificate_is_right(tmp_path, authority):
@@ -76,7 +76,7 @@ async def test_a_refused_replica_serves_once_its_certificate_is_right(tmp_path, 
         assert (await rig.rest(a_request()))[0] == 200
 
 
-async def test_certificates_are_replaced_under_load_and_no_request_fails(tmp_path, authority):
+async def test_certificate_rotation_under_load_fails_no_request(tmp_path, authority):
     """Each side in its own time; connections of before are given up by the router, and not one batch is lost by it."""
     mine = Holder(tmp_path / "mine", mounted=True).take(authority, authority)
     theirs = Holder(tmp_path / "theirs", mounted=True).take(authority, authority)

@@ -61,7 +61,7 @@ async def test_redirects_to_loopback_are_not_followed(status):
     assert asked == ["/images/a.png"]
 
 
-async def test_a_file_that_does_not_end_is_given_up_when_it_is_too_large():
+async def test_endless_file_is_given_up_at_the_size_limit():
     async def answer(request):
         response = web.StreamResponse()
         await response.prepare(request)
@@ -85,7 +85,7 @@ async def test_a_file_that_does_not_come_is_given_up(monkeypatch):
         return web.Response()
 
     async with a_store(answer) as store:
-        with pytest.raises(InvalidChat, match="did not come within"):
+        with pytest.raises(InvalidChat, match="did not arrive within"):
             await fetch(store, "a.png")
         given_up.set()
 

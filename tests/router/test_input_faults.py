@@ -36,13 +36,13 @@ class Town:
     def serve(self, point, rows):
         for _ in range(rows):
             self.now += 0.05
-            _, confidence = self.broken.get(point, (0.0, self.points[point].judged().mean_confidence))
-            self.watch.saw(("late", point), "", np.array([confidence]), self.now)
+            _, confidence = self.broken.get(point, (0.0, self.points[point].measured_accuracy().mean_confidence))
+            self.watch.observe(("late", point), "", np.array([confidence]), self.now)
             if self.now % 5.0 < 0.05:
-                self.watch.drifted(self.now)  # as the adapter asks for it
+                self.watch.drifted_accuracies(self.now)  # as the adapter asks for it
 
     def believed(self, point):
-        told = self.watch.drifted(self.now)
+        told = self.watch.drifted_accuracies(self.now)
         return told.get(("late", point, ""), self.points[point].accuracy)
 
     def best(self, points):
@@ -153,7 +153,7 @@ def test_a_point_that_only_looks_again_tells_of_its_input_too(town):
     town.serve("video-text", 400)
     look = AccuracyBaseline("video-text", np.array([0.5]), 0.2)
     for _ in range(200):
-        town.watch.saw_again(("late", "all"), "", np.array([0.4]), look, town.now)
+        town.watch.observe_escalated(("late", "all"), "", np.array([0.4]), look, town.now)
     assert town.believed("all") < 0.7, "of the rows that were doubted"
     town.serve("video-text", 500)
 
@@ -162,25 +162,26 @@ def test_a_point_that_only_looks_again_tells_of_its_input_too(town):
 
 
 def test_a_little_less_than_measured_is_no_input_that_fails(town):
-    measured = town.points["audio-text"].judged().mean_confidence
+    measured = town.points["audio-text"].measured_accuracy().mean_confidence
     town.broken = {"audio-text": (0.64, measured - 0.075)}
     town.serve("audio-text", 5 * LEAST_ROWS)
 
-    assert list(town.watch.drifted(town.now)) == [("late", "audio-text", "")]
+    assert list(town.watch.drifted_accuracies(town.now)) == [("late", "audio-text", "")]
 
 
 def test_of_points_that_all_read_the_same_one_says_nothing_of_the_others():
     both = frozenset("ab")
 
     assert (
-        suspect_inputs([AccuracyEstimate("one", both, 0.9, now=0.2), AccuracyEstimate("two", both, 0.8)]) == frozenset()
+        suspect_inputs([AccuracyEstimate("one", both, 0.9, observed=0.2), AccuracyEstimate("two", both, 0.8)])
+        == frozenset()
     )
 
 
 def test_what_is_suspected_stays_so_while_half_of_what_told_it_does():
     rest = (AccuracyEstimate("video", frozenset("v"), 0.7), AccuracyEstimate("text", frozenset("t"), 0.4))
     for lost, fallen in ((0.13, "av"), (0.1, ""), (0.05, "")):
-        beliefs = [AccuracyEstimate("both", frozenset("vt"), 0.86, now=0.86 - lost), *rest]
+        beliefs = [AccuracyEstimate("both", frozenset("vt"), 0.86, observed=0.86 - lost), *rest]
         assert suspect_inputs(beliefs) == (
             frozenset("t") if fallen else frozenset("t") if lost >= 0.064 else frozenset()
         )

@@ -118,7 +118,7 @@ async def test_who_began_on_the_first_image_begins_anew_once_images_are_read_who
         assert [len(chat.images) for chat in writer.written[-2:]] == [0, 3]
         turns.set()
         await until(lambda: not encoder.running and not writer.running)
-        await until(lambda: not any(slot.inflight for desk in rig.router._desks.values() for slot in desk.slots))
+        await until(lambda: not any(slot.inflight for desk in rig.router.schedulers.values() for slot in desk.replicas))
         assert await rig.outcomes() == {"ok": 2}
 
 

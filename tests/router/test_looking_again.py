@@ -32,11 +32,13 @@ def quick_first(view):
             drops.append(head)
             continue
         point = points[-1]
-        company = view.beside(head, point)
-        by_task = BY_TASK if head.work.wish.task not in {"", *MEASURED} else {}
-        look = EscalationRule(0.5, "default", accuracy=0.8, share=MEASURED.get(head.work.wish.task), by_task=by_task)
+        company = view.candidates(head, point)
+        by_task = BY_TASK if head.request.options.task not in {"", *MEASURED} else {}
+        look = EscalationRule(
+            0.5, "default", accuracy=0.8, share=MEASURED.get(head.request.options.task), by_task=by_task
+        )
         again = look if point.name == "quick" else None
-        return Dispatch(point, company.first(min(view.most_rows, company.rows)), drops, again)
+        return Dispatch(point, company.first(min(view.max_batch_rows, company.rows)), drops, again)
     return WaitUntil(drops=drops)
 
 
@@ -44,7 +46,7 @@ class Looking(Desktop):
     """A stage whose model says how certain it is."""
 
     def __init__(self, slots=1, points=POINTS, **changes):
-        super().__init__(Policy(quick_first, falls_back=True), slots=slots, **changes)
+        super().__init__(Policy(quick_first, uses_fallbacks=True), slots=slots, **changes)
         pipeline = a_pipeline(1)
         stage = pipeline.spec.stages[0]
         described = stage.model_dump(by_alias=True) | {"outputs": OUTPUTS, "confidence": "sure"}
@@ -56,28 +58,28 @@ class Looking(Desktop):
             type(stage).model_validate(described),
             plan=plan.spec.stages[0],
             max_rows=100,
-            policy=Policy(quick_first, falls_back=True),
+            policy=Policy(quick_first, uses_fallbacks=True),
             drop_policy=changes.get("drop_policy", "Predicted"),
             clock=self.clock,
-            carrier=self,
-            tally=self,
-            suspects=None,
+            transport=self,
+            stats=self,
+            query_of_death=None,
             grace_seconds=10.0,
         )
         self.slots = [ReplicaSlots(f"slot-{n}") for n in range(slots)]
         for slot in self.slots:
-            slot.offer(READY)
+            slot.set_ready_variants(READY)
         self.desk.set_replicas(self.slots)
 
-    def answer(self, parcel, confidences):
+    def answer(self, batch, confidences):
         """Give each row of a batch its place in the batch, plus 100 at the better point."""
         given, begin = [], 0
-        for piece in parcel.batch:
-            own = np.array(confidences[begin : begin + piece.rows], np.float32)
-            y = np.full((piece.rows, 4), 100.0 if parcel.point.name == "default" else 0.0, np.float32)
-            given.append({"y": y + np.arange(piece.start, piece.stop)[:, None], "sure": own})
-            begin += piece.rows
-        self.desk.on_batch_end(parcel, Completed(given, parcel.point.name))
+        for row_slice in batch.row_slices:
+            own = np.array(confidences[begin : begin + row_slice.rows], np.float32)
+            y = np.full((row_slice.rows, 4), 100.0 if batch.point.name == "default" else 0.0, np.float32)
+            given.append({"y": y + np.arange(row_slice.start, row_slice.stop)[:, None], "sure": own})
+            begin += row_slice.rows
+        self.desk.on_batch_end(batch, Completed(given, batch.point.name))
         self.settle()
 
 
@@ -100,18 +102,18 @@ def ys(work):
 def test_the_doubted_rows_alone_go_again_at_the_better_point(top):
     work = looked_at_once(top)
 
-    assert [(piece.start, piece.stop) for piece in top.sent[1].batch] == [(1, 2), (3, 4)]
+    assert [(row_slice.start, row_slice.stop) for row_slice in top.sent[1].row_slices] == [(1, 2), (3, 4)]
     assert top.sent[1].point.name == "default"
-    assert all(piece.provisional.operating_point == "quick" for piece in top.sent[1].batch)
+    assert all(row_slice.provisional_response.operating_point == "quick" for row_slice in top.sent[1].row_slices)
     assert work.owner.outputs is None
 
     top.answer(top.sent[1], [SURE, SURE])
     assert ys(work) == [0.0, 101.0, 2.0, 103.0]
-    assert not any(piece.provisional for piece in work.owner.served)
+    assert not any(row_slice.escalation_pending for row_slice in work.owner.served)
 
 
 def test_a_point_whose_looks_win_less_than_was_measured_is_told():
-    look = {"point": "default", "below": 0.5, "share": 0.5, "accuracy": 0.8}
+    look = {"to": "default", "confidenceBelow": 0.5, "share": 0.5, "accuracy": 0.8}
     known = [
         point | {"accuracyEvidence": {"source": "Measured", "meanConfidence": point["accuracy"]}} for point in POINTS
     ]
@@ -123,7 +125,7 @@ def test_a_point_whose_looks_win_less_than_was_measured_is_told():
             top.clock.run(top.clock.now + 1.0)
             top.answer(top.sent[-1], confidences)
 
-    told = top.desk.watch.drifted(top.clock.now)
+    told = top.desk.accuracy_monitor.drifted_accuracies(top.clock.now)
     assert told[top.desk.variant, "default", ""] == pytest.approx(0.7, abs=0.06), (
         "0.2 a row that is looked at again, or 0"
     )
@@ -133,14 +135,14 @@ def test_a_point_whose_looks_win_less_than_was_measured_is_told():
 @pytest.mark.parametrize("rows", [2, 1])
 def test_a_row_that_is_doubted_is_as_accurate_as_such_rows_were_measured_to_be_however_few_there_are(top, rows):
     work = top.take(rows, 3.0)
-    work.wish = RequestOptions(task="measured")
+    work.options = RequestOptions(task="measured")
     top.clock.run(0.2)
     top.answer(top.sent[0], [DOUBTED] * rows)
     top.clock.run(3.0)
 
-    (piece,) = work.owner.served
-    assert piece.provisional
-    assert piece.accuracy == pytest.approx((0.7 - 0.75 * 0.8) / 0.25), "and not 0.7, as of all"
+    (row_slice,) = work.owner.served
+    assert row_slice.escalation_pending
+    assert row_slice.accuracy == pytest.approx((0.7 - 0.75 * 0.8) / 0.25), "and not 0.7, as of all"
 
 
 def test_a_job_caught_by_its_deadline_is_answered_with_what_is_known(top):
@@ -150,7 +152,7 @@ def test_a_job_caught_by_its_deadline_is_answered_with_what_is_known(top):
 
     top.clock.run(3.0)
     assert ys(work) == [0.0, 1.0, 2.0, 3.0]
-    assert [piece.provisional for piece in work.owner.served] == [False, True, False, True]
+    assert [row_slice.escalation_pending for row_slice in work.owner.served] == [False, True, False, True]
     top.answer(top.sent[1], [SURE, SURE])
     assert top.desk.queue.rows == 0
 
@@ -166,11 +168,11 @@ def test_who_has_no_time_for_a_second_look_is_answered_at_once(top, deadline, lo
 def test_a_replica_that_is_lost_with_a_second_look_costs_no_answer(top):
     work = looked_at_once(top)
     for _ in range(2):
-        for parcel in [parcel for parcel in top.sent if parcel.slot.computing is parcel]:
-            top.desk.ended(parcel, ReplicaLost("gone"))
+        for batch in [batch for batch in top.sent if batch.replica.computing is batch]:
+            top.desk.on_batch_end(batch, ReplicaLost("gone"))
             top.settle()
     while work.owner.outputs is None and top.slots[0].computing is not None:
-        top.desk.ended(top.slots[0].computing, ReplicaLost("gone"))
+        top.desk.on_batch_end(top.slots[0].computing, ReplicaLost("gone"))
         top.settle()
 
     assert work.owner.refusal is None
@@ -181,17 +183,17 @@ def test_expected_accuracy_is_counted_by_rows_and_the_doubted_have_what_the_othe
     work = looked_at_once(top, deadline=3.0)
     top.clock.run(3.0)
 
-    assert sum(piece.rows * piece.accuracy for piece in work.owner.served) / 4 == pytest.approx(0.7)
+    assert sum(row_slice.rows * row_slice.accuracy for row_slice in work.owner.served) / 4 == pytest.approx(0.7)
 
     again = Looking()
     work = looked_at_once(again)
     again.answer(again.sent[1], [SURE, SURE])
-    assert sum(piece.rows * piece.accuracy for piece in work.owner.served) / 4 == pytest.approx(0.8)
+    assert sum(row_slice.rows * row_slice.accuracy for row_slice in work.owner.served) / 4 == pytest.approx(0.8)
 
 
 def test_a_plan_that_allows_no_better_point_any_more_lets_the_answer_stand():
     top = Looking()
-    top.slots[0].offer(READY)
+    top.slots[0].set_ready_variants(READY)
     work = top.take(4)
     top.settle()
     planned = a_plan(a_pipeline(1), operatingPoint="quick", accuracy=0.7, serviceSeconds={1: 0.1, 8: 0.4})
@@ -204,7 +206,7 @@ def test_a_plan_that_allows_no_better_point_any_more_lets_the_answer_stand():
 
 def test_a_caller_who_leaves_takes_the_rows_that_go_again_along(top):
     work = looked_at_once(top)
-    top.desk.withdraw(work)
+    top.desk.cancel(work)
     top.answer(top.sent[1], [SURE, SURE])
 
     assert (work.owner.outputs, top.desk.queue.rows, top.desk.queue.special_rows) == (None, 0, 0)
@@ -214,13 +216,13 @@ def test_a_caller_who_leaves_takes_the_rows_that_go_again_along(top):
     ("task", "doubted", "accuracies"), [("cars", [1], {0.85, 0.55}), ("birds", [], {0.4}), ("ships", [], {0.7})]
 )
 def test_each_task_is_doubted_by_its_own_threshold_and_one_that_has_none_not_at_all(top, task, doubted, accuracies):
-    work = top.take(2, wish=RequestOptions(task=task))
+    work = top.take(2, options=RequestOptions(task=task))
     top.clock.run(0.2286)
     top.answer(top.sent[0], [SURE, 0.7])
 
-    again = [piece for parcel in top.sent[1:] for piece in parcel.batch]
-    assert [row for piece in again for row in range(piece.start, piece.stop)] == doubted
+    again = [row_slice for batch in top.sent[1:] for row_slice in batch.row_slices]
+    assert [row for row_slice in again for row in range(row_slice.start, row_slice.stop)] == doubted
     if doubted:
-        assert all(piece.again == EscalationRule(0.85, "default", 0.85, 0.5) for piece in again)
+        assert all(row_slice.escalation == EscalationRule(0.85, "default", 0.85, 0.5) for row_slice in again)
         top.clock.run(100.0)
-    assert {round(piece.accuracy, 4) for piece in work.owner.served} == accuracies
+    assert {round(row_slice.accuracy, 4) for row_slice in work.owner.served} == accuracies

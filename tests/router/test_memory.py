@@ -105,7 +105,7 @@ def a_router(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         write_json(folder / "plan.json", a_plan(pipeline))
         write_json(folder / "endpoints.json", Endpoints(stages={"stage-0": (endpoint,)}))
         files = (f"--{name}={folder / file}" for name, file in FILES.items())
-        with a_process("trimtab_router", *files) as (process, ports):
+        with a_process("trimtab_router", "--no-proxy", *files) as (process, ports):
             yield process, json.loads(ports)["rest_port"]
 
 

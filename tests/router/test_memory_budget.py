@@ -24,23 +24,23 @@ def test_a_reservation_grows_and_ends_once():
         with pytest.raises(Refusal, match="60 bytes are in flight and 41 more do not fit below 100"):
             other.grow(41)
         other.grow(40)
-        other.note(50)  # what is there is there
+        other.record(50)  # what is there is there
         assert (budget.bytes_in_flight, budget.requests) == (150, 2)
-        one.answered()
+        one.mark_served()
         assert (budget.bytes_in_flight, budget.requests) == (150, 1)
         one.end()
 
-    one.note(5)
+    one.record(5)
     assert (budget.bytes_in_flight, budget.requests) == (0, 0)
 
 
-def test_a_client_has_so_many_requests_and_bytes_and_others_have_theirs():
+def test_client_quotas_are_independent():
     budget = MemoryBudget(1000, max_client_requests=2, max_client_bytes=100)
     first, second = budget.reservation("a"), budget.reservation("a")
     with pytest.raises(Refusal) as caught:
         budget.reservation("a")
     assert (caught.value.code, caught.value.reason) == (ErrorCode.RESOURCE_EXHAUSTED, "ClientConcurrencyLimited")
-    assert caught.value.callers_fault
+    assert caught.value.client_error
 
     first.grow(60)
     with pytest.raises(Refusal) as caught:
@@ -55,12 +55,12 @@ def test_a_client_has_so_many_requests_and_bytes_and_others_have_theirs():
     second.grow(100)
 
 
-def test_answers_that_nobody_reads_take_no_room_from_requests_and_the_oldest_is_cut():
+def test_unread_responses_are_aborted_oldest_first():
     budget, cut = MemoryBudget(100, max_client_bytes=1000), list[str]()
     slow = [budget.reservation("a") for _ in range(3)]
     for name, reservation in zip("abc", slow, strict=True):
         reservation.grow(40)
-        reservation.deliver(60, partial(cut.append, name))
+        reservation.hold_response(60, partial(cut.append, name))
 
     assert cut == ["a", "b"]
     assert (budget.bytes_in_flight, budget.requests) == (60, 0)
@@ -68,13 +68,12 @@ def test_answers_that_nobody_reads_take_no_room_from_requests_and_the_oldest_is_
         one.grow(100)
         assert budget.bytes_in_flight == 160
     large = budget.reservation()
-    large.deliver(500, lambda: cut.append("large"))  # the newest is let be, however large
+    large.hold_response(500, lambda: cut.append("large"))  # the newest is let be, however large
     assert cut == ["a", "b", "c"]
 
     for reservation in (*slow, large):
         reservation.end()
     assert budget.bytes_in_flight == 0
-    assert not budget._clients._bytes
 
 
 def test_large_requests_leave_room_for_small_ones():
@@ -83,11 +82,13 @@ def test_large_requests_leave_room_for_small_ones():
         large.grow(75 * SMALL_BYTES)
         with pytest.raises(Refusal, match="in flight and 1 more do not fit below 19660800"):
             large.grow(1)
-        large.note(50 * SMALL_BYTES)  # as its stages' outputs are
+        large.record(50 * SMALL_BYTES)  # as its stages' outputs are
         small.grow(SMALL_BYTES)
         with pytest.raises(Refusal):
             small.grow(1)  # it is small no more
-    assert (budget.bytes_in_flight, budget._asked_bytes) == (0, 0)
+    assert budget.bytes_in_flight == 0
+    with budget.reservation() as whole:
+        whole.grow(SMALL_BYTES)
 
 
 def test_only_clients_with_something_under_way_are_kept():
@@ -96,11 +97,10 @@ def test_only_clients_with_something_under_way_are_kept():
         with budget.reservation(f"client {number}") as reservation:
             reservation.grow(10)
 
-    assert len(budget._clients) == 0
-    assert not budget._clients._bytes
+    assert len(budget.clients) == 0
 
 
-async def test_clients_are_told_apart_by_the_header_of_the_door():
+async def test_clients_are_identified_by_envoys_header():
     replica, one_at_a_time = FakeReplica(), EdgeSettings(clients=ClientLimits(concurrency=1))
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}, edge=one_at_a_time) as rig:
         first = await blocked(rig, replica)
@@ -118,7 +118,7 @@ async def test_clients_are_told_apart_by_the_header_of_the_door():
         assert rig.value("trimtab_client_errors_total") == 1
 
 
-async def test_what_a_clients_own_bounds_turn_away_is_no_load_to_plan_for():
+async def test_requests_beyond_client_quota_are_not_planned_for():
     """Nothing may be planned by it: one client could drive every plan to its lightest variants."""
     replica, bounds = FakeReplica(), ClientLimits(concurrency=2, in_flight=10_000)
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}, edge=EdgeSettings(clients=bounds)) as rig:
@@ -139,9 +139,9 @@ async def test_what_a_clients_own_bounds_turn_away_is_no_load_to_plan_for():
         assert sum(rig.router.arrivals.history(time.time() + 1.0, 600)) == 3
 
 
-def test_whoever_looks_for_garbage_is_told_of_large_requests_alone():
+def test_only_large_requests_trigger_collection():
     told = list[str]()
-    budget = MemoryBudget(100 * LARGE_BYTES, large_ended=lambda: told.append("large"))
+    budget = MemoryBudget(100 * LARGE_BYTES, on_large_end=lambda: told.append("large"))
     with budget.reservation() as small:
         small.grow(LARGE_BYTES)
     assert not told
@@ -149,7 +149,7 @@ def test_whoever_looks_for_garbage_is_told_of_large_requests_alone():
     with budget.reservation() as large:
         large.grow(LARGE_BYTES + 1)
     with budget.reservation() as answered:
-        answered.deliver(LARGE_BYTES + 1, lambda: None)
+        answered.hold_response(LARGE_BYTES + 1, lambda: None)
 
     assert told == ["large", "large"]
 

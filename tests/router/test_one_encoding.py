@@ -25,8 +25,8 @@ def shown(encoders):
 
 def riding(rig):
     """How many rows ride along."""
-    parcels = {parcel for parcel, _ in rig.router._desks["encode"]._sharing._under_way.values()}
-    return sum(len(parcel.riders) for parcel in parcels)
+    parcels = {parcel for parcel, _ in rig.router.schedulers["encode"]._sharing._under_way.values()}
+    return sum(len(parcel.joined_rows) for parcel in parcels)
 
 
 async def many(rig, count, *pictures, **fields):
@@ -56,7 +56,7 @@ async def test_one_encoding_does_for_all_who_show_an_image_and_each_pulls_its_ow
         assert {url.rpartition("/")[2] for url in urls} == set.union(*(encoder.kept for encoder in encoders))
         assert await rig.outcomes() == {"ok": 12}
         assert await rig.metric("trimtab_encoder_dedup_total", stage="encode", source="inflight") == 11
-        assert len(rig.router._desks["encode"]._sharing) == 0
+        assert len(rig.router.schedulers["encode"]._sharing) == 0
 
 
 async def test_other_images_and_text_do_not_wait_for_who_rides_along():
@@ -80,7 +80,7 @@ async def test_images_that_wait_ride_along_as_soon_as_one_of_them_leaves():
         first = asyncio.create_task(ask(rig, a_picture(9)))
         await until(lambda: encoder.running == 1)
         same = [asyncio.create_task(ask(rig, a_picture(1), a_picture(2))) for _ in range(6)]
-        await until(lambda: rig.router._desks["encode"].queue.rows == 12)
+        await until(lambda: rig.router.schedulers["encode"].queue.rows == 12)
         turns.set()
 
         assert [(await chat)[0] for chat in (first, *same)] == [200] * 7
@@ -104,7 +104,7 @@ async def test_nothing_is_shared_across_tenants_nor_with_who_shows_only_this_ima
         chats = [asyncio.create_task(ask(rig, a_picture(1), headers=each)) for each in headers]
         await until(lambda: riding(rig) == 1)
         beside = asyncio.create_task(ask(rig, a_picture(1), a_picture(2), headers=headers[0]))
-        await until(lambda: rig.router.budget.requests == 4)
+        await until(lambda: rig.router.memory.requests == 4)
         for encoder in encoders:
             encoder.gate.set()
         assert [(await chat)[0] for chat in (*chats, beside)] == [200] * 4
@@ -133,7 +133,7 @@ async def test_a_leader_who_hangs_up_takes_nobody_along():
         chats = await many(rig, 5, a_picture(1))
         for chat in (chats[0], chats[3]):
             chat.cancel()
-        await until(lambda: rig.router.budget.requests == 3)
+        await until(lambda: rig.router.memory.requests == 3)
         for encoder in encoders:
             encoder.gate.set()
 
@@ -224,7 +224,7 @@ async def test_who_leaves_while_an_image_is_asked_for_leaves_nothing():
         late = asyncio.create_task(ask(rig, a_picture(1)))
         await until(lambda: encoder.waiting == 1)
         late.cancel()
-        await until(lambda: rig.router.budget.requests == 0)
+        await until(lambda: rig.router.memory.requests == 0)
         encoder.answers.set()
         await until(lambda: len(encoder.asked) == 1 and not encoder.kept)
 

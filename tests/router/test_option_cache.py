@@ -13,7 +13,7 @@ from trimtab_router.scheduling.policies import POLICIES, modality_mix
 from trimtab_router.scheduling.policies.interface import Dispatch, SchedulerView
 from trimtab_router.scheduling.policies.job_groups import JobGroup, group_jobs, job_options
 from trimtab_router.scheduling.policies.option_cache import OptionCache, precompute_tables, undominated
-from trimtab_router.scheduling.policies.split_table import ENCODER_DEDUP, MOST_ROWS, split_table
+from trimtab_router.scheduling.policies.split_table import ESCALATION_FILL_ROWS, MAX_SPLIT_ROWS, split_table
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, ServedRows, StageRequest
 
@@ -24,14 +24,14 @@ def a_job(rows, floor=0.0, deadline=1.0, senses=SENSES):
     inputs = {name: np.zeros((rows, 1), np.uint8) for name in senses}
     runnable = ReadyStage("name", rows, inputs)
     wish = RequestOptions(accuracy_floor=floor)
-    return StageRequest(Caller(), runnable, deadline=deadline, now=0.0, wish=wish, accuracy_floor=floor)
+    return StageRequest(Caller(), runnable, deadline=deadline, now=0.0, options=wish, accuracy_floor=floor)
 
 
 def a_view(*pieces):
     queue = DeadlineQueue(10_000)
     for piece in pieces:
         queue.push(piece)
-    return SchedulerView(0.0, queue, deciding.POINTS, 64, 0.0, "Predicted", free_at=lambda: (0.0,), mixes=True)
+    return SchedulerView(0.0, queue, deciding.POINTS, 64, 0.0, "Predicted", free_at=lambda: (0.0,), mixes_points=True)
 
 
 def whole(work, **changes):
@@ -53,12 +53,12 @@ def test_offers_are_all_splits_that_reach_the_floor_and_that_no_other_beats(floo
     found = job_options(menu, a_unit(a_job(9, floor)), mixed=True)
     assert found is not None
 
-    fare = menu.fare([whole(a_job(9))])
-    page = fare.book.mixed(9)
-    seconds = page.seconds(np.array(fare.ratios))
+    fare = menu.point_options([whole(a_job(9))])
+    page = fare.split_table.mixed(9)
+    seconds = page.seconds(np.array(fare.slowdowns))
     reaching = np.flatnonzero(page.accuracy >= floor - 5e-5)
     kept = reaching[undominated(seconds[reaching], page.accuracy[reaching])]
-    own = found.places[1:] if found.least < 1 else found.places
+    own = found.indices[1:] if found.first_share < 1 else found.indices
     assert own.tolist() == kept.tolist()
     assert found.seconds[-own.size :] == pytest.approx(seconds[kept])
     assert found.values[-own.size :] == pytest.approx(9 * page.accuracy[kept])
@@ -68,9 +68,9 @@ def test_of_a_floor_that_needs_a_second_look_the_first_may_be_all_there_is_time_
     found = job_options(OptionCache(a_view()), a_unit(a_job(9, 0.86)), mixed=False)
 
     assert found is not None
-    assert found.least == 0.5
-    line, rows = found.lines(0)[0]
-    assert line.look is not None
+    assert found.first_share == 0.5
+    line, rows = found.serving_options(0)[0]
+    assert line.escalation is not None
     assert rows == 9
     assert found.seconds[0] < found.seconds[1:].min()
 
@@ -86,12 +86,14 @@ def test_small_jobs_go_together_where_one_way_for_all_costs_no_more_than_a_mix_f
 def test_only_the_point_that_was_measured_looks_again():
     job = a_job(4, 0.78)
     served = ServedRows("late", "audio-text", 4, 0.0, 0.0, 1, 0.33, 0.0)
-    doubted = RowSlice(job, 0, 1, provisional=served, again=EscalationRule(0.43, "all", 0.7847, 0.1263))
+    doubted = RowSlice(job, 0, 1, provisional_response=served, escalation=EscalationRule(0.43, "all", 0.7847, 0.1263))
     view = a_view(doubted)
 
     found = job_options(OptionCache(view), group_jobs(OptionCache(view), 20)[0], mixed=True)
     assert found is not None
-    assert [line.way.name for option in range(found.places.size) for line, _ in found.lines(option)] == ["all"]
+    assert [
+        line.split_option.name for option in range(found.indices.size) for line, _ in found.serving_options(option)
+    ] == ["all"]
     assert found.values == pytest.approx([0.7847 - 0.33])
     assert [point.name for point in view.points if point.suits(doubted)] == ["all"]
     leaving = modality_mix.decide(view)
@@ -103,7 +105,7 @@ def doubted_rows(rows, deadline):
     """Rows that go again, with the answer they have."""
     served = ServedRows("late", "audio-text", 64, 0.0, 0.0, rows, 0.33, 0.0)
     job = a_job(rows, 0.78, deadline)
-    return whole(job, provisional=served, again=EscalationRule(0.43, "all", 0.7847, 0.1263))
+    return whole(job, provisional_response=served, escalation=EscalationRule(0.43, "all", 0.7847, 0.1263))
 
 
 def test_second_looks_wait_for_company_while_they_have_time():
@@ -113,7 +115,7 @@ def test_second_looks_wait_for_company_while_they_have_time():
     for deadline in (2.0 * full_seconds, 0.6 * full_seconds):
         leaving = modality_mix.decide(a_view(doubted_rows(2, deadline), whole(a_job(24, 0.78, deadline=1.5))))
         assert isinstance(leaving, Dispatch)
-        found.append(leaving.takes[0].provisional is not None)
+        found.append(leaving.row_slices[0].provisional_response is not None)
 
     assert found == [False, True]
 
@@ -123,41 +125,43 @@ def test_where_nobody_else_waits_a_second_look_leaves_at_once():
 
     assert isinstance(leaving, Dispatch)
     assert leaving.point.name == "all"
-    assert sum(piece.rows for piece in leaving.takes) == 5, "in one batch"
+    assert sum(piece.rows for piece in leaving.row_slices) == 5, "in one batch"
 
 
 def test_doubted_rows_are_charged_what_they_take_in_company():
-    book = OptionCache(a_view()).fare([whole(a_job(4))]).book
-    line = next(line for line in book.lines if line.look is not None)
-    assert line.look is not None
-    assert line.then is not None
-    first, again = np.array(book.batches[line.point].seconds), np.array(book.batches[line.then].seconds)
-    share = line.look.share
-    charged, rows = np.array(line.way.seconds) - first, np.arange(65)
+    book = OptionCache(a_view()).point_options([whole(a_job(4))]).split_table
+    line = next(line for line in book.options if line.escalation is not None)
+    assert line.escalation is not None
+    assert line.escalation_point is not None
+    first, again = np.array(book.batches[line.point].seconds), np.array(book.batches[line.escalation_point].seconds)
+    share = line.escalation.share
+    charged, rows = np.array(line.split_option.seconds) - first, np.arange(65)
     alone = again[np.ceil(share * rows - 1e-9).astype(int)]
 
-    few = share * rows <= ENCODER_DEDUP
-    assert charged[few] == pytest.approx((share * rows * again[ENCODER_DEDUP] / ENCODER_DEDUP)[few])
+    few = share * rows <= ESCALATION_FILL_ROWS
+    assert charged[few] == pytest.approx((share * rows * again[ESCALATION_FILL_ROWS] / ESCALATION_FILL_ROWS)[few])
     assert (charged <= alone + 1e-12).all()
     assert charged[16] < 0.6 * alone[16]
 
 
 def test_what_is_known_of_doubted_rows_is_what_the_others_leave():
-    assert EscalationRule(0.43, "all", 0.7847, 0.1263).of_doubted(0.7275) == pytest.approx(0.3318, abs=1e-4)
-    assert EscalationRule(0.43, "all").of_doubted(0.7275) == 0.7275
+    assert EscalationRule(0.43, "all", 0.7847, 0.1263).low_confidence_accuracy(0.7275) == pytest.approx(
+        0.3318, abs=1e-4
+    )
+    assert EscalationRule(0.43, "all").low_confidence_accuracy(0.7275) == 0.7275
 
 
 def test_rows_that_wait_for_a_second_look_are_not_asked_for_accuracy_once_more():
     job = a_job(10, 0.8)
     assert job.missing_accuracy == pytest.approx(0.8)
-    job.promised, job.promised_rows, job.queued_rows = 6 * 0.82, 6, 4 + 2  # two of the six wait again
+    job.expected_correct, job.dispatched_rows, job.queued_rows = 6 * 0.82, 6, 4 + 2  # two of the six wait again
 
     assert job.missing_accuracy == pytest.approx((8.0 - 4.92) / 4)
 
 
 def test_rows_of_different_senses_are_offered_what_reads_no_more_than_both_have():
     menu = OptionCache(a_view())
-    fare = menu.fare([whole(a_job(1, senses=("audio", "text"))), whole(a_job(1))])
+    fare = menu.point_options([whole(a_job(1, senses=("audio", "text"))), whole(a_job(1))])
 
     assert sorted(point.name for point in fare.points) == ["audio", "audio-text", "text"]
 
@@ -171,14 +175,14 @@ def test_a_decision_among_twenty_jobs_is_made_in_milliseconds():
 def test_what_was_prepared_is_not_worked_out_again_where_a_decision_is_made():
     points = [replace(point, accuracy=0.97 * point.accuracy) for point in deciding.POINTS]
     book = split_table(points, "", 64)
-    assert book.written < 1
+    assert book.max_mixed_rows < 1
 
     precompute_tables(points, 64)()
 
-    assert book.written == MOST_ROWS
+    assert book.max_mixed_rows == MAX_SPLIT_ROWS
     assert split_table(points, "", 64) is book
-    heard = [point for point in points if point.reads is not None and point.reads <= {"audio", "text"}]
-    assert split_table(heard, "", 64).written == MOST_ROWS
+    heard = [point for point in points if point.inputs is not None and point.inputs <= {"audio", "text"}]
+    assert split_table(heard, "", 64).max_mixed_rows == MAX_SPLIT_ROWS
 
 
 def test_a_decision_waits_for_no_splits_that_another_thread_writes(monkeypatch):
@@ -188,16 +192,18 @@ def test_a_decision_waits_for_no_splits_that_another_thread_writes(monkeypatch):
     view = replace(a_view(whole(job)), points=points)
 
     early = POLICIES["ModalityMix"].decide(view)
-    assert book.written < 1
+    assert book.max_mixed_rows < 1
     assert isinstance(early, Dispatch)
-    promised = early.point.accuracy if early.again is None else early.again.accuracy
+    promised = early.point.accuracy if early.escalation is None else early.escalation.accuracy
     assert promised is not None
     assert promised >= 0.75
 
     write()
-    assert book.written == MOST_ROWS
+    assert book.max_mixed_rows == MAX_SPLIT_ROWS
     menu = OptionCache(view)
-    assert np.any(np.count_nonzero(menu.fare([whole(job)]).card(64, mixed=True).page.rows, axis=1) > 1)
+    assert np.any(
+        np.count_nonzero(menu.point_options([whole(job)]).scaled_splits(64, mixed=True).split_set.rows, axis=1) > 1
+    )
 
 
 def points_of(most_rows):
@@ -209,18 +215,22 @@ def points_of(most_rows):
         yield replace(point, profiled=profiled, seconds=(0.0, *profiled).__getitem__)
 
 
-SMALL, WITH_A_FLOOR, LARGE = [a_job(1, deadline=9.0) for _ in range(200)], [a_job(2, 0.6)], [a_job(150, 0.6)]
+LARGE_QUEUES = {
+    "small": [a_job(1, deadline=9.0) for _ in range(200)],
+    "with a floor": [a_job(2, 0.6)],
+    "large": [a_job(150, 0.6)],
+}
 
 
-@pytest.mark.parametrize("jobs", [SMALL, WITH_A_FLOOR, LARGE], ids=["small", "with a floor", "large"])
+@pytest.mark.parametrize("jobs", LARGE_QUEUES.values(), ids=LARGE_QUEUES)
 @pytest.mark.parametrize("name", POLICIES)
 def test_of_batches_larger_than_any_that_are_planned_one_leaves_by_every_policy(name, jobs):
     points = list(points_of(130))
-    view = replace(a_view(*map(whole, jobs)), points=points, most_rows=130)
+    view = replace(a_view(*map(whole, jobs)), points=points, max_batch_rows=130)
 
     leaving = POLICIES[name].decide(view)
     assert isinstance(leaving, Dispatch)
-    assert 1 <= sum(piece.rows for piece in leaving.takes) <= 130
+    assert 1 <= sum(piece.rows for piece in leaving.row_slices) <= 130
 
 
 def test_books_of_batches_larger_than_any_that_are_planned_are_prepared():
@@ -228,5 +238,8 @@ def test_books_of_batches_larger_than_any_that_are_planned_are_prepared():
     precompute_tables(points, 130)
 
     assert (
-        OptionCache(replace(a_view(), points=points, most_rows=130)).fare([whole(a_job(9))]).book.written == MOST_ROWS
+        OptionCache(replace(a_view(), points=points, max_batch_rows=130))
+        .point_options([whole(a_job(9))])
+        .split_table.max_mixed_rows
+        == MAX_SPLIT_ROWS
     )

@@ -8,7 +8,7 @@ import numpy as np
 from tests.router.chats import ChatReplica, a_png
 from tests.router.fakes import until
 from tests.router.parted import Encoder, ask, reading, references, shown_by
-from trimtab_router.execution.executor import MOST_STARVED
+from trimtab_router.execution.executor import MAX_EMBEDDING_LOSSES
 
 
 async def test_each_image_is_a_row_and_the_writer_is_told_where_to_pull_them_in_their_order():
@@ -100,7 +100,7 @@ async def test_a_chat_that_kills_who_reads_it_costs_no_more_writers_than_may_be(
     encoder, writers = Encoder(), [ChatReplica(name=f"writer-{number}", dies_reading=True) for number in range(5)]
     async with reading([encoder], writers) as rig:
         assert (await ask(rig, a_png(9, 9)))[0] == 500
-        assert sum(len(writer.written) for writer in writers) == MOST_STARVED
+        assert sum(len(writer.written) for writer in writers) == MAX_EMBEDDING_LOSSES
         assert await rig.outcomes() == {"failed": 1}
 
 
@@ -113,7 +113,7 @@ async def test_who_hangs_up_leaves_nothing_at_an_encoder():
         early.cancel()
         writer.gate.clear()
         late = asyncio.create_task(ask(rig, a_png(9, 9)))
-        await until(lambda: rig.router.budget.requests == 1)
+        await until(lambda: rig.router.memory.requests == 1)
         encoder.gate.set()
         await until(lambda: writer.running > 0)
         late.cancel()

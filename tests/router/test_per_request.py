@@ -31,7 +31,7 @@ def brought(rates: Mapping[tuple[int, int], Sequence[int]], per_second: int = 20
     return rows
 
 
-def test_a_rise_of_what_requests_bring_is_followed_in_five_seconds_and_a_fall_in_twenty():
+def test_rise_is_followed_in_5_seconds_and_fall_in_20():
     rows = brought({(0, 60): [0, 0, 1], (60, 66): [3], (66, 100): [0, 0, 1]})
     before, after = (brought({(0, 60): [0, 0, 1], (60, end): [3]}) for end in (66, 80))
 
@@ -45,7 +45,7 @@ def test_an_end_of_what_a_stage_was_brought_is_seen():
     assert rows.expected(81.0)["encode"] < 0.25
 
 
-def test_two_seconds_of_a_rise_are_followed_as_far_as_they_are_sure():
+def test_short_rise_is_followed_to_its_lower_bound():
     rows = brought({(0, 60): [0, 0, 1], (60, 62): [3]})
     minute = (58 / 3 + 6) / 60
 
@@ -60,7 +60,7 @@ def test_a_few_requests_are_no_rise(per_second):
 
 @pytest.mark.parametrize("per_second", [1, 2, 20])
 @pytest.mark.parametrize("rare", [0.002, 0.02])
-def test_what_spreads_widely_around_one_mean_is_hardly_ever_taken_for_a_change(per_second, rare):
+def test_wide_spread_is_not_taken_for_a_change(per_second, rare):
     """As a real mix does: most show nothing, few show many."""
     shares = np.array([0.7, 0.3 - rare, rare])
     random, rows, strays = np.random.default_rng(7), PerRequestMean(), 0

@@ -9,7 +9,7 @@ from tests.builders import a_variant
 from tests.router.chats import a_chat_pipeline, a_writer
 from tests.router.test_generation import Writers
 from tests.router.test_queue import Caller
-from trimtab_protocol.chat.embedding_refs import EmbeddingRef, EncodedImage, blank_image, listed
+from trimtab_protocol.chat.embedding_refs import EmbeddingRef, EncodedImage, blank_image, dump_refs
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
 from trimtab_router.request.graph import ReadyStage
 from trimtab_router.scheduling.generation import GenerationTracker
@@ -23,8 +23,8 @@ QUARTER = Usage(prompt=10, text=10)
 
 
 def writing(top: Writers) -> GenerationTracker:
-    assert top.desk.writing is not None
-    return top.desk.writing
+    assert top.desk.generation is not None
+    return top.desk.generation
 
 
 class Readers(Writers):
@@ -33,12 +33,12 @@ class Readers(Writers):
     def __init__(self, **given):
         super().__init__(**(READS | given))
         for _ in range(20):
-            writing(self).prompts.learn(PromptFeatures(40), QUARTER)
+            writing(self).prompt_lengths.learn(PromptFeatures(40), QUARTER)
 
     def chat(self, text_bytes, deadline):
         inputs = {"messages": np.array([b"m" * text_bytes], object)}
         work = StageRequest(Caller(), ReadyStage("text", 1, inputs), deadline=deadline, now=self.clock.now)
-        writing(self).weigh(work, images=0)
+        writing(self).estimate_prompts(work, images=0)
         refusal = self.desk.refusal_of(work, self.clock.now)
         if refusal is None:
             self.desk.enqueue(work)
@@ -88,7 +88,7 @@ def test_what_was_made_of_images_is_read_off_their_references():
     def referring(row):
         return {"messages": np.array([b"{}"], object), "references": np.array([row], object)}
 
-    told = listed([blank_image(EncodedImage(rows=7)), EmbeddingRef(url="blank:", rows=5)])
+    told = dump_refs([blank_image(EncodedImage(rows=7)), EmbeddingRef(url="blank:", rows=5)])
     assert PromptFeatures.of(referring(told), 0, images=2) == PromptFeatures(2, 2, 12)
     assert PromptFeatures.of(referring(json.dumps([{}]).encode()), 0, images=1) == PromptFeatures(2, 1, None)
     assert PromptFeatures.of({"messages": np.array([b"{}"], object)}, 0, images=2) == PromptFeatures(2)
@@ -99,15 +99,15 @@ def test_of_two_chats_of_one_deadline_the_one_that_takes_longer_to_read_goes_fir
     top = Readers(places=1)
     first = top.chat(HELLO, deadline=100.0)
     short, long = top.chat(HELLO, deadline=50.0), top.chat(LONG, deadline=52.0)
-    assert [parcel.batch[0].work for parcel in top.sent] == [first]
+    assert [batch.row_slices[0].request for batch in top.sent] == [first]
     assert (long.prefill_seconds, long.due_at) == (pytest.approx(5.995), pytest.approx(52.0 - 5.995))
 
     top.end(top.sent[0])
     top.settle()
-    assert [parcel.batch[0].work for parcel in top.sent] == [long]
+    assert [batch.row_slices[0].request for batch in top.sent] == [long]
     top.end(top.sent[0])
     top.settle()
-    assert [parcel.batch[0].work for parcel in top.sent] == [short]
+    assert [batch.row_slices[0].request for batch in top.sent] == [short]
 
 
 def test_who_cannot_be_read_in_time_is_dropped_as_soon_as_that_is_certain():
@@ -131,31 +131,31 @@ def test_a_chat_goes_where_the_fewest_tokens_are_to_be_computed():
 
     assert (one.inflight, other.inflight) == (1, 3)
     assert other.pending_tokens == 15.0
-    parcel = next(parcel for parcel in top.sent if parcel.batch[0].work is long)
-    top.wrote(parcel, Chunk("a"))  # its prompt is read: from now on it takes a token of each step
+    batch = next(batch for batch in top.sent if batch.row_slices[0].request is long)
+    top.wrote(batch, Chunk("a"))  # its prompt is read: from now on it takes a token of each step
     assert one.pending_tokens == 1.0
     top.chat(HELLO, deadline=100.0)
     assert one.inflight == 2
-    for parcel in top.sent:
-        top.end(parcel)
+    for batch in top.sent:
+        top.end(batch)
     assert (one.pending_tokens, other.pending_tokens) == (0.0, 0.0)
 
 
 def test_a_long_prompt_does_not_make_the_machine_look_slow():
     top = Readers(places=1)
     top.chat(LONG, deadline=1000.0)
-    (parcel,) = top.sent
+    (batch,) = top.sent
     top.settle(6.095)
-    top.wrote(parcel, Chunk("a"))
+    top.wrote(batch, Chunk("a"))
 
-    assert top.desk.outlook.service_ratio == pytest.approx(1.0)
+    assert top.desk.latency_model.service_ratio == pytest.approx(1.0)
     assert [told[3] for told in top.told if told[0] == "served"] == [pytest.approx(6.095)]
 
 
 def test_short_prompts_are_never_predicted_to_take_less_than_nothing():
     top = Readers(promptTokens=1005.0, serviceSeconds={1: 0.2})
 
-    assert top.chat(HELLO, deadline=10.0).prefill_seconds == pytest.approx(-top.desk.outlook.service_seconds(1))
+    assert top.chat(HELLO, deadline=10.0).prefill_seconds == pytest.approx(-top.desk.latency_model.service_seconds(1))
 
 
 @pytest.mark.parametrize("unknown", [{"prefillSeconds": {}}, {"prefillSeconds": {}, "promptTokens": 0.0}])
@@ -171,11 +171,11 @@ def test_a_desk_learns_what_prompts_take_from_answers():
     work = StageRequest(
         Caller(), ReadyStage("text", 1, {"messages": np.array([b"m" * 400], object)}), deadline=9.0, now=0.0
     )
-    writing(top).weigh(work, images=0)
-    assert (work.tokens, work.prefill_seconds) == ((), 0.0)
+    writing(top).estimate_prompts(work, images=0)
+    assert (work.prompt_tokens, work.prefill_seconds) == ((), 0.0)
     top.desk.enqueue(work)
     top.settle()
-    (parcel,) = top.sent
-    top.wrote(parcel, LastChunk("", "stop", Usage(prompt=100, completion=1, text=100)))
+    (batch,) = top.sent
+    top.wrote(batch, LastChunk("", "stop", Usage(prompt=100, completion=1, text=100)))
 
-    assert writing(top).prompts.tokens(PromptFeatures(800)) == pytest.approx(200)
+    assert writing(top).prompt_lengths.tokens(PromptFeatures(800)) == pytest.approx(200)

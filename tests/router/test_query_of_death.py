@@ -49,7 +49,7 @@ async def test_a_query_of_death_costs_two_replicas_and_is_then_refused():
 
         for answer, value in zip([answers[0], *answers[2:]], (1, 2, 3), strict=True):
             answered(answer, 1, value)
-        assert answers[1][:2] == (500, "stage stage-0: its model server failed; the router's log says more")
+        assert answers[1][:2] == (500, "stage stage-0: its model server failed; see the router's log")
         assert deaths(replicas) == 2
 
         for _ in range(3):
@@ -62,14 +62,14 @@ async def test_a_query_of_death_costs_two_replicas_and_is_then_refused():
 
 async def test_what_is_not_repeatable_is_not_sent_again():
     replicas = [Mortal(name=f"r{n}") for n in range(2)]
-    pipeline = a_pipeline([a_stage("stage-0", repeatable=False)])
+    pipeline = a_pipeline([a_stage("stage-0", retryable=False)])
     async with a_rig(pipeline, {"stage-0": replicas}) as rig:
         status, message, headers = await rig.rest(a_request(value=13.0, parameters=PATIENT), **{"x-request-id": "r-1"})
 
         assert (status, headers["x-trimtab-reason"]) == (500, "NotRepeatable")
         assert message == (
             "stage stage-0: its model server failed, maybe after it ran; the stage is not repeatable; "
-            "the router's log says more under request id 'r-1'"
+            "see the router's log for request id 'r-1'"
         )
         assert deaths(replicas) == 1
         assert sum(len(replica.seen) for replica in replicas) == 1

@@ -17,8 +17,8 @@ class Caller:
 
     trace_parent = ""
     request_id = ""
-    listens = False
-    waits = True
+    has_listener = False
+    has_client = True
 
     def __init__(self) -> None:
         self.heard: list[tuple[int, Any]] = []
@@ -28,20 +28,20 @@ class Caller:
         self.starved: list[bool] = []
         self.advanced: list[tuple[int, Any]] = []
 
-    def work_written(self, work, row, piece, now):  # noqa: ARG002 - the protocol of an owner
+    def on_chunk(self, work, row, piece, now):  # noqa: ARG002 - the protocol of an owner
         self.heard.append((row, piece))
 
-    def work_advanced(self, work, start, outputs):  # noqa: ARG002 - the protocol of an owner
+    def on_rows_completed(self, work, start, outputs):  # noqa: ARG002 - the protocol of an owner
         self.advanced.append((start, outputs))
 
-    def work_completed(self, work, outputs, served):  # noqa: ARG002 - the protocol of an owner
+    def on_completed(self, work, outputs, served):  # noqa: ARG002 - the protocol of an owner
         self.outputs = outputs
         self.served = served
 
-    def work_refused(self, refusal):
+    def on_refused(self, refusal):
         self.refusal = refusal
 
-    def work_starved(self, work, *, counts):  # noqa: ARG002 - the protocol of an owner
+    def on_embeddings_lost(self, work, *, counts):  # noqa: ARG002 - the protocol of an owner
         self.starved.append(counts)
 
 
@@ -64,7 +64,7 @@ def a_queue(*works, max_rows=1000):
 def take(queue, rows, reads=None):
     """Remove what may leave with the most urgent slice, so many rows at most."""
     head = queue.head()
-    batch = queue.beside(head, reads).first(rows) if head else []
+    batch = queue.batch_candidates(head, reads).first(rows) if head else []
     queue.remove(batch)
     return batch
 
@@ -73,7 +73,7 @@ def test_earliest_deadline_first_and_ties_in_order_of_arrival():
     late, soon, also_soon = a_work(deadline=3.0), a_work(deadline=1.0), a_work(deadline=1.0)
     queue = a_queue(late, soon, also_soon)
 
-    assert [piece.work for piece in take(queue, 3)] == [soon, also_soon, late]
+    assert [piece.request for piece in take(queue, 3)] == [soon, also_soon, late]
     assert queue.rows == 0
     assert queue.head() is None
 
@@ -88,8 +88,8 @@ def test_a_slice_with_more_rows_than_fit_is_split_and_its_rest_stays_in_front():
 def test_what_is_known_of_rows_is_split_with_them():
     queue, work = DeadlineQueue(100), a_work(rows=4)
     confidences = np.array([0.1, 0.2, 0.3, 0.4])
-    known = ServedRows("small", "quick", 4, 0.0, 0.1, rows=4, accuracy=0.5, departed_at=0.0, confidences=confidences)
-    queue.push(RowSlice(work, 0, 4, provisional=known))
+    known = ServedRows("small", "quick", 4, 0.0, 0.1, rows=4, accuracy=0.5, dispatched_at=0.0, confidences=confidences)
+    queue.push(RowSlice(work, 0, 4, provisional_response=known))
     head = queue.head()
     assert head is not None
     taken = head.first(3)
@@ -97,10 +97,10 @@ def test_what_is_known_of_rows_is_split_with_them():
     left = queue.pop()
 
     for piece, told in ((taken, [0.1, 0.2, 0.3]), (left, [0.4])):
-        assert piece.provisional is not None
-        assert piece.provisional.rows == len(told)
-        assert piece.provisional.confidences is not None
-        assert piece.provisional.confidences.tolist() == told
+        assert piece.provisional_response is not None
+        assert piece.provisional_response.rows == len(told)
+        assert piece.provisional_response.confidences is not None
+        assert piece.provisional_response.confidences.tolist() == told
 
 
 def test_room_is_counted_in_rows():
@@ -118,7 +118,7 @@ def test_a_work_that_is_given_longer_goes_behind_those_who_have_not_as_long():
     queue.push(first)
 
     assert (queue.rows, one.queued_rows) == (4, 2)
-    assert [piece.work for piece in take(queue, 4)] == [other, one, one, last]
+    assert [piece.request for piece in take(queue, 4)] == [other, one, one, last]
     assert (queue.rows, one.queued_rows) == (0, 0)
     queue.postpone(one, 5.0)
     queue.push(first)
@@ -132,7 +132,7 @@ def test_discarded_work_frees_its_rows_and_its_tensors_at_once():
     queue.discard(left)
 
     assert (queue.rows, left.inputs) == (2, {})
-    assert [piece.work for piece in take(queue, 10)] == [stays]
+    assert [piece.request for piece in take(queue, 10)] == [stays]
 
 
 def test_callers_who_leave_do_not_make_the_queue_grow():
@@ -150,8 +150,8 @@ def test_rows_of_other_shapes_never_share_a_batch():
     narrow, wide, later = a_work(deadline=2.0), a_work(deadline=1.0, width=3), a_work(deadline=3.0)
     queue = a_queue(narrow, wide, later)
 
-    assert [piece.work for piece in take(queue, 8)] == [wide]
-    assert [piece.work for piece in take(queue, 8)] == [narrow, later]
+    assert [piece.request for piece in take(queue, 8)] == [wide]
+    assert [piece.request for piece in take(queue, 8)] == [narrow, later]
 
 
 def test_rows_share_a_batch_where_they_differ_only_in_inputs_that_it_does_not_read():
@@ -161,8 +161,8 @@ def test_rows_share_a_batch_where_they_differ_only_in_inputs_that_it_does_not_re
     queue = a_queue(narrow, wide, later)
 
     assert queue.batch_candidates(queue.head(), frozenset({"text"})).rows == 3
-    assert [piece.work for piece in take(queue, 2, frozenset({"text"}))] == [wide, narrow]
-    assert [piece.work for piece in take(queue, 8)] == [later]
+    assert [piece.request for piece in take(queue, 2, frozenset({"text"}))] == [wide, narrow]
+    assert [piece.request for piece in take(queue, 8)] == [later]
     assert queue.rows == 0
 
 
@@ -171,7 +171,7 @@ def test_what_is_taken_from_the_middle_leaves_the_others_where_they_were():
     queue = a_queue(*works)
     queue.remove([whole(works[1]), whole(works[3]).first(1)])
 
-    left = [(works.index(piece.work), piece.start) for piece in queue]
+    left = [(works.index(piece.request), piece.start) for piece in queue]
     assert left == [(0, 0), (2, 0), (3, 1), (4, 0)]
     assert queue.rows == 15
 
@@ -181,7 +181,7 @@ def test_a_slice_that_travels_alone_shares_no_batch():
     queue = a_queue(first, last)
     queue.push(whole(suspect, alone=True))
 
-    assert [[piece.work for piece in take(queue, 8)] for _ in range(3)] == [[first], [suspect], [last]]
+    assert [[piece.request for piece in take(queue, 8)] for _ in range(3)] == [[first], [suspect], [last]]
 
 
 @given(
@@ -201,12 +201,12 @@ def test_every_row_leaves_exactly_once_and_in_order_of_deadline(works, sizes):
         batch = take(queue, size)
         turn += 1
         assert 0 < sum(piece.rows for piece in batch) <= size
-        assert len({piece.work.signature for piece in batch}) == 1
-        assert [piece.work.deadline for piece in batch] == sorted(piece.work.deadline for piece in batch)
+        assert len({piece.request.signature for piece in batch}) == 1
+        assert [piece.request.deadline for piece in batch] == sorted(piece.request.deadline for piece in batch)
         taken += batch
 
     for work, (rows, *_, leaves) in zip(made, works, strict=True):
-        edges = [(piece.start, piece.stop) for piece in taken if piece.work is work]
+        edges = [(piece.start, piece.stop) for piece in taken if piece.request is work]
         covered = [row for start, stop in edges for row in range(start, stop)]
         assert covered == ([] if leaves else list(range(rows)))
     assert queue.rows == 0
@@ -220,7 +220,7 @@ def test_pieces_join_in_row_order_however_they_come_back(rows, order):
     pieces = [(edges[n], edges[n + 1]) for n in order if edges[n] < edges[n + 1]]
     for start, stop in pieces:
         assert work.owner.outputs is None
-        work.add_piece(
+        work.add_result(
             start, stop - start, {"y": x[start:stop] + 1}, ServedRows("v", "default", 1, 0.0, 0.0, 1, 1.0, 0.0)
         )
 

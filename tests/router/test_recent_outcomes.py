@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from trimtab_pipelines.request_outcome import RequestOutcome
-from trimtab_pipelines.router_state import Served
+from trimtab_pipelines.router_state import RecentRequests
 from trimtab_router.observability.recent_outcomes import RecentOutcomes
 
 
 def test_nothing_happened():
-    assert RecentOutcomes().summary(100.0) == Served(
+    assert RecentOutcomes().summary(100.0) == RecentRequests(
         received=0, ok=0, late=0, dropped=0, refused=0, failed=0, p99_seconds=None, accuracy=None
     )
 
@@ -19,11 +19,11 @@ def test_counts_quantile_and_accuracy_of_one_minute():
     latencies = np.random.default_rng(1).gamma(2.0, 0.02, 5000)
     for n, seconds in enumerate(latencies):
         now = 100.0 + n / 100
-        recent.received(now)
-        recent.ended(now, RequestOutcome.OK if n % 10 else RequestOutcome.LATE)
-        recent.answered(now, seconds, 0.9 if n % 2 else 0.8)
-    recent.received(149.0)
-    recent.ended(149.5, RequestOutcome.DROPPED)
+        recent.count_received(now)
+        recent.count_outcome(now, RequestOutcome.OK if n % 10 else RequestOutcome.LATE)
+        recent.record_response(now, seconds, 0.9 if n % 2 else 0.8)
+    recent.count_received(149.0)
+    recent.count_outcome(149.5, RequestOutcome.DROPPED)
 
     told = recent.summary(150.0)
 
@@ -35,8 +35,8 @@ def test_counts_quantile_and_accuracy_of_one_minute():
 def test_what_is_older_is_forgotten():
     recent = RecentOutcomes()
     for second in range(1000):
-        recent.received(second + 0.5)
-        recent.answered(second + 0.5, 0.01, 0.9)
+        recent.count_received(second + 0.5)
+        recent.record_response(second + 0.5, 0.01, 0.9)
 
     assert recent.summary(1000.0).received == 60
     assert recent.summary(1030.0).received == 30

@@ -5,22 +5,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab_router.refusal import Refusal
-from trimtab_router.request.request_options import NO_WISH, RequestOptions, parse_request_options
+from trimtab_router.request.request_options import NO_OPTIONS, RequestOptions, parse_request_options
 
 
-def test_who_wishes_nothing_is_told_apart_at_no_cost():
-    assert parse_request_options({}) is NO_WISH
-    assert parse_request_options({"binary_data_output": True, "priority": 0, "timeout": 0}) is NO_WISH
-    assert NO_WISH.plain
+def test_default_options_are_one_object():
+    assert parse_request_options({}) is NO_OPTIONS
+    assert parse_request_options({"binary_data_output": True, "priority": 0, "timeout": 0}) is NO_OPTIONS
+    assert NO_OPTIONS.only_latency
 
 
-def test_numbers_may_be_written_as_text_since_not_every_client_sends_all_kinds():
+def test_numbers_may_be_sent_as_text():
     given_wish = parse_request_options(
         {"trimtab.accuracy_floor": "0.9", "trimtab.utility": 3, "trimtab.task": "digits", "priority": "1"}
     )
 
     assert given_wish == RequestOptions(accuracy_floor=0.9, utility=3.0, task="digits", priority=1)
-    assert not given_wish.plain
+    assert not given_wish.only_latency
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_cannot_be_meant_is_refused_by_name(parameters, named):
 
 
 def needed(floor, probability, rows):
-    return RequestOptions(accuracy_floor=floor, accuracy_probability=probability).least_accuracy(rows)
+    return RequestOptions(accuracy_floor=floor, accuracy_probability=probability).min_accuracy(rows)
 
 
 def test_one_row_is_as_surely_right_as_its_point_is_accurate():

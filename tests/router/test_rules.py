@@ -58,15 +58,15 @@ def test_waiting_for_other_routers_makes_answers_later_but_no_machine_slower():
 def test_company_counts_as_far_as_a_profile_tells():
     times = ServiceTimes()
     for _ in range(50):
-        times.observe(KEY, 1, 0.040, beside=3)
-    assert times.predict(KEY, 1) == times.predict(KEY, 1, beside=9) == pytest.approx(0.040)
+        times.observe(KEY, 1, 0.040, concurrent=3)
+    assert times.predict(KEY, 1) == times.predict(KEY, 1, concurrent=9) == pytest.approx(0.040)
 
     times = ServiceTimes()
     times.set_profile(KEY, {1: 0.010, 4: 0.040})
     for _ in range(50):
-        times.observe(KEY, 1, 0.080, beside=3)
+        times.observe(KEY, 1, 0.080, concurrent=3)
     assert times.ratio(KEY) == pytest.approx(2.0, rel=0.01)
-    predicted = [times.predict(KEY, 1, beside=beside) for beside in (0, 1, 3, 9)]
+    predicted = [times.predict(KEY, 1, concurrent=beside) for beside in (0, 1, 3, 9)]
     assert predicted == pytest.approx([0.020, 0.040, 0.080, 0.080], rel=0.05)
 
 
@@ -154,7 +154,7 @@ def test_without_a_profile_one_pause_costs_no_more_than_one_refusal(rows):
     """Neither of the size that met it nor of one that was never seen."""
     times = ServiceTimes()
     times.observe(KEY, 1, 10.0)
-    times.doubt([KEY])
+    times.relax([KEY])
 
     assert times.predict(KEY, rows) == 0.0
     for _ in range(20):
@@ -166,9 +166,9 @@ def test_without_a_profile_one_pause_costs_no_more_than_one_refusal(rows):
 def test_without_a_profile_what_is_slow_every_time_is_believed():
     times = ServiceTimes()
     for _ in range(3):
-        times.doubt([KEY])
+        times.relax([KEY])
         times.observe(KEY, 1, 1.0)
-    times.doubt([KEY])
+    times.relax([KEY])
 
     assert times.predict(KEY, 1) > 0.9
 
@@ -177,7 +177,7 @@ def test_a_wrong_estimate_in_front_of_an_idle_replica_fades():
     times = ServiceTimes()
     times.set_profile(KEY, {1: 0.500})
     for _ in range(40):
-        times.doubt([KEY])
+        times.relax([KEY])
 
     assert times.predict(KEY, 1) < 0.100
 
@@ -203,7 +203,7 @@ def test_rows_that_nothing_could_serve_in_time_make_no_right_estimate_wrong():
         seen(times, batches=1)
         seen(times, OTHER, batches=1)
         for _ in range(BELIEVED):
-            times.doubt([KEY, OTHER])
+            times.relax([KEY, OTHER])
 
     assert times.predict(KEY, 1) == pytest.approx(0.500)
     assert times.predict(OTHER, 1) == pytest.approx(0.200)
@@ -216,7 +216,7 @@ def test_what_was_not_seen_lately_is_thought_to_be_as_fast_as_what_was():
     slow = times.predict(KEY, 1)
     for _ in range(60):
         seen(times, OTHER, ratio=1.5, batches=1)
-        times.doubt([KEY, OTHER])
+        times.relax([KEY, OTHER])
 
     assert slow > 1.4
     assert times.predict(KEY, 1) == pytest.approx(0.750, rel=0.05)
@@ -227,7 +227,7 @@ def test_slowness_that_drops_everything_fades_though_it_was_seen():
     times = a_machine()
     seen(times, ratio=10.0)
     for _ in range(60):
-        times.doubt([KEY, OTHER])
+        times.relax([KEY, OTHER])
 
     assert times.predict(KEY, 1) < 0.500
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.builders import a_pipeline, a_stage
 from tests.router.test_graph import digits
 from trimtab_protocol import Tensor
-from trimtab_router.transport.scatter import MalformedResponse, most_answer_bytes, scatter
+from trimtab_router.transport.scatter import MalformedResponse, max_response_bytes, scatter
 
 STAGE = digits().stage("locate")
 
@@ -21,7 +21,7 @@ def an_answer(found, crops=None):
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=6))
-def test_scattering_a_batch_gives_each_member_what_it_would_get_alone(members):
+def test_scatter_gives_each_member_its_own_rows(members):
     found = [count for member in members for count in member]
     split = scatter(STAGE, an_answer(found), [len(member) for member in members])
 
@@ -35,7 +35,7 @@ def test_scattering_a_batch_gives_each_member_what_it_would_get_alone(members):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ([Tensor.of("found", np.array([1]))], "stage locate: the answer lacks output 'crops'; it has: found"),
+        ([Tensor.of("found", np.array([1]))], "stage locate: the response has no output 'crops'; it has: found"),
         (an_answer([1, 1]), "output 'found' has 2 rows; it must have 1"),
         (an_answer([2], np.zeros((1, 3), np.float32)), "output 'crops' has 1 rows; it must have 2"),
         (
@@ -66,4 +66,4 @@ def test_answers_that_are_not_what_the_stage_promises(answer, message):
 def test_an_answer_is_at_most_as_large_as_the_stage_says(outputs, least, most):
     stage = a_pipeline([a_stage("s", outputs=outputs)], outputs=[{"name": "y", "from": "s.outputs.y"}]).spec.stages[0]
 
-    assert least <= most_answer_bytes(stage, 10, 777) <= most
+    assert least <= max_response_bytes(stage, 10, 777) <= most

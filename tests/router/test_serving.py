@@ -27,7 +27,7 @@ async def test_both_front_doors_serve_two_stages():
         assert await rig.outcomes() == {"ok": 2}
 
 
-async def test_rows_of_many_requests_share_batches_and_come_back_to_their_own():
+async def test_rows_of_concurrent_requests_are_batched_and_split():
     replica = FakeReplica()
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}, batchSize=8) as rig:
         replica.gate.clear()

@@ -36,7 +36,7 @@ class Counts:
     def __init__(self):
         self.how = []
 
-    def shared(self, how):
+    def count_deduplicated_row(self, how):
         self.how.append(how)
 
 
@@ -55,7 +55,7 @@ def a_parcel(batch):
 
 
 def shown(pieces):
-    return [piece.work.identities[row] for piece in pieces for row in range(piece.start, piece.stop)]
+    return [piece.request.identities[row] for piece in pieces for row in range(piece.start, piece.stop)]
 
 
 batches = st.lists(st.text("abcd", min_size=1, max_size=6), min_size=1, max_size=5)
@@ -70,44 +70,44 @@ def test_each_image_leaves_once_and_each_row_is_in_a_batch_or_rides_or_waits(lea
     batch, doubles = unique_rows([a_slice(shows) for shows in leaving])
     assert len(set(shown(batch))) == len(shown(batch)) == len(set("".join(leaving)))
     parcel = a_parcel(batch)
-    sharing.departed(parcel, doubles, queue)
+    sharing.on_dispatch(parcel, doubles, queue)
 
     everybody = sorted("".join(leaving) + "".join(waiting))
-    assert sorted(shown(batch) + shown(parcel.riders) + shown(queue)) == everybody
-    assert all(piece.rows == 1 for piece in parcel.riders)
-    assert [shown(batch)[row] for _, row in keeper.shared[: len(parcel.riders)]] == shown(parcel.riders)
-    waits = {piece.work for piece in queue}
-    assert queue.rows == len(shown(queue)) == sum(work.queued_rows for work in waits)
+    assert sorted(shown(batch) + shown(parcel.joined_rows) + shown(queue)) == everybody
+    assert all(piece.rows == 1 for piece in parcel.joined_rows)
+    assert [shown(batch)[row] for _, row in keeper.shared[: len(parcel.joined_rows)]] == shown(parcel.joined_rows)
+    has_client = {piece.request for piece in queue}
+    assert queue.rows == len(shown(queue)) == sum(work.queued_rows for work in has_client)
     if most >= 5 * 6 * 2:
         assert not set(shown(queue)) & set(shown(batch))
     assert len(sharing) == len(shown(batch))
-    sharing.ended(parcel, made=False)
+    sharing.on_batch_end(parcel, made=False)
     assert len(sharing) == 0
-    assert shown(sharing.ride(a_slice("abcd"))) == ["a", "b", "c", "d"]  # nobody joins what has come back
-    assert all(one.work.deadline <= other.work.deadline for one, other in pairwise(queue))
+    assert shown(sharing.join_in_flight(a_slice("abcd"))) == ["a", "b", "c", "d"]  # nobody joins what has come back
+    assert all(one.request.deadline <= other.request.deadline for one, other in pairwise(queue))
 
 
 def test_who_comes_while_an_image_is_under_way_rides_with_the_rows_that_show_it():
     keeper, queue = Keeper(), DeadlineQueue(100)
     sharing = SingleFlight(cast("Any", keeper), unasked, cast("Any", Counts()))
     parcel = a_parcel([a_slice("xyz")])
-    sharing.departed(parcel, [], queue)
+    sharing.on_dispatch(parcel, [], queue)
 
-    left = sharing.ride(a_slice("aybzc"))
+    left = sharing.join_in_flight(a_slice("aybzc"))
     assert shown(left) == ["a", "b", "c"]
     assert [row for _, row in keeper.shared] == [1, 2]
     alone = a_slice("y")
     alone.alone = True
-    assert sharing.ride(alone) == [alone]
+    assert sharing.join_in_flight(alone) == [alone]
 
 
 def test_rows_of_who_left_are_nobodys():
     queue, sharing = DeadlineQueue(100), SingleFlight(cast("Any", Keeper()), unasked, cast("Any", Counts()))
     gone = a_slice("xy")
-    gone.work.close()
+    gone.request.close()
     parcel = a_parcel([gone, a_slice("z")])
-    sharing.departed(parcel, [], queue)
-    assert sharing.ride(a_slice("z")) == []
+    sharing.on_dispatch(parcel, [], queue)
+    assert sharing.join_in_flight(a_slice("z")) == []
     assert len(sharing) == 1
 
 
@@ -118,23 +118,23 @@ def test_who_made_rows_lately_is_remembered_for_so_many_and_as_long_as_it_has_th
         came.append((home.variant, outputs))
 
     counts = cast("Any", cast("Any", Counts()))
-    sharing = SingleFlight(cast("Any", keeper), found, counts, most_homes=2)
+    sharing = SingleFlight(cast("Any", keeper), found, counts, max_producers=2)
     parcel = a_parcel([a_slice("xyz")])
-    parcel.slot.offer(frozenset({"v"}))
-    sharing.departed(parcel, [], DeadlineQueue(9))
-    sharing.ended(parcel, made=True)
+    parcel.replica.set_ready_variants(frozenset({"v"}))
+    sharing.on_dispatch(parcel, [], DeadlineQueue(9))
+    sharing.on_batch_end(parcel, made=True)
 
-    assert shown(sharing.left_of(a_slice("xyaz"), again=False)) == ["x", "a"]  # x was forgotten for y and z
-    assert shown(sharing.left_of(a_slice("y"), again=True)) == ["y"]
+    assert shown(sharing.unshared_rows(a_slice("xyaz"), again=False)) == ["x", "a"]  # x was forgotten for y and z
+    assert shown(sharing.unshared_rows(a_slice("y"), again=True)) == ["y"]
     (y, have_y), (z, have_z) = keeper.fetched
     assert (y, z) == (["y"], ["z"])
     have_y({"references": 1})
     have_z(None)
     assert came == [("v", {"references": 1}), ("v", None)]
-    assert counts.how == ["Found"]
-    assert shown(sharing.left_of(a_slice("yz"), again=False)) == ["z"]
-    parcel.slot.offer(frozenset())
-    assert shown(sharing.left_of(a_slice("y"), again=False)) == ["y"]
+    assert counts.how == ["cache"]
+    assert shown(sharing.unshared_rows(a_slice("yz"), again=False)) == ["z"]
+    parcel.replica.set_ready_variants(frozenset())
+    assert shown(sharing.unshared_rows(a_slice("y"), again=False)) == ["y"]
 
 
 def test_who_keeps_nothing_is_asked_now_and_then_only_and_again_once_it_keeps_some():
@@ -144,11 +144,11 @@ def test_who_keeps_nothing_is_asked_now_and_then_only_and_again_once_it_keeps_so
     def asked(*, has: bool) -> bool:
         """Show an image that was made lately; tell whether its replica was asked for it."""
         parcel = a_parcel([a_slice("x")])
-        parcel.slot.offer(frozenset({"v"}))
-        sharing.departed(parcel, [], queue)
-        sharing.ended(parcel, made=True)
+        parcel.replica.set_ready_variants(frozenset({"v"}))
+        sharing.on_dispatch(parcel, [], queue)
+        sharing.on_batch_end(parcel, made=True)
         before = len(keeper.fetched)
-        sharing.left_of(a_slice("x"), again=False)
+        sharing.unshared_rows(a_slice("x"), again=False)
         for _, came in keeper.fetched[before:]:
             came({} if has else None)
         return len(keeper.fetched) > before

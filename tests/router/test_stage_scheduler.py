@@ -7,7 +7,7 @@ from tests.builders import a_pipeline, a_plan, a_variant
 from tests.clocks import FakeClock
 from tests.router.test_queue import Caller
 from trimtab_router.request.graph import ReadyStage
-from trimtab_router.request.request_options import NO_WISH, RequestOptions
+from trimtab_router.request.request_options import NO_OPTIONS, RequestOptions
 from trimtab_router.scheduling.batch_outcomes import BatchFailed, Completed, NotReady, Rejected, ReplicaLost
 from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.policies.interface import Dispatch, Policy, WaitUntil
@@ -26,7 +26,7 @@ class Desktop:
     def __init__(self, policy="EarliestDeadlineFirst", *, drop_policy="Predicted", slots=1, repeatable=True, **plan):
         points = [{"name": "default", "accuracy": 0.9}, FAST]
         pipeline = a_pipeline(1)
-        stage = pipeline.spec.stages[0].model_copy(update={"repeatable": repeatable})
+        stage = pipeline.spec.stages[0].model_copy(update={"retryable": repeatable})
         variant = stage.variants[0].model_validate(a_variant(operatingPoints=points))
         self.clock = FakeClock()
         self.sent = []
@@ -39,55 +39,55 @@ class Desktop:
             policy=POLICIES[policy] if isinstance(policy, str) else policy,
             drop_policy=drop_policy,
             clock=self.clock,
-            carrier=self,
-            tally=self,
-            suspects=QueryOfDeathDetector(),
+            transport=self,
+            stats=self,
+            query_of_death=QueryOfDeathDetector(),
             grace_seconds=10.0,
         )
         for slot in self.slots:
-            slot.offer(READY)
+            slot.set_ready_variants(READY)
         self.desk.set_replicas(self.slots)
 
-    def carry(self, parcel, ended):
+    def send(self, batch, ended):
         assert ended == self.desk.on_batch_end
-        self.sent.append(parcel)
+        self.sent.append(batch)
 
-    def waited(self, seconds):
+    def observe_queue_seconds(self, seconds):
         pass
 
-    def served(self, *told):
+    def observe_batch(self, *observed):
         pass
 
-    def looks_again(self, rows):
+    def count_escalated_rows(self, rows):
         pass
 
-    def shared(self, how):
-        self.told.append(how)
+    def count_deduplicated_row(self, source):
+        self.told.append(source)
 
-    def began_early(self):
+    def count_early_prefill(self):
         self.told.append("began early")
 
-    def abandoned(self):
+    def count_cancelled_row(self):
         self.told.append("abandoned")
 
-    def retried(self, reason):
+    def count_retry(self, reason):
         self.told.append(reason)
 
-    def undecided(self, error):
+    def record_policy_error(self, error):
         self.told.append(str(error))
 
-    def troubled(self, message):
+    def record_replica_error(self, message):
         self.told.append(message)
 
-    def failed(self, request_id, message):  # noqa: ARG002 - of a tally
+    def record_request_error(self, request_id, message):  # noqa: ARG002 - of a tally
         self.told.append(message)
 
-    def take(self, rows=1, deadline=100.0, value=0.0, wish=NO_WISH):
+    def take(self, rows=1, deadline=100.0, value=0.0, options=NO_OPTIONS):
         x = np.full((rows, 4), value, np.float32)
         certain = self.desk.stage.confidence is not None
         runnable = ReadyStage("stage-0", rows, {"x": x})
         work = StageRequest(
-            Caller(), runnable, deadline=deadline, now=self.clock.now, wish=wish, looked_at_again=certain
+            Caller(), runnable, deadline=deadline, now=self.clock.now, options=options, may_escalate=certain
         )
         refusal = self.desk.refusal_of(work, self.clock.now)
         if refusal is None:
@@ -97,9 +97,11 @@ class Desktop:
     def settle(self):
         self.clock.run(self.clock.now)
 
-    def end(self, parcel, ending=None):
-        answers = [{"y": piece.array("x") + 1} if not piece.work.closed else {} for piece in parcel.batch]
-        self.desk.on_batch_end(parcel, ending or Completed(answers, parcel.point.name))
+    def end(self, batch, ending=None):
+        answers = [
+            {"y": row_slice.array("x") + 1} if not row_slice.request.closed else {} for row_slice in batch.row_slices
+        ]
+        self.desk.on_batch_end(batch, ending or Completed(answers, batch.point.name))
         self.settle()
 
 
@@ -113,7 +115,7 @@ def test_what_arrives_in_one_moment_leaves_as_one_batch():
     works = [top.take() for _ in range(3)]
     top.settle()
 
-    assert [parcel.rows for parcel in top.sent] == [3]
+    assert [batch.rows for batch in top.sent] == [3]
     top.end(top.sent[0])
     assert all((work.owner.outputs["y"] == 1).all() for work in works)
     assert top.slots[0].free
@@ -134,7 +136,7 @@ def test_rows_are_dropped_in_the_moment_they_cannot_make_it_any_more():
 
 
 def test_past_drops_rows_in_the_moment_their_deadline_is_past():
-    top = Desktop(drop_policy="Past")
+    top = Desktop(drop_policy="Expired")
     top.take()
     top.settle()
     work = top.take(deadline=0.3)
@@ -168,13 +170,13 @@ def test_door_and_drops_count_the_fastest_point_allowed(policy, reason):
     ("policy", "names"), [("EarliestDeadlineFirst", ["default", "fast"]), ("SlackFit", ["fast", "default"])]
 )
 def test_the_points_of_a_plan_are_there_preferred_first_with_what_it_says_of_them(policy, names):
-    better = FAST | {"accuracy": 0.95, "accuracyByTask": {"crops": 0.7}, "reads": ["x"], "serviceSeconds": {1: 2.0}}
-    outlook = Desktop(policy, upgrades=[better]).desk.outlook
+    better = FAST | {"accuracy": 0.95, "accuracyByTask": {"crops": 0.7}, "inputs": ["x"], "serviceSeconds": {1: 2.0}}
+    outlook = Desktop(policy, upgrades=[better]).desk.latency_model
     points = outlook.points("small")
 
     assert [point.name for point in points] == names
     assert outlook.key("small") == ("small", "default")
-    told = {point.name: (point.accuracy_for("crops"), point.accuracy_for("faces"), point.reads) for point in points}
+    told = {point.name: (point.accuracy_for("crops"), point.accuracy_for("faces"), point.inputs) for point in points}
     assert told == {"default": (0.9, 0.9, None), "fast": (0.7, 0.95, {"x"})}
 
 
@@ -182,14 +184,16 @@ def test_the_points_of_a_plan_are_there_preferred_first_with_what_it_says_of_the
 def test_the_task_of_the_most_urgent_row_says_which_point_is_the_better_one(task, point):
     quick = FAST | {"serviceSeconds": {1: 0.1, 8: 0.4}, "accuracyByTask": {"crops": 0.99}}
     top = Desktop("SlackFit", fallbacks=[quick])
-    top.take(wish=RequestOptions(task=task))
+    top.take(options=RequestOptions(task=task))
     top.settle()
 
     assert top.sent[0].point.name == point
 
 
 def test_a_fallback_of_unknown_speed_is_none():
-    assert [point.name for point in Desktop("SlackFit", fallbacks=[FAST]).desk.outlook.points("small")] == ["default"]
+    assert [point.name for point in Desktop("SlackFit", fallbacks=[FAST]).desk.latency_model.points("small")] == [
+        "default"
+    ]
 
 
 def test_a_policy_may_say_not_before():
@@ -204,7 +208,7 @@ def test_a_policy_may_say_not_before():
     assert not top.sent
 
     top.clock.run(2.0)
-    assert [parcel.departed_at for parcel in top.sent] == [2.0]
+    assert [batch.dispatched_at for batch in top.sent] == [2.0]
 
 
 def test_a_policy_may_drop_whom_it_will():
@@ -217,7 +221,7 @@ def test_a_policy_may_drop_whom_it_will():
     top.settle()
 
     assert why(first) == "DeadlineUnreachable"
-    assert [piece.work for piece in top.sent[0].batch] == [second]
+    assert [row_slice.request for row_slice in top.sent[0].row_slices] == [second]
     assert top.desk.queue.rows == 0
 
 
@@ -225,12 +229,12 @@ def test_a_lost_batch_goes_elsewhere_and_two_losses_end_it():
     top = Desktop(slots=2)
     work = top.take()
     top.settle()
-    for parcel in (0, 1):
-        top.sent[parcel].slot.offer(NOTHING)
+    for batch in (0, 1):
+        top.sent[batch].replica.set_ready_variants(NOTHING)
         top.desk.refresh_replicas()
-        top.end(top.sent[parcel], ReplicaLost("gone"))
+        top.end(top.sent[batch], ReplicaLost("gone"))
 
-    assert top.sent[0].slot is not top.sent[1].slot
+    assert top.sent[0].replica is not top.sent[1].replica
     assert why(work) == "ModelServerError"
     assert top.told[0:2] == ["gone; it held a batch of 1 slices", "ReplicaLost"]
     assert top.take().reason == "SuspectedQueryOfDeath"
@@ -252,21 +256,21 @@ def test_a_batch_sent_ahead_is_not_blamed_for_the_one_before_it():
     for _ in range(30):  # it learns how long batches take
         top.take(8)
         top.settle()
-        parcel = top.sent[-1]
+        batch = top.sent[-1]
         top.clock.run(top.clock.now + 0.1)
-        outputs = [{"y": piece.array("x")} for piece in parcel.batch]
-        top.desk.on_batch_end(parcel, Completed(outputs, parcel.point.name, compute_seconds=0.099))
+        outputs = [{"y": row_slice.array("x")} for row_slice in batch.row_slices]
+        top.desk.on_batch_end(batch, Completed(outputs, batch.point.name, compute_seconds=0.099))
         top.settle()
     first, second = top.take(8), top.take(8)
     top.clock.run(top.clock.now + 0.0985)
     ahead = top.sent[-1]
     assert (top.sent[-2].found_idle, ahead.found_idle) == (True, False)
 
-    top.slots[0].offer(NOTHING)
+    top.slots[0].set_ready_variants(NOTHING)
     top.desk.refresh_replicas()
-    for parcel in top.sent[-2:]:
-        top.end(parcel, ReplicaLost("gone"))
-    assert {piece.work: (piece.attempts, piece.alone) for piece in top.desk.queue} == {
+    for batch in top.sent[-2:]:
+        top.end(batch, ReplicaLost("gone"))
+    assert {row_slice.request: (row_slice.attempts, row_slice.alone) for row_slice in top.desk.queue} == {
         first: (1, True),
         second: (0, False),
     }
@@ -276,11 +280,11 @@ def test_what_is_not_ready_gets_its_batch_back_to_the_queue():
     top = Desktop()
     work = top.take()
     top.settle()
-    top.slots[0].offer(NOTHING)
+    top.slots[0].set_ready_variants(NOTHING)
     top.desk.refresh_replicas()
     top.end(top.sent[0], NotReady())
 
-    assert [(piece.work, piece.attempts) for piece in top.desk.queue] == [(work, 0)]
+    assert [(row_slice.request, row_slice.attempts) for row_slice in top.desk.queue] == [(work, 0)]
     top.clock.run(9.9)
     assert why(work) is None
     top.clock.run(10.1)
@@ -293,9 +297,9 @@ def test_of_rows_that_are_rejected_only_the_culprit_is_refused():
     top.settle()
     top.end(top.sent[0], Rejected("13"))
     for _ in works:
-        parcel = top.sent[-1]
-        assert len(parcel.batch) == 1
-        top.end(parcel, Rejected("13") if parcel.batch[0].array("x")[0, 0] == 13 else None)
+        batch = top.sent[-1]
+        assert len(batch.row_slices) == 1
+        top.end(batch, Rejected("13") if batch.row_slices[0].array("x")[0, 0] == 13 else None)
 
     assert [why(work) for work in works] == [None, "InvalidArgument", None]
 
@@ -309,7 +313,7 @@ def test_what_breaks_is_tried_again_as_often_as_it_helps(repeatable, again, reas
     work = top.take()
     top.settle()
     while why(work) is None:
-        top.end(top.sent[-1], BatchFailed("nonsense", again=again))
+        top.end(top.sent[-1], BatchFailed("nonsense", retryable=again))
 
     assert (why(work), len(top.sent)) == (reason, batches)
     assert top.told[-1] == "nonsense"
@@ -319,7 +323,7 @@ def test_a_slot_is_free_again_even_where_an_answer_is_of_no_use():
     top = Desktop()
     top.take()
     top.settle()
-    top.sent[0].batch[0].work.owner.work_completed = None
+    top.sent[0].row_slices[0].request.owner.on_completed = None
     with pytest.raises(TypeError):
         top.desk.on_batch_end(top.sent[0], Completed([{}], "default"))
 
@@ -328,14 +332,14 @@ def test_a_slot_is_free_again_even_where_an_answer_is_of_no_use():
 
 def test_a_policy_that_fails_stops_no_stage_and_is_told_of():
     def fails_at_two_rows(view):
-        if sum(piece.rows for piece in view.waiting) > 1:
+        if sum(row_slice.rows for row_slice in view.waiting) > 1:
             raise IndexError("two rows")
         return POLICIES["EarliestDeadlineFirst"].decide(view)
 
     top = Desktop(Policy(fails_at_two_rows), batchSize=4)
     works = [top.take(), top.take()]
     top.settle()
-    assert [[piece.work for piece in parcel.batch] for parcel in top.sent] == [works]
+    assert [[row_slice.request for row_slice in batch.row_slices] for batch in top.sent] == [works]
     assert top.told == ["two rows"]
     top.end(top.sent[0])
 

@@ -64,12 +64,12 @@ async def lost_at(port: int, begin_seconds: float) -> ReplicaLost:
     body, length = rest.encode_batch([[messages]], {}, "r")
     streams = StreamClient("replica-0", f"127.0.0.1:{port}", lambda: None)
     try:
-        ending = await streams.write(
+        ending = await streams.generate(
             StreamRequest("/v2/models/small/generate_stream", b"".join(body), {rest.HEADER_LENGTH: str(length)}),
             point="default",
             begin_seconds=begin_seconds,
             gap_seconds=30.0,
-            wrote=lambda _: None,
+            on_chunk=lambda _: None,
         )
     finally:
         await streams.close()
@@ -108,12 +108,12 @@ async def test_a_large_chat_arrives_whole():
         [[Tensor("messages", "BYTES", np.array([json.dumps(said).encode()], object))]], {}, "r"
     )
     streams = StreamClient("replica-0", f"127.0.0.1:{replica.port}", lambda: None)
-    ending = await streams.write(
+    ending = await streams.generate(
         StreamRequest("/v2/models/small/generate_stream", b"".join(body), {rest.HEADER_LENGTH: str(length)}),
         point="default",
         begin_seconds=30.0,
         gap_seconds=30.0,
-        wrote=lambda _: None,
+        on_chunk=lambda _: None,
     )
     await streams.close()
     await replica.stop()

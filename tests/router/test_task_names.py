@@ -31,7 +31,7 @@ def said(answer: InferResponse) -> list[float]:
 
 
 @pytest.mark.parametrize("optional", [True, False])
-async def test_a_name_alone_chooses_the_task_over_both_protocols_and_the_answer_says_which(optional):
+async def test_task_name_selects_the_task_over_both_protocols(optional):
     async with a_rig(a_tasked_pipeline(optional=optional), {"stage-0": [a_tasked_replica(TASKS)]}) as rig:
         for request, number in [(naming("faces", rows=3), 1.0), (naming("signs"), 3.0), (naming("faces", 1), 1.0)]:
             status, answer, _ = await rig.rest(request)
@@ -46,7 +46,7 @@ async def test_a_name_alone_chooses_the_task_over_both_protocols_and_the_answer_
     assert TOLD not in unnamed.parameters
 
 
-async def test_a_name_and_a_number_that_contradict_each_other_are_refused_over_both_protocols():
+async def test_contradicting_task_name_and_index_are_refused():
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_tasked_replica(TASKS)]}) as rig:
         status, error, _ = await rig.rest(naming("faces", 0))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -56,7 +56,7 @@ async def test_a_name_and_a_number_that_contradict_each_other_are_refused_over_b
     assert "names 'faces', which is number 1, but input 'task' says 0" in error
 
 
-async def test_each_replica_is_told_its_own_number_while_a_new_generation_takes_over():
+async def test_each_replica_gets_its_own_task_index():
     old, new = a_tasked_replica(TASKS), a_tasked_replica(("faces", "crops"), "replica-1")
     async with a_rig(a_tasked_pipeline(), {"stage-0": [old, new]}) as rig:
         answered = [await rig.rest(naming("faces", 1)) for _ in range(8)]
@@ -67,7 +67,7 @@ async def test_each_replica_is_told_its_own_number_while_a_new_generation_takes_
     assert (found.count(1.0), found.count(0.0)) == (len(old.seen), len(new.seen))
 
 
-async def test_a_task_that_its_replica_has_lost_is_answered_as_none_and_never_as_another():
+async def test_task_lost_by_its_replica_is_served_as_no_task():
     tasks = list(TASKS)
     replica = a_tasked_replica(tasks)
     async with a_rig(a_tasked_pipeline(), {"stage-0": [replica]}, accuracyByTask={"faces": 0.5}) as rig:
@@ -87,7 +87,7 @@ async def test_a_task_that_its_replica_has_lost_is_answered_as_none_and_never_as
     assert (status, "no replica has a task 'faces'; there are: faces-of-old, signs" in error) == (400, True)
 
 
-async def test_a_task_that_was_declared_and_that_no_replica_has_yet_is_asked_for_again_later():
+async def test_declared_task_without_replica_is_unavailable():
     pipeline = a_tasked_pipeline(tasks=[{"name": "stripes", "storageUri": "s3://tasks/stripes.safetensors"}])
     for facts in ("default", "crops,faces"):
         async with a_rig(pipeline, {"stage-0": [a_tasked_replica(facts.split(","))]}) as rig:
@@ -97,7 +97,7 @@ async def test_a_task_that_was_declared_and_that_no_replica_has_yet_is_asked_for
         assert "no replica has task 'stripes' yet" in error
 
 
-async def test_a_name_is_taken_once_every_replica_has_its_task_so_that_none_answers_it_as_of_no_task():
+async def test_task_name_is_accepted_once_all_replicas_have_it():
     late = list(TASKS[:2])
     replicas = [a_tasked_replica(TASKS), a_tasked_replica(late, "replica-1")]
     async with a_rig(a_tasked_pipeline(), {"stage-0": replicas}) as rig:
@@ -115,14 +115,14 @@ async def test_a_name_is_taken_once_every_replica_has_its_task_so_that_none_answ
     ("listed", "told"),
     [(("crops", "faces"), 1), (("faces",), 0), (("crops", "other"), NO_TASK), (("crops",), 1), ((), 1)],
 )
-def test_a_number_beyond_what_a_replica_listed_last_stays_and_that_of_another_task_never(listed, told):
+def test_index_beyond_the_replicas_list_is_kept(listed, told):
     given = np.full(3, 1, np.int64)
 
     assert task_indices_at("faces", listed, given).tolist() == [told] * 3
     assert task_indices_at("faces", listed, given).dtype == given.dtype
 
 
-async def test_a_model_that_is_told_no_task_answers_its_first_one_alone():
+async def test_model_without_task_input_serves_its_first_task():
     stage = a_stage(
         "stage-0",
         variants=[{"name": "small", "family": "echo", "storageUri": "random://?seed=1", "accuracy": 0.9, **BY_TASK}],
@@ -132,10 +132,10 @@ async def test_a_model_that_is_told_no_task_answers_its_first_one_alone():
         other = await rig.rest(naming("faces"))
 
     assert (first[0], first[1].parameters[TOLD], said(first[1])) == (200, "crops", [NOT_TOLD])
-    assert (other[0], "stage stage-0 reads no input 'task'" in other[1]) == (400, True)
+    assert (other[0], "stage stage-0 has no input 'task'" in other[1]) == (400, True)
 
 
-async def test_names_of_kinds_of_samples_are_no_tasks_of_a_model_that_has_but_one():
+async def test_names_of_samples_are_no_tasks_of_a_one_task_model():
     plan: dict[str, Any] = {"accuracyByTask": {"odd": 0.6}}
     for facts in (dict, lambda: {"tasks": "default"}):
         replica = FakeReplica(model=number_told, facts=facts)
@@ -147,7 +147,7 @@ async def test_names_of_kinds_of_samples_are_no_tasks_of_a_model_that_has_but_on
         assert TOLD not in answer.parameters
 
 
-async def test_where_nobody_can_tell_the_number_of_a_name_the_input_is_still_needed():
+async def test_task_input_is_required_without_known_index():
     async with a_rig(
         a_tasked_pipeline(optional=False), {"stage-0": [FakeReplica(model=number_told)]}, accuracyByTask={"odd": 0.6}
     ) as rig:
@@ -156,7 +156,7 @@ async def test_where_nobody_can_tell_the_number_of_a_name_the_input_is_still_nee
         assert "input 'task' is missing" in (await rig.rest(naming()))[1]
 
 
-async def test_before_any_replica_told_its_numbers_a_name_is_not_guessed_at():
+async def test_task_name_is_unavailable_before_first_replica():
     replica = a_tasked_replica(TASKS)
     replica.health.clear()
     async with a_rig(a_tasked_pipeline(), {"stage-0": [replica]}, ready=False, accuracyByTask={"faces": 0.5}) as rig:
@@ -165,5 +165,5 @@ async def test_before_any_replica_told_its_numbers_a_name_is_not_guessed_at():
         await rig.until_ready()
 
         assert (status, headers["x-trimtab-reason"]) == (503, "NoReplica")
-        assert "no replica has told yet which number task 'faces' has" in error
+        assert "no replica has reported the index of task 'faces' yet" in error
         assert said((await rig.rest(naming("faces")))[1]) == [1.0]

@@ -13,16 +13,16 @@ import pytest
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, plus_one
 from tests.router.tasked import a_tasked_pipeline
 from trimtab_pipelines.accuracy_evidence import Accuracy
-from trimtab_pipelines.router_state import JoinedAccuracy
+from trimtab_pipelines.router_state import RegisteredAccuracy
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.tasks import CARD, MOST_BYTES, TaskClass, number_and_name
-from trimtab_protocol.extensions import task_facts
-from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of, new_key
+from trimtab_pipelines.tasks import MAX_TASK_FILE_BYTES, METADATA_KEY, TaskTerms, parse_file_name
+from trimtab_protocol.extensions import task_metadata
+from trimtab_router.envoy.api_keys import HashedKey, format_entry, key_digest, new_key
 from trimtab_router.ingress import task_store
 from trimtab_router.ingress.admin import AUDIT_LOG
 from trimtab_router.ingress.task_api import TaskApi
 from trimtab_router.ingress.task_store import TaskStore
-from trimtab_router.request.request_options import NO_WISH, RequestOptions, apply_task_terms
+from trimtab_router.request.request_options import NO_OPTIONS, RequestOptions, apply_task_terms
 from trimtab_router.router import Router
 
 PATH = "/trimtab/v1/tasks/stage-0/small"
@@ -34,7 +34,7 @@ OWN = ("letters", "signs")
 def a_file(**card: Any) -> bytes:
     """A task file without tensors, which nobody here looks at."""
     card = {"classes": ["no", "yes"], "transformer": f"sha256:{64 * '0'}"} | card
-    header = json.dumps({"__metadata__": {CARD: json.dumps(card)}}).encode()
+    header = json.dumps({"__metadata__": {METADATA_KEY: json.dumps(card)}}).encode()
     return len(header).to_bytes(8, "little") + header
 
 
@@ -57,7 +57,7 @@ def a_replica(folder: Path, name: str = "replica-0") -> FakeReplica:
     """One that follows the folder, and refuses names that begin with `bad`."""
 
     def facts() -> dict[str, Any]:
-        named = sorted(filter(None, (number_and_name(path.name) for path in (folder / "stage-0/small").glob("*"))))
+        named = sorted(filter(None, (parse_file_name(path.name) for path in (folder / "stage-0/small").glob("*"))))
         tasks, refused = list(OWN), {}
         for number, task in named:
             if task.startswith("bad"):
@@ -65,7 +65,7 @@ def a_replica(folder: Path, name: str = "replica-0") -> FakeReplica:
             else:
                 tasks += [""] * (number + 1 - len(tasks))
                 tasks[number] = task
-        return task_facts(tasks, refused)
+        return task_metadata(tasks, refused)
 
     return FakeReplica(name=name, facts=facts)
 
@@ -73,7 +73,7 @@ def a_replica(folder: Path, name: str = "replica-0") -> FakeReplica:
 def kept_in(folder: Path):
     """Keeps tasks, and knows those that were kept before; one key may register."""
     keys = folder / "keys"
-    keys.write_text(f"ann: {entry_of(HashedKey('ann', digest_of(KEY)))}\n")
+    keys.write_text(f"ann: {format_entry(HashedKey('ann', key_digest(KEY)))}\n")
 
     def registry(router: Router) -> TaskApi:
         book = TaskStore(router, folder)
@@ -91,7 +91,7 @@ async def put(rig, path: str = f"{PATH}/new", content: bytes = a_file(), key: st
         return answer.status, await answer.json()
 
 
-async def test_a_task_is_in_force_on_every_replica_and_known_to_requests_and_to_the_next_router(tmp_path, caplog):
+async def test_registered_task_reaches_replicas_and_next_router(tmp_path, caplog):
     replicas = [a_replica(tmp_path, f"replica-{n}") for n in range(2)]
     judged = {"default": {"value": 0.75, "source": "Measured", "samples": 100, "low": 0.6, "high": 0.8}}
     wished = {"trimtab.task": "new"}
@@ -116,9 +116,9 @@ async def test_a_task_is_in_force_on_every_replica_and_known_to_requests_and_to_
         assert (await put(rig, f"{PATH}/newer"))[1]["number"] == 3
 
 
-async def test_who_shows_no_right_key_registers_nothing(tmp_path):
+async def test_registration_requires_an_admin_key(tmp_path):
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
-        for key in (None, "", new_key(), digest_of(KEY), "é"):
+        for key in (None, "", new_key(), key_digest(KEY), "é"):
             assert (await put(rig, key=key))[0] == 401, key
         assert (await put(rig, method="DELETE", key=None))[0] == 401
         for method in ("POST", "GET"):
@@ -129,7 +129,7 @@ async def test_who_shows_no_right_key_registers_nothing(tmp_path):
     assert not list(tmp_path.glob("*/*/*"))
 
 
-async def test_a_deleted_task_is_gone_from_every_replica_and_its_number_is_not_given_away(tmp_path):
+async def test_deleted_task_is_unloaded_and_its_index_not_reused(tmp_path):
     replicas = [a_replica(tmp_path, f"replica-{n}") for n in range(2)]
     wished = {"trimtab.task": "new"}
     async with a_rig(a_tasked_pipeline(), {"stage-0": replicas}, registry=kept_in(tmp_path)) as rig:
@@ -147,21 +147,21 @@ async def test_a_deleted_task_is_gone_from_every_replica_and_its_number_is_not_g
     assert weights[0] == 404
     assert (newer[0], newer[1]["number"]) == (201, 3)
     assert list(listed["stage-0"]["small"]) == ["newer"]
-    assert sorted(path.name for path in tmp_path.glob("*/*/*")) == ["2-new.gone", "3-newer.safetensors"]
+    assert sorted(path.name for path in tmp_path.glob("*/*/*")) == ["2-new.removed", "3-newer.safetensors"]
 
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
         assert (await put(rig, f"{PATH}/newer", method="DELETE"))[0] == 200
         assert (await put(rig))[1]["number"] == 4  # the next router knows whose numbers they were
 
 
-async def test_the_adapter_is_told_of_it_and_no_plan_brings_a_deleted_task_back(tmp_path):
+async def test_state_reports_tasks_and_deletion_is_permanent(tmp_path):
     judged = {"value": 0.75, "source": "Measured", "samples": 99, "low": 0.7, "high": 0.8, "meanConfidence": 0.9}
     wished = {"trimtab.task": "new"}
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
         await put(rig, content=a_file(accuracyByPoint={"default": judged}))
-        told = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["joined_accuracies"]
+        told = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["registered_accuracies"]
         await put(rig, method="DELETE")
-        after = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["joined_accuracies"]
+        after = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["registered_accuracies"]
         assert rig.router.plan is not None
         stage = rig.router.plan.spec.stages[0].model_copy(update={"accuracy_by_task": {"new": 0.75}})
         spec = rig.router.plan.spec.model_copy(update={"stages": (stage,), "generation": 2})
@@ -181,10 +181,10 @@ async def test_the_adapter_is_told_of_it_and_no_plan_brings_a_deleted_task_back(
 
 
 @pytest.mark.parametrize(("basis", "expected"), [("Expected", 0.75), ("LowerBound", 0.7)])
-async def test_a_task_that_the_pipeline_names_has_the_accuracies_of_the_card_that_replicas_loaded(basis, expected):
+async def test_declared_task_has_the_accuracies_of_its_record(basis, expected):
     judged = measured_of(0.75, 0.9, low=0.7)
     cards = {task: {"default": judged, "elsewhere": judged} for task in ("named", "known", "letters")}
-    replica = FakeReplica(facts=lambda: task_facts([*OWN, "named", "known"], {}, cards))
+    replica = FakeReplica(facts=lambda: task_metadata([*OWN, "named", "known"], {}, cards))
     known = {"known": {"value": 0.5, "source": "Measured"}}
     pipeline = a_tasked_pipeline(
         tasks=[{"name": name, "storageUri": f"{name}.safetensors"} for name in ("named", "known")],
@@ -193,7 +193,7 @@ async def test_a_task_that_the_pipeline_names_has_the_accuracies_of_the_card_tha
     pipeline = changed(pipeline, {"objective": {"accuracyBasis": basis}})
     async with a_rig(pipeline, {"stage-0": [replica]}, accuracyByTask={"known": 0.5}) as rig:
         found = [(await rig.rest(a_request(parameters={"trimtab.task": task})))[1] for task in ("named", "known")]
-        told = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["joined_accuracies"]
+        told = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["registered_accuracies"]
         assert rig.router.plan is not None
         corrected = rig.router.plan.spec.stages[0].model_copy(update={"accuracy_by_task": {"named": 0.6}})
         spec = rig.router.plan.spec.model_copy(update={"stages": (corrected,), "generation": 2})
@@ -201,7 +201,7 @@ async def test_a_task_that_the_pipeline_names_has_the_accuracies_of_the_card_tha
         planned = (await rig.rest(a_request(parameters={"trimtab.task": "named"})))[1]
 
     assert [answer.parameters["trimtab.expected_accuracy"] for answer in found] == [expected, 0.5]
-    assert told["small"]["default"]["named"] == JoinedAccuracy.of(judged).model_dump()
+    assert told["small"]["default"]["named"] == RegisteredAccuracy.of(judged).model_dump()
     assert "letters" not in told["small"]["default"], "it is of the weights, of which the pipeline tells"
     assert "known" not in told["small"]["default"], "what the pipeline tells of a task counts"
     assert planned.parameters["trimtab.expected_accuracy"] == 0.6, "a plan may know of a drift"
@@ -227,9 +227,9 @@ async def test_rows_of_a_task_that_joined_are_held_against_its_card(tmp_path):
     assert after == {}
 
 
-async def test_a_task_that_some_replica_still_has_is_deleted_only_for_the_others(tmp_path, monkeypatch):
+async def test_deletion_is_pending_while_a_replica_has_the_task(tmp_path, monkeypatch):
     monkeypatch.setattr(task_store, "IN_FORCE_SECONDS", 0.1)
-    late = FakeReplica(name="replica-1", facts=lambda: task_facts([*OWN, "new"], {}))
+    late = FakeReplica(name="replica-1", facts=lambda: task_metadata([*OWN, "new"], {}))
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
         await put(rig)
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path), late]}, registry=kept_in(tmp_path)) as rig:
@@ -240,7 +240,7 @@ async def test_a_task_that_some_replica_still_has_is_deleted_only_for_the_others
     assert (early, "has a task 'new' already" in why["error"]) == (409, True)
 
 
-async def test_what_cannot_be_is_refused_by_name_and_leaves_nothing_behind(tmp_path):
+async def test_invalid_task_is_refused_and_leaves_no_file(tmp_path):
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
         assert (await put(rig))[0] == 201
         for path, content, status, words in [
@@ -251,7 +251,7 @@ async def test_what_cannot_be_is_refused_by_name_and_leaves_nothing_behind(tmp_p
             (f"{PATH}/more", b"no file", 400, "no safetensors file"),
             (f"{PATH}/more", a_file(classes=["one"]), 400, "the card of the task: classes"),
             (f"{PATH}/more", a_file(accuracyByPoint={"fast": {"value": 1}}), 400, "judged at 'fast', but points are"),
-            (f"{PATH}/more", bytes(MOST_BYTES + 1), 413, "at most 16 MiB"),
+            (f"{PATH}/more", bytes(MAX_TASK_FILE_BYTES + 1), 413, "at most 16 MiB"),
             ("/trimtab/v1/tasks/stage-0/large/more", a_file(), 404, "no variant 'large'"),
             ("/trimtab/v1/tasks/stage-7/small/more", a_file(), 404, "no stage 'stage-7'"),
             ("/trimtab/v1/tasks/stage-0/small", a_file(), 404, "STAGE/VARIANT/NAME"),
@@ -264,14 +264,14 @@ async def test_what_cannot_be_is_refused_by_name_and_leaves_nothing_behind(tmp_p
 
 async def test_a_task_that_not_every_replica_has_yet_is_accepted_only(tmp_path, monkeypatch):
     monkeypatch.setattr(task_store, "IN_FORCE_SECONDS", 0.1)
-    slow = FakeReplica(name="replica-1", facts=lambda: task_facts(OWN, {}))
+    slow = FakeReplica(name="replica-1", facts=lambda: task_metadata(OWN, {}))
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path), slow]}, registry=kept_in(tmp_path)) as rig:
         status, told = await put(rig)
 
     assert (status, told["replicas"], told["waiting"]) == (202, 1, 1)
 
 
-async def test_without_a_replica_nothing_is_taken_and_without_a_folder_it_is_told_how(tmp_path):
+async def test_registration_requires_a_replica_and_a_folder(tmp_path):
     async with a_rig(a_tasked_pipeline(), {"stage-0": []}, registry=kept_in(tmp_path), ready=False) as rig:
         assert (await put(rig))[0] == 503
 
@@ -283,10 +283,10 @@ async def test_without_a_replica_nothing_is_taken_and_without_a_folder_it_is_tol
             assert "gone: true" in told["error"]
 
 
-def test_a_task_grants_its_worth_and_its_deadline_to_who_asks_for_none():
-    task = TaskClass(utility=0.5, latency_seconds=0.2)
+def test_task_terms_apply_to_requests_without_options():
+    task = TaskTerms(utility=0.5, latency_seconds=0.2)
 
-    assert apply_task_terms(NO_WISH, None) is NO_WISH
+    assert apply_task_terms(NO_OPTIONS, None) is NO_OPTIONS
     assert apply_task_terms(RequestOptions(task="t"), task) == RequestOptions(
         task="t", utility=0.5, timeout_seconds=0.2
     )
@@ -295,11 +295,11 @@ def test_a_task_grants_its_worth_and_its_deadline_to_who_asks_for_none():
     )
 
 
-async def test_where_no_input_tells_a_model_its_task_none_is_registered(tmp_path):
+async def test_registration_requires_a_task_input(tmp_path):
     async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
         status, told = await put(rig)
 
     assert status == 400
-    assert "stage stage-0 reads no input 'task'" in told["error"]
+    assert "stage stage-0 has no input 'task'" in told["error"]
     assert "{name: task, from: request.inputs.task}" in told["error"]
     assert not list(tmp_path.glob("*/*/*"))

@@ -16,15 +16,15 @@ from tests.router.parted import Encoder, a_picture, reading
 from tests.router.test_chats import chatting
 from tests.router.test_queue import Caller
 from trimtab_protocol import InferRequest, Tensor
-from trimtab_protocol.chat.internal_wire import texts
+from trimtab_protocol.chat.internal_wire import bytes_tensor
 from trimtab_protocol.tensors import SLOW_VALUES_BYTES
-from trimtab_router.admission.tenant import MOST_OPTIONS_BYTES, MOST_ROWS_AT_ONCE, options_inputs, with_tenant
+from trimtab_router.admission.tenant import MAX_INLINE_ROWS, MAX_OPTIONS_BYTES, options_inputs, with_tenant
 from trimtab_router.request.graph import ReadyStage
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
-from trimtab_router.transport.http_transport import _hurried
+from trimtab_router.transport.http_transport import _rows_with_deadline
 
 SLO = {"latency": "60s", "timeToFirstToken": "5s"}
-STOLEN = b'{"tenant": "b", "urgency_seconds": -1e9, "max_tokens": 1, "tenant": "c"}'
+STOLEN = b'{"tenant": "b", "deadline_seconds": -1e9, "max_tokens": 1, "tenant": "c"}'
 HELLO = b'[{"role": "user", "content": [{"type": "text", "text": "a b"}]}]'
 
 
@@ -39,10 +39,10 @@ def asked(
 
 def left_seconds(replica, chat):
     """Within how many seconds a replica was told that the answer is due to begin; what else it was told stays."""
-    return replica.written[chat].options.pop("urgency_seconds")
+    return replica.written[chat].options.pop("deadline_seconds")
 
 
-async def test_over_rest_options_say_who_calls_and_what_is_promised():
+async def test_rest_options_carry_tenant_and_deadline():
     replica = ChatReplica()
     async with chatting(replica, pipeline=a_chat_pipeline(slo=SLO)) as rig:
         status, answer, _ = await rig.rest(asked(STOLEN, b'{"seed": 3}', rows=2), **{"x-trimtab-client": "a"})
@@ -58,7 +58,7 @@ async def test_over_rest_options_say_who_calls_and_what_is_promised():
     assert replica.written[3].options == {"max_tokens": 1}
 
 
-async def test_a_callers_deadline_is_all_that_makes_a_chat_urgent():
+async def test_only_the_deadline_makes_a_chat_urgent():
     replica = ChatReplica()
     async with chatting(replica, pipeline=a_chat_pipeline(slo=SLO)) as rig:
         for micros in (3_000_000, 20_000_000, 0):
@@ -69,17 +69,17 @@ async def test_a_callers_deadline_is_all_that_makes_a_chat_urgent():
     assert all(given < seconds for given, seconds in zip(left, (3.0, 20.0, 5.0), strict=True))
 
 
-def test_who_has_waited_for_a_replica_has_less_time_left():
-    inputs = {"options": texts([b'{"max_tokens": 1}', b"no JSON"]), "messages": texts([HELLO] * 2)}
+def test_queue_time_reduces_the_time_left():
+    inputs = {"options": bytes_tensor([b'{"max_tokens": 1}', b"no JSON"]), "messages": bytes_tensor([HELLO] * 2)}
     piece = RowSlice(StageRequest(Caller(), ReadyStage("text", 2, inputs), deadline=107.0, now=100.0), 0, 2)
-    at_once, later = (_hurried(departed_at, piece, "options") for departed_at in (100.0, 106.5))
+    at_once, later = (_rows_with_deadline(departed_at, piece, "options") for departed_at in (100.0, 106.5))
 
-    assert json.loads(at_once[0]) == {"max_tokens": 1, "urgency_seconds": 7.0}
-    assert json.loads(later[0]) == {"max_tokens": 1, "urgency_seconds": 0.5}
+    assert json.loads(at_once[0]) == {"max_tokens": 1, "deadline_seconds": 7.0}
+    assert json.loads(later[0]) == {"max_tokens": 1, "deadline_seconds": 0.5}
     assert later[1] == b"no JSON"
-    assert _hurried(106.5, piece, "messages").tolist() == [HELLO, HELLO]
-    piece.work.read_in(4.0)  # seconds that its prompt takes to be read: so much sooner it must begin
-    assert json.loads(_hurried(100.0, piece, "options")[0])["urgency_seconds"] == 3.0
+    assert _rows_with_deadline(106.5, piece, "messages").tolist() == [HELLO, HELLO]
+    piece.request.set_prefill_seconds(4.0)  # seconds that its prompt takes to be read: so much sooner it must begin
+    assert json.loads(_rows_with_deadline(100.0, piece, "options")[0])["deadline_seconds"] == 3.0
 
 
 async def test_over_grpc_too():
@@ -95,7 +95,7 @@ async def test_over_grpc_too():
     assert len(replica.written) == 1
 
 
-async def test_what_is_long_enough_to_be_read_by_a_thread_is_no_less_its_callers():
+async def test_options_rewritten_in_a_thread_carry_the_tenant():
     replica = ChatReplica()
     async with chatting(replica, pipeline=a_chat_pipeline(slo=SLO)) as rig:
         long = json.dumps([{"role": "user", "content": [{"type": "text", "text": "a" * SLOW_VALUES_BYTES}]}])
@@ -117,7 +117,7 @@ async def test_many_options_are_read_beside_the_loop(monkeypatch):
         return with_tenant(*given, **told)
 
     monkeypatch.setattr("trimtab_router.router.owned", noted)
-    many = MOST_ROWS_AT_ONCE + 1
+    many = MAX_INLINE_ROWS + 1
     async with chatting(ChatReplica(), pipeline=a_chat_pipeline(slo=SLO)) as rig:
         await rig.rest(asked(b"{}"))
         await rig.rest(asked(*(b'{"seed": %d}' % row for row in range(many)), rows=many))
@@ -126,8 +126,8 @@ async def test_many_options_are_read_beside_the_loop(monkeypatch):
     assert threads[1] != threading.get_ident()
 
 
-@pytest.mark.parametrize("wrong", [b"[]", b"null", b"{", b"\xff", b"[" * 9999, b" " * MOST_OPTIONS_BYTES + b"{}"])
-async def test_options_that_are_no_object_are_the_callers_mistake(wrong):
+@pytest.mark.parametrize("wrong", [b"[]", b"null", b"{", b"\xff", b"[" * 9999, b" " * MAX_OPTIONS_BYTES + b"{}"])
+async def test_options_that_are_not_an_object_are_invalid(wrong):
     replica = ChatReplica()
     async with chatting(replica) as rig:
         status, why, _ = await rig.rest(asked(wrong))
@@ -137,7 +137,7 @@ async def test_options_that_are_no_object_are_the_callers_mistake(wrong):
         assert await rig.outcomes() == {"refused": 1}
 
 
-async def test_an_image_is_shared_with_nobody_that_only_names_its_owner():
+async def test_naming_a_tenant_does_not_share_its_images():
     encoder, writer = Encoder(caches=True), ChatReplica(name="writer")
     async with reading([encoder], [writer]) as rig:
         for client in ("victim", "thief", "victim"):

@@ -14,7 +14,7 @@ from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, solve
 from trimtab_router.scheduling.policies.interface import Dispatch, Escalation
 from trimtab_router.scheduling.policies.shadow_price import marginal_utility
 from trimtab_router.scheduling.policies.split_table import split_table
-from trimtab_router.scheduling.policies.token_batches import batches_of
+from trimtab_router.scheduling.policies.token_batches import candidate_batches
 from trimtab_router.scheduling.policies.token_options import TokenOptions
 
 
@@ -22,7 +22,7 @@ def left(view):
     """Point and works of the next batch."""
     found = token_adaptive.decide(view)
     assert isinstance(found, Dispatch)
-    return found.point.name, [piece.work for piece in found.takes]
+    return found.point.name, [piece.request for piece in found.row_slices]
 
 
 def test_few_rows_with_time_go_together_at_the_best_point_whatever_their_tasks_and_utilities():
@@ -61,9 +61,9 @@ def test_the_next_batch_is_not_larger_than_its_most_urgent_has_time_for():
 
 @pytest.mark.parametrize("most_rows", [1, 2, 3, 5])
 def test_no_batch_has_more_rows_than_one_may_have_however_few_these_are(most_rows):
-    view = replace(a_view([a_work(1.0) for _ in range(12)]), most_rows=most_rows)
+    view = replace(a_view([a_work(1.0) for _ in range(12)]), max_batch_rows=most_rows)
 
-    assert max(batch.rows for batch in batches_of(view, 12)) <= most_rows
+    assert max(batch.rows for batch in candidate_batches(view, 12)) <= most_rows
     assert 1 <= len(left(view)[1]) <= most_rows
 
 
@@ -82,8 +82,8 @@ def test_the_least_certain_are_looked_at_again_where_that_pays():
 
     assert isinstance(found, Dispatch)
     assert found.point.name == "few"
-    assert found.again is not None
-    assert (found.again.point, found.again.below, found.again.accuracy) == ("more", 0.5, 0.92)
+    assert found.escalation is not None
+    assert (found.escalation.to, found.escalation.confidence_below, found.escalation.accuracy) == ("more", 0.5, 0.92)
 
 
 def test_where_nobody_is_dropped_the_largest_batches_leave_whatever_is_late():
@@ -99,7 +99,7 @@ def test_a_large_request_leaves_in_parts():
 
     assert len(batch) == 1
     assert isinstance(found, Dispatch)
-    assert sum(piece.rows for piece in found.takes) <= 32
+    assert sum(piece.rows for piece in found.row_slices) <= 32
 
 
 def test_the_last_second_goes_where_it_adds_most():
@@ -116,7 +116,7 @@ def test_the_choice_among_batches_is_within_a_thousandth_of_the_exact_one():
     rng, gaps = np.random.default_rng(5), []
     for _ in range(12):
         view = a_random_view(rng, 400, eight_points())
-        jobs = [each.job(0.0) for each in token_adaptive.plan_of(view, TokenOptions(view), joins=False)]
+        jobs = [each.job(0.0) for each in token_adaptive.plan_batches(view, TokenOptions(view), joins_batches=False)]
         assert len(jobs) >= 12
         gaps.append(1.0 - solve(jobs, 0.0).value / exact(jobs)[1])
 
@@ -126,18 +126,18 @@ def test_the_choice_among_batches_is_within_a_thousandth_of_the_exact_one():
 
 def test_a_batch_is_of_one_level_of_utility_and_none_is_larger_than_may_be():
     view = a_random_view(np.random.default_rng(1), 1500, POINTS)
-    batches = batches_of(view, 40)
+    batches = candidate_batches(view, 40)
 
     assert len(batches) == 40
     for batch in batches:
-        utilities = [piece.work.wish.utility for piece in batch.slices]
+        utilities = [piece.request.options.utility for piece in batch.slices]
         assert max(utilities) <= 2 * min(utilities)
         assert sum(piece.rows for piece in batch.slices) == batch.rows <= 32
     assert [b.deadline for b in batches] == sorted(b.deadline for b in batches)
 
 
 def test_deciding_over_forty_batches_and_eight_points_takes_milliseconds():
-    """The bar is 3 ms on a quiet machine (`make bench-schedule`); here the best of a few on one that may be busy."""
+    """The bar is 3 ms on a quiet machine (`make bench NAME=schedule`); here the best of a few on one that may be busy."""
     view = a_random_view(np.random.default_rng(2), 1400, eight_points())
     spent = []
     for _ in range(7):
@@ -158,15 +158,15 @@ def test_what_was_given_up_stays_in_the_queue():
 
 @pytest.mark.parametrize("priced", [True, False])
 def test_rows_of_no_utility_do_not_stop_it(priced):
-    found = token_adaptive.decide(a_view([a_work(0.5, utility=0.0) for _ in range(5)]), priced=priced)
+    found = token_adaptive.decide(a_view([a_work(0.5, utility=0.0) for _ in range(5)]), uses_shadow_price=priced)
 
     assert isinstance(found, Dispatch)
-    assert found.takes
+    assert found.row_slices
 
 
 def test_all_that_cannot_be_served_is_dropped_by_the_plan_of_it():
     view = a_view([a_work(0.001)])
-    jobs = [each.job(0.0) for each in token_adaptive.plan_of(view, TokenOptions(view))]
+    jobs = [each.job(0.0) for each in token_adaptive.plan_batches(view, TokenOptions(view))]
 
     assert [step.option for step in solve(jobs, 0.0).steps] == [DROPPED]
 
@@ -179,15 +179,18 @@ def test_a_second_look_with_thresholds_by_task_adds_to_each_task_what_it_was_mea
     look = Escalation("more", 0.4, 0.15, 0.82, by_task)
     points = (a_point("more"), a_point("few", [look]))
     menu = TokenOptions(a_view([], points=points))
-    twice = next(choice for choice in menu.choices if choice.look is not None)
+    twice = next(choice for choice in menu.options if choice.escalation is not None)
 
     assert [twice.accuracy_for(task) for task in ("cars", "birds")] == [0.94, 0.7]
     assert twice.accuracy_for("ships") == points[1].accuracy_for("ships"), "who has no threshold keeps the first answer"
     found = token_adaptive.decide(a_view([a_work(0.08) for _ in range(32)], points=points))
     assert isinstance(found, Dispatch)
-    assert found.again is not None
-    assert (found.again.of_task("cars").below, found.again.of_task("birds").below) == (0.6, 0.0)
-    assert found.again.of_task("ships").accuracy is None
+    assert found.escalation is not None
+    assert (
+        found.escalation.for_task("cars").confidence_below,
+        found.escalation.for_task("birds").confidence_below,
+    ) == (0.6, 0.0)
+    assert found.escalation.for_task("ships").accuracy is None
 
 
 def test_a_book_of_one_task_has_the_looks_of_that_task_and_one_of_all_has_those_of_all() -> None:
@@ -197,7 +200,7 @@ def test_a_book_of_one_task_has_the_looks_of_that_task_and_one_of_all_has_those_
 
     def looks(task: str) -> list[tuple[float, float]]:
         (_, few) = split_table(points, task, 32).costs
-        return [(look.share, look.accuracy) for look in few.looks]
+        return [(look.share, look.accuracy) for look in few.escalations]
 
     assert looks("") == [(0.4, 0.85)]
     assert looks("cars") == [(0.3, 0.94)]

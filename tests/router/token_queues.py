@@ -35,7 +35,7 @@ def a_work(
     """Rows of one request, which came at a moment."""
     wish = RequestOptions(utility=utility, task=task)
     runnable = ReadyStage("s", rows, {"x": np.zeros((rows, 1), np.float32)})
-    return StageRequest(Caller(), runnable, deadline=deadline, now=at, wish=wish, accuracy_floor=floor)
+    return StageRequest(Caller(), runnable, deadline=deadline, now=at, options=wish, accuracy_floor=floor)
 
 
 def a_view(
@@ -50,7 +50,9 @@ def a_view(
     queue = DeadlineQueue(100_000)
     for work in works:
         queue.push(RowSlice(work, 0, work.rows))
-    return SchedulerView(now, queue, points, 32, 0.0, "Predicted", arrivals_rps=lambda: arrivals_rps, loaded=loaded)
+    return SchedulerView(
+        now, queue, points, 32, 0.0, "Predicted", arrivals_rps=lambda: arrivals_rps, loaded_point=loaded
+    )
 
 
 def a_random_view(rng: np.random.Generator, rows: int, points: Sequence[Point]) -> SchedulerView:

@@ -1,1 +1,1 @@
-"""What would happen: a discrete-event simulation that drives the router's own desks and graph walk."""
+"""Discrete-event simulation that drives the router's own schedulers and graph executor."""

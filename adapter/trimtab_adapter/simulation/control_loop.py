@@ -1,4 +1,4 @@
-"""The slow loop in simulated time: what the adapter's `loop` does, without its files and addresses."""
+"""Control loop in simulated time: the adapter's `control_loop` without files and addresses."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,19 +17,18 @@ from trimtab_predictor.forecaster import Forecaster, OracleForecaster
 from trimtab_predictor.trace import Trace
 
 Planner = Callable[[InferencePipeline, Mapping[str, ModelProfile], PlanningInputs], PipelinePlan]
-"""The signature of `decide`, of the baselines and of whoever else wants to plan."""
+"""The signature of `decide` and of the baselines."""
 
 
 @dataclass(slots=True)
 class SimulatedControlLoop:
-    """Keeps what one tick hands to the next."""
+    """A controller whose state lasts from one tick to the next."""
 
     forecaster: Forecaster
-    """What it asks."""
     decide: Planner = decide
-    """What it decides by; ours where nothing else is given."""
+    """The planner; `decide` by default."""
     origin_seconds: float = 0.0
-    """Unix time of the simulation's second 0; decisions carry it."""
+    """Unix time of the simulation's second 0, recorded in decisions."""
     _state: ControlState = field(default_factory=ControlState)
 
     def tick(
@@ -40,7 +39,10 @@ class SimulatedControlLoop:
         load: Load,
         state: State,
     ) -> PipelinePlan:
-        """Decide once. Raises ObservationError where the load is not known, PlanningError where nothing can run."""
+        """Decide once.
+
+        Raises ObservationError if the load is unknown, PlanningError if no plan exists.
+        """
         self._state.update(state)
         adaptation = pipeline.spec.adaptation
         forecast = forecast_record(self.forecaster, load, adaptation)
@@ -54,7 +56,7 @@ class SimulatedControlLoop:
 def oracle_forecaster(
     adaptation: Adaptation, arrivals_seconds: NDArray[np.float64], duration_seconds: int, origin_seconds: float
 ) -> Forecaster:
-    """The forecaster a pipeline asks for; an oracle knows the very arrivals of the simulation."""
+    """The forecaster a pipeline asks for; an oracle knows the arrivals of the simulation."""
     if adaptation.forecaster != "Oracle":
         return forecaster_for(adaptation, None)
     counts = np.bincount(arrivals_seconds.astype(np.int64), minlength=duration_seconds).astype(np.float64)

@@ -1,4 +1,4 @@
-"""What happens when: a heap of moments and what is to be done then. Equal moments keep the order they were set in."""
+"""Event queue: a heap of times and callbacks. Events at equal times keep their order."""
 
 import heapq
 from functools import partial
@@ -8,7 +8,7 @@ from trimtab_router.scheduling.interfaces import Callback, PendingArrivals
 
 
 class EventQueue:
-    """A clock of desks that jumps from one thing to do to the next; seconds from the start of the simulation."""
+    """A clock that jumps from one event to the next; seconds from the start of the simulation."""
 
     __slots__ = ("_heap", "_order", "now")
 
@@ -33,7 +33,7 @@ class EventQueue:
             self.call_at(self.now, act)
 
     def run(self, until_seconds: float) -> None:
-        """Do all that is due until then, what is set meanwhile included."""
+        """Run all events until then, including events added meanwhile."""
         heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] <= until_seconds:
             self.now, _, act = pop(heap)

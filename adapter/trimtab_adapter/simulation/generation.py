@@ -1,4 +1,4 @@
-"""Chats in simulated time: what they show, and the rows that a replica writes beside each other."""
+"""Simulated chats: their images and tokens, and the transport of a generation stage."""
 
 import json
 from collections.abc import Mapping
@@ -17,43 +17,43 @@ from trimtab_router.scheduling.interfaces import OnChunk
 from trimtab_router.scheduling.replica_slots import Batch
 
 TOKEN_BYTES = 4
-"""Of text, of each token."""
+"""Bytes of text per token."""
 
 
 def typical_images(spec: InferencePipelineSpec) -> int:
-    """How many images a chat shows where nothing else is said: what the stage that encodes expects, else one."""
+    """Images per chat unless the scenario says otherwise: the encoder's expected rows, else one."""
     expected = (round(stage.outputs[0].expected_rows) for stage in spec.stages if stage.encodes)
     return next(expected, 1)
 
 
 def placeholder_images(rows: int, images: int) -> Array:
-    """The images of chats that show so many each; only the shape means anything."""
+    """Images of chats; only the shape has a meaning."""
     return np.zeros((rows, images), dtype=np.int8)
 
 
 def placeholder_messages(rows: int, tokens: int) -> Array:
-    """The messages of chats of so many tokens each; only how long they are means anything."""
+    """Messages of chats with this many tokens; only their length has a meaning."""
     return bytes_tensor([b" " * (TOKEN_BYTES * tokens)] * rows)
 
 
 def text_tokens_in(inputs: Mapping[str, Array]) -> int:
-    """How many tokens the words of a row come to; 0 where nothing says so."""
+    """Text tokens of a row; 0 if unknown."""
     messages = inputs.get(MESSAGES_INPUT)
     return len(messages[0]) // TOKEN_BYTES if messages is not None and messages.dtype.kind == "O" else 0
 
 
 def images_in(inputs: Mapping[str, Array]) -> int:
-    """How many images the chat of a row shows, who writes it told by what it reads."""
+    """Images in the chat of a row."""
     if IMAGES_INPUT in inputs:
         return int(inputs[IMAGES_INPUT].shape[1])
     return len(json.loads(inputs[EMBEDDINGS_INPUT][0])) if EMBEDDINGS_INPUT in inputs else 0
 
 
 class SimulatedGenerationTransport(SimulatedTransport):
-    """The replicas of a stage that writes.
+    """The replicas of a generation stage.
 
-    What a row takes until its first piece, and in all, is drawn when it begins: for as many rows as its replica then
-    writes, and for the images of its chat.
+    Time to first token and total time of a row are sampled when it starts, for the number of concurrent rows and the
+    images of its chat.
     """
 
     def stream(self, batch: Batch, on_chunk: OnChunk, on_end: OnEnd) -> None:
@@ -87,7 +87,7 @@ class SimulatedGenerationTransport(SimulatedTransport):
         self._end(replica, batch, Completed((given,), batch.point.name))
 
     def _end(self, replica: SimulatedReplica, batch: Batch, ending: BatchOutcome) -> None:
-        """End a row that the replica still has; one that died with it has ended already."""
+        """End a row that the replica still has; one that died with the replica has ended already."""
         found = next((each for each in replica.in_flight if each[0] is batch), None)
         if found is None:
             return

@@ -1,4 +1,4 @@
-"""How fast a processor is over time: machines that share their host with others are not equally fast at all times."""
+"""Processor speed over time, for machines that share their host with others."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -8,12 +8,7 @@ from itertools import accumulate, pairwise
 
 @dataclass(frozen=True, slots=True)
 class MachineSpeed:
-    """Work done per second, constant between given moments; 1 is the usual speed, 0 a pause.
-
-    Args:
-        since_seconds: [N] ascending, from the start of the simulation; the first speed also holds before its moment.
-        speeds: [N], none negative, the last one above 0: what is begun must end.
-    """
+    """Work done per second, constant between the given times; 1 is the usual speed, 0 a pause."""
 
     since_seconds: Sequence[float]
     speeds: Sequence[float]
@@ -29,7 +24,7 @@ class MachineSpeed:
         object.__setattr__(self, "_done", tuple(accumulate(work, initial=0.0)))
 
     def finish(self, begin_seconds: float, work_seconds: float) -> float:
-        """When work is done that takes so many seconds at the usual speed."""
+        """The time at which work is done that takes this long at the usual speed."""
         if work_seconds <= 0.0:
             return begin_seconds
         since, speeds, done = self.since_seconds, self.speeds, self._done

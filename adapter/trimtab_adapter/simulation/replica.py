@@ -1,4 +1,4 @@
-"""A simulated replica, and the machine that all of them share."""
+"""A simulated replica, and the machine that all replicas share."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ from trimtab_router.scheduling.replica_slots import NOTHING, Batch, ReplicaSlots
 
 @dataclass(slots=True)
 class SimulatedMachine:
-    """What all replicas share: the processors, how many replicas are busy, and how much each slows the others."""
+    """The shared processors, the number of busy replicas, and how much each slows the others."""
 
     contention: float = 0.0
     speeds: Sequence[MachineSpeed] = ()
     busy: int = 0
 
     def finish(self, begin_seconds: float, work_seconds: float, others: int, processor: int) -> float:
-        """When a batch is done beside so many other busy replicas."""
+        """The completion time of a batch alongside `others` busy replicas."""
         work_seconds *= 1.0 + self.contention * others
         if not self.speeds:
             return begin_seconds + work_seconds
@@ -28,7 +28,7 @@ class SimulatedMachine:
 
 @dataclass(slots=True, eq=False)
 class SimulatedReplica:
-    """One replica; `processor` counts the replicas, which take turns with the machine's processors."""
+    """One replica; `processor` is its number, which selects a processor in turn."""
 
     stage: str
     group: ReplicaGroup
@@ -37,23 +37,22 @@ class SimulatedReplica:
     slots: ReplicaSlots = field(default_factory=ReplicaSlots)
     """What its stage's desk sees of it."""
     in_flight: list[tuple[Batch, Callable[[Batch, BatchOutcome], None]]] = field(default_factory=list)
-    """The batches in its hands in the order in which they come back, and who is told of each."""
+    """Batches in order of completion, each with its callback."""
     computing_until: float = 0.0
-    """When it will have computed them all."""
+    """Completion time of the last batch."""
     loaded: str = ""
-    """The operating point it got last."""
+    """The last operating point."""
 
     @property
     def in_flight_count(self) -> int:
-        """How many batches it holds."""
         return len(self.in_flight)
 
     def become_ready(self) -> None:
-        """Every model of its group is loaded and warmed."""
+        """Every model of its group is loaded."""
         self.state = "ready"
         self.slots.set_ready_variants(self.group.names)
 
     def close(self, state: Literal["draining", "gone"]) -> None:
-        """Take no new batch from now on."""
+        """Accept no new batch."""
         self.state = state
         self.slots.set_ready_variants(NOTHING)

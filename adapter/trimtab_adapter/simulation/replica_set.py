@@ -1,6 +1,6 @@
-"""Which replicas there are: a plan becomes true by the rule of the runtimes, within the budget and its surge.
+"""Simulated replica set: applies a plan by the rollout rules of the runtimes, within the budget and its surge.
 
-A replica takes some seconds to start. A change within a hosting group starts nothing.
+A replica takes seconds to start. A change within a replica group starts nothing.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,7 @@ from trimtab_pipelines.rollout import Capacity, ReplicaGroupState, Target, decid
 
 
 class SimulatedReplicaSet:
-    """All replicas of a pipeline.
-
-    Args:
-        stages: whose replicas they are, by name.
-        limit_cores: most cores all replicas may have.
-        startup_seconds: from a start until it is ready.
-        agenda: the clock.
-    """
+    """All replicas of a pipeline."""
 
     def __init__(
         self, stages: Mapping[str, SimulatedTransport], limit_cores: float, startup_seconds: float, events: EventQueue
@@ -41,19 +34,19 @@ class SimulatedReplicaSet:
         self._processors = count()
 
     def begin(self, plan: PipelinePlan) -> None:
-        """Have the first plan's replicas ready at once."""
+        """Start with the first plan's replicas ready."""
         self._aim(plan)
         for name, (group, replicas) in self._targets.items():
             for _ in range(replicas):
                 self._ready(self._add(name, group))
 
     def follow(self, plan: PipelinePlan) -> None:
-        """Make another plan true."""
+        """Apply another plan."""
         self._aim(plan)
         self.step()
 
     def step(self) -> None:
-        """Do what is next, whatever is true now."""
+        """Take the next rollout steps for the current state."""
         kinds: dict[str, list[SimulatedReplica]] = {}
         for replica in chain.from_iterable(self._members.values()):
             kinds.setdefault(_kind(replica.stage, replica.group), []).append(replica)
@@ -68,10 +61,10 @@ class SimulatedReplicaSet:
             for name, (group, replicas) in self._targets.items()
         ]
         desired = decide(targets, sets, Capacity(self._limit_cores))
-        for each in sets:
-            living = [replica for replica in kinds[each.name] if replica.state != "draining"]
+        for replica_set in sets:
+            living = [replica for replica in kinds[replica_set.name] if replica.state != "draining"]
             living.sort(key=lambda replica: replica.state == "ready")
-            for replica in living[: max(each.desired - desired[each.name], 0)]:
+            for replica in living[: max(replica_set.desired - desired[replica_set.name], 0)]:
                 self._release(replica)
         have = {each.name: each.desired for each in sets}
         for target in targets:
@@ -79,7 +72,7 @@ class SimulatedReplicaSet:
                 self._begin_start(target.stage)
 
     def lose_one(self, stage: str) -> bool:
-        """Let the ready replica that has batches, or else any, die; False where there is none."""
+        """Kill the ready replica with the most batches; False if there is none."""
         ready = [replica for replica in self._members[stage] if replica.state == "ready"]
         if not ready:
             return False
@@ -90,7 +83,7 @@ class SimulatedReplicaSet:
         return True
 
     def remove_drained(self, replica: SimulatedReplica) -> None:
-        """A replica that drained has no batch left."""
+        """Remove a draining replica without batches."""
         self._forget(replica)
         self._stages[replica.stage].replicas.remove(replica)
         self._stages[replica.stage].look_around()
@@ -98,7 +91,7 @@ class SimulatedReplicaSet:
         self._events.call_at(self._events.now, self.step)
 
     def settle(self) -> None:
-        """Count the cores reserved until now."""
+        """Account the cores reserved until now."""
         self.core_seconds += self.cores * (self._events.now - self._counted_at)
         self._counted_at = self._events.now
 
@@ -130,7 +123,7 @@ class SimulatedReplicaSet:
         self._stages[replica.stage].look_around()
 
     def _release(self, replica: SimulatedReplica) -> None:
-        """Drain a ready replica; one that never was ready has nothing to drain."""
+        """Drain a ready replica; remove a starting one."""
         if replica.state == "starting":
             replica.state = "gone"
             self._forget(replica)

@@ -1,4 +1,4 @@
-"""What a simulation gave: one entry a request, one a second, and every plan."""
+"""Simulation result: one entry per request, one per second, and every plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from trimtab_pipelines.request_outcome import LATE, OK, RequestOutcome
 
 @dataclass(frozen=True, slots=True)
 class SecondSample:
-    """What ran at one moment: by stage variant, batch size, ready replicas, rows queued; and cores reserved."""
+    """State at one time: variant, batch size, ready replicas and queued rows by stage, and reserved cores."""
 
     at_seconds: float
     stages: Mapping[str, tuple[str, int, int, int]]
@@ -28,48 +28,51 @@ class SimulationResult:
     arrivals_seconds: NDArray[np.float64]
     """[N]."""
     latency_seconds: NDArray[np.float64]
-    """[N], until the answer or the refusal."""
+    """[N], until the response or the rejection."""
     outcomes: NDArray[np.int8]
+    """[N], the number of a `RequestOutcome` each."""
     accuracy: NDArray[np.float64]
-    """[N], expected accuracy of the answer; NaN without one."""
+    """[N], expected accuracy of the response; NaN without one."""
     reasons: Mapping[int, tuple[str, str]]
-    """Of those without an answer, (stage, reason) by index."""
+    """(stage, reason) of requests without a response, by index."""
     variants: tuple[Mapping[str, str], ...] = field(repr=False)
-    """By index, the variant that served each stage."""
+    """[N], the variant that served each stage."""
     points: tuple[Mapping[str, str], ...] = field(repr=False)
-    """By index, the operating point that served each stage."""
+    """[N], the operating point that served each stage."""
     seconds: tuple[SecondSample, ...] = field(repr=False)
-    """One entry a second."""
+    """One entry per second."""
     plans: tuple[PipelinePlan, ...] = field(repr=False)
-    """Every decision, the first plan included."""
+    """Every decision, including the first plan."""
     mean_cores: float
-    """Reserved on average, from the first arrival's second 0 to the end of the load."""
+    """Mean reserved cores from second 0 to the end of the load."""
     batch_rows: Mapping[str, float]
-    """By stage, mean rows of a batch."""
+    """Mean rows of a batch, by stage."""
     starts: int
     """Replicas started after the first plan."""
     duration_seconds: float
     unescalated: NDArray[np.bool_]
+    """[N], whether a planned escalation of some rows did not run in time."""
     rows_by_point: Mapping[str, Mapping[str, int]]
-    """By stage, the rows served at each operating point."""
+    """By stage: rows served at each operating point."""
     escalated_rows: Mapping[str, int]
+    """By stage: escalated rows."""
 
     def share(self, end: RequestOutcome) -> float:
-        """The share of the requests that ended so; 0 without any."""
+        """Share of the requests with this outcome; 0 without any request."""
         return float((self.outcomes == end).mean()) if self.outcomes.size else 0.0
 
     @property
     def violations(self) -> float:
-        """Share of the requests without an answer in time."""
+        """Share of the requests without a response within the SLO."""
         return 1.0 - self.share(OK) if self.outcomes.size else 0.0
 
     def latency(self, quantile: float) -> float:
-        """A quantile of the latency of the answers; NaN without any."""
+        """A quantile of the response latency; NaN without any response."""
         answered = self.latency_seconds[self.outcomes <= LATE]
         return float(np.quantile(answered, quantile)) if answered.size else float("nan")
 
     @property
     def mean_accuracy(self) -> float:
-        """Mean expected accuracy of the answers."""
+        """Mean expected accuracy of the responses."""
         known = self.accuracy[self.outcomes <= LATE]
         return float(known.mean()) if known.size else float("nan")

@@ -1,4 +1,4 @@
-"""All that is drawn at random in a simulation: service times and fan-outs. One seed, one result."""
+"""Random sampling of service times and fan-outs. One seed gives one result."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,9 @@ _BLOCK = 8192
 
 
 class ServiceTimeSampler:
-    """Seconds of a stage's batches: log-normal through the profile's median and p99, as measured, or the median itself.
+    """Seconds of a stage's batches: log-normal by the profile's median and p99, as measured, or the median.
 
-    Between profiled batch sizes a straight line, since the router sends whatever number of rows waits.
+    Between profiled batch sizes it interpolates linearly, since the router sends batches of any size.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ServiceTimeSampler:
         self._distributions: dict[tuple[str, str, int], tuple[float, float]] = {}
 
     def draw(self, variant: str, point: str, rows: int) -> float:
-        """The seconds this batch takes."""
+        """The service time of a batch."""
         law = self._distributions.get((variant, point, rows))
         if law is None:
             law = self._distributions[variant, point, rows] = self._distribution(variant, point, rows)
@@ -49,14 +49,9 @@ class ServiceTimeSampler:
     def draw_chat(
         self, variant: str, point: str, concurrent_rows: int, images: int, text_tokens: int = 0
     ) -> "ChatSample":
-        """How long an answer takes, and what it takes.
+        """The times and tokens of one generation.
 
-        Args:
-            variant: what writes.
-            point: how it runs.
-            beside: rows that its replica writes, this one included.
-            images: that its chat shows.
-            text_tokens: of its chat's words; as many as were profiled where it is 0.
+        `concurrent_rows` includes this one; `text_tokens` of 0 stands for the profiled prompt.
         """
         profile = self._point_profile(variant, point).for_chats(images)
         begun, tokens = profile.to_first_token, 1.0 if profile.chats is None else profile.chats.tokens
@@ -76,7 +71,7 @@ class ServiceTimeSampler:
         return found
 
     def _measured_factor(self, variant: str) -> float:
-        """Over what is expected, one of those that were measured; 1 where none was."""
+        """A measured factor on the expected time; 1 without measurements."""
         drawn = self._factors.get(variant)
         if not drawn:
             known = self._environment.factors.get((self._stage.name, variant)) or (1.0,)
@@ -94,7 +89,7 @@ class ServiceTimeSampler:
 
 @dataclass(frozen=True, slots=True)
 class ChatSample:
-    """How long an answer takes until it begins and until it is whole, its tokens, and what its prompt took."""
+    """Time to first token, total time and tokens of a generation, and its prompt's usage."""
 
     first_seconds: float
     whole_seconds: float
@@ -104,14 +99,14 @@ class ChatSample:
 
 @dataclass(frozen=True, slots=True)
 class _PrefillCost:
-    """What a prompt takes beyond one as it was profiled, and its tokens."""
+    """Prefill seconds beyond the profiled prompt, and the prompt's tokens."""
 
     extra_prefill_seconds: float = 0.0
     usage: Usage = field(default_factory=Usage)
 
 
 def _prefill_cost(chats: ChatProfile | None, images: int, text_tokens: int) -> _PrefillCost:
-    """Of a prompt of so many tokens of words, beside those of its images as they were profiled."""
+    """For a prompt with this many text tokens, besides those of its images."""
     if chats is None or not text_tokens:
         return _PrefillCost()
     shown = round(images * (chats.mean_prompt_tokens(1.0) - chats.mean_prompt_tokens(0.0)))
@@ -122,7 +117,7 @@ def _prefill_cost(chats: ChatProfile | None, images: int, text_tokens: int) -> _
 
 
 def interpolate_sizes(known: Mapping[int, float], rows: Sequence[int] | NDArray[np.int32]) -> NDArray[np.float64]:
-    """What is known of some batch sizes for others: on the straight line between, the nearest one's beyond."""
+    """Interpolate values of some batch sizes linearly; beyond them the nearest value."""
     sizes = sorted(known)
     return np.interp(rows, sizes, [known[size] for size in sizes])
 
@@ -134,7 +129,7 @@ def _deviation(profile: PointProfile, rows: int) -> float:
 
 
 def interpolate_latency(profile: PointProfile, rows: int, quantile: float) -> float:
-    """A quantile of the seconds of a batch, on the straight line between the profiled sizes beside it."""
+    """A latency quantile of a batch, interpolated linearly between the profiled sizes."""
     sizes = sorted(measurement.batch_size for measurement in profile.measurements)
     below = max((size for size in sizes if size <= rows), default=None)
     above = min((size for size in sizes if size >= rows), default=None)
@@ -145,19 +140,19 @@ def interpolate_latency(profile: PointProfile, rows: int, quantile: float) -> fl
 
 
 class FanOut:
-    """How many rows a counted output has for each row that went in."""
+    """Rows of a counted output per input row."""
 
     def __init__(self, weights: tuple[float, ...], random: np.random.Generator) -> None:
         shares = np.asarray(weights) / sum(weights)
         self._draws = cycle(random.choice(len(weights), size=_BLOCK, p=shares).tolist())
 
     def draw(self, rows: int) -> int:
-        """The rows of so many input rows together."""
+        """The output rows of these input rows together."""
         return sum(islice(self._draws, rows))
 
 
 def fan_outs(stage: Stage, environment: Environment, random: np.random.Generator) -> Mapping[str, FanOut]:
-    """The fan-out of each counted output of a stage, by the name of its count; outputs that share one agree."""
+    """The fan-out of each counted output of a stage, by the name of its count; outputs with the same count agree."""
     found: dict[str, FanOut] = {}
     for output in stage.outputs:
         if output.counted_by is not None and output.counted_by not in found:
@@ -167,6 +162,6 @@ def fan_outs(stage: Stage, environment: Environment, random: np.random.Generator
 
 
 def rounding_weights(mean: float) -> tuple[float, ...]:
-    """The probabilities of 0, 1, 2 … that put all weight on the whole numbers around a mean."""
+    """The probabilities of 0, 1, 2 … that put all weight on the integers around a mean."""
     below = math.floor(mean)
     return (*([0.0] * below), 1.0 - (mean - below), mean - below)

@@ -1,6 +1,6 @@
-"""Runs a pipeline under a load in simulated time: arrivals in, one entry a request out.
+"""Simulator: runs a pipeline under a load in simulated time.
 
-The same scenario and seed give the same result; nothing here reads a clock.
+The same scenario and seed give the same result; no clock is read.
 """
 
 import math
@@ -49,57 +49,57 @@ from trimtab_router.scheduling.policies.interface import Policy
 from trimtab_router.scheduling.stage_scheduler import StageScheduler
 
 _SAMPLE_SECONDS = 1.0
-"""The router counts whole seconds: looking more often would see nothing new."""
+"""The router counts whole seconds, so a shorter interval shows nothing new."""
 _LONGEST_BACKLOG = 10.0
-"""Times the load's duration that a backlog is still answered for: one that takes longer tells no more."""
+"""Multiple of the load's duration for which a backlog is still served."""
 _UNANSWERED = ("", "Backlog")
-"""Where and why those have no answer that wait longer."""
+"""Stage and reason of requests that remain after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is simulated."""
+    """Input of a simulation."""
 
     pipeline: InferencePipeline
-    """What is served."""
     profiles: Mapping[str, ModelProfile]
-    """How fast it is, by stage."""
+    """Profiles by stage."""
     arrivals_seconds: NDArray[np.float64]
     """[N], ascending."""
     duration_seconds: float
-    """Of the load; what is under way then is still answered, for ten times as long."""
+    """Duration of the load; requests in flight at its end are still served, for ten times as long."""
     plan: PipelinePlan
-    """What runs at first."""
+    """The first plan."""
     adaptation: SimulatedControlLoop | None = None
-    """The slow loop; None keeps the plan."""
+    """The control loop; None keeps the plan."""
     changes: tuple[tuple[float, PipelinePlan], ...] = ()
-    """Plans put into force at given seconds, where there is no slow loop."""
+    """Plans applied at given seconds, without a control loop."""
     history_rps: tuple[int, ...] = ()
-    """Load of the seconds before the first, so that a forecaster has something to go by."""
+    """Load of the seconds before the first, for the forecaster."""
     environment: Environment = field(default_factory=Environment)
     policy: Policy | None = None
-    """Decides every departure; the pipeline's own where it is None."""
+    """Scheduling policy; the pipeline's own if None."""
     rows: tuple[int, ...] = ()
-    """Of the requests, which take turns with these; one row each where there are none."""
+    """Rows of the requests, repeated in turn; one row each by default."""
     options: tuple[RequestOptions, ...] = ()
+    """Options of the requests, repeated in turn."""
     missing_inputs: tuple[frozenset[str], ...] = ()
+    """Optional inputs that requests omit, repeated in turn."""
     images: tuple[int, ...] = ()
-    """That chats show, in turns too; what the pipeline expects where there are none."""
+    """Images of chats, repeated in turn; by default the pipeline's expected number."""
     text_tokens: tuple[int, ...] = ()
-    """Of the words of chats, in turns too; as many as were profiled where there are none."""
+    """Text tokens of chats, repeated in turn; by default the profiled number."""
     seed: int = 0
-    """Of service times, fan-outs and confidences."""
+    """Seed of service times, fan-outs and confidences."""
 
 
 def simulate(scenario: Scenario) -> SimulationResult:
-    """Simulate it to the end."""
     return Simulator(scenario).run()
 
 
 def transports(
     scenario: Scenario, clock: Clock, on_idle: Callable[[SimulatedReplica], None]
 ) -> dict[str, SimulatedTransport]:
-    """Who carries the batches of each stage; `on_idle` is called when a draining replica has none left."""
+    """The transport of each stage; `on_idle` is called when a draining replica has no batch left."""
     environment, stages = scenario.environment, scenario.pipeline.spec.ordered_stages
     spawned = np.random.default_rng(scenario.seed).spawn(3 * len(stages))
     streams, confidences = iter(spawned), spawned[2 * len(stages) :]
@@ -108,8 +108,8 @@ def transports(
     for stage, confidence in zip(stages, confidences, strict=True):
         if stage.name not in scenario.profiles:
             raise PlanningError(f"stage {stage.name} has no profile; profile the pipeline first")
-        made = SimulatedGenerationTransport if stage.generates else SimulatedTransport
-        transports[stage.name] = made(
+        transport_type = SimulatedGenerationTransport if stage.generates else SimulatedTransport
+        transports[stage.name] = transport_type(
             stage,
             clock=clock,
             times=ServiceTimeSampler(stage, scenario.profiles[stage.name], environment, next(streams)),
@@ -124,7 +124,7 @@ def transports(
 
 
 class Simulator:
-    """All that changes while a scenario runs."""
+    """State of a running scenario."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -169,7 +169,6 @@ class Simulator:
         self.due = 0.0
 
     def run(self) -> SimulationResult:
-        """Let all happen."""
         scenario, events = self.scenario, self.events
         self.replica_set.begin(scenario.plan)
         self._sample(0.0)
@@ -191,7 +190,7 @@ class Simulator:
         return self._outcome(mean_cores)
 
     def _mark_unanswered(self) -> None:
-        """Say of whoever still waits why it has no answer."""
+        """Record the reason of requests without a response."""
         for index, end in enumerate(self.outcomes):
             if end is FAILED:
                 self.reasons.setdefault(index, _UNANSWERED)
@@ -217,7 +216,7 @@ class Simulator:
         self.replica_set.remove_drained(replica)
 
     def _arrive(self) -> None:
-        """Take the next request, and set the alarm for the one after it."""
+        """Process the next request, and schedule the one after it."""
         index, now = self.received, self.events.now
         self.received += 1
         if self.received < len(self.arrivals):
@@ -283,7 +282,7 @@ class Simulator:
         self.counts[end] += 1
 
     def _sample(self, at_seconds: float) -> None:
-        """Note what runs, once a second; see whether the load has outgrown the plan."""
+        """Record a sample each second; decide early if the load outgrew the plan."""
         self._note(at_seconds)
         following = at_seconds + _SAMPLE_SECONDS
         if following <= self.scenario.duration_seconds:
@@ -302,7 +301,7 @@ class Simulator:
         self.seconds.append(SecondSample(at_seconds, stages, self.replica_set.cores, self.received, tuple(self.counts)))
 
     def _tick(self) -> None:
-        """Decide where no earlier decision has moved the next one."""
+        """Decide unless an earlier decision moved the next one."""
         if self.events.now >= self.due - 1e-9 and self.events.now < self.scenario.duration_seconds:
             self._decide()
 
@@ -323,13 +322,13 @@ class Simulator:
         try:
             plan = adaptation.tick(scenario.pipeline, scenario.profiles, self.plan, load, state)
         except (ObservationError, PlanningError):
-            return  # the plan in force is held, as the adapter holds it
+            return  # the plan in force stays, as in the adapter
         self.plans.append(plan)
         self.plan = plan
         self.events.call_at(now + scenario.environment.reaction_seconds, partial(self._apply, plan))
 
     def _served(self) -> RecentRequests:
-        """What became of the requests of the last minute: what a router tells, but for latency and accuracy."""
+        """Outcomes of the last minute, as a router reports them, without latency and accuracy."""
         first = int(self.events.now) - RECENT_SECONDS
         before = self.seconds[first] if first > 0 else self.seconds[0]
         outcomes = {end.word: self.counts[end] - before.outcomes[end] for end in RequestOutcome}

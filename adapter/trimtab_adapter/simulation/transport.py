@@ -1,4 +1,4 @@
-"""Carries the batches of one simulated stage: what a batch takes is drawn; of what it gives only the rows count."""
+"""Simulated transport of one stage: samples each batch's service time; responses carry row counts only."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ OnEnd = Callable[[Batch, BatchOutcome], None]
 
 
 class BatchTally:
-    """The tally of a simulated stage: how many batches were served, and their rows."""
+    """Counts of a simulated stage's batches and rows."""
 
     def __init__(self) -> None:
         self.served_batches = 0
@@ -69,36 +69,23 @@ class BatchTally:
 
 @lru_cache(maxsize=4096)
 def rows_of(count: int) -> Array:
-    """An array of so many rows; only its length means anything."""
+    """An array of this many rows; only its length has a meaning."""
     return np.zeros(count, dtype=np.int8)
 
 
 @lru_cache(maxsize=64)
 def _references(rows: int) -> Array:
-    """What is told of so many images, of which nothing is kept."""
+    """Placeholder references of images; no embedding is stored."""
     told = np.empty(rows, dtype=object)
     told[:] = [b"{}"] * rows
     return told
 
 
 class SimulatedTransport:
-    """The replicas of one stage, and the batches in their hands.
-
-    Args:
-        stage: the stage.
-        clock: the clock.
-        times: draws the seconds of its batches.
-        fan_outs: draws the rows of its counted outputs, by the name of the count.
-        confidences: draws how certain the model is of each row, where the stage tells it: as second looks were
-            measured to find it, else evenly from 0 to 1.
-        transfer_seconds: of each service time, what passes on the way.
-        load_seconds: of operating points that are models of their own.
-        machine: that all stages share.
-        on_idle: called when a replica that drains has no batch left.
-    """
+    """The replicas of one stage, and their batches in flight."""
 
     scheduler: StageScheduler
-    """Whose batches it carries; it is told of every replica."""
+    """The scheduler whose batches it serves."""
 
     def __init__(
         self,
@@ -158,12 +145,12 @@ class SimulatedTransport:
         """Nothing is kept."""
 
     def _load(self, replica: SimulatedReplica, point: str) -> float:
-        """Seconds to load what a batch runs; a replica that has run nothing yet came with it."""
+        """Seconds to load a batch's operating point; a replica's first point is loaded at its start."""
         before, replica.loaded = replica.loaded, point
         return self._load_seconds.get(point, 0.0) if before not in {"", point} else 0.0
 
     def lose(self, replica: SimulatedReplica) -> None:
-        """A replica died with all that it held."""
+        """Kill a replica and fail its batches."""
         replica.close("gone")
         self.replicas.remove(replica)
         self._machine.busy -= bool(replica.in_flight)
@@ -183,7 +170,7 @@ class SimulatedTransport:
             self._on_idle(replica)
 
     def _outputs(self, batch: Batch) -> Sequence[Mapping[str, Array]]:
-        """What each member gets; whoever left draws nothing."""
+        """The outputs of each member; cancelled ones sample nothing."""
         return [{} if piece.request.closed else self._rows_out(piece, batch.point) for piece in batch.row_slices]
 
     def _rows_out(self, piece: RowSlice, point: Point) -> Mapping[str, Array]:
@@ -201,7 +188,7 @@ class SimulatedTransport:
 
 
 def _confidences(point: Point, task: str, drawn: Array) -> Array:
-    """How certain a point is of a task's rows, a share of which is less certain: through its looks' thresholds."""
+    """Confidences of a task's rows: interpolated through the escalation thresholds of the point."""
     if not point.escalations:
         return drawn
     known = sorted(
@@ -217,5 +204,5 @@ def _confidences(point: Point, task: str, drawn: Array) -> Array:
 
 
 def _task_escalation(escalation: Escalation, task: str) -> Escalation | TaskEscalation:
-    """What was measured of the rows of a task; of all where nothing was."""
+    """The escalation measured on a task; that of all rows without one."""
     return escalation.by_task.get(task, escalation)

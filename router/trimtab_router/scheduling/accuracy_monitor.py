@@ -127,17 +127,14 @@ class _Measured:
 
 @dataclass(frozen=True, slots=True)
 class AccuracyBaseline:
-    """A first look at rows, to be held against their second.
-
-    Attributes:
-        point: which point answered them.
-        confidences: of each row.
-        won: right answers that such a second look wins a row, as it was measured.
-    """
+    """A first look at rows, to be held against their second."""
 
     point: str
+    """Which point answered them."""
     confidences: Array
-    won: float
+    """Of each row."""
+    expected_gain: float
+    """Right answers that such a second look wins a row, as it was measured."""
 
 
 class AccuracyMonitor:
@@ -151,16 +148,16 @@ class AccuracyMonitor:
         self._measured = _measured(stage)
         self._accuracies = {(v.name, p.name, ""): p.accuracy for v in stage.variants for p in v.points}
         self._accuracies |= {which: one.accuracy for which, one in self._measured.items()}
-        self._suspects: dict[str, frozenset[str]] = defaultdict(frozenset)
+        self._query_of_death: dict[str, frozenset[str]] = defaultdict(frozenset)
         """Inputs, by variant."""
         self._reads = {v.name: _reads(v, stage) for v in stage.variants}
         self._by_task = {(v.name, p.name) for v in stage.variants for p in v.points if p.accuracy_by_task}
         self._joined: dict[tuple[str, str], Mapping[str, Accuracy]] = {}
         self._seen: dict[tuple[str, str, str], _Seen] = {}
-        self.audits: dict[Key, int] = defaultdict(int)
+        self.shadow_rows: dict[Key, int] = defaultdict(int)
         """Rows that the best point answered too."""
 
-    def enrol(self, variant: str, task: str, judged: Mapping[str, Accuracy]) -> None:
+    def register_task(self, variant: str, task: str, judged: Mapping[str, Accuracy]) -> None:
         """Tell rows of a task apart that joined a variant, and hold them against what was measured of it.
 
         Args:
@@ -170,24 +167,24 @@ class AccuracyMonitor:
         """
         if self._joined.get((variant, task)) == judged:
             return
-        self.dismiss(variant, task)
+        self.unregister_task(variant, task)
         self._joined[variant, task] = judged
         for point, one in judged.items():
             self._accuracies[variant, point, task] = one.value
             if (against := _against(one)) is not None:
                 self._measured[variant, point, task] = against
 
-    def dismiss(self, variant: str, task: str) -> None:
+    def unregister_task(self, variant: str, task: str) -> None:
         """Forget a task that joined a variant, and what was seen of it."""
         for point in self._joined.pop((variant, task), {}):
             for known in (self._accuracies, self._measured, self._seen):
                 known.pop((variant, point, task), None)
 
-    def knows(self, key: Key, task: str) -> bool:
+    def has_baseline(self, key: Key, task: str) -> bool:
         """Whether it was measured how certain a point is of rows of a task; of all rows where it is empty."""
         return self._measured_of(key, task) is not None
 
-    def saw(self, key: Key, task: str, confidences: Array, now: float) -> None:
+    def observe(self, key: Key, task: str, confidences: Array, now: float) -> None:
         """Rows were answered for the first time.
 
         Args:
@@ -206,7 +203,7 @@ class AccuracyMonitor:
             seen.times.add(np.full(given.size, now))
             seen.wins.forget(given.size)
 
-    def saw_again(self, key: Key, task: str, confidences: Array, before: AccuracyBaseline, now: float) -> None:
+    def observe_escalated(self, key: Key, task: str, confidences: Array, before: AccuracyBaseline, now: float) -> None:
         """Rows that another point was not certain of were answered once more.
 
         Args:
@@ -223,10 +220,10 @@ class AccuracyMonitor:
             return
         for seen in self._of(key, task, now):
             seen.looks += int(known.sum())
-            seen.wins.add((given - first)[known] - before.won)
+            seen.wins.add((given - first)[known] - before.expected_gain)
             seen.confidence.forget(int(known.sum()))
 
-    def compared(
+    def observe_shadow(
         self, key: Key, best_point: str, task: str, confidence: float, best_confidence: float, *, agrees: bool
     ) -> None:
         """A row had an answer of the best point too, which is the better witness of what is right."""
@@ -239,9 +236,9 @@ class AccuracyMonitor:
         for which in self._counting(key, task):
             if seen := self._seen.get(which):
                 seen.mending.add(np.array([right - says]))
-        self.audits[key] += 1
+        self.shadow_rows[key] += 1
 
-    def drifted(self, now: float) -> dict[tuple[str, str, str], float]:
+    def drifted_accuracies(self, now: float) -> dict[tuple[str, str, str], float]:
         """What is no longer as accurate as it was measured to be, and how accurate it is by now.
 
         Returns:
@@ -262,7 +259,7 @@ class AccuracyMonitor:
         }
         for variant, reads in self._reads.items():
             beliefs = self._beliefs(variant, reads, told, now)
-            failing = self._suspects[variant] = suspect_inputs(beliefs, self._suspects[variant])
+            failing = self._query_of_death[variant] = suspect_inputs(beliefs, self._query_of_death[variant])
             told |= {(variant, point, ""): accuracy for point, accuracy in lower_estimates(beliefs, failing).items()}
         return told
 
@@ -280,18 +277,18 @@ class AccuracyMonitor:
             which = (variant, point, "")
             belief = AccuracyEstimate(point, own, self._accuracies[which])
             if seen := self._seen.get(which):
-                fell = told.get(which, belief.accuracy) < belief.accuracy
+                fell = told.get(which, belief.measured) < belief.measured
                 seen.fell_at = (seen.fell_at or now) if fell else None
-                belief = replace(belief, seen_at=seen.seen_at, among_doubted=seen.change_of_first_looks is None)
+                belief = replace(belief, observed_at=seen.seen_at, escalated_only=seen.change_of_first_looks is None)
                 if seen.fell_at is not None:
-                    belief = replace(belief, now=told[which])
+                    belief = replace(belief, observed=told[which])
                     falls.append(seen.fell_at)
             found.append(belief)
-        return [replace(one, held=self._held(variant, one, min(falls, default=math.inf))) for one in found]
+        return [replace(one, confirmed=self._held(variant, one, min(falls, default=math.inf))) for one in found]
 
     def _held(self, variant: str, belief: AccuracyEstimate, fell_at: float) -> bool:
         seen = self._seen.get((variant, belief.point, ""))
-        return seen is not None and belief.now is None and seen.is_newer_than(fell_at)
+        return seen is not None and belief.observed is None and seen.is_newer_than(fell_at)
 
     def _measured_of(self, key: Key, task: str) -> _Measured | None:
         return self._measured.get((*key, self._told_apart(key, task)))
@@ -315,7 +312,7 @@ class AccuracyMonitor:
 def _reads(variant: Variant, stage: Stage) -> dict[str, frozenset[str]]:
     """What each point of a variant reads; none where all read the same, so that nothing tells inputs apart."""
     every = frozenset(given.name for given in stage.inputs)
-    carried = ((point.name, point.carried(stage.inputs)) for point in variant.points)
+    carried = ((point.name, point.batch_inputs(stage.inputs)) for point in variant.points)
     found = {name: every if reads is None else reads for name, reads in carried}
     return found if len(set(found.values())) > 1 else {}
 
@@ -325,7 +322,7 @@ def _measured(stage: Stage) -> dict[tuple[str, str, str], _Measured]:
     found = {}
     for variant in stage.variants:
         for point in variant.points:
-            for task, one in {"": point.judged(), **point.accuracy_by_task}.items():
+            for task, one in {"": point.measured_accuracy(), **point.accuracy_by_task}.items():
                 if (against := _against(one)) is not None:
                     found[variant.name, point.name, task] = against
     return found

@@ -22,9 +22,9 @@ from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import failure, invalid, oversize
 from trimtab_router.scheduling.batch_outcomes import (
     BatchFailed,
+    BatchOutcome,
     Cancelled,
     Completed,
-    Ending,
     NotReady,
     Rejected,
     ReplicaLost,
@@ -37,9 +37,9 @@ from trimtab_router.scheduling.replica_slots import Batch
 from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, ServedRows
 
 MAX_LOST_REPLICAS = 2
-MAX_LOST_IN_COMPANY = 4
+MAX_LOST_CONCURRENT = 4
 """Of replicas that write for many side by side: who of them is to blame is not known."""
-MAX_BROKEN_ANSWERS = 3
+MAX_FAILED_BATCHES = 3
 
 
 class BatchCompletion:
@@ -53,246 +53,263 @@ class BatchCompletion:
     """
 
     def __init__(
-        self, stage: Stage, queue: DeadlineQueue, tally: StatsSink, suspects: QueryOfDeathDetector | None
+        self, stage: Stage, queue: DeadlineQueue, stats: StatsSink, query_of_death: QueryOfDeathDetector | None
     ) -> None:
         self._stage = stage
         self._queue = queue
-        self._tally = tally
-        self._suspects = suspects
+        self._stats = stats
+        self._query_of_death = query_of_death
         self._points = {(variant.name, point.name): point for variant in stage.variants for point in variant.points}
 
     def settle(  # noqa: C901 - one case for each ending
-        self, parcel: Batch, ending: Ending, now: float
+        self, batch: Batch, outcome: BatchOutcome, now: float
     ) -> None:
         """Give every member what the ending means for it."""
-        if not isinstance(ending, Completed):
-            for piece in parcel.batch:
-                parcel.promise(piece, -1)
-                if not piece.work.owner.waits:
-                    piece.work.close()  # it would go back among the rows of callers
-            self._return_riders(parcel, ending)
-        match ending:
+        if not isinstance(outcome, Completed):
+            for row_slice in batch.row_slices:
+                batch.note_expected_correct(row_slice, -1)
+                if not row_slice.request.owner.has_client:
+                    row_slice.request.close()  # it would go back among the rows of callers
+            self._return_joined(batch, outcome)
+        match outcome:
             case Completed():
-                self._hand_out(parcel, ending, now)
-                self._hand_shared(parcel, ending, now)
+                self._complete(batch, outcome, now)
+                self._complete_joined(batch, outcome, now)
             case ReplicaLost():
-                self._retry_lost(parcel, ending, now)
+                self._retry_lost(batch, outcome, now)
             case NotReady():
-                for piece in parcel.batch:
-                    self._return(piece, "ReplicaNotReady", alone=piece.alone, attempts=0)
+                for row_slice in batch.row_slices:
+                    self._return(row_slice, "ReplicaNotReady", alone=row_slice.alone, attempts=0)
             case Rejected():
-                self._seek_culprit(parcel, ending)
+                self._isolate_rejected(batch, outcome)
             case BatchFailed():
-                self._retry_broken(parcel, ending)
+                self._retry_failed(batch, outcome)
             case StreamCut():
-                self._end_cut(parcel, ending)
+                self._end_stream_cut(batch, outcome)
             case Cancelled():
-                self._tally.abandoned()
+                self._stats.count_cancelled_row()
             case _:
-                assert_never(ending)
+                assert_never(outcome)
 
-    def _hand_out(self, parcel: Batch, answer: Completed, now: float) -> None:
-        seconds = now - parcel.departed_at
-        point = self._point_served(parcel, answer)
-        for piece, own in zip(parcel.batch, answer.outputs, strict=True):
-            waited = parcel.departed_at - piece.work.enqueued_at
-            if piece.work.owner.waits:
-                self._tally.waited(waited)
-            if piece.work.closed:
+    def _complete(self, batch: Batch, answer: Completed, now: float) -> None:
+        seconds = now - batch.dispatched_at
+        point = self._point_served(batch, answer)
+        for row_slice, outputs in zip(batch.row_slices, answer.outputs, strict=True):
+            waited = batch.dispatched_at - row_slice.request.enqueued_at
+            if row_slice.request.owner.has_client:
+                self._stats.observe_queue_seconds(waited)
+            if row_slice.request.closed:
                 continue
             served = ServedRows(
-                variant=parcel.variant,
+                variant=batch.variant,
                 operating_point=point.name,
-                batch_rows=parcel.rows,
+                batch_rows=batch.rows,
                 queue_seconds=waited,
                 service_seconds=seconds,
-                rows=piece.rows,
-                accuracy=self._accuracy(parcel, point, piece),
-                departed_at=parcel.departed_at,
-                confidences=own[self._stage.confidence] if self._stage.confidence else None,
+                rows=row_slice.rows,
+                accuracy=self._accuracy(batch, point, row_slice),
+                dispatched_at=batch.dispatched_at,
+                confidences=outputs[self._stage.confidence] if self._stage.confidence else None,
             )
-            if parcel.again is not None and served.confidences is not None and self._stage.retryable:
-                before = parcel.point.accuracy_for(piece.work.wish.task)
-                self._look_again(piece, own, served, parcel.again.of_task(piece.work.wish.task), before=before)
+            if batch.escalation is not None and served.confidences is not None and self._stage.retryable:
+                before = batch.point.accuracy_for(row_slice.request.options.task)
+                self._escalate(
+                    row_slice, outputs, served, batch.escalation.for_task(row_slice.request.options.task), before=before
+                )
             else:
-                piece.work.add_piece(piece.start, piece.rows, own, served)
+                row_slice.request.add_result(row_slice.start, row_slice.rows, outputs, served)
 
-    def _hand_shared(self, parcel: Batch, answer: Completed, now: float) -> None:
+    def _complete_joined(self, batch: Batch, answer: Completed, now: float) -> None:
         """Give those who ride along theirs; who has none after all is served by itself."""
-        point = self._point_served(parcel, answer)
-        for piece, own in zip(parcel.riders, answer.shared, strict=True):
-            if own is None:
-                piece.work.identities = ()  # an encoder that does not share will not do so the next time
-                self._return(piece, "NotShared", alone=False, attempts=0)
+        point = self._point_served(batch, answer)
+        for row_slice, outputs in zip(batch.joined_rows, answer.shared_outputs, strict=True):
+            if outputs is None:
+                row_slice.request.identities = ()  # an encoder that does not share will not do so the next time
+                self._return(row_slice, "NotShared", alone=False, attempts=0)
                 continue
-            waited = max(parcel.departed_at - piece.work.enqueued_at, 0.0)
+            waited = max(batch.dispatched_at - row_slice.request.enqueued_at, 0.0)
             served = ServedRows(
-                variant=parcel.variant,
+                variant=batch.variant,
                 operating_point=point.name,
-                batch_rows=parcel.rows,
+                batch_rows=batch.rows,
                 queue_seconds=waited,
-                service_seconds=now - max(parcel.departed_at, piece.work.enqueued_at),
-                rows=piece.rows,
-                accuracy=parcel.point.accuracy_for(piece.work.wish.task),
-                departed_at=parcel.departed_at,
+                service_seconds=now - max(batch.dispatched_at, row_slice.request.enqueued_at),
+                rows=row_slice.rows,
+                accuracy=batch.point.accuracy_for(row_slice.request.options.task),
+                dispatched_at=batch.dispatched_at,
             )
-            self._tally.waited(waited)
-            piece.work.add_piece(piece.start, piece.rows, own, served)
+            self._stats.observe_queue_seconds(waited)
+            row_slice.request.add_result(row_slice.start, row_slice.rows, outputs, served)
 
-    def hand_found(self, piece: RowSlice, home: Batch, outputs: Mapping[str, Array], now: float) -> None:
+    def complete_from_cache(
+        self, row_slice: RowSlice, producer: Batch, outputs: Mapping[str, Array], now: float
+    ) -> None:
         """Give a row what a replica made of it before."""
         served = ServedRows(
-            variant=home.variant,
-            operating_point=home.point.name,
-            batch_rows=piece.rows,
+            variant=producer.variant,
+            operating_point=producer.point.name,
+            batch_rows=row_slice.rows,
             queue_seconds=0.0,
-            service_seconds=now - piece.work.enqueued_at,
-            rows=piece.rows,
-            accuracy=home.point.accuracy_for(piece.work.wish.task),
-            departed_at=piece.work.enqueued_at,
+            service_seconds=now - row_slice.request.enqueued_at,
+            rows=row_slice.rows,
+            accuracy=producer.point.accuracy_for(row_slice.request.options.task),
+            dispatched_at=row_slice.request.enqueued_at,
         )
-        piece.work.add_piece(piece.start, piece.rows, outputs, served)
+        row_slice.request.add_result(row_slice.start, row_slice.rows, outputs, served)
 
-    def _return_riders(self, parcel: Batch, ending: Ending) -> None:
+    def _return_joined(self, batch: Batch, outcome: BatchOutcome) -> None:
         """Serve those who ride along by themselves, or with another; what costs replicas does not cost one for each."""
-        at_fault = isinstance(ending, BatchFailed) or (isinstance(ending, ReplicaLost) and ending.delivered)
-        alone = parcel.rows == 1 and isinstance(ending, Rejected)
-        for piece in parcel.riders:
+        at_fault = isinstance(outcome, BatchFailed) or (isinstance(outcome, ReplicaLost) and outcome.delivered)
+        alone = batch.rows == 1 and isinstance(outcome, Rejected)
+        for row_slice in batch.joined_rows:
             if at_fault and not self._stage.retryable:
-                self._fail_unrepeated(piece, "it rode along with a batch that failed")
-            elif at_fault and piece.attempts + 1 >= MAX_LOST_REPLICAS:
-                self._fail(piece, "replicas failed each time that they served what it shows")
+                self._fail_not_retryable(row_slice, "it rode along with a batch that failed")
+            elif at_fault and row_slice.attempts + 1 >= MAX_LOST_REPLICAS:
+                self._fail(row_slice, "replicas failed each time that they served what it shows")
             else:
-                self._return(piece, "NotShared", alone=alone, attempts=int(at_fault))
+                self._return(row_slice, "NotShared", alone=alone, attempts=int(at_fault))
 
-    def _accuracy(self, parcel: Batch, point: OperatingPoint, piece: RowSlice) -> float:
+    def _accuracy(self, batch: Batch, point: OperatingPoint, row_slice: RowSlice) -> float:
         """Expected of these rows: the point's for their task, unless a second look at what was picked out is known.
 
         Where they lack what the point reads, it is that of the point that reads only what they have.
         """
-        if piece.again is not None and piece.again.accuracy is not None and piece.again.point == point.name:
-            return piece.again.accuracy
-        task = piece.work.wish.task
-        if len(piece.work.inputs) < len(self._stage.inputs):
-            less = self._stage.reading_less(parcel.variant, point.name, piece.work.inputs)
+        if (
+            row_slice.escalation is not None
+            and row_slice.escalation.accuracy is not None
+            and row_slice.escalation.to == point.name
+        ):
+            return row_slice.escalation.accuracy
+        task = row_slice.request.options.task
+        if len(row_slice.request.inputs) < len(self._stage.inputs):
+            less = self._stage.point_for_inputs(batch.variant, point.name, row_slice.request.inputs)
             if less is not None:
-                return less.judged(task).value
-        return parcel.point.accuracy_for(task) if parcel.point.name == point.name else point.accuracy
+                return less.measured_accuracy(task).value
+        return batch.point.accuracy_for(task) if batch.point.name == point.name else point.accuracy
 
-    def _look_again(
-        self, piece: RowSlice, outputs: Mapping[str, Array], served: ServedRows, again: EscalationRule, *, before: float
+    def _escalate(
+        self,
+        row_slice: RowSlice,
+        outputs: Mapping[str, Array],
+        served: ServedRows,
+        rule: EscalationRule,
+        *,
+        before: float,
     ) -> None:
         """Hand out what is certain enough; queue the rest again, with the answer it has from a point that accurate."""
         confidences = np.asarray(served.confidences)
-        doubted = ~(confidences >= again.below)  # also what is no number
-        kept, unsure = again.accuracies(served.accuracy, float(doubted.mean()))
-        if again.share is not None:  # of a single row the share says nothing
-            unsure = again.of_doubted(served.accuracy)
-        for start, stop, doubtful in _runs(doubted):
-            own = {name: array[start:stop] for name, array in outputs.items()}
+        low_confidence = ~(confidences >= rule.confidence_below)  # also what is no number
+        high_accuracy, low_accuracy = rule.accuracies(served.accuracy, float(low_confidence.mean()))
+        if rule.share is not None:  # of a single row the share says nothing
+            low_accuracy = rule.low_confidence_accuracy(served.accuracy)
+        for start, stop, escalate in _runs_of_equal(low_confidence):
+            part = {name: array[start:stop] for name, array in outputs.items()}
             record = replace(
                 served,
                 rows=stop - start,
                 confidences=confidences[start:stop],
-                provisional=doubtful,
-                accuracy=unsure if doubtful else kept,
+                escalation_pending=escalate,
+                accuracy=low_accuracy if escalate else high_accuracy,
             )
-            first, last = piece.start + start, piece.start + stop
-            piece.work.add_piece(first, stop - start, own, record)
-            if doubtful and not piece.work.closed:
-                known = replace(record, accuracy=again.of_doubted(before))
-                self._tally.looks_again(stop - start)
-                self._queue.push(RowSlice(piece.work, first, last, provisional=known, again=again))
+            first, last = row_slice.start + start, row_slice.start + stop
+            row_slice.request.add_result(first, stop - start, part, record)
+            if escalate and not row_slice.request.closed:
+                provisional = replace(record, accuracy=rule.low_confidence_accuracy(before))
+                self._stats.count_escalated_rows(stop - start)
+                self._queue.push(
+                    RowSlice(row_slice.request, first, last, provisional_response=provisional, escalation=rule)
+                )
 
-    def _point_served(self, parcel: Batch, answer: Completed) -> OperatingPoint:
+    def _point_served(self, batch: Batch, answer: Completed) -> OperatingPoint:
         """The operating point the model server says it ran, else the one that was asked for."""
-        return self._points.get((parcel.variant, answer.point)) or self._points[parcel.key]
+        return self._points.get((batch.variant, answer.point)) or self._points[batch.key]
 
-    def _retry_lost(self, parcel: Batch, lost: ReplicaLost, now: float) -> None:
+    def _retry_lost(self, batch: Batch, lost: ReplicaLost, now: float) -> None:
         """Only the batch that was computed is under suspicion: not one that waited behind it or never arrived."""
-        self._tally.troubled(f"{lost.message}; it held a batch of {len(parcel.batch)} slices")
-        suspected = lost.delivered and parcel.slot.computing is parcel
-        for piece in parcel.batch:
+        self._stats.record_replica_error(f"{lost.message}; it held a batch of {len(batch.row_slices)} slices")
+        suspected = lost.delivered and batch.replica.computing is batch
+        for row_slice in batch.row_slices:
             if lost.delivered and not self._stage.retryable:
-                self._fail_unrepeated(piece, lost.message)
-            elif suspected and piece.attempts + 1 >= MAX_LOST_REPLICAS:
-                if self._suspects is not None:
-                    self._suspects.add(piece.work, now)
-                attempts = piece.attempts + 1
-                self._fail(piece, f"{attempts} replicas were lost while they served it; the last: {lost.message}")
+                self._fail_not_retryable(row_slice, lost.message)
+            elif suspected and row_slice.attempts + 1 >= MAX_LOST_REPLICAS:
+                if self._query_of_death is not None:
+                    self._query_of_death.add(row_slice.request, now)
+                attempts = row_slice.attempts + 1
+                self._fail(row_slice, f"{attempts} replicas were lost while they served it; the last: {lost.message}")
             elif suspected:
-                self._return(piece, "ReplicaLost", alone=True)
-            elif lost.delivered and parcel.slot.places and piece.attempts + 1 >= MAX_LOST_IN_COMPANY:
+                self._return(row_slice, "ReplicaLost", alone=True)
+            elif lost.delivered and batch.replica.capacity and row_slice.attempts + 1 >= MAX_LOST_CONCURRENT:
                 self._fail(
-                    piece, f"{piece.attempts + 1} replicas were lost while they served it; the last: {lost.message}"
+                    row_slice,
+                    f"{row_slice.attempts + 1} replicas were lost while they served it; the last: {lost.message}",
                 )
             else:
-                counted = int(lost.delivered and parcel.slot.places > 0)
-                self._return(piece, "ReplicaLost", alone=piece.alone, attempts=counted)
+                counted = int(lost.delivered and batch.replica.capacity > 0)
+                self._return(row_slice, "ReplicaLost", alone=row_slice.alone, attempts=counted)
 
-    def _end_cut(self, parcel: Batch, cut: StreamCut) -> None:
+    def _end_stream_cut(self, batch: Batch, cut: StreamCut) -> None:
         """What a caller has read cannot be taken back; who has read nothing gets another answer from its beginning."""
-        self._tally.troubled(cut.message)
-        for piece in parcel.batch:
-            if piece.work.owner.listens:
-                self._end(piece, "AnswerCut", "its model server was lost in the middle of the answer", cut.message)
+        self._stats.record_replica_error(cut.message)
+        for row_slice in batch.row_slices:
+            if row_slice.request.owner.has_listener:
+                self._end(row_slice, "AnswerCut", "its model server was lost in the middle of the answer", cut.message)
             elif not self._stage.retryable:
-                self._fail_unrepeated(piece, cut.message)
-            elif piece.attempts + 1 >= MAX_BROKEN_ANSWERS:
-                self._fail(piece, cut.message)
+                self._fail_not_retryable(row_slice, cut.message)
+            elif row_slice.attempts + 1 >= MAX_FAILED_BATCHES:
+                self._fail(row_slice, cut.message)
             else:  # it began in time: from there on the whole answer's end counts, whoever writes it
-                self._queue.postpone(piece.work, piece.work.ends_by)
-                self._return(piece, "AnswerCut", alone=piece.alone)
+                self._queue.postpone(row_slice.request, row_slice.request.completion_deadline)
+                self._return(row_slice, "AnswerCut", alone=row_slice.alone)
 
-    def _seek_culprit(self, parcel: Batch, rejected: Rejected) -> None:
-        if len(parcel.batch) > 1:
-            for piece in parcel.batch:
-                self._return(piece, "QueryOfDeath", alone=True, attempts=0)
+    def _isolate_rejected(self, batch: Batch, rejected: Rejected) -> None:
+        if len(batch.row_slices) > 1:
+            for row_slice in batch.row_slices:
+                self._return(row_slice, "QueryOfDeath", alone=True, attempts=0)
             return
-        piece = parcel.batch[0]
-        if piece.provisional is not None:
-            piece.work.accept(piece.start, piece.stop)
-        elif not piece.work.closed:
+        row_slice = batch.row_slices[0]
+        if row_slice.provisional_response is not None:
+            row_slice.request.accept_provisional(row_slice.start, row_slice.stop)
+        elif not row_slice.request.closed:
             message = f"stage {self._stage.name}: {rejected.message}"
             too_large = rejected.code == ErrorCode.PAYLOAD_TOO_LARGE.value
-            piece.work.owner.work_refused(oversize(message) if too_large else invalid(message))
+            row_slice.request.owner.on_refused(oversize(message) if too_large else invalid(message))
 
-    def _retry_broken(self, parcel: Batch, broken: BatchFailed) -> None:
-        self._tally.troubled(broken.message)
-        for piece in parcel.batch:
-            if broken.again and not self._stage.retryable:
-                self._fail_unrepeated(piece, broken.message)
-            elif not broken.again or piece.attempts + 1 >= MAX_BROKEN_ANSWERS:
-                self._fail(piece, broken.message)
+    def _retry_failed(self, batch: Batch, broken: BatchFailed) -> None:
+        self._stats.record_replica_error(broken.message)
+        for row_slice in batch.row_slices:
+            if broken.retryable and not self._stage.retryable:
+                self._fail_not_retryable(row_slice, broken.message)
+            elif not broken.retryable or row_slice.attempts + 1 >= MAX_FAILED_BATCHES:
+                self._fail(row_slice, broken.message)
             else:
-                self._return(piece, "ModelServerError", alone=True)
+                self._return(row_slice, "ModelServerError", alone=True)
 
-    def _return(self, piece: RowSlice, reason: str, *, alone: bool, attempts: int = 1) -> None:
+    def _return(self, row_slice: RowSlice, reason: str, *, alone: bool, attempts: int = 1) -> None:
         """Put a slice back where it was by its deadline; what it was to pull is given once, and is made anew."""
-        if not piece.work.closed:
-            self._tally.retried(reason)
-            if EMBEDDINGS_INPUT in piece.work.inputs:
-                piece.work.owner.work_starved(piece.work, counts=attempts > 0)
+        if not row_slice.request.closed:
+            self._stats.count_retry(reason)
+            if EMBEDDINGS_INPUT in row_slice.request.inputs:
+                row_slice.request.owner.on_embeddings_lost(row_slice.request, counts=attempts > 0)
                 return
-            self._queue.push(replace(piece, attempts=piece.attempts + attempts, alone=alone))
+            self._queue.push(replace(row_slice, attempts=row_slice.attempts + attempts, alone=alone))
 
-    def _fail(self, piece: RowSlice, message: str) -> None:
-        self._end(piece, "ModelServerError", "its model server failed", message)
+    def _fail(self, row_slice: RowSlice, message: str) -> None:
+        self._end(row_slice, "ModelServerError", "its model server failed", message)
 
-    def _fail_unrepeated(self, piece: RowSlice, message: str) -> None:
+    def _fail_not_retryable(self, row_slice: RowSlice, message: str) -> None:
         what = "its model server failed, maybe after it ran; the stage is not repeatable"
-        self._end(piece, "NotRepeatable", what, message)
+        self._end(row_slice, "NotRepeatable", what, message)
 
-    def _end(self, piece: RowSlice, reason: str, what: str, message: str) -> None:
-        if piece.provisional is not None:
-            piece.work.accept(piece.start, piece.stop)
-        elif not piece.work.closed:
-            name, owner = self._stage.name, piece.work.owner
-            self._tally.failed(owner.request_id, message)
-            owner.work_refused(failure(reason, f"stage {name}: {what}", owner.request_id, stage=name))
+    def _end(self, row_slice: RowSlice, reason: str, what: str, message: str) -> None:
+        if row_slice.provisional_response is not None:
+            row_slice.request.accept_provisional(row_slice.start, row_slice.stop)
+        elif not row_slice.request.closed:
+            name, owner = self._stage.name, row_slice.request.owner
+            self._stats.record_request_error(owner.request_id, message)
+            owner.on_refused(failure(reason, f"stage {name}: {what}", owner.request_id, stage=name))
 
 
-def _runs(doubted: Array) -> Iterator[tuple[int, int, bool]]:
+def _runs_of_equal(low_confidence: Array) -> Iterator[tuple[int, int, bool]]:
     """Where rows that are alike begin and end, and whether they are doubted."""
-    edges = [0, *(np.flatnonzero(np.diff(doubted)) + 1).tolist(), len(doubted)]
-    return ((start, stop, bool(doubted[start])) for start, stop in pairwise(edges))
+    edges = [0, *(np.flatnonzero(np.diff(low_confidence)) + 1).tolist(), len(low_confidence)]
+    return ((start, stop, bool(low_confidence[start])) for start, stop in pairwise(edges))

@@ -8,21 +8,18 @@ from trimtab_protocol.tensors import Array
 
 @dataclass(slots=True)  # not frozen, which costs as much as all else about making one
 class Completed:
-    """Every member has its rows. Nobody changes it.
-
-    Attributes:
-        outputs: of each member, in the order of the batch.
-        point: the operating point that ran.
-        compute_seconds: what the replica says it computed; None where it says nothing.
-        waited_seconds: how long the batch waited at its replica for others; None where it says nothing.
-        shared: what each of those who ride along has of it; None where that was not to be had.
-    """
+    """Every member has its rows. Nobody changes it."""
 
     outputs: Sequence[Mapping[str, Array]]
+    """Of each member, in the order of the batch."""
     point: str
+    """The operating point that ran."""
     compute_seconds: float | None = None
-    waited_seconds: float | None = None
-    shared: Sequence[Mapping[str, Array] | None] = ()
+    """What the replica says it computed; None where it says nothing."""
+    replica_queue_seconds: float | None = None
+    """How long the batch waited at its replica for others; None where it says nothing."""
+    shared_outputs: Sequence[Mapping[str, Array] | None] = ()
+    """What each of those who ride along has of it; None where that was not to be had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,7 @@ class BatchFailed:
     """The replica failed, or its answer is not what the stage promises; `again`: another try may help."""
 
     message: str
-    again: bool = True
+    retryable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,4 +64,4 @@ class Cancelled:
     """Nobody waits for it any more, and the replica was told so."""
 
 
-Ending = Completed | ReplicaLost | NotReady | Rejected | BatchFailed | StreamCut | Cancelled
+BatchOutcome = Completed | ReplicaLost | NotReady | Rejected | BatchFailed | StreamCut | Cancelled

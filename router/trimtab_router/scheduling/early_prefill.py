@@ -20,49 +20,49 @@ class EarlyPrefill:
         tally: counts those that begin.
     """
 
-    def __init__(self, writer: StreamingTransport, tally: StatsSink) -> None:
-        self._writer = writer
-        self._tally = tally
+    def __init__(self, transport: StreamingTransport, stats: StatsSink) -> None:
+        self._transport = transport
+        self._stats = stats
         self._waiting: list[StageRequest] = []
-        self._begun: dict[StageRequest, Batch] = {}
+        self._started: dict[StageRequest, Batch] = {}
 
-    def add(self, work: StageRequest) -> None:
+    def add(self, request: StageRequest) -> None:
         """Know of a row that can begin."""
-        self._waiting.append(work)
+        self._waiting.append(request)
 
     @property
-    def waiting(self) -> bool:
+    def has_waiting(self) -> bool:
         """Whether a row has not begun that could."""
-        self._waiting = [work for work in self._waiting if not work.closed]
+        self._waiting = [request for request in self._waiting if not request.closed]
         return bool(self._waiting)
 
-    def queue(self) -> DeadlineQueue | None:
+    def next_queue(self) -> DeadlineQueue | None:
         """The most urgent row that has not begun, as a policy sees what waits; None where there is none.
 
         Whoever asks takes it out of this queue again.
         """
-        if not self.waiting:
+        if not self.has_waiting:
             return None
         queue = DeadlineQueue(1)
-        queue.push(RowSlice(min(self._waiting, key=lambda work: work.due_at), 0, 1))
+        queue.push(RowSlice(min(self._waiting, key=lambda request: request.due_at), 0, 1))
         return queue
 
-    def left(self, work: StageRequest) -> None:
+    def remove(self, request: StageRequest) -> None:
         """A row begins, or is to wait for the rest; one that neither does any more is known no longer."""
-        self._waiting = [other for other in self._waiting if other is not work]
+        self._waiting = [other for other in self._waiting if other is not request]
 
-    def begun(self, parcel: Batch) -> None:
+    def on_dispatch(self, batch: Batch) -> None:
         """A row is in a replica's hands."""
-        self._begun[parcel.batch[0].work] = parcel
-        self._tally.began_early()
+        self._started[batch.row_slices[0].request] = batch
+        self._stats.count_early_prefill()
 
-    def ended(self, parcel: Batch) -> None:
+    def on_batch_end(self, batch: Batch) -> None:
         """It is there no more."""
-        self._begun.pop(parcel.batch[0].work, None)
+        self._started.pop(batch.row_slices[0].request, None)
 
-    def arrived(self, work: StageRequest, images: Mapping[int, bytes]) -> Batch | None:
+    def add_images(self, request: StageRequest, images: Mapping[int, bytes]) -> Batch | None:
         """Tell of images that came, by their numbers; returns the row's parcel, None where it has not begun."""
-        parcel = self._begun.get(work)
-        if parcel is not None and images:
-            self._writer.arrived(parcel, images)
-        return parcel
+        batch = self._started.get(request)
+        if batch is not None and images:
+            self._transport.send_images(batch, images)
+        return batch

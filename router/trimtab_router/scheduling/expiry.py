@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import partial
 
 from trimtab_router.refusal import Refusal
-from trimtab_router.scheduling.interfaces import Act, Clock
+from trimtab_router.scheduling.interfaces import Callback, Clock
 from trimtab_router.scheduling.latency_model import LatencyModel
-from trimtab_router.scheduling.policies.interface import ANSWER_SECONDS, NEVER, SchedulerView
+from trimtab_router.scheduling.policies.interface import NEVER, RESPONSE_MARGIN_SECONDS, SchedulerView
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.replica_slots import Batch
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
@@ -34,50 +34,50 @@ class Expiry:
     def __init__(
         self,
         queue: DeadlineQueue,
-        outlook: LatencyModel,
+        latency_model: LatencyModel,
         clock: Clock,
         *,
-        reason_of: Callable[[StageRequest, float], Refusal],
-        look: Act,
+        drop_reason: Callable[[StageRequest, float], Refusal],
+        dispatch: Callback,
         grace_seconds: float,
     ) -> None:
         self.unready_since: float | None = clock.now
         """Since when no replica could serve; None where one can."""
         self._queue = queue
-        self._outlook = outlook
+        self._latency_model = latency_model
         self._clock = clock
-        self._reason_of = reason_of
-        self._look = look
+        self._drop_reason = drop_reason
+        self._dispatch = dispatch
         self._grace_seconds = grace_seconds
         self._timer_due = NEVER
 
-    def ready(self, *, some: bool) -> None:
+    def set_ready(self, *, some: bool) -> None:
         """Know whether a replica could serve."""
         if some:
             self.unready_since = None
         elif self.unready_since is None:
             self.unready_since = self._clock.now
 
-    def drop(self, piece: RowSlice, now: float) -> None:
+    def drop(self, row_slice: RowSlice, now: float) -> None:
         """Let these rows go: with the answer they have, else their request has none."""
-        work = piece.work
-        if piece.provisional is not None:
-            work.accept(piece.start, piece.stop)
-        elif not work.closed:
-            work.owner.work_refused(self._reason_of(work, now))
+        request = row_slice.request
+        if row_slice.provisional_response is not None:
+            request.accept_provisional(row_slice.start, row_slice.stop)
+        elif not request.closed:
+            request.owner.on_refused(self._drop_reason(request, now))
 
-    def drop_hopeless(self, view: SchedulerView) -> None:
+    def drop_unreachable(self, view: SchedulerView) -> None:
         """Drop those whose time, by the drop policy, has come."""
         while (head := self._queue.head()) is not None and view.drop_time(head) < view.now:
             self.drop(self._queue.pop(), view.now)
 
-    def drop_late(self, view: SchedulerView) -> None:
+    def drop_and_set_timer(self, view: SchedulerView) -> None:
         """Drop what can no longer make it, without waiting for a slot to become free; look again when the next cannot.
 
         Of several timers only the newest, which is the soonest, does anything when it comes.
         """
         now = view.now
-        self.drop_hopeless(view)
+        self.drop_unreachable(view)
         while (head := self._queue.head()) is not None and self._grace_ends(head) <= now:
             self.drop(self._queue.pop(), now)
         if head is None:
@@ -85,26 +85,28 @@ class Expiry:
         due = min(view.drop_time(head), self._grace_ends(head))
         if due < self._timer_due:
             self._timer_due = due
-            self._clock.at(max(due, now) + TIMER_SECONDS, partial(self._on_timer, due))
+            self._clock.call_at(max(due, now) + TIMER_SECONDS, partial(self._on_timer, due))
 
     def _on_timer(self, due: float) -> None:
         if due == self._timer_due:
             self._timer_due = NEVER
-            self._look()
+            self._dispatch()
 
     def _grace_ends(self, head: RowSlice) -> float:
         if self.unready_since is None:
             return NEVER
-        return max(self.unready_since, head.work.enqueued_at) + self._grace_seconds
+        return max(self.unready_since, head.request.enqueued_at) + self._grace_seconds
 
-    def hold_provisional(self, parcel: Batch) -> None:
+    def set_response_timers(self, batch: Batch) -> None:
         """See that what is looked at again is answered in time with what is known."""
-        later_seconds = self._outlook.later_seconds()
-        for work in dict.fromkeys(piece.work for piece in parcel.batch if not piece.work.closed):
-            due = work.deadline - later_seconds - ANSWER_SECONDS
-            self._clock.at(due, partial(self._answer_in_time, work))
+        later_seconds = self._latency_model.later_seconds()
+        for request in dict.fromkeys(
+            row_slice.request for row_slice in batch.row_slices if not row_slice.request.closed
+        ):
+            due = request.deadline - later_seconds - RESPONSE_MARGIN_SECONDS
+            self._clock.call_at(due, partial(self._answer_in_time, request))
 
-    def _answer_in_time(self, work: StageRequest) -> None:
-        if not work.closed and work.answered:
-            work.accept(0, work.rows)
-            self._queue.discard(work)
+    def _answer_in_time(self, request: StageRequest) -> None:
+        if not request.closed and request.has_response:
+            request.accept_provisional(0, request.rows)
+            self._queue.discard(request)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.tensors import Array
-from trimtab_router.scheduling.batch_outcomes import Completed, Ending
+from trimtab_router.scheduling.batch_outcomes import BatchOutcome, Completed
 from trimtab_router.scheduling.interfaces import Clock, StatsSink, StreamingTransport
 from trimtab_router.scheduling.latency_model import LatencyModel
 from trimtab_router.scheduling.prompt_lengths import PromptFeatures, PromptLengths
@@ -27,79 +27,83 @@ class GenerationTracker:
         tally: counts.
     """
 
-    def __init__(self, outlook: LatencyModel, clock: Clock, writer: StreamingTransport, tally: StatsSink) -> None:
-        self.held_seconds = 0.0
+    def __init__(
+        self, latency_model: LatencyModel, clock: Clock, transport: StreamingTransport, stats: StatsSink
+    ) -> None:
+        self.residence_seconds = 0.0
         """How long a row holds its place, as seen lately; 0 before the first."""
-        self._outlook = outlook
+        self._latency_model = latency_model
         self._clock = clock
-        self._writer = writer
-        self._tally = tally
-        self.prompts = PromptLengths()
-        self._begun: set[Batch] = set()
-        self._whole_at: dict[Batch, float] = {}
-        self._parcels: dict[StageRequest, set[Batch]] = {}
+        self._transport = transport
+        self._stats = stats
+        self.prompt_lengths = PromptLengths()
+        self._started: set[Batch] = set()
+        self._complete_at: dict[Batch, float] = {}
+        self._batches: dict[StageRequest, set[Batch]] = {}
 
     @property
     def rows(self) -> int:
         """How many are being written."""
-        return sum(map(len, self._parcels.values()))
+        return sum(map(len, self._batches.values()))
 
-    def weigh(self, work: StageRequest, images: int) -> None:
+    def estimate_prompts(self, request: StageRequest, images: int) -> None:
         """Know of a work how long its prompts are, of a chat that shows so many images."""
-        work.prompts = [PromptFeatures.of(work.inputs, row, images) for row in range(work.rows)]
-        tokens = [self.prompts.tokens(shown) for shown in work.prompts]
+        request.prompt_features = [PromptFeatures.of(request.inputs, row, images) for row in range(request.rows)]
+        tokens = [self.prompt_lengths.tokens(features) for features in request.prompt_features]
         if any(tokens):
-            work.tokens = tokens
-            work.read_in(self._outlook.prefill_seconds(max(tokens)))
+            request.prompt_tokens = tokens
+            request.set_prefill_seconds(self._latency_model.prefill_seconds(max(tokens)))
 
-    def send(self, parcel: Batch, ended: Callable[[Batch, Ending], None]) -> None:
+    def send(self, batch: Batch, ended: Callable[[Batch, BatchOutcome], None]) -> None:
         """Have a row written; a parcel of such a stage has one."""
-        self._parcels.setdefault(parcel.batch[0].work, set()).add(parcel)
-        self._writer.write(parcel, self._wrote, ended)
+        self._batches.setdefault(batch.row_slices[0].request, set()).add(batch)
+        self._transport.stream(batch, self._on_chunk, ended)
 
-    def withdraw(self, work: StageRequest) -> None:
+    def cancel(self, request: StageRequest) -> None:
         """Have nothing more written of a work that nobody waits for."""
-        for parcel in list(self._parcels.get(work, ())):
-            self._writer.abandon(parcel)
+        for batch in list(self._batches.get(request, ())):
+            self._transport.cancel(batch)
 
-    def go_on(self, parcel: Batch) -> None:
+    def resume(self, batch: Batch) -> None:
         """All that an early row reads is there now: from here on it holds a place."""
-        self._whole_at[parcel] = self._clock.now
+        self._complete_at[batch] = self._clock.now
 
-    def ended(self, parcel: Batch, ending: Ending) -> None:
+    def on_batch_end(self, batch: Batch, outcome: BatchOutcome) -> None:
         """A row is not being written any more."""
-        self._begun.discard(parcel)
-        since = self._whole_at.pop(parcel, parcel.departed_at)
-        work = parcel.batch[0].work
-        parcels = self._parcels[work]
-        parcels.discard(parcel)
-        if not parcels:
-            del self._parcels[work]
-        if isinstance(ending, Completed):
+        self._started.discard(batch)
+        since = self._complete_at.pop(batch, batch.dispatched_at)
+        request = batch.row_slices[0].request
+        batches = self._batches[request]
+        batches.discard(batch)
+        if not batches:
+            del self._batches[request]
+        if isinstance(outcome, Completed):
             seconds = self._clock.now - since
-            weight = WEIGHT if self.held_seconds else 1.0
-            self.held_seconds += weight * (seconds - self.held_seconds)
+            weight = WEIGHT if self.residence_seconds else 1.0
+            self.residence_seconds += weight * (seconds - self.residence_seconds)
 
-    def _wrote(self, parcel: Batch, piece: Chunk | LastChunk) -> None:
-        now, row = self._clock.now, parcel.batch[0]
-        if parcel not in self._begun:
-            self._begun.add(parcel)
-            parcel.slot.begun(parcel)
-            self._tally.served(parcel.key, parcel.rows, *self._learnt(parcel, now))
-        if isinstance(piece, LastChunk) and row.work.prompts:
-            self.prompts.learn(row.work.prompts[row.start], piece.usage)
-        if not row.work.closed:
-            row.work.owner.work_written(row.work, row.start, piece, now)
+    def _on_chunk(self, batch: Batch, row_slice: Chunk | LastChunk) -> None:
+        now, row = self._clock.now, batch.row_slices[0]
+        if batch not in self._started:
+            self._started.add(batch)
+            batch.replica.on_first_token(batch)
+            self._stats.observe_batch(batch.key, batch.rows, *self._observe_first_token(batch, now))
+        if isinstance(row_slice, LastChunk) and row.request.prompt_features:
+            self.prompt_lengths.learn(row.request.prompt_features[row.start], row_slice.usage)
+        if not row.request.closed:
+            row.request.owner.on_chunk(row.request, row.start, row_slice, now)
 
-    def _learnt(self, parcel: Batch, now: float) -> tuple[float, float]:
+    def _observe_first_token(self, batch: Batch, now: float) -> tuple[float, float]:
         """Seconds to a row's first piece, and observed over profiled ones; one that began early teaches nothing."""
-        if parcel.early:
-            return now - self._whole_at.get(parcel, parcel.departed_at), self._outlook.times.ratio(parcel.key)
-        return self._outlook.learn(parcel, Completed((), parcel.point.name), now)
+        if batch.early_prefill:
+            return now - self._complete_at.get(batch, batch.dispatched_at), self._latency_model.service_times.ratio(
+                batch.key
+            )
+        return self._latency_model.observe(batch, Completed((), batch.point.name), now)
 
 
 def prompt_tokens(
-    writers: Mapping[str, tuple[str, GenerationTracker | None]], inputs: Mapping[str, Array], images: int
+    prompt_sources: Mapping[str, tuple[str, GenerationTracker | None]], inputs: Mapping[str, Array], images: int
 ) -> dict[str, float]:
     """How many tokens a prompt of a request has on average, by who writes; nothing of whom nobody knows.
 
@@ -108,10 +112,10 @@ def prompt_tokens(
         inputs: of the request.
         images: that each of its chats shows.
     """
-    found = {}
-    for name, (tensor, writing) in writers.items():
+    prompt_tokens_by_stage = {}
+    for name, (tensor, generation) in prompt_sources.items():
         messages = inputs.get(tensor)
-        if writing is not None and messages is not None and len(messages):
+        if generation is not None and messages is not None and len(messages):
             rows = [PromptFeatures.of_messages(messages, row, images) for row in range(len(messages))]
-            found[name] = sum(map(writing.prompts.tokens, rows)) / len(rows)
-    return {name: tokens for name, tokens in found.items() if tokens}
+            prompt_tokens_by_stage[name] = sum(map(generation.prompt_lengths.tokens, rows)) / len(rows)
+    return {name: tokens for name, tokens in prompt_tokens_by_stage.items() if tokens}

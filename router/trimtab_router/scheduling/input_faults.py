@@ -18,30 +18,27 @@ MISLED = 0.03
 
 @dataclass(frozen=True, slots=True)
 class AccuracyEstimate:
-    """What is known of a point.
-
-    Attributes:
-        point: its name.
-        reads: its inputs.
-        accuracy: as it was measured.
-        now: what it fell to; None where it was not seen to.
-        among_doubted: whether that was seen only on rows which other points doubted; over all rows it fell less.
-        seen_at: seconds, when a row was answered by it last.
-        held: whether it was seen to be as good as ever after the others fell.
-    """
+    """What is known of a point."""
 
     point: str
-    reads: frozenset[str]
-    accuracy: float
-    now: float | None = None
-    among_doubted: bool = False
-    seen_at: float = 0.0
-    held: bool = False
+    """Its name."""
+    inputs: frozenset[str]
+    """Its inputs."""
+    measured: float
+    """As it was measured."""
+    observed: float | None = None
+    """What it fell to; None where it was not seen to."""
+    escalated_only: bool = False
+    """Whether that was seen only on rows which other points doubted; over all rows it fell less."""
+    observed_at: float = 0.0
+    """Seconds, when a row was answered by it last."""
+    confirmed: bool = False
+    """Whether it was seen to be as good as ever after the others fell."""
 
     @property
     def believed(self) -> float:
         """How accurate it is by what was seen of it alone."""
-        return self.accuracy if self.now is None else self.now
+        return self.measured if self.observed is None else self.observed
 
 
 def suspect_inputs(beliefs: Sequence[AccuracyEstimate], before: Collection[str] = ()) -> frozenset[str]:
@@ -51,11 +48,11 @@ def suspect_inputs(beliefs: Sequence[AccuracyEstimate], before: Collection[str] 
         beliefs: of all points of a variant.
         before: what was suspected lately. Half the loss keeps it so: a point that nobody uses any more tells no more.
     """
-    cleared = frozenset().union(*(belief.reads for belief in beliefs if belief.held))
+    cleared = frozenset().union(*(belief.inputs for belief in beliefs if belief.confirmed))
     found: frozenset[str] = frozenset()
-    for belief in sorted(beliefs, key=lambda one: -one.seen_at):
-        if belief.now is not None:
-            own = frozenset(_explaining(beliefs, belief, belief.now, before)) - cleared
+    for belief in sorted(beliefs, key=lambda one: -one.observed_at):
+        if belief.observed is not None:
+            own = frozenset(_explaining(beliefs, belief, belief.observed, before)) - cleared
             found = found & own or found or own
     return found
 
@@ -70,7 +67,7 @@ def lower_estimates(beliefs: Sequence[AccuracyEstimate], failing: Collection[str
     found = {}
     for belief in beliefs:
         kindest = max((_reading(beliefs, belief, name) for name in failing), default=1.0)
-        if not belief.held and kindest < belief.believed:
+        if not belief.confirmed and kindest < belief.believed:
             found[belief.point] = kindest
     return found
 
@@ -79,24 +76,24 @@ def _explaining(
     beliefs: Sequence[AccuracyEstimate], fallen: AccuracyEstimate, now: float, before: Collection[str]
 ) -> Iterator[str]:
     """The inputs whose failure explains why a point fell so far."""
-    for name in fallen.reads:
-        rest = fallen.reads - {name}
-        if rest and not any(other.reads == rest for other in beliefs):
+    for name in fallen.inputs:
+        rest = fallen.inputs - {name}
+        if rest and not any(other.inputs == rest for other in beliefs):
             continue
-        without = min(_without(beliefs, fallen, name), fallen.accuracy)
-        least = (LEAST_LOST / 2 if name in before else LEAST_LOST) * (fallen.accuracy - without)
-        if fallen.accuracy - now >= least and (fallen.among_doubted or now >= without - MISLED):
+        without = min(_without(beliefs, fallen, name), fallen.measured)
+        least = (LEAST_LOST / 2 if name in before else LEAST_LOST) * (fallen.measured - without)
+        if fallen.measured - now >= least and (fallen.escalated_only or now >= without - MISLED):
             yield name
 
 
 def _reading(beliefs: Sequence[AccuracyEstimate], belief: AccuracyEstimate, name: str) -> float:
     """How accurate a point is at most where an input says nothing."""
-    if name not in belief.reads:
+    if name not in belief.inputs:
         return belief.believed
     return min(max(_without(beliefs, belief, name) - MISLED, 0.0), belief.believed)
 
 
 def _without(beliefs: Sequence[AccuracyEstimate], belief: AccuracyEstimate, name: str) -> float:
     """How accurate the best point is that reads the rest or less; what reads nothing names nothing right."""
-    rest = belief.reads - {name}
-    return max((other.believed for other in beliefs if other.reads <= rest), default=0.0)
+    rest = belief.inputs - {name}
+    return max((other.believed for other in beliefs if other.inputs <= rest), default=0.0)

@@ -11,19 +11,19 @@ from trimtab_router.scheduling.policies.interface import Dispatch, Policy, Sched
 Decide = Callable[[SchedulerView], Dispatch | WaitUntil]
 
 
-def with_fallback(policy: Policy, tally: StatsSink) -> Policy:
+def with_fallback(policy: Policy, stats: StatsSink) -> Policy:
     """The policy, but that the most urgent leave by `urgent_first` where it raises.
 
     Args:
         policy: as it is.
         tally: is told of each time.
     """
-    return replace(policy, decide=partial(_decide, policy.decide, tally))
+    return replace(policy, decide=partial(_decide, policy.decide, stats))
 
 
-def _decide(decide: Decide, tally: StatsSink, view: SchedulerView) -> Dispatch | WaitUntil:
+def _decide(decide: Decide, stats: StatsSink, view: SchedulerView) -> Dispatch | WaitUntil:
     try:
         return decide(view)
     except Exception as error:  # noqa: BLE001 - whatever it is, it would come again at the next look
-        tally.undecided(error)
+        stats.record_policy_error(error)
         return earliest_deadline_first.decide(view)

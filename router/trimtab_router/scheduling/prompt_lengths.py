@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, IMAGES_INPUT, MESSAGES_INPUT
-from trimtab_protocol.chat.embedding_refs import read_referred
+from trimtab_protocol.chat.embedding_refs import parse_refs
 from trimtab_protocol.chat.internal_wire import Usage
 from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.tensors import Array
@@ -44,17 +44,14 @@ class _Rate:
 
 @dataclass(frozen=True, slots=True)
 class PromptFeatures:
-    """What a router knows of the prompt of a row.
-
-    Attributes:
-        text_bytes: of its messages, without the JSON around their text.
-        images: how many its chat shows.
-        image_tokens: that their encoder made of them; None where that is not known.
-    """
+    """What a router knows of the prompt of a row."""
 
     text_bytes: int
+    """Of its messages, without the JSON around their text."""
     images: int = 0
+    """How many its chat shows."""
     image_tokens: int | None = None
+    """That their encoder made of them; None where that is not known."""
 
     @classmethod
     def of(cls, inputs: Mapping[str, Array], row: int, images: int) -> "PromptFeatures | None":
@@ -117,6 +114,6 @@ def _referred_tokens(inputs: Mapping[str, Array], row: int) -> int | None:
     if told is None or IMAGES_INPUT in inputs:
         return None
     try:
-        return sum(one.rows for one in read_referred(bytes(told[row])))
+        return sum(one.rows for one in parse_refs(bytes(told[row])))
     except ProtocolError:
         return None

@@ -32,32 +32,32 @@ class QueryOfDeathDetector:
         """How many are remembered."""
         return len(self._until)
 
-    def add(self, work: StageRequest, now: float) -> None:
+    def add(self, request: StageRequest, now: float) -> None:
         """Remember the rows of a work from now on."""
-        if work.closed:
+        if request.closed:
             return
         self._forget(now)
-        digest = _digest(work)
+        digest = _digest(request)
         self._remove(digest)
         while len(self._until) >= self._most:
             self._remove(next(iter(self._until)))
-        size = _size(work)
+        size = _size(request)
         self._until[digest] = (now + self._refused_seconds, size)
         self._sizes[size] += 1
 
-    def refusal_of(self, work: StageRequest, now: float) -> Refusal | None:
+    def refusal_of(self, request: StageRequest, now: float) -> Refusal | None:
         """Why these rows are not served now; None where nothing is held against them."""
-        if not self._sizes or _size(work) not in self._sizes:
+        if not self._sizes or _size(request) not in self._sizes:
             return None
         self._forget(now)
-        until, _ = self._until.get(_digest(work), (now, None))
+        until, _ = self._until.get(_digest(request), (now, None))
         if until <= now:
             return None
         return invalid_for(
             "SuspectedQueryOfDeath",
-            f"stage {work.stage}: replicas were lost each time they served these very rows; "
+            f"stage {request.stage}: replicas were lost each time they served these very rows; "
             f"they are not taken for another {until - now:.0f} s",
-            stage=work.stage,
+            stage=request.stage,
         )
 
     def _forget(self, now: float) -> None:
@@ -75,13 +75,13 @@ class QueryOfDeathDetector:
                 del self._sizes[found[1]]
 
 
-def _size(work: StageRequest) -> _Size:
-    return work.stage, work.rows, work.signature
+def _size(request: StageRequest) -> _Size:
+    return request.stage, request.rows, request.signature
 
 
-def _digest(work: StageRequest) -> bytes:
-    digest = blake2b(work.stage.encode(), digest_size=16)
-    for name in sorted(work.inputs):
+def _digest(request: StageRequest) -> bytes:
+    digest = blake2b(request.stage.encode(), digest_size=16)
+    for name in sorted(request.inputs):
         digest.update(name.encode() + b"\0")
-        digest.update(memoryview(encode_raw_array(work.inputs[name]))[:MAX_DIGESTED_BYTES])
+        digest.update(memoryview(encode_raw_array(request.inputs[name]))[:MAX_DIGESTED_BYTES])
     return digest.digest()

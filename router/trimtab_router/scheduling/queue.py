@@ -42,14 +42,14 @@ class DeadlineQueue:
         """Whether so many rows fit below the bound."""
         return self.rows + rows <= self.max_rows
 
-    def push(self, piece: RowSlice) -> None:
+    def push(self, row_slice: RowSlice) -> None:
         """Add a slice. Callers ask `has_room` first, except for rows that come back from a lost replica."""
-        work = piece.work
-        lane = self._lanes.get(work.signature)
+        request = row_slice.request
+        lane = self._lanes.get(request.signature)
         if lane is None:
-            lane = self._lanes[work.signature] = _Lane()
-        insort(lane, (work.due_at, next(self._sequence), piece))
-        self._account(lane, work, piece.rows)
+            lane = self._lanes[request.signature] = _Lane()
+        insort(lane, (request.due_at, next(self._sequence), row_slice))
+        self._account(lane, request, row_slice.rows)
 
     def head(self) -> RowSlice | None:
         """The most urgent slice; None where the queue is empty."""
@@ -64,10 +64,10 @@ class DeadlineQueue:
         """All that waits, most urgent first."""
         lanes = [lane for lane in self._lanes.values() if lane]
         entries: Iterable[_Entry] = lanes[0] if len(lanes) == 1 else merge(*lanes)
-        return (entry[2] for entry in entries if not entry[2].work.closed)
+        return (entry[2] for entry in entries if not entry[2].request.closed)
 
     def batch_candidates(
-        self, head: RowSlice, reads: frozenset[str] | None = None, suits: Callable[[RowSlice], bool] | None = None
+        self, head: RowSlice, inputs: frozenset[str] | None = None, suits: Callable[[RowSlice], bool] | None = None
     ) -> "BatchCandidates":
         """What may leave with a slice, from it on.
 
@@ -76,71 +76,71 @@ class DeadlineQueue:
             reads: the inputs that the batch reads; None for all there are.
             suits: who may be in such a batch; None for all. Only asked where not all wish the same.
         """
-        signature = head.work.signature
+        signature = head.request.signature
         entries: Sequence[_Entry] = self._lanes[signature]
         rows = self._lanes[signature].rows
-        if reads is not None and len(self._lanes) > 1:
-            wanted = _read_of(signature, reads)
-            fitting = [lane for other, lane in self._lanes.items() if _read_of(other, reads) == wanted]
+        if inputs is not None and len(self._lanes) > 1:
+            wanted = _read_of(signature, inputs)
+            fitting = [lane for other, lane in self._lanes.items() if _read_of(other, inputs) == wanted]
             rows = sum(lane.rows for lane in fitting)
             entries = list(merge(*fitting))
         if suits is not None and self.special_rows:
-            entries = [entry for entry in entries if not entry[2].work.closed and suits(entry[2])]
+            entries = [entry for entry in entries if not entry[2].request.closed and suits(entry[2])]
             rows = sum(entry[2].rows for entry in entries)
         return BatchCandidates(entries, rows) if entries[0][2] is head else BatchCandidates.behind(entries, rows, head)
 
     def pop(self) -> RowSlice:
         """Remove the most urgent slice. Only when `head` is not None."""
         lane = self._urgent_lane()
-        piece = lane.pop(0)[2]
-        self._account(lane, piece.work, -piece.rows)
-        return piece
+        row_slice = lane.pop(0)[2]
+        self._account(lane, row_slice.request, -row_slice.rows)
+        return row_slice
 
-    def remove(self, pieces: Iterable[RowSlice]) -> None:
+    def remove(self, row_slices: Iterable[RowSlice]) -> None:
         """Take these out; of a slice whose first rows are taken the others stay where they were."""
-        for piece in pieces:
-            work = piece.work
-            lane = self._lanes[work.signature]
-            place = bisect(lane, (work.due_at,))
-            while (there := lane[place][2]).work is not work or there.start != piece.start:
+        for row_slice in row_slices:
+            request = row_slice.request
+            lane = self._lanes[request.signature]
+            place = bisect(lane, (request.due_at,))
+            while (there := lane[place][2]).request is not request or there.start != row_slice.start:
                 place += 1
-            if piece.stop == there.stop:
+            if row_slice.stop == there.stop:
                 del lane[place]
             else:
-                lane[place] = (*lane[place][:2], there.part(piece.stop, there.stop))
-            self._account(lane, work, -piece.rows)
+                lane[place] = (*lane[place][:2], there.part(row_slice.stop, there.stop))
+            self._account(lane, request, -row_slice.rows)
 
-    def postpone(self, work: StageRequest, deadline: float) -> None:
+    def postpone(self, request: StageRequest, deadline: float) -> None:
         """Give a work another deadline, and what waits of it the place that it has by that."""
-        work.postpone(deadline)
-        if work.queued_rows:
-            lane = self._lanes[work.signature]
-            lane[:] = sorted((work.due_at, *entry[1:]) if entry[2].work is work else entry for entry in lane)
+        request.set_deadline(deadline)
+        if request.queued_rows:
+            lane = self._lanes[request.signature]
+            lane[:] = sorted((request.due_at, *entry[1:]) if entry[2].request is request else entry for entry in lane)
 
-    def discard(self, work: StageRequest) -> None:
+    def discard(self, request: StageRequest) -> None:
         """Forget all slices of a work and free its rows; `work.close()` comes with it."""
-        if work.queued_rows:
-            self._account(self._lanes[work.signature], work, -work.queued_rows)
+        if request.queued_rows:
+            self._account(self._lanes[request.signature], request, -request.queued_rows)
             self._stale += 1
-        work.close()
+        request.close()
         if self._stale > _STALE_BEFORE_SWEEP:
             self._sweep()
 
-    def _account(self, lane: _Lane, work: StageRequest, rows: int) -> None:
+    def _account(self, lane: _Lane, request: StageRequest, rows: int) -> None:
         self.rows += rows
         lane.rows += rows
-        work.queued_rows += rows
-        if work.special:
+        request.queued_rows += rows
+        if request.special:
             self.special_rows += rows
 
     def _urgent_lane(self) -> _Lane:
         if len(self._lanes) == 1:  # as almost always, and asked for several times a batch
             (only,) = self._lanes.values()
-            if only and not only[0][2].work.closed:
+            if only and not only[0][2].request.closed:
                 return only
         best = _Lane()
         for signature, lane in list(self._lanes.items()):
-            while lane and lane[0][2].work.closed:
+            while lane and lane[0][2].request.closed:
                 self._drop_stale(lane)
             if not lane:
                 del self._lanes[signature]
@@ -155,7 +155,7 @@ class DeadlineQueue:
     def _sweep(self) -> None:
         """Remove what was discarded, so that callers who leave do not make the queue grow."""
         for lane in self._lanes.values():
-            lane[:] = [entry for entry in lane if not entry[2].work.closed]
+            lane[:] = [entry for entry in lane if not entry[2].request.closed]
         self._stale = 0
 
 
@@ -174,23 +174,23 @@ class BatchCandidates:
         """Only from this slice on."""
         first = next((place for place, entry in enumerate(entries) if entry[2] is head), len(entries))
         before = (entry[2] for entry in islice(entries, first))
-        return cls(entries, rows - sum(piece.rows for piece in before if not piece.work.closed), first)
+        return cls(entries, rows - sum(row_slice.rows for row_slice in before if not row_slice.request.closed), first)
 
     def __iter__(self) -> Iterator[RowSlice]:
         """All of them."""
-        return (entry[2] for entry in islice(self._entries, self._first, None) if not entry[2].work.closed)
+        return (entry[2] for entry in islice(self._entries, self._first, None) if not entry[2].request.closed)
 
     def first(self, rows: int) -> list[RowSlice]:
         """The most urgent so many rows; the last slice is split where it must be, and a suspect travels alone."""
         taken: list[RowSlice] = []
         for _, _, there in islice(self._entries, self._first, self._first + MOST_SLICES):
-            if there.work.closed:
+            if there.request.closed:
                 continue
             if taken and there.alone:
                 break
-            piece = there if there.rows <= rows else there.first(rows)
-            taken.append(piece)
-            rows -= piece.rows
+            row_slice = there if there.rows <= rows else there.first(rows)
+            taken.append(row_slice)
+            rows -= row_slice.rows
             if there.alone or rows <= 0:
                 break
         return taken

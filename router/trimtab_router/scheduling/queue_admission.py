@@ -13,7 +13,7 @@ from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.stage_request import StageRequest
 
-DOOR_SHARE = 0.8
+ADMISSION_SHARE = 0.8
 """Of the time to its deadline, what a request may be predicted to need when it joins a queue: in overload all who are
 let in wait as long as the prediction allows, and with nothing to spare each error of it would make one of them late."""
 
@@ -28,7 +28,7 @@ class StageStatus:
     batch_size: int
     ready_replicas: int
     unready_since: float | None
-    beside: int = 0
+    concurrent_prefills: int = 0
 
 
 class QueueAdmission:
@@ -47,83 +47,83 @@ class QueueAdmission:
         self,
         stage: Stage,
         queue: DeadlineQueue,
-        outlook: LatencyModel,
-        writing: GenerationTracker | None,
+        latency_model: LatencyModel,
+        generation: GenerationTracker | None,
         drop_policy: DropPolicy,
-        suspects: QueryOfDeathDetector | None,
+        query_of_death: QueryOfDeathDetector | None,
     ) -> None:
         self._stage = stage
         self._queue = queue
-        self._outlook = outlook
-        self._writing = writing
+        self._latency_model = latency_model
+        self._generation = generation
         self._drop_policy = drop_policy
-        self._suspects = suspects
+        self._query_of_death = query_of_death
 
-    def refusal_of(self, work: StageRequest, now: float, standing: StageStatus) -> Refusal | None:
+    def refusal_of(self, request: StageRequest, now: float, status: StageStatus) -> Refusal | None:
         """Why this work cannot join the queue; None where it can."""
         queue, name = self._queue, self._stage.name
-        suspected = self._suspects.refusal_of(work, now) if self._suspects is not None else None
+        suspected = self._query_of_death.refusal_of(request, now) if self._query_of_death is not None else None
         if suspected is not None:
             return suspected
-        if work.accuracy_floor and not self._outlook.reaches(work):
-            return self._too_inaccurate(work)
-        if work.rows > queue.max_rows:
-            return rejection_messages.too_many_rows(name, work.rows, queue.max_rows)
-        if not queue.has_room(work.rows):
+        if request.accuracy_floor and not self._latency_model.reaches(request):
+            return self._too_inaccurate(request)
+        if request.rows > queue.max_rows:
+            return rejection_messages.too_many_rows(name, request.rows, queue.max_rows)
+        if not queue.has_room(request.rows):
             return rejection_messages.queue_full(
-                name, queue.rows, queue.max_rows, self._wait_seconds(queue.rows, standing)
+                name, queue.rows, queue.max_rows, self._wait_seconds(queue.rows, status)
             )
-        return self._hopeless(work, now, standing)
+        return self._predicted_refusal(request, now, status)
 
-    def reason_of(self, work: StageRequest, now: float, standing: StageStatus) -> Refusal:
+    def drop_reason(self, request: StageRequest, now: float, status: StageStatus) -> Refusal:
         """Why this work is dropped."""
-        name, waited_seconds = self._stage.name, now - work.enqueued_at
-        if standing.unready_since is not None:
+        name, waited_seconds = self._stage.name, now - request.enqueued_at
+        if status.unready_since is not None:
             return rejection_messages.no_replica(name, waited_seconds)
-        if not self._outlook.reaches(work):
-            return self._too_inaccurate(work)
-        if work.deadline <= now:
+        if not self._latency_model.reaches(request):
+            return self._too_inaccurate(request)
+        if request.deadline <= now:
             return rejection_messages.deadline_passed(name, waited_seconds)
-        return self._predicted_late(work, now, 0.0, standing)
+        return self._predicted_late(request, now, 0.0, status)
 
-    def _too_inaccurate(self, work: StageRequest) -> Refusal:
-        best = self._outlook.best_accuracy(work.wish.task, work.inputs)
-        return rejection_messages.too_inaccurate(self._stage.name, work.accuracy_floor, best)
+    def _too_inaccurate(self, request: StageRequest) -> Refusal:
+        best = self._latency_model.best_accuracy(request.options.task, request.inputs)
+        return rejection_messages.too_inaccurate(self._stage.name, request.accuracy_floor, best)
 
-    def _wait_seconds(self, rows_ahead: float, standing: StageStatus) -> float:
+    def _wait_seconds(self, rows_ahead: float, status: StageStatus) -> float:
         """How long rows will wait that join the queue behind so many."""
-        size, replicas = standing.batch_size, max(standing.ready_replicas, 1)
-        if self._writing is not None:  # a place becomes free as often as one of all that are held ends
-            return rows_ahead * self._writing.held_seconds / (size * replicas)
-        return rows_ahead // size * self._outlook.service_seconds(size) / replicas
+        size, replicas = status.batch_size, max(status.ready_replicas, 1)
+        if self._generation is not None:  # a place becomes free as often as one of all that are held ends
+            return rows_ahead * self._generation.residence_seconds / (size * replicas)
+        return rows_ahead // size * self._latency_model.service_seconds(size) / replicas
 
-    def _hopeless(self, work: StageRequest, now: float, standing: StageStatus) -> Refusal | None:
+    def _predicted_refusal(self, request: StageRequest, now: float, status: StageStatus) -> Refusal | None:
         """Why this work would only be dropped later if it joined the end of the queue; None where it may make it.
 
         Waiting in vain would cost the caller time and the queue its room. Only the rows ahead of it count, those more
         urgent and worth as much: how patient others are neither helps nor harms it.
         """
-        if self._drop_policy != "Predicted" or standing.unready_since is not None:
+        if self._drop_policy != "Predicted" or status.unready_since is not None:
             return None
-        alike = not self._queue.special_rows and not work.special
-        rows_ahead = self._queue.rows_before(work.due_at) if alike else rows_ahead_of(work, self._queue)
+        alike = not self._queue.special_rows and not request.special
+        rows_ahead = self._queue.rows_before(request.due_at) if alike else rows_ahead_of(request, self._queue)
         if not rows_ahead:
             return None
-        wait = self._wait_seconds(rows_ahead, standing)
-        service = self._service_seconds(work, standing)
-        if wait + service + self._outlook.later_seconds() <= DOOR_SHARE * (work.deadline - now):
+        wait = self._wait_seconds(rows_ahead, status)
+        service = self._service_seconds(request, status)
+        if wait + service + self._latency_model.later_seconds() <= ADMISSION_SHARE * (request.deadline - now):
             return None
-        return self._predicted_late(work, now, wait, standing)
+        return self._predicted_late(request, now, wait, status)
 
-    def _service_seconds(self, work: StageRequest, standing: StageStatus) -> float:
-        rows = 1 if self._writing is not None else min(work.rows, standing.batch_size)
-        return self._outlook.least_seconds(work, rows, standing.beside) + work.prefill_seconds
+    def _service_seconds(self, request: StageRequest, status: StageStatus) -> float:
+        rows = 1 if self._generation is not None else min(request.rows, status.batch_size)
+        return self._latency_model.least_seconds(request, rows, status.concurrent_prefills) + request.prefill_seconds
 
-    def _predicted_late(self, work: StageRequest, now: float, wait_seconds: float, standing: StageStatus) -> Refusal:
+    def _predicted_late(self, request: StageRequest, now: float, wait_seconds: float, status: StageStatus) -> Refusal:
         return rejection_messages.deadline_unreachable(
-            work,
+            request,
             now,
             wait_seconds=wait_seconds,
-            service_seconds=self._service_seconds(work, standing),
-            later_seconds=self._outlook.later_seconds(),
+            service_seconds=self._service_seconds(request, status),
+            later_seconds=self._latency_model.later_seconds(),
         )

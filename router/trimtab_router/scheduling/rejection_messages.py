@@ -39,14 +39,14 @@ def deadline_passed(stage: str, waited_seconds: float) -> Refusal:
 
 
 def deadline_unreachable(
-    work: StageRequest, now: float, *, wait_seconds: float, service_seconds: float, later_seconds: float
+    request: StageRequest, now: float, *, wait_seconds: float, service_seconds: float, later_seconds: float
 ) -> Refusal:
     """They cannot make it any more."""
     message = (
-        f"dropped at stage {work.stage}: {work.deadline - now:.3f} s are left to its deadline, but it needs "
+        f"dropped at stage {request.stage}: {request.deadline - now:.3f} s are left to its deadline, but it needs "
         f"{wait_seconds:.3f} s in the queue, {service_seconds:.3f} s in this stage and {later_seconds:.3f} s after it"
     )
-    return Refusal(ErrorCode.DEADLINE_EXCEEDED, "DeadlineUnreachable", message, stage=work.stage)
+    return Refusal(ErrorCode.DEADLINE_EXCEEDED, "DeadlineUnreachable", message, stage=request.stage)
 
 
 def too_inaccurate(stage: str, floor: float, best: float) -> Refusal:

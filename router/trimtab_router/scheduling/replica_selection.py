@@ -62,26 +62,30 @@ def _first(able: Sequence[AnyCandidate], planned: str) -> AnyCandidate | None:
     return min(able, key=lambda r: (planned not in r.ready_variants, r.pending_tokens, r.last_used), default=None)
 
 
-def replica_with_capacity(slots: Sequence[ReplicaSlots], planned: str, current: str) -> ReplicaSlots | None:
+def replica_with_capacity(replicas: Sequence[ReplicaSlots], planned: str, current: str) -> ReplicaSlots | None:
     """The replica for a row that begins before all it reads is there: a place idles, and its variant can do that."""
-    able = (slot for slot in slots if variant_for(slot.ready_variants, planned, current) in slot.reads_ahead)
-    return _first([slot for slot in able if slot.spare], planned)
+    able = (
+        replica
+        for replica in replicas
+        if variant_for(replica.ready_variants, planned, current) in replica.partial_prefill
+    )
+    return _first([replica for replica in able if replica.has_spare_capacity], planned)
 
 
-def free_moments(slots: Sequence[ReplicaSlots], now: float) -> list[float]:
+def expected_free_times(replicas: Sequence[ReplicaSlots], now: float) -> list[float]:
     """When each replica that can serve is expected to be free, the first first."""
-    return sorted(_free_moment(slot, now) for slot in slots if slot.ready_variants)
+    return sorted(_free_moment(replica, now) for replica in replicas if replica.ready_variants)
 
 
-def _free_moment(slot: ReplicaSlots, now: float) -> float:
-    if slot.computing is None:
+def _free_moment(replica: ReplicaSlots, now: float) -> float:
+    if replica.computing is None:
         return now
-    begun = max(slot.computing.departed_at, slot.completed_at)
-    held = [parcel for parcel in (slot.computing, slot.ahead) if parcel is not None]
-    return max(begun + sum(parcel.point.seconds(parcel.rows) for parcel in held), now)
+    begun = max(replica.computing.dispatched_at, replica.completed_at)
+    held = [batch for batch in (replica.computing, replica.prefetched) if batch is not None]
+    return max(begun + sum(batch.point.seconds(batch.rows) for batch in held), now)
 
 
-def prefetch_moment(departed_at: float, completed_at: float, compute_seconds: float, transfer_seconds: float) -> float:
+def prefetch_time(departed_at: float, completed_at: float, compute_seconds: float, transfer_seconds: float) -> float:
     """When to send the batch after this one, for it to arrive in the moment its replica becomes free.
 
     Only a full batch is sent ahead: nobody could have joined it anyway, so binding is as late as before, and the

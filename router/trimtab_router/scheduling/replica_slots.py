@@ -13,65 +13,66 @@ NOTHING: frozenset[str] = frozenset()
 
 @dataclass(slots=True, eq=False)  # not frozen, which costs as much as all else about making one
 class Batch:
-    """A batch on its way; times in seconds of the desk's clock. Nobody changes it.
+    """A batch on its way; times in seconds of the desk's clock. Nobody changes it."""
 
-    Attributes:
-        slot: where it goes.
-        variant: what runs it.
-        point: the operating point asked for.
-        batch: its members.
-        rows: of all members.
-        departed_at: when it left.
-        found_idle: whether its replica had nothing else to do.
-        again: which of its rows are to be looked at again; None: none.
-        beside: where answers are written piece by piece, how many prompts its replica read when it left.
-        early: whether it left before all that it reads was there.
-        riders: rows that get the same answers as some of its own, in the order in which they came.
-    """
-
-    slot: "ReplicaSlots"
+    replica: "ReplicaSlots"
+    """Where it goes."""
     variant: str
+    """What runs it."""
     point: Point
-    batch: Sequence[RowSlice]
+    """The operating point asked for."""
+    row_slices: Sequence[RowSlice]
+    """Its members."""
     rows: int
-    departed_at: float
+    """Of all members."""
+    dispatched_at: float
+    """When it left."""
     found_idle: bool
-    again: EscalationRule | None = None
-    early: bool = False
-    beside: int = 0
-    riders: list[RowSlice] = field(default_factory=list)
+    """Whether its replica had nothing else to do."""
+    escalation: EscalationRule | None = None
+    """Which of its rows are to be looked at again; None: none."""
+    early_prefill: bool = False
+    """Whether it left before all that it reads was there."""
+    concurrent_prefills: int = 0
+    """Where answers are written piece by piece, how many prompts its replica read when it left."""
+    joined_rows: list[RowSlice] = field(default_factory=list)
+    """Rows that get the same answers as some of its own, in the order in which they came."""
 
     @property
     def tokens(self) -> float:
         """How many tokens the prompts of its rows are predicted to have; 0 where nobody knows."""
-        return sum([piece.tokens for piece in self.batch]) if self.batch[0].work.tokens else 0.0
+        return (
+            sum([row_slice.tokens for row_slice in self.row_slices])
+            if self.row_slices[0].request.prompt_tokens
+            else 0.0
+        )
 
     @property
     def prefill_seconds(self) -> float:
         """What its longest prompt takes to be read beyond what is predicted for all."""
-        return max([piece.work.prefill_seconds for piece in self.batch])
+        return max([row_slice.request.prefill_seconds for row_slice in self.row_slices])
 
     @property
     def key(self) -> Key:
         """What it runs: variant and operating point."""
         return self.variant, self.point.name
 
-    def promise(self, piece: RowSlice, sign: int = 1) -> None:
+    def note_expected_correct(self, row_slice: RowSlice, sign: int = 1) -> None:
         """Note what is expected of a member, or take it back; only floors ask."""
-        if not piece.work.accuracy_floor:
+        if not row_slice.request.accuracy_floor:
             return
-        piece.work.promised += sign * self._promises(piece)
-        if piece.provisional is None:
-            piece.work.promised_rows += sign * piece.rows
+        row_slice.request.expected_correct += sign * self._promises(row_slice)
+        if row_slice.provisional_response is None:
+            row_slice.request.dispatched_rows += sign * row_slice.rows
 
-    def _promises(self, piece: RowSlice) -> float:
+    def _promises(self, row_slice: RowSlice) -> float:
         """How many more of a work's rows are expected to be right once this member has been served."""
-        before = piece.provisional.accuracy if piece.provisional is not None else 0.0
-        if piece.again is not None and piece.again.accuracy is not None:
+        before = row_slice.provisional_response.accuracy if row_slice.provisional_response is not None else 0.0
+        if row_slice.escalation is not None and row_slice.escalation.accuracy is not None:
             return 0.0  # promised when they left for the first time
-        if self.again is not None and self.again.accuracy is not None:
-            return self.again.accuracy * piece.rows
-        return (self.point.accuracy_for(piece.work.wish.task) - before) * piece.rows
+        if self.escalation is not None and self.escalation.accuracy is not None:
+            return self.escalation.accuracy * row_slice.rows
+        return (self.point.accuracy_for(row_slice.request.options.task) - before) * row_slice.rows
 
 
 @dataclass(slots=True, eq=False)
@@ -79,54 +80,52 @@ class ReplicaSlots:
     """One replica: it computes one batch at a time, and may hold a second, full one just before it is free.
 
     `free` and `ready_variants` are kept, not computed: they are asked far more often than they change.
-
-    Attributes:
-        name: of the replica.
-        ready_variants: what it can serve now.
-        free: whether it can take a batch now.
-        takes_ahead: whether it may be sent a second batch, because it will be free by the time that one arrives.
-        inflight: batches in its hands.
-        last_used: the count of the stage's batches when it got its last one.
-        completed_at: when its last batch ended.
-        transfer_seconds: what a batch takes there and back beyond its computing, as seen lately.
-        computing: the batch it computes.
-        ahead: the batch that waits there.
-        point: the operating point of the batch it got last.
-        places: where its stage writes answers piece by piece, how many rows it writes side by side; else 0.
-        reads_ahead: the variants that begin on a prompt before all that it reads is there.
-        tasks: by variant, the tasks that it tells of, by number; absent where it told nothing yet.
-        judged: by variant, how accurate it says its points are on tasks that joined, by task and point.
-        waiting: of what it has in its hands, what waits for the rest of what it reads: it takes no place from others.
-        reading: of what it has in its hands, the rows whose answers have not begun, and the tokens of their prompts.
     """
 
     name: str = ""
+    """Of the replica."""
     ready_variants: frozenset[str] = NOTHING
+    """What it can serve now."""
     free: bool = False
-    takes_ahead: bool = False
+    """Whether it can take a batch now."""
+    accepts_prefetch: bool = False
+    """Whether it may be sent a second batch, because it will be free by the time that one arrives."""
     inflight: int = 0
+    """Batches in its hands."""
     last_used: int = 0
+    """The count of the stage's batches when it got its last one."""
     completed_at: float = float("-inf")
+    """When its last batch ended."""
     transfer_seconds: float = 0.0
+    """What a batch takes there and back beyond its computing, as seen lately."""
     computing: Batch | None = None
-    ahead: Batch | None = None
-    point: str = ""
-    places: int = 0
-    reads_ahead: frozenset[str] = NOTHING
+    """The batch it computes."""
+    prefetched: Batch | None = None
+    """The batch that waits there."""
+    last_point: str = ""
+    """The operating point of the batch it got last."""
+    capacity: int = 0
+    """Where its stage writes answers piece by piece, how many rows it writes side by side; else 0."""
+    partial_prefill: frozenset[str] = NOTHING
+    """The variants that begin on a prompt before all that it reads is there."""
     tasks: dict[str, Sequence[str]] = field(default_factory=dict)
-    judged: dict[str, Mapping[str, Mapping[str, Accuracy]]] = field(default_factory=dict)
-    waiting: set[Batch] = field(default_factory=set)
-    reading: dict[Batch, float] = field(default_factory=dict)
+    """By variant, the tasks that it tells of, by number; absent where it told nothing yet."""
+    task_accuracies: dict[str, Mapping[str, Mapping[str, Accuracy]]] = field(default_factory=dict)
+    """By variant, how accurate it says its points are on tasks that joined, by task and point."""
+    awaiting_images: set[Batch] = field(default_factory=set)
+    """Of what it has in its hands, what waits for the rest of what it reads: it takes no place from others."""
+    prefilling: dict[Batch, float] = field(default_factory=dict)
+    """Of what it has in its hands, the rows whose answers have not begun, and the tokens of their prompts."""
 
     @property
-    def spare(self) -> bool:
+    def has_spare_capacity(self) -> bool:
         """Whether a place is free that nothing in its hands takes, or soon will."""
-        return bool(self.ready_variants) and self.inflight < self.places
+        return bool(self.ready_variants) and self.inflight < self.capacity
 
     @property
-    def company(self) -> int:
+    def concurrent_prefills(self) -> int:
         """How many prompts it reads before one more; 0 where it computes batches."""
-        return len(self.reading) - len(self.waiting)
+        return len(self.prefilling) - len(self.awaiting_images)
 
     @property
     def pending_tokens(self) -> float:
@@ -134,59 +133,59 @@ class ReplicaSlots:
 
         A batch, and a prompt of which nothing is known, count as one token.
         """
-        return self.inflight + (sum(self.reading.values()) - len(self.reading) if self.reading else 0)
+        return self.inflight + (sum(self.prefilling.values()) - len(self.prefilling) if self.prefilling else 0)
 
-    def offer(self, variants: frozenset[str]) -> None:
+    def set_ready_variants(self, variants: frozenset[str]) -> None:
         """Serve these from now on. Whoever calls tells the desk to look around."""
         self.ready_variants = variants
         self._settle()
-        self.takes_ahead = self.takes_ahead and bool(variants)
+        self.accepts_prefetch = self.accepts_prefetch and bool(variants)
 
-    def take(self, parcel: Batch, use: int) -> None:
+    def assign(self, batch: Batch, use: int) -> None:
         """Hold one more batch; `use` counts the stage's batches."""
-        if self.places:
-            self.reading[parcel] = max(parcel.tokens, 1.0)
-        elif parcel.found_idle:
-            self.computing = parcel
+        if self.capacity:
+            self.prefilling[batch] = max(batch.tokens, 1.0)
+        elif batch.found_idle:
+            self.computing = batch
         else:
-            self.ahead = parcel
-        if parcel.early:
-            self.waiting.add(parcel)
+            self.prefetched = batch
+        if batch.early_prefill:
+            self.awaiting_images.add(batch)
         self.inflight += 1
-        self.last_used, self.point = use, parcel.point.name
-        self.takes_ahead = False
+        self.last_used, self.last_point = use, batch.point.name
+        self.accepts_prefetch = False
         self._settle()
 
     def set_capacity(self, places: int) -> None:
         """Write so many rows side by side from now on; those beyond them finish."""
-        self.places = places
+        self.capacity = places
         self._settle()
 
-    def go_on(self, parcel: Batch) -> None:
+    def resume(self, batch: Batch) -> None:
         """One that waited has all that it reads."""
-        self.waiting.discard(parcel)
+        self.awaiting_images.discard(batch)
         self._settle()
 
-    def begun(self, parcel: Batch) -> None:
+    def on_first_token(self, batch: Batch) -> None:
         """The answer of one begins: its prompt is read."""
-        self.reading.pop(parcel, None)
+        self.prefilling.pop(batch, None)
 
     def _settle(self) -> None:
-        taken = self.inflight - len(self.waiting)
-        self.free = bool(self.ready_variants) and (not self.inflight or taken < self.places)
+        taken = self.inflight - len(self.awaiting_images)
+        self.free = bool(self.ready_variants) and (not self.inflight or taken < self.capacity)
 
-    def release(self, parcel: Batch, now: float) -> Batch | None:
+    def release(self, batch: Batch, now: float) -> Batch | None:
         """Hold one batch less; returns the one that it computes from now on instead."""
-        follower, self.ahead = self.ahead, None
+        follower, self.prefetched = self.prefetched, None
         self.inflight -= 1
-        self.waiting.discard(parcel)
-        self.takes_ahead = False
+        self.awaiting_images.discard(batch)
+        self.accepts_prefetch = False
         self._settle()
-        if self.places:
-            self.reading.pop(parcel, None)
+        if self.capacity:
+            self.prefilling.pop(batch, None)
             return None
         self.completed_at = now
-        if self.computing is not parcel:
+        if self.computing is not batch:
             return None
         self.computing = follower if self.ready_variants else None  # else it is lost with the batch it waited for
         return self.computing

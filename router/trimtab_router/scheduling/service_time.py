@@ -100,7 +100,7 @@ class ServiceTimes:
             return ()
         return tuple(estimate.base(rows) for rows in range(1, most_rows + 1))
 
-    def predict(self, key: Key, rows: int, *, beside: int = 0) -> float:
+    def predict(self, key: Key, rows: int, *, concurrent: int = 0) -> float:
         """Seconds a batch of so many rows will take, on the safe side; 0 where nothing is known yet.
 
         Args:
@@ -112,7 +112,7 @@ class ServiceTimes:
         if estimate is None:
             return 0.0
         return (
-            estimate.base(estimate.together(rows, beside)) * (estimate.ratio + estimate.spread)
+            estimate.base(estimate.together(rows, concurrent)) * (estimate.ratio + estimate.spread)
             + self._wait_seconds
             + self._wait_spread
         )
@@ -132,7 +132,7 @@ class ServiceTimes:
         """Observed over profiled seconds of all batches lately, whatever they ran at; 1 before the first."""
         return self._observed_seconds / self._profiled_seconds if self._profiled_seconds else 1.0
 
-    def doubt(self, keys: Collection[Key]) -> None:
+    def relax(self, keys: Collection[Key]) -> None:
         """Believe a little less in the slowness that made us drop rows in front of an idle replica.
 
         Without this a wrong estimate would drop everything for ever, since what is dropped is never observed. But some
@@ -162,7 +162,7 @@ class ServiceTimes:
         self._wait_spread += WEIGHT * (abs(seconds - self._wait_seconds) - self._wait_spread)
         self._wait_seconds += WEIGHT * (seconds - self._wait_seconds)
 
-    def observe(self, key: Key, rows: int, seconds: float, *, beside: int = 0) -> None:
+    def observe(self, key: Key, rows: int, seconds: float, *, concurrent: int = 0) -> None:
         """Learn from a batch that was served, beside so many others."""
         estimate = self._estimates.get(key)
         if estimate is None:
@@ -171,7 +171,7 @@ class ServiceTimes:
         estimate.doubts = 0
         if not estimate.profiled:
             _learn_size(estimate, rows, seconds)
-        base = estimate.base(estimate.together(rows, beside))
+        base = estimate.base(estimate.together(rows, concurrent))
         if base <= 0:
             return
         low, high = RATIO_BOUNDS

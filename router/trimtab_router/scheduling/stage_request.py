@@ -11,7 +11,7 @@ from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import Refusal
 from trimtab_router.request.graph import ReadyStage
-from trimtab_router.request.request_options import NO_WISH, RequestOptions
+from trimtab_router.request.request_options import NO_OPTIONS, RequestOptions
 from trimtab_router.scheduling.prompt_lengths import PromptFeatures
 
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
@@ -19,31 +19,28 @@ Signature = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(slots=True)  # not frozen, which costs as much as all else about making one
 class ServedRows:
-    """How rows that lie beside each other were served, for the answer's parameters. Nobody changes it.
-
-    Attributes:
-        variant: what computed them.
-        operating_point: how.
-        batch_rows: of the batch they were in.
-        queue_seconds: before it left.
-        service_seconds: from then to its answer.
-        rows: how many.
-        accuracy: expected of them.
-        departed_at: seconds of the desk's clock.
-        confidences: [rows], how certain the model is of each; None where it does not say.
-        provisional: whether a second look at them was meant.
-    """
+    """How rows that lie beside each other were served, for the answer's parameters. Nobody changes it."""
 
     variant: str
+    """What computed them."""
     operating_point: str
+    """How."""
     batch_rows: int
+    """Of the batch they were in."""
     queue_seconds: float
+    """Before it left."""
     service_seconds: float
+    """From then to its answer."""
     rows: int
+    """How many."""
     accuracy: float
-    departed_at: float
+    """Expected of them."""
+    dispatched_at: float
+    """Seconds of the desk's clock."""
     confidences: Array | None = None
-    provisional: bool = False
+    """[rows], how certain the model is of each; None where it does not say."""
+    escalation_pending: bool = False
+    """Whether a second look at them was meant."""
 
     def part(self, start: int, stop: int) -> "ServedRows":
         """Of these of its rows."""
@@ -56,57 +53,54 @@ class RequestListener(Protocol):
 
     trace_parent: str
     request_id: str
-    listens: bool
+    has_listener: bool
     """Whether pieces go on to a caller, who cannot be told anything else instead."""
-    waits: bool
+    has_client: bool
     """Whether a caller waits: else its rows are tried once, and how long they lay is nobody's wait."""
 
-    def work_written(self, work: "StageRequest", row: int, piece: Chunk | LastChunk, now: float) -> None:
+    def on_chunk(self, request: "StageRequest", row: int, row_slice: Chunk | LastChunk, now: float) -> None:
         """Take the next piece of a row's answer."""
 
-    def work_completed(self, work: "StageRequest", outputs: Mapping[str, Array], served: Sequence[ServedRows]) -> None:
+    def on_completed(self, request: "StageRequest", outputs: Mapping[str, Array], served: Sequence[ServedRows]) -> None:
         """Take the outputs of all rows, in row order."""
 
-    def work_advanced(self, work: "StageRequest", start: int, outputs: Mapping[str, Array]) -> None:
+    def on_rows_completed(self, request: "StageRequest", start: int, outputs: Mapping[str, Array]) -> None:
         """Take the outputs of rows from `start` on, while others are still missing."""
 
-    def work_refused(self, refusal: Refusal) -> None:
+    def on_refused(self, refusal: Refusal) -> None:
         """Take note that these rows will not be served."""
 
-    def work_starved(self, work: "StageRequest", *, counts: bool) -> None:
+    def on_embeddings_lost(self, request: "StageRequest", *, counts: bool) -> None:
         """Take note that what these rows were to pull is gone; whether that `counts` as a try."""
 
 
 @dataclass(frozen=True, slots=True)
 class EscalationRule:
-    """The rows of a batch that its model is less certain of than `below` are to be looked at again.
+    """The rows of a batch that its model is less certain of than `below` are to be looked at again."""
 
-    Attributes:
-        below: confidence, as the model tells it.
-        point: the operating point meant for the second look.
-        accuracy: expected of all rows of the batch once that is done; None: each row has that of the point it ran at.
-        share: of all rows, how many are less certain where that was measured; None where nobody knows.
-        by_task: what holds of rows of these tasks instead; where there are any, rows of others stay as they are.
-    """
-
-    below: float
-    point: str
+    confidence_below: float
+    """Confidence, as the model tells it."""
+    to: str
+    """The operating point meant for the second look."""
     accuracy: float | None = None
+    """Expected of all rows of the batch once that is done; None: each row has that of the point it ran at."""
     share: float | None = None
+    """Of all rows, how many are less certain where that was measured; None where nobody knows."""
     by_task: Mapping[str, TaskEscalation] = field(default_factory=dict, hash=False)
+    """What holds of rows of these tasks instead; where there are any, rows of others stay as they are."""
 
-    def of_task(self, task: str) -> "EscalationRule":
+    def for_task(self, task: str) -> "EscalationRule":
         """What holds of the rows of a task."""
         if not self.by_task:
             return self
         own = self.by_task.get(task)
         return (
-            EscalationRule(0.0, self.point)
+            EscalationRule(0.0, self.to)
             if own is None
-            else EscalationRule(own.confidence_below, self.point, own.accuracy, own.share)
+            else EscalationRule(own.confidence_below, self.to, own.accuracy, own.share)
         )
 
-    def of_doubted(self, first: float) -> float:
+    def low_confidence_accuracy(self, first: float) -> float:
         """Expected of the rows that are less certain after a first look which has `first` over all rows."""
         return first if self.share is None else self.accuracies(first, self.share)[1]
 
@@ -159,94 +153,94 @@ class StageRequest:
 
     __slots__ = (
         "_missing",
-        "_pieces",
+        "_parts",
         "accuracy_floor",
         "closed",
+        "completion_deadline",
         "deadline",
+        "dispatched_rows",
         "due_at",
-        "ends_by",
         "enqueued_at",
+        "expected_correct",
         "identities",
         "inputs",
+        "options",
         "owner",
         "prefill_seconds",
-        "promised",
-        "promised_rows",
-        "prompts",
+        "prompt_features",
+        "prompt_tokens",
         "queued_rows",
         "rows",
         "signature",
         "special",
         "stage",
         "task",
-        "tokens",
-        "wish",
     )
 
     def __init__(
         self,
         owner: RequestListener,
-        runnable: ReadyStage,
+        ready_stage: ReadyStage,
         *,
         deadline: float,
         now: float,
-        ends_by: float | None = None,
-        wish: RequestOptions = NO_WISH,
+        completion_deadline: float | None = None,
+        options: RequestOptions = NO_OPTIONS,
         accuracy_floor: float = 0.0,
-        looked_at_again: bool = False,
+        may_escalate: bool = False,
     ) -> None:
         self.owner = owner
-        self.stage = runnable.stage
-        self.rows = runnable.rows
-        self.inputs = runnable.inputs
+        self.stage = ready_stage.stage
+        self.rows = ready_stage.rows
+        self.inputs = ready_stage.inputs
         self.deadline = deadline
         self.due_at = deadline
         """Its deadline, less what its prompt takes to be read beyond what is predicted for all: who is due first goes
         first, and slack is counted from here."""
         self.prefill_seconds = 0.0
         """That difference, which is below 0 for a short prompt."""
-        self.prompts: Sequence[PromptFeatures | None] = ()
+        self.prompt_features: Sequence[PromptFeatures | None] = ()
         """Of each row that is to be written, what is known of its prompt; empty where it is not that of a chat."""
-        self.tokens: Sequence[float] = ()
+        self.prompt_tokens: Sequence[float] = ()
         """Of each row, how many tokens its prompt is predicted to have; empty where nobody knows."""
-        self.ends_by = deadline if ends_by is None else ends_by
+        self.completion_deadline = deadline if completion_deadline is None else completion_deadline
         self.enqueued_at = now
-        self.wish = wish
+        self.options = options
         self.task = ""
         """The task of its model that its request named, whose number each replica tells; empty where it named none."""
         self.accuracy_floor = accuracy_floor
-        self.special = looked_at_again or (wish is not NO_WISH and not wish.plain)
+        self.special = may_escalate or (options is not NO_OPTIONS and not options.only_latency)
         """Whether it matters to a queue which point serves it, or whether it is the one to be dropped."""
-        self.signature: Signature = tuple([(name, array.shape[1:]) for name, array in runnable.inputs.items()])
+        self.signature: Signature = tuple([(name, array.shape[1:]) for name, array in ready_stage.inputs.items()])
         self.closed = False
         self.identities: Sequence[Hashable] = ()
         """Of each row what it shows: rows that are equal by it get the same answer. Empty where nobody knows."""
         self.queued_rows = 0
-        self.promised = 0.0
+        self.expected_correct = 0.0
         """How many of the rows that have left are expected to be right."""
-        self.promised_rows = 0
+        self.dispatched_rows = 0
         """How many these are; those that wait for a second look are among them."""
-        self._missing = runnable.rows
-        self._pieces: list[_ResultPart] = []
+        self._missing = ready_stage.rows
+        self._parts: list[_ResultPart] = []
 
     @property
     def missing_accuracy(self) -> float:
         """The mean accuracy that the rows which have not left must have, so that all together reach the floor."""
         if not self.accuracy_floor:
             return 0.0
-        return (self.accuracy_floor * self.rows - self.promised) / max(self.rows - self.promised_rows, 1)
+        return (self.accuracy_floor * self.rows - self.expected_correct) / max(self.rows - self.dispatched_rows, 1)
 
     @property
-    def answered(self) -> bool:
+    def has_response(self) -> bool:
         """Whether every row has an answer, if only a provisional one."""
-        return self._missing == sum(piece.stop - piece.start for piece in self._pieces if piece.open)
+        return self._missing == sum(row_slice.stop - row_slice.start for row_slice in self._parts if row_slice.open)
 
-    def read_in(self, prefill_seconds: float) -> None:
+    def set_prefill_seconds(self, prefill_seconds: float) -> None:
         """Know how many seconds its longest prompt takes to be read beyond what is predicted for all."""
         self.prefill_seconds = prefill_seconds
         self.due_at = self.deadline - prefill_seconds
 
-    def postpone(self, deadline: float) -> None:
+    def set_deadline(self, deadline: float) -> None:
         """Have another deadline from now on."""
         self.deadline = deadline
         self.due_at = deadline - self.prefill_seconds
@@ -256,63 +250,69 @@ class StageRequest:
         self.closed = True
         self.inputs = {}
         self.identities = ()
-        self._pieces = []
+        self._parts = []
 
-    def add_piece(self, start: int, rows: int, outputs: Mapping[str, Array], served: ServedRows) -> None:
+    def add_result(self, start: int, rows: int, outputs: Mapping[str, Array], served: ServedRows) -> None:
         """Take the outputs of the slice that starts at `start`; hand all over once none is missing.
 
         A provisional one is kept until a better one comes or none is awaited any more.
         """
         if self.closed:
             return
-        if rows == self.rows and not served.provisional:  # as almost always
+        if rows == self.rows and not served.escalation_pending:  # as almost always
             self.close()
-            self.owner.work_completed(self, outputs, (served,))
+            self.owner.on_completed(self, outputs, (served,))
             return
         stop = start + rows
-        if self._pieces:
-            self._missing += self._take_out(start, stop)
-        self._pieces.append(_ResultPart(start, stop, outputs, served, served.provisional))
-        if not served.provisional:
+        if self._parts:
+            self._missing += self._remove_parts(start, stop)
+        self._parts.append(_ResultPart(start, stop, outputs, served, served.escalation_pending))
+        if not served.escalation_pending:
             self._missing -= rows
-            self._finish()
+            self._complete_if_done()
             if not self.closed:
-                self.owner.work_advanced(self, start, outputs)
+                self.owner.on_rows_completed(self, start, outputs)
 
-    def accept(self, start: int, stop: int) -> None:
+    def accept_provisional(self, start: int, stop: int) -> None:
         """Wait no longer for a better answer to these rows."""
         if self.closed:
             return
-        for piece in self._pieces:
-            first, last = max(piece.start, start), min(piece.stop, stop)
-            if piece.open and first < last:
-                self._take_out(first, last)
-                self._pieces.append(replace(piece.part(first, last), open=False))
+        for row_slice in self._parts:
+            first, last = max(row_slice.start, start), min(row_slice.stop, stop)
+            if row_slice.open and first < last:
+                self._remove_parts(first, last)
+                self._parts.append(replace(row_slice.part(first, last), open=False))
                 self._missing -= last - first
-        self._finish()
+        self._complete_if_done()
 
-    def _take_out(self, start: int, stop: int) -> int:
+    def _remove_parts(self, start: int, stop: int) -> int:
         """Forget what is known of these rows; returns how many of them nobody waited for any more."""
         settled = 0
         kept: list[_ResultPart] = []
-        for piece in self._pieces:
-            first, last = max(piece.start, start), min(piece.stop, stop)
+        for row_slice in self._parts:
+            first, last = max(row_slice.start, start), min(row_slice.stop, stop)
             if first >= last:
-                kept.append(piece)
+                kept.append(row_slice)
                 continue
-            settled += 0 if piece.open else last - first
-            kept += [piece.part(*edges) for edges in ((piece.start, first), (last, piece.stop)) if edges[0] < edges[1]]
-        self._pieces = kept
+            settled += 0 if row_slice.open else last - first
+            kept += [
+                row_slice.part(*edges)
+                for edges in ((row_slice.start, first), (last, row_slice.stop))
+                if edges[0] < edges[1]
+            ]
+        self._parts = kept
         return settled
 
-    def _finish(self) -> None:
+    def _complete_if_done(self) -> None:
         if self._missing:
             return
-        pieces = sorted(self._pieces, key=lambda piece: piece.start)
-        joined = pieces[0].outputs if len(pieces) == 1 else _join([piece.outputs for piece in pieces])
-        records = [piece.served for piece in pieces]
+        row_slices = sorted(self._parts, key=lambda row_slice: row_slice.start)
+        joined = (
+            row_slices[0].outputs if len(row_slices) == 1 else _join([row_slice.outputs for row_slice in row_slices])
+        )
+        records = [row_slice.served for row_slice in row_slices]
         self.close()
-        self.owner.work_completed(self, joined, records)
+        self.owner.on_completed(self, joined, records)
 
 
 @dataclass(slots=True, eq=False)
@@ -324,13 +324,13 @@ class RowSlice:
     were served before (`provisional`) and what was meant for them (`again`).
     """
 
-    work: StageRequest
+    request: StageRequest
     start: int
     stop: int
     attempts: int = 0
     alone: bool = False
-    provisional: ServedRows | None = None
-    again: EscalationRule | None = None
+    provisional_response: ServedRows | None = None
+    escalation: EscalationRule | None = None
 
     @property
     def rows(self) -> int:
@@ -340,7 +340,7 @@ class RowSlice:
     @property
     def tokens(self) -> float:
         """How many tokens its prompts are predicted to have; 0 where nobody knows."""
-        return sum(self.work.tokens[self.start : self.stop])
+        return sum(self.request.prompt_tokens[self.start : self.stop])
 
     def first(self, rows: int) -> "RowSlice":
         """Only so many of these rows."""
@@ -348,15 +348,15 @@ class RowSlice:
 
     def part(self, start: int, stop: int) -> "RowSlice":
         """Only these of its rows, with what is known of them."""
-        known = self.provisional
+        known = self.provisional_response
         if known is not None:
             known = known.part(start - self.start, stop - self.start)
-        return replace(self, start=start, stop=stop, provisional=known)
+        return replace(self, start=start, stop=stop, provisional_response=known)
 
     def array(self, name: str) -> Array:
         """These rows of an input."""
-        return self.work.inputs[name][self.start : self.stop]
+        return self.request.inputs[name][self.start : self.stop]
 
 
-def _join(pieces: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+def _join(row_slices: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    return {name: np.concatenate([row_slice[name] for row_slice in row_slices]) for name in row_slices[0]}

@@ -18,7 +18,7 @@ from trimtab_router.scheduling import replica_selection
 from trimtab_router.scheduling.accuracy_monitor import AccuracyMonitor
 from trimtab_router.scheduling.arrival_rate import ArrivalRate
 from trimtab_router.scheduling.batch_completion import BatchCompletion
-from trimtab_router.scheduling.batch_outcomes import Completed, Ending
+from trimtab_router.scheduling.batch_outcomes import BatchOutcome, Completed
 from trimtab_router.scheduling.early_prefill import EarlyPrefill
 from trimtab_router.scheduling.expiry import Expiry
 from trimtab_router.scheduling.generation import GenerationTracker
@@ -61,242 +61,267 @@ class StageScheduler:
         policy: Policy,
         drop_policy: DropPolicy,
         clock: Clock,
-        carrier: Transport | StreamingTransport,
-        tally: StatsSink,
-        suspects: QueryOfDeathDetector | None,
+        transport: Transport | StreamingTransport,
+        stats: StatsSink,
+        query_of_death: QueryOfDeathDetector | None,
         grace_seconds: float,
     ) -> None:
         self.stage = stage
         self.plan = plan
         """What it should run."""
         self.queue = DeadlineQueue(max_rows)
-        self.outlook = LatencyModel(stage, plan, falls_back=policy.falls_back)
-        self.slots: list[ReplicaSlots] = []
+        self.latency_model = LatencyModel(stage, plan, uses_fallbacks=policy.uses_fallbacks)
+        self.replicas: list[ReplicaSlots] = []
         self.ready_replicas = 0
         """Replicas that could serve."""
         self.had_replica = False
         """Whether there ever was one."""
-        self.layout = VariantSelection(stage, plan.variant)
-        self.watch = AccuracyMonitor(stage)
-        self._audits = ShadowEvaluation(stage, self.watch)
-        self._returns = BatchCompletion(stage, self.queue, tally, suspects)
-        self.writing = (
-            GenerationTracker(self.outlook, clock, cast("StreamingTransport", carrier), tally)
+        self.variant_selection = VariantSelection(stage, plan.variant)
+        self.accuracy_monitor = AccuracyMonitor(stage)
+        self._shadow_evaluation = ShadowEvaluation(stage, self.accuracy_monitor)
+        self._completion = BatchCompletion(stage, self.queue, stats, query_of_death)
+        self.generation = (
+            GenerationTracker(self.latency_model, clock, cast("StreamingTransport", transport), stats)
             if stage.generates
             else None
         )
-        self._door = QueueAdmission(stage, self.queue, self.outlook, self.writing, drop_policy, suspects)
-        self._sharing = SingleFlight(cast("EmbeddingTransport", carrier), self._found, tally) if stage.encodes else None
-        self._early = EarlyPrefill(cast("StreamingTransport", carrier), tally)
-        self._lapses = Expiry(
-            self.queue, self.outlook, clock, reason_of=self._reason_of, look=self._look, grace_seconds=grace_seconds
+        self._admission = QueueAdmission(
+            stage, self.queue, self.latency_model, self.generation, drop_policy, query_of_death
         )
-        self._policy = with_fallback(policy, tally)
+        self._single_flight = (
+            SingleFlight(cast("EmbeddingTransport", transport), self._on_cached_embedding, stats)
+            if stage.encodes
+            else None
+        )
+        self._early_prefill = EarlyPrefill(cast("StreamingTransport", transport), stats)
+        self._expiry = Expiry(
+            self.queue,
+            self.latency_model,
+            clock,
+            drop_reason=self._drop_reason,
+            dispatch=self._dispatch_ready,
+            grace_seconds=grace_seconds,
+        )
+        self._policy = with_fallback(policy, stats)
         self._drop_policy = drop_policy
         self._clock = clock
-        self._carrier = carrier
-        self._tally = tally
-        self._uses = 0
+        self._transport = transport
+        self._stats = stats
+        self._dispatched_batches = 0
         self._arrivals = 0
-        self._pace = ArrivalRate(clock.now)
-        self._awake = False
+        self._arrival_rate = ArrivalRate(clock.now)
+        self._wake_pending = False
 
     @property
     def variant(self) -> str:
         """The variant the stage runs now."""
-        return self.outlook.variant
+        return self.latency_model.variant
 
-    def set_downstream(self, desks: Sequence["StageScheduler"]) -> None:
+    def set_downstream(self, schedulers: Sequence["StageScheduler"]) -> None:
         """Know the stages that read what this one gives."""
-        self.outlook.followers = tuple(desk.outlook for desk in desks)
+        self.latency_model.downstream = tuple(scheduler.latency_model for scheduler in schedulers)
 
     def apply_plan(self, plan: StagePlan) -> None:
         """Take a new plan: batch size and operating point from the next batch on, the variant once it is ready."""
         self.plan = plan
-        self.outlook.follow(plan)
-        self._seat()
+        self.latency_model.apply_plan(plan)
+        self._set_capacities()
         self.refresh_replicas()
 
-    def set_replicas(self, slots: Sequence[ReplicaSlots]) -> None:
+    def set_replicas(self, replicas: Sequence[ReplicaSlots]) -> None:
         """Send batches to these from now on; those no longer named finish what they hold."""
-        self.slots = list(slots)
-        self._seat()
+        self.replicas = list(replicas)
+        self._set_capacities()
         self.refresh_replicas()
 
-    def _seat(self) -> None:
-        if self.writing is not None:
-            for slot in self.slots:
-                slot.set_capacity(self.plan.batch_size)
+    def _set_capacities(self) -> None:
+        if self.generation is not None:
+            for replica in self.replicas:
+                replica.set_capacity(self.plan.batch_size)
 
     def refresh_replicas(self) -> None:
         """See what the slots can serve: call it whenever that changed. It is asked for at every batch."""
-        self.ready_replicas = sum(bool(slot.ready_variants) for slot in self.slots)
+        self.ready_replicas = sum(bool(replica.ready_variants) for replica in self.replicas)
         before = self.variant
-        self.outlook.variant = self.layout.effective(self.slots, self.plan.variant, before)
-        self.layout.tell(before, self.variant, self.ready_replicas)
+        self.latency_model.variant = self.variant_selection.effective(self.replicas, self.plan.variant, before)
+        self.variant_selection.notify(before, self.variant, self.ready_replicas)
         self.had_replica = self.had_replica or self.ready_replicas > 0
-        self._lapses.ready(some=self.ready_replicas > 0)
+        self._expiry.set_ready(some=self.ready_replicas > 0)
         self._wake()
 
     def capacity(self) -> StageCapacity:
         """The rows that its ready replicas compute at a time, and how long that takes; 0 seconds where unknown."""
         size = self.plan.batch_size
-        seconds = self.outlook.service_seconds(size) if self.writing is None else self.writing.held_seconds
+        seconds = (
+            self.latency_model.service_seconds(size) if self.generation is None else self.generation.residence_seconds
+        )
         return StageCapacity(self.ready_replicas * size, seconds)
 
     @property
-    def _standing(self) -> StageStatus:
-        return StageStatus(self.plan.batch_size, self.ready_replicas, self._lapses.unready_since, self._least_company)
+    def _status(self) -> StageStatus:
+        return StageStatus(
+            self.plan.batch_size, self.ready_replicas, self._expiry.unready_since, self._min_concurrent_prefills
+        )
 
     @property
-    def _least_company(self) -> int:
+    def _min_concurrent_prefills(self) -> int:
         """Beside how many prompts one would be read that left now."""
-        if self.writing is None:
+        if self.generation is None:
             return 0
-        return min((slot.company for slot in self.slots if slot.ready_variants), default=0)
+        return min((replica.concurrent_prefills for replica in self.replicas if replica.ready_variants), default=0)
 
-    def refusal_of(self, work: StageRequest, now: float) -> Refusal | None:
+    def refusal_of(self, request: StageRequest, now: float) -> Refusal | None:
         """Why this work cannot join the queue; None where it can."""
-        return self._door.refusal_of(work, now, self._standing)
+        return self._admission.refusal_of(request, now, self._status)
 
-    def _reason_of(self, work: StageRequest, now: float) -> Refusal:
-        return self._door.reason_of(work, now, self._standing)
+    def _drop_reason(self, request: StageRequest, now: float) -> Refusal:
+        return self._admission.drop_reason(request, now, self._status)
 
-    def enqueue(self, work: StageRequest) -> None:
+    def enqueue(self, request: StageRequest) -> None:
         """Queue all rows of a work, but those that ride along with others. Ask `refusal_of` first."""
-        piece = RowSlice(work, 0, work.rows)
-        self._push(piece)
+        row_slice = RowSlice(request, 0, request.rows)
+        self._enqueue_rows(row_slice)
         self._arrivals += 1
-        self._pace.note(work.rows, self._clock.now)
-        for slot in self.slots:
-            if slot.free or slot.takes_ahead:
+        self._arrival_rate.note(request.rows, self._clock.now)
+        for replica in self.replicas:
+            if replica.free or replica.accepts_prefetch:
                 self._wake()
                 return
         head = self.queue.head()
-        if head is not None and head.work is work:  # else it changes nothing
+        if head is not None and head.request is request:  # else it changes nothing
             self._wake()
 
-    def _push(self, piece: RowSlice, *, again: bool = False) -> None:
+    def _enqueue_rows(self, row_slice: RowSlice, *, again: bool = False) -> None:
         """Queue a slice, but what rides along or is had from who made it lately; that is not tried `again`."""
-        for left in [piece] if self._sharing is None else self._sharing.left_of(piece, again=again):
-            self.queue.push(left)
+        for remaining in (
+            [row_slice] if self._single_flight is None else self._single_flight.unshared_rows(row_slice, again=again)
+        ):
+            self.queue.push(remaining)
 
-    def _found(self, piece: RowSlice, home: Batch, outputs: Mapping[str, Array] | None) -> None:
+    def _on_cached_embedding(self, row_slice: RowSlice, home: Batch, outputs: Mapping[str, Array] | None) -> None:
         """A replica was asked for a row that it made lately."""
         if outputs is not None:
-            self._returns.hand_found(piece, home, outputs, self._clock.now)
-        elif not piece.work.closed:
-            self._push(piece, again=True)
+            self._completion.complete_from_cache(row_slice, home, outputs, self._clock.now)
+        elif not row_slice.request.closed:
+            self._enqueue_rows(row_slice, again=True)
             self._wake()
 
     @property
-    def reads_ahead(self) -> bool:
+    def partial_prefill(self) -> bool:
         """Whether a replica begins on what is there of a row, before all that it reads is."""
-        return any(slot.reads_ahead for slot in self.slots)
+        return any(replica.partial_prefill for replica in self.replicas)
 
-    def begin_early(self, work: StageRequest) -> None:
+    def start_early_prefill(self, request: StageRequest) -> None:
         """Let a row begin on what is there of its images, where a place would idle; it is none of the queue's yet."""
-        self._early.add(work)
+        self._early_prefill.add(request)
         self._wake()
 
-    def arrived(self, work: StageRequest, images: Mapping[int, bytes]) -> None:
+    def add_images(self, request: StageRequest, images: Mapping[int, bytes]) -> None:
         """More of a row's images are there, by their numbers."""
-        self._early.arrived(work, images)
+        self._early_prefill.add_images(request, images)
 
-    def all_arrived(self, work: StageRequest, images: Mapping[int, bytes]) -> bool:
+    def complete_images(self, request: StageRequest, images: Mapping[int, bytes]) -> bool:
         """The last of a row's images are there; False where it has not begun: then it queues as all others do."""
-        parcel = self._early.arrived(work, images)
-        if parcel is None:
-            self._early.left(work)
+        batch = self._early_prefill.add_images(request, images)
+        if batch is None:
+            self._early_prefill.remove(request)
             return False
-        parcel.slot.go_on(parcel)
-        if self.writing is not None:
-            self.writing.go_on(parcel)
+        batch.replica.resume(batch)
+        if self.generation is not None:
+            self.generation.resume(batch)
         return True
 
-    def cancel(self, work: StageRequest) -> None:
+    def cancel(self, request: StageRequest) -> None:
         """Free what a request that ended still has here, and what a replica still writes of it."""
-        self.queue.discard(work)
-        if self.writing is not None:
-            self.writing.withdraw(work)
+        self.queue.discard(request)
+        if self.generation is not None:
+            self.generation.cancel(request)
 
     def release_embeddings(self, references: Array) -> None:
         """Have what replicas keep of images kept no longer."""
-        cast("EmbeddingTransport", self._carrier).forget(references)
+        cast("EmbeddingTransport", self._transport).release(references)
 
-    def on_batch_end(self, parcel: Batch, ending: Ending) -> None:
+    def on_batch_end(self, batch: Batch, outcome: BatchOutcome) -> None:
         """A batch came back."""
         now = self._clock.now
         try:
-            if self._sharing is not None:
-                self._sharing.ended(parcel, made=isinstance(ending, Completed))
-            if self.writing is not None:
-                self._early.ended(parcel)
-                self.writing.ended(parcel, ending)
-            elif isinstance(ending, Completed):
-                self._audits.note(parcel, ending, self.outlook.points(parcel.variant), now)
-                self._tally.served(parcel.key, parcel.rows, *self.outlook.learn(parcel, ending, now))
-            self._returns.settle(parcel, ending, now)
-            if parcel.again is not None:
-                self._lapses.hold_provisional(parcel)
+            if self._single_flight is not None:
+                self._single_flight.on_batch_end(batch, made=isinstance(outcome, Completed))
+            if self.generation is not None:
+                self._early_prefill.on_batch_end(batch)
+                self.generation.on_batch_end(batch, outcome)
+            elif isinstance(outcome, Completed):
+                self._shadow_evaluation.observe_batch(batch, outcome, self.latency_model.points(batch.variant), now)
+                self._stats.observe_batch(batch.key, batch.rows, *self.latency_model.observe(batch, outcome, now))
+            self._completion.settle(batch, outcome, now)
+            if batch.escalation is not None:
+                self._expiry.set_response_timers(batch)
         finally:
-            follower = parcel.slot.release(parcel, now)
+            follower = batch.replica.release(batch, now)
             if follower is not None:
-                self._plan_ahead(follower)
+                self._schedule_prefetch(follower)
             self._wake()
-            self._send_audits(now)
+            self._send_shadow_batch(now)
 
     def _wake(self) -> None:
         """Look for batches to send, once all that happens in this moment has happened."""
-        if not self._awake and (self.queue.rows or self._early.waiting):
-            self._awake = True
-            self._clock.soon(self._look, self._stir)
+        if not self._wake_pending and (self.queue.rows or self._early_prefill.has_waiting):
+            self._wake_pending = True
+            self._clock.call_when_idle(self._dispatch_ready, self._pending_arrivals)
 
-    def _stir(self) -> int | None:
-        full = self.plan.batch_size if self.writing is None else 1
+    def _pending_arrivals(self) -> int | None:
+        full = self.plan.batch_size if self.generation is None else 1
         return None if self.queue.rows >= full else self._arrivals
 
-    def _look(self) -> None:
+    def _dispatch_ready(self) -> None:
         """Send what can be sent, drop what must be dropped."""
-        self._awake = False
+        self._wake_pending = False
         now, queue = self._clock.now, self.queue
         while queue.rows:
-            slot = self.layout.least_loaded(self.slots, self.variant)
-            if slot is None or not self._send_next(slot, now):
+            replica = self.variant_selection.least_loaded(self.replicas, self.variant)
+            if replica is None or not self._dispatch_next(replica, now):
                 break
-        for slot in self.slots:
-            if slot.takes_ahead and self._has_full_batch():
-                self._send_next(slot, now)
-        while not self.queue.rows and self._begin_next(now):
+        for replica in self.replicas:
+            if replica.accepts_prefetch and self._has_full_batch():
+                self._dispatch_next(replica, now)
+        while not self.queue.rows and self._start_next_early_prefill(now):
             pass
         if queue.rows:
-            self._lapses.drop_late(self._view(self.variant, now, beside=self._least_company))
+            self._expiry.drop_and_set_timer(self._view(self.variant, now, beside=self._min_concurrent_prefills))
 
-    def _begin_next(self, now: float) -> bool:
+    def _start_next_early_prefill(self, now: float) -> bool:
         """Let the most urgent row begin that does not have all it reads; False where none does, or no place idles."""
-        slot = replica_selection.replica_with_capacity(self.slots, self.plan.variant, self.variant)
-        variant = None if slot is None else self.layout.variant_of(slot, self.variant)
-        if slot is None or variant is None or self.layout.is_whole(variant):  # it is about to read the images itself
+        replica = replica_selection.replica_with_capacity(self.replicas, self.plan.variant, self.variant)
+        variant = None if replica is None else self.variant_selection.variant_for(replica, self.variant)
+        if (
+            replica is None or variant is None or self.variant_selection.is_colocated(variant)
+        ):  # it is about to read the images itself
             return False
-        waiting = self._early.queue()
-        if waiting is None:
+        early_queue = self._early_prefill.next_queue()
+        if early_queue is None:
             return False
-        decision = self._policy.decide(replace(self._view(variant, now, slot.point, slot.company), waiting=waiting))
-        self._early.left(waiting.pop().work)
+        decision = self._policy.decide(
+            replace(self._view(variant, now, replica.last_point, replica.concurrent_prefills), waiting=early_queue)
+        )
+        self._early_prefill.remove(early_queue.pop().request)
         if isinstance(decision, Dispatch):
-            self._send(slot, variant, decision, now, early=True)
+            self._dispatch(replica, variant, decision, now, early=True)
         return True
 
-    def _send_audits(self, now: float) -> None:
+    def _send_shadow_batch(self, now: float) -> None:
         """Where nobody waits and a replica is free, let rows leave that are only compared."""
-        if self.queue.rows or not self._audits.waiting:
+        if self.queue.rows or not self._shadow_evaluation.waiting:
             return
-        slot = self.layout.least_loaded(self.slots, self.variant)
-        batch = self._audits.ready(now, self.outlook.most_rows(self.variant)) if slot is not None else []
-        if slot is not None and batch:
-            variant = self.layout.variant_of(slot, self.variant) or self.variant
-            best = max(self.outlook.points(variant), key=lambda point: point.accuracy)
-            self._send(slot, variant, Dispatch(best, batch), now)
+        replica = self.variant_selection.least_loaded(self.replicas, self.variant)
+        row_slices = (
+            self._shadow_evaluation.next_batch(now, self.latency_model.max_batch_rows(self.variant))
+            if replica is not None
+            else []
+        )
+        if replica is not None and row_slices:
+            variant = self.variant_selection.variant_for(replica, self.variant) or self.variant
+            best = max(self.latency_model.points(variant), key=lambda point: point.accuracy)
+            self._dispatch(replica, variant, Dispatch(best, row_slices), now)
 
     def _has_full_batch(self) -> bool:
         head = self.queue.head()
@@ -306,104 +331,106 @@ class StageScheduler:
         return SchedulerView(
             now=now,
             waiting=self.queue,
-            points=self.outlook.points(variant, beside if self._policy.prepare is None else 0),
-            most_rows=self._most_rows(variant),
-            later_seconds=self.outlook.later_seconds(),
+            points=self.latency_model.points(variant, beside if self._policy.prepare is None else 0),
+            max_batch_rows=self._max_batch_rows(variant),
+            later_seconds=self.latency_model.later_seconds(),
             drop_policy=self._drop_policy,
-            replicas=self.ready_replicas,
-            free_at=partial(replica_selection.free_moments, self.slots, now),
-            mixes=self._policy.mixes,
-            price=self.outlook.shadow_price,
+            ready_replicas=self.ready_replicas,
+            free_at=partial(replica_selection.expected_free_times, self.replicas, now),
+            mixes_points=self._policy.mixes_points,
+            shadow_price=self.latency_model.shadow_price,
             arrivals_rps=self._arrivals_rps,
-            loaded=loaded,
+            loaded_point=loaded,
         )
 
-    def _most_rows(self, variant: str) -> int:
+    def _max_batch_rows(self, variant: str) -> int:
         """As many as a batch may have; images that all wait for free encoders are shared out, else one had them all."""
-        most = self.outlook.most_rows(variant)
-        free = sum(slot.free for slot in self.slots) if self.stage.encodes else 0
+        most = self.latency_model.max_batch_rows(variant)
+        free = sum(replica.free for replica in self.replicas) if self.stage.encodes else 0
         return min(most, -(-self.queue.rows // free)) if free else most
 
     def _arrivals_rps(self) -> float:
-        return self._pace.rps(self._clock.now)
+        return self._arrival_rate.rps(self._clock.now)
 
-    def _send_next(self, slot: ReplicaSlots, now: float) -> bool:
+    def _dispatch_next(self, replica: ReplicaSlots, now: float) -> bool:
         """Let one batch leave for a slot; False where none does."""
-        variant = self.layout.variant_of(slot, self.variant) or self.variant
-        view = self._view(variant, now, slot.point, slot.company)
-        self._lapses.drop_hopeless(view)
+        variant = self.variant_selection.variant_for(replica, self.variant) or self.variant
+        view = self._view(variant, now, replica.last_point, replica.concurrent_prefills)
+        self._expiry.drop_unreachable(view)
         decision = self._decide(view)
         if isinstance(decision, Dispatch):
-            self._send(slot, variant, decision, now)
+            self._dispatch(replica, variant, decision, now)
             return True
-        if not self.queue.rows and not slot.inflight:
-            self.outlook.doubt(variant)
-        if decision.moment < NEVER:
-            self._clock.at(decision.moment, self._wake)
+        if not self.queue.rows and not replica.inflight:
+            self.latency_model.relax(variant)
+        if decision.time < NEVER:
+            self._clock.call_at(decision.time, self._wake)
         return False
 
     def _decide(self, view: SchedulerView) -> Dispatch | WaitUntil:
         """Ask the policy until it has dropped all that it wants to before it looks again."""
         while True:
             decision = self._policy.decide(view)
-            takes = decision.takes if isinstance(decision, Dispatch) else ()
+            takes = decision.row_slices if isinstance(decision, Dispatch) else ()
             self.queue.remove((*decision.drops, *takes))
-            for piece in decision.drops:
-                self._lapses.drop(piece, view.now)
-            if isinstance(decision, Dispatch) or not decision.drops or decision.moment > view.now:
+            for row_slice in decision.drops:
+                self._expiry.drop(row_slice, view.now)
+            if isinstance(decision, Dispatch) or not decision.drops or decision.time > view.now:
                 return decision
 
-    def _send(self, slot: ReplicaSlots, variant: str, departure: Dispatch, now: float, *, early: bool = False) -> None:
-        batch = [piece for piece in departure.takes if not piece.work.closed]
-        doubles: list[RowSlice] = []
-        if self._sharing is not None:
-            batch, doubles = unique_rows(batch)
-        rows = sum([piece.rows for piece in batch])
+    def _dispatch(
+        self, replica: ReplicaSlots, variant: str, dispatch: Dispatch, now: float, *, early: bool = False
+    ) -> None:
+        row_slices = [row_slice for row_slice in dispatch.row_slices if not row_slice.request.closed]
+        duplicates: list[RowSlice] = []
+        if self._single_flight is not None:
+            row_slices, duplicates = unique_rows(row_slices)
+        rows = sum([row_slice.rows for row_slice in row_slices])
         if not rows:  # all were of requests of which other rows were just dropped
             return
-        parcel = Batch(
-            slot=slot,
+        batch = Batch(
+            replica=replica,
             variant=variant,
-            point=departure.point,
-            batch=batch,
+            point=dispatch.point,
+            row_slices=row_slices,
             rows=rows,
-            departed_at=now,
-            found_idle=not slot.inflight and self.writing is None,
-            again=departure.again,
-            early=early,
-            beside=slot.company,
+            dispatched_at=now,
+            found_idle=not replica.inflight and self.generation is None,
+            escalation=dispatch.escalation,
+            early_prefill=early,
+            concurrent_prefills=replica.concurrent_prefills,
         )
-        self._uses += 1
-        for piece in batch:
-            parcel.promise(piece)
-        slot.take(parcel, self._uses)
-        self.outlook.departed(rows + parcel.beside)
-        if parcel.found_idle:
-            self._plan_ahead(parcel)
+        self._dispatched_batches += 1
+        for row_slice in row_slices:
+            batch.note_expected_correct(row_slice)
+        replica.assign(batch, self._dispatched_batches)
+        self.latency_model.on_dispatch(rows + batch.concurrent_prefills)
+        if batch.found_idle:
+            self._schedule_prefetch(batch)
         if early:
-            self._early.begun(parcel)
-        if self.writing is not None:
-            self.writing.send(parcel, self.on_batch_end)
+            self._early_prefill.on_dispatch(batch)
+        if self.generation is not None:
+            self.generation.send(batch, self.on_batch_end)
         else:
-            self._carrier.carry(parcel, self.on_batch_end)
-        if self._sharing is not None:
-            self._sharing.departed(parcel, doubles, self.queue)
+            self._transport.send(batch, self.on_batch_end)
+        if self._single_flight is not None:
+            self._single_flight.on_dispatch(batch, duplicates, self.queue)
 
-    def _plan_ahead(self, parcel: Batch) -> None:
+    def _schedule_prefetch(self, batch: Batch) -> None:
         """Open its slot for a full batch just before it is free, unless it may not survive this one."""
-        for piece in parcel.batch:
-            if piece.attempts:
+        for row_slice in batch.row_slices:
+            if row_slice.attempts:
                 return
-        slot, compute_seconds = parcel.slot, self.outlook.compute_seconds(parcel)
-        due = replica_selection.prefetch_moment(
-            parcel.departed_at, slot.completed_at, compute_seconds, slot.transfer_seconds
+        replica, compute_seconds = batch.replica, self.latency_model.compute_seconds(batch)
+        due = replica_selection.prefetch_time(
+            batch.dispatched_at, replica.completed_at, compute_seconds, replica.transfer_seconds
         )
         if due < NEVER:
-            self._clock.at(due, partial(self._open_ahead, parcel))
+            self._clock.call_at(due, partial(self._open_prefetch, batch))
 
-    def _open_ahead(self, parcel: Batch) -> None:
-        slot = parcel.slot
-        if slot.computing is parcel and slot.inflight == 1 and slot.ready_variants:
-            slot.takes_ahead = True
+    def _open_prefetch(self, batch: Batch) -> None:
+        replica = batch.replica
+        if replica.computing is batch and replica.inflight == 1 and replica.ready_variants:
+            replica.accepts_prefetch = True
             if self.queue.rows >= self.plan.batch_size:
                 self._wake()

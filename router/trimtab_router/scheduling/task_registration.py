@@ -12,7 +12,7 @@ from trimtab_router.scheduling.stage_scheduler import StageScheduler
 
 
 def register_task(
-    desk: StageScheduler, variant: str, task: str, judged: Mapping[str, Accuracy], basis: AccuracyBasis
+    scheduler: StageScheduler, variant: str, task: str, judged: Mapping[str, Accuracy], basis: AccuracyBasis
 ) -> None:
     """Know a task that joined a variant.
 
@@ -23,27 +23,27 @@ def register_task(
         judged: how accurate operating points are on it, where that is known.
         basis: which figure of these counts.
     """
-    points = desk.stage.variant(variant).points
+    points = scheduler.stage.variant(variant).points
     own = {
         point.name: judged[point.name]
         for point in points
         if point.name in judged and task not in point.accuracy_by_task
     }
-    desk.outlook.enrol(variant, task, own, basis)
-    desk.watch.enrol(variant, task, own)
+    scheduler.latency_model.register_task(variant, task, own, basis)
+    scheduler.accuracy_monitor.register_task(variant, task, own)
 
 
-def unregister_task(desk: StageScheduler, variant: str, task: str) -> None:
+def unregister_task(scheduler: StageScheduler, variant: str, task: str) -> None:
     """Forget a task that joined a variant."""
-    desk.outlook.dismiss(variant, task)
-    desk.watch.dismiss(variant, task)
+    scheduler.latency_model.unregister_task(variant, task)
+    scheduler.accuracy_monitor.unregister_task(variant, task)
 
 
-def learn_declared_tasks(desk: StageScheduler, basis: AccuracyBasis) -> None:
+def learn_declared_tasks(scheduler: StageScheduler, basis: AccuracyBasis) -> None:
     """Know the tasks that the pipeline names by the cards that replicas tell of."""
-    for variant in desk.stage.variants:
-        named = {task.name for task in variant.present_tasks}
-        for slot in desk.slots:
-            for task, judged in slot.judged.get(variant.name, {}).items():
+    for variant in scheduler.stage.variants:
+        named = {task.name for task in variant.loaded_tasks}
+        for replica in scheduler.replicas:
+            for task, judged in replica.task_accuracies.get(variant.name, {}).items():
                 if task in named:
-                    register_task(desk, variant.name, task, judged, basis)
+                    register_task(scheduler, variant.name, task, judged, basis)

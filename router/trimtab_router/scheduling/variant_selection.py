@@ -29,11 +29,11 @@ class VariantSelection:
     """
 
     def __init__(self, stage: Stage, planned: str) -> None:
-        self.feeders: list[EncoderStage] = []
+        self.encoders: list[EncoderStage] = []
         """Who encodes for it."""
-        self.rearranged: Callable[[], None] = lambda: None
+        self.on_placement_change: Callable[[], None] = lambda: None
         """Called when it goes over to variants that read images themselves, or to those that do not."""
-        self.listeners: list[Callable[[], None]] = []
+        self.readiness_listeners: list[Callable[[], None]] = []
         """Called when its first replica is there, or its last one is gone."""
         self._chooses = stage.chooses_encoder_placement
         self._whole = {
@@ -42,38 +42,38 @@ class VariantSelection:
         self._aim = planned
         self._had_replicas = False
 
-    def is_whole(self, variant: str) -> bool:
+    def is_colocated(self, variant: str) -> bool:
         """Whether a variant reads images itself."""
         return self._whole[variant]
 
-    def effective(self, slots: Sequence[ReplicaSlots], planned: str, current: str) -> str:
+    def effective(self, replicas: Sequence[ReplicaSlots], planned: str, current: str) -> str:
         """The variant a stage as a whole runs: the planned one, once replicas offer it and who it needs is there."""
         begins_to_pull = self._whole[current] and not self._whole[planned]
-        fed = all(feeder.ready_replicas for feeder in self.feeders)
+        fed = all(feeder.ready_replicas for feeder in self.encoders)
         self._aim = current if begins_to_pull and not fed else planned
-        return replica_selection.effective_variant(slots, self._aim, current)
+        return replica_selection.effective_variant(replicas, self._aim, current)
 
-    def variant_of(self, slot: ReplicaSlots, current: str) -> str | None:
+    def variant_for(self, replica: ReplicaSlots, current: str) -> str | None:
         """What a replica would run; None where it may not answer those who wait.
 
         Before images are encoded apart, only who reads them itself may. Afterwards all may: also for those whom an
         encoder has served.
         """
-        ready = slot.ready_variants
+        ready = replica.ready_variants
         if self._chooses and self._whole[current]:
             ready = frozenset(variant for variant in ready if self._whole[variant])
         return replica_selection.variant_for(ready, self._aim, current)
 
-    def least_loaded(self, slots: Sequence[ReplicaSlots], current: str) -> ReplicaSlots | None:
+    def least_loaded(self, replicas: Sequence[ReplicaSlots], current: str) -> ReplicaSlots | None:
         """The free replica for the next batch; None where none is free."""
-        usable = [slot for slot in slots if self.variant_of(slot, current)] if self._chooses else slots
+        usable = [replica for replica in replicas if self.variant_for(replica, current)] if self._chooses else replicas
         return replica_selection.least_loaded(usable, self._aim)
 
-    def tell(self, before: str, now: str, replicas: int) -> None:
+    def notify(self, before: str, now: str, replicas: int) -> None:
         """Call those whom a change concerns, from one variant to another with so many replicas ready."""
         came_or_went, self._had_replicas = bool(replicas) != self._had_replicas, bool(replicas)
         if self._whole[before] != self._whole[now]:
-            self.rearranged()
+            self.on_placement_change()
         if came_or_went:
-            for listener in self.listeners:
+            for listener in self.readiness_listeners:
                 listener()

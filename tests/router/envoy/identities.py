@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.router.envoy.openssl import Authority, contents, mount
-from trimtab_pipelines.edge_settings import Identity
+from trimtab_pipelines.edge_settings import ReplicaIdentity
 
 FILES = ("ca.crt", "tls.crt", "tls.key")
 
@@ -38,6 +38,6 @@ class Holder:
             (self.folder / f".{name}").replace(self.folder / name)
         return self
 
-    def identity(self, name: str = "") -> Identity:
+    def identity(self, name: str = "") -> ReplicaIdentity:
         ca, certificate, key = (str(self.folder / file) for file in FILES)
-        return Identity(certificate=certificate, key=key, ca=ca, name=name)
+        return ReplicaIdentity(certificate=certificate, key=key, ca=ca, name=name)

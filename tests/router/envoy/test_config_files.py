@@ -13,18 +13,26 @@ from hypothesis import strategies as st
 
 from trimtab_pipelines.documents import DocumentError, load_edge
 from trimtab_pipelines.edge_settings import EdgeSettings
-from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of, new_key, read_entries, read_file, read_secret
+from trimtab_router.envoy.api_keys import (
+    HashedKey,
+    format_entry,
+    key_digest,
+    new_key,
+    read_entries,
+    read_file,
+    read_secret,
+)
 from trimtab_router.envoy.binary import find_binary
 from trimtab_router.envoy.bootstrap import bootstrap
-from trimtab_router.envoy.certificates import discovered
+from trimtab_router.envoy.certificates import discovery_files
 from trimtab_router.envoy.route_discovery import envoy_routes, route_discovery_response
 from trimtab_router.envoy.sockets import SocketFolder, Sockets
 from trimtab_router.ingress.envoy_control import EnvoyControl
 
 GOLDEN = Path(__file__).parents[2] / "data" / "edge"
 KEYS = (
-    HashedKey("alice", digest_of("a"), frozenset({"sample"})),
-    HashedKey("bob", digest_of("b"), frozenset({"other"})),
+    HashedKey("alice", key_digest("a"), frozenset({"sample"})),
+    HashedKey("bob", key_digest("b"), frozenset({"other"})),
 )
 EVERYTHING: dict[str, Any] = {
     "tls": {"certificate": "/certificates/tls.crt", "key": "/certificates/tls.key", "clientCa": "/callers/ca.crt"},
@@ -62,11 +70,11 @@ def generated(name: str, folder: Path = Path("/sockets")) -> dict[str, Any]:
 
 def generated_of(asked: dict[str, Any], folder: Path, otlp: str | None = None) -> dict[str, Any]:
     settings = EdgeSettings.model_validate(asked)
-    doorstep = SocketFolder(Sockets(folder), "0.0.0.0", 8080, 8081)
+    socket_folder = SocketFolder(Sockets(folder), "0.0.0.0", 8080, 8081)
     return {
-        "bootstrap": bootstrap(settings, doorstep, pipeline="sample", otlp=otlp),
-        "routes": envoy_routes(settings, KEYS, namespace="default", pipeline="sample", longest_seconds=65.0),
-        "certificates": discovered(settings.tls) if settings.tls else {},
+        "bootstrap": bootstrap(settings, socket_folder, pipeline="sample", otlp=otlp),
+        "routes": envoy_routes(settings, KEYS, namespace="default", pipeline="sample", max_seconds=65.0),
+        "certificates": discovery_files(settings.tls) if settings.tls else {},
     }
 
 
@@ -102,7 +110,7 @@ def assert_taken(found: dict[str, Any], folder: Path) -> None:
 
 
 @pytest.mark.parametrize("rate_rps", [0.01, 3, 21, 29, 30, 39, 50, 59, 69, 70, 99, 130, 4567.8])
-def test_a_client_may_send_as_many_requests_a_second_as_was_asked(rate_rps, tmp_path):
+def test_token_bucket_matches_the_configured_rate(rate_rps, tmp_path):
     found = generated_of({"clients": {"requestsPerSecond": rate_rps}}, tmp_path)
     (manager,) = found["bootstrap"]["static_resources"]["listeners"][0]["filter_chains"][0]["filters"]
     filters = {each["name"]: each["typed_config"] for each in manager["typed_config"]["http_filters"]}
@@ -114,10 +122,10 @@ def test_a_client_may_send_as_many_requests_a_second_as_was_asked(rate_rps, tmp_
     assert_taken(found, tmp_path)
 
 
-def test_the_same_routes_have_the_same_version_and_others_another():
+def test_route_version_depends_on_the_routes():
     def version(*keys: HashedKey) -> str:
         routes = envoy_routes(
-            EdgeSettings(keys_file="/keys"), keys, namespace="default", pipeline="sample", longest_seconds=65.0
+            EdgeSettings(keys_file="/keys"), keys, namespace="default", pipeline="sample", max_seconds=65.0
         )
         return str(json.loads(route_discovery_response(routes))["version_info"])
 
@@ -125,9 +133,9 @@ def test_the_same_routes_have_the_same_version_and_others_another():
     assert len({version(), version(KEYS[0]), version(*KEYS)}) == 3
 
 
-def test_nothing_is_told_of_routes_before_keys_are_known():
+def test_no_routes_are_served_before_keys_are_read():
     def told(settings: EdgeSettings) -> bytes:
-        return EnvoyControl(settings, namespace="default", pipeline="sample", longest_seconds=65.0)._routes
+        return EnvoyControl(settings, namespace="default", pipeline="sample", max_seconds=65.0)._routes
 
     assert told(EdgeSettings())
     assert not told(EdgeSettings(keys_file="/keys"))
@@ -135,16 +143,16 @@ def test_nothing_is_told_of_routes_before_keys_are_known():
 
 
 @given(st.from_regex(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,62}", fullmatch=True), st.sets(st.sampled_from(["*", "a", "b-1"])))
-def test_what_is_written_of_a_key_is_read_again(client, pipelines):
-    key = HashedKey(client, digest_of(new_key()), frozenset(pipelines) or frozenset({"*"}))
-    line = f"{client}: {entry_of(key)}"
+def test_formatted_key_entry_is_parsed_again(client, pipelines):
+    key = HashedKey(client, key_digest(new_key()), frozenset(pipelines) or frozenset({"*"}))
+    line = f"{client}: {format_entry(key)}"
     assert read_file(f"# comment\n\n {line}  # of somebody\n").keys == (key,)
     assert (key.may_call("a"), key.may_call("c")) == (bool({"*", "a"} & key.pipelines), "*" in key.pipelines)
 
 
 @given(st.text(max_size=200), st.dictionaries(st.text(max_size=70), st.text(max_size=100), max_size=4))
-def test_whatever_stands_there_good_keys_are_read_and_problems_show_no_key(text, data):
-    good = f"alice: {entry_of(KEYS[0])}"
+def test_bad_entries_keep_valid_keys_and_leak_no_key(text, data):
+    good = f"alice: {format_entry(KEYS[0])}"
     found = read_file(f"{good}\n{text}")
     assert KEYS[0] in found.keys
     assert all(len(key.digest) == 64 for key in found.keys)
@@ -164,7 +172,7 @@ def test_whatever_stands_there_good_keys_are_read_and_problems_show_no_key(text,
         ({"jwt": [{"issuer": "i", "audiences": [""], "jwks": "/a"}]}, "audiences"),
         ({"jwt": [{"issuer": "i", "audiences": ["a"], "jwks": "/a"}] * 2}, "issuer i stands there twice"),
         ({"clients": {"requestsPerSecond": -1}}, "requestsPerSecond"),
-        ({"timeouts": {"idle": "0s"}}, "patience.idle"),
+        ({"timeouts": {"idle": "0s"}}, "timeouts.idle"),
         ({"memory": "1Mi"}, "memory"),
         ({"accessLog": "Some"}, "accessLog"),
         ({"accessLogFields": ["body"]}, "accessLogFields"),

@@ -13,7 +13,7 @@ from tests.ports import held_port
 from tests.router.envoy.identities import Holder
 from tests.router.envoy.openssl import Authority
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, endpoints_of
-from trimtab_pipelines.edge_settings import EdgeSettings, Identity
+from trimtab_pipelines.edge_settings import EdgeSettings, ReplicaIdentity
 from trimtab_protocol.http_client import ConnectionLost, HttpConnection, request_head
 from trimtab_protocol.mutual_tls import MutualTls
 from trimtab_router.envoy.binary import command, find_binary
@@ -21,7 +21,7 @@ from trimtab_router.envoy.tls_terminator import certificate_files, terminator_bo
 
 
 @asynccontextmanager
-async def guarding(served: FakeReplica, identity: Identity, folder: Path) -> AsyncIterator[int]:
+async def guarding(served: FakeReplica, identity: ReplicaIdentity, folder: Path) -> AsyncIterator[int]:
     """Stand before a server; yields the port where routers come in."""
     for name, content in certificate_files(identity).items():
         (folder / name).write_text(json.dumps(content))
@@ -44,14 +44,14 @@ async def guarding(served: FakeReplica, identity: Identity, folder: Path) -> Asy
 
 async def serial(port: int, holder: Holder) -> str:
     """The serial number of the certificate that is shown there now."""
-    shown = MutualTls(holder.identity()).connecting()
+    shown = MutualTls(holder.identity()).client_context()
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=shown)
     found = writer.get_extra_info("peercert")["serialNumber"]
     writer.close()
     return str(found)
 
 
-async def test_a_guarded_server_is_served_to_who_shows_a_certificate_of_the_name_and_to_nobody_else(tmp_path):
+async def test_terminator_admits_only_the_named_certificate(tmp_path):
     authority = Authority(tmp_path / "ca").begin()
     theirs = Holder(tmp_path / "theirs", mounted=True).take(authority, authority)
     right = Holder(tmp_path / "right").take(authority, authority)
@@ -82,7 +82,7 @@ async def test_a_guarded_server_is_served_to_who_shows_a_certificate_of_the_name
 
 
 @pytest.mark.parametrize("name", ["", "replicas.team-a", "spiffe://cluster.local/ns/team-a"])
-def test_envoy_takes_what_a_guard_is_told(tmp_path, name):
+def test_envoy_accepts_the_terminator_config(tmp_path, name):
     authority = Authority(tmp_path / "ca").begin()
     identity = Holder(tmp_path / "tls").take(authority, authority).identity(name)
     for file, content in certificate_files(identity).items():

@@ -1,37 +1,36 @@
-"""Who leaves next, at which operating point, and who is dropped: one file a policy, all with the same signature.
+"""Scheduling policies: which batch is dispatched next, at which operating point, and which rows are dropped.
 
-A policy sees what waits and what the plan allows, and answers with one departure, or that nothing leaves yet. It is
-pure, so that router and simulator run the same.
+One module a policy, all with the signature of `interface.Policy`. A policy reads a `SchedulerView` and returns a value;
+it uses no clock and no randomness, so that the router and the simulator decide alike.
 """
 
 from collections.abc import Mapping
 
-from trimtab_router.scheduling.policies import (
-    aggressive,
-    all_modalities,
-    earliest_deadline_first,
-    infaas,
-    modality_mix,
-    mosel,
-    otas,
-    pets,
-    random_mix,
-    slack_fit,
-    token_adaptive,
-)
+from trimtab_pipelines.scheduling_policies import PolicyTraits, register_scheduling_policy
+from trimtab_router.scheduling.policies import earliest_deadline_first, modality_mix, slack_fit, token_adaptive
 from trimtab_router.scheduling.policies.interface import Policy
 
-POLICIES: Mapping[str, Policy] = {
+_policies: dict[str, Policy] = {
     "EarliestDeadlineFirst": earliest_deadline_first.POLICY,
     "SlackFit": slack_fit.POLICY,
     "ModalityMix": modality_mix.POLICY,
     "TokenAdaptive": token_adaptive.POLICY,
-    "Mosel": mosel.POLICY,
-    "AllModalities": all_modalities.POLICY,
-    "Aggressive": aggressive.POLICY,
-    "Random": random_mix.POLICY,
-    "Otas": otas.POLICY,
-    "PetsLike": pets.POLICY,
-    "InfaasLike": infaas.POLICY,
 }
-"""By the names users know them by."""
+POLICIES: Mapping[str, Policy] = _policies
+"""By their names in a pipeline's `schedulingPolicy`."""
+
+
+def register(name: str, policy: Policy, *, max_batch_rows: int | None = None) -> None:
+    """Add a policy under a name that pipelines may use in this process.
+
+    Args:
+        name: its `schedulingPolicy`.
+        policy: the policy.
+        max_batch_rows: the most rows of a batch it dispatches; None if it takes any size.
+
+    Raises:
+        ValueError: the product has a policy of this name.
+    """
+    traits = PolicyTraits(uses_fallbacks=policy.uses_fallbacks, max_batch_rows=max_batch_rows)
+    register_scheduling_policy(name, traits)
+    _policies[name] = policy

@@ -25,10 +25,10 @@ from trimtab_router.scheduling.policies.deadline_program import (
 
 CELLS = (256, 4096)
 """Of time up to the last deadline: the least and the most."""
-EFFORT = 400_000
+MAX_CELL_OPTIONS = 400_000
 """Cells times options: as many cells as that allows."""
 _ROUNDS = 12
-_TIGHT = 1e-12
+_ROUNDING = 1e-12
 """Seconds: what sums of seconds may be off."""
 
 
@@ -60,12 +60,12 @@ def solve(
     if not jobs:
         return Schedule((), 0.0, 0)
     table = ValueTable(jobs, price)
-    grid = DeadlineProgram(table, start, cells or _cells(table, start), strict=strict)
-    line = _Line(table, grid.solved(), start, strict=strict)
-    line.spend_what_is_left()
-    served = [step for step in line.steps if step.option != DROPPED]
+    program = DeadlineProgram(table, start, cells or _cells(table, start), strict=strict)
+    true_times = _TrueTimeSchedule(table, program.solve(), start, strict=strict)
+    true_times.use_spare_time()
+    served = [step for step in true_times.steps if step.option != DROPPED]
     value = sum(float(table.plain[step.row, step.option]) for step in served)
-    return Schedule(line.steps, value, sum(step.jobs for step in served))
+    return Schedule(true_times.steps, value, sum(step.jobs for step in served))
 
 
 def assign_to_servers(jobs: Sequence[Job], free_at: Sequence[float]) -> list[list[int]]:
@@ -80,16 +80,16 @@ def assign_to_servers(jobs: Sequence[Job], free_at: Sequence[float]) -> list[lis
     """
     ends = list(free_at)
     shares: list[list[int]] = [[] for _ in free_at]
-    for place, job in enumerate(jobs):
+    for index, job in enumerate(jobs):
         server = min(range(len(ends)), key=ends.__getitem__)
-        shares[server].append(place)
+        shares[server].append(index)
         seconds = float(job.seconds[0])
         if ends[server] + seconds <= job.deadline:
             ends[server] += seconds
     return shares
 
 
-def pressure(least_seconds: float, given_seconds: float) -> float:
+def load_factor(least_seconds: float, given_seconds: float) -> float:
     """How many times its price time costs, by what waits: nearly once from the first on, and rising.
 
     One price for all would serve either everybody at a better option or nobody, as long as load does not change, so it
@@ -103,19 +103,19 @@ def pressure(least_seconds: float, given_seconds: float) -> float:
     return 0.85 + (8.0 * least_seconds / given_seconds if given_seconds > 0 else 0.0)
 
 
-def options_of(jobs: Sequence[Job], step: ProgramStep) -> Job | JointOption:
+def options_of_step(jobs: Sequence[Job], step: ProgramStep) -> Job | JointOption:
     """What was chosen among."""
-    job = jobs[step.place]
-    return job if step.jobs == 1 else next(group for group in job.together if group.jobs == step.jobs)
+    job = jobs[step.first_job]
+    return job if step.jobs == 1 else next(group for group in job.joint_options if group.jobs == step.jobs)
 
 
 def _cells(table: ValueTable, start: float) -> int:
     fitting = int((table.seconds <= (table.deadline - start)[:, None]).sum())
-    least, most = CELLS
-    return min(max(EFFORT // max(fitting, 1), least), most)
+    least_cells, max_cells = CELLS
+    return min(max(MAX_CELL_OPTIONS // max(fitting, 1), least_cells), max_cells)
 
 
-class _Line:
+class _TrueTimeSchedule:
     """The steps with true times: what each may still take without making anybody late."""
 
     def __init__(self, table: ValueTable, steps: Sequence[ProgramStep], start: float, *, strict: bool) -> None:
@@ -123,26 +123,26 @@ class _Line:
         rows = [step.row for step in steps]
         self._table, self._rows = table, rows
         self._chosen = np.array([step.option for step in steps])
-        self._room = table.deadline[rows] - start + (-_TIGHT if strict else _TIGHT)
+        self._room = table.deadline[rows] - start + (-_ROUNDING if strict else _ROUNDING)
 
-    def spend_what_is_left(self) -> None:
+    def use_spare_time(self) -> None:
         """Take the better option that adds most, one after the other, while there is room for any."""
-        every = np.arange(self._chosen.size)
+        rows = np.arange(self._chosen.size)
         options, values = self._table.seconds[self._rows], self._table.values[self._rows]
         for _ in range(_ROUNDS):
             served = self._chosen != DROPPED
-            taken = np.where(served, options[every, self._chosen], 0.0)
-            value = np.where(served, values[every, self._chosen], 0.0)
+            taken = np.where(served, options[rows, self._chosen], 0.0)
+            value = np.where(served, values[rows, self._chosen], 0.0)
             spare = self._room - taken.cumsum()
             behind = np.minimum.accumulate(np.where(served, spare, inf)[::-1])[::-1]
             room = np.minimum(spare, behind) + taken
             gain = np.where(options <= room[:, None], values - value[:, None], 0.0)
             row, option = divmod(int(gain.argmax()), gain.shape[1])
-            if gain[row, option] <= _TIGHT:
+            if gain[row, option] <= _ROUNDING:
                 break
             self._chosen[row] = option
         self.steps = [
-            ProgramStep(step.row, step.place, step.jobs, option)
+            ProgramStep(step.row, step.first_job, step.jobs, option)
             for step, option in zip(self.steps, self._chosen.tolist(), strict=True)
         ]
 
@@ -155,7 +155,7 @@ __all__ = [
     "ProgramStep",
     "Schedule",
     "assign_to_servers",
-    "options_of",
-    "pressure",
+    "load_factor",
+    "options_of_step",
     "solve",
 ]

@@ -13,19 +13,19 @@ from trimtab_router.scheduling.policies.interface import SchedulerView, least_se
 from trimtab_router.scheduling.queue import MOST_SLICES
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 
-Worth = tuple[int, float]
+DropRank = tuple[int, float]
 """Greater is worth more."""
-_NOTHING: Worth = (-1_000_000, 0.0)
+_LOWEST: DropRank = (-1_000_000, 0.0)
 
 
-def utility_per_second(work: StageRequest, row_seconds: float = 1.0) -> Worth:
+def drop_rank(work: StageRequest, row_seconds: float = 1.0) -> DropRank:
     """What a second spent on a work is worth.
 
     Args:
         work: the work.
         row_seconds: of one of its rows, at the fastest point that may serve it.
     """
-    return -work.wish.priority, work.wish.utility / (work.rows * max(row_seconds, 1e-9))
+    return -work.options.priority, work.options.utility / (work.rows * max(row_seconds, 1e-9))
 
 
 def rows_ahead_of(work: StageRequest, waiting: Iterable[RowSlice]) -> int:
@@ -35,9 +35,13 @@ def rows_ahead_of(work: StageRequest, waiting: Iterable[RowSlice]) -> int:
         work: the work.
         waiting: most urgent first.
     """
-    due = takewhile(lambda piece: piece.work.due_at <= work.due_at, waiting)
-    worth = utility_per_second(work)
-    return sum(piece.rows for piece in due if piece.provisional is None and utility_per_second(piece.work) >= worth)
+    due = takewhile(lambda row_slice: row_slice.request.due_at <= work.due_at, waiting)
+    rank = drop_rank(work)
+    return sum(
+        row_slice.rows
+        for row_slice in due
+        if row_slice.provisional_response is None and drop_rank(row_slice.request) >= rank
+    )
 
 
 def first_to_drop(view: SchedulerView) -> list[RowSlice]:
@@ -49,24 +53,28 @@ def first_to_drop(view: SchedulerView) -> list[RowSlice]:
     """
     if not view.waiting.special_rows or view.drop_policy != "Predicted":
         return []
-    begin, most = view.now + view.later_seconds, _NOTHING
-    busy_seconds, gone = 0.0, []
-    heap: list[tuple[Worth, int, RowSlice, float]] = []
-    for place, piece in enumerate(islice(view.waiting, MOST_SLICES)):
-        row_seconds = _row_seconds(view, piece)
-        seconds = piece.rows * row_seconds
+    begin, highest = view.now + view.later_seconds, _LOWEST
+    busy_seconds, dropped = 0.0, []
+    heap: list[tuple[DropRank, int, RowSlice, float]] = []
+    for index, row_slice in enumerate(islice(view.waiting, MOST_SLICES)):
+        row_seconds = _row_seconds(view, row_slice)
+        seconds = row_slice.rows * row_seconds
         busy_seconds += seconds
-        worth = utility_per_second(piece.work, row_seconds) if piece.provisional is None else _NOTHING
-        most = max(most, worth)
-        heappush(heap, (worth, -place, piece, seconds))
-        while heap[0][0] < most and begin + busy_seconds > piece.work.due_at:
-            *_, least, freed = heappop(heap)
-            busy_seconds -= freed
-            gone.append(least)
-    return gone
+        rank = drop_rank(row_slice.request, row_seconds) if row_slice.provisional_response is None else _LOWEST
+        highest = max(highest, rank)
+        heappush(heap, (rank, -index, row_slice, seconds))
+        while heap[0][0] < highest and begin + busy_seconds > row_slice.request.due_at:
+            *_, lowest, freed_seconds = heappop(heap)
+            busy_seconds -= freed_seconds
+            dropped.append(lowest)
+    return dropped
 
 
-def _row_seconds(view: SchedulerView, piece: RowSlice) -> float:
+def _row_seconds(view: SchedulerView, row_slice: RowSlice) -> float:
     """Seconds of one row in full batches of all replicas, at the fastest point that may serve it."""
-    points = view.points_for(piece)
-    return least_seconds(points, view.most_rows) / view.most_rows / max(view.replicas, 1) if points else 0.0
+    points = view.points_for(row_slice)
+    return (
+        least_seconds(points, view.max_batch_rows) / view.max_batch_rows / max(view.ready_replicas, 1)
+        if points
+        else 0.0
+    )

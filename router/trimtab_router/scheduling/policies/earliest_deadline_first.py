@@ -13,9 +13,9 @@ from trimtab_router.scheduling.stage_request import RowSlice
 
 def decide(view: SchedulerView) -> Dispatch | WaitUntil:
     """Let the next batch leave."""
-    least = first_to_drop(view)
-    if least:
-        return WaitUntil(view.now, least)
+    drops_first = first_to_drop(view)
+    if drops_first:
+        return WaitUntil(view.now, drops_first)
     drops: list[RowSlice] = []
     for head in view.waiting:
         points = view.points_for(head)
@@ -23,13 +23,13 @@ def decide(view: SchedulerView) -> Dispatch | WaitUntil:
             drops.append(head)
             continue
         point = points[0]
-        company = view.beside(head, point)
-        full = min(view.most_rows, company.rows)
+        candidates = view.candidates(head, point)
+        full = min(view.max_batch_rows, candidates.rows)
         fitting = view.fitting_rows(point, head, full)
-        if view.drop_policy == "Predicted" and 0 < fitting < full and overloaded(view, company, point):
+        if view.drop_policy == "Predicted" and 0 < fitting < full and overloaded(view, candidates, point):
             drops.append(head)
             continue
-        return Dispatch(point, company.first(fitting or full), drops)
+        return Dispatch(point, candidates.first(fitting or full), drops)
     return WaitUntil(drops=drops)
 
 

@@ -29,77 +29,71 @@ from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, St
 
 DropPolicy = Literal["Predicted", "Expired", "Never"]
 NEVER = float("inf")
-ANSWER_SECONDS = 0.005
+RESPONSE_MARGIN_SECONDS = 0.005
 """How long before the last moment a provisional answer leaves, so that it is not late itself."""
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Escalation:
-    """What is known of looking twice: all rows at one point, then the least certain of them at another.
-
-    Attributes:
-        point: the other one.
-        below: the confidence that too little is.
-        share: of the rows that are less certain.
-        accuracy: of all rows together, in the end.
-        by_task: the same of single tasks; where there are any, rows of others are not looked at again.
-    """
+    """What is known of looking twice: all rows at one point, then the least certain of them at another."""
 
     to: str
     confidence_below: float
     share: float
+    """Of the rows that are less certain."""
     accuracy: float
+    """Of all rows together, in the end."""
     by_task: Mapping[str, TaskEscalation] = field(default_factory=dict, hash=False)
+    """The same of single tasks; where there are any, rows of others are not looked at again."""
 
     @property
-    def again(self) -> EscalationRule:
+    def rule(self) -> EscalationRule:
         """It as a departure asks for it."""
         return EscalationRule(self.confidence_below, self.to, self.accuracy, self.share, self.by_task)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """An operating point the plan allows.
-
-    Attributes:
-        name: as the model server knows it.
-        accuracy: expected of its answers.
-        seconds: predicts a batch by its rows, and never falls with them; 0 where nothing is known.
-        reads: the inputs its batches take along; None for all.
-        accuracy_by_task: expected of rows of these tasks; others have `accuracy`.
-        profiled: seconds of batches of 1, 2, … rows as the plan tells them; none where it does not.
-        looks: second looks that were measured for rows it has served first.
-    """
+    """An operating point the plan allows."""
 
     name: str
+    """As the model server knows it."""
     accuracy: float
+    """Expected of its answers."""
     seconds: Callable[[int], float]
-    reads: frozenset[str] | None = None
+    """Predicts a batch by its rows, and never falls with them; 0 where nothing is known."""
+    inputs: frozenset[str] | None = None
+    """The inputs its batches take along; None for all."""
     accuracy_by_task: Mapping[str, float] = field(default_factory=dict)
+    """Expected of rows of these tasks; others have `accuracy`."""
     profiled: tuple[float, ...] = ()
-    looks: tuple[Escalation, ...] = ()
+    """Seconds of batches of 1, 2, … rows as the plan tells them; none where it does not."""
+    escalations: tuple[Escalation, ...] = ()
+    """Second looks that were measured for rows it has served first."""
 
     def accuracy_for(self, task: str) -> float:
         """Expected of rows of a task; of all where it names none."""
         return self.accuracy_by_task.get(task, self.accuracy)
 
-    def reaches(self, work: StageRequest) -> bool:
+    def reaches(self, request: StageRequest) -> bool:
         """Whether it keeps the floor of its rows."""
-        return not work.accuracy_floor or self.accuracy_for(work.wish.task) >= work.accuracy_floor - _ROUNDING
+        return (
+            not request.accuracy_floor or self.accuracy_for(request.options.task) >= request.accuracy_floor - _ROUNDING
+        )
 
-    def suits(self, piece: RowSlice) -> bool:
+    def suits(self, row_slice: RowSlice) -> bool:
         """Whether it keeps the floor of these rows, and a second look by it is worth having."""
-        before, meant = piece.provisional, piece.again
-        if before is not None and meant is not None and meant.accuracy is not None:
-            return self.name == meant.point  # on rows that were picked out no other one was measured
-        if before is not None and self.accuracy_for(piece.work.wish.task) <= before.accuracy:
+        provisional, escalation = row_slice.provisional_response, row_slice.escalation
+        if provisional is not None and escalation is not None and escalation.accuracy is not None:
+            return self.name == escalation.to  # on rows that were picked out no other one was measured
+        if provisional is not None and self.accuracy_for(row_slice.request.options.task) <= provisional.accuracy:
             return False
-        return self.reaches(piece.work)
+        return self.reaches(row_slice.request)
 
-    def reads_any_of(self, piece: RowSlice) -> bool:
+    def uses_any_input_of(self, row_slice: RowSlice) -> bool:
         """Whether it reads anything of what these rows have."""
-        return self.reads is None or any(name in self.reads for name, _ in piece.work.signature)
+        return self.inputs is None or any(name in self.inputs for name, _ in row_slice.request.signature)
 
 
 class WaitingQueue(Protocol):
@@ -119,78 +113,75 @@ class WaitingQueue(Protocol):
 
 @dataclass(slots=True, eq=False)  # not frozen, which costs as much as all else about making one
 class SchedulerView:
-    """What a batch of a stage must keep to, and what it may be made of. Nobody changes it.
-
-    Attributes:
-        now: seconds.
-        waiting: whose time has not come.
-        points: the operating points allowed, preferred first.
-        most_rows: of a batch.
-        later_seconds: what the stages after this one will take.
-        drop_policy: the pipeline's.
-        replicas: that could serve.
-        free_at: when each replica is expected to be free, those that are now first.
-        price: λ, expected right answers that a second of a replica is worth to those who are yet to come.
-        mixes: whether one request's rows may go at several points, so that none has to reach the floor alone.
-        arrivals_rps: rows a second that have come lately.
-        loaded: the operating point that the replica which is free now ran last; empty where it has run none.
-    """
+    """What a batch of a stage must keep to, and what it may be made of. Nobody changes it."""
 
     now: float
+    """Seconds."""
     waiting: WaitingQueue
+    """Whose time has not come."""
     points: Sequence[Point]
-    most_rows: int
+    """The operating points allowed, preferred first."""
+    max_batch_rows: int
+    """Of a batch."""
     later_seconds: float
+    """What the stages after this one will take."""
     drop_policy: DropPolicy
-    replicas: int = 1
+    """The pipeline's."""
+    ready_replicas: int = 1
+    """That could serve."""
     free_at: Callable[[], Sequence[float]] = tuple
-    price: float = 0.0
-    mixes: bool = False
+    """When each replica is expected to be free, those that are now first."""
+    shadow_price: float = 0.0
+    """Λ, expected right answers that a second of a replica is worth to those who are yet to come."""
+    mixes_points: bool = False
+    """Whether one request's rows may go at several points, so that none has to reach the floor alone."""
     arrivals_rps: Callable[[], float] = float
-    loaded: str = ""
+    """Rows a second that have come lately."""
+    loaded_point: str = ""
+    """The operating point that the replica which is free now ran last; empty where it has run none."""
 
-    def points_for(self, piece: RowSlice) -> Sequence[Point]:
+    def points_for(self, row_slice: RowSlice) -> Sequence[Point]:
         """The points that may serve a slice, preferred first; none where none reaches its floor.
 
         Those that read an input it lacks are not as accurate for it as they say: they serve it only without others.
         """
-        if not piece.work.special and len(self.points) == 1:  # as almost always
+        if not row_slice.request.special and len(self.points) == 1:  # as almost always
             return self.points
-        allowed = answerable_from(self.points, piece.work.inputs) or self.points
-        suiting = [point for point in allowed if point.suits(piece)]
-        return [point for point in suiting if point.reads_any_of(piece)] or suiting[:1]
+        allowed = answerable_from(self.points, row_slice.request.inputs) or self.points
+        suiting = [point for point in allowed if point.suits(row_slice)]
+        return [point for point in suiting if point.uses_any_input_of(row_slice)] or suiting[:1]
 
-    def beside(self, head: RowSlice, point: Point) -> BatchCandidates:
+    def candidates(self, head: RowSlice, point: Point) -> BatchCandidates:
         """Who may leave with a slice at a point that suits it, from it on."""
-        return self.waiting.batch_candidates(head, point.reads, point.suits)
+        return self.waiting.batch_candidates(head, point.inputs, point.suits)
 
-    def slack_of(self, piece: RowSlice) -> float:
+    def slack_seconds(self, row_slice: RowSlice) -> float:
         """Seconds that are left for this stage."""
-        return piece.work.due_at - self.now - self.later_seconds
+        return row_slice.request.due_at - self.now - self.later_seconds
 
-    def drop_time(self, piece: RowSlice) -> float:
+    def drop_time(self, row_slice: RowSlice) -> float:
         """The moment after which the slice is dropped if it has not left: no point allowed could save it any more.
 
         Where it has a provisional answer, that one leaves while it is still in time, whatever the pipeline drops.
         """
-        points = self.points_for(piece) if piece.work.special and not self.mixes else self.points
+        points = self.points_for(row_slice) if row_slice.request.special and not self.mixes_points else self.points
         if not points:
             return -NEVER
-        policy = "Predicted" if piece.provisional is not None else self.drop_policy
+        policy = "Predicted" if row_slice.provisional_response is not None else self.drop_policy
         match policy:
             case "Never":
                 return NEVER
             case "Expired":
-                return piece.work.deadline
+                return row_slice.request.deadline
             case "Predicted":
-                seconds = least_seconds(points, min(piece.rows, self.most_rows))
-                return piece.work.due_at - seconds - self.later_seconds
+                seconds = least_seconds(points, min(row_slice.rows, self.max_batch_rows))
+                return row_slice.request.due_at - seconds - self.later_seconds
 
     def fitting_rows(self, point: Point, head: RowSlice, full: int) -> int:
         """The most rows whose batch ends in time for its most urgent slice, by bisection; 0 where not even one does."""
         if self.drop_policy == "Never":
             return full
-        slack = self.slack_of(head)
+        slack = self.slack_seconds(head)
         if point.seconds(full) <= slack:
             return full
         low, high = 0, full
@@ -202,7 +193,7 @@ class SchedulerView:
 
 def answerable_from(points: Sequence[Point], given: Collection[str]) -> list[Point]:
     """Those of the points that read no other inputs than these."""
-    return [point for point in points if point.reads is None or all(name in given for name in point.reads)]
+    return [point for point in points if point.inputs is None or all(name in given for name in point.inputs)]
 
 
 def least_seconds(points: Sequence[Point], rows: int) -> float:
@@ -214,50 +205,44 @@ def least_seconds(points: Sequence[Point], rows: int) -> float:
 
 @dataclass(slots=True)
 class Dispatch:
-    """A batch leaves. Nobody changes it.
-
-    Attributes:
-        point: what it runs at.
-        takes: whose rows; the last may be a part of its slice.
-        drops: who is dropped.
-        again: which of its rows are to be looked at again; None: none.
-    """
+    """A batch leaves. Nobody changes it."""
 
     point: Point
-    takes: Sequence[RowSlice]
+    """What it runs at."""
+    row_slices: Sequence[RowSlice]
+    """Whose rows; the last may be a part of its slice."""
     drops: Sequence[RowSlice] = ()
-    again: EscalationRule | None = None
+    """Who is dropped."""
+    escalation: EscalationRule | None = None
+    """Which of its rows are to be looked at again; None: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
     """Nothing leaves before this moment, unless more comes; and who is dropped."""
 
-    moment: float = NEVER
+    time: float = NEVER
     drops: Sequence[RowSlice] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Decides every departure.
-
-    Attributes:
-        decide: one of them.
-        falls_back: also to points that are not the plan's first.
-        mixes: several points for the rows of one request.
-        prepare: told of the points of a new plan and of the rows of its batches, it returns what works out all that
-            decisions will look up; None: nothing. That may take most of a second of another thread's time, and
-            decisions are made meanwhile.
-    """
+    """Decides every departure."""
 
     decide: Callable[[SchedulerView], Dispatch | WaitUntil]
-    falls_back: bool = False
-    mixes: bool = False
+    """One of them."""
+    uses_fallbacks: bool = False
+    """Also to points that are not the plan's first."""
+    mixes_points: bool = False
+    """Several points for the rows of one request."""
     prepare: Callable[[Sequence[Point], int], Callable[[], None]] | None = None
+    """Told of the points of a new plan and of the rows of its batches, it returns what works out all that decisions
+    will look up; None: nothing. That may take most of a second of another thread's time, and decisions are made
+    meanwhile."""
 
 
-def overloaded(view: SchedulerView, company: BatchCandidates, point: Point) -> bool:
+def overloaded(view: SchedulerView, candidates: BatchCandidates, point: Point) -> bool:
     """Whether full batches at this point by all replicas would not get to everybody's rows in time."""
-    row_seconds = point.seconds(view.most_rows) / view.most_rows / max(view.replicas, 1)
+    row_seconds = point.seconds(view.max_batch_rows) / view.max_batch_rows / max(view.ready_replicas, 1)
     start = view.now + view.later_seconds
-    return any(start + rows * row_seconds > deadline for deadline, rows in company.due())
+    return any(start + rows * row_seconds > deadline for deadline, rows in candidates.due())

@@ -23,7 +23,7 @@ from trimtab_router.scheduling.policies.deadline_schedule import (
     JointOption,
     ProgramStep,
     assign_to_servers,
-    pressure,
+    load_factor,
     solve,
 )
 from trimtab_router.scheduling.policies.interface import Dispatch, Policy, SchedulerView, WaitUntil, least_seconds
@@ -31,48 +31,48 @@ from trimtab_router.scheduling.policies.job_groups import (
     SMALL_SHARE,
     JobGroup,
     JobOptions,
+    can_share_batch,
     dispatch_first_batch,
     group_jobs,
     job_options,
-    shares_batch,
 )
 from trimtab_router.scheduling.policies.option_cache import OptionCache, precompute_tables
 from trimtab_router.scheduling.policies.split_table import ServingOption
 from trimtab_router.scheduling.stage_request import RowSlice, Signature
 
-MOST_UNITS = 20
+MAX_GROUPS = 20
 """How far it plans: batches, or large jobs."""
-COMPANY = 0.5
+ESCALATION_FILL_SHARE = 0.5
 """Of the seconds of the slowest full batch: what second looks keep for a batch of their own while they wait for others
 to fill it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
+class _PlannedGroup:
     """A unit, what it may choose among, and the first few units as one with what these may choose among."""
 
-    unit: JobGroup
-    offers: JobOptions
-    together: tuple[tuple[int, JobGroup, JobOptions], ...] = ()
+    group: JobGroup
+    options: JobOptions
+    joint: tuple[tuple[int, JobGroup, JobOptions], ...] = ()
 
     def job(self, *, last: bool) -> Job:
-        """As the schedule knows it; `last`: nobody stands behind it."""
-        groups = () if last else self.together
+        """As the options knows it; `last`: nobody stands behind it."""
+        groups = () if last else self.joint
         return Job(
-            self.unit.deadline,
-            self.offers.seconds,
-            self.offers.values,
-            self.unit.worth,
-            [JointOption(count, found.seconds, found.values, found.least) for count, _, found in groups],
-            self.offers.least,
+            self.group.deadline,
+            self.options.seconds,
+            self.options.values,
+            self.group.value,
+            [JointOption(count, options.seconds, options.values, options.first_share) for count, _, options in groups],
+            self.options.first_share,
         )
 
     def chosen(self, step: ProgramStep) -> tuple[JobGroup, JobOptions]:
         """Whom a step serves, and of what."""
-        for count, unit, found in self.together:
+        for count, group, options in self.joint:
             if count == step.jobs:
-                return unit, found
-        return self.unit, self.offers
+                return group, options
+        return self.group, self.options
 
 
 def decide(view: SchedulerView, *, splits: bool = True) -> Dispatch | WaitUntil:
@@ -83,147 +83,175 @@ def decide(view: SchedulerView, *, splits: bool = True) -> Dispatch | WaitUntil:
         splits: whether the rows of one job may go in several ways; else each job goes in one.
     """
     start = max(view.now, min(view.free_at(), default=view.now))
-    menu = OptionCache(view)
-    view = menu.view
-    planned, hopeless = _planned(menu, start, splits=splits)
-    planned = _own(view, planned)
+    option_cache = OptionCache(view)
+    view = option_cache.view
+    planned, unreachable = _plan_groups(option_cache, start, splits=splits)
+    planned = _for_free_replica(view, planned)
     if not planned:
-        return WaitUntil(view.now, hopeless) if hopeless else slack_fit.decide(view)
-    planned[0] = _grouped(menu, planned)
-    jobs = [each.job(last=len(planned) == 1) for each in planned]
-    head = planned[0].unit.head.work
-    given = head.deadline - head.enqueued_at - view.later_seconds
-    least = sum(float(each.offers.seconds[0]) for each in planned)
-    found = solve(jobs, start, price=view.price * pressure(least, given))
-    steps = [step for step in found.steps if step.option != DROPPED]
-    if not steps or (view.drop_policy != "Predicted" and found.steps[0].option == DROPPED):
+        return WaitUntil(view.now, unreachable) if unreachable else slack_fit.decide(view)
+    planned[0] = _with_joint_options(option_cache, planned)
+    jobs = [entry.job(last=len(planned) == 1) for entry in planned]
+    head = planned[0].group.head.request
+    given_seconds = head.deadline - head.enqueued_at - view.later_seconds
+    least_seconds_total = sum(float(entry.options.seconds[0]) for entry in planned)
+    schedule = solve(jobs, start, price=view.shadow_price * load_factor(least_seconds_total, given_seconds))
+    steps = [step for step in schedule.steps if step.option != DROPPED]
+    if not steps or (view.drop_policy != "Predicted" and schedule.steps[0].option == DROPPED):
         return slack_fit.decide(view)
-    ordered, spare_seconds = _in_order(view, planned, steps, start)
-    unit, choice = planned[ordered[0].place].chosen(ordered[0])
-    line, rows = choice.lines(ordered[0].option)[0]
-    mates = _mates(menu, unit, line, [(planned[each.place], each) for each in ordered[1:]])
-    leaving = dispatch_first_batch(menu, unit, line, rows, mates, spare_seconds)
-    return replace(leaving, drops=hopeless)
+    ordered, spare_seconds = _order_steps(view, planned, steps, start)
+    group, options = planned[ordered[0].first_job].chosen(ordered[0])
+    serving_option, rows = options.serving_options(ordered[0].option)[0]
+    extra_slices = _extra_slices(
+        option_cache, group, serving_option, [(planned[entry.first_job], entry) for entry in ordered[1:]]
+    )
+    dispatch = dispatch_first_batch(option_cache, group, serving_option, rows, extra_slices, spare_seconds)
+    return replace(dispatch, drops=unreachable)
 
 
-def _in_order(
-    view: SchedulerView, planned: list[_Planned], steps: list[ProgramStep], start: float
+def _order_steps(
+    view: SchedulerView, planned: list[_PlannedGroup], steps: list[ProgramStep], start: float
 ) -> tuple[list[ProgramStep], float]:
     """Who is served when, and how much later than planned all could be; negative where anybody would be late.
 
     By deadline, but second looks wait for company: those in front let the first who has no answer go before them while
     that makes none of them late, in whatever batch they then leave.
     """
-    ahead = next((place for place, step in enumerate(steps) if not planned[step.place].unit.known), 0)
-    if ahead:
-        looks, rest = [steps[ahead], *steps[:ahead]], steps[ahead + 1 :]
-        end, spare = _spare_seconds(planned, looks, start)
-        spare -= COMPANY * max(point.seconds(view.most_rows) for point in view.points)
+    first_unanswered = next(
+        (index for index, step in enumerate(steps) if not planned[step.first_job].group.provisional_accuracy), 0
+    )
+    if first_unanswered:
+        escalations, rest = [steps[first_unanswered], *steps[:first_unanswered]], steps[first_unanswered + 1 :]
+        end, spare = _spare_seconds(planned, escalations, start)
+        spare -= ESCALATION_FILL_SHARE * max(point.seconds(view.max_batch_rows) for point in view.points)
         if spare >= 0:
-            return [*looks, *rest], min(spare, _spare_seconds(planned, rest, end)[1])
+            return [*escalations, *rest], min(spare, _spare_seconds(planned, rest, end)[1])
     return steps, _spare_seconds(planned, steps, start)[1]
 
 
-def _planned(menu: OptionCache, start: float, *, splits: bool) -> tuple[list[_Planned], list[RowSlice]]:
+def _plan_groups(
+    option_cache: OptionCache, start: float, *, splits: bool
+) -> tuple[list[_PlannedGroup], list[RowSlice]]:
     """The first units of the queue that can be served, and who can not even by the fastest ways to their floors."""
-    view = menu.view
-    quarter = max(view.most_rows // SMALL_SHARE, 1)
-    sizes = (1, quarter, quarter, 2 * quarter, view.most_rows)
-    found: list[_Planned] = []
-    hopeless: list[RowSlice] = []
-    for unit in group_jobs(menu, 2 * MOST_UNITS, sizes):
-        choice = job_options(menu, unit, mixed=splits and len(unit.slices) == 1)
-        if choice is None:
+    view = option_cache.view
+    quarter = max(view.max_batch_rows // SMALL_SHARE, 1)
+    sizes = (1, quarter, quarter, 2 * quarter, view.max_batch_rows)
+    planned: list[_PlannedGroup] = []
+    unreachable: list[RowSlice] = []
+    for group in group_jobs(option_cache, 2 * MAX_GROUPS, sizes):
+        options = job_options(option_cache, group, mixed=splits and len(group.slices) == 1)
+        if options is None:
             continue
-        if view.drop_policy == "Predicted" and start + choice.seconds[0] > unit.deadline and len(unit.slices) == 1:
-            hopeless += unit.slices
-        elif len(found) < MOST_UNITS:
-            found.append(_Planned(unit, choice))
-    gone = set(map(id, hopeless))  # a large job has several units
-    return [each for each in found if id(each.unit.head) not in gone], list({id(p): p for p in hopeless}.values())
+        if view.drop_policy == "Predicted" and start + options.seconds[0] > group.deadline and len(group.slices) == 1:
+            unreachable += group.slices
+        elif len(planned) < MAX_GROUPS:
+            planned.append(_PlannedGroup(group, options))
+    dropped = set(map(id, unreachable))  # a large job has several units
+    return [entry for entry in planned if id(entry.group.head) not in dropped], list(
+        {id(p): p for p in unreachable}.values()
+    )
 
 
-def _own(view: SchedulerView, planned: list[_Planned]) -> list[_Planned]:
+def _for_free_replica(view: SchedulerView, planned: list[_PlannedGroup]) -> list[_PlannedGroup]:
     """Those that the replica which is free now would end first."""
     free_at = view.free_at()
     if len(free_at) < 2 or not planned:
         return planned
-    shares = assign_to_servers([each.job(last=True) for each in planned], free_at)
-    return [planned[place] for place in shares[0]]
+    shares = assign_to_servers([entry.job(last=True) for entry in planned], free_at)
+    return [planned[index] for index in shares[0]]
 
 
-def _grouped(menu: OptionCache, planned: list[_Planned]) -> _Planned:
+def _with_joint_options(option_cache: OptionCache, planned: list[_PlannedGroup]) -> _PlannedGroup:
     """The most urgent, which may also leave as one batch with those behind it, as far as they are of its kind."""
-    view, first, groups = menu.view, planned[0], []
-    together = JobGroup([], 0, inf)
-    for count, each in enumerate(planned, 1):
-        if not _goes_with(first.unit, each.unit, view) or together.rows + each.unit.rows > view.most_rows:
+    view, first, groups = option_cache.view, planned[0], []
+    joint = JobGroup([], 0, inf)
+    for count, entry in enumerate(planned, 1):
+        if not _can_join(first.group, entry.group, view) or joint.rows + entry.group.rows > view.max_batch_rows:
             break
-        for piece in each.unit.slices:
-            together.add(piece, piece.rows, each.unit.deadline)
+        for row_slice in entry.group.slices:
+            joint.add(row_slice, row_slice.rows, entry.group.deadline)
         if count > 1:
-            whole = JobGroup([*together.slices], together.rows, together.deadline)
-            whole.floor, whole.weight, whole.known = together.floor, together.weight, together.known
-            choice = job_options(menu, whole, mixed=False)
-            if choice is not None:
-                groups.append((count, whole, _unhurried(view, whole, choice)))
-    return _Planned(first.unit, first.offers, tuple(groups))
+            joined = JobGroup([*joint.slices], joint.rows, joint.deadline)
+            joined.floor, joined.weight, joined.provisional_accuracy = (
+                joint.floor,
+                joint.weight,
+                joint.provisional_accuracy,
+            )
+            options = job_options(option_cache, joined, mixed=False)
+            if options is not None:
+                groups.append((count, joined, _leave_time_for_newcomers(view, joined, options)))
+    return _PlannedGroup(first.group, first.options, tuple(groups))
 
 
-def _goes_with(one: JobGroup, other: JobGroup, view: SchedulerView) -> bool:
-    piece, head = other.head, one.head
-    small = SMALL_SHARE * piece.rows <= view.most_rows and not piece.alone and not head.alone
-    alike = _shapes_agree(piece.work.signature, head.work.signature) and piece.work.wish.task == head.work.wish.task
-    return small and alike and (piece.again is None) == (head.again is None)
+def _can_join(first: JobGroup, second: JobGroup, view: SchedulerView) -> bool:
+    row_slice, head = second.head, first.head
+    small = SMALL_SHARE * row_slice.rows <= view.max_batch_rows and not row_slice.alone and not head.alone
+    alike = (
+        _shapes_agree(row_slice.request.signature, head.request.signature)
+        and row_slice.request.options.task == head.request.options.task
+    )
+    return small and alike and (row_slice.escalation is None) == (head.escalation is None)
 
 
-def _shapes_agree(one: Signature, other: Signature) -> bool:
+def _shapes_agree(first: Signature, second: Signature) -> bool:
     """Whether what both have is of the same shape, so that a point which reads no more can serve them together."""
-    if one == other:
+    if first == second:
         return True
-    shapes = dict(one)
-    return all(shapes.get(name, shape) == shape for name, shape in other) and bool(shapes.keys() & dict(other).keys())
+    shapes = dict(first)
+    return all(shapes.get(name, shape) == shape for name, shape in second) and bool(shapes.keys() & dict(second).keys())
 
 
-def _unhurried(view: SchedulerView, unit: JobGroup, found: JobOptions) -> JobOptions:
+def _leave_time_for_newcomers(view: SchedulerView, group: JobGroup, options: JobOptions) -> JobOptions:
     """Less what would make newcomers late who have as much time as the most urgent had, and then wait for a batch."""
-    work = unit.head.work
-    most = work.deadline - work.enqueued_at - view.later_seconds - least_seconds(view.points, view.most_rows)
-    places = np.flatnonzero(found.seconds <= most)
-    if not places.size or view.drop_policy == "Never":
-        places = np.arange(1)
-    least = found.least if places.size and places[0] == 0 else 1.0
-    return JobOptions(found.book, found.page, found.places[places], found.seconds[places], found.values[places], least)
+    request = group.head.request
+    max_seconds = (
+        request.deadline - request.enqueued_at - view.later_seconds - least_seconds(view.points, view.max_batch_rows)
+    )
+    indices = np.flatnonzero(options.seconds <= max_seconds)
+    if not indices.size or view.drop_policy == "Never":
+        indices = np.arange(1)
+    first_share = options.first_share if indices.size and indices[0] == 0 else 1.0
+    return JobOptions(
+        options.split_table,
+        options.split_set,
+        options.indices[indices],
+        options.seconds[indices],
+        options.values[indices],
+        first_share,
+    )
 
 
-def _mates(
-    menu: OptionCache, unit: JobGroup, line: ServingOption, behind: list[tuple[_Planned, ProgramStep]]
+def _extra_slices(
+    option_cache: OptionCache,
+    group: JobGroup,
+    serving_option: ServingOption,
+    behind: list[tuple[_PlannedGroup, ProgramStep]],
 ) -> list[RowSlice]:
     """Rows behind a unit that are planned to go as it goes, and may go with it."""
-    point = menu.fare(unit.slices).points[line.point]
-    found: list[RowSlice] = []
+    point = option_cache.point_options(group.slices).points[serving_option.point]
+    extra_slices: list[RowSlice] = []
     for planned, step in behind:
-        other, choice = planned.chosen(step)
+        other, options = planned.chosen(step)
         rows = sum(
             count
-            for own, count in choice.lines(step.option)
-            if own.look == line.look and choice.book.costs[own.point].name == point.name
+            for option, count in options.serving_options(step.option)
+            if option.escalation == serving_option.escalation
+            and options.split_table.costs[option.point].name == point.name
         )
-        for piece in other.slices:
-            if rows > 0 and piece not in unit.slices and shares_batch(point, unit.head, piece):
-                found.append(piece if piece.rows <= rows else piece.first(rows))
-            rows -= piece.rows
-    return found
+        for row_slice in other.slices:
+            if rows > 0 and row_slice not in group.slices and can_share_batch(point, group.head, row_slice):
+                extra_slices.append(row_slice if row_slice.rows <= rows else row_slice.first(rows))
+            rows -= row_slice.rows
+    return extra_slices
 
 
-def _spare_seconds(planned: list[_Planned], steps: list[ProgramStep], start: float) -> tuple[float, float]:
+def _spare_seconds(planned: list[_PlannedGroup], steps: list[ProgramStep], start: float) -> tuple[float, float]:
     """When all these are served, one after the other, and how much later they could be."""
     end, spare = start, inf
     for step in steps:
-        unit, choice = planned[step.place].chosen(step)
-        end += float(choice.seconds[step.option])
-        spare = min(spare, unit.deadline - end)
+        group, options = planned[step.first_job].chosen(step)
+        end += float(options.seconds[step.option])
+        spare = min(spare, group.deadline - end)
     return end, spare
 
 
-POLICY = Policy(decide, falls_back=True, mixes=True, prepare=precompute_tables)
+POLICY = Policy(decide, uses_fallbacks=True, mixes_points=True, prepare=precompute_tables)

@@ -14,39 +14,36 @@ import numpy as np
 
 from trimtab_pipelines.row_splits import UNIT, Floats, Integers
 from trimtab_router.scheduling.policies.interface import Point, SchedulerView
-from trimtab_router.scheduling.policies.split_table import MOST_ROWS, SplitSet, SplitTable, profiled, split_table
+from trimtab_router.scheduling.policies.split_table import MAX_SPLIT_ROWS, SplitSet, SplitTable, profiled, split_table
 from trimtab_router.scheduling.stage_request import RowSlice
 
-RATIO_STEP = 0.02
-Ratios = tuple[float, ...]
+SLOWDOWN_STEP = 0.02
+Slowdowns = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledSplits:
-    """The splits of a page that no other beats at what they cost now, from the fastest on.
+    """The splits of a page that no other beats at what they cost now, from the fastest on."""
 
-    Attributes:
-        places: theirs on the page. Shape (splits,), as all here.
-        seconds: ascending.
-        accuracy: of a row on average, ascending.
-        sole: the point that all rows go to, alone and once; NONE where there are several.
-        passes: seconds of the first look alone, where all rows go one way that looks twice; else infinite.
-    """
-
-    page: SplitSet
-    places: Integers
+    split_set: SplitSet
+    indices: Integers
+    """Theirs on the page. Shape (splits,), as all here."""
     seconds: Floats
+    """Ascending."""
     accuracy: Floats
-    sole: Integers
-    passes: Floats
+    """Of a row on average, ascending."""
+    sole_point: Integers
+    """The point that all rows go to, alone and once; NONE where there are several."""
+    first_pass_seconds: Floats
+    """Seconds of the first look alone, where all rows go one way that looks twice; else infinite."""
 
-    def reaching(self, floor: float) -> int:
+    def first_reaching(self, floor: float) -> int:
         """The first that reaches a floor; how many there are where none does."""
         return int(self.accuracy.searchsorted(floor - UNIT / 2))
 
-    def quickest(self, begin: int) -> int:
+    def fastest_first_pass(self, begin: int) -> int:
         """Of those from one on, the one whose first look alone takes least."""
-        return begin + int(self.passes[begin:].argmin())
+        return begin + int(self.first_pass_seconds[begin:].argmin())
 
 
 @dataclass(slots=True, eq=False)
@@ -54,39 +51,41 @@ class PointOptions:
     """The points that may serve rows of one kind, their book, and what each takes now by what was profiled."""
 
     points: Sequence[Point]
-    book: SplitTable
-    ratios: Ratios
+    split_table: SplitTable
+    slowdowns: Slowdowns
     most_rows: int
-    _levels: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []), init=False)
+    _full_batch_levels: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []), init=False)
 
-    def card(self, rows: int, *, mixed: bool, looks: bool = True) -> ScaledSplits:
+    def scaled_splits(self, rows: int, *, mixed: bool, escalates: bool = True) -> ScaledSplits:
         """The card of so many rows; `mixed`: which may go several ways, `looks`: and be looked at twice.
 
         As long as somebody writes how they may go several ways, they go one: a decision waits for nothing.
         """
-        return _card(self.book, rows, self.ratios, mixed and self.book.has_mixed(rows), looks)
+        return _scaled_splits(
+            self.split_table, rows, self.slowdowns, mixed and self.split_table.has_mixed(rows), escalates
+        )
 
     def level(self, floor: float) -> int:
         """Which ways reach a floor, as a number: floors of one number are reached by the same."""
-        return bisect_left(self._full[0], floor - UNIT / 2) if floor else 0
+        return bisect_left(self._full_batches[0], floor - UNIT / 2) if floor else 0
 
     def goes_with_others(self, rows: int, floor: float) -> bool:
         """Whether a row of so many costs no more in a full batch that goes one way than in a mix of its own."""
         if not floor or rows == 1:
             return True
-        seconds, own = self._full[1], self.card(rows, mixed=True)
-        one_way, mix = self.level(floor), own.reaching(floor)
+        seconds, own = self._full_batches[1], self.scaled_splits(rows, mixed=True)
+        one_way, mix = self.level(floor), own.first_reaching(floor)
         if one_way == len(seconds) or mix == own.seconds.size:
             return False
         return bool(seconds[one_way] * rows <= own.seconds[mix] * self.most_rows)
 
     @property
-    def _full(self) -> tuple[list[float], list[float]]:
+    def _full_batches(self) -> tuple[list[float], list[float]]:
         """Accuracies and seconds of full batches that go one way."""
-        if not self._levels[0]:
-            card = self.card(self.most_rows, mixed=False)
-            self._levels = card.accuracy.tolist(), card.seconds.tolist()
-        return self._levels
+        if not self._full_batch_levels[0]:
+            splits = self.scaled_splits(self.most_rows, mixed=False)
+            self._full_batch_levels = splits.accuracy.tolist(), splits.seconds.tolist()
+        return self._full_batch_levels
 
 
 class OptionCache:
@@ -97,23 +96,25 @@ class OptionCache:
     """
 
     def __init__(self, view: SchedulerView) -> None:
-        self.view = view if view.most_rows <= MOST_ROWS else replace(view, most_rows=MOST_ROWS)
-        self._every = _Same(view.points)
-        self._fares: dict[tuple[frozenset[str], str], PointOptions] = {}
+        self.view = view if view.max_batch_rows <= MAX_SPLIT_ROWS else replace(view, max_batch_rows=MAX_SPLIT_ROWS)
+        self._points = _PointSet(view.points)
+        self._by_inputs_and_task: dict[tuple[frozenset[str], str], PointOptions] = {}
 
-    def fare(self, slices: Sequence[RowSlice]) -> PointOptions:
+    def point_options(self, slices: Sequence[RowSlice]) -> PointOptions:
         """What rows that leave together may choose among: all but points that read what one of them lacks."""
-        names = _names(slices[0])
-        for piece in slices[1:]:
-            names &= _names(piece)
-        task = slices[0].work.wish.task
-        found = self._fares.get((names, task))
-        if found is None:
-            found = self._fares[names, task] = _fare(_points_of(self._every, names), task, self.view.most_rows)
-        return found
+        names = _input_names(slices[0])
+        for row_slice in slices[1:]:
+            names &= _input_names(row_slice)
+        task = slices[0].request.options.task
+        options = self._by_inputs_and_task.get((names, task))
+        if options is None:
+            options = self._by_inputs_and_task[names, task] = _build_point_options(
+                _usable_points(self._points, names), task, self.view.max_batch_rows
+            )
+        return options
 
 
-class _Same:
+class _PointSet:
     """Points as a key: the same objects, whatever is in them."""
 
     __slots__ = ("_hash", "points")
@@ -126,7 +127,7 @@ class _Same:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Same) or len(self.points) != len(other.points):
+        if not isinstance(other, _PointSet) or len(self.points) != len(other.points):
             return False
         return all(mine is theirs for mine, theirs in zip(self.points, other.points, strict=True))
 
@@ -135,78 +136,85 @@ def precompute_tables(points: Sequence[Point], most_rows: int) -> Callable[[], N
     """Have the books of these points written by another thread: of all, and of those left without inputs.
 
     Returns:
-        What writes them, and the cards at what points take now; jobs of up to ``MOST_ROWS`` rows find their splits
+        What writes them, and the cards at what points take now; jobs of up to ``MAX_SPLIT_ROWS`` rows find their splits
         there. Until then decisions have jobs go one way: on an event loop all other work would stand still.
     """
-    most_rows = min(most_rows, MOST_ROWS)
-    every = _Same(points)
-    kinds = {every, *(_points_of(every, point.reads) for point in points if point.reads is not None)}
-    fares = [_fare(same, "", most_rows) for same in sorted(kinds, key=lambda kind: -len(kind.points))]
-    for fare in fares:
-        fare.book.awaited = fare.book.written < MOST_ROWS
-    return partial(_write, fares)
+    most_rows = min(most_rows, MAX_SPLIT_ROWS)
+    point_set = _PointSet(points)
+    point_sets = {point_set, *(_usable_points(point_set, p.inputs) for p in points if p.inputs is not None)}
+    all_options = [
+        _build_point_options(usable, "", most_rows)
+        for usable in sorted(point_sets, key=lambda point_set: -len(point_set.points))
+    ]
+    for point_options in all_options:
+        point_options.split_table.building = point_options.split_table.max_mixed_rows < MAX_SPLIT_ROWS
+    return partial(_build_tables, all_options)
 
 
-def _write(fares: Sequence[PointOptions]) -> None:
-    for fare in fares:
+def _build_tables(all_options: Sequence[PointOptions]) -> None:
+    for point_options in all_options:
         try:
-            fare.book.mixed(MOST_ROWS)
+            point_options.split_table.mixed(MAX_SPLIT_ROWS)
         finally:
-            fare.book.awaited = False
-        for rows in range(1, MOST_ROWS + 1):
-            fare.card(rows, mixed=True)
-            fare.card(rows, mixed=False)
+            point_options.split_table.building = False
+        for rows in range(1, MAX_SPLIT_ROWS + 1):
+            point_options.scaled_splits(rows, mixed=True)
+            point_options.scaled_splits(rows, mixed=False)
 
 
-def _fare(same: _Same, task: str, most_rows: int) -> PointOptions:
-    ratios = tuple(_ratio(point, most_rows) for point in same.points)
-    lasting = all(point.profiled for point in same.points)
-    book = _book(same, task, most_rows) if lasting else split_table(same.points, task, most_rows)
-    return PointOptions(same.points, book, ratios, most_rows)
+def _build_point_options(point_set: _PointSet, task: str, most_rows: int) -> PointOptions:
+    slowdowns = tuple(_slowdown(point, most_rows) for point in point_set.points)
+    all_profiled = all(point.profiled for point in point_set.points)
+    build = _cached_split_table if all_profiled else _build_split_table
+    return PointOptions(point_set.points, build(point_set, task, most_rows), slowdowns, most_rows)
 
 
-def _names(piece: RowSlice) -> frozenset[str]:
-    return _of_signature(piece.work.signature)
+def _input_names(row_slice: RowSlice) -> frozenset[str]:
+    return _names_of_signature(row_slice.request.signature)
 
 
 @lru_cache(maxsize=1024)
-def _of_signature(signature: tuple[tuple[str, tuple[int, ...]], ...]) -> frozenset[str]:
+def _names_of_signature(signature: tuple[tuple[str, tuple[int, ...]], ...]) -> frozenset[str]:
     return frozenset(name for name, _ in signature)
 
 
 @lru_cache(maxsize=256)
-def _points_of(every: _Same, names: frozenset[str]) -> _Same:
+def _usable_points(points: _PointSet, names: frozenset[str]) -> _PointSet:
     """The points that read nothing that is not there; where there are none those that read anything of it."""
-    whole = [point for point in every.points if point.reads is not None and point.reads <= names]
-    whole += [point for point in every.points if point.reads is None]
-    any_of = [point for point in every.points if point.reads is None or point.reads & names]
-    return _Same(whole or any_of or every.points)
+    complete = [point for point in points.points if point.inputs is not None and point.inputs <= names]
+    complete += [point for point in points.points if point.inputs is None]
+    usable = [point for point in points.points if point.inputs is None or point.inputs & names]
+    return _PointSet(complete or usable or points.points)
 
 
-@lru_cache(maxsize=256)
-def _book(same: _Same, task: str, most_rows: int) -> SplitTable:
-    return split_table(same.points, task, most_rows)
+def _build_split_table(point_set: _PointSet, task: str, most_rows: int) -> SplitTable:
+    return split_table(point_set.points, task, most_rows)
 
 
-def _ratio(point: Point, most_rows: int) -> float:
+_cached_split_table = lru_cache(maxsize=256)(_build_split_table)
+
+
+def _slowdown(point: Point, most_rows: int) -> float:
     """What a point takes now by what was profiled, in steps."""
     before = profiled(point, most_rows)[-1]
     now = point.seconds(most_rows)
     if before <= 0 or now <= 0:
         return 1.0
-    return exp(round(log(now / before) / RATIO_STEP) * RATIO_STEP)
+    return exp(round(log(now / before) / SLOWDOWN_STEP) * SLOWDOWN_STEP)
 
 
 @lru_cache(maxsize=4096)
-def _card(book: SplitTable, rows: int, ratios: Ratios, mixed: bool, looks: bool) -> ScaledSplits:  # noqa: FBT001 - a key
-    page = book.mixed(rows) if mixed else book.plain(rows)
-    if not looks:
-        page = page.only(np.flatnonzero(~page.twice))
-    scales = np.array((*ratios, 1.0))
-    seconds = page.seconds(scales[:-1])
-    places = undominated(seconds, page.accuracy)
-    passes = (book.firsts[rows] * scales)[page.passing[places]]
-    return ScaledSplits(page, places, seconds[places], page.accuracy[places], page.sole[places], passes)
+def _scaled_splits(table: SplitTable, rows: int, slowdowns: Slowdowns, mixed: bool, escalates: bool) -> ScaledSplits:
+    split_set = table.mixed(rows) if mixed else table.plain(rows)
+    if not escalates:
+        split_set = split_set.select(np.flatnonzero(~split_set.escalates))
+    scales = np.array((*slowdowns, 1.0))
+    seconds = split_set.seconds(scales[:-1])
+    indices = undominated(seconds, split_set.accuracy)
+    passes = (table.first_pass_seconds[rows] * scales)[split_set.first_pass_point[indices]]
+    return ScaledSplits(
+        split_set, indices, seconds[indices], split_set.accuracy[indices], split_set.sole_point[indices], passes
+    )
 
 
 def undominated(seconds: Floats, values: Floats) -> Integers:

@@ -16,7 +16,7 @@ from trimtab_router.scheduling.policies.token_batches import CandidateBatch
 from trimtab_router.scheduling.policies.token_options import TokenOptions
 
 
-def shadow_price(view: SchedulerView, batches: Sequence[CandidateBatch], menu: TokenOptions) -> float:
+def shadow_price(view: SchedulerView, batches: Sequence[CandidateBatch], token_options: TokenOptions) -> float:
     """Expected utility of a second.
 
     Who waits has to be served while as many come as do in the time that the most urgent was given; whichever are more
@@ -29,12 +29,12 @@ def shadow_price(view: SchedulerView, batches: Sequence[CandidateBatch], menu: T
     """
     if not batches:
         return 0.0
-    work = batches[0].slices[0].work
-    horizon = max(work.deadline - work.enqueued_at - view.later_seconds, 1e-6)
+    request = batches[0].slices[0].request
+    horizon = max(request.deadline - request.enqueued_at - view.later_seconds, 1e-6)
     waiting = sum(batch.rows for batch in batches)
     expected = max(waiting, view.arrivals_rps() * horizon)
-    seconds = max(view.replicas, 1) * horizon * waiting / expected
-    return marginal_utility(_curves(batches, menu), seconds)
+    seconds = max(view.ready_replicas, 1) * horizon * waiting / expected
+    return marginal_utility(_curves(batches, token_options), seconds)
 
 
 def marginal_utility(curves: Sequence[tuple[int, Sequence[tuple[float, float]]]], seconds: float) -> float:
@@ -45,30 +45,32 @@ def marginal_utility(curves: Sequence[tuple[int, Sequence[tuple[float, float]]]]
         seconds: for all of them.
     """
     left = seconds - sum(rows * corners[0][0] for rows, corners in curves)
-    pieces = [
+    segments = [
         ((high - low) / (slow - fast), rows * (slow - fast))
         for rows, corners in curves
         for (fast, low), (slow, high) in pairwise(corners)
     ]
-    for slope, width in sorted(pieces, reverse=True):
+    for slope, width in sorted(segments, reverse=True):
         left -= width
         if left < 0:
             return slope
     return 0.0
 
 
-def _curves(batches: Sequence[CandidateBatch], menu: TokenOptions) -> list[tuple[int, list[tuple[float, float]]]]:
+def _curves(
+    batches: Sequence[CandidateBatch], token_options: TokenOptions
+) -> list[tuple[int, list[tuple[float, float]]]]:
     """Of the batches of each level of utility: their rows, and what a row of them is worth over its seconds."""
     levels: dict[int, list[CandidateBatch]] = defaultdict(list)
     for batch in batches:
-        if not batch.known:
+        if not batch.provisional_value:
             levels[batch.level].append(batch)
-    seconds = menu.row_seconds
+    seconds = token_options.row_seconds
     fastest = float(seconds.min())
-    found = []
+    curves = []
     for level in levels.values():
         rows = sum(batch.rows for batch in level)
-        values: Floats = menu.values([batch.weights for batch in level]).sum(axis=0) / rows
+        values: Floats = token_options.values([batch.weights for batch in level]).sum(axis=0) / rows
         corners = best_mixes(list(zip(seconds.tolist(), values.tolist(), strict=True)))
-        found.append((rows, corners[1:] or [(fastest, 0.0)]))
-    return found
+        curves.append((rows, corners[1:] or [(fastest, 0.0)]))
+    return curves

@@ -20,29 +20,29 @@ class _Option:
     """A point, who could leave at it, how many rows of them at most, and how many in time for the most urgent."""
 
     point: Point
-    company: BatchCandidates
+    candidates: BatchCandidates
     full: int
     fitting: int
 
 
 def decide(view: SchedulerView) -> Dispatch | WaitUntil:
     """Let the next batch leave."""
-    least = first_to_drop(view)
-    if least:
-        return WaitUntil(view.now, least)
+    drops_first = first_to_drop(view)
+    if drops_first:
+        return WaitUntil(view.now, drops_first)
     drops: list[RowSlice] = []
     for head in view.waiting:
-        ways = [_way(view, head, point) for point in _preferred(view.points_for(head), head.work.wish.task)]
-        if not ways:
+        options = [_option(view, head, point) for point in _preferred(view.points_for(head), head.request.options.task)]
+        if not options:
             drops.append(head)
             continue
-        quick = min(ways, key=lambda way: way.point.seconds(view.most_rows))
-        shrunk = view.drop_policy == "Predicted" and 0 < quick.fitting < quick.full
-        if shrunk and overloaded(view, quick.company, quick.point):
+        fastest = min(options, key=lambda option: option.point.seconds(view.max_batch_rows))
+        shrunk = view.drop_policy == "Predicted" and 0 < fastest.fitting < fastest.full
+        if shrunk and overloaded(view, fastest.candidates, fastest.point):
             drops.append(head)
             continue
-        way = _best(view, head, ways, quick)
-        return Dispatch(way.point, way.company.first(way.fitting or way.full), drops)
+        option = _best(view, head, options, fastest)
+        return Dispatch(option.point, option.candidates.first(option.fitting or option.full), drops)
     return WaitUntil(drops=drops)
 
 
@@ -51,40 +51,47 @@ def _preferred(points: Sequence[Point], task: str) -> Sequence[Point]:
     return sorted(points, key=lambda point: -point.accuracy_for(task)) if task else points
 
 
-def _way(view: SchedulerView, head: RowSlice, point: Point) -> _Option:
-    company = view.beside(head, point)
-    full = min(view.most_rows, company.rows)
-    return _Option(point, company, full, view.fitting_rows(point, head, full))
+def _option(view: SchedulerView, head: RowSlice, point: Point) -> _Option:
+    candidates = view.candidates(head, point)
+    full = min(view.max_batch_rows, candidates.rows)
+    return _Option(point, candidates, full, view.fitting_rows(point, head, full))
 
 
-def _best(view: SchedulerView, head: RowSlice, ways: list[_Option], quick: _Option) -> _Option:
+def _best(view: SchedulerView, head: RowSlice, options: list[_Option], fastest: _Option) -> _Option:
     """Of the ways with the most rows the first preferred one that costs nobody behind the deadline."""
-    largest = max(way.fitting for way in ways)
+    largest = max(option.fitting for option in options)
     if not largest:
-        return quick
-    return next((way for way in ways if way.fitting == largest and _harmless(view, head, way, quick.point)), quick)
+        return fastest
+    return next(
+        (
+            option
+            for option in options
+            if option.fitting == largest and _delays_nobody(view, head, option, fastest.point)
+        ),
+        fastest,
+    )
 
 
-def _harmless(view: SchedulerView, head: RowSlice, way: _Option, fastest: Point) -> bool:
+def _delays_nobody(view: SchedulerView, head: RowSlice, option: _Option, fastest: Point) -> bool:
     """Whether all behind a batch can still be served in time at the fastest point, and a full batch of newcomers.
 
     Who comes next is taken to have as much time in this stage as the most urgent row had when it came.
     """
-    if way.point is fastest or view.drop_policy == "Never":
+    if option.point is fastest or view.drop_policy == "Never":
         return True
-    share = 1.0 / max(view.replicas, 1)
-    taken = way.point.seconds(way.fitting) * share
-    newcomers_slack = head.work.deadline - head.work.enqueued_at - view.later_seconds
-    if taken + fastest.seconds(view.most_rows) > newcomers_slack:
+    share = 1.0 / max(view.ready_replicas, 1)
+    taken = option.point.seconds(option.fitting) * share
+    newcomers_slack = head.request.deadline - head.request.enqueued_at - view.later_seconds
+    if taken + fastest.seconds(view.max_batch_rows) > newcomers_slack:
         return False
     begin = view.now + view.later_seconds + taken
-    row_seconds = fastest.seconds(view.most_rows) / view.most_rows * share
-    for deadline, due in way.company.due():
-        behind = due - way.fitting
-        last_batch = fastest.seconds(max(1, min(int(behind), view.most_rows)))
+    row_seconds = fastest.seconds(view.max_batch_rows) / view.max_batch_rows * share
+    for deadline, due in option.candidates.due():
+        behind = due - option.fitting
+        last_batch = fastest.seconds(max(1, min(int(behind), view.max_batch_rows)))
         if behind > 0 and begin + max(behind * row_seconds, last_batch) > deadline:
             return False
     return True
 
 
-POLICY = Policy(decide, falls_back=True)
+POLICY = Policy(decide, uses_fallbacks=True)

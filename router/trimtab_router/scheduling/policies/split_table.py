@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trimtab_pipelines.row_splits import (
     UNIT,
-    Batches,
+    BatchSplit,
     Floats,
     Integers,
     ParetoFront,
@@ -23,48 +23,45 @@ from trimtab_pipelines.row_splits import (
     never_slower,
     pareto_fronts,
 )
-from trimtab_pipelines.row_splits import undominated as unbeaten_ways
-from trimtab_pipelines.spec import MOST_ROWS
+from trimtab_pipelines.row_splits import undominated as undominated_splits
+from trimtab_pipelines.scheduling_policies import MAX_SPLIT_ROWS
 from trimtab_router.scheduling.policies.interface import Escalation, Point
 
-ENCODER_DEDUP = 8
+ESCALATION_FILL_ROWS = 8
 """Of a batch of second looks, at least, where several jobs wait for theirs."""
 NONE = -1
-HARDLY = 0.0025
+NEGLIGIBLE_ACCURACY = 0.0025
 """Accuracy that a held-out set of thousands does not tell apart: nobody waits for it."""
-Truths = NDArray[np.bool_]
-_FIRST_PAGES = 8
+Booleans = NDArray[np.bool_]
+_FIRST_MIXED_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ServingOption:
     """One way to answer rows: at the point of that place; `look`: and its least certain ones at another as well."""
 
-    way: SplitOption
+    split_option: SplitOption
     point: int
-    look: Escalation | None = None
-    then: int | None = None
+    escalation: Escalation | None = None
+    escalation_point: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitSet:
-    """Splits of so many rows, from the fastest on: no other beats them, as far as point for point the profile holds.
-
-    Attributes:
-        accuracy: expected of a row on average, ascending. Shape (splits,).
-        parts: seconds at each point, as profiled. Shape (splits, points).
-        rows: how many rows each line gets. Shape (splits, lines).
-        sole: the point that all rows go to, alone and once; NONE where there are several. Shape (splits,).
-        passing: the point that all rows go to first, where their one way looks twice; else NONE. Shape (splits,).
-        twice: whether any of the rows may be looked at again. Shape (splits,).
-    """
+    """Splits of so many rows, from the fastest on: no other beats them, as far as point for point the profile holds."""
 
     accuracy: Floats
-    parts: Floats
+    """Expected of a row on average, ascending. Shape (splits,)."""
+    point_seconds: Floats
+    """Seconds at each point, as profiled. Shape (splits, points)."""
     rows: Integers
-    sole: Integers
-    passing: Integers
-    twice: Truths
+    """How many rows each line gets. Shape (splits, lines)."""
+    sole_point: Integers
+    """The point that all rows go to, alone and once; NONE where there are several. Shape (splits,)."""
+    first_pass_point: Integers
+    """The point that all rows go to first, where their one way looks twice; else NONE. Shape (splits,)."""
+    escalates: Booleans
+    """Whether any of the rows may be looked at again. Shape (splits,)."""
 
     def seconds(self, ratios: Floats) -> Floats:
         """Seconds of each split. Shape (splits,).
@@ -72,12 +69,12 @@ class SplitSet:
         Args:
             ratios: of what each point takes now to what was profiled. Shape (points,).
         """
-        found: Floats = self.parts @ ratios
-        return found
+        result: Floats = self.point_seconds @ ratios
+        return result
 
-    def only(self, places: Integers) -> "SplitSet":
+    def select(self, indices: Integers) -> "SplitSet":
         """Some of its splits."""
-        return SplitSet(*(getattr(self, each.name)[places] for each in fields(self)))
+        return SplitSet(*(getattr(self, each.name)[indices] for each in fields(self)))
 
 
 class SplitTable:
@@ -85,80 +82,102 @@ class SplitTable:
 
     def __init__(self, costs: Sequence["PointCost"]) -> None:
         self.costs = costs
-        self.batches = [cheapest_batches(cost.seconds, MOST_ROWS) for cost in costs]
-        self.firsts = np.array([batches.seconds for batches in self.batches] + [(inf,) * (MOST_ROWS + 1)]).T
+        self.batches = [cheapest_batches(cost.seconds, MAX_SPLIT_ROWS) for cost in costs]
+        self.first_pass_seconds = np.array(
+            [batches.seconds for batches in self.batches] + [(inf,) * (MAX_SPLIT_ROWS + 1)]
+        ).T
         """Seconds of so many rows at each point, once; behind them what NONE takes. Shape (rows, points + 1)."""
-        lines = {line.way.name: line for line in self._every_line()}
-        kept = [way.name for way in undominated_options([line.way for line in lines.values()])]
-        again = {look.to for cost in costs for look in cost.looks}.intersection(lines).difference(kept)
-        self.lines = [lines[name] for name in (*kept, *sorted(again))]
-        self._again_only = len(again)
+        options = {option.split_option.name: option for option in self._all_options()}
+        undominated = [
+            split.name for split in undominated_options([option.split_option for option in options.values()])
+        ]
+        targets = {escalation.to for cost in costs for escalation in cost.escalations}
+        escalation_only = targets.intersection(options).difference(undominated)
+        self.options = [options[name] for name in (*undominated, *sorted(escalation_only))]
+        self._escalation_only = len(escalation_only)
         """Lines at the end that nobody goes at first: who is looked at again has nothing else."""
-        self._looks_twice = np.array([line.look is not None for line in self.lines])
-        self._first_points = np.array([line.point for line in self.lines])
+        self._escalating = np.array([option.escalation is not None for option in self.options])
+        self._first_points = np.array([option.point for option in self.options])
         self._mixed: list[SplitSet] = []
-        self.awaited = False
+        self.building = False
         """Somebody writes the splits of every size meanwhile, so that no decision should."""
         self._plain: dict[int, SplitSet] = {}
 
     @property
-    def written(self) -> int:
+    def max_mixed_rows(self) -> int:
         """How many rows a job may have that its splits are written for."""
         return len(self._mixed) - 1
 
     def has_mixed(self, rows: int) -> bool:
         """Whether a decision may ask for the splits of so many rows: they are written, or nobody else writes them."""
-        return not self.awaited or rows <= self.written
+        return not self.building or rows <= self.max_mixed_rows
 
     def mixed(self, rows: int) -> SplitSet:
         """The splits of so many rows of one job."""
-        pages = self._mixed
-        if len(pages) <= rows:
-            most = min(max(2 * len(pages), _FIRST_PAGES, rows), MOST_ROWS)
-            ways = [line.way for line in self.lines[: len(self.lines) - self._again_only]]
-            pages = [self._page(front) for front in pareto_fronts(ways, most)]
-            if len(pages) > len(self._mixed):  # another thread may have written more meanwhile
-                self._mixed = pages
-        return pages[rows]
+        split_sets = self._mixed
+        if len(split_sets) <= rows:
+            max_rows = min(max(2 * len(split_sets), _FIRST_MIXED_ROWS, rows), MAX_SPLIT_ROWS)
+            options = [option.split_option for option in self.options[: len(self.options) - self._escalation_only]]
+            split_sets = [self._split_set(front) for front in pareto_fronts(options, max_rows)]
+            if len(split_sets) > len(self._mixed):  # another thread may have written more meanwhile
+                self._mixed = split_sets
+        return split_sets[rows]
 
     def plain(self, rows: int) -> SplitSet:
         """The ways that all of so many rows may go together, each a batch or several, from the fastest on."""
-        page = self._plain.get(rows)
-        if page is None:
-            every = np.eye(len(self.lines), dtype=np.int64) * rows
-            accuracy = np.array([line.way.accuracy for line in self.lines])
-            front = ParetoFront(accuracy, np.array([line.way.seconds[rows] for line in self.lines]), every)
-            page = self._plain[rows] = self._page(front).only(np.lexsort((-accuracy, front.seconds)))
-        return page
+        split_set = self._plain.get(rows)
+        if split_set is None:
+            every = np.eye(len(self.options), dtype=np.int64) * rows
+            accuracy = np.array([option.split_option.accuracy for option in self.options])
+            front = ParetoFront(
+                accuracy, np.array([option.split_option.seconds[rows] for option in self.options]), every
+            )
+            split_set = self._plain[rows] = self._split_set(front).select(np.lexsort((-accuracy, front.seconds)))
+        return split_set
 
-    def _page(self, front: ParetoFront) -> SplitSet:
-        parts = np.zeros((front.seconds.size, len(self.costs)))
-        rows = np.pad(front.rows, ((0, 0), (0, len(self.lines) - front.rows.shape[1])))
-        for place, line in enumerate(self.lines):
-            given = rows[:, place]
-            parts[:, line.point] += np.array(self.batches[line.point].seconds)[given]
-            if line.look is not None and line.then is not None:
-                parts[:, line.then] += escalation_seconds(self.batches[line.then], line.look, given)
+    def _split_set(self, front: ParetoFront) -> SplitSet:
+        point_seconds = np.zeros((front.seconds.size, len(self.costs)))
+        rows = np.pad(front.rows, ((0, 0), (0, len(self.options) - front.rows.shape[1])))
+        for index, option in enumerate(self.options):
+            given = rows[:, index]
+            point_seconds[:, option.point] += np.array(self.batches[option.point].seconds)[given]
+            if option.escalation is not None and option.escalation_point is not None:
+                point_seconds[:, option.escalation_point] += escalation_seconds(
+                    self.batches[option.escalation_point], option.escalation, given
+                )
         used = rows > 0
-        twice: Truths = np.any(used[:, self._looks_twice], axis=1)
-        only = np.where(used.sum(axis=1) == 1, self._first_points[used.argmax(axis=1)], NONE)
-        return SplitSet(front.accuracy, parts, rows, np.where(twice, NONE, only), np.where(twice, only, NONE), twice)
+        escalates: Booleans = np.any(used[:, self._escalating], axis=1)
+        sole_point = np.where(used.sum(axis=1) == 1, self._first_points[used.argmax(axis=1)], NONE)
+        return SplitSet(
+            front.accuracy,
+            point_seconds,
+            rows,
+            np.where(escalates, NONE, sole_point),
+            np.where(escalates, sole_point, NONE),
+            escalates,
+        )
 
-    def _every_line(self) -> list[ServingOption]:
-        places = {cost.name: place for place, cost in enumerate(self.costs)}
-        lines = [
-            ServingOption(SplitOption(cost.name, cost.accuracy, batches.seconds), place)
-            for place, (cost, batches) in enumerate(zip(self.costs, self.batches, strict=True))
+    def _all_options(self) -> list[ServingOption]:
+        indices = {cost.name: index for index, cost in enumerate(self.costs)}
+        options = [
+            ServingOption(SplitOption(cost.name, cost.accuracy, batches.seconds), index)
+            for index, (cost, batches) in enumerate(zip(self.costs, self.batches, strict=True))
         ]
-        for place, cost in enumerate(self.costs):
-            lines += [self._twice(place, look, places[look.to]) for look in cost.looks if look.to in places]
-        return lines
+        for index, cost in enumerate(self.costs):
+            options += [
+                self._escalating_option(index, escalation, indices[escalation.to])
+                for escalation in cost.escalations
+                if escalation.to in indices
+            ]
+        return options
 
-    def _twice(self, place: int, look: Escalation, then: int) -> ServingOption:
-        name = f"{self.costs[place].name}>{look.to}@{look.share:.3f}"
-        first = np.array(self.batches[place].seconds)
-        seconds = first + escalation_seconds(self.batches[then], look, np.arange(first.size))
-        return ServingOption(SplitOption(name, look.accuracy, tuple(seconds.tolist())), place, look, then)
+    def _escalating_option(self, index: int, escalation: Escalation, escalation_point: int) -> ServingOption:
+        name = f"{self.costs[index].name}>{escalation.to}@{escalation.share:.3f}"
+        first = np.array(self.batches[index].seconds)
+        seconds = first + escalation_seconds(self.batches[escalation_point], escalation, np.arange(first.size))
+        return ServingOption(
+            SplitOption(name, escalation.accuracy, tuple(seconds.tolist())), index, escalation, escalation_point
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,19 +187,19 @@ class PointCost:
     name: str
     accuracy: float
     seconds: tuple[float, ...]
-    looks: tuple[Escalation, ...]
+    escalations: tuple[Escalation, ...]
 
 
-def undominated_options(ways: Sequence[SplitOption]) -> list[SplitOption]:
+def undominated_options(options: Sequence[SplitOption]) -> list[SplitOption]:
     """The ways that no other beats, but those that take longer than another for hardly more accuracy."""
-    kept = unbeaten_ways(ways)
-    accuracy = np.array([way.accuracy for way in kept])
-    hardly_less = (accuracy[:, None] < accuracy) & (accuracy[:, None] >= accuracy - HARDLY)
-    outdone = np.any(hardly_less & never_slower(kept), axis=0)
-    return [way for way, out in zip(kept, outdone, strict=True) if not out]
+    undominated = undominated_splits(options)
+    accuracy = np.array([option.accuracy for option in undominated])
+    negligibly_less = (accuracy[:, None] < accuracy) & (accuracy[:, None] >= accuracy - NEGLIGIBLE_ACCURACY)
+    outdone = np.any(negligibly_less & never_slower(undominated), axis=0)
+    return [option for option, out in zip(undominated, outdone, strict=True) if not out]
 
 
-def escalation_seconds(batches: Batches, look: Escalation, rows: Integers) -> Floats:
+def escalation_seconds(batches: BatchSplit, escalation: Escalation, rows: Integers) -> Floats:
     """Expected seconds of the second look at each of so many rows, in batches that other jobs' doubted rows fill up.
 
     Two or three doubted rows of a job hardly ever go alone. Charged a batch of their own they seem to cost twice what
@@ -188,38 +207,40 @@ def escalation_seconds(batches: Batches, look: Escalation, rows: Integers) -> Fl
     """
     alone = np.array(batches.seconds)
     counts = np.arange(alone.size)
-    size = min(ENCODER_DEDUP, alone.size - 1)
-    expected: Floats = np.interp(look.share * rows, counts, np.minimum(alone, counts * (alone[size] / size)))
+    size = min(ESCALATION_FILL_ROWS, alone.size - 1)
+    expected: Floats = np.interp(escalation.share * rows, counts, np.minimum(alone, counts * (alone[size] / size)))
     return expected
 
 
-def escalated_rows(look: Escalation, rows: Integers) -> Integers:
+def escalated_rows(escalation: Escalation, rows: Integers) -> Integers:
     """How many of so many rows are looked at again, as planned."""
-    again: Integers = np.ceil(look.share * rows - 1e-9).astype(np.int64)
-    return again
+    escalated: Integers = np.ceil(escalation.share * rows - 1e-9).astype(np.int64)
+    return escalated
 
 
 def split_table(points: Sequence[Point], task: str, most_rows: int) -> SplitTable:
     """The book of these points for a task; the same one as long as nothing of it changes."""
-    return _book(tuple(_costs(point, task, most_rows) for point in points))
+    return _cached_table(tuple(_costs(point, task, most_rows) for point in points))
 
 
 @lru_cache(maxsize=64)
-def _book(costs: tuple[PointCost, ...]) -> SplitTable:
+def _cached_table(costs: tuple[PointCost, ...]) -> SplitTable:
     return SplitTable(costs)
 
 
 def _costs(point: Point, task: str, most_rows: int) -> PointCost:
     accuracy = round(point.accuracy_for(task) / UNIT) * UNIT
-    return PointCost(point.name, accuracy, profiled(point, most_rows), _looks(point, task))
+    return PointCost(point.name, accuracy, profiled(point, most_rows), _escalations_of(point, task))
 
 
-def _looks(point: Point, task: str) -> tuple[Escalation, ...]:
+def _escalations_of(point: Point, task: str) -> tuple[Escalation, ...]:
     """What was measured of looking again at rows of a task: of all tasks mixed, nothing is known of a single one."""
     if not task:
-        return tuple(look for look in point.looks if not look.by_task)
-    own = ((look, look.by_task[task]) for look in point.looks if task in look.by_task)
-    return tuple(replace(look, share=of.share, accuracy=of.accuracy) for look, of in own if 0 < of.share < 1)
+        return tuple(escalation for escalation in point.escalations if not escalation.by_task)
+    by_task = ((escalation, escalation.by_task[task]) for escalation in point.escalations if task in escalation.by_task)
+    return tuple(
+        replace(escalation, share=of.share, accuracy=of.accuracy) for escalation, of in by_task if 0 < of.share < 1
+    )
 
 
 def profiled(point: Point, most_rows: int) -> tuple[float, ...]:
@@ -228,7 +249,7 @@ def profiled(point: Point, most_rows: int) -> tuple[float, ...]:
 
 
 __all__ = [
-    "MOST_ROWS",
+    "MAX_SPLIT_ROWS",
     "NONE",
     "Batches",
     "PointCost",

@@ -27,45 +27,45 @@ from trimtab_router.scheduling.policies.deadline_schedule import (
     solve,
 )
 from trimtab_router.scheduling.policies.interface import Dispatch, Policy, SchedulerView, WaitUntil
-from trimtab_router.scheduling.policies.job_groups import first_rows, remaining_capacity, shares_batch
+from trimtab_router.scheduling.policies.job_groups import can_share_batch, first_rows, remaining_capacity
 from trimtab_router.scheduling.policies.shadow_price import shadow_price
-from trimtab_router.scheduling.policies.token_batches import CandidateBatch, batches_of
+from trimtab_router.scheduling.policies.token_batches import CandidateBatch, candidate_batches
 from trimtab_router.scheduling.policies.token_options import TokenOption, TokenOptions, increasing_value
 from trimtab_router.scheduling.stage_request import RowSlice
 
-MOST_BATCHES = 40
+MAX_BATCHES = 40
 """How far it plans."""
-_LEADERS, _MOST_JOINED = 3, 5
+_LEADERS, _MAX_JOINED = 3, 5
 """How many of the first batches may be joined by those behind, and by how many."""
-_THRIFT = 1e-3
+_TIME_TIE_BREAK = 1e-3
 """Of what a second brings on average: among plans worth the same the one that takes less time is better."""
 
 
 @dataclass(slots=True, eq=False)
-class Planned:
+class PlannedBatch:
     """A batch, or several as one, and what it may choose among, from the fastest on.
 
     `of` counts the batches; `groups` are those that begin with the same one.
     """
 
     batch: CandidateBatch
-    of: int
-    choices: Integers
+    batches: int
+    options: Integers
     seconds: Floats
     values: Floats
-    groups: list["Planned"] = field(default_factory=list)
+    groups: list["PlannedBatch"] = field(default_factory=list)
 
-    def job(self, thrift: float) -> Job:
+    def job(self, time_weight: float) -> Job:
         """As the schedule knows it."""
-        together = [JointOption(g.of, g.seconds, g.values - thrift * g.seconds) for g in self.groups]
-        return Job(self.batch.deadline, self.seconds, self.values - thrift * self.seconds, together=together)
+        joint = [JointOption(g.batches, g.seconds, g.values - time_weight * g.seconds) for g in self.groups]
+        return Job(self.batch.deadline, self.seconds, self.values - time_weight * self.seconds, joint_options=joint)
 
-    def chosen(self, step: ProgramStep) -> "Planned":
+    def chosen(self, step: ProgramStep) -> "PlannedBatch":
         """Whom a step serves."""
-        return self if step.jobs == 1 else next(group for group in self.groups if group.of == step.jobs)
+        return self if step.jobs == 1 else next(group for group in self.groups if group.batches == step.jobs)
 
 
-def decide(view: SchedulerView, *, priced: bool = True, joins: bool = True) -> Dispatch | WaitUntil:
+def decide(view: SchedulerView, *, uses_shadow_price: bool = True, joins_batches: bool = True) -> Dispatch | WaitUntil:
     """Let the next batch leave.
 
     Args:
@@ -76,125 +76,152 @@ def decide(view: SchedulerView, *, priced: bool = True, joins: bool = True) -> D
     if view.drop_policy == "Never":
         return slack_fit.decide(view)
     start = max(view.now, min(view.free_at(), default=view.now))
-    menu = TokenOptions(view)
-    planned = plan_of(view, menu, priced=priced, joins=joins)
+    token_options = TokenOptions(view)
+    planned = plan_batches(view, token_options, uses_shadow_price=uses_shadow_price, joins_batches=joins_batches)
     if not planned:
         return slack_fit.decide(view)
-    seconds = sum(float(each.seconds[0]) for each in planned)
-    thrift = _THRIFT * sum(float(each.values[-1]) for each in planned) / max(seconds, 1e-9)
-    found = solve([each.job(thrift) for each in planned], start)
-    step = next((step for step in found.steps if step.option != DROPPED), None)
-    if step is None or (view.drop_policy == "Expired" and found.steps[0].option == DROPPED):
+    seconds = sum(float(entry.seconds[0]) for entry in planned)
+    time_weight = _TIME_TIE_BREAK * sum(float(entry.values[-1]) for entry in planned) / max(seconds, 1e-9)
+    schedule = solve([entry.job(time_weight) for entry in planned], start)
+    step = next((step for step in schedule.steps if step.option != DROPPED), None)
+    if step is None or (view.drop_policy == "Expired" and schedule.steps[0].option == DROPPED):
         return slack_fit.decide(view)
-    return _departure(view, menu, planned, found, step, start)
+    return _build_dispatch(view, token_options, planned, schedule, step, start)
 
 
-def plan_of(view: SchedulerView, menu: TokenOptions, *, priced: bool = True, joins: bool = True) -> list[Planned]:
+def plan_batches(
+    view: SchedulerView, token_options: TokenOptions, *, uses_shadow_price: bool = True, joins_batches: bool = True
+) -> list[PlannedBatch]:
     """The first batches that the free replica should serve, and what each may choose among."""
-    batches = batches_of(view, MOST_BATCHES, small=joins)
-    price = shadow_price(view, batches, menu) if priced else 0.0
-    singles = [each for each in _priced(menu, [(batch, 1) for batch in batches], price) if each.choices.size]
+    batches = candidate_batches(view, MAX_BATCHES, small_first=joins_batches)
+    price = shadow_price(view, batches, token_options) if uses_shadow_price else 0.0
+    singles = [
+        entry for entry in _price_batches(token_options, [(batch, 1) for batch in batches], price) if entry.options.size
+    ]
     free_at = view.free_at()
     if len(free_at) > 1:
-        (own, *_) = assign_to_servers([each.job(0.0) for each in singles], free_at)
-        singles = [singles[place] for place in own]
+        (own, *_) = assign_to_servers([entry.job(0.0) for entry in singles], free_at)
+        singles = [singles[index] for index in own]
     groups = [
-        (place, *group) for place in range(_LEADERS * joins) for group in _groups(singles[place:], view.most_rows)
+        (index, *group)
+        for index in range(_LEADERS * joins_batches)
+        for group in _joined_batches(singles[index:], view.max_batch_rows)
     ]
-    for (place, *_), group in zip(groups, _priced(menu, [(b, n) for _, b, n in groups], price), strict=True):
-        if group.choices.size:
-            singles[place].groups.append(group)
+    for (index, *_), group in zip(
+        groups, _price_batches(token_options, [(b, n) for _, b, n in groups], price), strict=True
+    ):
+        if group.options.size:
+            singles[index].groups.append(group)
     return singles
 
 
-def _groups(planned: list[Planned], most_rows: int) -> list[tuple[CandidateBatch, int]]:
+def _joined_batches(planned: list[PlannedBatch], most_rows: int) -> list[tuple[CandidateBatch, int]]:
     """The first as one with those right behind it."""
-    found: list[tuple[CandidateBatch, int]] = []
-    whole = planned[0].batch if planned else None
-    for count, each in enumerate(planned[1 : _MOST_JOINED + 1], 2):
-        if whole is None or not whole.goes_with(each.batch, most_rows):
+    groups: list[tuple[CandidateBatch, int]] = []
+    joined = planned[0].batch if planned else None
+    for count, entry in enumerate(planned[1 : _MAX_JOINED + 1], 2):
+        if joined is None or not joined.goes_with(entry.batch, most_rows):
             break
-        whole = whole.joined(each.batch)
-        found.append((whole, count))
-    return found
+        joined = joined.joined(entry.batch)
+        groups.append((joined, count))
+    return groups
 
 
-def _priced(menu: TokenOptions, batches: list[tuple[CandidateBatch, int]], price: float) -> list[Planned]:
+def _price_batches(
+    token_options: TokenOptions, batches: list[tuple[CandidateBatch, int]], price: float
+) -> list[PlannedBatch]:
     """What each may choose among: what it is worth, less what more time than the least is worth to others."""
     if not batches:
         return []
-    seconds = menu.seconds(np.array([batch.rows for batch, _ in batches]))
-    values = menu.values([batch.weights for batch, _ in batches])
-    for place, (batch, _) in enumerate(batches):
-        if batch.company[1] or batch.known:
-            values[place] = _narrowed(menu, batch, values[place])
+    seconds = token_options.seconds(np.array([batch.rows for batch, _ in batches]))
+    values = token_options.values([batch.weights for batch, _ in batches])
+    for index, (batch, _) in enumerate(batches):
+        if batch.key[1] or batch.provisional_value:
+            values[index] = _allowed_values(token_options, batch, values[index])
     allowed = np.where(values > -inf, seconds, inf)
     values = values - price * (seconds - allowed.min(axis=1, initial=1e9)[:, None])
-    _, places = increasing_value(seconds, values)
+    _, indices = increasing_value(seconds, values)
     return [
-        Planned(batch, count, chosen, seconds[row, chosen], values[row, chosen])
-        for row, ((batch, count), chosen) in enumerate(zip(batches, places, strict=True))
+        PlannedBatch(batch, count, chosen, seconds[row, chosen], values[row, chosen])
+        for row, ((batch, count), chosen) in enumerate(zip(batches, indices, strict=True))
     ]
 
 
-def _narrowed(menu: TokenOptions, batch: CandidateBatch, values: Floats) -> Floats:
+def _allowed_values(token_options: TokenOptions, batch: CandidateBatch, values: Floats) -> Floats:
     """Without what does not reach the floor; of rows that have an answer, what a better one adds."""
-    piece = batch.slices[0]
-    fit = np.array([choice.point.suits(piece) and _reaches(choice, piece) for choice in menu.choices])
-    if piece.provisional is None:
+    row_slice = batch.slices[0]
+    fit = np.array([option.point.suits(row_slice) and _reaches(option, row_slice) for option in token_options.options])
+    if row_slice.provisional_response is None:
         return np.where(fit, values, -inf)
-    fit &= np.array([choice.look is None for choice in menu.choices])
-    if piece.again is not None and piece.again.accuracy is not None:
-        meant = np.array([choice.point.name == piece.again.point for choice in menu.choices])
-        values = np.where(meant, sum(batch.weights.values()) * piece.again.accuracy, values)
-    return np.where(fit, values - batch.known, -inf)
+    fit &= np.array([option.escalation is None for option in token_options.options])
+    if row_slice.escalation is not None and row_slice.escalation.accuracy is not None:
+        is_target = np.array([option.point.name == row_slice.escalation.to for option in token_options.options])
+        values = np.where(is_target, sum(batch.weights.values()) * row_slice.escalation.accuracy, values)
+    return np.where(fit, values - batch.provisional_value, -inf)
 
 
-def _reaches(choice: TokenOption, piece: RowSlice) -> bool:
+def _reaches(option: TokenOption, row_slice: RowSlice) -> bool:
     """Whether the mean of both looks keeps the floor as well."""
-    return choice.look is None or choice.accuracy_for(piece.work.wish.task) >= piece.work.accuracy_floor
-
-
-def _departure(
-    view: SchedulerView, menu: TokenOptions, planned: list[Planned], found: Schedule, step: ProgramStep, start: float
-) -> Dispatch:
-    """Let a batch leave, filled with others that are planned to go as it goes, as far as nobody is late for it."""
-    leaving = planned[step.place].chosen(step)
-    choice, rows = menu.choices[leaving.choices[step.option]], leaving.batch.rows
-    takes = first_rows(leaving.batch.slices, rows)
-    if choice.look is not None:
-        return Dispatch(choice.point, takes, again=choice.look.again)
-    behind = found.steps[found.steps.index(step) :]
-    spare = _spare_seconds(planned, behind, start)
-    if spare > 0 and not takes[0].alone and rows < view.most_rows:
-        mates = _mates(menu, leaving, choice, [(planned[each.place].chosen(each), each) for each in behind[1:]])
-        takes += first_rows(mates, remaining_capacity(view, choice.point, rows, spare))
-    return Dispatch(choice.point, takes)
-
-
-def _mates(
-    menu: TokenOptions, leaving: Planned, choice: TokenOption, behind: list[tuple[Planned, ProgramStep]]
-) -> Iterator[RowSlice]:
-    taken = {id(piece.work) for piece in leaving.batch.slices}
     return (
-        piece
-        for planned, step in behind
-        if step.option != DROPPED and menu.choices[planned.choices[step.option]] is choice
-        if planned.batch.company[1:] == leaving.batch.company[1:]
-        for piece in planned.batch.slices
-        if id(piece.work) not in taken and shares_batch(choice.point, leaving.batch.slices[0], piece)
+        option.escalation is None
+        or option.accuracy_for(row_slice.request.options.task) >= row_slice.request.accuracy_floor
     )
 
 
-def _spare_seconds(planned: list[Planned], steps: Sequence[ProgramStep], start: float) -> float:
+def _build_dispatch(
+    view: SchedulerView,
+    token_options: TokenOptions,
+    planned: list[PlannedBatch],
+    schedule: Schedule,
+    step: ProgramStep,
+    start: float,
+) -> Dispatch:
+    """Let a batch leave, filled with others that are planned to go as it goes, as far as nobody is late for it."""
+    planned_batch = planned[step.first_job].chosen(step)
+    option, rows = token_options.options[planned_batch.options[step.option]], planned_batch.batch.rows
+    takes = first_rows(planned_batch.batch.slices, rows)
+    if option.escalation is not None:
+        return Dispatch(option.point, takes, escalation=option.escalation.rule)
+    behind = schedule.steps[schedule.steps.index(step) :]
+    spare = _spare_seconds(planned, behind, start)
+    if spare > 0 and not takes[0].alone and rows < view.max_batch_rows:
+        extra_slices = _extra_slices(
+            token_options,
+            planned_batch,
+            option,
+            [(planned[entry.first_job].chosen(entry), entry) for entry in behind[1:]],
+        )
+        takes += first_rows(extra_slices, remaining_capacity(view, option.point, rows, spare))
+    return Dispatch(option.point, takes)
+
+
+def _extra_slices(
+    token_options: TokenOptions,
+    planned_batch: PlannedBatch,
+    option: TokenOption,
+    behind: list[tuple[PlannedBatch, ProgramStep]],
+) -> Iterator[RowSlice]:
+    taken = {id(row_slice.request) for row_slice in planned_batch.batch.slices}
+    return (
+        row_slice
+        for planned, step in behind
+        if step.option != DROPPED and token_options.options[planned.options[step.option]] is option
+        if planned.batch.key[1:] == planned_batch.batch.key[1:]
+        for row_slice in planned.batch.slices
+        if id(row_slice.request) not in taken
+        and can_share_batch(option.point, planned_batch.batch.slices[0], row_slice)
+    )
+
+
+def _spare_seconds(planned: list[PlannedBatch], steps: Sequence[ProgramStep], start: float) -> float:
     """How much later than planned all could be served; negative where anybody would be late."""
     end, spare = start, inf
     for step in steps:
         if step.option != DROPPED:
-            each = planned[step.place].chosen(step)
-            end += float(each.seconds[step.option])
-            spare = min(spare, each.batch.deadline - end)
+            entry = planned[step.first_job].chosen(step)
+            end += float(entry.seconds[step.option])
+            spare = min(spare, entry.batch.deadline - end)
     return spare
 
 
-POLICY = Policy(decide, falls_back=True)
+POLICY = Policy(decide, uses_fallbacks=True)

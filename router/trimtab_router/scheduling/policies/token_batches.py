@@ -11,44 +11,41 @@ from functools import lru_cache
 from itertools import islice
 from math import log2
 
-from trimtab_router.scheduling.policies.interface import ANSWER_SECONDS, SchedulerView
+from trimtab_router.scheduling.policies.interface import RESPONSE_MARGIN_SECONDS, SchedulerView
 from trimtab_router.scheduling.queue import MOST_SLICES
 from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, Signature
 
-URGENCY = 30.0
+PRIORITY_FACTOR = 30.0
 """How many answers of one priority are worth one of the next higher."""
-_Company = tuple[Signature, float, str, EscalationRule | None]
+_BatchKey = tuple[Signature, float, str, EscalationRule | None]
 
 
 @dataclass(slots=True, eq=False)
 class CandidateBatch:
-    """Rows that are planned as one batch.
+    """Rows that are planned as one batch."""
 
-    Attributes:
-        company: what all that go together with it have in common.
-        deadline: by which this stage must be done with the first.
-        slices: of which it is, most urgent first; of the last maybe not all.
-        rows: of all.
-        weights: what right answers to all its rows are worth, by task.
-        known: what the answers they have are worth, as far as they are expected to be right.
-    """
-
-    company: _Company
+    key: _BatchKey
+    """What all that go together with it have in common."""
     deadline: float
+    """By which this stage must be done with the first."""
     level: int
     slices: list[RowSlice] = field(default_factory=list)
+    """Of which it is, most urgent first; of the last maybe not all."""
     rows: int = 0
+    """Of all."""
     weights: dict[str, float] = field(default_factory=dict)
-    known: float = 0.0
+    """What right answers to all its rows are worth, by task."""
+    provisional_value: float = 0.0
+    """What the answers they have are worth, as far as they are expected to be right."""
 
-    def add(self, piece: RowSlice, rows: int, weight: float) -> None:
+    def add(self, row_slice: RowSlice, rows: int, weight: float) -> None:
         """So many rows more, each worth that much."""
-        task = piece.work.wish.task
-        self.slices.append(piece)
+        task = row_slice.request.options.task
+        self.slices.append(row_slice)
         self.rows += rows
         self.weights[task] = self.weights.get(task, 0.0) + weight * rows
-        if piece.provisional is not None:
-            self.known += weight * rows * piece.provisional.accuracy
+        if row_slice.provisional_response is not None:
+            self.provisional_value += weight * rows * row_slice.provisional_response.accuracy
 
     def joined(self, other: "CandidateBatch") -> "CandidateBatch":
         """Both as one."""
@@ -58,22 +55,22 @@ class CandidateBatch:
         }
         slices = [*self.slices, *other.slices]
         return CandidateBatch(
-            self.company,
+            self.key,
             min(self.deadline, other.deadline),
             self.level,
             slices,
             self.rows + other.rows,
             weights,
-            self.known + other.known,
+            self.provisional_value + other.provisional_value,
         )
 
     def goes_with(self, other: "CandidateBatch", most_rows: int) -> bool:
         """Whether both may be one batch."""
         alone = self.slices[0].alone or other.slices[0].alone
-        return not alone and self.company == other.company and self.rows + other.rows <= most_rows
+        return not alone and self.key == other.key and self.rows + other.rows <= most_rows
 
 
-def batches_of(view: SchedulerView, most: int, *, small: bool = True) -> list[CandidateBatch]:
+def candidate_batches(view: SchedulerView, max_batches: int, *, small_first: bool = True) -> list[CandidateBatch]:
     """The first batches along the queue, by the deadlines of their first.
 
     Args:
@@ -81,37 +78,45 @@ def batches_of(view: SchedulerView, most: int, *, small: bool = True) -> list[Ca
         most: how many.
         small: whether the first are small ones.
     """
-    quarter = max(view.most_rows // 4, 1)
-    sizes = (1, quarter, quarter, min(2 * quarter, view.most_rows), view.most_rows) if small else (view.most_rows,)
-    found: list[CandidateBatch] = []
-    open_batches: dict[tuple[_Company, int], tuple[CandidateBatch, int]] = {}
-    for piece in islice(view.waiting, MOST_SLICES):
-        work, wish = piece.work, piece.work.wish
-        weight, level = utility_class(wish.utility, wish.priority)
-        company = (work.signature, work.accuracy_floor, wish.task if work.accuracy_floor else "", piece.again)
-        mate, room = open_batches.get((company, level), (None, 0))
-        if mate is not None and mate.rows + piece.rows <= room and not piece.alone:
-            mate.add(piece, piece.rows, weight)
+    quarter = max(view.max_batch_rows // 4, 1)
+    sizes = (
+        (1, quarter, quarter, min(2 * quarter, view.max_batch_rows), view.max_batch_rows)
+        if small_first
+        else (view.max_batch_rows,)
+    )
+    batches: list[CandidateBatch] = []
+    open_batches: dict[tuple[_BatchKey, int], tuple[CandidateBatch, int]] = {}
+    for row_slice in islice(view.waiting, MOST_SLICES):
+        work, options = row_slice.request, row_slice.request.options
+        weight, level = utility_class(options.utility, options.priority)
+        key = (work.signature, work.accuracy_floor, options.task if work.accuracy_floor else "", row_slice.escalation)
+        open_batch, capacity = open_batches.get((key, level), (None, 0))
+        if open_batch is not None and open_batch.rows + row_slice.rows <= capacity and not row_slice.alone:
+            open_batch.add(row_slice, row_slice.rows, weight)
             continue
-        deadline = work.due_at - view.later_seconds - (ANSWER_SECONDS if piece.provisional is not None else 0.0)
-        for rows in _parts(piece.rows, view.most_rows):
-            if len(found) == most:
-                return found
-            found.append(CandidateBatch(company, deadline, level))
-            found[-1].add(piece, rows, weight)
-        if not piece.alone:
-            open_batches[company, level] = (found[-1], sizes[min(len(found), len(sizes)) - 1])
-    return found
+        deadline = (
+            work.due_at
+            - view.later_seconds
+            - (RESPONSE_MARGIN_SECONDS if row_slice.provisional_response is not None else 0.0)
+        )
+        for rows in _split_rows(row_slice.rows, view.max_batch_rows):
+            if len(batches) == max_batches:
+                return batches
+            batches.append(CandidateBatch(key, deadline, level))
+            batches[-1].add(row_slice, rows, weight)
+        if not row_slice.alone:
+            open_batches[key, level] = (batches[-1], sizes[min(len(batches), len(sizes)) - 1])
+    return batches
 
 
 @lru_cache(maxsize=1024)
 def utility_class(utility: float, priority: int) -> tuple[float, int]:
     """What a right answer is worth, and the power of two nearest to that."""
-    weight = utility * URGENCY ** (3 - priority)
+    weight = utility * PRIORITY_FACTOR ** (3 - priority)
     return weight, round(log2(max(weight, 1e-9)))
 
 
-def _parts(rows: int, most: int) -> Iterator[int]:
+def _split_rows(rows: int, max_batches: int) -> Iterator[int]:
     while rows > 0:
-        yield min(rows, most)
-        rows -= most
+        yield min(rows, max_batches)
+        rows -= max_batches

@@ -22,20 +22,20 @@ class TokenOption:
     """One way to serve a batch: at a point; `look`: and its least certain rows again, at the point `then`."""
 
     point: Point
-    look: Escalation | None = None
-    then: Point | None = None
+    escalation: Escalation | None = None
+    escalation_point: Point | None = None
 
     @property
     def accuracy(self) -> float:
         """Expected of rows of all tasks, mixed as they were measured."""
-        return self.point.accuracy if self.look is None else self.look.accuracy
+        return self.point.accuracy if self.escalation is None else self.escalation.accuracy
 
     def accuracy_for(self, task: str) -> float:
         """Expected of rows of a task; a second look without thresholds by task is taken to add what it adds to all."""
-        if self.look is not None and self.look.by_task:
-            own = self.look.by_task.get(task)
-            return self.point.accuracy_for(task) if own is None else own.accuracy
-        added = self.look.accuracy - self.point.accuracy if self.look is not None else 0.0
+        if self.escalation is not None and self.escalation.by_task:
+            rule = self.escalation.by_task.get(task)
+            return self.point.accuracy_for(task) if rule is None else rule.accuracy
+        added = self.escalation.accuracy - self.point.accuracy if self.escalation is not None else 0.0
         return min(self.point.accuracy_for(task) + added, 1.0)
 
 
@@ -48,25 +48,33 @@ class TokenOptions:
 
     def __init__(self, view: SchedulerView) -> None:
         points = list(view.points)
-        self.choices = [TokenOption(point) for point in points]
-        self._most_rows = view.most_rows
-        table = _table(tuple(profiled(point, view.most_rows) for point in points))
-        now = np.array([point.seconds(view.most_rows) for point in points])
+        self.options = [TokenOption(point) for point in points]
+        self._most_rows = view.max_batch_rows
+        table = _table(tuple(profiled(point, view.max_batch_rows) for point in points))
+        now = np.array([point.seconds(view.max_batch_rows) for point in points])
         ratios = np.divide(now, table[:, -1], out=np.ones(now.size), where=table[:, -1] > 0)
         self._seconds = table * ratios[:, None]
-        self._add_looks(points)
+        self._add_escalations(points)
 
-    def _add_looks(self, points: Sequence[Point]) -> None:
+    def _add_escalations(self, points: Sequence[Point]) -> None:
         """Second looks that are not slower and no better than another choice."""
-        places = {point.name: place for place, point in enumerate(points)}
+        indices = {point.name: index for index, point in enumerate(points)}
         sizes = np.arange(self._most_rows + 1)
-        found = [(place, look) for place, point in enumerate(points) for look in point.looks if look.to in places]
-        for place, look in found:
-            again = self._seconds[places[look.to]][escalated_rows(look, sizes)]
-            seconds, choice = self._seconds[place] + again, TokenOption(points[place], look, points[places[look.to]])
-            accuracy = np.array([each.accuracy for each in self.choices])
-            if not ((self._seconds[:, -1] <= seconds[-1]) & (accuracy >= look.accuracy)).any():
-                self.choices.append(choice)
+        found = [
+            (index, escalation)
+            for index, point in enumerate(points)
+            for escalation in point.escalations
+            if escalation.to in indices
+        ]
+        for index, escalation in found:
+            escalation_seconds = self._seconds[indices[escalation.to]][escalated_rows(escalation, sizes)]
+            seconds, option = (
+                self._seconds[index] + escalation_seconds,
+                TokenOption(points[index], escalation, points[indices[escalation.to]]),
+            )
+            accuracy = np.array([each.accuracy for each in self.options])
+            if not ((self._seconds[:, -1] <= seconds[-1]) & (accuracy >= escalation.accuracy)).any():
+                self.options.append(option)
                 self._seconds = np.concatenate([self._seconds, seconds[None]])
 
     @property
@@ -82,7 +90,7 @@ class TokenOptions:
 
     def accuracies(self, tasks: Sequence[str]) -> Floats:
         """Of rows of each task by each choice. Shape (tasks, choices)."""
-        return np.array([[choice.accuracy_for(task) for choice in self.choices] for task in tasks])
+        return np.array([[option.accuracy_for(task) for option in self.options] for task in tasks])
 
     def values(self, by_task: Sequence[Mapping[str, float]]) -> Floats:
         """Utility times accuracy of batches. Shape (batches, choices).
@@ -108,7 +116,7 @@ def increasing_value(seconds: Floats, values: Floats) -> tuple[Integers, list[In
     best = np.maximum.accumulate(sorted_values, axis=1)
     keeps = sorted_values > -inf
     keeps[:, 1:] &= sorted_values[:, 1:] > best[:, :-1] + _ROUNDING
-    return order, [places[keep] for places, keep in zip(order, keeps, strict=True)]
+    return order, [indices[keep] for indices, keep in zip(order, keeps, strict=True)]
 
 
 @lru_cache(maxsize=64)

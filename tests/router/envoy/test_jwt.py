@@ -1,4 +1,4 @@
-"""Tokens at a real door: whose they are, for whom, until when, for which pipelines, and what a forger tries."""
+"""JWTs at a real Envoy: client, audience, expiry, pipelines and forged tokens."""
 
 import asyncio
 import hashlib
@@ -10,12 +10,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from tests.router.envoy.callers import PATH, call, code, post
+from tests.router.envoy.fake_router import a_fake_router
+from tests.router.envoy.http_clients import PATH, call, code, post
 from tests.router.envoy.openssl import Signer, jwks, replace, unsigned
-from tests.router.envoy.stand_in import a_stand_in
 from tests.router.fakes import FakeReplica, a_pipeline, a_rig
 from trimtab_pipelines.edge_settings import EdgeSettings, JwtIssuer
-from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of, new_key
+from trimtab_router.envoy.api_keys import HashedKey, format_entry, key_digest, new_key
 
 PIPELINE = a_pipeline(1)
 ISSUER = "https://issuer.example"
@@ -38,7 +38,7 @@ def bearer(token: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256"])
-async def test_a_token_lets_in_who_it_names_and_a_forged_one_nobody(tmp_path, algorithm):
+async def test_valid_token_passes_and_forged_one_is_refused(tmp_path, algorithm):
     signer, forger = Signer.make("good", algorithm), Signer.make("forged", algorithm)
 
     def signed(**changes: Any) -> str:
@@ -119,7 +119,7 @@ async def test_the_client_and_the_pipelines_are_what_the_claims_say(tmp_path):
         return web.Response(text="{}")
 
     issuer = an_issuer(tmp_path, signer, client_claim="client_id", pipelines_claim="pipelines")
-    async with a_stand_in(answer, EdgeSettings(jwt=(issuer,))) as ports, aiohttp.ClientSession() as session:
+    async with a_fake_router(answer, EdgeSettings(jwt=(issuer,))) as ports, aiohttp.ClientSession() as session:
 
         async def ask(**changes: Any) -> int:
             token = signer.token(tmp_path, claims(client_id="batch-7", **changes))
@@ -137,7 +137,7 @@ async def test_the_client_and_the_pipelines_are_what_the_claims_say(tmp_path):
 
 
 @pytest.mark.parametrize("bare", [False, True])
-async def test_a_pipeline_of_the_same_name_in_another_namespace_is_another(tmp_path, bare):
+async def test_token_is_bound_to_the_pipelines_namespace(tmp_path, bare):
     """A name alone would be every tenant's pipeline of that name; it counts only where the door's owner says so."""
     signer = Signer.make("good")
     issuer = an_issuer(tmp_path, signer, pipelines_claim="pipelines", unprefixed_pipelines=bare)
@@ -162,7 +162,7 @@ async def assert_two_clients(edge: EdgeSettings, first: Any, second: Any) -> Non
         await replica.arrived.wait()
         assert (await post(rig, first)).headers["x-trimtab-reason"] == "ClientConcurrencyLimited"
         asking.append(asyncio.create_task(post(rig, second)))
-        await rig.until(lambda: rig.router.budget.requests == 2)
+        await rig.until(lambda: rig.router.memory.requests == 2)
         replica.gate.set()
 
         assert [(await one).status for one in asking] == [200, 200]
@@ -193,7 +193,7 @@ async def test_clients_whose_long_names_end_otherwise_are_two(tmp_path):
 async def test_keys_and_tokens_are_taken_beside_each_other(tmp_path):
     """One of both is enough; a wrong one beside a right one is no way in, nor is a token where only keys are taken."""
     signer, key, keys = Signer.make("good"), new_key(), tmp_path / "keys"
-    keys.write_text(f"bob: {entry_of(HashedKey('bob', digest_of(key)))}\n")
+    keys.write_text(f"bob: {format_entry(HashedKey('bob', key_digest(key)))}\n")
     settings = EdgeSettings(jwt=(an_issuer(tmp_path, signer),), keys_file=str(keys))
     good, bad = signer.token(tmp_path, claims()), signer.token(tmp_path, claims(aud="another"))
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings) as rig:
@@ -213,7 +213,7 @@ async def test_keys_and_tokens_are_taken_beside_each_other(tmp_path):
         assert (await post(rig, ("x-api-key", key))).status == 200
 
 
-async def test_an_issuers_new_keys_are_in_force_and_its_old_ones_are_not(tmp_path):
+async def test_rotated_issuer_keys_replace_the_old(tmp_path):
     old, new = Signer.make("old"), Signer.make("new")
     settings = EdgeSettings(jwt=(an_issuer(tmp_path, old),))
     first, second = bearer(old.token(tmp_path, claims())), bearer(new.token(tmp_path, claims()))

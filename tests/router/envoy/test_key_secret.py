@@ -1,17 +1,17 @@
-"""Keys in a Secret of a real API server: taken as they change, and nobody's where there is none."""
+"""API keys in a Kubernetes Secret."""
 
 import asyncio
 import base64
 from collections.abc import Sequence
 
 from trimtab_kubernetes import Cluster
-from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of, new_key
-from trimtab_router.envoy.key_watcher import follow_secret
+from trimtab_router.envoy.api_keys import HashedKey, format_entry, key_digest, new_key
+from trimtab_router.envoy.key_watcher import watch_secret
 
 
 def a_secret(namespace: str, **keys: str) -> dict[str, object]:
     data = {
-        client: base64.b64encode(entry_of(HashedKey(client, digest_of(key))).encode()).decode()
+        client: base64.b64encode(format_entry(HashedKey(client, key_digest(key))).encode()).decode()
         for client, key in keys.items()
     }
     return {
@@ -22,13 +22,13 @@ def a_secret(namespace: str, **keys: str) -> dict[str, object]:
     }
 
 
-async def test_keys_of_a_secret_are_followed_and_without_one_nobody_gets_in(cluster: Cluster, namespace: str) -> None:
+async def test_secret_keys_are_watched_and_deletion_refuses_all(cluster: Cluster, namespace: str) -> None:
     told: asyncio.Queue[list[str]] = asyncio.Queue()
 
     def use(keys: Sequence[HashedKey]) -> None:
         told.put_nowait([key.client for key in keys])
 
-    following = asyncio.create_task(follow_secret(cluster, namespace, "trimtab-keys", use))
+    following = asyncio.create_task(watch_secret(cluster, namespace, "trimtab-keys", use))
     try:
         async with asyncio.timeout(60):
             assert await told.get() == []

@@ -1,4 +1,4 @@
-"""As much of an HTTP/2 client as it takes to see each frame when it comes."""
+"""Minimal HTTP/2 client that exposes each frame as it arrives."""
 
 import asyncio
 import ssl

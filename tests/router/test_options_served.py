@@ -53,21 +53,21 @@ def a_certain_pipeline(points=POINTS, **changes):
 
 @pytest.fixture
 def looking(monkeypatch):
-    monkeypatch.setitem(POLICIES, "EarliestDeadlineFirst", Policy(quick_first, falls_back=True))
+    monkeypatch.setitem(POLICIES, "EarliestDeadlineFirst", Policy(quick_first, uses_fallbacks=True))
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"trimtab.accuracy_floor": 0.95}, "the best possible is 0.9"),
     ({"trimtab.accuracy_floor": 0.85, "trimtab.accuracy_probability": 0.95}, "needs 0.95"),
     ({"trimtab.accuracy_floor": 0.8, "trimtab.task": "odd"}, "the best possible is 0.7"),
-    ({"trimtab.task": "even"}, "unknown task 'even'; the plan in force knows: odd"),
+    ({"trimtab.task": "even"}, "unknown task 'even'; known tasks: odd"),
     ({"trimtab.accuracy_probability": 0.9}, "accuracy_floor"),
     ({"priority": 9}, "priority"),
     ({"trimtab.prioritty": 1}, "trimtab.prioritty"),
 ]
 
 
-async def test_wishes_that_cannot_be_granted_are_refused_by_name_over_both_protocols():
+async def test_impossible_options_are_refused_over_both_protocols():
     pipeline = a_certain_pipeline(schedulingPolicy="SlackFit")
     async with a_rig(pipeline, {"stage-0": [Certain()]}, **PLAN) as rig:
         for parameters, named in REFUSED:
@@ -80,7 +80,7 @@ async def test_wishes_that_cannot_be_granted_are_refused_by_name_over_both_proto
         assert (await rig.rest(a_wishing(**{"trimtab.accuracy_floor": "0.9"})))[0] == 200
 
 
-async def test_a_floor_is_kept_where_the_policy_would_have_chosen_the_faster_point(looking):
+async def test_accuracy_floor_overrides_the_faster_point(looking):
     async with a_rig(a_certain_pipeline(), {"stage-0": [Certain()]}, **PLAN) as rig:
         _, plain, _ = await rig.rest(a_wishing())
         _, picky, _ = await rig.rest(a_wishing(**{"trimtab.accuracy_floor": 0.85}))
@@ -90,7 +90,7 @@ async def test_a_floor_is_kept_where_the_policy_would_have_chosen_the_faster_poi
         assert picky.parameters["trimtab.expected_accuracy"] >= 0.85
 
 
-async def test_rows_that_were_served_apart_are_told_apart(looking):
+async def test_rows_served_differently_are_listed(looking):
     async with a_rig(a_certain_pipeline(), {"stage-0": [Certain()]}, **PLAN) as rig:
         _, answer, _ = await rig.rest(a_wishing([0.9, 0.1, 0.2, 0.8]))
 
@@ -102,7 +102,7 @@ async def test_rows_that_were_served_apart_are_told_apart(looking):
         assert "trimtab.escalation_pending" not in told
 
 
-async def test_an_answer_that_could_not_wait_for_the_second_look_says_so(looking):
+async def test_missed_escalation_is_reported(looking):
     replica = Certain(once=True)
     async with a_rig(a_certain_pipeline(), {"stage-0": [replica]}, **PLAN) as rig:
         status, answer, _ = await rig.rest(a_wishing([0.9, 0.1, 0.2], timeout=3_000_000))
@@ -110,14 +110,14 @@ async def test_an_answer_that_could_not_wait_for_the_second_look_says_so(looking
         assert status == 200
         assert answer.outputs[0].array[:, 0].tolist() == [1.0, 1.0, 1.0]
         assert answer.parameters["trimtab.escalation_pending"] is True
-        assert answer.parameters["trimtab.stage-0.provisional"] == "false,true,true"
+        assert answer.parameters["trimtab.stage-0.escalation_pending"] == "false,true,true"
         assert await rig.metric("trimtab_unescalated_responses_total") == 1
 
 
 EVIDENCE = {"source": "Measured", "samples": 1000, "meanConfidence": 0.9}
 
 
-async def test_a_point_that_has_become_less_certain_is_told_in_state_and_metrics():
+async def test_drifted_point_is_reported_in_state_and_metrics():
     odd = {"odd": EVIDENCE | {"value": 0.6}}
     points = [point | {"accuracyEvidence": EVIDENCE, "accuracyByTask": odd} for point in POINTS]
     async with a_rig(a_certain_pipeline(points=points), {"stage-0": [Certain()]}, **PLAN) as rig:
@@ -132,7 +132,7 @@ async def test_a_point_that_has_become_less_certain_is_told_in_state_and_metrics
         assert await rig.metric("trimtab_drifted_points", stage="stage-0") == 1
 
 
-async def test_grpc_answers_hold_only_kinds_of_parameters_that_every_client_reads():
+async def test_grpc_parameters_have_portable_types():
     async with a_rig(a_certain_pipeline(), {"stage-0": [Certain()]}, **PLAN) as rig:
         answer = await rig.grpc(a_wishing())
 

@@ -1,4 +1,4 @@
-"""A door with something else than a router behind it: a test sees what comes through, and says what goes out."""
+"""A proxy with a fake router, which records requests and returns given responses."""
 
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -18,7 +18,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def a_stand_in(
+async def a_fake_router(
     handler: Handler,
     settings: EdgeSettings | None = None,
     keys: Sequence[HashedKey] = (),
@@ -26,7 +26,7 @@ async def a_stand_in(
 ) -> AsyncIterator[EnvoyPorts]:
     """A real Envoy with our configuration, and this handler in the router's place."""
     settings, sockets = settings or EdgeSettings(), sockets or make_sockets()
-    control = EnvoyControl(settings, namespace="default", pipeline="sample", longest_seconds=60)
+    control = EnvoyControl(settings, namespace="default", pipeline="sample", max_seconds=60)
     control.use_keys(keys)
     listening = [Listener(web.Server(handler)), Listener(control.server())]
     try:

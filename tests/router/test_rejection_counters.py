@@ -10,15 +10,15 @@ from aiohttp import web
 
 from trimtab.local.envoy_process import make_sockets
 from trimtab_pipelines.edge_settings import EdgeSettings
-from trimtab_pipelines.error_codes import DOOR_REASONS
+from trimtab_pipelines.error_codes import PROXY_REASONS
 from trimtab_router.envoy.admin_client import EnvoyAdmin
 from trimtab_router.envoy.local_replies import local_replies
 from trimtab_router.envoy.memory_limits import heap_bytes
-from trimtab_router.envoy.rejection_counters import answered_by_envoy, rejections_since
+from trimtab_router.envoy.rejection_counters import parse_local_replies, rejections_since
 
 
 def stats(*lines: str) -> dict[str, int]:
-    return answered_by_envoy("\n".join(f"door.answered.{line}" for line in lines))
+    return parse_local_replies("\n".join(f"proxy.answered.{line}" for line in lines))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_refusal_is_counted_by_its_reason_over_both_protocols(line: str, refus
     assert rejections_since({}, stats(line)) == refused
 
 
-def test_only_what_is_new_is_counted_and_a_door_that_began_anew_starts_at_zero():
+def test_counter_increases_and_restarts_are_counted():
     line = "detail.lua_response.status.200.reason.Forbidden: {}"
 
     assert rejections_since(stats(line.format(3)), stats(line.format(5))) == {(403, "Forbidden"): 2}
@@ -58,7 +58,7 @@ def test_only_what_is_new_is_counted_and_a_door_that_began_anew_starts_at_zero()
     assert rejections_since(stats(line.format(5)), stats(line.format(1))) == {(403, "Forbidden"): 1}
 
 
-def test_each_reason_that_callers_are_told_is_counted():
+def test_every_proxy_reason_is_counted():
     headers = [
         header["header"]["value"]
         for mapper in local_replies(1000, 16)["mappers"]
@@ -66,7 +66,7 @@ def test_each_reason_that_callers_are_told_is_counted():
         if header["header"]["key"] == "x-trimtab-reason"
     ]
 
-    assert set(headers) - {"Timeout"} == set(DOOR_REASONS), json.dumps(headers)
+    assert set(headers) - {"Timeout"} == set(PROXY_REASONS), json.dumps(headers)
 
 
 class FakeEnvoy:
@@ -87,21 +87,21 @@ class FakeEnvoy:
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         assert request.path == "/stats"
-        line = f"door.answered.detail.lua_response.status.401.reason.Unauthenticated: {self.refused}"
+        line = f"proxy.answered.detail.lua_response.status.401.reason.Unauthenticated: {self.refused}"
         return web.Response(text=line + "\n")
 
 
 @pytest.mark.parametrize("note", [None, "[]", '{"x": "y"}', "\x00"])
-async def test_a_router_after_another_counts_only_what_is_new_at_its_door(note: str | None):
+async def test_restarted_router_counts_only_new_rejections(note: str | None):
     sockets, door, counted = make_sockets(), FakeEnvoy(), Counter[tuple[int, str]]()
     if note is not None:
-        sockets.counted.write_text(note)
-    await door.start(sockets.envoy)
+        sockets.counters_file.write_text(note)
+    await door.start(sockets.envoy_admin)
     for refused in (3, 5, 5):  # a router each; the door outlives them
         door.refused = refused
-        envoy = EnvoyAdmin(sockets.envoy, sockets.counted, counted.update, heap_bytes(EdgeSettings()))
-        await envoy.catch_up()
-        await envoy.catch_up()
+        envoy = EnvoyAdmin(sockets.envoy_admin, sockets.counters_file, counted.update, heap_bytes(EdgeSettings()))
+        await envoy.sync_counters()
+        await envoy.sync_counters()
         await envoy.close()
     await door.stop()
     shutil.rmtree(sockets.folder)

@@ -1,4 +1,4 @@
-"""Whose fault it is that a request got no answer: what callers do to themselves is counted apart, at both doors."""
+"""Whose fault it is that a request got no answer: what callers do to themselves is counted apart, at both listeners."""
 
 import asyncio
 import shutil
@@ -33,22 +33,22 @@ from trimtab_router.refusal import Refusal
         (503, "RouterUnavailable", "UNAVAILABLE", False),
     ],
 )
-async def test_what_the_door_refuses_is_the_callers_fault_or_ours(status, reason, code, callers):
+async def test_proxy_rejections_are_client_or_server_errors(status, reason, code, callers):
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        rig.router.accounts.refused_at_door({(status, reason): 3})
+        rig.router.accounting.count_proxy_rejections({(status, reason): 3})
 
         assert await rig.metric("trimtab_refusals_total", code=code, reason=reason) == 3
         assert await rig.metric("trimtab_client_errors_total") == (3 if callers else 0)
         assert await rig.outcomes() == {"refused": 3}
 
 
-async def test_who_shows_no_key_is_counted_as_a_callers_fault(tmp_path):
+async def test_missing_key_is_a_client_error(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("")
     settings = EdgeSettings(keys_file=str(keys))
     sockets = make_sockets()
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        control = await rig.doors.open_behind_envoy(sockets, settings)
+        control = await rig.listeners.listen_behind_envoy(sockets, settings)
         control.use_keys(())
         async with an_envoy(rig.router.pipeline, sockets, settings) as ports:
             async with rig.session.post(f"http://127.0.0.1:{ports.rest_port}/v2/models/sample/infer") as answer:
@@ -70,7 +70,7 @@ async def test_who_shows_no_key_is_counted_as_a_callers_fault(tmp_path):
 async def test_what_is_too_large_over_grpc_has_its_code_and_is_counted():
     sockets = make_sockets()
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        await rig.doors.open_behind_envoy(sockets, EdgeSettings())
+        await rig.listeners.listen_behind_envoy(sockets, EdgeSettings())
         async with (
             an_envoy(rig.router.pipeline, sockets, max_payload_bytes=1000) as ports,
             grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc_port}") as channel,
@@ -88,7 +88,7 @@ async def test_what_is_too_large_over_grpc_has_its_code_and_is_counted():
     shutil.rmtree(sockets.folder)
 
 
-async def test_who_leaves_before_the_promise_is_due_does_so_to_himself():
+async def test_disconnect_before_the_slo_is_a_client_error():
     replica = FakeReplica()
     replica.gate.clear()
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
@@ -102,7 +102,7 @@ async def test_who_leaves_before_the_promise_is_due_does_so_to_himself():
         assert await rig.metric("trimtab_requests_in_flight") == 0
 
 
-async def test_who_waited_longer_than_the_promise_and_left_was_let_down():
+async def test_disconnect_after_the_slo_is_a_server_error():
     replica = FakeReplica()
     replica.gate.clear()
     async with a_rig(a_pipeline(1, slo={"latency": "60s"}), {"stage-0": [replica]}) as rig:
@@ -120,7 +120,7 @@ async def test_who_waited_longer_than_the_promise_and_left_was_let_down():
 @pytest.mark.parametrize(
     ("parameters", "callers"), [({}, 0), ({"timeout": 200_000}, 0), ({"timeout": 199_999}, 20)], ids=str
 )
-async def test_who_is_dropped_at_the_promise_did_nothing_wrong_whenever_he_came(parameters, callers):
+async def test_drop_at_the_slo_is_a_server_error(parameters, callers):
     """How sums of seconds are rounded depends on the power of two below them: a clock that runs long sees many."""
     now, pipeline = time.monotonic(), a_pipeline(1, slo={"latency": "200ms"})
     async with a_rig(pipeline, {"stage-0": [FakeReplica()]}) as rig:
@@ -133,10 +133,10 @@ async def test_who_is_dropped_at_the_promise_did_nothing_wrong_whenever_he_came(
         assert await rig.outcomes() == {"dropped": 20}
 
 
-async def test_the_door_writes_no_line_for_what_it_refuses_unless_asked():
+async def test_proxy_logs_rejections_only_if_configured():
     sockets = make_sockets()
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        await rig.doors.open_behind_envoy(sockets, EdgeSettings())
+        await rig.listeners.listen_behind_envoy(sockets, EdgeSettings())
         async with an_envoy(rig.router.pipeline, sockets, max_payload_bytes=1000) as ports:
             url = f"http://127.0.0.1:{ports.rest_port}/v2/models/sample/infer?their=words"
             async with rig.session.post(url, data=b"x" * 2000) as answer:

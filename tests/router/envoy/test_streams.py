@@ -1,4 +1,4 @@
-"""What takes long or is large goes through the door as it comes, and what nobody serves is refused at once."""
+"""Streams and large requests through a real Envoy, and unknown methods."""
 
 import asyncio
 import io
@@ -14,13 +14,13 @@ from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from tests.router.envoy.fake_router import a_fake_router
+from tests.router.envoy.http2_client import H2Caller
 from tests.router.envoy.openssl import Authority
-from tests.router.envoy.stand_in import a_stand_in
-from tests.router.envoy.two import H2Caller
 from tests.router.fakes import FakeReplica, a_pipeline, a_rig
-from trimtab_pipelines.edge_settings import EdgeSettings, Tls
+from trimtab_pipelines.edge_settings import EdgeSettings, EdgeTls
 from trimtab_protocol import InferRequest, RequestedOutput, Tensor, grpc_messages, rest
-from trimtab_router.ingress.health import MOST_STREAMS
+from trimtab_router.ingress.health import MAX_STREAMS
 
 PIPELINE = a_pipeline(1)
 BIG = 16 * 2**20
@@ -44,7 +44,7 @@ class Spoken:
 async def test_an_answer_that_is_streamed_arrives_piece_by_piece():
     spoken = Spoken()
     async with (
-        a_stand_in(spoken.answer) as ports,
+        a_fake_router(spoken.answer) as ports,
         aiohttp.ClientSession() as session,
         session.post(f"http://127.0.0.1:{ports.rest_port}/v2/stream", data=b"{}") as answer,
     ):
@@ -63,10 +63,10 @@ async def test_it_arrives_so_over_http_2_too(tmp_path, encrypted):
     if encrypted:
         authority = Authority(tmp_path / "ca").begin()
         authority.issue("door", tmp_path / "tls.crt", tmp_path / "tls.key")
-        settings = EdgeSettings(tls=Tls(certificate=str(tmp_path / "tls.crt"), key=str(tmp_path / "tls.key")))
+        settings = EdgeSettings(tls=EdgeTls(certificate=str(tmp_path / "tls.crt"), key=str(tmp_path / "tls.key")))
         trusts = ssl.create_default_context(cafile=str(authority.file))
         trusts.set_alpn_protocols(["h2"])
-    async with a_stand_in(spoken.answer, settings) as ports:
+    async with a_fake_router(spoken.answer, settings) as ports:
         caller = await H2Caller.connect(ports.rest_port, trusts)
         caller.post("/v2/stream", b"{}")
         assert (await caller.headers())[":status"] == "200"
@@ -94,7 +94,7 @@ async def never_ending() -> AsyncIterator[bytes]:
         "/x",
     ],
 )
-async def test_what_nobody_serves_is_unimplemented_at_once_though_the_caller_goes_on(path):
+async def test_unknown_method_is_unimplemented_at_once(path):
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
         call = (await rig.channel()).stream_stream(path, None, None)(never_ending(), timeout=60)
         began = asyncio.get_running_loop().time()
@@ -108,7 +108,7 @@ async def test_what_nobody_serves_is_unimplemented_at_once_though_the_caller_goe
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_health_is_told_and_watched():
+async def test_health_check_and_watch_report_status():
     replica = FakeReplica()
     pipeline = a_pipeline(1)
     async with a_rig(pipeline, {"stage-0": [replica]}) as rig:
@@ -121,12 +121,12 @@ async def test_health_is_told_and_watched():
         assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
         watch = stub.Watch(health_pb2.HealthCheckRequest(service="sample"))
         assert (await watch.read()).status == kinds.SERVING
-        rig.router.leaving = True
+        rig.router.terminating = True
         assert (await watch.read()).status == kinds.NOT_SERVING
         watch.cancel()
 
 
-async def test_who_watches_health_goes_on_hearing_of_it_when_another_stops():
+async def test_one_ended_watch_does_not_stop_another():
     asked = health_pb2.HealthCheckRequest(service="sample")
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
         stub = health_pb2_grpc.HealthStub(await rig.channel())
@@ -135,19 +135,19 @@ async def test_who_watches_health_goes_on_hearing_of_it_when_another_stops():
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         stops.cancel()
         await stub.Check(asked)  # what is said after it is heard after it
-        rig.router.leaving = True
+        rig.router.terminating = True
         async with asyncio.timeout(20):
             assert (await stays.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
         stays.cancel()
 
 
-async def test_however_many_watch_health_or_ask_what_there_is_who_asks_once_is_told():
+async def test_many_streams_do_not_block_unary_checks():
     asked = health_pb2.HealthCheckRequest(service="sample")
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(max_streams=1024)) as rig:
         health = health_pb2_grpc.HealthStub(await rig.channel())
         reflection = reflection_pb2_grpc.ServerReflectionStub(await rig.channel())
-        watches = [health.Watch(asked) for _ in range(MOST_STREAMS)]
-        questions = [reflection.ServerReflectionInfo() for _ in range(MOST_STREAMS)]
+        watches = [health.Watch(asked) for _ in range(MAX_STREAMS)]
+        questions = [reflection.ServerReflectionInfo() for _ in range(MAX_STREAMS)]
         for question in questions:
             await question.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         for stream in (*watches, *questions):
@@ -165,7 +165,7 @@ async def test_however_many_watch_health_or_ask_what_there_is_who_asks_once_is_t
             stream.cancel()
 
 
-async def test_who_asks_what_there_is_is_told_while_he_goes_on_asking():
+async def test_reflection_answers_within_one_stream():
     """As grpcurl and ghz ask: one stream that stays open, a question after each answer."""
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
         stub = reflection_pb2_grpc.ServerReflectionStub(await rig.channel())
@@ -186,7 +186,7 @@ async def test_who_asks_what_there_is_is_told_while_he_goes_on_asking():
         assert await call.read() is grpc.aio.EOF  # type: ignore[attr-defined]
 
 
-async def test_the_newer_reflection_is_unimplemented_at_once_so_that_callers_take_the_other():
+async def test_reflection_v1_is_unimplemented_at_once():
     """Grpcurl asks for v1 first."""
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
         path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
@@ -214,7 +214,7 @@ async def test_large_messages_go_both_ways():
     wanted = (RequestedOutput("y", {"binary_data": True}),)
     request = InferRequest("sample", (Tensor.of("x", x),), requested_outputs=wanted)
     async with a_rig(wide, {"stage-0": [FakeReplica()]}) as rig:
-        ports = await rig.door()
+        ports = await rig.proxy()
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc_port}", options=options) as channel:
             sent = grpc_messages.request_to_message(request).SerializeToString()

@@ -1,11 +1,11 @@
-"""In a flood most callers are refused before the door reads what they ask: how many, and what they are told."""
+"""Load shedding: share of requests rejected unread, and what clients receive."""
 
 import pytest
 
-from tests.router.envoy.callers import call, post
+from tests.router.envoy.http_clients import call, post
 from tests.router.fakes import FakeReplica, a_pipeline, a_rig, until
 from trimtab_pipelines.documents import write_atomically
-from trimtab_router.envoy.load_shedding import MOST, READ_REFUSALS_RPS, LoadShedder, ProxyCounters
+from trimtab_router.envoy.load_shedding import FREE_REJECTIONS_RPS, MAX_SHARE, LoadShedder, ProxyCounters
 
 
 @pytest.mark.parametrize(
@@ -13,11 +13,11 @@ from trimtab_router.envoy.load_shedding import MOST, READ_REFUSALS_RPS, LoadShed
     [
         (0, 0, 0, 0.0),
         (1000, 0, 1000, 0.0),
-        (1000, round(READ_REFUSALS_RPS), 1500, 0.0),
+        (1000, round(FREE_REJECTIONS_RPS), 1500, 0.0),
         (1000, 2000, 3000, 0.5),
         (1500, 13_500, 15_000, 0.87),
         (0, 10_000, 10_000, 0.95),
-        (0, 1_000_000, 1_000_000, MOST),
+        (0, 1_000_000, 1_000_000, MAX_SHARE),
     ],
 )
 def test_as_many_are_read_as_fill_the_room_and_some_more(answered, refused, came, wanted):
@@ -35,7 +35,7 @@ def test_the_share_stays_where_it_is_while_the_flood_does():
     } == {0.87}
 
 
-def test_a_moment_without_answers_does_not_shut_the_door():
+def test_short_response_gap_does_not_reject_everything():
     """Answers come in batches, and a door that is behind brings few: what was answered of late says what can be."""
     shedding = LoadShedder(ProxyCounters(0.0, 0, 0, 0))
     assert shedding.share(ProxyCounters(0.1, 150, 1350, 1500)) == 0.87
@@ -55,11 +55,11 @@ def test_a_moment_without_answers_does_not_shut_the_door():
         pytest.param(ProxyCounters(2.0, 1000, 20_000, -50_000), id="the door began anew"),
     ],
 )
-def test_nobody_is_refused_unread_where_nothing_is_gained(counted):
+def test_nothing_is_rejected_unread_at_low_load(counted):
     assert LoadShedder(ProxyCounters(1.0, 0, 0, 0)).share(counted) == 0.0
 
 
-async def test_who_is_refused_unread_is_told_why_and_counted():
+async def test_unread_rejections_have_a_reason_and_are_counted():
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
         answered = [await post(rig)]
         assert rig.sockets is not None
@@ -72,24 +72,24 @@ async def test_who_is_refused_unread_is_told_why_and_counted():
         assert answered[-1].headers["retry-after"] == "1"
         assert "overloaded" in answered[-1].error
         assert (await call(rig)).startswith("RESOURCE_EXHAUSTED: the router is overloaded")
-        assert rig.doors.envoy is not None
-        await rig.doors.envoy.catch_up()
-        assert rig.doors.envoy.refused_for_room == 2
+        assert rig.listeners.envoy is not None
+        await rig.listeners.envoy.sync_counters()
+        assert rig.listeners.envoy.overload_rejections == 2
         assert await rig.outcomes() == {"ok": len(answered) - 1, "refused": 2}
 
 
-async def test_a_door_that_comes_back_is_told_its_bound_again():
+async def test_restarted_envoy_gets_its_limit_again():
     """Else it would keep the one it starts with for as long as the router's window stays the same."""
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        await rig.door()
-        assert rig.doors.envoy is not None
+        await rig.proxy()
+        assert rig.listeners.envoy is not None
         told: list[int] = []
-        tell = rig.doors.envoy.bound
+        tell = rig.listeners.envoy.set_limits
 
-        async def bound(most_under_way: int) -> None:
-            told.append(most_under_way)
-            await tell(most_under_way)
+        async def set_limits(max_in_flight: int) -> None:
+            told.append(max_in_flight)
+            await tell(max_in_flight)
 
-        rig.doors.envoy.bound = bound  # type: ignore[method-assign]
+        rig.listeners.envoy.set_limits = set_limits  # type: ignore[method-assign]
         await until(lambda: len(told) >= 2)
-        assert told[0] == told[1] == rig.router.pacer.window.limit
+        assert told[0] == told[1] == rig.router.concurrency.concurrency_limit.limit

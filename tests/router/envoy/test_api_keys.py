@@ -1,4 +1,4 @@
-"""API keys at a real door: who has one gets in, everybody else does not, and what is revoked stays outside."""
+"""API keys at a real Envoy: valid, unknown, revoked and missing keys."""
 
 import asyncio
 import hashlib
@@ -10,18 +10,18 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from tests.router.envoy.callers import PATH, call, code, post
+from tests.router.envoy.fake_router import a_fake_router
+from tests.router.envoy.http_clients import PATH, call, code, post
 from tests.router.envoy.openssl import replace
-from tests.router.envoy.stand_in import a_stand_in
 from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_rig
 from trimtab_pipelines.edge_settings import EdgeSettings
-from trimtab_router.envoy.api_keys import ALL, HashedKey, digest_of, entry_of, new_key
+from trimtab_router.envoy.api_keys import ALL, HashedKey, format_entry, key_digest, new_key
 
 PIPELINE = a_pipeline(1)
 
 
 def line(client: str, key: str, *pipelines: str) -> str:
-    return f"{client}: {entry_of(HashedKey(client, digest_of(key), frozenset(pipelines or {ALL})))}\n"
+    return f"{client}: {format_entry(HashedKey(client, key_digest(key), frozenset(pipelines or {ALL})))}\n"
 
 
 def settings(file: Path) -> EdgeSettings:
@@ -35,7 +35,7 @@ async def until_status(rig: Rig, status: int, *headers: tuple[str, str]) -> None
             await asyncio.sleep(0.05)
 
 
-async def test_who_has_a_key_gets_in_and_nobody_else(tmp_path):
+async def test_only_requests_with_a_valid_key_pass(tmp_path):
     keys, alice, other = tmp_path / "keys", new_key(), new_key()
     keys.write_text(line("alice", alice, "sample") + line("bob", other, "another"))
     replica = FakeReplica()
@@ -54,8 +54,8 @@ async def test_who_has_a_key_gets_in_and_nobody_else(tmp_path):
             (("X-API-Key", new_key()),),
             (("X-API-Key", ""),),
             (("X-API-Key", "+alice"),),
-            (("X-API-Key", f"sha256:{digest_of(alice)}"),),
-            (("X-API-Key", digest_of(alice)),),
+            (("X-API-Key", f"sha256:{key_digest(alice)}"),),
+            (("X-API-Key", key_digest(alice)),),
             (("X-API-Key", alice + "x"),),
             (("X-API-Key", alice), ("X-API-Key", alice)),
             (("X-API-Key", new_key()), ("X-API-Key", alice)),
@@ -88,11 +88,11 @@ async def test_a_key_in_an_address_is_none(tmp_path, path):
         assert (await post(rig, path=path.replace("KEY", key))).status == 401
 
 
-async def test_health_and_what_there_is_are_told_to_who_has_a_key(tmp_path):
+async def test_health_and_reflection_require_a_key(tmp_path):
     keys, key = tmp_path / "keys", new_key()
     keys.write_text(line("alice", key))
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(keys)) as rig:
-        base = f"http://127.0.0.1:{(await rig.door()).rest_port}"
+        base = f"http://127.0.0.1:{(await rig.proxy()).rest_port}"
         for path in ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/sample", "/nothing", "//v2/health/live"):
             async with rig.session.get(base + path) as answer:
                 assert answer.status == 401, path
@@ -106,7 +106,7 @@ async def test_health_and_what_there_is_are_told_to_who_has_a_key(tmp_path):
 
 
 @pytest.mark.parametrize("asked", [True, False])
-async def test_neither_secrets_nor_names_of_callers_own_travel_on(asked):
+async def test_secrets_and_forged_client_names_are_removed(asked):
     """What is behind the door learns who the door says it is, and nothing that could be a secret."""
     key = new_key()
     heads: list[CIMultiDictProxy[str]] = []
@@ -115,9 +115,9 @@ async def test_neither_secrets_nor_names_of_callers_own_travel_on(asked):
         heads.append(request.headers)
         return web.Response(text="{}")
 
-    known = HashedKey("alice", digest_of(key))
+    known = HashedKey("alice", key_digest(key))
     asking = EdgeSettings(keys_file="/somewhere") if asked else EdgeSettings()
-    async with a_stand_in(answer, asking, [known]) as ports, aiohttp.ClientSession() as session:
+    async with a_fake_router(answer, asking, [known]) as ports, aiohttp.ClientSession() as session:
         for shown in (
             [("X-API-Key", key), ("Authorization", "Basic c2VjcmV0")],
             [("Authorization", f"Bearer {key}")],
@@ -170,7 +170,7 @@ async def _note(connected: list[object]) -> None:
     connected.append(1)
 
 
-async def test_a_key_that_is_written_in_place_counts_too_and_bad_lines_keep_none(tmp_path):
+async def test_key_file_rewritten_in_place_is_reloaded(tmp_path):
     keys, alice, bob = tmp_path / "keys", new_key(), new_key()
     keys.write_text("nonsense\nmallory: a plain key\n" + line("alice", alice) + line("bob", bob))
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(keys)) as rig:
@@ -194,7 +194,7 @@ async def test_keys_of_every_length_are_known_by_their_hash(tmp_path):
     hashed = (f"client{n}: sha256:{hashlib.sha256(key.encode()).hexdigest()}\n" for n, key in shown.items())
     keys.write_text("".join(hashed) + line("long", too_long))
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(keys)) as rig:
-        url = f"http://127.0.0.1:{(await rig.door()).rest_port}/v2"
+        url = f"http://127.0.0.1:{(await rig.proxy()).rest_port}/v2"
         for length, key in shown.items():
             async with rig.session.get(url, headers={"x-api-key": key}) as answer:
                 assert answer.status == 200, length
@@ -204,7 +204,7 @@ async def test_keys_of_every_length_are_known_by_their_hash(tmp_path):
             assert answer.status == 401
 
 
-async def test_without_keys_to_look_up_nobody_gets_in(tmp_path):
+async def test_without_keys_every_request_is_refused(tmp_path):
     """A router that says nothing of keys to a door that asks for them opens nothing."""
     keys = tmp_path / "keys"
     keys.write_text(line("alice", key := new_key()))
@@ -224,4 +224,4 @@ async def test_large_bodies_without_a_key_are_not_read(tmp_path):
     keys.write_text(line("alice", new_key()))
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(keys)) as rig:
         assert (await post(rig, body=io.BytesIO(bytes(2**20)))).status == 401
-        assert rig.router.budget.bytes_in_flight == 0
+        assert rig.router.memory.bytes_in_flight == 0

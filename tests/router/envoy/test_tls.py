@@ -1,4 +1,4 @@
-"""TLS at a real door: certificates that are replaced under load, callers' own certificates, and what is too old."""
+"""TLS at a real Envoy: certificate rotation, client certificates and old protocols."""
 
 import asyncio
 import shutil
@@ -15,18 +15,18 @@ import grpc
 import pytest
 
 from tests.builders import a_plan
-from tests.router.envoy.callers import code, post, trusting
+from tests.router.envoy.http_clients import code, post, trusting
 from tests.router.envoy.openssl import Authority, contents, mount
 from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_rig
 from trimtab_pipelines.documents import dump_yaml, write_json
-from trimtab_pipelines.edge_settings import EdgeSettings, Tls
+from trimtab_pipelines.edge_settings import EdgeSettings, EdgeTls
 
 PIPELINE = a_pipeline(1)
 PAIR = ("tls.crt", "tls.key")
 
 
-def tls_of(folder: Path, **changes: str) -> Tls:
-    return Tls(certificate=str(folder / PAIR[0]), key=str(folder / PAIR[1]), **changes)
+def tls_of(folder: Path, **changes: str) -> EdgeTls:
+    return EdgeTls(certificate=str(folder / PAIR[0]), key=str(folder / PAIR[1]), **changes)
 
 
 def secure_channel(port: int, authority: Path, *pair: Path) -> grpc.aio.Channel:
@@ -58,7 +58,7 @@ async def callers(rig: Rig, authority: Authority) -> AsyncIterator[tuple[list[ob
                     seen.append((await post(rig, tls=trusts, session=fresh)).status)
 
         async def over_grpc() -> None:
-            ports = await rig.door()
+            ports = await rig.proxy()
             async with secure_channel(ports.grpc_port, authority.file) as channel:
                 while not stop.is_set():
                     seen.append(await code(rig, channel=channel))
@@ -79,7 +79,7 @@ async def callers(rig: Rig, authority: Authority) -> AsyncIterator[tuple[list[ob
 
 
 @pytest.mark.parametrize("by", ["moved files", "a mounted Secret"])
-async def test_new_certificates_are_served_within_seconds_and_no_request_fails(tmp_path, by):
+async def test_certificate_rotation_fails_no_request(tmp_path, by):
     authority, folder, made = Authority(tmp_path / "ca").begin(), tmp_path / "tls", tmp_path / "made"
     made.mkdir()
 
@@ -96,7 +96,7 @@ async def test_new_certificates_are_served_within_seconds_and_no_request_fails(t
     put(0)
     trusts = trusting(authority.file)
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(tls=tls_of(folder))) as rig:
-        ports = await rig.door()
+        ports = await rig.proxy()
         async with callers(rig, authority) as (seen, check):
             for generation in (1, 2):
                 before = await serial(ports.rest_port, trusts)
@@ -119,7 +119,7 @@ async def test_what_is_half_replaced_or_broken_changes_nothing(tmp_path):
     authority.issue("door", folder / PAIR[0], folder / PAIR[1])
     trusts = trusting(authority.file)
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(tls=tls_of(folder))) as rig:
-        port = (await rig.door()).rest_port
+        port = (await rig.proxy()).rest_port
         first = await serial(port, trusts)
         authority.issue("door", tmp_path / "new.crt", tmp_path / "new.key")
         (tmp_path / "broken").write_text("no certificate")
@@ -139,7 +139,7 @@ async def test_what_is_half_replaced_or_broken_changes_nothing(tmp_path):
 async def until_rejected(rig: Rig, times: int) -> None:
     """Wait until Envoy has looked at what was put there, and not taken it."""
     assert rig.sockets is not None
-    connector = aiohttp.UnixConnector(str(rig.sockets.envoy))
+    connector = aiohttp.UnixConnector(str(rig.sockets.envoy_admin))
     async with aiohttp.ClientSession(connector=connector) as session, asyncio.timeout(20):
         while True:
             async with session.get("http://envoy/stats?filter=key_rotation_failed") as answer:
@@ -149,7 +149,7 @@ async def until_rejected(rig: Rig, times: int) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_who_has_no_certificate_of_ours_cannot_connect(tmp_path):
+async def test_client_without_valid_certificate_cannot_connect(tmp_path):
     ours, theirs = Authority(tmp_path / "ours").begin(), Authority(tmp_path / "theirs", "theirs").begin()
     folder = tmp_path / "tls"
     folder.mkdir()
@@ -160,7 +160,7 @@ async def test_who_has_no_certificate_of_ours_cannot_connect(tmp_path):
         authority.issue("caller", *pairs[authority])
     settings = EdgeSettings(tls=tls_of(folder, client_ca=str(ours.file)))
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings) as rig:
-        ports = await rig.door()
+        ports = await rig.proxy()
         assert (await post(rig, tls=trusting(ours.file, *pairs[ours]))).status == 200
         async with secure_channel(ports.grpc_port, ours.file, *pairs[ours]) as channel:
             assert await code(rig, channel=channel) == "OK"
@@ -178,7 +178,7 @@ async def test_nothing_older_than_tls_1_2_is_spoken(tmp_path):
     folder.mkdir()
     authority.issue("door", folder / PAIR[0], folder / PAIR[1])
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(tls=tls_of(folder))) as rig:
-        ports = await rig.door()
+        ports = await rig.proxy()
         for port in (ports.rest_port, ports.grpc_port):
             for version, spoken in (("tls1", False), ("tls1_1", False), ("tls1_2", True), ("tls1_3", True)):
                 process = await asyncio.create_subprocess_exec(
@@ -192,7 +192,7 @@ async def test_nothing_older_than_tls_1_2_is_spoken(tmp_path):
                 assert ("Verify return code: 0 (ok)" in told and "ALPN protocol: h2" in told) == spoken, told
 
 
-async def test_who_does_not_finish_his_handshake_is_cut(tmp_path):
+async def test_unfinished_handshake_is_closed(tmp_path):
     authority, folder = Authority(tmp_path / "ca").begin(), tmp_path / "tls"
     folder.mkdir()
     authority.issue("door", folder / PAIR[0], folder / PAIR[1])
@@ -200,7 +200,9 @@ async def test_who_does_not_finish_his_handshake_is_cut(tmp_path):
         {"tls": {"certificate": str(folder / PAIR[0]), "key": str(folder / PAIR[1])}, "timeouts": {"headers": "500ms"}}
     )
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings) as rig:
-        reader, writer = await asyncio.open_connection("127.0.0.1", (await rig.door()).rest_port, family=socket.AF_INET)
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", (await rig.proxy()).rest_port, family=socket.AF_INET
+        )
         writer.write(b"\x16\x03\x01")
         async with asyncio.timeout(20):
             assert await reader.read() == b""
@@ -211,7 +213,7 @@ async def test_who_does_not_finish_his_handshake_is_cut(tmp_path):
     ("spoilt", "told"),
     [("tls.crt", "tls.crt"), ("tls.key", "tls.key"), ("missing", "No such file"), ("callers.crt", "clientCa")],
 )
-def test_a_door_with_certificates_that_cannot_be_used_says_so_and_does_not_start(tmp_path, spoilt, told):
+def test_unusable_certificates_prevent_the_start(tmp_path, spoilt, told):
     authority = Authority(tmp_path).begin()
     authority.issue("door", tmp_path / PAIR[0], tmp_path / PAIR[1])
     callers_file = tmp_path / "callers.crt"

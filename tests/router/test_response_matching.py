@@ -58,7 +58,7 @@ async def a_server(answer: Callable[[asyncio.StreamWriter], Awaitable[None]]) ->
             await asyncio.sleep(0)
 
 
-async def test_an_answer_to_another_batch_reaches_nobody():
+async def test_response_to_another_batch_is_discarded():
     replica = OneOff()
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}, batchSize=1) as rig:
         replica.shifted = True
@@ -67,7 +67,7 @@ async def test_an_answer_to_another_batch_reaches_nobody():
             if status == 200:
                 np.testing.assert_array_equal(answer.outputs[0].array, np.full((1, 4), number + 1))
             else:
-                assert answer == "stage stage-0: its model server failed; the router's log says more"
+                assert answer == "stage stage-0: its model server failed; see the router's log"
         replica.shifted = False
         await rig.until_ready()
         status, answer, _ = await rig.rest(a_request(value=7.0, parameters=PATIENT))
@@ -76,7 +76,7 @@ async def test_an_answer_to_another_batch_reaches_nobody():
         assert len({batch.id for batch in replica.seen}) == len(replica.seen)
 
 
-async def test_a_connection_that_says_more_than_asked_is_closed():
+async def test_connection_with_extra_data_is_closed():
     more = asyncio.Event()
 
     async def talkative(writer: asyncio.StreamWriter) -> None:
@@ -104,13 +104,13 @@ async def test_a_connection_that_says_more_than_asked_is_closed():
         b"Content-Length: " + b"1" * 5000,
     ],
 )
-async def test_answers_larger_than_wanted_or_of_two_lengths_break_the_connection(head):
+async def test_oversized_or_ambiguous_response_closes_connection(head):
     async def answer(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\na")
 
     async with a_server(answer) as connection:
         with pytest.raises(ConnectionLost):
-            await connection.exchange(request_head("GET", "/", "x", {}, 0), most_body_bytes=1000)
+            await connection.exchange(request_head("GET", "/", "x", {}, 0), max_body_bytes=1000)
 
         assert not connection.usable
 
@@ -124,7 +124,7 @@ def test_heads_of_requests_hold_printable_ascii_only(value):
 
 @pytest.mark.parametrize("name", ["x-request-id", "traceparent"])
 @pytest.mark.parametrize("value", ["€", "i" * 8000, "é", "a b"])
-async def test_odd_ids_cost_neither_their_sender_nor_its_batch_mates_anything(name, value):
+async def test_odd_request_ids_harm_no_request(name, value):
     replica = FakeReplica()
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
         replica.gate.clear()
@@ -140,7 +140,7 @@ async def test_odd_ids_cost_neither_their_sender_nor_its_batch_mates_anything(na
         assert all(len(told) <= 8 * 129 for batch in replica.seen for told in batch.headers.values())
 
 
-async def test_ids_from_any_door_add_no_header_to_the_request_of_a_replica():
+async def test_request_ids_cannot_inject_headers():
     replica = FakeReplica()
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
         call = Call(a_request(), time.monotonic(), request_id=NASTY, trace_parent=NASTY)

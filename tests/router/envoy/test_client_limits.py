@@ -1,4 +1,4 @@
-"""What one caller may take of a door, and how long the door waits for him."""
+"""Limits per client at a real Envoy, and its timeouts."""
 
 import asyncio
 import io
@@ -10,18 +10,18 @@ import aiohttp
 import grpc
 import pytest
 
-from tests.router.envoy.callers import JSON_BODY, PATH, call, code, post
-from tests.router.envoy.test_keys_at_the_door import line
+from tests.router.envoy.http_clients import JSON_BODY, PATH, call, code, post
+from tests.router.envoy.test_api_keys import line
 from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_rig
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_protocol import grpc_messages
 from trimtab_router.envoy.api_keys import new_key
-from trimtab_router.envoy.bootstrap import FIRST_MOST_UNDER_WAY
+from trimtab_router.envoy.bootstrap import INITIAL_MAX_IN_FLIGHT
 from trimtab_router.envoy.memory_limits import MEBIBYTE
 from trimtab_router.limits import Limits
 
 PIPELINE = a_pipeline(1)
-HEAD = f"POST {PATH} HTTP/1.1\r\nhost: door\r\ncontent-type: application/json\r\n".encode()
+HEAD = f"POST {PATH} HTTP/1.1\r\nhost: proxy\r\ncontent-type: application/json\r\n".encode()
 
 
 def settings(**changes: Any) -> EdgeSettings:
@@ -36,7 +36,7 @@ def two_clients(tmp_path, **limits: Any) -> tuple[EdgeSettings, str, str]:
 
 async def connect(rig: Rig, sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A plain connection to the door's REST port on which this was sent."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", (await rig.door()).rest_port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", (await rig.proxy()).rest_port)
     writer.write(sent)
     return reader, writer
 
@@ -46,7 +46,7 @@ async def all_of(reader: asyncio.StreamReader) -> bytes:
         return await reader.read()
 
 
-async def test_a_client_that_asks_too_often_is_told_to_wait_and_no_other_is(tmp_path):
+async def test_rate_limit_applies_to_one_client_only(tmp_path):
     edge, alice, bob = two_clients(tmp_path, requestsPerSecond=0.01, burst=3)
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
         assert [(await post(rig, ("x-api-key", alice))).status for _ in range(3)] == [200] * 3
@@ -61,7 +61,7 @@ async def test_a_client_that_asks_too_often_is_told_to_wait_and_no_other_is(tmp_
         assert (await post(rig, ("x-api-key", new_key()))).status == 401
 
 
-async def test_without_names_an_address_is_a_client_whatever_it_says_of_itself():
+async def test_address_is_the_client_without_authentication():
     edge = settings(clients={"requestsPerSecond": 0.01, "burst": 2})
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
         statuses = []
@@ -71,14 +71,14 @@ async def test_without_names_an_address_is_a_client_whatever_it_says_of_itself()
         assert statuses == [200, 200, 429, 429]
 
 
-async def test_behind_a_proxy_that_is_trusted_each_address_it_tells_of_is_a_client():
+async def test_trusted_hops_determine_the_client_address():
     edge = settings(clients={"requestsPerSecond": 0.01, "burst": 1}, trustedHops=1)
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
         for told, status in (("10.0.0.1", 200), ("10.0.0.1", 429), ("10.0.0.2", 200), ("6.6.6.6, 10.0.0.2", 429)):
             assert (await post(rig, ("x-forwarded-for", told))).status == status, told
 
 
-async def test_what_one_client_has_under_way_is_bounded_by_the_settings(tmp_path):
+async def test_client_concurrency_is_limited_by_the_settings(tmp_path):
     edge, alice, bob = two_clients(tmp_path, concurrency=1)
     replica = FakeReplica()
     async with a_rig(PIPELINE, {"stage-0": [replica]}, edge=edge) as rig:
@@ -90,7 +90,7 @@ async def test_what_one_client_has_under_way_is_bounded_by_the_settings(tmp_path
         assert refused.headers["retry-after"] == "1"
         assert await code(rig, ("x-api-key", alice)) == "RESOURCE_EXHAUSTED"
         other = asyncio.create_task(post(rig, ("x-api-key", bob)))
-        await rig.until(lambda: rig.router.budget.requests == 2)
+        await rig.until(lambda: rig.router.memory.requests == 2)
         replica.gate.set()
         assert (await first).status == (await other).status == 200
         assert (await post(rig, ("x-api-key", alice))).status == 200
@@ -105,8 +105,8 @@ async def test_the_bytes_of_one_client_are_bounded_by_the_settings(tmp_path):
             assert (await post(rig, ("x-api-key", key))).status == 200
 
 
-async def test_who_sends_his_head_slowly_is_cut():
-    edge = settings(patience={"headers": "300ms"})
+async def test_slow_headers_close_the_connection():
+    edge = settings(timeouts={"headers": "300ms"})
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
         for begun in (b"POST", HEAD, HEAD + b"content-length: 5\r\n"):
             reader, writer = await connect(rig, begun)
@@ -116,8 +116,8 @@ async def test_who_sends_his_head_slowly_is_cut():
         assert (await post(rig)).status == 200
 
 
-async def test_who_sends_his_body_slowly_is_told_so_and_cut():
-    edge = settings(patience={"body": "500ms"})
+async def test_slow_body_is_refused_and_closed():
+    edge = settings(timeouts={"body": "500ms"})
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
         reader, writer = await connect(rig, HEAD + b"content-length: 1000\r\n\r\n" + b"{" * 500)
         answer = await all_of(reader)
@@ -125,7 +125,7 @@ async def test_who_sends_his_body_slowly_is_told_so_and_cut():
         assert b"x-trimtab-reason: RequestTimeout" in answer
         assert answer.endswith(b'{"error":"the request did not arrive in time"}\n')
         writer.close()
-        assert rig.router.budget.bytes_in_flight == 0
+        assert rig.router.memory.bytes_in_flight == 0
         slow = (await rig.channel()).stream_unary(grpc_messages.method_path("ModelInfer"), None, None)
         with pytest.raises(grpc.aio.AioRpcError) as late:
             await slow(timeout=60)  # type: ignore[call-arg]
@@ -134,16 +134,16 @@ async def test_who_sends_his_body_slowly_is_told_so_and_cut():
 
 
 async def test_connections_without_requests_are_closed():
-    edge = settings(patience={"idle": "300ms"})
+    edge = settings(timeouts={"idle": "300ms"})
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
-        reader, writer = await connect(rig, b"GET /v2/health/live HTTP/1.1\r\nhost: door\r\n\r\n")
+        reader, writer = await connect(rig, b"GET /v2/health/live HTTP/1.1\r\nhost: proxy\r\n\r\n")
         answer = await all_of(reader)
         assert answer.startswith(b"HTTP/1.1 200 ")
         writer.close()
 
 
 async def test_connections_grow_only_so_old_and_nothing_is_lost_by_it():
-    edge = settings(patience={"connectionAge": "300ms"})
+    edge = settings(timeouts={"connectionAge": "300ms"})
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
         connected: list[float] = []
 
@@ -162,7 +162,7 @@ async def test_connections_grow_only_so_old_and_nothing_is_lost_by_it():
 async def test_more_connections_than_allowed_are_not_taken():
     edge = settings(maxConnections=16)
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
-        ask = b"GET /v2/health/live HTTP/1.1\r\nhost: door\r\n\r\n"
+        ask = b"GET /v2/health/live HTTP/1.1\r\nhost: proxy\r\n\r\n"
         kept = [await connect(rig, ask) for _ in range(16)]
         for reader, _ in kept:
             assert await reader.readexactly(5) == b"HTTP/"
@@ -201,32 +201,32 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_there(announced):
         assert answer.startswith(b"HTTP/1.1 413 "), answer[:200]
         assert b"x-trimtab-reason: PayloadTooLarge" in answer
         writer.close()
-        assert rig.router.budget.bytes_in_flight == 0
+        assert rig.router.memory.bytes_in_flight == 0
         message = (await rig.channel()).unary_unary(grpc_messages.method_path("ModelInfer"), None, None)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await message(bytes(2 * MEBIBYTE))
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert refused.value.details() == "the body is too large; at most 1048576 bytes are taken"
+        assert refused.value.details() == "the body is too large; at most 1048576 bytes are accepted"
 
 
-async def test_large_uploads_that_dawdle_take_no_place_of_small_requests():
+async def test_slow_large_uploads_do_not_displace_small_requests():
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
         begun = HEAD + b"content-length: 10000000\r\n\r\n" + bytes(1000)
-        slow = [await connect(rig, begun) for _ in range(2 * FIRST_MOST_UNDER_WAY)]
+        slow = [await connect(rig, begun) for _ in range(2 * INITIAL_MAX_IN_FLIGHT)]
         for _ in range(5):
             assert (await post(rig)).status == 200
         for _, writer in slow:
             writer.close()
 
 
-async def test_grpc_over_http1_is_refused_at_once_whatever_it_says_of_itself():
+async def test_grpc_over_http1_is_refused_at_once():
     """It would be held at the door until it is whole, and nothing would bound what all of them hold together."""
     lines = b"content-type: application/grpc\r\nte: trailers\r\nx-trimtab-http: HTTP/2\r\n"
     framings = (b"content-length: 20000000\r\n\r\n" + bytes(1000), b"transfer-encoding: chunked\r\n\r\n")
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
         for method in ("/inference.GRPCInferenceService/ModelInfer", "/grpc.health.v1.Health/Check"):
             for framing in framings:
-                begun = f"POST {method} HTTP/1.1\r\nhost: door\r\n".encode() + lines + framing
+                begun = f"POST {method} HTTP/1.1\r\nhost: proxy\r\n".encode() + lines + framing
                 reader, writer = await connect(rig, begun)
                 async with asyncio.timeout(10):  # a body that never comes would be waited for until its time is up
                     answer = await reader.readuntil(b"\r\n\r\n")

@@ -1,12 +1,22 @@
-"""OTAS as printed, PetS's order, INFaaS's models, a fixed point: each decides as its paper says, defects and all."""
+"""Baseline policies of the papers: each decides as its paper says, and is registered beside the product's."""
+
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from benchmarks.papers.policies import infaas, otas, pets, policies_in_child_processes
+from benchmarks.papers.policies.fixed import fixed
+from tests.builders import a_pipeline
+from tests.router.test_option_cache import LARGE_QUEUES, points_of, whole
+from tests.router.test_option_cache import a_view as a_queue_view
 from tests.router.token_queues import POINTS, a_view, a_work
+from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_router.scheduling.arrival_rate import ArrivalRate
-from trimtab_router.scheduling.policies import infaas, otas, pets
-from trimtab_router.scheduling.policies.fixed import fixed
+from trimtab_router.scheduling.policies import POLICIES, register
 from trimtab_router.scheduling.policies.interface import Dispatch
 
 FAST, SOME, ALL, BEST = "few", "some", "all", "more"
@@ -20,7 +30,7 @@ def sizes(works):
 def left(policy, view):
     found = policy(view)
     assert isinstance(found, Dispatch)
-    return found.point.name, [piece.work for piece in found.takes]
+    return found.point.name, [piece.request for piece in found.row_slices]
 
 
 @pytest.mark.parametrize(
@@ -145,3 +155,44 @@ def test_the_pace_of_the_first_moments_is_not_taken_for_a_flood():
     pace.note(1, 0.001)
 
     assert pace.rps(0.001) <= 4.0
+
+
+BASELINES = ("Mosel", "AllModalities", "Aggressive", "Random", "Otas", "PetsLike", "InfaasLike")
+
+
+@pytest.mark.parametrize("jobs", LARGE_QUEUES.values(), ids=LARGE_QUEUES)
+@pytest.mark.parametrize("name", BASELINES)
+def test_batch_above_the_split_limit_leaves_by_every_baseline(name, jobs):
+    view = replace(a_queue_view(*map(whole, jobs)), points=list(points_of(130)), max_batch_rows=130)
+
+    dispatch = POLICIES[name].decide(view)
+
+    assert isinstance(dispatch, Dispatch)
+    assert 1 <= sum(row_slice.rows for row_slice in dispatch.row_slices) <= 130
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_registered_policy_is_valid_but_not_in_the_schema(name):
+    spec = a_pipeline(schedulingPolicy=name).spec
+
+    assert spec.policy_traits.uses_fallbacks is POLICIES[name].uses_fallbacks
+    assert name not in InferencePipelineSpec.model_json_schema()["properties"]["schedulingPolicy"]["enum"]
+
+
+def test_product_policies_cannot_be_replaced():
+    with pytest.raises(ValueError, match="SlackFit"):
+        register("SlackFit", POLICIES["Mosel"])
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_child_process_knows_the_baselines_only_if_told(registered, tmp_path):
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(a_pipeline(schedulingPolicy="Otas").model_dump_json(by_alias=True))
+    code = f"from pathlib import Path; from trimtab_pipelines.documents import load_pipeline; load_pipeline(Path({str(file)!r}))"
+    with policies_in_child_processes() if registered else nullcontext():
+        child = subprocess.run(
+            [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+
+    assert (child.returncode == 0) is registered, child.stderr
+    assert registered or "unknown scheduling policy 'Otas'" in child.stderr

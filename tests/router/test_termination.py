@@ -82,7 +82,7 @@ async def send_until_gone(wire: Client, codes: list[str]) -> None:
             codes.append((await wire.send(encoded, str(len(codes)))).code)
 
 
-async def test_a_router_told_to_stop_serves_all_that_still_comes(tmp_path: Path):
+async def test_terminating_router_serves_new_requests(tmp_path: Path):
     replica = FakeReplica(delay_seconds=0.01)
     await replica.start()
     write_json(tmp_path / "endpoints.json", endpoints_of({"stage-0": [replica]}))
@@ -129,7 +129,7 @@ class Told(Router):
 
 
 @pytest.mark.parametrize(("latency", "seconds"), [("400ms", 30.0), ("60s", 60.0), ("1h", 600.0)])
-async def test_a_router_answers_what_it_has_for_as_long_as_was_promised(latency: str, seconds: float):
+async def test_draining_router_answers_within_the_slo(latency: str, seconds: float):
     pipeline = a_pipeline(1, slo={"latency": latency})
     router = Told(pipeline, a_plan(pipeline))
     await Listeners(router).close()
@@ -173,7 +173,7 @@ async def test_a_router_starts_from_its_files_without_an_api_server(tmp_path: Pa
 )
 async def test_a_router_that_cannot_know_its_replicas_says_so(tmp_path: Path, options, code, reason):
     (tmp_path / "pipeline.yaml").write_text(dump_yaml(PIPELINE))
-    files = ["--pipeline", str(tmp_path), "--plan", str(tmp_path / "plan.json")]
+    files = ["--no-proxy", "--pipeline", str(tmp_path), "--plan", str(tmp_path / "plan.json")]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "trimtab_router", *files, *options),
         env=os.environ | {"KUBECONFIG": str(tmp_path / "absent")},

@@ -1,4 +1,4 @@
-"""Who calls at a door: over REST and gRPC, in plain text or TLS, with whatever headers."""
+"""HTTP and gRPC clients of a proxy, in plain text or TLS, with arbitrary headers."""
 
 import json
 import ssl
@@ -48,7 +48,7 @@ async def post(
     session: aiohttp.ClientSession | None = None,
 ) -> Reply:
     """Send one REST request to the door."""
-    url = f"{'http' if tls is None else 'https'}://127.0.0.1:{(await rig.door()).rest_port}{path}"
+    url = f"{'http' if tls is None else 'https'}://127.0.0.1:{(await rig.proxy()).rest_port}{path}"
     sending = (session or rig.session).post(url, data=body, headers=headers, ssl=True if tls is None else tls)
     async with sending as answer:
         return Reply(answer.status, answer.headers, await answer.read())

@@ -1,4 +1,4 @@
-"""Whatever the door refuses is counted with its reason, a line tells of it if wanted, and a trace goes through it."""
+"""Counts, access log and traces of requests that Envoy rejects or forwards."""
 
 import asyncio
 import json
@@ -13,16 +13,16 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from tests.router.envoy.callers import call, code, post
-from tests.router.envoy.test_keys_at_the_door import line
-from tests.router.envoy.test_limits_of_callers import HEAD, all_of, connect, settings
+from tests.router.envoy.http_clients import call, code, post
+from tests.router.envoy.test_api_keys import line
+from tests.router.envoy.test_client_limits import HEAD, all_of, connect, settings
 from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_request, a_rig
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_protocol import grpc_messages
 from trimtab_router.envoy.api_keys import new_key
 from trimtab_router.envoy.memory_limits import MEBIBYTE
 from trimtab_router.limits import Limits
-from trimtab_router.observability.tracing import ENDPOINT_VARIABLE, collector, configured_tracer
+from trimtab_router.observability.tracing import ENDPOINT_VARIABLE, collector_address, create_tracer
 
 PIPELINE = a_pipeline(1)
 
@@ -43,15 +43,15 @@ async def scraped(rig: Rig) -> dict[str, int]:
     return await rig.outcomes()
 
 
-async def test_the_door_counts_what_is_read_and_nothing_that_only_costs():
+async def test_envoy_keeps_only_used_statistics():
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
         assert [(await post(rig)).status, (await post(rig, path="/nowhere")).status] == [200, 404]
         assert rig.sockets is not None
-        connector = aiohttp.UnixConnector(str(rig.sockets.envoy))
+        connector = aiohttp.UnixConnector(str(rig.sockets.envoy_admin))
         async with aiohttp.ClientSession(connector=connector) as session, session.get("http://envoy/stats") as answer:
             names = {line.partition(":")[0] for line in (await answer.text()).splitlines()}
-    assert {"http.door.downstream_rq_total", "cluster.requests.upstream_rq_total", "server.live"} <= names
-    assert any(name.startswith("door.answered.") for name in names)
+    assert {"http.proxy.downstream_rq_total", "cluster.requests.upstream_rq_total", "server.live"} <= names
+    assert any(name.startswith("proxy.answered.") for name in names)
     assert not [name for name in names if name.endswith(("rq_time", "length_ms", "rq_2xx", "rq_200"))]
 
 
@@ -65,9 +65,9 @@ async def test_the_door_counts_what_is_read_and_nothing_that_only_costs():
         ("GET", "/v1/chat/completions", 405, "MethodNotAllowed"),
     ],
 )
-async def test_what_nobody_serves_has_a_reason_and_counts(method: str, path: str, status: int, reason: str):
+async def test_unknown_paths_have_a_reason_and_are_counted(method: str, path: str, status: int, reason: str):
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
-        root = f"http://127.0.0.1:{(await rig.door()).rest_port}"
+        root = f"http://127.0.0.1:{(await rig.proxy()).rest_port}"
         for known in ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/sample", "/v1/models"):
             async with rig.session.get(root + known) as answer:
                 assert answer.status == 200
@@ -80,11 +80,11 @@ async def test_what_nobody_serves_has_a_reason_and_counts(method: str, path: str
         assert await rig.metric("trimtab_client_errors_total") == 1
 
 
-async def test_all_that_the_door_refuses_is_in_the_sums_with_its_reason(tmp_path):
+async def test_proxy_rejections_are_counted_with_reasons(tmp_path):
     keys, alice, bob = tmp_path / "keys", new_key(), new_key()
     keys.write_text(line("alice", alice) + line("bob", bob, "another"))
     edge = settings(
-        keysFile=str(keys), clients={"requestsPerSecond": 0.01, "burst": 8}, patience={"headers": "5s", "body": "500ms"}
+        keysFile=str(keys), clients={"requestsPerSecond": 0.01, "burst": 8}, timeouts={"headers": "5s", "body": "500ms"}
     )
     known = ("x-api-key", alice)
     limits = Limits(max_payload_bytes=MEBIBYTE)
@@ -137,7 +137,7 @@ def now_and_seconds() -> tuple[float, int]:
     return time.time() + 1.0, 600
 
 
-async def test_what_is_refused_is_counted_without_anybody_asking(tmp_path):
+async def test_rejections_are_counted_without_a_scrape(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(line("alice", new_key()))
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(keys_file=str(keys))) as rig:
@@ -145,15 +145,15 @@ async def test_what_is_refused_is_counted_without_anybody_asking(tmp_path):
         await rig.until(lambda: refused(rig) == {("UNAUTHENTICATED", "Unauthenticated"): 1})
 
 
-async def test_more_than_may_be_under_way_is_refused_as_overload_and_is_load_to_plan_for():
+async def test_excess_requests_are_overload_and_planned_for():
     replica = FakeReplica()
     async with a_rig(PIPELINE, {"stage-0": [replica]}) as rig:
         assert (await post(rig)).status == 200
-        envoy = rig.doors.envoy
+        envoy = rig.listeners.envoy
         assert envoy is not None
-        assert rig.doors._steering is not None
-        rig.doors._steering.cancel()
-        await envoy.bound(1)
+        assert rig.listeners.overload_task is not None
+        rig.listeners.overload_task.cancel()
+        await envoy.set_limits(1)
         replica.gate.clear()
         replica.arrived.clear()
         first = asyncio.create_task(post(rig))
@@ -174,10 +174,10 @@ async def test_more_than_may_be_under_way_is_refused_as_overload_and_is_load_to_
         assert sum(rig.router.arrivals.history(*now_and_seconds())) == sum(outcomes.values())
 
 
-async def test_a_router_that_is_away_is_said_to_be_and_refusals_are_counted_when_it_is_back():
+async def test_rejections_of_an_absent_router_are_counted_later():
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
         assert (await post(rig)).status == 200
-        requests = rig.doors._requests[-1]
+        requests = rig.listeners._requests[-1]
         await requests.stop_listening()
         await requests.close()
         assert rig.sockets is not None
@@ -187,7 +187,7 @@ async def test_a_router_that_is_away_is_said_to_be_and_refusals_are_counted_when
             "1",
             "RouterUnavailable",
         )
-        assert await call(rig) == "UNAVAILABLE: the router is not there; try again"
+        assert await call(rig) == "UNAVAILABLE: the router is unavailable; try again"
         assert await scraped(rig) == {"ok": 1, "refused": 2}
         assert refused(rig) == {("UNAVAILABLE", "RouterUnavailable"): 2}
 
@@ -203,7 +203,7 @@ async def lines_of(rig: Rig, enough: Callable[[list[dict[str, Any]]], bool]) -> 
     return found
 
 
-async def test_the_log_has_a_line_for_each_request_and_nothing_in_it_that_is_a_secret(tmp_path):
+async def test_access_log_has_one_line_per_request_and_no_secret(tmp_path):
     keys, key, secret = tmp_path / "keys", new_key(), "s3cr3t"
     keys.write_text(line("alice", key))
     edge = settings(keysFile=str(keys), accessLog="All")
@@ -230,7 +230,7 @@ async def test_the_log_has_a_line_for_each_request_and_nothing_in_it_that_is_a_s
         assert len(bad["request_id"]) <= 128
 
 
-async def test_more_of_a_caller_is_told_where_it_was_asked_for():
+async def test_access_log_has_configured_client_fields():
     edge = settings(accessLog="All", accessLogFields=["user_agent", "forwarded_for", "tls_version"])
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
         await post(rig, ("user-agent", "curl/8" + "x" * 300), ("x-forwarded-for", "192.0.2.1"))
@@ -269,7 +269,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
-async def test_a_trace_goes_through_the_door_into_the_router(monkeypatch):
+async def test_trace_spans_envoy_and_router(monkeypatch):
     taken = Collector()
     server = grpc.server(ThreadPoolExecutor(2))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(taken, server)
@@ -277,15 +277,15 @@ async def test_a_trace_goes_through_the_door_into_the_router(monkeypatch):
     server.start()
     monkeypatch.setenv(ENDPOINT_VARIABLE, f"http://127.0.0.1:{port}")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-    tracer = configured_tracer("sample")
-    otlp = collector(os.environ[ENDPOINT_VARIABLE])
+    tracer = create_tracer("sample")
+    otlp = collector_address(os.environ[ENDPOINT_VARIABLE])
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, tracer=tracer, otlp=otlp) as rig:
         assert (await post(rig)).status == 200
         assert await call(rig) == "OK"
         await rig.until(lambda: len(taken.spans.get("trimtab-router-sample", ())) == 4)
-        await rig.until(lambda: len(taken.spans.get("trimtab-door-sample", ())) >= 2)
+        await rig.until(lambda: len(taken.spans.get("trimtab-proxy-sample", ())) >= 2)
     server.stop(None)
-    door = {span.span_id: span for span in taken.spans["trimtab-door-sample"]}
+    door = {span.span_id: span for span in taken.spans["trimtab-proxy-sample"]}
     routed = taken.spans["trimtab-router-sample"]
     served = [span for span in routed if span.name == "infer"]
     assert len({span.trace_id for span in served}) == 2

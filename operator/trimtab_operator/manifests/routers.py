@@ -44,7 +44,7 @@ from trimtab_pipelines.kubernetes_names import (
     router_name,
 )
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.router_state import READY_PATH
+from trimtab_pipelines.router_state import LIVE_PATH, READY_PATH
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.synthetic_inputs import INPUT_ANNOTATIONS
 
@@ -216,12 +216,8 @@ def _container(pipeline: InferencePipeline, settings: Settings) -> Object:
         "ports": [{"name": ADMIN_PORT_NAME, "containerPort": ROUTER_ADMIN_PORT, "protocol": "TCP"}],
         "resources": resources(asked.cpu, asked.memory),
         "securityContext": security_of_container(),
-        "startupProbe": probe(
-            "/v2/health/live", ADMIN_PORT_NAME, periodSeconds=1, timeoutSeconds=5, failureThreshold=120
-        ),
+        "startupProbe": probe(LIVE_PATH, ADMIN_PORT_NAME, periodSeconds=1, timeoutSeconds=5, failureThreshold=120),
         "readinessProbe": probe(READY_PATH, ADMIN_PORT_NAME, periodSeconds=2, timeoutSeconds=5, failureThreshold=2),
-        "livenessProbe": probe(
-            "/v2/health/live", ADMIN_PORT_NAME, periodSeconds=10, timeoutSeconds=10, failureThreshold=6
-        ),
+        "livenessProbe": probe(LIVE_PATH, ADMIN_PORT_NAME, periodSeconds=10, timeoutSeconds=10, failureThreshold=6),
         "volumeMounts": mounts,
     }

@@ -26,7 +26,7 @@ from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 from trimtab_training.task_training import task_logits, trained_prompt_variant
 from trimtab_training.vit_tasks import train, train_finer_patches
 from trimtab_training.vit_tasks.datasets import TASKS
-from trimtab_training.vit_tasks.labelled_samples import MOST, SEED
+from trimtab_training.vit_tasks.labelled_samples import MAX_PER_TASK, SEED
 from trimtab_training.vit_tasks.operating_points import FULL, STRONG, STRONG_RULE, Hits, gain, merging
 
 FOLDER = Path("pipelines/vit-tasks")
@@ -101,7 +101,7 @@ def rules(stored: Checkpoint, most: int) -> tuple[Figures, list[Threshold]]:
 def main() -> int:
     """Measure; 0 where every bar holds."""
     parser = argparse.ArgumentParser(prog="benchmarks.prompts", description=__doc__)
-    parser.add_argument("--most", type=int, default=MOST, help="held-out images of a task")
+    parser.add_argument("--most", type=int, default=MAX_PER_TASK, help="held-out images of a task")
     given = parser.parse_args()
     torch.set_num_threads(1)
     with Progress(console=console) as progress:

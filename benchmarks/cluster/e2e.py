@@ -129,7 +129,7 @@ async def _under_load(watched: Watched, given: argparse.Namespace, findings: Fin
     demand = demand_within(load_pipeline(given.pipeline), await watched.profiles(), cores)
     findings.note(free_cores=cores, load_low_rps=demand.low_rps, load_high_rps=demand.high_rps)
     order = LoadOptions(
-        demand.load(plateau_seconds=PLATEAU_SECONDS),
+        demand.spec(plateau_seconds=PLATEAU_SECONDS),
         duration_seconds=given.duration,
         seed=given.seed,
         access=watched.setting.credentials.access(),

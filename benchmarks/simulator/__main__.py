@@ -28,7 +28,7 @@ from trimtab.app import run_reporting_errors
 from trimtab.options import console
 from trimtab.preflight import prepare, profiling_progress
 from trimtab.report.page import write_report
-from trimtab.simulated_run import run_of
+from trimtab.simulated_run import simulated_run
 from trimtab_adapter.simulation.environment import Environment
 from trimtab_adapter.simulation.result import SimulationResult
 from trimtab_adapter.simulation.simulator import Scenario, simulate
@@ -125,7 +125,7 @@ class _Simulation:
         found = [simulate(self._scenario(seed)) for seed in SEEDS]
         times_real_time = sum(one.duration_seconds for one in found) / (time.process_time() - began)
         facts, run = self.served.results.facts, self.served.run
-        write_report(page, [run, run_of("simulated", facts.load, self._scenario(SEEDS[0]), found[0], run.started_at)])
+        write_report(page, [run, simulated_run("simulated", facts.load, self._scenario(SEEDS[0]), found[0], run.started_at)])
         rows = {name: float(np.mean([one.batch_rows[name] for one in found])) for name in found[0].batch_rows}
         return _Found(self._summed_up(found), rows, times_real_time)
 

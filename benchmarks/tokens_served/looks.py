@@ -18,7 +18,7 @@ from trimtab_pipelines.escalation import EscalationPlan
 from trimtab_pipelines.plan import PointPlan
 from trimtab_router.scheduling.policies.interface import Escalation
 from trimtab_training.vit_tasks.datasets import TASKS
-from trimtab_training.vit_tasks.labelled_samples import MOST
+from trimtab_training.vit_tasks.labelled_samples import MAX_PER_TASK
 from trimtab_training.vit_tasks.operating_points import gain
 
 TURNS, WARMING_BATCHES = 10, 3
@@ -42,8 +42,8 @@ class Rows:
         """All held-out images of the tasks that no figure of the pipeline is of, in an order drawn once."""
         parts = []
         for task, draw in TASKS.items():
-            images = draw("held-out", MOST, SECOND_SEED) if task in {"crops", "faces"} else draw("held-out", 10**4, 2)
-            first = 0 if task in {"crops", "faces"} else MOST
+            images = draw("held-out", MAX_PER_TASK, SECOND_SEED) if task in {"crops", "faces"} else draw("held-out", 10**4, 2)
+            first = 0 if task in {"crops", "faces"} else MAX_PER_TASK
             parts.append((images.pixels[first:].numpy(), NUMBERS[task], images.labels[first:].numpy()))
         pixels, labels = (np.concatenate([part[place] for part in parts]) for place in (0, 2))
         tasks = np.repeat([part[1] for part in parts], [len(part[2]) for part in parts])

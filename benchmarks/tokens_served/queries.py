@@ -12,7 +12,7 @@ from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
 from trimtab_protocol import Tensor
 from trimtab_protocol.extensions import TASK, UTILITY
 from trimtab_training.vit_tasks.datasets import TASKS, Images
-from trimtab_training.vit_tasks.labelled_samples import MOST, SEED
+from trimtab_training.vit_tasks.labelled_samples import MAX_PER_TASK, SEED
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Queries:
         self._deadline_seconds = deadline_seconds
         self._seed = seed
         self._images: dict[str, Images] = {
-            task: TASKS[task]("held-out", MOST, SEED) for task in {query.task for query in QUERIES}
+            task: TASKS[task]("held-out", MAX_PER_TASK, SEED) for task in {query.task for query in QUERIES}
         }
 
     def kind(self, index: int) -> int:

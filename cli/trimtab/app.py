@@ -1,14 +1,16 @@
-"""All verbs of the command line, and what becomes of their errors.
+"""Command line: its commands, their exit codes, and the reporting of errors.
 
-A verb's module is imported when it is asked for: the others would take seconds.
+The module of a command is imported only when that command runs: importing all of them takes seconds.
 """
 
+import inspect
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from importlib import import_module
 from importlib.metadata import version as version_of
@@ -18,92 +20,106 @@ import typer
 
 from trimtab_pipelines.errors import OperationFailed, UserError
 
-VERBS = {
-    "up": "Serve a pipeline on this machine, adapted to its load, until Ctrl-C or the end of the load.",
-    "loadtest": "Send a load to a pipeline that runs already: open loop, real inputs, every request accounted for.",
-    "profile": "Measure latency and throughput of every variant, operating point, batch size and allocation of cores.",
-    "evaluate": "Measure the accuracy of every variant and operating point on your own samples; write it into the "
+COMMANDS = {
+    "up": "Serve a pipeline on this machine and adapt it to its load, until the load ends or Ctrl-C.",
+    "loadtest": "Send an open-loop load of real inputs to a running pipeline and account for every request.",
+    "profile": "Measure latency and throughput of every variant, operating point, batch size and core allocation.",
+    "evaluate": "Measure the accuracy of every variant and operating point on labelled samples; write it into the "
     "pipeline.",
-    "tune": "Find operating points for a vision transformer: how many tokens to merge, by which rule, in which "
-    "precision.",
-    "train-task": "Train a new task for a vision transformer: a head, and prompts, for every way that its points run.",
-    "plan": "Show what would run at a load, and why, without running it.",
-    "explain": "Explain the plan for a load: what binds, what comes second, what a little more or less would cost.",
-    "simulate": "Simulate a pipeline under a load with the router's own code: what would be late or dropped, and at "
-    "what cost.",
-    "compare": "Serve the same arrivals and payloads three times: adapted live, lightest and heaviest variants; "
-    "compare.",
-    "report": "Make the HTML report of one recorded run, or of several compared.",
-    "dashboard": "Serve the page that shows a run while it goes on: what comes, what runs and why, drops, accuracy, each "
-    "stage.",
-    "status": "Show what a router runs now, and what became of its requests; exits with 1 where it is not ready.",
-    "demo": "Serve the digits pipeline under a changing load, adapt it live, and show what happened.",
+    "tune": "Find operating points of a vision transformer: token merging rates, merge rules and precisions.",
+    "train-task": "Train a new task for a vision transformer: a head and prompts for each of its operating points.",
+    "plan": "Show the plan for a load without running it.",
+    "explain": "Explain the plan for a load: its binding constraint, the runner-up, and its sensitivity.",
+    "simulate": "Simulate a pipeline under a load with the router's own scheduler.",
+    "compare": "Serve the same load with adaptation, with the lightest and with the heaviest variants; compare.",
+    "report": "Write the HTML report of one recorded run, or of several compared.",
+    "dashboard": "Serve the live page of a run: load, plans, drops, accuracy and every stage.",
+    "status": "Show what a router serves and the outcomes of its requests; exit with 1 if it is not ready.",
+    "demo": "Serve the digits pipeline under a changing load, adapt it live, and report the run.",
 }
-"""Each verb with the first line of its help, as its module says it too."""
-KEYS, KEYS_HELP = "keys", "API keys of those who may call a pipeline."
-_COMPLETED = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
-"""Where a shell that asks for completions puts the words so far."""
+"""Each command with the first line of its help, equal to the first line of its function's docstring."""
+KEYS, KEYS_HELP = "keys", "Manage the API keys of a pipeline's clients."
+_COMPLETION_VARIABLES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
+"""Environment variables in which a shell passes the command line to complete."""
 
 
-def exiting(command: Callable[..., int]) -> Callable[..., None]:
-    """Make the value a verb returns the command's exit code."""
+def with_exit_code(command: Callable[..., int]) -> Callable[..., None]:
+    """Exit with the command's return value; expand each parameter that is a dataclass into options of its fields."""
+    groups: dict[str, Any] = {}
+    parameters = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if is_dataclass(parameter.annotation):
+            groups[name] = parameter.annotation
+            parameters += [
+                inspect.Parameter(
+                    option.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=inspect.Parameter.empty if option.default is MISSING else option.default,
+                    annotation=option.type,
+                )
+                for option in fields(parameter.annotation)
+            ]
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     @wraps(command)
-    def exit_with_code(*arguments: object, **options: object) -> None:
-        raise typer.Exit(command(*arguments, **options))
+    def exit_with_code(**options: Any) -> None:
+        for name, group in groups.items():
+            options[name] = group(**{option.name: options.pop(option.name) for option in fields(group)})
+        raise typer.Exit(command(**options))
 
+    exit_with_code.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return exit_with_code
 
 
-def _tell_version(asked: bool) -> None:  # noqa: FBT001  (as typer calls it)
-    if asked:
+def _print_version(requested: bool) -> None:  # noqa: FBT001  (typer's signature)
+    if requested:
         typer.echo(f"trimtab {version_of('trimtab')}")
         raise typer.Exit
 
 
-def _of_all(
+def _global_options(
     *,
     version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Say which version this is")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit")
     ] = False,
 ) -> None:
-    """Options before any verb."""
+    """Options before any command."""
 
 
-def _elsewhere() -> None:
-    """Stand in for a verb that was not asked for."""
+def _not_imported() -> None:
+    """Stand in for a command that does not run."""
 
 
-def build_app(verb: str | None) -> typer.Typer:
-    """The command line with one verb imported; the others are listed only."""
+def build_app(name: str | None) -> typer.Typer:
+    """Build the command line with one command imported; the others are only listed."""
     app = typer.Typer(
         name="trimtab",
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
         pretty_exceptions_enable=False,
-        help="Serves multi-stage machine-learning pipelines, adapting variants, batch sizes and replicas to the load.",
+        help="Serves multi-stage inference pipelines and adapts variants, batch sizes and replicas to the load.",
     )
-    app.callback()(_of_all)
-    for name, words in VERBS.items():
-        if name == verb:
-            app.command(name)(exiting(command_module(name).command))
+    app.callback()(_global_options)
+    for command, help_text in COMMANDS.items():
+        if command == name:
+            app.command(command)(with_exit_code(command_module(command).command))
         else:
-            app.command(name, help=words)(_elsewhere)
-    of_keys = typer.Typer(no_args_is_help=True, help=KEYS_HELP)
-    of_keys.command("new")(exiting(command_module(KEYS).new) if verb == KEYS else _elsewhere)
-    app.add_typer(of_keys, name=KEYS)
+            app.command(command, help=help_text)(_not_imported)
+    keys = typer.Typer(no_args_is_help=True, help=KEYS_HELP)
+    keys.command("new")(with_exit_code(command_module(KEYS).new) if name == KEYS else _not_imported)
+    app.add_typer(keys, name=KEYS)
     return app
 
 
 def command_module(name: str) -> Any:
-    """The module of a verb."""
     return import_module(f"trimtab.commands.{name.replace('-', '_')}")
 
 
 def command_name(arguments: Sequence[str]) -> str | None:
-    """The verb that a command line asks for, or the one whose options a shell wants to complete."""
+    """Return the command of a command line, or of the command line that a shell asks to complete."""
     if "_TRIMTAB_COMPLETE" in os.environ:
-        arguments = next((os.environ[name].split()[1:] for name in _COMPLETED if name in os.environ), ())
+        arguments = next((os.environ[name].split()[1:] for name in _COMPLETION_VARIABLES if name in os.environ), ())
     return next((word for word in arguments if not word.startswith("-")), None)
 
 
@@ -113,40 +129,40 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def run_reporting_errors(work: Callable[[], object]) -> int:
-    """Do it; turn what the user got wrong into exit code 2, what failed into 1, each with one message.
+    """Run `work` and return its exit code: 2 for a user's error, 1 for a failure, each with a one-line message.
 
-    SIGTERM ends it as Ctrl-C does, with all that it started.
+    SIGTERM ends it as Ctrl-C does, with all processes that it started.
     """
-    with _terminable() as terminated:
+    with _interrupt_on_sigterm() as terminated:
         try:
             code = work()
-        except SystemExit as end:  # so typer ends, having shown what was wrong with the options
+        except SystemExit as end:  # typer has printed the error in the options
             code = end.code
         except UserError as error:
             return _fail(str(error), 2)
         except (OperationFailed, OSError, ValueError) as error:
             if not terminated:
                 return _fail(str(error) or type(error).__name__, 1)
-            code = 1  # what was cut short may fail on its way out; that is no reason of its own
+            code = 1  # an error caused by the termination
         except KeyboardInterrupt:
             code = 130 if terminated else _fail("interrupted", 130)
         finally:
-            _end_fork_server()
+            _stop_fork_server()
     if terminated:
         return _fail("terminated", 143)
     return code if isinstance(code, int) else 0
 
 
-def _end_fork_server() -> None:
-    """End the server that replicas are forked from, where one was ever begun."""
+def _stop_fork_server() -> None:
+    """Stop the fork server of replicas if one was started."""
     replicas = sys.modules.get("trimtab.local.replica_process")
     if replicas is not None:
         replicas.stop_fork_server()
 
 
 @contextmanager
-def _terminable() -> Iterator[list[int]]:
-    """Let SIGTERM interrupt as Ctrl-C does; tells whether it came. Only a main thread hears signals."""
+def _interrupt_on_sigterm() -> Iterator[list[int]]:
+    """Handle SIGTERM as Ctrl-C; yield a list that is not empty once it came. Only a main thread receives signals."""
     terminated: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield terminated
@@ -154,9 +170,9 @@ def _terminable() -> Iterator[list[int]]:
 
     def terminate(number: int, _: object) -> None:
         terminated.append(number)
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells have it for what they start in the background
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells ignore it for background jobs
             raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGINT)  # asyncio and all others know how to end by it
+        signal.raise_signal(signal.SIGINT)  # asyncio ends cleanly on SIGINT
 
     before = signal.signal(signal.SIGTERM, terminate)
     try:

@@ -1,6 +1,6 @@
-"""How much load makes a pipeline change on this machine: from what the best variants carry to what none of them does.
+"""Load of a demonstration: its range makes every stage change variants on this machine.
 
-A demonstration with fixed rates would show nothing on a machine twice as fast. Pure, given the profiles.
+Fixed rates would show no change on a machine twice as fast.
 """
 
 from collections.abc import Mapping
@@ -13,47 +13,50 @@ from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 
-LEAST_RPS, MOST_RPS, STEPS = 0.5, 2000.0, 72
-CALM_SHARE = 0.5
-PRESSURE = 1.1
-LEAST_RATIO = 8.0
-BREATH = 0.85
-UP_AND_DOWN_TWICE_SEED = 299  # within three minutes, with time at either end
+MIN_RPS, MAX_RPS, STEPS = 0.5, 2000.0, 72
+LOW_SHARE = 0.5
+"""Low rate as a share of the highest rate that the initial variants serve."""
+OVERLOAD_FACTOR = 1.1
+MIN_RATIO = 8.0
+CAPACITY_SHARE = 0.85
+"""Upper bound of the high rate as a share of the highest feasible rate."""
+TWO_PEAKS_SEED = 299
+"""Seed with which the load rises and falls twice within three minutes, with plateaus at both ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoLoad:
-    """Rates, in requests per second, between which every stage has reason to change."""
+    """Rates, in requests per second, between which every stage changes variants."""
 
     low_rps: float
     high_rps: float
 
-    def load(self, seed: int = UP_AND_DOWN_TWICE_SEED, plateau_seconds: int = 25) -> str:
-        """Write it as a load of the bundled generator."""
+    def spec(self, seed: int = TWO_PEAKS_SEED, plateau_seconds: int = 25) -> str:
+        """Return the load as a specification of the bundled generator."""
         rates = f"low={self.low_rps:.3g},high={self.high_rps:.3g}"
         return f"generated:{rates},seed={seed},plateau={plateau_seconds}"
 
 
 def changing_load(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]) -> DemoLoad:
-    """Find the range: low is carried by what runs when next to nothing comes, high by that in no stage.
+    """Find the range: at the low rate the initial variants suffice, at the high rate those of no stage do.
 
-    Where no load makes every stage change, high is most of what can be carried at all.
+    If no load makes every stage change, the high rate is close to the highest feasible rate.
     """
-    loads = np.geomspace(LEAST_RPS, MOST_RPS, STEPS)
-    calm = _variants(_plan(pipeline, profiles, float(loads[0])))
-    calm_until, high, most = float(loads[0]), 0.0, float(loads[0])
+    loads = np.geomspace(MIN_RPS, MAX_RPS, STEPS)
+    initial = _variants(_plan(pipeline, profiles, float(loads[0])))
+    initial_until, high, feasible_until = float(loads[0]), 0.0, float(loads[0])
     for load in loads:
         plan = _plan(pipeline, profiles, float(load))
         if not plan.spec.feasible:
             break
-        most = float(load)
-        running = _variants(plan)
-        if running == calm:
-            calm_until = most
-        if not high and all(running[stage] != variant for stage, variant in calm.items()):
-            high = PRESSURE * most
-    high = min(high or most, BREATH * most)
-    return DemoLoad(min(CALM_SHARE * calm_until, high / LEAST_RATIO), high)
+        feasible_until = float(load)
+        variants = _variants(plan)
+        if variants == initial:
+            initial_until = feasible_until
+        if not high and all(variants[stage] != variant for stage, variant in initial.items()):
+            high = OVERLOAD_FACTOR * feasible_until
+    high = min(high or feasible_until, CAPACITY_SHARE * feasible_until)
+    return DemoLoad(min(LOW_SHARE * initial_until, high / MIN_RATIO), high)
 
 
 def _plan(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], load_rps: float) -> PipelinePlan:

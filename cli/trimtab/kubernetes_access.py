@@ -1,4 +1,4 @@
-"""What the command line asks of a cluster: to measure a pipeline's variants anew, and how its pipelines are."""
+"""Access to a cluster: reads its pipelines and requests new profiles."""
 
 import asyncio
 import time
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 MANAGER = "trimtab-cli"
 PIPELINE, PROFILE, PLAN = "InferencePipeline", "ModelProfile", "PipelinePlan"
-Tell = Callable[[str], None]
+OnStatus = Callable[[str], None]
+"""Called with the status of the profiling."""
 
 
 @asynccontextmanager
 async def connected() -> AsyncIterator["Cluster"]:
-    """Talk to the cluster KUBECONFIG names; StartError where that fails at any time."""
+    """Connect to the cluster that KUBECONFIG names; raises StartError for every error of the cluster in the block."""
     try:
         from trimtab_kubernetes import Cluster, ClusterError  # noqa: PLC0415 - an extra
     except ImportError:
@@ -39,46 +40,56 @@ async def connected() -> AsyncIterator["Cluster"]:
         raise StartError(str(error)) from error
 
 
-async def request_profiling(
-    cluster: "Cluster", namespace: str, name: str, tell: Tell, timeout_seconds: float
-) -> list[ModelProfile]:
-    """Ask the operator for new profiles and return them once they are there; `tell` is told how it goes.
+async def get_pipeline(cluster: "Cluster", namespace: str, name: str) -> dict[str, Any]:
+    """Return a pipeline's document; raises StartError if there is none."""
+    pipeline = await cluster.get(PIPELINE, namespace, name)
+    if pipeline is None:
+        raise StartError(f"no {PIPELINE} {namespace}/{name} in this cluster; see kubectl get ipl -A")
+    return pipeline
 
-    Raises StartError where there is no such pipeline, the measuring failed, or nothing came in time.
+
+async def request_profiling(
+    cluster: "Cluster", namespace: str, name: str, on_status: OnStatus, timeout_seconds: float
+) -> list[ModelProfile]:
+    """Ask the operator for new profiles, wait for them and return them.
+
+    Raises:
+        StartError: there is no such pipeline, profiling failed, or it timed out.
     """
     from trimtab_kubernetes.times import rfc3339  # noqa: PLC0415 - an extra
 
-    if await cluster.get(PIPELINE, namespace, name) is None:
-        raise StartError(f"no {PIPELINE} {namespace}/{name} in this cluster; kubectl apply it first")
-    annotated = {"name": name, "namespace": namespace, "annotations": {PROFILE_ANNOTATION: rfc3339(time.time())}}
-    body = {"apiVersion": API_VERSION, "kind": PIPELINE, "metadata": annotated}
-    asked = await cluster.apply(body, manager=MANAGER)
-    pipeline = parse(InferencePipeline, asked, f"{PIPELINE} {namespace}/{name}")
+    await get_pipeline(cluster, namespace, name)
+    metadata = {"name": name, "namespace": namespace, "annotations": {PROFILE_ANNOTATION: rfc3339(time.time())}}
+    body = {"apiVersion": API_VERSION, "kind": PIPELINE, "metadata": metadata}
+    applied = await cluster.apply(body, manager=MANAGER)
+    pipeline = parse(InferencePipeline, applied, f"{PIPELINE} {namespace}/{name}")
     try:
         async with asyncio.timeout(timeout_seconds):
-            return await _first(_profiled(cluster, pipeline), _failed(cluster, pipeline, tell))
+            return await _first(_wait_for_profiles(cluster, pipeline), _watch_for_failure(cluster, pipeline, on_status))
     except TimeoutError:
         raise StartError(f"no new profiles after {timeout_seconds:.0f} s; see kubectl describe ipl {name}") from None
 
 
-async def _profiled(cluster: "Cluster", pipeline: InferencePipeline) -> list[ModelProfile]:
-    """Wait until nothing of the pipeline is left to measure."""
+async def _wait_for_profiles(cluster: "Cluster", pipeline: InferencePipeline) -> list[ModelProfile]:
+    """Wait until every profile of the pipeline exists; return them."""
     from trimtab_kubernetes import list_and_watch  # noqa: PLC0415 - an extra
 
-    known: dict[str, ModelProfile] = {}
+    profiles: dict[str, ModelProfile] = {}
     async for change in list_and_watch(cluster, PROFILE, pipeline.metadata.namespace):
         if change.object is not None:
-            known[change.key[1]] = parse(ModelProfile, change.object, f"{PROFILE} {change.key[1]}")
+            profiles[change.key[1]] = parse(ModelProfile, change.object, f"{PROFILE} {change.key[1]}")
             if change.deleted:
-                del known[change.key[1]]
-        mine = [profile for profile in known.values() if profile.spec.pipeline == pipeline.name]
-        if not missing_profile_tasks(pipeline, mine):
-            return mine
-    raise AssertionError("unreachable: following does not end")
+                del profiles[change.key[1]]
+        own = [profile for profile in profiles.values() if profile.spec.pipeline == pipeline.name]
+        if not missing_profile_tasks(pipeline, own):
+            return own
+    raise AssertionError("unreachable: a watch does not end")
 
 
-async def _failed(cluster: "Cluster", pipeline: InferencePipeline, tell: Tell) -> list[ModelProfile]:
-    """Tell what the condition says, and raise where it says that a Job of what was asked for failed."""
+async def _watch_for_failure(
+    cluster: "Cluster", pipeline: InferencePipeline, on_status: OnStatus
+) -> list[ModelProfile]:
+    """Report the condition ProfilesReady; raise StartError once it names a failed Job of this pipeline."""
     from trimtab_kubernetes import list_and_watch  # noqa: PLC0415 - an extra
 
     jobs = [profile_job_name(pipeline.name, task.name, task.run) for task in profile_tasks(pipeline)]
@@ -92,12 +103,12 @@ async def _failed(cluster: "Cluster", pipeline: InferencePipeline, tell: Tell) -
         if condition.get("reason") == "ProfileFailed" and any(job in message for job in jobs):
             raise StartError(message)
         if condition:
-            tell(f"{condition['reason']}: {message}")
-    raise AssertionError("unreachable: following does not end")
+            on_status(f"{condition['reason']}: {message}")
+    raise AssertionError("unreachable: a watch does not end")
 
 
-async def _first(*waiting: Awaitable[list[ModelProfile]]) -> list[ModelProfile]:
-    tasks = [asyncio.ensure_future(one) for one in waiting]
+async def _first(*awaitables: Awaitable[list[ModelProfile]]) -> list[ModelProfile]:
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return done.pop().result()
@@ -108,5 +119,5 @@ async def _first(*waiting: Awaitable[list[ModelProfile]]) -> list[ModelProfile]:
 
 
 async def all_pipelines(cluster: "Cluster", namespace: str | None) -> list[dict[str, Any]]:
-    """The pipelines of a namespace, or of all."""
+    """Return the pipelines of a namespace, or of all namespaces."""
     return (await cluster.list(PIPELINE, namespace)).items

@@ -1,94 +1,98 @@
-"""What options ask for, read and checked before anything starts: the load, its samples, the door."""
+"""Load and proxy options, parsed and validated before any process starts."""
 
 from pathlib import Path
-from typing import TypedDict
+from typing import Annotated, TypedDict
+
+import typer
 
 from trimtab.local.load_process import LoadOptions
+from trimtab.options import LoadArguments
 from trimtab_loadtester.attack import WireName
 from trimtab_loadtester.load_spec import LoadError
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_loadtester.payloads.sources import require_chats
 from trimtab_pipelines.documents import load_edge
+from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.synthetic_inputs import LMM_DIGITS, PAYLOADS_ANNOTATION, payload_kind, payloads_of
 
+EdgeOption = Annotated[Path | None, typer.Option("--edge", help="Settings of Envoy: TLS, API keys, JWT, rate limits")]
+NoProxyOption = Annotated[bool, typer.Option("--no-proxy", help="Serve plain REST without Envoy")]
+
 
 class ProxyOptions(TypedDict):
-    """Of a Setup, the fields that say what stands before the router."""
+    """Fields of `Setup` that configure the proxy."""
 
-    door: bool
+    proxy: bool
     edge: Path | None
 
 
-def door(edge: str | None) -> ProxyOptions:
-    """Read --edge; raises DocumentError before anything starts."""
-    if edge == "none":
-        return {"door": False, "edge": None}
-    load_edge(Path(edge) if edge else None)
-    return {"door": True, "edge": Path(edge) if edge else None}
+def proxy_options(edge: Path | None, *, no_proxy: bool) -> ProxyOptions:
+    """Validate --edge and --no-proxy; raises UserError."""
+    if no_proxy and edge is not None:
+        raise UserError("--no-proxy cannot be combined with --edge: Envoy provides TLS, API keys, JWT and rate limits")
+    load_edge(edge)
+    return {"proxy": not no_proxy, "edge": edge}
 
 
-def check_load(order: LoadOptions | None, edge: Path | None) -> None:
-    """Raise LoadError where a load is asked for that the door would turn away."""
+def check_load(load: LoadOptions | None, edge: Path | None) -> None:
+    """Raise LoadError if the proxy would reject the load for lack of TLS or keys."""
     settings = load_edge(edge)
-    if order is not None and (settings.tls is not None or settings.authenticates):
+    if load is not None and (settings.tls is not None or settings.authenticates):
         raise LoadError(
-            f"--load: the door of {edge} asks for TLS or keys, which this load does not bring; start without --load, "
-            "then send it with `trimtab loadtest`, --ca and --api-key-file"
+            f"--load: {edge} requires TLS or keys, which --load does not send; start without --load, then run "
+            "`trimtab loadtest` with --ca and --api-key-file"
         )
 
 
-def check_chats(pipeline: InferencePipeline, order: LoadOptions | None) -> None:
-    """Raise LoadError where a load says how many images chats show, and there are none of so many to send."""
-    if order is not None and order.spec().traffic is not None:
-        require_chats(pipeline, order.text or "", order.samples)
+def check_chats(pipeline: InferencePipeline, load: LoadOptions | None) -> None:
+    """Raise LoadError if the load specifies images per chat and the payloads have no chats with that many."""
+    if load is not None and load.spec().traffic is not None:
+        require_chats(pipeline, load.load or "", load.samples)
 
 
 def check_samples(pipeline: InferencePipeline, samples: str | None) -> None:
-    """Raise SamplesError where samples cannot be used, before anything starts."""
+    """Raise SamplesError if the samples cannot be read."""
     if samples is not None:
         LabelledPayloads(pipeline, samples).payload(0)
 
 
 def default_client(pipeline: InferencePipeline, samples: str | None) -> WireName:
-    """How a load is sent where nobody says how: chats as OpenAI's clients stream them, all else by REST.
-
-    Raises:
-        LoadError: the pipeline answers chats, and nothing says which chats to send.
-    """
+    """Return `chat` for a chat pipeline, else `REST`; raises LoadError if a chat pipeline names no payloads."""
     if pipeline.spec.chat_settings is None:
         return "REST"
     if samples is None and payload_kind(payloads_of(pipeline)) != LMM_DIGITS:
         raise LoadError(
-            f"{pipeline.name} answers chats, and its annotation {PAYLOADS_ANNOTATION} names none to send: write "
-            f"{LMM_DIGITS} there, or give --samples with `messages` and `images`"
+            f"{pipeline.name} serves chats, and its annotation {PAYLOADS_ANNOTATION} names no chats to send: set it to "
+            f"{LMM_DIGITS}, or give --samples with `messages` and `images`"
         )
     return "chat"
 
 
-def located(samples: str | None) -> str | None:
-    """Return samples in a folder or file by their whole path: who sends them may run elsewhere."""
+def absolute_samples(samples: str | None) -> str | None:
+    """Make the path of a samples folder or file absolute: the load's process may have another working directory."""
     return str(Path(samples).resolve()) if samples is not None and Path(samples).exists() else samples
 
 
 def parse_load_options(
-    load: str | None,
-    trace: Path | None,
-    speed_up: float,
-    scale: float,
-    duration_seconds: float | None,
-    seed: int,
-    *,
-    samples: str | None = None,
-    wire: WireName = "REST",
+    arguments: LoadArguments, *, samples: str | None = None, wire: WireName = "REST"
 ) -> LoadOptions | None:
-    """Read the load options; None where none is asked for. Raises LoadError or TraceError before anything starts."""
-    if load is not None and trace is not None:
+    """Validate the load options; None without --load and --trace. Raises LoadError or TraceError."""
+    if arguments.load is not None and arguments.trace is not None:
         raise LoadError("give --load or --trace, not both")
-    if load is None and trace is None:
+    if arguments.load is None and arguments.trace is None:
         if samples is not None:
-            raise LoadError("--samples says what to send: give --load or --trace too")
+            raise LoadError("--samples needs a load: give --load or --trace too")
         return None
-    order = LoadOptions(load, trace, speed_up, scale, duration_seconds, seed, wire, samples=located(samples))
-    order.spec().rates(duration_seconds)
-    return order
+    load = LoadOptions(
+        arguments.load,
+        arguments.trace,
+        arguments.speed_up,
+        arguments.scale,
+        arguments.duration,
+        arguments.seed,
+        wire,
+        samples=absolute_samples(samples),
+    )
+    load.spec().rates(arguments.duration)
+    return load

@@ -1,4 +1,4 @@
-"""A decision in words and rows, for the terminal and for the page of `trimtab explain`. Pure."""
+"""Tables and text of a plan, for the terminal and the report."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.plan import PipelinePlan, PointPlan, StagePlan
 from trimtab_pipelines.spec import InferencePipeline
 
-STAGE_COLUMNS = ("stage", "variant", "batch", "replicas", "cores", "accuracy", "rows/s it can serve", "latency")
-POINT_COLUMNS = ("stage", "operating point", "accuracy", "one row", "full batch", "how it runs")
-PRICE_COLUMNS = ("for", "accuracy", "cores", "latency", "objective", "what changes")
-ALTERNATIVE_COLUMNS = ("if", "accuracy", "cores", "latency", "objective", "what would run")
+STAGE_COLUMNS = ("stage", "variant", "batch size", "replicas", "cores", "accuracy", "capacity, rows/s", "latency")
+POINT_COLUMNS = ("stage", "operating point", "accuracy", "time of one row", "time of a full batch", "settings")
+SENSITIVITY_COLUMNS = ("change", "accuracy", "cores", "latency", "objective", "plan changes")
+ALTERNATIVE_COLUMNS = ("what-if", "accuracy", "cores", "latency", "objective", "plan")
 Rows = list[tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
-    """A plan, the answer it was written from, and what was tried beside it."""
+    """A plan, the problem and solution it was made from, and alternatives."""
 
     plan: PipelinePlan
     problem: PlanningProblem
@@ -36,23 +36,21 @@ class PlanView:
     alternatives: Sequence[Alternative]
 
     @property
-    def now(self) -> PlanEstimate:
-        """The plan in figures."""
+    def estimate(self) -> PlanEstimate:
         return plan_estimate(self.problem, self.solution)
 
     @property
-    def prices(self) -> list[Sensitivity]:
-        """What a little more or less would take, as plans."""
+    def sensitivities(self) -> list[Sensitivity]:
         return sensitivities(self.solution, partial(with_enlarged_batches, self.problem))
 
 
-def plan_estimate(question: PlanningProblem, found: PlanSolution) -> PlanEstimate:
-    """The plan that an answer becomes, in figures."""
-    return estimate(found.program, with_enlarged_batches(question, found.program, found.solution.choice))
+def plan_estimate(problem: PlanningProblem, solved: PlanSolution) -> PlanEstimate:
+    """Estimate the plan that a solution becomes."""
+    return estimate(solved.program, with_enlarged_batches(problem, solved.program, solved.solution.choice))
 
 
 def stage_rows(pipeline: InferencePipeline, plan: PipelinePlan) -> Rows:
-    """What each stage runs; the columns are STAGE_COLUMNS. Each accuracy is told with what stands behind it."""
+    """Return a row of STAGE_COLUMNS for each stage."""
     return [
         (
             stage.name,
@@ -69,7 +67,7 @@ def stage_rows(pipeline: InferencePipeline, plan: PipelinePlan) -> Rows:
 
 
 def point_rows(pipeline: InferencePipeline, plan: PipelinePlan) -> Rows:
-    """Every point the router may run of each stage with several, preferred first; columns POINT_COLUMNS."""
+    """Return a row of POINT_COLUMNS for each operating point of stages with several, preferred first."""
     return [
         _point_row(pipeline.spec.stage(stage.name).variant(stage.variant).point(point.name), stage, point)
         for stage in plan.spec.stages
@@ -78,21 +76,21 @@ def point_rows(pipeline: InferencePipeline, plan: PipelinePlan) -> Rows:
     ]
 
 
-def _point_row(asked: OperatingPoint, stage: StagePlan, point: PointPlan) -> tuple[str, ...]:
-    task_accuracies = ", ".join(f"{task} {accuracy:.4f}" for task, accuracy in point.accuracy_by_task.items())
-    seconds = (point.service_seconds.get(size) for size in (1, stage.batch_size))
+def _point_row(point: OperatingPoint, stage: StagePlan, planned: PointPlan) -> tuple[str, ...]:
+    task_accuracies = ", ".join(f"{task} {accuracy:.4f}" for task, accuracy in planned.accuracy_by_task.items())
+    seconds = (planned.service_seconds.get(size) for size in (1, stage.batch_size))
     return (
         stage.name,
         f"{point.name} (planned)" if point.name == stage.operating_point else point.name,
-        f"{point.accuracy:.4f} {asked.measured_accuracy().evidence_label}"
+        f"{planned.accuracy:.4f} {point.measured_accuracy().evidence_label}"
         + (f" ({task_accuracies})" if task_accuracies else ""),
-        *("–" if one is None else f"{1000 * one:.1f} ms" for one in seconds),
-        "; ".join(asked.knobs.values()),
+        *("–" if value is None else f"{1000 * value:.1f} ms" for value in seconds),
+        "; ".join(point.knobs.values()),
     )
 
 
 def accuracy_provenance(pipeline: InferencePipeline, stage: StagePlan) -> str:
-    """Say what stands behind a stage's accuracy: declared, published or measured, and on how many samples."""
+    """Describe the evidence of a stage's accuracy: declared, published or measured, and the number of samples."""
     return (
         pipeline.spec.stage(stage.name)
         .variant(stage.variant)
@@ -103,127 +101,126 @@ def accuracy_provenance(pipeline: InferencePipeline, stage: StagePlan) -> str:
 
 
 def explanation_lines(plan: PipelinePlan) -> list[str]:
-    """Say what a plan is expected to give, what holds it back, and what comes second."""
-    spec, why = plan.spec, plan.spec.explanation
+    """Describe a plan's expected figures, its binding constraint, and its runner-up."""
+    spec, explanation = plan.spec, plan.spec.explanation
     lines = []
     if spec.expected is not None:
         expected = spec.expected
         latency = f"latency {1000 * expected.latency_seconds:.1f} ms"
         gpus = f", GPUs {expected.gpus}" if expected.gpus else ""
         lines.append(f"expected: accuracy {expected.accuracy:.4f}, {latency}, cores {expected.cores:g}{gpus}")
-    if why.accuracy_basis:
-        lines.append(f"its accuracies are {why.accuracy_basis}")
+    if explanation.accuracy_basis:
+        lines.append(f"accuracies: {explanation.accuracy_basis}")
     if not spec.feasible:
-        lines.append(f"not feasible: {spec.reason}; it carries {100 * spec.planned_fraction:.0f} % of the load")
-    elif why.binding_constraint:
-        lines.append(f"held back by: {why.binding_constraint}")
-    if why.placement:
-        lines.append(f"images of chats: {why.placement}")
-    if why.runner_up is not None:
-        other = ", ".join(f"{stage}: {line}" for stage, line in why.runner_up.stages.items())
-        lines.append(f"next best: {other} (objective {why.runner_up.objective_loss:.4f} less)")
-    if why.solver:
-        proof = "proven optimal" if why.gap <= 1e-6 else f"at most {why.gap:.3g} below the optimum"
-        lines.append(f"solved by: {why.solver}, {proof}")
-    lines += [f"no longer as accurate as measured: {point}" for point in why.drifted_accuracies]
-    lines += [f"smaller batches than asked for: {stage}" for stage in why.batch_sizes_capped]
-    lines += [f"left out: {point}" for point in why.excluded_points]
+        lines.append(f"not feasible: {spec.reason}; the plan serves {100 * spec.planned_fraction:.0f} % of the load")
+    elif explanation.binding_constraint:
+        lines.append(f"binding constraint: {explanation.binding_constraint}")
+    if explanation.placement:
+        lines.append(f"image encoding: {explanation.placement}")
+    if explanation.runner_up is not None:
+        stages = ", ".join(f"{stage}: {line}" for stage, line in explanation.runner_up.stages.items())
+        lines.append(f"runner-up: {stages} (objective {explanation.runner_up.objective_loss:.4f} lower)")
+    if explanation.solver:
+        proof = "proven optimal" if explanation.gap <= 1e-6 else f"at most {explanation.gap:.3g} below the optimum"
+        lines.append(f"solver: {explanation.solver}, {proof}")
+    lines += [f"accuracy drift: {point}" for point in explanation.drifted_accuracies]
+    lines += [f"batch size capped: {stage}" for stage in explanation.batch_sizes_capped]
+    lines += [f"excluded: {point}" for point in explanation.excluded_points]
     return lines
 
 
-def price_rows(decision: PlanView) -> Rows:
-    """The plan and what a little more or less would take; the columns are PRICE_COLUMNS."""
-    now, program = decision.now, decision.solution.program
-    rows: Rows = [("this plan", *_figures(now, None), "")]
-    for price in decision.prices:
-        if price.estimate is None:
-            rows.append((price.change, "–", "–", "–", "–", price.reason))
+def sensitivity_rows(view: PlanView) -> Rows:
+    """Return a row of SENSITIVITY_COLUMNS for the plan and each change."""
+    current, program = view.estimate, view.solution.program
+    rows: Rows = [("this plan", *_figures(current, None), "")]
+    for sensitivity in view.sensitivities:
+        if sensitivity.estimate is None:
+            rows.append((sensitivity.change, "–", "–", "–", "–", sensitivity.reason))
         else:
-            changes = _changes(program, now, price.estimate) or "nothing: this plan gives it"
-            rows.append((price.change, *_figures(price.estimate, now), changes))
+            changes = _option_changes(program, current, sensitivity.estimate) or "none"
+            rows.append((sensitivity.change, *_figures(sensitivity.estimate, current), changes))
     return rows
 
 
-def alternative_rows(decision: PlanView) -> Rows:
-    """The plan and the best one for each alternative; the columns are ALTERNATIVE_COLUMNS."""
-    now = decision.now
-    rows: Rows = [("as it is", *_figures(now, None), _choice(decision.solution.program, now))]
-    for alternative in decision.alternatives:
+def alternative_rows(view: PlanView) -> Rows:
+    """Return a row of ALTERNATIVE_COLUMNS for the plan and each alternative."""
+    current = view.estimate
+    rows: Rows = [("this plan", *_figures(current, None), _options(view.solution.program, current))]
+    for alternative in view.alternatives:
         if alternative.solution is None:
             rows.append((alternative.name, "–", "–", "–", "–", alternative.reason))
             continue
-        found = plan_estimate(alternative.problem, alternative.solution)
+        figures = plan_estimate(alternative.problem, alternative.solution)
         note = "" if alternative.solution.feasible else f" ({alternative.reason})"
-        rows.append((alternative.name, *_figures(found, now), _choice(alternative.solution.program, found) + note))
+        options = _options(alternative.solution.program, figures)
+        rows.append((alternative.name, *_figures(figures, current), options + note))
     return rows
 
 
 def stage_tables(pipeline: InferencePipeline, plan: PipelinePlan, title: str = "") -> list[Table]:
-    """What each stage runs and, where there are several, the operating points it may run at."""
+    """Tables of the stages and, for stages with several, of their operating points."""
     points = point_rows(pipeline, plan)
     tables = [terminal_table(STAGE_COLUMNS, stage_rows(pipeline, plan), title)]
     return [*tables, terminal_table(POINT_COLUMNS, points, "operating points, preferred first")] if points else tables
 
 
 def terminal_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> Table:
-    """A table for the terminal."""
     table = Table(*columns, box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
     for row in rows:
-        table.add_row(*map(Text, row))  # not as markup, which would eat an extra's [name]
+        table.add_row(*map(Text, row))  # Text is not markup, in which [name] of an extra is a tag
     return table
 
 
-def plan_view_json(decision: PlanView) -> dict[str, Any]:
-    """Return the decision as JSON has it: the plan, what the next step would cost, and what was tried beside it."""
+def plan_view_json(view: PlanView) -> dict[str, Any]:
+    """Return the plan, its sensitivities and its alternatives as JSON values."""
     return {
-        "plan": decision.plan.model_dump(mode="json", by_alias=True, exclude_none=True),
-        "prices": [_outlook_facts(price.change, price.estimate, price.reason) for price in decision.prices],
+        "plan": view.plan.model_dump(mode="json", by_alias=True, exclude_none=True),
+        "sensitivities": [_estimate_json(s.change, s.estimate, s.reason) for s in view.sensitivities],
         "alternatives": [
-            _outlook_facts(
-                tried.name,
-                None if tried.solution is None else plan_estimate(tried.problem, tried.solution),
-                tried.reason,
+            _estimate_json(
+                alternative.name,
+                None if alternative.solution is None else plan_estimate(alternative.problem, alternative.solution),
+                alternative.reason,
             )
-            for tried in decision.alternatives
+            for alternative in view.alternatives
         ],
     }
 
 
-def _outlook_facts(what: str, found: PlanEstimate | None, reason: str) -> dict[str, Any]:
-    if found is None:
-        return {"what": what, "reason": reason}
-    figures = ("accuracy", "cores", "gpus", "latency_seconds", "objective")
-    return {"what": what, "reason": reason, **{name: getattr(found, name) for name in figures}}
+def _estimate_json(change: str, figures: PlanEstimate | None, reason: str) -> dict[str, Any]:
+    if figures is None:
+        return {"change": change, "reason": reason}
+    names = ("accuracy", "cores", "gpus", "latency_seconds", "objective")
+    return {"change": change, "reason": reason, **{name: getattr(figures, name) for name in names}}
 
 
-def _figures(found: PlanEstimate, now: PlanEstimate | None) -> tuple[str, str, str, str]:
-    """Accuracy, cores, latency and objective, with what differs from the plan in brackets."""
-    before = found if now is None else now
-    milliseconds, milliseconds_before = 1000 * found.latency_seconds, 1000 * before.latency_seconds
-    gpus = f" + {found.gpus} GPU" if found.gpus else ""
+def _figures(figures: PlanEstimate, current: PlanEstimate | None) -> tuple[str, str, str, str]:
+    """Accuracy, cores, latency and objective, with the difference from the current plan in parentheses."""
+    base = figures if current is None else current
+    milliseconds, base_milliseconds = 1000 * figures.latency_seconds, 1000 * base.latency_seconds
+    gpus = f" + {figures.gpus} GPU" if figures.gpus else ""
     return (
-        f"{found.accuracy:.4f}{_differs(found.accuracy - before.accuracy, '+.4f')}",
-        f"{found.cores:g}{_differs(found.cores - before.cores, '+.3g')}{gpus}",
-        f"{milliseconds:.1f} ms{_differs(milliseconds - milliseconds_before, '+.1f')}",
-        f"{found.objective:.4f}{_differs(found.objective - before.objective, '+.4f')}",
+        f"{figures.accuracy:.4f}{_difference(figures.accuracy - base.accuracy, '+.4f')}",
+        f"{figures.cores:g}{_difference(figures.cores - base.cores, '+.3g')}{gpus}",
+        f"{milliseconds:.1f} ms{_difference(milliseconds - base_milliseconds, '+.1f')}",
+        f"{figures.objective:.4f}{_difference(figures.objective - base.objective, '+.4f')}",
     )
 
 
-def _differs(by: float, form: str) -> str:
-    written = format(by, form)
-    return f" ({written})" if written.strip("+-0.") else ""
+def _difference(value: float, spec: str) -> str:
+    text = format(value, spec)
+    return f" ({text})" if text.strip("+-0.") else ""
 
 
-def _changes(program: Program, now: PlanEstimate, other: PlanEstimate) -> str:
-    listed = zip(program.stages, now.choice, other.choice, strict=True)
-    return "; ".join(
-        f"{s.name}: {describe_option(a)} → {describe_option(b)}"
-        for s, a, b in listed
-        if describe_option(a) != describe_option(b)
-    )
+def _option_changes(program: Program, current: PlanEstimate, other: PlanEstimate) -> str:
+    changes = []
+    for stage, before, after in zip(program.stages, current.choice, other.choice, strict=True):
+        old, new = describe_option(before), describe_option(after)
+        if old != new:
+            changes.append(f"{stage.name}: {old} → {new}")
+    return "; ".join(changes)
 
 
-def _choice(program: Program, found: PlanEstimate) -> str:
-    return "; ".join(
-        f"{s.name}: {describe_option(option)}" for s, option in zip(program.stages, found.choice, strict=True)
-    )
+def _options(program: Program, figures: PlanEstimate) -> str:
+    options = zip(program.stages, figures.choice, strict=True)
+    return "; ".join(f"{stage.name}: {describe_option(option)}" for stage, option in options)

@@ -1,4 +1,4 @@
-"""What every run needs before it starts: the pipeline with its weights in place, and profiles to plan with."""
+"""Checks before a run: packages, pipeline, weights and profiles."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from trimtab_profiler.profile import Progress as Measured
 
 
 def prepare(pipeline_file: Path) -> InferencePipeline:
-    """Read the pipeline; raise DocumentError where weights kept in files are missing, StartError without PyTorch."""
+    """Load a pipeline to serve here; raises DocumentError if weights are missing, StartError without PyTorch."""
     require_installed()
     pipeline = load_pipeline(pipeline_file)
     folder = pipeline_file.resolve()
@@ -31,22 +31,22 @@ def prepare(pipeline_file: Path) -> InferencePipeline:
     for stage in pipeline.spec.stages:
         for variant in stage.variants:
             _require_servable(variant, f"{pipeline_file}: stage {stage.name}, variant {variant.name}")
-            for address in variant.storage_uris:
-                _require_there(address, folder, f"{pipeline_file}: stage {stage.name}, variant {variant.name}")
+            for uri in variant.storage_uris:
+                _require_file(uri, folder, f"{pipeline_file}: stage {stage.name}, variant {variant.name}")
     return pipeline
 
 
-def _require_there(address: str, folder: Path, where: str) -> None:
-    parts = urlsplit(resolve_uri(address, folder))
+def _require_file(uri: str, folder: Path, where: str) -> None:
+    parts = urlsplit(resolve_uri(uri, folder))
     path = Path(url2pathname(parts.path)) if parts.scheme in ("", "file") else None
     if path is not None and not path.exists():
-        raise DocumentError(f"{where}: storageUri {address}: there is no {path}")
+        raise DocumentError(f"{where}: storageUri {uri}: {path} does not exist")
 
 
 def _require_servable(variant: Variant, where: str) -> None:
-    """Raise DocumentError where no model server here can serve it, before any weights are looked for."""
+    """Raise DocumentError if no local model server can serve the variant."""
     if variant.container is not None:
-        raise DocumentError(f"{where}: a container runs in a cluster alone; give it a family to serve it here")
+        raise DocumentError(f"{where}: a container only runs in a cluster; give the variant a family to serve it here")
     try:
         require_family(variant.family)
     except ModelError as error:
@@ -54,7 +54,7 @@ def _require_servable(variant: Variant, where: str) -> None:
 
 
 def require_installed(packages: Sequence[str] = ("mlserver", "torch")) -> None:
-    """Raise StartError where this installation can plan, but not serve: the command line alone needs no PyTorch."""
+    """Raise StartError if packages are missing that serving needs and planning does not."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise StartError(
@@ -62,19 +62,19 @@ def require_installed(packages: Sequence[str] = ("mlserver", "torch")) -> None:
         )
 
 
-def choose_profiles(pipeline_file: Path, pipeline: InferencePipeline, chosen: Path | None, console: Console) -> Path:
-    """Find the profile to plan with, measuring where there is none for this machine."""
-    choice = profile_cache.find_profile(pipeline_file, pipeline, chosen, console.print)
+def choose_profiles(pipeline_file: Path, pipeline: InferencePipeline, requested: Path | None, console: Console) -> Path:
+    """Find the profile to plan with; measure one if there is none for this machine."""
+    choice = profile_cache.find_profile(pipeline_file, pipeline, requested, console.print)
     if choice is None:
-        console.print(f"no profile of {pipeline.name} for this machine yet: measuring, once")
+        console.print(f"no profile of {pipeline.name} for this machine: measuring one")
         with profiling_progress(console) as show:
             choice = asyncio.run(profile_cache.measure_profile(pipeline_file, pipeline, show))
-    console.print(f"profile {choice.path} ({choice.why})")
+    console.print(f"profile {choice.path} ({choice.reason})")
     return choice.path
 
 
-class profiling_progress:  # noqa: N801  (reads as the statement it is)
-    """A progress bar for measurements while the block runs."""
+class profiling_progress:  # noqa: N801  (used as a context manager)
+    """Progress bar of a profiling, while the block runs."""
 
     def __init__(self, console: Console) -> None:
         columns = (BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"), TimeRemainingColumn())
@@ -89,8 +89,7 @@ class profiling_progress:  # noqa: N801  (reads as the statement it is)
         self._bar.stop()
 
     def __call__(self, measured: Measured) -> None:
-        """Show one more measurement."""
         m = measured.measurement
-        took = f"batch {m.batch_size}: {1000 * m.latency_seconds_p50:.2f} ms, {m.throughput_rps:.0f} rows/s"
-        words = f"{measured.stage} {measured.variant} {took}"
-        self._bar.update(self._task, total=measured.total, completed=measured.done, description=words)
+        result = f"batch {m.batch_size}: {1000 * m.latency_seconds_p50:.2f} ms, {m.throughput_rps:.0f} rows/s"
+        description = f"{measured.stage} {measured.variant} {result}"
+        self._bar.update(self._task, total=measured.total, completed=measured.done, description=description)

@@ -1,7 +1,4 @@
-"""Shell: keeps the record of a pipeline that something else runs, so that the same page can show it.
-
-Its routers are asked once a second at their administrative ports, wherever these can be reached.
-"""
+"""Recorder of a remote pipeline: polls its routers' admin ports once a second, so that the live page can show it."""
 
 import asyncio
 import time
@@ -25,67 +22,67 @@ from trimtab_pipelines.spec import InferencePipeline
 SAMPLE_SECONDS = 1.0
 MAX_DECISION_BYTES = 32 * 2**20
 FORWARD_SECONDS = 20.0
-NewestPlan = Callable[[], Awaitable[PipelinePlan | None]]
-Routers = tuple[InferencePipeline, list[RouterClient], NewestPlan | None]
-"""A pipeline, its routers, and who knows its newest plan."""
-Reach = Callable[[], AbstractAsyncContextManager[Routers]]
+FetchPlan = Callable[[], Awaitable[PipelinePlan | None]]
+Routers = tuple[InferencePipeline, list[RouterClient], FetchPlan | None]
+"""A pipeline, its routers, and a function that returns its newest plan."""
+Connect = Callable[[], AbstractAsyncContextManager[Routers]]
 
 
 @dataclass(slots=True)
 class RemoteRecorder:
-    """The record of routers elsewhere.
-
-    Attributes:
-        record: begun already.
-    """
+    """Recorder of remote routers."""
 
     recorder: Recorder
+    """Already started."""
     plan: PipelinePlan | None = None
     _decisions: JsonLinesFile = field(init=False)
 
     def __post_init__(self) -> None:
         self._decisions = JsonLinesFile(self.recorder.folder / DECISIONS_FILE, MAX_DECISION_BYTES)
 
-    async def run(self, reach: Reach) -> None:
-        """Ask until cancelled. Whatever fails is reached anew: routers are replaced, and ways to them end with them."""
+    async def run(self, connect: Connect) -> None:
+        """Sample until cancelled; reconnect after every error, since routers are replaced."""
         while True:
             try:
-                async with reach() as (_, routers, newest_plan):
+                async with connect() as (_, routers, fetch_plan):
                     while True:
-                        await self.sample_once(routers, newest_plan)
+                        await self.sample_once(routers, fetch_plan)
                         await asyncio.sleep(SAMPLE_SECONDS)
             except (OperationFailed, UserError, OSError):
-                await asyncio.sleep(SAMPLE_SECONDS)  # the page shows that nothing comes
+                await asyncio.sleep(SAMPLE_SECONDS)  # the page shows no new samples meanwhile
 
-    async def sample_once(self, routers: Sequence[RouterClient], newest_plan: NewestPlan | None) -> None:
-        """Take one sample of what the routers tell, added up, and the plan where somebody knows a newer one.
+    async def sample_once(self, routers: Sequence[RouterClient], fetch_plan: FetchPlan | None) -> None:
+        """Record one sample, summed over the routers, and the newest plan.
 
-        Raises RouterUnreachable where one of them does not answer, having kept what the others told.
+        Raises:
+            RouterUnreachable: a router did not respond; the sample of the others is recorded.
         """
-        told = await asyncio.gather(*(_asked(router) for router in routers), return_exceptions=True)
-        found = [answer for answer in told if isinstance(answer, tuple)]
-        if found:
-            await self._keep(found, newest_plan)
-        for error in told:
+        responses = await asyncio.gather(*(_fetch(router) for router in routers), return_exceptions=True)
+        fetched = [response for response in responses if isinstance(response, tuple)]
+        if fetched:
+            await self._record(fetched, fetch_plan)
+        for error in responses:
             if isinstance(error, BaseException):
                 raise error
 
-    async def _keep(self, found: Sequence[tuple[RouterState, Counters]], newest_plan: NewestPlan | None) -> None:
-        plan = await newest_plan() if newest_plan else None
+    async def _record(self, fetched: Sequence[tuple[RouterState, Counters]], fetch_plan: FetchPlan | None) -> None:
+        plan = await fetch_plan() if fetch_plan else None
         if plan is not None and plan.spec != (self.plan.spec if self.plan else None):
             self._decisions.append(plan.model_dump_json(by_alias=True, exclude_none=True))
             self.plan = plan
         cores = sum(stage.cores * stage.replicas for stage in self.plan.spec.stages) if self.plan else 0.0
-        stages = _stages([state for state, _ in found])
-        self.recorder.add(Sample(time.time(), stages, cores, 0.0, sum_counters([c for _, c in found])), (), 0.0)
+        stages = _stages([state for state, _ in fetched])
+        self.recorder.add(
+            Sample(time.time(), stages, cores, 0.0, sum_counters([counters for _, counters in fetched])), (), 0.0
+        )
 
 
-async def _asked(router: RouterClient) -> tuple[RouterState, Counters]:
+async def _fetch(router: RouterClient) -> tuple[RouterState, Counters]:
     return await router.state(), await router.counters()
 
 
 def _stages(states: Sequence[RouterState]) -> dict[str, StageSample]:
-    """What the stages run by the first router; rows wait at each of them."""
+    """Combine stages: variants of the first router, the maximum of replicas, the sum of queued rows."""
     return {
         name: StageSample(
             stage.variant,
@@ -98,89 +95,89 @@ def _stages(states: Sequence[RouterState]) -> dict[str, StageSample]:
 
 
 def sum_counters(counters: Sequence[Counters]) -> Counters:
-    """Add up what several routers counted."""
+    """Sum the counters of several routers."""
 
-    def summed(mappings: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    def sums(mappings: Sequence[Mapping[str, int]]) -> dict[str, int]:
         names = dict.fromkeys(name for mapping in mappings for name in mapping)
         return {name: sum(mapping.get(name, 0) for mapping in mappings) for name in names}
 
     return Counters(
-        received=sum(each.received for each in counters),
-        outcomes=summed([each.outcomes for each in counters]),
-        drops=summed([each.drops for each in counters]),
-        latency_buckets=_added_buckets([each.latency_buckets for each in counters]),
-        accuracy_sum=sum(each.accuracy_sum for each in counters),
-        accuracy_count=sum(each.accuracy_count for each in counters),
-        client_errors=sum(each.client_errors for each in counters),
+        received=sum(c.received for c in counters),
+        outcomes=sums([c.outcomes for c in counters]),
+        drops=sums([c.drops for c in counters]),
+        latency_buckets=_sum_buckets([c.latency_buckets for c in counters]),
+        accuracy_sum=sum(c.accuracy_sum for c in counters),
+        accuracy_count=sum(c.accuracy_count for c in counters),
+        client_errors=sum(c.client_errors for c in counters),
         pipeline=counters[0].pipeline,
-        first_token_buckets=_added_modalities([each.first_token_buckets for each in counters]),
-        next_token_buckets=_added_modalities([each.next_token_buckets for each in counters]),
+        first_token_buckets=_sum_by_modality([c.first_token_buckets for c in counters]),
+        next_token_buckets=_sum_by_modality([c.next_token_buckets for c in counters]),
     )
 
 
-def _added_modalities(each: Sequence[Mapping[str, Mapping[float, float]]]) -> dict[str, Mapping[float, float]]:
-    modalities = dict.fromkeys(modality for buckets in each for modality in buckets)
-    return {modality: _added_buckets([buckets.get(modality, {}) for buckets in each]) for modality in modalities}
+def _sum_by_modality(histograms: Sequence[Mapping[str, Mapping[float, float]]]) -> dict[str, Mapping[float, float]]:
+    modalities = dict.fromkeys(modality for buckets in histograms for modality in buckets)
+    return {modality: _sum_buckets([buckets.get(modality, {}) for buckets in histograms]) for modality in modalities}
 
 
-def _added_buckets(each: Sequence[Mapping[float, float]]) -> dict[float, float]:
-    edges = sorted({edge for buckets in each for edge in buckets})
-    return {edge: sum(buckets.get(edge, 0.0) for buckets in each) for edge in edges}
+def _sum_buckets(histograms: Sequence[Mapping[float, float]]) -> dict[float, float]:
+    edges = sorted({edge for buckets in histograms for edge in buckets})
+    return {edge: sum(buckets.get(edge, 0.0) for buckets in histograms) for edge in edges}
 
 
 @asynccontextmanager
-async def cluster_routers(namespace: str, name: str) -> AsyncIterator[tuple[list[RouterClient], NewestPlan]]:
-    """Reach the routers of a pipeline by `kubectl port-forward`, which needs no more rights than kubectl has.
+async def cluster_routers(namespace: str, name: str) -> AsyncIterator[tuple[list[RouterClient], FetchPlan]]:
+    """Connect to the routers of a pipeline by `kubectl port-forward`.
 
     Raises:
-        StartError: there are none, or kubectl cannot reach them.
+        StartError: no router runs, or kubectl cannot reach one.
     """
     async with connected() as cluster, AsyncExitStack() as stack:
         pods = await cluster.list("Pod", namespace, f"{PIPELINE_LABEL}={name},{COMPONENT}=router")
         running = [pod["metadata"]["name"] for pod in pods.items if pod.get("status", {}).get("phase") == "Running"]
         if not running:
             raise StartError(f"no router of {namespace}/{name} runs; see kubectl get ipl -n {namespace} {name}")
-        ports = [await stack.enter_async_context(_forwarded(namespace, pod)) for pod in running]
+        ports = [await stack.enter_async_context(_forward_port(namespace, pod)) for pod in running]
         routers = [RouterClient(port) for port in ports]
         for router in routers:
             stack.push_async_callback(router.close)
 
-        async def newest_plan() -> PipelinePlan | None:
-            found = await cluster.get(PLAN, namespace, name)
-            return None if found is None else parse_plan(found, f"{PLAN} {namespace}/{name}")
+        async def fetch_plan() -> PipelinePlan | None:
+            document = await cluster.get(PLAN, namespace, name)
+            return None if document is None else parse_plan(document, f"{PLAN} {namespace}/{name}")
 
-        yield routers, newest_plan
+        yield routers, fetch_plan
 
 
 @asynccontextmanager
-async def _forwarded(namespace: str, pod: str) -> AsyncIterator[int]:
+async def _forward_port(namespace: str, pod: str) -> AsyncIterator[int]:
     command = ["kubectl", "--namespace", namespace, "port-forward", "--address", "127.0.0.1", f"pod/{pod}"]
     try:
         process = await asyncio.create_subprocess_exec(
             *command, f":{ROUTER_ADMIN_PORT}", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
     except FileNotFoundError:
-        raise StartError("routers in a cluster are reached by kubectl, which is not here; install it") from None
+        raise StartError("kubectl is not installed; it forwards the ports of routers in a cluster") from None
     try:
-        yield await _port_of(process, pod)
+        yield await read_forwarded_port(process, pod)
     finally:
         if process.returncode is None:
             process.terminate()
             await process.wait()
 
 
-async def _port_of(process: asyncio.subprocess.Process, pod: str) -> int:
-    """Read `Forwarding from 127.0.0.1:PORT -> 8082`."""
+async def read_forwarded_port(process: asyncio.subprocess.Process, pod: str) -> int:
+    """Parse kubectl's line `Forwarding from 127.0.0.1:PORT -> 8082`; raises StartError."""
     if process.stdout is None or process.stderr is None:
-        raise StartError("kubectl has no output to read")
+        raise StartError("the output of kubectl is not piped")
     try:
         line = await asyncio.wait_for(process.stdout.readline(), FORWARD_SECONDS)
     except TimeoutError:
         line = b""
-        process.terminate()  # else what it wrote has no end
+        process.terminate()  # so that reading its stderr ends
     address = line.decode().partition("Forwarding from ")[2].partition(" -> ")[0]
     port = address.rpartition(":")[2]
     if not port.isdecimal():
-        said = (await process.stderr.read()).decode().strip() if not line else line.decode().strip()
-        raise StartError(f"kubectl cannot reach {pod}: {said or 'it says nothing'}")
+        output = (await process.stderr.read()).decode().strip() if not line else line.decode().strip()
+        raise StartError(f"kubectl cannot reach {pod}: {output or 'no output'}")
     return int(port)

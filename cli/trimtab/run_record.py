@@ -1,6 +1,6 @@
-"""A run on disk, so that its report can be made again: samples.jsonl, decisions.jsonl, run.json, pipeline.yaml, load/.
+"""Record of a run on disk: samples.jsonl, decisions.jsonl, run.json, pipeline.yaml and load/.
 
-It is written as it comes, so that whatever ends the run, even `kill -9`, leaves all that was seen until then.
+It is written during the run, so that it is complete up to the moment at which the run ends, even by `kill -9`.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ FACTS_FILE, SAMPLES_FILE, DECISIONS_FILE, PIPELINE_FILE = (
 )
 MAX_SAMPLE_BYTES = 16 * 2**20
 MAX_PENDING_SAMPLES = 3600
-"""Samples kept for a disk that refuses them: an hour's."""
+"""Maximum of samples kept in memory while the disk rejects writes: those of an hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,49 +41,42 @@ _FACTS, _SAMPLE = TypeAdapter(_Facts), TypeAdapter(Sample)
 
 @dataclass(slots=True)
 class Recorder:
-    """Writes a run into its folder while it goes on.
-
-    Where the disk refuses, what was seen waits in memory and is written once there is room.
-
-    Attributes:
-        folder: the run folder; what an earlier run recorded there is removed.
-        title: what the run is called.
-        pipeline: what is served.
-        refusal: why the disk takes nothing now; empty where it does.
-    """
+    """Writer of a run's record; samples that the disk rejects are kept in memory and written later."""
 
     folder: Path
+    """The run folder; `start` removes the record of an earlier run."""
     title: str
     pipeline: InferencePipeline
     disk_error: str = ""
+    """Error of the last write, if any."""
     _lines: JsonLinesFile | None = None
-    _waiting: deque[Sample] = field(default_factory=lambda: deque(maxlen=MAX_PENDING_SAMPLES))
+    _pending: deque[Sample] = field(default_factory=lambda: deque(maxlen=MAX_PENDING_SAMPLES))
     _facts: _Facts | None = None
 
     def start(self, plan: PipelinePlan | None) -> None:
-        """Begin a record; a plan that nobody will change is its one decision."""
+        """Start the record; `plan` is the fixed plan of a run without an adapter."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for former in (FACTS_FILE, SAMPLES_FILE, DECISIONS_FILE, f"load/{SUMMARY_FILE}"):
-            (self.folder / former).unlink(missing_ok=True)
+        for name in (FACTS_FILE, SAMPLES_FILE, DECISIONS_FILE, f"load/{SUMMARY_FILE}"):
+            (self.folder / name).unlink(missing_ok=True)
         write_atomically(self.folder / PIPELINE_FILE, dump_yaml(self.pipeline))
         if plan is not None:
-            _write_decisions(self.folder, [plan])
+            write_decisions(self.folder, [plan])
         self._write_facts(_Facts(self.title, (), 0.0))
-        (self.folder / SAMPLES_FILE).touch()  # what ends within its first second is a run too
+        (self.folder / SAMPLES_FILE).touch()  # a run that ends within its first second has no sample
         self._lines = JsonLinesFile(self.folder / SAMPLES_FILE, MAX_SAMPLE_BYTES, thin_older_half)
 
     def add(self, sample: Sample, faults: Sequence[Fault], ready_seconds: float) -> None:
-        """Write a sample, and what has happened so far."""
-        self._waiting.append(sample)
+        """Write a sample and the facts."""
+        self._pending.append(sample)
         self.write_facts(faults, ready_seconds)
 
     def write_facts(self, faults: Sequence[Fault], ready_seconds: float) -> None:
-        """Write what has happened so far, and whatever waits to be written."""
+        """Write the facts, and all pending samples."""
         facts = _Facts(self.title, tuple(faults), ready_seconds)
         try:
-            while self._waiting and self._lines is not None:
-                self._lines.append(_SAMPLE.dump_json(self._waiting[0]).decode())
-                self._waiting.popleft()
+            while self._pending and self._lines is not None:
+                self._lines.append(_SAMPLE.dump_json(self._pending[0]).decode())
+                self._pending.popleft()
             if facts != self._facts:
                 self._write_facts(facts)
         except OSError as error:
@@ -92,11 +85,10 @@ class Recorder:
             self.disk_error = ""
 
     def samples(self) -> list[Sample]:
-        """All samples, those that wait for the disk last."""
-        return [*read_lines(self.folder / SAMPLES_FILE, _SAMPLE.validate_json), *self._waiting]
+        """Return all samples, pending ones last."""
+        return [*read_lines(self.folder / SAMPLES_FILE, _SAMPLE.validate_json), *self._pending]
 
     def plans(self) -> list[PipelinePlan]:
-        """All decisions."""
         return read_decisions(self.folder / DECISIONS_FILE)
 
     def _write_facts(self, facts: _Facts) -> None:
@@ -105,28 +97,25 @@ class Recorder:
 
 
 def save(run: Run, folder: Path) -> None:
-    """Write a finished run into a folder."""
+    """Write the record of a finished run."""
     folder.mkdir(parents=True, exist_ok=True)
     facts = _Facts(run.title, run.faults, run.ready_seconds)
     write_atomically(folder / FACTS_FILE, _FACTS.dump_json(facts, indent=1).decode() + "\n")
     write_atomically(folder / PIPELINE_FILE, dump_yaml(run.pipeline))
-    _write_decisions(folder, run.plans)
+    write_decisions(folder, run.plans)
     write_atomically(folder / SAMPLES_FILE, "".join(f"{_SAMPLE.dump_json(s).decode()}\n" for s in run.samples))
     if run.results is not None:
         run.results.save(folder / "load")
 
 
-def load(folder: Path, most: int | None = None, most_decisions: int | None = None) -> Run:
-    """Read what `save` or a recorder wrote; raises DocumentError naming what is missing or broken.
-
-    Of more than `most` samples, or so many decisions, the newest and some of the others are read.
-    """
+def load(folder: Path, max_samples: int | None = None, max_plans: int | None = None) -> Run:
+    """Read a record, thinned to a maximum of samples and plans; raises DocumentError."""
     try:
         facts = _FACTS.validate_json((folder / FACTS_FILE).read_bytes())
-        samples = read_lines(folder / SAMPLES_FILE, _SAMPLE.validate_json, most)
+        samples = read_lines(folder / SAMPLES_FILE, _SAMPLE.validate_json, max_samples)
         if not samples and (folder / SAMPLES_FILE).stat().st_size:
-            raise DocumentError(f"{folder / SAMPLES_FILE}: no line of it is a Sample")
-        plans = read_decisions(folder / DECISIONS_FILE, most_decisions)
+            raise DocumentError(f"{folder / SAMPLES_FILE}: no line is a valid sample")
+        plans = read_decisions(folder / DECISIONS_FILE, max_plans)
         results = Results.load(folder / "load") if (folder / "load" / SUMMARY_FILE).exists() else None
     except OSError as error:
         raise DocumentError(f"{folder} holds no recorded run: {error.filename}: {error.strerror}") from error
@@ -136,6 +125,6 @@ def load(folder: Path, most: int | None = None, most_decisions: int | None = Non
     return Run(facts.title, pipeline, samples, plans, results, facts.faults, facts.ready_seconds)
 
 
-def _write_decisions(folder: Path, plans: Sequence[PipelinePlan]) -> None:
+def write_decisions(folder: Path, plans: Sequence[PipelinePlan]) -> None:
     lines = [plan.model_dump_json(by_alias=True, exclude_none=True) for plan in plans]
     write_atomically(folder / DECISIONS_FILE, "".join(f"{line}\n" for line in lines))

@@ -1,4 +1,4 @@
-"""What was seen of a run, second by second: the data of the live table and of the report."""
+"""Samples of a run, one each second: the data of the terminal view and of the report."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from trimtab_pipelines.spec import InferencePipeline
 
 @dataclass(frozen=True, slots=True)
 class StageSample:
-    """One stage at one moment, as the router sees it."""
+    """State of one stage."""
 
     variant: str
     batch_size: int
@@ -25,73 +25,62 @@ class StageSample:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Everything at one moment, a Unix time.
-
-    Attributes:
-        at: when.
-        stages: by name.
-        cores: reserved by all replicas.
-        cores_busy: what the replicas' processes used since the sample before.
-        counters: the router's.
-        correct, total: of the load's answers that could be compared with the truth, so far.
-    """
+    """State of a run at one moment."""
 
     at: float
+    """Unix time."""
     stages: Mapping[str, StageSample]
     cores: float
+    """Cores reserved by all replicas."""
     cores_busy: float
+    """Cores used by the replicas' processes since the previous sample."""
     counters: Counters
     correct: int = 0
+    """Correct answers of the load so far."""
     total: int = 0
+    """Answers of the load so far that have a label."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A finished run.
-
-    Attributes:
-        title: what it is called where runs are compared.
-        pipeline: what was served.
-        samples: about one a second.
-        plans: every decision, oldest first.
-        results: what the load tester recorded; None where others sent the load.
-        faults: what ended unasked, replicas and processes.
-        ready_seconds: from the start to the first plan being true.
-    """
+    """A finished run, or what is recorded of one so far."""
 
     title: str
     pipeline: InferencePipeline
     samples: Sequence[Sample]
     plans: Sequence[PipelinePlan]
+    """Every plan, oldest first."""
     results: Results | None = None
+    """Results of the load tester; None if the load came from elsewhere."""
     faults: Sequence[Fault] = ()
     ready_seconds: float = 0.0
+    """Seconds from the start until the first plan was in force."""
 
     @property
     def started_at(self) -> float:
-        """Unix time of second 0 of everything shown."""
+        """Unix time of second 0 of the report."""
         if self.results is not None:
             return self.results.facts.started_at
         return self.samples[0].at if self.samples else 0.0
 
     @property
     def changes(self) -> Sequence[PipelinePlan]:
-        """The plans in which something a stage runs differs from the plan before; the first is not a change."""
+        """Plans that differ from the previous plan in what a stage runs."""
         return [after for before, after in pairwise(self.plans) if stage_summaries(before) != stage_summaries(after)]
 
     def variant_changes(self) -> dict[str, int]:
-        """Count for each stage how often the router moved to another variant during the load."""
+        """Count the changes of variant during the load, by stage."""
         end = self.started_at + self.results.facts.duration_seconds if self.results else float("inf")
         during = [sample for sample in self.samples if self.started_at - 1.0 <= sample.at <= end + 1.0]
         counts = {}
         for stage in self.pipeline.spec.ordered_stages:
-            seen = [sample.stages[stage.name].variant for sample in during if stage.name in sample.stages]
-            counts[stage.name] = sum(a != b for a, b in pairwise(seen))
+            variants = [sample.stages[stage.name].variant for sample in during if stage.name in sample.stages]
+            counts[stage.name] = sum(a != b for a, b in pairwise(variants))
         return counts
 
 
 def stage_summaries(plan: PipelinePlan) -> dict[str, str]:
-    """Say in a few words what each stage runs."""
+    """Describe in a few words what each stage runs."""
     return {
         stage.name: f"{stage.variant} ×{stage.replicas} batch {stage.batch_size}"
         + ("" if stage.operating_point == "default" else f" {stage.operating_point}")
@@ -99,20 +88,19 @@ def stage_summaries(plan: PipelinePlan) -> dict[str, str]:
     }
 
 
-def read_decisions(path: Path, most: int | None = None) -> list[PipelinePlan]:
-    """Read the adapter's journal; a line that was torn is left out. Of more than `most`, the newest and some others."""
-    return read_lines(path, PipelinePlan.model_validate_json, most)
+def read_decisions(path: Path, max_plans: int | None = None) -> list[PipelinePlan]:
+    """Read the plans that the adapter recorded, thinned to at most `max_plans`; a truncated line is skipped."""
+    return read_lines(path, PipelinePlan.model_validate_json, max_plans)
 
 
 @dataclass(slots=True)
 class SampleWindow:
-    """The samples of the last seconds, for what is happening now."""
+    """Samples of the last seconds."""
 
     seconds: float = 10.0
     samples: list[Sample] = field(default_factory=list)
 
     def add(self, sample: Sample) -> None:
-        """Take the newest; forget what is too old."""
         self.samples.append(sample)
         while self.samples[0].at < sample.at - self.seconds:
             self.samples.pop(0)
@@ -124,21 +112,21 @@ class SampleWindow:
         return max(last.counters.received - first.counters.received, 0) / max(last.at - first.at, 1e-3)
 
     def latency_seconds(self, quantile: float) -> float | None:
-        """The latency that this share of the answers did not pass, to the edge of its bucket; None without answers."""
-        return quantile_upper_bound(self._grown(lambda counters: counters.latency_buckets), quantile)
+        """Upper bound of a latency quantile; None without answers."""
+        return quantile_upper_bound(self._increase(lambda counters: counters.latency_buckets), quantile)
 
-    def first_seconds(self, modality: str, quantile: float) -> float | None:
-        """The same of the time until chats of a modality began to be answered."""
+    def first_token_seconds(self, modality: str, quantile: float) -> float | None:
+        """Upper bound of a quantile of the time to first token."""
         return quantile_upper_bound(
-            self._grown(lambda counters: counters.first_token_buckets.get(modality, {})), quantile
+            self._increase(lambda counters: counters.first_token_buckets.get(modality, {})), quantile
         )
 
-    def next_seconds(self, modality: str, quantile: float) -> float | None:
-        """The same of the time between two pieces of their answers."""
+    def next_token_seconds(self, modality: str, quantile: float) -> float | None:
+        """Upper bound of a quantile of the time between tokens."""
         return quantile_upper_bound(
-            self._grown(lambda counters: counters.next_token_buckets.get(modality, {})), quantile
+            self._increase(lambda counters: counters.next_token_buckets.get(modality, {})), quantile
         )
 
-    def _grown(self, buckets_of: Callable[[Counters], Mapping[float, float]]) -> dict[float, float]:
+    def _increase(self, buckets_of: Callable[[Counters], Mapping[float, float]]) -> dict[float, float]:
         first, last = buckets_of(self.samples[0].counters), buckets_of(self.samples[-1].counters)
         return {edge: count - first.get(edge, 0.0) for edge, count in last.items()}

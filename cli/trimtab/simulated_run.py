@@ -1,6 +1,4 @@
-"""A simulation as a run: the same summary, record and report as of a served one. Pure."""
-
-from collections.abc import Mapping
+"""Run record of a simulation, for the same summary and report as a served run."""
 
 from trimtab.local.router_client import Counters
 from trimtab.local.supervisor import Fault
@@ -19,8 +17,8 @@ _CODES = {
 }
 
 
-def run_of(title: str, load: str, scenario: Scenario, found: SimulationResult, started_at: float) -> Run:
-    """The run that would have been recorded; `started_at` is the Unix time its second 0 stands for."""
+def simulated_run(title: str, load: str, scenario: Scenario, simulation: SimulationResult, started_at: float) -> Run:
+    """Convert a simulation into a run whose second 0 is the Unix time `started_at`."""
     spec = scenario.pipeline.spec
     facts = RunFacts(
         pipeline=scenario.pipeline.name,
@@ -31,52 +29,49 @@ def run_of(title: str, load: str, scenario: Scenario, found: SimulationResult, s
         started_at=started_at,
     )
     faults = [
-        Fault(started_at + f.at_seconds, f"a replica of {f.stage} was lost") for f in scenario.environment.failures
+        Fault(started_at + failure.at_seconds, f"replica of {failure.stage} lost")
+        for failure in scenario.environment.failures
     ]
     return Run(
         title=title,
         pipeline=scenario.pipeline,
-        samples=[_sample(second, started_at) for second in found.seconds],
-        plans=found.plans,
-        results=Results.of(facts, _records(found)),
+        samples=[_sample(second, started_at) for second in simulation.seconds],
+        plans=simulation.plans,
+        results=Results.of(facts, _records(simulation)),
         faults=tuple(faults),
     )
 
 
-def _records(found: SimulationResult) -> list[Record]:
+def _records(simulation: SimulationResult) -> list[Record]:
     columns = zip(
-        found.arrivals_seconds.tolist(),
-        found.latency_seconds.tolist(),
-        found.outcomes.tolist(),
-        found.accuracy.tolist(),
-        found.variants,
+        simulation.arrivals_seconds.tolist(),
+        simulation.latency_seconds.tolist(),
+        map(RequestOutcome, simulation.outcomes.tolist()),
+        simulation.accuracy.tolist(),
+        simulation.variants,
         strict=True,
     )
-    return [
-        _record(at, latency, RequestOutcome(end), accuracy, variants, found.reasons.get(index, ("", "")))
-        for index, (at, latency, end, accuracy, variants) in enumerate(columns)
-    ]
-
-
-def _record(
-    at: float, latency: float, end: RequestOutcome, accuracy: float, variants: Mapping[str, str], why: tuple[str, str]
-) -> Record:
-    stage, reason = why
-    return Record(
-        scheduled=at,
-        sent=at,
-        latency_seconds=latency,
-        outcome=end,
-        code=_CODES[end],
-        expected_accuracy=accuracy,
-        drop_stage=stage,
-        drop_reason=reason,
-        visits={stage: StageVisit(variant) for stage, variant in variants.items()},
-    )
+    records = []
+    for index, (arrival, latency, outcome, accuracy, variants) in enumerate(columns):
+        drop_stage, drop_reason = simulation.reasons.get(index, ("", ""))
+        records.append(
+            Record(
+                scheduled=arrival,
+                sent=arrival,
+                latency_seconds=latency,
+                outcome=outcome,
+                code=_CODES[outcome],
+                expected_accuracy=accuracy,
+                drop_stage=drop_stage,
+                drop_reason=drop_reason,
+                visits={stage: StageVisit(variant) for stage, variant in variants.items()},
+            )
+        )
+    return records
 
 
 def _sample(second: SecondSample, started_at: float) -> Sample:
     stages = {name: StageSample(*stage) for name, stage in second.stages.items()}
-    outcomes = {end.word: second.outcomes[end] for end in RequestOutcome}
+    outcomes = {outcome.word: second.outcomes[outcome] for outcome in RequestOutcome}
     counters = Counters(received=second.received, outcomes=outcomes)
     return Sample(started_at + second.at_seconds, stages, second.cores, 0.0, counters)

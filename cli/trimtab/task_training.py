@@ -1,4 +1,4 @@
-"""A task trained for a variant as its replicas run it, joined to one in this process, and judged by its answers."""
+"""Training of a task for a variant, on its model in this process, and its evaluation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,78 +18,74 @@ from trimtab_pipelines.accuracy_evidence import Accuracy, measured_accuracy
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.tasks import MAX_TASK_FILE_BYTES, TaskRecord, TaskTerms, file_name, parse_file_name
-from trimtab_training.prompt_tuning import CHUNK, Labelled, TrainingSchedule
-from trimtab_training.task_training import TrainedTask, fitting, train_task
+from trimtab_training.optimizer import Schedule
+from trimtab_training.prompt_tuning import CHUNK, LabelledImages
+from trimtab_training.task_training import PromptSpec, select_fitting, train_task
 
 HELD_OUT = 0.25
 HEADER_BYTES = 2**16
-"""Of a task's file, room for its card."""
+"""Part of a task's file that its record may need."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """A task that joined.
-
-    Attributes:
-        accuracy_by_point: on the images held out, by what a replica answers.
-        left_out: ways that its file has no room for; where points run them, the task runs with the next best.
-    """
+    """Result of a training."""
 
     accuracy_by_point: Mapping[str, Accuracy]
-    left_out: Sequence[str]
+    """On the images held out."""
+    excluded: Sequence[str]
+    """Prompt variants that the task's file has no room for; their points run the task with the next best."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskTraining:
-    """A variant that a task joins, on its own in this process.
-
-    Attributes:
-        spec: what its replicas serve.
-        lesson: how long a task is trained, for each way.
-        advance: told which share of the training is done.
-    """
+    """A variant for which tasks are trained."""
 
     spec: ModelSpec
-    lesson: TrainingSchedule
-    advance: Callable[[float], None]
+    schedule: Schedule
+    """Schedule for each prompt variant."""
+    on_progress: Callable[[float], None]
+    """Called with the completed share of the training."""
 
-    def train(self, task: str, images: Labelled, granted: TaskTerms, out: Path, samples_digest: str) -> TaskReport:
-        """Train a task, join it, judge it on the images held out at every point, and write its file.
+    def train(self, task: str, images: LabelledImages, terms: TaskTerms, out: Path, samples_digest: str) -> TaskReport:
+        """Train a task, evaluate it at every point on the images held out, and write its file.
 
         Args:
             task: its name.
-            images: to learn from; the last of them are held out.
-            granted: what its requests are.
+            images: labelled images, the last of which are held out.
+            terms: utility and latency of its requests.
             out: its file.
-            samples_digest: of the samples that all these images are.
+            samples_digest: digest of the samples that the images are from.
 
         Raises:
-            ValueError: the variant cannot be loaded, or the task cannot join it; the message says why.
+            ValueError: the variant cannot be loaded, or does not accept the task.
         """
         border = max(int(len(images.labels) * (1.0 - HELD_OUT)), 1)
-        learned = Labelled(images.pixels[:border], images.labels[:border])
-        held_out = Labelled(images.pixels[border:], images.labels[border:])
+        training = LabelledImages(images.pixels[:border], images.labels[:border])
+        held_out = LabelledImages(images.pixels[border:], images.labels[border:])
         with TemporaryDirectory() as folder:
             try:
-                served = _served(self.spec, folder)
-                number = _number(served, task)
-                every = _taught(served, self.spec.operating_points)
-                classes = int(learned.labels.max()) + 1
-                taught = fitting(every, classes, served.transformer.shape, MAX_TASK_FILE_BYTES - HEADER_BYTES)
-                heads = train_task(served.transformer, served.normalisation, learned, taught, self.lesson, self.advance)
+                model = _load_model(self.spec, folder)
+                number = _task_number(model, task)
+                variants = _prompt_variants(model, self.spec.operating_points)
+                classes = int(training.labels.max()) + 1
+                fitted = select_fitting(variants, classes, model.transformer.shape, MAX_TASK_FILE_BYTES - HEADER_BYTES)
+                heads = train_task(
+                    model.transformer, model.normalisation, training, fitted, self.schedule, self.on_progress
+                )
             except ModelError as error:
                 raise ValueError(str(error)) from error
-            card = _card(heads, served.roll.mark, granted)
-            _join(served, Path(folder) / file_name(number, task), card, heads)
-            judged = {
-                point.name: _judged(served, point, number, held_out, samples_digest)
+            record = _record(heads, model.task_registry.fingerprint, terms)
+            _register(model, Path(folder) / file_name(number, task), record, heads)
+            accuracies = {
+                point.name: _evaluate(model, point, number, held_out, samples_digest)
                 for point in self.spec.operating_points
             }
-        save_task(out, card.model_copy(update={"accuracy_by_point": judged}), heads)
-        return TaskReport(judged, [each for each in every if each not in taught])
+        save_task(out, record.model_copy(update={"accuracy_by_point": accuracies}), heads)
+        return TaskReport(accuracies, [variant for variant in variants if variant not in fitted])
 
 
-def _served(spec: ModelSpec, folder: str) -> ServedTransformer:
+def _load_model(spec: ModelSpec, folder: str) -> ServedTransformer:
     """The model that a replica with these settings has, which follows a folder of tasks."""
     built = build(spec.model_copy(update={"tasks": (), "tasks_folder": folder}))
     if built.weights == "random":
@@ -99,46 +95,44 @@ def _served(spec: ModelSpec, folder: str) -> ServedTransformer:
     return built.network
 
 
-def _number(served: ServedTransformer, task: str) -> int:
-    names = served.in_force.names
+def _task_number(model: ServedTransformer, task: str) -> int:
+    names = model.active_tasks.names
     if parse_file_name(file_name(len(names), task)) is None:
-        raise ValueError(f"task {task!r}: a name has lower-case letters, digits and dashes")
+        raise ValueError(f"task {task!r}: a name consists of lower-case letters, digits and dashes")
     if task in names:
-        raise ValueError(f"there is a task {task!r} already; the weights have: {', '.join(names)}")
+        raise ValueError(f"task {task!r} exists; the weights have: {', '.join(names)}")
     return len(names)
 
 
-def _taught(served: ServedTransformer, points: Sequence[OperatingPoint]) -> dict[str, TrainedTask]:
-    """Every way that points run: on the course that the replica runs there."""
-    return {PLAIN: TrainedTask(ForwardPlan())} | {
-        prompt_variant(point): TrainedTask(
-            served.points[point.name].course, point.prompts.count if point.prompts else 0
-        )
+def _prompt_variants(model: ServedTransformer, points: Sequence[OperatingPoint]) -> dict[str, PromptSpec]:
+    """Map prompt variants to the forward plans that replicas run."""
+    return {PLAIN: PromptSpec(ForwardPlan())} | {
+        prompt_variant(point): PromptSpec(model.points[point.name].plan, point.prompts.count if point.prompts else 0)
         for point in points
     }
 
 
-def _card(heads: Mapping[str, Head], mark: str, granted: TaskTerms) -> TaskRecord:
+def _record(heads: Mapping[str, Head], mark: str, terms: TaskTerms) -> TaskRecord:
     classes = tuple(str(label) for label in range(len(heads[PLAIN].bias)))
-    return TaskRecord(**granted.model_dump(by_alias=False), classes=classes, transformer=mark)
+    return TaskRecord(**terms.model_dump(by_alias=False), classes=classes, transformer=mark)
 
 
-def _join(served: ServedTransformer, path: Path, card: TaskRecord, heads: Mapping[str, Head]) -> None:
-    """Have it in force as a task that is registered while a replica runs."""
-    save_task(path, card, heads)
-    served.reread()
-    if path.stem in served.in_force.refused:
-        raise ValueError(f"a replica would not take it: {served.in_force.refused[path.stem]}")
+def _register(model: ServedTransformer, path: Path, record: TaskRecord, heads: Mapping[str, Head]) -> None:
+    """Register the task as a running replica does."""
+    save_task(path, record, heads)
+    model.reload_tasks()
+    if path.stem in model.active_tasks.refused:
+        raise ValueError(f"replicas reject the task: {model.active_tasks.refused[path.stem]}")
 
 
-def _judged(
-    served: ServedTransformer, point: OperatingPoint, number: int, images: Labelled, samples_digest: str
+def _evaluate(
+    model: ServedTransformer, point: OperatingPoint, number: int, images: LabelledImages, samples_digest: str
 ) -> Accuracy:
-    """How often a point answers a task's images rightly, and how certain it is of them."""
-    right, confidences = 0, list[float]()
+    """Measure the accuracy and the mean confidence of a point on a task's images."""
+    correct, confidences = 0, list[float]()
     with torch.inference_mode():
-        for pixels, labels in zip(*(torch.split(one, CHUNK) for one in (images.pixels, images.labels)), strict=True):
-            found = served.infer({"image": pixels, "task": torch.full_like(labels, number)}, point)
-            right += int((found["label"] == labels).sum())
-            confidences += found["confidence"].tolist()
-    return measured_accuracy(right, len(images.labels), confidences, samples_digest)
+        for pixels, labels in zip(torch.split(images.pixels, CHUNK), torch.split(images.labels, CHUNK), strict=True):
+            outputs = model.infer({"image": pixels, "task": torch.full_like(labels, number)}, point)
+            correct += int((outputs["label"] == labels).sum())
+            confidences += outputs["confidence"].tolist()
+    return measured_accuracy(correct, len(images.labels), confidences, samples_digest)

@@ -1,4 +1,4 @@
-"""Open Inference Protocol V2 over REST and gRPC, apart from any server: tensors, messages and their two spellings."""
+"""Open Inference Protocol V2 over REST and gRPC: tensors, messages and their encodings."""
 
 from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.messages import (

@@ -1,16 +1,15 @@
-"""The one error of the protocol: what was wrong with a message, in words its sender can act on.
+"""`ProtocolError`: an invalid message.
 
-It is always the sender's fault. Servers turn it into INVALID_ARGUMENT or 400; clients see it when a server's answer
-breaks the protocol.
+Servers map it to INVALID_ARGUMENT or 400; clients raise it if a server's response is invalid.
 """
 
 from trimtab_protocol.sanitize import printable
 
 
 class ProtocolError(ValueError):
-    """A message breaks the Open Inference Protocol; the text names the field and says what would be right.
+    """A message violates the Open Inference Protocol; the text names the field and the valid form.
 
-    What the sender wrote is repeated in it, bounded and without control characters.
+    Text from the sender is bounded and has no control characters.
     """
 
     def __init__(self, text: str) -> None:

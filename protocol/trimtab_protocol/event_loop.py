@@ -1,9 +1,8 @@
-"""The event loop of our processes: uvloop's, but for one of its faults.
+"""uvloop event loop with a fix for uvloop issue 738.
 
-Where a connection over a socket that is given (as aiohttp's client does it) is cancelled or fails, uvloop closes the
-descriptor and lets the socket believe that it still owns it. Once that is collected, it closes the descriptor again:
-by then somebody else's connection, whose bytes may then go to a third (uvloop issue 738; mended above version 0.22.1,
-which MLServer 1.7.1 does not run on). Here the socket is told.
+If a connection over an existing socket (as in aiohttp's client) is cancelled or fails, uvloop closes the descriptor but
+not the socket object. When that is collected, it closes the descriptor again, which may belong to another connection by
+then. The issue is fixed after 0.22.1, which MLServer 1.7.1 does not support. Here the socket is detached.
 """
 
 import asyncio
@@ -17,10 +16,10 @@ Result = TypeVar("Result")
 
 
 class Loop(uvloop.Loop):
-    """A loop whose failed connections close their descriptors once."""
+    """Event loop whose failed connections close their descriptors once."""
 
     async def create_connection(self, *args: Any, sock: socket.socket | None = None, **options: Any) -> Any:
-        """Connect as asyncio does; a socket that was given belongs to the loop from now on, whatever happens."""
+        """Connect as asyncio does; the loop takes ownership of a given socket, even on failure."""
         try:
             return await super().create_connection(*args, sock=sock, **options)
         except BaseException:
@@ -30,11 +29,10 @@ class Loop(uvloop.Loop):
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Make one."""
     return Loop()
 
 
-def run(doing: Coroutine[Any, Any, Result]) -> Result:
-    """Run something to its end in a loop of its own."""
+def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine to its end in its own loop."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(doing)
+        return runner.run(coroutine)

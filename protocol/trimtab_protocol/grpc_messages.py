@@ -1,8 +1,8 @@
-"""The gRPC spelling: the messages of `inference.GRPCInferenceService`, as `open_inference_grpc.proto` declares them.
+"""gRPC encoding: the messages of `inference.GRPCInferenceService`, declared in `open_inference_grpc.proto`.
 
-They live in a descriptor pool of their own. MLServer's and Triton's generated modules each register package `inference`
-in protobuf's default pool and exclude each other there; a private pool is at home in any process, beside either of
-them. Field numbers and types are the protocol's, so the bytes are the same.
+They are registered in a private descriptor pool. The generated modules of MLServer and Triton both register package
+`inference` in protobuf's default pool and exclude each other; a private pool works beside either. Field numbers and
+types are the protocol's, so the encoding is identical.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,7 +42,7 @@ from trimtab_protocol.tensors import (
 
 SERVICE = "inference.GRPCInferenceService"
 _ONE_BYTE_LENGTH = 127
-"""The longest text whose length protobuf writes in one byte."""
+"""Longest string whose length protobuf encodes in one byte."""
 _CONTENTS = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
@@ -69,22 +69,20 @@ def _declared() -> tuple[bytes, Any]:
 
 
 FILE, _SERVICE = _declared()
-"""For those who ask a server what it speaks (reflection)."""
+"""For server reflection."""
 METHODS: tuple[str, ...] = tuple(_SERVICE.methods_by_name)
 
 
 def method_path(method: str) -> str:
-    """The path of a method, as `grpc` channels want it: `/inference.GRPCInferenceService/ModelInfer`."""
+    """Path of a method for `grpc` channels: `/inference.GRPCInferenceService/ModelInfer`."""
     return f"/{SERVICE}/{method}"
 
 
 def request_class(method: str) -> Any:
-    """The request message of a method in `METHODS`."""
     return GetMessageClass(_SERVICE.methods_by_name[method].input_type)
 
 
 def response_class(method: str) -> Any:
-    """The response message of a method in `METHODS`."""
     return GetMessageClass(_SERVICE.methods_by_name[method].output_type)
 
 
@@ -107,12 +105,12 @@ def read_request(data: Buffer, max_typed_bytes: int) -> PendingRequest:
     try:
         message = _Request.FromString(rest)
     except DecodeError as error:
-        raise ProtocolError(f"the message is no ModelInferRequest of Open Inference Protocol V2: {error}") from error
+        raise ProtocolError(f"the message is not a ModelInferRequest of Open Inference Protocol V2: {error}") from error
     return _pending(message, raw, len(rest))
 
 
 def request_from_message(message: Any) -> InferRequest:
-    """Read a ModelInferRequest, raw or with typed contents. Raises ProtocolError where it is malformed."""
+    """Read a ModelInferRequest, raw or with typed contents. ProtocolError if it is invalid."""
     return _pending(message, message.raw_input_contents, 0).decode()
 
 
@@ -134,7 +132,7 @@ def _pending(message: Any, raw: Sequence[Buffer], typed_bytes: int) -> PendingRe
 
 
 def response_from_message(message: Any) -> InferResponse:
-    """Read a ModelInferResponse, raw or with typed contents. Raises ProtocolError where it is malformed."""
+    """Read a ModelInferResponse, raw or with typed contents. ProtocolError if it is invalid."""
     return InferResponse(
         model_name=message.model_name,
         model_version=message.model_version,
@@ -145,7 +143,7 @@ def response_from_message(message: Any) -> InferResponse:
 
 
 def request_to_message(request: InferRequest) -> Any:
-    """Write a ModelInferRequest with raw contents."""
+    """Encode a ModelInferRequest with raw contents."""
     message = _Request(model_name=request.model_name, model_version=request.model_version, id=request.id)
     _write_parameters(message.parameters, request.parameters)
     _write_tensors(message.inputs, message.raw_input_contents, request.inputs)
@@ -155,7 +153,7 @@ def request_to_message(request: InferRequest) -> Any:
 
 
 def response_to_message(response: InferResponse) -> Any:
-    """Write a ModelInferResponse with raw contents."""
+    """Encode a ModelInferResponse with raw contents."""
     message = _Response(model_name=response.model_name, model_version=response.model_version, id=response.id)
     _write_parameters(message.parameters, response.parameters)
     _write_tensors(message.outputs, message.raw_output_contents, response.outputs)
@@ -224,18 +222,18 @@ def _decoders(field: str, tensors: Any, raw: Sequence[Buffer]) -> tuple[Callable
         raise ProtocolError(f"tensor {region!r}: shared memory is not supported; send the data in the request")
     if raw and len(raw) != len(tensors):
         raise ProtocolError(
-            f"{len(tensors)} {field} came with {len(raw)} raw contents; send one for each, or none and typed contents"
+            f"{len(tensors)} {field} with {len(raw)} raw contents; send one for each, or none and typed contents"
         )
     names = [tensor.name for tensor in tensors]
     if len(set(names)) != len(names):
-        raise ProtocolError(f"{field!r} name a tensor twice: {', '.join(names)}")
+        raise ProtocolError(f"duplicate tensor in {field!r}: {', '.join(names)}")
     if raw:
-        # MLServer writes contents without a value beside raw ones: a presence that says nothing.
+        # MLServer sets contents without values beside raw ones.
         both = next(
             (tensor.name for tensor in tensors if tensor.HasField("contents") and tensor.contents.ListFields()), None
         )
         if both is not None:
-            raise ProtocolError(f"{field!r}: {printable(both)} has typed contents beside raw ones; send either")
+            raise ProtocolError(f"{field!r}: {printable(both)} has typed and raw contents; send only one")
         return tuple(
             partial(decode_raw, tensor.name, tensor.datatype, tensor.shape, buffer)
             for tensor, buffer in zip(tensors, raw, strict=True)
@@ -260,7 +258,7 @@ def _read_contents(tensor: Any) -> Tensor:
 def _refuse_other_contents(tensor: Any, right: str) -> None:
     for descriptor, _ in tensor.contents.ListFields():
         if descriptor.name != right:
-            raise ProtocolError(f"tensor {tensor.name!r}: {tensor.datatype} goes into {right}, not {descriptor.name}")
+            raise ProtocolError(f"tensor {tensor.name!r}: {tensor.datatype} requires {right}, not {descriptor.name}")
 
 
 def _write_tensors(entries: Any, raw: Any, tensors: Iterable[Tensor]) -> None:

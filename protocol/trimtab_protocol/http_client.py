@@ -1,7 +1,7 @@
-"""HTTP/1.1 keep-alive connections to a model server, one exchange at a time, with no copy of a body on either way.
+"""HTTP/1.1 keep-alive connections to a model server without copies of bodies.
 
-A general HTTP client spends more on a batch than everything else in the router together; this one knows only what the
-data port speaks: answers with a Content-Length, received straight into the buffer that the tensors will share.
+A general HTTP client takes more time per batch than the rest of the router. This one supports only what the data port
+uses: responses with a Content-Length, received into the buffer that the tensors share.
 """
 
 import asyncio
@@ -13,28 +13,28 @@ from typing import cast
 import numpy as np
 
 from trimtab_protocol import Buffer
-from trimtab_protocol.mutual_tls import explain_ssl_error as why_refused
+from trimtab_protocol.mutual_tls import explain_ssl_error
 from trimtab_protocol.sanitize import fits_header
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 2**31
-"""Where whoever asks knows no better."""
+"""Default maximum of a response body."""
 _END_OF_HEAD = b"\r\n\r\n"
 Tls = Callable[[], ssl.SSLContext | None]
-"""What a connection made now is to be secured with, if anything."""
+"""Returns the TLS context of a new connection, if any."""
 
 
 class ConnectionLost(Exception):
-    """The other side went away, was too slow, or does not speak HTTP as we need it."""
+    """The peer closed the connection, was too slow, or sent invalid HTTP."""
 
 
 class PeerIdentityError(ConnectionLost):
-    """The other side is there, and is not who it must be; the message says why."""
+    """The peer's certificate was not accepted, or it did not accept ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer; header names in lower case."""
+    """A response; header names are in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -42,7 +42,7 @@ class Reply:
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """A connection; after any error it is closed and of no further use."""
+    """A connection with one exchange at a time; closed after any error."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.tls = tls
@@ -54,7 +54,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._headers: dict[str, str] = {}
         self._body: memoryview | None = None
         self._body_filled = 0
-        self._most_body_bytes = 0
+        self._max_body_bytes = 0
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -69,7 +69,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         try:
             await asyncio.get_running_loop().create_connection(lambda: connection, host, port, ssl=tls)
         except ssl.SSLError as error:
-            raise PeerIdentityError(why_refused(error)) from error
+            raise PeerIdentityError(explain_ssl_error(error)) from error
         except OSError as error:
             raise ConnectionLost(f"{host}:{port}: {error.strerror or error}") from error
         return connection
@@ -91,7 +91,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if transport is None or not self.usable:
             raise self._lost("the connection is closed")
         self._waiter = asyncio.get_running_loop().create_future()
-        self._most_body_bytes = max_body_bytes
+        self._max_body_bytes = max_body_bytes
         try:
             transport.writelines([head, *body])
             return await self._waiter
@@ -102,31 +102,29 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._waiter = None
 
     def close(self) -> None:
-        """Close at once; an exchange under way ends with ConnectionBroken."""
+        """Close at once; an exchange in flight fails with ConnectionLost."""
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell whoever waits."""
         lost = f"the connection was lost: {exc}" if exc else "the connection was closed by the other side"
         self._fail(self._lost(lost))
         if not self.closed.done():
             self.closed.set_result(None)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the size is known better here
-        """Where the next bytes go: the rest of the head's room, or of the body."""
+        """The rest of the head buffer, or of the body."""
         if self._body is None:
             return memoryview(self._head)[self._head_filled :]
         return self._body[self._body_filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take note of received bytes; who sends what nobody asked for could answer the next request with it."""
-        if self._waiter is None or self._waiter.done():  # the loop may read on before who waited goes on
-            self._give_up("it sent what was not asked for")
+        """Process received bytes; unexpected bytes close the connection, since they could answer the next request."""
+        if self._waiter is None or self._waiter.done():  # more data may arrive before the waiter resumes
+            self._give_up("it sent unexpected data")
             return
         if self._body is None:
             self._head_filled += nbytes
@@ -146,13 +144,13 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._status, self._headers = _parse_head(bytes(self._head[:end]))
             length = _content_length(self._headers)
         except (ValueError, KeyError, IndexError):
-            self._give_up("its answer is not HTTP/1.1 with a Content-Length")
+            self._give_up("its response is not HTTP/1.1 with a Content-Length")
             return
         begun = self._head_filled - end - len(_END_OF_HEAD)
-        if not begun <= length <= self._most_body_bytes:
-            self._give_up(f"it sent {max(begun, length)} bytes, of at most {min(length, self._most_body_bytes)} wanted")
+        if not begun <= length <= self._max_body_bytes:
+            self._give_up(f"it sent {max(begun, length)} bytes, of at most {min(length, self._max_body_bytes)} wanted")
             return
-        self._body = np.empty(length, np.uint8).data  # memory is spent as bytes arrive, whatever was announced
+        self._body = np.empty(length, np.uint8).data  # pages are committed as bytes arrive
         self._body[:begun] = self._head[self._head_filled - begun : self._head_filled]
         self._body_filled = begun
 
@@ -174,7 +172,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._waiter.set_exception(broken)
 
     def _lost(self, why: str) -> ConnectionLost:
-        """In TLS 1.3 who connects is let in, or not, only after it has come about on his own side."""
+        """Error of a lost connection. In TLS 1.3 a rejected client learns it only after its handshake."""
         if self.tls is None or self._status:
             return ConnectionLost(why)
         return PeerIdentityError(
@@ -183,7 +181,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
 
 class ConnectionPool:
-    """Connections to one address: as many as there are exchanges under way, kept for the next ones."""
+    """Connections to one address; idle ones are reused."""
 
     def __init__(self, host: str, port: int, tls: Tls = lambda: None) -> None:
         self._host = host
@@ -192,7 +190,7 @@ class ConnectionPool:
         self._idle: list[HttpConnection] = []
 
     async def take(self) -> HttpConnection:
-        """An idle connection, else a new one; raises as `HttpConnection.open` does."""
+        """An idle connection, or a new one; raises as `HttpConnection.open`."""
         tls = self._tls()
         while self._idle:
             connection = self._idle.pop()
@@ -202,12 +200,12 @@ class ConnectionPool:
         return await HttpConnection.open(self._host, self._port, tls)
 
     def give_back(self, connection: HttpConnection) -> None:
-        """Keep a connection whose exchange is over, unless it was closed."""
+        """Return a connection after its exchange, unless it was closed."""
         if connection.usable:
             self._idle.append(connection)
 
     def close(self) -> list[asyncio.Future[None]]:
-        """Close the idle ones; returns what is done once each is."""
+        """Close idle connections; returns once each is closed."""
         closing, self._idle = self._idle, []
         for connection in closing:
             connection.close()

@@ -1,4 +1,4 @@
-"""Inference requests and answers apart from any transport: what REST and gRPC both mean."""
+"""Inference requests and responses, independent of REST and gRPC."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ Parameters = Mapping[str, Parameter]
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """An output the caller asked for by name; `parameters` as sent (`binary_data` over REST)."""
+    """A requested output; `parameters` as sent (`binary_data` over REST)."""
 
     name: str
     parameters: Parameters = field(default_factory=dict)
@@ -20,7 +20,7 @@ class RequestedOutput:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """One ModelInfer request. No requested outputs means all of them."""
+    """A ModelInfer request. Without requested outputs, all are returned."""
 
     model_name: str
     inputs: tuple[Tensor, ...]
@@ -32,7 +32,7 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """What a tensor says of itself, before its values are looked at."""
+    """Name, datatype and shape of a tensor."""
 
     name: str
     datatype: str
@@ -41,13 +41,13 @@ class TensorHeader:
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """A request whose tensors are described but not decoded, so that what nobody wants costs nothing.
+    """A request whose tensors are not decoded yet, so that a refused request costs little.
 
     Args:
-        request: all but the tensors.
-        inputs: the tensors as described.
-        slow: whether to decode it may take long enough to be felt by others.
-        written_bytes: how much of it is written as JSON or typed contents, which costs many times its size.
+        request: without tensors.
+        inputs: headers of the tensors.
+        slow: whether decoding may block the event loop noticeably.
+        written_bytes: bytes of JSON or typed contents, which need many times their size in memory.
         decoders: one for each tensor.
     """
 
@@ -59,12 +59,12 @@ class PendingRequest:
 
     @classmethod
     def of(cls, request: InferRequest) -> "PendingRequest":
-        """One whose tensors are there already."""
+        """Wrap a request with decoded tensors."""
         inputs = tuple(TensorHeader(tensor.name, tensor.datatype, tensor.shape) for tensor in request.inputs)
         return cls(request, inputs, False, 0, tuple(partial(_same, tensor) for tensor in request.inputs))
 
     def decode(self) -> InferRequest:
-        """Decode the tensors; raises ProtocolError where values do not fit their description."""
+        """Decode the tensors; ProtocolError if values do not fit their header."""
         return replace(self.request, inputs=tuple(decoder() for decoder in self.decoders))
 
 
@@ -74,7 +74,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class InferResponse:
-    """One ModelInfer answer."""
+    """A ModelInfer response."""
 
     model_name: str
     outputs: tuple[Tensor, ...]

@@ -1,8 +1,7 @@
-"""TLS in which both sides show a certificate, with files that may be replaced at any time.
+"""Mutual TLS between routers and replicas, with certificates that may be replaced at any time.
 
-TLS 1.3 alone, since both sides are ours: it knows no renegotiation, and without tickets no session that outlives the
-trust in who began it. Who is met is decided by the authorities in a file and, where one is given, by a name. Addresses
-do not count: pods have new ones each time.
+TLS 1.3 only, without session tickets, so that no session outlives the trust in its peer. Peers are verified by a
+certificate authority and optionally by a name, not by address, since pod addresses change.
 """
 
 import logging
@@ -18,12 +17,12 @@ from trimtab_protocol.sanitize import printable
 log = logging.getLogger(__name__)
 
 FileVersions = tuple[tuple[int, int, int], ...]
-"""By what a file that was replaced is told from the one before: of each its inode, size and time."""
+"""Inode, size and modification time of each file."""
 _NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"}
 
 
 class InvalidIdentity(ValueError):
-    """The files cannot be used; the message names them."""
+    """The certificate files are invalid; the message names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,45 +32,45 @@ class _Contexts:
 
 
 class MutualTls:
-    """Contexts for both sides of a connection, made anew when the files have changed.
+    """TLS contexts for both sides of a connection, reloaded when the files change.
 
     Args:
-        identity: the files, and the name that others must bear.
+        identity: the files, and the name required of peers.
 
     Raises:
-        InvalidIdentity: the files cannot be used as they are now.
+        InvalidIdentity: the files are invalid.
     """
 
     def __init__(self, identity: ReplicaIdentity) -> None:
         self._identity = identity
-        self._stamp = _file_versions(identity)
+        self._versions = _file_versions(identity)
         self._contexts = self._load()
         self._refusals: set[str] = set()
 
     def client_context(self) -> ssl.SSLContext:
-        """The context for a connection to be made now; the same object as long as the files stay the same."""
+        """Context for a new connection; the same object while the files are unchanged."""
         return self._current().client
 
     def server_context(self) -> ssl.SSLContext:
-        """A context to listen with: whoever connects is met with the files as they are then."""
+        """Context of a listener; each connection uses the files current at that time."""
         context = self._context(ssl.PROTOCOL_TLS_SERVER)
-        context.sni_callback = self._meet
+        context.sni_callback = self._use_current
         return context
 
-    def _meet(self, peer: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        peer.context = self._current().server  # authorities included: a session is verified by its context's
+    def _use_current(self, peer: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        peer.context = self._current().server  # includes the authorities used for verification
 
     def _current(self) -> _Contexts:
-        stamp = _file_versions(self._identity)
-        if stamp != self._stamp:
-            self._stamp = stamp
+        versions = _file_versions(self._identity)
+        if versions != self._versions:
+            self._versions = versions
             try:
                 self._contexts = self._load()
-            except InvalidIdentity as error:  # files that are being written, perhaps
-                log.warning("%s; the certificate before stays in use", error)
+            except InvalidIdentity as error:  # the files may be being written
+                log.warning("%s; keeping the previous certificate", error)
             else:
                 self._refusals.clear()
-                log.info("%s: a new certificate is in use", self._identity.certificate)
+                log.info("%s: certificate reloaded", self._identity.certificate)
         return self._contexts
 
     def _load(self) -> _Contexts:
@@ -82,11 +81,11 @@ class MutualTls:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an authority may have one above it
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # allows intermediate authorities as trust anchors
         if side == ssl.PROTOCOL_TLS_SERVER:
             context.num_tickets = 0
         context.sslobject_class = _peer_check(
-            files.name, self._tell_refused if side == ssl.PROTOCOL_TLS_SERVER else _quiet
+            files.name, self._log_refusal if side == ssl.PROTOCOL_TLS_SERVER else _quiet
         )
         try:
             context.load_cert_chain(files.certificate, files.key, password=_no_password)
@@ -98,33 +97,33 @@ class MutualTls:
             raise InvalidIdentity(f"identity: ca {files.ca}: {error}") from error
         return context
 
-    def _tell_refused(self, error: ssl.SSLError) -> None:
-        """Log why somebody was not let in; each reason once, since anybody may try."""
+    def _log_refusal(self, error: ssl.SSLError) -> None:
+        """Log why a connection was refused; each reason once, since any client may cause it."""
         reason = explain_ssl_error(error)
         if reason not in self._refusals:
             self._refusals.add(reason)
-            log.warning("who connected was refused: %s", reason)
+            log.warning("connection refused: %s", reason)
 
 
 def explain_ssl_error(error: OSError) -> str:
-    """Why a connection under TLS did not come about, in words about the other side."""
+    """Describe why a TLS connection failed, from the peer's point of view."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {getattr(error, 'verify_message', '') or error}"
     if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
-        return "it speaks no TLS"
+        return "it does not use TLS"
     return str(error.strerror or error)
 
 
 def certificate_names(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The DNS names and URIs that a certificate bears."""
+    """DNS names and URIs of a certificate."""
     names = (certificate or {}).get("subjectAltName", ())
     return tuple(name for kind, name in names if kind in {"DNS", "URI"})
 
 
-def _peer_check(wanted: str, tell: Callable[[ssl.SSLError], None]) -> type[ssl.SSLObject]:
-    """What leads a handshake: it checks the name too, and tells why who is not let in is not."""
+def _peer_check(required_name: str, on_refusal: Callable[[ssl.SSLError], None]) -> type[ssl.SSLObject]:
+    """SSLObject class that also verifies the peer's name and reports refusals."""
 
-    class Meeting(ssl.SSLObject):
+    class CheckedSsl(ssl.SSLObject):
         def do_handshake(self) -> None:
             try:
                 super().do_handshake()
@@ -132,29 +131,29 @@ def _peer_check(wanted: str, tell: Callable[[ssl.SSLError], None]) -> type[ssl.S
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 raise
             except ssl.SSLError as error:
-                tell(error)
+                on_refusal(error)
                 raise
 
         def _check_name(self) -> None:
             names = certificate_names(self.getpeercert())
-            if wanted and wanted not in names:
+            if required_name and required_name not in names:
                 raise ssl.SSLCertVerificationError(
-                    f"it is for {printable(', '.join(names), 200) or 'no name'}, not for {wanted}"
+                    f"it is for {printable(', '.join(names), 200) or 'no name'}, not for {required_name}"
                 )
 
-    return Meeting
+    return CheckedSsl
 
 
 def _quiet(_: ssl.SSLError) -> None:
-    """Tell nothing: who connects is told by what is raised."""
+    """Ignore refusals; clients get the exception."""
 
 
 def _file_versions(identity: ReplicaIdentity) -> FileVersions | None:
     try:
-        found = [Path(file).stat() for file in (identity.certificate, identity.key, identity.ca)]
+        stats = [Path(file).stat() for file in (identity.certificate, identity.key, identity.ca)]
     except OSError:
         return None
-    return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
+    return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)
 
 
 def _no_password() -> str:

@@ -1,7 +1,7 @@
-"""Takes a protobuf message apart at its outermost fields, without parsing what is in them.
+"""Extraction of large fields from a protobuf message without parsing it.
 
-A large ModelInferRequest is nearly all raw tensors. protobuf would copy each of them twice; here they stay where they
-were received, and only what is left goes through protobuf, which makes objects of tens of bytes out of two. Pure.
+A large ModelInferRequest is nearly all raw tensors. protobuf would copy each of them twice; here they stay in the
+received buffer, and only the rest is parsed by protobuf, whose objects are many times larger than their encoding.
 """
 
 from trimtab_protocol.errors import ProtocolError
@@ -17,17 +17,17 @@ def extract_field(message: Buffer, field: int, max_other_bytes: int) -> tuple[by
 
     Args:
         message: as received.
-        field: the number of the field of type bytes to take out.
-        max_other_bytes: of all other fields together.
+        field: number of the bytes field to extract.
+        max_other_bytes: maximum size of all other fields together.
 
     Returns:
         The message without the field, and the field's values as views.
 
     Raises:
-        ProtocolError: no protobuf message, too many fields, or more than allowed besides the field.
+        ProtocolError: the message is invalid, has too many fields, or too many other bytes.
     """
     view = memoryview(message).cast("B")
-    taken: list[memoryview] = []
+    extracted: list[memoryview] = []
     rest: list[memoryview] = []
     position, rest_bytes, fields = 0, 0, 0
     while position < view.nbytes:
@@ -38,7 +38,7 @@ def extract_field(message: Buffer, field: int, max_other_bytes: int) -> tuple[by
         if fields > MAX_FIELDS:
             raise ProtocolError(f"the message has more than {MAX_FIELDS} fields; send fewer tensors")
         if tag == field << 3 | _LENGTH_DELIMITED:
-            taken.append(value)
+            extracted.append(value)
             continue
         rest.append(view[begins:position])
         rest_bytes += position - begins
@@ -47,7 +47,7 @@ def extract_field(message: Buffer, field: int, max_other_bytes: int) -> tuple[by
                 f"the message has more than {max_other_bytes} bytes besides raw contents; "
                 "send large tensors as raw_input_contents"
             )
-    return b"".join(rest), taken
+    return b"".join(rest), extracted
 
 
 def _skip(view: memoryview, position: int, kind: int) -> tuple[memoryview, int]:

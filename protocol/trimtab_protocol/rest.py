@@ -1,9 +1,8 @@
-"""The REST spelling: a JSON header, then (binary tensor data extension) raw tensors one after another.
+"""REST encoding: a JSON header, followed by raw tensors (binary tensor data extension).
 
-`Inference-Header-Content-Length` says where the header ends; an input or output with the parameter `binary_data_size`
-has its values behind it, the others carry `data`. Both directions are here, since the router is a server to its callers
-and a client of the model servers. Fields that the protocol does not know are ignored; a known field of the wrong type
-is an error.
+`Inference-Header-Content-Length` is the length of the header; an input or output with the parameter `binary_data_size`
+has its values behind it, others have `data`. Both directions are implemented, since the router is a server for clients
+and a client of model servers. Unknown fields are ignored; a known field of the wrong type is an error.
 """
 
 import gc
@@ -44,14 +43,14 @@ _MAX_DIGITS = 15
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _LONG_JSON_BYTES = 2**16
 _DescribedTensor = tuple[TensorHeader, Callable[[], Tensor], int]
-"""A tensor, how to decode it, and how many bytes of binary data are its."""
+"""Header of a tensor, its decoder, and its number of binary bytes."""
 _TYPE_NAMES: Mapping[type, str] = {dict: "an object", list: "a list", str: "a string"}
 
 
 def decode_request(
     model_name: str, body: Buffer, header_length: str | int | None, *, model_version: str = ""
 ) -> InferRequest:
-    """Read an inference request; tensors share the body's memory. Arguments and errors as of `read_request`."""
+    """Decode an inference request; tensors share the body's memory. Arguments and errors as `read_request`."""
     return read_request(model_name, body, header_length, model_version=model_version).decode()
 
 
@@ -86,7 +85,7 @@ def read_request(
 
 
 def decode_response(body: Buffer, header_length: str | int | None) -> InferResponse:
-    """Read an inference answer; tensors share the body's memory. Raises ProtocolError where it is malformed."""
+    """Decode an inference response; tensors share the body's memory. ProtocolError if it is invalid."""
     header, binary = _split(body, header_length)
     return InferResponse(
         model_name=_field(header, "model_name", str, "the answer") or "",
@@ -143,7 +142,7 @@ def encode_batch(
 
 
 def encode_json(inputs: Sequence[Tensor], parameters: Parameters, request_id: str = "") -> bytes:
-    """Write a request all in JSON, for a server that reads no binary data; ProtocolError for what JSON cannot hold."""
+    """Encode a request as JSON, for servers without the binary extension; ProtocolError for other values."""
     entries, _ = _encode_tensors(inputs, frozenset())
     header = _identity(request_id, parameters)
     return _ENCODER.encode(_finite(header) | {"inputs": entries}).encode()
@@ -172,7 +171,7 @@ def encode_response(response: InferResponse, binary: frozenset[str]) -> tuple[li
 
 
 def binary_outputs(request: InferRequest, outputs: Iterable[Tensor]) -> frozenset[str]:
-    """The names of those outputs that a REST caller wants as binary data."""
+    """Names of the outputs that a REST client requests as binary data."""
     default = bool(request.parameters.get("binary_data_output", False))
     if not request.requested_outputs:
         return frozenset(output.name for output in outputs) if default else frozenset()
@@ -182,7 +181,7 @@ def binary_outputs(request: InferRequest, outputs: Iterable[Tensor]) -> frozense
 
 
 def error_body(message: str, request_id: str = "") -> bytes:
-    """The protocol's error object; with an id it says whose request it answers."""
+    """Error object of the protocol, with the request's id if it has one."""
     return json.dumps({"error": message} | _identity(request_id, {})).encode()
 
 
@@ -210,7 +209,7 @@ def _split(body: Buffer, header_length: str | int | None) -> tuple[dict[str, Any
 
 
 def _loaded(text: bytes) -> Any:
-    """Parse JSON; a long one without the garbage collector, which would look through all its lists again and again."""
+    """Parse JSON; long documents without the garbage collector, which would scan their lists repeatedly."""
     if len(text) < _LONG_JSON_BYTES or not gc.isenabled():
         return json.loads(text)
     gc.disable()
@@ -265,11 +264,11 @@ def _describe_tensors(field: str, entries: object, binary: memoryview) -> tuple[
         position += described[-1][2]
     if position != binary.nbytes:
         raise ProtocolError(
-            f"{binary.nbytes} bytes of binary data came, but the tensors' '{BINARY_SIZE}' sum to {position}"
+            f"the binary data have {binary.nbytes} bytes, but the tensors' '{BINARY_SIZE}' sum to {position}"
         )
     names = [tensor.name for tensor, *_ in described]
     if len(set(names)) != len(names):
-        raise ProtocolError(f"{field!r} name a tensor twice: {', '.join(names)}")
+        raise ProtocolError(f"duplicate tensor in {field!r}: {', '.join(names)}")
     return tuple(described)
 
 
@@ -311,7 +310,7 @@ def _identity(request_id: str, parameters: Parameters) -> dict[str, Any]:
 
 
 def _finite(header: Mapping[str, Any]) -> dict[str, Any]:
-    """The header without numbers that JSON does not have, which a model server may have put into its parameters."""
+    """Replace numbers that JSON lacks in a model server's parameters."""
     if not header.get("parameters"):
         return dict(header)
     parameters = {

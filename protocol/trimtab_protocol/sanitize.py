@@ -1,7 +1,7 @@
-"""What others wrote, made fit to travel: into messages, log lines and headers.
+"""Sanitizing of untrusted text for messages, log lines and headers.
 
-A name, an id or a text of a caller may hold anything and be of any length. Where we repeat it, it is bounded and has no
-character that ends a line, a header or a terminal's patience. Pure.
+Names, ids and texts of clients may have any content and length. They are bounded and contain no control characters when
+repeated.
 """
 
 MAX_TEXT_BYTES = 1000
@@ -11,11 +11,11 @@ _GAP = " … "
 
 
 def printable(text: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """A text as it may be told or logged: control characters escaped, its middle cut where it is too long.
+    """Escape control characters, and cut the middle of a long text.
 
-    Beginning and end are kept: a message of ours names the culprit in the one, and what would be right in the other.
+    The beginning and the end are preserved: messages name the error first and the valid form last.
     """
-    if len(text) > 2 * max_bytes:  # so that a long one costs no more than a short one
+    if len(text) > 2 * max_bytes:  # bounds the cost of long texts
         text = text[:max_bytes] + text[-max_bytes:]
         cut = True
     else:
@@ -33,7 +33,7 @@ def printable(text: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
 
 
 def header_value(text: str) -> str:
-    """A value as it may stand in a header: at most 128 characters, printable ASCII; others become `?`."""
+    """A header value: at most 128 characters of printable ASCII; others become `?`."""
     text = text[:MAX_HEADER_CHARACTERS]
     if not fits_header(text):
         text = "".join(c if fits_header(c) else "?" for c in text)
@@ -41,5 +41,5 @@ def header_value(text: str) -> str:
 
 
 def fits_header(text: str) -> bool:
-    """Whether a text is printable ASCII, so that it can neither end a header nor mean another in another encoding."""
+    """Whether a text is printable ASCII, which cannot end a header."""
     return text.isascii() and text.isprintable()

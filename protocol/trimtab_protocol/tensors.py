@@ -1,8 +1,7 @@
-"""Tensors as the Open Inference Protocol names them, over numpy arrays that share the wire's memory.
+"""Tensors of the Open Inference Protocol, as numpy arrays that share the received memory.
 
-The protocol has three spellings of the same numbers: raw little-endian bytes (both transports), JSON lists (REST) and
-typed repeated fields (gRPC). All three end here as a `Tensor`. The raw form is decoded without a copy and encoded as a
-view, so that a large tensor crosses a process without one Python object per number.
+The protocol has three encodings: raw little-endian bytes (both transports), JSON lists (REST) and typed repeated fields
+(gRPC). All three are decoded to a `Tensor`. The raw form is decoded without a copy and encoded as a view.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ BYTES = "BYTES"
 MAX_RANK = 32
 MAX_TENSORS = 256
 MAX_BYTES_ELEMENTS = 2**17
-"""Of one BYTES tensor: each element is an object, of tens of bytes and a microsecond."""
+"""Per BYTES tensor; each element is a Python object."""
 SLOW_BYTES = 2**20
 SLOW_VALUES_BYTES = 2**15
 SLOW_BYTES_ELEMENTS = 2**12
@@ -46,7 +45,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
         "FP16": np.dtype("<f2"),
         "FP32": np.dtype("<f4"),
         "FP64": np.dtype("<f8"),
-        BFLOAT16: np.dtype("<u2"),  # numpy has no bfloat16: the bits travel as they are
+        BFLOAT16: np.dtype("<u2"),  # numpy has no bfloat16; the bits are passed through
         BYTES: np.dtype(object),
     }
 )
@@ -61,7 +60,7 @@ _JSON_TYPES: Mapping[str, tuple[frozenset[type], str]] = {
 
 
 class TensorLike(Protocol):
-    """Anything that says what a tensor is."""
+    """A tensor's name, datatype and shape."""
 
     @property
     def name(self) -> str: ...
@@ -85,7 +84,6 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The tensor's shape."""
         return self.array.shape
 
     @classmethod
@@ -104,7 +102,7 @@ class Tensor:
 
 
 def dtype_of(name: str, datatype: object) -> np.dtype[Any]:
-    """The numpy dtype of a datatype; raises ProtocolError where the protocol has no such datatype."""
+    """The numpy dtype of a datatype; ProtocolError for an unknown one."""
     dtype = DTYPES.get(datatype) if isinstance(datatype, str) else None
     if dtype is None:
         raise ProtocolError(f"tensor {name!r}: unknown datatype {datatype!r}; use one of {', '.join(DTYPES)}")
@@ -112,7 +110,7 @@ def dtype_of(name: str, datatype: object) -> np.dtype[Any]:
 
 
 def checked_shape(name: str, shape: Iterable[object]) -> tuple[int, ...]:
-    """A shape of non-negative integers whose product is addressable; raises ProtocolError otherwise."""
+    """Require non-negative integers whose product is addressable; ProtocolError otherwise."""
     dims = tuple(shape)
     for dim in dims:
         if not isinstance(dim, int) or isinstance(dim, bool) or dim < 0:
@@ -126,7 +124,7 @@ def checked_shape(name: str, shape: Iterable[object]) -> tuple[int, ...]:
 
 
 def is_slow(tensors: Iterable[TensorLike], *, whole_bytes: int, values_bytes: int) -> bool:
-    """Whether decoding takes more than about a millisecond: many bytes, or few that become many objects."""
+    """Whether decoding takes more than about a millisecond."""
     strings = sum(prod(tensor.shape) for tensor in tensors if tensor.datatype == BYTES)
     return whole_bytes > SLOW_BYTES or values_bytes > SLOW_VALUES_BYTES or strings > SLOW_BYTES_ELEMENTS
 
@@ -144,20 +142,17 @@ def decode_raw(name: str, datatype: object, shape: Iterable[object], buffer: Buf
     expected = prod(dims) * dtype.itemsize
     received = memoryview(buffer).nbytes
     if received != expected:
-        raise ProtocolError(
-            f"tensor {name!r}: shape {list(dims)} of {datatype} needs {expected} bytes, but {received} came"
-        )
+        raise ProtocolError(f"tensor {name!r}: shape {list(dims)} of {datatype} needs {expected} bytes; got {received}")
     array = np.frombuffer(buffer, dtype=dtype).reshape(dims) if expected else np.empty(dims, dtype)
     return Tensor(name, str(datatype), array)
 
 
 def encode_raw(tensor: Tensor) -> Buffer:
-    """The raw bytes of a tensor: a view of its memory where it is contiguous, else one copy."""
+    """Raw bytes of a tensor: a view if it is contiguous, else a copy."""
     return encode_raw_array(tensor.array)
 
 
 def encode_raw_array(array: Array) -> Buffer:
-    """The same for a bare array."""
     if array.dtype.hasobject:
         return _encode_bytes(array)
     if not array.flags.c_contiguous:
@@ -182,16 +177,12 @@ def from_values(name: str, datatype: object, shape: Iterable[object], values: ob
         kinds = ", ".join(sorted(kind.__name__ for kind in wrong))
         raise ProtocolError(f"tensor {name!r}: data of {datatype} must be {words}, but holds {kinds}")
     if len(flat) != prod(dims):
-        raise ProtocolError(f"tensor {name!r}: shape {list(dims)} needs {prod(dims)} elements, but {len(flat)} came")
+        raise ProtocolError(f"tensor {name!r}: shape {list(dims)} needs {prod(dims)} elements; got {len(flat)}")
     return Tensor(name, str(datatype), _array_of(name, str(datatype), dtype, flat).reshape(dims))
 
 
 def to_values(tensor: Tensor) -> list[Any]:
-    """The JSON form of a tensor: its values as a flat list in row order; NaN and infinities, which JSON lacks, as null.
-
-    Raises:
-        ProtocolError: BF16, or BYTES that are not UTF-8, have no JSON form.
-    """
+    """JSON form of a tensor: a flat list in row order; NaN and infinities become null."""
     if tensor.datatype == BFLOAT16:
         raise ProtocolError(f"tensor {tensor.name!r}: BF16 has no JSON form; ask for binary data")
     values: list[Any] = tensor.array.reshape(-1).tolist()
@@ -206,7 +197,7 @@ def to_values(tensor: Tensor) -> list[Any]:
 
 
 def bytes_array(values: Sequence[bytes], shape: tuple[int, ...]) -> Array:
-    """An object array of `bytes` of the given shape."""
+    """Object array of `bytes` of a shape."""
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array.reshape(shape)
@@ -247,7 +238,9 @@ def _array_of(name: str, datatype: str, dtype: np.dtype[Any], flat: list[Any]) -
 def _decode_bytes(name: str, dims: tuple[int, ...], data: bytes) -> Array:
     expected = prod(dims)
     if expected > MAX_BYTES_ELEMENTS:
-        raise ProtocolError(f"tensor {name!r}: {expected} elements of BYTES are too many; send {MAX_BYTES_ELEMENTS}")
+        raise ProtocolError(
+            f"tensor {name!r}: {expected} elements of BYTES are too many; send at most {MAX_BYTES_ELEMENTS}"
+        )
     values: list[bytes] = []
     position, end = 0, len(data)
     while position < end and len(values) <= expected:
@@ -259,8 +252,8 @@ def _decode_bytes(name: str, dims: tuple[int, ...], data: bytes) -> Array:
             )
         values.append(data[start:position])
     if len(values) != expected:
-        came = "more" if len(values) > expected else len(values)
-        raise ProtocolError(f"tensor {name!r}: shape {list(dims)} needs {expected} elements, but {came} came")
+        received = "more" if len(values) > expected else len(values)
+        raise ProtocolError(f"tensor {name!r}: shape {list(dims)} needs {expected} elements; got {received}")
     return bytes_array(values, dims)
 
 

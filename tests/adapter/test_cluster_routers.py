@@ -84,7 +84,7 @@ async def test_a_router_that_does_not_answer_makes_the_sum_partial():
         ill.status = 503
         part = await source.load(NOW + 1)
         well.status = 503
-        with pytest.raises(ObservationError, match="answered 503") as none:
+        with pytest.raises(ObservationError, match="returned 503") as none:
             await source.load(NOW + 2)
 
     assert whole.peak_rps == 10.0

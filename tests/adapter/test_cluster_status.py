@@ -66,7 +66,7 @@ def short(reason: str) -> ForecastRecord:
         ({"forecast": short("asked for")}, "ForecastReady", ("True", "Reactive")),
         ({"forecast": short("9 s of history, LSTM needs 120 s")}, "ForecastReady", ("True", "TooLittleHistory")),
         ({"forecast": short("the forecaster failed: OSError")}, "ForecastReady", ("False", "Failed")),
-        ({"forecast": short("lstm forecast inf requests/s, which cannot be")}, "ForecastReady", ("False", "Failed")),
+        ({"forecast": short("lstm forecast inf requests/s, which is invalid")}, "ForecastReady", ("False", "Failed")),
     ],
 )
 def test_reasons_are_stable(changes, condition, expected):

@@ -164,10 +164,10 @@ async def test_a_router_that_goes_away_and_comes_back_costs_only_those_ticks(sit
     assert site.plan() == before
     assert held["generation"] == 1
     assert held["explanation"]["change"] == (
-        f"held: {site.router.url}/trimtab/v1/arrivals answered 503: the router is not well"
+        f"held: {site.router.url}/trimtab/v1/arrivals returned 503: the router is not well"
     )
     assert [r.message for r in caplog.records if r.levelno >= logging.WARNING] == [
-        f"sample: plan 1 held: {site.router.url}/trimtab/v1/arrivals answered 503: the router is not well"
+        f"sample: plan 1 held: {site.router.url}/trimtab/v1/arrivals returned 503: the router is not well"
     ]
     site.router.status = 200
     offer(site.router, 400.0)
@@ -192,7 +192,7 @@ async def test_nobody_listening_is_a_held_plan(site):
         ({"now": 1.0, "rps": [-5.0]}, "load.rps[0] is -5; expected 0 to 1e+07"),
         ({"now": 1.0, "rps": [1e300]}, "load.rps[0] is 1e+300; expected 0 to 1e+07"),
         ('{"now": 1, "rps": [NaN]}', "load.rps[0] is 'nan'; expected a finite number"),
-        ("<html>", "answered no JSON"),
+        ("<html>", "returned invalid JSON"),
         ([1, 2], "load: expected {'now': seconds, 'rps': [...]}"),
     ],
 )
@@ -247,7 +247,7 @@ async def test_a_forecaster_that_fails_or_raves_is_replaced_by_the_last_maximum(
     assert [f["peakRps"] for f in forecasts] == [30.0, 30.0]
     assert [f["source"] for f in forecasts] == ["reactive", "reactive"]
     assert forecasts[0]["reason"] == "the forecaster failed: RuntimeError: weights are gone"
-    assert forecasts[1]["reason"] == "lstm forecast inf requests/s, which cannot be"
+    assert forecasts[1]["reason"] == "lstm forecast inf requests/s, which is invalid"
 
 
 async def test_modes_advisory_only_journals_and_paused_does_nothing(site):
@@ -266,7 +266,7 @@ async def test_an_edited_pipeline_counts_from_the_next_tick_and_a_broken_edit_do
     (site.folder / "pipeline.yaml").write_text("spec: [")
     await loop.tick(1010.0)
     assert "not YAML" in caplog.text
-    assert "the last good pipeline and profiles stay in use" in caplog.text
+    assert "the last valid pipeline and profiles stay in use" in caplog.text
     site.write(slo={"latency": "30ms"})
     await loop.tick(1020.0)
 
@@ -401,7 +401,7 @@ async def test_a_forecast_below_what_comes_already_is_not_believed(site):
     await site.loop(Sleepy()).tick(1000.0)
 
     assert site.plan().forecast.peak_rps == 300.0
-    assert site.plan().forecast.reason == "300 requests/s came in the newest second; lstm expected no more than 10"
+    assert site.plan().forecast.reason == "300 requests/s arrived in the newest second; lstm expected no more than 10"
 
 
 async def test_a_long_decision_is_followed_by_a_rest_that_nothing_shortens(site):

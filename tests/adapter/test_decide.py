@@ -197,7 +197,7 @@ def test_an_slo_out_of_reach_gives_the_fastest_plan():
     plan = plan_for(a_ladder(slo={"latency": "1ms"}), 10.0)
 
     assert not plan.spec.feasible
-    assert plan.spec.reason.startswith("slo.latency 1 ms is out of reach; the fastest plan needs")
+    assert plan.spec.reason.startswith("slo.latency 1 ms cannot be reached; the fastest plan needs")
     assert (variants(plan), [stage.batch_size for stage in plan.spec.stages]) == (["light", "light"], [1, 1])
     assert plan.spec.planned_fraction == 1.0
 
@@ -207,7 +207,7 @@ def test_a_floor_out_of_reach_gives_the_most_accurate_plan():
     plan = plan_for(pipeline, 5.0)
 
     assert not plan.spec.feasible
-    assert plan.spec.reason.startswith("objective.accuracyFloor 0.99 is out of reach")
+    assert plan.spec.reason.startswith("objective.accuracyFloor 0.99 cannot be reached")
     assert "the best is 0.9409" in plan.spec.reason
     assert variants(plan) == ["heavy", "heavy"]
 
@@ -229,7 +229,7 @@ def test_a_stage_without_profile_is_named():
     with pytest.raises(PlanningError, match=r"^stage stage-0 has no profile; profile the pipeline first$"):
         initial_plan(pipeline, {})
     other = {stage.name: a_profile(stage.name, [a_point_profile("light", cores=3.0)]) for stage in pipeline.spec.stages}
-    with pytest.raises(PlanningError, match="stage stage-0: its profile measured none of: light with 1 cores"):
+    with pytest.raises(PlanningError, match="stage stage-0: its profile contains none of: light with 1 cores"):
         initial_plan(pipeline, other)
 
 
@@ -284,7 +284,7 @@ def test_hysteresis_keeps_a_plan_that_is_worth_less_than_a_change():
     kept = plan_for(dear, 5.0, before, now_seconds=9000.0)
     assert kept.spec.generation == 1
     assert variants(kept) == variants(before)
-    assert kept.spec.explanation.change.startswith("kept")
+    assert kept.spec.explanation.change.startswith("unchanged")
 
 
 def test_a_branch_counts_the_slower_side():
@@ -335,7 +335,7 @@ def test_no_batch_is_planned_that_a_replica_would_refuse_as_too_large(side, larg
 def test_a_row_that_no_replica_takes_is_named():
     stage = a_stage(variants=[a_variant("light")])
     pipeline = a_pipeline([stage], inputs=[{"name": "x", "datatype": "FP64", "shape": [8 * 2**20]}])
-    with pytest.raises(PlanningError, match="stage first: one row of its inputs is more than the 67108864 bytes"):
+    with pytest.raises(PlanningError, match="stage first: one row of its inputs exceeds the 67108864 bytes"):
         plan_for(pipeline, 1.0)
 
 
@@ -353,8 +353,8 @@ def test_rows_of_unknown_size_and_containers_bound_nothing():
     [
         (20.0, 20.0, None, ""),
         (0.0, MIN_LOAD_RPS, 30.0, ""),
-        (2.0, 30.0, 30.0, "a peak is held for 10 s; the forecast is 2 now"),
-        (28.0, 30.0, 30.0, "the forecast of 28 is not clearly less than that"),
+        (2.0, 30.0, 30.0, "a peak counts for 10 s; the forecast is 2 now"),
+        (28.0, 30.0, 30.0, "the forecast of 28 is not clearly lower"),
     ],
 )
 def test_more_than_was_forecast_has_its_reason(forecast, load, planned, words):

@@ -35,7 +35,7 @@ def test_a_point_that_is_no_longer_the_best_is_no_longer_planned():
 
     assert (before.stages[0].operating_point, before.explanation.drifted_accuracies) == ("full", ())
     assert (after.stages[0].operating_point, after.expected.accuracy) == ("half", 0.8)
-    assert after.explanation.drifted_accuracies == ("only: small/full, 0.60 and not 0.90",)
+    assert after.explanation.drifted_accuracies == ("only: small/full: 0.60 instead of 0.90",)
 
 
 def test_second_looks_change_by_what_their_points_do():
@@ -84,8 +84,8 @@ def test_tasks_move_with_their_point_and_by_what_is_told_of_them():
     assert {task: one.value for task, one in half.accuracy_by_task.items()} == pytest.approx({"cars": 0.4, "cats": 0.7})
     assert half.accuracy == 0.8
     assert drifted_points(asked, counted) == (
-        "only: small/full, 0.60 and not 0.90",
-        "only: small/half on cars, 0.40 and not 0.80",
+        "only: small/full: 0.60 instead of 0.90",
+        "only: small/half on cars: 0.40 instead of 0.80",
     )
     with pytest.raises(ObservationError, match=r"drifted_by_task.full.cats is 1.5; expected 0 to 1"):
         read_state({"stages": {"only": {"variant": "small", "drifted_by_task": {"full": {"cats": 1.5}}}}})
@@ -106,8 +106,8 @@ def test_a_task_that_was_seen_to_hold_stays_as_measured_though_what_is_told_is_f
     )
     assert point.accuracy == pytest.approx(0.7)
     assert drifted_points(asked, counted) == (
-        "only: small/default, 0.70 and not 0.80",
-        "only: small/default on dogs, 0.60 and not 0.90",
+        "only: small/default: 0.70 instead of 0.80",
+        "only: small/default on dogs: 0.60 instead of 0.90",
     )
 
 
@@ -117,7 +117,7 @@ def test_tasks_of_a_variant_without_points_move_too():
     counted = apply_observed_accuracy(asked, {("only", "small", "default", ""): 0.7})
 
     assert counted.stages[0].variants[0].points[0].accuracy_by_task["cars"].value == pytest.approx(0.8)
-    assert drifted_points(asked, counted) == ("only: small/default, 0.70 and not 0.80",)
+    assert drifted_points(asked, counted) == ("only: small/default: 0.70 instead of 0.80",)
 
 
 def test_a_point_that_is_best_for_a_task_that_joined_is_kept_and_the_plan_tells_how_good_it_is():
@@ -186,7 +186,7 @@ def test_a_task_that_joined_drifts_as_those_of_the_pipeline_do(basis, counts):
 
         assert plan.stages[0].accuracy_by_task == {"new": pytest.approx(counts + change)}
         assert plan.explanation.drifted_accuracies == (
-            ("only: small/default on new, 0.50 and not 0.80",) if drifted else ()
+            ("only: small/default on new: 0.50 instead of 0.80",) if drifted else ()
         )
 
 

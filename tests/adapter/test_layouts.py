@@ -126,11 +126,11 @@ def test_without_images_no_encoder_runs_and_with_many_they_are_encoded_apart():
 
     assert none.spec.stage("encode").replicas == 0
     assert none.spec.stage("text").variant == WHOLE
-    assert none.spec.explanation.placement.startswith("whole; parted (encode small ×1")
+    assert none.spec.explanation.placement.startswith("colocated; disaggregated (encode small ×1")
     assert none.spec.expected.cores == none.spec.stage("text").replicas
     assert many.spec.stage("encode").replicas > 0
     assert many.spec.stage("text").variant == PULLS
-    assert many.spec.explanation.placement.startswith("parted; whole")
+    assert many.spec.explanation.placement.startswith("disaggregated; colocated")
     turned = planned(100, 0.0, current=many)
     assert "encode: small ×2 batch 8 → no replicas" in turned.spec.explanation.change
 
@@ -152,7 +152,7 @@ def test_bringing_embeddings_over_is_part_of_the_time_to_the_first_piece():
 
     assert quick.spec.stage("text").variant == PULLS
     assert slow.spec.stage("text").variant == WHOLE
-    assert slow.spec.explanation.placement.endswith("no plan carries this load in time")
+    assert slow.spec.explanation.placement.endswith("no plan carries this load within the SLO")
 
 
 def test_a_pinned_variant_decides():
@@ -190,7 +190,7 @@ def test_broken_promises_ask_for_more_than_the_profile_says():
     calm, strained = planned(300, 0.0), planned(300, 0.0, slowdown=2.0)
 
     assert strained.spec.stage("text").replicas > calm.spec.stage("text").replicas
-    assert "with 2 times the profiled seconds, since promises were broken" in strained.spec.explanation.change
+    assert "with 2 times the profiled seconds, because SLOs were missed" in strained.spec.explanation.change
 
 
 def test_who_encodes_counts_as_slower_where_who_writes_does():

@@ -22,7 +22,7 @@ async def site(tmp_path):
 async def test_an_answer_nested_too_deeply_is_no_observation():
     deep = httpx.MockTransport(lambda _: httpx.Response(200, content=b"[" * 200_000))
     async with httpx.AsyncClient(transport=deep) as client:
-        with pytest.raises(ObservationError, match="answered no JSON"):
+        with pytest.raises(ObservationError, match="returned invalid JSON"):
             await RouterSource(client, "http://router").load(0.0)
 
 

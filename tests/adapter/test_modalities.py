@@ -188,7 +188,7 @@ def test_planned_batches_stay_within_the_policy_limit():
     assert (stage.batch_size, stage.operating_point) == (MAX_SPLIT_ROWS, "avt")
     assert carried_rps == pytest.approx(planned_rps, rel=0.05)
     assert plan.spec.explanation.batch_sizes_capped == (
-        "stage-0: batches of 64 rows at most and not 256: ModalityMix sends no more",
+        "stage-0: batches of at most 64 rows instead of 256: the limit of ModalityMix",
     )
 
 

@@ -110,7 +110,7 @@ async def test_no_traffic_is_zero_load_not_a_fault():
         (FakePrometheus(1.0, [], []), f"knows no {PEAK}{LABELS}"),
         (FakePrometheus(1.0, [-3], [1]), f"sum({PEAK}{LABELS}) is -3 at {NOW:.0f}; expected 0 to 1e+07"),
         (FakePrometheus(1.0, ["NaN"], [1]), f"sum({PEAK}{LABELS}) is NaN; expected a finite number"),
-        (FakePrometheus(1.0, ["lots"], [1]), "is no sample"),
+        (FakePrometheus(1.0, ["lots"], [1]), "is not a sample"),
     ],
 )
 async def test_missing_stale_or_absurd_metrics_are_refused_by_name(fake, message):
@@ -125,7 +125,7 @@ async def test_something_that_is_no_prometheus_is_refused():
         return web.json_response({"hello": "world"})
 
     async with serve({"/api/v1/query": other}) as url, httpx.AsyncClient() as client:
-        with pytest.raises(ObservationError, match=r"expected a Prometheus answer, got \"\{'hello'"):
+        with pytest.raises(ObservationError, match=r"expected a Prometheus response, got \"\{'hello'"):
             await PrometheusSource(Server(client, url), "default", "sample").load(NOW)
 
 

@@ -166,4 +166,4 @@ def test_the_least_violation_is_the_same_whichever_solver_is_asked():
         spec = pipeline.spec.model_copy(update={"adaptation": adaptation})
         reasons.add(solve_or_relax(PlanningProblem(spec, slow, 5.0)).reason)
     assert len(reasons) == 1
-    assert reasons.pop().startswith("slo.latency 1 ms is out of reach")
+    assert reasons.pop().startswith("slo.latency 1 ms cannot be reached")

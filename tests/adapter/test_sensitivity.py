@@ -103,11 +103,11 @@ def test_an_alternative_without_any_plan_says_why():
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ("lod=3", r"what can change is load, slo, budget, gpus"),
-        ("load", r"write for instance load=40/80,slo=200ms"),
+        ("lod=3", r"parameters: load, slo, budget, gpus"),
+        ("load", r"for example load=40/80,slo=200ms"),
         ("slo=soon", r"--what-if slo=soon: 'soon' is not a duration"),
         ("load=0", r"load must be above 0"),
-        ("load=1,load=2", r"give load once; several values go with /"),
+        ("load=1,load=2", r"give load once; separate several values with /"),
     ],
 )
 def test_what_cannot_be_read_is_named(asked, message):

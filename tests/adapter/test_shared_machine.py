@@ -50,7 +50,7 @@ def test_no_second_replica_is_put_where_router_and_callers_fill_a_core():
     assert free.feasible
     assert shared.stage("text").replicas == 1
     assert "overload: 1 cores carry" in shared.reason
-    assert "on 1 cores that others leave on this machine" in shared.explanation.change
+    assert "on 1 cores left by other processes on this machine" in shared.explanation.change
 
 
 def test_a_second_replica_is_put_where_it_adds_more_than_it_takes():
@@ -60,7 +60,7 @@ def test_a_second_replica_is_put_where_it_adds_more_than_it_takes():
 
     assert shared.feasible
     assert shared.stage("text").replicas == 2
-    assert "for 1.41 times as much, since replicas share the cores that others leave" in shared.explanation.change
+    assert "for 1.41 times the load, because replicas share the machine's remaining cores" in shared.explanation.change
 
 
 def test_what_a_core_carries_stays_on_it():

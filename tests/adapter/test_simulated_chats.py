@@ -127,6 +127,6 @@ def test_broken_promises_raise_replicas():
     last = found.plans[-1].spec
     assert last.forecast is not None
     assert last.explanation is not None
-    assert "since promises were broken" in last.explanation.change
+    assert "because SLOs were missed" in last.explanation.change
     assert last.stage("text").replicas > planned(last.forecast.peak_rps, 0.0).spec.stage("text").replicas
     assert (found.outcomes[found.arrivals_seconds > 30] == OK).mean() >= 0.99

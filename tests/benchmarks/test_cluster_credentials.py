@@ -8,7 +8,7 @@ import pytest
 from benchmarks.cluster.credentials import LOAD, Credentials
 from benchmarks.cluster.trespassing import GUARDED, Met
 from tests.router.envoy.openssl import Authority
-from trimtab_router.envoy.api_keys import digest_of, read_secret
+from trimtab_router.envoy.api_keys import key_digest, read_secret
 
 
 @pytest.fixture
@@ -18,7 +18,10 @@ def credentials(tmp_path):
 
 def test_a_secret_of_keys_lets_in_those_in_force_and_tells_none(credentials):
     found = read_secret(credentials.hashed("space")["data"])
-    assert {key.client: key.digest for key in found.keys} == {LOAD: digest_of("tt_one"), "visitor": digest_of("tt_two")}
+    assert {key.client: key.digest for key in found.keys} == {
+        LOAD: key_digest("tt_one"),
+        "visitor": key_digest("tt_two"),
+    }
     assert not found.problems
 
 

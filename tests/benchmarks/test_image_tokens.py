@@ -1,4 +1,4 @@
-"""Image tokens as told by size are those that models' own processors make; of 1,000 sizes: make bench-image-tokens."""
+"""Image tokens as told by size are those that models' own processors make; of 1,000 sizes: make bench NAME=image-tokens."""
 
 from dataclasses import replace
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.points import document, judged, write_images
+from benchmarks.points import document, evaluated, write_images
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_training.vit_tasks.datasets import Images
 
@@ -16,7 +16,7 @@ def holding(speeds, served, seconds=60.0, tried=20):
     variant = InferencePipeline.model_validate(content).spec.stages[0].variants[0]
     found = {"figures": {"tried": tried, **{f"p{n}_speed_up": speed for n, speed in enumerate(speeds)}}}
     again = {"figures": {f"accuracy_classify_vit_p{n}": accuracy for n, accuracy in enumerate(served)}}
-    return [bar.holds for bar in judged(found, seconds, again, variant)]
+    return [bar.holds for bar in evaluated(found, seconds, again, variant)]
 
 
 def test_each_bar_holds_of_good_points_and_of_no_others():

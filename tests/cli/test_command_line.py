@@ -291,7 +291,7 @@ def test_demand_spans_what_makes_every_stage_change(tmp_path: Path) -> None:
     demand = changing_load(pipeline, {stage: a_profile(stage, points) for stage in ("first", "second")})
     assert demand.high_rps >= 8 * demand.low_rps
     assert 100 < demand.high_rps < 2 * 2 * 500
-    assert demand.load().startswith("generated:low=")
+    assert demand.spec().startswith("generated:low=")
 
 
 def test_all_variants_are_hosted_where_memory_allows() -> None:
@@ -355,7 +355,7 @@ def test_explain_tells_of_operating_points_and_of_what_accuracies_are(tmp_path: 
     assert "first full (planned) 0.8800" in told
     assert "first less 0.8000 agreement with the model as it is 7.0 ms" in told
     assert "reads x" in told
-    assert "its accuracies are lower ends of 95 % intervals" in told
+    assert "its accuracies are lower bounds of 95 % intervals" in told
     assert "left out: first: small/worse, since less is as accurate and as fast" in told
     assert "Operating points, preferred first" in page.read_text()
 

@@ -23,11 +23,11 @@ from trimtab_pipelines.router_state import RecentRequests, RouterState
 HEAVY = {"numpy", "torch", "grpc", "aiohttp", "httpx", "plotly", "uvloop", "trimtab_adapter", "trimtab_loadtester"}
 
 
-@pytest.mark.parametrize("verb", app.VERBS)
+@pytest.mark.parametrize("verb", app.COMMANDS)
 def test_help_without_a_verb_says_what_the_verb_itself_says(verb: str) -> None:
     told = inspect.getdoc(app.command_module(verb).command)
     assert told is not None
-    assert told.partition("\n\n")[0].replace("\n", " ") == app.VERBS[verb]
+    assert told.partition("\n\n")[0].replace("\n", " ") == app.COMMANDS[verb]
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["-h"], ["status", "--port", "9"]])
@@ -186,7 +186,7 @@ def test_status_tells_where_accuracies_come_from(capsys: Captured) -> None:
     state = RouterState(ready=True, served=served, accuracy_sources="declared and measured", stages={})
     counters = Counters(pipeline="mine", received=10, outcomes={"ok": 9, "dropped": 1})
 
-    status._show(state, counters)
+    status.print_status(state, counters)
 
     assert "expected accuracy 0.9000, by declared and measured ones" in " ".join(capsys.readouterr().out.split())
 
@@ -197,6 +197,6 @@ def test_pipelines_of_a_cluster_tell_it_too() -> None:
     known = {**written, "metadata": named, "status": {"accuracy": "0.900"}}
     newer = {**known, "spec": {"unheard": "of"}}
 
-    columns = [list(column.cells) for column in status._pipelines([known, newer]).columns]
+    columns = [list(column.cells) for column in status._pipelines_table([known, newer]).columns]
 
     assert ["0.900 (declared)", "0.900 (of a source unknown here)"] in columns

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.local.heartbeat import wait_for_end
+from trimtab.local.heartbeat import wait_for_exit
 from trimtab_pipelines.processes.child_process import ChildProcess
 
 BEATS = "import sys, time\nfor _ in range({times}):\n    print(flush=True)\n    time.sleep(0.05)\nsys.exit(7)\n"
@@ -23,14 +23,14 @@ async def a_process(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int) -
 async def test_one_that_speaks_is_left_alone_until_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = await a_process(tmp_path, monkeypatch, 10)
     hung: list[str] = []
-    assert await wait_for_end(module, 60.0, lambda: hung.append("hung")) == 7
+    assert await wait_for_exit(module, 60.0, lambda: hung.append("hung")) == 7
     assert hung == []
 
 
 async def test_one_that_is_stopped_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = await a_process(tmp_path, monkeypatch, 10**6)
-    assert await module.line() == b"\n"
+    assert await module.read_line() == b"\n"
     os.kill(module.pid, signal.SIGSTOP)
     hung: list[str] = []
-    assert await wait_for_end(module, 0.5, lambda: hung.append("hung")) == -signal.SIGKILL
+    assert await wait_for_exit(module, 0.5, lambda: hung.append("hung")) == -signal.SIGKILL
     assert hung == ["hung"]

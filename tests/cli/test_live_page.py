@@ -27,7 +27,7 @@ def recorder(folder: Path) -> run_record.Recorder:
     """A run that has just begun."""
     begun = run_record.Recorder(folder, "sample", a_run().pipeline)
     begun.start(None)
-    run_record._write_decisions(folder, plans())
+    run_record.write_decisions(folder, plans())
     return begun
 
 
@@ -88,7 +88,7 @@ async def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
 
 def test_a_long_run_is_read_in_part(tmp_path: Path) -> None:
     extend(recorder(tmp_path), range(1000))
-    run_record._write_decisions(tmp_path, plans() * 200)
+    run_record.write_decisions(tmp_path, plans() * 200)
     found: Run = run_record.load(tmp_path, 100, 20)
     assert len(found.plans) <= 20
     at = [round(sample.at - found.samples[0].at) for sample in found.samples]

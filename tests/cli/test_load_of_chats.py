@@ -43,8 +43,8 @@ def counted(*answers: tuple[int, list[float]]) -> Counters:
     for images, moments in answers:
         delivery = StreamTiming(0.0, images)
         for moment in moments:
-            delivery.note(0, Chunk("a", 1), moment)
-        metrics.delivered(delivery, images)
+            delivery.record(0, Chunk("a", 1), moment)
+        metrics.observe_stream(delivery, images)
     return Counters.parse(generate_latest(registry).decode())
 
 
@@ -88,9 +88,9 @@ def test_a_routers_counters_tell_first_tokens_and_the_time_between_by_modality()
     counters = counted((0, [0.04, 0.049]), (0, [0.4, 0.48]), (2, [0.8, 0.809, 0.85]))
     text, image = (chat_stats(counters, modality) for modality in ("text", "image"))
 
-    assert (text.answered, text.first_p50_seconds, text.first_p99_seconds) == (2, 0.05, 0.5)
-    assert (text.next_p50_seconds, text.next_p99_seconds) == (0.01, 0.1)
-    assert (image.answered, image.first_p99_seconds, image.next_p99_seconds) == (1, 1.0, 0.05)
+    assert (text.answered, text.first_token_p50_seconds, text.first_token_p99_seconds) == (2, 0.05, 0.5)
+    assert (text.next_token_p50_seconds, text.next_token_p99_seconds) == (0.01, 0.1)
+    assert (image.answered, image.first_token_p99_seconds, image.next_token_p99_seconds) == (1, 1.0, 0.05)
     assert counted().first_token_buckets == {}
 
 
@@ -101,15 +101,15 @@ def test_counters_of_several_routers_add_up_and_a_window_tells_what_came_in_it()
 
     window.add(replace(a_sample(1), counters=one))
     window.add(replace(a_sample(2), counters=both))
-    assert window.first_seconds("text", 0.5) == 0.5
-    assert window.next_seconds("text", 0.5) == 0.1
-    assert window.next_seconds("image", 0.5) is None
+    assert window.first_token_seconds("text", 0.5) == 0.5
+    assert window.next_token_seconds("text", 0.5) == 0.1
+    assert window.next_token_seconds("image", 0.5) is None
 
 
 def test_the_status_tells_what_is_promised_of_chats(capsys):
     counters = replace(counted((0, [0.04, 0.049]), (2, [0.8])), received=9, outcomes={"ok": 2, "dropped": 2})
 
-    status._show(RouterState(ready=True, stages={}), replace(counters, client_errors=1))
+    status.print_status(RouterState(ready=True, stages={}), replace(counters, client_errors=1))
     told = " ".join(capsys.readouterr().out.split())
     assert "answered in time 66.67 %" in told
     assert "chats without images: 1 answered, first token p50 ≤ 50 ms, p99 ≤ 50 ms; between tokens p50 ≤ 10 ms" in told
@@ -168,7 +168,7 @@ async def test_a_load_beside_a_served_pipeline_streams_chats_and_shows_what_was_
         while len(counters.first_token_buckets) < 2:
             await asyncio.sleep(0.1)
             counters = await local.client.counters()
-        status._show(await local.client.state(), counters)
+        status.print_status(await local.client.state(), counters)
         asked.set()
 
     setup = Setup(path, tmp_path / "run", plan=a_plan(pipeline, cores="1"))
@@ -180,8 +180,8 @@ async def test_a_load_beside_a_served_pipeline_streams_chats_and_shows_what_was_
     assert figures.measured_accuracy > 0.6
     assert {name: seen.answered > 0 for name, seen in figures.chats.items()} == {"text": True, "image": True}
     for seen in figures.chats.values():
-        assert 0 < seen.first_p50_seconds <= seen.first_p99_seconds < 50
-        assert 0 < seen.next_p50_seconds <= seen.next_p99_seconds < 10
+        assert 0 < seen.first_token_p50_seconds <= seen.first_token_p99_seconds < 50
+        assert 0 < seen.next_token_p50_seconds <= seen.next_token_p99_seconds < 10
     assert asked.is_set()
     assert "chats with images: " in told
     assert "answered in time 100.00 %" in told

@@ -11,7 +11,7 @@ def test_a_log_that_outgrew_its_bound_keeps_its_newer_half_and_its_writer(tmp_pa
     with path.open("ab", buffering=0) as writer:
         for number in range(1000):
             writer.write(b"line %d\n" % number)
-        trim_logs(tmp_path, most_bytes=1000)
+        trim_logs(tmp_path, max_bytes=1000)
         writer.write(b"next\n")
     lines = path.read_text().splitlines()
     assert lines[-2:] == ["line 999", "next"]
@@ -24,5 +24,5 @@ def test_logs_of_the_longest_gone_are_forgotten(tmp_path: Path) -> None:
         path = tmp_path / f"first-{number}.log"
         path.write_text("said")
         os.utime(path, (number, number))
-    trim_logs(tmp_path, most_files=2)
+    trim_logs(tmp_path, max_files=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first-3.log", "first-4.log"]

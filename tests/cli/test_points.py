@@ -1,4 +1,4 @@
-"""`trimtab tune`: which forms are tried, which are kept and why, and what is written."""
+"""`trimtab tune`: which forms are tried, which are selected and why, and what is written."""
 
 import json
 
@@ -13,7 +13,7 @@ from trimtab.app import run
 from trimtab.tuning.candidate_model import CandidateModel
 from trimtab.tuning.candidates import FULL, candidate_points
 from trimtab.tuning.pipeline_edit import with_points
-from trimtab.tuning.precisions import TuningHardware, worth_trying
+from trimtab.tuning.precisions import TuningHardware, precisions_to_try
 from trimtab.tuning.quality import QualityEvaluator
 from trimtab.tuning.selection import Trial, choose
 from trimtab.tuning.target import tuning_target
@@ -31,7 +31,7 @@ def _no_compiler(monkeypatch):
 
 
 RULES = ["bipartite", "energy", "guided"]
-PRECISIONS = worth_trying(TuningHardware("None", instructions()))
+PRECISIONS = precisions_to_try(TuningHardware("None", instructions()))
 
 
 def a_trial(name, accuracy, row_seconds, **knobs):
@@ -67,8 +67,8 @@ def test_what_nothing_beats_is_kept_and_each_other_has_its_reason():
         floor=0.95,
     )
 
-    assert [trial.point.name for trial in choice.kept] == ["full", "fast", "fastest"]
-    assert choice.refused == {
+    assert [trial.point.name for trial in choice.selected] == ["full", "fast", "fastest"]
+    assert choice.rejected == {
         "slow": "1.30 × as long as the model as it is, on this machine",
         "beaten": "fast is as accurate and takes 0.86 × its time",
         "hardly": "fastest is as accurate and takes 0.69 × its time",
@@ -79,7 +79,7 @@ def test_what_nothing_beats_is_kept_and_each_other_has_its_reason():
 def test_a_step_that_is_not_worth_a_change_is_not_kept():
     choice = choose([a_trial("full", 0.9, 1.0), a_trial("alike", 0.89, 0.97)], floor=0.9)
 
-    assert choice.refused == {"alike": "less than 5% faster than full, which is as accurate"}
+    assert choice.rejected == {"alike": "less than 5% faster than full, which is as accurate"}
 
 
 PIPELINE = """\
@@ -111,9 +111,12 @@ spec:
 
 
 def test_what_is_kept_takes_the_place_of_what_was_there_and_comments_stay(tmp_path):
-    kept = [a_trial("full", 0.9, 1.0), a_trial("fast", 0.8, 0.5, merging=TokenMerging(schedule=(3, 2), rule="energy"))]
-    once = with_points(PIPELINE, "classify", "vit", kept)
-    twice = with_points(once, "classify", "vit", kept[:1])
+    selected = [
+        a_trial("full", 0.9, 1.0),
+        a_trial("fast", 0.8, 0.5, merging=TokenMerging(schedule=(3, 2), rule="energy")),
+    ]
+    once = with_points(PIPELINE, "classify", "vit", selected)
+    twice = with_points(once, "classify", "vit", selected[:1])
     for text, names in ((once, ["full", "fast"]), (twice, ["full"])):
         (tmp_path / "pipeline.yaml").write_text(text)
         points = load_pipeline(tmp_path).spec.stages[0].variants[0].operating_points
@@ -121,7 +124,7 @@ def test_what_is_kept_takes_the_place_of_what_was_there_and_comments_stay(tmp_pa
         assert [point.name for point in points] == names
         assert text.startswith("# mine\n")
     fast = load_pipeline_text(tmp_path, once).points[1]
-    assert (fast.merging, fast.accuracy, fast.accuracy_evidence.samples) == (kept[1].point.merging, 0.8, 100)
+    assert (fast.merging, fast.accuracy, fast.accuracy_evidence.samples) == (selected[1].point.merging, 0.8, 100)
 
 
 BEHIND = """\
@@ -174,7 +177,7 @@ def test_points_of_a_variant_in_a_longer_pipeline_are_found_on_samples_of_its_st
     other, vit = classify.variants
 
     assert (vit.operating_points[0].name, vit.operating_points[0].accuracy) == ("full", 1.0)
-    assert len(vit.operating_points) == json.loads(capfd.readouterr().out.splitlines()[-1])["figures"]["kept"]
+    assert len(vit.operating_points) == json.loads(capfd.readouterr().out.splitlines()[-1])["figures"]["selected"]
     assert (other.operating_points, passing.variants[0].operating_points) == ((), ())
     assert (mine / "pipeline.yaml").read_text().startswith("# behind another\n")
 
@@ -235,8 +238,8 @@ def test_points_are_found_written_and_can_be_read(mine, capfd):
     points = load_pipeline(mine).spec.stages[0].variants[0].operating_points
 
     assert told["figures"]["tried"] >= 8
-    assert "full-int8" in out or "no point in INT8 is kept: INT8 takes the model" in " ".join(out.split())
-    assert told["figures"]["kept"] == len(points)
+    assert "full-int8" in out or "no point in INT8 is selected: INT8 takes the model" in " ".join(out.split())
+    assert told["figures"]["selected"] == len(points)
     assert (points[0].name, points[0].accuracy) == ("full", 1.0)
     assert all(point.measured_accuracy().samples == 24 for point in points)
 
@@ -246,8 +249,8 @@ def test_without_time_the_model_as_it_is_alone_is_judged_and_the_others_are_told
     out = capfd.readouterr().out
     told = json.loads(out.splitlines()[-1])["figures"]
 
-    assert (told["kept"], told["full_accuracy"]) == (1, 1.0)
-    assert told["unjudged"] + told["untimed"] + told["tried"] == len(candidate_points(64, 3, RULES, PRECISIONS))
+    assert (told["selected"], told["full_accuracy"]) == (1, 1.0)
+    assert told["unevaluated"] + told["untimed"] + told["tried"] == len(candidate_points(64, 3, RULES, PRECISIONS))
     assert [point.name for point in load_pipeline(mine).spec.stages[0].variants[0].operating_points] == ["full"]
 
 
@@ -285,11 +288,11 @@ def test_agreement_is_with_the_models_own_answers_not_with_what_is_right(mine):
     lines = [json.dumps({"inputs": {"image": f"{number}.npy"}}) for number in range(40)]
     (mine / "unlabelled.jsonl").write_text("\n".join(lines))
     samples = LabelledPayloads(document, str(mine / "unlabelled.jsonl"), labels="Optional")
-    judge = QualityEvaluator(bench, samples, 40, 7)
+    evaluator = QualityEvaluator(bench, samples, 40, 7)
     rows = bench.rows([samples.payload(number) for number in range(40)])
     alike = int((bench.labels(rows, points[0]) == bench.labels(rows, points[1])).sum())
 
-    found = [one.accuracy for point in points if (one := judge.evaluate(point)) is not None]
+    found = [one.accuracy for point in points if (one := evaluator.evaluate(point)) is not None]
     assert [(one.value, one.source) for one in found] == [(1.0, "Agreement"), (alike / 40, "Agreement")]
     assert alike < 40, "or it would not be told from the model as it is"
     assert (found[1].low, found[1].high) == pytest.approx(wilson_interval(alike, 40), abs=2e-4)
@@ -304,7 +307,7 @@ def test_whole_numbers_of_eight_bits_are_not_tried_for_a_variant_on_a_gpu(mine, 
 
     tried = [precision for precision in PRECISIONS if precision != "INT8"]
     assert "BF16" in tried
-    assert told["unjudged"] + told["untimed"] + told["tried"] == len(candidate_points(64, 3, RULES, tried))
+    assert told["unevaluated"] + told["untimed"] + told["tried"] == len(candidate_points(64, 3, RULES, tried))
 
 
 def test_forms_are_not_compiled_where_that_cannot_be_and_it_is_said_why(mine, capfd):

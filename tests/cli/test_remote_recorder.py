@@ -66,5 +66,5 @@ async def test_a_kubectl_that_says_nothing_is_not_waited_for(monkeypatch: pytest
     process = await asyncio.create_subprocess_exec(*silent, stdout=pipe, stderr=pipe)
     async with asyncio.timeout(5):
         with pytest.raises(StartError, match="kubectl cannot reach router-0: it says nothing"):
-            await remote_recorder._port_of(process, "router-0")
+            await remote_recorder.read_forwarded_port(process, "router-0")
         await process.wait()

@@ -117,7 +117,7 @@ def test_figures_without_a_load_come_from_the_router() -> None:
 
 
 def test_stretches_are_where_a_stage_ran_the_same() -> None:
-    found = series.stretches(a_run(), "first")
+    found = series.variant_spans(a_run(), "first")
     assert [(s.start, s.end, s.stage.variant, s.stage.ready_replicas) for s in found] == [
         (0, 40, "fast", 1),
         (40, 60, "slow", 1),
@@ -127,7 +127,7 @@ def test_stretches_are_where_a_stage_ran_the_same() -> None:
 
 
 def test_lost_requests_have_their_reason_and_time() -> None:
-    lost = series.lost(a_run())
+    lost = series.lost_requests(a_run())
     assert {reason: curve.value.sum() for reason, curve in lost.items()} == {
         "answered late": LATE,
         "dropped in second: Predicted": DROPPED,

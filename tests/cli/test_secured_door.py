@@ -27,7 +27,7 @@ from trimtab_pipelines.documents import dump_yaml, load_endpoints
 from trimtab_pipelines.edge_settings import EdgeSettings, EdgeTls
 from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_protocol import grpc_messages
-from trimtab_router.envoy.api_keys import digest_of, read_file
+from trimtab_router.envoy.api_keys import key_digest, read_file
 
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
 
@@ -39,7 +39,7 @@ def test_a_new_key_is_shown_once_beside_what_the_door_keeps_of_it(capsys):
     assert told.count(key) == 1
     line = next(line for line in told.splitlines() if line.startswith("    alice:"))
     (found,) = read_file(line).keys
-    assert (found.client, found.digest, found.pipelines) == ("alice", digest_of(key), frozenset({"sample", "other"}))
+    assert (found.client, found.digest, found.pipelines) == ("alice", key_digest(key), frozenset({"sample", "other"}))
     create, patch = (shlex.split(line) for line in told.splitlines() if line.startswith("    kubectl"))
     assert create[-1] == f"--from-literal=alice={line.partition(': ')[2]}"
     assert patch[:4] == ["kubectl", "patch", "secret", "trimtab-keys"]
@@ -144,9 +144,9 @@ async def test_router_and_replicas_show_each_other_certificates_that_may_be_repl
         assert local.faults == []
         other = Authority(tmp_path / "other", "other").begin()
         holder.take(authority, other)  # what the router trusts now did not sign what the replicas show
-        refused = "gets no work: its certificate is refused: "
+        refused = "rejected: its certificate is refused: "
         while refused not in (told := await status_of(local.admin_port)):
-            assert "gets no work" not in told
+            assert "rejected" not in told
         assert re.search(rf"stage (first: first|second: second)-\d {refused}", told)
 
 

@@ -15,7 +15,7 @@ from tests.model_servers.transformer.test_task_registry import a_task
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.plan import PipelinePlan, initial_stage_plan
-from trimtab_router.envoy.api_keys import HashedKey, digest_of, entry_of, new_key
+from trimtab_router.envoy.api_keys import HashedKey, format_entry, key_digest, new_key
 
 PIPELINE = """
 apiVersion: trimtab.dev/v1alpha1
@@ -57,7 +57,7 @@ async def test_a_task_registered_under_load_outlives_all_replicas(weights, tmp_p
     (tmp_path / "small.safetensors").symlink_to(weights)
     (tmp_path / "pipeline.yaml").write_text(PIPELINE)
     pipeline, key = load_pipeline(tmp_path / "pipeline.yaml"), new_key()
-    (tmp_path / "keys").write_text(f"ann: {entry_of(HashedKey('ann', digest_of(key)))}\n")
+    (tmp_path / "keys").write_text(f"ann: {format_entry(HashedKey('ann', key_digest(key)))}\n")
     stage = initial_stage_plan(pipeline.spec.stages[0]).model_copy(update={"replicas": 2, "cores": 0.5})
     plan = PipelinePlan.model_validate(
         {

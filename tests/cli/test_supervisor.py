@@ -230,7 +230,7 @@ async def test_a_plan_is_followed_whatever_its_folder_is_called(tmp_path: Path, 
     (tmp_path / "beside").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "run")
     supervisor = Supervisor(Setup(write_echo_pipeline(tmp_path), tmp_path / name))
-    following = asyncio.create_task(supervisor._follow_plan())
+    following = asyncio.create_task(supervisor._watch_plan())
     try:
         await asyncio.sleep(0)  # what is there already is read
         write_plan(supervisor.plan_file, echo_plan())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trimtab.app import run
-from trimtab.commands.train_task import _images_alone
+from trimtab.commands.train_task import image_classification
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.tasks import parse_task_record
@@ -56,7 +56,8 @@ def test_a_task_is_trained_written_and_judged_at_every_point(tmp_path, capsys):
         assert judged.mean_confidence is not None
         assert 0.5 < judged.mean_confidence <= 1.0, "of two classes"
         assert (
-            judged.samples_digest == LabelledPayloads(_images_alone(load_pipeline(FOLDER)), f"{HERE}:Stripes").digest()
+            judged.samples_digest
+            == LabelledPayloads(image_classification(load_pipeline(FOLDER)), f"{HERE}:Stripes").digest()
         )
     assert (card.utility, card.latency_seconds) == (0.5, 0.15)
     assert told["held_out"] == 12

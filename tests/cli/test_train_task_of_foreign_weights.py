@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torchvision.models import VisionTransformer as Torchvision
 
 from trimtab.app import run
-from trimtab.commands.train_task import _images_alone, _read
+from trimtab.commands.train_task import image_classification, read_images
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
 from trimtab_model_servers.model import load_model
@@ -94,8 +94,8 @@ def replica(folder, parameters=OWN, points=POINTS):
 
 
 def held_out(folder):
-    alone = _images_alone(load_pipeline(folder / "pipeline.yaml"))
-    pixels, labels = _read(LabelledPayloads(alone, SAMPLES, 0), None)
+    alone = image_classification(load_pipeline(folder / "pipeline.yaml"))
+    pixels, labels = read_images(LabelledPayloads(alone, SAMPLES, 0), None)
     return torch.from_numpy(pixels)[180:], torch.from_numpy(labels)[180:]
 
 

@@ -6,7 +6,7 @@ from tests.builders import a_pipeline, a_stage, a_variant
 from trimtab_adapter.cluster.router_metrics_source import Address, addresses
 from trimtab_kubernetes.endpoint_slices import Backend, parse_endpoint_slice
 from trimtab_pipelines.kubernetes_names import STAGE_LABEL, VARIANT_LABEL_PREFIX
-from trimtab_router.watchers.endpoint_slices import endpoints_of
+from trimtab_router.watchers.endpoint_slices import ready_endpoints
 
 PIPELINE = a_pipeline([a_stage("first", variants=[a_variant("small")])])
 LABELS = {STAGE_LABEL: "first", VARIANT_LABEL_PREFIX + "small": "true"}
@@ -45,7 +45,7 @@ def test_conditions_mean_the_same_to_whoever_reads_them(conditions, means, joins
     assert (one.name, (one.ready, one.serving, one.terminating)) == ("pod-0", means)
 
     other = a_slice("10.0.0.9", targetRef={"name": "pod-9"}) | {"metadata": {"name": "two", "labels": LABELS}}
-    replicas = {each.name: each.draining for each in endpoints_of([found, other], PIPELINE).stages["first"]}
+    replicas = {each.name: each.draining for each in ready_endpoints([found, other], PIPELINE).stages["first"]}
     assert replicas == ({"pod-0": drains} if joins else {}) | {"pod-9": False}
     assert addresses([found]) == ([Address("http://10.0.0.1:8082", ready=means[0])] if asked else [])
 
@@ -63,7 +63,7 @@ def test_conditions_mean_the_same_to_whoever_reads_them(conditions, means, joins
 def test_an_address_is_written_as_it_stands_before_a_port(address, host):
     found = a_slice(address)
     assert (backend(found).name, backend(found).host) == (address, host)
-    assert endpoints_of([found], PIPELINE).stages["first"][0].address == f"{host}:8082"
+    assert ready_endpoints([found], PIPELINE).stages["first"][0].address == f"{host}:8082"
     assert addresses([found])[0].url == f"http://{host}:8082"
 
 

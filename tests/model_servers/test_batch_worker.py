@@ -13,7 +13,7 @@ class EndedError(StopIteration):
 
 
 @pytest.mark.parametrize("error", [StopIteration("no more"), EndedError("no more"), KeyError("x")])
-def test_what_a_batch_raises_is_told_and_its_place_is_free_again(error):
+def test_failed_batch_raises_and_frees_its_place(error):
     def fail():
         raise error
 
@@ -31,7 +31,7 @@ def test_what_a_batch_raises_is_told_and_its_place_is_free_again(error):
 
 
 @pytest.mark.parametrize("ends", [lambda: "an answer", lambda: 1 / 0], ids=["it answers", "it fails"])
-def test_a_loop_that_was_closed_while_a_batch_computed_ends_no_thread(ends):
+def test_closed_loop_does_not_end_the_worker_thread(ends):
     """Nobody is left to be told; the thread goes on to what other loops ask."""
     worker, begun, closed = BatchWorker(), threading.Event(), threading.Event()
 

@@ -51,7 +51,7 @@ def writer(tmp_path):
         process.kill()
 
 
-def test_what_a_process_that_died_has_written_is_written_anew(writer, tmp_path):
+def test_partial_file_of_dead_process_is_replaced(writer, tmp_path):
     writer.kill()
     writer.wait()
     assert (tmp_path / ".fetching-x.safetensors").stat().st_size == 1000
@@ -61,7 +61,7 @@ def test_what_a_process_that_died_has_written_is_written_anew(writer, tmp_path):
     assert {one.name for one in tmp_path.iterdir()} == {"x.safetensors", ".x.safetensors.lock"}
 
 
-def test_what_nobody_fetches_any_more_is_removed(tmp_path):
+def test_abandoned_partial_file_is_removed(tmp_path):
     unfinished = a_file(tmp_path / ".fetching-x", an_hour_ago())
     just_begun = a_file(tmp_path / ".fetching-y", time.time())
     cache.evict(tmp_path, 10)
@@ -70,7 +70,7 @@ def test_what_nobody_fetches_any_more_is_removed(tmp_path):
     assert just_begun.exists()
 
 
-def test_what_is_being_fetched_stays_and_counts(writer, tmp_path):
+def test_file_in_progress_counts_and_stays(writer, tmp_path):
     fetching = tmp_path / ".fetching-x.safetensors"
     os.utime(fetching, (an_hour_ago(), an_hour_ago()))
     unused = a_file(tmp_path / "unused.safetensors", an_hour_ago())
@@ -82,7 +82,7 @@ def test_what_is_being_fetched_stays_and_counts(writer, tmp_path):
     assert fetching.exists()
 
 
-def test_a_folder_that_is_nobodys_entry_is_passed_over(tmp_path):
+def test_unrelated_folder_is_not_evicted(tmp_path):
     (tmp_path / "hf").mkdir()
     (tmp_path / "other").mkdir()
     a_file(tmp_path / "a.safetensors", 5)
@@ -93,7 +93,7 @@ def test_a_folder_that_is_nobodys_entry_is_passed_over(tmp_path):
     assert {one.name for one in tmp_path.iterdir()} == {"hf", "other"}
 
 
-def test_what_a_hub_keeps_of_a_repository_counts_and_goes_as_one(monkeypatch, tmp_path):
+def test_repository_is_evicted_as_one_entry(monkeypatch, tmp_path):
     monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE", str(tmp_path))
     blobs, snapshots = (tmp_path / "hf" / "owner--name" / one for one in ("blobs", "snapshots"))
     for folder in (blobs, snapshots):
@@ -113,7 +113,7 @@ def test_what_a_hub_keeps_of_a_repository_counts_and_goes_as_one(monkeypatch, tm
     assert not list((tmp_path / "hf").iterdir())
 
 
-def test_an_entry_that_cannot_be_removed_keeps_no_other(tmp_path):
+def test_unremovable_entry_does_not_stop_eviction(tmp_path):
     (tmp_path / "hf").mkdir()
     target = tmp_path / ".elsewhere"
     target.mkdir()
@@ -127,7 +127,7 @@ def test_an_entry_that_cannot_be_removed_keeps_no_other(tmp_path):
     assert not (tmp_path / "a.safetensors").exists()
 
 
-def test_a_repository_that_another_replica_removes_meanwhile_fails_no_load(monkeypatch, tmp_path):
+def test_eviction_tolerates_concurrent_removal(monkeypatch, tmp_path):
     repository, status, asked = tmp_path / "hf" / "old--one", cache._status, []
     for number in range(4):
         (repository / f"blobs-{number}").mkdir(parents=True)

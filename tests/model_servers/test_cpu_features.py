@@ -13,10 +13,10 @@ from trimtab_model_servers.cpu_features import instructions
         ("processor\t: 0\n", set()),
     ],
 )
-def test_instructions_are_those_that_compute(tmp_path, told, found):
+def test_instructions_are_filtered_by_prefix(tmp_path, told, found):
     (tmp_path / "cpuinfo").write_text(told)
     assert instructions(tmp_path / "cpuinfo") == found
 
 
-def test_where_the_kernel_tells_nothing_there_are_none_known(tmp_path):
+def test_missing_cpuinfo_gives_no_instructions(tmp_path):
     assert instructions(tmp_path / "absent") == frozenset()

@@ -3,7 +3,7 @@
 from trimtab_model_servers.credentials import take_credentials
 
 
-def test_only_what_weights_are_fetched_with_is_taken_from_a_secret():
+def test_only_known_credentials_are_taken_from_a_secret():
     environment = {
         "PATH": "/usr/bin",
         "AWS_REGION": "eu-central-1",

@@ -23,7 +23,7 @@ def faults(caplog):
     return [record.message for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_a_caller_who_hung_up_is_no_fault_of_ours(address, monkeypatch, caplog):
+async def test_client_disconnect_is_not_logged(address, monkeypatch, caplog):
     async def answer(request, *_):
         request.transport.abort()
         raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
@@ -36,7 +36,7 @@ async def test_a_caller_who_hung_up_is_no_fault_of_ours(address, monkeypatch, ca
     assert faults(caplog) == []
 
 
-async def test_a_connection_that_breaks_elsewhere_is_told_to_who_waits(address, monkeypatch, caplog):
+async def test_broken_upstream_connection_is_reported_to_client(address, monkeypatch, caplog):
     async def answer(*_):
         raise ConnectionResetError("the encoder's end")
 

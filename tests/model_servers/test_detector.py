@@ -47,7 +47,7 @@ class Pointing(torch.nn.Module):
         return self.boxes.expand(rows, -1, -1), self.scores.expand(rows, -1, -1)
 
 
-def test_random_weights_find_as_many_as_they_may():
+def test_random_weights_detect_the_maximum():
     answer = run(a_detector(parameters={"max_detections": 3}), frames(2))
 
     assert answer["count"].tolist() == [3, 3]
@@ -61,7 +61,7 @@ def test_random_weights_find_as_many_as_they_may():
     assert ((answer["label"] >= 0) & (answer["label"] < CLASSES)).all()
 
 
-def test_a_frame_is_seen_alike_whatever_travels_with_it():
+def test_detection_does_not_depend_on_other_rows():
     images = frames(9)  # more than are computed at once
     spec = a_detector(parameters={"max_detections": 1})
     together, alone = run(spec, images), run(spec, images[8:])
@@ -70,7 +70,7 @@ def test_a_frame_is_seen_alike_whatever_travels_with_it():
     assert torch.allclose(together["crops"][8], alone["crops"][0], atol=1e-3)
 
 
-def test_of_boxes_that_overlap_the_most_confident_stays():
+def test_most_confident_of_overlapping_boxes_is_kept():
     boxes: list[list[float]] = [
         [10, 10, 30, 30],
         [11, 10, 31, 30],
@@ -89,7 +89,7 @@ def test_of_boxes_that_overlap_the_most_confident_stays():
     assert answer["confidence"].tolist() == pytest.approx([0.9, 0.6, 0.9, 0.6])
 
 
-def test_a_crop_is_what_the_box_shows_normalised_as_imagenet():
+def test_crop_is_the_normalized_box():
     image = torch.zeros(1, 3, HEIGHT, WIDTH, dtype=torch.uint8)
     image[0, 0, 16:48, 32:64] = 255
     network = ObjectDetector(Pointing([[32.0, 16, 64, 48]], [[0.9]]), 1, 0.3, 0.6)
@@ -101,7 +101,7 @@ def test_a_crop_is_what_the_box_shows_normalised_as_imagenet():
         assert torch.allclose(channel, torch.tensor(value), atol=1e-4)
 
 
-def test_nothing_found_is_an_empty_answer():
+def test_no_detection_gives_empty_outputs():
     network = ObjectDetector(Pointing([[10.0, 10, 30, 30]], [[0.1]]), 4, 0.3, 0.6)
     with torch.inference_mode():
         answer = network.infer({"image": frames(2)}, a_detector().operating_points[0])
@@ -111,7 +111,7 @@ def test_nothing_found_is_an_empty_answer():
     assert answer["crops"].shape == (0, 3, 224, 224)
 
 
-def test_each_cell_stands_at_its_centre():
+def test_cells_have_centers_and_strides():
     centres, strides = cells([(2, 3), (1, 2), (1, 1)])
 
     assert centres.tolist() == [
@@ -122,7 +122,7 @@ def test_each_cell_stands_at_its_centre():
     assert strides.tolist() == [8] * 6 + [16] * 2 + [32]
 
 
-def test_merging_normalisations_changes_nothing():
+def test_fusing_batch_norms_keeps_outputs():
     torch.manual_seed(3)
     detector = Detector(SIZES["n"]).eval()
     for module in detector.modules():
@@ -140,7 +140,7 @@ def test_merging_normalisations_changes_nothing():
         assert torch.allclose(got, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_stored_weights_are_used_and_need_confidence(tmp_path):
+def test_stored_weights_use_default_confidence(tmp_path):
     torch.manual_seed(5)
     detector = Detector(SIZES["n"])
     torch.nn.init.constant_(detector.head.box.get_parameter("bias"), -9.0)  # sure that nowhere is anything
@@ -161,6 +161,6 @@ def test_stored_weights_are_used_and_need_confidence(tmp_path):
         ({"width": 100}, r"input image has shape \[3, 64, 100\]; both sides must be given and be multiples of 32"),
     ],
 )
-def test_what_cannot_be_served_is_named(changes, message):
+def test_invalid_detector_stage_is_rejected(changes, message):
     with pytest.raises(ModelError, match=message):
         load_model(a_detector(**changes))

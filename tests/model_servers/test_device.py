@@ -37,7 +37,7 @@ def card(monkeypatch):
     return lambda: True
 
 
-def test_only_who_asks_for_a_card_gets_one_and_only_where_there_is_one(card):
+def test_gpu_is_used_if_requested_and_available(card):
     for gpus, seen, where in [(1, True, META), (1, False, CPU), (0, True, CPU)]:
         network = UserNetwork(nn.Linear(4, 2), ("y",))
 
@@ -45,7 +45,7 @@ def test_only_who_asks_for_a_card_gets_one_and_only_where_there_is_one(card):
         assert network.module.weight.device == where
 
 
-def test_a_residual_network_computes_where_it_was_brought(card):
+def test_residual_network_computes_on_its_device(card):
     network = build(a_spec(family="torchvision/resnet18", storageUri="random://?seed=1")).network
     assert isinstance(network, Classifier)
     move_to_device(a_spec(gpus=1), network, card)
@@ -56,7 +56,7 @@ def test_a_residual_network_computes_where_it_was_brought(card):
         network.infer({"image": torch.zeros(2, 3, 64, 64)}, POINT)
 
 
-def test_a_transformer_merges_and_takes_prompts_where_it_was_brought(card, weights, tmp_path):
+def test_transformer_computes_on_its_device(card, weights, tmp_path):
     served = build(spec(weights, tasksFolder=str(tmp_path))).network
     assert isinstance(served, ServedTransformer)
     move_to_device(a_spec(gpus=1), served, card)
@@ -76,19 +76,19 @@ def test_a_transformer_merges_and_takes_prompts_where_it_was_brought(card, weigh
     assert "late" in served.active_tasks.names
 
 
-def test_a_family_that_would_leave_the_card_idle_refuses_it(card):
+def test_family_without_gpu_support_rejects_gpu(card):
     with pytest.raises(ModelError, match="family 'echo' computes on cores alone"):
         load_model(a_spec(gpus=1))
 
 
-def test_the_metadata_of_who_asks_for_a_card_tell_where_it_computes(weights):
+def test_metadata_of_gpu_variant_states_the_device(weights):
     asked, other = load_model(spec(weights, gpus=1)), load_model(spec(weights))
 
     assert asked.facts()["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
     assert "device" not in other.facts()
 
 
-def test_inputs_are_brought_to_where_the_model_computes():
+def test_inputs_are_moved_to_the_models_device():
     class Watched(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             assert x.device == META

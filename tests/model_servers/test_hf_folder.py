@@ -73,7 +73,7 @@ def gets(place: ObjectStore) -> int:
 
 
 @pytest.mark.parametrize("files", [SEVERAL, ONE])
-def test_a_folder_has_the_files_that_its_index_names_each_fetched_once(place, files):
+def test_indexed_files_of_a_folder_are_fetched_once(place, files):
     address = put(place, files | {"pytorch_model.bin": b"pickled", "other.safetensors": b"not of the model"})
     first = find_folder(address, None)
     asked = gets(place)
@@ -83,27 +83,27 @@ def test_a_folder_has_the_files_that_its_index_names_each_fetched_once(place, fi
     assert gets(place) == asked
 
 
-def test_a_folder_has_what_it_says_of_chats(place):
+def test_folder_includes_chat_files(place):
     files = ONE | {"chat_template.jinja": b"{{ messages }}", "tokenizer_config.json": b'{"bos_token": "<s>"}'}
 
     assert contents(find_folder(put(place, files), None)) == files
 
 
 @pytest.mark.parametrize("absent", ["config.json", "tokenizer.json", "model-2.safetensors"])
-def test_a_folder_that_lacks_a_file_is_none_and_the_file_is_named(place, absent, cache):
+def test_missing_file_of_a_folder_is_named(place, absent, cache):
     address = put(place, {file: content for file, content in SEVERAL.items() if file != absent})
     with pytest.raises(ModelError, match=absent):
         find_folder(address, None)
     assert not list(cache.glob(".folders/*"))
 
 
-def test_a_folder_of_one_file_is_fetched_by_who_may_read_it_and_list_nothing(store):
+def test_single_file_folder_is_fetched_without_list_permission(store):
     store.may_list = False
 
     assert contents(find_folder(put(store, ONE), None)) == ONE
 
 
-def test_a_folder_that_another_process_made_meanwhile_will_do(cache, tmp_path):
+def test_folder_created_by_another_process_is_used(cache, tmp_path):
     (tmp_path / "weights").write_bytes(b"w")
     made = linked_folder({"model.safetensors": tmp_path / "weights"})
     _link({"model.safetensors": tmp_path / "weights"}, made)
@@ -111,7 +111,7 @@ def test_a_folder_that_another_process_made_meanwhile_will_do(cache, tmp_path):
     assert contents(made) == {"model.safetensors": b"w"}
 
 
-def test_what_is_too_large_together_is_not_fetched(place):
+def test_folder_above_the_bound_is_not_fetched(place):
     address = put(place, SEVERAL)
     total = sum(len(content) for content in SHARDS.values())
     with pytest.raises(ModelError, match=f"its files have [0-9]+ bytes, above the {total - 1} allowed"):
@@ -119,12 +119,12 @@ def test_what_is_too_large_together_is_not_fetched(place):
     assert not any(name in request for request in place.requests if request[:3] == "GET" for name in SHARDS)
 
 
-def test_a_file_of_a_folder_has_the_bound_of_any_file(place):
+def test_file_of_a_folder_is_bounded(place):
     with pytest.raises(ModelError, match="bytes exceed the 50 allowed"):
         find_folder(put(place, SEVERAL), None, FetchLimits(max_bytes=50))
 
 
-def test_a_digest_is_of_a_file_and_refused_of_a_folder(place, tmp_path):
+def test_digest_of_a_folder_is_rejected(place, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     for address in (put(place, SEVERAL), str(tmp_path)):
         with pytest.raises(ModelError, match="this is a folder; a digest is of one file"):
@@ -133,11 +133,11 @@ def test_a_digest_is_of_a_file_and_refused_of_a_folder(place, tmp_path):
 
 
 @pytest.mark.parametrize("address", ["s3://models/a.safetensors", "hf://owner/name/a.safetensors", "hf://owner"])
-def test_what_means_a_file_is_no_folder(address):
+def test_file_uri_is_not_a_folder(address):
     assert find_folder(address, None) is None
 
 
-def test_an_object_that_is_replaced_makes_another_folder(store):
+def test_replaced_object_gives_another_folder(store):
     first = find_folder(put(store, SEVERAL), None)
     second = find_folder(put(store, {"config.json": b'{"changed": 1}'}), None)
 
@@ -145,7 +145,7 @@ def test_an_object_that_is_replaced_makes_another_folder(store):
     assert contents(second) == SEVERAL | {"config.json": b'{"changed": 1}'}
 
 
-def test_a_file_that_left_the_cache_is_fetched_anew(store, cache):
+def test_evicted_file_is_fetched_again(store, cache):
     address = put(store, SEVERAL)
     folder = find_folder(address, None)
     assert folder is not None
@@ -155,7 +155,7 @@ def test_a_file_that_left_the_cache_is_fetched_anew(store, cache):
 
 
 @pytest.mark.parametrize("files", [SEVERAL, ONE])
-def test_a_repository_serves_while_the_hub_is_away(running_hub, files):
+def test_cached_repository_is_used_while_hub_is_down(running_hub, files):
     address = put(running_hub, files)
     first = find_folder(address, None)
     running_hub.overloaded_for = 10**6
@@ -163,7 +163,7 @@ def test_a_repository_serves_while_the_hub_is_away(running_hub, files):
     assert find_folder(address, None) == first
 
 
-def test_all_files_of_a_repository_are_of_one_commit(running_hub):
+def test_repository_files_are_of_one_commit(running_hub):
     find_folder(put(running_hub, SEVERAL), None)
     fetched = [request.split()[1] for request in running_hub.requests if request.startswith("GET ")]
 
@@ -171,7 +171,7 @@ def test_all_files_of_a_repository_are_of_one_commit(running_hub):
     assert all(f"/resolve/{COMMIT}/" in path for path in fetched[:-1])
 
 
-def test_a_repository_of_a_commit_is_that_one_and_is_not_asked_for_again(running_hub, caplog):
+def test_repository_of_a_commit_is_not_requested_again(running_hub, caplog):
     put(running_hub, SEVERAL | {"config.json": b'{"newest": 1}'})
     for file, content in (ONE | {"chat_template.jinja": b"{{ messages }}"}).items():
         running_hub.put("owner/name", file, content, OTHER)
@@ -186,13 +186,13 @@ def test_a_repository_of_a_commit_is_that_one_and_is_not_asked_for_again(running
     assert f"hf://owner/name: not pinned: it is commit {COMMIT} now" in caplog.text
 
 
-def test_a_commit_that_is_not_there_is_told(running_hub):
+def test_missing_commit_is_reported(running_hub):
     put(running_hub, ONE)
     with pytest.raises(ModelError, match=f"hf://owner/name@{OTHER}: .*404"):
         find_folder(f"hf://owner/name@{OTHER}", None)
 
 
-def test_a_repository_that_is_fetched_in_part_is_not_taken_for_whole(running_hub):
+def test_partial_repository_is_not_used(running_hub):
     address = put(running_hub, {file: content for file, content in SEVERAL.items() if file != "model-2.safetensors"})
     with pytest.raises(ModelError, match="model-2"):
         find_folder(address, None)
@@ -202,12 +202,12 @@ def test_a_repository_that_is_fetched_in_part_is_not_taken_for_whole(running_hub
 
 
 @pytest.mark.parametrize("file", ["../../etc/passwd.safetensors", "/a.safetensors", "sub/a.safetensors", "a.bin", ""])
-def test_an_index_names_files_beside_it_only(file):
+def test_index_with_foreign_files_is_rejected(file):
     with pytest.raises(ModelError, match=r"somewhere: .*lists .*should be .safetensors files of its folder"):
         referenced_files(json.dumps({"weight_map": {"w": file}}).encode(), "somewhere")
 
 
 @pytest.mark.parametrize("index", [b"", b"[]", b'{"weight_map": 3}', b'{"weight_map": {}}', b"[" * 10**5])
-def test_what_is_no_index_is_told(index):
+def test_invalid_index_is_rejected(index):
     with pytest.raises(ModelError, match=r"somewhere: model.safetensors.index.json (is not an index|lists 0 files)"):
         referenced_files(index, "somewhere")

@@ -34,7 +34,7 @@ def gets(running: Hub) -> int:
     return sum(request.startswith("GET ") and "/resolve/" in request for request in running.requests)
 
 
-def test_a_file_is_fetched_once_and_serves_while_the_hub_is_away(running):
+def test_fetched_file_is_used_while_hub_is_down(running):
     address = running.put("owner/name", "sub/model.safetensors", CONTENT)
     first = find_weights(address, None)
     assert isinstance(first, Path)
@@ -46,7 +46,7 @@ def test_a_file_is_fetched_once_and_serves_while_the_hub_is_away(running):
     assert find_weights(address, None) == first
 
 
-def test_what_an_earlier_release_fetched_serves_while_the_hub_is_away(running, tmp_path):
+def test_file_in_shared_layout_is_used_while_hub_is_down(running, tmp_path):
     address = running.put("owner/name", "model.safetensors", CONTENT)
     huggingface_hub.hf_hub_download("owner/name", "model.safetensors", cache_dir=tmp_path / "cache" / "hf")
     running.objects.clear()
@@ -64,7 +64,7 @@ def test_a_file_above_the_bound_is_not_fetched(running, tmp_path):
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 
-def test_a_file_of_a_commit_stays_that_one_and_is_asked_for_once(running, caplog):
+def test_file_of_a_commit_is_requested_once(running, caplog):
     running.put("owner/name", "model.safetensors", CONTENT, OTHER)
     running.put("owner/name", "model.safetensors", save({"weight": torch.zeros(7)}))
     address = f"hf://owner/name@{OTHER}/model.safetensors"
@@ -81,7 +81,7 @@ def test_a_file_of_a_commit_stays_that_one_and_is_asked_for_once(running, caplog
 
 
 @pytest.mark.parametrize("revision", ["", "@main"])
-def test_who_names_no_commit_is_told_which_it_is(running, caplog, revision):
+def test_unpinned_revision_is_logged_with_its_commit(running, caplog, revision):
     running.put("owner/name", "model.safetensors", CONTENT)
     find_weights(f"hf://owner/name{revision}/model.safetensors", None)
 
@@ -89,13 +89,13 @@ def test_who_names_no_commit_is_told_which_it_is(running, caplog, revision):
 
 
 @pytest.mark.parametrize("wrong", ["@", "@../main", "@a@b"])
-def test_what_is_no_revision_is_refused(running, wrong):
+def test_invalid_revision_is_rejected(running, wrong):
     with pytest.raises(ModelError, match="is no revision; write a commit, 40 hexadecimal digits, or a tag"):
         find_weights(f"hf://owner/name{wrong.replace('/', '%2F')}/model.safetensors", None)
     assert not running.requests
 
 
-def test_a_file_that_was_fetched_before_may_be_too_large_for_another_use(running):
+def test_cached_file_above_the_bound_is_rejected(running):
     address = running.put("owner/name", "model.safetensors", CONTENT)
     find_weights(address, None)
     running.objects.clear()
@@ -103,7 +103,7 @@ def test_a_file_that_was_fetched_before_may_be_too_large_for_another_use(running
         find_weights(address, None, FetchLimits(max_bytes=1000))
 
 
-def test_a_hub_that_stalls_is_given_up(running):
+def test_stalled_hub_fails_the_download(running):
     address = running.put("owner/name", "model.safetensors", CONTENT)
     running.stall_after_bytes = 100
     with pytest.raises(ModelError, match=r"model.safetensors: it did not come in 0.5 s; is the hub overloaded"):
@@ -116,7 +116,7 @@ def test_a_hub_that_stalls_is_given_up(running):
             assert not thread.is_alive()
 
 
-def test_a_hub_that_is_overloaded_is_asked_again(running):
+def test_overloaded_hub_is_retried(running):
     address = running.put("owner/name", "model.safetensors", CONTENT)
     running.overloaded_for = 3
     found = find_weights(address, None)
@@ -125,13 +125,13 @@ def test_a_hub_that_is_overloaded_is_asked_again(running):
     assert found.read_bytes() == CONTENT
 
 
-def test_a_file_that_the_hub_has_not_is_told_in_its_words(running):
+def test_missing_file_on_hub_reports_404(running):
     with pytest.raises(ModelError, match=r"hf://owner/name/absent.safetensors: .*NotFound.*404"):
         find_weights("hf://owner/name/absent.safetensors", None)
     assert len([request for request in running.requests if request.startswith("HEAD")]) == 1
 
 
-def test_what_is_fetched_keeps_to_the_bound_of_the_cache(running, monkeypatch, tmp_path):
+def test_hub_downloads_respect_the_cache_bound(running, monkeypatch, tmp_path):
     first = find_weights(running.put("owner/first", "model.safetensors", CONTENT), None)
     os.utime(tmp_path / "cache" / "hf" / "owner--first", (1, 1))
     monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE_BYTES", "1000")

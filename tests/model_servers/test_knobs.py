@@ -27,16 +27,16 @@ def points(**knobs):
         ("inputSize", {"resolution": 64}, "does not support inputSize"),
     ],
 )
-def test_a_family_refuses_by_name_what_it_does_not_act_on(knob, value, words):
+def test_unsupported_knob_is_rejected(knob, value, words):
     with pytest.raises(ModelError, match=words):
         load_model(a_spec(operatingPoints=points(**{knob: value})))
 
 
-def test_a_family_without_knobs_still_serves_points_that_turn_none():
+def test_family_without_knobs_serves_plain_points():
     assert load_model(a_spec(operatingPoints=points())).facts()["operating_points"] == "full,less"
 
 
-def test_an_echo_needs_the_input_it_answers():
+def test_echo_requires_its_input():
     model = load_model(a_spec(inputs=INPUTS, operatingPoints=points(modalities=["x"])))
 
     assert model.network.infer({"x": torch.zeros(1, 4)}, model.spec.operating_points[1])["y"].shape == (1, 4)
@@ -44,7 +44,7 @@ def test_an_echo_needs_the_input_it_answers():
         load_model(a_spec(inputs=INPUTS, operatingPoints=points(modalities=["z"])))
 
 
-def test_a_residual_network_looks_at_a_smaller_image_where_a_point_says_so():
+def test_input_size_of_a_point_resizes_the_image():
     model = load_model(a_resnet(operatingPoints=points(inputSize={"resolution": 64})))
     full, less = model.spec.operating_points
     smaller, flat = torch.randn(1, 3, 64, 64), torch.full((1, 3, 224, 224), 0.3)
@@ -58,6 +58,6 @@ def test_a_residual_network_looks_at_a_smaller_image_where_a_point_says_so():
 
 
 @pytest.mark.parametrize("size", [{"patch": 16}, {"resolution": 16}])
-def test_a_residual_network_says_what_sizes_it_knows(size):
+def test_invalid_input_size_is_rejected(size):
     with pytest.raises(ModelError, match="a resolution of 32 pixels or more, and no patch"):
         load_model(a_resnet(operatingPoints=points(inputSize=size)))

@@ -68,7 +68,7 @@ def kept(tmp_path: Path) -> list[Path]:
     return [path for path in (tmp_path / "cache").glob("*") if not path.name.startswith(".")]
 
 
-def test_an_object_by_its_digest_and_without(address: str, weights: Path, digest: str):
+def test_object_is_fetched_with_and_without_digest(address: str, weights: Path, digest: str):
     for found in (find_weights(address, digest), find_weights(address, None)):
         assert isinstance(found, Path)
         assert found.read_bytes() == weights.read_bytes()
@@ -81,14 +81,14 @@ def test_an_object_by_its_digest_and_without(address: str, weights: Path, digest
         ("s3://nothing-here/model.safetensors", r"s3://nothing-here/model.safetensors .*NoSuch(Bucket|Key).*correct"),
     ],
 )
-def test_what_is_not_there(address: str, tmp_path: Path, uri: str, message: str):
+def test_missing_object_is_reported(address: str, tmp_path: Path, uri: str, message: str):
     with pytest.raises(ModelError, match=message):
         find_weights(uri, None)
     assert kept(tmp_path) == []
 
 
 @pytest.mark.parametrize("variable", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
-def test_wrong_credentials_are_refused_at_once_and_not_told(
+def test_wrong_credentials_fail_at_once_and_are_not_logged(
     address: str, monkeypatch, caplog: pytest.LogCaptureFixture, variable: str
 ):
     caplog.set_level(logging.DEBUG)
@@ -115,7 +115,7 @@ def test_a_slow_store_is_waited_for(address: str, proxy: Proxy, weights: Path, d
     assert found.read_bytes() == weights.read_bytes()
 
 
-def test_a_store_that_only_trickles_is_given_up(address: str, proxy: Proxy, digest: str, tmp_path: Path):
+def test_slow_store_fails_after_the_total_timeout(address: str, proxy: Proxy, digest: str, tmp_path: Path):
     proxy.bytes_per_second = 20_000
     with pytest.raises(
         ModelError, match=r"only [0-9]+ of 2000[0-9]+ bytes arrived in 1 s; is the object store overloaded"
@@ -124,7 +124,7 @@ def test_a_store_that_only_trickles_is_given_up(address: str, proxy: Proxy, dige
     assert kept(tmp_path) == []
 
 
-def test_a_connection_that_breaks_is_taken_up_where_it_ended(address: str, proxy: Proxy, weights: Path, digest: str):
+def test_broken_download_is_resumed(address: str, proxy: Proxy, weights: Path, digest: str):
     proxy.cut_after_bytes = [1_000_000, 500_000, 0]
     found = find_weights(address, digest)
 
@@ -133,7 +133,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_ended(address: str, proxy
     assert proxy.connections == 4
 
 
-def test_a_store_that_goes_away_half_way_is_given_up(address: str, proxy: Proxy, digest: str, tmp_path: Path):
+def test_store_that_disappears_fails_the_download(address: str, proxy: Proxy, digest: str, tmp_path: Path):
     proxy.bytes_per_second = 1e6
     gone = threading.Timer(0.7, proxy.close)
     gone.start()
@@ -143,7 +143,7 @@ def test_a_store_that_goes_away_half_way_is_given_up(address: str, proxy: Proxy,
     assert kept(tmp_path) == []
 
 
-def test_pods_that_start_at_once_fetch_it_once(address: str, proxy: Proxy, digest: str, tmp_path: Path):
+def test_concurrent_pods_fetch_once(address: str, proxy: Proxy, digest: str, tmp_path: Path):
     proxy.bytes_per_second = 2e6
     with ThreadPoolExecutor(3) as pods:  # the lock is one of open files, so that threads exclude each other as well
         found = set(pods.map(lambda _: find_weights(address, digest), range(3)))
@@ -153,7 +153,7 @@ def test_pods_that_start_at_once_fetch_it_once(address: str, proxy: Proxy, diges
     assert proxy.connections == 1
 
 
-def test_the_time_another_pod_took_in_vain_is_not_the_stores_silence(address: str, proxy: Proxy, digest: str):
+def test_wait_for_another_pod_does_not_count_as_stall(address: str, proxy: Proxy, digest: str):
     """A pod fetches and fails; the next one, which waited longer than its patience, meets a connection that breaks."""
     stall_seconds, fetching = 2.0, threading.Event()
 
@@ -177,7 +177,7 @@ def test_the_time_another_pod_took_in_vain_is_not_the_stores_silence(address: st
     assert proxy.connections == 2
 
 
-def test_the_cache_is_bounded_but_spares_what_was_just_used(address: str, monkeypatch, tmp_path: Path, digest: str):
+def test_cache_is_bounded_but_keeps_recently_used_files(address: str, monkeypatch, tmp_path: Path, digest: str):
     old, fresh = tmp_path / "cache" / "old.safetensors", tmp_path / "cache" / "fresh.safetensors"
     for path in (old, fresh):
         path.parent.mkdir(exist_ok=True)
@@ -189,7 +189,7 @@ def test_the_cache_is_bounded_but_spares_what_was_just_used(address: str, monkey
     assert {path.name for path in kept(tmp_path)} == {"fresh.safetensors", Path(str(found)).name}
 
 
-def test_a_cache_that_cannot_be_written_is_named(address: str, monkeypatch, tmp_path: Path, digest: str):
+def test_unwritable_cache_is_reported(address: str, monkeypatch, tmp_path: Path, digest: str):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE", str(tmp_path / "file"))
     with pytest.raises(ModelError, match=r"the weights cache .*file cannot be used: .*; set TRIMTAB_WEIGHTS_CACHE"):

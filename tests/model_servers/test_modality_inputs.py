@@ -36,7 +36,7 @@ def millions(module):
     ],
     ids=["vilt", "tvlt", "tbn", "bn-inception", "self-mm", "av-hubert-base", "av-hubert-large"],
 )
-def test_a_model_is_as_large_as_published(construct, expected):
+def test_model_size_equals_the_published_one(construct, expected):
     with torch.device("meta"):
         assert millions(construct()) == pytest.approx(expected, abs=0.06)
 
@@ -118,7 +118,7 @@ MODALITIES = {
 
 
 @pytest.mark.parametrize("name", list(MODALITIES))
-def test_what_is_absent_is_not_computed_and_what_is_not_sent_is_not_missed(name, networks, rows):
+def test_absent_modality_is_not_computed(name, networks, rows):
     network, given = networks[name], rows[name]
     for absent in MODALITIES[name]:
         others = tuple(one for one in MODALITIES[name] if one != absent)
@@ -148,7 +148,7 @@ STORED = {
 
 
 @pytest.mark.parametrize("name", list(MODALITIES))
-def test_stored_weights_answer_as_the_network_that_they_are_of(name, networks, rows, tmp_path):
+def test_stored_weights_give_the_same_outputs(name, networks, rows, tmp_path):
     build, family, parameters = STORED[name]
     path, original = tmp_path / "weights.safetensors", networks[name]
     save_file(original.network.state_dict(), path)
@@ -163,7 +163,7 @@ def test_stored_weights_answer_as_the_network_that_they_are_of(name, networks, r
 
 
 @pytest.mark.parametrize("name", list(MODALITIES))
-def test_each_modality_alone_is_enough_and_none_is_refused_by_name(name, networks, rows):
+def test_single_modality_suffices_and_none_is_rejected(name, networks, rows):
     for one in MODALITIES[name]:
         with torch.inference_mode():
             answer = networks[name].infer({one: rows[name][one]}, point(one))
@@ -172,7 +172,7 @@ def test_each_modality_alone_is_enough_and_none_is_refused_by_name(name, network
         networks[name].infer({}, ALL)
 
 
-def test_vilt_with_text_and_image_is_what_transformers_computes(networks, rows):
+def test_vilt_equals_transformers(networks, rows):
     network, given = networks["vilt"].network, rows["vilt"]
     ids = torch.tensor([[vilt.BEGIN, 5000, 6000, vilt.END]])
     with torch.inference_mode():
@@ -181,7 +181,7 @@ def test_vilt_with_text_and_image_is_what_transformers_computes(networks, rows):
         assert torch.allclose(network.head(stock), network(given), atol=1e-5)
 
 
-def test_tvlt_is_as_long_as_what_is_there(networks, rows):
+def test_tvlt_has_tokens_of_given_modalities_only(networks, rows):
     network, given = networks["tvlt"].network, rows["tvlt"]
 
     assert network.heard(given["audio"]).shape[1] == 2 * 8
@@ -190,7 +190,7 @@ def test_tvlt_is_as_long_as_what_is_there(networks, rows):
         network.heard(given["audio"][:, :7])
 
 
-def test_tbn_leaves_out_what_a_feature_of_zeros_would_add(networks, rows):
+def test_tbn_without_a_modality_equals_zero_features(networks, rows):
     network = networks["tbn"].network
     with torch.inference_mode():
         flow = network.encode("flow", rows["tbn"]["flow"])
@@ -201,14 +201,14 @@ def test_tbn_leaves_out_what_a_feature_of_zeros_would_add(networks, rows):
             assert torch.allclose(told, dropped, atol=1e-5)
 
 
-def test_self_mm_reads_a_row_to_its_own_end(networks, rows):
+def test_self_mm_ignores_padding(networks, rows):
     network, audio = networks["self-mm"].network, rows["self-mm"]["audio"]
     padded = torch.cat([audio, torch.zeros(1, 4, 74)], dim=1)
     with torch.inference_mode():
         assert torch.equal(network.encode("audio", audio), network.encode("audio", padded))
 
 
-def test_all_of_them_are_families_that_choose_modalities():
+def test_multimodal_families_have_the_modalities_knob():
     for module in (av_hubert, self_mm, tbn, tvlt, vilt):
         assert "modalities" in module.KNOBS
     assert {name for name in registry.FAMILIES if name.startswith("multimodal/")} == {

@@ -38,7 +38,7 @@ def run(spec: ModelSpec, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP64", "FP16", "INT8", "INT32", "INT64", "UINT8"])
-def test_echo_adds_in_the_datatype_it_got(datatype):
+def test_echo_keeps_the_datatype(datatype):
     tensor = {"datatype": datatype, "shape": [4]}
     spec = a_spec(inputs=[{"name": "x"} | tensor], outputs=[{"name": "y"} | tensor], parameters={"increment": 2})
     x = torch.ones(3, 4).to(load_model(spec)._trial(1, spec.operating_points[0])["y"].dtype)
@@ -47,7 +47,7 @@ def test_echo_adds_in_the_datatype_it_got(datatype):
     assert torch.equal(y, x + 2)
 
 
-def test_a_residual_network_gives_what_torchvision_gives(tmp_path):
+def test_residual_network_equals_torchvision(tmp_path):
     torch.manual_seed(3)
     reference = models.resnet18(weights=None).eval()
     for module in reference.modules():
@@ -64,7 +64,7 @@ def test_a_residual_network_gives_what_torchvision_gives(tmp_path):
     assert load_model(spec).facts()["weights"] == "stored"
 
 
-def test_random_weights_follow_their_seed_and_are_marked():
+def test_random_weights_follow_their_seed():
     first, same, other = (load_model(a_resnet(storageUri=f"random://?seed={seed}")) for seed in (1, 1, 2))
     images = {"image": torch.ones(1, 3, 224, 224)}
     point = first.spec.operating_points[0]
@@ -75,7 +75,7 @@ def test_random_weights_follow_their_seed_and_are_marked():
     assert first.facts()["weights"] == "random"
 
 
-def test_the_weights_of_another_architecture_are_named(tmp_path):
+def test_weights_of_another_architecture_are_rejected(tmp_path):
     save_file(models.resnet34(weights=None).state_dict(), tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"model.safetensors: tensor 'layer1.2.bn1.bias' is not part of this archit"):
         load_model(a_resnet(storageUri=str(tmp_path)))
@@ -101,7 +101,7 @@ READ = {
 
 
 @pytest.mark.parametrize(("stage", "variant"), [(LOCATE, "locate-xs"), (READ, "read-xs")])
-def test_digits_networks_serve_what_was_saved(tmp_path, stage, variant):
+def test_digits_networks_load_saved_weights(tmp_path, stage, variant):
     network = variants.prepare_for_serving(variants.build(variant, seed=4))
     variants.save(network, variants.VARIANTS[variant], tmp_path / "model.safetensors")
     tensor = stage["inputs"][0]
@@ -113,20 +113,20 @@ def test_digits_networks_serve_what_was_saved(tmp_path, stage, variant):
     assert all(torch.equal(answer[name], expected[name]) for name in answer)
 
 
-def test_digits_weights_of_the_other_stage_are_named(tmp_path):
+def test_digits_weights_of_the_other_stage_are_rejected(tmp_path):
     network = variants.prepare_for_serving(variants.build("read-xs", seed=4))
     variants.save(network, variants.VARIANTS["read-xs"], tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="these weights are of a reader, but family 'digits/locator' asks for a locat"):
         load_model(a_spec(storageUri=str(tmp_path), **LOCATE))
 
 
-def test_digits_weights_cut_short_are_named(tmp_path):
+def test_truncated_digits_weights_are_rejected(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"short")
     with pytest.raises(ModelError, match=r"cannot use the weights in .*model\.safetensors"):
         load_model(a_spec(storageUri=str(tmp_path), **LOCATE))
 
 
-def test_digits_networks_with_random_weights_are_marked():
+def test_random_digits_networks_are_marked():
     model = load_model(a_spec(name="locate-s", **LOCATE))
     assert model.facts()["weights"] == "random"
     with pytest.raises(ModelError, match="unknown variant 'locate-z'"):
@@ -160,12 +160,12 @@ def test_digits_networks_with_random_weights_are_marked():
         ),
     ],
 )
-def test_a_model_that_does_not_fit_its_stage_is_found_at_start(changes, message):
+def test_model_that_does_not_fit_its_stage_fails_to_load(changes, message):
     with pytest.raises(ModelError, match=message):
         load_model(a_spec(**changes))
 
 
-def test_inputs_the_family_does_not_read_are_found_at_start():
+def test_unknown_inputs_of_the_stage_fail_to_load():
     spec = a_spec(family="torchvision/resnet18", inputs=[{**IMAGE, "name": "picture"}], outputs=[LOGITS])
     with pytest.raises(ModelError, match=r"cannot run on the stage's inputs \(picture \[1, 3, 224, 224\]\): KeyError"):
         load_model(spec)

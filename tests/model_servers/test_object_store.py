@@ -29,7 +29,7 @@ def cached(tmp_path: Path) -> list[Path]:
     return [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
-def test_an_object_is_fetched_once_while_its_content_stays(store: ObjectStore):
+def test_unchanged_object_is_fetched_once(store: ObjectStore):
     address = store.put("models", "small/model.safetensors", CONTENT)
     first = find_weights(address, None)
     second = find_weights(address, None)
@@ -41,7 +41,7 @@ def test_an_object_is_fetched_once_while_its_content_stays(store: ObjectStore):
     ]
 
 
-def test_an_object_that_changes_is_fetched_anew(store: ObjectStore):
+def test_changed_object_is_fetched_again(store: ObjectStore):
     address = store.put("models", "model.safetensors", CONTENT)
     find_weights(address, None)
     changed = save({"weight": torch.zeros(3)})
@@ -51,7 +51,7 @@ def test_an_object_that_changes_is_fetched_anew(store: ObjectStore):
     assert found.read_bytes() == changed
 
 
-def test_a_known_digest_needs_no_object_store_the_second_time(store: ObjectStore):
+def test_cached_digest_needs_no_object_store(store: ObjectStore):
     address = store.put("models", "model.safetensors", CONTENT)
     first = find_weights(address, DIGEST)
     asked = len(store.requests)
@@ -59,7 +59,7 @@ def test_a_known_digest_needs_no_object_store_the_second_time(store: ObjectStore
     assert len(store.requests) == asked
 
 
-def test_a_damaged_cache_is_fetched_anew(store: ObjectStore):
+def test_damaged_cached_file_is_fetched_again(store: ObjectStore):
     address = store.put("models", "model.safetensors", CONTENT)
     kept = find_weights(address, DIGEST)
     assert isinstance(kept, Path)
@@ -83,7 +83,7 @@ def test_a_missing_key(store: ObjectStore):
         find_weights("s3://models/absent.safetensors", None)
 
 
-def test_another_digest_leaves_nothing_behind(store: ObjectStore, tmp_path):
+def test_wrong_digest_leaves_no_file(store: ObjectStore, tmp_path):
     address = store.put("models", "model.safetensors", CONTENT)
     wrong = f"sha256:{'0' * 64}"
     with pytest.raises(ModelError, match=f"have digest {DIGEST}, but {wrong} is required"):
@@ -91,7 +91,7 @@ def test_another_digest_leaves_nothing_behind(store: ObjectStore, tmp_path):
     assert cached(tmp_path) == []
 
 
-def test_a_store_that_stalls_is_given_up(store: ObjectStore, tmp_path):
+def test_stalled_store_fails_the_download(store: ObjectStore, tmp_path):
     address = store.put("models", "model.safetensors", CONTENT)
     store.stall_after_bytes = 100
     with pytest.raises(ModelError, match=r"model.safetensors at http.*check AWS_ENDPOINT_URL"):
@@ -106,7 +106,7 @@ def test_weights_above_the_bound_are_not_fetched(store: ObjectStore):
     assert not [request for request in store.requests if request.startswith("GET")]
 
 
-def test_no_object_store_at_that_address(store: ObjectStore, monkeypatch):
+def test_unreachable_object_store_is_reported(store: ObjectStore, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(ModelError, match=r"127.0.0.1:9.*check AWS_ENDPOINT_URL"):
         find_weights("s3://models/model.safetensors", None, IMPATIENT)
@@ -143,7 +143,7 @@ def test_tenants_of_one_node_share_no_file(store: ObjectStore, monkeypatch, tmp_
     assert len(gets) == 2
 
 
-def test_who_may_not_read_weights_gets_none_from_the_nodes_cache(store: ObjectStore, monkeypatch, tmp_path):
+def test_tenant_without_access_gets_no_cached_weights(store: ObjectStore, monkeypatch, tmp_path):
     """Another pipeline of the same namespace, with the digest but without the right."""
     tenant(monkeypatch, tmp_path, "one")
     address = store.put("models", "model.safetensors", CONTENT)
@@ -153,7 +153,7 @@ def test_who_may_not_read_weights_gets_none_from_the_nodes_cache(store: ObjectSt
         find_weights(address, DIGEST)
 
 
-def test_what_has_no_digest_is_not_shared_between_tenants(store: ObjectStore, monkeypatch, tmp_path):
+def test_files_without_digest_are_not_shared_between_tenants(store: ObjectStore, monkeypatch, tmp_path):
     """A store of the tenant's own answers with whatever content tag it likes."""
     tenant(monkeypatch, tmp_path, "one")
     found = find_weights(store.put("models", "model.safetensors", CONTENT), None)

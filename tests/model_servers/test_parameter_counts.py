@@ -34,7 +34,7 @@ def build_without_memory(spec: ModelSpec):
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, *BESIDE_THE_TABLES])
-def test_a_variant_has_the_papers_parameters(variant):
+def test_parameter_count_equals_the_paper(variant):
     model = build_without_memory(spec_of(variant))
     millions = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) / 1e6
 

@@ -71,7 +71,7 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sys.modules.pop("acme_models", None)
 
 
-def test_a_class_by_its_import_path_is_served(tmp_path: Path):
+def test_plugin_by_import_path_is_served(tmp_path: Path):
     weight = torch.tensor([1.0, 2.0, 3.0, 4.0])
     save_file({"weight": weight}, tmp_path / "model.safetensors")
     spec = a_spec(
@@ -81,7 +81,7 @@ def test_a_class_by_its_import_path_is_served(tmp_path: Path):
     assert load_model(spec).weights == "stored"
 
 
-def test_random_weights_are_the_same_for_the_same_seed():
+def test_same_seed_gives_same_weights():
     first, second, other = (
         run(a_spec(family="acme_models:Scale", storageUri=f"random://?seed={seed}"), x=torch.ones(1, 4))["y"]
         for seed in (1, 1, 2)
@@ -90,7 +90,7 @@ def test_random_weights_are_the_same_for_the_same_seed():
     assert not torch.equal(first, other)
 
 
-def test_a_class_may_act_on_the_operating_point():
+def test_plugin_reads_the_operating_point():
     points = [{"accuracy": 0.9}, {"name": "small", "accuracy": 0.8, "inputSize": {"resolution": 7}}]
     spec = a_spec(family="acme_models:Resized", operatingPoints=points)
     assert load_model(spec).network.infer({"x": torch.zeros(1, 4)}, spec.operating_points[1])["y"][0, 0] == 7
@@ -132,13 +132,13 @@ def test_a_class_may_act_on_the_operating_point():
         ("acme_models:Two", {"storageUri": "random://"}, "Two returned 1 tensors, not y, z"),
     ],
 )
-def test_what_cannot_be_served_is_told_before_weights_are_looked_for(family, changes, complaint):
+def test_invalid_plugin_is_rejected_before_weights_are_fetched(family, changes, complaint):
     weights = {"storageUri": "/nowhere/weights.safetensors"}  # who looked for these would complain of them instead
     with pytest.raises(ModelError, match=complaint):
         load_model(a_spec(family=family, **(weights | changes)))
 
 
-async def test_whatever_a_users_class_raises_fails_one_batch_only():
+async def test_exception_of_a_plugin_fails_only_its_batch():
     model = load_model(a_spec(family="acme_models:Fails"))
     request = InferRequest("small", (Tensor.of("x", torch.ones(1, 4).numpy()),))
     with pytest.raises(RefusalError, match="no such thing") as refused:
@@ -146,7 +146,7 @@ async def test_whatever_a_users_class_raises_fails_one_batch_only():
     assert refused.value.status_code == 500
 
 
-def test_an_installed_package_offers_families_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_entry_points_provide_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As pip writes it: the entry points of a distribution."""
     info = tmp_path / "acme-1.0.dist-info"
     info.mkdir()

@@ -41,7 +41,7 @@ async def status(session: aiohttp.ClientSession, port: int, path: str) -> int:
 
 
 @pytest.mark.timeout(300)
-async def test_a_pod_serves_until_nobody_asks_any_more(tmp_path: Path):
+async def test_pod_drains_until_requests_stop(tmp_path: Path):
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "trimtab_model_servers", "--models-env", "MODELS", *ANY_PORTS),
         *("--drain-seconds", "5", "--host", "0.0.0.0"),
@@ -68,7 +68,7 @@ async def test_a_pod_serves_until_nobody_asks_any_more(tmp_path: Path):
 
 
 @pytest.mark.timeout(300)
-async def test_a_pod_with_an_identity_tells_its_health_in_plain_text_and_nothing_else(tmp_path: Path):
+async def test_health_port_serves_only_health_in_plain_http(tmp_path: Path):
     """The kubelet has no certificate to show."""
     authority = Authority(tmp_path / "ca").begin()
     identity = Holder(tmp_path / "tls").take(authority, authority).identity()
@@ -102,7 +102,7 @@ async def test_a_pod_with_an_identity_tells_its_health_in_plain_text_and_nothing
 
 
 @pytest.mark.timeout(300)
-async def test_a_pod_tells_its_metrics_in_plain_text_at_a_port_of_their_own_and_nothing_else():
+async def test_metrics_port_serves_only_metrics_in_plain_http():
     with held_port() as metrics:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "trimtab_model_servers", "--models-env", "MODELS", *ANY_PORTS),
@@ -162,7 +162,7 @@ async def refuses_what_is_too_large(session: aiohttp.ClientSession, http_port: i
         (models(a_spec()), "identity: certificate /nowhere/tls.crt with key /nowhere/tls.key: "),
     ],
 )
-def test_a_pod_that_cannot_serve_says_why_in_one_line(value, reason):
+def test_pod_reports_failure_in_one_line(value, reason):
     environment = {name: text for name, text in os.environ.items() if name != "MODELS"}
     ended = subprocess.run(
         [sys.executable, "-m", "trimtab_model_servers", "--models-env", "MODELS", "--identity", NOWHERE],

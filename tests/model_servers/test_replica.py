@@ -44,7 +44,7 @@ async def session():
         yield opened
 
 
-async def test_every_door_gives_the_same_numbers(ports, session):
+async def test_every_port_gives_the_same_numbers(ports, session):
     data_port = await call(session, ports, a_request("quick", x(ROWS)))
     status, rest = await call_mlserver_rest(
         session,
@@ -81,7 +81,7 @@ async def test_plain_clients_of_others(ports):
         assert np.array_equal(answer.as_numpy("y"), ROWS + 1)
 
 
-async def test_the_answer_says_how_it_was_computed(ports, session):
+async def test_response_states_operating_point_and_seconds(ports, session):
     request = dataclasses.replace(a_request("pointed", x(ROWS), operating_point="less"), id="seven")
     began = time.monotonic()
     answer = await call(session, ports, request)
@@ -211,7 +211,7 @@ async def test_a_body_too_large(ports, session, declared):
     assert "is too large; send at most 67108864 bytes" in answer.error
 
 
-async def test_a_packed_tensor_that_does_not_fit_its_shape(ports):
+async def test_packed_tensor_with_wrong_size_is_rejected(ports):
     message = packed("quick", ROWS)
     message.inputs[0].parameters["shape"].string_param = "3,5"
     with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -239,14 +239,14 @@ async def test_unknown_paths_and_methods(ports, session):
         assert (answer.status, (await answer.json())["error"]) == (405, "GET /v2/models/quick/infer: infer takes POST")
 
 
-async def test_a_caller_that_speaks_no_http_harms_nobody(ports, session):
+async def test_non_http_client_does_no_harm(ports, session):
     with socket.create_connection(("127.0.0.1", ports.data_port)) as stranger:
         stranger.sendall(b"\x16\x03\x01 nonsense\r\n\r\n")
         assert stranger.recv(12) == b"HTTP/1.0 400"
     assert (await call(session, ports, a_request("quick", x(ROWS)))).status == 200
 
 
-async def test_metadata_tells_what_a_model_is(ports, session):
+async def test_metadata_describes_the_model(ports, session):
     for port in (ports.data_port, ports.http_port):
         async with session.get(f"http://127.0.0.1:{port}/v2/models/pointed") as answer:
             metadata = await answer.json()
@@ -287,7 +287,7 @@ async def quickest_health(session, port: int, path: str) -> float:
     return min(took)
 
 
-async def test_the_answer_says_how_long_it_took(ports, session):
+async def test_response_states_compute_seconds(ports, session):
     answer = await call(session, ports, a_request("slow", x(ROWS)))
     assert answer.response is not None
     assert float(answer.response.parameters["compute_seconds"]) >= SLOW_SECONDS
@@ -300,7 +300,7 @@ async def test_one_batch_computes_at_a_time(ports, session):
     assert all(np.array_equal(answer.y, ROWS + 1) for answer in answers)
 
 
-async def test_too_many_waiting_batches_are_refused_and_those_left_alone_are_not_computed(start, tmp_path):
+async def test_excess_batches_are_rejected_and_abandoned_ones_skipped(start, tmp_path):
     """The queue of a replica is short: the router's is the one that waits. Callers that go away free their places."""
     batch_seconds, queued = 5.0, 64
     ports = start(write_echoes(tmp_path, batch_seconds)).ports

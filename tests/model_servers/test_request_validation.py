@@ -50,7 +50,7 @@ def test_rows_up_to_the_maximum_pass(rows):
         ),
     ],
 )
-def test_what_does_not_fit_is_the_callers_fault(tensors, message):
+def test_invalid_tensors_are_client_errors(tensors, message):
     with pytest.raises(RefusalError) as refusal:
         validate_rows(SPEC, tensors)
     assert refusal.value.status_code == 400
@@ -58,7 +58,7 @@ def test_what_does_not_fit_is_the_callers_fault(tensors, message):
     assert "model 'small'" in str(refusal.value)
 
 
-def test_nan_passes_since_rows_do_not_meet():
+def test_nan_is_valid():
     tensor = Tensor.of("image", np.full((1, 3, 5), np.nan, "f4"))
     assert validate_rows(SPEC, [tensor]) == 1
 

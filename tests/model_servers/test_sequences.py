@@ -27,7 +27,7 @@ def texts(tokens: torch.Tensor) -> list[list[int]]:
 
 
 @given(ROWS, st.integers(1, 7))
-def test_packing_keeps_each_rows_tokens_in_order(rows, most):
+def test_pack_keeps_order(rows, most):
     tokens = pack(tensor(rows), most)
 
     assert texts(tokens) == [[token for token in row if token >= 0][:most] for row in rows]
@@ -36,14 +36,14 @@ def test_packing_keeps_each_rows_tokens_in_order(rows, most):
 
 
 @given(ROWS)
-def test_framing_joins_a_question_and_its_context_row_by_row(rows):
+def test_frame_joins_question_and_context(rows):
     tokens = tensor(rows)
     joined = frame([(100,), tokens, (101, 102), tokens, (103,)])
 
     assert texts(joined) == [[100, *text, 101, 102, *text, 103] for text in texts(tokens)]
 
 
-def test_a_model_reads_its_own_padding_and_a_mask():
+def test_pad_tokens_returns_ids_and_mask():
     ids, mask = pad_tokens(tensor([[5, 6, -1], [7, -1, -1]]), padding=1)
 
     assert ids.tolist() == [[5, 6, 1], [7, 1, 1]]
@@ -51,11 +51,11 @@ def test_a_model_reads_its_own_padding_and_a_mask():
     assert token_counts(tensor([[5, 6, -1], [-1, -1, -1]])).tolist() == [2, 0]
 
 
-def test_ids_beyond_the_vocabulary_are_unknown_and_padding_stays():
+def test_ids_outside_vocabulary_are_replaced():
     assert replace_unknown(tensor([[3, 10, 99, -1]]), vocabulary=10, unknown=3).tolist() == [[3, 3, 3, -1]]
 
 
-def test_what_is_written_has_one_width():
+def test_resize_width_gives_fixed_width():
     assert resize_width(tensor([[4, 5]]), 4).tolist() == [[4, 5, -1, -1]]
     assert resize_width(tensor([[4, 5, 6]]), 2).tolist() == [[4, 5]]
     assert resize_width(torch.empty(2, 0, dtype=torch.int64), 1).tolist() == [[-1], [-1]]

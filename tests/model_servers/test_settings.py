@@ -9,7 +9,7 @@ from trimtab_model_servers.settings import write_model_folder
 from trimtab_pipelines.model_spec import ModelSpec
 
 
-def test_a_stage_reads_what_the_stage_before_it_gives(tmp_path):
+def test_stage_reads_outputs_of_the_previous_stage(tmp_path):
     first = a_stage("first", outputs=[{"name": "crops", "datatype": "UINT8", "shape": [1, 28, 28]}])
     second = a_stage("second", inputs=[{"name": "crop", "from": "first.outputs.crops", "optional": True}])
     write_model_folder(a_pipeline([first, second]), tmp_path, "second", ["small"], tmp_path / "out", cores=0.5)
@@ -28,7 +28,7 @@ def test_a_stage_reads_what_the_stage_before_it_gives(tmp_path):
         ("s3://bucket/a.safetensors", "s3://bucket/a.safetensors"),
     ],
 )
-def test_relative_weights_start_at_the_pipeline(tmp_path, written, resolved):
+def test_relative_weights_are_resolved_from_the_pipeline(tmp_path, written, resolved):
     pipeline = a_pipeline([a_stage(variants=[a_variant(storageUri=written)])])
     write_model_folder(pipeline, tmp_path, "first", ["small"], tmp_path / "out", cores=1)
     settings = json.loads((tmp_path / "out" / "small" / "model-settings.json").read_text())
@@ -42,7 +42,7 @@ def test_threads_are_the_whole_cores(tmp_path, cores, threads):
     assert ModelSpec.model_validate(settings["parameters"]["extra"]).threads == threads
 
 
-def test_an_unknown_variant_names_those_there_are(tmp_path):
+def test_unknown_variant_lists_the_variants(tmp_path):
     with pytest.raises(KeyError, match="no variant 'huge'; it has: small"):
         write_model_folder(a_pipeline(), tmp_path, "stage-0", ["huge"], tmp_path, cores=1)
 
@@ -54,7 +54,7 @@ def test_writing_settings_needs_no_torch():
     assert done.stdout.strip() == "set()"
 
 
-def test_modules_to_preload_are_known_without_torch():
+def test_modules_to_preload_need_no_torch():
     code = (
         "import sys; from trimtab_model_servers.families.registry import modules_to_preload; "
         "from tests.builders import a_pipeline; print(modules_to_preload(a_pipeline()), {'torch'} & sys.modules.keys())"

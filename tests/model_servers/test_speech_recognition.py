@@ -81,7 +81,7 @@ def frame_reader() -> FrameReader:
     return FrameReader(model, max_samples=16_000, max_new_tokens=20, blank=0)
 
 
-def test_bands_are_those_of_the_published_feature_extractor():
+def test_bands_equal_the_pretrained_feature_extractor():
     extractor = transformers.Speech2TextFeatureExtractor()
     lengths = (8000, 5000)
     rows = clips(*lengths, width=8000)
@@ -100,7 +100,7 @@ def test_bands_are_those_of_the_published_feature_extractor():
     assert not bands[~inside].any()
 
 
-def test_sound_beyond_a_clip_or_the_limit_is_not_heard():
+def test_padding_and_audio_above_the_limit_are_not_read():
     audio, samples = pad_audio(torch.ones(3, 2000), torch.tensor([1000, 5000, 0]), max_samples=1500)
 
     assert samples.tolist() == [1000, 1500, 400]
@@ -108,7 +108,7 @@ def test_sound_beyond_a_clip_or_the_limit_is_not_heard():
     assert pad_audio(torch.ones(1, 1), torch.tensor([0]), max_samples=1500)[0].shape == (1, 400)
 
 
-def test_a_clip_is_standardised_by_its_own_samples_alone():
+def test_clip_is_standardized_by_its_own_samples():
     rows = clips(900, 400, width=1000)
     audio, samples = pad_audio(rows["audio"], rows["audio_length"], 1000)
     waves = standardize(audio, samples)
@@ -120,13 +120,13 @@ def test_a_clip_is_standardised_by_its_own_samples_alone():
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12))
-def test_collapsing_joins_neighbours_then_drops_blanks(letters):
+def test_collapse_joins_neighbors_then_drops_blanks(letters):
     tokens = collapse_repeats(torch.tensor([letters]), blank=0)[0].tolist()
 
     assert tokens == [letter for letter, _ in groupby(letters) if letter]
 
 
-def test_a_clip_is_transcribed_alike_whatever_is_said_beside_it(transcriber):
+def test_transcription_does_not_depend_on_other_rows(transcriber):
     together = run(transcriber, **clips(6000, 3000, width=16_000))
     beside = run(transcriber, **clips(3000, 5999, 6000, width=6000))
 
@@ -134,7 +134,7 @@ def test_a_clip_is_transcribed_alike_whatever_is_said_beside_it(transcriber):
     assert torch.equal(together[1], beside[0])
 
 
-def test_letters_are_read_from_a_clips_own_frames(frame_reader):
+def test_letters_are_read_from_own_frames(frame_reader):
     rows = clips(8000, 8000, 8000, 8000, 8000, width=16_000)  # more than are computed at once
     tokens = run(frame_reader, **rows)
     shorter = run(frame_reader, **clips(8000, width=8000))

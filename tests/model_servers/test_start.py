@@ -36,7 +36,7 @@ def test_a_fork_starts_quickly(start, tmp_path):
     assert len(set(ports)) == len(ports)
 
 
-async def test_a_replica_told_to_stop_finishes_the_batch_in_hand(start, tmp_path):
+async def test_stopped_replica_finishes_its_batch(start, tmp_path):
     replica, gate = start(write_echoes(tmp_path), serve_gated), Gate(tmp_path)
     ready = f"http://127.0.0.1:{replica.ports.data_port}/v2/health/ready"
     gate.shut()
@@ -73,7 +73,7 @@ async def status_of(session: aiohttp.ClientSession, url: str) -> int:
         ),
     ],
 )
-def test_a_model_that_cannot_be_loaded_is_the_reason(start, tmp_path, variant, message):
+def test_model_that_cannot_be_loaded_is_reported(start, tmp_path, variant, message):
     stage = a_stage(variants=[a_variant("good"), a_variant("small", **variant)])
     write_model_folder(a_pipeline([stage]), tmp_path, "first", ["good", "small"], tmp_path, cores=1)
     reason = start(tmp_path)
@@ -100,7 +100,7 @@ def test_a_model_that_cannot_be_loaded_is_the_reason(start, tmp_path, variant, m
         (None, "holds no model; expected NAME/model-settings.json"),
     ],
 )
-def test_settings_that_cannot_be_read_are_the_reason(start, tmp_path, content, message):
+def test_unreadable_settings_are_reported(start, tmp_path, content, message):
     if content is not None:
         (tmp_path / "small").mkdir()
         (tmp_path / "small" / "model-settings.json").write_text(content)
@@ -128,7 +128,7 @@ def test_the_command_prints_its_ports(tmp_path):
         plain.communicate(timeout=120)
 
 
-def test_the_command_says_in_one_line_why_it_cannot_serve(context, tmp_path):
+def test_command_reports_failure_in_one_line(context, tmp_path):
     process = context.Process(target=command_line, args=(str(tmp_path), str(tmp_path / "stderr")))
     process.start()
     process.join(timeout=120)

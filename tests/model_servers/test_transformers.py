@@ -67,7 +67,7 @@ def writer() -> Seq2SeqNetwork:
     return Seq2SeqNetwork(model, architecture, 64, generation_config(model, 6, 1, random=True))
 
 
-def test_a_classifier_answers_what_its_model_says(classifier):
+def test_classifier_equals_its_model(classifier):
     answer = run(classifier, tokens=tokens([7, 8, 9]))
     with torch.inference_mode():
         right = classifier.model(torch.tensor([[101, 7, 8, 9, 102]])).logits.softmax(-1)
@@ -76,7 +76,7 @@ def test_a_classifier_answers_what_its_model_says(classifier):
     assert answer["confidence"].item() == pytest.approx(right.max().item(), rel=1e-5)
 
 
-def test_a_text_is_cut_to_what_the_model_may_read_and_unknown_ids_are_read_as_unknown(classifier):
+def test_long_text_is_cut_and_unknown_ids_are_replaced(classifier):
     long = run(classifier, tokens=tokens([7, 8, 9, 10, 11, 12, 13, 14]))
     cut = run(classifier, tokens=tokens([7, 8, 9, 10, 11, 12]))
     unknown = run(classifier, tokens=tokens([7, 199_999]))
@@ -85,12 +85,12 @@ def test_a_text_is_cut_to_what_the_model_may_read_and_unknown_ids_are_read_as_un
     assert unknown["confidence"].item() == pytest.approx(run(classifier, tokens=tokens([7, 100]))["confidence"].item())
 
 
-def test_an_empty_text_has_a_label_too(classifier):
+def test_empty_text_has_a_label(classifier):
     assert run(classifier, tokens=tokens([], []))["label"].shape == (2,)
 
 
 @pytest.mark.parametrize("family", ["classifier", "answerer", "writer"])
-def test_rows_and_padding_do_not_change_an_answer(family, request):
+def test_output_does_not_depend_on_rows_or_padding(family, request):
     network = request.getfixturevalue(family)
     first, second = [7, 8, 9, 10, 11], [5, 6]
 
@@ -106,7 +106,7 @@ def test_rows_and_padding_do_not_change_an_answer(family, request):
         assert torch.allclose(rows[[1, 0]].float(), apart[name].float(), atol=1e-5), name
 
 
-def test_an_answer_lies_within_its_context(answerer):
+def test_span_lies_within_the_context(answerer):
     context = tokens([7, 8, 9, 10, 11], [12], [])
     answer = run(answerer, question=tokens([5], [6, 7, 8], [9]), context=context)
 
@@ -116,7 +116,7 @@ def test_an_answer_lies_within_its_context(answerer):
     assert (answer["score"][:2] > 0).all()
 
 
-def test_the_best_span_is_the_best_of_all():
+def test_best_span_is_optimal():
     torch.manual_seed(4)
     starts, ends, first = torch.randn(20, 9), torch.randn(20, 9), torch.randint(0, 3, (20,))
     found = best_spans(starts, ends, first, max_tokens=4)
@@ -129,7 +129,7 @@ def test_the_best_span_is_the_best_of_all():
         assert found["score"][row].log().item() == pytest.approx(score, abs=1e-4)
 
 
-def test_a_writer_with_random_weights_writes_as_much_as_it_may(writer):
+def test_random_seq2seq_generates_the_maximum(writer):
     written = run(writer, tokens=tokens([7, 8, 9], [5]))["tokens"]
 
     assert written.shape == (2, 6)
@@ -137,7 +137,7 @@ def test_a_writer_with_random_weights_writes_as_much_as_it_may(writer):
     assert (written[:, :-1] >= 0).all()
 
 
-def test_a_writer_writes_the_likeliest_token_each_time(writer):
+def test_seq2seq_is_greedy(writer):
     written = run(writer, tokens=tokens([7, 8, 9]))["tokens"][0].tolist()
     drafted = [2]
     with torch.inference_mode():
@@ -152,7 +152,7 @@ def test_a_writer_writes_the_likeliest_token_each_time(writer):
     assert [token for token in written if token >= 0] == [token for token in drafted[1:] if token not in special]
 
 
-def test_stored_weights_compute_what_the_saved_model_did(tmp_path, writer):
+def test_stored_weights_equal_saved_model(tmp_path, writer):
     writer.model.save_pretrained(tmp_path)
     model = load(writer.architecture, tmp_path / "model.safetensors", {})
 
@@ -174,7 +174,7 @@ def test_stored_weights_compute_what_the_saved_model_did(tmp_path, writer):
         ),
     ],
 )
-def test_weights_of_another_architecture_are_named(tmp_path, classifier, change, message):
+def test_weights_of_another_architecture_are_rejected(tmp_path, classifier, change, message):
     state = {name: tensor.clone() for name, tensor in classifier.model.state_dict().items()}
     change(state)
     save_file(state, tmp_path / "model.safetensors")
@@ -191,6 +191,6 @@ def test_weights_of_another_architecture_are_named(tmp_path, classifier, change,
         ("s2t-small", {"max_seconds": "long"}, "parameters.max_seconds: Input should be a valid number"),
     ],
 )
-def test_a_wrong_parameter_is_named_before_anything_is_built(family, parameters, message):
+def test_unknown_parameter_is_rejected(family, parameters, message):
     with pytest.raises(ModelError, match=f"family 'transformers/{family}': {message}"):
         load_model(a_spec(family=f"transformers/{family}", parameters=parameters))

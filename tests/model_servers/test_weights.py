@@ -36,7 +36,7 @@ def test_a_folder_with_one_file_is_enough(tmp_path):
         ("two", "two: expected one .safetensors file in this folder, found 2"),
     ],
 )
-def test_files_that_cannot_be_used(tmp_path, uri, message):
+def test_unusable_files_are_rejected(tmp_path, uri, message):
     (tmp_path / "pickled.pt").write_bytes(b"\x80\x04.")
     (tmp_path / "empty").mkdir()
     (tmp_path / "two").mkdir()
@@ -55,19 +55,19 @@ def test_files_that_cannot_be_used(tmp_path, uri, message):
         ("hf://model.safetensors", "write hf://OWNER/NAME/FILE.safetensors"),
     ],
 )
-def test_addresses_that_are_none(uri, message):
+def test_invalid_uris_are_rejected(uri, message):
     with pytest.raises(ModelError, match=message):
         find_weights(uri, None)
 
 
-def test_a_hub_name_says_what_it_needs(monkeypatch):
+def test_hub_uri_requires_its_client(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as where it is not installed
 
     with pytest.raises(ModelError, match="needs huggingface_hub: pip install huggingface_hub"):
         find_weights("hf://owner/name/model.safetensors", None)
 
 
-def test_another_digest_names_both(tmp_path):
+def test_wrong_digest_is_reported_with_both(tmp_path):
     path = saved(tmp_path / "model.safetensors")
     wrong = f"sha256:{'0' * 64}"
     with pytest.raises(ModelError, match=f"model.safetensors: the weights have digest sha256:.*, but {wrong}"):
@@ -79,7 +79,7 @@ def test_a_seed():
     assert find_weights("random://", None) == RandomSeed(0)
 
 
-def test_tensors_reach_the_module_even_in_half_precision_or_without_the_counter(tmp_path):
+def test_half_precision_or_missing_counter_tensors_are_loaded(tmp_path):
     half = torch.full((2, 3), 0.5, dtype=torch.float16)
     path = saved(tmp_path / "model.safetensors", **{"0.weight": half, "1.num_batches_tracked": None})
     with torch.device("meta"):
@@ -91,7 +91,7 @@ def test_tensors_reach_the_module_even_in_half_precision_or_without_the_counter(
     assert int(state["1.num_batches_tracked"]) == 0
 
 
-def test_a_module_is_not_served_with_what_nothing_has_filled(tmp_path):
+def test_module_with_unfilled_tensors_is_rejected(tmp_path):
     path = saved(tmp_path / "model.safetensors")
     with torch.device("meta"):
         module = a_layer()
@@ -108,7 +108,7 @@ def test_a_module_is_not_served_with_what_nothing_has_filled(tmp_path):
         ({"9.weight": torch.zeros(1)}, r"tensor '9.weight' is not part of this architecture \(1 such"),
     ],
 )
-def test_tensors_that_do_not_fit(tmp_path, changes, message):
+def test_mismatched_tensors_are_rejected(tmp_path, changes, message):
     path = saved(tmp_path / "model.safetensors", **changes)
     with pytest.raises(ModelError, match=f"model.safetensors: {message}"):
         load_weights(a_layer(), path)

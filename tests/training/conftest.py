@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Networks this small are slower on several threads, and other tests need cores too."""
+    """Networks this small are slower on several threads, and other tests need cores as well."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

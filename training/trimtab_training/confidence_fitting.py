@@ -15,34 +15,40 @@ _TEMPERATURES: Final = np.geomspace(0.3, 3.0, 60).astype(np.float16).astype(np.f
 """Candidate temperatures, rounded to the type that stores them."""
 
 
-def best_temperature(logits: Tensor, digits: Tensor) -> float:
-    """The temperature at which scores [n, 10] are likeliest to name the digits [n]."""
-    losses = [float(fn.cross_entropy(logits / float(one), digits)) for one in _TEMPERATURES]
+def best_temperature(logits: Tensor, labels: Tensor) -> float:
+    """The temperature that minimizes the cross entropy of logits [n, classes] with labels [n] (Guo et al. 2017)."""
+    losses = [float(fn.cross_entropy(logits / float(temperature), labels)) for temperature in _TEMPERATURES]
     return float(_TEMPERATURES[int(np.argmin(losses))])
 
 
-def fitted_curve(confidence: NDArray[np.floating], right: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Fit the curve to items that were not trained on.
+def fitted_curve(confidence: NDArray[np.floating], correct: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Fit a strictly rising curve from confidence to accuracy by isotonic regression, on items not trained on.
+
+    Each flat segment becomes one knot at its mean, so that the order of rows is kept (centred isotonic regression; Oron
+    and Flournoy, *The American Statistician* 2017).
 
     Args:
-        confidence: largest probability of each, 0…1. Shape (items,).
-        right: whether it was that class. Shape (items,).
+        confidence: largest class probability of each item. Shape (items,).
+        correct: shape (items,).
+
+    Returns:
+        Knots [2, KNOTS]: confidences, accuracies.
     """
     from sklearn.isotonic import IsotonicRegression  # noqa: PLC0415 - slow to import
 
     order = np.argsort(confidence, kind="stable")
     blocks = [block for block in np.array_split(order, _BLOCKS) if block.size]
-    x, y, weight = np.array([(confidence[block].mean(), right[block].mean(), block.size) for block in blocks]).T
-    flat = IsotonicRegression().fit_transform(x, y, sample_weight=weight)
-    pieces = [np.flatnonzero(flat == level) for level in np.unique(flat)]
-    middle = [(np.average(x[piece], weights=weight[piece]), flat[piece[0]]) for piece in pieces]
-    inner = [(at, level) for at, level in middle if 0.0 < at < 1.0 and 0.0 < level < 1.0]
+    x, y, weight = np.array([(confidence[block].mean(), correct[block].mean(), block.size) for block in blocks]).T
+    levels = IsotonicRegression().fit_transform(x, y, sample_weight=weight)
+    segments = [np.flatnonzero(levels == level) for level in np.unique(levels)]
+    means = [(np.average(x[segment], weights=weight[segment]), levels[segment[0]]) for segment in segments]
+    inner = [(mean, level) for mean, level in means if 0.0 < mean < 1.0 and 0.0 < level < 1.0]
     knots = np.array([(0.0, 0.0), *inner, *[(1.0, 1.0)] * (KNOTS - 1 - len(inner))], dtype=np.float32)
-    return knots.T.astype(np.float16).astype(np.float32)  # as it is stored
+    return knots.T.astype(np.float16).astype(np.float32)  # rounded as it is stored
 
 
-def calibration_error(confidence: NDArray[np.floating], right: NDArray[np.bool_], bins: int = BINS) -> float:
+def calibration_error(confidence: NDArray[np.floating], correct: NDArray[np.bool_], bins: int = BINS) -> float:
     """Expected calibration error: mean gap of confidence and accuracy over equal-width bins (Guo et al. 2017)."""
-    place = np.minimum((confidence * bins).astype(np.int64), bins - 1)
-    gaps = np.bincount(place, weights=right.astype(np.float64) - confidence, minlength=bins)
-    return float(np.abs(gaps).sum() / right.size)
+    bin_of_item = np.minimum((confidence * bins).astype(np.int64), bins - 1)
+    gaps = np.bincount(bin_of_item, weights=correct.astype(np.float64) - confidence, minlength=bins)
+    return float(np.abs(gaps).sum() / correct.size)

@@ -1,20 +1,19 @@
-"""How the small networks are trained: steps of an optimiser along one cycle of the learning rate."""
+"""AdamW with one learning-rate cycle, the optimizer of every training suite."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-WARM_UP_SHARE = 0.1
-MOST_GRADIENT_NORM = 1.0
-SMALL_WARM_UP_SHARE = 0.15
-SMALL_WEIGHT_DECAY = 0.02
+Advance = Callable[[float], None]
+"""Receives the loss of each step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how fast one network learns."""
+    """Length and rate of one training run."""
 
     steps: int
     batch: int
@@ -22,47 +21,28 @@ class Schedule:
     seed: int
 
 
-def learn(
-    network: nn.Module,
+def minimize(
+    parameters: Iterable[nn.Parameter] | list[dict[str, Any]],
     loss: Callable[[], Tensor],
     schedule: Schedule,
     *,
-    most_gradient_norm: float,
-    advance: Callable[[float], None],
+    weight_decay: float = 0.02,
+    betas: tuple[float, float] = (0.9, 0.999),
+    warm_up_share: float = 0.1,
+    max_gradient_norm: float = 1.0,
+    advance: Advance = lambda _: None,
 ) -> None:
-    """Train all of a network by AdamW and leave it in evaluation mode; `advance` is told the loss of each step."""
-    rate = schedule.peak_rate
-    network.train()
-    train_epochs(
-        torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=SMALL_WEIGHT_DECAY),
-        loss,
-        peak_rate=rate,
-        steps=schedule.steps,
-        advance=advance,
-        warm_up_share=SMALL_WARM_UP_SHARE,
-        most_gradient_norm=most_gradient_norm,
+    """Minimize a loss over parameters or parameter groups; `loss` draws its own batches."""
+    optimizer = torch.optim.AdamW(parameters, lr=schedule.peak_rate, weight_decay=weight_decay, betas=betas)
+    weights: list[Tensor] = [weight for group in optimizer.param_groups for weight in group["params"]]
+    cycle = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=schedule.peak_rate, total_steps=schedule.steps, pct_start=warm_up_share
     )
-    network.eval()
-
-
-def train_epochs(
-    optimiser: torch.optim.Optimizer,
-    loss: Callable[[], Tensor],
-    *,
-    peak_rate: float,
-    steps: int,
-    advance: Callable[[float], None],
-    warm_up_share: float = WARM_UP_SHARE,
-    most_gradient_norm: float = MOST_GRADIENT_NORM,
-) -> None:
-    """Take `steps` steps; `advance` is told the loss of each."""
-    weights: list[Tensor] = [one for group in optimiser.param_groups for one in group["params"]]
-    cycle = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=peak_rate, total_steps=steps, pct_start=warm_up_share)
-    for _ in range(steps):
-        optimiser.zero_grad(set_to_none=True)
+    for _ in range(schedule.steps):
+        optimizer.zero_grad(set_to_none=True)
         step_loss = loss()
         torch.autograd.backward(step_loss)
-        nn.utils.clip_grad_norm_(weights, most_gradient_norm)
-        optimiser.step()
+        nn.utils.clip_grad_norm_(weights, max_gradient_norm)
+        optimizer.step()
         cycle.step()
         advance(float(step_loss.detach()))

@@ -1,12 +1,11 @@
-"""Prompts and a head for one task are trained on a frozen transformer, on the course they will be served on.
+"""Training of prompts and a head for one task on a frozen vision transformer, with the forward plan that serves them.
 
-So they learn to make up for what merging loses there (the papers know prompts without merging alone). Prompts begin
-evenly between ±√(6 / (3·P² + d)), as VPT's do. What a head alone reads does not change while it learns, and is computed
-once.
+Training with the plan's token merging compensates for what merging loses; the papers train prompts without it. Prompts
+are initialised uniformly within ±√(6 / (3·P² + d)), as in VPT. Without prompts, features are computed once.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -15,99 +14,94 @@ from torch.nn.functional import cross_entropy, linear
 from trimtab_model_servers.transformer.image_preprocessing import Normalisation, preprocess
 from trimtab_model_servers.transformer.tasks import Head
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
-from trimtab_training import optimizer
+from trimtab_training.optimizer import Advance, Schedule, minimize
 
-CHUNK = 64
-"""Images computed at a time where nothing else bounds them."""
-Advance = Callable[[float], None]
+CHUNK: Final = 64
+"""Images per forward pass without gradients."""
+LABEL_SMOOTHING: Final = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingSchedule:
-    """How long and how fast prompts learn; `smoothing` of the labels."""
-
-    steps: int = 150
-    batch: int = 48
-    peak_rate: float = 1e-2
-    seed: int = 21
-    smoothing: float = 0.05
+def task_schedule(steps: int = 150, seed: int = 21) -> Schedule:
+    """The schedule of a task's prompts and head."""
+    return Schedule(steps=steps, batch=48, peak_rate=1e-2, seed=seed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Labelled:
-    """Images of one task: pixels [n, channels, side, side], bytes or numbers in 0…1, and labels int64 [n]."""
+class LabelledImages:
+    """Images of one task with their labels."""
 
     pixels: Tensor
+    """[n, channels, side, side], uint8 or 0…1."""
     labels: Tensor
+    """int64 [n]."""
 
 
 def fit_prompts(
     transformer: VisionTransformer,
-    images: Labelled,
+    images: LabelledImages,
     normalisation: Normalisation,
-    course: ForwardPlan,
+    plan: ForwardPlan,
     *,
-    begun: Head,
+    initial: Head,
     count: int,
-    lesson: TrainingSchedule,
+    schedule: Schedule,
     advance: Advance = lambda _: None,
 ) -> Head:
-    """Train so many prompts a layer, and the head on from where it begins.
+    """Train `count` prompts per layer, and the head from its initial weights; 0 trains the head alone.
 
     Args:
-        transformer: frozen, in evaluation.
-        images: to learn from.
+        transformer: frozen, in evaluation mode.
+        images: training images.
         normalisation: of images.
-        course: what the prompts are served with, merging and all.
-        begun: the head that training begins with.
-        count: prompts in each layer; 0 trains the head alone.
-        lesson: how long.
-        advance: told the loss of each step.
+        plan: forward plan that serves the prompts, including its merging.
+        initial: head to start from.
+        count: prompts in each layer.
+        schedule: training schedule.
+        advance: receives the loss of each step.
     """
-    shape, random = transformer.shape, torch.Generator().manual_seed(lesson.seed)
-    reach = (6.0 / (3 * shape.patch**2 + shape.width)) ** 0.5
-    drawn = torch.rand(shape.depth, count, shape.width, generator=random)
-    prompts = nn.Parameter((2 * drawn - 1) * reach, requires_grad=count > 0)
-    weight, bias = nn.Parameter(begun.weight.clone()), nn.Parameter(begun.bias.clone())
+    shape, random = transformer.shape, torch.Generator().manual_seed(schedule.seed)
+    bound = (6.0 / (3 * shape.patch**2 + shape.width)) ** 0.5
+    uniform = torch.rand(shape.depth, count, shape.width, generator=random)
+    prompts = nn.Parameter((2 * uniform - 1) * bound, requires_grad=count > 0)
+    weight, bias = nn.Parameter(initial.weight.clone()), nn.Parameter(initial.bias.clone())
 
-    batches = torch.randint(len(images.labels), (lesson.steps, lesson.batch), generator=random)
-    drawn, places = torch.unique(batches, return_inverse=True)
-    fixed = None if count else features_of(transformer, images.pixels[drawn], normalisation, course)
-    steps = iter(zip(batches, places, strict=True))
+    batches = torch.randint(len(images.labels), (schedule.steps, schedule.batch), generator=random)
+    used, positions = torch.unique(batches, return_inverse=True)
+    fixed = None if count else compute_features(transformer, images.pixels[used], normalisation, plan)
+    steps = iter(zip(batches, positions, strict=True))
 
     def loss() -> Tensor:
-        chosen, place = next(steps)
+        indices, position = next(steps)
         if fixed is not None:
-            features = fixed[place]
+            features = fixed[position]
         else:
-            shared = prompts.expand(lesson.batch, -1, -1, -1)
-            features = transformer(preprocess(images.pixels[chosen], normalisation), replace(course, prompts=shared))
-        return cross_entropy(linear(features, weight, bias), images.labels[chosen], label_smoothing=lesson.smoothing)
+            shared = prompts.expand(schedule.batch, -1, -1, -1)
+            features = transformer(preprocess(images.pixels[indices], normalisation), replace(plan, prompts=shared))
+        return cross_entropy(linear(features, weight, bias), images.labels[indices], label_smoothing=LABEL_SMOOTHING)
 
     groups = [{"params": [weight, bias], "weight_decay": 1e-4}]
     groups += [{"params": [prompts], "weight_decay": 0.0}] if count else []
-    optimiser = torch.optim.AdamW(groups, lr=lesson.peak_rate)
-    optimizer.train_epochs(optimiser, loss, peak_rate=lesson.peak_rate, steps=lesson.steps, advance=advance)
+    minimize(groups, loss, schedule, advance=advance)
     return Head(weight.detach(), bias.detach(), prompts.detach() if count else None)
 
 
-def features_of(
-    transformer: VisionTransformer, pixels: Tensor, normalisation: Normalisation, course: ForwardPlan
+def compute_features(
+    transformer: VisionTransformer, pixels: Tensor, normalisation: Normalisation, plan: ForwardPlan
 ) -> Tensor:
-    """Run all images through a transformer on a course without prompts: float32 [n, d]."""
+    """Features of all images with a plan without prompts: float32 [n, d]."""
     with torch.inference_mode():
-        chunks = [transformer(preprocess(part, normalisation), course) for part in torch.split(pixels, CHUNK)]
+        chunks = [transformer(preprocess(part, normalisation), plan) for part in torch.split(pixels, CHUNK)]
     return torch.cat(chunks).clone()
 
 
-def scored(
-    transformer: VisionTransformer, pixels: Tensor, normalisation: Normalisation, course: ForwardPlan, head: Head
+def compute_logits(
+    transformer: VisionTransformer, pixels: Tensor, normalisation: Normalisation, plan: ForwardPlan, head: Head
 ) -> Tensor:
-    """The logits of every image: float32 [n, classes]."""
-    found = []
+    """Logits of all images: float32 [n, classes]."""
+    logits = []
     with torch.inference_mode():
         for part in torch.split(pixels, CHUNK):
             shared = None if head.prompts is None else head.prompts.expand(len(part), -1, -1, -1)
-            features = transformer(preprocess(part, normalisation), replace(course, prompts=shared))
-            found.append(linear(features, head.weight, head.bias))
-    return torch.cat(found).clone()
+            features = transformer(preprocess(part, normalisation), replace(plan, prompts=shared))
+            logits.append(linear(features, head.weight, head.bias))
+    return torch.cat(logits).clone()

@@ -1,1 +1,1 @@
-"""The adapter in a cluster: one loop for each InferencePipeline, fed by watches, its plans and status written back."""
+"""The adapter in a cluster: one control loop per InferencePipeline, with watches as input and status as output."""

@@ -1,4 +1,4 @@
-"""What a fleet of loops knows of the cluster: pipelines, plans, profiles, and where the routers are."""
+"""`ClusterCache`: pipelines, plans, profiles and router EndpointSlices of the watched namespaces."""
 
 from trimtab_kubernetes.cache import Cache
 from trimtab_kubernetes.objects import Object, key_of
@@ -7,11 +7,11 @@ PIPELINE, PROFILE, PLAN, SLICE = "InferencePipeline", "ModelProfile", "PipelineP
 SERVICE_LABEL = "kubernetes.io/service-name"
 SELECTORS = {PIPELINE: None, PROFILE: None, PLAN: None, SLICE: SERVICE_LABEL}
 OwnerKey = tuple[str, str, str]
-"""Of which kind, in which namespace, to what: profiles to pipelines, slices to Services, others to themselves."""
+"""Kind, namespace and owner: the pipeline of a profile, the Service of a slice, the object itself otherwise."""
 
 
 class ClusterCache(Cache[OwnerKey]):
-    """Objects by kind and name, and by what they belong to."""
+    """Objects by kind and name, and by owner."""
 
     def __init__(self) -> None:
         super().__init__(owner_key)
@@ -21,11 +21,10 @@ class ClusterCache(Cache[OwnerKey]):
         return self.group((kind, namespace, owner))
 
 
-def owner_key(found: Object) -> OwnerKey:
-    """What an object belongs to."""
-    kind, (namespace, owner) = found["kind"], key_of(found)
+def owner_key(resource: Object) -> OwnerKey:
+    kind, (namespace, owner) = resource["kind"], key_of(resource)
     if kind == PROFILE:
-        owner = str(found.get("spec", {}).get("pipeline", ""))
+        owner = str(resource.get("spec", {}).get("pipeline", ""))
     elif kind == SLICE:
-        owner = str(found["metadata"].get("labels", {}).get(SERVICE_LABEL, ""))
+        owner = str(resource["metadata"].get("labels", {}).get(SERVICE_LABEL, ""))
     return kind, namespace, owner

@@ -1,4 +1,7 @@
-"""A pipeline and its profiles as the API server has them: what can be used of the budget, and all points of a stage."""
+"""`ClusterConfigSource`:
+
+a pipeline and its profiles from the API server, with the budget limited to what is schedulable.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -16,16 +19,16 @@ log = logging.getLogger(__name__)
 
 
 class ClusterConfigSource:
-    """One pipeline, parsed again when it or a profile of its changed."""
+    """One pipeline, parsed again when it or one of its profiles changes."""
 
-    def __init__(self, known: ClusterCache, key: Key) -> None:
-        """Raise DocumentError where the pipeline as it is cannot be used."""
-        self._cache, self._key = known, key
-        self._seen: tuple[object, ...] = ()
+    def __init__(self, cache: ClusterCache, key: Key) -> None:
+        """Raises DocumentError if the pipeline is invalid."""
+        self._cache, self._key = cache, key
+        self._versions: tuple[object, ...] = ()
         self._parsed: dict[str, tuple[str, ModelProfile | None]] = {}
         self.remark = ""
         self.profiles: Mapping[str, ModelProfile] = {}
-        found = known.get(PIPELINE, key)
+        found = cache.get(PIPELINE, key)
         if found is None:
             raise DocumentError(f"{PIPELINE} {key[0]}/{key[1]} is gone")
         self.pipeline = self._read_pipeline(found)
@@ -33,17 +36,17 @@ class ClusterConfigSource:
 
     @property
     def uid(self) -> str:
-        """The identity of the pipeline's object."""
+        """UID of the pipeline's object."""
         return str((self._cache.get(PIPELINE, self._key) or {"metadata": {}})["metadata"].get("uid", ""))
 
     def refresh(self) -> str | None:
-        """Read what changed; return what is wrong with it, or None."""
+        """Parse what changed; return the error, or None."""
         found = self._cache.get(PIPELINE, self._key)
         profiles = list(self._cache.owned_by(PROFILE, *self._key))
-        seen = (_version(found), *sorted((_name(profile), _version(profile)) for profile in profiles))
-        if seen == self._seen:
+        versions = (_version(found), *sorted((_name(profile), _version(profile)) for profile in profiles))
+        if versions == self._versions:
             return None
-        self._seen = seen
+        self._versions = versions
         readable = filter(None, map(self._read_profile, profiles))
         self.profiles = profiles_by_stage(sorted(readable, key=_precedence, reverse=True))
         if found is None:
@@ -51,7 +54,7 @@ class ClusterConfigSource:
         try:
             self.pipeline = self._read_pipeline(found)
         except DocumentError as error:
-            return f"{error}; the last good pipeline stays in use"
+            return f"{error}; the last valid pipeline stays in use"
         return None
 
     def _read_pipeline(self, found: Object) -> InferencePipeline:
@@ -72,36 +75,36 @@ class ClusterConfigSource:
 
 
 def limit_to_schedulable(pipeline: InferencePipeline) -> tuple[InferencePipeline, str]:
-    """The pipeline with the budget its nodes have room for, and a remark where that is less, or cannot be read."""
-    told = (pipeline.status or {}).get("schedulable")
-    if told is None:
+    """The pipeline with its budget limited to what the nodes can schedule, and a remark if that is less."""
+    status = (pipeline.status or {}).get("schedulable")
+    if status is None:
         return pipeline, ""
     budget = pipeline.spec.budget
     try:
-        schedulable = _read_schedulable(told)
+        schedulable = _read_schedulable(status)
         room = parse_quantity(schedulable.cores)
     except (DocumentError, ValueError) as error:
-        return pipeline, f"what the nodes have room for cannot be read, so the whole budget counts: {error}"
+        return pipeline, f"status.schedulable cannot be read, so the whole budget is used: {error}"
     cores, gpus = min(budget.cores, room), min(budget.gpus, schedulable.gpus)
     if (cores, gpus) == (budget.cores, budget.gpus):
         return pipeline, ""
     usable = budget.model_copy(update={"cores": cores, "gpus": gpus})
     spec = pipeline.spec.model_copy(update={"budget": usable})
-    wanted = f"{format_cores(budget.cores)} cores" + (f" and {budget.gpus} GPUs" if budget.gpus else "")
-    found = f"{format_cores(cores)} cores" + (f" and {gpus} GPUs" if budget.gpus else "")
-    remark = f"the nodes have room for {found} of the {wanted} of the budget"
+    budget_resources = f"{format_cores(budget.cores)} cores" + (f" and {budget.gpus} GPUs" if budget.gpus else "")
+    usable_resources = f"{format_cores(cores)} cores" + (f" and {gpus} GPUs" if budget.gpus else "")
+    remark = f"the nodes can schedule {usable_resources} of the budget's {budget_resources}"
     return pipeline.model_copy(update={"spec": spec}), remark
 
 
-def _read_schedulable(told: object) -> Schedulable:
-    """What the operator wrote, of which a later release may write more; raises DocumentError."""
-    given = told if isinstance(told, Mapping) else {}
-    known = {name: given[name] for name in Schedulable.model_fields if name in given}
+def _read_schedulable(status: object) -> Schedulable:
+    """Parse the operator's status, ignoring fields of later releases; raises DocumentError."""
+    fields = status if isinstance(status, Mapping) else {}
+    known = {name: fields[name] for name in Schedulable.model_fields if name in fields}
     return parse(Schedulable, known, "status.schedulable")
 
 
 def _precedence(profile: ModelProfile) -> tuple[bool, str]:
-    """Of two profiles with the same point a user's counts (it carries no fingerprint), then that of the first name."""
+    """Sort key of profiles with the same point: a user's (without fingerprint) wins, then the first name."""
     return FINGERPRINT_ANNOTATION in profile.metadata.annotations, profile.metadata.name
 
 

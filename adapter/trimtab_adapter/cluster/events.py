@@ -1,4 +1,4 @@
-"""The Event that says that a plan changed, and why: at most one for each decision."""
+"""Event of a plan change with its reason; at most one per decision."""
 
 from trimtab_adapter.tick import Tick
 from trimtab_kubernetes.events import event
@@ -7,11 +7,11 @@ from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER
 
 
 def plan_changed_event(tick: Tick, pipeline: Object) -> Object | None:
-    """The event of a tick, or None where nothing changed that is in force."""
+    """The Event of a tick, or None if no plan in force changed."""
     if tick.decided != "changed" or tick.plan is None or tick.pipeline.spec.mode != "Auto":
         return None
     spec, now_seconds = tick.plan.spec, tick.now_seconds
-    shortfall = "" if spec.feasible else f" Not all constraints can be kept: {spec.reason}"
+    shortfall = "" if spec.feasible else f" Not every constraint can be satisfied: {spec.reason}"
     message = f"Plan {spec.generation}: {spec.explanation.change}.{shortfall}"
-    told = {"decision": f"plan {spec.generation} at {now_seconds}", "by": ADAPTER_MANAGER}
-    return event(pipeline, "PlanChanged", message, **told, now_seconds=now_seconds, bad=not spec.feasible)
+    fields = {"decision": f"plan {spec.generation} at {now_seconds}", "by": ADAPTER_MANAGER}
+    return event(pipeline, "PlanChanged", message, **fields, now_seconds=now_seconds, bad=not spec.feasible)

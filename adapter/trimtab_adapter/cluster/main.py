@@ -1,4 +1,4 @@
-"""The adapter as a pod. Waits its turn to lead, plans, and answers probes and Prometheus."""
+"""The adapter as a pod: leader election, control loops, health probes and metrics."""
 
 import argparse
 import asyncio
@@ -24,7 +24,7 @@ PROMETHEUS_TIMEOUT_SECONDS = 5.0
 
 
 async def adapt_cluster(options: argparse.Namespace) -> str:
-    """Plan wait_until SIGTERM or SIGINT; returns why it cannot, or nothing."""
+    """Plan until SIGTERM or SIGINT; return the error that prevents it, or an empty string."""
     stop = stop_requested()
     try:
         cluster = await Cluster.connect()
@@ -33,20 +33,21 @@ async def adapt_cluster(options: argparse.Namespace) -> str:
     lease = adapter_lease(cluster, own_namespace(), os.environ.get("POD_NAME") or socket.gethostname())
     try:
         await run_elected(options, cluster, lease, stop)
-    except DocumentError as error:  # the files of pools and of certificates
+    except DocumentError as error:  # the pools file or the certificate file
         return str(error)
     return ""
 
 
 def adapter_lease(cluster: Cluster, namespace: str, identity: str) -> Lease:
-    """A claim to lead among the adapters."""
+    """The lease for leader election among adapters."""
     return Lease(cluster, namespace, ADAPTER_MANAGER, identity, LEASE)
 
 
 async def run_elected(options: argparse.Namespace, cluster: Cluster, lease: Lease, stop: asyncio.Event) -> None:
-    """Lead whenever it is our turn; closes the connection to the cluster at the end.
+    """Plan whenever this adapter is the leader; close the connection to the cluster at the end.
 
-    While the API server is away the leader plans on with what it knows. It writes nothing wait_until it is certain to lead.
+    While the API server is unreachable the leader plans on with its cache, and writes nothing until its lease is
+    certain.
     """
     metrics, started = AdapterMetrics(), list[PipelineLoops]()
     async with (
@@ -54,19 +55,19 @@ async def run_elected(options: argparse.Namespace, cluster: Cluster, lease: Leas
         httpx.AsyncClient(timeout=HTTP_TIMEOUT_SECONDS, trust_env=False) as routers,
         httpx.AsyncClient(
             timeout=PROMETHEUS_TIMEOUT_SECONDS, trust_env=False, verify=tls_context(options.prometheus_ca)
-        ) as asking,
+        ) as prometheus_client,
         serve_probes(options.health_port, options.metrics_port, metrics.registry, lambda: _late(started)),
     ):
         prometheus = None
         if options.prometheus is not None:
-            prometheus = Server(asking, options.prometheus, options.prometheus_token_file)
+            prometheus = Server(prometheus_client, options.prometheus, options.prometheus_token_file)
         pools = None if options.pools is None else load_pools(options.pools).pools
-        weights, guarded = TrainedWeights(options.weights), cluster.with_write_guard(lambda: lease.is_held)
-        rounding_weights = LoopDependencies(guarded, routers, prometheus, weights, metrics, pools)
+        weights, guarded_cluster = TrainedWeights(options.weights), cluster.with_write_guard(lambda: lease.is_held)
+        dependencies = LoopDependencies(guarded_cluster, routers, prometheus, weights, metrics, pools)
         namespaces = [name for name in options.namespaces.split(",") if name]
 
         async def plan() -> None:
-            loops = PipelineLoops(rounding_weights, namespaces)
+            loops = PipelineLoops(dependencies, namespaces)
             started[:] = [loops]
             try:
                 await loops.run()
@@ -78,6 +79,6 @@ async def run_elected(options: argparse.Namespace, cluster: Cluster, lease: Leas
 
 
 def _late(started: list[PipelineLoops]) -> str:
-    """Well is who plans in time for every pipeline, and who waits while another adapter leads."""
+    """The health error: pipelines without a tick for three intervals; a waiting adapter is healthy."""
     late = [name for loops in started for name in loops.late()]
     return f"no tick for three intervals: {', '.join(late[:10])}" if late else ""

@@ -1,4 +1,4 @@
-"""Starts, renews and stops one loop for each pipeline, as pipelines come, change and go."""
+"""`PipelineLoops`: starts, replaces and stops one control loop per pipeline as pipelines change."""
 
 import asyncio
 import hashlib
@@ -40,15 +40,15 @@ from trimtab_pipelines.pool import Pool
 log = logging.getLogger(__name__)
 
 LOAD_CHECKS_PER_SECOND = 50.0
-"""Of all loops together, at their routers' newest second."""
+"""Load checks of all loops together."""
 LATE_INTERVALS = 3.0
 LATE_SECONDS = 60.0
-"""At the least: the longest decision and its rest are no reason to be restarted."""
+"""At least this long: the longest decision and its rest must not restart the pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopDependencies:
-    """What all loops share."""
+    """Collaborators that all loops share."""
 
     cluster: Cluster
     routers: httpx.AsyncClient
@@ -56,7 +56,7 @@ class LoopDependencies:
     weights: TrainedWeights
     metrics: AdapterMetrics
     pools: Mapping[str, Pool] | None = None
-    """Without, a pipeline of a pool plans within its own budget."""
+    """Without pools, a pipeline with a pool plans within its own budget."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class _Member:
 
 
 class PipelineLoops:
-    """All pipelines of some namespaces, or of all."""
+    """The pipelines of some namespaces, or of all."""
 
     def __init__(self, dependencies: LoopDependencies, namespaces: Sequence[str] = ()) -> None:
         self._dependencies, self._namespaces = dependencies, tuple(namespaces) or (None,)
@@ -84,7 +84,7 @@ class PipelineLoops:
         self._executors = SolverPool(dependencies.pools or ())
 
     async def run(self) -> None:
-        """Plan for all pipelines; ends by cancellation, when every loop has ended and said so."""
+        """Plan for all pipelines; ends by cancellation, after every loop has stopped and reported."""
         watching = asyncio.create_task(
             self._cache.watch(self._dependencies.cluster, SELECTORS, self._namespaces, self._changed)
         )
@@ -100,7 +100,7 @@ class PipelineLoops:
             self._executors.close()
 
     def late(self) -> list[str]:
-        """Name the pipelines whose loop has not ticked for three intervals, nor for a minute."""
+        """The pipelines whose loop has not ticked for three intervals and at least a minute."""
         now = time.monotonic()
         return [
             "/".join(key)
@@ -109,7 +109,7 @@ class PipelineLoops:
         ]
 
     async def _start_all(self) -> None:
-        """Start once everything is known: a plan not listed yet must not be taken for one that does not exist."""
+        """Start the loops after the first list, so that no existing plan is overlooked."""
         await self._cache.synced.wait()
         log.info("%d pipelines known", len(self._cache.keys(PIPELINE)))
         for key in self._cache.keys(PIPELINE):
@@ -138,18 +138,18 @@ class PipelineLoops:
             self._replace(key, member)
 
     def _loop_ended(self, key: Key, member: _Member, task: asyncio.Task[None]) -> None:
-        """Replace a loop that a fault ended, an interval later: one that always faults leaves the others their time."""
+        """Replace a loop that failed, one interval later, so that it cannot monopolise the process."""
         if not (self._closing or task.cancelled()) and (fault := task.exception()) is not None:
-            log.error("%s/%s: its loop ended; another takes its place", *key, exc_info=fault)
+            log.error("%s/%s: control loop failed; starting another", *key, exc_info=fault)
             asyncio.get_running_loop().call_later(member.loop.interval_seconds, self._replace, key, member)
 
     def _replace(self, key: Key, member: _Member) -> None:
-        """End a loop that nobody ended yet, and start one for what the pipeline is now."""
+        """Stop a loop, unless it is stopping, and start one for the pipeline's current state."""
         if not self._closing and self._members.get(key) is member and key not in self._ending:
             self._ending[key] = asyncio.create_task(self._end(key))
 
     async def _end(self, key: Key) -> None:
-        """End a loop; one for a new pipeline of that name starts once nothing of the old one writes any more."""
+        """Stop a loop; one for a new pipeline of that name starts after the old one's last write."""
         try:
             await self._stop(key)
         finally:
@@ -157,12 +157,12 @@ class PipelineLoops:
         self._start(key)
 
     def _start(self, key: Key) -> None:
-        """Start a loop where there is to be one; not before the one before it has ended."""
+        """Start a loop if the pipeline exists and its previous loop has ended."""
         found, rounding_weights = self._cache.get(PIPELINE, key), self._dependencies
         if self._closing or key in self._ending or found is None or found["metadata"].get("deletionTimestamp"):
             return
         try:
-            documents = ClusterConfigSource(self._cache, key)
+            config = ClusterConfigSource(self._cache, key)
         except DocumentError as error:
             log.warning("%s", error)
             return
@@ -179,15 +179,15 @@ class PipelineLoops:
             else PrometheusSource(rounding_weights.prometheus, *key, routers.ready)
         )
         loop = ControlLoop(
-            documents,
+            config,
             ClusterPlanPublisher(rounding_weights.cluster, self._cache, key, report),
             LoadSources(loads, routers, self._check_seconds),
-            CurrentForecaster(lambda: documents.pipeline.spec.adaptation, rounding_weights.weights),
+            CurrentForecaster(lambda: config.pipeline.spec.adaptation, rounding_weights.weights),
             self._executors.threads,
         )
         if self._pools is not None:
-            wake = partial(_wake_from_anywhere, asyncio.get_running_loop(), loop)
-            loop.planner = self._pools.planner("/".join(key), documents.pipeline, loop.current, wake)
+            wake = partial(_wake_threadsafe, asyncio.get_running_loop(), loop)
+            loop.planner = self._pools.planner("/".join(key), config.pipeline, loop.current, wake)
             loop.record_usage = partial(self._pools.record_usage, "/".join(key), wake)
         stop = asyncio.Event()
         task = asyncio.create_task(loop.run(stop, first=tick_offset(key)))
@@ -212,7 +212,7 @@ class PipelineLoops:
                 self._wake(key)
 
     def _wake(self, key: Key) -> None:
-        """Bring a tick forward where what it would see has changed: not where our own status or plan came back."""
+        """Trigger a tick if its inputs changed, not for our own status or plan."""
         member = self._members.get(key)
         if member is None:
             return
@@ -222,14 +222,14 @@ class PipelineLoops:
             member.loop.wake()
 
     def _watched_inputs(self, key: Key) -> tuple[object, ...]:
-        """What is worth a decision at once: the wish, the room, the profiles, the routers, whether it has a plan."""
+        """State whose change triggers a decision: spec, budget, profiles, routers, and whether a plan exists."""
         pipeline = self._cache.get(PIPELINE, key) or {"metadata": {}}
         profiles = self._cache.owned_by(PROFILE, *key)
         slices = self._cache.owned_by(SLICE, key[0], router_admin_name(key[1]))
         return (
             pipeline["metadata"].get("generation"),
             str((pipeline.get("status") or {}).get("schedulable")),
-            sorted((one["metadata"]["name"], one["metadata"].get("generation", 0)) for one in profiles),
+            sorted((p["metadata"]["name"], p["metadata"].get("generation", 0)) for p in profiles),
             sum(address.ready for address in addresses(slices)),
             self._cache.get(PLAN, key) is None,
         )
@@ -238,12 +238,12 @@ class PipelineLoops:
         return max(LOAD_CHECK_SECONDS, len(self._members) / LOAD_CHECKS_PER_SECOND)
 
 
-def _wake_from_anywhere(running: asyncio.AbstractEventLoop, loop: ControlLoop) -> None:
-    """Wake a loop from a thread that solves."""
+def _wake_threadsafe(running: asyncio.AbstractEventLoop, loop: ControlLoop) -> None:
+    """Wake a loop from a solver thread."""
     running.call_soon_threadsafe(loop.wake)
 
 
 def tick_offset(key: Key) -> float:
-    """The share of an interval after which a pipeline's first tick is due, the same each time."""
+    """The share of an interval until a pipeline's first tick, stable across restarts."""
     digest = hashlib.sha256("/".join(key).encode()).digest()
     return int.from_bytes(digest[:4], "big") / 2**32

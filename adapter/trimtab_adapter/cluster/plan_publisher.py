@@ -1,7 +1,7 @@
-"""Puts plans into the cluster by server-side apply. If somebody else wrote a valid plan, we continue from it.
+"""`ClusterPlanPublisher`: writes plans by server-side apply, and continues from a valid plan that another client wrote.
 
-A broken plan is replaced. The object's generation tells which writes are our own, not its contents: the watch may
-bring back our last plan but one after we wrote the next.
+An invalid plan is replaced. The object's generation, not its content, identifies our own writes: the watch may return
+our previous plan after we wrote the next.
 """
 
 import logging
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS_REMEMBERED = 16
 Identity = tuple[str, int]
-"""Uid and generation of an object."""
+"""UID and generation of an object."""
 
 
 class ClusterPlanPublisher:
-    """One pipeline's plan and advice; what is told of a tick goes to `report`."""
+    """One pipeline's plan and proposal; ticks are passed to `report`."""
 
     def __init__(
         self, cluster: Cluster, cache: ClusterCache, key: Key, report: Callable[[Tick], Awaitable[None]]
@@ -42,11 +42,11 @@ class ClusterPlanPublisher:
         self._written: Identity | None = None
         self._published_fields: tuple[object, ...] | None = None
         self._invalid: Identity | None = None
-        self._considered: Object | None = None  # the plan the decision under way goes on from
+        self._considered: Object | None = None  # the plan the current decision started from
         self._attempted: deque[tuple[object, ...]] = deque(maxlen=ATTEMPTS_REMEMBERED)
 
     def adopt(self, pipeline: InferencePipeline, own: PipelinePlan | None) -> PipelinePlan | None:
-        """The plan in the API where somebody else wrote it since, and it can be used; else our own."""
+        """The plan from the API if another client wrote a valid one; else our own."""
         found = self._considered = self._cache.get(PLAN, self._key)
         if found is None or self._is_own(found) or self._invalid == identity(found):
             return own
@@ -62,68 +62,75 @@ class ClusterPlanPublisher:
             return plan
         if actionable_fields(plan) in self._attempted:
             return own
-        log.info("%s was written by somebody else: going on from it", where)
-        generation = max(plan.spec.generation, own.spec.generation)  # our next one must be newer than both
+        log.info("%s was written by another client: continuing from it", where)
+        generation = max(plan.spec.generation, own.spec.generation)  # our next plan must be newer than both
         return plan.model_copy(update={"spec": plan.spec.model_copy(update={"generation": generation})})
 
     async def publish(self, plan: PipelinePlan) -> None:
-        """Write the plan, where it differs from what is in force, and take back advice nobody asks for any more."""
+        """Write the plan if it differs from the one in force, and delete an obsolete proposal."""
         found = self._considered
         stays = found is not None and self._is_own(found) and not self._owned_by_other(found)
         if not stays or self._published_fields != actionable_fields(plan):
             await self._write(plan, found)
         await self._delete_proposal()
 
-    async def _write(self, plan: PipelinePlan, found: Object | None) -> None:
+    async def _write(self, plan: PipelinePlan, existing: Object | None) -> None:
         body = self._body(plan, self._key[1])
-        self._attempted.append(actionable_fields(plan))  # a write without an answer may have been carried out
+        self._attempted.append(actionable_fields(plan))  # a write without a response may have succeeded
         try:
-            applied = await self._apply(body, found)
+            applied = await self._apply(body, existing)
             if not _same_stages(applied, body):
-                # A field that somebody else applied stays beside ours: only a new object is rid of it.
-                log.warning("%s: fields of somebody else are in the way; it is made anew", self._key)
+                # A field that another client applied stays in the object: only a new object removes it.
+                log.warning("%s: the plan has fields of another client; recreating it", self._key)
                 await self._cluster.delete(PLAN, *self._key, uid=applied["metadata"]["uid"])
                 applied = await self._cluster.apply(body, manager=ADAPTER_MANAGER)
         except ClusterError as error:
-            log.warning("plan %d of %s not written: %s; again at the next tick", plan.spec.generation, self._key, error)
+            log.warning(
+                "plan %d of %s not written: %s; retrying at the next tick", plan.spec.generation, self._key, error
+            )
             return
-        if found is None or identity(applied) != identity(found):
+        if existing is None or identity(applied) != identity(existing):
             log.info("%s/%s: plan %d: %s", *self._key, plan.spec.generation, plan.spec.explanation.change)
         self._written, self._published_fields, self._invalid = identity(applied), actionable_fields(plan), None
         self._considered = applied
         self._cache.put(applied)
 
-    async def _apply(self, body: Object, found: Object | None) -> Object:
-        """Apply over the very plan that was seen; Conflict where somebody has written another one since."""
-        while found is not None:
-            seen = {key: found["metadata"][key] for key in ("uid", "resourceVersion")}
+    async def _apply(self, body: Object, existing: Object | None) -> Object:
+        """Apply over the plan this decision started from; Conflict if another client wrote one since."""
+        while existing is not None:
+            version = {key: existing["metadata"][key] for key in ("uid", "resourceVersion")}
             try:
-                return await self._cluster.apply({**body, "metadata": body["metadata"] | seen}, manager=ADAPTER_MANAGER)
+                return await self._cluster.apply(
+                    {**body, "metadata": body["metadata"] | version}, manager=ADAPTER_MANAGER
+                )
             except Conflict:
                 latest = await self._cluster.get(PLAN, *self._key)
-                if latest is not None and identity(latest) != identity(found):
+                if latest is not None and identity(latest) != identity(existing):
                     raise
-                found = latest  # gone, or only its status has changed
+                existing = latest  # gone, or only its status has changed
         return await self._cluster.apply(body, manager=ADAPTER_MANAGER)
 
     async def propose(self, plan: PipelinePlan) -> None:
-        """Write the plan under the name nothing acts on, where it would run anything else than the last advice."""
+        """Write the plan under the proposal's name if it would run something else than the last proposal."""
         key = self._key[0], advisory_name(self._key[1])
         found = self._cache.get(PLAN, key)
         if found is not None and not _is_proposal(found):
-            log.warning("PipelinePlan %s/%s is no advice: it stays, and that for %s is not written", *key, self._key[1])
+            log.warning(
+                "PipelinePlan %s/%s is not a proposal: it stays, and the proposal for %s is not written",
+                *key,
+                self._key[1],
+            )
             return
         lines = [(stage.name, describe_option(stage)) for stage in plan.spec.stages]
-        if found is not None and lines == _lines(found):
+        if found is not None and lines == _option_lines(found):
             return
         body = self._body(plan, key[1], advisory=True)
         try:
             self._cache.put(await self._cluster.apply(body, manager=ADAPTER_MANAGER))
         except ClusterError as error:
-            log.warning("advice for %s not written: %s; again at the next tick", self._key, error)
+            log.warning("proposal for %s not written: %s; retrying at the next tick", self._key, error)
 
     async def report(self, tick: Tick) -> None:
-        """Hand the tick on."""
         await self._report(tick)
 
     async def _delete_proposal(self) -> None:
@@ -134,7 +141,7 @@ class ClusterPlanPublisher:
         try:
             await self._cluster.delete(PLAN, *key, uid=found["metadata"]["uid"])
         except ClusterError as error:
-            log.warning("advice for %s not taken back: %s", self._key, error)
+            log.warning("proposal for %s not deleted: %s", self._key, error)
             return
         self._cache.remove(found)
 
@@ -143,7 +150,7 @@ class ClusterPlanPublisher:
         return self._written is not None and uid == self._written[0] and generation <= self._written[1]
 
     def _owned_by_other(self, found: Object) -> bool:
-        """Whether it belongs to a pipeline of this name that was there before, and is about to be cleared away."""
+        """Whether it belongs to a deleted pipeline of the same name and will be garbage collected."""
         owner = self._cache.get(PIPELINE, self._key)
         references = found["metadata"].get("ownerReferences", ())
         uids = {reference["uid"] for reference in references if reference["kind"] == PIPELINE}
@@ -162,7 +169,7 @@ class ClusterPlanPublisher:
 
 
 def identity(found: Object) -> Identity:
-    """Which state of which object it is; its generation grows with each change of its spec."""
+    """UID and generation; the generation increases with each change of the spec."""
     return str(found["metadata"].get("uid", "")), int(found["metadata"].get("generation", 0))
 
 
@@ -174,7 +181,7 @@ def _same_stages(applied: Object, body: Object) -> bool:
     return [stage["name"] for stage in applied["spec"]["stages"]] == [stage["name"] for stage in body["spec"]["stages"]]
 
 
-def _lines(found: Object) -> list[tuple[str, str]] | None:
+def _option_lines(found: Object) -> list[tuple[str, str]] | None:
     try:
         plan = parse_plan(found, PLAN)
     except DocumentError:

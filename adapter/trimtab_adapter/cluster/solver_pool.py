@@ -1,6 +1,6 @@
-"""The threads in which decisions are made: a few for all pipelines, one for each pool.
+"""`SolverPool`: the threads of decisions, a few for all pipelines and one per budget pool.
 
-Decisions of one pool wait for each other. In threads of their own they keep nobody else waiting.
+Decisions of one budget pool wait for each other; a thread of its own keeps them from delaying other pipelines.
 """
 
 from collections.abc import Iterable
@@ -12,17 +12,16 @@ SOLVERS = 2
 
 
 class SolverPool:
-    """All threads that solve."""
+    """All solver threads."""
 
     def __init__(self, pools: Iterable[str] = ()) -> None:
         self._shared = ThreadPoolExecutor(SOLVERS, thread_name_prefix="solve")
         self._pools = {name: ThreadPoolExecutor(1, thread_name_prefix=f"solve-{name}") for name in pools}
 
     def threads(self, pipeline: InferencePipeline) -> Executor:
-        """Where to decide for a pipeline."""
+        """The executor of a pipeline's decisions."""
         return self._pools.get(pipeline.spec.budget.pool or "", self._shared)
 
     def close(self) -> None:
-        """Begin no decision any more."""
         for threads in (self._shared, *self._pools.values()):
             threads.shutdown(wait=False, cancel_futures=True)

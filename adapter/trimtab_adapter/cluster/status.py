@@ -1,6 +1,6 @@
-"""What a tick means for an InferencePipeline's status: the adapter's three conditions, amounts and history.
+"""Status of an InferencePipeline after a tick: the adapter's three conditions, amounts and history.
 
-Amounts are rounded and figures in messages do not count as changes, so that a quiet pipeline costs no writes.
+Amounts are rounded, and changed figures in messages do not count as changes, so that a quiet pipeline causes no writes.
 """
 
 import re
@@ -15,7 +15,7 @@ from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.status import ADAPTER_CONDITIONS, Condition, Decision, InferencePipelineStatus
 
 OWN_FIELDS = {"conditions", "history", "rps", "forecast_rps", "accuracy", "p99"}
-"""What we leave out stays the operator's: an empty list of stages would be ours."""
+"""Fields the adapter applies; the others stay the operator's."""
 MAX_HISTORY = 20
 MAX_CHANGE_LENGTH = 1024
 _FIGURES = re.compile(r"[0-9]+(?:\.[0-9]+)?")
@@ -25,10 +25,7 @@ _METRICS, _FORECAST, _PLAN = ADAPTER_CONDITIONS
 def build_status(tick: Tick, before: Mapping[str, Any], observed_generation: int) -> dict[str, Any]:
     """The adapter's part of the status.
 
-    Args:
-        tick: what was found and decided.
-        before: the status as it was: transitions and history go on from it.
-        observed_generation: of the pipeline the tick saw.
+    `before` is the previous status, whose transition times and history continue.
     """
     earlier = before.get("conditions") or ()
     findings = filter(None, (_metrics(tick), _forecast(tick), _planned(tick)))
@@ -43,7 +40,7 @@ def build_status(tick: Tick, before: Mapping[str, Any], observed_generation: int
 
 
 def significant_fields(status: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What of a status is worth a write when it changes."""
+    """The parts of a status whose change is worth a write."""
     conditions = [
         (c["type"], c["status"], c["reason"], _FIGURES.sub("#", c.get("message", "")), c.get("observedGeneration"))
         for c in status.get("conditions", ())
@@ -54,21 +51,21 @@ def significant_fields(status: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _metrics(tick: Tick) -> ConditionState | None:
     if tick.fault is not None:
-        cure = {
-            "Missing": "check that the routers are ready, and are scraped where Prometheus is used",
+        remedy = {
+            "Missing": "check that the routers are ready, and that Prometheus scrapes them if it is used",
             "Stale": "check that Prometheus still scrapes the routers",
-            "Absurd": "check what answers at that address, and the clocks",
+            "Absurd": "check which server responds at that address, and the clocks",
         }[tick.fault]
-        return failing(_METRICS, tick.fault, f"{tick.problem}; the plan is held. To mend it, {cure}")
+        return failing(_METRICS, tick.fault, f"{tick.problem}; the plan is held. To fix it, {remedy}")
     if tick.load is None:
         return None
     if not any(rps > 0 for rps in tick.load.history_rps):
-        return ok(_METRICS, "NoTraffic", "no request arrived in the last ten minutes; the plan is for the least load")
+        return ok(_METRICS, "NoTraffic", "no request arrived in the last ten minutes; the plan is for the minimum load")
     if tick.load.missing:
         return ok(
             _METRICS,
             "Fresh",
-            f"only part of the load is known ({tick.load.missing}); the plan is not reduced until all is",
+            f"only part of the load is known ({tick.load.missing}); the plan is not reduced until all of it is known",
         )
     return ok(_METRICS, "Fresh", "the load of the last seconds is known")
 
@@ -77,24 +74,24 @@ def _forecast(tick: Tick) -> ConditionState | None:
     forecast = tick.forecast
     if forecast is None:
         return None
-    asked = tick.pipeline.spec.adaptation.forecaster
+    forecaster = tick.pipeline.spec.adaptation.forecaster
     match forecast.source:
         case "lstm":
             return ok(_FORECAST, "LSTM", f"forecast by the LSTM: {forecast.reason}")
         case "oracle":
-            return ok(_FORECAST, "Oracle", "the load to come was given")
-    if forecast.reason.startswith("the forecaster failed") or "cannot be" in forecast.reason:
-        return failing(
-            _FORECAST, "Failed", f"{forecast.reason}; the last maximum takes its place. See the adapter's log"
+            return ok(_FORECAST, "Oracle", "the future load is known")
+    if forecast.reason.startswith("the forecaster failed") or "is invalid" in forecast.reason:
+        return failing(_FORECAST, "Failed", f"{forecast.reason}; the last maximum is used. See the adapter's log")
+    if forecaster == "LSTM" and "LSTM needs" in forecast.reason:
+        return ok(
+            _FORECAST, "TooLittleHistory", f"the last maximum is used until there is enough history: {forecast.reason}"
         )
-    if asked == "LSTM" and "LSTM needs" in forecast.reason:
-        return ok(_FORECAST, "TooLittleHistory", f"the last maximum counts until there is enough: {forecast.reason}")
-    return ok(_FORECAST, "Reactive", forecast.reason or "the last maximum counts")
+    return ok(_FORECAST, "Reactive", forecast.reason or "the last maximum is used")
 
 
 def _planned(tick: Tick) -> ConditionState | None:
     if tick.pipeline.spec.mode == "Paused":
-        return ok(_PLAN, "Paused", "spec.mode is Paused: the plan in force stays; set it to Auto to go on planning")
+        return ok(_PLAN, "Paused", "spec.mode is Paused: the plan in force stays; set it to Auto to resume planning")
     if tick.decided == "held" and tick.fault is not None:
         return failing(_PLAN, "HeldLast", f"the plan in force is held: {tick.problem}")
     if tick.decided == "held" or tick.config_problem:
@@ -109,11 +106,11 @@ def _quality(tick: Tick, plan: PipelinePlan) -> ConditionState:
         return ok(_PLAN, "Advisory", "spec.mode is Advisory: plans are proposed; set it to Auto to have them applied")
     if not plan.spec.feasible:
         share = f"; planned for {100 * plan.spec.planned_fraction:.0f} % of the load"
-        return failing(_PLAN, "LeastBad", f"no plan keeps all constraints: {plan.spec.reason}{share}")
+        return failing(_PLAN, "LeastBad", f"no plan satisfies every constraint: {plan.spec.reason}{share}")
     if drifted := plan.spec.explanation.drifted_accuracies:
-        told = f"no longer as accurate as measured: {'; '.join(drifted[:4])}"
-        return ok(_PLAN, "AccuracyDrifted", f"{told}. The plan stands on what is observed; look at the inputs")
-    return ok(_PLAN, "Optimal", f"no plan is better; what binds is {plan.spec.explanation.binding_constraint}")
+        message = f"observed accuracy differs from the profile: {'; '.join(drifted[:4])}"
+        return ok(_PLAN, "AccuracyDrifted", f"{message}. The plan uses the observed accuracy; check the inputs")
+    return ok(_PLAN, "Optimal", f"the plan is optimal; binding constraint: {plan.spec.explanation.binding_constraint}")
 
 
 def _amounts(tick: Tick, before: Mapping[str, Any]) -> dict[str, str | None]:
@@ -135,7 +132,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _amount(rps: float) -> str:
-    """Two figures: more would only tell noise."""
+    """Two significant figures."""
     return f"{float(f'{rps:.2g}'):g}" if rps >= 0.05 else "0"
 
 

@@ -1,6 +1,6 @@
-"""Writes what a tick found into one pipeline's status, and an Event where its plan changed. Never holds up the loop.
+"""`StatusWriter`: writes a tick's status, and an Event if the plan changed, without delaying the control loop.
 
-While one report is being written the next ones wait as one: only the newest counts, but no event is lost on the way.
+During a write only the newest status waits, but no event is lost.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ class StatusWriter:
 
     def __init__(self, cluster: Cluster, cache: ClusterCache, key: Key) -> None:
         self._cluster, self._cache, self._key = cluster, cache, key
-        self._status: dict[str, Any] | None = None  # as it should be; None before the first tick
+        self._status: dict[str, Any] | None = None  # desired; None before the first tick
         self._applied: tuple[Any, ...] | None = None
         self._events: list[Object] = []
         self._writing: asyncio.Task[None] | None = None
 
     def report(self, tick: Tick) -> None:
-        """Take a tick, and write what is new about it in the background."""
+        """Write what is new about a tick in the background."""
         pipeline = self._cache.get(PIPELINE, self._key)
         if pipeline is None:
             return
@@ -45,12 +45,12 @@ class StatusWriter:
             self._writing = asyncio.create_task(self._write())
 
     async def close(self) -> None:
-        """Finish what is to be written."""
+        """Finish pending writes."""
         if self._writing is not None:
             await self._writing
 
     async def _write(self) -> None:
-        """Write until nothing is new: what is told meanwhile does not wait for the next tick."""
+        """Write until nothing is new: a report during a write does not wait for the next tick."""
         try:
             while (status := self._unwritten) is not None or self._events:
                 if status is not None:
@@ -59,21 +59,21 @@ class StatusWriter:
                     await self._create(event)
                     self._events = [other for other in self._events if other is not event]
         except ClusterError as error:
-            log.warning("%s/%s: report not written: %s; again with the next tick", *self._key, error)
+            log.warning("%s/%s: status not written: %s; retrying at the next tick", *self._key, error)
         except Exception:
-            log.exception("%s/%s: report not written", *self._key)
+            log.exception("%s/%s: status not written", *self._key)
 
     async def _create(self, event: Object) -> None:
         try:
             await self._cluster.create(event, manager=ADAPTER_MANAGER)
         except Conflict:
-            log.debug("event %s is there already", event["metadata"]["name"])  # only its answer was lost
+            log.debug("event %s exists", event["metadata"]["name"])  # only the response was lost
         except Rejected as error:
             log.warning("%s/%s: event not written: %s", *self._key, error)
 
     @property
     def _unwritten(self) -> dict[str, Any] | None:
-        """The status, where it is not what was written last."""
+        """The status, if it differs from the last one written."""
         return None if self._status is None or significant_fields(self._status) == self._applied else self._status
 
     async def _write_status(self, status: dict[str, Any]) -> None:

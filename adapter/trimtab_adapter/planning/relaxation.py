@@ -15,6 +15,7 @@ from trimtab_adapter.planning.slowdown_estimate import STEP
 from trimtab_adapter.solvers.exact import solve
 from trimtab_adapter.solvers.program import TIE_BREAK, Program, Solution, Weights
 from trimtab_adapter.solvers.registry import get_solver
+from trimtab_adapter.solvers.time_limit import once_per_decision
 
 _HALVINGS = 12
 SLACK = 0.97
@@ -47,21 +48,28 @@ def relax(problem: PlanningProblem) -> PlanningProblem:
     loss: the plan would have less capacity, miss more SLOs and raise the slowdown further. If no plan satisfies every
     constraint even without it, the variant that keeps more of the load is used.
     """
-    original, solver = problem, get_solver(problem.spec.adaptation.solver)
-    while problem.slowdown > 1.0 and solver(build_program(problem)) is None:
+    original = problem
+    while problem.slowdown > 1.0 and _optimum(problem)[1] is None:
         problem = replace(problem, slowdown=max(problem.slowdown / STEP, 1.0))
-    if problem is original or problem.slowdown > 1.0 or solver(build_program(problem)) is not None:
+    if problem is original or problem.slowdown > 1.0 or _optimum(problem)[1] is not None:
         return problem
     return max(original, problem, key=lambda candidate: solve_or_relax(candidate).fraction)
 
 
+@once_per_decision
+def _optimum(problem: PlanningProblem) -> tuple[Program, Solution | None]:
+    """The program of a problem and its optimum; None if no choice satisfies every constraint."""
+    program = build_program(problem)
+    return program, get_solver(problem.spec.adaptation.solver)(program)
+
+
+@once_per_decision
 def solve_or_relax(problem: PlanningProblem) -> PlanSolution:
     """The optimal plan, or the best relaxed one.
 
     Raises PlanningError if the budget cannot hold any plan.
     """
-    program = build_program(problem)
-    solution = get_solver(problem.spec.adaptation.solver)(program)
+    program, solution = _optimum(problem)
     latency_constraint, _ = problem.latency_target
     if solution is not None:
         return PlanSolution(

@@ -1,1 +1,1 @@
-"""Solvers of the program; one signature, `solve(program) -> Solution | None`."""
+"""Solvers of the integer program with one signature, `solve(program) -> Solution | None`."""

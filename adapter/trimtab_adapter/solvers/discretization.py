@@ -1,7 +1,7 @@
-"""What options take of a resource, and what labels have left of it, in whole cells.
+"""Discretization of a resource into cells: the cells that options use and that labels have left.
 
-The SLO is seconds, the budget cores and GPUs; the accuracy floor is a resource too: of what the most accurate options
-reach, each option loses some (of a product the logarithm counts, so that losses add up).
+The SLO is in seconds, the budget in cores and GPUs. The accuracy floor is a resource too: relative to the most accurate
+options, each option loses some accuracy (for a product the logarithm, so that losses add up).
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from trimtab_adapter.solvers.program import TOLERANCE, Program
 from trimtab_adapter.solvers.program_arrays import Floats, ProgramArrays
 
 Resource = Literal["second", "core", "gpu", "floor"]
-# An option that takes whole cells is counted with them, whatever rounding says; labels have more spare than all options
-# together gain by that, so that no completion is counted out.
+# An option that uses whole cells counts as such despite rounding; labels get more slack than all options gain by it,
+# so that no completion is excluded.
 _WHOLE, _LEFT = 1e-9, 1e-6  # of a cell
 _SPARE = 1e-6
 """Of what may be lost: where next to nothing may be, cells would be as small as rounding errors."""
@@ -27,7 +27,7 @@ _SPARE = 1e-6
 class Discretization:
     """One resource in cells, rounded so that no feasible completion is excluded.
 
-    What options take is rounded down; what labels have left is rounded up.
+    Usage of options is rounded down; what labels have left is rounded up.
     """
 
     resource: Resource
@@ -36,17 +36,17 @@ class Discretization:
     taken: Sequence[Floats]
     """By each stage's options."""
     heads: Sequence[float]
-    """Of the floor: what the most accurate options of the stages before each one reach."""
+    """For the floor: the accuracy of the most accurate options of the stages before each one."""
     is_product: bool
 
     def filled(self, stage: int) -> list[int]:
-        """The whole cells that each option of a stage surely fills; too many where it does not fit."""
+        """The whole cells that each option of a stage uses at least; too many if it does not fit."""
         cells = self.taken[stage] * (self.cells / self.total) + _WHOLE
         filled: list[int] = np.minimum(cells, self.cells + 1.0).astype(np.intp).tolist()
         return filled
 
     def left(self, stage: int, labels: Labels) -> NDArray[np.intp]:
-        """The cells that labels of the stages before `stage` have left, none where they have less than none."""
+        """The cells that labels of the stages before `stage` have left, at least 0."""
         cells = (self.total - self._spent(stage, labels)) * (self.cells / self.total) + _LEFT
         return np.minimum(np.maximum(cells, 0.0), self.cells).astype(np.intp)
 
@@ -61,7 +61,7 @@ class Discretization:
 
 
 def discretize(program: Program, arrays: ProgramArrays, resource: Resource, cells: int) -> Discretization:
-    """Measure one resource of a program."""
+    """Discretize one resource of a program."""
     is_product = arrays.is_product
     values = [_additive(column.value, is_product=is_product) for column in arrays.columns]
     heads = [0.0, *np.cumsum([value.max() for value in values]).tolist()]
@@ -80,5 +80,5 @@ def discretize(program: Program, arrays: ProgramArrays, resource: Resource, cell
 
 
 def _additive(values: Floats, *, is_product: bool) -> Floats:
-    """What adds up where the values multiply; a value of nothing loses all."""
+    """The logarithm if values multiply, so that losses add up; a value of 0 loses everything."""
     return np.asarray(np.log(np.maximum(values, 1e-300))) if is_product else values

@@ -1,4 +1,4 @@
-"""Which of many candidates are dominated: no better in any respect than another."""
+"""Dominance filter: keeps the candidates that no other equals or beats in all criteria."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,19 +10,19 @@ _LATER = np.triu(np.ones((_BLOCK, _BLOCK), dtype=np.bool_), 1)
 
 
 def undominated(
-    respects: Sequence[NDArray[np.float64]], expired: Callable[[], bool] = lambda: False
+    criteria: Sequence[NDArray[np.float64]], expired: Callable[[], bool] = lambda: False
 ) -> NDArray[np.intp]:
-    """The indices of the candidates that no other equals or beats in all respects; each has shape [candidates].
+    """The indices of the candidates that no other equals or beats in all criteria; each has shape [candidates].
 
-    Of equal candidates the first in the sorted order stays. Less is better in every respect. The function asks before
-    each block of candidates whether its time has `expired`; those it did not look at by then stay too.
+    Smaller is better. Of equal candidates the first in sorted order stays. `expired` is checked before each block;
+    candidates not examined by then stay too.
     """
-    count = respects[0].size
+    count = criteria[0].size
     if count <= 1:
         return np.arange(count, dtype=np.intp)
-    # In lexicographic order whatever dominates a candidate stands before it, and is no worse in the first respect.
-    order = np.lexsort(respects[::-1])
-    columns = np.array([respect[order] for respect in respects[1:] or respects])
+    # In lexicographic order, a dominating candidate comes first and is no worse in the first criterion.
+    order = np.lexsort(criteria[::-1])
+    columns = np.array([criterion[order] for criterion in criteria[1:] or criteria])
     kept = np.empty(0, dtype=np.intp)
     for start in range(0, count, _BLOCK):
         if expired():
@@ -40,7 +40,7 @@ def undominated(
 
 
 def _pairs(winners: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Tell for each pair whether the winner is at most the row in every respect; shape [winners, rows]."""
+    """Whether the winner is at most the row in every criterion; shape [winners, rows]."""
     result: NDArray[np.bool_] = winners[0][:, None] <= rows[0]
     for winner, row in zip(winners[1:], rows[1:], strict=True):
         result &= winner[:, None] <= row

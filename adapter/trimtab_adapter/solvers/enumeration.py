@@ -1,4 +1,4 @@
-"""The optimum of few choices: all at once, one axis a stage. Faster than any search while they are thousands."""
+"""Enumeration: evaluates all choices at once, one array axis per stage. Fastest for up to some thousand choices."""
 
 import functools
 import math
@@ -16,12 +16,12 @@ MAX_CHOICES = 20_000
 
 
 def choices(arrays: ProgramArrays) -> int:
-    """How many choices there are."""
+    """The number of choices."""
     return math.prod(column.index.size for column in arrays.columns)
 
 
 def best_of_all(program: Program, arrays: ProgramArrays) -> list[int] | None:
-    """The picks of the best choice, None where none keeps every constraint."""
+    """The picks of the best choice, None if none satisfies every constraint."""
     columns = arrays.columns
     value = functools.reduce(np.multiply if arrays.is_product else np.add, _axes([c.value for c in columns]))
     possible = _latency(program, [column.seconds for column in columns]) <= program.slo_seconds + TOLERANCE
@@ -43,7 +43,7 @@ def best_of_all(program: Program, arrays: ProgramArrays) -> list[int] | None:
 
 
 def _axes(columns: Sequence[NDArray[Any]]) -> Iterator[NDArray[Any]]:
-    """Lay each stage's figures along an axis of its own."""
+    """Put each stage's figures on an axis of its own."""
     for k, column in enumerate(columns):
         yield column.reshape([-1 if axis == k else 1 for axis in range(len(columns))])
 

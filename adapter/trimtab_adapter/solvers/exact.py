@@ -1,13 +1,13 @@
-"""The optimal choice, by label setting with bounds: exact, without a licence, any number of stages, any small DAG.
+"""Exact solver: label setting with bounds, without a licence, for any number of stages and any small DAG.
 
 A label is a partial choice: one option for each stage so far. Labels dominated in everything that still matters are
-dropped, and so are labels whose best completion cannot beat a plan already known, as prices (`envelope`) and counts
-(`grid`) bound it. Narrow passes first find good plans to beat, until a pass had to give up none of its labels: then its
-plan is optimal. Everything is numpy over whole fronts of labels. A few thousand choices are compared all at once
-instead.
+dropped, and so are labels whose best completion cannot beat a known plan, by Lagrangian bounds (`lagrangian_bound`) and
+discretized resource bounds (`resource_bound`). Narrow passes first find good plans, until a pass drops no label for
+lack of room: then its plan is optimal. All labels of a stage are processed as numpy arrays. Programs with a few
+thousand choices are enumerated instead.
 
-The narrowest pass is always made; a wider one ends when the time is up. What its labels could still have reached is the
-gap, and the solution says so.
+The narrowest pass always runs; a wider one ends when the time limit is reached. The solution's gap then is what its
+remaining labels could have reached.
 """
 
 import math
@@ -29,24 +29,24 @@ from trimtab_adapter.solvers.resource_bound import MAX_COUNTED, resource_bound
 from trimtab_adapter.solvers.time_limit import SOLVE_SECONDS, seconds_left
 
 WIDTHS = (48, 400, 6_000, 50_000)
-"""Labels a stage keeps in each pass; where even the last is too few, the gap says so."""
+"""Labels a stage keeps in each pass; if the last is too few, the solution has a gap."""
 MAX_EXTENSIONS = 16_000_000
-"""Labels × options of one stage: what one step may hold in memory."""
+"""Labels × options of one stage that one step may hold in memory."""
 _EPSILON = 1e-12
-"""A bound must beat the plan known by more than rounding."""
+"""A bound must exceed the incumbent by more than rounding."""
 
 
 class _Bound(Protocol):
-    """What says at most how much labels can reach."""
+    """Upper bound of labels."""
 
     def bound(self, stage: int, labels: Labels) -> Floats:
         """The most that labels of the stages before `stage` can reach, of shape [labels]."""
 
 
 def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Solution | None:
-    """An optimal solution, or None where no choice keeps every constraint.
+    """An optimal solution, or None if no choice satisfies every constraint.
 
-    Where the time is up it is the best found, with the gap that is left; None then only means that none was found.
+    At the time limit it is the best solution found, with its gap; None then only means that none was found.
     """
     until = time.monotonic() + seconds_left(time_limit_seconds)
     arrays = to_arrays(program)
@@ -64,16 +64,15 @@ def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Soluti
 def search(
     program: Program, arrays: ProgramArrays, widths: Sequence[int] = WIDTHS, until: float = math.inf
 ) -> Solution | None:
-    """A solution and its gap: the most that a better choice, among those that had to be given up, could gain.
+    """A solution and its gap: the most that a better choice among the dropped labels could gain.
 
-    Without a gap None is a proof too; where even the last of the `widths` was too few, it only means that no choice was
-    found.
+    Without a gap None is a proof; if even the last of the `widths` is too few, it only means that no choice was found.
     """
     incumbent: list[Option] | None = None
-    multipliers_found = optimize_multipliers(program, arrays)
-    for guess in multipliers_found.guesses:
+    multipliers = optimize_multipliers(program, arrays)
+    for guess in multipliers.guesses:
         incumbent = _better(program, incumbent, _options(program, arrays, guess))
-    bounds = _bounds(program, arrays, multipliers_found, _target(program, incumbent))
+    bounds = _bounds(program, arrays, multipliers, _target(program, incumbent))
     best_dropped, note = math.inf, ""
     for width in widths:
         passed = _Search(
@@ -86,7 +85,7 @@ def search(
         if best_dropped == -math.inf or (incumbent is not None and best_dropped <= program.objective(incumbent)):
             break
         if time.monotonic() > until:
-            note = "stopped when its time was up"
+            note = "stopped at the time limit"
             break
     if incumbent is None:
         return None
@@ -97,16 +96,16 @@ def search(
     )
 
 
-def _bounds(program: Program, arrays: ProgramArrays, multipliers_found: Multipliers, target: float) -> list[_Bound]:
-    """What prices promise, and where that does not prove the target what counting promises too."""
-    best = multipliers_found.bounds[0]
+def _bounds(program: Program, arrays: ProgramArrays, multipliers: Multipliers, target: float) -> list[_Bound]:
+    """The Lagrangian bounds, and resource bounds if those do not prove the target."""
+    best = multipliers.bounds[0]
     if best.greedy()[1] <= target:
         return [best]
-    if not multipliers_found.broken:
-        return [*multipliers_found.bounds]
+    if not multipliers.broken:
+        return [*multipliers.bounds]
     return [
-        *multipliers_found.bounds,
-        resource_bound(program, arrays, best.prices, multipliers_found.broken[:MAX_COUNTED]),
+        *multipliers.bounds,
+        resource_bound(program, arrays, best.prices, multipliers.broken[:MAX_COUNTED]),
     ]
 
 
@@ -125,7 +124,7 @@ def _better(program: Program, incumbent: list[Option] | None, found: list[Option
 
 @dataclass(slots=True)
 class _Search:
-    """One pass over the stages: what to beat, and how many labels a stage may keep."""
+    """One pass over the stages with an objective to beat and a limit on labels per stage."""
 
     program: Program
     arrays: ProgramArrays
@@ -135,7 +134,7 @@ class _Search:
     until: float = math.inf
     """On the monotonic clock."""
     best_dropped: float = -math.inf
-    """The most that labels given up for want of room or time could have reached."""
+    """The best bound of labels dropped for lack of room or time."""
 
     def run(self) -> list[int] | None:
         """Extend labels stage by stage; return the picks of the best one that beats the target, or None."""
@@ -195,7 +194,7 @@ class _Search:
         )
 
     def _prune(self, labels: Labels, stage: int) -> Labels:
-        """Drop labels that cannot reach the floor, differ where asked, or beat the target; then dominated ones."""
+        """Drop labels that cannot reach the floor, must differ, or cannot beat the target; then dominated ones."""
         arrays = self.arrays
         most = labels.value * arrays.max_value[stage] if arrays.is_product else labels.value + arrays.max_value[stage]
         bounds = self._most(labels, stage)
@@ -208,13 +207,13 @@ class _Search:
             which = ranked[:room]
             self.best_dropped = max(self.best_dropped, float(bounds[ranked[room:]].max()))
         labels = labels.take(which)
-        return labels.take(undominated(_respects(arrays, labels), self._expired))
+        return labels.take(undominated(_criteria(arrays, labels), self._expired))
 
     def _expired(self) -> bool:
         return time.monotonic() > self.until
 
     def _room(self, stage: int) -> int:
-        """How many labels may be extended by a stage."""
+        """How many labels a stage may extend."""
         columns = self.arrays.columns
         if stage == len(columns):
             return self.width
@@ -232,24 +231,24 @@ def _target(program: Program, incumbent: list[Option] | None) -> float:
 
 
 def _start(labels: Labels, awaited: tuple[tuple[int, ...], ...], predecessors: tuple[int, ...]) -> Floats:
-    """When the stage's inputs are there; a group is read as a whole or not at all."""
+    """When the stage's inputs are complete; a group is read as a whole or not at all."""
     if not predecessors:
         return np.zeros(labels.value.size)
     return np.asarray(labels.finish[[n for n, group in enumerate(awaited) if group[0] in predecessors]].max(axis=0))
 
 
-def _respects(arrays: ProgramArrays, labels: Labels) -> list[Floats]:
+def _criteria(arrays: ProgramArrays, labels: Labels) -> list[Floats]:
     """What a label must be no worse in to dominate another, less being better; each of shape [labels]."""
-    respects = [labels.cost, -labels.value, *labels.finish]
+    criteria = [labels.cost, -labels.value, *labels.finish]
     if arrays.cores_bind:
-        respects.append(labels.cores)
+        criteria.append(labels.cores)
     if arrays.gpus_bind:
-        respects.append(labels.gpus)
+        criteria.append(labels.gpus)
     if arrays.differs:
-        respects.append(labels.same.astype(np.float64))
+        criteria.append(labels.same.astype(np.float64))
     if arrays.has_placement_choice:
-        respects += [labels.disaggregated.astype(np.float64), -labels.disaggregated.astype(np.float64)]
-    return respects
+        criteria += [labels.disaggregated.astype(np.float64), -labels.disaggregated.astype(np.float64)]
+    return criteria
 
 
 def _trace(fronts: Sequence[Labels], best: int) -> list[int]:

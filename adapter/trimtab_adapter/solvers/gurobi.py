@@ -1,7 +1,7 @@
-"""The optimal choice by Gurobi, where it is installed and its licence allows the program's size.
+"""Gurobi solver, if it is installed and its licence allows the program's size.
 
-The licence that comes with the package is free, not for production, and refuses more than 2000 columns or 2000 rows.
-Thanks to the linear form (`build_milp`) that is enough for some 20 stages of 20 variants.
+The licence that comes with the package is free, not for production, and allows at most 2000 columns and 2000 rows. With
+the linear form (`build_milp`) that is enough for some 20 stages of 20 variants.
 """
 
 import importlib
@@ -20,10 +20,10 @@ _TOO_LARGE = 10010
 
 
 def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Solution | None:
-    """An optimal solution, None where no choice keeps every constraint.
+    """An optimal solution, None if no choice satisfies every constraint.
 
-    Where the time is up the best plan found comes with the gap that is left. Raises SolverUnavailable where Gurobi is
-    not installed, not licensed, or not for a program of this size.
+    At the time limit the best plan found has a gap. Raises SolverUnavailable if Gurobi is not installed, not licensed,
+    or not for a program of this size.
     """
     gurobi = _gurobi()
 
@@ -47,7 +47,7 @@ def _gurobi() -> Any:
 
 @cache
 def _environment() -> Any:
-    """Start Gurobi quietly, once: this is where the licence is looked for."""
+    """Start Gurobi quietly, once; this checks the licence."""
     environment = _gurobi().Env(empty=True)
     environment.setParam("OutputFlag", 0)
     environment.start()

@@ -1,4 +1,4 @@
-"""The optimal choice by HiGHS, an open mixed-integer solver: slower than `exact`, and by another method."""
+"""HiGHS solver, an open mixed-integer solver: slower than `exact`, and independent of it."""
 
 import importlib
 from typing import Any
@@ -12,22 +12,21 @@ from trimtab_adapter.solvers.time_limit import SOLVE_SECONDS, seconds_left
 
 
 def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Solution | None:
-    """An optimal solution, None where no choice keeps every constraint; raise SolverUnavailable without HiGHS.
+    """An optimal solution, None if no choice satisfies every constraint; raise SolverUnavailable without HiGHS.
 
-    Where the time is up the best plan found comes with the gap that is left.
+    At the time limit the best plan found has a gap.
     """
     highspy = _highspy()
     return solve_by("HiGHS", lambda milp: _run(highspy, milp, seconds_left(time_limit_seconds)), program)
 
 
 def maximize(milp: MilpModel, time_limit_seconds: float = SOLVE_SECONDS) -> float:
-    """The most that a program without binary columns is worth.
+    """The optimum of a program without binary columns.
 
-    Raises:
-        SolverUnavailable: HiGHS is missing, or did not prove an optimum in this time.
+    Raises SolverUnavailable if HiGHS is missing, or did not prove an optimum within the time limit.
     """
     highspy = _highspy()
-    solver = _ran(highspy, milp, time_limit_seconds)
+    solver = _run_solver(highspy, milp, time_limit_seconds)
     status = solver.getModelStatus()
     if status != highspy.HighsModelStatus.kOptimal:
         raise SolverUnavailable(f"HiGHS ended without an optimum: {solver.modelStatusToString(status)}")
@@ -44,7 +43,7 @@ def _highspy() -> Any:
 
 
 def _run(highspy: Any, milp: MilpModel, time_limit_seconds: float) -> tuple[list[float], float] | None:
-    solver = _ran(highspy, milp, time_limit_seconds)
+    solver = _run_solver(highspy, milp, time_limit_seconds)
     status = solver.getModelStatus()
     if status in {highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible}:
         return None
@@ -54,7 +53,7 @@ def _run(highspy: Any, milp: MilpModel, time_limit_seconds: float) -> tuple[list
     return list(solver.getSolution().col_value), float(info.mip_dual_bound)
 
 
-def _ran(highspy: Any, milp: MilpModel, time_limit_seconds: float) -> Any:
+def _run_solver(highspy: Any, milp: MilpModel, time_limit_seconds: float) -> Any:
     """HiGHS after it tried to solve."""
     solver = highspy.Highs()
     options = {"output_flag": False, "threads": 1, "time_limit": time_limit_seconds}

@@ -1,4 +1,4 @@
-"""What every solver is: a function from a program to its solution, None where no choice keeps every constraint."""
+"""Solver interface: a function from a program to its solution, None if no choice satisfies every constraint."""
 
 from collections.abc import Callable
 
@@ -8,4 +8,4 @@ Solver = Callable[[Program], Solution | None]
 
 
 class SolverUnavailable(Exception):
-    """This solver cannot answer this program here; the message says why and what would help."""
+    """The solver cannot solve this program here; the message says why and what would help."""

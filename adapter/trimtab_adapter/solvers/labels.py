@@ -25,7 +25,7 @@ class Labels:
     option: NDArray[np.intp]
 
     def take(self, which: NDArray[np.intp]) -> "Labels":
-        """These of the labels."""
+        """Select labels by index."""
         return Labels(
             value=self.value[which],
             cost=self.cost[which],
@@ -41,7 +41,7 @@ class Labels:
 
 
 def root(program: Program) -> Labels:
-    """The one label in which nothing is chosen yet."""
+    """The label without any chosen option."""
     zero, nothing = np.zeros(1), np.zeros(1, dtype=np.intp)
     start = np.full(1, 1.0 if program.metric == "Product" else 0.0)
     same, disaggregated = np.array([program.other_than is not None]), np.full(1, -1, dtype=np.int8)

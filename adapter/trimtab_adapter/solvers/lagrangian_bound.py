@@ -1,10 +1,9 @@
-"""An upper bound on every completion of a partial choice, for chosen prices of latency and cores.
+"""Lagrangian bound: an upper bound on every completion of a partial choice, for given prices of latency and resources.
 
 With prices λ of a second, μ of a core and ν of accuracy above the floor, a completion with accuracy V and priced cost C
-takes a prefix of accuracy v to (α+ν)·v·V − C: a line in v. Per suffix of stages the upper envelope of these lines is
-enough (outer lines stay outer when a stage is put before them), and it is short. Any prices ≥ 0 give a valid bound
-(Lagrange); good prices make it tight. Envelopes have a handful of lines: plain floats and tuples are faster here than
-arrays.
+extends a prefix of accuracy v to (α+ν)·v·V − C: a line in v. Per suffix of stages the upper envelope of these lines is
+sufficient (outer lines stay outer when a stage is prepended), and it is short. Any prices ≥ 0 give a valid bound; good
+prices make it tight. Envelopes have a handful of lines, for which plain floats and tuples are faster than arrays.
 """
 
 import math
@@ -22,8 +21,8 @@ from trimtab_adapter.solvers.program_arrays import Floats
 
 Amount = TypeVar("Amount", float, Floats)
 
-# One line: slope, intercept, the option picked in the first stage, and the line of the remaining stages (None behind
-# the last one). A plain tuple, since a solve makes thousands.
+# One line: slope, intercept, the option picked in the first stage, and the line of the remaining stages (None after
+# the last one). A plain tuple, since a solve creates thousands.
 Line = tuple[float, float, int, Any]
 Lines = list[Line]
 """Slopes rising, intercepts falling."""
@@ -34,7 +33,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Lagrange multipliers: of the SLO, per second; of the budget, per core and GPU; of the accuracy floor, per 1.0."""
+    """Lagrange multipliers: of the SLO per second, of the budget per core and GPU, of the accuracy floor per 1.0."""
 
     second: float = 0.0
     core: float = 0.0
@@ -42,13 +41,13 @@ class Prices:
     floor: float = 0.0
 
     def of(self, cost: Amount, seconds: Amount, cores: Amount, gpus: Amount) -> Amount:
-        """A cost with what seconds, cores and GPUs are worth."""
+        """A cost plus the priced seconds, cores and GPUs."""
         priced = cost + self.second * seconds + self.core * cores
         return priced + self.gpu * gpus if self.gpu else priced
 
     def unused(self, program: Program) -> float:
-        """What the whole SLO, budget and floor are worth: each bound begins with it."""
-        # An SLO or budget may be infinite; then its price is 0 and 0 · ∞ would be no number.
+        """The price of the whole SLO, budget and floor, with which each bound begins."""
+        # An SLO or budget may be infinite; then its price is 0, and 0 · ∞ would be NaN.
         seconds = self.second * program.slo_seconds if self.second else 0.0
         cores = self.core * program.cores if self.core else 0.0
         return seconds + cores + self.gpu * program.gpus - self.floor * program.accuracy_floor
@@ -60,7 +59,7 @@ class LagrangianBounds:
 
     prices: Prices
     accuracy_weight: float
-    """Α + ν."""
+    """α + ν."""
     suffixes: Sequence[Lines]
     """Of the stages from k on."""
     is_product: bool
@@ -115,7 +114,7 @@ def suffixes(
 
 
 def span(accuracy_weight: float, values: Sequence[Floats], *, is_product: bool) -> tuple[list[float], list[float]]:
-    """The least and the greatest that prefixes before each stage can be worth, rounding included."""
+    """The least and the greatest value that prefixes before each stage can have, rounding included."""
     if is_product:
         least = np.cumprod([accuracy_weight, *(value.min() for value in values)])
         most = np.cumprod([accuracy_weight, *(value.max() for value in values)])

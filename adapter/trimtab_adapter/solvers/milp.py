@@ -1,11 +1,10 @@
-"""The program as a mixed-integer linear one, for solvers that take such: a product of accuracies made linear, exactly.
+"""Mixed-integer linear form of the program, with the product of accuracies made linear exactly.
 
-One binary a stage option. PAS is no sum, but the accuracy of a prefix can flow through the stages as water through
-pipes with gains: what leaves a stage is what enters it, times the accuracy chosen there. Let w be what enters through
-each distinct accuracy of a stage. Σ w is what the stage before lets out, and w is at most y, the chosen options of that
-accuracy, times the most accurate prefix. With exactly one y at 1 all other w are 0 and the one left carries everything:
-so at integer points the figures are the product itself, nothing is approximated, and it takes only one continuous
-column for each distinct accuracy.
+One binary per stage option. PAS is no sum, but the accuracy of a prefix can flow through the stages as through a
+network with gains: the flow out of a stage is the flow into it, times the accuracy chosen there. Let w be the flow
+through each distinct accuracy of a stage. Σ w is the flow out of the previous stage, and w is at most y, the chosen
+options of that accuracy, times the most accurate prefix. With exactly one y at 1 all other w are 0 and one w carries
+everything: at integer points the figures are the product itself, with only one continuous column per distinct accuracy.
 """
 
 import itertools
@@ -20,9 +19,9 @@ from trimtab_adapter.solvers.program import TOLERANCE, Program, Solution
 from trimtab_adapter.solvers.program_arrays import Floats, ProgramArrays, to_arrays
 
 SOLVER_TOLERANCE = 1e-9
-"""Asked of solvers, of rows and of integers."""
+"""Tolerance of solvers, of rows and of integers."""
 _ATTEMPTS = 20
-"""Choices that miss a constraint by less than the solver's tolerance, but by more than ours."""
+"""Choices excluded because they violate a constraint within the solver's tolerance, but not within ours."""
 Entries = dict[int, float]
 """Column to coefficient."""
 
@@ -36,7 +35,7 @@ class Rows:
     entries: list[Entries] = field(default_factory=list)
 
     def add(self, entries: Entries, lower: float = -np.inf, upper: float = np.inf) -> None:
-        """Add a constraint, unless it holds for all."""
+        """Add a constraint, unless it always holds."""
         if lower > -np.inf or upper < np.inf:
             self.entries.append(entries)
             self.lower.append(lower)
@@ -51,7 +50,7 @@ class Rows:
 
 @dataclass(slots=True)
 class MilpModel:
-    """Maximise worth·x under the rows; the first columns are the options, stage by stage, and binary."""
+    """Maximise objective·x under the rows; the first columns are the options, stage by stage, and binary."""
 
     objective: list[float]
     upper: list[float]
@@ -61,21 +60,21 @@ class MilpModel:
 
     @property
     def binaries(self) -> int:
-        """How many columns are binary; none where nothing is chosen, and the program is linear alone."""
+        """The number of binary columns; 0 for a purely linear program."""
         return self.stages[-1].stop if self.stages else 0
 
     def column(self, objective: float, upper: float) -> int:
-        """Add a continuous column between 0 and a bound, and return its place."""
+        """Add a continuous column between 0 and a bound, and return its index."""
         self.objective.append(objective)
         self.upper.append(upper)
         return len(self.objective) - 1
 
     def picks(self, values: Sequence[float]) -> list[int]:
-        """Which option each stage takes, as its place in the table's column."""
+        """The option each stage takes, as an index into its `Column`."""
         return [int(np.argmax(np.asarray(values)[stage.start : stage.stop])) for stage in self.stages]
 
     def forbid(self, picks: Sequence[int]) -> None:
-        """Exclude one choice: it met the constraints within the solver's tolerance, but not within ours."""
+        """Exclude one choice that violates a constraint within the solver's tolerance."""
         chosen = {stage[pin_extreme]: 1.0 for stage, pin_extreme in zip(self.stages, picks, strict=True)}
         self.rows.add(chosen, upper=len(picks) - 1.0)
 
@@ -83,7 +82,7 @@ class MilpModel:
 def solve_by(
     name: str, run: Callable[[MilpModel], tuple[Sequence[float], float] | None], program: Program
 ) -> Solution | None:
-    """Solve a program by a solver of linear ones: `run` returns the columns' values and a proven bound, or None."""
+    """Solve a program by a linear solver: `run` returns the columns' values and a proven bound, or None."""
     arrays = to_arrays(program)
     if arrays is None:
         return None
@@ -100,11 +99,11 @@ def solve_by(
             objective = program.objective(choice)
             return Solution(choice, objective, gap=max(0.0, bound - objective), solver=name)
         milp.forbid(picks)
-    raise SolverUnavailable(f"{name} found only choices that miss a constraint by a rounding error")
+    raise SolverUnavailable(f"{name} found only choices that violate a constraint by a rounding error")
 
 
 def build_milp(program: Program, arrays: ProgramArrays) -> MilpModel:
-    """Write a program as a mixed-integer linear one."""
+    """The mixed-integer linear form of a program."""
     sizes = np.cumsum([0, *(column.index.size for column in arrays.columns)])
     stages = tuple(range(int(a), int(b)) for a, b in itertools.pairwise(sizes))
     milp = MilpModel([], [], Rows(), stages)
@@ -132,13 +131,13 @@ def _budgets(program: Program, arrays: ProgramArrays, milp: MilpModel) -> None:
 
 
 def _encoder_placement(arrays: ProgramArrays, milp: MilpModel) -> None:
-    """No stage runs for one layout where another runs for the other."""
+    """Do not mix colocated and disaggregated options."""
     if not arrays.has_placement_choice:
         return
     kinds = [[np.nonzero(column.disaggregated == kind)[0] for kind in (0, 1)] for column in arrays.columns]
-    for one, other in itertools.permutations(range(len(kinds)), 2):
-        whole, parted = kinds[one][0], kinds[other][1]
-        if whole.size and parted.size:
+    for first, second in itertools.permutations(range(len(kinds)), 2):
+        colocated, disaggregated = kinds[first][0], kinds[second][1]
+        if colocated.size and disaggregated.size:
             chosen = [*(milp.stages[one][n] for n in whole), *(milp.stages[other][n] for n in parted)]
             milp.rows.add(dict.fromkeys(chosen, 1.0), upper=1.0)
 
@@ -153,7 +152,7 @@ def _over(milp: MilpModel, figures: Sequence[Floats]) -> Entries:
 
 
 def _latency(program: Program, arrays: ProgramArrays, milp: MilpModel) -> None:
-    """One row for a chain; else a finish time a stage, after the finish of each stage it waits for."""
+    """One row for a chain; otherwise a finish time per stage, after the finish of each predecessor."""
     if program.slo_seconds == np.inf:
         return
     seconds = [column.seconds for column in arrays.columns]
@@ -184,7 +183,7 @@ def _accuracy(program: Program, arrays: ProgramArrays, milp: MilpModel) -> None:
             milp.rows.add({flow: 1.0} | dict.fromkeys(chosen, -most), upper=0.0)
             milp.rows.add({flow: 1.0} | dict.fromkeys(chosen, -least), lower=0.0)
             flows[flow] = float(value)
-        # What enters the first stage is 1, what enters a later one is what the one before lets out.
+        # The flow into the first stage is 1; into a later one it is the flow out of the previous one.
         start = 1.0 if k == 0 else 0.0
         milp.rows.add(dict.fromkeys(flows, 1.0) | {f: -v for f, v in entering.items()}, lower=start, upper=start)
         entering = flows

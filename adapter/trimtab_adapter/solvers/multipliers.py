@@ -23,7 +23,7 @@ CLOSE = 1e-3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Probe:
-    """The bound at some prices, and by how much the choice that reaches it exceeds each constraint."""
+    """The bound at some prices, and the excess of its choice over each constraint."""
 
     bounds: LagrangianBounds
     picks: list[int]
@@ -36,18 +36,18 @@ class _Probe:
 
 @dataclass(frozen=True, slots=True)
 class Multipliers:
-    """What pricing found."""
+    """The best Lagrange multipliers found, and the choices met on the way."""
 
     bounds: tuple[LagrangianBounds, ...]
     """At the best prices first, then at none."""
     guesses: tuple[list[int], ...]
-    """The choices met on the way."""
+    """Choices met on the way, often feasible and good."""
     broken: tuple[Resource, ...]
-    """The constraints that some of these do not keep."""
+    """The constraints that some of these violate."""
 
 
 def optimize_multipliers(program: Program, arrays: ProgramArrays) -> Multipliers:
-    """Seek prices at which the bound at the root is low."""
+    """Find prices at which the bound at the root is low."""
     search = _MultiplierSearch(program, arrays)
     for _ in range(2 if arrays.cores_bind or arrays.gpus_bind or program.accuracy_floor > 0 else 1):
         for name, excess in _CONSTRAINTS:
@@ -78,7 +78,7 @@ class _MultiplierSearch:
         self.probes = [self.best]
 
     def probe(self, name: str, at: float) -> _Probe:
-        """Set one price beside the best others."""
+        """Set one price and keep the other best ones."""
         found = _probe(self._program, self._table, replace(self.best.bounds.prices, **{name: at}))
         self.probes.append(found)
         if found.bound < self.best.bound:
@@ -101,7 +101,7 @@ class _MultiplierSearch:
             low, high = (found, high) if excess(found) > 0 else (low, found)
 
     def _around(self, name: str, excess: Callable[[_Probe], float]) -> tuple[_Probe | None, _Probe | None]:
-        """Find a price at which the constraint is broken, and one at which it is kept."""
+        """Find a price at which the constraint is violated, and one at which it is satisfied."""
         best = self.best
         if excess(best) > 0:
             return best, self._raised(name, excess, max(4.0 * _price(best, name), _first_price(self._program, name)))
@@ -109,7 +109,7 @@ class _MultiplierSearch:
         return (free, best) if excess(free) > 0 else (None, best)
 
     def _raised(self, name: str, excess: Callable[[_Probe], float], price: float) -> _Probe | None:
-        """Find a price at which the constraint is kept."""
+        """Find a price at which the constraint is satisfied."""
         for _ in range(RAISES):
             found = self.probe(name, price)
             if excess(found) <= 0:

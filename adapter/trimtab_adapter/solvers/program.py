@@ -1,7 +1,7 @@
-"""The optimisation problem as data: one option to choose per stage, under a latency, a budget and an accuracy floor.
+"""Integer program: one option to choose per stage under a latency SLO, a budget and an accuracy floor.
 
-Whatever makes a problem out of a pipeline (`options`) and whatever solves it (`solvers`) meet here. Replicas are
-settled inside each option, so the problem is a multiple-choice knapsack over a DAG (IPA, section 4.2, eq. 5–10).
+`planning.program_builder` builds it from a pipeline, and `solvers` solve it. Replicas are fixed inside each option, so
+the problem is a multiple-choice knapsack over a DAG (IPA, section 4.2, eq. 5–10).
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,9 +12,9 @@ from trimtab_pipelines.escalation import EscalationPlan
 from trimtab_pipelines.spec import Objective
 
 TOLERANCE = 1e-9
-"""Cores and seconds below this are rounding errors."""
+"""Differences of cores and seconds below this are rounding errors."""
 TIE_BREAK = 1e-6
-"""Worth of what a goal does not ask for, relative to what it asks for."""
+"""Weight of what a goal does not ask for, relative to what it asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +29,27 @@ class Option:
     gpus: int
     accuracy: float
     value: float
-    """What the accuracy metric combines: the accuracy itself or its rank scaled to 0…1."""
+    """What the accuracy metric combines: the accuracy, or its rank scaled to 0…1."""
     latency_seconds: float
     throughput_rps: float
-    """Rows per second of all replicas, saturated."""
+    """Rows per second of all replicas at saturation."""
     penalty: float = 0.0
-    """Objective lost by choosing it: the price of a change."""
+    """Switching cost, subtracted from the objective."""
     planned_escalation: EscalationPlan | None = None
-    """The least certain rows are answered again."""
+    """Escalation of the low-confidence rows."""
     disaggregated: bool | None = None
-    """Images are encoded apart, or are not; None: goes with either."""
+    """Whether it requires disaggregated encoders; None if it fits both placements."""
 
     @property
     def model(self) -> tuple[str, str]:
-        """Which model answers, and how it runs."""
+        """Variant and operating point, with its escalation."""
         again = "" if self.planned_escalation is None else f" > {self.planned_escalation}"
         return self.variant, self.operating_point + again
 
 
 @dataclass(frozen=True, slots=True)
 class StageOptions:
-    """A stage, its options, and the indices of the stages it waits for."""
+    """A stage, its options, and the indices of its predecessors."""
 
     name: str
     predecessors: tuple[int, ...]
@@ -58,7 +58,7 @@ class StageOptions:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What accuracy 1.0, one core and one row of batch size are worth in the objective."""
+    """Weight of accuracy 1.0, of one core and of one row of batch size in the objective."""
 
     accuracy: float
     core: float
@@ -84,7 +84,7 @@ class Program:
         return pipeline_accuracy((option.value for option in choice), self.metric)
 
     def objective(self, choice: Sequence[Option]) -> float:
-        """α·accuracy − β·cores − δ·Σ batch − price of the changes (IPA, eq. 9)."""
+        """α·accuracy − β·cores − δ·Σ batch − switching costs (IPA, eq. 9)."""
         spent = self.weights.core * sum(option.cores for option in choice)
         spent += self.weights.batch * sum(option.batch_size for option in choice)
         return self.weights.accuracy * self.value(choice) - spent - sum(option.penalty for option in choice)
@@ -98,7 +98,7 @@ class Program:
         return max(finish)
 
     def is_feasible(self, choice: Sequence[Option]) -> bool:
-        """Tell whether a choice keeps every constraint."""
+        """Whether a choice satisfies every constraint."""
         return (
             self.latency_seconds(choice) <= self.slo_seconds + TOLERANCE
             and sum(option.cores for option in choice) <= self.cores + TOLERANCE
@@ -110,11 +110,11 @@ class Program:
 
     @property
     def has_placement_choice(self) -> bool:
-        """Whether there is a choice of layout: options of both kinds, which no choice mixes."""
+        """Whether there are both colocated and disaggregated options, which no choice may mix."""
         return {True, False} <= {option.disaggregated for stage in self.stages for option in stage.options}
 
     def with_placement(self, *, disaggregated: bool) -> "Program":
-        """The program of one layout alone."""
+        """The program with the options of one encoder placement only."""
         kept = {None, disaggregated}
         return replace(
             self,
@@ -132,18 +132,18 @@ class Solution:
     choice: tuple[Option, ...]
     objective: float
     gap: float = 0.0
-    """Proven: no choice is better by more than this."""
+    """Proven bound: no choice is better by more than this."""
     solver: str = "Exact"
     note: str = ""
-    """Why another solver than the one asked for answered, or why there is a gap."""
+    """Why another solver than the requested one was used, or why there is a gap."""
 
 
 def models(choice: Iterable[Option]) -> tuple[tuple[str, str], ...]:
-    """Which model each stage runs."""
+    """The model each stage runs."""
     return tuple(option.model for option in choice)
 
 
-def weights_of(objective: Objective) -> Weights:
+def objective_weights(objective: Objective) -> Weights:
     """Turn a goal into weights; what the goal does not ask for only breaks ties.
 
     MaxAccuracy and MinCost keep the scale of the user's weights, so that the switching cost means the same.

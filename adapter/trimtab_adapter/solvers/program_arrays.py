@@ -1,4 +1,4 @@
-"""A program as arrays: per stage the undominated options, per suffix of stages what it needs at least."""
+"""Array form of a program: the undominated options per stage, and the minimum needs per suffix of stages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ class Column:
     """The options of one stage that may be part of an optimum, by rising value; every array has shape [options]."""
 
     index: NDArray[np.intp]
-    """Place of each in the program's own list."""
+    """Index of each in the program's own list."""
     seconds: Floats
     cost: Floats
-    """What the objective loses: β·cores + δ·batch + price of the change."""
+    """Loss of objective: β·cores + δ·batch + switching cost."""
     cores: Floats
     gpus: Floats
     value: Floats
@@ -28,7 +28,7 @@ class Column:
     same: NDArray[np.bool_]
     """Runs the model that `Program.other_than` names."""
     disaggregated: NDArray[np.int8]
-    """1: images are encoded apart; 0: they are not; −1: goes with either."""
+    """1: disaggregated; 0: colocated; −1: fits both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class ProgramArrays:
     live: tuple[tuple[tuple[int, ...], ...], ...]
     """Groups of stages whose finish is still awaited after each stage."""
     min_tail: tuple[float, ...]
-    """Least seconds from the end of a stage to the last answer."""
+    """Least seconds from the end of a stage to the end of the pipeline."""
     flow: tuple[float, ...]
     """Share of a unit of flow through each stage; 1 in a chain."""
     min_cores: Floats
@@ -48,16 +48,16 @@ class ProgramArrays:
     max_value: Floats
     is_product: bool
     cores_bind: bool
-    """Whether the dearest choice exceeds the budget at all."""
+    """Whether the choice with the most cores exceeds the budget."""
     gpus_bind: bool
     differs: bool
-    """Whether `Program.other_than` is asked for."""
+    """Whether `Program.other_than` is set."""
     has_placement_choice: bool
-    """Whether options of both layouts are there."""
+    """Whether there are options of both encoder placements."""
 
 
 def to_arrays(program: Program) -> ProgramArrays | None:
-    """Prune each stage and bound each suffix; None where a stage has no option that fits alone."""
+    """Prune each stage and bound each suffix; None if a stage has no option that fits alone."""
     is_product = program.metric == "Product"
     columns = [_column(program, k, is_product=is_product) for k in range(len(program.stages))]
     if any(column.index.size == 0 for column in columns):
@@ -89,17 +89,17 @@ def _column(program: Program, k: int, *, is_product: bool) -> Column:
     alone = (seconds <= program.slo_seconds + TOLERANCE) & (cores <= program.cores + TOLERANCE) & (gpus <= program.gpus)
     cost = weights.core * cores + weights.batch * batch + penalty
     same = np.zeros(len(options), dtype=np.bool_)
-    respects = [cost, seconds, -value, cores]
+    criteria = [cost, seconds, -value, cores]
     if gpus.any():
-        respects.append(gpus)
+        criteria.append(gpus)
     if program.other_than is not None:
         same = np.array([option.model == program.other_than[k] for option in options], dtype=np.bool_)
-        respects.append(same.astype(np.float64))
+        criteria.append(same.astype(np.float64))
     disaggregated = np.array([-1 if o.disaggregated is None else int(o.disaggregated) for o in options], dtype=np.int8)
-    if program.has_placement_choice:  # one of a layout is no better than one of the other: what else there is decides
-        respects += [disaggregated.astype(np.float64), -disaggregated.astype(np.float64)]
+    if program.has_placement_choice:  # options of different placements do not dominate each other
+        criteria += [disaggregated.astype(np.float64), -disaggregated.astype(np.float64)]
     fitting = np.nonzero(alone)[0]
-    kept = fitting[undominated([respect[fitting] for respect in respects])]
+    kept = fitting[undominated([criterion[fitting] for criterion in criteria])]
     kept = kept[np.argsort(value[kept], kind="stable")]
     share = value if is_product else value / len(program.stages)
     return Column(
@@ -112,10 +112,10 @@ def _suffix_sum(parts: Sequence[float]) -> Floats:
 
 
 def _live(predecessors: Sequence[tuple[int, ...]]) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Return, after each stage, the finished stages that later ones wait for, in groups.
+    """After each stage, the finished stages that later ones wait for, in groups.
 
-    Stages that the same later stages wait for are one group: of these only the last to finish matters any more. So
-    parallel branches that join in one stage cost a single figure, however many they are.
+    Stages that the same later stages wait for form one group, of which only the last to finish matters. Parallel
+    branches that join in one stage therefore cost a single figure.
     """
     groups = []
     for k in range(len(predecessors)):
@@ -137,9 +137,10 @@ def _min_tail(predecessors: Sequence[tuple[int, ...]], least_seconds: Sequence[f
 
 
 def _flow(predecessors: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
-    """Split one unit of flow evenly over sources and over readers.
+    """Split one unit of flow evenly over sources and over successors.
 
-    Σ flow·seconds averages over paths, so it is at most the latency of the slowest: a price on it bounds from above.
+    Σ flow·seconds is an average over paths, so it is at most the latency of the slowest: a price on it bounds from
+    above.
     """
     readers = [[r for r, waits_for in enumerate(predecessors) if k in waits_for] for k in range(len(predecessors))]
     sources = sum(not waits_for for waits_for in predecessors)

@@ -1,4 +1,4 @@
-"""The solver a pipeline asks for, and what answers where that one cannot: `exact`, which needs nothing but numpy."""
+"""Solver registry: the solver of a pipeline, with `exact` as the fallback, which needs only numpy."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,14 +12,14 @@ SOLVERS: Mapping[str, Solver] = {"Exact": exact.solve, "HiGHS": highs.solve, "Gu
 
 
 def get_solver(name: Literal["Exact", "HiGHS", "Gurobi"]) -> Solver:
-    """The solver of that name; it never raises, but lets `exact` answer and notes why."""
+    """The solver of that name; if it is unavailable, `exact` solves and the solution notes the reason."""
     return exact.solve if name == "Exact" else _or_exact(SOLVERS[name])
 
 
-def _or_exact(wanted: Solver) -> Solver:
+def _or_exact(preferred: Solver) -> Solver:
     def solve(program: Program) -> Solution | None:
         try:
-            return wanted(program)
+            return preferred(program)
         except SolverUnavailable as reason:
             found = exact.solve(program)
             return None if found is None else replace(found, note="; ".join(filter(None, (str(reason), found.note))))

@@ -1,11 +1,4 @@
-"""An upper bound on every completion for what a partial choice has left of one resource or two, on a coarse grid.
-
-Prices (`envelope`) know one rate of exchange between seconds and accuracy for all labels; one that has spent much so
-far cannot reach what they promise. Here the resource, or two of them, are counted instead: what is left, in whole
-cells, each option taking the whole cells that it surely fills. So no completion is counted out (a relaxed knapsack).
-What is not counted stays priced. The first axis is the value so far: what completions reach is convex in it, so chords
-between a few knots bound it from above.
-"""
+!!LONG Resource bound: an upper bound on every completion, discretized in what a partial choice has left of one resource or two.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +22,7 @@ _NEVER = -1e30
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """The worths of prefixes, α + ν times their value, at which a stage's reach is known; evenly apart."""
+    """Evenly spaced values of prefixes, (α + ν) times their value, at which a stage's reach is known."""
 
     least: float
     spacing: float
@@ -41,21 +34,21 @@ class _Axis:
         return knot, np.asarray(place - knot)
 
     def knots(self) -> Floats:
-        """The worth of each knot."""
+        """The value of each knot."""
         return np.asarray(self.least + self.spacing * np.arange(KNOTS))
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceBound:
-    """Bounds that count one resource or two and price the rest."""
+    """Bounds that discretize one resource or two and price the others."""
 
     discretizations: Sequence[Discretization]
     prices: Prices
-    """None of what is counted."""
+    """0 for the discretized resources."""
     accuracy_weight: float
-    """Α + ν."""
+    """α + ν."""
     axes: Sequence[_Axis]
-    """Before each stage, and behind the last."""
+    """Before each stage, and after the last."""
     reach: Sequence[Floats]
     """The most that the stages from k on add, of shape [knots, cells left, …]."""
 
@@ -76,7 +69,7 @@ class ResourceBound:
 def resource_bound(
     program: Program, arrays: ProgramArrays, best: Prices, resources: Sequence[Resource]
 ) -> ResourceBound:
-    """Build the bounds of all suffixes, last stage first, at the prices that are best where all is priced."""
+    """Build the bounds of all suffixes, last stage first, at the best prices found with all resources priced."""
     prices = replace(best, **dict.fromkeys(resources, 0.0))
     discretizations = [discretize(program, arrays, resource, CELLS[len(resources)]) for resource in resources]
     accuracy_weight = program.weights.accuracy + prices.floor
@@ -100,10 +93,10 @@ def resource_bound(
 def _before(
     rest: Floats, knot: NDArray[np.intp], beyond: Floats, filled: Sequence[tuple[int, ...]], priced: Floats
 ) -> Floats:
-    """The reach before a stage, [knots, cells left, …], of what it is behind: the best of its options.
+    """The reach before a stage, [knots, cells left, …], from that after it: the best of its options.
 
-    Of shape [options, knots]: the knot below the worth behind, and how far beyond it is; [options]: cells of each
-    resource, priced cost.
+    `knot` and `beyond` have shape [options, knots]: the knot below the value after the option, and the distance beyond
+    it. `filled` and `priced` have shape [options]: cells of each resource, and priced cost.
     """
     more = (1,) * (rest.ndim - 1)
     low, by_option = rest[knot], rest[knot + 1]
@@ -113,7 +106,7 @@ def _before(
     by_option -= priced.reshape(-1, 1, *more)
     best = np.full(rest.shape, _NEVER)
     for reached, cells in zip(by_option, filled, strict=True):
-        # Who has these cells left or more gets there with what remains of them.
+        # A label with at least these cells left continues with the remaining ones.
         to = (slice(None), *(slice(taken, None) for taken in cells))
         of = (
             slice(None),

@@ -1,37 +1,62 @@
-"""How long one decision may take: its many solves share one limit. Past it a solver settles for what it has proven.
+"""Scope of one decision: its solves share a time limit and its results a cache.
 
-The limit is a context's, not a parameter of every function between a decision and its solves: it changes how good a
-proof is, never what is asked.
+Past the limit a solver returns what it has proven. Limit and cache belong to the context instead of being parameters
+of every function between a decision and its solves: they change how long a result takes and how good its proof is, not
+the problem.
 """
 
+import functools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any, TypeVar
 
 DECISION_SECONDS = 5.0
 SOLVE_SECONDS = 5.0
-"""Of one solve, where nobody limits the decision it is part of."""
+"""Limit of one solve outside a decision."""
 
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 _end: ContextVar[float] = ContextVar("end", default=math.inf)
+_results: ContextVar[dict[tuple[object, int], tuple[Any, Any]] | None] = ContextVar("results", default=None)
 
 
 @contextmanager
 def time_limit(seconds: float = DECISION_SECONDS) -> Iterator[None]:
-    """Limit all solves of the block together; a limit around it that ends earlier stays."""
+    """Limit all solves of the block together; a surrounding limit that ends earlier stays."""
     token = _end.set(min(_end.get(), time.monotonic() + seconds))
+    results = _results.set({} if (surrounding := _results.get()) is None else surrounding)
     try:
         yield
     finally:
+        _results.reset(results)
         _end.reset(token)
 
 
+def once_per_decision(function: Callable[[Argument], Result]) -> Callable[[Argument], Result]:
+    """Cache the results of a function inside `time_limit`, by the identity of its argument."""
+
+    @functools.wraps(function)
+    def cached(argument: Argument) -> Result:
+        results = _results.get()
+        if results is None:
+            return function(argument)
+        key = function, id(argument)
+        if key not in results:
+            results[key] = argument, function(argument)  # the argument stays alive, so its id stays unique
+        result: Result = results[key][1]
+        return result
+
+    return cached
+
+
 def seconds_left(at_most: float = SOLVE_SECONDS) -> float:
-    """How long a solve may take that begins now; 0 where the time is up."""
+    """Time limit of a solve that begins now; 0 if the decision's time is up."""
     return max(0.0, min(at_most, _end.get() - time.monotonic()))
 
 
 def out_of_time() -> bool:
-    """Whether the decision has had its time."""
+    """Whether the decision's time is up."""
     return seconds_left() <= 0.0

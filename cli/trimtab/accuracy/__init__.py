@@ -1,1 +1,1 @@
-"""Accuracies of a pipeline's variants, measured on a user's own samples."""
+"""Measurement of the accuracies of variants and operating points on labelled samples."""

@@ -1,8 +1,8 @@
-"""From answers of whole pipelines to accuracies of single variants. Pure.
+"""Attribution of a pipeline's accuracy to its variants.
 
-A pipeline of one stage: the share of right answers. Of several: the planner multiplies the stages' accuracies, so they
-are written such that the product is what was measured. With the best variants everywhere (share A of N stages) each has
-the N-th root of A; another variant in one stage, the rest the best, gives share E, and the variant E/A of that root.
+For one stage, a variant's accuracy is its share of correct answers. For several, the planner multiplies the accuracies
+of the stages, so their product must equal the measured share. If the best variants of N stages reach the share A, each
+has the accuracy A^(1/N). If another variant in one stage reaches the share E, its accuracy is E/A times that.
 """
 
 import math
@@ -22,45 +22,44 @@ DIGITS = 4
 
 
 class NoCorrectAnswers(UserError):
-    """Not one answer was right, so that nothing can be told of single variants."""
+    """No answer was correct, so accuracies cannot be attributed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedAnswer:
-    """What came of one sample: its score, and how certain each stage said it is, row by row, parted by commas.
-
-    `task`: of the sample; empty where nobody says.
-    """
+    """Answer to one sample."""
 
     score: Score
     confidences: Mapping[str, str] = field(default_factory=dict)
+    """By stage, the confidence of each row, separated by commas."""
     task: str = ""
+    """Task of the sample, if it names one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What came of all samples with one choice: answers that count, those that were right, and samples."""
+    """Results of all samples with one choice."""
 
     correct: float
     total: float
     effective: float
-    """Independent answers that would tell as much: answers about one sample are right or wrong together."""
+    """Equivalent number of independent answers: those to one sample are correlated."""
     samples: int
 
     @classmethod
     def of(cls, scores: Sequence[Score]) -> "Tally":
-        """Sum up; each score is of one sample."""
+        """Sum the scores of samples."""
         correct, total = sum(score.correct for score in scores), sum(score.total for score in scores)
         return cls(correct, total, _effective(scores, correct, total), len(scores))
 
     @property
     def share(self) -> float:
-        """Right answers among those that count."""
+        """Share of correct answers."""
         return self.correct / self.total if self.total else math.nan
 
 
 def _effective(scores: Sequence[Score], correct: int, total: int) -> float:
-    """Answers by the variance of a ratio of sums over samples (Cochran, Sampling Techniques, 1977, section 6.3)."""
+    """Effective sample size by the variance of a ratio estimator (Cochran, Sampling Techniques, 1977, section 6.3)."""
     n = len(scores)
     if n < 2 or not 0 < correct < total:
         return float(min(n, total))
@@ -71,51 +70,51 @@ def _effective(scores: Sequence[Score], correct: int, total: int) -> float:
 
 
 def choices(pipeline: InferencePipeline) -> list[Choice]:
-    """Return the best choice, by what the pipeline declares, and each that differs from it in one stage."""
+    """Return the best choice by declared accuracies, and each choice that differs from it in one stage."""
     stages = pipeline.spec.ordered_stages
-    listed = [
+    options_by_stage = [
         [(variant.name, point.name) for variant in stage.variants for point in variant.points] for stage in stages
     ]
     best = tuple(
         max(
             ((variant.name, point.name, point.accuracy) for variant in stage.variants for point in variant.points),
-            key=lambda named: named[2],
+            key=lambda entry: entry[2],
         )[:2]
         for stage in stages
     )
     others = [
-        (*best[:place], option, *best[place + 1 :])
-        for place, options in enumerate(listed)
+        (*best[:index], option, *best[index + 1 :])
+        for index, options in enumerate(options_by_stage)
         for option in options
-        if option != best[place]
+        if option != best[index]
     ]
     return [best, *others]
 
 
-def mean_confidences(heard: Sequence[ReceivedAnswer], told_apart: Collection[str] = ()) -> dict[str, float]:
-    """Map a stage to how certain it was of all rows, as a mean, where one can be told (`mean_confidence`).
+def mean_confidences(answers: Sequence[ReceivedAnswer], by_task_stages: Collection[str] = ()) -> dict[str, float]:
+    """Map stages to their mean confidence over all rows, if it can be determined (`mean_confidence`).
 
     Args:
-        heard: what came of samples.
-        told_apart: stages whose accuracies are told by task.
+        answers: answers to the samples.
+        by_task_stages: stages with accuracies by task.
     """
-    found = {}
-    for stage in {stage for one in heard for stage in one.confidences}:
-        told = [float(part or "nan") for one in heard for part in one.confidences.get(stage, "").split(",")]
-        mean = mean_confidence(told, [one.task for one in heard] if stage in told_apart else ())
+    means = {}
+    for stage in {stage for answer in answers for stage in answer.confidences}:
+        rows = [float(row or "nan") for answer in answers for row in answer.confidences.get(stage, "").split(",")]
+        mean = mean_confidence(rows, [answer.task for answer in answers] if stage in by_task_stages else ())
         if mean is not None:
-            found[stage] = mean
-    return found
+            means[stage] = mean
+    return means
 
 
-def scale_factor(whole: float, stages: int) -> float | None:
-    """What the share with a choice is multiplied by to be the accuracy of a variant, where the best have `whole`.
+def scale_factor(best_share: float, stages: int) -> float | None:
+    """Return the factor from a choice's share of correct answers to a variant's accuracy.
 
-    None where that cannot be told: of several stages none was ever right.
+    None if the best choice of several stages has no correct answer.
     """
     if stages == 1:
         return 1.0
-    return whole ** (1 / stages) / whole if whole > 0 else None
+    return best_share ** (1 / stages) / best_share if best_share > 0 else None
 
 
 def accuracies(
@@ -124,57 +123,50 @@ def accuracies(
     samples_digest: str,
     confidences: Mapping[Choice, Mapping[str, float]],
 ) -> dict[PointKey, Accuracy]:
-    """Map (stage, variant, operating point) to its measured accuracy.
-
-    Args:
-        pipeline: that was measured.
-        tallies: what came of the samples.
-        samples_digest: of the samples.
-        confidences: how certain each stage was with a choice, as a mean.
+    """Map points to their measured accuracies.
 
     Raises:
-        NoCorrectAnswers: no sample was answered rightly with the best variants.
+        NoCorrectAnswers: the best choice has no correct answer.
     """
     best = choices(pipeline)[0]
-    whole = tallies[best].share
-    by = scale_factor(whole, len(best))
-    if by is None or not whole > 0:
+    factor = scale_factor(tallies[best].share, len(best))
+    if factor is None or not tallies[best].share > 0:
         raise NoCorrectAnswers(
-            "not one sample was answered rightly with the best variants: do the samples' outputs have the right names?"
+            "no sample was answered correctly with the best variants; check the names of the samples' outputs"
         )
-    return attribute(pipeline, tallies, by, samples_digest, confidences)
+    return attribute(pipeline, tallies, factor, samples_digest, confidences)
 
 
 def attribute(
     pipeline: InferencePipeline,
     tallies: Mapping[Choice, Tally],
-    by: float,
+    factor: float,
     samples_digest: str,
     confidences: Mapping[Choice, Mapping[str, float]],
 ) -> dict[PointKey, Accuracy]:
-    """Give each choice's share, times a factor, to the variants by which it differs from the best.
+    """Attribute each choice's share, times a factor, to the points by which it differs from the best choice.
 
     Args:
-        pipeline: that was measured.
-        tallies: what came of the samples.
-        by: the factor (`factor`).
-        samples_digest: of the samples.
-        confidences: how certain each stage was with a choice, as a mean.
+        pipeline: the measured pipeline.
+        tallies: results by choice.
+        factor: value of `scale_factor`.
+        samples_digest: digest of the samples.
+        confidences: mean confidences by choice and stage.
     """
     best = choices(pipeline)[0]
-    found = {}
+    attributed = {}
     for choice, tally in tallies.items():
-        for stage, mine, reference in zip(pipeline.spec.ordered_stages, choice, best, strict=True):
-            if mine != reference or choice == best:
-                judged = _accuracy(tally, by, samples_digest)
+        for stage, point, reference in zip(pipeline.spec.ordered_stages, choice, best, strict=True):
+            if point != reference or choice == best:
+                accuracy = _accuracy(tally, factor, samples_digest)
                 mean = confidences.get(choice, {}).get(stage.name)
-                found[stage.name, *mine] = judged.model_copy(update={"mean_confidence": mean})
-    return found
+                attributed[stage.name, *point] = accuracy.model_copy(update={"mean_confidence": mean})
+    return attributed
 
 
-def _accuracy(tally: Tally, by: float, samples_digest: str) -> Accuracy:
+def _accuracy(tally: Tally, factor: float, samples_digest: str) -> Accuracy:
     low, high = wilson_interval(tally.share * tally.effective, tally.effective)
-    value, low, high = (round(min(1.0, by * figure), DIGITS) for figure in (tally.share, low, high))
+    value, low, high = (round(min(1.0, factor * share), DIGITS) for share in (tally.share, low, high))
     return Accuracy(
         value=value,
         source="Measured",

@@ -1,15 +1,14 @@
-"""From answers at each operating point to what looking again at the least certain is worth. Pure.
+"""Escalations of a stage: accuracy gained if a more accurate point repeats its least confident rows.
 
-It is told of stages that say how certain they are, in pipelines of one stage and samples of one row: where several
-stages or rows make one answer, it is not known whose confidence was right. Samples that tell their tasks get thresholds
-by task.
+They are determined for pipelines of one stage with a confidence output, and samples of one row: otherwise a wrong
+answer cannot be attributed to a confidence. Samples that name their tasks get thresholds by task.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from trimtab.accuracy.attribution import Choice, ReceivedAnswer
+from trimtab.accuracy.attribution import Choice, PointKey, ReceivedAnswer
 from trimtab_pipelines import confidence
 from trimtab_pipelines.confidence import ConfidenceSample
 from trimtab_pipelines.escalation import Escalation
@@ -18,30 +17,34 @@ from trimtab_pipelines.stages import Stage
 
 
 def escalations(
-    pipeline: InferencePipeline, heard: Mapping[Choice, Sequence[ReceivedAnswer]]
-) -> dict[tuple[str, str, str], tuple[Escalation, ...]]:
-    """Map (stage, variant, operating point) to its second looks, none among them; empty where they cannot be told."""
+    pipeline: InferencePipeline, answers: Mapping[Choice, Sequence[ReceivedAnswer]]
+) -> dict[PointKey, tuple[Escalation, ...]]:
+    """Map points to their escalations, possibly none; empty if they cannot be determined."""
     (stage, *others) = pipeline.spec.stages
     if others or stage.confidence is None:
         return {}
-    found: dict[tuple[str, str, str], tuple[Escalation, ...]] = {}
+    by_point: dict[PointKey, tuple[Escalation, ...]] = {}
     for variant in stage.variants:
-        seen = {
-            point.name: _seen(stage, heard[(variant.name, point.name),], frozenset(point.modalities))
-            for point in variant.points
-        }
-        known = {name: one for name, one in seen.items() if one is not None}
-        if len(known) == len(seen) > 1:
-            found |= {(stage.name, variant.name, name): told for name, told in confidence.escalations(known).items()}
-    return found
+        samples = {}
+        for point in variant.points:
+            sample = _confidence_sample(stage, answers[(variant.name, point.name),], frozenset(point.modalities))
+            if sample is not None:
+                samples[point.name] = sample
+        if len(samples) == len(variant.points) > 1:
+            by_point |= {
+                (stage.name, variant.name, name): listed for name, listed in confidence.escalations(samples).items()
+            }
+    return by_point
 
 
-def _seen(stage: Stage, heard: Sequence[ReceivedAnswer], reads: frozenset[str]) -> ConfidenceSample | None:
-    """The samples as one point sees them; None where a sample is not one answer with one confidence."""
-    told = [one.confidences.get(stage.name, "").split(",") for one in heard]
-    if any(one.score.total != 1 for one in heard) or any(len(one) != 1 or not one[0] for one in told):
+def _confidence_sample(
+    stage: Stage, answers: Sequence[ReceivedAnswer], modalities: frozenset[str]
+) -> ConfidenceSample | None:
+    """Combine the answers of a point; None if a sample has not exactly one answer with one confidence."""
+    rows = [answer.confidences.get(stage.name, "").split(",") for answer in answers]
+    if any(answer.score.total != 1 for answer in answers) or any(len(row) != 1 or not row[0] for row in rows):
         return None
-    confidence = np.array([float(one[0]) for one in told])
-    tasks = np.array([one.task for one in heard])
-    right = np.array([one.score.correct == 1 for one in heard])
-    return ConfidenceSample(confidence, right, reads, tasks if np.all(tasks != "") else None)
+    confidences = np.array([float(row[0]) for row in rows])
+    tasks = np.array([answer.task for answer in answers])
+    correct = np.array([answer.score.correct == 1 for answer in answers])
+    return ConfidenceSample(confidences, correct, modalities, tasks if np.all(tasks != "") else None)

@@ -1,4 +1,4 @@
-"""Shell: sends all samples through the pipeline, served as `trimtab up` serves it, one choice after the other."""
+"""Evaluation of a pipeline: serves one choice of variants after the other, and sends all samples to each."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -19,53 +19,58 @@ from trimtab_pipelines.resource import Metadata
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol.extensions import parameters_of
 
-PATIENCE_SECONDS = 600.0
-"""For one answer, and for a plan to be in force."""
-MOST_BATCH_SIZE = 8
-AT_ONCE = 16
+TIMEOUT_SECONDS = 600.0
+"""Timeout of a request, and of a plan to be in force."""
+MAX_BATCH_SIZE = 8
+CONCURRENCY = 16
 _POLL_SECONDS = 0.05
 OnProgress = Callable[[int, str], None]
-"""Called for each answer: how many choices there are, and which this one is of."""
+"""Called for each answer with the number of choices, and a description of the current one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What is measured: the pipeline, the folder its weights are named from, samples, and how many of them."""
+    """A pipeline to evaluate, and the samples."""
 
     pipeline: InferencePipeline
     home: Path
+    """Base of relative storage URIs."""
     samples: LabelledPayloads
     count: int
+    """Number of samples to send."""
 
 
-async def evaluate(order: Evaluation, folder: Path, on_progress: OnProgress) -> dict[Choice, Sequence[ReceivedAnswer]]:
-    """Serve the pipeline in a folder and return what came of each sample with each choice, in the samples' order.
+async def evaluate(
+    evaluation: Evaluation, folder: Path, on_progress: OnProgress
+) -> dict[Choice, Sequence[ReceivedAnswer]]:
+    """Serve the pipeline in a folder; return the answers to the samples with each choice, in the samples' order.
 
     Raises:
-        StartError: something did not come up, or a sample got no answer.
+        StartError: a process did not start, or a request failed.
     """
-    measured = without_deadlines(order.pipeline, order.home)
+    pipeline = without_deadlines(evaluation.pipeline, evaluation.home)
     pipeline_file = folder / "measured" / "pipeline.yaml"
-    write_atomically(pipeline_file, dump_yaml(measured))
-    tried = choices(measured)
-    first = plan_of(measured, tried[0], 1)
-    heard: dict[Choice, Sequence[ReceivedAnswer]] = {}
-    async with Supervisor(Setup(pipeline_file, folder / "run", None, first, proxy=False)) as local:
-        await local.ready(PATIENCE_SECONDS)
-        for number, choice in enumerate(tried, 1):
-            write_json(local.plan_file, plan_of(measured, choice, number))
-            await _in_force(local, choice, number)
-            heard[choice] = await _send(order, local.rest_port, choice, partial(on_progress, len(tried)))
-            local.raise_failure()
-    return heard
+    write_atomically(pipeline_file, dump_yaml(pipeline))
+    pipeline_choices = choices(pipeline)
+    first = single_choice_plan(pipeline, pipeline_choices[0], 1)
+    answers: dict[Choice, Sequence[ReceivedAnswer]] = {}
+    async with Supervisor(Setup(pipeline_file, folder / "run", None, first, proxy=False)) as supervisor:
+        await supervisor.ready(TIMEOUT_SECONDS)
+        for number, choice in enumerate(pipeline_choices, 1):
+            write_json(supervisor.plan_file, single_choice_plan(pipeline, choice, number))
+            await _wait_for_plan(supervisor, choice, number)
+            on_answer = partial(on_progress, len(pipeline_choices))
+            answers[choice] = await _send(evaluation, supervisor.rest_port, choice, on_answer)
+            supervisor.raise_failure()
+    return answers
 
 
 def without_deadlines(pipeline: InferencePipeline, home: Path) -> InferencePipeline:
-    """Return the pipeline as it is measured: nothing is dropped for its deadline, and there is room for a change."""
+    """Return the pipeline without drops by deadline, and with a budget for a change of variants."""
     cores = sum(max(variant.resources.cpu for variant in stage.variants) for stage in pipeline.spec.stages)
     document: dict[str, Any] = pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)
     document["spec"] |= {
-        "slo": {"latency": f"{PATIENCE_SECONDS:g}s"},
+        "slo": {"latency": f"{TIMEOUT_SECONDS:g}s"},
         "budget": {"cores": cores, "surgeCores": cores},
         "dropPolicy": "Never",
         "schedulingPolicy": "EarliestDeadlineFirst",
@@ -76,8 +81,8 @@ def without_deadlines(pipeline: InferencePipeline, home: Path) -> InferencePipel
     return InferencePipeline.model_validate(document)
 
 
-def plan_of(pipeline: InferencePipeline, choice: Choice, generation: int) -> PipelinePlan:
-    """Return the plan that runs a choice, one replica a stage."""
+def single_choice_plan(pipeline: InferencePipeline, choice: Choice, generation: int) -> PipelinePlan:
+    """Return the plan that runs a choice with one replica per stage."""
     stages = []
     for stage, (name, point) in zip(pipeline.spec.ordered_stages, choice, strict=True):
         variant = stage.variant(name)
@@ -86,7 +91,7 @@ def plan_of(pipeline: InferencePipeline, choice: Choice, generation: int) -> Pip
                 name=stage.name,
                 variant=name,
                 operating_point=point,
-                batch_size=max(size for size in (1, *stage.batch_sizes) if size <= MOST_BATCH_SIZE),
+                batch_size=max(size for size in (1, *stage.batch_sizes) if size <= MAX_BATCH_SIZE),
                 replicas=1,
                 cores=variant.resources.cpu,
                 accuracy=variant.point(point).accuracy,
@@ -97,61 +102,62 @@ def plan_of(pipeline: InferencePipeline, choice: Choice, generation: int) -> Pip
     return PipelinePlan(metadata=Metadata(name=pipeline.name), spec=spec)
 
 
-async def _in_force(local: Supervisor, choice: Choice, generation: int) -> None:
-    """Wait until the router serves a plan with replicas of it alone."""
-    order = [stage.name for stage in local.pipeline.spec.ordered_stages]
+async def _wait_for_plan(supervisor: Supervisor, choice: Choice, generation: int) -> None:
+    """Wait until the router serves the plan, and only its replicas exist."""
+    stages = [stage.name for stage in supervisor.pipeline.spec.ordered_stages]
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not _serves(local, dict(zip(order, choice, strict=True)), generation):
-                local.raise_failure()
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            while not _serves(supervisor, dict(zip(stages, choice, strict=True)), generation):
+                supervisor.raise_failure()
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
-        raise StartError(f"the plan with {choice} was not in force within {PATIENCE_SECONDS:g} s") from None
+        raise StartError(f"the plan with {choice} was not in force within {TIMEOUT_SECONDS:g} s") from None
 
 
-def _serves(local: Supervisor, wanted: Mapping[str, tuple[str, str]], generation: int) -> bool:
-    state = local.state
-    if state is None or not state.ready or state.plan_generation != generation or not local.replica_manager.settled:
+def _serves(supervisor: Supervisor, points: Mapping[str, tuple[str, str]], generation: int) -> bool:
+    state = supervisor.state
+    if state is None or not state.ready or state.plan_generation != generation:
         return False
-    running = {name: (stage.variant, stage.operating_point) for name, stage in state.stages.items()}
-    return running == wanted
+    if not supervisor.replica_manager.settled:
+        return False
+    return {name: (stage.variant, stage.operating_point) for name, stage in state.stages.items()} == points
 
 
 async def _send(
-    order: Evaluation, port: int, choice: Choice, on_progress: Callable[[str], None]
+    evaluation: Evaluation, port: int, choice: Choice, on_progress: Callable[[str], None]
 ) -> Sequence[ReceivedAnswer]:
-    """Send every sample, a few at once; each answer must come from the choice."""
-    heard: dict[int, ReceivedAnswer] = {}
-    outputs = tuple(output.name for output in order.pipeline.spec.outputs)
-    parameters = {stage.name: parameters_of(stage.name) for stage in order.pipeline.spec.ordered_stages}
-    served_by = dict(zip(parameters.values(), choice, strict=True))
-    room, words = asyncio.Semaphore(AT_ONCE), ", ".join(f"{v} {p}" for v, p in choice)
+    """Send every sample with limited concurrency; each must be answered by the choice."""
+    samples, answers = evaluation.samples, dict[int, ReceivedAnswer]()
+    outputs = tuple(output.name for output in evaluation.pipeline.spec.outputs)
+    parameters = {stage.name: parameters_of(stage.name) for stage in evaluation.pipeline.spec.ordered_stages}
+    expected = dict(zip(parameters.values(), choice, strict=True))
+    slots, description = asyncio.Semaphore(CONCURRENCY), ", ".join(f"{v} {p}" for v, p in choice)
 
-    async def one(number: int) -> None:
-        payload = order.samples.payload(number)
-        encoded = wire.encode(payload.inputs, outputs, {"timeout": round(PATIENCE_SECONDS * 1e6)})
-        answer = await wire.send(encoded, f"sample-{number}")
-        room.release()
+    async def send_sample(number: int) -> None:
+        payload = samples.payload(number)
+        request = client.encode(payload.inputs, outputs, {"timeout": round(TIMEOUT_SECONDS * 1e6)})
+        answer = await client.send(request, f"sample-{number}")
+        slots.release()
         if answer.response is None:
-            raise StartError(f"sample {number} with {words}: {answer.code} {answer.detail}")
-        told = answer.response.parameters
-        for named, (variant, point) in served_by.items():
-            if (told.get(named.variant, variant), told.get(named.operating_point, point)) != (variant, point):
-                raise StartError(f"sample {number} was served by {told.get(named.variant)}, not by {variant} {point}")
-        found, task = {tensor.name: tensor.array for tensor in answer.response.outputs}, order.samples.task(number)
+            raise StartError(f"sample {number} with {description}: {answer.code} {answer.detail}")
+        values = answer.response.parameters
+        for names, (variant, point) in expected.items():
+            served = values.get(names.variant, variant), values.get(names.operating_point, point)
+            if served != (variant, point):
+                raise StartError(f"sample {number} was served by {served[0]}, not by {variant} {point}")
+        arrays = {tensor.name: tensor.array for tensor in answer.response.outputs}
         try:
-            confidences = {stage: str(told.get(named.confidences, "")) for stage, named in parameters.items()}
-            score = order.samples.score(payload.truth, found)
-            heard[number] = ReceivedAnswer(score, confidences, task)
+            confidences = {stage: str(values.get(names.confidences, "")) for stage, names in parameters.items()}
+            answers[number] = ReceivedAnswer(samples.score(payload.truth, arrays), confidences, samples.task(number))
         except (KeyError, ValueError, TypeError) as error:
             raise SamplesError(f"sample {number}: its answer cannot be scored: {error!r}") from error
-        on_progress(words)
+        on_progress(description)
 
     try:
-        async with RestClient(f"127.0.0.1:{port}", order.pipeline.name) as wire, asyncio.TaskGroup() as group:
-            for number in range(order.count):
-                await room.acquire()
-                group.create_task(one(number))
+        async with RestClient(f"127.0.0.1:{port}", evaluation.pipeline.name) as client, asyncio.TaskGroup() as group:
+            for number in range(evaluation.count):
+                await slots.acquire()
+                group.create_task(send_sample(number))
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    return [heard[number] for number in range(order.count)]
+    return [answers[number] for number in range(evaluation.count)]

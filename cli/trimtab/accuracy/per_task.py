@@ -1,7 +1,6 @@
-"""From answers to samples that tell their tasks to accuracies on each of these. Pure.
+"""Accuracies by task, for samples that name their tasks.
 
-They are told of the stage of a pipeline that has one, and of stages whose models are told which task each row is of:
-they alone are known to do differently on different tasks.
+They are determined for the stage of a pipeline of one stage, and for stages whose models receive the task of each row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,32 +21,33 @@ from trimtab_pipelines.tasks import TASK_INPUT
 
 
 def task_accuracy_stages(pipeline: InferencePipeline) -> frozenset[str]:
-    """The stages that have accuracies of single tasks."""
+    """Return the stages with accuracies by task."""
     stages = pipeline.spec.stages
-    told = (stage.name for stage in stages if any(read.name == TASK_INPUT for read in stage.inputs))
-    return frozenset(told) if len(stages) > 1 else frozenset({stages[0].name})
+    if len(stages) == 1:
+        return frozenset({stages[0].name})
+    return frozenset(stage.name for stage in stages if any(read.name == TASK_INPUT for read in stage.inputs))
 
 
 def task_accuracies(
     pipeline: InferencePipeline,
-    heard: Mapping[Choice, Sequence[ReceivedAnswer]],
+    answers: Mapping[Choice, Sequence[ReceivedAnswer]],
     tasks: Sequence[str],
     samples_digest: str,
 ) -> dict[PointKey, dict[str, Accuracy]]:
-    """Map (stage, variant, operating point) to its measured accuracy on each task.
+    """Map points to their measured accuracy by task.
 
-    Of several stages a task is left out that not one sample of was answered rightly: nobody knows by whose fault.
+    A task without a correct answer is excluded in a pipeline of several stages, since it cannot be attributed.
     """
     best, stages = choices(pipeline)[0], task_accuracy_stages(pipeline)
-    found: dict[PointKey, dict[str, Accuracy]] = {}
+    by_point: dict[PointKey, dict[str, Accuracy]] = {}
     for task in tasks:
-        own = {choice: [one for one in listed if one.task == task] for choice, listed in heard.items()}
-        tallies = {choice: Tally.of([one.score for one in listed]) for choice, listed in own.items()}
-        by = scale_factor(tallies[best].share, len(best))
-        if by is None:
+        of_task = {choice: [answer for answer in listed if answer.task == task] for choice, listed in answers.items()}
+        tallies = {choice: Tally.of([answer.score for answer in listed]) for choice, listed in of_task.items()}
+        factor = scale_factor(tallies[best].share, len(best))
+        if factor is None:
             continue
-        confidences = {choice: mean_confidences(listed) for choice, listed in own.items()}
-        for place, accuracy in attribute(pipeline, tallies, by, samples_digest, confidences).items():
-            if place[0] in stages:
-                found.setdefault(place, {})[task] = accuracy
-    return found
+        confidences = {choice: mean_confidences(listed) for choice, listed in of_task.items()}
+        for point, accuracy in attribute(pipeline, tallies, factor, samples_digest, confidences).items():
+            if point[0] in stages:
+                by_point.setdefault(point, {})[task] = accuracy
+    return by_point

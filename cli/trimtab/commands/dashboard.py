@@ -1,4 +1,4 @@
-"""`trimtab dashboard`: the live page of a run's folder, of a router that runs elsewhere, or of a pipeline in a cluster."""
+"""`trimtab dashboard`: serves the live page of a run folder, of a remote router, or of a pipeline in a cluster."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from trimtab import run_record
-from trimtab.kubernetes_access import PIPELINE, connected
+from trimtab.kubernetes_access import PIPELINE, connected, get_pipeline
 from trimtab.local.router_client import RouterClient
 from trimtab.options import LIVE_PAGE_PORT, NamespaceOption, PagePortOption, console, parse_address
 from trimtab.plan_inputs import namespaced_name
-from trimtab.remote_recorder import Reach, RemoteRecorder, Routers, cluster_routers
+from trimtab.remote_recorder import Connect, RemoteRecorder, Routers, cluster_routers
 from trimtab.report.live_page import LivePage, PageError
 from trimtab.run_folder import RunFolder
 from trimtab_loadtester.load_spec import LoadError
@@ -24,38 +24,36 @@ from trimtab_pipelines.spec import InferencePipeline
 
 
 def command(
-    what: Annotated[
+    source: Annotated[
         Path,
-        typer.Argument(metavar="FOLDER|PIPELINE", help="Folder of a run; with --address or --in-cluster the pipeline"),
+        typer.Argument(metavar="FOLDER|PIPELINE", help="Run folder or, with --address or --in-cluster, the pipeline"),
     ],
-    address: Annotated[
-        str | None, typer.Option("--address", help="HOST:PORT of a router's administrative port")
-    ] = None,
+    address: Annotated[str | None, typer.Option("--address", help="HOST:PORT of a router's admin port")] = None,
     page_port: PagePortOption = LIVE_PAGE_PORT,
     *,
     in_cluster: Annotated[
-        bool, typer.Option("--in-cluster", help="Show the pipeline of that name, or of that file, in the cluster")
+        bool, typer.Option("--in-cluster", help="Show a pipeline of the cluster; PIPELINE may be a name")
     ] = False,
     namespace: NamespaceOption = None,
 ) -> int:
-    """Serve the page that shows a run while it goes on: what comes, what runs and why, drops, accuracy, each stage.
+    """Serve the live page of a run: load, plans, drops, accuracy and every stage.
 
     Ctrl-C ends it.
     """
     if address is not None and in_cluster:
         raise LoadError("give --address or --in-cluster, not both")
     if in_cluster:
-        showing = _watched(partial(_in_cluster, *namespaced_name(what, namespace)), page_port)
+        serving = _serve_remote(partial(_cluster_routers, *namespaced_name(source, namespace)), page_port)
     elif address is not None:
-        showing = _watched(partial(_at, address, load_pipeline(what)), page_port)
+        serving = _serve_remote(partial(_router_at, address, load_pipeline(source)), page_port)
     else:
-        run_record.load(what, 1)  # or say what is missing
-        showing = _shown(what, page_port)
-    asyncio.run(showing)
+        run_record.load(source, 1)  # raises DocumentError if it is no run folder
+        serving = _serve(source, page_port)
+    asyncio.run(serving)
     return 0
 
 
-async def _shown(folder: Path, port: int) -> None:
+async def _serve(folder: Path, port: int) -> None:
     page = LivePage(folder, port)
     try:
         await page.start()
@@ -69,7 +67,7 @@ async def _shown(folder: Path, port: int) -> None:
 
 
 @asynccontextmanager
-async def _at(address: str, pipeline: InferencePipeline) -> AsyncIterator[Routers]:
+async def _router_at(address: str, pipeline: InferencePipeline) -> AsyncIterator[Routers]:
     host, port = parse_address(address)
     router = RouterClient(port, host)
     try:
@@ -79,27 +77,25 @@ async def _at(address: str, pipeline: InferencePipeline) -> AsyncIterator[Router
 
 
 @asynccontextmanager
-async def _in_cluster(namespace: str, name: str) -> AsyncIterator[Routers]:
+async def _cluster_routers(namespace: str, name: str) -> AsyncIterator[Routers]:
     async with connected() as cluster:
-        found = await cluster.get(PIPELINE, namespace, name)
-    if found is None:
-        raise StartError(f"no {PIPELINE} {namespace}/{name} in this cluster; see kubectl get ipl -A")
-    pipeline = parse(InferencePipeline, found, f"{PIPELINE} {namespace}/{name}")
-    async with cluster_routers(namespace, name) as (routers, newest_plan):
-        yield pipeline, routers, newest_plan
+        document = await get_pipeline(cluster, namespace, name)
+    pipeline = parse(InferencePipeline, document, f"{PIPELINE} {namespace}/{name}")
+    async with cluster_routers(namespace, name) as (routers, fetch_plan):
+        yield pipeline, routers, fetch_plan
 
 
-async def _watched(reach: Reach, port: int) -> None:
-    """Keep a record of routers in a temporary folder, and show it."""
+async def _serve_remote(connect: Connect, port: int) -> None:
+    """Record routers into a temporary folder, and serve its live page."""
     with RunFolder() as folder:
-        async with reach() as (pipeline, routers, newest_plan):  # or say what is wrong
+        async with connect() as (pipeline, routers, fetch_plan):  # raises an error that the user can act on
             recorder = run_record.Recorder(folder, pipeline.name, pipeline)
             recorder.start(None)
-            watching = RemoteRecorder(recorder)
-            await watching.sample_once(routers, newest_plan)
-        recording = asyncio.create_task(watching.run(reach))
+            remote = RemoteRecorder(recorder)
+            await remote.sample_once(routers, fetch_plan)
+        recording = asyncio.create_task(remote.run(connect))
         try:
-            await _shown(folder, port)
+            await _serve(folder, port)
         finally:
             recording.cancel()
             await asyncio.gather(recording, return_exceptions=True)

@@ -1,7 +1,6 @@
-"""`trimtab evaluate`: measure every variant and operating point on a user's own samples, and write it down."""
+"""`trimtab evaluate`: measures the accuracy of variants and operating points on labelled samples."""
 
 import asyncio
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +10,14 @@ from trimtab.accuracy.attribution import PointKey, Tally, accuracies, mean_confi
 from trimtab.accuracy.escalation import escalations
 from trimtab.accuracy.evaluate import Evaluation, evaluate
 from trimtab.accuracy.per_task import task_accuracies, task_accuracy_stages
-from trimtab.options import PipelineArgument, SeedOption, console
+from trimtab.options import (
+    SAMPLES_METAVAR,
+    EditedPipelineOption,
+    MaxSamplesOption,
+    PipelineArgument,
+    SeedOption,
+    console,
+)
 from trimtab.plan_view import terminal_table
 from trimtab.preflight import prepare
 from trimtab.run_folder import RunFolder
@@ -22,86 +28,85 @@ from trimtab_pipelines.result_line import ResultLine
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.yaml_edit import with_accuracies, with_escalations
 
-COLUMNS = ("stage", "variant", "point", "task", "before", "measured", "95 % interval", "certain")
+COLUMNS = ("stage", "variant", "point", "task", "before", "measured", "95 % interval", "confidence")
 
 
 def command(
     pipeline: PipelineArgument,
-    samples: Annotated[
-        str, typer.Option("--samples", metavar="DIR|module:Class", help="Your own samples, with their right answers")
-    ],
-    most: Annotated[int | None, typer.Option("--most", min=1, help="Use so many samples at most")] = None,
+    samples: Annotated[str, typer.Option("--samples", metavar=SAMPLES_METAVAR, help="Samples with their labels")],
+    max_samples: MaxSamplesOption = None,
     seed: SeedOption = 0,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write the pipeline here; default: where it stands")
-    ] = None,
+    out: EditedPipelineOption = None,
 ) -> int:
-    """Measure the accuracy of every variant and operating point on your own samples; write it into the pipeline.
+    """Measure the accuracy of every variant and operating point on labelled samples; write it into the pipeline.
 
-    A stage that says how certain it is has its mean confidence written beside: drifts are told by how that changes.
-    Where samples tell their tasks, accuracies on each are written, with the mean confidence on each.
-    Of a pipeline of several stages, each variant is tried with the best of the other stages. A single stage that says
-    how certain it is gets second looks too: what it is worth to ask a more accurate point about the least certain rows.
+    Each variant of a pipeline of several stages is measured with the best variants of the other stages. A stage that
+    outputs a confidence also gets its mean confidence, from which the router detects drift. If the samples name their
+    tasks, accuracies and mean confidences are also written by task. A single stage with a confidence also gets
+    escalations: the accuracy gained if a more accurate point repeats the least confident rows.
     """
     document = prepare(pipeline)
     source = LabelledPayloads(document, samples, seed)
     file = pipeline / "pipeline.yaml" if pipeline.is_dir() else pipeline
-    count = min(most or len(source), len(source))
+    count = min(max_samples or len(source), len(source))
     tasks = source.tasks(count)
     of_tasks = f" of {len(tasks)} tasks" if tasks else ""
-    console.print(f"{count} samples{of_tasks} of {len(source)}, {_points(document)} operating points")
+    console.print(f"{count} of {len(source)} samples{of_tasks}, {_count_points(document)} operating points")
     digest = source.digest()
-    order = Evaluation(document, file.resolve().parent, source, count)
+    evaluation = Evaluation(document, file.resolve().parent, source, count)
     columns = (BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"), TimeRemainingColumn())
-    with RunFolder() as folder, Progress(*columns, console=console) as shown:
-        bar = shown.add_task("starting", total=None)
+    with RunFolder() as folder, Progress(*columns, console=console) as progress:
+        bar = progress.add_task("starting", total=None)
 
-        def show(of: int, words: str) -> None:
-            shown.update(bar, total=of * count, advance=1, description=words)
+        def on_progress(choices: int, description: str) -> None:
+            progress.update(bar, total=choices * count, advance=1, description=description)
 
-        heard = asyncio.run(evaluate(order, folder, show))
-    tallies = {choice: Tally.of([one.score for one in found]) for choice, found in heard.items()}
-    apart = task_accuracy_stages(document) if tasks else ()
-    confidences = {choice: mean_confidences(found, apart) for choice, found in heard.items()}
-    measured, again = accuracies(document, tallies, digest, confidences), escalations(document, heard)
-    by_task = task_accuracies(document, heard, tasks, digest)
+        answers = asyncio.run(evaluate(evaluation, folder, on_progress))
+    tallies = {choice: Tally.of([answer.score for answer in listed]) for choice, listed in answers.items()}
+    by_task_stages = task_accuracy_stages(document) if tasks else ()
+    confidences = {choice: mean_confidences(listed, by_task_stages) for choice, listed in answers.items()}
+    measured = accuracies(document, tallies, digest, confidences)
+    by_task = task_accuracies(document, answers, tasks, digest)
+    escalations_by_point = escalations(document, answers)
     rows = [
-        _row(document, place, task, one)
-        for place, found in measured.items()
-        for task, one in (("", found), *by_task.get(place, {}).items())
+        _row(document, point, task, accuracy)
+        for point, overall in measured.items()
+        for task, accuracy in (("", overall), *by_task.get(point, {}).items())
     ]
     console.print(terminal_table(COLUMNS, rows))
-    written = out or file
-    write_atomically(written, with_escalations(with_accuracies(file.read_text(), measured, by_task), again))
-    load_pipeline(written)  # what was written can be read
-    for (_, variant, point), found in again.items():
-        if found:
-            best = found[-1]
+    path = out or file
+    text = with_accuracies(file.read_text(), measured, by_task)
+    write_atomically(path, with_escalations(text, escalations_by_point))
+    load_pipeline(path)  # raises DocumentError if the result cannot be read
+    for (_, variant, point), options in escalations_by_point.items():
+        if options:
+            best = options[-1]
             console.print(
-                f"{variant} {point}: {len(found)} second looks, up to {best.accuracy:.4f} "
-                f"with {best.share:.0%} of the samples again at {best.to}"
+                f"{variant} {point}: {len(options)} escalations, up to accuracy {best.accuracy:.4f} "
+                f"with {best.share:.0%} of the samples escalated to {best.to}"
             )
-    console.print(f"written to {written}")
-    figures: dict[str, float | int | str | None] = {
-        f"accuracy_{'_'.join(place)}": found.value for place, found in measured.items()
-    }
+    console.print(f"pipeline written to {path}")
+    figures: dict[str, float | int | str | None] = {"samples": count, "samples_digest": digest}
+    figures |= {f"accuracy_{'_'.join(point)}": accuracy.value for point, accuracy in measured.items()}
     figures |= {
-        f"accuracy_{'_'.join(place)}_{task}": one.value for place, on in by_task.items() for task, one in on.items()
+        f"accuracy_{'_'.join(point)}_{task}": accuracy.value
+        for point, listed in by_task.items()
+        for task, accuracy in listed.items()
     }
-    figures |= {f"second_looks_{'_'.join(place)}": len(found) for place, found in again.items()}
-    ResultLine(name="accuracy", figures={"samples": count, "samples_digest": digest, **figures}).print()
+    figures |= {f"escalations_{'_'.join(point)}": len(options) for point, options in escalations_by_point.items()}
+    ResultLine(name="evaluate", figures=figures).print()
     return 0
 
 
-def _points(pipeline: InferencePipeline) -> int:
+def _count_points(pipeline: InferencePipeline) -> int:
     return sum(len(variant.points) for stage in pipeline.spec.stages for variant in stage.variants)
 
 
-def _row(pipeline: InferencePipeline, place: PointKey, task: str, found: Accuracy) -> tuple[str, ...]:
-    stage, variant, point = place
-    known = pipeline.spec.stage(stage).variant(variant).point(point)
-    before = known.accuracy_by_task.get(task) if task else known.measured_accuracy()
-    was = "" if before is None else f"{before.value:.4f} {before.evidence_label}"
-    certain = "" if found.mean_confidence is None else f"{found.mean_confidence:.4f}"
-    interval = f"{found.low:.4f} – {found.high:.4f}"
-    return stage, variant, point, task or "all", was, f"{found.value:.4f}", interval, certain
+def _row(pipeline: InferencePipeline, key: PointKey, task: str, accuracy: Accuracy) -> tuple[str, ...]:
+    stage, variant, name = key
+    point = pipeline.spec.stage(stage).variant(variant).point(name)
+    previous = point.accuracy_by_task.get(task) if task else point.measured_accuracy()
+    before = "" if previous is None else f"{previous.value:.4f} {previous.evidence_label}"
+    confidence = "" if accuracy.mean_confidence is None else f"{accuracy.mean_confidence:.4f}"
+    interval = f"{accuracy.low:.4f} – {accuracy.high:.4f}"
+    return stage, variant, name, task or "all", before, f"{accuracy.value:.4f}", interval, confidence

@@ -1,4 +1,4 @@
-"""`trimtab explain`: explains a plan by its binding constraint, its runner-up and the cost of changes."""
+"""`trimtab explain`: explains a plan by its binding constraint, its runner-up and its sensitivity."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +10,10 @@ from trimtab.commands.plan import check_what_if, peak_rps, plan_view, print_alte
 from trimtab.options import PipelineArgument, PlanArguments, console, console_to_stderr, print_json_line
 from trimtab.plan_inputs import plan_inputs
 from trimtab.plan_view import (
-    PRICE_COLUMNS,
+    SENSITIVITY_COLUMNS,
     explanation_lines,
     plan_view_json,
-    price_rows,
+    sensitivity_rows,
     stage_tables,
     terminal_table,
 )
@@ -29,10 +29,10 @@ def command(
         str | None, typer.Option("--load", help="Requests per second; default: the load of the current plan")
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option("--plan", help="Current plan, plan.json of a run; adds the cost of changes")
+        Path | None, typer.Option("--plan", help="Current plan, plan.json of a run; adds switching costs")
     ] = None,
 ) -> int:
-    """Explain the plan for a load: its binding constraint, the runner-up, and the cost of changes."""
+    """Explain the plan for a load: its binding constraint, the runner-up, and its sensitivity."""
     current_plan = None if plan is None else load_plan(plan)
     check_what_if(arguments.what_if)
     if not arguments.in_cluster:
@@ -49,7 +49,7 @@ def command(
             for line in explanation_lines(view.plan):
                 console.print(line)
             console.print()
-            console.print(terminal_table(PRICE_COLUMNS, price_rows(view), "cost of changes"))
+            console.print(terminal_table(SENSITIVITY_COLUMNS, sensitivity_rows(view), "sensitivity"))
             print_alternatives(view)
     if arguments.as_json:
         print_json_line(plan_view_json(view))

@@ -1,4 +1,4 @@
-"""`trimtab keys`: API keys of those who may call a pipeline."""
+"""`trimtab keys`: API keys of a pipeline's clients."""
 
 import json
 import shlex
@@ -8,19 +8,21 @@ from typing import Annotated
 import typer
 
 from trimtab_pipelines.documents import DocumentError
-from trimtab_router.envoy.api_keys import ALL, HashedKey, digest_of, entry_of, new_key, read_entries
+from trimtab_router.envoy.api_keys import ALL, HashedKey, format_entry, key_digest, new_key, read_entries
 
 SECRET = "trimtab-keys"  # noqa: S105 - a name
 
 
 def new(
-    client: Annotated[str, typer.Argument(help="Whose key it is: letters, digits, dots, dashes and underscores")],
-    pipeline: Annotated[list[str] | None, typer.Option(help="A pipeline it may call; repeat; default: all")] = None,
-    secret: Annotated[str, typer.Option(help="The Secret that the door's settings or the chart name")] = SECRET,
+    client: Annotated[str, typer.Argument(help="Client's name: letters, digits, dots, dashes and underscores")],
+    pipeline: Annotated[
+        list[str] | None, typer.Option(help="Pipeline that the client may call; repeatable; default: all")
+    ] = None,
+    secret: Annotated[str, typer.Option(help="Secret that the chart names")] = SECRET,
 ) -> int:
-    """Make a key: it is shown this once; what the door keeps is its hash."""
+    """Create a key and print it once; Envoy stores only its hash."""
     key = new_key()
-    entry = entry_of(HashedKey(client, digest_of(key), frozenset(pipeline or (ALL,))))
+    entry = format_entry(HashedKey(client, key_digest(key), frozenset(pipeline or (ALL,))))
     problems = read_entries([(client, entry)]).problems
     if problems:
         named = ", ".join(pipeline or (ALL,))
@@ -30,9 +32,9 @@ def new(
     patch = json.dumps({"stringData": {client: entry}})
     sys.stdout.write(
         f"{key}\n\n"
-        "This is the key; it is shown only now. Callers send it as the header X-API-Key.\n"
-        f"For the file that keysFile names, a line:\n\n    {client}: {entry}\n\n"
-        "For a cluster, in the pipeline's namespace (create the Secret, or add to it):\n\n"
+        "The key is printed only once. Clients send it in the header X-API-Key.\n"
+        f"Line for the file that keysFile names:\n\n    {client}: {entry}\n\n"
+        "In a cluster, in the pipeline's namespace, create the Secret or add to it:\n\n"
         f"    kubectl create secret generic {secret} --from-literal={shlex.quote(f'{client}={entry}')}\n"
         f"    kubectl patch secret {secret} --type merge --patch {shlex.quote(patch)}\n\n"
         f"To revoke it, remove the line, or: kubectl patch secret {secret} --type json --patch "

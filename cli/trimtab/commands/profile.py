@@ -1,4 +1,4 @@
-"""`trimtab profile`: measure every variant of a pipeline, on this machine or on the nodes of a cluster."""
+"""`trimtab profile`: profiles the variants of a pipeline, on this machine or on the nodes of a cluster."""
 
 import asyncio
 import statistics
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from trimtab.kubernetes_access import Tell, connected, request_profiling
+from trimtab.kubernetes_access import OnStatus, connected, request_profiling
 from trimtab.options import NamespaceOption, PipelineArgument, console
 from trimtab.plan_inputs import namespaced_name
 from trimtab.preflight import prepare, profiling_progress
@@ -21,17 +21,17 @@ from trimtab_profiler.profile import ProfileOptions, fit_errors, profile, write_
 def command(
     pipeline: PipelineArgument,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for profile.yaml; default: beside the pipeline")
+        Path | None, typer.Option("--out", "-o", help="Folder for profile.yaml; default: the pipeline's folder")
     ] = None,
     *,
-    quick: Annotated[bool, typer.Option(help="A few seconds: only what planning needs")] = False,
+    quick: Annotated[bool, typer.Option(help="Measure only what planning needs, in a few seconds")] = False,
     in_cluster: Annotated[
-        bool, typer.Option(help="Have Jobs measure it on the nodes it uses; PIPELINE may be a name")
+        bool, typer.Option(help="Measure by Jobs on the pipeline's nodes; PIPELINE may be a name")
     ] = False,
     namespace: NamespaceOption = None,
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to wait for the cluster")] = 1800.0,
 ) -> int:
-    """Measure latency and throughput of every variant, operating point, batch size and allocation of cores."""
+    """Measure latency and throughput of every variant, operating point, batch size and core allocation."""
     if in_cluster:
         return _in_cluster(*namespaced_name(pipeline, namespace), timeout)
     document = prepare(pipeline)
@@ -48,25 +48,25 @@ def command(
 
 
 def _in_cluster(namespace: str, name: str, timeout_seconds: float) -> int:
-    with console.status(f"asking for profiles of {namespace}/{name}") as shown:
-        found = asyncio.run(_asked(namespace, name, shown.update, timeout_seconds))
-    by_name = {one.metadata.name: one for one in sorted(found, key=lambda one: one.metadata.name)}
-    for one in by_name.values():
-        console.print(f"ModelProfile {one.metadata.name}, measured on {one.spec.hardware.processor}")
-        console.print(_table(one))
+    with console.status(f"requesting profiles of {namespace}/{name}") as status:
+        profiles = asyncio.run(_request(namespace, name, status.update, timeout_seconds))
+    by_name = {profile.metadata.name: profile for profile in sorted(profiles, key=lambda p: p.metadata.name)}
+    for measured in by_name.values():
+        console.print(f"ModelProfile {measured.metadata.name}, measured on {measured.spec.hardware.processor}")
+        console.print(_table(measured))
     ResultLine(name="profile-in-cluster", figures=_figures(by_name)).print()
     return 0
 
 
-async def _asked(namespace: str, name: str, tell: Tell, timeout_seconds: float) -> list[ModelProfile]:
+async def _request(namespace: str, name: str, on_status: OnStatus, timeout_seconds: float) -> list[ModelProfile]:
     async with connected() as cluster:
-        return await request_profiling(cluster, namespace, name, tell, timeout_seconds)
+        return await request_profiling(cluster, namespace, name, on_status, timeout_seconds)
 
 
 def _figures(profiles: Mapping[str, ModelProfile]) -> dict[str, float]:
     errors = [abs(error.relative_error) for error in fit_errors(profiles)]
     return {
-        "points": sum(len(found.spec.points) for found in profiles.values()),
+        "points": sum(len(profile.spec.points) for profile in profiles.values()),
         "fit_mean_relative_error": statistics.fmean(errors),
         "fit_worst_relative_error": max(errors),
     }
@@ -75,7 +75,7 @@ def _figures(profiles: Mapping[str, ModelProfile]) -> dict[str, float]:
 def _table(profile: ModelProfile) -> Table:
     spec = profile.spec
     slo = f"; stage SLO {1000 * spec.stage_slo_seconds:.1f} ms" if spec.stage_slo_seconds else ""
-    columns = ("variant", "point", "cores", "batch 1 p50", "batch 1 p99", "best rows/s", "at batch", "fit error")
+    columns = ("variant", "point", "cores", "batch 1 p50", "batch 1 p99", "max rows/s", "at batch", "fit error")
     table = Table(*columns, title=f"{spec.stage}{slo}", title_justify="left", box=None, pad_edge=False)
     for point in spec.points:
         first = point.measurements[0]

@@ -1,4 +1,4 @@
-"""`trimtab train-task`: a new task for a vision transformer that serves others, from a user's labelled images."""
+"""`trimtab train-task`: trains a new task for a vision transformer on labelled images."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 from numpy.typing import NDArray
 from rich.progress import BarColumn, Progress, TextColumn
 
-from trimtab.options import PipelineArgument, SeedOption, console
+from trimtab.options import SAMPLES_METAVAR, PipelineArgument, SeedOption, console
 from trimtab.plan_view import terminal_table
 from trimtab.preflight import prepare
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
@@ -30,81 +30,86 @@ def command(
     pipeline: PipelineArgument,
     task: Annotated[str, typer.Argument(help="Name of the new task")],
     samples: Annotated[
-        str, typer.Option("--samples", metavar="DIR|module:Class", help="Images with their labels, 0, 1, 2 and so on")
+        str, typer.Option("--samples", metavar=SAMPLES_METAVAR, help="Images with their labels: 0, 1, 2 and so on")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Write the task's file here (.safetensors)")],
-    variant: Annotated[str | None, typer.Option("--variant", help="Whose weights; default: the only one's")] = None,
-    most: Annotated[int | None, typer.Option("--most", min=8, help="Use so many images at most")] = None,
-    utility: Annotated[float, typer.Option("--utility", min=0.0, help="Worth of its answers in time")] = 1.0,
-    latency: Annotated[str | None, typer.Option("--latency", help="Deadline of its requests, such as 150ms")] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Of training, for each way the model runs")] = 300,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Path of the task's file (.safetensors)")],
+    variant: Annotated[str | None, typer.Option("--variant", help="Variant, if there are several")] = None,
+    max_images: Annotated[int | None, typer.Option("--max", min=8, help="Maximum number of images")] = None,
+    utility: Annotated[float, typer.Option("--utility", min=0.0, help="Utility of an answer in time")] = 1.0,
+    latency: Annotated[str | None, typer.Option("--latency", help="Latency SLO of its requests, such as 150ms")] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Training steps for each prompt variant")] = 300,
     seed: SeedOption = 0,
 ) -> int:
-    """Train a new task for a vision transformer: a head, and prompts, for every way that its points run.
+    """Train a new task for a vision transformer: a head and prompts for each of its operating points.
 
-    The transformer and its other tasks stay as they are. A quarter of the images is held out; on these the task is
-    judged at every operating point. The file is named among the variant's `tasks`, or registered at a router that runs.
+    The transformer and its other tasks do not change. A quarter of the images is held out to evaluate the task at every
+    operating point. List the file in the variant's `tasks`, or register it at a running router.
     """
     import torch  # noqa: PLC0415  (slow to import)
 
     from trimtab.task_training import TaskTraining  # noqa: PLC0415
-    from trimtab_training.prompt_tuning import Labelled, TrainingSchedule  # noqa: PLC0415
+    from trimtab_training.prompt_tuning import LabelledImages, task_schedule  # noqa: PLC0415
 
     document = prepare(pipeline)
-    granted = TaskTerms(utility=utility, latency_seconds=parse_duration(latency) if latency else None)
-    stage, chosen = _variant(document, variant)
-    source = LabelledPayloads(_images_alone(document), samples, seed)
-    found = _read(source, most)
-    with Progress(TextColumn("{task.description}"), BarColumn(), console=console) as shown:
-        bar = shown.add_task("training", total=1)
+    terms = TaskTerms(utility=utility, latency_seconds=parse_duration(latency) if latency else None)
+    stage, transformer = _find_variant(document, variant)
+    source = LabelledPayloads(image_classification(document), samples, seed)
+    pixels, labels = read_images(source, max_images)
+    with Progress(TextColumn("{task.description}"), BarColumn(), console=console) as progress:
+        bar = progress.add_task("training", total=1)
         home = pipeline if pipeline.is_dir() else pipeline.parent
-        served = model_spec(document, home, stage, chosen, chosen.resources.cpu)
-        joining = TaskTraining(
-            served, TrainingSchedule(steps=steps, seed=seed), lambda share: shown.update(bar, completed=share)
-        )
-        made = joining.train(task, Labelled(*map(torch.from_numpy, found)), granted, out, source.digest())
-    for way in made.left_out:
-        console.print(f"not trained: {way}; a task's file has no room for so many classes in every way", markup=False)
-    _tell(task, out, made.accuracy_by_point)
+        spec = model_spec(document, home, stage, transformer, transformer.resources.cpu)
+        training = TaskTraining(spec, task_schedule(steps, seed), lambda share: progress.update(bar, completed=share))
+        images = LabelledImages(torch.from_numpy(pixels), torch.from_numpy(labels))
+        report = training.train(task, images, terms, out, source.digest())
+    for prompt_variant in report.excluded:
+        console.print(f"not trained: {prompt_variant}; the task's file has no room for so many classes", markup=False)
+    _print_report(task, out, report.accuracy_by_point)
     return 0
 
 
-def _tell(task: str, out: Path, judged: Mapping[str, Accuracy]) -> None:
+def _print_report(task: str, out: Path, accuracies: Mapping[str, Accuracy]) -> None:
     rows = []
-    for name, one in judged.items():
-        rows.append((name, f"{one.value:.4f}", f"{one.low:.4f} – {one.high:.4f}", str(one.samples)))
-        console.print(f"{name}: accuracyByTask: {task}: {flow_accuracy(one)}", markup=False, soft_wrap=True)
+    for point, accuracy in accuracies.items():
+        interval = f"{accuracy.low:.4f} – {accuracy.high:.4f}"
+        rows.append((point, f"{accuracy.value:.4f}", interval, str(accuracy.samples)))
+        line = f"{point}: accuracyByTask: {task}: {flow_accuracy(accuracy)}"
+        console.print(line, markup=False, soft_wrap=True)
     console.print(terminal_table(COLUMNS, rows, f"{task}, on images held out"))
-    console.print(f"the task: {out}")
-    held_out = next(iter(judged.values())).samples
-    figures = {f"{name}_accuracy": one.value for name, one in judged.items()}
+    console.print(f"task written to {out}")
+    held_out = next(iter(accuracies.values())).samples
+    figures = {f"{point}_accuracy": accuracy.value for point, accuracy in accuracies.items()}
     ResultLine(name="train-task", figures={"task": task, "held_out": held_out} | figures).print()
 
 
-def _variant(document: InferencePipeline, name: str | None) -> tuple[Stage, Variant]:
-    """The variant of that name, or the only vision transformer there is, and its stage."""
-    stages = document.spec.stages
-    known = [(stage, one) for stage in stages for one in stage.variants if one.family == "vision-transformer"]
-    fitting = [(stage, one) for stage, one in known if name in {None, one.name}]
-    if len(fitting) != 1:
-        names = ", ".join(one.name for _, one in known) or "none"
-        raise ValueError(f"name one vision transformer with --variant; there are: {names}")
-    return fitting[0]
+def _find_variant(document: InferencePipeline, name: str | None) -> tuple[Stage, Variant]:
+    """Find the vision transformer of that name, or the only one, and its stage."""
+    transformers = [
+        (stage, variant)
+        for stage in document.spec.stages
+        for variant in stage.variants
+        if variant.family == "vision-transformer"
+    ]
+    matches = [(stage, variant) for stage, variant in transformers if name in {None, variant.name}]
+    if len(matches) != 1:
+        names = ", ".join(variant.name for _, variant in transformers) or "none"
+        raise ValueError(f"choose one vision transformer by --variant; the pipeline has: {names}")
+    return matches[0]
 
 
-def _images_alone(document: InferencePipeline) -> InferencePipeline:
-    """As if images were all that is asked, and labels all that is answered: the samples are of one task."""
+def image_classification(document: InferencePipeline) -> InferencePipeline:
+    """Reduce the pipeline to the input `image` and the output `label`, since the samples are of one task."""
     spec = document.spec
-    images = tuple(each for each in spec.inputs if each.name == "image")
-    labels = tuple(each for each in spec.outputs if each.name == "label")
+    images = tuple(tensor for tensor in spec.inputs if tensor.name == "image")
+    labels = tuple(tensor for tensor in spec.outputs if tensor.name == "label")
     if not images or not labels:
-        raise ValueError("the pipeline must take an input image and give an output label")
+        raise ValueError("the pipeline must have an input `image` and an output `label`")
     return document.model_copy(update={"spec": spec.model_copy(update={"inputs": images, "outputs": labels})})
 
 
-def _read(source: LabelledPayloads, most: int | None) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Images [n, channels, side, side] and labels [n], in the samples' order."""
-    payloads = [source.payload(index) for index in range(min(most or len(source), len(source)))]
+def read_images(source: LabelledPayloads, max_images: int | None) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return images [n, channels, side, side] and labels [n], in the samples' order."""
+    payloads = [source.payload(index) for index in range(min(max_images or len(source), len(source)))]
     pixels = np.concatenate([payload.inputs[0].array for payload in payloads])
     return pixels, np.array([_label(payload.truth) for payload in payloads], np.int64)
 
@@ -112,5 +117,5 @@ def _read(source: LabelledPayloads, most: int | None) -> tuple[NDArray[Any], NDA
 def _label(truth: object) -> int:
     value = next(iter(truth.values())) if isinstance(truth, dict) else truth
     if not isinstance(value, int | np.integer):
-        raise ValueError(f"label {value!r} is no whole number")
+        raise ValueError(f"label {value!r} is not a whole number")
     return int(value)

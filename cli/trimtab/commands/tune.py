@@ -1,15 +1,20 @@
-"""`trimtab tune`: try forms of a vision transformer here, on a user's samples; write those worth keeping."""
+"""`trimtab tune`: searches operating points of a vision transformer on this machine."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from trimtab.options import PipelineArgument, SeedOption, console
+from trimtab.options import (
+    SAMPLES_METAVAR,
+    EditedPipelineOption,
+    MaxSamplesOption,
+    PipelineArgument,
+    SeedOption,
+    console,
+)
 from trimtab.plan_view import terminal_table
 from trimtab.preflight import prepare
-from trimtab.tuning.budget import TimeBudget
 from trimtab.tuning.pipeline_edit import with_points
 from trimtab.tuning.target import tuning_target
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
@@ -17,66 +22,66 @@ from trimtab_pipelines.documents import load_pipeline, write_atomically
 from trimtab_pipelines.result_line import ResultLine
 
 EXPECTED_COMPILED = 6
-"""Points that progress counts with; there may be fewer or more."""
+"""Number of compiled points that the progress bar assumes."""
 
 
 def command(
     pipeline: PipelineArgument,
     samples: Annotated[
-        str,
-        typer.Option("--samples", metavar="DIR|module:Class", help="Your samples, best with their right answers"),
+        str, typer.Option("--samples", metavar=SAMPLES_METAVAR, help="Samples, preferably with their labels")
     ],
     stage_name: Annotated[
         str | None,
-        typer.Option("--stage", metavar="STAGE", help="Of several stages, which; samples are then of its own inputs"),
+        typer.Option("--stage", metavar="STAGE", help="Stage, if there are several; samples are of its own inputs"),
     ] = None,
     variant_name: Annotated[
-        str | None, typer.Option("--variant", metavar="VARIANT", help="Of several variants of the stage, which")
+        str | None, typer.Option("--variant", metavar="VARIANT", help="Variant, if the stage has several")
     ] = None,
     floor: Annotated[
-        float, typer.Option("--floor", min=0.0, max=1.0, help="Share of the model's accuracy that points must keep")
+        float, typer.Option("--floor", min=0.0, max=1.0, help="Share of the model's accuracy that points must reach")
     ] = 0.95,
-    most: Annotated[int | None, typer.Option("--most", min=1, help="Use so many samples at most")] = None,
+    max_samples: MaxSamplesOption = None,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.0, help="Stop after about so long, and keep the best found by then")
+        float, typer.Option("--seconds", min=0.0, help="Time limit; the best points found by then are written")
     ] = 480.0,
     seed: SeedOption = 0,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write the pipeline here; default: where it stands")
-    ] = None,
+    out: EditedPipelineOption = None,
 ) -> int:
-    """Find operating points for a vision transformer: how many tokens to merge, by which rule, in which precision.
+    """Find operating points of a vision transformer: token merging rates, merge rules and precisions.
 
-    Each form is timed beside the model as it is and judged on your samples. Without right answers it is judged by how
-    often it answers as the model as it is, which is written and shown as agreement. Kept is what no other beats, in
-    steps of five per cent or more; that is tried compiled too, where there is a compiler. Why each other form is not
-    kept is told. Those that nobody had time to judge are told too. Of a stage that says how certain it is, mean
-    confidences are written too; of samples that tell tasks, by task.
+    Each candidate is timed alongside the full model and evaluated on the samples. Without labels it is evaluated by
+    its agreement with the full model. Points that no other dominates are selected, in steps of at least five per cent
+    of time, and are also tried in compiled form if a compiler is installed. The table states why a candidate is
+    rejected. A stage with a confidence output also gets mean confidences; samples that name their tasks, accuracies by
+    task.
     """
     from trimtab.tuning import tables  # noqa: PLC0415  (imports torch)
     from trimtab.tuning.search import Search, search_context  # noqa: PLC0415
+    from trimtab.tuning.timing import TimeBudget  # noqa: PLC0415
 
-    budget, whole = TimeBudget(seconds), prepare(pipeline)
-    document = tuning_target(whole, stage_name, variant_name)
-    stage, file = document.spec.stages[0], pipeline / "pipeline.yaml" if pipeline.is_dir() else pipeline
+    budget, document = TimeBudget(seconds), prepare(pipeline)
+    target = tuning_target(document, stage_name, variant_name)
+    stage, file = target.spec.stages[0], pipeline / "pipeline.yaml" if pipeline.is_dir() else pipeline
     variant, home = stage.variants[0], file.resolve().parent
-    here, source = search_context(document, home), LabelledPayloads(document, samples, seed, labels="Optional")
-    search = Search(document, home, source, min(most or len(source), len(source)), floor)
+    context, source = search_context(target, home), LabelledPayloads(target, samples, seed, labels="Optional")
+    search = Search(target, home, source, min(max_samples or len(source), len(source)), floor)
     console.print(
-        f"{len(here.points)} forms of {variant.name}, {search.count} samples of {len(source)}, batches {search.batches}"
+        f"{len(context.points)} candidates of {variant.name}, {search.count} of {len(source)} samples, batch sizes "
+        f"{', '.join(map(str, search.batches))}"
     )
     if not source.labelled:
-        console.print(tables.unlabelled(whole.spec.stage(stage.name), variant.name))
+        console.print(tables.unlabelled_message(document.spec.stage(stage.name), variant.name))
     columns = (BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"), TimeRemainingColumn())
-    with Progress(*columns, console=console) as shown:
-        bar = shown.add_task("starting", total=len(search.batches) * 6 + len(here.points) + EXPECTED_COMPILED)
-        found = search.run(here, budget, lambda words: shown.update(bar, advance=1, description=words))
-    console.print(terminal_table(tables.table_columns(found), [*tables.rows(found, seconds)]))
-    for words in tables.excluded(here, found):
-        console.print(words, markup=False)
-    written = out or file
-    write_atomically(written, with_points(file.read_text(), stage.name, variant.name, found.choice.kept))
-    load_pipeline(written)  # what was written can be read
-    console.print(f"written to {written}")
-    ResultLine(name="points", figures=tables.figures(here, found)).print()
+    with Progress(*columns, console=console) as progress:
+        total = len(search.batches) * 6 + len(context.points) + EXPECTED_COMPILED
+        bar = progress.add_task("starting", total=total)
+        result = search.run(context, budget, lambda text: progress.update(bar, advance=1, description=text))
+    console.print(terminal_table(tables.table_columns(result), [*tables.table_rows(result, seconds)]))
+    for message in tables.exclusion_messages(context, result):
+        console.print(message, markup=False)
+    path = out or file
+    write_atomically(path, with_points(file.read_text(), stage.name, variant.name, result.selection.selected))
+    load_pipeline(path)  # raises DocumentError if the result cannot be read
+    console.print(f"pipeline written to {path}")
+    ResultLine(name="tune", figures=tables.result_figures(context, result)).print()
     return 0

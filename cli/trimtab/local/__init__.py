@@ -1,1 +1,1 @@
-"""Makes plans true on this machine: one supervisor, and the processes it starts, watches and stops."""
+"""Local runtime: a supervisor and the processes it runs for a plan."""

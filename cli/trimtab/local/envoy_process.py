@@ -1,4 +1,4 @@
-"""Shell: the Envoy in front of the local router, a process like the others, and where it listens."""
+"""Envoy process of the local runtime."""
 
 import asyncio
 import tempfile
@@ -8,63 +8,65 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
 
 from trimtab_pipelines.processes.child_process import ChildProcess, StartError
 from trimtab_router.envoy.sockets import Sockets
 
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class EnvoyPorts:
-    """Where callers come in."""
+    """Ports that clients connect to."""
 
     rest_port: int
     grpc_port: int
 
 
 def make_sockets() -> Sockets:
-    """A folder for the sockets, this user's alone; a socket's path must be short, whatever the run folder's is."""
+    """Create a private folder for the sockets, in the temporary folder since a socket's path must be short."""
     return Sockets(Path(tempfile.mkdtemp(prefix="trimtab-")))
 
 
 async def start_envoy(
     pipeline: Path, sockets: Sockets, edge: Path | None, ports: EnvoyPorts, log: Path
 ) -> ChildProcess:
-    """Start Envoy in front of the router behind these sockets."""
+    """Start Envoy in front of the router that listens on the sockets."""
     arguments = ["--pipeline", str(pipeline), "--sockets", str(sockets.folder)]
     arguments += ["--rest-port", str(ports.rest_port), "--grpc-port", str(ports.grpc_port)]
     if edge is not None:
         arguments += ["--edge", str(edge)]
-    return await ChildProcess.start("trimtab_router.envoy", arguments, log, "the door", is_read=False)
+    return await ChildProcess.start("trimtab_router.envoy", arguments, log, "Envoy", is_read=False)
 
 
-async def open_ports(door: ChildProcess, sockets: Sockets, timeout_seconds: float) -> EnvoyPorts:
-    """Wait until it takes callers; raises StartError where it does not come up."""
-    ended = asyncio.create_task(door.wait())
-    opened = asyncio.create_task(_opened(sockets))
+async def wait_for_ports(process: ChildProcess, sockets: Sockets, timeout_seconds: float) -> EnvoyPorts:
+    """Wait until Envoy listens; raises StartError if it ends or times out."""
+    ended = asyncio.create_task(process.wait())
+    opened = asyncio.create_task(_poll_ports(sockets))
     try:
         await asyncio.wait({ended, opened}, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
-            raise StartError(door.exit_message(ended.result()))
+            raise StartError(process.exit_message(ended.result()))
         if not opened.done():
-            raise StartError(f"the door did not open within {timeout_seconds:g} s")
+            raise StartError(f"Envoy did not listen within {timeout_seconds:g} s")
         return opened.result()
     finally:
         ended.cancel()
         opened.cancel()
 
 
-async def _opened(sockets: Sockets) -> EnvoyPorts:
-    transport = httpx.AsyncHTTPTransport(uds=str(sockets.envoy))
-    async with httpx.AsyncClient(transport=transport, base_url="http://envoy", timeout=2.0) as client:
+async def _poll_ports(sockets: Sockets) -> EnvoyPorts:
+    connector, timeout = aiohttp.UnixConnector(str(sockets.envoy_admin)), aiohttp.ClientTimeout(total=2.0)
+    async with aiohttp.ClientSession("http://envoy", connector=connector, timeout=timeout) as session:
         while True:
-            with suppress(httpx.HTTPError):
-                if (await client.get("/ready")).status_code == httpx.codes.OK:
-                    listeners = (await client.get("/listeners", params={"format": "json"})).json()
+            with suppress(aiohttp.ClientError, TimeoutError):
+                async with session.get("/ready", raise_for_status=True):
+                    pass
+                async with session.get("/listeners", params={"format": "json"}, raise_for_status=True) as response:
+                    listeners = await response.json(content_type=None)
                     return _ports(listeners["listener_statuses"][0])
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 def _ports(listener: Mapping[str, Any]) -> EnvoyPorts:

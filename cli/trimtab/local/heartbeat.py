@@ -1,41 +1,41 @@
-"""Shell: waits for the end of a process that gives a sign of life now and then, and ends one that hangs."""
+"""Detection of a hung child process by its heartbeat."""
 
 import asyncio
 from collections.abc import Callable
 
 from trimtab_pipelines.processes.child_process import ChildProcess
 
-LAST_CHANCE_SECONDS = 1.0
-"""After silence: where we were stopped ourselves, what was said meanwhile is still to be read."""
+GRACE_SECONDS = 1.0
+"""Time to read pending lines after a timeout: this process may have been suspended itself."""
 KILL_SECONDS = 0.2
 
 
-async def wait_for_end(module: ChildProcess, silent_seconds: float, on_hang: Callable[[], None]) -> int:
-    """Wait for the end of a process whose lines are its signs of life; returns its exit code.
+async def wait_for_exit(process: ChildProcess, hang_seconds: float, on_hang: Callable[[], None]) -> int:
+    """Wait for the end of a process, each line of which is a heartbeat; return its exit code.
 
     Args:
-        module: the process.
-        silent_seconds: how long it may say nothing.
-        on_hang: called before one that says nothing is killed.
+        process: the process.
+        hang_seconds: maximum time between heartbeats.
+        on_hang: called before a hung process is killed.
     """
-    patience_seconds = silent_seconds
+    timeout_seconds = hang_seconds
     while True:
-        said = await _heard(module, patience_seconds)
-        if said is None and patience_seconds < silent_seconds:
+        line = await _next_line(process, timeout_seconds)
+        if line is None and timeout_seconds < hang_seconds:
             on_hang()
-            await module.stop(KILL_SECONDS)
-        if said is None and module.running:
-            patience_seconds = min(LAST_CHANCE_SECONDS, 0.5 * silent_seconds)
-        elif said:
-            patience_seconds = silent_seconds
+            await process.stop(KILL_SECONDS)
+        if line is None and process.running:
+            timeout_seconds = min(GRACE_SECONDS, 0.5 * hang_seconds)
+        elif line:
+            timeout_seconds = hang_seconds
         else:
-            return await module.wait()
+            return await process.wait()
 
 
-async def _heard(module: ChildProcess, patience_seconds: float) -> bytes | None:
-    """The next line, empty at the end of all it says; None where none comes in time."""
+async def _next_line(process: ChildProcess, timeout_seconds: float) -> bytes | None:
+    """Return the next line, which is empty at the end of the output; None on timeout."""
     try:
-        async with asyncio.timeout(patience_seconds):
-            return await module.line()
+        async with asyncio.timeout(timeout_seconds):
+            return await process.read_line()
     except TimeoutError:
         return None

@@ -1,7 +1,4 @@
-"""The load of a run, in a process of its own, so that sending and serving do not delay each other's event loop.
-
-`LoadOptions` is what is asked; `LoadProcess` the shell around the process, which tells its progress line by line.
-"""
+"""Process that sends the load of a run: sending and serving do not delay each other's event loop."""
 
 import argparse
 import json
@@ -24,7 +21,7 @@ STOP_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """A load as the command line asks for it: written out, or a per-second trace in a file."""
+    """A load, given as a specification or as a trace file, and how it is sent."""
 
     load: str | None = None
     trace: Path | None = None
@@ -37,14 +34,13 @@ class LoadOptions:
     samples: str | None = None
 
     def spec(self) -> LoadSpec:
-        """Read it; raises LoadError (a ValueError) saying what would be right."""
+        """Parse the load; raises LoadError."""
         if self.trace is not None:
             return LoadSpec.from_trace(self.trace, speed_up=self.speed_up, scale=self.scale)
         return LoadSpec.parse(self.load or "")
 
     @property
-    def options(self) -> AttackOptions:
-        """How it is sent."""
+    def attack_options(self) -> AttackOptions:
         return AttackOptions(
             wire=self.wire,
             duration_seconds=self.duration_seconds,
@@ -54,56 +50,55 @@ class LoadOptions:
         )
 
 
-_ORDER, _PROGRESS = TypeAdapter(LoadOptions), TypeAdapter(Progress)
+_OPTIONS, _PROGRESS = TypeAdapter(LoadOptions), TypeAdapter(Progress)
 
 
 class LoadProcess:
-    """A load that is being sent."""
+    """A load being sent."""
 
-    def __init__(self, module: ChildProcess, folder: Path) -> None:
-        self._module, self._folder = module, folder
+    def __init__(self, process: ChildProcess, folder: Path) -> None:
+        self._process, self._folder = process, folder
 
     @classmethod
-    async def start(cls, pipeline_file: Path, address: str, order: LoadOptions, folder: Path) -> "LoadProcess":
-        """Start sending to `address` (host:port); results and log go into the folder."""
+    async def start(cls, pipeline_file: Path, address: str, options: LoadOptions, folder: Path) -> "LoadProcess":
+        """Start sending to `address` (host:port); results and log are written into the folder."""
         arguments = ["--pipeline", str(pipeline_file), "--address", address, "--out", str(folder)]
-        arguments += ["--order", _ORDER.dump_json(order).decode()]
-        return cls(
-            await ChildProcess.start("trimtab.local.load_process", arguments, folder / "load.log", "the load"), folder
-        )
+        arguments += ["--options", _OPTIONS.dump_json(options).decode()]
+        log = folder / "load.log"
+        return cls(await ChildProcess.start("trimtab.local.load_process", arguments, log, "the load"), folder)
 
     async def progress(self) -> AsyncIterator[Progress]:
-        """Tell how far it is, about twice a second, until it has its last answer."""
-        while line := await self._module.line():
+        """Yield the progress about twice a second, until the last response."""
+        while line := await self._process.read_line():
             yield _PROGRESS.validate_json(line)
 
     async def results(self) -> Results:
-        """Wait for the end and return what happened; raises StartError where it failed."""
-        code = await self._module.wait()
+        """Wait for the end and return the results; raises StartError if the process failed."""
+        code = await self._process.wait()
         if code != 0:
-            raise StartError(self._module.exit_message(code))
+            raise StartError(self._process.exit_message(code))
         return Results.load(self._folder)
 
     async def stop(self) -> None:
-        """End it where it still runs; its results are lost then."""
-        await self._module.stop(STOP_SECONDS)
+        """Stop the process if it runs; its results are lost."""
+        await self._process.stop(STOP_SECONDS)
 
 
 def main() -> int:
     """Send a load and write its results."""
     parser = argparse.ArgumentParser(prog="trimtab.local.load_process", description=__doc__)
     parser.add_argument("--pipeline", type=Path, required=True)
-    parser.add_argument("--address", required=True, help="host:port of the router")
-    parser.add_argument("--order", required=True, help="a LoadOptions as JSON")
+    parser.add_argument("--address", required=True, help="HOST:PORT of the router")
+    parser.add_argument("--options", required=True, help="LoadOptions as JSON")
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    given = parser.parse_args()
-    order = _ORDER.validate_json(given.order)
-    pipeline = load_pipeline(given.pipeline)
-    attack(pipeline, given.address, order.spec(), order.options, _tell).save(given.out)
+    arguments = parser.parse_args()
+    options = _OPTIONS.validate_json(arguments.options)
+    pipeline = load_pipeline(arguments.pipeline)
+    attack(pipeline, arguments.address, options.spec(), options.attack_options, _print_progress).save(arguments.out)
     return 0
 
 
-def _tell(progress: Progress) -> None:
+def _print_progress(progress: Progress) -> None:
     sys.stdout.write(json.dumps(asdict(progress)) + "\n")
     sys.stdout.flush()
 

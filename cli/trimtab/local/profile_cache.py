@@ -1,4 +1,4 @@
-"""Which profile to plan with: the one beside the pipeline if it is of this machine, else one measured here."""
+"""Choice of the profile to plan with: the one next to the pipeline if it suits this machine, else one measured here."""
 
 import hashlib
 import os
@@ -20,85 +20,88 @@ CACHE_VARIABLE = "TRIMTAB_CACHE"
 
 @dataclass(frozen=True, slots=True)
 class ProfileChoice:
-    """The file to plan with, and in a few words why this one."""
+    """A profile file, and the reason of its choice."""
 
     path: Path
-    why: str
+    reason: str
 
 
 def cache_folder() -> Path:
-    """Where profiles measured here are kept, and the last report of each pipeline."""
+    """Folder of profiles measured on this machine, and of reports."""
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "trimtab")
 
 
 def why_unfit(profiles: Mapping[str, ModelProfile], pipeline_file: Path, pipeline: InferencePipeline) -> str:
-    """Say why these profiles cannot be trusted here; empty where they can."""
-    machine, folder = this_machine(), _folder(pipeline_file)
+    """Return why these profiles do not suit pipeline or machine; empty if they do."""
+    machine, folder = this_machine(), _pipeline_folder(pipeline_file)
     for stage in pipeline.spec.stages:
-        found = profiles.get(stage.name)
-        if found is None:
+        profile = profiles.get(stage.name)
+        if profile is None:
             return f"it has no profile of stage {stage.name}"
-        if found.spec.pipeline != pipeline.name:
-            return f"it is of pipeline {found.spec.pipeline}"
-        hardware = found.spec.hardware
+        if profile.spec.pipeline != pipeline.name:
+            return f"it is of pipeline {profile.spec.pipeline}"
+        hardware = profile.spec.hardware
         if (hardware.processor, hardware.node_cores) != (machine.processor, machine.node_cores):
             return f"it was measured on {hardware.node_cores} × {hardware.processor}"
         for variant in stage.variants:
-            if not any(point.variant == variant.name for point in found.spec.points):
+            if not any(point.variant == variant.name for point in profile.spec.points):
                 return f"it has no variant {variant.name} of stage {stage.name}"
-            subject = found.spec.models.get(variant.name)
-            if subject is not None and (other := subject.describe_change(model_identity(variant, folder))):
+            identity = profile.spec.models.get(variant.name)
+            if identity is not None and (other := identity.describe_change(model_identity(variant, folder))):
                 return f"variant {variant.name} of stage {stage.name} was measured with {other}"
     return ""
 
 
 def find_profile(
-    pipeline_file: Path, pipeline: InferencePipeline, chosen: Path | None, tell: Callable[[str], None] = lambda _: None
+    pipeline_file: Path,
+    pipeline: InferencePipeline,
+    requested: Path | None,
+    on_message: Callable[[str], None] = lambda _: None,
 ) -> ProfileChoice | None:
-    """Find a profile that needs no measuring; None where there is none to be trusted here.
+    """Find an existing profile that suits pipeline and machine; None if there is none.
 
     Args:
-        pipeline_file: what is asked for.
-        pipeline: the same, read.
-        chosen: the file that the user named, used whatever it was measured on.
-        tell: called with a line for each profile that is not used, or used though it is of something else.
+        pipeline_file: the pipeline's file.
+        pipeline: the pipeline.
+        requested: profile file that the user named, used whatever it was measured on.
+        on_message: called with a line for each unsuitable profile.
 
     Raises:
-        DocumentError: the chosen file has no profile of a stage.
+        DocumentError: the requested file has no profile of a stage.
     """
-    if chosen is not None:
-        found = load_profiles(chosen)
-        missing = {stage.name for stage in pipeline.spec.stages} - found.keys()
+    if requested is not None:
+        profiles = load_profiles(requested)
+        missing = {stage.name for stage in pipeline.spec.stages} - profiles.keys()
         if missing:
-            raise DocumentError(f"{chosen}: no profile of stage {', '.join(sorted(missing))}")
-        if reason := why_unfit(found, pipeline_file, pipeline):
-            tell(f"! profile {chosen} is used as asked, but {reason}")
-        return ProfileChoice(chosen, "as asked")
-    for path, why in (
-        (_folder(pipeline_file) / PROFILE_FILE, "measured on this kind of machine"),
-        (_cached(pipeline_file) / PROFILE_FILE, "measured here before"),
+            raise DocumentError(f"{requested}: no profile of stage {', '.join(sorted(missing))}")
+        if reason := why_unfit(profiles, pipeline_file, pipeline):
+            on_message(f"! profile {requested} is used as requested, but {reason}")
+        return ProfileChoice(requested, "as requested")
+    for path, choice_reason in (
+        (_pipeline_folder(pipeline_file) / PROFILE_FILE, "measured on an equal machine"),
+        (_cache_entry(pipeline_file) / PROFILE_FILE, "measured here earlier"),
     ):
         if path.exists():
             reason = why_unfit(load_profiles(path), pipeline_file, pipeline)
             if not reason:
-                return ProfileChoice(path, why)
-            tell(f"profile {path} is not used: {reason}")
+                return ProfileChoice(path, choice_reason)
+            on_message(f"profile {path} is not used: {reason}")
     return None
 
 
 async def measure_profile(pipeline_file: Path, pipeline: InferencePipeline, on_progress: OnProgress) -> ProfileChoice:
-    """Measure quickly, and keep what was found for the next time; raises ProfileError."""
-    found = await profile(pipeline, _folder(pipeline_file), ProfileOptions.quick(pipeline), on_progress)
-    return ProfileChoice(write_profiles(found, _cached(pipeline_file)), "measured here just now")
+    """Measure a quick profile and cache it; raises ProfileError."""
+    profiles = await profile(pipeline, _pipeline_folder(pipeline_file), ProfileOptions.quick(pipeline), on_progress)
+    return ProfileChoice(write_profiles(profiles, _cache_entry(pipeline_file)), "measured now")
 
 
-def _folder(pipeline_file: Path) -> Path:
+def _pipeline_folder(pipeline_file: Path) -> Path:
     path = pipeline_file.resolve()
     return path if path.is_dir() else path.parent
 
 
-def _cached(pipeline_file: Path) -> Path:
-    """Name a folder by the pipeline as written, the machine, and what computes: other versions take other times."""
+def _cache_entry(pipeline_file: Path) -> Path:
+    """Cache folder of a pipeline's text, the machine, and the versions of trimtab and torch."""
     path = pipeline_file.resolve()
     written = (path / "pipeline.yaml" if path.is_dir() else path).read_bytes()
     machine = this_machine().model_dump_json().encode()
@@ -107,7 +110,7 @@ def _cached(pipeline_file: Path) -> Path:
 
 
 def _version(package: str) -> str:
-    """Its version, or nothing: who brings containers of model servers need not have torch here."""
+    """Version of a package; empty if not installed: with containers of model servers, torch is not needed."""
     try:
         return version_of(package)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What a replica's process does first: it is forked from a server that has imported torch and MLServer already."""
+"""Entry point of a replica's process, which is forked from a server that has imported torch and MLServer."""
 
 import os
 import sys
@@ -19,11 +19,11 @@ def serve(folder: str, log: str, ready: Connection, identity: ReplicaIdentity | 
     """Serve a folder of models until SIGTERM; send the ports once ready. Does not return.
 
     Args:
-        folder: what is served.
-        log: where what it says goes.
-        ready: takes the ports.
-        identity: what it and its router show each other.
-        niceness: how much it gives way to others where processors are short, 0 (not at all) to 19.
+        folder: the folder of models.
+        log: the file of its output.
+        ready: connection that receives the ports.
+        identity: identity for mutual TLS with the router.
+        niceness: increment of the process's niceness, 0 to 19.
     """
     os.setsid()  # Ctrl-C in the terminal is the supervisor's to handle
     lower_priority(niceness)
@@ -32,26 +32,26 @@ def serve(folder: str, log: str, ready: Connection, identity: ReplicaIdentity | 
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    # Imported late: the module is preloaded where replicas are forked, and not needed where they are only started from.
+    # Imported here: the fork server preloads these modules, the process that starts replicas does not need them.
     from trimtab_model_servers.errors import ModelError  # noqa: PLC0415
     from trimtab_model_servers.server import run  # noqa: PLC0415
 
     code = 0
     try:
-        shown = MutualTls(identity) if identity else None
-        run(Path(folder), ready.send, identity=shown)
+        mutual_tls = MutualTls(identity) if identity else None
+        run(Path(folder), ready.send, identity=mutual_tls)
     except (ModelError, InvalidIdentity, OSError) as error:
         sys.stderr.write(f"{error}\n")
         code = CANNOT_SERVE
-    except BaseException:  # noqa: BLE001  (the process ends here: whatever it was belongs into its log)
+    except BaseException:  # noqa: BLE001  (logged, and the process ends)
         sys.excepthook(*sys.exc_info())
         code = CANNOT_SERVE
     sys.stderr.flush()
-    os._exit(code)  # all is closed and written by now; taking torch apart would take seconds
+    os._exit(code)  # everything is closed and written; unloading torch would take seconds
 
 
 def _die_with_supervisor() -> None:
-    """End with the process that asked for this one; the fork server, our parent to the kernel, waits for us to."""
+    """End with the process that started this one; the kernel's parent is the fork server."""
     supervisor = parent_process()
     if supervisor is not None:
         supervisor.join()

@@ -1,4 +1,4 @@
-"""Shell: the replicas of a pipeline on this machine. Carries out what `rollout` decides, says where they listen."""
+"""Replicas of a pipeline on this machine: starts and stops them, detects hangs, and writes their endpoints."""
 
 import asyncio
 import logging
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trimtab.local import rollout
-from trimtab.local.hang_detector import HangDetector
 from trimtab.local.replica_process import ReplicaProcess
 from trimtab.local.rollout import Action, MarkDraining, Replica, Resize, StageTarget, Start, Stop
 from trimtab.local.variant_packing import variants_to_load
@@ -25,122 +24,134 @@ log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 HEALTHY_SECONDS = 1.0
-COMPUTING_SHARE = 0.05
-"""Of a core, what a process uses at the least that has something to do."""
+BUSY_CORES = 0.05
+"""Minimum CPU usage of a process that is computing, in cores."""
+IDLE_HANG_SECONDS = 0.6
+"""Time after which an idle, unresponsive replica hangs: longer than reconnecting takes."""
+BUSY_HANG_SECONDS = 20.0
+"""Time after which a computing, unresponsive replica hangs."""
 MAX_FAILED_STARTS = 3
 ENCODER_NICENESS = 5
-"""Of replicas that encode images: words, whose first one is promised, wait for a processor behind nobody's images. In a
-cluster the pods' CPU requests say who goes first."""
+"""Niceness of encoder replicas, so that generation, whose first token has an SLO, takes precedence. In a cluster the
+pods' CPU requests serve this purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class HangDetector:
+    """Unresponsive period of one replica. Times are monotonic seconds."""
+
+    since: float
+    busy_at: float
+    """When the replica was last seen computing; `since` if never."""
+
+    @classmethod
+    def update(cls, previous: "HangDetector | None", now: float, *, computes: bool) -> "HangDetector":
+        """Start the period, or continue the previous one."""
+        since = previous.since if previous else now
+        return cls(since, now if computes or previous is None else previous.busy_at)
+
+    def hangs(self, now: float) -> bool:
+        return now - self.busy_at >= IDLE_HANG_SECONDS or now - self.since >= BUSY_HANG_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class LocalSite:
-    """What the replicas belong to, and where their files go.
-
-    Attributes:
-        pipeline: what was asked.
-        pipeline_folder: relative storage URIs start here.
-        folder: the run folder.
-        limit_cores: most cores all replicas may have reserved.
-        memory_bytes: what the variants of one replica may need together.
-        identity: what replicas and their router show each other.
-    """
+    """A pipeline on this machine, and the folder and resources of its replicas."""
 
     pipeline: InferencePipeline
     pipeline_folder: Path
+    """Base of relative storage URIs."""
     folder: Path
+    """The run folder."""
     limit_cores: float
+    """Maximum of cores that all replicas may reserve."""
     memory_bytes: float
+    """Memory for the variants of one replica."""
     identity: ReplicaIdentity | None = None
+    """Identity for mutual TLS between replicas and router."""
 
     @property
     def endpoints_file(self) -> Path:
-        """Where the router reads which replicas there are."""
         return self.folder / "endpoints.json"
 
     @property
     def tasks(self) -> Path:
-        """Where the router keeps the tasks that are registered while it runs."""
+        """Folder of the tasks that are registered at run time."""
         return self.folder / "tasks"
 
 
 @dataclass(slots=True)
-class Member:
-    """One replica: how the rollout sees it, its process, and where it listens once ready.
-
-    `silence` is there while its router cannot use it; `computed` is when it was looked at last, and what it had
-    computed by then, in seconds. `hung` says that it was killed for its silence.
-    """
+class ManagedReplica:
+    """One replica: its state in the rollout, its process, and its address once ready."""
 
     replica: Replica
     process: ReplicaProcess
     started_at: float
     ready_at: float | None = None
     address: str = ""
-    silence: HangDetector | None = None
-    computed: tuple[float, float] = (0.0, 0.0)
+    hang_detector: HangDetector | None = None
+    """Set while the router cannot use the replica."""
+    cpu_sample: tuple[float, float] = (0.0, 0.0)
+    """Time of the last check, and CPU seconds used by then."""
     hung: bool = False
+    """Whether the replica was killed because it hung."""
 
 
 @dataclass(slots=True)
 class ReplicaManager:
-    """All replicas.
-
-    Attributes:
-        site: where they belong.
-        clock: monotonic seconds.
-        on_change: called when a replica became ready or ended.
-        on_death: called when a replica ended unasked, with what happened and what it said.
-        on_trouble: called with what the disk refuses.
-        targets: what the plan in force asks for.
-        starts: replicas started so far.
-        hopeless: by stage, why its replicas never came up, once that has happened three times in a row.
-    """
+    """The replicas of a pipeline; carries out the actions that `rollout` decides."""
 
     site: LocalSite
     clock: Callable[[], float]
+    """Monotonic seconds."""
     on_change: Callable[[], None]
+    """Called when a replica becomes ready or ends."""
     on_death: Callable[[str, str], None]
+    """Called with a description and the last log lines when a replica ends unexpectedly."""
     on_error: Callable[[str], None] = log.warning
+    """Called with the error of a write that failed."""
     targets: tuple[StageTarget, ...] = ()
+    """Targets of the plan in force."""
     starts: int = 0
+    """Number of replicas started so far."""
     start_errors: dict[str, str] = field(default_factory=dict)
-    _members: dict[str, Member] = field(default_factory=dict)
+    """By stage, the error of its replicas after MAX_FAILED_STARTS failed starts in a row."""
+    _managed: dict[str, ManagedReplica] = field(default_factory=dict)
     _failures: dict[str, int] = field(default_factory=dict)
     _not_before: dict[str, float] = field(default_factory=dict)
-    _listed: Endpoints = field(default_factory=Endpoints)
-    _launches: "set[asyncio.Task[None]]" = field(default_factory=set)
+    _written_endpoints: Endpoints = field(default_factory=Endpoints)
+    _starting: "set[asyncio.Task[None]]" = field(default_factory=set)
 
     @property
     def replicas(self) -> Sequence[Replica]:
-        """Every process that exists, those being stopped included."""
-        return [member.replica for member in self._members.values()]
+        """Every replica with a process, including those being stopped."""
+        return [managed.replica for managed in self._managed.values()]
 
     @property
     def pids(self) -> Mapping[str, int]:
-        """The process of each ready replica, by the replica's name."""
-        members = self._members.items()
+        """Process ids of ready replicas, by replica name."""
+        members = self._managed.items()
         return {name: m.process.pid for name, m in members if m.process.pid and m.replica.state == "ready"}
 
     @property
     def computed_seconds(self) -> Mapping[str, float]:
-        """What each replica has computed so far, those that start or stop included."""
-        return {name: member.process.cpu_seconds for name, member in self._members.items()}
+        """CPU seconds used by each replica, including those starting or stopping."""
+        return {name: managed.process.cpu_seconds for name, managed in self._managed.items()}
 
     @property
     def cores(self) -> float:
-        """Cores reserved now."""
+        """Cores reserved by all replicas."""
         return sum(replica.cores for replica in self.replicas)
 
     @property
     def next_start_at(self) -> float:
-        """When the next start becomes possible; infinity where none is held back."""
+        """Time of the next start that backoff delays; infinity without one."""
         now = self.clock()
         return min((at for at in self._not_before.values() if at > now), default=float("inf"))
 
     @property
     def settled(self) -> bool:
-        """Whether every replica is ready and fits the plan, as many as it asks for."""
+        """Whether the ready replicas are exactly those of the plan."""
         return bool(self.targets) and all(
             [r.state == "ready" and rollout.matches(r, target) for r in self.replicas if r.stage == target.stage]
             == [True] * target.replicas
@@ -148,43 +159,44 @@ class ReplicaManager:
         )
 
     def set_plan(self, plan: PipelinePlan) -> None:
-        """Take a plan for the pipeline as what should run."""
         self.targets = tuple(StageTarget(s.name, s.variant, s.replicas, s.cores) for s in plan.spec.stages)
 
     @property
     def has_unresponsive_replica(self) -> bool:
-        """Whether the router cannot use a replica that says it is ready."""
-        return any(member.silence for member in self._members.values())
+        """Whether the router cannot use a ready replica."""
+        return any(managed.hang_detector for managed in self._managed.values())
 
     def observe(self, state: RouterState) -> None:
-        """Learn from the router which draining replicas have no batch left, and which ready ones it cannot use."""
-        for member in self._members.values():
-            replica = member.replica
+        """Update from the router's state which draining replicas are idle, and which ready ones are unresponsive."""
+        for managed in self._managed.values():
+            replica = managed.replica
             stage = state.stages.get(replica.stage)
-            seen = stage.endpoints.get(replica.name) if stage else None
+            endpoint = stage.endpoints.get(replica.name) if stage else None
             if replica.state == "draining":
-                idle = seen is not None and not seen.ready and not seen.inflight_batches
-                member.replica = replace(replica, idle=idle)
+                idle = endpoint is not None and not endpoint.ready and not endpoint.inflight_batches
+                managed.replica = replace(replica, idle=idle)
             elif replica.state == "ready":
-                # One that was refused for who it is says nothing of whether it works.
-                self._listen(member, silent=seen is not None and not seen.ready and not seen.rejection)
+                # A replica that the router rejects for its identity may work.
+                self._check_hang(
+                    managed, unresponsive=endpoint is not None and not endpoint.ready and not endpoint.rejection
+                )
 
-    def _listen(self, member: Member, *, silent: bool) -> None:
-        """Kill a replica that hangs; another takes its place as for any that ended."""
-        now, process = self.clock(), member.process
-        (before, computed_before), computed = member.computed, process.cpu_seconds
-        member.computed = now, computed
-        if not silent:
-            member.silence = None
+    def _check_hang(self, managed: ManagedReplica, *, unresponsive: bool) -> None:
+        """Kill a replica that hangs; the rollout then starts another."""
+        now, process = self.clock(), managed.process
+        (previous_at, previous_seconds), cpu_seconds = managed.cpu_sample, process.cpu_seconds
+        managed.cpu_sample = now, cpu_seconds
+        if not unresponsive:
+            managed.hang_detector = None
             return
-        computes = not process.sleeps or computed - computed_before > COMPUTING_SHARE * (now - before)
-        member.silence = HangDetector.update(member.silence, now, computes=computes)
-        if member.silence.hangs(now):
-            member.hung = True
+        computes = not process.sleeps or cpu_seconds - previous_seconds > BUSY_CORES * (now - previous_at)
+        managed.hang_detector = HangDetector.update(managed.hang_detector, now, computes=computes)
+        if managed.hang_detector.hangs(now):
+            managed.hung = True
             process.kill()
 
     def step(self, serving: Mapping[str, str]) -> Sequence[Action]:
-        """Do what is next; `serving` is the variant the router sends each stage's batches to."""
+        """Execute the next actions; `serving` is the variant that the router uses, by stage."""
         actions = rollout.decide(
             self.targets,
             self.replicas,
@@ -195,44 +207,44 @@ class ReplicaManager:
         )
         for action in actions:
             log.info("%s", action)
-            self._carry_out(action)
-        self.list_endpoints()
+            self._execute(action)
+        self.write_endpoints()
         return actions
 
-    def list_endpoints(self) -> None:
-        """Tell the router which replicas there are, where that has changed."""
+    def write_endpoints(self) -> None:
+        """Write the endpoints file, which the router watches, if it changed."""
         stages = {stage.name: self._endpoints(stage.name) for stage in self.site.pipeline.spec.stages}
-        if stages != self._listed.stages or not self.site.endpoints_file.exists():
-            listed = Endpoints(generation=self._listed.generation + 1, stages=stages)
+        if stages != self._written_endpoints.stages or not self.site.endpoints_file.exists():
+            listed = Endpoints(generation=self._written_endpoints.generation + 1, stages=stages)
             try:
                 write_json(self.site.endpoints_file, listed)
             except OSError as error:
-                self.on_error(f"the router is not told of a change of replicas: {error.strerror}")
+                self.on_error(f"the endpoints of replicas cannot be written: {error.strerror}")
                 return
-            self._listed = listed
+            self._written_endpoints = listed
 
     async def stop(self) -> None:
-        """Stop them all and wait until they are gone."""
-        members = list(self._members.values())
-        for member in members:
-            member.replica = replace(member.replica, state="stopping")
-            member.process.stop()
-        for member in members:
-            await member.process.ended()
+        """Stop all replicas and wait until they have ended."""
+        members = list(self._managed.values())
+        for managed in members:
+            managed.replica = replace(managed.replica, state="stopping")
+            managed.process.stop()
+        for managed in members:
+            await managed.process.wait()
 
-    def _carry_out(self, action: Action) -> None:
+    def _execute(self, action: Action) -> None:
         if isinstance(action, Start):
             self._start(action)
             return
-        member = self._members[action.name]
+        managed = self._managed[action.name]
         if isinstance(action, Resize):
-            member.replica = replace(member.replica, variant=action.variant, cores=action.cores)
+            managed.replica = replace(managed.replica, variant=action.variant, cores=action.cores)
         elif isinstance(action, MarkDraining):
-            member.replica = replace(member.replica, state="draining", draining_since=self.clock())
+            managed.replica = replace(managed.replica, state="draining", draining_since=self.clock())
         elif isinstance(action, Stop):
-            member.replica = replace(member.replica, state="stopping")
-            self.list_endpoints()  # before it goes, so that the router needs not find out
-            member.process.stop()
+            managed.replica = replace(managed.replica, state="stopping")
+            self.write_endpoints()  # before the replica ends, so that the router does not see connection errors
+            managed.process.stop()
 
     def _start(self, action: Start) -> None:
         site = self.site
@@ -254,50 +266,50 @@ class ReplicaManager:
         except OSError as error:
             self._failures[action.stage] = self._failures.get(action.stage, 1) + 1
             self._not_before[action.stage] = self.clock() + rollout.backoff_seconds(self._failures[action.stage])
-            self.on_error(f"no replica of stage {action.stage} is started: {error.strerror}")
+            self.on_error(f"no replica of stage {action.stage} can be started: {error.strerror}")
             return
-        words = site.folder / "logs" / f"{name}.log"
+        log_file = site.folder / "logs" / f"{name}.log"
         process = ReplicaProcess(
             folder,
-            words,
+            log_file,
             lambda ports: self._ready(name, ports),
             lambda: self._end(name),
             site.identity,
             ENCODER_NICENESS if stage.encodes else 0,
         )
         replica = Replica(name, action.stage, action.variant, frozenset(variants), action.cores, "starting")
-        self._members[name] = Member(replica, process, self.clock())
+        self._managed[name] = ManagedReplica(replica, process, self.clock())
         launch = asyncio.get_running_loop().create_task(process.start())
-        self._launches.add(launch)
-        launch.add_done_callback(self._launches.discard)
+        self._starting.add(launch)
+        launch.add_done_callback(self._starting.discard)
 
     def _ready(self, name: str, ports: ReplicaPorts) -> None:
-        member = self._members[name]
-        if member.replica.state == "starting":
-            member.replica = replace(member.replica, state="ready")
-        member.address, member.ready_at = f"{HOST}:{ports.data_port}", self.clock()
-        log.info("%s is ready after %.2f s", name, self.clock() - member.started_at)
+        managed = self._managed[name]
+        if managed.replica.state == "starting":
+            managed.replica = replace(managed.replica, state="ready")
+        managed.address, managed.ready_at = f"{HOST}:{ports.data_port}", self.clock()
+        log.info("%s is ready after %.2f s", name, self.clock() - managed.started_at)
         self.on_change()
 
     def _end(self, name: str) -> None:
-        member = self._members.pop(name)
-        if member.replica.state != "stopping":
-            self._note_failure(member)
-        self.list_endpoints()
+        managed = self._managed.pop(name)
+        if managed.replica.state != "stopping":
+            self._record_failure(managed)
+        self.write_endpoints()
         self.on_change()
 
-    def _note_failure(self, member: Member) -> None:
-        """Start another at once, unless it did not even live for a second after it was ready."""
-        stage, now = member.replica.stage, self.clock()
-        healthy = member.ready_at is not None and now - member.ready_at > HEALTHY_SECONDS
+    def _record_failure(self, managed: ManagedReplica) -> None:
+        """Delay the next start if the replica failed within a second after it was ready, or before."""
+        stage, now = managed.replica.stage, self.clock()
+        healthy = managed.ready_at is not None and now - managed.ready_at > HEALTHY_SECONDS
         self._failures[stage] = 1 if healthy else self._failures.get(stage, 0) + 1
         self._not_before[stage] = now + rollout.backoff_seconds(self._failures[stage])
-        words = last_log_lines(member.process.log)
-        if member.ready_at is None and self._failures[stage] >= MAX_FAILED_STARTS:
-            self.start_errors[stage] = f"stage {stage}: its replica does not start{words}"
-        if member.hung:
-            words = f"the router had no answer from it, and it computed nothing; it was killed{words}"
-        self.on_death(f"replica {member.replica.name} {'hung' if member.hung else 'ended'}", words)
+        log_lines = last_log_lines(managed.process.log)
+        if managed.ready_at is None and self._failures[stage] >= MAX_FAILED_STARTS:
+            self.start_errors[stage] = f"stage {stage}: its replica does not start{log_lines}"
+        if managed.hung:
+            log_lines = f"it did not respond to the router; it was killed{log_lines}"
+        self.on_death(f"replica {managed.replica.name} {'hung' if managed.hung else 'ended'}", log_lines)
 
     def _endpoints(self, stage: str) -> tuple[Endpoint, ...]:
         target = next((target for target in self.targets if target.stage == stage), None)
@@ -305,13 +317,13 @@ class ReplicaManager:
         return tuple(
             Endpoint(
                 name=replica.name,
-                address=member.address,
+                address=managed.address,
                 variants=tuple(
                     sorted(rollout.servable_variants(replica, target, cores_of) if target else replica.variants)
                 ),
                 draining=replica.state == "draining",
             )
-            for member in self._members.values()
-            for replica in [member.replica]
+            for managed in self._managed.values()
+            for replica in [managed.replica]
             if replica.stage == stage and replica.state in ("ready", "draining")
         )

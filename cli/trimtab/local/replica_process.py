@@ -1,7 +1,7 @@
-"""Shell: starts replicas by forking a process that has imported everything already, and notices how they end.
+"""Process of one replica, forked from a server that has imported torch and MLServer already.
 
-A replica started this way is ready in well under a second, where a fresh interpreter needs several to import torch and
-MLServer. The fork server ends with us; its children are tied to it by the kernel.
+A forked replica is ready in well under a second, while a new interpreter needs several seconds for these imports. The
+fork server ends with this process; the kernel ends its children with it.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from trimtab_pipelines.processes.child_process import SAFE_PATH
 from trimtab_pipelines.processes.ready_line import ReplicaPorts
 
 PRELOADED = ["trimtab_model_servers.server", "trimtab.local.replica_main"]
-STOP_PATIENCE_SECONDS = 10.0
+STOP_TIMEOUT_SECONDS = 10.0
 _WAITING = frozenset({psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_IDLE})
 
 _starting = threading.Lock()
@@ -33,15 +33,15 @@ log = logging.getLogger(__name__)
 
 
 class ReplicaProcess:
-    """One replica's process.
+    """Process of one replica.
 
     Args:
-        folder: what it serves.
-        log: where what it says goes.
+        folder: the model folder it serves.
+        log: the file of its output.
         on_ready: called once with its ports.
-        on_end: called once when it has ended, whatever the reason.
-        identity: what it and its router show each other.
-        niceness: how much it gives way to others where processors are short.
+        on_end: called once when it has ended, for whatever reason.
+        identity: identity for mutual TLS with the router.
+        niceness: scheduling priority, see nice(2).
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class ReplicaProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process's id; None before it has one."""
+        """Process id; None before the fork."""
         return self._process.pid if self._process else None
 
     @property
     def cpu_seconds(self) -> float:
-        """What it has computed so far, over all threads; 0 where it is gone."""
+        """CPU seconds used by all threads; 0 once the process has ended."""
         try:
             times = psutil.Process(self.pid).cpu_times() if self.pid else None
         except psutil.Error:
@@ -78,22 +78,22 @@ class ReplicaProcess:
 
     @property
     def sleeps(self) -> bool:
-        """Whether it neither runs nor would if it had a processor: it waits for an event, or was stopped."""
+        """Whether the process waits for an event or is stopped, rather than runnable."""
         try:
             return psutil.Process(self.pid).status() in _WAITING if self.pid else True
         except psutil.Error:
             return True
 
     async def start(self) -> None:
-        """Fork it."""
+        """Fork the process."""
         context = multiprocessing.get_context("forkserver")
         self._ports, ports = context.Pipe(duplex=False)
-        asked = (str(self.folder), str(self.log), ports, self._identity, self._niceness)
-        process = context.Process(target=replica_main.serve, args=asked, name=self.folder.name, daemon=True)
+        arguments = (str(self.folder), str(self.log), ports, self._identity, self._niceness)
+        process = context.Process(target=replica_main.serve, args=arguments, name=self.folder.name, daemon=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
-            await asyncio.to_thread(_fork, process)  # the first one waits for the fork server's imports
-        except (OSError, EOFError) as error:  # the fork server has just died; the next start makes another
+            await asyncio.to_thread(_fork, process)  # the first fork waits for the fork server's imports
+        except (OSError, EOFError) as error:  # the fork server died; the next start creates another
             log.warning("%s cannot be forked: %s", self.folder.name, error)
             self._ports.close()
             self._ended.set()
@@ -108,20 +108,20 @@ class ReplicaProcess:
             self.stop()
 
     def stop(self) -> None:
-        """Ask it to end, and kill it where it has not within ten seconds. `on_end` tells when it is gone."""
+        """Send SIGTERM, and SIGKILL after ten seconds; `on_end` is called when the process has ended."""
         self._stopping = True
         if self._process is None or self._ended.is_set():
             return
         self._signal(signal.SIGTERM)
         if self._deadline is None:
-            self._deadline = self._loop.call_later(STOP_PATIENCE_SECONDS, self._signal, signal.SIGKILL)
+            self._deadline = self._loop.call_later(STOP_TIMEOUT_SECONDS, self._signal, signal.SIGKILL)
 
     def kill(self) -> None:
-        """End it at once; it is one that would not heed being asked."""
+        """Send SIGKILL."""
         self._signal(signal.SIGKILL)
 
-    async def ended(self) -> None:
-        """Wait until it is gone."""
+    async def wait(self) -> None:
+        """Wait until the process has ended."""
         await self._ended.wait()
 
     def _signal(self, number: signal.Signals) -> None:
@@ -136,7 +136,7 @@ class ReplicaProcess:
         try:
             ports = self._ports.recv()
         except (EOFError, OSError):
-            return  # it ended before it was ready; the sentinel tells
+            return  # it ended before it was ready; `_end` is called too
         finally:
             self._ports.close()
             self._ports = None
@@ -158,20 +158,20 @@ class ReplicaProcess:
 
 
 def start_fork_server(modules: Sequence[str] = ()) -> None:
-    """Let the fork server begin its imports, so that the first replica need not wait for all of them.
+    """Start the fork server and its imports before the first replica needs them.
 
     Args:
-        modules: what this pipeline's replicas import beside what all do.
+        modules: modules that this pipeline's replicas import, besides those of all replicas.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOADED, *modules])
     _ensure_fork_server()
 
 
 def _ensure_fork_server() -> None:
-    """Start it where it does not run; like our other processes it imports nothing from the working directory."""
+    """Start the fork server if it does not run, without the working directory on its import path."""
     with _starting:
         before = os.environ.get(SAFE_PATH)
-        os.environ[SAFE_PATH] = "1"  # it takes nothing but our own environment
+        os.environ[SAFE_PATH] = "1"  # the fork server inherits this environment
         try:
             forkserver.ensure_running()
         finally:
@@ -187,7 +187,7 @@ def _fork(process: ForkServerProcess) -> None:
 
 
 def stop_fork_server() -> None:
-    """End the fork server rather than let it notice that we have ended; this process can start no replica after it."""
+    """Kill the fork server; no replica can be started afterwards."""
     for process in psutil.Process().children():
         with suppress(psutil.Error):
             if "multiprocessing.forkserver" in " ".join(process.cmdline()):

@@ -1,10 +1,10 @@
-"""How a plan becomes true on one machine: which replicas to start, resize, drain and stop next. Pure.
+"""Rollout of a plan on one machine: which replicas to start, resize, drain and stop next.
 
-How many replicas there should be is the rule of all runtimes, `trimtab_pipelines.rollout`; a replica that must go keeps
-serving until those that follow it are ready and the router has moved.
+`trimtab_pipelines.rollout` decides the number of replicas, as in every runtime. An old replica serves until its
+successors are ready and the router uses them.
 
-A replica usually has every variant of its stage loaded. It may serve those its cores suffice for, so a change of
-variant is a `Resize`: reserved cores change, the process keeps running.
+A replica usually loads every variant of its stage and may serve those that its cores suffice for. A change of variant
+is then a `Resize`: the reserved cores change, the process continues.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ _TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class StageTarget:
-    """What a plan asks of one stage."""
+    """Target state of one stage."""
 
     stage: str
     variant: str
@@ -33,7 +33,7 @@ class StageTarget:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One replica as observed: `variants` are loaded, `cores` reserved, `variant` is what they were reserved for."""
+    """Observed replica: `variants` are loaded, `cores` are reserved for `variant`."""
 
     name: str
     stage: str
@@ -42,13 +42,13 @@ class Replica:
     cores: float
     state: ReplicaState
     idle: bool = False
-    """Draining, and the router is known to have no batch with it."""
+    """Whether it is draining and the router has no batch in flight on it."""
     draining_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a replica for this variant."""
+    """Start a replica for a variant."""
 
     stage: str
     variant: str
@@ -57,7 +57,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Reserve other cores for a replica, for another of the variants it has loaded."""
+    """Change the cores of a replica, for another of its loaded variants."""
 
     name: str
     variant: str
@@ -66,14 +66,14 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class MarkDraining:
-    """Tell the router to give this replica no new batch."""
+    """Mark a replica so that the router sends it no new batch."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the replica's process."""
+    """Stop the process of a replica."""
 
     name: str
 
@@ -82,12 +82,12 @@ Action = Start | Resize | MarkDraining | Stop
 
 
 def backoff_seconds(failures: int) -> float:
-    """Seconds to wait before a start that follows this many failures in a row: after one it starts at once."""
+    """Seconds to wait before the next start after consecutive failures; 0 after one."""
     return pause_seconds(failures - 1, FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS)
 
 
 def servable_variants(replica: Replica, target: StageTarget, cores_of: Mapping[str, float]) -> frozenset[str]:
-    """Name the loaded variants that may run within the cores reserved; `cores_of` maps each variant to its request."""
+    """Return the loaded variants that the reserved cores suffice for; `cores_of` maps variants to requests."""
     need = {**cores_of, target.variant: target.cores}
     fitting = {v for v in replica.variants if need.get(v, replica.cores) <= replica.cores + _TOLERANCE}
     return frozenset(fitting | {replica.variant})
@@ -102,34 +102,34 @@ def decide(
     now: float,
     not_before: Mapping[str, float] | None = None,
 ) -> list[Action]:
-    """What to do next.
+    """Decide the next actions.
 
     Args:
-        targets: What should run, one a stage; together within `limit_cores`.
-        replicas: Every process that exists, those being stopped included.
-        limit_cores: Most cores all replicas may have reserved.
-        serving: The variant the router sends each stage's batches to; absent where not known.
-        now: Time in seconds, on the clock of `draining_since` and `not_before`.
-        not_before: Earliest time of a stage's next start, after failures.
+        targets: one for each stage, together within `limit_cores`.
+        replicas: every replica with a process, including those being stopped.
+        limit_cores: maximum of cores that all replicas may reserve.
+        serving: the variant that the router uses, by stage; absent if unknown.
+        now: seconds, on the clock of `draining_since` and `not_before`.
+        not_before: earliest time of a stage's next start, after failures.
     """
     by_stage = {target.stage: target for target in targets}
     moved = {stage for stage, target in by_stage.items() if serving.get(stage, target.variant) == target.variant}
     actions: list[Action] = [Stop(r.name) for r in replicas if r.state == "draining" and _has_drained(r, now)]
     free_cores = limit_cores - sum(replica.cores for replica in replicas)
-    resizes, after, promised_cores = _resize(targets, replicas, free_cores, moved)
+    resizes, after, pending_cores = _resize(targets, replicas, free_cores, moved)
     actions += resizes
-    kinds = _kinds(after, by_stage)
+    groups = _group(after, by_stage)
     sets = [
         ReplicaGroupState.of(name, alike[0].stage, Capacity(alike[0].cores), (replica.state for replica in alike))
-        for name, alike in kinds.items()
+        for name, alike in groups.items()
     ]
     # What the plan asks for is ready for what comes after it once the router has moved.
     seen = [replace(each, ready=0) if each.name in by_stage.keys() - moved else each for each in sets]
     wanted = [rollout.Target(t.stage, t.stage, t.replicas, Capacity(t.cores)) for t in targets]
-    desired = rollout.decide(wanted, seen, Capacity(limit_cores - promised_cores))
+    desired = rollout.decide(wanted, seen, Capacity(limit_cores - pending_cores))
     for each in sets:
-        living = sorted((r for r in kinds[each.name] if _lives(r)), key=lambda replica: replica.state == "ready")
-        actions += [_release(replica) for replica in living[: max(each.desired - desired[each.name], 0)]]
+        live = sorted((r for r in groups[each.name] if _is_live(r)), key=lambda replica: replica.state == "ready")
+        actions += [_release(replica) for replica in live[: max(each.desired - desired[each.name], 0)]]
     had = {each.name: each.desired for each in sets}
     for target in targets:
         if now >= (not_before or {}).get(target.stage, 0.0):
@@ -141,46 +141,46 @@ def decide(
 def _resize(
     targets: Sequence[StageTarget], replicas: Sequence[Replica], free_cores: float, moved: AbstractSet[str]
 ) -> tuple[list[Resize], list[Replica], float]:
-    """Let replicas become what is missing, as far as there is room.
+    """Resize replicas to the target, as far as free cores allow.
 
-    A ready one shrinks once the router needs its cores no longer. Until then it counts as what it will become, so that
-    none is started in its place, and the cores it will give back are not there yet.
+    A ready replica shrinks once the router no longer needs its cores. Until then it counts as resized, so that no other
+    is started in its place, and the cores it will release are not free yet.
 
     Returns:
-        What to resize now, all replicas as they will be, and the cores that will be given back later.
+        Resizes to execute now, all replicas as they will be, and the cores that will be released later.
     """
-    resizes, after, promised_cores = [], {replica.name: replica for replica in replicas}, 0.0
+    resizes, after, pending_cores = [], {replica.name: replica for replica in replicas}, 0.0
     for target in targets:
-        own = [replica for replica in replicas if replica.stage == target.stage and _lives(replica)]
-        missing = target.replicas - sum(matches(replica, target) for replica in own)
-        for replica in sorted(own, key=lambda replica: (replica.state != "ready", -replica.cores)):
+        live = [replica for replica in replicas if replica.stage == target.stage and _is_live(replica)]
+        missing = target.replicas - sum(matches(replica, target) for replica in live)
+        for replica in sorted(live, key=lambda replica: (replica.state != "ready", -replica.cores)):
             more_cores = target.cores - replica.cores
             if missing <= 0 or not is_resizable(replica, target) or more_cores > free_cores + _TOLERANCE:
                 continue
             missing -= 1
             after[replica.name] = replace(replica, variant=target.variant, cores=target.cores)
             if more_cores < 0 and replica.state == "ready" and target.stage not in moved:
-                promised_cores -= more_cores
+                pending_cores -= more_cores
             else:
                 resizes.append(Resize(replica.name, target.variant, target.cores))
                 free_cores -= more_cores
-    return resizes, list(after.values()), promised_cores
+    return resizes, list(after.values()), pending_cores
 
 
-def _kinds(replicas: Sequence[Replica], targets: Mapping[str, StageTarget]) -> dict[str, list[Replica]]:
-    """Group replicas that are alike; those that the plan asks for have the name of their stage.
+def _group(replicas: Sequence[Replica], targets: Mapping[str, StageTarget]) -> dict[str, list[Replica]]:
+    """Group equal replicas; the group that matches the target is named by its stage.
 
-    Of the others, those that could be resized come last: they are let go last.
+    Resizable groups come last, so that they are stopped last.
     """
-    kinds: dict[str, list[Replica]] = {}
+    groups: dict[str, list[Replica]] = {}
     for replica in sorted(replicas, key=lambda r: r.stage in targets and is_resizable(r, targets[r.stage])):
         target = targets.get(replica.stage)
         other = f"{replica.stage}, {replica.cores:g} cores, {' '.join(sorted(replica.variants))}"
-        kinds.setdefault(replica.stage if target and matches(replica, target) else other, []).append(replica)
-    return kinds
+        groups.setdefault(replica.stage if target and matches(replica, target) else other, []).append(replica)
+    return groups
 
 
-def _lives(replica: Replica) -> bool:
+def _is_live(replica: Replica) -> bool:
     return replica.state in {"starting", "ready"}
 
 
@@ -190,21 +190,21 @@ def _has_drained(replica: Replica, now: float) -> bool:
 
 
 def _release(replica: Replica) -> Action:
-    """Drain a ready replica; one that never was ready has nothing to drain."""
+    """Drain a ready replica; stop one that was never ready."""
     return MarkDraining(replica.name) if replica.state == "ready" else Stop(replica.name)
 
 
 def matches(replica: Replica, target: StageTarget) -> bool:
-    """Whether the replica is what the plan asks for: the variant is loaded, and these cores are reserved."""
+    """Whether the variant is loaded and the target's cores are reserved."""
     return target.variant in replica.variants and abs(replica.cores - target.cores) <= _TOLERANCE
 
 
 def is_resizable(replica: Replica, target: StageTarget) -> bool:
-    """Whether other cores would make it fit; a process keeps the number of threads it was started with."""
+    """Whether a resize would make it match; the number of threads of a process is fixed."""
     same_threads = threads(replica.cores) == threads(target.cores)
     return target.variant in replica.variants and same_threads and not matches(replica, target)
 
 
 def threads(cores: float) -> int:
-    """Threads a replica computes with: its whole cores, at least one."""
+    """Number of compute threads of a replica: its whole cores, at least one."""
     return max(1, int(cores + _TOLERANCE))

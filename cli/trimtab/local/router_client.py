@@ -1,11 +1,11 @@
-"""Shell: asks the router what runs, and reads its counters."""
+"""Client of a router's admin port: its state and its counters."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-import httpx
+import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
@@ -19,17 +19,14 @@ _BUCKETS = tuple(f"{name}_bucket" for name in (names.LATENCY_SECONDS, names.TTFT
 
 
 class RouterUnreachable(OperationFailed):
-    """The router did not answer, or answered nonsense."""
+    """The router did not respond, or with an invalid response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """The router's counters at one moment; all grow from the router's start.
+    """Counters of a router since its start.
 
-    `latency_buckets` maps upper edges in seconds to how many answers took at most that; `client_errors` are those of
-    all requests that were refused or dropped by the caller's own doing. Of answers that are written piece by piece,
-    `first_token_buckets` and `next_token_buckets` map the modality to how many began within so many seconds, and how many pieces
-    came within so many seconds of the one before; empty where none is.
+    Buckets map upper edges in seconds to cumulative counts, as in Prometheus.
     """
 
     received: int = 0
@@ -39,13 +36,16 @@ class Counters:
     accuracy_sum: float = 0.0
     accuracy_count: int = 0
     client_errors: int = 0
+    """Requests rejected or dropped because of the client."""
     pipeline: str = ""
     first_token_buckets: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
+    """Times to first token, by modality."""
     next_token_buckets: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
+    """Times between tokens, by modality."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the text Prometheus would scrape."""
+        """Parse the text format of Prometheus."""
         received, accuracy_sum, accuracy_count, client_errors, pipeline = 0, 0.0, 0, 0, ""
         outcomes, drops = dict.fromkeys((end.word for end in RequestOutcome), 0), {}
         buckets: dict[str, dict[str, dict[float, float]]] = {name: {} for name in _BUCKETS}
@@ -76,18 +76,17 @@ class Counters:
             accuracy_count,
             client_errors,
             pipeline,
-            _seen(first),
-            _seen(following),
+            _nonempty(first),
+            _nonempty(following),
         )
 
 
-def _seen(buckets: Mapping[str, Mapping[float, float]]) -> dict[str, Mapping[float, float]]:
-    """Those modalities of which there was anything."""
+def _nonempty(buckets: Mapping[str, Mapping[float, float]]) -> dict[str, Mapping[float, float]]:
     return {modality: edges for modality, edges in buckets.items() if edges.get(math.inf)}
 
 
 def quantile_upper_bound(buckets: Mapping[float, float], quantile: float) -> float | None:
-    """The edge of the bucket that a quantile fell into: this share took at most so long; None where nothing is."""
+    """Upper edge of the bucket that holds a quantile; None if the buckets are empty."""
     edges = sorted(buckets)
     if not edges or buckets[edges[-1]] <= 0:
         return None
@@ -95,41 +94,40 @@ def quantile_upper_bound(buckets: Mapping[float, float], quantile: float) -> flo
 
 
 def median_and_p99(buckets: Mapping[float, float]) -> tuple[float, float]:
-    """Median and p99 by the edges of their buckets, in seconds; NaN where nothing is."""
+    """Upper bounds of median and p99 in seconds; NaN if the buckets are empty."""
     p50, p99 = (quantile_upper_bound(buckets, quantile) for quantile in (0.5, 0.99))
     return math.nan if p50 is None else p50, math.nan if p99 is None else p99
 
 
 class RouterClient:
-    """One router, by its administrative port."""
+    """Client of a router's admin port."""
 
     def __init__(self, admin_port: int, host: str = "127.0.0.1") -> None:
         self.url = f"http://{host}:{admin_port}"
-        self._client = httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_SECONDS, trust_env=False)
+        self._session: aiohttp.ClientSession | None = None
 
     async def state(self) -> RouterState:
-        """What runs now."""
-        body = (await self._get(STATE_PATH)).content
+        body = await self._get(STATE_PATH)
         try:
             return RouterState.model_validate_json(body)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            wrong = ".".join(map(str, first["loc"])) or "answer"
-            message = f"{self.url}{STATE_PATH} is no state; is this a Trimtab router? {wrong}: {first['msg']}"
+            field_path = ".".join(map(str, first["loc"])) or "response"
+            message = f"{self.url}{STATE_PATH}: not a Trimtab router's state: {field_path}: {first['msg']}"
             raise RouterUnreachable(message) from error
 
     async def counters(self) -> Counters:
-        """Its counters now."""
-        return Counters.parse((await self._get("/metrics")).text)
+        return Counters.parse((await self._get("/metrics")).decode())
 
     async def close(self) -> None:
-        """Close its connections."""
-        await self._client.aclose()
+        if self._session is not None:
+            await self._session.close()
 
-    async def _get(self, path: str) -> httpx.Response:
+    async def _get(self, path: str) -> bytes:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS))
         try:
-            response = await self._client.get(path)
-            response.raise_for_status()
-        except httpx.HTTPError as error:
+            async with self._session.get(f"{self.url}{path}", raise_for_status=True) as response:
+                return await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise RouterUnreachable(f"{self.url}{path}: {type(error).__name__} {error}".rstrip()) from error
-        return response

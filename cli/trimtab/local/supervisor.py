@@ -1,7 +1,7 @@
-"""Shell: everything that runs on this machine for one pipeline. The only one that starts, stops and restarts processes.
+"""Supervisor: starts, restarts and stops every process of a pipeline on this machine.
 
-It follows plan.json, moves the replicas towards it step by step, and keeps router and adapter alive. What is in its run
-folder is described in docs/develop/how-it-works.md.
+It watches plan.json, moves the replicas towards the plan step by step, and keeps router, Envoy and adapter running.
+docs/develop/how-it-works.md describes the files of the run folder.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from typing import Self
 import psutil
 
 from trimtab.local import logs
-from trimtab.local.envoy_process import EnvoyPorts, make_sockets, open_ports, start_envoy
-from trimtab.local.heartbeat import KILL_SECONDS, wait_for_end
+from trimtab.local.envoy_process import EnvoyPorts, make_sockets, start_envoy, wait_for_ports
+from trimtab.local.heartbeat import KILL_SECONDS, wait_for_exit
 from trimtab.local.other_cpu_usage import OtherCpuUsage, busy_seconds
 from trimtab.local.replica_manager import LocalSite, ReplicaManager
 from trimtab.local.replica_process import start_fork_server
@@ -44,64 +44,60 @@ STOP_SECONDS = 10.0
 HEALTHY_SECONDS = 10.0
 BUSY_POLL_SECONDS, CALM_POLL_SECONDS = 0.1, 0.5
 MAX_ROUTER_TIMEOUTS = 3
-"""A router that listens and gives no answer so often in a row, each time for two seconds, hangs."""
+"""Consecutive timeouts of two seconds after which a router that listens is considered hung."""
 ADAPTER_HANG_SECONDS = 20.0
-"""The adapter gives a sign of life each second, but none while it computes a decision."""
+"""The adapter sends a heartbeat each second, except while it computes a plan."""
 ADAPTER_NICENESS = 5
-"""A decision computes for some tenths of a second where a load is too high: requests do not wait behind it."""
+"""A plan takes tenths of a second of CPU time in overload; requests must not wait for it."""
 MAX_FAULTS = 1000
 TRIM_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What to run.
-
-    Attributes:
-        pipeline_file: the pipeline's file.
-        folder: the run folder; made when missing, what an earlier run left there is removed.
-        profiles_file: for the adapter; None runs a fixed plan without one.
-        plan: what runs at first; with an adapter only until it decides.
-        rest_port, grpc_port: where callers come in; 0 takes free ones.
-        admin_port: of the router's metrics, state and load.
-        door: whether Envoy stands in front; without it there is REST alone.
-        edge: the file of its settings.
-        admin_keys: the file of those who may register tasks.
-        prometheus: address the adapter takes the load from instead of the router.
-    """
+    """What to run; port 0 becomes a free port."""
 
     pipeline_file: Path
     folder: Path
+    """The run folder, created if missing; files of an earlier run are removed."""
     profiles_file: Path | None = None
+    """Profiles for the adapter; None runs a fixed plan without an adapter."""
     plan: PipelinePlan | None = None
+    """Initial plan; with an adapter, only until its first decision."""
     rest_port: int = 0
     grpc_port: int = 0
     prometheus: str | None = None
+    """URL of the Prometheus from which the adapter reads the arrival rate, instead of from the router."""
     admin_port: int = 0
+    """Port of the router's metrics, state and arrivals."""
     proxy: bool = True
+    """Whether Envoy runs in front of the router; without it there is only REST."""
     edge: Path | None = None
+    """Envoy's settings."""
     admin_keys: Path | None = None
+    """Keys of clients that may register tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that ended unasked, at a Unix time."""
+    """An unexpected end of a process, or another failure."""
 
     at: float
+    """Unix time."""
     what: str
     detail: str = ""
 
 
 @dataclass(slots=True)
 class Supervisor:
-    """A running pipeline: `async with Supervisor(setup) as local: await local.ready()`."""
+    """A running pipeline: `async with Supervisor(setup) as supervisor: await supervisor.ready()`."""
 
     setup: Setup
     pipeline: InferencePipeline = field(init=False)
     replica_manager: ReplicaManager = field(init=False)
     plan: PipelinePlan | None = None
     state: RouterState | None = None
-    """What the router told last; None while it does not answer."""
+    """The router's last state; None while it does not respond."""
     faults: list[Fault] = field(default_factory=list)
     rest_port: int = 0
     grpc_port: int = 0
@@ -116,7 +112,7 @@ class Supervisor:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _first_ready: asyncio.Event = field(default_factory=asyncio.Event)
     _log: logging.FileHandler | None = None
-    _router_silences: int = 0
+    _router_timeouts: int = 0
 
     def __post_init__(self) -> None:
         self.pipeline = load_pipeline(self.setup.pipeline_file)
@@ -161,44 +157,44 @@ class Supervisor:
         await self.stop()
 
     async def ready(self, timeout_seconds: float = 300.0) -> None:
-        """Wait until the first plan is true; raises StartError where it cannot become so."""
+        """Wait until the first plan is in force; raises StartError."""
         waiting = asyncio.create_task(self._first_ready.wait())
         try:
             async with asyncio.timeout(timeout_seconds):
                 await asyncio.wait({waiting, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
-            written = self.setup.folder / "logs"
-            raise StartError(f"the pipeline was not ready within {timeout_seconds:g} s; see {written}") from None
+            logs_folder = self.setup.folder / "logs"
+            raise StartError(f"the pipeline was not ready within {timeout_seconds:g} s; see {logs_folder}") from None
         finally:
             waiting.cancel()
         self.raise_failure()
 
     def raise_failure(self) -> None:
-        """Raise what ended one of the loops that keep everything alive."""
+        """Raise the exception of a background task that failed."""
         for task in self._tasks:
             if task.done() and not task.cancelled() and (failure := task.exception()) is not None:
                 raise failure
 
     def validate_plan(self, plan: PipelinePlan) -> PipelinePlan:
-        """The plan if it suits this pipeline and its budget; raises DocumentError saying what does not."""
+        """Return the plan if it suits this pipeline and its budget; raises DocumentError."""
         validate_plan(plan, self.pipeline)
         unknown = {stage.name for stage in plan.spec.stages} - {stage.name for stage in self.pipeline.spec.stages}
         if unknown:
             raise DocumentError(f"spec.stages: the pipeline has no stage {', '.join(sorted(unknown))}")
         cores, budget = sum(s.cores * s.replicas for s in plan.spec.stages), self.pipeline.spec.budget.cores
         if cores > budget + 1e-6:
-            raise DocumentError(f"spec.stages: the plan asks for {cores:g} cores of a budget of {budget:g}")
+            raise DocumentError(f"spec.stages: the plan needs {cores:g} cores, the budget is {budget:g}")
         return plan
 
     async def stop(self) -> None:
-        """Stop everything: the router first, so that what it accepted is answered."""
+        """Stop every process, the router first so that it completes the requests it accepted."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         log.info("stopping")
         if self.router is not None:
             await self.router.stop(self.pipeline.spec.slo.drain_seconds)
-        if self.admin_port:  # it came up once
+        if self.admin_port:  # the router was started
             await self.client.close()
         stopping = [self.replica_manager.stop()]
         if self.proxy is not None:
@@ -216,38 +212,38 @@ class Supervisor:
     async def _start(self) -> None:
         folder = self.setup.folder
         folder.mkdir(parents=True, exist_ok=True)
-        for old in (self.plan_file, self.machine_file, self.replica_manager.site.endpoints_file):
-            old.unlink(missing_ok=True)
+        for stale in (self.plan_file, self.machine_file, self.replica_manager.site.endpoints_file):
+            stale.unlink(missing_ok=True)
         if self.setup.profiles_file is not None:
             self.decisions_file.unlink(missing_ok=True)
-        for former in ("models", "logs"):
-            shutil.rmtree(folder / former, ignore_errors=True)
-        self._write_log(folder / "logs" / "supervisor.log")
+        for name in ("models", "logs"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        self._log_to_file(folder / "logs" / "supervisor.log")
         if self.setup.plan is not None:
             write_json(self.plan_file, self.setup.plan)
-            self._take(self.setup.plan)
-        self.replica_manager.list_endpoints()
+            self._apply(self.setup.plan)
+        self.replica_manager.write_endpoints()
         start_fork_server(modules_to_preload(self.pipeline))
-        self._tasks.append(asyncio.create_task(self._roll(), name="rollout"))
+        self._tasks.append(asyncio.create_task(self._reconcile(), name="rollout"))
         if self.setup.proxy:
             self.sockets = make_sockets()
         await self._start_router()
         if self.sockets is not None:
-            await self._start_door()
-            door = self._keep("door", lambda: self.proxy, self._start_door)
-            self._tasks.append(asyncio.create_task(door, name="door"))
+            await self._start_proxy()
+            proxy = self._keep_running("proxy", lambda: self.proxy, self._start_proxy)
+            self._tasks.append(asyncio.create_task(proxy, name="proxy"))
         self._tasks += [
-            asyncio.create_task(self._follow_plan(), name="plan"),
+            asyncio.create_task(self._watch_plan(), name="plan"),
             asyncio.create_task(self._trim_logs(), name="logs"),
-            asyncio.create_task(self._keep("router", lambda: self.router, self._start_router), name="router"),
+            asyncio.create_task(self._keep_running("router", lambda: self.router, self._start_router), name="router"),
         ]
         if self.setup.profiles_file is not None:
             await self._start_adapter()
-            adapter = self._keep("adapter", lambda: self.adapter, self._start_adapter, ADAPTER_HANG_SECONDS)
+            adapter = self._keep_running("adapter", lambda: self.adapter, self._start_adapter, ADAPTER_HANG_SECONDS)
             self._tasks.append(asyncio.create_task(adapter, name="adapter"))
 
-    def _write_log(self, path: Path) -> None:
-        """Keep what the local runtime does in a file, so that it does not disturb the terminal."""
+    def _log_to_file(self, path: Path) -> None:
+        """Log into a file, not into the terminal."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._log = logging.FileHandler(path)
         self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -267,85 +263,85 @@ class Supervisor:
         if self.sockets is not None:
             ports += ["--sockets", str(self.sockets.folder)]
         else:
-            ports += ["--rest-port", str(self.rest_port or self.setup.rest_port)]
-        written = self.setup.folder / "logs" / "router.log"
-        self._router_silences = -1000  # until it listens, none counts
-        self.router = await ChildProcess.start("trimtab_router", [*files, *ports], written, "the router")
+            ports += ["--no-proxy", "--rest-port", str(self.rest_port or self.setup.rest_port)]
+        log_file = self.setup.folder / "logs" / "router.log"
+        self._router_timeouts = -1000  # timeouts do not count until it listens
+        self.router = await ChildProcess.start("trimtab_router", [*files, *ports], log_file, "the router")
         try:
             announced = await self.router.read_ready_line(RouterPorts, START_SECONDS)
         except StartError:
-            await self.router.stop(STOP_SECONDS)  # one that hangs would never be replaced
+            await self.router.stop(STOP_SECONDS)  # a hung process would never be replaced
             raise
-        self._router_silences = 0
+        self._router_timeouts = 0
         if self.sockets is None:
             self.rest_port = announced.rest_port
         if announced.admin_port != self.admin_port:
             self.admin_port = announced.admin_port
             self.client = RouterClient(self.admin_port)
 
-    async def _start_door(self) -> None:
+    async def _start_proxy(self) -> None:
         if self.sockets is None:
-            raise StartError("a door needs the sockets of its router")
-        wanted = EnvoyPorts(self.rest_port or self.setup.rest_port, self.grpc_port or self.setup.grpc_port)
-        written = self.setup.folder / "logs" / "door.log"
-        self.proxy = await start_envoy(self.setup.pipeline_file, self.sockets, self.setup.edge, wanted, written)
+            raise StartError("Envoy needs the sockets of its router")
+        requested = EnvoyPorts(self.rest_port or self.setup.rest_port, self.grpc_port or self.setup.grpc_port)
+        log_file = self.setup.folder / "logs" / "envoy.log"
+        self.proxy = await start_envoy(self.setup.pipeline_file, self.sockets, self.setup.edge, requested, log_file)
         try:
-            opened = await open_ports(self.proxy, self.sockets, START_SECONDS)
+            ports = await wait_for_ports(self.proxy, self.sockets, START_SECONDS)
         except StartError:
             await self.proxy.stop(STOP_SECONDS)
             raise
-        self.rest_port, self.grpc_port = opened.rest_port, opened.grpc_port
+        self.rest_port, self.grpc_port = ports.rest_port, ports.grpc_port
 
     async def _start_adapter(self) -> None:
         arguments = ["--pipeline", str(self.setup.pipeline_file), "--profiles", str(self.setup.profiles_file)]
         arguments += ["--plan", str(self.plan_file), "--decisions", str(self.decisions_file)]
-        arguments += ["--router", self.client.url, "--beat"]
+        arguments += ["--router", self.client.url, "--heartbeat"]
         arguments += ["--machine", str(self.machine_file), "--niceness", str(ADAPTER_NICENESS)]
         if self.setup.prometheus is not None:
             arguments += ["--prometheus", self.setup.prometheus]
-        written = self.setup.folder / "logs" / "adapter.log"
-        self.adapter = await ChildProcess.start("trimtab_adapter", arguments, written, "the adapter")
+        log_file = self.setup.folder / "logs" / "adapter.log"
+        self.adapter = await ChildProcess.start("trimtab_adapter", arguments, log_file, "the adapter")
 
-    async def _keep(
+    async def _keep_running(
         self,
         name: str,
-        module: Callable[[], ChildProcess | None],
+        current: Callable[[], ChildProcess | None],
         start: Callable[[], Awaitable[None]],
-        silent_seconds: float | None = None,
+        hang_seconds: float | None = None,
     ) -> None:
-        """Start a process again whenever it ends, or says nothing for so long; StartError where it never came up."""
-        failures, began = 0, time.monotonic()
+        """Restart a process when it ends, or sends no heartbeat; raises StartError if it never starts."""
+        failures, started_at = 0, time.monotonic()
         while True:
-            running = module()
-            if running is not None:
-                code = await self._ended(running, silent_seconds)
-                healthy = time.monotonic() - began > HEALTHY_SECONDS
+            process = current()
+            if process is not None:
+                code = await self._wait_for_exit(process, hang_seconds)
+                healthy = time.monotonic() - started_at > HEALTHY_SECONDS
                 failures = 1 if healthy else failures + 1
                 if not self._first_ready.is_set() and failures > 1:
-                    raise StartError(running.exit_message(code))
+                    raise StartError(process.exit_message(code))
                 self.record_fault(f"the {name} ended", f"exit code {code}")
             await asyncio.sleep(backoff_seconds(failures))
-            began = time.monotonic()
+            started_at = time.monotonic()
             try:
                 await start()
             except (StartError, OSError) as error:
                 log.warning("%s", error)
 
-    async def _ended(self, module: ChildProcess, silent_seconds: float | None) -> int:
-        if silent_seconds is None:
-            return await module.wait()
-        what = f"no sign of life for {silent_seconds:g} s; it was killed"
-        return await wait_for_end(module, silent_seconds, lambda: self.record_fault(f"{module.name} hung", what))
+    async def _wait_for_exit(self, process: ChildProcess, hang_seconds: float | None) -> int:
+        if hang_seconds is None:
+            return await process.wait()
+        detail = f"no heartbeat for {hang_seconds:g} s; it was killed"
+        return await wait_for_exit(process, hang_seconds, lambda: self.record_fault(f"{process.name} hung", detail))
 
     def record_fault(self, what: str, detail: str = "") -> None:
-        """Keep what happened unasked; the same that goes on is kept once, and the oldest give way."""
+        """Record a fault; a repeated one is recorded once, and the oldest are dropped."""
         log.warning("%s%s", what, f": {detail}" if detail else "")
         if not (self.faults and self.faults[-1].what == what and not detail):
             self.faults.append(Fault(time.time(), what, detail.strip("; ")))
             del self.faults[:-MAX_FAULTS]
 
-    def _look_around(self) -> None:
-        """Write down what others use of this machine; where the disk refuses, what is known gets older."""
+    def _write_machine_state(self) -> None:
+        """Write the CPU usage of other processes for the adapter."""
         now = time.monotonic()
         if self.setup.profiles_file is None or not self.cpu_usage.is_due(now):
             return
@@ -354,7 +350,7 @@ class Supervisor:
             with suppress(OSError):
                 write_json(self.machine_file, machine)
 
-    async def _follow_plan(self) -> None:
+    async def _watch_plan(self) -> None:
         stamps = FileStamps()
         async for _ in changes(self.setup.folder):
             if stamps.changed(self.plan_file):
@@ -363,30 +359,30 @@ class Supervisor:
     async def _trim_logs(self) -> None:
         while True:
             await asyncio.sleep(TRIM_SECONDS)
-            with suppress(OSError):  # what cannot be cut now can be a minute later
+            with suppress(OSError):  # tried again a minute later
                 logs.trim_logs(self.setup.folder / "logs")
 
     def _read_plan(self) -> None:
-        """Take the plan on disk; one that cannot be used is logged, and the last good one stays."""
+        """Apply the plan on disk; an invalid one is logged, and the last valid plan stays in force."""
         try:
             plan = self.validate_plan(load_published_plan(self.plan_file))
         except DocumentError as error:
-            log.warning("%s; the last good plan stays in force", error)
+            log.warning("%s; the last valid plan stays in force", error)
             return
         if plan != self.plan:
-            self._take(plan)
+            self._apply(plan)
 
-    def _take(self, plan: PipelinePlan) -> None:
+    def _apply(self, plan: PipelinePlan) -> None:
         self.plan = plan
         self.replica_manager.set_plan(plan)
         self._changed.set()
 
-    async def _roll(self) -> None:
-        """Move towards the plan whenever something has changed, asking the router often while it matters."""
+    async def _reconcile(self) -> None:
+        """Move the replicas towards the plan at each change; poll the router often during a rollout."""
         while True:
             self._changed.clear()
             await self._poll()
-            self._look_around()
+            self._write_machine_state()
             if self.plan is not None:
                 self.replica_manager.step(self._serving())
             for reason in self.replica_manager.start_errors.values():
@@ -417,14 +413,14 @@ class Supervisor:
         except RouterUnreachable as error:
             self.state = None
             log.debug("%s", error)
-            await self._doubt_router()
+            await self._count_router_timeout()
             return
-        self._router_silences = 0
+        self._router_timeouts = 0
         self.replica_manager.observe(self.state)
 
-    async def _doubt_router(self) -> None:
-        """Kill a router that listens and does not answer; another takes its place."""
-        self._router_silences += 1
-        if self._router_silences >= MAX_ROUTER_TIMEOUTS and self.router is not None and self.router.running:
-            self.record_fault("the router hung", f"no answer, {MAX_ROUTER_TIMEOUTS} times in a row; it was killed")
+    async def _count_router_timeout(self) -> None:
+        """Kill a router that listens but does not respond; it is restarted."""
+        self._router_timeouts += 1
+        if self._router_timeouts >= MAX_ROUTER_TIMEOUTS and self.router is not None and self.router.running:
+            self.record_fault("the router hung", f"{MAX_ROUTER_TIMEOUTS} consecutive timeouts; it was killed")
             await self.router.stop(KILL_SECONDS)

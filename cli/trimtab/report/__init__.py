@@ -1,1 +1,1 @@
-"""What a run gave: a page to look at in a browser, and a few lines in the terminal."""
+"""Report of a run: an HTML page, live during the run, and a summary in the terminal."""

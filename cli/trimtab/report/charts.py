@@ -1,4 +1,4 @@
-"""The report's charts. Lines differ in dash and width as well as in colour, so that they read in grey scale too."""
+"""Charts of the report. Lines differ in dash and width as well as in colour, for greyscale prints."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ _GRID = "rgba(134,141,152,0.25)"
 
 
 def load_chart(run: Run) -> go.Figure:
-    """Requests per second, and what was planned for."""
+    """Requests per second, and the planned peak."""
     figure = _figure(run, "requests per second")
     _line(
         figure, series.observed_load(run), "received", BLUE, width=1.6, fill="tozeroy", fillcolor="rgba(63,127,217,.15)"
@@ -33,52 +33,52 @@ def load_chart(run: Run) -> go.Figure:
 
 
 def stage_chart(run: Run, stage: str) -> go.Figure:
-    """What a stage ran: the variant, lightest at the bottom, its batch size, and its replicas."""
+    """Variant of a stage, the least accurate at the bottom, its batch size and its replicas."""
     variants = sorted(run.pipeline.spec.stage(stage).variants, key=lambda v: (v.accuracy, v.name))
     names = [variant.name for variant in variants]
-    titles = ("variant", "batch size", "replicas ready")
+    titles = ("variant", "batch size", "ready replicas")
     figure = make_subplots(
         rows=3, shared_xaxes=True, vertical_spacing=0.1, row_heights=[0.5, 0.25, 0.25], subplot_titles=titles
     )
     figure.update_annotations(x=0, xanchor="left", font={"size": 13})
-    found = series.stretches(run, stage)
-    at = np.array([moment for stretch in found for moment in (stretch.start, stretch.end)])
+    spans = series.variant_spans(run, stage)
+    at = np.array([time for span in spans for time in (span.start, span.end)])
     rows: list[tuple[str, list[Any], str, float]] = [
-        (titles[0], [s.stage.variant for s in found for _ in range(2)], BLUE, 4.0),
-        (titles[1], [s.stage.batch_size for s in found for _ in range(2)], ORANGE, 2.0),
-        (titles[2], [s.stage.ready_replicas for s in found for _ in range(2)], GREY, 2.0),
+        (titles[0], [s.stage.variant for s in spans for _ in range(2)], BLUE, 4.0),
+        (titles[1], [s.stage.batch_size for s in spans for _ in range(2)], ORANGE, 2.0),
+        (titles[2], [s.stage.ready_replicas for s in spans for _ in range(2)], GREY, 2.0),
     ]
     for row, (name, values, colour, width) in enumerate(rows, 1):
         trace = go.Scatter(x=at, y=values, name=name, mode="lines", line={"color": colour, "width": width})
         figure.add_trace(trace, row=row, col=1)
     figure.update_yaxes(categoryorder="array", categoryarray=names, range=[-0.5, len(names) - 0.5], row=1, col=1)
     figure.update_yaxes(rangemode="tozero", nticks=4, row=2, col=1)
-    figure.update_yaxes(rangemode="tozero", nticks=4, dtick=_whole_steps(found), row=3, col=1)
-    _dress(figure, run, height=HEIGHT + 80 + 14 * len(names), legend=False)
+    figure.update_yaxes(rangemode="tozero", nticks=4, dtick=_replica_step(spans), row=3, col=1)
+    _apply_layout(figure, run, height=HEIGHT + 80 + 14 * len(names), legend=False)
     figure.update_xaxes(title_text="", row=1, col=1)
     figure.update_xaxes(title_text="", row=2, col=1)
     return figure
 
 
 def latency_chart(run: Run) -> go.Figure:
-    """Latency percentiles against the promise."""
+    """Latency percentiles against the SLO."""
     figure = _figure(run, "milliseconds")
-    middle, high = series.latencies(run, (0.5, 0.99))
-    _line(figure, _scaled(high, 1000), "p99", BLUE, width=2.2)
-    _line(figure, _scaled(middle, 1000), "median", GREY, width=1.8, dash="dot")
+    median, p99 = series.latencies(run, (0.5, 0.99))
+    _line(figure, _scaled(p99, 1000), "p99", BLUE, width=2.2)
+    _line(figure, _scaled(median, 1000), "median", GREY, width=1.8, dash="dot")
     slo_ms = 1000 * run.pipeline.spec.slo.latency_seconds
     figure.add_hline(y=slo_ms, line={"color": RED, "width": 1.6, "dash": "dash"})
-    words = f"SLO {slo_ms:g} ms"
-    figure.add_annotation(x=1, xref="paper", y=slo_ms, text=words, showarrow=False, xanchor="right", yanchor="bottom")
-    known = high.value[~np.isnan(high.value)]
-    top = max(slo_ms, 1000 * float(known.max()) if known.size else 0.0)
+    label = f"SLO {slo_ms:g} ms"
+    figure.add_annotation(x=1, xref="paper", y=slo_ms, text=label, showarrow=False, xanchor="right", yanchor="bottom")
+    values = p99.value[~np.isnan(p99.value)]
+    top = max(slo_ms, 1000 * float(values.max()) if values.size else 0.0)
     figure.update_yaxes(range=[0, 1.15 * top])
     return figure
 
 
 def lost_chart(run: Run) -> go.Figure | None:
-    """What was not answered in time, by reason; None where nothing was lost."""
-    curves = series.lost(run)
+    """Requests not answered in time, by reason; None if there are none."""
+    curves = series.lost_requests(run)
     if not curves:
         return None
     figure = _figure(run, "requests")
@@ -95,16 +95,16 @@ def lost_chart(run: Run) -> go.Figure | None:
 
 
 def accuracy_chart(run: Run) -> go.Figure:
-    """Accuracy the plans promised for the answers, and what was right of them."""
+    """Expected accuracy by the plans, and measured accuracy."""
     figure = _figure(run, "accuracy")
     expected, measured = series.accuracies(run)
     _line(figure, expected, "expected", ORANGE, width=2.2, dash="dash")
-    _line(figure, measured, "measured on the answers", BLUE, width=1.6, mode="lines+markers")
-    known = np.concatenate([expected.value, measured.value])
-    known = known[~np.isnan(known)]
-    if known.size:  # a level line stays one, and no axis goes beyond what an accuracy can be
-        room = 0.02 + 0.05 * float(known.max() - known.min())
-        figure.update_yaxes(range=[max(0.0, float(known.min()) - room), min(1.005, float(known.max()) + room)])
+    _line(figure, measured, "measured", BLUE, width=1.6, mode="lines+markers")
+    values = np.concatenate([expected.value, measured.value])
+    values = values[~np.isnan(values)]
+    if values.size:  # noise of a constant accuracy is not magnified
+        margin = 0.02 + 0.05 * float(values.max() - values.min())
+        figure.update_yaxes(range=[max(0.0, float(values.min()) - margin), min(1.005, float(values.max()) + margin)])
     return figure
 
 
@@ -116,9 +116,9 @@ def cores_chart(run: Run) -> go.Figure:
     _line(figure, busy, "used by their processes", GREY, width=1.6, dash="dot")
     budget = run.pipeline.spec.budget
     figure.add_hline(y=budget.cores, line={"color": RED, "width": 1.6, "dash": "dash"})
-    words = f"budget {budget.cores:g}" + (f" (+{budget.surge_cores:g} while changing)" if budget.surge_cores else "")
+    label = f"budget {budget.cores:g}" + (f" (+{budget.surge_cores:g} during rollouts)" if budget.surge_cores else "")
     figure.add_annotation(
-        x=1, xref="paper", y=budget.cores, text=words, showarrow=False, xanchor="right", yanchor="bottom"
+        x=1, xref="paper", y=budget.cores, text=label, showarrow=False, xanchor="right", yanchor="bottom"
     )
     top = max([budget.cores + budget.surge_cores, *reserved.value, *busy.value])
     figure.update_yaxes(range=[0, 1.2 * top])
@@ -126,27 +126,27 @@ def cores_chart(run: Run) -> go.Figure:
 
 
 def comparison_charts(runs: Sequence[Run]) -> list[tuple[str, go.Figure]]:
-    """Accuracy and p99 of several runs of the same load, in one chart each."""
+    """Accuracy and p99 of several runs of the same load."""
     accuracy, latency = _figure(runs[0], "measured accuracy"), _figure(runs[0], "milliseconds")
     for run, colour, dash in zip(runs, RUN_COLOURS, RUN_DASHES, strict=False):
         _line(accuracy, series.accuracies(run)[1], run.title, colour, width=2.2, dash=dash)
-        (high,) = series.latencies(run, (0.99,))
-        _line(latency, _scaled(high, 1000), run.title, colour, width=2.2, dash=dash)
+        (p99,) = series.latencies(run, (0.99,))
+        _line(latency, _scaled(p99, 1000), run.title, colour, width=2.2, dash=dash)
     slo_ms = 1000 * runs[0].pipeline.spec.slo.latency_seconds
     latency.add_hline(y=slo_ms, line={"color": RED, "width": 1.6, "dash": "dash"})
-    return [("Accuracy of the answers", accuracy), (f"p99 latency; dashed red is the SLO, {slo_ms:g} ms", latency)]
+    return [("Measured accuracy", accuracy), (f"p99 latency (dashed red: SLO of {slo_ms:g} ms)", latency)]
 
 
 def _figure(run: Run, unit: str) -> go.Figure:
     figure = go.Figure()
-    _dress(figure, run, height=HEIGHT, legend=True)
+    _apply_layout(figure, run, height=HEIGHT, legend=True)
     figure.update_yaxes(
         title_text=unit, rangemode="tozero" if unit not in ("accuracy", "measured accuracy") else "normal"
     )
     return figure
 
 
-def _dress(figure: go.Figure, run: Run, *, height: int, legend: bool) -> None:
+def _apply_layout(figure: go.Figure, run: Run, *, height: int, legend: bool) -> None:
     length = max(series.seconds(run), 1.0)
     figure.update_layout(
         height=height,
@@ -192,5 +192,5 @@ def _scaled(curve: Curve, factor: float) -> Curve:
     return Curve(curve.at, curve.value * factor)
 
 
-def _whole_steps(found: Sequence[series.VariantSpan]) -> int:
-    return max(1, -(-max((s.stage.ready_replicas for s in found), default=1) // 4))
+def _replica_step(spans: Sequence[series.VariantSpan]) -> int:
+    return max(1, -(-max((span.stage.ready_replicas for span in spans), default=1) // 4))

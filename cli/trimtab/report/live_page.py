@@ -1,9 +1,8 @@
-"""Shell: the report of a run as a page that grows while it goes on, read from the run's folder when somebody looks."""
+"""Server of the live page: the report of a run, rendered from the run folder at each request."""
 
 import asyncio
 import math
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +15,12 @@ from trimtab.run_samples import Run
 from trimtab_pipelines.documents import DocumentError
 
 HOST = "127.0.0.1"
-MOST_SHOWN = 300
-"""Samples that one look reads: the newest half of them, and the others from all before."""
-MOST_DECISIONS_SHOWN = 60
-"""Decisions, likewise: each takes as much memory as some dozens of samples, and comes after five of them."""
-LEAST_SECONDS_BETWEEN = 1.0
-ASKED_EVERY_SECONDS = 2.0
+MAX_SAMPLES = 300
+"""Maximum of samples on the page: half of them the newest, the others thinned."""
+MAX_PLANS = 60
+"""Maximum of plans: one takes as much memory as dozens of samples, and there is one for five samples."""
+MIN_RENDER_SECONDS = 1.0
+REFRESH_SECONDS = 2.0
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -32,36 +31,35 @@ HEADERS = {
 
 
 class PageError(Exception):
-    """The page cannot be served; the message says why, and what would be right."""
+    """The page cannot be served."""
 
 
 @dataclass(slots=True)
 class LivePage:
-    """The page of the run in a folder, on a port of this machine alone.
+    """Live page of the run in a folder, on a port of the loopback interface.
 
-    It is made by a thread of its own: others would each keep in their heap what a look takes.
+    A single thread renders it: with several, each would keep a rendering's memory in its own heap.
     """
 
     folder: Path
     port: int
     final: Run | None = None
     _runner: web.AppRunner | None = None
-    _body: Mapping[str, Any] = field(default_factory=dict)
-    _made_at: float = -math.inf
-    _asked_at: float = -math.inf
+    _html: str = ""
+    _rendered_at: float = -math.inf
+    _requested_at: float = -math.inf
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "page"))
-    _making: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _told_final: asyncio.Event = field(default_factory=asyncio.Event)
+    _rendering: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _final_sent: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def url(self) -> str:
-        """Where it is."""
         return f"http://{HOST}:{self.port}/"
 
     async def start(self) -> None:
-        """Serve it; port 0 becomes a free one. Raises PageError where the port is taken."""
-        app = web.Application(middlewares=[_from_here])
-        app.add_routes([web.get("/", self._page), web.get("/parts", self._parts), web.get("/plotly.js", _plotly)])
+        """Serve the page; port 0 becomes a free one. Raises PageError if the port is taken."""
+        app = web.Application(middlewares=[_require_local_host])
+        app.add_routes([web.get("/", self._page), web.get("/plotly.js", _plotly)])
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         site = web.TCPSite(self._runner, HOST, self.port)
@@ -70,81 +68,63 @@ class LivePage:
         except OSError as error:
             await self._runner.cleanup()
             self._runner = None
-            raise PageError(f"port {self.port} is taken ({error.strerror}); --page-port gives another") from error
+            raise PageError(f"port {self.port} is taken ({error.strerror}); choose another by --page-port") from error
         self.port = int(self._runner.addresses[0][1])
 
     async def finish(self, run: Run) -> None:
-        """Show the finished run to who still looks, and stop."""
+        """Serve the finished run to an open page, then stop."""
         self.final = run
-        if time.monotonic() - self._asked_at < 2 * ASKED_EVERY_SECONDS:
+        if time.monotonic() - self._requested_at < 2 * REFRESH_SECONDS:
             try:
-                async with asyncio.timeout(2 * ASKED_EVERY_SECONDS):
-                    await self._told_final.wait()
+                async with asyncio.timeout(2 * REFRESH_SECONDS):
+                    await self._final_sent.wait()
             except TimeoutError:
                 pass
         await self.stop()
 
     async def stop(self) -> None:
-        """Stop serving it."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
         self._thread.shutdown(wait=False)
 
     async def _page(self, _: web.Request) -> web.Response:
-        from trimtab.report.html_page import live_page  # noqa: PLC0415  (plotly, only once somebody looks)
-
-        return web.Response(text=live_page("Trimtab"), content_type="text/html", headers=HEADERS)
-
-    async def _parts(self, _: web.Request) -> web.Response:
-        self._asked_at = time.monotonic()
+        self._requested_at = time.monotonic()
         final = self.final
-        async with self._making:
-            if final is not None or time.monotonic() - self._made_at > LEAST_SECONDS_BETWEEN:
-                try:
-                    self._body = await asyncio.get_running_loop().run_in_executor(
-                        self._thread, _seen, self.folder, final
-                    )
-                except DocumentError:
-                    return web.Response(status=503, text="nothing is recorded yet", headers=HEADERS)
-                self._made_at = time.monotonic()
-        answer = web.json_response(self._body, headers=HEADERS)
+        async with self._rendering:
+            if final is not None or time.monotonic() - self._rendered_at > MIN_RENDER_SECONDS:
+                loop = asyncio.get_running_loop()
+                self._html = await loop.run_in_executor(self._thread, _render, self.folder, final)
+                self._rendered_at = time.monotonic()
         if final is not None:
-            self._told_final.set()
-        return answer
+            self._final_sent.set()
+        return web.Response(text=self._html, content_type="text/html", headers=HEADERS)
 
 
 @web.middleware
-async def _from_here(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Refuse who came by another name: a page elsewhere whose name was made to lead here."""
+async def _require_local_host(request: web.Request, handler: Any) -> web.StreamResponse:
+    """Reject requests for another host name: DNS rebinding by a foreign page."""
     name = request.host.rpartition(":")[0] or request.host
     if name not in {HOST, "localhost"}:
-        return web.Response(status=403, text=f"this page is served as {HOST} or localhost alone", headers=HEADERS)
-    answer: web.StreamResponse = await handler(request)
-    return answer
+        return web.Response(status=403, text=f"this page is only served as {HOST} or localhost", headers=HEADERS)
+    response: web.StreamResponse = await handler(request)
+    return response
 
 
 async def _plotly(_: web.Request) -> web.Response:
-    from plotly.offline import get_plotlyjs  # noqa: PLC0415  (4 MB, only once somebody looks)
+    from plotly.offline import get_plotlyjs  # noqa: PLC0415  (4 MB, needed only once the page is opened)
 
     headers = {**HEADERS, "Cache-Control": "max-age=86400"}
     return web.Response(text=get_plotlyjs(), content_type="text/javascript", headers=headers)
 
 
-def _seen(folder: Path, final: Run | None) -> dict[str, Any]:
-    """What the page shows of a run now; raises DocumentError before there is a sample. Blocks: it runs on a thread."""
-    from trimtab.report import html_page, page, series  # noqa: PLC0415  (plotly)
+def _render(folder: Path, final: Run | None) -> str:
+    """Render the page of a run. Blocking."""
+    from trimtab.report.page import render  # noqa: PLC0415  (imports plotly)
 
-    run = final or run_record.load(folder, MOST_SHOWN, MOST_DECISIONS_SHOWN)
-    if final is None and not run.samples:
-        raise DocumentError(f"{folder} has no sample yet")
-    drawn: html_page.Charts = {}
-    shown = page.parts([run], drawn)
-    finished, title = final is not None, f"{run.title} · Trimtab"
-    return {
-        "title": title,
-        "parts": shown,
-        "charts": html_page.plain(drawn),
-        "finished": finished,
-        "seconds": round(series.seconds(run), 1),
-    }
+    try:
+        run = final or run_record.load(folder, MAX_SAMPLES, MAX_PLANS)
+    except DocumentError:
+        run = None
+    recorded = run is not None and (final is not None or bool(run.samples))
+    return render([run] if run is not None and recorded else [], "live" if final is None else "finished")

@@ -1,47 +1,83 @@
-// Draws every chart with the page's own colours, and lets all that show time show the same stretch of it.
-const trimtab = (function () {
+// Draws the charts, links their time axes, and refreshes a live page: it fetches itself and updates the parts that changed.
+(function () {
   const style = getComputedStyle(document.documentElement);
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const boxes = new Map();
-  let following = false;
+  const charts = new Map();
+  const parts = document.getElementById("parts");
+  const rendered = [...parts.children].map((part) => part.innerHTML);
+  const config = { displaylogo: false, responsive: true, displayModeBar: false };
   const colours = () => ({
     "font.color": style.getPropertyValue("--soft").trim(),
     "hoverlabel.bgcolor": style.getPropertyValue("--card").trim(),
     "hoverlabel.font.color": style.getPropertyValue("--ink").trim(),
   });
-  const config = { displaylogo: false, responsive: true, displayModeBar: false };
-  const timed = () => [...boxes.values()].filter((box) => !box.alone && box.isConnected);
+  let linking = false;
 
-  function follow(box) {
-    box.on("plotly_relayout", (change) => {
-      if (following || box.alone) return;
+  function linkTimeAxis(chart) {
+    chart.on("plotly_relayout", (change) => {
+      if (linking || chart.ownXAxis) return;
       const range = "xaxis.range[0]" in change ? [change["xaxis.range[0]"], change["xaxis.range[1]"]] : change["xaxis.range"];
-      const whole = change["xaxis.autorange"] === true;
-      if (!range && !whole) return;
-      following = true;
-      Promise.all(timed().filter((other) => other !== box).map((other) =>
-        Plotly.relayout(other, whole ? { "xaxis.autorange": true } : { "xaxis.range": range }))).then(() => { following = false; });
+      const reset = change["xaxis.autorange"] === true;
+      if (!range && !reset) return;
+      linking = true;
+      const others = [...charts.values()].filter((other) => other !== chart && !other.ownXAxis && other.isConnected);
+      Promise.all(others.map((other) => Plotly.relayout(other, reset ? { "xaxis.autorange": true } : { "xaxis.range": range })))
+        .then(() => { linking = false; });
     });
   }
 
-  // Draw a chart; one that is drawn already keeps what its reader has chosen to see.
+  // Draws a chart, or updates it and keeps the user's zoom.
   function draw(id, figure) {
-    const box = document.getElementById(id);
-    if (!box) return;
+    const chart = document.getElementById(id);
+    if (!chart) return;
     figure.layout.uirevision = "kept";
-    if (boxes.get(id) === box) {
-      Plotly.react(box, figure.data, { ...figure.layout, font: { ...figure.layout.font, color: colours()["font.color"] } }, config);
+    if (charts.get(id) === chart) {
+      Plotly.react(chart, figure.data, { ...figure.layout, font: { ...figure.layout.font, color: colours()["font.color"] } }, config);
       return;
     }
-    box.alone = figure.layout.meta === "alone";
-    boxes.set(id, box);
-    Plotly.newPlot(box, figure.data, figure.layout, config);
-    Plotly.relayout(box, colours());
-    follow(box);
+    chart.ownXAxis = figure.layout.meta === "own-x-axis";
+    charts.set(id, chart);
+    Plotly.newPlot(chart, figure.data, figure.layout, config);
+    Plotly.relayout(chart, colours());
+    linkTimeAxis(chart);
   }
 
-  dark.addEventListener("change", () => boxes.forEach((box) => Plotly.relayout(box, colours())));
-  const drawn = document.getElementById("charts");
-  if (drawn) for (const [id, figure] of Object.entries(JSON.parse(drawn.textContent))) draw(id, figure);
-  return { draw };
+  function drawCharts(page) {
+    for (const [id, figure] of Object.entries(JSON.parse(page.getElementById("charts").textContent))) draw(id, figure);
+  }
+
+  function update(page) {
+    document.title = page.title;
+    document.body.dataset.state = page.body.dataset.state;
+    const updated = [...page.getElementById("parts").children].map((part) => part.innerHTML);
+    updated.forEach((html, n) => {
+      if (rendered[n] === html) return;
+      const part = parts.children[n] || parts.appendChild(Object.assign(document.createElement("div"), { className: "part" }));
+      part.innerHTML = rendered[n] = html;
+    });
+    while (parts.children.length > updated.length) parts.lastChild.remove();
+    rendered.length = updated.length;
+    drawCharts(page);
+  }
+
+  async function refresh() {
+    const start = performance.now();
+    try {
+      const response = await fetch("", { cache: "no-store" });
+      if (response.ok) update(new DOMParser().parseFromString(await response.text(), "text/html"));
+    } catch (error) {
+      document.body.dataset.state = "disconnected";
+    }
+    scheduleRefresh(performance.now() - start);
+  }
+
+  // A slow server is asked less often.
+  function scheduleRefresh(elapsed) {
+    const state = document.body.dataset.state;
+    if (state === "live" || state === "disconnected") setTimeout(refresh, Math.max(2000, 4 * elapsed));
+  }
+
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
+    charts.forEach((chart) => Plotly.relayout(chart, colours())));
+  drawCharts(document);
+  scheduleRefresh(0);
 })();

@@ -1,7 +1,7 @@
-"""The curves of the report, computed from a run's record. Pure; seconds count from the start of the load."""
+"""Curves of the report, computed from a run's record. Seconds count from the start of the load."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,15 +13,15 @@ from trimtab_pipelines.request_outcome import RequestOutcome
 
 Floats = NDArray[np.float64]
 BINS = 60
-LEAST_BIN_SECONDS = 1.0
+MIN_BIN_SECONDS = 1.0
 LATE = "answered late"
 DECIMALS = 6
-"""Of accuracies: what lies below is noise of the sums they come from."""
+"""Precision of accuracies: further digits are noise of the sums."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """Values over time: `at` in seconds, `value` with NaN where there is none; both [N]."""
+    """Values over time: `at` in seconds, `value` with NaN for gaps; both [N]."""
 
     at: Floats
     value: Floats
@@ -29,7 +29,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class VariantSpan:
-    """A time in which a stage ran the same."""
+    """Time span in which a stage ran the same configuration."""
 
     start: float
     end: float
@@ -37,20 +37,20 @@ class VariantSpan:
 
 
 def seconds(run: Run) -> float:
-    """How long the run's curves are."""
+    """Length of the run's curves."""
     if run.results is not None:
         return run.results.facts.duration_seconds
     return run.samples[-1].at - run.started_at if run.samples else 0.0
 
 
 def bin_edges(run: Run) -> Floats:
-    """Edges of equal bins over the run, about sixty, each of at least a second."""
-    length = max(seconds(run), LEAST_BIN_SECONDS)
-    return np.linspace(0.0, length, max(int(length / max(length / BINS, LEAST_BIN_SECONDS)), 1) + 1)
+    """Edges of about sixty equal bins over the run, each of at least a second."""
+    length = max(seconds(run), MIN_BIN_SECONDS)
+    return np.linspace(0.0, length, max(int(length / max(length / BINS, MIN_BIN_SECONDS)), 1) + 1)
 
 
 def observed_load(run: Run) -> Curve:
-    """Requests per second, second by second."""
+    """Requests received in each second."""
     if run.results is None:
         return _growth(run, lambda sample: sample.counters.received)
     edges = np.arange(0.0, np.ceil(seconds(run)) + 1.0)
@@ -59,36 +59,34 @@ def observed_load(run: Run) -> Curve:
 
 
 def planned_load(run: Run) -> tuple[Curve, Sequence[str]]:
-    """The peak each decision planned for, from its time on, and where the forecast came from."""
+    """Peak that each plan was made for, from its time on, and the sources of the forecasts."""
     plans = [plan for plan in run.plans if plan.spec.forecast is not None]
     at = [max(plan.spec.created_at - run.started_at, 0.0) for plan in plans]
     peaks = [plan.spec.forecast.peak_rps for plan in plans if plan.spec.forecast]
     sources = [plan.spec.forecast.source for plan in plans if plan.spec.forecast]
-    return Curve(np.array([*at, seconds(run)]), np.array([*peaks, *peaks[-1:]])) if plans else _nothing(), sources
+    return Curve(np.array([*at, seconds(run)]), np.array([*peaks, *peaks[-1:]])) if plans else _empty_curve(), sources
 
 
-def stretches(run: Run, stage: str) -> list[VariantSpan]:
-    """When a stage ran what, as the router saw it."""
-    found: list[VariantSpan] = []
+def variant_spans(run: Run, stage: str) -> list[VariantSpan]:
+    """Time spans with equal variant, batch size and number of replicas of a stage."""
+    spans: list[VariantSpan] = []
     end = seconds(run)
     for sample in run.samples:
-        at, seen = sample.at - run.started_at, sample.stages.get(stage)
-        if seen is None or at > end + 1.0:
+        at, state = sample.at - run.started_at, sample.stages.get(stage)
+        if state is None or at > end + 1.0:
             continue
         at = min(max(at, 0.0), end)
-        if found and _same(found[-1].stage, seen):
-            found[-1] = VariantSpan(found[-1].start, at, found[-1].stage)
-        else:
-            if found:
-                found[-1] = VariantSpan(found[-1].start, at, found[-1].stage)
-            found.append(VariantSpan(at if found else 0.0, at, seen))
-    if found:
-        found[-1] = VariantSpan(found[-1].start, end, found[-1].stage)
-    return found
+        if spans:
+            spans[-1] = replace(spans[-1], end=at)
+        if not spans or not _runs_same(spans[-1].stage, state):
+            spans.append(VariantSpan(at if spans else 0.0, at, state))
+    if spans:
+        spans[-1] = replace(spans[-1], end=end)
+    return spans
 
 
 def latencies(run: Run, quantiles: Sequence[float]) -> list[Curve]:
-    """Latency of the answers whose requests were due in each bin, one curve a quantile, in seconds."""
+    """Latency quantiles in seconds, one curve each, binned by scheduled arrival."""
     edges = bin_edges(run)
     if run.results is None:
         return [_bucket_latency(run, quantile) for quantile in quantiles]
@@ -101,68 +99,68 @@ def latencies(run: Run, quantiles: Sequence[float]) -> list[Curve]:
     ]
 
 
-def lost(run: Run) -> Mapping[str, Curve]:
-    """Requests per bin that ended in another way than in time, by what became of them and why."""
+def lost_requests(run: Run) -> Mapping[str, Curve]:
+    """Requests per bin that were not answered in time, by outcome and reason."""
     if run.results is None:
         return _lost_by_counters(run)
     edges, records = bin_edges(run), run.results.records
-    curves = {}
-    for reason in sorted(set(reasons(run.results)) - {""}):
-        due = records["scheduled"][np.array(reasons(run.results)) == reason]
-        curves[reason] = Curve((edges[:-1] + edges[1:]) / 2, np.histogram(due, edges)[0].astype(np.float64))
+    curves, reasons = {}, np.array(loss_reasons(run.results))
+    for reason in sorted(set(reasons.tolist()) - {""}):
+        arrivals = records["scheduled"][reasons == reason]
+        curves[reason] = Curve((edges[:-1] + edges[1:]) / 2, np.histogram(arrivals, edges)[0].astype(np.float64))
     return curves
 
 
-def reasons(results: Results) -> list[str]:
-    """Say for each request why it was not answered in time; empty where it was."""
-    words = []
+def loss_reasons(results: Results) -> list[str]:
+    """Return for each request the reason why it was not answered in time; empty if it was."""
+    reasons = []
     for record in results.records:
         outcome = RequestOutcome(record["outcome"])
         if outcome is RequestOutcome.OK:
-            words.append("")
+            reasons.append("")
         elif outcome is RequestOutcome.DROPPED and record["drop_stage"]:
-            words.append(f"dropped in {record['drop_stage']}: {record['drop_reason']}")
+            reasons.append(f"dropped in {record['drop_stage']}: {record['drop_reason']}")
         elif outcome is RequestOutcome.LATE:
-            words.append(LATE)
+            reasons.append(LATE)
         else:
-            words.append(f"{outcome.word}: {record['code']}")
-    return words
+            reasons.append(f"{outcome.word}: {record['code']}")
+    return reasons
 
 
 def accuracies(run: Run) -> tuple[Curve, Curve]:
-    """Expected and measured accuracy of the answers, per bin."""
+    """Expected and measured accuracy, per bin."""
     edges = bin_edges(run)
     middles = (edges[:-1] + edges[1:]) / 2
     if run.results is None:
         return _expected_by_counters(run), _measured_by_samples(run)
     answered = run.results.answered
-    due = answered["scheduled"]
-    expected = [_mean(group) for group in _grouped(due, answered["expected_accuracy"], edges)]
-    right = np.histogram(due, edges, weights=answered["correct"].astype(np.float64))[0]
-    total = np.histogram(due, edges, weights=answered["total"].astype(np.float64))[0]
-    measured = np.divide(right, total, out=np.full(right.size, np.nan), where=total > 0)
+    arrivals = answered["scheduled"]
+    expected = [_mean(group) for group in _grouped(arrivals, answered["expected_accuracy"], edges)]
+    correct = np.histogram(arrivals, edges, weights=answered["correct"].astype(np.float64))[0]
+    total = np.histogram(arrivals, edges, weights=answered["total"].astype(np.float64))[0]
+    measured = np.divide(correct, total, out=np.full(correct.size, np.nan), where=total > 0)
     return Curve(middles, np.round(np.array(expected), DECIMALS)), Curve(middles, measured)
 
 
 def cores(run: Run) -> tuple[Curve, Curve]:
     """Cores reserved by replicas, and cores their processes used."""
-    shown = [sample for sample in run.samples if -0.5 <= sample.at - run.started_at <= seconds(run) + 0.5]
-    at = np.array([max(sample.at - run.started_at, 0.0) for sample in shown])
-    return Curve(at, np.array([s.cores for s in shown])), Curve(at, np.array([s.cores_busy for s in shown]))
+    samples = [sample for sample in run.samples if -0.5 <= sample.at - run.started_at <= seconds(run) + 0.5]
+    at = np.array([max(sample.at - run.started_at, 0.0) for sample in samples])
+    return Curve(at, np.array([s.cores for s in samples])), Curve(at, np.array([s.cores_busy for s in samples]))
 
 
 def change_rows(run: Run) -> list[tuple[float, PipelinePlan]]:
-    """The decisions that changed what runs, with their time."""
+    """Plans that changed what a stage runs, with their times."""
     return [(plan.spec.created_at - run.started_at, plan) for plan in run.changes]
 
 
-def _same(one: StageSample, other: StageSample) -> bool:
+def _runs_same(one: StageSample, other: StageSample) -> bool:
     return (one.variant, one.batch_size, one.ready_replicas) == (other.variant, other.batch_size, other.ready_replicas)
 
 
 def _grouped(at: Floats, values: Floats, edges: Floats) -> list[Floats]:
-    place = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, edges.size - 2)
-    return [values[place == n] for n in range(edges.size - 1)]
+    bins = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, edges.size - 2)
+    return [values[bins == n] for n in range(edges.size - 1)]
 
 
 def _mean(values: Floats) -> float:
@@ -170,24 +168,24 @@ def _mean(values: Floats) -> float:
     return float(known.mean()) if known.size else float("nan")
 
 
-def _nothing() -> Curve:
+def _empty_curve() -> Curve:
     return Curve(np.empty(0), np.empty(0))
 
 
 def _growth(run: Run, count: Callable[[Sample], float]) -> Curve:
-    """How much a counter grew per second from sample to sample; a restarted router counts from zero."""
+    """Increase of a counter per second between samples; a restarted router counts from zero."""
     at = np.array([sample.at - run.started_at for sample in run.samples])
     counts = np.array([count(sample) for sample in run.samples], dtype=np.float64)
     if at.size < 2:
-        return _nothing()
+        return _empty_curve()
     return Curve(at[1:], np.maximum(np.diff(counts), 0.0) / np.maximum(np.diff(at), 1e-3))
 
 
 def _lost_by_counters(run: Run) -> Mapping[str, Curve]:
     names = {name for sample in run.samples for name in sample.counters.drops}
     curves = {f"dropped in {name}": _growth(run, _drops_at(name)) for name in names}
-    for outcome, words in (("late", LATE), ("refused", "refused"), ("failed", "failed")):
-        curves[words] = _growth(run, _outcomes_of(outcome))
+    for outcome, reason in (("late", LATE), ("refused", "refused"), ("failed", "failed")):
+        curves[reason] = _growth(run, _outcomes_of(outcome))
     return {name: curve for name, curve in sorted(curves.items()) if curve.value.any()}
 
 
@@ -209,7 +207,7 @@ def _expected_by_counters(run: Run) -> Curve:
 
 
 def _measured_by_samples(run: Run) -> Curve:
-    """The share of right answers, over ten samples each."""
+    """Share of correct answers, over ten samples each."""
     pairs = [(first, last) for first, last in zip(run.samples, run.samples[10:], strict=False) if last.total]
     shares = [
         (last.correct - first.correct) / (last.total - first.total) if last.total > first.total else np.nan
@@ -219,12 +217,12 @@ def _measured_by_samples(run: Run) -> Curve:
 
 
 def _bucket_latency(run: Run, quantile: float) -> Curve:
-    """The upper edge of the bucket the quantile fell into, over ten samples each."""
+    """Upper edge of the bucket that holds the quantile, over ten samples each."""
     at, value = [], []
     for first, last in zip(run.samples, run.samples[10:], strict=False):
         edges = sorted(last.counters.latency_buckets)
         grown = np.array([last.counters.latency_buckets[e] - first.counters.latency_buckets.get(e, 0.0) for e in edges])
         at.append(last.at - run.started_at)
-        known = grown.size and grown[-1] > 0
-        value.append(edges[int(np.searchsorted(grown, quantile * grown[-1]))] if known else np.nan)
+        answered = grown.size and grown[-1] > 0
+        value.append(edges[int(np.searchsorted(grown, quantile * grown[-1]))] if answered else np.nan)
     return Curve(np.array(at), np.array(value))

@@ -1,4 +1,4 @@
-"""The run in figures: what the cards, the terminal summary and the last line of a command show. Pure."""
+"""Statistics of a run, for summaries and result lines."""
 
 import math
 from collections.abc import Mapping
@@ -18,15 +18,12 @@ LOAD_WINDOW_SECONDS = 5
 
 @dataclass(frozen=True, slots=True)
 class RunStats:
-    """The figures of one run; NaN where nothing was measured.
-
-    What was refused or dropped by callers' own doing says nothing of how well the pipeline serves: `slo_fraction` is of
-    all other requests.
-    """
+    """Statistics of one run; NaN if nothing was measured."""
 
     received: int
     outcomes: Mapping[str, int]
     slo_fraction: float
+    """Share of the requests answered in time; client errors are not counted."""
     expected_accuracy: float
     measured_accuracy: float
     p50_seconds: float
@@ -47,32 +44,31 @@ class RunStats:
 
     @property
     def in_flight(self) -> int:
-        """Requests received that had no outcome when they were counted last."""
+        """Requests without an outcome at the last sample."""
         return max(self.received - sum(self.outcomes.values()), 0)
 
     @property
     def load_ratio(self) -> float:
-        """Greatest over least load, each over five seconds."""
+        """Maximum over minimum load, as means over five seconds."""
         return self.load_high_rps / max(self.load_low_rps, 0.2)
 
     @property
     def accuracy_gap(self) -> float:
-        """Distance between expected and measured accuracy."""
+        """Absolute difference of expected and measured accuracy."""
         return abs(self.measured_accuracy - self.expected_accuracy)
 
 
 def run_stats(run: Run) -> RunStats:
-    """Compute the figures of a run."""
     reserved, _ = series.cores(run)
     low, high = _load_range(run)
     quantiles = _quantiles(run)
     received, outcomes = _outcomes(run)
     expected, measured = _accuracies(run)
-    faults = 0 if run.results or not run.samples else run.samples[-1].counters.client_errors
+    client_errors = 0 if run.results or not run.samples else run.samples[-1].counters.client_errors
     return RunStats(
         received=received,
         outcomes=outcomes,
-        slo_fraction=outcomes.get("ok", 0) / (received - faults) if received > faults else math.nan,
+        slo_fraction=outcomes.get("ok", 0) / (received - client_errors) if received > client_errors else math.nan,
         expected_accuracy=expected,
         measured_accuracy=measured,
         p50_seconds=quantiles[0],
@@ -83,7 +79,7 @@ def run_stats(run: Run) -> RunStats:
         variant_changes=run.variant_changes(),
         load_low_rps=low,
         load_high_rps=high,
-        client_errors=faults,
+        client_errors=client_errors,
         chats=_chats(run),
     )
 
@@ -111,21 +107,23 @@ def _accuracies(run: Run) -> tuple[float, float]:
 
 def _quantiles(run: Run) -> tuple[float, float]:
     if run.results is not None:
-        found = run.results.latency_percentiles()
-        return found.get("p50", math.nan), found.get("p99", math.nan)
+        percentiles = run.results.latency_percentiles()
+        return percentiles.get("p50", math.nan), percentiles.get("p99", math.nan)
     return median_and_p99(run.samples[-1].counters.latency_buckets if run.samples else {})
 
 
 def _chats(run: Run) -> dict[str, ChatStats]:
     if run.results is not None:
-        return {name: _sent(seen) for name, seen in run.results.modalities().items()}
+        return {name: _load_test_chats(modality) for name, modality in run.results.modalities().items()}
     counters = run.samples[-1].counters if run.samples else None
     return {name: chat_stats(counters, name) for name in counters.first_token_buckets} if counters else {}
 
 
-def _sent(seen: Modality) -> ChatStats:
-    times = [seen.tokens.get(f"{column}_{quantile}", math.nan) for column in TOKEN_TIMES for quantile in ("p50", "p99")]
-    return ChatStats(seen.answered, seen.slo_fraction, *times)
+def _load_test_chats(modality: Modality) -> ChatStats:
+    times = [
+        modality.tokens.get(f"{column}_{quantile}", math.nan) for column in TOKEN_TIMES for quantile in ("p50", "p99")
+    ]
+    return ChatStats(modality.answered, modality.slo_fraction, *times)
 
 
 def _load_range(run: Run) -> tuple[float, float]:

@@ -1,1 +1,1 @@
-"""Operating points for a user's own vision transformer: forms tried on this machine, those worth keeping chosen."""
+"""Search for operating points of a vision transformer: measures candidates and selects the best."""

@@ -1,4 +1,4 @@
-"""The forms of a vision transformer that are worth trying, by how many tokens it has. Pure."""
+"""Candidate points of a vision transformer, by its number of tokens and layers."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,29 +6,30 @@ from trimtab_pipelines.operating_point import OperatingPoint, Precision, TokenMe
 
 FULL = OperatingPoint(name="full", accuracy=0)
 SHARES = (0.04, 0.07, 0.09, 0.11, 0.13)
-"""Of the patches, how many merge in each of twelve layers; ToMe's 8, 13, 16 of 196 lie within. Fewer layers, more."""
+"""Shares of the patches that merge in each of twelve layers, more in models of fewer layers; ToMe uses 8, 13 and 16 of
+196."""
 STRONG_FROM = 0.09
-"""Share from which rules for strong rates are tried too."""
+"""Share from which the other merge rules are also tried."""
 REFERENCE_DEPTH = 12
 EARLY = 1.6
-"""How much more than the mean is merged in the first layer where early merging is tried; the last merges the rest."""
+"""Ratio of the first layer's merges to the mean in early merging; it falls linearly over the layers."""
 
 
 def candidate_points(
     patches: int, depth: int, rules: Sequence[str], precisions: Sequence[Precision]
 ) -> list[OperatingPoint]:
-    """Return the forms to try, the model as it is first.
+    """Return the points to try, the full model first.
 
     Args:
-        patches: tokens of an image.
-        depth: layers.
-        rules: of merging; the first for all rates, the others for strong ones.
-        precisions: other than that of the weights.
+        patches: number of tokens of an image.
+        depth: number of layers.
+        rules: merge rules; the first for all rates, the others for strong ones.
+        precisions: precisions other than that of the weights.
     """
-    found = [FULL, *_merged(patches, depth, rules)]
+    points = [FULL, *_merged(patches, depth, rules)]
     for precision in precisions:
-        found += [_in(point, precision) for point in (FULL, *_merged(patches, depth, rules[:1]))]
-    return found
+        points += [_with_precision(point, precision) for point in (FULL, *_merged(patches, depth, rules[:1]))]
+    return points
 
 
 def _merged(patches: int, depth: int, rules: Sequence[str]) -> Iterator[OperatingPoint]:
@@ -48,5 +49,5 @@ def _point(name: str, schedule: tuple[int, ...], rule: str, usual: str) -> Opera
     return OperatingPoint(name=name, merging=merging, accuracy=0)
 
 
-def _in(point: OperatingPoint, precision: Precision) -> OperatingPoint:
+def _with_precision(point: OperatingPoint, precision: Precision) -> OperatingPoint:
     return point.model_copy(update={"name": f"{point.name}-{precision.lower()}", "precision": precision})

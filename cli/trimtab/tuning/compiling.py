@@ -1,4 +1,4 @@
-"""Kept points, compiled: each in a process of its own, timed beside itself as it was, and judged like any other."""
+"""Compilation of selected points: each in a subprocess, timed alongside its plain form, and evaluated."""
 
 import os
 import signal
@@ -9,103 +9,107 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from trimtab.tuning.budget import TimeBudget
 from trimtab.tuning.candidate_model import CandidateModel
 from trimtab.tuning.quality import QualityEvaluator
-from trimtab.tuning.selection import LEAST_GAIN, Trial
-from trimtab.tuning.timing import Timer
+from trimtab.tuning.selection import MIN_GAIN, Trial
+from trimtab.tuning.timing import TimeBudget, Timer
 from trimtab_model_servers.compile_worker import CompileRequest, CompileResult
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.transformer.compiled import compiler_missing
+from trimtab_model_servers.transformer.compiled import compiler_problem
 from trimtab_pipelines.processes.child_process import SAFE_PATH
 from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 
 MODULE = "trimtab_model_servers.compile_worker"
-OUT_OF_TIME = "the seconds were over (--seconds)"
+OUT_OF_TIME = "no time left (--seconds)"
 
 
 @dataclass(frozen=True, slots=True)
 class Compilations:
-    """What came of compiling: the trials of forms that save time, and why there are no others, by the points' names."""
+    """Trials of compiled points, and the reasons why others have none, by point name."""
 
     trials: Sequence[Trial]
-    refused: Mapping[str, str]
+    rejected: Mapping[str, str]
 
 
-def why_not_compiled(bench: CandidateModel) -> str:
-    """Why no point of a bench can have a compiled form here; empty where points can."""
-    if bench.gpu != "None":
-        return "they are for cores alone, and the variant asks for a GPU"
-    folder = bench.folder
+def why_not_compiled(model: CandidateModel) -> str:
+    """Return why no point of a model can be compiled here; empty if points can."""
+    if model.gpu != "None":
+        return "compiled forms run on CPUs, and the variant requests a GPU"
+    folder = model.folder
     if folder is None:
-        return "they lie beside the weights, which are no file here"
+        return "compiled forms are stored next to the weights, which are not a local file"
     if not os.access(folder, os.W_OK):
-        return f"they lie beside the weights, and {folder} cannot be written to"
-    return compiler_missing()
+        return f"compiled forms are stored next to the weights, and {folder} is not writable"
+    return compiler_problem()
 
 
-def compiled(
-    bench: CandidateModel,
-    kept: Sequence[Trial],
-    judge: QualityEvaluator,
+def compile_points(
+    model: CandidateModel,
+    trials: Sequence[Trial],
+    evaluator: QualityEvaluator,
     timer: Timer,
     batches: Sequence[int],
     folder: Path,
 ) -> Compilations:
-    """Compile each of some points, in their order, as long as the timer's budget lasts.
+    """Compile and measure points in their order, until the timer's budget is spent.
 
     Args:
-        bench: that ran them.
-        kept: what is worth compiling.
-        judge: of their answers.
-        timer: of their latencies.
-        batches: that they are timed at.
-        folder: where forms are written for now.
+        model: the model that measured them.
+        trials: the points to compile.
+        evaluator: evaluates compiled points.
+        timer: times compiled points.
+        batches: batch sizes to time.
+        folder: folder of the compiled forms.
     """
-    trials, refused = [], {}
-    for trial in kept:
-        timer.show(f"compiling {trial.point.name}")
-        found = _compiled(bench, trial, judge, timer, batches, folder)
-        if isinstance(found, Trial):
-            trials.append(found)
+    compiled, rejected = [], {}
+    for trial in trials:
+        timer.on_progress(f"compiling {trial.point.name}")
+        outcome = _compile(model, trial, evaluator, timer, batches, folder)
+        if isinstance(outcome, Trial):
+            compiled.append(outcome)
         else:
-            refused[trial.point.name] = found
-    return Compilations(trials, refused)
+            rejected[trial.point.name] = outcome
+    return Compilations(compiled, rejected)
 
 
-def _compiled(
-    bench: CandidateModel, trial: Trial, judge: QualityEvaluator, timer: Timer, batches: Sequence[int], folder: Path
+def _compile(
+    model: CandidateModel,
+    trial: Trial,
+    evaluator: QualityEvaluator,
+    timer: Timer,
+    batches: Sequence[int],
+    folder: Path,
 ) -> Trial | str:
-    """A point's compiled form as it was measured, or why there is none worth having."""
+    """Return the trial of a point's compiled form, or the reason why there is none."""
     plain, budget = trial.point, timer.budget
     if plain.precision == "INT8":
-        return "the kernels of INT8 are not compiled"
-    answer = _apart(CompileRequest(spec=bench.spec_at(plain), folder=folder), budget)
-    if answer.failed:
-        return answer.failed
-    point = plain.model_copy(update={"name": f"{plain.name}-compiled", "compiled": answer.name})
+        return "INT8 kernels are not compiled"
+    result = compile_in_subprocess(CompileRequest(spec=model.spec_at(plain), folder=folder), budget)
+    if result.failed:
+        return result.failed
+    point = plain.model_copy(update={"name": f"{plain.name}-compiled", "compiled": result.name})
     try:
-        bench.join(point, plain.name, folder)
+        model.add_point(point, plain.name, folder)
     except ModelError as error:
         return str(error)
     seconds = timer.by_batch([plain, point], batches, share=1.0)
-    ratios = {batch: taken / seconds[plain.name][batch] for batch, taken in seconds[point.name].items()}
-    if (ratio := ratios[max(ratios)]) > 1 - LEAST_GAIN:
-        less = f"less than {LEAST_GAIN:.0%} faster" if ratio < 1 else "no faster"
-        return f"compiled it takes {ratio:.2f} × its time, which is {less}"
-    judgement = judge.evaluate(point, budget)
-    if judgement is None:
-        return f"compiled it takes {ratio:.2f} × its time, but was not judged when the seconds were over (--seconds)"
-    # Rounds of other forms are some time ago: what counts beside them is by how much it is faster than itself.
-    scaled = {batch: taken * ratios.get(batch, ratio) for batch, taken in trial.seconds.items()}
-    return Trial(point, judgement.accuracy, scaled, judgement.by_task)
+    ratios = {batch: compiled / seconds[plain.name][batch] for batch, compiled in seconds[point.name].items()}
+    if (ratio := ratios[max(ratios)]) > 1 - MIN_GAIN:
+        gain = f"less than {MIN_GAIN:.0%} faster" if ratio < 1 else "not faster"
+        return f"{gain}: {ratio:.2f} × the time of the plain point"
+    quality = evaluator.evaluate(point, budget)
+    if quality is None:
+        return f"{ratio:.2f} × the time of the plain point, but not evaluated within --seconds"
+    # The other points were timed earlier, under other load: the plain point's time is scaled by the measured ratio.
+    scaled = {batch: plain_seconds * ratios.get(batch, ratio) for batch, plain_seconds in trial.seconds.items()}
+    return Trial(point, quality.accuracy, scaled, quality.by_task)
 
 
-def _apart(order: CompileRequest, budget: TimeBudget) -> CompileResult:
-    """Have an order carried out in a process of its own, which ends with the budget."""
+def compile_in_subprocess(request: CompileRequest, budget: TimeBudget) -> CompileResult:
+    """Compile in a subprocess, which is killed when the budget is spent."""
     if budget.over():
         return CompileResult(failed=OUT_OF_TIME)
-    variables = {SAFE_PATH: "1", "TORCHINDUCTOR_CACHE_DIR": str(order.folder / "cache")}
+    variables = {SAFE_PATH: "1", "TORCHINDUCTOR_CACHE_DIR": str(request.folder / "cache")}
     process = subprocess.Popen(
         command_tied_to_parent(MODULE),
         stdin=subprocess.PIPE,
@@ -116,13 +120,13 @@ def _apart(order: CompileRequest, budget: TimeBudget) -> CompileResult:
         start_new_session=True,
     )
     try:
-        told, errors = process.communicate(order.model_dump_json(by_alias=True), timeout=budget.left())
+        output, errors = process.communicate(request.model_dump_json(by_alias=True), timeout=budget.left())
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # with the compilers that it started
         process.communicate()
         return CompileResult(failed=OUT_OF_TIME)
     try:
-        return CompileResult.model_validate_json(told.splitlines()[-1])
+        return CompileResult.model_validate_json(output.splitlines()[-1])
     except (ValidationError, IndexError):
-        last = (errors.splitlines() or ["without a word"])[-1]
-        return CompileResult(failed=f"its compiler ended with {process.returncode}: {last}")
+        last = (errors.splitlines() or ["no output"])[-1]
+        return CompileResult(failed=f"the compiler ended with {process.returncode}: {last}")

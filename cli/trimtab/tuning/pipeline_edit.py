@@ -1,4 +1,4 @@
-"""Operating points into a pipeline's text: they take the place of those that a variant had; all else stays."""
+"""Edit of a pipeline's YAML text: replaces the operating points of a variant and preserves all else."""
 
 import json
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from trimtab_pipelines.yaml_edit import node_content_end, with_accuracies
 KNOBS = ("merging", "prompts", "precision", "compiled")
 
 
-def with_points(text: str, stage: str, variant: str, kept: Sequence[Trial]) -> str:
-    """Write what was kept into a variant of a pipeline's YAML, with what was measured as evidence.
+def with_points(text: str, stage: str, variant: str, selected: Sequence[Trial]) -> str:
+    """Write the selected points and their evidence into a variant.
 
     Raises:
-        DocumentError: the variant's fields do not stand one below the other.
+        DocumentError: the variant is written in flow style.
     """
     node = _variant(yaml.compose(text, yaml.SafeLoader), stage, variant)
     if node is None or node.flow_style:
-        raise DocumentError(f"variant {variant}: write its fields one below the other, so that points can be added")
+        raise DocumentError(f"variant {variant}: points can only be added in block style, one field per line")
     column = node.value[0][0].start_mark.column
-    listed = "".join(f"\n{' ' * column}- {_flow(trial)}" for trial in kept)
+    listed = "".join(f"\n{' ' * column}- {_flow(trial)}" for trial in selected)
     block = f"operatingPoints:{listed}"
     old = next((pair for pair in node.value if pair[0].value == "operatingPoints"), None)
     if old is not None:
@@ -31,12 +31,12 @@ def with_points(text: str, stage: str, variant: str, kept: Sequence[Trial]) -> s
     else:
         end = node_content_end(node.value[-1][1])
         text = text[:end] + f"\n{' ' * column}{block}" + text[end:]
-    measured = {(stage, variant, trial.point.name): trial.accuracy for trial in kept}
-    return with_accuracies(text, measured, {(stage, variant, trial.point.name): trial.by_task for trial in kept})
+    measured = {(stage, variant, trial.point.name): trial.accuracy for trial in selected}
+    return with_accuracies(text, measured, {(stage, variant, trial.point.name): trial.by_task for trial in selected})
 
 
 def _flow(trial: Trial) -> str:
-    """One point in one line; JSON is YAML."""
+    """Render a point as one line of YAML."""
     written = trial.point.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     knobs = [f"{name}: {json.dumps(written[name])}" for name in KNOBS if name in written]
     return "{" + ", ".join([f"name: {trial.point.name}", *knobs, f"accuracy: {trial.accuracy.value:g}"]) + "}"
@@ -53,9 +53,8 @@ def _field(node: yaml.Node | None, name: str) -> yaml.Node | None:
 
 
 def _named(node: yaml.Node | None, name: str) -> yaml.MappingNode | None:
-    """The one of a list that has a name."""
     for item in node.value if isinstance(node, yaml.SequenceNode) else []:
-        own = _field(item, "name")
-        if isinstance(item, yaml.MappingNode) and own is not None and own.value == name:
+        field = _field(item, "name")
+        if isinstance(item, yaml.MappingNode) and field is not None and field.value == name:
             return item
     return None

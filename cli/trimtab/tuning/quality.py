@@ -1,6 +1,6 @@
-"""How good forms are on a user's samples: how often they are right or, without right answers, answer as the model does.
+"""Quality of operating points on samples: accuracy or, without labels, agreement with the full model.
 
-The latter is called agreement, and is no accuracy: a model that is wrong is agreed with all the same.
+Agreement is not an accuracy: points may agree with wrong answers of the model.
 """
 
 import math
@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from trimtab.tuning.budget import TimeBudget
 from trimtab.tuning.candidate_model import CandidateModel
+from trimtab.tuning.timing import TimeBudget
 from trimtab_loadtester.payloads.interface import Score
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_pipelines.accuracy_evidence import Accuracy, AccuracySource, mean_confidence, measured_accuracy
@@ -18,72 +18,74 @@ from trimtab_pipelines.operating_point import OperatingPoint
 
 
 class Quality(NamedTuple):
-    """How good a form is: on all samples, and on those of each task where they tell theirs."""
+    """Quality of a point: on all samples, and by task if they name their tasks."""
 
     accuracy: Accuracy
     by_task: Mapping[str, Accuracy]
 
 
-class _Sample(NamedTuple):
-    """What came of one sample."""
-
+class _SampleResult(NamedTuple):
     score: Score
     task: str = ""
     confidence: float = math.nan
 
 
 class QualityEvaluator:
-    """Judges points on the first so many samples."""
+    """Evaluates points on the first samples of a set."""
 
-    def __init__(self, bench: CandidateModel, samples: LabelledPayloads, count: int, batch: int) -> None:
-        """Take samples.
+    def __init__(self, model: CandidateModel, samples: LabelledPayloads, count: int, batch: int) -> None:
+        """Create an evaluator.
 
         Args:
-            bench: what computes; its first point is the model as it is.
-            samples: with right answers or without.
-            count: how many of them.
-            batch: rows computed at a time.
+            model: its first point is the full model.
+            samples: with or without labels.
+            count: number of samples to use.
+            batch: rows per batch.
         """
-        self._bench, self._samples, self._count, self._batch = bench, samples, count, batch
+        self._model, self._samples, self._count, self._batch = model, samples, count, batch
         self._digest, self._tasks = samples.digest(), samples.tasks(count)
-        self._as_it_is: dict[int, torch.Tensor] = {}
-        """The model's own answers, by where their batch begins; only where nobody knows the right ones."""
+        self._full_labels: dict[int, torch.Tensor] = {}
+        """Answers of the full model by the first index of their batch, for samples without labels."""
 
     def evaluate(self, point: OperatingPoint, budget: TimeBudget | None = None, share: float = 1.0) -> Quality | None:
-        """How often a point is right, or agrees; None where such a share of the budget is spent before."""
-        seen: list[_Sample] = []
+        """Evaluate a point; None if the share of the budget is spent before the end."""
+        results: list[_SampleResult] = []
         for low in range(0, self._count, self._batch):
             if budget is not None and budget.over(share):
                 return None
             numbers = range(low, min(self._count, low + self._batch))
-            seen += (self._right if self._samples.labelled else self._alike)(numbers, point)
-        exact = not self._samples.labelled and point is self._bench.points[0]  # it is itself, and not by chance
-        by_task = {task: self._accuracy([one for one in seen if one.task == task], exact=exact) for task in self._tasks}
-        return Quality(self._accuracy(seen, self._tasks, exact=exact), by_task)
+            results += (self._score if self._samples.labelled else self._compare)(numbers, point)
+        exact = not self._samples.labelled and point is self._model.points[0]  # the full model agrees with itself
+        by_task = {
+            task: self._accuracy([result for result in results if result.task == task], exact=exact)
+            for task in self._tasks
+        }
+        return Quality(self._accuracy(results, self._tasks, exact=exact), by_task)
 
-    def _alike(self, numbers: range, point: OperatingPoint) -> Iterator[_Sample]:
-        """Which of these samples are answered as the model as it is answers them."""
-        rows = self._bench.rows([self._samples.payload(number) for number in numbers])
-        if numbers.start not in self._as_it_is:
-            self._as_it_is[numbers.start] = self._bench.labels(rows, self._bench.points[0])
-        alike = self._bench.labels(rows, point) == self._as_it_is[numbers.start]
-        for number, agrees in zip(numbers, alike.tolist(), strict=True):
-            yield _Sample(Score(int(agrees), 1), self._samples.task(number))
+    def _compare(self, numbers: range, point: OperatingPoint) -> Iterator[_SampleResult]:
+        """Compare the answers to some samples with those of the full model."""
+        rows = self._model.rows([self._samples.payload(number) for number in numbers])
+        if numbers.start not in self._full_labels:
+            self._full_labels[numbers.start] = self._model.labels(rows, self._model.points[0])
+        agreement = self._model.labels(rows, point) == self._full_labels[numbers.start]
+        for number, agrees in zip(numbers, agreement.tolist(), strict=True):
+            yield _SampleResult(Score(int(agrees), 1), self._samples.task(number))
 
-    def _right(self, numbers: range, point: OperatingPoint) -> Iterator[_Sample]:
-        """Which of these samples are answered rightly, and how certain the model is of them."""
+    def _score(self, numbers: range, point: OperatingPoint) -> Iterator[_SampleResult]:
+        """Score the answers to some samples."""
         payloads = [self._samples.payload(number) for number in numbers]
-        outputs, confidences = self._bench.run(self._bench.rows(payloads), point)
+        outputs, confidences = self._model.run(self._model.rows(payloads), point)
         for row, (number, payload) in enumerate(zip(numbers, payloads, strict=True)):
-            named = {name: rows[row : row + 1].numpy() for name, rows in outputs.items()}
+            row_outputs = {name: rows[row : row + 1].numpy() for name, rows in outputs.items()}
             confidence = math.nan if confidences is None else float(confidences[row])
-            yield _Sample(self._samples.score(payload.truth, named), self._samples.task(number), confidence)
+            score = self._samples.score(payload.truth, row_outputs)
+            yield _SampleResult(score, self._samples.task(number), confidence)
 
-    def _accuracy(self, seen: Sequence[_Sample], tasks: Sequence[str] = (), *, exact: bool) -> Accuracy:
-        """Of some samples; their tasks are those that are told apart."""
-        good, total = sum(one.score.correct for one in seen), sum(one.score.total for one in seen)
+    def _accuracy(self, results: Sequence[_SampleResult], tasks: Sequence[str] = (), *, exact: bool) -> Accuracy:
+        """Combine the results of samples; `tasks` are those with accuracies of their own."""
+        correct, total = sum(result.score.correct for result in results), sum(result.score.total for result in results)
         source: AccuracySource = "Measured" if self._samples.labelled else "Agreement"
-        found = measured_accuracy(good, total, samples_digest=self._digest, source=source)
-        confidence = mean_confidence([one.confidence for one in seen], tasks)
-        ends = {"low": 1.0, "high": 1.0} if exact else {}
-        return found.model_copy(update={"samples": len(seen), "mean_confidence": confidence, **ends})
+        accuracy = measured_accuracy(correct, total, samples_digest=self._digest, source=source)
+        confidence = mean_confidence([result.confidence for result in results], tasks)
+        interval = {"low": 1.0, "high": 1.0} if exact else {}
+        return accuracy.model_copy(update={"samples": len(results), "mean_confidence": confidence, **interval})

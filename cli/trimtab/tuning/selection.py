@@ -1,4 +1,4 @@
-"""Which of the forms that were tried are kept, and why each of the others is not. Pure."""
+"""Selection of operating points: those on the Pareto frontier of accuracy and time, in worthwhile steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,83 +6,79 @@ from dataclasses import dataclass, field
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.operating_point import OperatingPoint
 
-LEAST_GAIN = 0.05
-"""How much faster a point must be than the next more accurate one that is kept."""
+MIN_GAIN = 0.05
+"""Minimum share by which a point must be faster than the next more accurate one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A form as it was measured.
-
-    Attributes:
-        point: the form.
-        accuracy: on the user's samples; agreement with the model as it is where they have no right answers.
-        seconds: by batch size, beside the model as it is in the same rounds.
-        by_task: its accuracy on those of each task, where they tell theirs.
-    """
+    """A measured point."""
 
     point: OperatingPoint
     accuracy: Accuracy
+    """On the samples; agreement with the full model if they have no labels."""
     seconds: Mapping[int, float]
+    """By batch size."""
     by_task: Mapping[str, Accuracy] = field(default_factory=dict)
+    """Accuracy by task, if the samples name their tasks."""
 
     @property
     def row_seconds(self) -> float:
-        """Of one row in the largest batch, which is what a busy stage runs."""
+        """Seconds of a row in the largest batch."""
         batch = max(self.seconds)
         return self.seconds[batch] / batch
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The forms kept, the most accurate first, and the reason why each other one is not, by its name."""
+    """Selected points, the most accurate first, and the reasons of the others by name."""
 
-    kept: Sequence[Trial]
-    refused: Mapping[str, str] = field(default_factory=dict)
+    selected: Sequence[Trial]
+    rejected: Mapping[str, str] = field(default_factory=dict)
 
 
 def choose(trials: Sequence[Trial], floor: float) -> Selection:
-    """Keep what nothing else beats, with steps in between that are worth a change.
+    """Select the points that no other dominates, with worthwhile steps between them.
 
     Args:
-        trials: the model as it is first; it is always kept.
-        floor: share of its accuracy that every point must keep, 0…1.
+        trials: the full model first, which is always selected.
+        floor: share of its accuracy that every point must reach, 0…1.
     """
     full, *others = trials
-    least = floor * full.accuracy.value
-    kept, refused = [full], {}
-    for trial in sorted(others, key=lambda one: (-one.accuracy.value, one.row_seconds)):
-        reason = _too_little(trial, full, least) or _beaten(trial, kept[-1])
+    min_accuracy = floor * full.accuracy.value
+    selected, rejected = [full], {}
+    for trial in sorted(others, key=lambda trial: (-trial.accuracy.value, trial.row_seconds)):
+        reason = _why_unusable(trial, full, min_accuracy) or _why_dominated(trial, selected[-1])
         if reason is None:
-            kept.append(trial)
+            selected.append(trial)
         else:
-            refused[trial.point.name] = reason
-    return Selection(kept, refused)
+            rejected[trial.point.name] = reason
+    return Selection(selected, rejected)
 
 
-def slower(row_seconds: float, full_row_seconds: float) -> str | None:
-    """Why a form that saves no time is not kept, however accurate it is."""
+def why_slower(row_seconds: float, full_row_seconds: float) -> str | None:
+    """Return the reason to reject a point that is not faster than the full model, else None."""
     if row_seconds < full_row_seconds:
         return None
-    return f"{row_seconds / full_row_seconds:.2f} × as long as the model as it is, on this machine"
+    return f"{row_seconds / full_row_seconds:.2f} × the time of the full model on this machine"
 
 
 def metric_name(accuracy: Accuracy) -> str:
-    """What a figure is called: accuracy, or agreement where nobody knows the right answers."""
+    """Return `agreement` for samples without labels, else `accuracy`."""
     return "agreement" if accuracy.source == "Agreement" else "accuracy"
 
 
-def _too_little(trial: Trial, full: Trial, least: float) -> str | None:
-    if trial.accuracy.value < least:
-        return f"{metric_name(trial.accuracy)} {trial.accuracy.value:.4f} is below the floor {least:.4f}"
-    return slower(trial.row_seconds, full.row_seconds)
+def _why_unusable(trial: Trial, full: Trial, min_accuracy: float) -> str | None:
+    if trial.accuracy.value < min_accuracy:
+        return f"{metric_name(trial.accuracy)} {trial.accuracy.value:.4f} is below the floor {min_accuracy:.4f}"
+    return why_slower(trial.row_seconds, full.row_seconds)
 
 
-def _beaten(trial: Trial, last: Trial) -> str | None:
-    """Why a form is not worth keeping beside the last one kept, which is at least as accurate."""
-    ratio = trial.row_seconds / last.row_seconds
+def _why_dominated(trial: Trial, previous: Trial) -> str | None:
+    """Compare a point with the last selected one, which is at least as accurate."""
+    ratio = trial.row_seconds / previous.row_seconds
     if ratio >= 1:
-        return f"{last.point.name} is as accurate and takes {1 / ratio:.2f} × its time"
-    if ratio > 1 - LEAST_GAIN:
-        return f"less than {LEAST_GAIN:.0%} faster than {last.point.name}, which is as accurate"
+        return f"{previous.point.name} is as accurate and takes {1 / ratio:.2f} × its time"
+    if ratio > 1 - MIN_GAIN:
+        return f"less than {MIN_GAIN:.0%} faster than {previous.point.name}, which is as accurate"
     return None

@@ -1,65 +1,63 @@
-"""What is told of a search for points: each form with what was measured, and why it is kept or is not."""
+"""Output of a search for operating points: a table of all points, messages and figures."""
 
 from collections.abc import Iterator
 
-from trimtab.tuning.precisions import untried, why_not_faster
+from trimtab.tuning.precisions import why_not_faster, why_not_tried
 from trimtab.tuning.search import SearchContext, SearchResult
 from trimtab.tuning.selection import Trial, metric_name
 from trimtab_pipelines.accuracy_evidence import AGREEMENT
 from trimtab_pipelines.stages import Stage
 
-COLUMNS = ("95 % interval", "certain", "ms a row", "times as fast", "")
+COLUMNS = ("95 % interval", "confidence", "ms per row", "speed-up", "decision")
 
 
-def table_columns(found: SearchResult) -> tuple[str, ...]:
-    """The heads of the table."""
-    return ("point", metric_name(found.trials[0].accuracy), *COLUMNS)
+def table_columns(result: SearchResult) -> tuple[str, ...]:
+    return ("point", metric_name(result.trials[0].accuracy), *COLUMNS)
 
 
-def rows(found: SearchResult, seconds: float) -> Iterator[tuple[str, ...]]:
-    """A line for each form that was timed; `seconds`: how long trials might take."""
-    yield from (_row(trial, found) for trial in found.trials)
-    out_of_time = dict.fromkeys(found.plain.unjudged, f"not judged in time; --seconds is {seconds:g}")
-    for name, why in (*found.plain.slow.items(), *out_of_time.items()):
-        yield (name, "", "", "", f"{1000 * found.row_seconds[name]:.2f}", f"{found.speed_up(name):.2f}", why)
+def table_rows(result: SearchResult, seconds: float) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each timed point; `seconds` is the time budget."""
+    yield from (_row(trial, result) for trial in result.trials)
+    out_of_time = dict.fromkeys(result.results.unevaluated, f"not evaluated within --seconds {seconds:g}")
+    for name, reason in (*result.results.slow.items(), *out_of_time.items()):
+        yield (name, "", "", "", f"{1000 * result.row_seconds[name]:.2f}", f"{result.speed_up(name):.2f}", reason)
 
 
-def excluded(ground: SearchContext, found: SearchResult) -> Iterator[str]:
-    """Say why there are no points in a precision, or compiled."""
-    for precision, why in untried(ground.machine).items():
-        yield f"{precision} is {why}"
-    for precision, ratio in found.plain.slow_precisions.items():
-        yield f"no point in {precision} is kept: {why_not_faster(precision, ratio, ground.machine)}"
-    for name, why in found.compilations.refused.items():
-        yield f"{name} is not compiled: {why}"
-    if ground.uncompiled:
-        yield f"no point is compiled: {ground.uncompiled}"
+def exclusion_messages(context: SearchContext, result: SearchResult) -> Iterator[str]:
+    """Yield the reasons why precisions were not tried or selected, and why points are not compiled."""
+    for precision, reason in why_not_tried(context.machine).items():
+        yield f"{precision} not tried: {reason}"
+    for precision, ratio in result.results.slow_precisions.items():
+        yield f"{precision} rejected: {why_not_faster(precision, ratio, context.machine)}"
+    for name, reason in result.compilations.rejected.items():
+        yield f"{name} not compiled: {reason}"
+    if context.why_uncompiled:
+        yield f"no point compiled: {context.why_uncompiled}"
 
 
-def unlabelled(stage: Stage, variant: str) -> str:
-    """What is told instead of accuracies, and what that is not fit for."""
+def unlabelled_message(stage: Stage, variant: str) -> str:
     others = [other.name for other in stage.variants if other.name != variant]
-    beside = f"; plans will hold it against the accuracies of {', '.join(others)}" if others else ""
-    return f"no right answers: forms are judged by {AGREEMENT}, which is no accuracy{beside}"
+    comparison = f"; plans compare it with the accuracies of {', '.join(others)}" if others else ""
+    return f"no labels: points are evaluated by {AGREEMENT}, which is not an accuracy{comparison}"
 
 
-def figures(ground: SearchContext, found: SearchResult) -> dict[str, float]:
-    """How many forms were tried, and how good and how fast each point is that is kept."""
-    kept, named = found.choice.kept, metric_name(found.trials[0].accuracy)
-    unjudged = len(found.plain.unjudged)
-    tally = {
-        "tried": found.tried,
-        "unjudged": unjudged,
-        "untimed": len(ground.points) - found.tried - unjudged,
-        "compiled": len(found.compilations.trials),
-        "kept": len(kept),
-        "samples": kept[0].accuracy.samples or 0,
+def result_figures(context: SearchContext, result: SearchResult) -> dict[str, float]:
+    """Return the figures of the result line."""
+    selected, metric = result.selection.selected, metric_name(result.trials[0].accuracy)
+    unevaluated = len(result.results.unevaluated)
+    figures: dict[str, float] = {
+        "tried": result.tried,
+        "unevaluated": unevaluated,
+        "untimed": len(context.points) - result.tried - unevaluated,
+        "compiled": len(result.compilations.trials),
+        "selected": len(selected),
+        "samples": selected[0].accuracy.samples or 0,
     }
-    good = {f"{trial.point.name}_{named}": trial.accuracy.value for trial in kept}
-    return tally | good | {f"{one.point.name}_speed_up": round(found.speed_up(one.point.name), 3) for one in kept}
+    figures |= {f"{trial.point.name}_{metric}": trial.accuracy.value for trial in selected}
+    return figures | {f"{trial.point.name}_speed_up": round(result.speed_up(trial.point.name), 3) for trial in selected}
 
 
-def _row(trial: Trial, found: SearchResult) -> tuple[str, ...]:
+def _row(trial: Trial, result: SearchResult) -> tuple[str, ...]:
     accuracy = trial.accuracy
     return (
         trial.point.name,
@@ -67,6 +65,6 @@ def _row(trial: Trial, found: SearchResult) -> tuple[str, ...]:
         f"{accuracy.low:.4f} – {accuracy.high:.4f}",
         "" if accuracy.mean_confidence is None else f"{accuracy.mean_confidence:.4f}",
         f"{1000 * trial.row_seconds:.2f}",
-        f"{found.speed_up(trial.point.name):.2f}",
-        found.choice.refused.get(trial.point.name, "kept"),
+        f"{result.speed_up(trial.point.name):.2f}",
+        result.selection.rejected.get(trial.point.name, "selected"),
     )

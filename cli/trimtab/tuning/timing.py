@@ -1,82 +1,93 @@
-"""Latencies of points, in rounds that take turns, so that what else the machine does falls on all alike."""
+"""Latency measurement of operating points, in interleaved rounds so that other load affects all points equally."""
 
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trimtab.tuning.budget import TimeBudget
 from trimtab.tuning.candidate_model import CandidateModel, Inputs
 from trimtab_loadtester.payloads.interface import Payload
 from trimtab_pipelines.operating_point import OperatingPoint, Precision
 
-Show = Callable[[str], None]
+OnProgress = Callable[[str], None]
+"""Called with a description of each step."""
 ROUNDS = 5
 PROBE_ROUNDS = 3
 TIMING_SHARE = 0.4
-"""Of the time there is, what timing may take where rounds and smaller batches can be left out."""
+"""Share of the time budget after which timing skips rounds and smaller batch sizes."""
 PROBE_SHARE = 0.1
-"""Of the time there is, what may pass before the precisions are told apart, of which there is one round at least."""
+"""Share of the time budget after which probing precisions skips all rounds but the first."""
+
+
+class TimeBudget:
+    """Time limit of a search, which starts now."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds, self.clock, self._start = seconds, clock, clock()
+
+    def over(self, share: float = 1.0) -> bool:
+        """Whether this share of the budget is spent."""
+        return self.left(share) <= 0
+
+    def left(self, share: float = 1.0) -> float:
+        """Seconds until this share of the budget is spent; negative afterwards."""
+        return share * self.seconds - (self.clock() - self._start)
 
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """Times points of a bench.
+    """Measures latencies of operating points."""
 
-    Attributes:
-        bench: what computes.
-        payloads: the rows of the largest batch.
-        show: told what is timed, round after round.
-        budget: that timing ends by; of the largest batch, which decides, there is one round at least.
-    """
-
-    bench: CandidateModel
+    model: CandidateModel
     payloads: Sequence[Payload]
-    show: Show
+    """Rows of the largest batch."""
+    on_progress: OnProgress
     budget: TimeBudget
+    """The largest batch gets one round at least, whatever is left."""
 
     def by_batch(
         self, points: Sequence[OperatingPoint], batches: Sequence[int], share: float = TIMING_SHARE
     ) -> dict[str, dict[int, float]]:
-        """Seconds by batch size, the largest first, by point; smaller ones until a share of the budget is spent."""
-        found: dict[str, dict[int, float]] = {point.name: {} for point in points}
+        """Median seconds by point and batch size, the largest first; smaller ones while the budget's share lasts."""
+        seconds: dict[str, dict[int, float]] = {point.name: {} for point in points}
         for batch in sorted(batches, reverse=True):
             if batch < max(batches) and self.budget.over(share):
                 break
-            inputs = self.bench.rows(self.payloads[:batch])
-            for name, taken in self._rounds(points, inputs, ROUNDS, share, f"latency at batch {batch}").items():
-                found[name][batch] = statistics.median(taken)
-        return found
+            inputs = self.model.rows(self.payloads[:batch])
+            for name, rounds in self._rounds(points, inputs, ROUNDS, share, f"latency at batch {batch}").items():
+                seconds[name][batch] = statistics.median(rounds)
+        return seconds
 
     def slow_precisions(self) -> Mapping[Precision, float]:
-        """By precision, how many times as long as it is the model takes in it; of those alone that save no time.
+        """Precisions in which the full model is not faster, with their time relative to its own precision.
 
-        The shortest of a few rounds counts, which what else the machine does has lengthened least.
+        The minimum of a few rounds is compared, which other load affects least.
         """
-        full, *others = self.bench.points
-        probed: dict[Precision, OperatingPoint] = {}
+        full, *others = self.model.points
+        probes: dict[Precision, OperatingPoint] = {}
         for point in others:
             if point.precision and point.merging is None:
-                probed.setdefault(point.precision, point)
-        if not probed:
+                probes.setdefault(point.precision, point)
+        if not probes:
             return {}
-        inputs = self.bench.rows(self.payloads)
-        taken = self._rounds([full, *probed.values()], inputs, PROBE_ROUNDS, PROBE_SHARE, "precisions")
-        least = {name: min(seconds) for name, seconds in taken.items()}
-        ratios = {precision: least[point.name] / least[full.name] for precision, point in probed.items()}
+        inputs = self.model.rows(self.payloads)
+        rounds = self._rounds([full, *probes.values()], inputs, PROBE_ROUNDS, PROBE_SHARE, "precisions")
+        fastest = {name: min(seconds) for name, seconds in rounds.items()}
+        ratios = {precision: fastest[point.name] / fastest[full.name] for precision, point in probes.items()}
         return {precision: ratio for precision, ratio in ratios.items() if ratio >= 1}
 
     def _rounds(
-        self, points: Sequence[OperatingPoint], inputs: Inputs, rounds: int, share: float, words: str
+        self, points: Sequence[OperatingPoint], inputs: Inputs, rounds: int, share: float, description: str
     ) -> dict[str, list[float]]:
-        """Run one batch at all points in turn, round after round: the seconds of each, by name."""
-        taken: dict[str, list[float]] = {point.name: [] for point in points}
-        for turn in range(rounds + 1):
+        """Run one batch at all points in turn, round after round; return the seconds of each round by point."""
+        seconds: dict[str, list[float]] = {point.name: [] for point in points}
+        for number in range(rounds + 1):
             for point in points:
-                began = self.budget.clock()
-                self.bench.run(inputs, point)
-                if turn:  # the first warms up
-                    taken[point.name].append(self.budget.clock() - began)
-            self.show(words)
-            if turn and self.budget.over(share):
+                start = self.budget.clock()
+                self.model.run(inputs, point)
+                if number:  # round 0 is the warm-up
+                    seconds[point.name].append(self.budget.clock() - start)
+            self.on_progress(description)
+            if number and self.budget.over(share):
                 break
-        return taken
+        return seconds

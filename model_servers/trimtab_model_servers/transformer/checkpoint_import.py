@@ -65,7 +65,7 @@ class CheckpointInfo:
     normalisation: Normalisation | None = None
 
 
-UNTOLD = CheckpointInfo()
+UNSPECIFIED = CheckpointInfo()
 
 
 def convert_state_dict(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -75,7 +75,7 @@ def convert_state_dict(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {_renamed(name): tensor for name, tensor in tensors.items()}
 
 
-def shape_of(tensors: Mapping[str, Tensor], where: str, told: CheckpointInfo = UNTOLD) -> ViTConfig:
+def infer_config(tensors: Mapping[str, Tensor], where: str, told: CheckpointInfo = UNSPECIFIED) -> ViTConfig:
     """Read the shape off translated tensors.
 
     Raises:
@@ -127,7 +127,7 @@ def _heads(tensors: Mapping[str, Tensor], width: int, depth: int, where: str) ->
     return _HEADS[width, depth]
 
 
-def parted(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, Tensor], Head]:
+def split_head(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, Tensor], Head]:
     """Divide translated tensors into those of the transformer and its head; biases that are left out are zero."""
     if "head.weight" not in tensors or "head.bias" not in tensors:
         raise ModelError(f"{where}: this transformer has no head (head.weight, head.bias); it classifies nothing")

@@ -19,18 +19,18 @@ from torch import Tensor
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.transformer.checkpoint_import import (
-    UNTOLD,
+    UNSPECIFIED,
     CheckpointInfo,
     convert_state_dict,
-    parted,
-    shape_of,
+    infer_config,
+    split_head,
 )
 from trimtab_model_servers.transformer.config import ViTConfig
 from trimtab_model_servers.transformer.image_preprocessing import Normalisation
 from trimtab_model_servers.transformer.prompt_selection import PLAIN
 from trimtab_model_servers.transformer.tasks import Head
 from trimtab_model_servers.transformer.transformer import VisionTransformer
-from trimtab_model_servers.weights import require_same
+from trimtab_model_servers.weights import require_same_tensors
 
 KIND = "trimtab-vision-transformer"
 ONLY_TASK = "default"
@@ -89,7 +89,7 @@ def store_temperatures(path: Path, temperatures: Temperatures) -> None:
     save(replace(load(path), temperatures=temperatures), path, metadata)
 
 
-def load(path: Path, told: CheckpointInfo = UNTOLD) -> Checkpoint:
+def load(path: Path, told: CheckpointInfo = UNSPECIFIED) -> Checkpoint:
     """Read a transformer, whoever wrote it.
 
     Args:
@@ -103,8 +103,8 @@ def load(path: Path, told: CheckpointInfo = UNTOLD) -> Checkpoint:
     if metadata.get("kind") == KIND:
         return _ours(path, metadata, tensors)
     named = convert_state_dict(tensors)
-    own, head = parted(named, str(path))
-    shape, normalisation = shape_of(named, str(path), told), told.normalisation or "None"
+    own, head = split_head(named, str(path))
+    shape, normalisation = infer_config(named, str(path), told), told.normalisation or "None"
     tasks = {ONLY_TASK: tuple(str(label) for label in range(len(head.bias)))}
     settings = _unusual(shape, normalisation)
     return Checkpoint(_filled(shape, own, path), {PLAIN: {ONLY_TASK: head}}, tasks, normalisation, settings=settings)
@@ -121,7 +121,7 @@ def _unusual(shape: ViTConfig, normalisation: Normalisation) -> Settings:
     return {name: found for name, (found, usual) in settings.items() if found != usual}
 
 
-def randomly(shape: ViTConfig, seed: int, classes: int = 1000) -> Checkpoint:
+def random_checkpoint(shape: ViTConfig, seed: int, classes: int = 1000) -> Checkpoint:
     """Make a transformer of random weights with one task, for measuring latency."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -179,6 +179,6 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 def _filled(shape: ViTConfig, tensors: Mapping[str, Tensor], path: Path) -> VisionTransformer:
     with torch.device("meta"):
         transformer = VisionTransformer(shape)
-    require_same(path, transformer.state_dict(), tensors)
+    require_same_tensors(path, transformer.state_dict(), tensors)
     transformer.load_state_dict(dict(tensors), assign=True)
     return transformer.eval().requires_grad_(requires_grad=False)

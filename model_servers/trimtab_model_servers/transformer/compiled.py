@@ -35,7 +35,7 @@ class Compiled:
     """A form ready to compute: images [B, channels, side, side], B at most `max_rows`, to features [B, d]."""
 
     run: Callable[[Tensor], Tensor]
-    most_rows: int
+    max_rows: int
 
 
 class _PlannedForward(nn.Module):
@@ -51,7 +51,7 @@ class _PlannedForward(nn.Module):
         return features
 
 
-def compiler_missing() -> str:
+def compiler_problem() -> str:
     """Why nothing can be compiled here; empty where it can."""
     asked = os.environ.get("CXX", "")
     if not any(shutil.which(name) for name in ([asked] if asked else _COMPILERS)):
@@ -62,7 +62,7 @@ def compiler_missing() -> str:
 
 
 def compile_form(
-    transformer: VisionTransformer, course: ForwardPlan, half: torch.dtype | None, most_rows: int, folder: Path
+    transformer: VisionTransformer, plan: ForwardPlan, half: torch.dtype | None, max_rows: int, folder: Path
 ) -> str:
     """Compile a transformer on a course for the processor here, with torch's inductor, and return the form's name.
 
@@ -76,10 +76,10 @@ def compile_form(
     Raises:
         ModelError: it cannot be compiled.
     """
-    if missing := compiler_missing():
+    if missing := compiler_problem():
         raise ModelError(missing)
     shape = transformer.shape
-    images = torch.rand(max(2, most_rows), shape.channels, shape.side, shape.side)
+    images = torch.rand(max(2, max_rows), shape.channels, shape.side, shape.side)
     made_for = {
         "torch": torch.__version__,
         "machine": platform.machine(),
@@ -96,7 +96,7 @@ def compile_form(
     try:
         with torch.no_grad():
             exported = torch.export.export(
-                _PlannedForward(transformer, course, half), (images,), dynamic_shapes=({0: rows},)
+                _PlannedForward(transformer, plan, half), (images,), dynamic_shapes=({0: rows},)
             )
         torch._inductor.aoti_compile_and_package(  # noqa: SLF001  (documented by this name)
             exported, package_path=str(unnamed), inductor_configs=settings

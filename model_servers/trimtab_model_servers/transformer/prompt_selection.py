@@ -39,7 +39,7 @@ def fallback_order(point: OperatingPoint) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*prompt_variants(point), PLAIN)))
 
 
-def prompts_by_way(points: Iterable[OperatingPoint]) -> dict[str, int]:
+def prompt_counts(points: Iterable[OperatingPoint]) -> dict[str, int]:
     """Prompts in each layer, of every way that tasks may run at some points."""
     counted = {
         each: point.prompts.count if point.prompts else 0

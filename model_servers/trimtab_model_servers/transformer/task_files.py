@@ -23,7 +23,7 @@ from trimtab_pipelines.tasks import MAX_TASK_FILE_BYTES, METADATA_KEY, TaskRecor
 class TaskFile(NamedTuple):
     """What a task's file holds."""
 
-    card: TaskRecord
+    record: TaskRecord
     heads: Mapping[str, Head]
     """By way to run."""
 
@@ -46,7 +46,7 @@ def fingerprint(
     return f"sha256:{digest.hexdigest()}"
 
 
-def save_task(path: Path, card: TaskRecord, heads: Mapping[str, Head]) -> None:
+def save_task(path: Path, record: TaskRecord, heads: Mapping[str, Head]) -> None:
     """Write a task's file, in float16.
 
     Args:
@@ -59,7 +59,7 @@ def save_task(path: Path, card: TaskRecord, heads: Mapping[str, Head]) -> None:
         parts = {"weight": head.weight, "bias": head.bias, "prompts": head.prompts}
         tensors |= {f"{way}.{part}": one.half().contiguous() for part, one in parts.items() if one is not None}
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path, metadata={METADATA_KEY: card.model_dump_json(exclude_none=True)})
+    save_file(tensors, path, metadata={METADATA_KEY: record.model_dump_json(exclude_none=True)})
 
 
 def load_task(path: Path, shape: ViTConfig, mark: str, prompts: Mapping[str, int]) -> TaskFile:

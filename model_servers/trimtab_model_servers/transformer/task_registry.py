@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.transformer.checkpoints import Checkpoint
-from trimtab_model_servers.transformer.prompt_selection import fallback_order, prompt_variant, prompts_by_way
+from trimtab_model_servers.transformer.prompt_selection import fallback_order, prompt_counts, prompt_variant
 from trimtab_model_servers.transformer.task_files import TaskFile, load_task
 from trimtab_model_servers.transformer.tasks import Head, TaskBank
 from trimtab_pipelines.accuracy_evidence import Accuracy
@@ -41,26 +41,26 @@ class ActiveTasks:
     """
 
     names: tuple[str, ...]
-    places: Tensor
+    bank_indices: Tensor
     banks: Mapping[str, TaskBank]
     refused: Mapping[str, str]
-    judged: Mapping[str, Mapping[str, Accuracy]]
+    accuracies: Mapping[str, Mapping[str, Accuracy]]
 
-    def places_of(self, tasks: Tensor) -> tuple[Tensor, Tensor]:
+    def bank_indices_of(self, tasks: Tensor) -> tuple[Tensor, Tensor]:
         """Where rows' heads stand, and for which rows there are any: tasks int64 [B] to [B] and bool [B]."""
-        known = (tasks >= 0) & (tasks < len(self.places))
-        places = self.places[tasks.where(known, 0)]
+        known = (tasks >= 0) & (tasks < len(self.bank_indices))
+        places = self.bank_indices[tasks.where(known, 0)]
         known &= places != NONE
         return places.where(known, 0), known
 
-    def on(self, device: torch.device) -> "ActiveTasks":
+    def to(self, device: torch.device) -> "ActiveTasks":
         """The same tasks, with their heads on a device."""
-        banks = {way: bank.on(device) for way, bank in self.banks.items()}
-        return replace(self, places=self.places.to(device), banks=banks)
+        banks = {way: bank.to(device) for way, bank in self.banks.items()}
+        return replace(self, places=self.bank_indices.to(device), banks=banks)
 
-    def by_place(self, of_task: Mapping[str, float], otherwise: float) -> Tensor:
+    def by_bank_index(self, of_task: Mapping[str, float], otherwise: float) -> Tensor:
         """A number for each place in the banks, by the names of the tasks there: [tasks]."""
-        numbers = (self.places != NONE).nonzero().view(-1).tolist()
+        numbers = (self.bank_indices != NONE).nonzero().view(-1).tolist()
         return torch.tensor([of_task.get(self.names[number], otherwise) for number in numbers])
 
 
@@ -84,17 +84,17 @@ class TaskRegistry:
         stored: Checkpoint,
         points: Sequence[OperatingPoint],
         *,
-        mark: str = "",
-        given: Sequence[tuple[str, Path | None]] = (),
+        fingerprint: str = "",
+        pipeline_tasks: Sequence[tuple[str, Path | None]] = (),
         folder: Path | None = None,
-        most_classes: int | None = None,
+        max_classes: int | None = None,
     ) -> None:
-        self._shape, self._trained, self._most_classes = stored.transformer.shape, tuple(stored.heads), most_classes
+        self._shape, self._trained, self._most_classes = stored.transformer.shape, tuple(stored.heads), max_classes
         self._tried, self._prompts = (
             {prompt_variant(point): fallback_order(point) for point in points},
-            prompts_by_way(points),
+            prompt_counts(points),
         )
-        self.mark, self._folder = mark, folder
+        self.fingerprint, self._folder = fingerprint, folder
         self._read: dict[_Version, TaskFile] = {}
         self._seen: list[_Version] = []
         self._settled: dict[int, tuple[str, Heads]] = {
@@ -102,8 +102,8 @@ class TaskRegistry:
             for number, name in enumerate(stored.tasks)
         }
         self._judged: dict[str, Mapping[str, Accuracy]] = {}
-        self._numbers = len(stored.tasks) + len(given)
-        for number, (name, path) in enumerate(given, len(stored.tasks)):
+        self._numbers = len(stored.tasks) + len(pipeline_tasks)
+        for number, (name, path) in enumerate(pipeline_tasks, len(stored.tasks)):
             if path is None:
                 continue
             try:
@@ -112,7 +112,7 @@ class TaskRegistry:
                 raise ModelError(f"task {name!r} ({path}): {error}") from error
 
     @property
-    def ways(self) -> Collection[str]:
+    def prompt_variants(self) -> Collection[str]:
         """Those that some task has which is here for good."""
         return dict.fromkeys((*self._trained, *(each for _, heads in self._settled.values() for each in heads)))
 
@@ -120,7 +120,7 @@ class TaskRegistry:
         """Whether the folder holds other files than when it was read last."""
         return [_version(path) for path in self._files()] != self._seen
 
-    def taken(self) -> ActiveTasks:
+    def snapshot(self) -> ActiveTasks:
         """All that is in force now, the folder read anew."""
         tasks, judged, refused = dict(self._settled), dict(self._judged), {}
         self._read, before = {}, self._read
@@ -173,7 +173,7 @@ class TaskRegistry:
     def _file(self, path: Path, before: Mapping[_Version, TaskFile]) -> TaskFile:
         """A file, read once as long as it stays the same."""
         version = _version(path)
-        found = before[version] if version in before else load_task(path, self._shape, self.mark, self._prompts)
+        found = before[version] if version in before else load_task(path, self._shape, self.fingerprint, self._prompts)
         self._read[version] = found
         return found
 

@@ -22,7 +22,7 @@ class Head:
     bias: Tensor
     prompts: Tensor | None = None
 
-    def on(self, device: torch.device) -> "Head":
+    def to(self, device: torch.device) -> "Head":
         """The same on a device; itself where it is there."""
         prompts = None if self.prompts is None else self.prompts.to(device)
         return Head(self.weight.to(device), self.bias.to(device), prompts)
@@ -56,14 +56,14 @@ class TaskBank:
         if len(shapes) > 1:
             raise ValueError(f"prompts of one way to run must have one shape in all tasks, but: {sorted(shapes)}")
         self.heads = tuple(heads)
-        self.most_classes = max(len(head.bias) for head in heads)
+        self.max_classes = max(len(head.bias) for head in heads)
         self._prompted = torch.tensor([head.prompts is not None for head in heads], device=heads[0].weight.device)
 
-    def on(self, device: torch.device) -> "TaskBank":
+    def to(self, device: torch.device) -> "TaskBank":
         """The same heads on a device."""
-        return TaskBank([head.on(device) for head in self.heads])
+        return TaskBank([head.to(device) for head in self.heads])
 
-    def alike(self, tasks: Tensor) -> list[RowGroup]:
+    def group_rows(self, tasks: Tensor) -> list[RowGroup]:
         """Divide rows into those whose tasks have prompts and those whose have none: one part where all are alike.
 
         Args:

@@ -146,7 +146,7 @@ class Layer(nn.Module):
         tokens.all = tokens.all + self.ls2(self.mlp(self.norm2(tokens.all)))
 
 
-def course_of(point: OperatingPoint, depth: int, *, proportional: bool = True) -> ForwardPlan:
+def forward_plan(point: OperatingPoint, depth: int, *, proportional: bool = True) -> ForwardPlan:
     """The course of a point, prompts aside.
 
     Raises:
@@ -181,14 +181,14 @@ class VisionTransformer(nn.Module):
         else:
             self.fc_norm = nn.LayerNorm(shape.width, eps=shape.epsilon)
 
-    def forward(self, images: Tensor, course: ForwardPlan = PLAIN) -> Tensor:
+    def forward(self, images: Tensor, plan: ForwardPlan = PLAIN) -> Tensor:
         """Map images [B, channels, side, side] to features [B, d], on the given course."""
         shape = self.shape
         tokens = _Tokens(self._embedded(images), shape.leading)
         for layer, block in enumerate(self.blocks):
-            self._prompt(tokens, course, layer)
-            asked = course.merged[layer] if course.merged else 0
-            block(tokens, clamp_r(asked, tokens.all.shape[1] - tokens.leading), course, layer / shape.depth)
+            self._prompt(tokens, plan, layer)
+            asked = plan.merged[layer] if plan.merged else 0
+            block(tokens, clamp_r(asked, tokens.all.shape[1] - tokens.leading), plan, layer / shape.depth)
         return self._pooled(tokens)
 
     def _embedded(self, images: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from trimtab_pipelines.kubernetes_names import ROUTER_GRPC_PORT, ROUTER_REST_POR
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.envoy.binary import command
 from trimtab_router.envoy.bootstrap import bootstrap
-from trimtab_router.envoy.certificates import discovered
+from trimtab_router.envoy.certificates import discovery_files
 from trimtab_router.envoy.memory_limits import payload_bytes
 from trimtab_router.envoy.sockets import SocketFolder, Sockets
 
@@ -34,7 +34,7 @@ def edge_files(pipeline: InferencePipeline, settings: Settings, folder: str) -> 
         chats=pipeline.spec.chat_settings is not None,
     )
     tls = settings.edge.tls
-    certificates = {} if tls is None else {name: json.dumps(told) for name, told in discovered(tls).items()}
+    certificates = {} if tls is None else {name: json.dumps(told) for name, told in discovery_files(tls).items()}
     config = bootstrap(settings.edge, doorstep, pipeline=pipeline.name, otlp=settings.otlp_collector)
     return {
         SETTINGS_FILE: settings.edge.model_dump_json(by_alias=True, exclude_none=True),

@@ -1,6 +1,7 @@
-"""Chats as OpenAI's API writes them, on one side, and as model servers read them (decision 41), on the other.
+"""OpenAI chat API for clients, and its internal form between router and model servers (decision 41).
 
-``reading`` reads a body: ``lifting`` takes images out of it before it is read as JSON, ``asking`` reads what is asked,
-``images`` looks at files by their headers; ``addresses`` says which images may be fetched; ``answering`` writes
-answers; ``inner`` is what travels to a model server and what it answers.
+``chat_parser`` parses a request body: ``data_urls`` extracts images before the JSON is parsed, ``openai_requests``
+parses the fields, and ``image_header`` checks image files. ``image_urls`` decides which images may be fetched.
+``openai_responses`` encodes responses. ``internal_wire`` and ``embedding_refs`` are the internal form, and
+``openai_backend`` translates it for engines that implement the OpenAI API.
 """

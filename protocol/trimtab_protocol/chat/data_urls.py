@@ -1,8 +1,8 @@
-"""Takes data URLs of base64 out of a body before it is read as JSON: images then cost no more than their bytes.
+"""Extraction of base64 data URLs from a body before it is parsed as JSON.
 
-A chat's body is a little JSON around a few very long strings. Read as JSON as a whole it would have to be trusted with
-as much JSON as images need, and each string would be copied several times. In JSON a quote that no backslash precedes
-begins or ends a string, so a string that begins so is found without reading what is around it.
+A chat's body is a little JSON around a few very long strings. Parsing the complete body would require a JSON limit as
+large as the images, and copy each string several times. In JSON an unescaped quote begins or ends a string, so a data
+URL is found without parsing its context.
 """
 
 import binascii
@@ -14,63 +14,60 @@ from trimtab_protocol import Buffer
 from trimtab_protocol.chat.errors import InvalidChat
 
 MIN_DATA_URL_BYTES = 256
-"""Shorter ones stay where they are."""
+"""Shorter data URLs are not extracted."""
 _END = re.compile(rb'"')
 _ESCAPES = ((b"\\/", b"/"), (b"\\n", b""), (b"\\r", b""))
-"""What encoders of JSON, and of base64, put into base64 that is none of it."""
+"""JSON escapes and line breaks within base64."""
 _MAX_HEAD_BYTES = 200
 _HEAD = re.compile(rb"data:[\w.+/\\;=-]{0,%d};base64," % (_MAX_HEAD_BYTES - len("data:;base64,")), re.ASCII)
-"""What it says of the image is not believed; bounded, so that many that are none cost little to look at."""
+"""The media type is ignored; the length is bounded, so that mismatches are cheap."""
 _BEGIN = re.compile(b'"' + _HEAD.pattern + b'[^"]{%d}' % MIN_DATA_URL_BYTES, re.ASCII)
 _MAX_BEGIN_BYTES = _MAX_HEAD_BYTES + MIN_DATA_URL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractedImages:
-    """A body without its data URLs.
-
-    Attributes:
-        json: what is left; each stands as its mark.
-        urls: what was taken out, as written, by mark.
-    """
+    """A body without its data URLs."""
 
     json: bytes
+    """The remaining JSON; each data URL is replaced by its marker."""
     urls: dict[str, memoryview]
+    """Extracted data URLs, as sent, by marker."""
 
 
 def extract_data_urls(body: Buffer, max_json_bytes: int, max_urls: int) -> ExtractedImages:
-    """Take all long data URLs out of a body; they share its memory.
+    """Extract all long data URLs from a body; they share its memory.
 
     Args:
-        body: JSON, as it came.
-        max_json_bytes: of what is left.
-        max_urls: how many may be taken out.
+        body: JSON as received.
+        max_json_bytes: maximum size of the remaining JSON.
+        max_urls: maximum number of data URLs.
 
     Raises:
-        InvalidChat: more is left, or there are more of them, neither read to its end; or one holds a quote.
+        InvalidChat: a limit is exceeded (the rest is not read), or a data URL contains a quote.
     """
-    view, pieces, urls = memoryview(body).cast("B"), list[bytes](), dict[str, memoryview]()
-    nonce = secrets.token_hex(8)  # so that nobody can write a mark himself
-    kept = left = 0
-    while (found := _next_url(view, kept, kept + max_json_bytes - left)) is not None:
+    view, parts, urls = memoryview(body).cast("B"), list[bytes](), dict[str, memoryview]()
+    nonce = secrets.token_hex(8)  # clients cannot predict a marker
+    position = json_bytes = 0
+    while (found := _next_url(view, position, position + max_json_bytes - json_bytes)) is not None:
         begin, end = found
         if len(urls) == max_urls:
             message = f"the body has more than {max_urls} images; send at most {max_urls}"
             raise InvalidChat(message, param="messages", code="too_many_images")
-        mark = f"lifted:{nonce}:{len(urls)}"
-        pieces.append(bytes(view[kept:begin]) + mark.encode())
-        urls[mark] = view[begin:end]
-        left, kept = left + len(pieces[-1]), end
-    left += len(view) - kept
-    if left > max_json_bytes:
-        raise InvalidChat(f"the body has {left} bytes beside its images; at most {max_json_bytes} are taken")
-    return ExtractedImages(b"".join([*pieces, view[kept:]]), urls)
+        marker = f"image:{nonce}:{len(urls)}"
+        parts.append(bytes(view[position:begin]) + marker.encode())
+        urls[marker] = view[begin:end]
+        json_bytes, position = json_bytes + len(parts[-1]), end
+    json_bytes += len(view) - position
+    if json_bytes > max_json_bytes:
+        raise InvalidChat(f"the body has {json_bytes} bytes beside its images; at most {max_json_bytes} are accepted")
+    return ExtractedImages(b"".join([*parts, view[position:]]), urls)
 
 
 def _next_url(view: memoryview, position: int, begins_before: int) -> tuple[int, int] | None:
-    """Where the next data URL begins and ends, without its quotes; None where none begins in time."""
-    most = min(len(view), begins_before + _MAX_BEGIN_BYTES)
-    while (found := _BEGIN.search(view, position, most)) is not None:
+    """Begin and end of the next data URL, without its quotes; None if none begins in time."""
+    end = min(len(view), begins_before + _MAX_BEGIN_BYTES)
+    while (found := _BEGIN.search(view, position, end)) is not None:
         if not found.start() or view[found.start() - 1] != ord("\\"):
             return found.start() + 1, _end_of_string(view, found.end())
         position = found.end()  # inside another string
@@ -78,10 +75,10 @@ def _next_url(view: memoryview, position: int, begins_before: int) -> tuple[int,
 
 
 def _end_of_string(view: memoryview, position: int) -> int:
-    """Where the quote stands that ends a string; InvalidChat where a backslash is before the first one.
+    """Index of the quote that ends a string; InvalidChat if a backslash precedes the first quote.
 
-    Whether such a quote ends the string, only a count of backslashes tells. Who sends nothing else would have each
-    counted while all others wait, and what holds one is base64 in no case.
+    Deciding whether an escaped quote ends the string would require counting backslashes, which blocks the event loop on
+    malicious input; base64 contains neither.
     """
     quote = _END.search(view, position)
     if quote is None:
@@ -92,11 +89,11 @@ def _end_of_string(view: memoryview, position: int) -> int:
 
 
 def data_url_payload(url: Buffer, max_bytes: int, param: str) -> memoryview:
-    """The base64 of a data URL; raises InvalidChat where it has none, or stands for more bytes."""
+    """The base64 of a data URL; InvalidChat if it is none, or too large."""
     view = memoryview(url).cast("B")
     head = _HEAD.match(view[:_MAX_HEAD_BYTES])
     if head is None:
-        raise _invalid("is no data URL of base64; write data:image/png;base64,…", param)
+        raise _invalid("is not a base64 data URL; write data:image/png;base64,…", param)
     written = view[head.end() :]
     if len(written) // 4 * 3 > max_bytes + 2:
         raise _invalid(f"has {len(written) // 4 * 3} bytes; send at most {max_bytes}", param)
@@ -107,7 +104,7 @@ def decode_data_url(url: Buffer, max_bytes: int, param: str) -> bytes:
     """The bytes of a data URL.
 
     Raises:
-        InvalidChat: it has more bytes, no base64, or none at all; nothing is decoded of one that is too long.
+        InvalidChat: it is empty, not base64, or too large; nothing is decoded if it is too large.
     """
     written = data_url_payload(url, max_bytes, param)
     try:

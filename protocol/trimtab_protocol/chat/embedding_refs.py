@@ -1,7 +1,6 @@
-"""Images that a stage encodes for another: how router, replicas and profiler tell each other of them. Pure.
+"""Embedding references: messages about encoded images between router, replicas and profiler.
 
-Each key of these JSON objects is spelled here alone. What a replica tells may have keys more, of a later release; what
-is asked of one may not, since a key that is misspelt would go unseen.
+Messages of replicas may have additional keys of a later release; requests may not, so that a misspelt key is an error.
 """
 
 from collections.abc import Iterable
@@ -13,9 +12,9 @@ from trimtab_protocol.errors import ProtocolError
 
 MAX_IMAGES = 4096
 BLANK = "blank:"
-"""Instead of where to pull an image from: it shows nothing. Profiles are measured with such images."""
+"""URL of a blank image, with which profiles are measured."""
 PENDING = "pending:"
-"""Instead of where to pull an image from: it is still encoded, and its reference comes once it is there."""
+"""URL of an image that is still being encoded; its reference follows."""
 _EMBEDDING_URL = r"https?://[^/]+/v2/models/[^/]+/embeddings/[^/]+"
 _Rows = Annotated[int, Field(ge=1)]
 _Tokens = Annotated[int, Field(ge=0)]
@@ -25,26 +24,23 @@ class _WireModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     def json_bytes(self) -> bytes:
-        """As it goes over the wire, without what it leaves at its default."""
+        """JSON without default values."""
         return self.model_dump_json(exclude_defaults=True).encode()
 
 
 class EncodedImage(_WireModel):
-    """What a replica keeps of an image.
-
-    Attributes:
-        rows: of embeddings.
-        columns: of tiles that it was cut into, where a prompt tells; 0 where it was not cut, or none is told.
-        digest: what it shows; empty where the replica does not say.
-    """
+    """A stored embedding."""
 
     rows: _Rows
+    """Rows of the embedding."""
     columns: int = Field(default=0, ge=0)
+    """Columns of tiles that the image was cut into, if the prompt depends on them; 0 otherwise."""
     digest: str = Field(default="", max_length=256)
+    """Identifies the content; empty if the replica does not report it."""
 
 
 class EmbeddingRef(EncodedImage):
-    """An image encoded elsewhere: where to pull it from, how many rows it will have, what it shows."""
+    """Reference to an embedding: where to pull it from, its size and content."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -52,7 +48,7 @@ class EmbeddingRef(EncodedImage):
 
 
 class ArrivedImage(EmbeddingRef):
-    """An image that was awaited, by its number in its chat."""
+    """A pending image that was encoded, by its index in the chat."""
 
     image: int = Field(ge=0, lt=MAX_IMAGES)
     url: str = Field(pattern=rf"^{_EMBEDDING_URL}$")
@@ -69,7 +65,7 @@ class ImageIdentity(_WireModel):
 
 
 class ShareRequest(_WireModel):
-    """What is to be kept under further names: what is kept under one already, or what is cached of an image."""
+    """Request to store an embedding under further names: one stored under a name, or one cached of an image."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -77,34 +73,32 @@ class ShareRequest(_WireModel):
 
 
 class EmbeddingCounts(_WireModel):
-    """How many rows the embeddings of each image would have, as a replica tells that encodes.
-
-    Attributes:
-        rows: of each image.
-        columns: of tiles that each is cut into; None where a prompt tells of none.
-    """
+    """Sizes of the embeddings that images would have, as an encoder reports them."""
 
     rows: tuple[_Rows, ...]
+    """Of each image."""
     columns: tuple[_Tokens, ...] | None = None
+    """Columns of tiles of each image; None if prompts do not depend on them."""
 
     @model_validator(mode="after")
     def _require_same_length(self) -> Self:
         if self.columns and len(self.columns) != len(self.rows):
             raise ValueError(
-                f"columns tells of {len(self.columns)} images, rows of {len(self.rows)}; tell both of each"
+                f"columns has {len(self.columns)} images, rows has {len(self.rows)}; both must have the same length"
             )
         return self
 
     def blanks(self) -> tuple["EmbeddingRef", ...]:
-        """Images of the same rows and columns that show nothing."""
+        """Blank images of the same sizes."""
         columns = self.columns or (0,) * len(self.rows)
         return tuple(
-            blank_image(EncodedImage(rows=rows, columns=each)) for rows, each in zip(self.rows, columns, strict=True)
+            blank_image(EncodedImage(rows=count, columns=tiles))
+            for count, tiles in zip(self.rows, columns, strict=True)
         )
 
 
 class ChatTokenCounts(_WireModel):
-    """What a chat would take, in tokens, as a replica tells that writes; those of images image by image."""
+    """Token counts that a chat would have, as a generation replica reports them; image tokens by image."""
 
     prompt_tokens: _Tokens
     text_tokens: _Tokens
@@ -119,9 +113,9 @@ _ONE_OR_MORE: TypeAdapter[EmbeddingRef | tuple[EmbeddingRef, ...]] = TypeAdapter
 _ARRIVED: TypeAdapter[tuple[ArrivedImage, ...]] = TypeAdapter(tuple[ArrivedImage, ...])
 
 
-def blank_image(made: EncodedImage) -> EmbeddingRef:
-    """An image of the same rows and columns that shows nothing."""
-    return EmbeddingRef(url=BLANK, rows=made.rows, columns=made.columns)
+def blank_image(image: EncodedImage) -> EmbeddingRef:
+    """A blank image of the same size."""
+    return EmbeddingRef(url=BLANK, rows=image.rows, columns=image.columns)
 
 
 def dump_refs(images: Iterable[EmbeddingRef]) -> bytes:
@@ -130,17 +124,17 @@ def dump_refs(images: Iterable[EmbeddingRef]) -> bytes:
 
 
 def join_refs(images: Iterable[bytes]) -> bytes:
-    """What `dump_refs` gives, of images that are written already."""
+    """`dump_refs` of serialized images."""
     return b"[" + b",".join(images) + b"]"
 
 
 def dump_arrived(images: Iterable[ArrivedImage]) -> bytes:
-    """Images that were awaited, as a replica is told of them."""
+    """Encoded pending images, as sent to a replica."""
     return _ARRIVED.dump_json(tuple(images), exclude_defaults=True)
 
 
 def parse_encoded_image(text: bytes) -> EncodedImage:
-    """Read what a replica tells of an image that it keeps; raises ProtocolError."""
+    """Parse a replica's report of a stored embedding; raises ProtocolError."""
     try:
         return EncodedImage.model_validate_json(text)
     except ValidationError as error:
@@ -148,13 +142,13 @@ def parse_encoded_image(text: bytes) -> EncodedImage:
 
 
 def parse_refs(text: bytes) -> tuple[EmbeddingRef, ...]:
-    """Read a row of the tensor `references`, which is one image or a list of them; raises ProtocolError."""
+    """Parse a row of the tensor `references`, one image or a list; raises ProtocolError."""
     try:
-        found = _ONE_OR_MORE.validate_json(text)
+        refs = _ONE_OR_MORE.validate_json(text)
     except ValidationError as error:
         raise _invalid_ref(text) from error
-    return found if isinstance(found, tuple) else (found,)
+    return refs if isinstance(refs, tuple) else (refs,)
 
 
 def _invalid_ref(text: bytes) -> ProtocolError:
-    return ProtocolError(f"a reference that is none of an encoded image: {text[:200].decode(errors='replace')}")
+    return ProtocolError(f"invalid embedding reference: {text[:200].decode(errors='replace')}")

@@ -1,15 +1,15 @@
-"""What a chat may be refused for, in words and in the fields of OpenAI's errors."""
+"""`InvalidChat`: a chat request that cannot be served."""
 
 from trimtab_protocol.errors import ProtocolError
 
 
 class InvalidChat(ProtocolError):
-    """A chat cannot be served as it was asked.
+    """A chat request cannot be served.
 
     Args:
-        text: names what is wrong, and says what would be right.
-        param: the field at fault; None where it is no single one.
-        code: stable, for programs (`invalid_image`); None for none.
+        text: names the error and the valid form.
+        param: the invalid field, if there is a single one.
+        code: stable code for programs (`invalid_image`), or None.
     """
 
     def __init__(self, text: str, *, param: str | None = None, code: str | None = None) -> None:
@@ -19,5 +19,5 @@ class InvalidChat(ProtocolError):
 
 
 def not_supported(field: str, advice: str) -> InvalidChat:
-    """A field that asks for what is not done here."""
+    """Error for a field that is not supported."""
     return InvalidChat(f"{field} is not supported; {advice}", param=field, code="unsupported_parameter")

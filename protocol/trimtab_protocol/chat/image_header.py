@@ -1,7 +1,7 @@
-"""What an image file says of itself in its first bytes: format and size, before anything is decoded. Pure.
+"""Image headers: format and size of an image file, without decoding it.
 
-Decoders are not asked: some of them make room for a picture, or unpack what lies beside it, while they only open it.
-Each walk along a file has a bound.
+Decoders are not used, since some allocate memory or decompress metadata when they open a file. Loops over a file are
+bounded.
 """
 
 import struct
@@ -12,36 +12,34 @@ from typing import Final
 from trimtab_protocol.chat.errors import InvalidChat
 
 MAX_PIXELS: Final = 40_000_000
-"""As model servers take them."""
+"""Limit of the model servers."""
 _MAX_BLOCKS = 4096
 _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIHDR"
 _SIZED = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
-"""JPEG's markers of a frame, which tells the size."""
+"""JPEG start-of-frame markers, which have the size."""
 _BARE = frozenset({0x01, *range(0xD0, 0xD9)})
-"""JPEG's markers without a segment."""
+"""JPEG markers without a segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """Format and size of an image."""
-
     format: str
     width_px: int
     height_px: int
 
 
 def read_header(file: bytes, param: str, max_pixels: int = MAX_PIXELS) -> ImageHeader:
-    """Format and size of an image file, whatever it was said to be.
+    """Format and size of an image file, whatever its media type.
 
     Raises:
-        InvalidChat: it is no PNG, JPEG, WebP or GIF, or has too many pixels.
+        InvalidChat: the file is not a PNG, JPEG, WebP or GIF, or has too many pixels.
     """
     try:
         header = _read(file)
     except (struct.error, IndexError):
         header = None
     if header is None or not header.width_px or not header.height_px:
-        raise InvalidChat(f"{param} is no PNG, JPEG, WebP or GIF file", param=param, code="invalid_image")
+        raise InvalidChat(f"{param} is not a PNG, JPEG, WebP or GIF file", param=param, code="invalid_image")
     if header.width_px * header.height_px > max_pixels:
         size = f"{header.width_px} × {header.height_px} pixels"
         raise InvalidChat(f"{param} has {size}; send at most {max_pixels}", param=param, code="image_too_large")
@@ -61,12 +59,12 @@ def _read(file: bytes) -> ImageHeader | None:
 
 
 def _gif(file: bytes) -> ImageHeader | None:
-    """The screen, or its first frame where that reaches beyond it: decoders make room for both."""
+    """The screen, or its first frame if larger, since decoders allocate both."""
     width, height, packed = unpack_from("<HHB", file, 6)
     position, inside = 13 + _table_bytes(packed), False
     for _ in range(_MAX_BLOCKS):
         kind = file[position]
-        if inside:  # an extension, of which each piece begins with its length
+        if inside:  # an extension; each block begins with its length
             inside = kind != 0
             position += 1 + kind
         elif kind == 0x2C:
@@ -100,18 +98,18 @@ def _webp(file: bytes) -> ImageHeader | None:
 
 
 def _jpeg(file: bytes) -> ImageHeader | None:
-    """The largest of the sizes told before the picture begins: decoders differ in which of several they believe."""
+    """The largest size before the image data, since decoders differ in which of several they use."""
     position, width, height = 2, 0, 0
     for _ in range(_MAX_BLOCKS):
         if file[position] != 0xFF:
             return None
         marker = file[position + 1]
-        if marker == 0xDA:  # here the picture begins
+        if marker == 0xDA:  # image data
             return ImageHeader("jpeg", width, height)
         if marker in _SIZED:
             own_height, own_width = unpack_from(">HH", file, position + 5)
             width, height = max(width, own_width), max(height, own_height)
-        if marker == 0xFF:  # filling
+        if marker == 0xFF:  # padding
             position += 1
         elif marker in _BARE:
             position += 2

@@ -1,7 +1,7 @@
-"""Which images may be fetched, and from where: nothing that is not listed, and nothing private by a is_public name. Pure.
+"""Image URLs that may be fetched: only allowed hosts, and no private addresses of public names.
 
-A caller's address must not make the router reach what the caller cannot. So a host is compared as a whole, its address
-is checked after it was looked up (and is the one connected to), and nothing is followed that leads elsewhere.
+A client's URL must not make the router reach what the client cannot. Hosts are compared as a whole, the resolved
+address is checked and used for the connection, and redirects are not followed.
 """
 
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ from trimtab_protocol.chat.errors import InvalidChat
 
 MAX_URL_CHARACTERS: Final = 4096
 _TRANSLATED = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
-"""Addresses in which another one is wrapped that a gateway unwraps."""
+"""NAT64 prefixes, which embed an IPv4 address."""
 
 
 @dataclass(frozen=True, slots=True)
 class UrlTarget:
-    """An address that may be fetched; `own`: it is our own store's, wherever that is."""
+    """A URL that may be fetched; `trusted` if it has a trusted prefix."""
 
     url: str
     trusted: bool
 
 
 def parse_target(address: str, field: str, bounds: ImageLimits) -> UrlTarget:
-    """The target of a caller's address; raises InvalidChat where it may not be fetched."""
+    """Check a client's URL; InvalidChat if it may not be fetched."""
     parts = _split(address)
     if parts is None:
-        raise _refused(field, "is neither a data URL nor an http or https address")
+        raise _refused(field, "is neither a data URL nor an http or https URL")
     if any(_within(parts, store) for store in bounds.trusted_prefixes):
         return UrlTarget(address, trusted=True)
     if parts.hostname not in bounds.allowed_domains or _is_address(parts.hostname):
@@ -42,17 +42,17 @@ def parse_target(address: str, field: str, bounds: ImageLimits) -> UrlTarget:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one of the internet's, so that whoever sent it could reach it himself."""
-    found: IPv4Address | IPv6Address | None = ip_address(address)
-    if isinstance(found, IPv6Address):
-        if found.sixtofour is not None or found.teredo is not None or any(found in net for net in _TRANSLATED):
+    """Whether an IP address is globally reachable."""
+    ip: IPv4Address | IPv6Address | None = ip_address(address)
+    if isinstance(ip, IPv6Address):
+        if ip.sixtofour is not None or ip.teredo is not None or any(ip in net for net in _TRANSLATED):
             return False
-        found = found.ipv4_mapped or found
-    return found is not None and found.is_global and not found.is_multicast and not found.is_reserved
+        ip = ip.ipv4_mapped or ip
+    return ip is not None and ip.is_global and not ip.is_multicast and not ip.is_reserved
 
 
 def _is_address(host: str) -> bool:
-    """Whether a host is an IP address itself, which nobody looks up, so that nobody would check it."""
+    """Whether a host is an IP address, which is not resolved and therefore not checked."""
     try:
         ip_address(host)
     except ValueError:
@@ -74,9 +74,9 @@ def _split(address: str) -> SplitResult | None:
 def _within(parts: SplitResult, store: str) -> bool:
     own = urlsplit(store)
     path, prefix = normpath(unquote(parts.path)), own.path.rstrip("/") + "/"
-    here = (parts.scheme, parts.hostname, parts.port or SCHEME_PORTS[parts.scheme])
-    there = (own.scheme, own.hostname, own.port or SCHEME_PORTS[own.scheme])
-    return here == there and path.startswith(prefix) and parts.path.startswith(prefix)
+    origin = (parts.scheme, parts.hostname, parts.port or SCHEME_PORTS[parts.scheme])
+    trusted = (own.scheme, own.hostname, own.port or SCHEME_PORTS[own.scheme])
+    return origin == trusted and path.startswith(prefix) and parts.path.startswith(prefix)
 
 
 def _refused(field: str, why: str) -> InvalidChat:
@@ -84,5 +84,5 @@ def _refused(field: str, why: str) -> InvalidChat:
 
 
 def first_private(addresses: Sequence[str]) -> str | None:
-    """The first address of a host that is none of the internet's; None where all are."""
+    """The first address that is not public; None if all are."""
     return next((address for address in addresses if not is_public(address)), None)

@@ -1,4 +1,4 @@
-"""A chat between router and model server, as decision 41 has it: tensors there, events back. Pure."""
+"""Internal form of a chat between router and model server (decision 41): tensors in requests, events in responses."""
 
 import json
 import re
@@ -14,26 +14,26 @@ from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.tensors import Array
 
 MESSAGES, OPTIONS, IMAGES = stages.MESSAGES_INPUT, "options", stages.IMAGES_INPUT
-"""The inputs of a chat's pipeline; the last two may be left out."""
+"""Inputs of a chat pipeline; the last two are optional."""
 TEXT, FINISH_REASON, USAGE = "text", "finish_reason", "usage"
-"""Its outputs."""
+"""Outputs of a chat pipeline."""
 STORE_AS = "store_as"
-"""The parameter of a request to a stage that encodes which says under what name each row's embeddings are kept."""
+"""Request parameter of an encoder: the name under which the embeddings of a batch are stored."""
 
 
 PARTIAL_PREFILL = "partial_prefill"
-"""The fact about a model that writes which says whether it reads a prompt up to the first image that is missing."""
+"""Metadata of a generation model: whether it can prefill a prompt up to the first pending image."""
 
 
 _TENANT, _DEADLINE = "tenant", "deadline_seconds"
-"""The options that no caller says: whose a chat is, and within how many seconds its answer is due to begin."""
+"""Options set by the router only: the tenant, and the seconds until the first token is due."""
 _ROWS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
 _EMBEDDING_ID = re.compile(r"(?P<batch>.*/[^/]+)-(?P<row>[0-9]{1,9})", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What an answer took, in tokens; images and cached ones are of the prompt."""
+    """Token usage of a response; image and cached tokens are part of the prompt."""
 
     prompt: int = 0
     completion: int = 0
@@ -53,7 +53,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """More of an answer; tokens may come without text that is certain yet."""
+    """A chunk of a response; tokens may arrive before their text is complete."""
 
     text: str
     tokens: int = 1
@@ -62,7 +62,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class LastChunk:
-    """The end of an answer, with what was held back until then."""
+    """End of a response, with text that was held back."""
 
     text: str
     finish_reason: str
@@ -71,7 +71,7 @@ class LastChunk:
 
 @dataclass(frozen=True, slots=True)
 class StreamFailure:
-    """The end of an answer that is not whole; `image` where one of them is why."""
+    """Failure of a response; `image` is the index of the image that caused it, if any."""
 
     message: str
     code: int
@@ -81,48 +81,48 @@ class StreamFailure:
 Event = Chunk | LastChunk | StreamFailure
 
 
-def options_per_choice(asked: ChatRequest, *, tenant: str) -> list[dict[str, Any]]:
-    """The tensor `options` of each choice, as values: what was not asked for is left out."""
-    most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
+def options_per_choice(request: ChatRequest, *, tenant: str) -> list[dict[str, Any]]:
+    """The tensor `options` of each choice; absent options are omitted."""
+    max_tokens = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
     options = {
-        "max_tokens": most,
-        "min_tokens": asked.min_tokens,
-        "temperature": asked.temperature,
-        "top_p": asked.top_p,
-        "top_k": max(asked.top_k, 0) if asked.top_k is not None else None,
-        "stop": list(asked.stop) or None,
-        "ignore_eos": asked.ignore_eos or None,
-        "logprobs": asked.logprobs or None,
+        "max_tokens": max_tokens,
+        "min_tokens": request.min_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": max(request.top_k, 0) if request.top_k is not None else None,
+        "stop": list(request.stop) or None,
+        "ignore_eos": request.ignore_eos or None,
+        "logprobs": request.logprobs or None,
     }
-    asked_for = {name: value for name, value in options.items() if value is not None}
-    given = options_with_tenant(asked_for, tenant=tenant)
-    if asked.seed is None:
-        return [given] * asked.choices
-    return [given | {"seed": asked.seed + choice} for choice in range(asked.choices)]
+    present = {name: value for name, value in options.items() if value is not None}
+    base = options_with_tenant(present, tenant=tenant)
+    if request.seed is None:
+        return [base] * request.choices
+    return [base | {"seed": request.seed + choice} for choice in range(request.choices)]
 
 
 def options_with_tenant(options: Mapping[str, Any], *, tenant: str) -> dict[str, Any]:
-    """Options that say whose a chat is, whatever they said of it, and nothing of its urgency; no tenant is nobody's."""
-    kept = {name: value for name, value in options.items() if name not in (_TENANT, _DEADLINE)}
-    return kept | ({_TENANT: tenant} if tenant else {})
+    """Options with the router's tenant and without a deadline; an empty tenant is omitted."""
+    others = {name: value for name, value in options.items() if name not in (_TENANT, _DEADLINE)}
+    return others | ({_TENANT: tenant} if tenant else {})
 
 
 def options_with_deadline(options: bytes, left_seconds: float) -> bytes:
-    """A row of the tensor `options` that says how soon its answer is due to begin, whatever it said of that.
+    """A row of the tensor `options` with the time until its first token is due.
 
     Args:
-        options: as JSON; what is no JSON object is left as it is, for who reads it to refuse.
-        left_seconds: from now until then; below 0 where that is past.
+        options: JSON; anything but an object is returned unchanged and rejected by the replica.
+        left_seconds: time left; negative if the deadline has passed.
     """
     try:
-        given = json.loads(options)
+        fields = json.loads(options)
     except (ValueError, RecursionError):
         return options
-    return json.dumps(given | {_DEADLINE: round(left_seconds, 6)}).encode() if isinstance(given, dict) else options
+    return json.dumps(fields | {_DEADLINE: round(left_seconds, 6)}).encode() if isinstance(fields, dict) else options
 
 
 def message_values(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The tensor `messages`, as a value: words and places of images."""
+    """The tensor `messages`: text, and placeholders of images."""
     return [{"role": _role(message.role), "content": [*map(_part, message.content)]} for message in messages]
 
 
@@ -134,13 +134,15 @@ def _part(part: ContentPart) -> dict[str, str]:
     return {"type": "image"} if part.is_image else {"type": "text", "text": part.text or ""}
 
 
-def chat_tensors(asked: ChatRequest, images: Sequence[bytes], options: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
-    """The inputs of a chat, a row for each of its choices; the rows share what is the same."""
+def chat_tensors(
+    request: ChatRequest, images: Sequence[bytes], options: Sequence[Mapping[str, Any]]
+) -> dict[str, Array]:
+    """Inputs of a chat, one row per choice; rows share equal values."""
     rows = len(options)
-    messages = json.dumps(message_values(asked.messages), ensure_ascii=False, separators=(",", ":")).encode()
+    messages = json.dumps(message_values(request.messages), ensure_ascii=False, separators=(",", ":")).encode()
     inputs = {
         MESSAGES: bytes_tensor([messages] * rows),
-        OPTIONS: bytes_tensor([json.dumps(each).encode() for each in options]),
+        OPTIONS: bytes_tensor([json.dumps(row).encode() for row in options]),
     }
     if images:
         files = np.empty((rows, len(images)), dtype=object)
@@ -151,7 +153,7 @@ def chat_tensors(asked: ChatRequest, images: Sequence[bytes], options: Sequence[
 
 
 def responses_from_outputs(outputs: Mapping[str, Array]) -> list[LastChunk]:
-    """The whole answer of each row."""
+    """The complete response of each row."""
     return [
         LastChunk(text.decode(errors="replace"), reason.decode(errors="replace"), Usage.of(usage))
         for text, reason, usage in zip(outputs[TEXT], outputs[FINISH_REASON], outputs[USAGE], strict=True)
@@ -159,7 +161,7 @@ def responses_from_outputs(outputs: Mapping[str, Array]) -> list[LastChunk]:
 
 
 def outputs_from_response(text: str, last: LastChunk) -> dict[str, Array]:
-    """The outputs of one row from its pieces."""
+    """The outputs of one row."""
     return {
         TEXT: bytes_tensor([text.encode()]),
         FINISH_REASON: bytes_tensor([last.finish_reason.encode()]),
@@ -175,58 +177,60 @@ def bytes_tensor(elements: Sequence[bytes]) -> Array:
 
 
 def content_id(encoder: str, file_digest: str, rows: int) -> str:
-    """What an image is once it is encoded: equal where embeddings are equal.
+    """Identity of an encoded image: equal if embeddings are equal.
 
     Args:
-        encoder: what encodes, and with which weights.
-        file_digest: SHA-256 of the image's file, in hex.
-        rows: of its embeddings.
+        encoder: the encoder and its weights.
+        file_digest: SHA-256 of the image file, in hex.
+        rows: of the embedding.
     """
     return f"{encoder}:{file_digest}:{rows}"
 
 
 def encoder_of_content(content: str) -> str:
-    """What encoded an image; empty where its content does not say."""
+    """The encoder of a content id; empty if unknown."""
     return content.rsplit(":", 2)[0] if content.count(":") > 1 else ""
 
 
 def embedding_id(name: str, row: int) -> str:
-    """The name under which a replica keeps what it encodes of one row of a batch that came with the name."""
+    """Name under which a replica stores the embedding of one row of a batch."""
     return f"{name}-{row}"
 
 
 def expand_embedding_ids(names: str) -> list[str]:
-    """The names of several rows of one batch, which are written as ``KEEP-0,2,3``; or the one name that it is."""
+    """Names of several rows of one batch, written as ``NAME-0,2,3``; or a single name."""
     name, _, rows = names.rpartition("-")
     return [embedding_id(name, int(row)) for row in rows.split(",")] if _ROWS.fullmatch(rows) and name else [names]
 
 
 def group_embedding_urls(urls: Sequence[str]) -> dict[str, list[int]]:
-    """Where all that one batch left at one replica is pulled from at once, with the places of those in ``urls``."""
+    """One URL for all embeddings of a batch at a replica, with the indices of those in ``urls``."""
     batches: dict[str, list[tuple[str, int]]] = {}
-    for place, url in enumerate(urls):
-        kept = _EMBEDDING_ID.fullmatch(url)
-        batches.setdefault(kept["batch"] if kept else url, []).append((kept["row"] if kept else "", place))
+    for index, url in enumerate(urls):
+        match = _EMBEDDING_ID.fullmatch(url)
+        batches.setdefault(match["batch"] if match else url, []).append((match["row"] if match else "", index))
     return {
-        f"{batch}-{','.join(row for row, _ in each)}" if each[0][0] else batch: [place for _, place in each]
-        for batch, each in batches.items()
+        f"{batch}-{','.join(row for row, _ in rows)}" if rows[0][0] else batch: [index for _, index in rows]
+        for batch, rows in batches.items()
     }
 
 
 def parse_event(kind: str, data: bytes) -> Event:
-    """What one server-sent event says.
+    """Parse a server-sent event of a model server.
 
     Raises:
-        ProtocolError: nothing that decision 41 knows.
+        ProtocolError: the event is invalid.
     """
     try:
-        told = json.loads(data)
-        if kind == "error" or "error" in told:
-            return StreamFailure(str(told["error"]), int(told.get("code", 500)), told.get("image"))
-        if "finish_reason" in told:
-            usage = told["usage"]
+        event = json.loads(data)
+        if kind == "error" or "error" in event:
+            return StreamFailure(str(event["error"]), int(event.get("code", 500)), event.get("image"))
+        if "finish_reason" in event:
+            usage = event["usage"]
             counts = [usage[f"{name}_tokens"] for name in ("prompt", "completion", "image", "cached", "text")]
-            return LastChunk(str(told["text"]), str(told["finish_reason"]), Usage.of(counts))
-        return Chunk(str(told["text"]), int(told.get("tokens", 1)), told.get("logprob"))
+            return LastChunk(str(event["text"]), str(event["finish_reason"]), Usage.of(counts))
+        return Chunk(str(event["text"]), int(event.get("tokens", 1)), event.get("logprob"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ProtocolError(f"an event that is none of an answer: {data[:200].decode(errors='replace')}") from error
+        raise ProtocolError(
+            f"unknown event in the model server's stream: {data[:200].decode(errors='replace')}"
+        ) from error

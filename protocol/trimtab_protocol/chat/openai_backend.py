@@ -1,8 +1,8 @@
-"""A chat for an engine that speaks OpenAI's API itself, and what it streams back. Pure.
+"""Client side of the OpenAI chat API, for engines such as vLLM and SGLang.
 
-The other side of `inner`: the same tensors become a request to `/v1/chat/completions`, and its chunks become the same
-pieces. Only what engines take is said: `top_k`, `min_tokens` and `ignore_eos` are theirs beside OpenAI's fields, and
-`cache_salt` keeps apart what tenants leave in a cache of prompts.
+The tensors of `internal_wire` become a request to `/v1/chat/completions`, and its chunks become the same events.
+`top_k`, `min_tokens` and `ignore_eos` are engine extensions; `cache_salt` separates tenants in the engine's prefix
+cache.
 """
 
 import json
@@ -29,35 +29,35 @@ _COPIED_OPTIONS = (
     "seed",
 )
 _COMPLETE_REASONS = frozenset({"stop", "length", "content_filter"})
-"""Why an answer may end that is one; an engine that gave up says so by another reason."""
+"""Finish reasons of a complete response; other reasons indicate a failure of the engine."""
 
 
 def completion_request(model: str, inputs: Mapping[str, Array]) -> bytes:
-    """The body that asks for one chat, streamed and with what it took.
+    """Body of a streamed chat completion with usage.
 
     Args:
-        model: what the engine calls it.
-        inputs: ``messages`` [1], ``options`` [1] and ``images`` [1, images], the last two where there are any.
+        model: the engine's name of the model.
+        inputs: ``messages`` [1], ``options`` [1] and ``images`` [1, images]; the last two are optional.
 
     Raises:
-        ProtocolError: the tensors are no chat.
+        ProtocolError: the tensors are invalid.
     """
     images = [bytes(file) for file in inputs[IMAGES].reshape(-1)] if IMAGES in inputs else []
     options = _json(inputs[OPTIONS][0], OPTIONS) if OPTIONS in inputs else {}
     messages = _json(inputs[MESSAGES][0], MESSAGES)
     if not isinstance(options, dict) or not isinstance(messages, list):
         raise InvalidChat(f"{MESSAGES} must hold a JSON list, and {OPTIONS} a JSON object")
-    asked = {name: options[name] for name in _COPIED_OPTIONS if options.get(name) is not None}
-    if not asked.get("top_k"):
-        asked.pop("top_k", None)  # 0 means all of them, which engines write in different ways
+    request = {name: options[name] for name in _COPIED_OPTIONS if options.get(name) is not None}
+    if not request.get("top_k"):
+        request.pop("top_k", None)  # 0 means all tokens, which engines express in different ways
     if tenant := options.get("tenant"):
-        asked["cache_salt"] = str(tenant)
-    asked |= {"model": model, "stream": True, "stream_options": {"include_usage": True}}
-    # Images are joined once, at the end: as strings of one value they would be copied thrice, while all others wait.
-    return b"".join([_dumped(asked)[:-1], b',"messages":', *_shown(messages, images), b"}"])
+        request["cache_salt"] = str(tenant)
+    request |= {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+    # Images are joined once at the end, since json.dumps would copy them several times.
+    return b"".join([_json_bytes(request)[:-1], b',"messages":', *_messages_json(messages, images), b"}"])
 
 
-def _dumped(value: object) -> bytes:
+def _json_bytes(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -68,36 +68,36 @@ def _json(written: bytes, name: str) -> Any:
         raise InvalidChat(f"{name} must hold JSON", param=name) from error
 
 
-def _shown(messages: Sequence[Any], images: Sequence[bytes]) -> list[bytes]:
+def _messages_json(messages: Sequence[Any], images: Sequence[bytes]) -> list[bytes]:
     """The messages with each image at its place, as pieces of JSON."""
-    left, pieces = iter(images), [b"["]
+    remaining, parts = iter(images), [b"["]
     try:
         for turn, message in enumerate(messages):
-            pieces += [b"," * (turn > 0), b'{"role":', _dumped(message["role"]), b',"content":']
-            pieces += [*_content(message["content"], left), b"}"]
+            parts += [b"," * (turn > 0), b'{"role":', _json_bytes(message["role"]), b',"content":']
+            parts += [*_content_json(message["content"], remaining), b"}"]
     except StopIteration:
-        raise InvalidChat(f"{MESSAGES} show more images than the {len(images)} there are", param=MESSAGES) from None
+        raise InvalidChat(f"{MESSAGES} reference more than the {len(images)} images", param=MESSAGES) from None
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidChat(f"{MESSAGES} must be a list of roles with their content", param=MESSAGES) from error
-    if (more := sum(1 for _ in left)) > 0:
-        raise InvalidChat(f"{MESSAGES} show {more} fewer images than there are", param=MESSAGES)
-    return [*pieces, b"]"]
+    if (unused := sum(1 for _ in remaining)) > 0:
+        raise InvalidChat(f"{MESSAGES} do not reference {unused} of the images", param=MESSAGES)
+    return [*parts, b"]"]
 
 
-def _content(parts: Sequence[Mapping[str, Any]] | str, images: Iterator[bytes]) -> list[bytes]:
+def _content_json(parts: Sequence[Mapping[str, Any]] | str, images: Iterator[bytes]) -> list[bytes]:
     """Text alone as text: models that read nothing else have templates that take no list."""
     if isinstance(parts, str):
-        return [_dumped(parts)]
+        return [_json_bytes(parts)]
     if len(parts) == 1 and parts[0]["type"] == "text":
-        return [_dumped(str(parts[0]["text"]))]
-    pieces = [b"["]
-    for place, part in enumerate(parts):
-        pieces.append(b"," * (place > 0))
+        return [_json_bytes(str(parts[0]["text"]))]
+    encoded = [b"["]
+    for index, part in enumerate(parts):
+        encoded.append(b"," * (index > 0))
         if part["type"] == "image":
-            pieces += [b'{"type":"image_url","image_url":{"url":"', *_data_url(next(images)), b'"}}']
+            encoded += [b'{"type":"image_url","image_url":{"url":"', *_data_url(next(images)), b'"}}']
         else:
-            pieces.append(_dumped({"type": "text", "text": str(part["text"])}))
-    return [*pieces, b"]"]
+            encoded.append(_json_bytes({"type": "text", "text": str(part["text"])}))
+    return [*encoded, b"]"]
 
 
 def _data_url(file: bytes) -> tuple[bytes, bytes]:
@@ -105,10 +105,10 @@ def _data_url(file: bytes) -> tuple[bytes, bytes]:
 
 
 class ChunkParser:
-    """The pieces of one streamed answer, from its chunks.
+    """Parses the chunks of a streamed response.
 
     Args:
-        images: whether its chat shows any; of one without, all tokens of the prompt are text.
+        images: whether the chat has images; without, all prompt tokens are text.
     """
 
     def __init__(self, *, images: bool) -> None:
@@ -117,49 +117,49 @@ class ChunkParser:
         self._usage: Usage | None = None
 
     def read(self, _: str, data: bytes) -> list[Event]:
-        """What one server-sent event says; nothing, where it only says who speaks.
+        """Events of one server-sent event; empty for the role.
 
         Raises:
-            ProtocolError: it is no chunk, or the answer ended without a reason or without what it took.
+            ProtocolError: the chunk is invalid, or the response ended without finish_reason or usage.
         """
         if data.strip() == b"[DONE]":
             return [self._last()]
         try:
-            return list(self._said(json.loads(data)))
+            return list(self._events(json.loads(data)))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            shown = data[:200].decode(errors="replace")
-            raise ProtocolError(f"an event that is no chunk of a chat completion: {shown}") from error
+            excerpt = data[:200].decode(errors="replace")
+            raise ProtocolError(f"invalid chunk of a chat completion: {excerpt}") from error
 
-    def _said(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
+    def _events(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
         if chunk.get("error") or chunk.get("object") == "error":
-            why, code = parse_failure(chunk)
-            yield StreamFailure(why or "it did not say why", code)
+            message, code = parse_failure(chunk)
+            yield StreamFailure(message or "no reason given", code)
             return
         for choice in chunk["choices"]:
             text = (choice.get("delta") or {}).get("content") or ""
-            yield from _pieces(text, (choice.get("logprobs") or {}).get("content") or ())
+            yield from _chunks(text, (choice.get("logprobs") or {}).get("content") or ())
             self._finish_reason = str(choice.get("finish_reason") or self._finish_reason)
         if self._finish_reason and self._finish_reason not in _COMPLETE_REASONS:
-            yield StreamFailure(f"it ended its answer by {self._finish_reason!r}", 500)
+            yield StreamFailure(f"the engine ended its response with {self._finish_reason!r}", 500)
         if chunk.get("usage"):
-            self._usage = self._told(chunk["usage"])
+            self._usage = self._usage_of(chunk["usage"])
 
-    def _told(self, usage: Mapping[str, Any]) -> Usage:
+    def _usage_of(self, usage: Mapping[str, Any]) -> Usage:
         details, prompt = usage.get("prompt_tokens_details") or {}, int(usage["prompt_tokens"])
         image = int(details.get("image_tokens") or 0)
-        text = 0 if self._images and not image else prompt - image  # of which nobody told which are which
+        text = 0 if self._images and not image else prompt - image  # 0 if the engine does not report image tokens
         return Usage(prompt, int(usage["completion_tokens"]), image, int(details.get("cached_tokens") or 0), text)
 
     def _last(self) -> LastChunk:
         if not self._finish_reason:
-            raise ProtocolError("an answer that ended without a finish_reason")
+            raise ProtocolError("the response ended without a finish_reason")
         if self._usage is None:
-            raise ProtocolError("an answer that did not say what it took: its engine must heed stream_options")
+            raise ProtocolError("the response has no usage: the engine must support stream_options")
         return LastChunk("", self._finish_reason, self._usage)
 
 
-def _pieces(text: str, tokens: Sequence[Mapping[str, Any]]) -> Iterator[Chunk]:
-    """A piece for each token where their texts are known; else one, as likely as all its tokens together."""
+def _chunks(text: str, tokens: Sequence[Mapping[str, Any]]) -> Iterator[Chunk]:
+    """One chunk per token if their texts are known; else one chunk with the tokens' total probability."""
     if "".join(str(token["token"]) for token in tokens) == text and tokens:
         yield from (Chunk(str(token["token"]), 1, float(token["logprob"])) for token in tokens)
     elif tokens:
@@ -168,9 +168,9 @@ def _pieces(text: str, tokens: Sequence[Mapping[str, Any]]) -> Iterator[Chunk]:
         yield Chunk(text)
 
 
-def parse_failure(told: Mapping[str, Any]) -> tuple[str, int]:
-    """What an error says, empty where it says nothing, and its HTTP status; 500 where it names none."""
-    error = told.get("error") or told
+def parse_failure(body: Mapping[str, Any]) -> tuple[str, int]:
+    """Message and HTTP status of an error; empty and 500 if absent."""
+    error = body.get("error") or body
     if not isinstance(error, Mapping):
         return str(error), 500
     code = error.get("code")

@@ -1,7 +1,7 @@
-"""What a chat completion is asked for: read leniently, since clients add fields, and refused by name where not done.
+"""Chat completion requests: lenient parsing, with errors for unsupported fields.
 
-Unknown fields are ignored. What would change the answer and is not done here is refused, so that nobody takes an answer
-for what it is not. Only the first thing wrong with a list is told, so that no more of it is looked at. Pure.
+Unknown fields are ignored. Unsupported fields that would change the response are rejected. Only the first error of a
+list is reported, so that parsing an invalid request is cheap.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from trimtab_protocol.chat.errors import InvalidChat, not_supported
 MAX_CHOICES = 8
 MAX_MESSAGES = 1024
 MAX_PARTS = 4096
-"""Of all messages together: each costs a router some microseconds, and others wait for as long."""
+"""Of all messages together, which bounds the parsing time."""
 MAX_STOPS = 4
 _SEEDS = 2**63
 _IMAGE_TYPES = {"image_url", "input_image", "image"}
@@ -27,14 +27,14 @@ class _LenientModel(BaseModel):
 
 
 class ImageUrl(_LenientModel):
-    """Where an image is: a data URL, or an address."""
+    """A data URL or an http(s) URL."""
 
     url: str = Field(min_length=1)
     detail: str | None = None
 
 
 def _as_url(written: object) -> object:
-    """Some clients write the address itself."""
+    """Accept a plain string as URL."""
     return {"url": written} if isinstance(written, str) else written
 
 
@@ -42,7 +42,7 @@ ImageField = Annotated[ImageUrl, BeforeValidator(_as_url)]
 
 
 class ContentPart(_LenientModel):
-    """A piece of a message."""
+    """A content part of a message."""
 
     type: str = Field(max_length=64)
     text: str | None = None
@@ -51,12 +51,11 @@ class ContentPart(_LenientModel):
 
     @property
     def is_image(self) -> bool:
-        """Whether it is an image."""
         return self.type in _IMAGE_TYPES
 
     @property
     def url(self) -> str | None:
-        """Where its image is."""
+        """URL of its image."""
         where = self.image_url or self.image
         return where.url if where is not None else None
 
@@ -68,7 +67,7 @@ def _as_parts(content: object) -> object:
 
 
 class Message(_LenientModel):
-    """One turn of the chat."""
+    """A message of the chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[tuple[ContentPart, ...], FailFast(), BeforeValidator(_as_parts)] = ()
@@ -76,7 +75,7 @@ class Message(_LenientModel):
 
 
 class StreamOptions(_LenientModel):
-    """How an answer in parts is told."""
+    """Options of a streamed response."""
 
     include_usage: bool | None = None
 
@@ -88,20 +87,20 @@ def _as_stops(written: object) -> object:
 
 
 def _require_bounded(messages: object) -> object:
-    """Messages as they are, once they are counted: no part of too many is looked at."""
+    """Reject too many messages or parts before they are parsed."""
     if not isinstance(messages, list):
         return messages
     contents = [message.get("content") for message in messages if isinstance(message, dict)]
     parts = sum(len(content) for content in contents if isinstance(content, list))
-    for what, found, most in (("messages", len(messages), MAX_MESSAGES), ("parts", parts, MAX_PARTS)):
-        if found > most:
-            told = {"found": found, "what": what, "most": most}
-            raise PydanticCustomError("too_long", "the chat has {found} {what}; send at most {most}", told)
+    for item, count, limit in (("messages", len(messages), MAX_MESSAGES), ("parts", parts, MAX_PARTS)):
+        if count > limit:
+            context = {"count": count, "item": item, "limit": limit}
+            raise PydanticCustomError("too_long", "the chat has {count} {item}; send at most {limit}", context)
     return messages
 
 
 class ChatRequest(_LenientModel):
-    """The fields that are honoured; the others are in `_UnsupportedFields`, or ignored."""
+    """Supported fields; others are rejected in `_UnsupportedFields`, or ignored."""
 
     model: str = Field(max_length=256)
     messages: Annotated[tuple[Message, ...], Field(min_length=1), FailFast(), BeforeValidator(_require_bounded)]
@@ -127,32 +126,31 @@ class ChatRequest(_LenientModel):
 
     @property
     def choices(self) -> int:
-        """How many answers are wanted."""
+        """Number of responses."""
         return self.n or 1
 
     @property
     def streams(self) -> bool:
-        """Whether the answer is wanted in parts."""
         return bool(self.stream)
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream is to end with what it took."""
+        """Whether a stream ends with usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     def image_urls(self) -> list[tuple[str, str]]:
-        """Of each image, in order, the field it stands in and where it is."""
+        """Field and URL of each image, in order."""
         return [
-            (f"messages[{turn}].content[{place}].image_url", part.url)
+            (f"messages[{turn}].content[{index}].image_url", part.url)
             for turn, message in enumerate(self.messages)
-            for place, part in enumerate(message.content)
+            for index, part in enumerate(message.content)
             if part.is_image and part.url is not None
         ]
 
 
 class _UnsupportedFields(_LenientModel):
-    """Fields that would change the answer; whatever asks for nothing is let pass."""
+    """Fields that would change the response; values without effect are accepted."""
 
     tools: Any = None
     functions: Any = None
@@ -182,29 +180,29 @@ _ACCEPTED_VALUES: dict[str, Sequence[Any]] = {
 
 
 def parse_chat_request(body: bytes) -> ChatRequest:
-    """Read a chat completion's request, its images lifted out of it.
+    """Parse a chat completion request without data URLs.
 
     Raises:
-        InvalidChat: naming the field that is wrong, missing or not supported.
+        InvalidChat: a field is invalid, missing or not supported.
     """
     try:
-        asked = _FullRequest.model_validate_json(body)
+        request = _FullRequest.model_validate_json(body)
     except ValidationError as error:
         raise _invalid(error) from error
     for name in _UnsupportedFields.model_fields:
-        given = getattr(asked, name)
-        if given and given not in _ACCEPTED_VALUES.get(name, ()):
-            raise not_supported(name, "leave it out")
-    for turn, message in enumerate(asked.messages):
+        value = getattr(request, name)
+        if value and value not in _ACCEPTED_VALUES.get(name, ()):
+            raise not_supported(name, "remove it")
+    for turn, message in enumerate(request.messages):
         _check_message(f"messages[{turn}]", message)
-    return asked
+    return request
 
 
 def _check_message(where: str, message: Message) -> None:
     if message.tool_calls:
-        raise not_supported(f"{where}.tool_calls", "leave it out")
-    for place, part in enumerate(message.content):
-        field = f"{where}.content[{place}]"
+        raise not_supported(f"{where}.tool_calls", "remove it")
+    for index, part in enumerate(message.content):
+        field = f"{where}.content[{index}]"
         if part.type in _TEXT_TYPES:
             if part.text is None:
                 raise InvalidChat(f"{field}.text is missing", param=f"{field}.text")

@@ -1,4 +1,4 @@
-"""Answers in the form of OpenAI's API: whole ones, parts, errors, the list of model_list. Pure."""
+"""Chat completion responses of the OpenAI API: complete responses, chunks, errors and the list of models."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ Json = dict[str, Any]
 _json_string = json.JSONEncoder(ensure_ascii=False).encode
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": \n\n"
-"""A comment, which readers skip."""
+"""A comment, which clients skip."""
 STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -28,27 +28,27 @@ _BY_REASON = {"UnknownModel": "model_not_found", "PayloadTooLarge": "request_too
 
 @dataclass(frozen=True, slots=True)
 class ResponseHeader:
-    """What all parts of an answer have in common; `created` in seconds since 1970."""
+    """Common fields of a response's chunks; `created` in Unix seconds."""
 
     id: str
     model: str
     created: int
 
     def fields(self, kind: str) -> Json:
-        """As the first fields of an object of that kind."""
+        """First fields of an object of a kind."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One whole answer, with the tokens it was told in where their probabilities are wanted."""
+    """A complete response, with its tokens if their probabilities are requested."""
 
     response: LastChunk
     chunks: Sequence[Chunk] | None = None
 
 
 def completion(heading: ResponseHeader, choices: Sequence[Choice]) -> Json:
-    """A whole answer."""
+    """A complete response."""
     return heading.fields("chat.completion") | {
         "choices": [
             {
@@ -64,12 +64,12 @@ def completion(heading: ResponseHeader, choices: Sequence[Choice]) -> Json:
 
 
 def dry_run_response(heading: ResponseHeader, took: Usage) -> Json:
-    """What a chat would take: an answer without any choice."""
+    """Token usage of a chat without a response."""
     return heading.fields("chat.completion") | {"choices": [], "usage": usage([took])}
 
 
 def usage(each: Sequence[Usage]) -> Json:
-    """What all choices took together: their prompt is one."""
+    """Total usage of all choices; the prompt is counted once."""
     prompt = max((one.prompt for one in each), default=0)
     completion_tokens = sum(one.completion for one in each)
     return {
@@ -85,12 +85,12 @@ def usage(each: Sequence[Usage]) -> Json:
 
 
 class ChunkWriter:
-    """The parts of one answer as server-sent events, in the order in which they are to be sent.
+    """Encodes the chunks of one response as server-sent events.
 
     Args:
-        heading: of all parts.
-        includes_usage: whether the last part says what the answer took; the others then say that they do not.
-        logprobs: whether tokens come with their probabilities.
+        heading: common fields.
+        includes_usage: whether the last chunk has the usage; the others then have null.
+        logprobs: whether tokens have their probabilities.
     """
 
     def __init__(self, heading: ResponseHeader, *, includes_usage: bool, logprobs: bool) -> None:
@@ -99,14 +99,14 @@ class ChunkWriter:
         self._tells_usage = includes_usage
         self._logprobs = logprobs
         self._around: dict[int, tuple[bytes, bytes]] = {}
-        """What stands around a piece's words, which alone differ from piece to piece."""
+        """The constant JSON around the text of a chunk."""
 
     def first(self, choice: int) -> bytes:
-        """Who speaks."""
+        """The role."""
         return self._chunk(choice, {"role": "assistant", "content": "", "refusal": None})
 
     def chunk(self, choice: int, piece: Chunk) -> bytes:
-        """More words; none at all where there are none yet."""
+        """More text; empty without text."""
         if self._logprobs:
             return self._chunk(choice, {"content": piece.text}, pieces=[piece])
         if not piece.text:
@@ -118,12 +118,12 @@ class ChunkWriter:
         return b"".join((before, _json_string(piece.text).encode(), after))
 
     def last(self, choice: int, answer: LastChunk) -> bytes:
-        """What was held back, and why there is no more."""
-        held = self._chunk(choice, {"content": answer.text}) if answer.text else b""
-        return held + self._chunk(choice, {}, finish_reason=answer.finish_reason)
+        """Text that was held back, and the finish reason."""
+        rest = self._chunk(choice, {"content": answer.text}) if answer.text else b""
+        return rest + self._chunk(choice, {}, finish_reason=answer.finish_reason)
 
     def end(self, each: Sequence[Usage]) -> bytes:
-        """Nothing comes any more."""
+        """End of the stream."""
         if not self._tells_usage:
             return DONE
         return sse_event(self._fields | {"choices": [], "usage": usage(each)}) + DONE
@@ -132,38 +132,38 @@ class ChunkWriter:
         self, choice: int, delta: Json, *, finish_reason: str | None = None, pieces: Sequence[Chunk] | None = None
     ) -> bytes:
         logprobs = _logprobs(pieces) if pieces is not None else None
-        told = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return sse_event(self._fields | {"choices": [told]} | self._without)
+        entry = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return sse_event(self._fields | {"choices": [entry]} | self._without)
 
 
 def error_body(
     status: int, message: str, *, reason: str = "", param: str | None = None, code: str | None = None
 ) -> Json:
-    """Why there is no answer, or no more of it.
+    """Error object of a response or stream.
 
     Args:
-        status: HTTP's.
-        message: for people.
-        reason: for programs, where `code` says nothing.
-        param: the field at fault.
-        code: for programs, as OpenAI names it.
+        status: HTTP status.
+        message: for users.
+        reason: for programs, used if there is no code.
+        param: the invalid field.
+        code: OpenAI's error code.
     """
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code or _BY_REASON.get(reason, reason)}}
 
 
 def sse_event(content: Json) -> bytes:
-    """One server-sent sse_event."""
+    """A server-sent event."""
     return b"data: " + json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
 
 
 def model_entry(name: str, created: int) -> Json:
-    """A model_entry as `/v1/models` tells of it."""
+    """A model in `/v1/models`."""
     return {"id": name, "object": "model", "created": created, "owned_by": "trimtab"}
 
 
 def model_list(each: Sequence[Json]) -> Json:
-    """All of them."""
+    """The response of `/v1/models`."""
     return {"object": "list", "data": list(each)}
 
 

@@ -173,10 +173,9 @@ class TaskStore:
     async def _free_index(self, stage: Stage) -> int:
         """First index that no task of any variant of a stage has."""
         variants = [await self._router.model_metadata(stage.name, variant.name) for variant in stage.variants]
-        parameters = (len(parse_tasks(replica)) for metadata in variants for replica in metadata.values())
-        stored = (
-            t.index + 1 for (owner, _), tasks in self.tasks.items() if owner == stage.name for t in tasks.values()
-        )
+        loaded = (len(parse_tasks(replica)) for metadata in variants for replica in metadata.values())
+        registered = (tasks for (owner, _), tasks in self.tasks.items() if owner == stage.name)
+        stored = (task.index + 1 for tasks in registered for task in tasks.values())
         removed = await asyncio.to_thread(self._removed_indices, stage.name)
         return max([*loaded, *stored, *removed], default=0)
 

@@ -51,7 +51,7 @@ def fatal() -> InferRequest:
     return a_chat("colocated", "What is 3+4?", max_tokens=FATAL_TOKENS)
 
 
-async def test_where_an_engine_failed_itself_nobody_is_told_to_come(monkeypatch, fatal):
+async def test_replica_with_failed_engine_is_not_ready(monkeypatch, fatal):
     monkeypatch.setattr("trimtab_model_servers.chat.chat_model.EngineCore", Mortal)
     host = ModelRegistry(expected={"colocated"})
     port = DataPort(host)
@@ -78,7 +78,7 @@ async def test_where_an_engine_failed_itself_nobody_is_told_to_come(monkeypatch,
         host.worker.close()
 
 
-async def test_a_replica_whose_engine_failed_itself_ends(start, tmp_path, fatal):
+async def test_replica_with_failed_engine_ends(start, tmp_path, fatal):
     write_models([a_chat_spec("colocated", parameters=SMALL)], tmp_path)
     running = start(tmp_path, serve_mortal)
     assert isinstance(running, Replica), running

@@ -45,7 +45,7 @@ async def keeping(tls: ssl.SSLContext | None, **other: str) -> AsyncIterator[str
     await runner.cleanup()
 
 
-async def test_who_shows_a_certificate_of_the_same_authority_is_given_them(tmp_path: Path) -> None:
+async def test_client_with_trusted_certificate_fetches_embeddings(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "ca").begin()
     own, strange = (Authority(tmp_path / name).begin() for name in ("own", "strange"))
     encoder = MutualTls(Holder(tmp_path / "encode").take(authority, authority).identity())
@@ -73,7 +73,7 @@ async def test_who_shows_a_certificate_of_the_same_authority_is_given_them(tmp_p
         ({"Checksum": f"{zlib.crc32(EMBEDDINGS[:2].tobytes()):08x}"}, "image 5: its checksum differs"),
     ],
 )
-async def test_what_is_not_what_was_told_is_refused_by_its_image(told: dict[str, str], why: str) -> None:
+async def test_unexpected_embeddings_are_rejected_by_image(told: dict[str, str], why: str) -> None:
     async with keeping(None, **told) as url:
         client = EmbeddingClient()
         with pytest.raises(ImageRefusal, match=why):

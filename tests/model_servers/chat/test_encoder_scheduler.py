@@ -84,7 +84,7 @@ def show(encoding: EncoderScheduler, file: bytes, tenant: str = "") -> "asyncio.
     return asyncio.create_task(rows())
 
 
-async def test_many_who_show_the_same_image_have_it_encoded_once(eye: Eye, encoding: EncoderScheduler):
+async def test_identical_images_are_encoded_once(eye: Eye, encoding: EncoderScheduler):
     shown = await asyncio.gather(*(show(encoding, b"a") for _ in range(20)))
 
     assert eye.batches == [1]
@@ -99,7 +99,7 @@ async def test_tenants_share_nothing(eye: Eye, encoding: EncoderScheduler):
     assert eye.batches == [1, 1]
 
 
-async def test_images_that_wait_are_encoded_together(eye: Eye, encoding: EncoderScheduler):
+async def test_queued_images_are_encoded_in_a_batch(eye: Eye, encoding: EncoderScheduler):
     shown = [await hold(eye, encoding, b"a"), *(show(encoding, bytes([number])) for number in range(5))]
     await until(lambda: encoding.queued == 5)
     eye.gate.set()
@@ -108,7 +108,7 @@ async def test_images_that_wait_are_encoded_together(eye: Eye, encoding: Encoder
     assert eye.batches == [1, 4, 1]
 
 
-async def test_an_image_that_fails_takes_none_with_it(eye: Eye, encoding: EncoderScheduler):
+async def test_failed_image_does_not_fail_its_batch(eye: Eye, encoding: EncoderScheduler):
     shown = [await hold(eye, encoding, b"a"), *(show(encoding, file) for file in (b"b", b"", b"c"))]
     await until(lambda: encoding.queued == 3)
     eye.gate.set()
@@ -118,7 +118,7 @@ async def test_an_image_that_fails_takes_none_with_it(eye: Eye, encoding: Encode
     assert encoding.in_flight == encoding.counters.pending_tokens == 0
 
 
-async def test_what_nobody_waits_for_any_more_is_not_encoded(eye: Eye, encoding: EncoderScheduler):
+async def test_abandoned_image_is_not_encoded(eye: Eye, encoding: EncoderScheduler):
     first, others = await hold(eye, encoding, b"a"), [show(encoding, b"b") for _ in range(2)]
     await until(lambda: encoding.queued == 1)
     for other in others:
@@ -132,7 +132,7 @@ async def test_what_nobody_waits_for_any_more_is_not_encoded(eye: Eye, encoding:
     assert encoding.counters.pending_tokens == 0
 
 
-def test_a_cache_never_holds_more_than_its_bytes_and_gives_up_the_least_used():
+def test_cache_is_bounded_and_evicts_least_recently_used():
     cache, rows = EmbeddingCache(2 * 3 * ROW_BYTES), ImageEmbedding(torch.zeros(3, 2))
     for name in "abc":
         cache.put(("", name, True), rows)
@@ -144,7 +144,7 @@ def test_a_cache_never_holds_more_than_its_bytes_and_gives_up_the_least_used():
     assert cache.bytes == 2 * 3 * ROW_BYTES
 
 
-async def test_what_is_kept_is_given_once_and_freed():
+async def test_stored_embedding_is_taken_once_and_freed():
     kept, held = EmbeddingStore(100), StoredEmbedding(torch.zeros(3, 2), "d")
     waiting = asyncio.create_task(kept.take(["a"]))
     await asyncio.sleep(0)
@@ -154,7 +154,7 @@ async def test_what_is_kept_is_given_once_and_freed():
     assert (kept.bytes, len(kept)) == (0, 0)
 
 
-async def test_several_are_given_together_or_none_is():
+async def test_names_are_taken_together_or_not_at_all():
     kept, held = EmbeddingStore(100), [StoredEmbedding(torch.zeros(3, 2), name) for name in "ab"]
     for name, one in zip("ab", held, strict=True):
         kept.expect(name)
@@ -168,7 +168,7 @@ async def test_several_are_given_together_or_none_is():
     assert kept.bytes == 0
 
 
-async def test_what_nobody_pulls_is_freed_in_time_and_too_much_is_refused():
+async def test_stored_embeddings_expire_and_are_bounded():
     kept = EmbeddingStore(30, ttl_seconds=0.02)
     kept.expect("a")
     kept.expect("b")
@@ -182,7 +182,7 @@ async def test_what_nobody_pulls_is_freed_in_time_and_too_much_is_refused():
     assert (kept.bytes, len(kept)) == (0, 0)
 
 
-async def test_what_comes_once_its_name_was_dropped_is_not_kept():
+async def test_embedding_for_dropped_name_is_not_stored():
     kept = EmbeddingStore(100)
     kept.expect("a")
     kept.drop("a")
@@ -190,7 +190,7 @@ async def test_what_comes_once_its_name_was_dropped_is_not_kept():
     assert (kept.bytes, len(kept)) == (0, 0)
 
 
-async def test_who_asks_in_vain_and_leaves_leaves_nothing():
+async def test_cancelled_wait_leaves_nothing():
     kept = EmbeddingStore(100)
     waiting = asyncio.create_task(kept.take(["never"]))
     await asyncio.sleep(0)
@@ -199,7 +199,7 @@ async def test_who_asks_in_vain_and_leaves_leaves_nothing():
     assert len(kept) == 0
 
 
-async def test_who_asks_for_what_was_dropped_or_given_is_told_at_once_and_nothing_is_left():
+async def test_dropped_or_fetched_name_fails_at_once():
     """The one who wanted it left, and whoever pulls for him does not know it yet."""
     kept = EmbeddingStore(100)
     for name in ("dropped", "given"):
@@ -218,7 +218,7 @@ async def test_who_asks_for_what_was_dropped_or_given_is_told_at_once_and_nothin
     assert (kept.bytes, len(kept)) == (0, 0)
 
 
-async def test_names_that_were_dropped_are_not_known_without_bound(monkeypatch):
+async def test_number_of_remembered_dropped_names_is_bounded(monkeypatch):
     monkeypatch.setattr(keyed_futures, "MAX_NAMES", 2)
     kept = EmbeddingStore(100)
     for name in ("a", "b", "c"):
@@ -229,7 +229,7 @@ async def test_names_that_were_dropped_are_not_known_without_bound(monkeypatch):
         kept.expect("b")
 
 
-async def test_who_waits_for_a_name_learns_that_it_was_dropped_or_is_late():
+async def test_waiting_request_fails_if_name_is_dropped_or_late():
     kept = EmbeddingStore(100, ttl_seconds=0.02)
     waiting = asyncio.create_task(kept.take(["a"]))
     await asyncio.sleep(0)
@@ -242,7 +242,7 @@ async def test_who_waits_for_a_name_learns_that_it_was_dropped_or_is_late():
 
 
 @pytest.mark.parametrize("after", [False, True])
-async def test_what_is_kept_under_further_names_is_given_once_by_each_and_counts_once(after):
+async def test_shared_embedding_is_taken_once_per_name_and_counts_once(after):
     kept, held = EmbeddingStore(30), StoredEmbedding(torch.zeros(3, 2), "d")
     kept.expect("a")
     if after:
@@ -257,7 +257,7 @@ async def test_what_is_kept_under_further_names_is_given_once_by_each_and_counts
     assert (kept.bytes, len(kept)) == (0, 0)
 
 
-async def test_what_was_not_kept_leaves_no_further_name():
+async def test_failed_name_leaves_no_further_name():
     kept = EmbeddingStore(100)
     kept.expect("a")
     kept.add_names("a", ["b"])

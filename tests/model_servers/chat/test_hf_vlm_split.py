@@ -37,7 +37,7 @@ def same(found: list[torch.nn.Parameter], expected: dict[str, torch.Tensor]) -> 
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("from_folder", [False, True])
-def test_a_part_holds_its_half_and_none_of_the_other(name, from_folder, tmp_path):
+def test_part_holds_only_its_own_weights(name, from_folder, tmp_path):
     model = a_model(name)
     address = str(stored(name, tmp_path, model)) if from_folder else "random://?seed=1"
     of_model = dict(model.named_parameters())
@@ -52,7 +52,7 @@ def test_a_part_holds_its_half_and_none_of_the_other(name, from_folder, tmp_path
         assert not any(weights.requires_grad for weights in parameters_within(part))
 
 
-def test_a_stored_model_whose_head_is_its_embedding_is_read_by_halves(tmp_path):
+def test_model_with_tied_embeddings_is_loaded_by_parts(tmp_path):
     shape = CONFIGS["internvl3-8b"]("tiny")
     config = shape.config()
     config.tie_word_embeddings = True
@@ -68,7 +68,7 @@ def test_a_stored_model_whose_head_is_its_embedding_is_read_by_halves(tmp_path):
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_the_bytes_see_nearly_the_same_and_embeddings_travel_in_full(name, dtype, tmp_path):
+def test_half_precision_encoder_returns_similar_fp32_embeddings(name, dtype, tmp_path):
     address = str(stored(name, tmp_path))
     exact, halved = built(name, "encode", address).encoder, built(name, "encode", address, dtype=dtype).encoder
     assert exact is not None
@@ -85,7 +85,7 @@ def test_half_the_bytes_see_nearly_the_same_and_embeddings_travel_in_full(name, 
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-async def test_a_model_of_half_the_bytes_writes(name, dtype):
+async def test_half_precision_model_generates(name, dtype):
     spec = a_chat_spec("colocated", family=f"{name}/colocated", parameters=TINY | {"dtype": dtype})
     hosted = load_chat(spec, BatchWorker())
     assert isinstance(hosted, ChatModel)
@@ -98,14 +98,14 @@ async def test_a_model_of_half_the_bytes_writes(name, dtype):
     assert int(answer.outputs[2].array[0][1]) == 4
 
 
-def test_a_gpu_that_is_not_there_is_missed_by_name(monkeypatch):
+def test_missing_gpu_is_reported(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ModelError, match="device is 'cuda', but torch finds no GPU; set 'cpu' or 'auto'"):
         built("internvl3-8b", "encode", device="cuda")
     assert built("internvl3-8b", "encode", device="auto").facts["device"] == "cpu"
 
 
-def test_a_gpu_that_is_asked_for_is_used_where_there_is_one_and_never_left_idle(monkeypatch):
+def test_requested_gpu_is_used_or_rejected_if_idle(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     published: dict[str, Any] = {"family": "internvl3-8b/encode", "parameters": TINY}
     assert build(a_chat_spec("encode", **published, gpus=1)).facts["device"] == "cpu"
@@ -121,7 +121,7 @@ def test_a_gpu_that_is_asked_for_is_used_where_there_is_one_and_never_left_idle(
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", CONFIGS)
-async def test_on_a_gpu_a_chat_is_answered_from_there(name):
+async def test_chat_is_generated_on_the_gpu(name):
     spec = a_chat_spec("colocated", family=f"{name}/colocated", parameters=TINY | {"device": "cuda"})
     hosted = load_chat(spec, BatchWorker())
     assert isinstance(hosted, ChatModel)

@@ -19,7 +19,7 @@ def arrived(image: int, **changes) -> ArrivedImage:
 
 
 @pytest.mark.parametrize("before", [False, True])
-async def test_who_waits_is_told_whichever_comes_first(before):
+async def test_image_may_arrive_before_or_after_its_chat(before):
     pending = PendingImages()
     if before:
         pending.resolve("chat", [arrived(3)])
@@ -33,7 +33,7 @@ async def test_who_waits_is_told_whichever_comes_first(before):
 
 
 @pytest.mark.parametrize("other", [{"rows": 5}, {"digest": "e"}])
-async def test_an_image_that_is_not_what_was_announced_is_refused_by_its_number(other):
+async def test_image_that_differs_from_announced_one_is_rejected(other):
     pending = PendingImages()
     pending.resolve("chat", [arrived(3, **other)])
     with pytest.raises(ImageRefusal, match=r"image 3: it has .*; announced were 4 rows, 'd'"):
@@ -41,7 +41,7 @@ async def test_an_image_that_is_not_what_was_announced_is_refused_by_its_number(
     assert len(pending) == 0
 
 
-async def test_who_waits_in_vain_is_told_so_and_nothing_is_left():
+async def test_image_that_never_arrives_fails_and_leaves_nothing():
     pending = PendingImages(ttl_seconds=0.02)
     with pytest.raises(ImageRefusal, match="image 1"):
         await pending.wait("chat", 1, ANNOUNCED)
@@ -57,7 +57,7 @@ async def test_who_waits_in_vain_is_told_so_and_nothing_is_left():
 @pytest.mark.parametrize(
     "body", [b"{}", b'[{"image": -1, "url": "%s", "rows": 4}]' % URL.encode(), b'[{"image": 0, "url": "blank:"}]']
 )
-def test_what_is_told_wrongly_is_refused(body: bytes):
+def test_invalid_notification_is_rejected(body: bytes):
     with pytest.raises(RefusalError, match="references"):
         read_arrived(body)
     with pytest.raises(RefusalError, match="of"):

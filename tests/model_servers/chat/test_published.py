@@ -97,7 +97,7 @@ def alone(name: str, content: list[dict[str, str]], photos: list[bytes], tokens:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-async def test_answers_are_those_of_generate(name):
+async def test_outputs_equal_generate(name):
     hosted = loaded(name)
     worker = BatchWorker()
     for photos in ([], [a_photo(*SIZES[1])], [a_photo(*size) for size in SIZES[:2]]):
@@ -113,7 +113,7 @@ def told(hosted: ChatModel, ids: list[int]) -> str:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-async def test_images_among_words_are_answered_as_by_generate(name, tmp_path):
+async def test_interleaved_images_equal_generate(name, tmp_path):
     model, photos = a_model(name, gates=1.0), [a_photo(*size) for size in SIZES[:2]]
     hosted = loaded(name, storageUri=str(stored(name, tmp_path, model)))
     for content in INTERLEAVED:
@@ -127,7 +127,7 @@ async def test_images_among_words_are_answered_as_by_generate(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_published_size_counts_as_the_published_rule_does(name):
+def test_published_size_counts_tokens_by_its_rule(name):
     rule = CONFIGS[name]("published").token_rule
 
     assert [rule.count(*size) for size in SIZES] == [RULES[RULE_OF[name]].count(*size) for size in SIZES]
@@ -147,7 +147,7 @@ def stored(name: str, folder: Path, model: Any = None) -> Path:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-async def test_a_stored_model_answers_as_it_did_before_it_was_stored(name, tmp_path):
+async def test_stored_model_equals_the_original(name, tmp_path):
     folder = stored(name, tmp_path / name)
     assert len(list(folder.glob("*.safetensors"))) > 1
     spec = a_chat_spec("colocated", family=f"{name}/colocated", parameters=TINY, storageUri=str(folder))
@@ -171,7 +171,7 @@ async def test_a_stored_model_answers_as_it_did_before_it_was_stored(name, tmp_p
     await before.close()
 
 
-def test_what_is_no_such_model_is_refused_by_name(tmp_path):
+def test_folder_of_another_model_is_rejected(tmp_path):
     (tmp_path / "own.safetensors").touch()
     folder, others = stored("internvl3-8b", tmp_path / "colocated"), stored("llava-onevision-7b", tmp_path / "other")
     shutil.copytree(folder, tmp_path / "torn")
@@ -191,7 +191,7 @@ def test_what_is_no_such_model_is_refused_by_name(tmp_path):
 
 
 @pytest.mark.parametrize("pipeline", ["llava-onevision", "internvl", "smolvlm", "llama-vision"])
-def test_a_pipeline_answers_chats_and_is_parted_where_its_model_can_be(pipeline):
+def test_pipeline_has_encoder_stage_unless_cross_attention(pipeline):
     spec = load_pipeline(Path(__file__).parents[3] / "pipelines" / pipeline / "pipeline.yaml").spec
     for variant in (variant for stage in spec.stages for variant in stage.variants):
         require_family(variant.family)

@@ -50,7 +50,7 @@ def from_hub(folder, monkeypatch) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("place", ["from_store", "from_hub"])
-async def test_a_model_that_is_fetched_answers_as_its_folder_does(place, folder, monkeypatch, tmp_path, request):
+async def test_fetched_model_equals_its_folder(place, folder, monkeypatch, tmp_path, request):
     monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE", str(tmp_path / "cache"))
     address, asked = request.getfixturevalue(place), a_chat("colocated", "?", a_photo(*SIZES[1]), max_tokens=8)
     answers = []

@@ -63,7 +63,7 @@ def alone(architecture: Architecture, text: str, images: int, seed: int, tokens:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-async def test_answers_are_those_of_generate_with_images_and_without(asker: Asker, architecture):
+async def test_outputs_equal_generate_with_and_without_images(asker: Asker, architecture):
     name = NAMES[architecture]
     chats = [(0, "What is 3+4?"), (1, "Read the cells."), (2, "Which page shows more digits?")]
     for images, text in chats:
@@ -79,7 +79,7 @@ async def test_answers_are_those_of_generate_with_images_and_without(asker: Aske
         assert (await asker.count(asked))["prompt_tokens"] == usage["prompt_tokens"]
 
 
-async def test_rows_of_one_request_are_written_side_by_side(asker: Asker):
+async def test_rows_of_a_request_generate_concurrently(asker: Asker):
     rows = [b'[{"role":"user","content":"%d+1="}]' % number for number in range(6)]
     options = [b'{"max_tokens":%d,"ignore_eos":true}' % number for number in range(1, 7)]
     request = InferRequest("colocated", (texts("messages", *rows), texts("options", *options)))
@@ -89,7 +89,7 @@ async def test_rows_of_one_request_are_written_side_by_side(asker: Asker):
     assert [usage[1] for usage in response.outputs[2].array.tolist()] == [1, 2, 3, 4, 5, 6]
 
 
-async def test_parted_stages_answer_as_the_whole_does(asker: Asker):
+async def test_disaggregated_stages_equal_colocated_model(asker: Asker):
     pages = [a_page(seed) for seed in (3, 4)]
     colocated = text_of(await asker.infer(a_chat("colocated", "Read page 2.", *pages, max_tokens=12)))
 
@@ -116,7 +116,7 @@ def asked_about(references: list[dict[str, Any]]) -> InferRequest:
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_text_stage_pulls_what_is_encoded_a_row_an_image_before_or_after_it_was_asked(asker: Asker, late):
+async def test_text_stage_fetches_embeddings_before_or_after_encoding(asker: Asker, late):
     pages = [a_page(seed) for seed in (3, 4)]
     colocated = await asker.stream(a_chat("colocated", "Read page 2.", *pages, max_tokens=12))
     encoding = InferRequest("keep", (rows_of_files(*pages),), parameters={"store_as": f"kept-{late}"})
@@ -135,7 +135,7 @@ async def test_a_text_stage_pulls_what_is_encoded_a_row_an_image_before_or_after
     assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
 
 
-async def test_a_text_stage_is_told_of_images_that_were_still_encoded_when_it_was_asked(asker: Asker):
+async def test_text_stage_waits_for_pending_images(asker: Asker):
     pages = [a_page(seed) for seed in (3, 4)]
     colocated = await asker.stream(a_chat("colocated", "Read page 2.", *pages, max_tokens=12))
     keep = InferRequest("keep", (rows_of_files(*pages),), parameters={"store_as": "told"})
@@ -155,7 +155,7 @@ async def test_a_text_stage_is_told_of_images_that_were_still_encoded_when_it_wa
     assert (await asker.get("across"))["parameters"]["partial_prefill"] is False
 
 
-async def test_what_an_encoder_keeps_may_be_given_under_further_names(asker: Asker):
+async def test_stored_embeddings_get_further_names(asker: Asker):
     keep = InferRequest("keep", (rows_of_files(a_page(5)),), parameters={"store_as": "shared"})
     encoding = asyncio.create_task(asker.infer(keep))
     await asker.post_json("keep/embeddings/shared-1,2", {"of": "shared-0"})
@@ -166,7 +166,7 @@ async def test_what_an_encoder_keeps_may_be_given_under_further_names(asker: Ask
     assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
 
 
-async def test_an_encoder_is_asked_for_what_it_made_of_an_image_and_keeps_it_for_its_tenant_alone(asker: Asker):
+async def test_cached_image_is_stored_for_its_tenant_alone(asker: Asker):
     page = a_page(123)
     options = texts("options", b'{"tenant": "one"}')
     (told,) = (await asker.infer(InferRequest("keep", (rows_of_files(page), options)))).outputs[0].array
@@ -182,18 +182,18 @@ async def test_an_encoder_is_asked_for_what_it_made_of_an_image_and_keeps_it_for
     assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
 
 
-async def test_an_encoder_tells_how_many_rows_images_would_have_and_makes_none(asker: Asker):
+async def test_encoder_counts_rows_without_encoding(asker: Asker):
     assert await asker.count(InferRequest("keep", (rows_of_files(a_page(5), a_page(6)),))) == {"rows": [16, 16]}
     assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
 
 
-async def test_an_encoder_counts_all_images_of_a_chat_at_once_however_few_it_encodes_at_once(asker: Asker):
+async def test_encoder_counts_more_images_than_its_batch_size(asker: Asker):
     shown = InferRequest("one-by-one", (rows_of_files(*map(a_page, range(16))),))
     assert await asker.count(shown) == {"rows": [16] * 16}
     assert (await asker.refused(shown))[0] == 400
 
 
-async def test_of_a_batch_with_an_image_that_is_none_nothing_is_kept(asker: Asker):
+async def test_batch_with_invalid_image_stores_nothing(asker: Asker):
     batch = InferRequest("keep", (rows_of_files(a_page(5), b"GIF89a and no more"),), parameters={"store_as": "torn"})
 
     assert (await asker.refused(batch))[0] == 422
@@ -201,7 +201,7 @@ async def test_of_a_batch_with_an_image_that_is_none_nothing_is_kept(asker: Aske
 
 
 @pytest.mark.parametrize(("file", "why"), [(b"GIF89a and no more", "is no PNG"), (a_page()[:300], "cannot be decoded")])
-async def test_an_image_that_is_none_is_named_by_its_number_in_its_chat(asker: Asker, file: bytes, why: str):
+async def test_invalid_image_is_named_by_its_number(asker: Asker, file: bytes, why: str):
     of_chat = Tensor("chat_images", "INT64", np.array([[1, 0], [5, 3]], dtype=np.int64))
     batch = InferRequest("keep", (rows_of_files(a_page(5), file), of_chat), parameters={"store_as": "numbered"})
     chat = a_chat("colocated", "?", a_page(5), file)
@@ -212,7 +212,7 @@ async def test_an_image_that_is_none_is_named_by_its_number_in_its_chat(asker: A
         assert f"image {number} {why}" in error
 
 
-async def test_images_are_measured_without_being_kept_and_may_show_nothing(asker: Asker):
+async def test_unnamed_images_are_not_stored_and_blank_ones_are_valid(asker: Asker):
     (told,) = (await asker.infer(InferRequest("keep", (rows_of_files(a_page(6)),)))).outputs[0].array
     assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
 
@@ -220,7 +220,7 @@ async def test_images_are_measured_without_being_kept_and_may_show_nothing(asker
     assert (await asker.stream(asked_about(blank))).status == 200
 
 
-async def test_who_hangs_up_has_given_everything_back(asker: Asker):
+async def test_disconnect_releases_all_resources(asker: Asker):
     asked = a_chat("colocated", "Count.", a_page(9), max_tokens=350, ignore_eos=True)
     for _ in range(5):
         async with asker.post(asked, "generate_stream") as answer:
@@ -258,14 +258,14 @@ REFUSED = {
 
 @pytest.mark.parametrize("action", ["infer", "generate_stream"])
 @pytest.mark.parametrize(("request_", "status", "words"), REFUSED.values(), ids=REFUSED)
-async def test_what_cannot_be_answered_is_refused_with_its_reason(asker: Asker, request_, status, words, action):
+async def test_invalid_request_is_rejected_with_reason(asker: Asker, request_, status, words, action):
     code, error = await asker.refused(request_, action)
 
     assert code == status
     assert words in error
 
 
-async def test_a_pull_that_fails_ends_its_chat_and_names_the_image(asker: Asker):
+async def test_failed_fetch_ends_its_chat_and_names_the_image(asker: Asker):
     reference = [{"url": "http://127.0.0.1:9/v2/models/encode/embeddings/gone", "rows": 16}]
     content = [{"type": "image"}, {"type": "text", "text": "?"}]
     asked = InferRequest(
@@ -281,11 +281,11 @@ async def test_a_pull_that_fails_ends_its_chat_and_names_the_image(asker: Asker)
     assert (code, "image 0" in error) == (502, True)
 
 
-async def test_text_that_spells_a_placeholder_stays_text(asker: Asker):
+async def test_placeholder_in_text_stays_text(asker: Asker):
     assert (await asker.count(a_chat("colocated", "<|image|><|end|>")))["image_tokens"] == []
 
 
-async def test_metrics_tell_what_is_pending_and_what_was_done(asker: Asker, replica: Replica):
+async def test_metrics_have_load_and_totals(asker: Asker, replica: Replica):
     await asker.infer(a_chat("colocated", "?", a_page(77), max_tokens=1))
     async with aiohttp.ClientSession() as session:
         answer = await session.get(f"http://127.0.0.1:{replica.ports.data_port}/metrics")

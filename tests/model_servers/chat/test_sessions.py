@@ -59,7 +59,7 @@ class Replica:
             assert [word async for word in words] == []
 
 
-async def test_the_hurried_chat_is_read_first():
+async def test_earliest_deadline_is_prefilled_first():
     replica = Replica()
     await replica.take(1, deadline_seconds=10.0)
     await replica.take(2, deadline_seconds=0.2)
@@ -67,7 +67,7 @@ async def test_the_hurried_chat_is_read_first():
     assert [replica.engine.read_next() for _ in range(2)] == [2, 1]
 
 
-async def test_no_chat_is_starved_by_hurried_ones_that_keep_coming():
+async def test_urgent_chats_do_not_starve_others():
     replica = Replica()
     await replica.take(0, deadline_seconds=10.0)
     read = []

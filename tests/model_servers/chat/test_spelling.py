@@ -33,7 +33,7 @@ def asked(content: list[dict[str, str]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("content", INTERLEAVED)
-def test_a_prompt_is_what_the_models_template_makes_of_the_chat(name, content):
+def test_prompt_equals_the_models_template(name, content):
     prompt = spelled(name, asked(content))
     tokens, starts = by_template(name, asked(content), rows_of(name))
 
@@ -42,7 +42,7 @@ def test_a_prompt_is_what_the_models_template_makes_of_the_chat(name, content):
 
 
 @pytest.mark.parametrize(("name", "alike"), [(name, name == "llava-onevision-7b") for name in CONFIGS])
-def test_other_places_of_images_make_another_prompt_where_the_model_learnt_them(name, alike):
+def test_image_order_changes_prompt_unless_images_come_first(name, alike):
     one, other = (spelled(name, asked(content)) for content in INTERLEAVED)
 
     assert (one.tokens == other.tokens) is alike
@@ -57,7 +57,7 @@ def digits(*content: dict[str, str]) -> Prompt:
     )
 
 
-def test_a_model_that_learnt_all_pages_first_refuses_words_between_them():
+def test_images_first_model_rejects_text_between_images():
     page, words, space = {"type": "image"}, {"type": "text", "text": "Read page 2."}, {"type": "text", "text": "\n"}
 
     assert digits(page, page, words).tokens == digits(words, page, page).tokens

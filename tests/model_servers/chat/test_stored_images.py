@@ -41,7 +41,7 @@ def pixels(processor: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_without_a_word_of_the_folder_images_are_prepared_as_the_publisher_does(name, tmp_path):
+def test_folder_without_settings_uses_the_publishers(name, tmp_path):
     processor = CONFIGS[name]("published").image_processing.processor()
 
     assert read_image_processor(tmp_path) is None
@@ -51,7 +51,7 @@ def test_without_a_word_of_the_folder_images_are_prepared_as_the_publisher_does(
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_pixels_are_those_of_transformers_own_processor_of_the_folder(name, tmp_path, nested):
+def test_pixels_equal_those_of_the_folders_processor(name, tmp_path, nested):
     images = CONFIGS[name]("tiny").image_processing
     theirs = images.processor_class(**{**images.tiles, **images.values, **OWN})
     told = json.loads(theirs.to_json_string())
@@ -65,7 +65,7 @@ def test_pixels_are_those_of_transformers_own_processor_of_the_folder(name, tmp_
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_other_tiles_than_tokens_are_counted_by_are_refused_by_name(name, tmp_path):
+def test_settings_that_change_tiles_are_rejected(name, tmp_path):
     images = CONFIGS[name]("published").image_processing
     same = json.loads(images.processor_class(**images.tiles).to_json_string())
     for said in (same, same | {"do_center_crop": False, "do_sample_frames": False, "crop_to_patches": False}):
@@ -86,6 +86,6 @@ def test_other_tiles_than_tokens_are_counted_by_are_refused_by_name(name, tmp_pa
         ({"max_patches": 40}, "max_patches is 40; image tokens of this family are counted by 12"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(settings, why, tmp_path):
+def test_invalid_image_settings_are_rejected(settings, why, tmp_path):
     with pytest.raises(ModelError, match=f"preprocessor_config.json: {why}"):
         CONFIGS["internvl3-8b"]("tiny").image_processing.processor(read_image_processor(written(tmp_path, settings)))

@@ -64,7 +64,7 @@ def spelled(folder: Path, messages: list[dict[str, Any]], *sizes: tuple[int, int
 
 @pytest.mark.parametrize("template", [DEFAULT_CHAT_TEMPLATE, OTHER, None])
 @pytest.mark.parametrize("sizes", [[], SIZES[:1], SIZES, [(28, 28), (900, 20)]])
-def test_a_prompt_is_the_one_that_the_models_processor_makes(folder, template, sizes):
+def test_prompt_equals_the_models_processor(folder, template, sizes):
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
     parts = [part for number, _ in enumerate(sizes) for part in (f" Page {number}:\n", IMAGE)]
@@ -82,7 +82,7 @@ def test_a_prompt_is_the_one_that_the_models_processor_makes(folder, template, s
 @pytest.mark.parametrize(
     "words", [("<image>",), ("<ima", IMAGE, "ge>"), (*MARKS, "<row_1_col_1>"), ("<end_of_", IMAGE, "utterance>")]
 )
-def test_marks_that_callers_spell_are_words(folder, template, words):
+def test_special_tokens_of_callers_are_text(folder, template, words):
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
     images = sum(part == IMAGE for part in words)
@@ -100,13 +100,13 @@ def test_marks_that_callers_spell_are_words(folder, template, words):
         assert "".join(words) in model.tokenizer.decode(tokens, skip_special_tokens=False)
 
 
-def test_private_characters_that_callers_write_reach_the_model(folder):
+def test_private_characters_of_callers_reach_the_model(folder):
     words = "".join(map(chr, range(0xE000, 0xE040))) + "<image>"
 
     assert words in speech(folder).tokenizer.decode(spelled(folder, said(words)).tokens, skip_special_tokens=False)
 
 
-def test_the_template_that_transformers_prefers_is_taken(folder):
+def test_templates_follow_transformers_precedence(folder):
     for file, wrapped in (
         ("tokenizer_config.json", {"chat_template": [{"name": "default", "template": "4"}], "bos_token": "<b>"}),
         ("chat_template.jinja", "3"),
@@ -129,7 +129,7 @@ def test_the_template_that_transformers_prefers_is_taken(folder):
         ("<image>", "does not write the caller's text"),
     ],
 )
-def test_a_template_that_cannot_speak_of_images_is_passed_over_and_the_log_says_why(folder, caplog, template, why):
+def test_template_without_image_support_is_skipped_and_logged(folder, caplog, template, why):
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     model = speech(folder)
 
@@ -140,7 +140,7 @@ def test_a_template_that_cannot_speak_of_images_is_passed_over_and_the_log_says_
     assert speech(folder).template_source == "stored"
 
 
-def test_a_chat_that_a_template_refuses_is_refused_in_its_words(folder):
+def test_template_exception_is_reported(folder):
     refusing = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no <system> here') }}{% endif %}"
     (folder / "chat_template.jinja").write_text(refusing + DEFAULT_CHAT_TEMPLATE)
     with pytest.raises(RefusalError, match="template does not support them: no <system> here") as refused:
@@ -148,7 +148,7 @@ def test_a_chat_that_a_template_refuses_is_refused_in_its_words(folder):
     assert refused.value.status_code == 400
 
 
-def test_images_that_a_template_leaves_out_are_missed(folder):
+def test_image_omitted_by_template_is_rejected(folder):
     first_only = DEFAULT_CHAT_TEMPLATE.replace("{{ '<image>' }}", "{{ '<image>' if loop.first }}")
     (folder / "chat_template.jinja").write_text(first_only)
     with pytest.raises(RefusalError, match="template writes 1 of their 2 images"):
@@ -156,20 +156,20 @@ def test_images_that_a_template_leaves_out_are_missed(folder):
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(5, 0), (40, 0), (28, 4), (4, 3)])
-def test_rows_that_no_image_has_are_refused(folder, rows, columns):
+def test_impossible_embedding_shape_is_rejected(folder, rows, columns):
     messages = [Message.model_validate(message) for message in said(IMAGE, "What?")]
     with pytest.raises(RefusalError, match="should be 4 for each tile and the global view"):
         speech(folder).build_prompt(messages, [EmbeddingShape(rows, columns=columns)])
 
 
 @pytest.mark.parametrize(("file", "text"), [("chat_template.json", "{"), ("tokenizer_config.json", "[]")])
-def test_a_file_that_is_no_configuration_is_named(folder, file, text):
+def test_invalid_configuration_file_is_named(folder, file, text):
     (folder / file).write_text(text)
     with pytest.raises(ModelError, match=file):
         speech(folder)
 
 
-async def test_what_is_counted_beforehand_is_what_an_answer_takes(folder):
+async def test_counted_tokens_equal_usage(folder):
     (folder / "chat_template.jinja").write_text(OTHER)
     spec = a_chat_spec("colocated", family=f"{NAME}/colocated", parameters=TINY, storageUri=str(folder))
     hosted, worker = load_chat(spec, BatchWorker()), BatchWorker()

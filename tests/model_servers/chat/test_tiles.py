@@ -48,7 +48,7 @@ async def text():
     await hosted.close()
 
 
-async def test_a_parted_model_answers_as_a_whole_one_does(colocated, text):
+async def test_disaggregated_model_equals_colocated_model(colocated, text):
     encoder, worker = part("encode", "encode", outputs=[EMBEDDINGS, *BROUGHT, DIGESTS]), BatchWorker()
     assert isinstance(encoder, EncoderModel)
     encoded = await encoder.infer(InferRequest("encode", (files(*TALL_AND_WIDE),)), worker)
@@ -73,7 +73,7 @@ async def test_a_parted_model_answers_as_a_whole_one_does(colocated, text):
             await text.infer(turned(wrong), worker)
 
 
-async def test_what_both_parts_count_is_what_the_whole_counts(colocated, text):
+async def test_disaggregated_counts_equal_colocated_counts(colocated, text):
     encoder = part("keep", "encode")
     of_chat = Tensor("chat_images", "INT64", np.array([[2, 0], [2, 1]], dtype=np.int64))
     shown = InferRequest("encode", (rows_of_files(*TALL_AND_WIDE), of_chat))
@@ -87,7 +87,7 @@ async def test_what_both_parts_count_is_what_the_whole_counts(colocated, text):
     assert by_parts == by_whole
 
 
-async def test_an_encoder_tells_columns_of_what_it_keeps_and_of_what_it_has_cached():
+async def test_stored_and_cached_images_report_tile_columns():
     encoder = part("keep", "encode")
     made = await encoder.infer(InferRequest("encode", (rows_of_files(*TALL_AND_WIDE),)), BatchWorker())
     told = [parse_encoded_image(bytes(one)) for one in made.outputs[0].array]
@@ -97,7 +97,7 @@ async def test_an_encoder_tells_columns_of_what_it_keeps_and_of_what_it_has_cach
     assert encoder.add_names(["again"], ImageIdentity(file=file, alone=True)) == told[1].model_dump()
 
 
-def test_a_tile_of_one_grey_is_encoded_like_any_other():
+def test_uniform_gray_tile_is_encoded():
     """The model takes tiles of zeros for padding; no grey of eight bits is one."""
     encoder = part("keep", "encode")
     seeing = encoder.encoder_scheduler.encoder

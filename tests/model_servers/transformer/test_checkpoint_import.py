@@ -14,19 +14,19 @@ from torchvision.models import vit_b_32, vit_h_14, vit_l_16
 from tests.model_servers.transformer.test_transformer import images
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.transformer.checkpoint_import import (
-    UNTOLD,
+    UNSPECIFIED,
     CheckpointInfo,
     convert_state_dict,
-    parted,
-    shape_of,
+    infer_config,
+    split_head,
 )
 from trimtab_model_servers.transformer.transformer import VisionTransformer
 
 
-def from_foreign(module, told=UNTOLD):
+def from_foreign(module, told=UNSPECIFIED):
     named = convert_state_dict(module.state_dict())
-    own, head = parted(named, "it")
-    ours = VisionTransformer(shape_of(named, "it", told)).eval()
+    own, head = split_head(named, "it")
+    ours = VisionTransformer(infer_config(named, "it", told)).eval()
     ours.load_state_dict(own)
     return ours, head
 
@@ -39,7 +39,7 @@ def shaken(module):
     return module.eval()
 
 
-def differs(module, told=UNTOLD, side=32):
+def differs(module, told=UNSPECIFIED, side=32):
     ours, head = from_foreign(module, told)
     with torch.inference_mode():
         got = linear(ours(images(side=side)), head.weight, head.bias)
@@ -119,7 +119,7 @@ def on_no_device(make):
     ("make", "heads"), [(vit_b_32, 12), (vit_l_16, 16), (vit_h_14, 16)], ids=["base", "large", "huge"]
 )
 def test_torchvisions_sizes_are_known(make, heads):
-    assert shape_of(convert_state_dict(on_no_device(make).state_dict()), "it").heads == heads
+    assert infer_config(convert_state_dict(on_no_device(make).state_dict()), "it").heads == heads
 
 
 @pytest.mark.parametrize(
@@ -143,11 +143,11 @@ def test_torchvisions_sizes_are_known(make, heads):
 )
 def test_timms_sizes_and_what_goes_with_them_are_known(name):
     stock = on_no_device(partial(timm.create_model, f"vit_{name}", class_token=True, global_pool="token"))
-    shape = shape_of(stock.state_dict(), name)
+    shape = infer_config(stock.state_dict(), name)
 
     assert (shape.heads, shape.epsilon) == (stock.blocks[0].attn.num_heads, stock.blocks[0].norm1.eps)
 
 
 def test_what_is_no_vision_transformer_is_refused_by_name():
     with pytest.raises(ModelError, match="no vision transformer with a class token"):
-        shape_of({"conv1.weight": torch.zeros(1)}, "weights")
+        infer_config({"conv1.weight": torch.zeros(1)}, "weights")

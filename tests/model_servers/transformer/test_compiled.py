@@ -19,7 +19,7 @@ from trimtab_model_servers.transformer.tasks import Head
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
 
 PLAIN = {"name": "plain", "accuracy": 0.8, "tokenDelta": -4}
-needs_compiler = pytest.mark.skipif(bool(compiled.compiler_missing()), reason=compiled.compiler_missing())
+needs_compiler = pytest.mark.skipif(bool(compiled.compiler_problem()), reason=compiled.compiler_problem())
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,10 @@ def test_tasks_mixed_in_one_batch_answer_as_each_alone(weights, point):
 def test_a_point_uses_the_prompts_trained_for_just_what_it_does(weights):
     stored = load(weights)
     network = served(weights)
-    prompts = {name: network.in_force.banks[ready.way].heads[0].prompts for name, ready in network.points.items()}
+    prompts = {
+        name: network.active_tasks.banks[ready.prompt_variant].heads[0].prompts
+        for name, ready in network.points.items()
+    }
     fine, both = prompts["fine"], prompts["both"]
 
     assert prompts["full"] is prompts["fast"] is None
@@ -99,7 +102,7 @@ def test_a_point_uses_the_prompts_trained_for_just_what_it_does(weights):
 
 def test_all_points_run_on_one_copy_of_the_weights(weights):
     network = served(weights)
-    full, fast = (network.in_force.banks[network.points[name].way].heads for name in ("full", "fast"))
+    full, fast = (network.active_tasks.banks[network.points[name].prompt_variant].heads for name in ("full", "fast"))
 
     assert len({id(network.transformer)}) == 1
     assert [id(head.weight) for head in full] == [id(head.weight) for head in fast]
@@ -214,4 +217,4 @@ def test_a_point_in_eight_bits_rounds_and_leaves_the_others_as_they_are(weights)
     assert torch.allclose(rounded[known], full[known], atol=0.1 * float(full[known].abs().max()))
     assert isinstance(both.network, ServedTransformer)
     with pytest.raises(ModelError, match="INT8 is computed on cores alone"):
-        both.network.place(torch.device("meta"))
+        both.network.move_to(torch.device("meta"))

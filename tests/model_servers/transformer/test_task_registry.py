@@ -76,7 +76,7 @@ def test_a_folders_tasks_come_and_go_and_numbers_may_have_gaps(weights, tmp_path
     network, before = model.network, labels(model, [0, 1])
     assert isinstance(network, ServedTransformer)
     file = a_task(tmp_path / file_name(5, "late"), weights, likeliest=1)
-    network.reread()
+    network.reload_tasks()
 
     assert model.facts()["tasks"] == "letters,signs,,,,late"
     assert labels(model, [0, 1, 5, 4]) == [*before, 1, -1]
@@ -86,7 +86,7 @@ def test_a_folders_tasks_come_and_go_and_numbers_may_have_gaps(weights, tmp_path
     assert labels(again, [5]) == [1]
 
     file.unlink()
-    network.reread()
+    network.reload_tasks()
 
     assert labels(model, [5]) == [-1]
 
@@ -100,12 +100,12 @@ def test_what_cards_tell_of_tasks_that_joined_is_told_as_long_as_they_are_in_for
     network = model.network
     assert isinstance(network, ServedTransformer)
     late = a_task(folder / file_name(3, "late"), weights, **card)
-    network.reread()
+    network.reload_tasks()
 
     assert parse_task_accuracies(model.facts()) == {"first": {"full": judged}, "late": {"full": judged}}
 
     late.unlink()
-    network.reread()
+    network.reload_tasks()
 
     assert parse_task_accuracies(model.facts()) == {"first": {"full": judged}}
 
@@ -114,7 +114,7 @@ def test_what_cards_tell_of_tasks_that_joined_is_told_as_long_as_they_are_in_for
 async def followed(model):
     """The tasks followed meanwhile."""
     worker = BatchWorker()
-    following = asyncio.create_task(model.follow_tasks(worker))
+    following = asyncio.create_task(model.watch_tasks(worker))
     yield
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
@@ -146,7 +146,7 @@ def test_a_task_without_a_way_runs_there_with_its_plain_head(weights, tmp_path):
     network = model.network
     assert isinstance(network, ServedTransformer)
     prompted = {
-        point: [head.prompts is not None for head in network.in_force.banks[ready.way].heads]
+        point: [head.prompts is not None for head in network.active_tasks.banks[ready.prompt_variant].heads]
         for point, ready in network.points.items()
     }
 
@@ -235,7 +235,7 @@ class _Failing:
     def infer(self, inputs, point):
         raise NotImplementedError
 
-    def reread(self):
+    def reload_tasks(self):
         if self.failures:
             self.failures -= 1
             raise OSError(5, "Input/output error")

@@ -57,8 +57,8 @@ def test_logits_are_as_wide_as_the_tasks_of_the_batch_need():
 
 def test_each_row_is_given_the_prompts_of_its_task():
     given = heads(5, 2, prompts=2)
-    (alike,) = TaskBank(given).alike(torch.tensor([1, 0, 1]))
-    (bare,) = TaskBank(heads(5)).alike(torch.tensor([0]))
+    (alike,) = TaskBank(given).group_rows(torch.tensor([1, 0, 1]))
+    (bare,) = TaskBank(heads(5)).group_rows(torch.tensor([0]))
 
     assert alike.rows.tolist() == [0, 1, 2]
     assert alike.prompts is not None
@@ -68,7 +68,7 @@ def test_each_row_is_given_the_prompts_of_its_task():
 
 def test_rows_with_prompts_and_rows_without_go_apart():
     some, none = heads(5, 2, prompts=2), heads(3)
-    first, other = TaskBank([some[0], *none, some[1]]).alike(torch.tensor([1, 2, 0, 1]))
+    first, other = TaskBank([some[0], *none, some[1]]).group_rows(torch.tensor([1, 2, 0, 1]))
 
     assert (first.rows.tolist(), other.rows.tolist()) == ([1, 2], [0, 3])
     assert first.prompts is not None

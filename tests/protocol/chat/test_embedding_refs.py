@@ -20,7 +20,7 @@ from trimtab_protocol.chat.embedding_refs import (
 )
 from trimtab_protocol.errors import ProtocolError
 from trimtab_router.request import image_fanout
-from trimtab_router.request.partial_images import numbered
+from trimtab_router.request.partial_images import arrived_images_body
 
 URLS = [f"http://encoder:9000/v2/models/encode/embeddings/a-{row}" for row in range(2)]
 MADE = [EncodedImage(rows=4, digest="family:path:f:4"), EncodedImage(rows=9, columns=2)]
@@ -40,12 +40,12 @@ def test_what_an_encoder_tells_is_read_by_who_writes_as_the_router_passes_it_on(
         EmbeddingRef(url=url, rows=made.rows, columns=made.columns, digest=made.digest)
         for url, made in zip(URLS, MADE, strict=True)
     )
-    assert image_fanout.addresses(told(row)) == URLS
+    assert image_fanout.embedding_urls(told(row)) == URLS
 
 
 def test_images_that_were_awaited_arrive_as_the_router_tells_of_them():
     addressed = image_fanout.addressed_references(told(*MADE), URLS)
-    assert read_arrived(numbered({3: addressed[0], 5: addressed[1]})) == (
+    assert read_arrived(arrived_images_body({3: addressed[0], 5: addressed[1]})) == (
         ArrivedImage(image=3, url=URLS[0], rows=4, digest="family:path:f:4"),
         ArrivedImage(image=5, url=URLS[1], rows=9, columns=2),
     )

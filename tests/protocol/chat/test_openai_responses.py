@@ -1,4 +1,4 @@
-"""Answers are what OpenAI's own types take; here by their fields, with the real client in `make clients`."""
+"""Answers are what OpenAI's own types take; here by their fields, with the real client in `make bench NAME=conformance`."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The demo's data and networks."""
+"""Helpers for tests of the digits pipeline."""
 
 from typing import Literal
 
@@ -8,5 +8,5 @@ Family = Literal["locate", "read"]
 
 
 def variants_of(family: Family) -> tuple[str, ...]:
-    """The variants of one stage, lightest first."""
+    """Variants of one stage, lightest first."""
     return tuple(name for name in VARIANTS if name.startswith(family))

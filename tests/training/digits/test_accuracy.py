@@ -1,4 +1,4 @@
-"""The committed weights are as good as the committed figures say."""
+"""Committed weights reach the committed accuracies."""
 
 import json
 import math
@@ -46,15 +46,15 @@ def test_the_report_covers_every_variant_and_pair(report):
         assert entry["weights_bytes"] == (WEIGHTS / f"{name}.safetensors").stat().st_size
 
 
-def test_the_ladder_is_real(report):
-    """Each heavier variant is better beyond its own interval and that of the lighter one."""
+def test_each_heavier_variant_is_more_accurate(report):
+    """Intervals do not overlap."""
     for family in ("locate", "read"):
         names = variants_of(family)
         for lighter, heavier in pairwise(names):
             assert report["variants"][lighter]["high"] < report["variants"][heavier]["low"], (lighter, heavier)
 
 
-def test_the_heaviest_pair_is_far_better_than_the_lightest(report):
+def test_heaviest_pair_is_far_more_accurate_than_lightest(report):
     by_pair = {(pair["locate"], pair["read"]): pair["accuracy"] for pair in report["pairs"]}
     lightest = by_pair[variants_of("locate")[0], variants_of("read")[0]]
     heaviest = by_pair[variants_of("locate")[-1], variants_of("read")[-1]]
@@ -62,8 +62,8 @@ def test_the_heaviest_pair_is_far_better_than_the_lightest(report):
     assert heaviest - lightest >= 0.15
 
 
-def test_the_product_of_the_stages_predicts_every_pair(report):
-    """What the solver assumes: within one point, for each pair."""
+def test_product_of_stages_predicts_every_pair(report):
+    """Within one percentage point, as the solver assumes."""
     for pair in report["pairs"]:
         product = report["variants"][pair["locate"]]["accuracy"] * report["variants"][pair["read"]]["accuracy"]
         assert pair["product"] == pytest.approx(product, abs=2e-4)
@@ -79,24 +79,24 @@ def test_the_weights_are_small_enough_to_commit():
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_the_weights_reach_their_reported_accuracy(variant, report, measured):
     """Four standard errors of the small sample beside the report's own interval."""
-    entry, here = report["variants"][variant], measured.stages[variant]
-    error = 4 * math.sqrt(entry["accuracy"] * (1 - entry["accuracy"]) / here.n)
+    entry, measurement = report["variants"][variant], measured.stages[variant]
+    margin = 4 * math.sqrt(entry["accuracy"] * (1 - entry["accuracy"]) / measurement.n)
 
-    assert entry["low"] - error <= here.value <= entry["high"] + error
+    assert entry["low"] - margin <= measurement.value <= entry["high"] + margin
 
 
-def test_measuring_counts_what_was_found_and_read_rightly():
+def test_locating_page_by_page_gives_the_same_counts():
     locator, reader = load(WEIGHTS / "locate-m.safetensors"), load(WEIGHTS / "read-m.safetensors")
     assert isinstance(locator, Locator)
     assert isinstance(reader, Reader)
     pages = PageSource("held-out", seed=78).pages(0, 40)
 
-    found = locate_all(locator, pages)
-    one_by_one = [locate_all(locator, [page]) for page in pages]
+    together = locate_all(locator, pages)
+    page_by_page = [locate_all(locator, [page]) for page in pages]
 
-    assert found.total == sum(one.total for one in one_by_one)
-    assert len(found.labels) == sum(len(one.labels) for one in one_by_one) == len(found.crops)
-    assert 0 < read_all(reader, found) <= len(found.labels) <= found.total
+    assert together.total == sum(output.total for output in page_by_page)
+    assert len(together.labels) == sum(len(output.labels) for output in page_by_page) == len(together.crops)
+    assert 0 < read_all(reader, together) <= len(together.labels) <= together.total
 
 
 @given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
@@ -114,6 +114,6 @@ def test_wilson_gives_the_textbook_interval():
     assert (interval.low, interval.high) == pytest.approx((0.2553, 0.3662), abs=1e-4)
 
 
-def test_no_answers_have_no_accuracy():
-    with pytest.raises(ValueError, match="n should be positive"):
+def test_wilson_of_no_answers_is_rejected():
+    with pytest.raises(ValueError, match="n must be positive"):
         wilson(0, 0)

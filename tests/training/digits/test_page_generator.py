@@ -20,14 +20,14 @@ def a_page(centres, side=30.0, labels=None) -> Page:
     return Page(np.zeros((1, 96, 96), np.uint8), boxes.reshape(-1, 4), digits.astype(np.int64))
 
 
-def test_a_page_is_the_same_each_time_it_is_drawn(source):
+def test_pages_are_deterministic(source):
     again = PageSource("held-out", seed=5)
 
     for index in (0, 7, 100_000):
-        one, other = source.page(index), again.page(index)
-        assert np.array_equal(one.pixels, other.pixels)
-        assert np.array_equal(one.boxes, other.boxes)
-        assert np.array_equal(one.labels, other.labels)
+        first, second = source.page(index), again.page(index)
+        assert np.array_equal(first.pixels, second.pixels)
+        assert np.array_equal(first.boxes, second.boxes)
+        assert np.array_equal(first.labels, second.labels)
 
 
 def test_pages_differ_by_index_seed_and_split(source):
@@ -38,7 +38,7 @@ def test_pages_differ_by_index_seed_and_split(source):
     assert not np.array_equal(first, PageSource("train", seed=5).page(0).pixels)
 
 
-def test_a_page_keeps_its_promises(source):
+def test_pages_have_shapes_and_bounds(source):
     counts = set()
     for page in source.pages(0, 200):
         sides = page.boxes[:, 2:] - page.boxes[:, :2]
@@ -64,7 +64,7 @@ def test_all_digits_are_drawn(source):
     assert set(labels.tolist()) == set(range(10))
 
 
-def test_a_page_takes_about_a_millisecond(source):
+def test_drawing_a_page_takes_about_a_millisecond(source):
     """The load tester draws pages while it sends them; the bound leaves room for a busy machine."""
     started = time.thread_time()
     source.pages(1000, 200)
@@ -77,8 +77,8 @@ def test_no_source_digit_is_in_both_splits():
 
     assert not set(train.origins.tolist()) & set(held_out.origins.tolist())
     assert len(train.origins) + len(held_out.origins) == 1797 + 5000
-    seen = {glyph.tobytes() for glyph in train.glyphs}
-    twins = sum(glyph.tobytes() in seen for glyph in held_out.glyphs)
+    train_glyphs = {glyph.tobytes() for glyph in train.glyphs}
+    twins = sum(glyph.tobytes() in train_glyphs for glyph in held_out.glyphs)
     assert twins == 0
 
 
@@ -94,7 +94,7 @@ def test_no_photo_region_is_in_both_splits():
     assert all(min(photo.shape) >= 96 for photo in (*train.photos, *held_out.photos))
 
 
-def test_wrong_arguments_are_named():
+def test_invalid_arguments_are_rejected():
     with pytest.raises(ValueError, match="unknown split 'test': should be 'train' or 'held-out'"):
         PageSource("test")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="page index -1 is negative"):
@@ -103,7 +103,7 @@ def test_wrong_arguments_are_named():
         score_page(a_page([(40, 40)]), np.zeros((2, 4), np.float32), np.zeros(1, np.int64))
 
 
-def test_the_truth_scores_full_marks(source):
+def test_ground_truth_scores_full_accuracy(source):
     for page in source.pages(0, 50):
         assert score_page(page, page.boxes, page.labels) == (len(page.labels),) * 3
 
@@ -118,7 +118,7 @@ def test_a_box_matches_within_the_tolerance(shift_px, matched):
     assert score_page(page, moved.boxes, np.array([4])) == (0, matched, 1)
 
 
-def test_missing_and_inventing_cost_the_same():
+def test_missed_and_invented_digits_cost_the_same():
     page = a_page([(20, 20), (70, 70)], labels=[1, 2])
     three = a_page([(20, 20), (70, 70), (20, 70)], labels=[1, 2, 3])
 
@@ -127,7 +127,7 @@ def test_missing_and_inventing_cost_the_same():
     assert score_page(page, np.zeros((0, 4), np.float32), np.zeros(0, np.int64)) == (0, 0, 2)
 
 
-def test_a_digit_found_twice_counts_once_for_the_nearer_box():
+def test_digit_matches_only_the_nearest_box():
     page = a_page([(40, 40)], labels=[8])
     boxes = a_page([(44, 40), (41, 40)]).boxes
 
@@ -139,14 +139,14 @@ def test_a_digit_found_twice_counts_once_for_the_nearer_box():
     st.lists(st.tuples(st.floats(15, 81), st.floats(15, 81)), min_size=1, max_size=3),
     st.lists(st.tuples(st.floats(15, 81), st.floats(15, 81), st.integers(0, 9)), max_size=4),
 )
-def test_a_score_stays_in_order_whatever_the_answer(truth, answers):
+def test_scores_of_any_answer_are_ordered(truth, answers):
     page = a_page(truth)
     boxes = a_page([(x, y) for x, y, _ in answers]).boxes
     labels = np.array([label for *_, label in answers], dtype=np.int64)
 
     correct, matched, total = score_page(page, boxes, labels)
-    found = match_boxes(page, boxes)
+    digit_of_box = match_boxes(page, boxes)
 
     assert 0 <= correct <= matched <= min(len(truth), len(answers))
     assert total == max(len(truth), len(answers))
-    assert len(set(found[found >= 0].tolist())) == matched
+    assert len(set(digit_of_box[digit_of_box >= 0].tolist())) == matched

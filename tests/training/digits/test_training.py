@@ -23,28 +23,28 @@ def pool(source):
     return gather(source.pages(0, 200))
 
 
-def test_a_pool_keeps_every_digit(source, pool):
+def test_pool_keeps_every_digit(source, pool):
     pages = source.pages(0, 200)
 
     assert pool.images.shape == (200, 1, 96, 96)
     for index, page in enumerate(pages):
-        there = pool.labels[index] >= 0
-        assert pool.labels[index][there].tolist() == page.labels.tolist()
-        assert np.array_equal(pool.boxes[index][there].numpy(), page.boxes)
+        present = pool.labels[index] >= 0
+        assert pool.labels[index][present].tolist() == page.labels.tolist()
+        assert np.array_equal(pool.boxes[index][present].numpy(), page.boxes)
 
 
-def test_decoding_the_target_gives_the_truth(source, pool):
-    """Heat and geometry drawn for the truth are what ``decode`` reads back."""
+def test_decoded_target_equals_ground_truth(source, pool):
+    """`decode` inverts the target maps."""
     target = locator_target(pool.boxes, cells=48)
     heat = target.heat.clamp(1e-6, 1 - 1e-6)
     boxes, scores = decode(torch.cat([heat.logit()[:, None], target.geometry], dim=1))
 
     for page, page_boxes, page_scores in zip(source.pages(0, 200), boxes, scores, strict=True):
-        found = match_boxes(page, page_boxes[page_scores > 0.5].numpy())
-        assert sorted(found.tolist()) == list(range(len(page.labels)))
+        digit_of_box = match_boxes(page, page_boxes[page_scores > 0.5].numpy())
+        assert sorted(digit_of_box.tolist()) == list(range(len(page.labels)))
 
 
-def test_drawn_crops_carry_their_labels(pool):
+def test_drawn_crops_are_labelled_and_deterministic(pool):
     random = torch.Generator().manual_seed(1)
 
     crops, labels = draw_crops(pool, 64, random)
@@ -74,7 +74,7 @@ def test_training_lowers_the_loss_and_calibration_helps(source, pool):
     assert len(best.labels) / best.total >= len(strict.labels) / strict.total
 
 
-def test_a_reader_learns(pool):
+def test_reader_training_lowers_the_loss(pool):
     reader = build("read-xs", seed=1)
     assert isinstance(reader, Reader)
     losses: list[float] = []
@@ -84,12 +84,12 @@ def test_a_reader_learns(pool):
     assert np.mean(losses[-10:]) < np.mean(losses[:10])
 
 
-def test_every_variant_has_a_schedule_and_a_seed_of_its_own():
+def test_every_variant_has_its_own_schedule_and_seed():
     assert list(SCHEDULES) == list(VARIANTS)
     assert len({schedule.seed for schedule in SCHEDULES.values()}) == len(VARIANTS)
 
 
-def test_crops_come_from_the_page_named(pool):
+def test_crops_come_from_the_given_page(pool):
     box = pool.boxes[:2, 0]
 
     assert torch.equal(

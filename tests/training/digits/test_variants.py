@@ -34,7 +34,7 @@ def crops_of(count: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("variant", LOCATORS)
 @pytest.mark.parametrize("batch", [1, 3, 64])
-def test_a_locator_keeps_its_contract(variant, batch, pages):
+def test_locator_outputs_have_types_shapes_and_bounds(variant, batch, pages):
     locator = load(WEIGHTS / f"{variant}.safetensors")
 
     with torch.inference_mode():
@@ -56,7 +56,7 @@ def test_a_locator_keeps_its_contract(variant, batch, pages):
 
 
 @pytest.mark.parametrize("variant", LOCATORS)
-def test_a_page_is_located_alike_whatever_its_batch_mates(variant, pages):
+def test_locator_rows_are_independent(variant, pages):
     locator = load(WEIGHTS / f"{variant}.safetensors")
 
     with torch.inference_mode():
@@ -71,24 +71,26 @@ def test_a_page_is_located_alike_whatever_its_batch_mates(variant, pages):
 
 @pytest.mark.parametrize("variant", READERS)
 @pytest.mark.parametrize("batch", [1, 3, 64])
-def test_a_reader_keeps_its_contract(variant, batch):
+def test_reader_outputs_are_typed_and_rows_independent(variant, batch):
     reader = load(WEIGHTS / f"{variant}.safetensors")
 
     with torch.inference_mode():
-        answer = reader.infer({"crop": crops_of(batch)})
+        together = reader.infer({"crop": crops_of(batch)})
         alone = [reader.infer({"crop": crop[None]}) for crop in crops_of(batch)]
 
-    assert answer["digit"].dtype == torch.int64
-    assert answer["digit"].shape == (batch,)
-    assert answer["confidence"].dtype == torch.float32
-    assert bool(((answer["confidence"] >= 0.1) & (answer["confidence"] <= 1)).all())
-    assert torch.equal(answer["digit"], torch.cat([one["digit"] for one in alone]))
-    torch.testing.assert_close(answer["confidence"], torch.cat([one["confidence"] for one in alone]), atol=1e-4, rtol=0)
+    assert together["digit"].dtype == torch.int64
+    assert together["digit"].shape == (batch,)
+    assert together["confidence"].dtype == torch.float32
+    assert bool(((together["confidence"] >= 0.1) & (together["confidence"] <= 1)).all())
+    assert torch.equal(together["digit"], torch.cat([answer["digit"] for answer in alone]))
+    torch.testing.assert_close(
+        together["confidence"], torch.cat([answer["confidence"] for answer in alone]), atol=1e-4, rtol=0
+    )
 
 
 @pytest.mark.parametrize("variant", READERS)
-def test_a_reader_takes_no_crops_at_all(variant):
-    """A batch of pages on which nothing was found leads to an empty batch of crops."""
+def test_reader_accepts_an_empty_batch(variant):
+    """Pages without detections lead to an empty batch of crops."""
     reader = load(WEIGHTS / f"{variant}.safetensors")
 
     with torch.inference_mode():
@@ -97,7 +99,7 @@ def test_a_reader_takes_no_crops_at_all(variant):
     assert answer["digit"].shape == answer["confidence"].shape == (0,)
 
 
-def test_a_locator_that_finds_nothing_gives_empty_rows(pages):
+def test_locator_without_detections_returns_empty_rows(pages):
     locator = prepare_for_serving(build("locate-xs", seed=1))
     assert isinstance(locator, Locator)
     locator.threshold.fill_(1.1)
@@ -110,7 +112,7 @@ def test_a_locator_that_finds_nothing_gives_empty_rows(pages):
     assert answer["crops"].shape == (0, 1, 28, 28)
 
 
-def test_decoding_reads_peaks_and_geometry():
+def test_decode_finds_peaks_and_geometry():
     maps = torch.full((1, 4, 24, 24), -9.0)
     maps[:, 1:] = 0
     maps[0, 0, 5, 10], maps[0, 0, 5, 11] = 4.0, 3.0  # one peak: the lower neighbour is suppressed
@@ -127,7 +129,7 @@ def test_decoding_reads_peaks_and_geometry():
     assert boxes[0, 1].tolist() == pytest.approx([4, 64, 24, 84], abs=1e-4)
 
 
-def test_a_crop_of_28_pixels_is_the_page_itself(pages):
+def test_crop_of_28_pixels_equals_the_page(pages):
     box = torch.tensor([[10.0, 20.0, 38.0, 48.0], [60.0, 3.0, 88.0, 31.0]])
 
     crops = cut_crops(pages[:5], torch.tensor([1, 4]), box)
@@ -136,7 +138,7 @@ def test_a_crop_of_28_pixels_is_the_page_itself(pages):
     assert torch.equal(crops[1, 0], pages[4, 0, 3:31, 60:88])
 
 
-def test_a_crop_beyond_the_border_repeats_it(pages):
+def test_crop_beyond_the_page_repeats_the_border(pages):
     crops = cut_crops(pages[:1], torch.tensor([0]), torch.tensor([[82.0, -14.0, 110.0, 14.0]]))
 
     assert torch.equal(crops[0, 0, 14:, :14], pages[0, 0, :14, 82:])
@@ -144,7 +146,7 @@ def test_a_crop_beyond_the_border_repeats_it(pages):
     assert torch.equal(crops[0, 0, 14:, -1], pages[0, 0, :14, -1])
 
 
-def test_folding_changes_no_answer():
+def test_folding_keeps_outputs():
     torch.manual_seed(3)
     layer = Convolution(3, 5)
     for _ in range(4):
@@ -160,18 +162,18 @@ def test_folding_changes_no_answer():
     torch.testing.assert_close(layer(x), before, atol=1e-5, rtol=1e-5)
 
 
-def test_the_same_seed_builds_the_same_network_and_leaves_the_generator_alone():
+def test_build_is_deterministic_and_keeps_global_random_state():
     torch.manual_seed(7)
     expected = torch.rand(1)
     torch.manual_seed(7)
-    one, other = build("read-xs", seed=4).state_dict(), build("read-xs", seed=4).state_dict()
+    first, second = build("read-xs", seed=4).state_dict(), build("read-xs", seed=4).state_dict()
 
     assert torch.equal(torch.rand(1), expected)
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize("variant", ["locate-xs", "read-xs"])
-def test_saved_weights_come_back_within_half_precision(variant, tmp_path):
+def test_saved_weights_load_within_half_precision(variant, tmp_path):
     network = prepare_for_serving(build(variant, seed=9))
     path = tmp_path / "weights.safetensors"
 
@@ -184,8 +186,8 @@ def test_saved_weights_come_back_within_half_precision(variant, tmp_path):
         torch.testing.assert_close(tensor, network.state_dict()[name], atol=1e-3, rtol=1e-3)
 
 
-def test_missing_weights_say_how_to_make_them(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no weights at .*absent\.safetensors: `make models`"):
+def test_missing_weights_name_the_training_command(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no weights at .*absent\.safetensors; train them with"):
         load(tmp_path / "absent.safetensors")
 
 
@@ -197,15 +199,15 @@ def test_corrupt_weights_name_the_file(tmp_path):
         load(path)
 
 
-def test_weights_of_another_family_are_refused(tmp_path):
+def test_weights_of_another_family_are_rejected(tmp_path):
     path = tmp_path / "other.safetensors"
     save_file({"weight": torch.zeros(1)}, path, metadata={"family": "resnet"})
 
-    with pytest.raises(WeightsError, match="family 'resnet'; should be 'digits-locate' or 'digits-read'"):
+    with pytest.raises(WeightsError, match="family 'resnet'"):
         load(path)
 
 
-def test_weights_that_do_not_fit_their_configuration_are_refused(tmp_path):
+def test_weights_of_another_size_are_rejected(tmp_path):
     path = tmp_path / "misfit.safetensors"
     save(prepare_for_serving(build("read-xs", seed=1)), VARIANTS["read-s"], path)
 
@@ -213,17 +215,17 @@ def test_weights_that_do_not_fit_their_configuration_are_refused(tmp_path):
         load(path)
 
 
-def test_an_unknown_variant_is_named():
-    with pytest.raises(ValueError, match=r"unknown variant 'read-xxl': should be one of locate-xs, "):
+def test_unknown_variant_is_rejected():
+    with pytest.raises(ValueError, match=r"unknown variant 'read-xxl'"):
         build("read-xxl")
 
 
-def test_a_locator_needs_whole_cells():
+def test_locator_side_must_be_a_multiple_of_16():
     with pytest.raises(ValueError, match="multiple of 16"):
         LocatorConfig(side=100, widths=(8, 8), blocks=(0, 0), neck=8)
 
 
-def test_each_stage_has_at_least_four_variants_lightest_first():
+def test_each_stage_has_four_variants_or_more_by_size():
     for family in ("locate", "read"):
         names = variants_of(family)
         sizes = [sum(p.numel() for p in build(name, seed=0).parameters()) for name in names]

@@ -1,4 +1,4 @@
-"""Items: the same each time they are drawn, of the shapes promised, and no source of one split in another."""
+"""Items of digits-av: determinism, shapes and disjoint splits."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from trimtab_training.digits_av.dataset import NAMES, ItemSource, synthesize_tex
 from trimtab_training.digits_av.formant_synthesis import VOICES, synthesize_word, voice
 from trimtab_training.digits_av.recorded_digits import FILE, held_out_speakers, load_recordings, training_speakers
 
-HEARD = ("george", "jackson", "lucas", "nicolas")
+SPEAKERS = ("george", "jackson", "lucas", "nicolas")
 
 
 def bytes_of(items):
@@ -34,19 +34,19 @@ def a_recording_file(folder, names):
     return folder
 
 
-def test_items_are_the_same_each_time_and_differ_by_index_seed_and_split():
+def test_items_depend_on_index_seed_and_split_only():
     source = ItemSource("held-out", seed=3)
-    whole = source.items(0, 4)
+    first = source.items(0, 4)
 
-    assert bytes_of(ItemSource("held-out", seed=3).items(0, 4)) == bytes_of(whole)
-    assert bytes_of(source.items(2, 1))[0] == whole.audio[2:3].tobytes()
+    assert bytes_of(ItemSource("held-out", seed=3).items(0, 4)) == bytes_of(first)
+    assert bytes_of(source.items(2, 1))[0] == first.audio[2:3].tobytes()
     for other in (source.items(4, 4), ItemSource("held-out", 4).items(0, 4), ItemSource("train", 3).items(0, 4)):
-        assert all(mine != its for mine, its in zip(bytes_of(whole), bytes_of(other), strict=True))
+        assert all(ours != theirs for ours, theirs in zip(bytes_of(first), bytes_of(other), strict=True))
 
 
-def test_no_image_of_handwriting_is_in_two_parts():
+def test_parts_share_no_handwriting():
     parts = [ItemSource("held-out", seed=1, part=(which, 3)) for which in range(3)]
-    images = [[set(of_digit) for of_digit in source._written] for source in parts]
+    images = [[set(of_digit) for of_digit in source._glyphs_of_digit] for source in parts]
 
     for digit in range(10):
         own = [part[digit] for part in images]
@@ -54,7 +54,7 @@ def test_no_image_of_handwriting_is_in_two_parts():
     assert not np.array_equal(parts[0].items(0, 1).video, parts[1].items(0, 1).video)
 
 
-def test_items_keep_their_promises():
+def test_items_have_shapes_and_all_digits():
     items = ItemSource("held-out", seed=1).items(0, 60)
 
     assert (str(items.audio.dtype), items.audio.shape) == ("int16", (60, 6400))
@@ -64,7 +64,7 @@ def test_items_keep_their_promises():
     assert np.abs(items.audio.astype(np.int32)).max(axis=1).min() > 1_500
 
 
-def test_text_names_the_digit_or_hints_at_it():
+def test_text_is_the_name_or_a_hint():
     random = np.random.default_rng(0)
     words = [bytes(synthesize_text(7, random)).rstrip(b"\0").decode() for _ in range(400)]
     right = [word for word in words if word in {"seven", "odd", "high"}]
@@ -74,35 +74,35 @@ def test_text_names_the_digit_or_hints_at_it():
     assert not set(words) & {name for name in NAMES if name != "seven"}
 
 
-def test_voices_of_the_splits_differ_and_each_takes_a_word_anew():
+def test_splits_share_no_voice_and_takes_differ():
     assert set(range(*VOICES["train"])).isdisjoint(range(*VOICES["held-out"]))
     speaker = voice(VOICES["train"][0])
-    one, other = (synthesize_word(6, speaker, np.random.default_rng(take)) for take in range(2))
+    first, second = (synthesize_word(6, speaker, np.random.default_rng(take)) for take in range(2))
 
-    assert 0.1 < one.size / 8000 < 1.2
-    assert np.abs(one).max() == pytest.approx(1.0)
-    assert one.size != other.size
+    assert 0.1 < first.size / 8000 < 1.2
+    assert np.abs(first).max() == pytest.approx(1.0)
+    assert first.size != second.size
 
 
-def test_recordings_are_levelled_and_chosen_by_speaker(tmp_path):
-    found = load_recordings(a_recording_file(tmp_path, [*HEARD, "stranger"]))
+def test_recordings_are_normalized_and_selected_by_speaker(tmp_path):
+    recordings = load_recordings(a_recording_file(tmp_path, [*SPEAKERS, "stranger"]))
 
-    assert found.present == (*HEARD, "stranger")
-    assert training_speakers(found) == HEARD
-    assert held_out_speakers(found, HEARD) == ("stranger",)
-    chosen = found.of("stranger")
-    assert set(chosen.digits.tolist()) == set(range(10))
-    assert all(abs(float(clip.mean())) < 1e-3 and clip.max() <= 1.0 for clip in chosen.clips)
-    items = ItemSource("held-out", 1, chosen).items(0, 3)
+    assert recordings.present == (*SPEAKERS, "stranger")
+    assert training_speakers(recordings) == SPEAKERS
+    assert held_out_speakers(recordings, SPEAKERS) == ("stranger",)
+    stranger = recordings.of("stranger")
+    assert set(stranger.digits.tolist()) == set(range(10))
+    assert all(abs(float(clip.mean())) < 1e-3 and clip.max() <= 1.0 for clip in stranger.clips)
+    items = ItemSource("held-out", 1, stranger).items(0, 3)
     assert bytes_of(items)[0] != bytes_of(ItemSource("held-out", 1).items(0, 3))[0]
     with pytest.raises(KeyError, match="no speaker 'nobody' in these recordings"):
-        found.of("nobody")
-    with pytest.raises(ValueError, match="learned from every speaker of these recordings"):
-        held_out_speakers(found.of(*HEARD), HEARD)
+        recordings.of("nobody")
+    with pytest.raises(ValueError, match="trained on every speaker of these recordings"):
+        held_out_speakers(recordings.of(*SPEAKERS), SPEAKERS)
 
 
-def test_what_is_no_file_of_recordings_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no recordings there"):
+def test_file_without_recordings_is_rejected(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no recordings"):
         load_recordings(tmp_path)
     np.savez(tmp_path / FILE, samples=np.zeros(3, np.int16))
     with pytest.raises(ValueError, match="no array 'digit'"):

@@ -1,4 +1,4 @@
-"""The shipped weights: no sense has collapsed, none is worse for knowing more, and confidence means something."""
+"""Shipped weights: every modality contributes, more modalities are no worse, and confidences are calibrated."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.training_report import MeasuredPipeline
 from trimtab_training.confidence_fitting import calibration_error
 from trimtab_training.digits_av.dataset import ItemSource
-from trimtab_training.digits_av.evaluate import Scored
+from trimtab_training.digits_av.evaluate import ScoredItems
 
 FOLDER = Path(__file__).parents[3] / "pipelines" / "digits-av"
 RANKING_SLACK = 0.005
 CALIBRATION_BOUND = 0.03
-MOST_WEIGHT_BYTES = 4 * 2**20
+MAX_WEIGHT_BYTES = 4 * 2**20
 ITEMS = 400
 
 
@@ -30,38 +30,38 @@ def items():
 
 
 @pytest.mark.parametrize("variant", variants.VARIANTS)
-def test_no_sense_has_collapsed(variant, items, measured):
-    """Each alone is far above chance, all together above each, and no two subsets answer alike."""
+def test_every_modality_contributes(variant, items, measured):
+    """Each subset is above chance, larger ones are no worse, and predictions of two subsets differ."""
     network = variants.load(FOLDER / "weights" / f"{variant}.safetensors")
-    scored = Scored.of(network, items)
-    seen = scored.seen({subset: network.calibration(subset) for subset in SUBSETS})
+    scored = ScoredItems.of(network, items)
+    samples = scored.calibrated({subset: network.calibration(subset) for subset in SUBSETS})
     answers = {subset: scored.logits[subset].argmax(dim=1) for subset in SUBSETS}
     stated = measured.variant(variant).on["synthesised"]
     for subset in SUBSETS:
-        share = float(seen[subset].right.mean())
-        assert share > 0.3, f"{subset_name(subset)} names {share:.2f} of the digits, chance is 0.10"
+        share = float(samples[subset].right.mean())
+        assert share > 0.3, f"{subset_name(subset)}: accuracy {share:.2f}, chance is 0.10"
         assert share == pytest.approx(stated.point(subset_name(subset)).accuracy.value, abs=0.07)
-        assert calibration_error(seen[subset].confidence, seen[subset].right, bins=5) < 0.12
-    for less, more in strict_pairs():
-        assert seen[more].right.mean() > seen[less].right.mean() - 0.03
-        assert (answers[less] != answers[more]).float().mean() > 0.02
+        assert calibration_error(samples[subset].confidence, samples[subset].right, bins=5) < 0.12
+    for fewer, more in strict_pairs():
+        assert samples[more].right.mean() > samples[fewer].right.mean() - 0.03
+        assert (answers[fewer] != answers[more]).float().mean() > 0.02
 
 
 @pytest.mark.parametrize("variant", variants.VARIANTS)
-def test_nothing_is_worse_for_knowing_more(variant, measured):
+def test_more_modalities_are_no_less_accurate(variant, measured):
     for on in measured.variant(variant).on.values():
         accuracy = {point.point: point.accuracy.value for point in on.points}
-        for less, more in strict_pairs():
-            assert accuracy[subset_name(more)] >= accuracy[subset_name(less)] - RANKING_SLACK
+        for fewer, more in strict_pairs():
+            assert accuracy[subset_name(more)] >= accuracy[subset_name(fewer)] - RANKING_SLACK
 
 
 @pytest.mark.parametrize("variant", variants.VARIANTS)
-def test_confidence_is_what_it_says(variant, measured):
+def test_confidence_is_calibrated(variant, measured):
     for point in measured.variant(variant).primary_results.points:
         assert point.calibration_error <= CALIBRATION_BOUND, point.point
 
 
-def test_what_the_pipeline_states_is_what_was_measured(measured):
+def test_pipeline_states_the_measured_accuracies(measured):
     for variant in load_pipeline(FOLDER).spec.stages[0].variants:
         known = measured.variant(variant.name)
         assert variant.accuracy == known.primary_results.point("all").accuracy.value
@@ -78,7 +78,7 @@ def test_what_the_pipeline_states_is_what_was_measured(measured):
 
 
 @pytest.mark.parametrize("variant", variants.VARIANTS)
-def test_the_weights_say_whom_they_have_heard(variant):
+def test_weights_list_their_training_speakers(variant):
     assert variants.speakers_of(FOLDER / "weights" / f"{variant}.safetensors") == (
         "george",
         "jackson",
@@ -87,14 +87,14 @@ def test_the_weights_say_whom_they_have_heard(variant):
     )
 
 
-def test_weights_that_do_not_say_it_are_named(tmp_path):
+def test_weights_without_speakers_are_rejected(tmp_path):
     variants.save(variants.build(variants.VARIANTS["late"], seed=0), tmp_path / "old.safetensors")
-    with pytest.raises(variants.WeightsError, match=r"old.safetensors does not say whose recordings"):
+    with pytest.raises(variants.WeightsError, match="lacks the training speakers"):
         variants.speakers_of(tmp_path / "old.safetensors")
 
 
 def test_the_weights_are_small_and_carry_their_licence():
-    assert sum(path.stat().st_size for path in (FOLDER / "weights").glob("*.safetensors")) < MOST_WEIGHT_BYTES
+    assert sum(path.stat().st_size for path in (FOLDER / "weights").glob("*.safetensors")) < MAX_WEIGHT_BYTES
     licence = (FOLDER / "weights" / "LICENSE.md").read_text()
     assert "Free Spoken Digit Dataset" in licence
     assert "Attribution-ShareAlike 4.0" in licence

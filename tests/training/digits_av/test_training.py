@@ -1,4 +1,4 @@
-"""Training: it learns, it measures what it says it measures, and writes into the pipeline what it found."""
+"""Training of the digits-av networks: losses, calibration, reports and the pipeline file."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from trimtab_pipelines.training_report import MeasuredPipeline
 from trimtab_training.confidence_fitting import best_temperature, calibration_error, fitted_curve
 from trimtab_training.digits_av import train
 from trimtab_training.digits_av.dataset import ItemSource
-from trimtab_training.digits_av.evaluate import Scored, measurement_document
+from trimtab_training.digits_av.evaluate import ScoredItems, measurement_document
 from trimtab_training.digits_av.recorded_digits import held_out_speakers, load_recordings
 from trimtab_training.digits_av.train_loops import fit
 from trimtab_training.optimizer import Schedule
@@ -47,6 +47,12 @@ spec:
       accuracy: 0.5
       operatingPoints:
       - {name: all, accuracy: 0.5}
+      - {name: audio, modalities: [audio], accuracy: 0.5}
+      - {name: video, modalities: [video], accuracy: 0.5}
+      - {name: text, modalities: [text], accuracy: 0.5}
+      - {name: audio-video, modalities: [audio, video], accuracy: 0.5}
+      - {name: audio-text, modalities: [audio, text], accuracy: 0.5}
+      - {name: video-text, modalities: [video, text], accuracy: 0.5}
       resources: {cpu: "1"}
     - name: early
       family: digits-av/early
@@ -63,7 +69,7 @@ def items():
 
 
 @pytest.mark.parametrize("variant", ["late", "early"])
-def test_a_network_learns_from_every_sense(variant, items):
+def test_training_changes_every_weight_and_lowers_the_loss(variant, items):
     network = variants.build(variants.VARIANTS[variant], seed=1)
     losses: list[float] = []
     before = {name: parameter.detach().clone() for name, parameter in network.named_parameters() if "weight" in name}
@@ -74,7 +80,7 @@ def test_a_network_learns_from_every_sense(variant, items):
     assert not [n for n, p in network.named_parameters() if n in before and torch.equal(p, before[n])]
 
 
-def test_a_temperature_undoes_being_too_sure():
+def test_best_temperature_corrects_overconfidence():
     random = torch.Generator().manual_seed(0)
     logits = torch.randn(4000, 10, generator=random) * 2
     digits = torch.multinomial(logits.softmax(dim=1), 1, generator=random)[:, 0]
@@ -82,26 +88,28 @@ def test_a_temperature_undoes_being_too_sure():
     assert best_temperature(logits * 2.0, digits) == pytest.approx(2.0, rel=0.1)
 
 
-def test_a_curve_mends_what_no_temperature_does_and_keeps_the_order():
-    """A kind of rows that knows less than it says, and one that knows more, as hints and names are."""
+def test_fitted_curve_corrects_groups_and_keeps_order():
+    """One group of rows is overconfident, the other underconfident, as with hints and names."""
     random = np.random.default_rng(3)
-    told = np.where(random.random(8000) < 0.5, random.uniform(0.2, 0.5, 8000), random.uniform(0.5, 0.99, 8000))
-    right = random.random(8000) < np.where(told < 0.5, told / 2, 0.8 + told / 5)
-    knots = fitted_curve(told[:4000], right[:4000])
-    mended = apply_calibration(torch.from_numpy(knots), torch.from_numpy(told[4000:].astype(np.float32))).numpy()
+    confidence = np.where(random.random(8000) < 0.5, random.uniform(0.2, 0.5, 8000), random.uniform(0.5, 0.99, 8000))
+    right = random.random(8000) < np.where(confidence < 0.5, confidence / 2, 0.8 + confidence / 5)
+    knots = fitted_curve(confidence[:4000], right[:4000])
+    calibrated = apply_calibration(
+        torch.from_numpy(knots), torch.from_numpy(confidence[4000:].astype(np.float32))
+    ).numpy()
 
     assert (np.diff(knots) >= 0).all()
-    assert calibration_error(told[4000:], right[4000:]) > 0.1
-    assert calibration_error(mended, right[4000:]) < 0.03
-    assert (np.diff(mended[np.argsort(told[4000:])]) >= -1e-6).all()
+    assert calibration_error(confidence[4000:], right[4000:]) > 0.1
+    assert calibration_error(calibrated, right[4000:]) < 0.03
+    assert (np.diff(calibrated[np.argsort(confidence[4000:])]) >= -1e-6).all()
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_a_curve_of_what_is_never_or_always_right_stays_a_curve(share):
+def test_fitted_curve_of_constant_accuracy_is_the_identity(share):
     knots = torch.from_numpy(fitted_curve(np.linspace(0.1, 0.9, 50), np.full(50, share > 0)))
-    found = apply_calibration(knots, torch.tensor([0.0, 0.3, 1.0]))
+    calibrated = apply_calibration(knots, torch.tensor([0.0, 0.3, 1.0]))
 
-    assert found.tolist() == pytest.approx([0.0, 0.3, 1.0], abs=1e-3)
+    assert calibrated.tolist() == pytest.approx([0.0, 0.3, 1.0], abs=1e-3)
 
 
 def test_calibration_error_is_the_mean_gap():
@@ -112,23 +120,25 @@ def test_calibration_error_is_the_mean_gap():
     assert calibration_error(np.array([1.0]), np.array([True])) == 0.0
 
 
-def test_what_is_measured_is_told_point_by_point(items):
-    scored = Scored.of(variants.for_serving(variants.build(variants.VARIANTS["late"], seed=1)), items)
-    told = measurement_document("what", scored.seen(dict.fromkeys(SUBSETS, Calibration(1.0, identity_calibration()))))
+def test_measurement_document_lists_every_point(items):
+    scored = ScoredItems.of(variants.prepare_for_serving(variants.build(variants.VARIANTS["late"], seed=1)), items)
+    report = measurement_document(
+        "what", scored.calibrated(dict.fromkeys(SUBSETS, Calibration(1.0, identity_calibration())))
+    )
 
-    assert [point.point for point in told.points] == [subset_name(subset) for subset in SUBSETS]
-    assert told.samples == 120
-    for point, subset in zip(told.points, SUBSETS, strict=True):
+    assert [point.point for point in report.points] == [subset_name(subset) for subset in SUBSETS]
+    assert report.samples == 120
+    for point, subset in zip(report.points, SUBSETS, strict=True):
         right = int((scored.logits[subset].argmax(dim=1) == scored.digits).sum())
         assert point.accuracy.value == pytest.approx(right / 120, abs=1e-4)
-    curves = {(curve.first, curve.then): curve for curve in told.curves}
+    curves = {(curve.first, curve.then): curve for curve in report.curves}
     assert len(curves) == 12
-    assert curves["audio", "all"].accuracies[0] == told.point("audio").accuracy.value
-    assert curves["audio", "all"].accuracies[-1] == told.point("all").accuracy.value
-    assert told.worst.accuracy.value == min(point.accuracy.value for point in told.points)
+    assert curves["audio", "all"].accuracies[0] == report.point("audio").accuracy.value
+    assert curves["audio", "all"].accuracies[-1] == report.point("all").accuracy.value
+    assert report.worst.accuracy.value == min(point.accuracy.value for point in report.points)
 
 
-def test_training_with_recordings_judges_each_speaker_and_writes_the_pipeline(tmp_path, monkeypatch):
+def test_training_with_recordings_updates_the_pipeline(tmp_path, monkeypatch):
     few = {"TRAINING_ITEMS": 60, "CALIBRATION_ITEMS": 40, "HELD_OUT_ITEMS": 60}
     for name, value in few.items():
         monkeypatch.setattr(train, name, value)
@@ -143,26 +153,26 @@ def test_training_with_recordings_judges_each_speaker_and_writes_the_pipeline(tm
 
     assert train.main(["-o", str(tmp_path), "--recordings", str(data), "--only", "late"]) == 0
 
-    found = MeasuredPipeline.model_validate_json((tmp_path / "measured.json").read_text()).variant("late")
-    assert found.primary == "recorded"
-    assert {kind: on.samples for kind, on in found.on.items()} == {"synthesised": 60, "recorded": 60}
-    assert "each speaker judged by weights trained on the others" in found.primary_results.description
+    report = MeasuredPipeline.model_validate_json((tmp_path / "measured.json").read_text()).variant("late")
+    assert report.primary == "recorded"
+    assert {kind: on.samples for kind, on in report.on.items()} == {"synthesised": 60, "recorded": 60}
+    assert "each speaker measured with weights trained on the others" in report.primary_results.description
     assert "# a comment that stays" in manifest.read_text()
     late, early = load_pipeline(manifest).spec.stages[0].variants
     assert early.operating_points[0].accuracy == 0.5
     assert {point.name for point in late.operating_points} == {subset_name(subset) for subset in SUBSETS}
     for point in late.operating_points:
-        own = found.primary_results.point(point.name)
+        own = report.primary_results.point(point.name)
         assert point.accuracy == own.accuracy.value
         assert {task: known.value for task, known in point.accuracy_by_task.items()} == {
-            kind: on.point(point.name).accuracy.value for kind, on in found.on.items()
+            kind: on.point(point.name).accuracy.value for kind, on in report.on.items()
         }
-        assert point.escalations == found.primary_results.escalations.get(point.name, ())
+        assert point.escalations == report.primary_results.escalations.get(point.name, ())
     weights = tmp_path / "weights" / "late.safetensors"
     variants.load(weights)
     assert variants.speakers_of(weights) == ("ann", "bob")
     assert held_out_speakers(load_recordings(data), variants.speakers_of(weights)) == ("cid",)
-    assert "(fsdd_dev.npz) of ann, bob, cid" in found.primary_results.description
+    assert "(fsdd_dev.npz) of ann, bob, cid" in report.primary_results.description
 
     assert train.main(["-o", str(tmp_path), "--only", "early"]) == 0
     both = MeasuredPipeline.model_validate_json((tmp_path / "measured.json").read_text())
@@ -171,8 +181,8 @@ def test_training_with_recordings_judges_each_speaker_and_writes_the_pipeline(tm
     assert variants.speakers_of(tmp_path / "weights" / "early.safetensors") == ()
 
 
-def test_nobody_learns_from_one_speaker_alone(tmp_path, capsys):
+def test_recordings_of_one_speaker_are_rejected(tmp_path, capsys):
     a_recording_file(tmp_path, ["ann"])
     with pytest.raises(SystemExit):
         train.main(["-o", str(tmp_path), "--recordings", str(tmp_path)])
-    assert "recordings of ann alone; give those of two speakers" in " ".join(capsys.readouterr().err.split())
+    assert "at least two are needed" in " ".join(capsys.readouterr().err.split())

@@ -1,4 +1,4 @@
-"""The networks: nothing computed for what is absent, each row by itself, weights that say what they are."""
+"""Networks of digits-av: absent modalities, independent rows, calibrations and weight files."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families import registry
 from trimtab_model_servers.families.digits_av import MODALITIES, SUBSETS, subset_name, variants
-from trimtab_model_servers.families.digits_av.base import parts
+from trimtab_model_servers.families.digits_av.base import select_modalities
 from trimtab_model_servers.families.digits_av.calibration import Calibration, identity_calibration
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_training.digits_av.dataset import ItemSource
@@ -16,7 +16,7 @@ from trimtab_training.digits_av.train_loops import to_tensors
 
 VARIANTS = list(variants.VARIANTS)
 BENT = np.stack([identity_calibration()[0], identity_calibration()[0] ** 2])
-"""A curve that believes less than it is told."""
+"""A curve that lowers confidences."""
 
 
 @pytest.fixture(scope="module")
@@ -25,24 +25,24 @@ def inputs():
 
 
 def a_network(variant, seed=0):
-    return variants.for_serving(variants.build(variants.VARIANTS[variant], seed=seed))
+    return variants.prepare_for_serving(variants.build(variants.VARIANTS[variant], seed=seed))
 
 
-def readers_of(network):
+def encoders_of(network):
     if hasattr(network, "encoders"):
         return dict(network.encoders.items())
     return {"audio": network.sound, "video": network.patch, "text": network.letters}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_what_is_absent_is_not_computed(variant, inputs):
+def test_absent_modalities_are_not_computed(variant, inputs):
     network = a_network(variant)
     ran = set()
-    for name, module in readers_of(network).items():
+    for name, module in encoders_of(network).items():
         module.register_forward_hook(lambda *_, name=name: ran.add(name))
     for subset in SUBSETS:
         ran.clear()
-        answer = network.infer(parts(inputs, subset))
+        answer = network.infer(select_modalities(inputs, subset))
 
         assert ran == set(subset)
         assert (answer["digit"].dtype, answer["confidence"].dtype) == (torch.int64, torch.float32)
@@ -51,18 +51,18 @@ def test_what_is_absent_is_not_computed(variant, inputs):
         network.infer({})
 
 
-def test_early_fusion_is_as_long_as_what_is_there(inputs):
+def test_early_fusion_has_tokens_of_given_modalities_only(inputs):
     network = a_network("early")
     lengths = []
-    network.trunk.register_forward_hook(lambda _, given, __: lengths.append(given[0].shape[1]))
+    network.trunk.register_forward_hook(lambda _, tokens, __: lengths.append(tokens[0].shape[1]))
     for subset in (("text",), ("audio", "text"), MODALITIES):
-        network.logits(parts(inputs, subset))
+        network.logits(select_modalities(inputs, subset))
 
     assert lengths == [1 + 6, 1 + 10 + 6, 1 + 10 + 4 * 9 + 6]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_row_is_answered_by_itself(variant, inputs):
+def test_rows_are_independent(variant, inputs):
     network = a_network(variant)
     together = network.logits({name: torch.cat([tensor] * 3) for name, tensor in inputs.items()})
     alone = torch.cat([network.logits({name: tensor[n : n + 1] for name, tensor in inputs.items()}) for n in range(6)])
@@ -70,10 +70,10 @@ def test_a_row_is_answered_by_itself(variant, inputs):
     assert torch.allclose(together, torch.cat([alone] * 3), atol=1e-4)
 
 
-def test_late_fusion_takes_up_what_its_encoders_computed(inputs):
+def test_late_fusion_reuses_encoded_features(inputs):
     network = a_network("late")
     first = {name: network.encode(name, inputs[name]) for name in ("audio", "text")}
-    network.encoders["audio"].register_forward_hook(lambda *_: pytest.fail("the sound was heard again"))
+    network.encoders["audio"].register_forward_hook(lambda *_: pytest.fail("the audio was encoded again"))
     again = network.fuse(first | {"video": network.encode("video", inputs["video"])})
 
     assert torch.allclose(again, a_network("late").logits(inputs), atol=1e-5)
@@ -82,18 +82,18 @@ def test_late_fusion_takes_up_what_its_encoders_computed(inputs):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_subset_has_its_own_calibration(variant, inputs):
     network = a_network(variant)
-    before = {subset: network.infer(parts(inputs, subset)) for subset in SUBSETS}
+    before = {subset: network.infer(select_modalities(inputs, subset)) for subset in SUBSETS}
     network.calibrate(("audio",), Calibration(4.0, identity_calibration()))
     network.calibrate(("video",), Calibration(1.0, BENT))
     for subset in SUBSETS:
-        after = network.infer(parts(inputs, subset))
+        after = network.infer(select_modalities(inputs, subset))
         assert torch.equal(after["digit"], before[subset]["digit"])
         is_same = torch.equal(after["confidence"], before[subset]["confidence"])
         assert is_same == (subset not in {("audio",), ("video",)})
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_weights_say_what_they_are(variant, inputs, tmp_path):
+def test_saved_weights_load_as_the_same_network(variant, inputs, tmp_path):
     network, path = a_network(variant, seed=3), tmp_path / "x.safetensors"
     network.calibrate(MODALITIES, Calibration(2.0, BENT))
     variants.save(network, path)
@@ -105,11 +105,11 @@ def test_weights_say_what_they_are(variant, inputs, tmp_path):
     assert again.calibration(MODALITIES).knots == pytest.approx(BENT, abs=1e-3)
 
 
-def test_wrong_weights_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="make models"):
+def test_unusable_weights_are_rejected(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no weights at"):
         variants.load(tmp_path / "none.safetensors")
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(variants.WeightsError, match="these are weights of None"):
+    with pytest.raises(variants.WeightsError, match="family None"):
         variants.load(tmp_path / "other.safetensors")
 
 
@@ -125,16 +125,18 @@ def a_spec(family, uri, **changes):
     return ModelSpec.model_validate(document | {"accuracy": 0.5, "operatingPoints": points} | changes)
 
 
-def test_a_family_answers_from_what_the_point_reads_and_the_batch_has(inputs):
+def test_family_uses_modalities_of_point_and_batch(inputs):
     network = registry.build(a_spec("digits-av/late", "random://?seed=1")).network
     point = a_spec("digits-av/late", "random://?seed=1").point("audio-text")
     both = network.infer(inputs, point)
 
-    assert torch.equal(both["confidence"], network.infer(parts(inputs, ("audio", "text")), point)["confidence"])
-    assert network.infer(parts(inputs, ("video", "text")), point)["digit"].shape == (6,)
+    assert torch.equal(
+        both["confidence"], network.infer(select_modalities(inputs, ("audio", "text")), point)["confidence"]
+    )
+    assert network.infer(select_modalities(inputs, ("video", "text")), point)["digit"].shape == (6,)
 
 
-def test_a_family_refuses_weights_of_the_other_and_parameters(tmp_path):
+def test_family_rejects_other_weights_and_parameters(tmp_path):
     variants.save(a_network("early"), tmp_path / "early.safetensors")
     with pytest.raises(ModelError, match="not of family 'digits-av/late'"):
         registry.build(a_spec("digits-av/late", str(tmp_path / "early.safetensors")))

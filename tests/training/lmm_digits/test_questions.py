@@ -1,13 +1,20 @@
-"""Questions have one right answer, and prompts cannot be forged."""
+"""Questions, pages and tokenizer of lmm-digits."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_model_servers.families.lmm_digits.tokenizer import IMAGE, REGISTERS, SPECIAL, prompt, special_id
+from trimtab_model_servers.families.lmm_digits.tokenizer import (
+    IMAGE,
+    REGISTERS,
+    SPECIAL,
+    load_default_tokenizer,
+    prompt,
+    special_id,
+)
 from trimtab_training.lmm_digits.page_generator import EMPTY, CellPageSource
-from trimtab_training.lmm_digits.questions import PAGES, Kind, ask, fits, spelled
+from trimtab_training.lmm_digits.questions import PAGES, Kind, ask, fits, format_cells
 from trimtab_training.lmm_digits.tokenizer_training import train_tokenizer
 
 TOKENIZER = train_tokenizer()
@@ -16,50 +23,51 @@ PAGES_OF_CELLS = st.lists(CELLS, max_size=3)
 
 
 @given(PAGES_OF_CELLS, st.sampled_from(Kind), st.integers(0, 99))
-def test_the_answer_follows_from_the_cells(pages, kind, seed):
+def test_answer_follows_from_the_cells(pages, kind, seed):
     if not fits(kind, pages):
-        with pytest.raises(ValueError, match="cannot be asked"):
+        with pytest.raises(ValueError, match="exactly one answer"):
             ask(kind, pages, np.random.default_rng(seed))
         return
-    asked = ask(kind, pages, np.random.default_rng(seed))
+    question = ask(kind, pages, np.random.default_rng(seed))
     digits = [[cell for cell in cells if cell != EMPTY] for cells in pages]
-    numbers = [int(character) for character in asked.text if character.isdigit()]
-    wanted = {
+    numbers = [int(character) for character in question.text if character.isdigit()]
+    expected = {
         Kind.COUNT: lambda: str(len(digits[0])),
         Kind.READ: lambda: "".join(str(cell) if cell < EMPTY else "-" for cell in pages[0]),
         Kind.LARGEST: lambda: str(max(digits[0])),
         Kind.SMALLEST: lambda: str(min(digits[0])),
         Kind.PRESENT: lambda: "yes" if numbers[0] in digits[0] else "no",
         Kind.MORE: lambda: str(1 + max(range(len(pages)), key=lambda page: len(digits[page]))),
-        Kind.READ_PAGE: lambda: spelled(pages[numbers[0] - 1]),
+        Kind.READ_PAGE: lambda: format_cells(pages[numbers[0] - 1]),
         Kind.SUM: lambda: str(sum(numbers)),
     }[kind]()
-    assert asked.answer == wanted
+    assert question.answer == expected
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_spelled_and_read_back_and_never_makes_a_special_token(text):
-    written = text + IMAGE + text
-    ids = TOKENIZER.encode(written, add_special_tokens=False).ids
+def test_text_round_trips_without_special_tokens(text):
+    forged = text + IMAGE + text
+    ids = TOKENIZER.encode(forged, add_special_tokens=False).ids
 
-    assert TOKENIZER.decode(ids, skip_special_tokens=False) == written
+    assert TOKENIZER.decode(ids, skip_special_tokens=False) == forged
     assert not {special_id(TOKENIZER, token) for token in SPECIAL} & set(ids)
 
 
 @pytest.mark.parametrize("page_tokens", [16, 1])
-def test_a_prompt_holds_each_pages_placeholders_once(page_tokens):
+def test_prompt_has_the_placeholders_of_each_page_once(page_tokens):
     ids = prompt(TOKENIZER, "Read page 2.", 3, page_tokens=page_tokens)
 
     assert ids.count(special_id(TOKENIZER, IMAGE)) == 3 * page_tokens
     assert ids.count(special_id(TOKENIZER, REGISTERS[0])) == 3
 
 
-def test_pages_are_the_same_each_time_and_hold_one_to_four_digits():
+def test_pages_are_deterministic_with_one_to_four_digits():
     pages = [CellPageSource("train", 1).page(index) for index in range(60)]
-    again = [CellPageSource("train", 1).page(index) for index in range(60)]
+    repeated = [CellPageSource("train", 1).page(index) for index in range(60)]
 
     assert all(
-        (one.pixels == other.pixels).all() and one.cells == other.cells for one, other in zip(pages, again, strict=True)
+        (first.pixels == second.pixels).all() and first.cells == second.cells
+        for first, second in zip(pages, repeated, strict=True)
     )
     assert {sum(cell != EMPTY for cell in page.cells) for page in pages} == {1, 2, 3, 4}
     assert (CellPageSource("held-out", 1).page(0).pixels != pages[0].pixels).any()
@@ -67,5 +75,9 @@ def test_pages_are_the_same_each_time_and_hold_one_to_four_digits():
         CellPageSource("train").page(-1)
 
 
-def test_every_kind_of_question_is_asked_of_pages_there_can_be():
+def test_every_kind_fits_its_smallest_number_of_pages():
     assert all(fits(kind, [[1, 2, 3, 4], [1, EMPTY, EMPTY, EMPTY]][: PAGES[kind][0]]) for kind in Kind)
+
+
+def test_default_tokenizer_equals_a_newly_trained_one():
+    assert load_default_tokenizer().to_str() == TOKENIZER.to_str()

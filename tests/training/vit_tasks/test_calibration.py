@@ -13,7 +13,7 @@ from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.model_spec import model_spec
 from trimtab_training.vit_tasks import calibration, train, train_finer_patches
 from trimtab_training.vit_tasks.datasets import TASKS
-from trimtab_training.vit_tasks.evaluate import Scored
+from trimtab_training.vit_tasks.evaluate import ScoredImages
 from trimtab_training.vit_tasks.operating_points import FULL, merging
 
 FOLDER = Path(__file__).parents[3] / "pipelines" / "vit-tasks"
@@ -27,63 +27,63 @@ COUNTS = (1000, 1000, 1000, 80)
 """Held-out images by task."""
 
 
-def scored(seed: int, *, lost: float, sharpness: float) -> Scored:
-    """Ten classes whose logits are `sharpness` times what they should be; of the right ones a share is lost."""
+def scored(seed: int, *, lost: float, sharpness: float) -> ScoredImages:
+    """Ten classes with logits scaled by `sharpness`; a share of the correct ones is swapped."""
     random = torch.Generator().manual_seed(seed)
     true = torch.randn(ROWS, 10, generator=random) * 1.5
     labels = torch.multinomial(true.softmax(dim=1), 1, generator=random).view(-1)
     doubtful = true.softmax(dim=1).amax(dim=1) < true.softmax(dim=1).amax(dim=1).median()
     swapped = doubtful & (torch.rand(ROWS, generator=random) < lost)
-    return Scored((true.where(~swapped[:, None], true.roll(1, dims=1))) * sharpness, labels)
+    return ScoredImages((true.where(~swapped[:, None], true.roll(1, dims=1))) * sharpness, labels)
 
 
-def both() -> dict[str, dict[str, Scored]]:
+def both() -> dict[str, dict[str, ScoredImages]]:
     return {
         FULL.name: {"one": scored(1, lost=0.0, sharpness=3.0), "other": scored(2, lost=0.0, sharpness=0.4)},
         MERGED.name: {"one": scored(1, lost=0.5, sharpness=3.0), "other": scored(2, lost=0.5, sharpness=0.4)},
     }
 
 
-def test_each_point_and_task_gets_the_temperature_that_undoes_its_heads_boast() -> None:
-    found = calibration.temperatures(both(), [FULL])
+def test_each_point_and_task_gets_its_own_temperature() -> None:
+    temperatures = calibration.fit_temperatures(both(), [FULL])
 
-    assert found["plain"]["one"] == pytest.approx(3.0, rel=0.1)
-    assert found["plain"]["other"] == pytest.approx(0.4, rel=0.1)
-    told = calibration.mean_confidence(both(), [FULL])["full"]
-    assert told["with"]["error"] < 0.3 * told["without"]["error"]
-    assert max(abs(one) for one in told["with"]["bias"].values()) < 0.03 < told["without"]["bias"]["one"]
-
-
-def test_a_confidence_that_is_judged_knows_nothing_of_its_own_half() -> None:
-    """A temperature fitted to an image's own label would change with that label."""
-    one = scored(3, lost=0.0, sharpness=2.0)
-    (own, other), _ = calibration._halves(ROWS)
-    before = calibration.seen({"one": one}).confidence
-    labels = one.labels.clone()
-    labels[own[:300]] = (labels[own[:300]] + 5) % 10
-    after = calibration.seen({"one": Scored(one.logits, labels)}).confidence
-
-    assert sorted([*own.tolist(), *other.tolist()]) == list(range(ROWS))
-    assert (after[own] == before[own]).all()
-    assert (after[other] != before[other]).any()
+    assert temperatures["plain"]["one"] == pytest.approx(3.0, rel=0.1)
+    assert temperatures["plain"]["other"] == pytest.approx(0.4, rel=0.1)
+    report = calibration.confidence_report(both(), [FULL])["full"]
+    assert report["with"]["error"] < 0.3 * report["without"]["error"]
+    assert max(abs(bias) for bias in report["with"]["bias"].values()) < 0.03 < report["without"]["bias"]["one"]
 
 
-def test_rows_that_merging_spoils_are_looked_at_again_and_it_is_written(tmp_path: Path) -> None:
-    looks = calibration.escalations(both(), [FULL, MERGED])
+def test_reported_confidence_is_cross_fitted() -> None:
+    """A temperature fitted to an image's own half would change with its labels."""
+    images = scored(3, lost=0.0, sharpness=2.0)
+    (first, second), _ = calibration._halves(ROWS)
+    before = calibration.confidence_sample({"one": images}).confidence
+    labels = images.labels.clone()
+    labels[first[:300]] = (labels[first[:300]] + 5) % 10
+    after = calibration.confidence_sample({"one": ScoredImages(images.logits, labels)}).confidence
 
-    assert not looks[FULL.name]
-    assert {look.to for look in looks[MERGED.name]} == {FULL.name}
-    assert min(look.share for look in looks[MERGED.name]) < 0.6
+    assert sorted([*first.tolist(), *second.tolist()]) == list(range(ROWS))
+    assert (after[first] == before[first]).all()
+    assert (after[second] != before[second]).any()
+
+
+def test_escalations_of_merging_points_are_written(tmp_path: Path) -> None:
+    escalations = calibration.escalations(both(), [FULL, MERGED])
+
+    assert not escalations[FULL.name]
+    assert {escalation.to for escalation in escalations[MERGED.name]} == {FULL.name}
+    assert min(escalation.share for escalation in escalations[MERGED.name]) < 0.6
     file = tmp_path / "pipeline.yaml"
     file.write_text(
         "spec:\n  stages:\n  - name: classify\n    variants:\n    - name: vit\n      operatingPoints:\n"
         "      - name: full\n        accuracy: 0.9\n      - name: merge-8\n        accuracy: 0.8\n"
     )
-    calibration.write_escalations(file, "vit", looks)
-    assert file.read_text().count("{to: full, confidenceBelow: ") == len(looks[MERGED.name])
+    calibration.write_escalations(file, "vit", escalations)
+    assert file.read_text().count("{to: full, confidenceBelow: ") == len(escalations[MERGED.name])
 
 
-def test_temperatures_are_stored_and_nothing_else_changes(tmp_path: Path) -> None:
+def test_storing_temperatures_changes_nothing_else(tmp_path: Path) -> None:
     before, path = load(FOLDER / train.WEIGHTS), tmp_path / "weights.safetensors"
     save(before, path, {"seed": "3"})
     store_temperatures(path, {"plain": {"crops": 1.5}})
@@ -96,43 +96,42 @@ def test_temperatures_are_stored_and_nothing_else_changes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("variant", FILES)
-def test_confidences_are_as_measured_and_near_the_truth(variant: str) -> None:
-    """Drifts are told by what a confidence changes; second looks need it near the truth."""
+def test_shipped_confidences_are_measured_and_calibrated(variant: str) -> None:
     file, weights = FILES[variant]
-    told = json.loads((FOLDER / file).read_text())["confidence"]
+    report = json.loads((FOLDER / file).read_text())["confidence"]
     points = load_pipeline(FOLDER).spec.stages[0].variant(variant).operating_points
 
-    assert list(told) == [point.name for point in points]
+    assert list(report) == [point.name for point in points]
     for point in points:
         means = {
-            task: one.value + told[point.name]["with"]["bias"][task] for task, one in point.accuracy_by_task.items()
+            task: one.value + report[point.name]["with"]["bias"][task] for task, one in point.accuracy_by_task.items()
         }
         assert {task: one.mean_confidence for task, one in point.accuracy_by_task.items()} == pytest.approx(means)
-        assert point.measured_accuracy().mean_confidence is None, (
-            "of which mix of tasks rows are that name none, nobody knows"
-        )
-    assert all(abs(bias) < 0.04 for point in told.values() for bias in point["with"]["bias"].values())
-    assert any(abs(bias) > 0.06 for point in told.values() for bias in point["without"]["bias"].values())
+        assert point.measured_accuracy().mean_confidence is None, "the mix of tasks is unknown"
+    assert all(abs(bias) < 0.04 for point in report.values() for bias in point["with"]["bias"].values())
+    assert any(abs(bias) > 0.06 for point in report.values() for bias in point["without"]["bias"].values())
     assert all(set(by_task) == set(TASKS) for by_task in load(FOLDER / weights).temperatures.values())
     assert len(load(FOLDER / weights).temperatures) == len(points)
 
 
-def test_the_pipeline_offers_second_looks_where_merging_costs_and_the_model_says_how_certain_it_is() -> None:
+def test_shipped_pipeline_escalates_strong_merging() -> None:
     pipeline = load_pipeline(FOLDER)
     stage = pipeline.spec.stages[0]
     variant = stage.variant(train_finer_patches.VARIANT)
     offered = {point.name: point.escalations for point in variant.operating_points if point.escalations}
 
     assert set(offered) == {"merge-40-prompts", "merge-48-prompts"}
-    for name, looks in offered.items():
-        for look in looks:
-            assert look.samples == 3080
-            assert look.accuracy_low is not None
-            assert look.accuracy_low < look.accuracy
-            assert set(look.by_task) == set(TASKS)
-            shares = {task: one.share for task, one in look.by_task.items()}
-            assert look.share == pytest.approx(np.average([shares[task] for task in TASKS], weights=COUNTS), abs=2e-4)
-            assert variant.point(name).accuracy + 0.0049 < look.accuracy
+    for name, escalations in offered.items():
+        for escalation in escalations:
+            assert escalation.samples == 3080
+            assert escalation.accuracy_low is not None
+            assert escalation.accuracy_low < escalation.accuracy
+            assert set(escalation.by_task) == set(TASKS)
+            shares = {task: one.share for task, one in escalation.by_task.items()}
+            assert escalation.share == pytest.approx(
+                np.average([shares[task] for task in TASKS], weights=COUNTS), abs=2e-4
+            )
+            assert variant.point(name).accuracy + 0.0049 < escalation.accuracy
     model = load_model(model_spec(pipeline, FOLDER, stage, variant, 1.0))
     images = TASKS["turned"]("held-out", 256, 2)
     inputs = {"image": images.pixels, "task": torch.full((256,), list(TASKS).index("turned"))}
@@ -140,5 +139,5 @@ def test_the_pipeline_offers_second_looks_where_merging_costs_and_the_model_says
     assert point is not None
     with torch.inference_mode():
         answer = model.network.infer(inputs, point)
-    right = (answer["label"] == images.labels).double().mean()
-    assert abs(float(answer["confidence"].mean() - right)) < 3 * (0.36 * 0.64 / 256) ** 0.5
+    correct = (answer["label"] == images.labels).double().mean()
+    assert abs(float(answer["confidence"].mean() - correct)) < 3 * (0.36 * 0.64 / 256) ** 0.5

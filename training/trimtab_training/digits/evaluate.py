@@ -1,8 +1,7 @@
-"""Accuracy on held-out pages: each variant's own, with its interval, and that of every pair end to end.
+"""Accuracy of locators, readers and their pairs on held-out pages.
 
-A reader is measured on the crops that locators really deliver (all of them pooled, found digits only), because that
-is what it is given in the pipeline. Then a pair's accuracy should be the product of its stages' accuracies; how far
-it is off is written beside it.
+A reader is measured on the crops that all locators deliver, matched digits only, because the pipeline gives it such
+crops. The accuracy of a pair should then be the product of its stages' accuracies; the report states the difference.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +22,8 @@ _BATCH: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Accuracy:
-    """A share of right answers with its 95 % Wilson interval."""
+class IntervalAccuracy:
+    """A share of correct answers with its 95 % Wilson interval."""
 
     value: float
     n: int
@@ -34,54 +33,47 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class PairAccuracy:
-    """What a locator and a reader reach together, beside the product of their own accuracies."""
+    """Accuracy of a locator and a reader together, and the product of their own accuracies."""
 
     locate: str
     read: str
-    accuracy: Accuracy
+    accuracy: IntervalAccuracy
     product: float
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Everything measured on one set of pages."""
+    """Accuracies on one set of pages."""
 
-    stages: Mapping[str, Accuracy]
+    stages: Mapping[str, IntervalAccuracy]
     pairs: tuple[PairAccuracy, ...]
 
     @property
     def largest_product_error(self) -> float:
-        """Say by how much the product of the stages misses the worst pair."""
+        """Largest difference between a pair's accuracy and the product of its stages."""
         return max((abs(pair.product - pair.accuracy.value) for pair in self.pairs), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocatorOutput:
-    """What one locator delivered: the crops that show a digit, and how many answers were due.
-
-    Attributes:
-        crops: uint8 [n, 1, 28, 28].
-        labels: int64 [n], the digit each shows.
-        total: digits and answers to account for, missed and invented ones included.
-    """
+    """Matched crops of one locator, and the number of expected answers."""
 
     crops: Tensor
+    """uint8 [n, 1, 28, 28]."""
     labels: NDArray[np.int64]
+    """[n], the digit on each crop."""
     total: int
+    """Digits and answers, including missed and invented ones."""
 
 
-def wilson(right: int, n: int) -> Accuracy:
-    """Wilson's 95 % interval of ``right`` out of ``n`` (Wilson 1927); it stays within 0…1.
-
-    Raises:
-        ValueError: when ``n`` is not positive.
-    """
-    low, high = wilson_interval(right, n)
-    return Accuracy(right / n, n, low, high)
+def wilson(correct: int, n: int) -> IntervalAccuracy:
+    """Accuracy of `correct` out of `n`; ValueError if `n` is not positive."""
+    low, high = wilson_interval(correct, n)
+    return IntervalAccuracy(correct / n, n, low, high)
 
 
 def locate_all(locator: Locator, pages: Sequence[Page]) -> LocatorOutput:
-    """Run ``locator`` over ``pages`` and keep what it found."""
+    """Run a locator over pages and keep the crops that match a digit."""
     crops, labels, total = [], [], 0
     for start in range(0, len(pages), _BATCH):
         batch = pages[start : start + _BATCH]
@@ -96,14 +88,14 @@ def locate_all(locator: Locator, pages: Sequence[Page]) -> LocatorOutput:
     return LocatorOutput(torch.cat(crops), np.concatenate(labels), total)
 
 
-def read_all(reader: Reader, found: LocatorOutput) -> int:
-    """Count the crops that ``reader`` reads rightly."""
-    right, step = 0, _BATCH
-    for start in range(0, len(found.labels), step):
+def read_all(reader: Reader, located: LocatorOutput) -> int:
+    """Count the crops that a reader classifies correctly."""
+    correct = 0
+    for start in range(0, len(located.labels), _BATCH):
         with torch.inference_mode():
-            digits, _ = reader(found.crops[start : start + step])
-        right += int((digits.numpy() == found.labels[start : start + step]).sum())
-    return right
+            digits, _ = reader(located.crops[start : start + _BATCH])
+        correct += int((digits.numpy() == located.labels[start : start + _BATCH]).sum())
+    return correct
 
 
 def measure(
@@ -112,27 +104,30 @@ def measure(
     pages: Sequence[Page],
     advance: Callable[[str], None] = lambda _: None,
 ) -> Measurement:
-    """Measure every variant and every pair on ``pages``; ``advance`` hears the name of each network done.
+    """Measure every variant and every pair; `advance` receives the name of each measured network.
 
-    A digit found by every locator is read once for each of them, so a reader's n is the mean number of digits a
+    A digit that every locator finds is read once for each of them, so a reader's n is the mean number of digits a
     locator finds, not the number of crops: its interval is then as wide as the handwriting behind it allows.
     """
-    stages: dict[str, Accuracy] = {}
-    found: dict[str, LocatorOutput] = {}
+    stages: dict[str, IntervalAccuracy] = {}
+    located: dict[str, LocatorOutput] = {}
     for name, locator in locators.items():
-        found[name] = locate_all(locator, pages)
-        stages[name] = wilson(len(found[name].labels), found[name].total)
+        located[name] = locate_all(locator, pages)
+        stages[name] = wilson(len(located[name].labels), located[name].total)
         advance(name)
-    right = {}
+    correct = {}
+    matched = sum(len(output.labels) for output in located.values())
     for name, reader in readers.items():
-        right[name] = {locator: read_all(reader, crops) for locator, crops in found.items()}
-        matched = sum(len(crops.labels) for crops in found.values())
-        n = round(matched / len(found))
-        stages[name] = wilson(round(sum(right[name].values()) / matched * n), n)
+        correct[name] = {locator: read_all(reader, output) for locator, output in located.items()}
+        n = round(matched / len(located))
+        stages[name] = wilson(round(sum(correct[name].values()) / matched * n), n)
         advance(name)
     pairs = (
         PairAccuracy(
-            locate, read, wilson(right[read][locate], found[locate].total), stages[locate].value * stages[read].value
+            locate,
+            read,
+            wilson(correct[read][locate], located[locate].total),
+            stages[locate].value * stages[read].value,
         )
         for locate in locators
         for read in readers

@@ -1,22 +1,18 @@
-"""``python -m trimtab_training.digits.train -o DIR``: train every variant anew and measure its accuracy.
+"""Training of the digits pipeline: `python -m trimtab_training.digits.train -o DIR`.
 
-Writes ``DIR/weights/VARIANT.safetensors`` and ``DIR/accuracy.json``. Seeds are fixed. Pages for training, for the
-locators' threshold and for measuring come from one seed each; the last from the held-out sources.
+Writes `DIR/weights/VARIANT.safetensors` and `DIR/accuracy.json`. Seeds are fixed: one for training pages, one for the
+pages that calibrate the locators' threshold, one for held-out pages.
 """
 
-import argparse
-import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from safetensors import safe_open
+from rich.progress import Progress
 
 from trimtab_model_servers.families.digits.locator import Locator
 from trimtab_model_servers.families.digits.reader import Reader
@@ -26,6 +22,7 @@ from trimtab_training.digits.page_generator import Page, PageSource
 from trimtab_training.digits.train_loops import calibrate, fit_locator, fit_reader
 from trimtab_training.digits.training_pool import Pool, gather
 from trimtab_training.optimizer import Schedule
+from trimtab_training.reporting import argument_parser, loss_bar, training_progress, weights_entry, write_report
 
 TRAINING_PAGES: Final = 16_000
 CALIBRATION_PAGES: Final = 1_000
@@ -49,8 +46,7 @@ SCHEDULES: Final[dict[str, Schedule]] = {
 def train_variant(variant: str, pool: Pool, folder: Path, progress: Progress) -> None:
     """Train one variant and write its weights."""
     schedule, started = SCHEDULES[variant], time.perf_counter()
-    task = progress.add_task(variant, total=schedule.steps, note="")
-    advance = _advancer(progress, task)
+    advance = loss_bar(progress, variant, schedule.steps)
     network = build(variant, seed=schedule.seed)
     if isinstance(network, Locator):
         fit_locator(network, pool, schedule, advance)
@@ -67,12 +63,11 @@ def train_variant(variant: str, pool: Pool, folder: Path, progress: Progress) ->
         "training_seconds": f"{seconds:.0f}",
     }
     save(network, VARIANTS[variant], folder / f"{variant}.safetensors", training)
-    progress.update(task, note=f"{seconds:.0f} s")
     progress.console.print(f"{variant} trained in {seconds:.0f} s")
 
 
 def measure_folder(folder: Path, progress: Progress) -> dict[str, object]:
-    """Measure every variant whose weights lie in ``folder`` and describe the result as ``accuracy.json`` holds it."""
+    """Measure every variant with weights in `folder`; return the content of `accuracy.json`."""
     paths = {name: folder / f"{name}.safetensors" for name in VARIANTS}
     networks = {name: load(path) for name, path in paths.items() if path.is_file()}
     locators = {name: network for name, network in networks.items() if isinstance(network, Locator)}
@@ -80,6 +75,7 @@ def measure_folder(folder: Path, progress: Progress) -> dict[str, object]:
     task = progress.add_task("measure", total=len(networks), note="held-out pages")
     pages = PageSource("held-out", HELD_OUT_SEED).pages(0, HELD_OUT_PAGES)
     measurement = evaluate.measure(locators, readers, pages, lambda name: progress.update(task, advance=1, note=name))
+    keys = ("seed", "steps", "batch", "training_seconds")
     return {
         "split": "held-out by source image and photo region",
         "pages": HELD_OUT_PAGES,
@@ -87,7 +83,8 @@ def measure_folder(folder: Path, progress: Progress) -> dict[str, object]:
         "interval": "Wilson, 95 %",
         "largest_product_error": round(measurement.largest_product_error, 4),
         "variants": {
-            name: {**_rounded(accuracy), **_provenance(paths[name])} for name, accuracy in measurement.stages.items()
+            name: {**_rounded(accuracy), **weights_entry(paths[name], keys)}
+            for name, accuracy in measurement.stages.items()
         },
         "pairs": [
             {
@@ -102,60 +99,32 @@ def measure_folder(folder: Path, progress: Progress) -> dict[str, object]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, write, measure, write."""
-    parser = argparse.ArgumentParser(description="Train the digits models anew and measure them.")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
+    """Train the chosen variants, then measure all."""
+    parser = argument_parser("Train and measure the models of the digits pipeline.", threads=2)
     parser.add_argument("--only", choices=list(VARIANTS), action="append", help="train this variant; repeatable")
-    parser.add_argument("--measure-only", action="store_true", help="train none, measure what is there")
-    parser.add_argument("--threads", type=int, default=2, help="cores to train on (default 2)")
+    parser.add_argument("--measure-only", action="store_true", help="measure existing weights without training")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    chosen = [] if options.measure_only else options.only or list(VARIANTS)
-    columns = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True)) as progress:
-        if chosen:
-            pool = gather(_counted(PageSource("train", TRAINING_SEED), progress))
-            for variant in chosen:
+    variants = [] if options.measure_only else options.only or list(VARIANTS)
+    with training_progress() as progress:
+        if variants:
+            pool = gather(_draw_pages(PageSource("train", TRAINING_SEED), progress))
+            for variant in variants:
                 train_variant(variant, pool, options.output / "weights", progress)
         report = measure_folder(options.output / "weights", progress)
-    path = options.output / "accuracy.json"
-    path.write_text(json.dumps(report, indent=2) + "\n")
-    Console(stderr=True).print(f"wrote {path}")
+    write_report(options.output / "accuracy.json", report)
     return 0
 
 
-def _counted(source: PageSource, progress: Progress) -> list[Page]:
-    task = progress.add_task("draw pages", total=TRAINING_PAGES, note="")
-    pages = []
-    for index in range(TRAINING_PAGES):
-        pages.append(source.page(index))
-        progress.update(task, advance=1)
-    return pages
+def _draw_pages(source: PageSource, progress: Progress) -> list[Page]:
+    indices = progress.track(range(TRAINING_PAGES), task_id=progress.add_task("draw pages", note=""))
+    return [source.page(index) for index in indices]
 
 
-def _advancer(progress: Progress, task: TaskID) -> Callable[[float], None]:
-    smooth = 0.0
-
-    def advance(loss: float) -> None:
-        nonlocal smooth
-        smooth = loss if smooth == 0 else 0.98 * smooth + 0.02 * loss
-        progress.update(task, advance=1, note=f"loss {smooth:.3f}")
-
-    return advance
-
-
-def _rounded(accuracy: evaluate.Accuracy) -> dict[str, float]:
-    named = asdict(accuracy)
-    named["accuracy"] = named.pop("value")
-    return {key: round(number, 4) for key, number in sorted(named.items())}
-
-
-def _provenance(path: Path) -> dict[str, float]:
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-        parameters = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118  (no mapping)
-    trained = {key: float(metadata[key]) for key in ("seed", "steps", "batch", "training_seconds")}
-    return {"parameters": parameters, "weights_bytes": path.stat().st_size, **trained}
+def _rounded(accuracy: evaluate.IntervalAccuracy) -> dict[str, float]:
+    fields = asdict(accuracy)
+    fields["accuracy"] = fields.pop("value")
+    return {key: round(number, 4) for key, number in sorted(fields.items())}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Training pages as tensors: drawn once, then sampled in batches as often as a network needs."""
+"""Pool of training pages as tensors, from which batches are sampled."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,41 +12,34 @@ from trimtab_model_servers.families.digits.locator import TYPICAL_SIDE_PX, cut_c
 from trimtab_training.digits.page_generator import MAX_DIGITS, Page
 
 CENTRE_JITTER, SIZE_JITTER = 0.07, 0.09
-"""Standard deviation of a crop's place (share of its side) and of its log size: about what locators deliver."""
+"""Standard deviations of a crop's centre, as a share of its side, and of its log size: about those of locators."""
 
 HEAT_RADIUS_PX = 3.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pool:
-    """Pages stacked.
-
-    Attributes:
-        images: uint8 [n, 1, 96, 96].
-        boxes: float32 [n, 3, 4]; rows beyond a page's digits lie far outside the page.
-        labels: int64 [n, 3]; -1 where there is no digit.
-    """
+    """Stacked pages."""
 
     images: Tensor
+    """uint8 [n, 1, 96, 96]."""
     boxes: Tensor
+    """float32 [n, 3, 4]; rows beyond a page's digits lie far outside the page."""
     labels: Tensor
+    """int64 [n, 3]; -1 pads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocatorTarget:
-    """What the four maps of a locator should say.
-
-    Attributes:
-        heat: [B, cells, cells], 1 at a digit's centre, falling off like a Gaussian.
-        geometry: [B, 3, cells, cells], from each cell to its nearest digit: dx, dy in cells, log size.
-    """
+    """Target of a locator's four maps."""
 
     heat: Tensor
+    """[B, cells, cells], a Gaussian around each digit's centre."""
     geometry: Tensor
+    """[B, 3, cells, cells], from each cell to its nearest digit: dx, dy in cells, log size."""
 
 
 def gather(pages: Iterable[Page]) -> Pool:
-    """Stack ``pages`` into one pool."""
     images, boxes, labels = [], [], []
     for page in pages:
         missing = MAX_DIGITS - len(page.labels)
@@ -57,30 +50,30 @@ def gather(pages: Iterable[Page]) -> Pool:
 
 
 def locator_target(boxes: Tensor, cells: int) -> LocatorTarget:
-    """Draw the target maps for the true ``boxes`` [B, 3, 4]."""
+    """Draw the target maps of boxes [B, 3, 4]."""
     cell_px = PAGE_SIDE_PX / cells
     middles = (torch.arange(cells) + 0.5) * cell_px
     centres = (boxes[..., :2] + boxes[..., 2:]) / 2
-    away_x = centres[:, :, 0, None, None] - middles[None, None, None, :]
-    away_y = centres[:, :, 1, None, None] - middles[None, None, :, None]
-    squared = away_x.square() + away_y.square()  # [B, 3, cells, cells]
+    dx = centres[:, :, 0, None, None] - middles[None, None, None, :]
+    dy = centres[:, :, 1, None, None] - middles[None, None, :, None]
+    squared = dx.square() + dy.square()  # [B, 3, cells, cells]
     least, nearest = squared.min(dim=1)
     log_size = ((boxes[..., 2] - boxes[..., 0]).clamp(min=1) / TYPICAL_SIDE_PX).log()[..., None, None]
-    numbers = (away_x / cell_px, away_y / cell_px, log_size)
-    away = torch.stack([number.expand_as(squared) for number in numbers], dim=2)  # [B, 3 digits, 3 numbers, …]
-    geometry = away.gather(1, nearest[:, None, None].expand(-1, 1, 3, -1, -1))[:, 0]
+    components = (dx / cell_px, dy / cell_px, log_size)
+    offsets = torch.stack([component.expand_as(squared) for component in components], dim=2)  # [B, digit, component, …]
+    geometry = offsets.gather(1, nearest[:, None, None].expand(-1, 1, 3, -1, -1))[:, 0]
     return LocatorTarget(torch.exp(-least / (2 * HEAT_RADIUS_PX**2)), geometry)
 
 
 def draw_crops(pool: Pool, count: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Cut ``count`` digits as a locator would, a little beside and a little too large or small.
+    """Cut digits with the centre and size errors of a locator.
 
     Returns:
         Crops uint8 [count, 1, 28, 28] and labels int64 [count].
     """
     pages, digits = (pool.labels >= 0).nonzero(as_tuple=True)
-    chosen = torch.randint(len(pages), (count,), generator=random)
-    pages, digits = pages[chosen], digits[chosen]
+    indices = torch.randint(len(pages), (count,), generator=random)
+    pages, digits = pages[indices], digits[indices]
     box = pool.boxes[pages, digits]
     side = (box[:, 2] - box[:, 0])[:, None]
     shift, growth = torch.randn((count, 2), generator=random), torch.randn((count, 1), generator=random)
@@ -90,5 +83,5 @@ def draw_crops(pool: Pool, count: int, random: torch.Generator) -> tuple[Tensor,
 
 
 def invert_some(images: Tensor, random: torch.Generator) -> Tensor:
-    """Swap dark and light in about half of ``images``: ink may be either."""
+    """Invert half of the images, since ink may be lighter or darker than the page."""
     return torch.where(torch.rand(len(images), 1, 1, 1, generator=random) < 0.5, 255 - images, images)

@@ -1,11 +1,10 @@
-"""Items with known truth: one digit, heard, seen in four frames, and typed; each sense degraded so that all matter.
+"""Items with ground truth: one digit as audio, video and text, each degraded so that all modalities matter.
 
-- audio: a spoken digit somewhere in 0.8 s at 8 kHz, in noise between hiss and rumble at a random signal-to-noise ratio;
-- video: four frames of one handwritten digit, which wanders and turns from frame to frame; a bar hides part of each,
-  and the picture is grainy;
-- text: six typed characters, the digit's name or, more often, only a hint (odd, even, low, high), with typing errors.
+- audio: a spoken digit within 0.8 s at 8 kHz, in coloured noise at a random signal-to-noise ratio;
+- video: four grainy frames of one handwritten digit that moves and rotates; a bar hides part of each frame;
+- text: six characters with typing errors: the digit's name or, more often, a hint (odd, even, low, high).
 
-Splits are by source: an image of handwriting, a synthesised voice, or a speaker is in one of them only.
+Splits share no image of handwriting, no synthesised voice and no speaker.
 """
 
 from collections.abc import Sequence
@@ -24,10 +23,10 @@ NAMES: Final = ("zero", "one", "two", "three", "four", "five", "six", "seven", "
 HINT_SHARE: Final = 0.7
 TYPO_SHARE: Final = 0.12
 SNR_DB: Final = {"recorded": (-12.0, 4.0), "synthesised": (-17.0, -1.0)}
-"""Least and most; synthesised voices are clearer, and would else be easier to understand than real ones."""
+"""Range of signal-to-noise ratios; synthesised voices are clearer than real ones."""
 BAR_PX: Final = 5
 GRAIN: Final = (0.15, 0.5)
-"""Standard deviation of the noise on a frame, between these."""
+"""Range of the standard deviation of a frame's noise."""
 
 _SOURCE: Final = {"train": 1, "held-out": 2}
 _LOUDNESS: Final = (2_000.0, 26_000.0)
@@ -35,34 +34,30 @@ _LOUDNESS: Final = (2_000.0, 26_000.0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Items:
-    """Rows of three senses and what is true of them.
-
-    Attributes:
-        audio: int16 [n, 6400].
-        video: uint8 [n, 4, 24, 24].
-        text: uint8 [n, 6], ASCII, 0 where nothing is typed.
-        digit: int64 [n].
-    """
+    """Rows of three modalities with their labels."""
 
     audio: NDArray[np.int16]
+    """[n, 6400]."""
     video: NDArray[np.uint8]
+    """[n, 4, 24, 24]."""
     text: NDArray[np.uint8]
+    """[n, 6], ASCII, padded with 0."""
     digit: NDArray[np.int64]
+    """[n]."""
 
     def inputs(self) -> dict[str, NDArray[Any]]:
-        """The three tensors by the names of the pipeline's inputs."""
+        """Tensors by the names of the pipeline's inputs."""
         return {"audio": self.audio, "video": self.video, "text": self.text}
 
 
 class ItemSource:
-    """An endless supply of items, the same for the same split, seed, recordings and index.
+    """Generator of items, deterministic in split, seed, recordings and index.
 
     Args:
-        split: whose handwriting and voices.
-        seed: of what is drawn.
-        recordings: real clips to take the sound from instead of synthesised voices; the split is then what was chosen
-            of them.
-        part: (which, of how many) parts of the split's handwriting; no image is in two.
+        split: of handwriting and voices.
+        seed: of the draws.
+        recordings: clips that replace the synthesised voices, already restricted to the split's speakers.
+        part: (index, count) of the disjoint parts of the split's handwriting.
     """
 
     def __init__(
@@ -78,18 +73,13 @@ class ItemSource:
         self._snr_db = SNR_DB["synthesised" if recordings is None else "recorded"]
         handwriting = load_datasets(split)
         self._glyphs = handwriting.glyphs
-        which, parts = part
-        self._written = [np.flatnonzero(handwriting.labels == digit)[which::parts] for digit in range(10)]
-        self._spoken = [] if recordings is None else [np.flatnonzero(recordings.digits == digit) for digit in range(10)]
+        index, count = part
+        self._glyphs_of_digit = [np.flatnonzero(handwriting.labels == digit)[index::count] for digit in range(10)]
+        clip_digits = np.empty(0) if recordings is None else recordings.digits
+        self._clips_of_digit = [np.flatnonzero(clip_digits == digit) for digit in range(10)]
 
     def items(self, start: int, count: int, digits: Sequence[int] | None = None) -> Items:
-        """Draw items `start` … `start + count - 1`.
-
-        Args:
-            start: 0 or more.
-            count: 1 or more.
-            digits: which digit each shows; drawn evenly where None.
-        """
+        """Draw `count` items from index `start`; `digits` fixes their labels."""
         rows = [self._item(start + n, None if digits is None else int(digits[n])) for n in range(count)]
         return Items(*(np.stack(part) for part in zip(*rows, strict=True)))
 
@@ -97,27 +87,27 @@ class ItemSource:
         random = np.random.default_rng([self.seed, index, _SOURCE[self.split]])
         drawn = int(random.integers(10))
         digit = drawn if digit is None else digit
-        glyph = self._glyphs[random.choice(self._written[digit])]
+        glyph = self._glyphs[random.choice(self._glyphs_of_digit[digit])]
         video, text = synthesize_video(glyph, random), synthesize_text(digit, random)
         audio = noisy_audio(self._clip(digit, random), self._snr_db, random)
         return audio, video, text, np.asarray(digit, dtype=np.int64)
 
     def _clip(self, digit: int, random: np.random.Generator) -> NDArray[np.float32]:
         if self.recordings is not None:
-            return self.recordings.clips[int(random.choice(self._spoken[digit]))]
+            return self.recordings.clips[int(random.choice(self._clips_of_digit[digit]))]
         return synthesize_word(digit, voice(int(random.integers(*VOICES[self.split]))), random)
 
 
 def noisy_audio(
     clip: NDArray[np.float32], snr_db: tuple[float, float], random: np.random.Generator
 ) -> NDArray[np.int16]:
-    """Put a clip somewhere into 0.8 s and add noise, so many decibels below it: int16 [6400]."""
+    """Place a clip within 0.8 s and add noise: int16 [6400]."""
     clip = clip[:SAMPLES]
-    room = SAMPLES - clip.size
+    padding = SAMPLES - clip.size
     audio = np.zeros(SAMPLES, dtype=np.float64)
-    first = int(random.integers(room + 1))
+    first = int(random.integers(padding + 1))
     audio[first : first + clip.size] = clip
-    noise = _coloured(random)
+    noise = _coloured_noise(random)
     power = float(np.mean(np.square(clip, dtype=np.float64))) + 1e-9
     noise *= np.sqrt(power / 10 ** (random.uniform(*snr_db) / 10))
     audio += noise
@@ -125,7 +115,7 @@ def noisy_audio(
     return audio.astype(np.int16)
 
 
-def _coloured(random: np.random.Generator) -> NDArray[np.float64]:
+def _coloured_noise(random: np.random.Generator) -> NDArray[np.float64]:
     """Noise of power 1 whose spectrum falls by 0 to 6 dB an octave."""
     spectrum = np.fft.rfft(random.standard_normal(SAMPLES))
     hertz = np.fft.rfftfreq(SAMPLES, 1 / RATE_HZ)
@@ -135,28 +125,28 @@ def _coloured(random: np.random.Generator) -> NDArray[np.float64]:
 
 
 def synthesize_video(glyph: NDArray[np.float32], random: np.random.Generator) -> NDArray[np.uint8]:
-    """Film a glyph [28, 28]: four frames, uint8 [4, 24, 24]."""
+    """Frames of a moving glyph [28, 28]: uint8 [4, 24, 24]."""
     middle = (SIDE_PX - 1) / 2
     across = np.arange(SIDE_PX, dtype=np.float32) - np.float32(middle)
-    turns = random.uniform(-0.25, 0.25) + random.normal(0, 0.08, (FRAMES, 1, 1))
+    angles = random.uniform(-0.25, 0.25) + random.normal(0, 0.08, (FRAMES, 1, 1))
     scale = 28 / SIDE_PX * random.uniform(0.95, 1.3)
-    moved = random.normal(0, 1.5, (FRAMES, 2, 1, 1))
-    x, y = across[None, None, :] + moved[:, 0], across[None, :, None] + moved[:, 1]
-    source_x = scale * (np.cos(turns) * x + np.sin(turns) * y) + 13.5
-    source_y = scale * (-np.sin(turns) * x + np.cos(turns) * y) + 13.5
+    shift = random.normal(0, 1.5, (FRAMES, 2, 1, 1))
+    x, y = across[None, None, :] + shift[:, 0], across[None, :, None] + shift[:, 1]
+    source_x = scale * (np.cos(angles) * x + np.sin(angles) * y) + 13.5
+    source_y = scale * (-np.sin(angles) * x + np.cos(angles) * y) + 13.5
     frames = sample(glyph, source_x, source_y)
-    angles, away = random.uniform(0, np.pi, (FRAMES, 1, 1)), random.uniform(-5, 5, (FRAMES, 1, 1))
-    distance = np.cos(angles) * across[None, None, :] + np.sin(angles) * across[None, :, None] - away
+    bar_angles, offsets = random.uniform(0, np.pi, (FRAMES, 1, 1)), random.uniform(-5, 5, (FRAMES, 1, 1))
+    distance = np.cos(bar_angles) * across[None, None, :] + np.sin(bar_angles) * across[None, :, None] - offsets
     hidden = np.where(np.abs(distance) < BAR_PX / 2, random.uniform(0, 1), frames)
     grainy = 0.2 + 0.6 * hidden + random.uniform(*GRAIN) * random.standard_normal(hidden.shape)
     return (grainy.clip(0, 1) * 255).astype(np.uint8)
 
 
 def synthesize_text(digit: int, random: np.random.Generator) -> NDArray[np.uint8]:
-    """Type a digit's name or a hint: uint8 [6]."""
+    """A digit's name or a hint with typing errors: uint8 [6]."""
     hints = ("odd" if digit % 2 else "even", "high" if digit >= 5 else "low")
     word = hints[int(random.integers(2))] if random.random() < HINT_SHARE else NAMES[digit]
     letters = np.zeros(CHARACTERS, dtype=np.uint8)
     letters[: len(word)] = np.frombuffer(word.encode(), dtype=np.uint8)
-    wrong = (random.random(CHARACTERS) < TYPO_SHARE) & (letters > 0)
-    return np.where(wrong, random.integers(97, 123, CHARACTERS), letters).astype(np.uint8)
+    typos = (random.random(CHARACTERS) < TYPO_SHARE) & (letters > 0)
+    return np.where(typos, random.integers(97, 123, CHARACTERS), letters).astype(np.uint8)

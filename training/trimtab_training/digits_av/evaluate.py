@@ -1,4 +1,4 @@
-"""What the networks are worth on items they were not trained on: each subset's accuracy, confidence, second looks."""
+"""Evaluation of digits-av networks on held-out items: accuracy, calibration and escalations of each modality subset."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,111 +9,99 @@ import torch
 from torch import Tensor
 
 from trimtab_model_servers.families.digits_av import SUBSETS, subset_name
+from trimtab_model_servers.families.digits_av.base import strict_pairs
 from trimtab_model_servers.families.digits_av.calibration import Calibration, apply_calibration, identity_calibration
 from trimtab_model_servers.families.digits_av.variants import Network
-from trimtab_pipelines.accuracy_evidence import Accuracy, mean_confidence
+from trimtab_pipelines.accuracy_evidence import measured_accuracy
 from trimtab_pipelines.confidence import ConfidenceSample, PairedConfidence, escalation_curve, escalations
 from trimtab_pipelines.training_report import ConfidenceCurve, MeasuredOn, MeasuredPoint
 from trimtab_training.confidence_fitting import best_temperature, calibration_error, fitted_curve
-from trimtab_training.digits.evaluate import wilson
 from trimtab_training.digits_av.dataset import Items
-from trimtab_training.digits_av.train_loops import scores
+from trimtab_training.digits_av.train_loops import compute_logits
 
 SHARES: Final = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 ALL: Final = SUBSETS[-1]
 Subset = tuple[str, ...]
+Samples = Mapping[Subset, ConfidenceSample]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scored:
-    """Items as a network scored them, before any calibration.
-
-    Attributes:
-        digits: the truth, int64 [n].
-        logits: of each subset, float32 [n, 10].
-    """
+class ScoredItems:
+    """Uncalibrated logits of items, by modality subset."""
 
     digits: Tensor
+    """Labels, int64 [n]."""
     logits: Mapping[Subset, Tensor]
+    """float32 [n, 10] each."""
 
     @classmethod
-    def of(cls, network: Network, items: Items) -> "Scored":
-        """Score items."""
-        return cls(torch.from_numpy(items.digit), scores(network, items))
+    def of(cls, network: Network, items: Items) -> "ScoredItems":
+        return cls(torch.from_numpy(items.digit), compute_logits(network, items))
 
     @classmethod
-    def joined(cls, several: Iterable["Scored"]) -> "Scored":
-        """Put several together, in order."""
-        found = tuple(several)
-        logits = {subset: torch.cat([one.logits[subset] for one in found]) for subset in SUBSETS}
-        return cls(torch.cat([one.digits for one in found]), logits)
+    def concatenate(cls, parts: Iterable["ScoredItems"]) -> "ScoredItems":
+        parts = tuple(parts)
+        logits = {subset: torch.cat([part.logits[subset] for part in parts]) for subset in SUBSETS}
+        return cls(torch.cat([part.digits for part in parts]), logits)
 
-    def calibrations(self) -> dict[Subset, Calibration]:
-        """The calibration of each subset that fits these items best."""
-        return {subset: self._calibration(subset) for subset in SUBSETS}
+    def fit_calibrations(self) -> dict[Subset, Calibration]:
+        """Fit each subset's calibration to these items."""
+        return {subset: self._fit_calibration(subset) for subset in SUBSETS}
 
-    def _calibration(self, subset: Subset) -> Calibration:
+    def calibrated(self, calibrations: Mapping[Subset, Calibration]) -> dict[Subset, ConfidenceSample]:
+        """Calibrated confidence and correctness of each item, by subset."""
+        return {subset: self._calibrated(subset, calibrations[subset]) for subset in SUBSETS}
+
+    def _fit_calibration(self, subset: Subset) -> Calibration:
         temperature = best_temperature(self.logits[subset], self.digits)
-        seen = self._seen(subset, Calibration(temperature, identity_calibration()))
-        return Calibration(temperature, fitted_curve(seen.confidence, seen.right))
+        sample = self._calibrated(subset, Calibration(temperature, identity_calibration()))
+        return Calibration(temperature, fitted_curve(sample.confidence, sample.right))
 
-    def seen(self, by: Mapping[Subset, Calibration]) -> dict[Subset, ConfidenceSample]:
-        """How certain of each item each subset is, and whether rightly."""
-        return {subset: self._seen(subset, by[subset]) for subset in SUBSETS}
-
-    def _seen(self, subset: Subset, by: Calibration) -> ConfidenceSample:
-        probability, digit = (self.logits[subset] / by.temperature).softmax(dim=1).max(dim=1)
-        confidence = apply_calibration(torch.from_numpy(by.knots), probability)
+    def _calibrated(self, subset: Subset, calibration: Calibration) -> ConfidenceSample:
+        probability, digit = (self.logits[subset] / calibration.temperature).softmax(dim=1).max(dim=1)
+        confidence = apply_calibration(torch.from_numpy(calibration.knots), probability)
         return ConfidenceSample(confidence.numpy(), (digit == self.digits).numpy(), frozenset(subset))
 
 
-def concatenate(several: Iterable[Mapping[Subset, ConfidenceSample]]) -> dict[Subset, ConfidenceSample]:
-    """Join what was seen of several sets of items."""
-    found = tuple(several)
+def concatenate_samples(parts: Iterable[Samples]) -> dict[Subset, ConfidenceSample]:
+    """Concatenate the items of several samples, subset by subset."""
+    parts = tuple(parts)
     return {
         subset: ConfidenceSample(
-            np.concatenate([one[subset].confidence for one in found]),
-            np.concatenate([one[subset].right for one in found]),
+            np.concatenate([part[subset].confidence for part in parts]),
+            np.concatenate([part[subset].right for part in parts]),
             frozenset(subset),
         )
         for subset in SUBSETS
     }
 
 
-def measurement_document(what: str, seen: Mapping[Subset, ConfidenceSample]) -> MeasuredOn:
-    """Describe what was measured, as `measured.json` holds it."""
+def measurement_document(description: str, samples: Samples) -> MeasuredOn:
+    """Accuracies, confidence curves and escalations, as `measured.json` holds them."""
     return MeasuredOn(
-        description=what,
-        samples=seen[ALL].right.size,
-        points=tuple(_point(subset, seen[subset]) for subset in SUBSETS),
-        curves=tuple(_curve(less, more, seen) for less in SUBSETS for more in SUBSETS if set(less) < set(more)),
-        escalations=escalations({subset_name(subset): one for subset, one in seen.items()}),
+        description=description,
+        samples=samples[ALL].right.size,
+        points=tuple(_point(subset, samples[subset]) for subset in SUBSETS),
+        curves=tuple(_curve(fewer, more, samples) for fewer, more in strict_pairs()),
+        escalations=escalations({subset_name(subset): sample for subset, sample in samples.items()}),
     )
 
 
-def _point(subset: Subset, seen: ConfidenceSample) -> MeasuredPoint:
-    found = wilson(int(seen.right.sum()), seen.right.size)
+def _point(subset: Subset, sample: ConfidenceSample) -> MeasuredPoint:
     return MeasuredPoint(
         point=subset_name(subset),
         modalities=subset,
-        accuracy=Accuracy(
-            source="Measured",
-            samples=found.n,
-            value=round(found.value, 4),
-            low=round(found.low, 4),
-            high=round(found.high, 4),
-            mean_confidence=mean_confidence(seen.confidence.tolist()),
-        ),
-        calibration_error=round(calibration_error(seen.confidence, seen.right), 4),
+        accuracy=measured_accuracy(int(sample.right.sum()), sample.right.size, sample.confidence.tolist()),
+        calibration_error=round(calibration_error(sample.confidence, sample.right), 4),
     )
 
 
-def _curve(less: Subset, more: Subset, seen: Mapping[Subset, ConfidenceSample]) -> ConfidenceCurve:
-    looks = PairedConfidence(seen[less].confidence, seen[less].right, seen[more].right)
-    found = escalation_curve(looks, SHARES)
+def _curve(fewer: Subset, more: Subset, samples: Samples) -> ConfidenceCurve:
+    pairs = PairedConfidence(samples[fewer].confidence, samples[fewer].right, samples[more].right)
+    thresholds = escalation_curve(pairs, SHARES)
     return ConfidenceCurve(
-        first=subset_name(less),
+        first=subset_name(fewer),
         then=subset_name(more),
-        shares=tuple(round(look.share, 4) for look in found),
-        accuracies=tuple(round(look.accuracy, 4) for look in found),
+        shares=tuple(round(threshold.share, 4) for threshold in thresholds),
+        accuracies=tuple(round(threshold.accuracy, 4) for threshold in thresholds),
     )

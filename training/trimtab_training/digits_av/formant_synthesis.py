@@ -1,8 +1,7 @@
-"""Spoken digits made by formant synthesis: harmonics of a voice and shaped noise, through three resonances.
+"""Formant synthesis of spoken digits: voice harmonics and shaped noise through three resonances (Klatt 1980).
 
-A word is a row of phones, a phone a target of formants, voicing and noise; between targets everything glides. A voice
-differs by its pitch, the length of its vocal tract, its vowels and its pace (Klatt 1980 describes the scheme; the table
-of targets follows Peterson and Barney 1952 for vowels). Voices of the two splits are different ones.
+A word is a sequence of phones. A phone is a target of formants, voicing and noise; values glide between targets. Voices
+differ in pitch, vocal tract length, vowels and speaking rate. Vowel targets follow Peterson and Barney 1952.
 """
 
 from dataclasses import dataclass
@@ -16,17 +15,17 @@ Split = Literal["train", "held-out"]
 
 RATE_HZ: Final = 8000
 HOP: Final = 40
-"""Samples between two targets of the interpolation, 5 ms."""
+"""Samples of one interpolation step, 5 ms."""
 
 VOICES: Final = {"train": (0, 400), "held-out": (10_000, 10_060)}
-"""Numbers of the voices of a split, end excluded."""
+"""Range of voice numbers of each split."""
 
 _BANDWIDTHS_HZ: Final = np.array([80.0, 110.0, 160.0])
 
 
 @dataclass(frozen=True, slots=True)
 class _Phone:
-    """Formants in Hz, how loud its voice and its noise are, where its noise lies, and how long it lasts."""
+    """Formants in Hz, loudness of voice and noise, centre of the noise, and duration."""
 
     formants: tuple[float, float, float]
     voice: float
@@ -74,65 +73,52 @@ _WORDS: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Voice:
-    """Who speaks.
-
-    Attributes:
-        pitch_hz: of the middle of a word.
-        tract: factor on every formant; a shorter vocal tract has higher ones.
-        accent: factor on each formant of each phone, by its name.
-        pace: factor on every length.
-        breath: noise under the voice, 0…1.
-    """
+    """A speaker."""
 
     pitch_hz: float
+    """Pitch in the middle of a word."""
     tract: float
+    """Factor on every formant; a shorter vocal tract has higher ones."""
     accent: dict[str, NDArray[np.float64]]
-    pace: float
+    """Factor on each formant of each phone, by its name."""
+    tempo: float
+    """Factor on every duration."""
     breath: float
+    """Noise under the voice, 0…1."""
 
 
 def voice(number: int) -> Voice:
-    """Return the voice of that number, the same each time."""
     random = np.random.default_rng([77, number])
     accent = {name: np.exp(random.normal(0, [0.08, 0.05, 0.04])) for name in _PHONES}
     return Voice(
         pitch_hz=float(np.exp(random.uniform(np.log(85), np.log(230)))),
         tract=float(random.uniform(0.88, 1.18)),
         accent=accent,
-        pace=float(random.uniform(0.75, 1.25)),
+        tempo=float(random.uniform(0.75, 1.25)),
         breath=float(random.uniform(0.0, 0.15)),
     )
 
 
 def synthesize_word(digit: int, speaker: Voice, random: np.random.Generator) -> Floats:
-    """Synthesise one utterance.
-
-    Args:
-        digit: 0…9.
-        speaker: the voice.
-        random: of this take: pace, pitch and stress differ from take to take.
-
-    Returns:
-        Samples at 8 kHz, peak 1. Shape (0.15 to 0.9 s,).
-    """
+    """Synthesise one utterance of a digit, 0.15 to 0.9 s at 8 kHz, peak 1; `random` varies tempo, pitch and stress."""
     names = ("hush", *_WORDS[digit], "hush")
     phones = [_PHONES[name] for name in names]
-    lengths = np.array([p.seconds for p in phones]) * speaker.pace * np.exp(random.normal(0, 0.12, len(phones)))
+    lengths = np.array([p.seconds for p in phones]) * speaker.tempo * np.exp(random.normal(0, 0.12, len(phones)))
     lengths[[0, -1]] = 0.02
     edges = np.concatenate([[0.0], np.cumsum(lengths)])
     middles = (edges[1:] + edges[:-1]) / 2
     moments = np.arange(0, edges[-1], HOP / RATE_HZ)
-    sounded = np.searchsorted(edges, moments, side="right") - 1
+    phone_of_step = np.searchsorted(edges, moments, side="right") - 1
     formants = np.stack([np.array(p.formants) * speaker.accent[n] for p, n in zip(phones, names, strict=True)])
     formants *= speaker.tract * np.exp(random.normal(0, 0.02, 3))
-    glided = np.stack([np.interp(moments, middles, formants[:, n]) for n in range(3)], axis=1)
-    loud = _smooth(np.array([p.voice for p in phones])[sounded])
-    hiss = _smooth(np.array([p.noise for p in phones])[sounded])
-    hiss_hz = np.array([p.noise_hz or 2500.0 for p in phones])[sounded]
-    course = 1.0 + 0.15 * random.uniform(-1, 1) - 0.2 * moments / edges[-1]
-    spoken = _voiced(glided, loud, speaker.pitch_hz * course * np.exp(random.normal(0, 0.05)))
-    spoken += _hissed(glided, hiss + speaker.breath * loud * 0.3, hiss_hz, random)
-    return (spoken / max(float(np.abs(spoken).max()), 1e-6)).astype(np.float32)
+    glides = np.stack([np.interp(moments, middles, formants[:, n]) for n in range(3)], axis=1)
+    loud = _smooth(np.array([p.voice for p in phones])[phone_of_step])
+    hiss = _smooth(np.array([p.noise for p in phones])[phone_of_step])
+    hiss_hz = np.array([p.noise_hz or 2500.0 for p in phones])[phone_of_step]
+    contour = 1.0 + 0.15 * random.uniform(-1, 1) - 0.2 * moments / edges[-1]
+    wave = _voiced(glides, loud, speaker.pitch_hz * contour * np.exp(random.normal(0, 0.05)))
+    wave += _noise(glides, hiss + speaker.breath * loud * 0.3, hiss_hz, random)
+    return (wave / max(float(np.abs(wave).max()), 1e-6)).astype(np.float32)
 
 
 def _smooth(levels: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -140,7 +126,7 @@ def _smooth(levels: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _response(hertz: NDArray[np.float64], formants: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How much three two-pole resonances in a row pass: hertz [T, K], formants [T, 3] to [T, K]."""
+    """Gain of three two-pole resonances in series: hertz [T, K], formants [T, 3] to [T, K]."""
     square = hertz[:, :, None] ** 2
     centre = formants[:, None, :]
     gains = centre**2 / np.sqrt((square - centre**2) ** 2 + (_BANDWIDTHS_HZ * hertz[:, :, None]) ** 2 + 1.0)
@@ -154,31 +140,31 @@ def _voiced(
     count = int(3800 / pitch_hz.max())
     order = np.arange(1, count + 1)
     levels = _response(pitch_hz[:, None] * order, formants) / order * loud[:, None]
-    at = np.arange(len(loud) * HOP) / HOP
-    turning = np.exp(2j * np.pi * np.cumsum(np.interp(at, np.arange(len(loud)), pitch_hz)) / RATE_HZ)
-    total, wave = np.zeros(at.size), np.ones(at.size, dtype=np.complex128)
+    steps = np.arange(len(loud) * HOP) / HOP
+    rotation = np.exp(2j * np.pi * np.cumsum(np.interp(steps, np.arange(len(loud)), pitch_hz)) / RATE_HZ)
+    total, wave = np.zeros(steps.size), np.ones(steps.size, dtype=np.complex128)
     for n in range(count):
-        wave = wave * turning
-        total += np.interp(at, np.arange(len(loud)), levels[:, n]) * wave.imag
+        wave = wave * rotation
+        total += np.interp(steps, np.arange(len(loud)), levels[:, n]) * wave.imag
     return total
 
 
-def _hissed(
+def _noise(
     formants: NDArray[np.float64],
     level: NDArray[np.float64],
     centre_hz: NDArray[np.float64],
     random: np.random.Generator,
 ) -> NDArray[np.float64]:
-    """Noise in short overlapping pieces, each with the spectrum of its moment."""
-    size, pieces = 2 * HOP, len(level)
+    """Noise in short overlapping frames, each with its own spectrum."""
+    size, frames = 2 * HOP, len(level)
     window = np.hanning(size + 1)[:-1]
     hertz = np.fft.rfftfreq(size, 1 / RATE_HZ)
     bump = np.exp(-(((hertz - centre_hz[:, None]) / 900.0) ** 2)) + 0.05 * _response(
-        np.broadcast_to(hertz, (pieces, hertz.size)), formants
+        np.broadcast_to(hertz, (frames, hertz.size)), formants
     ).clip(max=4.0)
-    spectra = np.fft.rfft(random.standard_normal((pieces, size)) * window, axis=1) * bump
+    spectra = np.fft.rfft(random.standard_normal((frames, size)) * window, axis=1) * bump
     shaped = np.fft.irfft(spectra, n=size, axis=1) * (level * 2.0)[:, None]
-    total = np.zeros((pieces + 1) * HOP)
-    total[: pieces * HOP] += shaped[:, :HOP].ravel()
+    total = np.zeros((frames + 1) * HOP)
+    total[: frames * HOP] += shaped[:, :HOP].ravel()
     total[HOP:] += shaped[:, HOP:].ravel()
-    return total[: pieces * HOP]
+    return total[: frames * HOP]

@@ -1,4 +1,4 @@
-"""Questions about zero to three pages, and their only right answer. Pure: cells and chance in, words out."""
+"""Questions about zero to three pages, each with exactly one correct answer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ MAX_PAGES: Final = 3
 
 
 class Kind(StrEnum):
-    """What is asked."""
+    """Kind of a question."""
 
     COUNT = "count"
     READ = "read"
@@ -28,7 +28,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of some pages, and what a right answer says, to the letter."""
+    """A question and its exact answer."""
 
     kind: Kind
     text: str
@@ -45,11 +45,11 @@ PAGES: Final[dict[Kind, tuple[int, int]]] = {
     Kind.READ_PAGE: (2, MAX_PAGES),
     Kind.SUM: (0, 0),
 }
-"""How many pages each kind is asked of, from and to."""
+"""Least and largest number of pages of each kind."""
 
 
-def spelled(cells: Cells) -> str:
-    """Write cells row by row, a dash for an empty one: ``7-43``."""
+def format_cells(cells: Cells) -> str:
+    """Format cells row by row, with a dash for an empty one: `7-43`."""
     return "".join("-" if cell == EMPTY else str(cell) for cell in cells)
 
 
@@ -63,14 +63,12 @@ def fits(kind: Kind, pages: Sequence[Cells]) -> bool:
 
 
 def ask(kind: Kind, pages: Sequence[Cells], random: np.random.Generator) -> Question:
-    """Word a question of this kind about ``pages``.
-
-    Raises:
-        ValueError: when the question would not have exactly one answer.
-    """
+    """Draw a wording of a question; ValueError if it has not exactly one answer."""
     if not fits(kind, pages):
-        raise ValueError(f"{kind.value!r} cannot be asked of {[spelled(cells) for cells in pages]}")
-    wordings, answer = _ASKED[kind](pages, random)
+        raise ValueError(
+            f"{kind.value!r} has not exactly one answer on pages {[format_cells(cells) for cells in pages]}"
+        )
+    wordings, answer = _BUILDERS[kind](pages, random)
     return Question(kind, wordings[int(random.integers(len(wordings)))], answer)
 
 
@@ -82,56 +80,56 @@ def _digits(cells: Cells) -> list[int]:
     return [cell for cell in cells if cell != EMPTY]
 
 
-_Asked = tuple[tuple[str, ...], str]
+_Wordings = tuple[tuple[str, ...], str]
 
 
-def _ask_count(pages: Sequence[Cells], random: np.random.Generator) -> _Asked:
+def _ask_count(pages: Sequence[Cells], random: np.random.Generator) -> _Wordings:
     del random
     return ("How many digits are there?", "Count the digits."), str(_count(pages[0]))
 
 
-def _ask_read(pages: Sequence[Cells], random: np.random.Generator) -> _Asked:
+def _ask_read(pages: Sequence[Cells], random: np.random.Generator) -> _Wordings:
     del random
-    return ("Read the cells.", "What do the cells say?"), spelled(pages[0])
+    return ("Read the cells.", "What do the cells say?"), format_cells(pages[0])
 
 
-def _ask_largest(pages: Sequence[Cells], random: np.random.Generator) -> _Asked:
+def _ask_largest(pages: Sequence[Cells], random: np.random.Generator) -> _Wordings:
     del random
     return ("What is the largest digit?", "Name the largest digit."), str(max(_digits(pages[0])))
 
 
-def _ask_smallest(pages: Sequence[Cells], random: np.random.Generator) -> _Asked:
+def _ask_smallest(pages: Sequence[Cells], random: np.random.Generator) -> _Wordings:
     del random
     return ("What is the smallest digit?", "Name the smallest digit."), str(min(_digits(pages[0])))
 
 
-def _ask_present(pages: Sequence[Cells], random: np.random.Generator) -> _Asked:
-    """Half of these are answered yes."""
-    there = sorted(set(_digits(pages[0])))
-    absent = [digit for digit in range(10) if digit not in there]
+def _ask_present(pages: Sequence[Cells], random: np.random.Generator) -> _Wordings:
+    """Half of the answers are yes."""
+    present = sorted(set(_digits(pages[0])))
+    absent = [digit for digit in range(10) if digit not in present]
     yes = random.random() < 0.5
-    digit = there[int(random.integers(len(there)))] if yes else absent[int(random.integers(len(absent)))]
+    digit = present[int(random.integers(len(present)))] if yes else absent[int(random.integers(len(absent)))]
     return (f"Is there a {digit}?", f"Do you see a {digit}?"), "yes" if yes else "no"
 
 
-def _ask_more(pages: Sequence[Cells], random: np.random.Generator) -> _Asked:
+def _ask_more(pages: Sequence[Cells], random: np.random.Generator) -> _Wordings:
     del random
     counts = [_count(cells) for cells in pages]
     return ("Which page has the most digits?", "Which page shows more digits?"), str(1 + counts.index(max(counts)))
 
 
-def _ask_read_page(pages: Sequence[Cells], random: np.random.Generator) -> _Asked:
+def _ask_read_page(pages: Sequence[Cells], random: np.random.Generator) -> _Wordings:
     page = int(random.integers(len(pages)))
-    return (f"Read page {page + 1}.", f"What does page {page + 1} say?"), spelled(pages[page])
+    return (f"Read page {page + 1}.", f"What does page {page + 1} say?"), format_cells(pages[page])
 
 
-def _ask_sum(pages: Sequence[Cells], random: np.random.Generator) -> _Asked:
+def _ask_sum(pages: Sequence[Cells], random: np.random.Generator) -> _Wordings:
     del pages
-    one, other = random.integers(10, size=2).tolist()
-    return (f"What is {one}+{other}?", f"{one}+{other}="), str(one + other)
+    first, second = random.integers(10, size=2).tolist()
+    return (f"What is {first}+{second}?", f"{first}+{second}="), str(first + second)
 
 
-_ASKED: Final[dict[Kind, Callable[[Sequence[Cells], np.random.Generator], _Asked]]] = {
+_BUILDERS: Final[dict[Kind, Callable[[Sequence[Cells], np.random.Generator], _Wordings]]] = {
     Kind.COUNT: _ask_count,
     Kind.READ: _ask_read,
     Kind.LARGEST: _ask_largest,

@@ -12,7 +12,7 @@ from trimtab_training.lmm_digits.questions import PAGES, Kind, ask, fits
 
 
 def train_tokenizer() -> Tokenizer:
-    """Train the tokenizer on every wording of every question; the same each time."""
+    """Train the tokenizer, deterministically."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -25,7 +25,7 @@ def train_tokenizer() -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_wordings(), trainer)
-    tokenizer.encode_special_tokens = True  # a caller who writes "<|image|>" gets its letters
+    tokenizer.encode_special_tokens = True  # a text "<|image|>" is spelled, not a placeholder
     return tokenizer
 
 

@@ -1,8 +1,7 @@
-"""How certain each point is, made true by one temperature for point and task, and what looking again is worth.
+"""Calibration of operating points: one temperature per point and task, and escalation thresholds.
 
-A head says of itself 0.39 where it is right in 0.46 of the digits, and 0.51 where 56 merged tokens a layer leave 0.31.
-So every point and task has its temperature (Guo et al. 2017), fitted to held-out images. What is told of confidence
-here is of temperatures that were fitted to the other half of the images; those that are stored are fitted to all.
+Stored temperatures are fitted to all held-out images (Guo et al. 2017). Reported confidences use temperatures that are
+fitted to the other half of the images.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,85 +21,91 @@ from trimtab_pipelines.escalation import Escalation
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.yaml_edit import with_escalations
 from trimtab_training.confidence_fitting import best_temperature, calibration_error
-from trimtab_training.vit_tasks.evaluate import ByTask, Scored
+from trimtab_training.vit_tasks.evaluate import ByTask, ScoredImages
 
 STAGE = "classify"
 _HALVES_SEED = 17
 Temperatures = dict[str, dict[str, float]]
-Looks = Mapping[str, Sequence[Escalation]]
+Escalations = Mapping[str, Sequence[Escalation]]
 Confidence = NDArray[np.floating[Any]]
 
 
-def temperatures(scored: Mapping[str, ByTask], points: Sequence[OperatingPoint]) -> Temperatures:
-    """The best temperature by what a point does, then by task."""
+def fit_temperatures(scored: Mapping[str, ByTask], points: Sequence[OperatingPoint]) -> Temperatures:
+    """The best temperatures, by prompt variant and task."""
     return {
         prompt_variant(point): {
-            task: best_temperature(one.logits, one.labels) for task, one in scored[point.name].items()
+            task: best_temperature(images.logits, images.labels) for task, images in scored[point.name].items()
         }
         for point in points
     }
 
 
-def seen(by_task: ByTask) -> ConfidenceSample:
-    """All tasks' images mixed, as one point sees them; each confidence by the temperature of the other half."""
-    parts = [(_confidence(one), one.right) for one in by_task.values()]
-    tasks = np.repeat(list(by_task), [len(one.labels) for one in by_task.values()])
-    sure, right = (np.concatenate(listed) for listed in zip(*parts, strict=True))
-    return ConfidenceSample(sure, right, tasks=tasks)
+def confidence_sample(by_task: ByTask) -> ConfidenceSample:
+    """Confidence and correctness of all tasks' images, with the temperature of the other half."""
+    tasks = np.repeat(list(by_task), [len(images.labels) for images in by_task.values()])
+    confidences = np.concatenate([_cross_fitted_confidence(images) for images in by_task.values()])
+    correct = np.concatenate([images.correct for images in by_task.values()])
+    return ConfidenceSample(confidences, correct, tasks=tasks)
 
 
-def _confidence(one: Scored) -> Confidence:
-    found = torch.empty(len(one.labels))
-    for own, other in _halves(len(one.labels)):
-        found[own] = _surest(one.logits[own], best_temperature(one.logits[other], one.labels[other]))
-    sure: Confidence = found.numpy()
-    return sure
+def _cross_fitted_confidence(images: ScoredImages) -> Confidence:
+    confidences = torch.empty(len(images.labels))
+    for half, other in _halves(len(images.labels)):
+        temperature = best_temperature(images.logits[other], images.labels[other])
+        confidences[half] = _max_probability(images.logits[half], temperature)
+    result: Confidence = confidences.numpy()
+    return result
 
 
-def _raw(one: Scored) -> Confidence:
-    sure: Confidence = _surest(one.logits, 1.0).numpy()
-    return sure
+def _raw_confidence(images: ScoredImages) -> Confidence:
+    result: Confidence = _max_probability(images.logits, 1.0).numpy()
+    return result
 
 
-def _surest(logits: Tensor, temperature: float) -> Tensor:
+def _max_probability(logits: Tensor, temperature: float) -> Tensor:
     return (logits / temperature).softmax(dim=1).amax(dim=1)
 
 
 def _halves(count: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Drawn once: images of one label stand at even places, or at odd ones."""
+    """Random halves, since images alternate by label."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(_HALVES_SEED))
-    one, other = order[: count // 2], order[count // 2 :]
-    return (one, other), (other, one)
+    first, second = order[: count // 2], order[count // 2 :]
+    return (first, second), (second, first)
 
 
-def mean_confidence(scored: Mapping[str, ByTask], points: Sequence[OperatingPoint]) -> dict[str, Any]:
-    """How far confidence is off, as ``accuracy.json`` holds it, with temperatures and without.
+def confidence_report(scored: Mapping[str, ByTask], points: Sequence[OperatingPoint]) -> dict[str, Any]:
+    """Calibration errors with and without temperatures, as `accuracy.json` holds them.
 
-    The error is over all images (expected calibration error); the bias of each task is its mean confidence less its
-    accuracy, which is what a router that watches accuracies would take for drift.
+    The error is the expected calibration error over all images. The bias of a task is its mean confidence less its
+    accuracy, which a router would report as drift.
     """
     return {
-        point.name: {"with": _off(scored[point.name], _confidence), "without": _off(scored[point.name], _raw)}
+        point.name: {
+            "with": _calibration_errors(scored[point.name], _cross_fitted_confidence),
+            "without": _calibration_errors(scored[point.name], _raw_confidence),
+        }
         for point in points
     }
 
 
-def _off(by_task: ByTask, confidence_of: Callable[[Scored], Confidence]) -> dict[str, Any]:
-    sure = {task: confidence_of(one) for task, one in by_task.items()}
-    right = np.concatenate([one.right for one in by_task.values()])
+def _calibration_errors(by_task: ByTask, confidence_of: Callable[[ScoredImages], Confidence]) -> dict[str, Any]:
+    confidences = {task: confidence_of(images) for task, images in by_task.items()}
+    correct = np.concatenate([images.correct for images in by_task.values()])
     return {
-        "error": round(calibration_error(np.concatenate(list(sure.values())), right), 4),
-        "bias": {task: round(float(sure[task].mean() - one.right.mean()), 4) for task, one in by_task.items()},
+        "error": round(calibration_error(np.concatenate(list(confidences.values())), correct), 4),
+        "bias": {
+            task: round(float(confidences[task].mean() - images.correct.mean()), 4) for task, images in by_task.items()
+        },
     }
 
 
-def escalations(scored: Mapping[str, ByTask], points: Sequence[OperatingPoint]) -> Looks:
-    """What looking again is worth from each point, all tasks mixed, with thresholds by task."""
-    return confidence.escalations({point.name: seen(scored[point.name]) for point in points})
+def escalations(scored: Mapping[str, ByTask], points: Sequence[OperatingPoint]) -> Escalations:
+    """Escalations from each point over all tasks, with thresholds by task."""
+    return confidence.escalations({point.name: confidence_sample(scored[point.name]) for point in points})
 
 
-def write_escalations(pipeline: Path, variant: str, found: Looks) -> None:
-    """Put them into a pipeline where there is one."""
+def write_escalations(pipeline: Path, variant: str, by_point: Escalations) -> None:
+    """Write escalations into a pipeline file, if it exists."""
     if pipeline.exists():
-        named = {(STAGE, variant, point): listed for point, listed in found.items()}
-        write_atomically(pipeline, with_escalations(pipeline.read_text(encoding="utf-8"), named))
+        by_key = {(STAGE, variant, point): listed for point, listed in by_point.items()}
+        write_atomically(pipeline, with_escalations(pipeline.read_text(encoding="utf-8"), by_key))

@@ -1,11 +1,9 @@
-"""``python -m trimtab_training.vit_tasks.train -o DIR``: train transformer and heads, and measure them.
+"""Training of the vit-tasks pipeline's small transformer: `python -m trimtab_training.vit_tasks.train -o DIR`.
 
-Writes ``DIR/weights/vit-tasks.safetensors`` and ``DIR/accuracy.json``. Seeds are fixed. The transformer learns from the
-crops alone; then it is frozen, and every other task gets a head; then every point and task its temperature.
+Writes `DIR/weights/vit-tasks.safetensors` and `DIR/accuracy.json`. Seeds are fixed. The transformer is trained on crops
+and frozen; then every other task gets a head, and every point and task a temperature.
 """
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,90 +11,97 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, save, store_temperatures
 from trimtab_model_servers.transformer.config import ViTConfig
 from trimtab_model_servers.transformer.prompt_selection import PLAIN
 from trimtab_model_servers.transformer.tasks import Head
 from trimtab_model_servers.transformer.transformer import VisionTransformer
+from trimtab_training.optimizer import Advance, Schedule
+from trimtab_training.reporting import argument_parser, loss_bar, training_progress, write_report
 from trimtab_training.vit_tasks import calibration, evaluate
 from trimtab_training.vit_tasks.datasets import CLASSES, SIDE_PX, TASKS, Images
-from trimtab_training.vit_tasks.labelled_samples import MOST, SEED
+from trimtab_training.vit_tasks.labelled_samples import MAX_PER_TASK, SEED
 from trimtab_training.vit_tasks.operating_points import COMPARED, POINTS
-from trimtab_training.vit_tasks.train_loops import Training, fit_head, fit_transformer, initialise
+from trimtab_training.vit_tasks.train_loops import fit_head, fit_transformer, init_weights
 
 SHAPE: Final = ViTConfig(side=SIDE_PX, patch=4, channels=1, width=64, depth=8, heads=2, inner=256)
-TRANSFORMER: Final = Training(steps=1200, batch=128, peak_rate=1.5e-3, seed=3)
-HEADS: Final = Training(steps=600, batch=256, peak_rate=1e-2, seed=5, weight_decay=1e-4)
+TRANSFORMER: Final = Schedule(steps=1200, batch=128, peak_rate=1.5e-3, seed=3)
+HEADS: Final = Schedule(steps=600, batch=256, peak_rate=1e-2, seed=5)
 TRAINING_IMAGES: Final = {"crops": 40_000, "digits": 4_000, "turned": 4_000, "faces": 1_000}
 TRAINING_SEED: Final = 1
-LEARNED_FROM: Final = "crops"
+PRETRAINING_TASK: Final = "crops"
 WEIGHTS: Final = "weights/vit-tasks.safetensors"
 
 
-def train_transformer(advance: Callable[[float], None]) -> tuple[VisionTransformer, Head]:
+def train_transformer(advance: Advance) -> tuple[VisionTransformer, Head]:
     """Train the transformer and its head on the crops."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(TRANSFORMER.seed)
         transformer = VisionTransformer(SHAPE)
-        initialise(transformer, TRANSFORMER.seed)
-        classes = len(CLASSES[LEARNED_FROM])
-        head = fit_transformer(transformer, _images(LEARNED_FROM), classes, TRANSFORMER, advance)
+        init_weights(transformer, TRANSFORMER.seed)
+        classes = len(CLASSES[PRETRAINING_TASK])
+        head = fit_transformer(transformer, training_images(PRETRAINING_TASK), classes, TRANSFORMER, advance)
     return transformer.eval().requires_grad_(requires_grad=False), head
 
 
-def with_heads(transformer: VisionTransformer, head: Head, tell: Callable[[str], None]) -> Checkpoint:
-    """Train the heads of the other tasks on what the transformer has learned."""
-    heads = {}
+def add_heads(transformer: VisionTransformer, head: Head, advance: Callable[[str], None]) -> Checkpoint:
+    """Train the heads of the other tasks on the frozen transformer."""
+    heads = {PRETRAINING_TASK: head}
     for task in TASKS:
-        heads[task] = head if task == LEARNED_FROM else fit_head(transformer, _images(task), len(CLASSES[task]), HEADS)
-        tell(task)
-    return Checkpoint(transformer, {PLAIN: heads}, CLASSES, "Image")
+        if task != PRETRAINING_TASK:
+            heads[task] = fit_head(transformer, training_images(task), len(CLASSES[task]), HEADS)
+        advance(task)
+    return Checkpoint(transformer, {PLAIN: {task: heads[task] for task in TASKS}}, CLASSES, "Image")
 
 
-def measured(stored: Checkpoint, tell: Callable[[str], None]) -> tuple[dict[str, object], calibration.Temperatures]:
-    """Measure every served point, and those that they are held against; and the temperatures of the served."""
-    held_out = {task: draw("held-out", MOST, SEED) for task, draw in TASKS.items()}
-    scored = evaluate.at_points(stored, [*POINTS, *COMPARED], held_out, tell)
-    found = evaluate.report(evaluate.hits_of(scored)) | {"confidence": calibration.mean_confidence(scored, POINTS)}
-    return found, calibration.temperatures(scored, POINTS)
+def measure(
+    checkpoint: Checkpoint, advance: Callable[[str], None]
+) -> tuple[dict[str, object], calibration.Temperatures]:
+    """Report of the served points and those compared with them, and temperatures of the served points."""
+    held_out = {task: draw("held-out", MAX_PER_TASK, SEED) for task, draw in TASKS.items()}
+    scored = evaluate.score_points(checkpoint, [*POINTS, *COMPARED], held_out, advance)
+    report = evaluate.accuracy_report(evaluate.hits_of(scored))
+    report |= {"confidence": calibration.confidence_report(scored, POINTS)}
+    return report, calibration.fit_temperatures(scored, POINTS)
+
+
+def training_images(task: str, max_count: int | None = None) -> Images:
+    """Training images of a task."""
+    count = TRAINING_IMAGES[task]
+    return TASKS[task]("train", min(count, max_count or count), TRAINING_SEED)
+
+
+def note_bar(progress: Progress, name: str, total: int) -> Callable[[str], None]:
+    """Add a bar that advances with each note."""
+    bar = progress.add_task(name, total=total, note="")
+    return lambda note: progress.update(bar, advance=1, note=note)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, write, measure, write."""
-    parser = argparse.ArgumentParser(description="Train the small vision transformer and its heads anew.")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--measure-only", action="store_true", help="train none, measure what is there")
-    parser.add_argument("--threads", type=int, default=1, help="cores to train on (default 1)")
+    """Train, unless told otherwise, and measure."""
+    parser = argument_parser("Train and measure the small vision transformer.")
+    parser.add_argument("--measure-only", action="store_true", help="measure existing weights without training")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     path = options.output / WEIGHTS
     path.parent.mkdir(parents=True, exist_ok=True)
-    columns = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True)) as progress:
+    with training_progress() as progress:
         if not options.measure_only:
             _train(path, progress)
-        bar = progress.add_task("measure", total=len(POINTS) + len(COMPARED), note="")
-        found, fitted = measured(load(path), lambda name: progress.update(bar, advance=1, note=name))
-    (options.output / "accuracy.json").write_text(json.dumps(found, indent=2) + "\n")
-    store_temperatures(path, fitted)
+        report, temperatures = measure(load(path), note_bar(progress, "measure", len(POINTS) + len(COMPARED)))
+    write_report(options.output / "accuracy.json", report)
+    store_temperatures(path, temperatures)
     return 0
 
 
 def _train(path: Path, progress: Progress) -> None:
     started = time.perf_counter()
-    bar = progress.add_task("transformer", total=TRANSFORMER.steps, note=LEARNED_FROM)
-    transformer, head = train_transformer(lambda loss: progress.update(bar, advance=1, note=f"loss {loss:.3f}"))
+    transformer, head = train_transformer(loss_bar(progress, "transformer", TRANSFORMER.steps))
     seconds = f"{time.perf_counter() - started:.0f}"
-    bar = progress.add_task("heads", total=len(TASKS), note="")
-    stored = with_heads(transformer, head, lambda task: progress.update(bar, advance=1, note=task))
-    save(stored, path, {"seed": str(TRANSFORMER.seed), "training_seconds": seconds})
-
-
-def _images(task: str) -> Images:
-    return TASKS[task]("train", TRAINING_IMAGES[task], TRAINING_SEED)
+    checkpoint = add_heads(transformer, head, note_bar(progress, "heads", len(TASKS)))
+    save(checkpoint, path, {"seed": str(TRANSFORMER.seed), "training_seconds": seconds})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The digits pipeline's own small networks: `digits/locator` finds digits on a page, `digits/reader` reads one."""
+"""Families `digits/locator` and `digits/reader` of the digits pipeline."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,18 +23,17 @@ class _Digits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DigitsNetwork:
-    """A network of the digits pipeline; it has one way to run."""
+    """A network of the digits pipeline; it has one operating point."""
 
     network: _Digits
 
     def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
-        """Compute one batch."""
         del point
         return self.network.infer(inputs)
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the network its weights describe; random weights need the parameter `variant` to say which."""
+    """Build the network that the weights' metadata describes; random weights take the parameter `variant`."""
     unknown = sorted(spec.parameters.keys() - {"variant"})
     if unknown:
         raise ModelError(f"family {spec.family!r}: unknown parameter {unknown[0]!r}; there is: variant")
@@ -47,10 +46,10 @@ def build(spec: ModelSpec) -> Built:
             network = variants.load(weights)
     except (variants.WeightsError, ValueError) as error:
         raise ModelError(str(error)) from error
-    wanted = _CLASSES[spec.family]
-    if not isinstance(network, wanted):
+    network_class = _CLASSES[spec.family]
+    if not isinstance(network, network_class):
         raise ModelError(
             f"{spec.storage_uri}: these weights are of a {type(network).__name__.lower()}, "
-            f"but family {spec.family!r} asks for a {wanted.__name__.lower()}"
+            f"but family {spec.family!r} is a {network_class.__name__.lower()}"
         )
     return Built(DigitsNetwork(network), "random" if isinstance(weights, RandomSeed) else "stored")

@@ -1,7 +1,7 @@
-"""The few layers that both families of networks are made of.
+"""Layers of the digits networks.
 
-Each convolution carries its batch normalisation only while it is trained; ``fold`` merges the two afterwards, so that
-what is saved and served is plain convolutions.
+Each convolution has a batch normalisation during training; `fold` merges it afterwards, so that saved and served
+networks have plain convolutions.
 """
 
 from typing import Final
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Convolution(nn.Module):
-    """k x k convolution, batch normalisation while training, ReLU unless ``active`` is false."""
+    """k x k convolution, batch normalisation while training, and ReLU unless `active` is false."""
 
     def __init__(self, inputs: int, outputs: int, *, size: int = 3, stride: int = 1, active: bool = True) -> None:
         super().__init__()
@@ -25,12 +25,12 @@ class Convolution(nn.Module):
         return torch.relu_(x) if self.active else x
 
     def fold(self) -> None:
-        """Merge the normalisation's running statistics into the convolution; no change when already merged."""
+        """Merge the normalisation's running statistics into the convolution; no effect if already merged."""
         norm = self.normalisation
         if not isinstance(norm, nn.BatchNorm2d):
             return
         if norm.running_mean is None or norm.running_var is None:
-            raise TypeError("only a normalisation that tracks running statistics can be folded")
+            raise TypeError("a normalisation without running statistics cannot be folded")
         with torch.no_grad():
             gain = norm.weight / torch.sqrt(norm.running_var + norm.eps)
             self.convolution.weight.mul_(gain[:, None, None, None])
@@ -40,7 +40,7 @@ class Convolution(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a shortcut, width unchanged."""
+    """Two convolutions with a shortcut, same width."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -53,12 +53,12 @@ class Residual(nn.Module):
 
 
 def stage(inputs: int, outputs: int, blocks: int, *, stride: int = 2) -> nn.Sequential:
-    """One resolution of a network: a convolution that changes width and stride, then ``blocks`` residual blocks."""
+    """One resolution of a network: a convolution that changes width and stride, then residual blocks."""
     return nn.Sequential(Convolution(inputs, outputs, stride=stride), *(Residual(outputs) for _ in range(blocks)))
 
 
 def fold(network: nn.Module) -> None:
-    """Merge every normalisation inside ``network`` into its convolution, in place."""
+    """Merge every normalisation of a network into its convolution, in place."""
     for module in network.modules():
         if isinstance(module, Convolution):
             module.fold()

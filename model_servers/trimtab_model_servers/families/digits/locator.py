@@ -1,6 +1,6 @@
-"""The ``locate`` family: a heat map of digit centres, decoded to boxes, and the crops cut out of the page.
+"""`Locator`: a heat map of digit centres, decoded to boxes, and the crops of these boxes.
 
-The crops are cut here, in tensor code, so that a page crosses the wire once and ``read`` gets inputs of one size.
+Crops are cut here, so that a page is transferred once and readers get inputs of one size.
 """
 
 import math
@@ -17,14 +17,14 @@ from trimtab_model_servers.families.digits.layers import Convolution, stage
 CROP_SIDE_PX: Final = 28
 MAX_OBJECTS: Final = 4
 TYPICAL_SIDE_PX: Final = 27.0
-"""A cell that predicts 0 for the logarithm of the size means a box of this side."""
+"""Side of the box of a cell that predicts log size 0."""
 
 _PEAK_RADIUS_PX: Final = 9.0
-"""A centre is a peak when no score within about this distance is higher; digits lie at least 20 px apart."""
+"""A centre is a peak if no score within about this distance is higher; digits lie at least 20 px apart."""
 
 
 class LocatorConfig(BaseModel):
-    """What makes one locator differ from the next."""
+    """Sizes of a locator."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -54,7 +54,7 @@ class LocatorNetwork(nn.Module):
         nn.init.constant_(self.maps.bias[:1] if self.maps.bias is not None else self.maps.weight, -4.0)
 
     def forward(self, pages: Tensor) -> Tensor:
-        """Fine detail from the early stages, context from the late ones, summed at a quarter of the resolution."""
+        """Sum the maps of all stages at a quarter of the resolution."""
         x = pages.to(self.maps.weight.dtype).sub_(127.5).mul_(1 / 64)
         x = x.contiguous(memory_format=torch.channels_last)
         if self.side * 2 == PAGE_SIDE_PX:
@@ -67,8 +67,12 @@ class LocatorNetwork(nn.Module):
             levels.append(x)
         merged: Tensor | None = None
         for lateral, level_map in zip(reversed(self.laterals), reversed(levels[1:]), strict=True):
-            here = lateral(level_map)
-            merged = here if merged is None else here + fn.interpolate(merged, scale_factor=2.0, mode="nearest")
+            lateral_map = lateral(level_map)
+            merged = (
+                lateral_map
+                if merged is None
+                else lateral_map + fn.interpolate(merged, scale_factor=2.0, mode="nearest")
+            )
         if merged is None:
             raise ValueError("a locator needs at least two stages")
         maps: Tensor = self.maps(self.head(torch.relu(merged)))
@@ -76,7 +80,7 @@ class LocatorNetwork(nn.Module):
 
 
 class Locator(nn.Module):
-    """A stage variant: pages in; boxes and crops out, as many rows as there are objects."""
+    """Variant of stage `locate`: pages in, boxes and crops of all objects out."""
 
     def __init__(self, config: LocatorConfig) -> None:
         super().__init__()
@@ -86,46 +90,46 @@ class Locator(nn.Module):
         self.register_buffer("threshold", torch.tensor(0.4))
 
     def forward(self, pages: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Find at most four objects a page.
+        """Find at most four objects per page.
 
         Args:
             pages: uint8 [B, 1, 96, 96].
 
         Returns:
-            ``count`` int64 [B], objects per page; ``boxes`` float32 [N, 4], x0 y0 x1 y1 in pixels;
-            ``crops`` uint8 [N, 1, 28, 28]. N is the sum of ``count``; rows stand in page order, best score first.
+            `count` int64 [B], objects per page; `boxes` float32 [N, 4], x0 y0 x1 y1 in pixels;
+            `crops` uint8 [N, 1, 28, 28]. N is the sum of `count`; rows are in page order, best score first.
         """
         boxes, scores = decode(self.maps(pages))
-        found = scores >= self.threshold
-        page_of_row, _ = found.nonzero(as_tuple=True)
-        boxes = boxes[found]
-        return found.sum(dim=1), boxes, cut_crops(pages, page_of_row, boxes)
+        detected = scores >= self.threshold
+        page_of_row, _ = detected.nonzero(as_tuple=True)
+        boxes = boxes[detected]
+        return detected.sum(dim=1), boxes, cut_crops(pages, page_of_row, boxes)
 
     def maps(self, pages: Tensor) -> Tensor:
-        """Run the network on all views of ``pages`` and average: float32 [B, 4, cells, cells]."""
+        """Average the network's maps over all views: float32 [B, 4, cells, cells]."""
         views = torch.cat([pages, 255 - pages]) if self.views > 1 else pages
         maps: Tensor = self.network(views).float()
         return maps.view(self.views, len(pages), *maps.shape[1:]).mean(dim=0) if self.views > 1 else maps
 
     def infer(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Run on named tensors, as the model server does: ``image`` in; ``count``, ``boxes``, ``crops`` out."""
+        """Map `image` to `count`, `boxes` and `crops`."""
         count, boxes, crops = self(inputs["image"])
         return {"count": count, "boxes": boxes, "crops": crops}
 
 
 def decode(maps: Tensor) -> tuple[Tensor, Tensor]:
-    """Read the four highest peaks of each map: boxes [B, 4, 4] in pixels and scores [B, 4] in 0…1, best first."""
+    """Decode the four highest peaks of each map: boxes [B, 4, 4] in pixels and scores [B, 4] in 0…1, best first."""
     cells = maps.shape[-1]
     cell_px = PAGE_SIDE_PX / cells
     reach = max(1, round(_PEAK_RADIUS_PX / cell_px))
     logits = maps[:, :1]
     highest = fn.max_pool2d(logits, 2 * reach + 1, stride=1, padding=reach)
     peaks = logits.masked_fill(logits < highest, -math.inf).flatten(1)
-    best, at = peaks.topk(MAX_OBJECTS, dim=1)  # [B, 4]
-    there = maps[:, 1:].flatten(2).gather(2, at[:, None, :].expand(-1, 3, -1))  # [B, 3, 4]
-    cell = torch.stack([at % cells, at // cells], dim=1)  # [B, 2, 4]: x, y
-    centres = (cell + 0.5 + there[:, :2]) * cell_px
-    halves = there[:, 2:].clamp(-1, 1).exp() * (TYPICAL_SIDE_PX / 2)
+    best, index = peaks.topk(MAX_OBJECTS, dim=1)  # [B, 4]
+    geometry = maps[:, 1:].flatten(2).gather(2, index[:, None, :].expand(-1, 3, -1))  # [B, 3, 4]
+    cell = torch.stack([index % cells, index // cells], dim=1)  # [B, 2, 4]: x, y
+    centres = (cell + 0.5 + geometry[:, :2]) * cell_px
+    halves = geometry[:, 2:].clamp(-1, 1).exp() * (TYPICAL_SIDE_PX / 2)
     boxes = torch.cat([centres - halves, centres + halves], dim=1).transpose(1, 2)
     return boxes.clamp(0, PAGE_SIDE_PX), best.sigmoid()
 
@@ -135,7 +139,7 @@ def cut_crops(pages: Tensor, page_of_row: Tensor, boxes: Tensor) -> Tensor:
 
     Args:
         pages: uint8 [B, 1, H, W].
-        page_of_row: int64 [N], the page that each box lies on.
+        page_of_row: int64 [N], the page of each box.
         boxes: float32 [N, 4], x0 y0 x1 y1 in pixels.
 
     Returns:
@@ -148,9 +152,9 @@ def cut_crops(pages: Tensor, page_of_row: Tensor, boxes: Tensor) -> Tensor:
     x, y = positions[:, 0].clamp(0, width - 1), positions[:, 1].clamp(0, height - 1)
     left, top = x.long().clamp_(max=width - 2), y.long().clamp_(max=height - 2)
     right_share, low_share = (x - left)[:, None, :], (y - top)[:, :, None]
-    at = (page_of_row[:, None] * height + top)[:, :, None] * width + left[:, None, :]  # [N, 28, 28]
+    index = (page_of_row[:, None] * height + top)[:, :, None] * width + left[:, None, :]  # [N, 28, 28]
     flat = pages.reshape(-1)
-    upper = torch.lerp(flat[at].float(), flat[at + 1].float(), right_share)
-    at = at + width
-    lower = torch.lerp(flat[at].float(), flat[at + 1].float(), right_share)
+    upper = torch.lerp(flat[index].float(), flat[index + 1].float(), right_share)
+    index = index + width
+    lower = torch.lerp(flat[index].float(), flat[index + 1].float(), right_share)
     return torch.lerp(upper, lower, low_share).round_().to(torch.uint8)[:, None]

@@ -1,4 +1,4 @@
-"""The ``read`` family: which digit a crop shows."""
+"""`Reader`: a network that classifies the digit of a crop."""
 
 from typing import Final
 
@@ -12,25 +12,25 @@ from trimtab_model_servers.families.digits.layers import stage
 CLASSES: Final = 10
 _CROP_SIDE_PX: Final = 28
 _SHIFTS: Final = ((0, 0), (-2, 0), (2, 0), (0, -2), (0, 2))
-"""Where each further view of a crop lies, in pixels: locators are rarely off by more."""
+"""Offsets of a crop's views, in pixels: locators are rarely off by more."""
 
 
 class ReaderConfig(BaseModel):
-    """What makes one reader differ from the next."""
+    """Sizes of a reader."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     side: int = Field(default=_CROP_SIDE_PX, description="the crop is resized to this side first", ge=14)
     widths: tuple[int, ...] = Field(description="channels of each stage", min_length=1)
     blocks: tuple[int, ...] = Field(description="residual blocks of each stage")
-    strides: tuple[int, ...] = Field(description="by how much each stage lowers the resolution")
+    strides: tuple[int, ...] = Field(description="resolution divisor of each stage")
     views: int = Field(
-        default=1, ge=1, le=len(_SHIFTS), description="shifted views of each crop whose answers are averaged"
+        default=1, ge=1, le=len(_SHIFTS), description="shifted views of each crop whose probabilities are averaged"
     )
 
 
 class Reader(nn.Module):
-    """A stage variant: crops in, digits out."""
+    """Variant of stage `read`: crops in, digits out."""
 
     def __init__(self, config: ReaderConfig) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Reader(nn.Module):
     def logits(self, crops: Tensor) -> Tensor:
         """Map uint8 crops [B, 1, 28, 28] to scores [B, 10].
 
-        Brightness and contrast are taken out of each crop first: ink may be lighter or darker than its ground.
+        Each crop is standardised first, since ink may be lighter or darker than its ground.
         """
         x = crops.to(self.classes.weight.dtype)
         x = x - x.mean(dim=(2, 3), keepdim=True)
@@ -61,12 +61,12 @@ class Reader(nn.Module):
         return scores
 
     def forward(self, crops: Tensor) -> tuple[Tensor, Tensor]:
-        """Read uint8 crops [B, 1, 28, 28]: digits int64 [B] and their probability float32 [B]."""
-        likely = self.logits(self._shifted(crops)).float().softmax(dim=1)
-        confidence, digit = likely.view(self.views, -1, CLASSES).mean(dim=0).max(dim=1)
+        """Classify uint8 crops [B, 1, 28, 28]: digits int64 [B] and their probabilities float32 [B]."""
+        probabilities = self.logits(self._shift(crops)).float().softmax(dim=1)
+        confidence, digit = probabilities.view(self.views, -1, CLASSES).mean(dim=0).max(dim=1)
         return digit, confidence
 
-    def _shifted(self, crops: Tensor) -> Tensor:
+    def _shift(self, crops: Tensor) -> Tensor:
         """Stack the views of all crops: [views * B, 1, 28, 28], the border repeated."""
         if self.views == 1:
             return crops
@@ -75,6 +75,6 @@ class Reader(nn.Module):
         return torch.cat([wide[..., 2 + y : end + y, 2 + x : end + x] for x, y in _SHIFTS[: self.views]])
 
     def infer(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Run on named tensors, as the model server does: ``crop`` in; ``digit``, ``confidence`` out."""
+        """Map `crop` to `digit` and `confidence`."""
         digit, confidence = self(inputs["crop"])
         return {"digit": digit, "confidence": confidence}

@@ -1,7 +1,6 @@
-"""The variants of both stages: their names, their shapes, and how weights on disk become a network that serves.
+"""Variants of locators and readers, and their weight files.
 
-A weights file is one safetensors file in float16 whose metadata says what to build, so a server needs no table of
-names: family (``locate`` or ``read``) and the configuration as JSON.
+A weight file is one safetensors file in float16; its metadata holds the family and the configuration as JSON.
 """
 
 import json
@@ -36,16 +35,12 @@ VARIANTS: Final[dict[str, Config]] = {
 
 
 class WeightsError(ValueError):
-    """A weights file that cannot become a network; the message names the file and what is wrong with it."""
+    """Unusable weight file."""
 
 
 def build(variant: str | Config, *, seed: int | None = None) -> Locator | Reader:
-    """Make a network with random weights, ready to train.
-
-    Raises:
-        ValueError: when no variant has that name.
-    """
-    config = _config(variant) if isinstance(variant, str) else variant
+    """Build a network with random weights; ValueError for an unknown variant."""
+    config = _variant_config(variant) if isinstance(variant, str) else variant
     with torch.random.fork_rng(enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
@@ -61,27 +56,27 @@ def prepare_for_serving(network: Network) -> Network:
 
 
 def save(network: Locator | Reader, config: Config, path: Path, training: dict[str, str] | None = None) -> None:
-    """Write a folded network as float16, with what is needed to build it again and ``training`` as it stands."""
+    """Write a folded network as float16; `training` is added to its metadata."""
     family = "locate" if isinstance(config, LocatorConfig) else "read"
     tensors = {name: tensor.half().contiguous() for name, tensor in network.state_dict().items()}
-    described = {"family": f"digits-{family}", "config": config.model_dump_json()}
-    save_file(tensors, path, metadata={**(training or {}), **described})
+    metadata = {"family": f"digits-{family}", "config": config.model_dump_json()}
+    save_file(tensors, path, metadata={**(training or {}), **metadata})
 
 
 def load(path: Path) -> Locator | Reader:
-    """Read a network that serves: float32, folded, in evaluation mode.
+    """Load a network as float32, folded, in evaluation mode.
 
     Raises:
-        FileNotFoundError: when there is no such file.
-        WeightsError: when the file is no safetensors file, or not one of this family.
+        FileNotFoundError: the file is missing.
+        WeightsError: the file is no weight file of these networks.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"no weights at {path}: `make models` trains them anew")
+        raise FileNotFoundError(f"no weights at {path}; train them with trimtab_training.digits.train")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118  (no mapping)
-        config = _described(metadata)
+        config = _read_config(metadata)
         network = prepare_for_serving(build(config, seed=0))
         network.load_state_dict(tensors)
     except (SafetensorError, ValidationError, KeyError, RuntimeError, json.JSONDecodeError) as error:
@@ -89,16 +84,16 @@ def load(path: Path) -> Locator | Reader:
     return network
 
 
-def _described(metadata: dict[str, str]) -> Config:
+def _read_config(metadata: dict[str, str]) -> Config:
     family = metadata.get("family")
     if family == "digits-locate":
         return LocatorConfig.model_validate_json(metadata["config"])
     if family == "digits-read":
         return ReaderConfig.model_validate_json(metadata["config"])
-    raise KeyError(f"metadata names the family {family!r}; should be 'digits-locate' or 'digits-read'")
+    raise KeyError(f"family {family!r} in the metadata; expected 'digits-locate' or 'digits-read'")
 
 
-def _config(variant: str) -> Config:
+def _variant_config(variant: str) -> Config:
     if variant not in VARIANTS:
-        raise ValueError(f"unknown variant {variant!r}: should be one of {', '.join(VARIANTS)}")
+        raise ValueError(f"unknown variant {variant!r}: expected one of {', '.join(VARIANTS)}")
     return VARIANTS[variant]

@@ -7,7 +7,7 @@ reads and writes weights.
 from typing import Final
 
 MODALITIES: Final = ("audio", "video", "text")
-"""In the order in which subsets are written."""
+"""In the order of subset names."""
 
 SUBSETS: Final[tuple[tuple[str, ...], ...]] = (
     ("audio",),
@@ -27,5 +27,5 @@ CHARACTERS: Final = 6
 
 
 def subset_name(subset: tuple[str, ...]) -> str:
-    """The operating point that reads these modalities: `audio-text`, or `all`."""
+    """Operating point of a modality subset: `audio-text`, or `all`."""
     return "all" if len(subset) == len(MODALITIES) else "-".join(subset)

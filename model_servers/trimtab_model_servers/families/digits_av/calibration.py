@@ -1,8 +1,7 @@
-"""Confidence that means what it says: a monotone map from what a network says of itself to how often it is right.
+"""Calibrations: temperature and a monotone curve from a network's confidence to its accuracy.
 
-One temperature moves all that a network says alike. Hints and names, or voices heard well and hardly, want a curve: it
-is found by isotonic regression and made strictly rising, so that it changes no order of rows: each flat piece becomes
-one knot at its mean (centred isotonic regression; Oron and Flournoy, *The American Statistician* 2017).
+One temperature scales all confidences alike; the curve corrects groups of rows that differ, such as hints and names. It
+rises strictly, so that it keeps the order of rows. The training package fits both.
 """
 
 from dataclasses import dataclass
@@ -14,24 +13,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 KNOTS: Final = 24
-"""Of a stored curve, its two ends among them."""
+"""Knots of a stored curve, its ends included."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calibration:
-    """What makes a subset's scores a confidence.
-
-    Attributes:
-        temperature: that scores are divided by.
-        knots: largest probability, and how often that is right: both rising, straight lines between. Shape (2, KNOTS).
-    """
+    """Map from one subset's scores to a confidence."""
 
     temperature: float
+    """Divisor of the scores."""
     knots: NDArray[np.float32]
+    """[2, KNOTS]: largest probabilities and their accuracies, both rising, linear between."""
 
 
 def identity_calibration() -> NDArray[np.float32]:
-    """The curve that changes nothing."""
+    """The identity curve."""
     return np.tile(np.linspace(0.0, 1.0, KNOTS, dtype=np.float32), (2, 1))
 
 

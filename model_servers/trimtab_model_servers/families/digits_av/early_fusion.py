@@ -1,9 +1,8 @@
-"""Early fusion, in the manner of TVLT and ViLT: one trunk reads the tokens of all senses; what is absent has no tokens.
+"""Early fusion (TVLT, Tang et al. 2022; ViLT, Kim et al. 2021): one trunk encodes the tokens of all given modalities.
 
-Convolutions make a token of each 80 ms of sound and of each 8 x 8 pixels of a frame: a batch of sound and text is 17
-tokens long, one of everything 53 (TVLT, Tang et al. 2022; ViLT, Kim et al. 2021). Three convolutions before the tokens
-of a frame, since a trunk this small learns no strokes from patches alone (Xiao et al. 2021): with two, and four times
-the tokens, it named 17 of 100 digits by sight.
+Convolutions make a token of each 80 ms of audio and of each 8 x 8 pixels of a frame: audio and text have 17 tokens, all
+modalities 53. Frames pass three convolutions, because a trunk this small learns no strokes from patches (Xiao et al.
+2021): with two, video accuracy was 0.17.
 """
 
 from collections.abc import Mapping
@@ -24,13 +23,13 @@ from trimtab_model_servers.families.digits_av.mel_features import BANDS, STEPS, 
 from trimtab_model_servers.transformer_encoder import Encoder
 
 REACH_STEPS = 4
-"""Steps of sound that become one token."""
+"""Audio steps of one token."""
 REACH_PX = 8
-"""Pixels across and down that become one token."""
+"""Side of the square of pixels of one token."""
 
 
 class EarlyConfig(BaseModel):
-    """What makes one early-fusion network differ from the next."""
+    """Sizes of an early-fusion network."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,7 +40,7 @@ class EarlyConfig(BaseModel):
 
 
 class EarlyNetwork(MultimodalNetwork):
-    """One trunk for all senses."""
+    """One trunk for all modalities."""
 
     def __init__(self, config: EarlyConfig) -> None:
         super().__init__()
@@ -70,24 +69,23 @@ class EarlyNetwork(MultimodalNetwork):
         self.classes = nn.Linear(width, CLASSES)
 
     def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Score the digits; see `MultimodalNetwork.logits`."""
-        readers = {"audio": self._heard, "video": self._seen, "text": self._read}
+        embed = {"audio": self._audio_tokens, "video": self._video_tokens, "text": self._text_tokens}
         present = subset_bits(inputs)
-        given = [readers[name](inputs[name]) + self.kinds[n] for n, name in enumerate(MODALITIES) if present & (1 << n)]
-        first = self.first.expand(len(given[0]), -1, -1)
-        scores: Tensor = self.classes(self.trunk(torch.cat([first, *given], dim=1))[:, 0])
+        tokens = [embed[name](inputs[name]) + self.kinds[n] for n, name in enumerate(MODALITIES) if present & (1 << n)]
+        first = self.first.expand(len(tokens[0]), -1, -1)
+        scores: Tensor = self.classes(self.trunk(torch.cat([first, *tokens], dim=1))[:, 0])
         return scores
 
-    def _heard(self, audio: Tensor) -> Tensor:
+    def _audio_tokens(self, audio: Tensor) -> Tensor:
         tokens: Tensor = self.sound(mel_steps(audio).transpose(1, 2)).transpose(1, 2)
         return tokens + self.moments
 
-    def _seen(self, video: Tensor) -> Tensor:
+    def _video_tokens(self, video: Tensor) -> Tensor:
         rows, frames = video.shape[:2]
-        cut = self.patch(pixels(video).flatten(0, 1)[:, None]).flatten(2).transpose(1, 2)
-        placed: Tensor = cut.reshape(rows, frames, -1, self.config.width) + self.frames + self.places
+        patches = self.patch(pixels(video).flatten(0, 1)[:, None]).flatten(2).transpose(1, 2)
+        placed: Tensor = patches.reshape(rows, frames, -1, self.config.width) + self.frames + self.places
         return placed.flatten(1, 2)
 
-    def _read(self, text: Tensor) -> Tensor:
+    def _text_tokens(self, text: Tensor) -> Tensor:
         letters: Tensor = self.letters(characters(text))
         return letters + self.positions

@@ -1,4 +1,4 @@
-"""The digits-av pipeline's own small networks: `digits-av/early` and `digits-av/late` name a digit by 3 senses."""
+"""Families `digits-av/early` and `digits-av/late`: networks that classify a digit from audio, video and text."""
 
 from dataclasses import dataclass
 
@@ -16,34 +16,30 @@ KNOBS = frozenset({"modalities"})
 
 
 @dataclass(frozen=True, slots=True)
-class DigitsOfSenses:
+class DigitsAvNetwork:
     """A network of the digits-av pipeline."""
 
     network: MultimodalNetwork
 
     def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
-        """Answer from those of `audio`, `video`, `text` that the point reads and the batch has: `digit`, `confidence`.
-
-        Raises:
-            ValueError: the batch has nothing that the point reads.
-        """
-        reads = point.modalities or MODALITIES
-        return self.network.infer({name: tensor for name, tensor in inputs.items() if name in reads})
+        """Classify from the modalities of the point that the batch has; ValueError if it has none of them."""
+        modalities = point.modalities or MODALITIES
+        return self.network.infer({name: tensor for name, tensor in inputs.items() if name in modalities})
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the network that the family's name ends in."""
+    """Build the network of the family's name."""
     if spec.parameters:
         raise ModelError(f"family {spec.family!r} has no parameters; remove {', '.join(spec.parameters)}")
-    wanted = variants.VARIANTS[spec.family.rpartition("/")[2]]
+    config = variants.VARIANTS[spec.family.rpartition("/")[2]]
     weights = find_weights(spec.storage_uri, spec.digest)
     try:
         if isinstance(weights, RandomSeed):
-            network = variants.for_serving(variants.build(wanted, seed=weights.value))
+            network = variants.prepare_for_serving(variants.build(config, seed=weights.value))
         else:
             network = variants.load(weights)
     except (FileNotFoundError, variants.WeightsError) as error:
         raise ModelError(str(error)) from error
-    if not isinstance(network.config, type(wanted)):
-        raise ModelError(f"{spec.storage_uri}: these weights are not of family {spec.family!r}, which was asked for")
-    return Built(DigitsOfSenses(network), "random" if isinstance(weights, RandomSeed) else "stored")
+    if not isinstance(network.config, type(config)):
+        raise ModelError(f"{spec.storage_uri}: these weights are not of family {spec.family!r}")
+    return Built(DigitsAvNetwork(network), "random" if isinstance(weights, RandomSeed) else "stored")

@@ -1,8 +1,7 @@
-"""Late fusion, in the manner of TBN and Self-MM: an encoder for each sense, a head for each, and one that joins them.
+"""Late fusion (TBN, Kazakos et al. 2019; Self-MM, Yu et al. 2021): an encoder and a head for each modality.
 
-Scores of the senses' own heads are added up, and a small network that sees the sum of their features and which senses
-there are corrects the sum. So a single sense needs no fusion, and every subset has its own way through (Self-MM, Yu et
-al. 2021; TBN, Kazakos et al. 2019). Features that `encode` gave once can be fused again beside those of another sense.
+The heads' scores are summed, and a small network corrects the sum from the summed features and the modality subset. A
+single modality needs no fusion. Encoded features can be fused again with those of another modality.
 """
 
 from collections.abc import Mapping
@@ -23,16 +22,15 @@ from trimtab_model_servers.families.digits_av.base import (
 from trimtab_model_servers.families.digits_av.mel_features import BANDS, mel_steps
 
 ROWS_AT_ONCE: Final = 16
-"""Through the convolutions over frames: what lies between the layers then stays in a core's cache; 64 rows at once take
-twice as long."""
+"""Rows per pass of the frame convolutions: activations then fit a core's cache; 64 rows take twice as long."""
 
 
 class LateConfig(BaseModel):
-    """What makes one late-fusion network differ from the next."""
+    """Sizes of a late-fusion network."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    width: int = Field(default=64, ge=8, description="of each sense's features")
+    width: int = Field(default=64, ge=8, description="of each modality's features")
     seen: tuple[int, int, int] = Field(default=(24, 48, 64), description="channels of the convolutions over a frame")
 
 
@@ -62,24 +60,24 @@ class VideoEncoder(nn.Module):
 
     def __init__(self, channels: tuple[int, int, int], width: int) -> None:
         super().__init__()
-        one, two, three = channels
+        first, second, third = channels
         self.layers = nn.Sequential(
-            nn.Conv2d(1, one, 3, padding=1),
+            nn.Conv2d(1, first, 3, padding=1),
             nn.GELU(),
-            nn.Conv2d(one, two, 3, stride=2, padding=1),
+            nn.Conv2d(first, second, 3, stride=2, padding=1),
             nn.GELU(),
-            nn.Conv2d(two, two, 3, padding=1),
+            nn.Conv2d(second, second, 3, padding=1),
             nn.GELU(),
-            nn.Conv2d(two, three, 3, stride=2, padding=1),
+            nn.Conv2d(second, third, 3, stride=2, padding=1),
             nn.GELU(),
         )
-        self.last = nn.Linear(three * (SIDE_PX // 4) ** 2, width)
+        self.last = nn.Linear(third * (SIDE_PX // 4) ** 2, width)
 
     def forward(self, video: Tensor) -> Tensor:
         """uint8 [B, 4, 24, 24] to [B, width]."""
-        return torch.cat([self._seen(video[at : at + ROWS_AT_ONCE]) for at in range(0, len(video), ROWS_AT_ONCE)])
+        return torch.cat([self._encode(rows) for rows in torch.split(video, ROWS_AT_ONCE)])
 
-    def _seen(self, video: Tensor) -> Tensor:
+    def _encode(self, video: Tensor) -> Tensor:
         frames = self.layers(pixels(video).flatten(0, 1)[:, None])
         features: Tensor = self.last(frames.flatten(1)).view(len(video), FRAMES, -1).mean(dim=1)
         return features
@@ -100,7 +98,7 @@ class TextEncoder(nn.Module):
 
 
 class LateNetwork(MultimodalNetwork):
-    """An encoder for each sense, joined at the end."""
+    """An encoder for each modality, fused at the end."""
 
     def __init__(self, config: LateConfig) -> None:
         super().__init__()
@@ -115,16 +113,15 @@ class LateNetwork(MultimodalNetwork):
         self.corrects = nn.Sequential(nn.GELU(), nn.Linear(width, CLASSES))
 
     def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Score the digits; see `MultimodalNetwork.logits`."""
         return self.fuse({name: self.encode(name, inputs[name]) for name in MODALITIES if name in inputs})
 
-    def encode(self, name: str, given: Tensor) -> Tensor:
-        """Compute the features of one sense, [B, width]."""
-        features: Tensor = self.encoders[name](given)
+    def encode(self, name: str, tensor: Tensor) -> Tensor:
+        """Features of one modality, [B, width]."""
+        features: Tensor = self.encoders[name](tensor)
         return features
 
     def fuse(self, features: Mapping[str, Tensor]) -> Tensor:
-        """Score the digits from the features of some senses: [B, width] each to [B, 10]."""
+        """Score the digits from the features [B, width] of some modalities: [B, 10]."""
         bits = subset_bits(dict(features))
         names = [name for name in MODALITIES if name in features]
         scores = torch.stack([self.heads[name](features[name]) for name in names]).sum(dim=0)

@@ -1,4 +1,4 @@
-"""What the networks hear: the logarithm of 24 mel bands of each 20 ms of 0.8 s, standardised per clip. Pure."""
+"""Log-mel features: 24 bands of each 20 ms of audio, standardised per clip."""
 
 from functools import cache
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from trimtab_model_servers.mel_filterbank import mel_triangles
+from trimtab_model_servers.mel_filterbank import mel_filters
 
 BANDS: Final = 24
 STEPS: Final = 40
@@ -16,8 +16,8 @@ _LOWEST_HZ, _RATE_HZ = 80.0, 8000
 
 def mel_steps(audio: Tensor) -> Tensor:
     """Map int16 samples [B, 6400] to float32 [B, 40, 24], mean 0 and deviation 1 over each clip."""
-    sound = torch.nn.functional.pad(audio.to(torch.float32), (_WINDOW - _HOP, 0)) / 32768.0
-    power: Tensor = torch.fft.rfft(sound.unfold(1, _WINDOW, _HOP) * _window()).abs().square()
+    samples = torch.nn.functional.pad(audio.to(torch.float32), (_WINDOW - _HOP, 0)) / 32768.0
+    power: Tensor = torch.fft.rfft(samples.unfold(1, _WINDOW, _HOP) * _window()).abs().square()
     bands: Tensor = (power @ _triangles()).clamp(min=1e-8).log()
     centred = bands - bands.mean(dim=(1, 2), keepdim=True)
     deviation: Tensor = centred.square().mean(dim=(1, 2), keepdim=True).sqrt()
@@ -31,4 +31,4 @@ def _window() -> Tensor:
 
 @cache
 def _triangles() -> Tensor:
-    return mel_triangles(BANDS, _WINDOW, _RATE_HZ, _LOWEST_HZ)
+    return mel_filters(BANDS, _WINDOW, _RATE_HZ, _LOWEST_HZ)

@@ -1,7 +1,6 @@
-"""Both models: transformers' own LLaVA and Mllama classes at a small size, with the page tower as their vision tower.
+"""Models of lmm-digits: transformers' LLaVA and Mllama classes at a small size, with `VisionTower` as vision tower.
 
-A weights file is safetensors in float16; its metadata says which of the two it is and holds its tokenizer, so that a
-server needs nothing else.
+A weight file is one safetensors file in float16; its metadata holds the architecture and the tokenizer.
 """
 
 import hashlib
@@ -26,7 +25,7 @@ from trimtab_model_servers.families.lmm_digits.tokenizer import (
 )
 from trimtab_model_servers.families.lmm_digits.vision_tower import PAGE_TOKENS, VisionTower
 
-_TRANSFORMERS: Any = import_module("transformers")  # not by name: its own types take mypy minutes
+_TRANSFORMERS: Any = import_module("transformers")  # a plain import takes mypy minutes
 _MLLAMA: Any = import_module("transformers.models.mllama.configuration_mllama")
 
 Architecture = Literal["decoder-only", "cross-attention"]
@@ -36,7 +35,7 @@ WIDTH: Final = 128
 IMAGE_ID: Final = 4
 END_ID: Final = 1
 PAD_ID: Final = 0
-"""Ids of special tokens, as their order in ``tokens.SPECIAL`` has it."""
+"""Ids of special tokens: their indices in `tokenizer.SPECIAL`."""
 
 _TEXT: Final[dict[str, Any]] = {
     "vocab_size": VOCABULARY,
@@ -55,11 +54,11 @@ _TEXT: Final[dict[str, Any]] = {
 
 
 class WeightsError(ValueError):
-    """A weights file that cannot become a model; the message names the file and what is wrong with it."""
+    """Unusable weight file."""
 
 
 def build(architecture: Architecture, *, seed: int) -> Any:
-    """Make a model with random weights: a `LlavaForConditionalGeneration` or a `MllamaForConditionalGeneration`."""
+    """Build a `LlavaForConditionalGeneration` or a `MllamaForConditionalGeneration` with random weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _llava() if architecture == "decoder-only" else _mllama()
@@ -71,10 +70,9 @@ def build(architecture: Architecture, *, seed: int) -> Any:
 
 
 def init_similarity_heads(model: Any) -> None:
-    """Let one head of queries a head of keys begin by looking for what is like itself.
+    """Initialise one query head per key head with the weights of its keys, so that it attends to similar tokens.
 
-    Whether a digit that is asked for stands on a page is such a look; from random weights it took them far longer to
-    learn than all else.
+    Presence questions need such a head; from random weights they take far longer to train than all others.
     """
     for layer in model.model.language_model.layers:
         attention = layer.cross_attn if hasattr(layer, "cross_attn") else layer.self_attn
@@ -84,17 +82,16 @@ def init_similarity_heads(model: Any) -> None:
 
 
 def tower(model: Any) -> VisionTower:
-    """The tower of either model."""
     inner = model.model
     return cast("VisionTower", inner.vision_tower if hasattr(inner, "vision_tower") else inner.vision_model)
 
 
 def placeholders(architecture: Architecture) -> int:
-    """How many placeholders a page has in the prompt; a register for each cell follows them."""
+    """Number of placeholders of a page in the prompt; a register for each cell follows them."""
     return PAGE_TOKENS if architecture == "decoder-only" else 1
 
 
-def for_serving(model: Any) -> Any:
+def prepare_for_serving(model: Any) -> Any:
     """Merge normalisations, switch to evaluation and freeze, in place."""
     fold(tower(model))
     return model.eval().requires_grad_(requires_grad=False)
@@ -102,52 +99,46 @@ def for_serving(model: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to serve, float32 and in evaluation mode.
-
-    Attributes:
-        model: of transformers.
-        architecture: which of the two.
-        tokenizer: its own.
-        name: the same for the same weights.
-    """
+    """A model ready to serve, float32 and in evaluation mode."""
 
     model: Any
     architecture: Architecture
     tokenizer: Tokenizer
     name: str
+    """Identifies the weights."""
 
 
 def save(model: Any, architecture: Architecture, tokenizer: Tokenizer, path: Path, training: dict[str, str]) -> None:
-    """Write a folded model as float16 with its tokenizer, and ``training`` as it stands."""
+    """Write a folded model as float16 with its tokenizer; `training` is added to the metadata."""
     tensors = {name: tensor.half().contiguous() for name, tensor in model.state_dict().items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    told = {"family": "lmm-digits", "architecture": architecture, "tokenizer": tokenizer.to_str()}
-    save_file(tensors, path, metadata={**training, **told})
+    metadata = {"family": "lmm-digits", "architecture": architecture, "tokenizer": tokenizer.to_str()}
+    save_file(tensors, path, metadata={**training, **metadata})
 
 
-def random(seed: int, architecture: Architecture) -> LoadedModel:
-    """A model with random weights, to try out latencies."""
-    model = for_serving(build(architecture, seed=seed))
+def random_model(seed: int, architecture: Architecture) -> LoadedModel:
+    """Build a model with random weights, for latency measurements."""
+    model = prepare_for_serving(build(architecture, seed=seed))
     return LoadedModel(model, architecture, load_default_tokenizer(), f"random-{architecture}-{seed}")
 
 
 def load(path: Path) -> LoadedModel:
-    """Read a model.
+    """Load a model.
 
     Raises:
-        FileNotFoundError: when there is no such file.
-        WeightsError: when the file is no safetensors file, or not one of these models.
+        FileNotFoundError: the file is missing.
+        WeightsError: the file is no weight file of these models.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"no weights at {path}: `make train-lmm` trains them anew")
+        raise FileNotFoundError(f"no weights at {path}; train them with trimtab_training.lmm_digits.train")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118  (no mapping)
         architecture = metadata.get("architecture")
         if metadata.get("family") != "lmm-digits" or architecture not in ARCHITECTURES:
-            raise WeightsError(f"{path}: its metadata should name the family 'lmm-digits' and one of {ARCHITECTURES}")
-        model = for_serving(build(architecture, seed=0))
+            raise WeightsError(f"{path}: expected family 'lmm-digits' and one of {ARCHITECTURES} in the metadata")
+        model = prepare_for_serving(build(architecture, seed=0))
         model.load_state_dict(tensors)
         tokenizer = read_tokenizer(metadata.get("tokenizer", ""))
     except (SafetensorError, RuntimeError, ValueError) as error:
@@ -158,7 +149,7 @@ def load(path: Path) -> LoadedModel:
 def _llava() -> Any:
     config = _TRANSFORMERS.LlavaConfig(
         text_config=_TRANSFORMERS.LlamaConfig(num_hidden_layers=4, **_TEXT),
-        vision_config=_no_tower(),
+        vision_config=_placeholder_vision_config(),
         image_token_id=IMAGE_ID,
         vision_feature_layer=-1,
         vision_feature_select_strategy="full",
@@ -194,14 +185,14 @@ def _mllama() -> Any:
         _TRANSFORMERS.MllamaConfig(text_config=text, vision_config=vision, image_token_index=IMAGE_ID)
     )
     model.model.vision_model = VisionTower(WIDTH)
-    for index in text.cross_attention_layers:  # Mllama opens these gates slowly, to spare a text model it grew out of
+    for index in text.cross_attention_layers:  # Mllama opens these gates slowly, to protect a pretrained text model
         nn.init.constant_(model.model.language_model.layers[index].cross_attn_attn_gate, 1.0)
         nn.init.constant_(model.model.language_model.layers[index].cross_attn_mlp_gate, 1.0)
     return model
 
 
-def _no_tower() -> Any:
-    """The least that transformers takes for a vision tower; ours takes its place at once."""
+def _placeholder_vision_config() -> Any:
+    """The smallest vision configuration that transformers accepts; `VisionTower` replaces its model."""
     return _TRANSFORMERS.CLIPVisionConfig(
         hidden_size=WIDTH,
         intermediate_size=16,

@@ -1,12 +1,11 @@
-"""A bench of `trimtab tune` whose forms take what is said, on a clock of its own."""
+"""Fake candidate model of `trimtab tune`: given latencies on a fake clock, and labels that are all correct."""
 
 from typing import Any
 
 import torch
 
-from trimtab.tuning.budget import TimeBudget
 from trimtab.tuning.quality import QualityEvaluator
-from trimtab.tuning.timing import Timer
+from trimtab.tuning.timing import TimeBudget, Timer
 from trimtab_loadtester.payloads.interface import Payload, Score
 from trimtab_pipelines.operating_point import OperatingPoint, TokenMerging
 
@@ -16,11 +15,11 @@ KNOBS: dict[str, dict[str, Any]] = {
     "half-bf16": {"precision": "BF16", "merging": TokenMerging(schedule=(1,))},
     "full-int8": {"precision": "INT8"},
 }
-FORMS = {"full": 1.0, "slow": 1.5, "half": 0.5, "third": 0.3, "quarter": 0.25}
+ROW_SECONDS = {"full": 1.0, "slow": 1.5, "half": 0.5, "third": 0.3, "quarter": 0.25}
 
 
-class Clockwork:
-    """A bench whose forms take what is said, on a clock of its own, and labels that are all right."""
+class FakeModel:
+    """Fake of `CandidateModel` and of `LabelledPayloads`."""
 
     def __init__(self, row_seconds):
         self.now, self.row_seconds = 0.0, row_seconds
@@ -55,11 +54,11 @@ class Clockwork:
     def spec_at(self, point):
         return point
 
-    def join(self, point, _like, _folder):
+    def add_point(self, point, _like, _folder):
         self.row_seconds[point.name] = COMPILED[point.name]
 
 
-def a_workplace(bench: Any, seconds: float) -> tuple[Any, QualityEvaluator, Timer]:
-    """A bench with a judge and a timer that share a budget."""
-    timer = Timer(bench, [bench.payload(index) for index in range(8)], lambda _: None, TimeBudget(seconds, bench.clock))
-    return bench, QualityEvaluator(bench, bench, 80, 8), timer
+def with_tools(model: Any, seconds: float) -> tuple[Any, QualityEvaluator, Timer]:
+    """A model with an evaluator and a timer that share a budget."""
+    timer = Timer(model, [model.payload(index) for index in range(8)], lambda _: None, TimeBudget(seconds, model.clock))
+    return model, QualityEvaluator(model, model, 80, 8), timer

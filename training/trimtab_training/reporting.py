@@ -1,0 +1,63 @@
+"""Command line, progress bars and report entries of the training suites."""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import safe_open
+
+from trimtab_pipelines.accuracy_evidence import wilson_interval
+from trimtab_training.optimizer import Advance
+
+
+def argument_parser(description: str, *, threads: int = 1) -> argparse.ArgumentParser:
+    """A parser with the options of every suite: `--output` and `--threads`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--threads", type=int, default=threads, help=f"training threads (default {threads})")
+    return parser
+
+
+@contextmanager
+def training_progress() -> Iterator[Progress]:
+    """Progress bars with a name and a note each, on stderr."""
+    columns = (TextColumn("{task.description:16}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True)) as progress:
+        yield progress
+
+
+def loss_bar(progress: Progress, name: str, steps: int) -> Advance:
+    """Add a bar that shows a smoothed loss."""
+    task, smooth = progress.add_task(name, total=steps, note=""), 0.0
+
+    def advance(loss: float) -> None:
+        nonlocal smooth
+        smooth = loss if smooth == 0 else 0.98 * smooth + 0.02 * loss
+        progress.update(task, advance=1, note=f"loss {smooth:.3f}")
+
+    return advance
+
+
+def write_report(path: Path, report: dict[str, Any]) -> None:
+    """Write a report as indented JSON."""
+    path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def accuracy_entry(correct: int, n: int, *, key: str = "accuracy") -> dict[str, float]:
+    """A share of correct answers with its 95 % Wilson interval, as reports hold it."""
+    low, high = wilson_interval(correct, n)
+    return {key: round(correct / n, 4), "n": n, "low": round(low, 4), "high": round(high, 4)}
+
+
+def weights_entry(path: Path, metadata_keys: Sequence[str]) -> dict[str, float]:
+    """Size of a weights file and the named numbers of its metadata."""
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+        parameters = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118  (no mapping)
+    sizes = {"parameters": parameters, "weights_bytes": path.stat().st_size}
+    return sizes | {key: float(metadata[key]) for key in metadata_keys}

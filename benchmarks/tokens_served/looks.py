@@ -42,7 +42,11 @@ class Rows:
         """All held-out images of the tasks that no figure of the pipeline is of, in an order drawn once."""
         parts = []
         for task, draw in TASKS.items():
-            images = draw("held-out", MAX_PER_TASK, SECOND_SEED) if task in {"crops", "faces"} else draw("held-out", 10**4, 2)
+            images = (
+                draw("held-out", MAX_PER_TASK, SECOND_SEED)
+                if task in {"crops", "faces"}
+                else draw("held-out", 10**4, 2)
+            )
             first = 0 if task in {"crops", "faces"} else MAX_PER_TASK
             parts.append((images.pixels[first:].numpy(), NUMBERS[task], images.labels[first:].numpy()))
         pixels, labels = (np.concatenate([part[place] for part in parts]) for place in (0, 2))

@@ -1,4 +1,4 @@
-"""A real replica: the model colocated, and parted into what encodes and what writes."""
+"""A real replica with colocated and disaggregated chat models."""
 
 import asyncio
 import io

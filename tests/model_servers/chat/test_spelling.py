@@ -1,4 +1,4 @@
-"""Prompts are what the models' own templates make of chats: images stand where their callers put them."""
+"""Prompts equal the models' own templates."""
 
 from typing import Any
 
@@ -62,5 +62,5 @@ def test_images_first_model_rejects_text_between_images():
 
     assert digits(page, page, words).tokens == digits(words, page, page).tokens
     assert len(digits(page, space, page, words).image_spans) == 2
-    with pytest.raises(RefusalError, match="words between two images; should be before the first or after the last"):
+    with pytest.raises(RefusalError, match="text between two images"):
         digits(page, words, page)

@@ -1,4 +1,4 @@
-"""A thin asynchronous shell around the Kubernetes API: server-side apply, and following what changes."""
+"""Asynchronous Kubernetes client and controller library."""
 
 from trimtab_kubernetes.client import Cluster
 from trimtab_kubernetes.errors import ClusterError, Conflict, Gone, NotFound, Rejected, Unreachable

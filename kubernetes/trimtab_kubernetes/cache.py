@@ -1,6 +1,7 @@
-"""What the API server said last of some kinds: filled by lists, by watches and by the answers to our own writes.
+"""`Cache`: the latest known version of objects, from lists, watches and responses to own writes.
 
-They come in any order: an older version never replaces a newer one. While the server is away, what was known stays.
+Updates may arrive in any order; an older version never replaces a newer one. While the API server is unreachable,
+objects are retained.
 """
 
 import asyncio
@@ -13,14 +14,14 @@ from trimtab_kubernetes.watch import Change, list_and_watch
 
 Group = TypeVar("Group", bound=Hashable)
 OnChange = Callable[[Change, set[Group]], None]
-"""Told a change and the groups that it is news for: none where a newer version was known, such as our own write."""
+"""Called with a change and the groups it affects; none if a newer version was known, such as an own write."""
 
 
 class Cache(Generic[Group]):
     """The latest version of objects, by kind and name, and by the group they belong to.
 
     Args:
-        group_of: what an object belongs to; one that belongs to nothing is not kept.
+        group_of: group of an object; objects without group are not stored.
     """
 
     def __init__(self, group_of: Callable[[Object], Group | None]) -> None:
@@ -30,19 +31,16 @@ class Cache(Generic[Group]):
         self.synced = asyncio.Event()
 
     def get(self, kind: str, key: Key) -> Object | None:
-        """An object, or None."""
         return self._objects.get(kind, {}).get(key)
 
     def keys(self, kind: str) -> list[Key]:
-        """All keys of a kind."""
         return list(self._objects.get(kind, ()))
 
     def group(self, group: Group) -> list[Object]:
-        """The objects of a group."""
         return list(self._groups.get(group, {}).values())
 
     def put(self, found: Object) -> set[Group]:
-        """Take an object as it is now, unless a newer version is known; return the groups that this concerns."""
+        """Store an object unless a newer version is known; return the affected groups."""
         kind, key = found["kind"], key_of(found)
         known = self.get(kind, key)
         if known is not None and 0 < version_of(found) <= version_of(known):
@@ -50,18 +48,18 @@ class Cache(Generic[Group]):
         before, group = self._drop(known), self._group_of(found)
         if group is None:
             return before
-        found["metadata"].pop("managedFields", None)  # half of an object's size, and nobody reads it here
+        found["metadata"].pop("managedFields", None)  # unused, and half of an object's size
         self._objects.setdefault(kind, {})[key] = self._groups.setdefault(group, {})[kind, key] = found
         return before | {group}
 
     def remove(self, found: Object) -> set[Group]:
-        """Forget an object that is gone, unless another of that name has taken its place; return whom this concerns."""
+        """Remove a deleted object unless another one has its name; return the affected groups."""
         known, group = self.get(found["kind"], key_of(found)), self._group_of(found)
         is_it = known is not None and known["metadata"].get("uid") == found["metadata"].get("uid")
         return (self._drop(known) if is_it else set()) | ({group} if group is not None else set())
 
     def missing(self, kind: str, namespace: str | None, listing: Listing) -> list[Object]:
-        """What is known of a kind and not in a complete list of it, nor newer than that."""
+        """Known objects of a kind that are neither in a complete list of it nor newer."""
         listed, as_of = {key_of(item) for item in listing.items}, int(listing.resource_version or 0)
         return [
             found
@@ -76,10 +74,10 @@ class Cache(Generic[Group]):
         namespaces: Sequence[str | None],
         on_change: OnChange[Group],
     ) -> None:
-        """Follow kinds, each by its label selector, for ever; `synced` is set once all were listed."""
+        """Watch kinds, each with its label selector, without end; `synced` is set once all were listed."""
         waiting = {(kind, namespace) for kind in selectors for namespace in namespaces}
 
-        async def one(kind: str, namespace: str | None) -> None:
+        async def watch_kind(kind: str, namespace: str | None) -> None:
             async for change in list_and_watch(cluster, kind, namespace, selectors[kind]):
                 if change.listing is not None:
                     for gone in self.missing(kind, namespace, change.listing):
@@ -90,17 +88,17 @@ class Cache(Generic[Group]):
                 elif change.object is not None:
                     on_change(change, self.remove(change.object) if change.deleted else self.put(change.object))
 
-        async with asyncio.TaskGroup() as following:
+        async with asyncio.TaskGroup() as watching:
             for kind, namespace in tuple(waiting):
-                following.create_task(one(kind, namespace))
+                watching.create_task(watch_kind(kind, namespace))
 
     def _drop(self, known: Object | None) -> set[Group]:
-        """Forget an object; return the group it belonged to."""
+        """Remove an object; return its group."""
         if known is None:
             return set()
         kind, key, group = known["kind"], key_of(known), self._group_of(known)
         del self._objects[kind][key]
-        assert group is not None  # noqa: S101 - else it would not have been kept
+        assert group is not None  # noqa: S101 - objects without group are not stored
         del self._groups[group][kind, key]
         if not self._groups[group]:
             del self._groups[group]

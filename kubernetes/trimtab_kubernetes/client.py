@@ -1,7 +1,7 @@
-"""Shell: objects of the Kubernetes API as plain dictionaries. Transport and credentials are the official client's.
+"""`Cluster`: objects of the Kubernetes API as dictionaries, over the official client's transport and credentials.
 
-Everything we write goes by server-side apply under a field manager of its own, so that each field has one writer and a
-second application of the same object changes nothing.
+Writes use server-side apply with a field manager, so that each field has one owner and applying the same object again
+changes nothing.
 """
 
 import json
@@ -19,13 +19,13 @@ from trimtab_kubernetes.errors import NotFound, Unreachable, error_for
 from trimtab_kubernetes.kinds import Kind, kind_of
 from trimtab_kubernetes.objects import Object
 
-WATCH_SECONDS = 300  # the server ends a watch by itself after this long, so that a dead connection is noticed
+WATCH_SECONDS = 300  # the server ends a watch after this time, so that dead connections are detected
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Objects, and the version of the collection to follow them from."""
+    """Objects, and the resource version to watch them from."""
 
     items: list[Object]
     resource_version: str
@@ -38,12 +38,12 @@ class Cluster:
         self._connection, self._may_write = connection, may_write
 
     def with_write_guard(self, may_write: Callable[[], bool]) -> "Cluster":
-        """The same connection, through which nothing is written while `may_write` says no (Unreachable)."""
+        """A client of the same connection whose writes raise Unreachable while `may_write` is false."""
         return Cluster(self._connection, may_write)
 
     @classmethod
     async def connect(cls, kubeconfig: str | None = None) -> "Cluster":
-        """Connect as the pod's service account, or as KUBECONFIG says; ClusterError where there is neither."""
+        """Connect with the pod's service account or KUBECONFIG; ClusterError if neither exists."""
         connection = Connection(kubeconfig)
         await connection.open()
         return cls(connection)
@@ -57,11 +57,10 @@ class Cluster:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._connection.close()
 
     async def get(self, kind: str | Kind, namespace: str | None, name: str) -> Object | None:
-        """An object, or None where there is none."""
+        """An object, or None."""
         try:
             return await self._call("GET", _kind(kind).path(namespace, name))
         except NotFound:
@@ -70,7 +69,7 @@ class Cluster:
     async def list(
         self, kind: str | Kind, namespace: str | None = None, labels: str | None = None, name: str | None = None
     ) -> Listing:
-        """All objects of a kind, of one namespace or of all, with these labels (a selector) or this name."""
+        """Objects of a kind, of one namespace or all, with a label selector or a name."""
         known = _kind(kind)
         found = await self._call("GET", known.path(namespace), {"labelSelector": labels, "fieldSelector": _named(name)})
         items = [{"apiVersion": known.api_version, "kind": known.kind, **item} for item in found.get("items", [])]
@@ -104,18 +103,18 @@ class Cluster:
         return await self._call("PATCH", path, query, body, "application/apply-patch+yaml")
 
     async def create(self, body: Mapping[str, Any], *, manager: str) -> Object:
-        """Create an object; Conflict where it exists."""
+        """Create an object; Conflict if it exists."""
         path = kind_of(body).path(body["metadata"].get("namespace"))
         return await self._call("POST", path, {"fieldManager": manager}, body)
 
     async def replace(self, body: Mapping[str, Any], *, manager: str) -> Object:
-        """Replace an object as it was read; Conflict where it has changed since."""
+        """Replace an object as it was read; Conflict if it has changed since."""
         metadata = body["metadata"]
         path = kind_of(body).path(metadata.get("namespace"), metadata["name"])
         return await self._call("PUT", path, {"fieldManager": manager}, body)
 
     async def delete(self, kind: str | Kind, namespace: str | None, name: str, *, uid: str | None = None) -> bool:
-        """Delete an object, only the one of that uid where given; False where there was none."""
+        """Delete an object, with the uid if given; False if there was none."""
         options: Object = {"propagationPolicy": "Background"} | ({"preconditions": {"uid": uid}} if uid else {})
         try:
             await self._call("DELETE", _kind(kind).path(namespace, name), None, options)
@@ -131,9 +130,10 @@ class Cluster:
         resource_version: str,
         name: str | None = None,
     ) -> AsyncIterator[tuple[str, Object]]:
-        """Yield (ADDED, MODIFIED or DELETED, object) from that version on, until the server ends the watch.
+        """Yield (event type, object) from a resource version on, until the server ends the watch.
 
-        Raises Gone where the version is too old. BOOKMARK events are yielded too: they carry a newer version.
+        Event types are ADDED, MODIFIED, DELETED and BOOKMARK, which carries a newer version. Raises Gone if the version
+        is too old.
         """
         query = {
             "watch": "true",
@@ -152,7 +152,7 @@ class Cluster:
                     raise error_for(int(event["object"].get("code", 500)), str(event["object"].get("message", "")))
                 yield event["type"], event["object"]
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise Unreachable(f"watch of {_kind(kind).plural} broke off: {type(error).__name__} {error}") from error
+            raise Unreachable(f"watch of {_kind(kind).plural} failed: {type(error).__name__} {error}") from error
         finally:
             response.close()
 
@@ -169,7 +169,7 @@ class Cluster:
 
 
 def own_namespace() -> str:
-    """The namespace this pod runs in, else POD_NAMESPACE, else `default`."""
+    """Namespace of this pod, else POD_NAMESPACE, else `default`."""
     if _NAMESPACE_FILE.exists():
         return _NAMESPACE_FILE.read_text().strip()
     return os.environ.get("POD_NAMESPACE", "default")

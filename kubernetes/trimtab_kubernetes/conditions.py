@@ -1,4 +1,4 @@
-"""Conditions of a status: what was found, and since when it is so. Pure."""
+"""Status conditions with transition times."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from trimtab_kubernetes.times import rfc3339
 
 Status = Literal["True", "False", "Unknown"]
 MAX_MESSAGE = 2048
-"""Characters that our kinds allow."""
+"""Maximum characters in Trimtab's kinds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConditionState:
-    """A condition without its bookkeeping."""
+    """A condition without transition time and generation."""
 
     type: str
     status: Status
@@ -23,24 +23,24 @@ class ConditionState:
 
 
 def ok(kind: str, reason: str, message: str) -> ConditionState:
-    """A condition that is true."""
+    """A condition with status True."""
     return ConditionState(kind, "True", reason, message)
 
 
 def failing(kind: str, reason: str, message: str) -> ConditionState:
-    """A condition that is not."""
+    """A condition with status False."""
     return ConditionState(kind, "False", reason, message)
 
 
 def conditions(
     findings: Iterable[ConditionState], before: Iterable[Mapping[str, Any]], generation: int, now_seconds: float
 ) -> list[Object]:
-    """The conditions as written; the time of transition stays where the status stays.
+    """Conditions as stored; the transition time is preserved while the status is unchanged.
 
     Args:
         findings: one for each condition.
-        before: the conditions as they were, others' among them.
-        generation: of the object that was looked at.
+        before: previous conditions, including those of other writers.
+        generation: observed generation of the object.
         now_seconds: Unix time.
     """
     earlier = {condition["type"]: condition for condition in before}

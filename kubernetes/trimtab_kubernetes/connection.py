@@ -1,6 +1,6 @@
-"""Shell: requests to one API server, by the official client's transport and credentials.
+"""`Connection`: requests to one API server, over the official client's transport and credentials.
 
-What passes by itself is seen to here: a server that is busy says when to come back, and credentials go out of date.
+Retries requests that a busy server defers, and renews expired credentials.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from trimtab_kubernetes.objects import Object
 log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_SECONDS = 10.0
-MAX_REQUESTS = 32  # that wait for an answer to begin; a watch, which holds its connection for minutes, does not
+MAX_REQUESTS = 32  # waiting for a response; watches do not count once they have begun
 _ANY_NUMBER = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked of the server."""
+    """A request to the API server."""
 
     method: str
     path: str
@@ -46,10 +46,10 @@ def _always() -> bool:
 
 
 class Connection:
-    """A client of the API server, and how it comes by its credentials.
+    """A connection to the API server with its credentials.
 
     Args:
-        kubeconfig: a file; None means the pod's service account, or what KUBECONFIG names.
+        kubeconfig: a file; None uses the pod's service account, or KUBECONFIG.
     """
 
     def __init__(self, kubeconfig: str | None) -> None:
@@ -59,19 +59,18 @@ class Connection:
         self._api: Any = None
 
     async def open(self) -> None:
-        """Find a server and credentials; ClusterError where there are none."""
+        """Load credentials; ClusterError if there are none."""
         try:
             await self._read_credentials()
         except (config.ConfigException, OSError) as error:
-            raise ClusterError(f"no Kubernetes to talk to: {error}; set KUBECONFIG") from error
+            raise ClusterError(f"no Kubernetes credentials: {error}; set KUBECONFIG") from error
         self._api = client.ApiClient(self._settings)
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._api.close()
 
     async def call(self, request: Request, may_write: Callable[[], bool]) -> Object:
-        """The object that a request is answered with; raises ClusterError, as `send` does."""
+        """The object in the response to a request; raises ClusterError as `send`."""
         response = await self.send(request, may_write)
         try:
             answer: Object = await response.json()
@@ -82,18 +81,18 @@ class Connection:
         return answer
 
     async def send(self, request: Request, may_write: Callable[[], bool] = _always) -> aiohttp.ClientResponse:
-        """The answer to a request.
+        """The response to a request.
 
-        It is sent once more with new credentials where the old ones are out of date, and again when a busy server
-        says to. That is not waited for longer than for any other answer: the error tells how long it would have been.
+        The request is retried once with renewed credentials if they have expired, and after the delay that a busy
+        server asks for, up to the request timeout.
 
         Raises:
-            ClusterError: by its kind, what the server answered instead, or that it did not.
+            ClusterError: the server refused the request or did not respond.
         """
         give_up_at, is_renewed = time.monotonic() + REQUEST_TIMEOUT_SECONDS, False
         while True:
             if request.method != "GET" and not may_write():
-                raise Unreachable(f"{request}: not sent, for it is not certain that this process leads")
+                raise Unreachable(f"{request}: not sent, since this process may not be the leader")
             response = await self._send_once(request)
             if response.status < HTTPStatus.BAD_REQUEST:
                 return response
@@ -102,7 +101,7 @@ class Connection:
                 await self._renew_credentials(error)
                 is_renewed = True
             elif 0 < error.retry_after_seconds <= give_up_at - time.monotonic():
-                log.info("%s; again in %g s, as it asks", error, error.retry_after_seconds)
+                log.info("%s; retrying in %g s (Retry-After)", error, error.retry_after_seconds)
                 await asyncio.sleep(error.retry_after_seconds)
             else:
                 raise error
@@ -110,10 +109,10 @@ class Connection:
     async def _send_once(self, request: Request) -> aiohttp.ClientResponse:
         headers = {"Accept": "application/json", "Content-Type": request.content_type}
         query = [(key, value) for key, value in request.query.items() if value is not None]
-        named = {"query_params": query, "header_params": headers, "body": request.body}
+        options = {"query_params": query, "header_params": headers, "body": request.body}
         try:
             serialized = await self._api.param_serialize(
-                request.method, request.path, auth_settings=["BearerToken"], **named
+                request.method, request.path, auth_settings=["BearerToken"], **options
             )
             async with self._slots:
                 answer = await self._api.call_api(*serialized, _request_timeout=request.timeout_seconds)
@@ -132,8 +131,8 @@ class Connection:
         if self._kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
             config.load_incluster_config(client_configuration=self._settings)
         else:
-            named = self._kubeconfig or os.environ.get("KUBECONFIG")  # the client would read it but once, when imported
-            await config.load_kube_config(config_file=named, client_configuration=self._settings)
+            path = self._kubeconfig or os.environ.get("KUBECONFIG")  # the client reads it at import only
+            await config.load_kube_config(config_file=path, client_configuration=self._settings)
 
 
 async def _error_of(request: Request, response: aiohttp.ClientResponse) -> ClusterError:

@@ -1,13 +1,13 @@
-"""What the API server may answer instead of what was asked."""
+"""Errors of the Kubernetes API server."""
 
 
 class ClusterError(Exception):
-    """The API server refused or failed.
+    """The API server refused a request or failed.
 
     Args:
-        message: what it answered to what.
-        status: the HTTP status, 0 where there was no answer at all.
-        retry_after_seconds: how long the server asks to be left alone.
+        message: the request and the response.
+        status: HTTP status; 0 without a response.
+        retry_after_seconds: delay that the server asks for.
     """
 
     def __init__(self, message: str, status: int = 0, retry_after_seconds: float = 0.0) -> None:
@@ -16,31 +16,31 @@ class ClusterError(Exception):
 
 
 class Unreachable(ClusterError):
-    """No answer, one that says try again later (429 and 5xx), or that the credentials are out of date (401)."""
+    """No response, a temporary failure (429, 5xx), or expired credentials (401)."""
 
 
 class NotFound(ClusterError):
-    """404: no such object, or no such kind."""
+    """404: the object or kind does not exist."""
 
 
 class Conflict(ClusterError):
-    """409: somebody else owns the field, or changed the object in between."""
+    """409: another manager owns the field, or the object was changed."""
 
 
 class Gone(ClusterError):
-    """410: the version asked for is too old to follow from; list anew."""
+    """410: the resource version is too old; list again."""
 
 
 class Rejected(ClusterError):
-    """The request is wrong (400, 422) or not allowed (403); sending it again changes nothing."""
+    """The request is invalid (400, 422) or forbidden (403); retrying does not help."""
 
 
 _MISSING_KIND_MESSAGES = "failed to create typed patch object"
-"""How server-side apply answers a field that the kind does not have: with status 500, though it will never pass."""
+"""Server-side apply reports an unknown field with status 500, although retrying does not help."""
 
 
 def error_for(status: int, message: str, retry_after: str = "") -> ClusterError:
-    """The error that an HTTP status, the server's message and its Retry-After stand for."""
+    """Error for an HTTP status, the server's message and its Retry-After."""
     if _MISSING_KIND_MESSAGES in message:
         return Rejected(message, status)
     kinds: dict[int, type[ClusterError]] = {401: Unreachable, 404: NotFound, 409: Conflict, 410: Gone, 429: Unreachable}

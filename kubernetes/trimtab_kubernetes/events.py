@@ -1,6 +1,6 @@
-"""Events for `kubectl describe`: what changed and why, at most one for each decision. Pure.
+"""Kubernetes Events, at most one for each decision.
 
-An Event's name follows from what it says and of which decision, so that saying it again changes nothing.
+The name of an Event is derived from its reason and decision, so that creating it again is a conflict.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from trimtab_kubernetes.objects import Object, fingerprint
 from trimtab_kubernetes.times import rfc3339
 
 MAX_MESSAGE = 1024
-"""Characters that the API server takes."""
+"""Maximum characters of the API server."""
 
 
 def event(
@@ -26,13 +26,13 @@ def event(
     """An Event about an object.
 
     Args:
-        about: the object, or as much of it as names it: apiVersion, kind, name, namespace and uid.
-        reason: CamelCase, stable.
-        message: what happened and why; cut where it is too long.
-        decision: names the decision that is told of.
-        by: the component that tells.
+        about: the object, with at least apiVersion, kind, name, namespace and uid.
+        reason: in CamelCase, stable.
+        message: what happened and why; truncated if too long.
+        decision: identifies the decision.
+        by: the reporting component.
         now_seconds: Unix time.
-        bad: a Warning.
+        bad: whether it is a Warning.
     """
     metadata, time = about["metadata"], rfc3339(now_seconds)
     digits = fingerprint([metadata["uid"], reason, decision])

@@ -1,4 +1,4 @@
-"""Where each kind of object lives in the API: group, version and the plural in its path."""
+"""API paths of the supported kinds: group, version and plural."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from trimtab_pipelines.resource import API_VERSION
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of object."""
+    """A kind of object."""
 
     api_version: str
     kind: str
@@ -17,7 +17,7 @@ class Kind:
     namespaced: bool = True
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """The path of an object, or of all objects where no name is given."""
+        """Path of an object, or of the collection without a name."""
         root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
         within = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
         parts = [part for part in (name, subresource) if part]
@@ -57,6 +57,6 @@ _BY_NAME = {kind.kind: kind for kind in KINDS}
 
 
 def kind_of(named: str | Mapping[str, Any]) -> Kind:
-    """A kind by its name, or that of an object; KeyError where it is none that we work with."""
+    """A kind by name, or of an object; KeyError if unsupported."""
     name = named if isinstance(named, str) else str(named["kind"])
     return _BY_NAME[name]

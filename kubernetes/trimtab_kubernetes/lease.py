@@ -1,9 +1,8 @@
-"""Which of several copies may write: the one that holds a Lease, as Kubernetes' own components do it.
+"""Leader election with a Lease, as in Kubernetes components.
 
-A holder that cannot renew in time knows so before another may take over: its own patience ends earlier than the lease.
-Then it stops; or it goes on with what it knows, where that is worth something, but writes nothing (`Lease.is_held`) until
-the lease is its own again. Expiry is judged by this process's clock from when it last saw the lease change, so clocks
-need not agree.
+The renew deadline is shorter than the lease duration, so a leader that cannot renew stops before another may take over.
+It then stops its work, or continues it without writing (`Lease.is_held`) until the lease is its own again. Expiry is
+measured with this process's clock from the last observed change, so clocks need not be synchronized.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long a lease lasts, how long a holder tries to renew it, and how often everybody tries."""
+    """Lease duration, renew deadline and retry period."""
 
     lease_duration_seconds: int = 15
     renew_deadline_seconds: float = 10.0
@@ -39,29 +38,29 @@ class Lease:
         self._timing = timing
         self._observed: tuple[str, float] = ("", 0.0)
         self._leads = False
-        self._renewed = 0.0  # when what renewed it last was sent
+        self._renewed = 0.0  # when the last successful renewal was sent
 
     @property
     def is_held(self) -> bool:
-        """Whether it was renewed so lately that nobody else can hold it."""
+        """Whether the last renewal is recent enough that no other candidate can hold the lease."""
         return self._leads and self._remaining_seconds > 0
 
     async def lead(self, work: Callable[[], Awaitable[None]], *, keep_running: bool = False) -> None:
-        """Wait for the lease and do the work while it is held; for ever. The work is cancelled when the lease is lost.
+        """Run the work while the lease is held, without end. The work is cancelled when the lease is lost.
 
-        With `keep_running` it is lost when another holds it, not already when it cannot be renewed: the work must mind `is_held`.
-        An exception of the work ends this too.
+        With `keep_running` the lease counts as lost only if another candidate holds it, not if it cannot be renewed;
+        the work must check `is_held`. An exception of the work ends this too.
         """
         while True:
             await self._acquire()
-            log.info("%s leads", self._identity)
+            log.info("%s became the leader", self._identity)
             self._leads = True
             working = asyncio.ensure_future(work())
             renewing = asyncio.create_task(self._renew(keep_running=keep_running))
             try:
                 await asyncio.wait({working, renewing}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                self._leads = not renewing.done()  # else the work may still write what it ends with
+                self._leads = not renewing.done()  # the work may write while it is being cancelled
                 working.cancel()
                 results = await asyncio.gather(working, return_exceptions=True)
                 self._leads = False
@@ -69,15 +68,15 @@ class Lease:
                 await asyncio.gather(renewing, return_exceptions=True)
             if isinstance(results[0], Exception):
                 raise results[0]
-            log.warning("%s does not lead any more", self._identity)
+            log.warning("%s is no longer the leader", self._identity)
 
     async def release(self) -> None:
-        """Let another take over at once."""
+        """Release the lease, so that another candidate can take over at once."""
         try:
             while not await self._clear_holder():
-                log.debug("our own last renewal came in between")  # it was under way when it was cancelled
+                log.debug("conflict with the last renewal")  # it was in flight when it was cancelled
         except ClusterError as error:
-            log.info("the lease runs out by itself: %s", error)
+            log.info("cannot release the lease, which will expire: %s", error)
 
     async def _clear_holder(self) -> bool:
         found = await self._cluster.get("Lease", self._namespace, self._name)
@@ -91,7 +90,7 @@ class Lease:
         return True
 
     async def _acquire(self) -> None:
-        while not await self._try_claim():  # noqa: ASYNC110 - no event tells that a lease has run out
+        while not await self._try_claim():  # noqa: ASYNC110 - expiry has no event
             await asyncio.sleep(self._timing.retry_period_seconds)
 
     @property
@@ -99,7 +98,7 @@ class Lease:
         return self._timing.renew_deadline_seconds - (time.monotonic() - self._renewed)
 
     async def _renew(self, *, keep_running: bool) -> None:
-        """Renew until another holds it; unless told to go on, until that fails for too long."""
+        """Renew until another candidate holds the lease, or without `keep_running` until the renew deadline."""
         while keep_running or self._remaining_seconds > 0:
             await asyncio.sleep(self._timing.retry_period_seconds)
             limit = None if keep_running else max(self._remaining_seconds, 0.1)
@@ -173,7 +172,7 @@ class Lease:
 async def leader_election(
     lease: Lease, work: Callable[[], Awaitable[None]], *, keep_running: bool = False
 ) -> AsyncIterator["asyncio.Task[None]"]:
-    """Lead in the background, as `Lease.lead` does; on leaving, stop and let another take over."""
+    """Run `Lease.lead` in the background; on exit, stop the work and release the lease."""
     task = asyncio.create_task(lease.lead(work, keep_running=keep_running))
     try:
         yield task

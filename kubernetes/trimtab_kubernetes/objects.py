@@ -1,4 +1,4 @@
-"""What objects of every kind have in common: identity, version, owner. Pure."""
+"""Identity, version and owner of Kubernetes objects."""
 
 import hashlib
 import json
@@ -11,23 +11,23 @@ Key = tuple[str, str]
 
 
 def key_of(found: Mapping[str, Any]) -> Key:
-    """(namespace, name); no namespace is written as an empty one."""
+    """(namespace, name); cluster-scoped objects have an empty namespace."""
     metadata = found["metadata"]
     return metadata.get("namespace", ""), metadata["name"]
 
 
 def version_of(found: Mapping[str, Any]) -> int:
-    """The version; those of one server are numbers that grow."""
+    """Resource version as a number; versions of one server increase."""
     return int(found["metadata"].get("resourceVersion") or 0)
 
 
 def owner_reference(owner: Mapping[str, Any]) -> Object:
-    """Point at the one controller of an object, with which it goes."""
+    """Owner reference of the controller of an object."""
     metadata = owner["metadata"]
     identity = {"apiVersion": owner["apiVersion"], "kind": owner["kind"]}
     return {**identity, "name": metadata["name"], "uid": metadata["uid"], "controller": True}
 
 
 def fingerprint(written: object) -> str:
-    """A short hash of what would be written."""
+    """Short hash of a value."""
     return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:16]

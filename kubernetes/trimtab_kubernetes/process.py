@@ -1,4 +1,4 @@
-"""Shell: what the process of every controller does: it answers probes and Prometheus, and ends when it is told to."""
+"""Controller process: health and metrics endpoints, and shutdown on signals."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def stop_requested() -> asyncio.Event:
-    """What is set by SIGTERM or SIGINT from now on."""
+    """Event that is set on SIGTERM or SIGINT."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -22,7 +22,7 @@ def stop_requested() -> asyncio.Event:
 
 
 async def wait_until(stop: asyncio.Event, *working: "asyncio.Future[Any]") -> None:
-    """Wait wait_until told to stop, or wait_until some work ends by itself; raises what that raised."""
+    """Wait until stop is set or a task ends; raises the task's exception."""
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait([stopping, *working], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -33,19 +33,19 @@ async def wait_until(stop: asyncio.Event, *working: "asyncio.Future[Any]") -> No
 
 @asynccontextmanager
 async def serve_probes(
-    health_port: int, metrics_port: int, registry: CollectorRegistry, what_is_wrong: Callable[[], str] = str
+    health_port: int, metrics_port: int, registry: CollectorRegistry, failure: Callable[[], str] = str
 ) -> AsyncIterator[None]:
-    """Answer probes at /healthz and Prometheus at /metrics while the block runs.
+    """Serve /healthz and /metrics while the block runs.
 
     Args:
-        health_port: on all addresses; 0 takes any free one on loopback, as it does for metrics.
+        health_port: on all addresses; 0 uses any free port on loopback.
         metrics_port: likewise.
-        registry: what Prometheus is told.
-        what_is_wrong: why nothing but a restart helps; nothing while all is well.
+        registry: of the metrics.
+        failure: returns why the process must be restarted; empty if healthy.
     """
 
     def health() -> web.Response:
-        wrong = what_is_wrong()
+        wrong = failure()
         return web.Response(status=503 if wrong else 200, text=wrong or "ok")
 
     def metrics() -> web.Response:

@@ -1,4 +1,7 @@
-"""Shell: list, then watch, for ever. Every object arrives at least once; a gap in the watch is filled by a new list."""
+"""`list_and_watch`: every object and every change of a kind.
+
+Each object is delivered at least once; after a failed watch the objects are listed again.
+"""
 
 import asyncio
 import logging
@@ -22,7 +25,10 @@ MIN_WATCH_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An object as it is now; `deleted` with its last known state. The end of a list comes with it, without object."""
+    """An object's current state; `deleted` with its last known state.
+
+    The end of a list is a change with the listing only.
+    """
 
     key: Key = ("", "")
     object: Object | None = None
@@ -31,7 +37,7 @@ class Change:
 
     @property
     def synced(self) -> bool:
-        """Whether all that there was has been told."""
+        """Whether this is the end of a list."""
         return self.listing is not None
 
 
@@ -43,16 +49,15 @@ async def list_and_watch(
     *,
     name: str | None = None,
 ) -> AsyncIterator[Change]:
-    """Yield every object of a kind, then every change of one; survives an API server that goes away.
+    """Yield every object of a kind, then every change, without end; retries if the API server is unreachable.
 
-    With a name, only the object of that name: who may read just that one may follow it.
-
-    After each list one Change with `synced` follows. Objects that vanished during a gap are yielded as deleted.
+    With a name, only the object of that name, which requires permission for that object only. Each list is followed by
+    a change with `synced`. Objects that were deleted during a gap are yielded as deleted.
     """
     known: dict[Key, Object] = {}
-    version, pauses = "", Backoff(INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
+    version, backoff = "", Backoff(INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
     while True:
-        began, heard = math.inf, False
+        began, received = math.inf, False
         try:
             if not version:
                 listing = await cluster.list(kind, namespace, labels, name)
@@ -63,7 +68,7 @@ async def list_and_watch(
                 version = listing.resource_version
             began = time.monotonic()
             async for what, found in cluster.watch(kind, namespace, labels, version, name):
-                version, heard = found["metadata"]["resourceVersion"], True
+                version, received = found["metadata"]["resourceVersion"], True
                 if what == "BOOKMARK":
                     continue
                 key = key_of(found)
@@ -72,20 +77,20 @@ async def list_and_watch(
                 else:
                     known[key] = found
                 yield Change(key, found, deleted=what == "DELETED")
-            if not heard and time.monotonic() - began < MIN_WATCH_SECONDS:
-                raise Unreachable(f"watch of {kind} ended at once")
+            if not received and time.monotonic() - began < MIN_WATCH_SECONDS:
+                raise Unreachable(f"watch of {kind} ended immediately")
         except ClusterError as error:
-            if heard or time.monotonic() - began > MAX_BACKOFF_SECONDS:  # this is another outage
-                pauses.reset()
-            pause_seconds = pauses.next_seconds(error)
+            if received or time.monotonic() - began > MAX_BACKOFF_SECONDS:  # a new outage
+                backoff.reset()
+            delay_seconds = backoff.next_seconds(error)
             level = logging.DEBUG if isinstance(error, NotFound) else logging.WARNING
-            log.log(level, "%s; again in %.1f s", error, pause_seconds)
-            version = ""  # list anew: what was missed in between is not known, nor whether the version still is
-            await asyncio.sleep(pause_seconds)
+            log.log(level, "%s; retrying in %.1f s", error, delay_seconds)
+            version = ""  # list again: changes were missed, and the version may be too old
+            await asyncio.sleep(delay_seconds)
 
 
 def _differences(known: dict[Key, Object], items: list[Object]) -> list[Change]:
-    """What a list says that was not known: changed objects, and those that are gone."""
+    """Changed and deleted objects between a known state and a list."""
     now = {key_of(item): item for item in items}
     gone = [Change(key, last, deleted=True) for key, last in known.items() if key not in now]
     changed = [

@@ -1,4 +1,4 @@
-"""A queue of keys to look at: each at most once in it and once in hand, failed ones later and later."""
+"""`WorkQueue`: a deduplicating queue of keys with delays and backoff."""
 
 import asyncio
 import heapq
@@ -13,22 +13,22 @@ MAX_BACKOFF_SECONDS = 60.0
 
 
 class WorkQueue(Generic[AnyKey]):
-    """Hands out keys to any number of workers; never one key to two of them."""
+    """Hands out keys to workers; a key is never handled by two workers at once."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._due: dict[AnyKey, float] = {}
         self._heap: list[tuple[float, int, AnyKey]] = []
         self._count = 0
-        self._in_hand: set[AnyKey] = set()
+        self._active: set[AnyKey] = set()
         self._again: dict[AnyKey, float] = {}
-        self._pauses: dict[AnyKey, Backoff] = {}
+        self._backoffs: dict[AnyKey, Backoff] = {}
         self._changed = asyncio.Event()
 
     def add(self, key: AnyKey, delay_seconds: float = 0.0) -> None:
-        """Ask for a key to be looked at, after a delay at the latest."""
+        """Enqueue a key, to be handled after a delay at the latest."""
         due = self._clock() + delay_seconds
-        if key in self._in_hand:
+        if key in self._active:
             self._again[key] = min(due, self._again.get(key, due))
             return
         if due < self._due.get(key, float("inf")):
@@ -38,34 +38,34 @@ class WorkQueue(Generic[AnyKey]):
             self._changed.set()
 
     async def work(self, handle: Callable[[AnyKey], Awaitable[float | None]]) -> None:
-        """Handle keys for ever; `handle` returns after how many seconds it wants to be called again, if at all."""
+        """Handle keys without end; `handle` returns the seconds after which the key is handled again, if at all."""
         while True:
             key = await self._take()
             try:
-                again_seconds = await handle(key)
+                requeue_after_seconds = await handle(key)
             except asyncio.CancelledError:
-                self._in_hand.discard(key)
+                self._active.discard(key)
                 self.add(key)
                 raise
-            except Exception as error:  # noqa: BLE001 - `handle` has told of it; here it only means later
-                pauses = self._pauses.setdefault(key, Backoff(INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS))
-                self._done(key, pauses.next_seconds(error))
+            except Exception as error:  # noqa: BLE001 - logged by `handle`; retried with backoff
+                backoff = self._backoffs.setdefault(key, Backoff(INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS))
+                self._done(key, backoff.next_seconds(error))
             else:
-                self._pauses.pop(key, None)
-                self._done(key, again_seconds)
+                self._backoffs.pop(key, None)
+                self._done(key, requeue_after_seconds)
 
     async def _take(self) -> AnyKey:
         while True:
             while self._heap:
                 due, _, key = self._heap[0]
                 if self._due.get(key) != due:
-                    heapq.heappop(self._heap)  # asked for earlier since
+                    heapq.heappop(self._heap)  # superseded by an earlier time
                     continue
                 if due > self._clock():
                     break
                 heapq.heappop(self._heap)
                 del self._due[key]
-                self._in_hand.add(key)
+                self._active.add(key)
                 return key
             self._changed.clear()
             wait_seconds = self._heap[0][0] - self._clock() if self._heap else None
@@ -74,10 +74,10 @@ class WorkQueue(Generic[AnyKey]):
             except TimeoutError:
                 continue
 
-    def _done(self, key: AnyKey, again_seconds: float | None) -> None:
-        self._in_hand.discard(key)
+    def _done(self, key: AnyKey, requeue_after_seconds: float | None) -> None:
+        self._active.discard(key)
         earlier = self._again.pop(key, None)
         if earlier is not None:
             self.add(key, max(earlier - self._clock(), 0.0))
-        if again_seconds is not None:
-            self.add(key, again_seconds)
+        if requeue_after_seconds is not None:
+            self.add(key, requeue_after_seconds)

@@ -1,1 +1,1 @@
-"""Makes it run: custom resources become Deployments, Services and a status."""
+"""Operator: applies PipelinePlans to a Kubernetes cluster."""

@@ -1,4 +1,4 @@
-"""`python -m trimtab_operator`: the operator as a process. Follows everything, and works while it leads."""
+"""Operator process, `python -m trimtab_operator`: watches the cluster, and reconciles while it is the leader."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER
 
 
 async def run(settings: Settings, metrics: Metrics) -> None:
-    """Run wait_until told to stop; what ends following or leader_election ends this too."""
+    """Run until a signal, or until watching or leading fails."""
     stop = stop_requested()
     async with (
         await Cluster.connect() as cluster,
@@ -22,15 +22,15 @@ async def run(settings: Settings, metrics: Metrics) -> None:
     ):
         controller = Controller(cluster, settings, metrics)
         lease = Lease(cluster, settings.own_namespace, OPERATOR_MANAGER, settings.identity)
-        following = asyncio.create_task(controller.watch())
+        watching = asyncio.create_task(controller.watch())
         async with leader_election(lease, controller.lead) as working:
-            await wait_until(stop, following, working)
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+            await wait_until(stop, watching, working)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
 
 def main() -> int:
-    """Run the operator; exit code 2 where there is no cluster to talk to."""
+    """Run the operator; exit code 2 without a cluster."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         asyncio.run(run(Settings.from_environment(), Metrics()))

@@ -1,7 +1,6 @@
-"""Shell: carries out a reconciliation, and writes nothing that already is as it should be, or is not ours.
+"""`Applier`: carries out a reconciliation with as few writes as possible, without overwriting objects of others.
 
-An object is looked up before it is first written, and later written over that very object alone. One that is refused
-keeps none of the others from being written.
+An object is read before its first write, and later writes are bound to its uid. A rejected write does not block others.
 """
 
 import logging
@@ -28,12 +27,12 @@ log = logging.getLogger(__name__)
 
 _PIPELINE_FIELDS = ("observedGeneration", "url", "reason", "planGeneration", "stages", "cores", "schedulable")
 SCALE_MANAGER = f"{OPERATOR_MANAGER}-scale"
-"""Writes nothing but the number of replicas: all else of an object that we only scale stays whose it is."""
+"""Field manager for the number of replicas of objects that the pipeline no longer describes."""
 _PLAN_FIELDS = ("observedGeneration", "appliedGeneration")
 
 
 class _NotWrittenError(Exception):
-    """An object is not as it should be, though the cluster refused nothing; the message says why."""
+    """An object differs from its manifest although the cluster rejected nothing; the message says why."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -41,20 +40,20 @@ class _NotWrittenError(Exception):
 
 
 class Applier:
-    """Writes through one connection and remembers every answer in the store."""
+    """Writes objects through one connection and stores the responses in the cache."""
 
     def __init__(self, cluster: Cluster, store: PipelineCache, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._cluster, self._store, self._metrics, self._clock = cluster, store, metrics, clock
         self._altered_statuses: dict[tuple[Key, str], str] = {}
-        """By pipeline and kind: a status, and what the cluster made of it, where that is not the same."""
+        """Statuses that the cluster stored in an altered form, by pipeline and kind."""
 
     async def apply(self, key: Key, decided: Reconciliation) -> int:
-        """Write what differs from what is known to be there; return how many writes that took.
+        """Write what differs from the known state; return the number of writes.
 
-        What is refused goes to the store's refusals and counts as a write: it has to be told of.
+        Rejected writes are stored in the cache and count as writes, since the status reports them.
 
         Raises:
-            ClusterError: the API server did not answer; the writes before it stay, and all may be repeated.
+            ClusterError: the API server did not respond; earlier writes remain, and all may be repeated.
         """
         store, writes = self._store, 0
         for manifest in decided.apply:
@@ -72,32 +71,32 @@ class Applier:
         return writes
 
     def retry_seconds(self, key: Key) -> float | None:
-        """When to try again what was refused, if anything was."""
+        """Seconds until rejected writes are retried; None if there are none."""
         due = [refusal.until for refusal in self._store.refused.get(key, {}).values()]
         return max(min(due) - self._clock(), 0.0) if due else None
 
     async def _apply_if_changed(self, key: Key, manifest: Object, write: Callable[..., Awaitable[None]]) -> int:
-        """Write an object where it is not as it should be; where it has become so, tell of it no more."""
+        """Write an object if it differs; otherwise clear its rejected write."""
         ref, refused = ref_of(manifest), self._store.refused
         if differs(self._store.get(key, ref), manifest):
             return await self._try(key, ref, manifest, write)
         return 0 if refused.get(key, {}).pop(ref, None) is None else 1
 
     async def _try(self, key: Key, ref: Ref, manifest: Object, write: Callable[..., Awaitable[None]]) -> int:
-        """Write one object, or note why not; return the writes that took, 0 where it is too early to try again."""
-        refused, fingerprint_ = self._store.refused[key], fingerprint([write.__name__, manifest])
+        """Write one object or record its rejection; return the writes, 0 if it is too early to retry."""
+        refused, version = self._store.refused[key], fingerprint([write.__name__, manifest])
         before = refused.get(ref)
-        if before is not None and before.waits(fingerprint_, self._clock()):
+        if before is not None and before.is_waiting(version, self._clock()):
             return 0
         try:
             await write(key, manifest)
         except _NotWrittenError as error:
-            self._refuse(key, RejectedWrite(ref, error.reason, str(error), fingerprint_, self._clock()))
+            self._refuse(key, RejectedWrite(ref, error.reason, str(error), version, self._clock()))
         except ClusterError as error:
             if isinstance(error, Unreachable) and error.status != HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise
             message = f"{ref.kind} {ref.name} was refused: {error}"
-            self._refuse(key, RejectedWrite(ref, "WriteRejected", message, fingerprint_, self._clock()))
+            self._refuse(key, RejectedWrite(ref, "WriteRejected", message, version, self._clock()))
         else:
             refused.pop(ref, None)
         return 1
@@ -106,10 +105,10 @@ class Applier:
         refused = self._store.refused[key]
         log.warning("%s/%s: %s", *key, refusal.message)
         self._metrics.refusals.labels(refusal.ref.kind, refusal.reason).inc()
-        refused[refusal.ref] = refusal.after(refused.get(refusal.ref))
+        refused[refusal.ref] = refusal.following(refused.get(refusal.ref))
 
     async def _write(self, key: Key, manifest: Object) -> None:
-        """Write over our own object, or make it where there is none; _NotWrittenError where there is another's."""
+        """Create an object or overwrite our own; _NotWrittenError if another owner's exists."""
         ref = ref_of(manifest)
         found = self._store.get(key, ref)
         if found is None or not may_overwrite(found, manifest):
@@ -120,13 +119,13 @@ class Applier:
             applied = await self._apply(manifest, only=found)
         except Conflict:
             if found is not None:
-                self._store.objects.remove(found)  # it is gone, or another by now: look anew
-            log.info("%s %s/%s is another by now", ref.kind, key[0], ref.name)
+                self._store.objects.remove(found)  # deleted or replaced: read it again
+            log.info("%s %s/%s was replaced", ref.kind, key[0], ref.name)
         else:
             _require_applied(applied, manifest)
 
     async def _scale(self, key: Key, manifest: Object) -> None:
-        """Write over the very object that was counted; where that is gone, there is nothing to scale."""
+        """Scale the observed object; does nothing if it is gone."""
         found = self._store.get(key, ref_of(manifest))
         if found is None:
             return
@@ -136,10 +135,10 @@ class Applier:
         _require_applied(applied, manifest)
 
     async def _apply(self, manifest: Object, subresource: str | None = None, only: Object | None = None) -> Object:
-        """Apply; over `only`, if given, by force, else nowhere where somebody else has written.
+        """Apply by force over `only`, if given; else without taking over fields of other managers.
 
         Returns:
-            The object as the cluster keeps it.
+            The stored object.
         """
         kind, force = manifest["kind"], only is not None or subresource is not None
         self._metrics.writes.labels(kind if subresource is None else f"{kind}/{subresource}").inc()
@@ -149,17 +148,17 @@ class Applier:
         return applied
 
     async def _delete(self, key: Key, found: Object) -> None:
-        """Delete this very object, not one of the same name that somebody made since."""
+        """Delete the observed object, but not a newer one of the same name."""
         ref = ref_of(found)
         self._metrics.writes.labels(ref.kind).inc()
         try:
             await self._cluster.delete(ref.kind, key[0], ref.name, uid=found["metadata"].get("uid"))
         except Conflict:
-            log.info("%s %s/%s is another by now", ref.kind, key[0], ref.name)
+            log.info("%s %s/%s was replaced", ref.kind, key[0], ref.name)
         self._store.objects.remove(found)
 
     async def _status(self, key: Key, status: Object | None, own: tuple[str, ...]) -> int:
-        """Write a status where it differs; not again where the cluster keeps another form of it and nothing is new."""
+        """Write a status if it differs, unless the cluster stores an altered form and nothing is new."""
         if status is None:
             return 0
         place, live = (key, status["kind"]), self._store.get(key, ref_of(status))
@@ -171,18 +170,16 @@ class Applier:
         try:
             applied = await self._apply(status, "status")
         except NotFound:
-            log.info("%s %s/%s is gone", status["kind"], *key)
+            log.info("%s %s/%s was deleted", status["kind"], *key)
             self._store.objects.remove(live)
         else:
             if status_differs(applied, status, own):
-                log.warning(
-                    "the status of %s %s/%s is kept otherwise than it was written: is its CRD older?", place[1], *key
-                )
+                log.warning("the cluster altered the status of %s %s/%s; its CRD may be outdated", place[1], *key)
                 self._altered_statuses[place] = _status_fingerprint(applied, status)
         return 1
 
     async def _create_event(self, event: Object) -> int:
-        """Events are worth one attempt: a copy of one that was told, or one that is not allowed, changes nothing."""
+        """Create an Event; duplicates and missing permissions are ignored."""
         self._metrics.writes.labels("Event").inc()
         try:
             await self._cluster.create(event, manager=OPERATOR_MANAGER)
@@ -192,17 +189,17 @@ class Applier:
 
 
 def _status_fingerprint(live: Object, wanted: Object) -> str:
-    """A mark of what is there and what should be."""
+    """Fingerprint of the current and the desired status."""
     return fingerprint([live.get("status"), wanted["status"]])
 
 
 def _with_uid(found: Object, manifest: Object) -> Object:
-    """The manifest as one that may be applied over this very object only."""
+    """The manifest bound to the uid of an object."""
     return {**manifest, "metadata": {**manifest["metadata"], "uid": found["metadata"]["uid"]}}
 
 
 def _require_applied(applied: Object, manifest: Object) -> None:
-    """Raise where the cluster keeps something other than was sent: to send it again at once would change nothing."""
+    """Raise if the stored object differs from the manifest, since repeating the write would change nothing."""
     path = difference(applied, manifest)
     if path is not None:
         raise _NotWrittenError("FieldNotApplied", field_not_applied(ref_of(manifest), path))

@@ -1,4 +1,4 @@
-"""Shell: one reconcile for each pipeline: when something changed, when it is time, and now and then anyway."""
+"""`Controller`: reconciles each pipeline after changes, at requested times, and periodically."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 WORKERS = 8
 RECONCILE_DEADLINE_SECONDS = 60.0
 RESYNC_SECONDS = 300.0
-"""A list of everything now and then finds what no watch told, such as one whose connection died unnoticed."""
+"""Interval of complete lists, which find changes that a failed watch missed."""
 INITIAL_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 10.0
 OWN_KINDS = ("InferencePipeline", "PipelinePlan", "ModelProfile")
@@ -45,14 +45,14 @@ SELECTORS = dict.fromkeys(OWN_KINDS) | dict.fromkeys((*OWNED_KINDS, *OPTIONAL_KI
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
-    """What one reconciliation did."""
+    """Result of one reconciliation."""
 
     writes: int
     requeue_after_seconds: float | None
 
 
 class Controller:
-    """Keeps all pipelines as they should be, while it leads."""
+    """Reconciles all pipelines while it is the leader."""
 
     def __init__(
         self, cluster: Cluster, settings: Settings, metrics: Metrics, clock: Callable[[], float] = time.time
@@ -64,7 +64,7 @@ class Controller:
         self._applier = Applier(cluster, self.store, metrics, clock)
 
     async def watch(self) -> None:
-        """Follow everything, whether this process leads or not; ends only by cancellation."""
+        """Watch all kinds, whether this process leads or not; runs without end."""
         await self.store.objects.watch(self._cluster, SELECTORS, self._namespaces, self._changed)
 
     def _changed(self, _: Change, pipelines: set[Key]) -> None:
@@ -72,30 +72,30 @@ class Controller:
             self.queue.add(key)
 
     async def lead(self) -> None:
-        """Know everything first, then work; ends only by cancellation."""
-        known = asyncio.Event()
+        """List all objects, then reconcile; runs without end."""
+        listed = asyncio.Event()
         async with asyncio.TaskGroup() as working:
-            working.create_task(self._resync_forever(known))
-            await known.wait()
+            working.create_task(self._resync_forever(listed))
+            await listed.wait()
             for _ in range(WORKERS):
                 working.create_task(self.queue.work(self._handle))
 
-    async def _resync_forever(self, known: asyncio.Event) -> None:
-        pauses = Backoff(INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
+    async def _resync_forever(self, listed: asyncio.Event) -> None:
+        backoff = Backoff(INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
         while True:
             try:
                 await self.resync()
             except ClusterError as error:
-                cure = "; install the chart trimtab-crds" if isinstance(error, NotFound) else ""
-                log.warning("cannot list everything: %s%s", error, cure)
-                await asyncio.sleep(pauses.next_seconds(error))
+                hint = "; install the chart trimtab-crds" if isinstance(error, NotFound) else ""
+                log.warning("cannot list all objects: %s%s", error, hint)
+                await asyncio.sleep(backoff.next_seconds(error))
             else:
-                known.set()
-                pauses.reset()
+                listed.set()
+                backoff.reset()
                 await asyncio.sleep(RESYNC_SECONDS)
 
     async def resync(self) -> None:
-        """List everything anew and look at every pipeline."""
+        """List all objects again and enqueue every pipeline."""
         optional = set[str]()
         for kind in SELECTORS:
             try:
@@ -124,17 +124,17 @@ class Controller:
                 async with asyncio.timeout(RECONCILE_DEADLINE_SECONDS):
                     outcome = await self.reconcile(key)
             except (ClusterError, TimeoutError) as error:
-                log.warning("%s/%s: %s; again later", *key, error)
+                log.warning("%s/%s: %s; retrying later", *key, error)
                 self._metrics.outcomes.labels("failed").inc()
                 raise
             except Exception:
-                log.exception("%s/%s: cannot be reconciled", *key)
+                log.exception("%s/%s: reconciliation failed", *key)
                 self._metrics.outcomes.labels("broken").inc()
                 raise
         return outcome.requeue_after_seconds
 
     async def reconcile(self, key: Key) -> ReconcileResult:
-        """Look at one pipeline as it is known now, and write what is not as it should be."""
+        """Reconcile one pipeline with its known state."""
         observed = self.store.observe(key)
         if observed is None:
             self._metrics.forget(key)
@@ -145,9 +145,7 @@ class Controller:
         self._metrics.outcomes.labels("changed" if writes else "unchanged").inc()
         self._update_metrics(key, observed)
         if writes:
-            return ReconcileResult(
-                writes, 0.0
-            )  # status was made of what was there before; look until nothing is left to do
+            return ReconcileResult(writes, 0.0)  # the status describes the state before the writes: reconcile again
         waits = (decided.requeue_after_seconds, self._applier.retry_seconds(key))
         return ReconcileResult(0, min((seconds for seconds in waits if seconds is not None), default=None))
 

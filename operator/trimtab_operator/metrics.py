@@ -1,4 +1,4 @@
-"""What the operator tells Prometheus."""
+"""Prometheus metrics of the operator."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,22 +15,22 @@ _PIPELINE = ("namespace", "pipeline")
 
 
 class Metrics:
-    """The operator's series. Those of a pipeline go when it goes."""
+    """The operator's metrics; series of a deleted pipeline are removed."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._replicas = Gauge(
             "trimtab_replicas",
-            "Replicas of a hosting group, desired and ready",
+            "Replicas of a replica group, desired and ready",
             (*_PIPELINE, "stage", "replica_group", "state"),
             registry=self.registry,
         )
         self._cores = Gauge(
-            "trimtab_allocated_cores", "Cores asked for by all replicas that exist", _PIPELINE, registry=self.registry
+            "trimtab_allocated_cores", "Cores requested by all existing replicas", _PIPELINE, registry=self.registry
         )
         self._conditions = Gauge(
             "trimtab_condition",
-            "1 for the status a condition has",
+            "1 for the current status of a condition",
             (*_PIPELINE, "type", "status"),
             registry=self.registry,
         )
@@ -45,7 +45,7 @@ class Metrics:
         )
         self.refusals = Counter(
             "trimtab_write_refusals_total",
-            "Writes that were refused, or that would have changed an object of somebody else",
+            "Writes that were rejected, or that would have changed another owner's object",
             ("kind", "reason"),
             registry=self.registry,
         )
@@ -54,11 +54,11 @@ class Metrics:
     def show(
         self, key: tuple[str, str], sets: Sequence[tuple[ReplicaGroupState, Object]], status: Mapping[str, Any]
     ) -> None:
-        """Show one pipeline as it is now; series it had and has no more are taken away."""
+        """Set one pipeline's series and remove outdated ones."""
         values: dict[tuple[Gauge, tuple[str, ...]], float] = {}
         for each, found in sets:
-            marks = found["metadata"]["labels"]
-            where = (*key, marks[STAGE_LABEL], marks[REPLICA_GROUP_LABEL])
+            labels = found["metadata"]["labels"]
+            where = (*key, labels[STAGE_LABEL], labels[REPLICA_GROUP_LABEL])
             values[self._replicas, (*where, "desired")] = desired_replicas(found)
             values[self._replicas, (*where, "ready")] = each.ready
         if status:
@@ -73,6 +73,6 @@ class Metrics:
         self._shown[key] = set(values)
 
     def forget(self, key: tuple[str, str]) -> None:
-        """Take away the series of a pipeline that is gone."""
+        """Remove the series of a deleted pipeline."""
         self.show(key, (), {})
         self._shown.pop(key, None)

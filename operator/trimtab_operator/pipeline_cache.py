@@ -1,4 +1,4 @@
-"""What is known of a pipeline: every object that concerns it, and what could not be written."""
+"""`PipelineCache`: known objects and rejected writes, by pipeline."""
 
 from collections import defaultdict
 from collections.abc import Container
@@ -15,7 +15,7 @@ _CUSTOM_KINDS = {"InferencePipeline", "PipelinePlan", "ModelProfile"}
 
 
 def pipeline_of(found: Object) -> Key | None:
-    """The pipeline an object belongs to, or None."""
+    """The pipeline of an object, or None."""
     metadata, spec = found["metadata"], found.get("spec") or {}
     namespace, name = key_of(found)
     match found["kind"]:
@@ -30,7 +30,7 @@ def pipeline_of(found: Object) -> Key | None:
 
 @dataclass(slots=True)
 class PipelineCache:
-    """Objects by pipeline; what was refused; optional kinds the cluster knows."""
+    """Objects by pipeline, rejected writes, and optional kinds of the cluster."""
 
     objects: Cache[Key] = field(default_factory=lambda: Cache(pipeline_of))
     refused: dict[Key, dict[Ref, RejectedWrite]] = field(default_factory=lambda: defaultdict(dict))
@@ -41,27 +41,27 @@ class PipelineCache:
         return self.objects.get(ref.kind, (key[0], ref.name))
 
     def prune_rejected_writes(self, key: Key, wanted: Container[Ref]) -> None:
-        """Forget refusals of what is not wanted any more."""
-        kept = {ref: refusal for ref, refusal in self.refused.pop(key, {}).items() if ref in wanted}
-        if kept:
-            self.refused[key] = kept
+        """Remove rejected writes of objects that are no longer wanted."""
+        current = {ref: refusal for ref, refusal in self.refused.pop(key, {}).items() if ref in wanted}
+        if current:
+            self.refused[key] = current
 
     def observe(self, key: Key) -> ObservedState | None:
-        """Everything known about a pipeline; None where there is none of that name."""
+        """The observed state of a pipeline; None if it does not exist."""
         pipeline = self.get(key, Ref("InferencePipeline", key[1]))
         if pipeline is None:
             return None
-        uid, found = pipeline["metadata"].get("uid"), self.objects.group(key)
+        uid, objects = pipeline["metadata"].get("uid"), self.objects.group(key)
         return ObservedState(
             pipeline,
             plan=self.get(key, Ref("PipelinePlan", key[1])),
-            profiles=[one for one in found if one["kind"] == "ModelProfile"],
+            profiles=[document for document in objects if document["kind"] == "ModelProfile"],
             owned={
-                ref_of(one): one
-                for one in found
-                if one["kind"] not in {*_CUSTOM_KINDS, "Pod"} and is_owned_by(one, uid)
+                ref_of(document): document
+                for document in objects
+                if document["kind"] not in {*_CUSTOM_KINDS, "Pod"} and is_owned_by(document, uid)
             },
-            pods=[one for one in found if one["kind"] == "Pod"],
+            pods=[document for document in objects if document["kind"] == "Pod"],
             kinds=self.kinds,
             refused=self.refused.get(key, {}),
         )

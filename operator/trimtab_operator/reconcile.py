@@ -1,6 +1,6 @@
-"""Decides what should be written for one pipeline, given everything that is known about it. Pure and level-triggered.
+"""Reconciliation of one pipeline: the objects to write, from its complete observed state.
 
-Whatever was missed, deleted by hand or half done before, the same facts lead to the same objects.
+Level-triggered: the same state leads to the same objects, whatever was missed, deleted or interrupted before.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,13 +43,13 @@ _PRUNED_KINDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """What to write, and when to look again if nothing happens before."""
+    """Objects to write, and when to reconcile again without a change."""
 
     apply: tuple[Object, ...] = ()
     scale: tuple[Object, ...] = ()
-    """Of objects the pipeline does not describe any more: their number of replicas, and nothing else."""
+    """Replica numbers of objects that the pipeline no longer describes."""
     delete: tuple[Ref, ...] = ()
-    """What is wanted no more, and what has to go before it can be made anew."""
+    """Objects that are no longer wanted, or must be deleted before they can be created again."""
     pipeline_status: Object | None = None
     plan_status: Object | None = None
     events: tuple[Object, ...] = ()
@@ -57,9 +57,9 @@ class Reconciliation:
 
 
 def reconcile(observed: ObservedState, settings: Settings, now: float) -> Reconciliation:
-    """What the cluster should hold for this pipeline."""
+    """The desired objects of a pipeline."""
     if "deletionTimestamp" in observed.pipeline["metadata"]:
-        return Reconciliation()  # what it owns goes with it
+        return Reconciliation()  # owned objects are garbage-collected
     try:
         pipeline = parse(InferencePipeline, observed.pipeline, "InferencePipeline")
     except DocumentError as error:
@@ -93,27 +93,27 @@ def reconcile(observed: ObservedState, settings: Settings, now: float) -> Reconc
 
 
 def _without_terminating(observed: ObservedState, refs: Iterable[Ref]) -> list[Ref]:
-    """Those that are not told to go yet."""
+    """References of objects that are not being deleted."""
     return [ref for ref in refs if "deletionTimestamp" not in observed.owned[ref]["metadata"]]
 
 
 def _prunable(
     observed: ObservedState, wanted: Sequence[Object], kept: frozenset[Ref], selection: PlanSelection
 ) -> list[Ref]:
-    """List what we own and want no more.
+    """Owned objects that are no longer wanted.
 
-    A hosting set on its way out keeps its Service and budget till the end; one of the other deployer serves until the
-    plan is true without it.
+    A replica group that is being released keeps its Service and disruption budget until it is gone; one of the other
+    deployer serves until the plan is applied without it.
     """
-    asked = {ref_of(manifest) for manifest in wanted}
-    found = []
+    desired = {ref_of(manifest) for manifest in wanted}
+    prunable = []
     for ref, live in observed.owned.items():
-        if ref in asked or ref.kind not in _PRUNED_KINDS or "deletionTimestamp" in live["metadata"]:
+        if ref in desired or ref.kind not in _PRUNED_KINDS or "deletionTimestamp" in live["metadata"]:
             continue
         of_stage = STAGE_LABEL in live["metadata"].get("labels", {})
         if of_stage and (ref in kept or not selection.applied):
             continue
         if ref.kind == "Job" and (live.get("status") or {}).get("conditions"):
-            continue  # it ended; the cluster clears it away after a while
-        found.append(ref)
-    return sorted(found)
+            continue  # finished Jobs are deleted by their TTL
+        prunable.append(ref)
+    return sorted(prunable)

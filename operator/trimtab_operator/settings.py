@@ -1,4 +1,4 @@
-"""What the operator is told by its environment: which images to run, where to look, who may run."""
+"""Settings of the operator, from its environment variables."""
 
 import json
 import os
@@ -12,40 +12,40 @@ from trimtab_pipelines.quantity import parse_quantity
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The operator's environment, read once."""
+    """Settings of the operator."""
 
     control_image: str = "localhost/trimtab-control:dev"
     model_server_image: str = "localhost/trimtab-model-server:dev"
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     role_kind: str = "ClusterRole"
-    """Kind of the roles trimtab-router and trimtab-profiler: Role where the operator may not look everywhere."""
+    """Kind of the roles trimtab-router and trimtab-profiler: Role if the operator is limited to namespaces."""
     node_cache: str = ""
-    """Folder of each node that keeps weights for all pods; empty gives each pod a folder of its own."""
+    """Node folder in which all pods cache weights; if empty each pod has its own."""
     limits_egress: bool = True
-    """Whether network policies say whom pods of pipelines may call, too."""
+    """Whether network policies limit the egress of pipeline pods."""
     egress_blocked: tuple[str, ...] = ("169.254.0.0/16", "fd00:ec2::254/128", "fe80::/10")
-    """Ranges of addresses that no pod of a pipeline may call: where clouds hand out credentials of the node."""
+    """Address ranges that no pipeline pod may connect to, such as the metadata services of clouds."""
     api_server_ports: tuple[int, ...] = (443, 6443)
     extra_egress: tuple[dict[str, Any], ...] = ()
-    """Further rules for all pods of pipelines, as a NetworkPolicy has them."""
+    """Additional egress rules of all pipeline pods, as in a NetworkPolicy."""
     edge: EdgeSettings = field(default_factory=EdgeSettings)
-    """Of the doors of all pipelines."""
+    """Edge settings of all pipelines."""
     edge_image: str = ""
-    """Another Envoy than the one in the control image."""
+    """Envoy image, if not the control image's."""
     edge_cores: float = 0.05
     edge_tls_secret: str = ""
-    """The Secret of each pipeline's namespace that holds its door's certificate."""
+    """Secret with the proxy's certificate, in each pipeline's namespace."""
     edge_replicas_secret: str = ""
-    """The Secret of each pipeline's namespace that holds what its routers and replicas show each other."""
+    """Secret with the certificate of routers and replicas, in each pipeline's namespace."""
     edge_jwks_config_map: str = ""
-    """The ConfigMap of each pipeline's namespace that holds token issuers' public keys."""
+    """ConfigMap with the public keys of JWT issuers, in each pipeline's namespace."""
     otlp_collector: str | None = None
-    """HOST:PORT of the collector that doors and routers send spans to."""
+    """HOST:PORT of the collector that proxies and routers export spans to."""
     admin_peers: tuple[dict[str, Any], ...] = ()
-    """Who may read the routers' metrics and state beside the adapter, as a NetworkPolicy names peers."""
+    """Peers that may read the routers' metrics and state in addition to the adapter, as in a NetworkPolicy."""
     namespaces: tuple[str, ...] = ()
-    """Where to look for pipelines; empty means everywhere."""
+    """Namespaces of pipelines; all if empty."""
     identity: str = "trimtab-operator"
     own_namespace: str = "default"
     health_port: int = 8080
@@ -53,7 +53,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """Read the variables of the operator's container."""
+        """Read the environment variables of the operator's container."""
         default = cls()
         return cls(
             control_image=environment.get("TRIMTAB_CONTROL_IMAGE", default.control_image),

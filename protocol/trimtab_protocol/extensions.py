@@ -1,4 +1,4 @@
-"""Names of ours that travel with the protocol's messages, each spelled here alone. Pure."""
+"""Trimtab's headers and parameters in protocol messages."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,115 +10,115 @@ from pydantic import TypeAdapter, ValidationError
 
 from trimtab_pipelines.accuracy_evidence import Accuracy
 
-# Headers of answers, and of requests that the door passes on.
+# Headers of responses, and of requests forwarded by the proxy.
 CLIENT_HEADER = "x-trimtab-client"
-"""Who the door says is calling: `key:NAME`, `token:ISSUER:SUBJECT`, or an address. What callers write is not kept."""
+"""Client identity set by the proxy: `key:NAME`, `token:ISSUER:SUBJECT`, or an address. Values of clients are removed.
+"""
 STAGE_HEADER = "x-trimtab-stage"
-"""The stage where a request ended without a result."""
+"""The stage in which a request ended without a result."""
 REASON_HEADER = "x-trimtab-reason"
-"""Why a request was refused, by the door or by the router."""
+"""Reason of a refusal by the proxy or the router."""
 
-# Parameters of a caller's request: its wishes. The first two are those that others know too.
+# Request parameters. The first two are not specific to Trimtab.
 TIMEOUT = "timeout"
-"""Microseconds from arrival to answer."""
+"""Microseconds from arrival to response."""
 PRIORITY = "priority"
-"""1 is the highest; 0 means none in particular."""
+"""1 is the highest; 0 means no priority."""
 EXTENSION_PREFIX = "trimtab."
 ACCURACY_FLOOR = "trimtab.accuracy_floor"
 ACCURACY_PROBABILITY = "trimtab.accuracy_probability"
 UTILITY = "trimtab.utility"
 TASK = "trimtab.task"
 REQUEST_EXTENSIONS = (ACCURACY_FLOOR, ACCURACY_PROBABILITY, UTILITY, TASK)
-"""Those of ours; others that begin as they do are refused, since a misspelt wish would be none."""
+"""Known extensions; other parameters with the prefix are rejected, so that misspelt ones are noticed."""
 
-# Parameters of a batch and of a replica's answer.
+# Parameters of a batch and of a replica's response.
 OPERATING_POINT = "operating_point"
 COMPUTE_SECONDS = "compute_seconds"
 WAITED_SECONDS = "waited_seconds"
-"""For batches that came to the replica before."""
+"""Time spent behind earlier batches of the replica."""
 
-# Parameters of an answer to a caller.
+# Response parameters.
 EXPECTED_ACCURACY = "trimtab.expected_accuracy"
 ESCALATION_PENDING = "trimtab.escalation_pending"
-"""True where rows were answered before the second look that was meant for them; absent where none was."""
+"""True if rows were returned before their escalation; absent otherwise."""
 PLAN_GENERATION = "trimtab.plan_generation"
 
-# Parameters of a model's metadata; those of an input stand at the input.
+# Parameters of a model's metadata and of its inputs.
 OPTIONAL = "trimtab.optional"
-"""True of an input that a request may leave out; absent from the others."""
+"""True for inputs that a request may omit; absent otherwise."""
 
 
 TASKS = "tasks"
-"""The tasks of a model that serves several, by number and parted by commas; nothing stands for a number not given."""
+"""Tasks of a model by number, separated by commas; unused numbers are empty."""
 REJECTED_TASK_FILES = "rejected_task_files"
-"""Which files of tasks a model leaves out, and why: a JSON object by their names. Absent where it took all."""
+"""Rejected task files with the reason: a JSON object by file name. Absent if there are none."""
 
 
 TASK_ACCURACIES = "task_accuracies"
-"""How accurate operating points are on tasks that joined a model: a JSON object by task and point. Absent where nothing
-is known."""
+"""Accuracies on registered tasks: a JSON object by task and operating point. Absent if unknown."""
 TaskPointAccuracy = Mapping[str, Mapping[str, Accuracy]]
 """By task and operating point."""
 _TASK_ACCURACIES_ADAPTER = TypeAdapter(dict[str, dict[str, Accuracy]])
 
 
 def task_metadata(
-    names: Sequence[str], refused: Mapping[str, str], judged: TaskPointAccuracy = MappingProxyType({})
+    names: Sequence[str], refused: Mapping[str, str], accuracies: TaskPointAccuracy = MappingProxyType({})
 ) -> dict[str, str]:
-    """What a model that serves several tasks tells of them, as parameters of its metadata.
+    """Metadata parameters of a model with several tasks.
 
     Args:
         names: by number.
-        refused: why files are left out, by their names.
-        judged: as the cards of tasks tell; the digests of samples stay there.
+        refused: reasons of rejected files, by name.
+        accuracies: of task records, without the digests of samples.
     """
-    told = {TASKS: ",".join(names)}
+    parameters = {TASKS: ",".join(names)}
     if refused:
-        told[REJECTED_TASK_FILES] = json.dumps(dict(refused))
+        parameters[REJECTED_TASK_FILES] = json.dumps(dict(refused))
     known = {
         task: {
-            point: one.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"samples_digest"})
-            for point, one in by_point.items()
+            point: accuracy.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"samples_digest"})
+            for point, accuracy in by_point.items()
         }
-        for task, by_point in judged.items()
+        for task, by_point in accuracies.items()
         if by_point
     }
-    return told | ({TASK_ACCURACIES: json.dumps(known)} if known else {})
+    return parameters | ({TASK_ACCURACIES: json.dumps(known)} if known else {})
 
 
 def parse_tasks(facts: Mapping[str, object]) -> list[str]:
-    """The tasks that a model tells, by number; none where it tells of none."""
-    told = facts.get(TASKS)
-    return told.split(",") if isinstance(told, str) and told else []
+    """Tasks of a model by number; empty without tasks."""
+    tasks = facts.get(TASKS)
+    return tasks.split(",") if isinstance(tasks, str) and tasks else []
 
 
 def parse_rejected_task_files(facts: Mapping[str, object]) -> dict[str, str]:
-    """Why a model leaves files of tasks out, by their names; nothing where it says so otherwise than ours do."""
-    told = facts.get(REJECTED_TASK_FILES)
+    """Reasons of rejected task files by name; empty if the metadata are not Trimtab's."""
+    content = facts.get(REJECTED_TASK_FILES)
     try:
-        found = json.loads(told) if isinstance(told, str) else {}
+        reasons = json.loads(content) if isinstance(content, str) else {}
     except (ValueError, RecursionError):
         return {}
-    return {name: str(why) for name, why in found.items()} if isinstance(found, dict) else {}
+    return {name: str(reason) for name, reason in reasons.items()} if isinstance(reasons, dict) else {}
 
 
 def parse_task_accuracies(facts: Mapping[str, object]) -> TaskPointAccuracy:
-    """How accurate a model says its points are on tasks; nothing where it says so otherwise than ours do."""
-    told = facts.get(TASK_ACCURACIES)
-    return _parse_task_accuracies(told) if isinstance(told, str) else {}
+    """Accuracies on registered tasks; empty if the metadata are not Trimtab's."""
+    content = facts.get(TASK_ACCURACIES)
+    return _parse_task_accuracies(content) if isinstance(content, str) else {}
 
 
 @lru_cache(maxsize=64)
-def _parse_task_accuracies(told: str) -> TaskPointAccuracy:
-    """Read once what replicas tell again and again."""
+def _parse_task_accuracies(content: str) -> TaskPointAccuracy:
+    """Cached, since replicas report the same text repeatedly."""
     try:
-        return _TASK_ACCURACIES_ADAPTER.validate_json(told)
+        return _TASK_ACCURACIES_ADAPTER.validate_json(content)
     except ValidationError:
         return {}
 
 
 class PointParameters(NamedTuple):
-    """The names under which metadata tells what one operating point reads, how accurate it is, and what that is of."""
+    """Names of the metadata parameters of one operating point."""
 
     modalities: str
     accuracy: str
@@ -126,12 +126,11 @@ class PointParameters(NamedTuple):
 
 
 def point_parameters(stage: str, variant: str, point: str) -> PointParameters:
-    """The names of one operating point's parameters."""
     return PointParameters(*(f"trimtab.{stage}.{variant}.{point}.{name}" for name in PointParameters._fields))
 
 
 def parse_number(parameter: object) -> float | None:
-    """The number that a parameter of an answer is: over gRPC fractions go as text. None for anything else."""
+    """The number in a response parameter, which may be text over gRPC; None for anything else."""
     if isinstance(parameter, bool) or not isinstance(parameter, int | float | str):
         return None
     try:
@@ -141,11 +140,11 @@ def parse_number(parameter: object) -> float | None:
 
 
 class StageParameters(NamedTuple):
-    """The names under which an answer tells how one stage served it.
+    """Names of the response parameters of one stage.
 
-    Three of the last four tell it row by row, parted by commas, and stand only where there is something to tell: rows
-    that ran at different points, a model that says how certain it is, rows whose second look did not come. The last
-    stands where the request named a task of the stage's model.
+    Operating points, confidences and pending escalations are reported by row, separated by commas, only if rows ran at
+    several points, the model reports confidence, or an escalation did not complete. The task is reported if the request
+    named one.
     """
 
     variant: str
@@ -161,5 +160,5 @@ class StageParameters(NamedTuple):
 
 @cache
 def parameters_of(stage: str) -> StageParameters:
-    """The names of one stage's parameters."""
+    """Names of the response parameters of a stage."""
     return StageParameters(*(f"trimtab.{stage}.{name}" for name in StageParameters._fields))

@@ -97,7 +97,7 @@ def decode_response(body: Buffer, header_length: str | int | None) -> InferRespo
 
 
 def encode_request(request: InferRequest) -> tuple[list[Buffer], int]:
-    """Write a request with every tensor as binary data.
+    """Encode a request with every tensor as binary data.
 
     Returns:
         The body as buffers that share the tensors' memory, and its `Inference-Header-Content-Length`.
@@ -113,26 +113,26 @@ def encode_request(request: InferRequest) -> tuple[list[Buffer], int]:
 def encode_batch(
     inputs: Sequence[Sequence[Tensor]], parameters: Parameters, request_id: str = ""
 ) -> tuple[list[Buffer], int]:
-    """Write a request whose tensors lie in pieces along their first dimension, without joining the pieces.
+    """Encode a request whose tensors consist of parts along their first dimension, without joining the parts.
 
     Args:
-        inputs: for each tensor its pieces, at least one; name, datatype and the shape of a row are the first piece's.
+        inputs: the parts of each tensor, at least one; name, datatype and row shape are the first part's.
         parameters: of the request.
-        request_id: comes back in the answer.
+        request_id: returned in the response.
 
     Returns:
         As `encode_request`.
     """
     entries: list[dict[str, Any]] = []
     buffers: list[Buffer] = []
-    for pieces in inputs:
-        raw = [encode_raw(piece) for piece in pieces]
+    for parts in inputs:
+        raw = [encode_raw(part) for part in parts]
         buffers += raw
-        first = pieces[0]
+        first = parts[0]
         entries.append(
             {
                 "name": first.name,
-                "shape": [sum(piece.shape[0] for piece in pieces), *first.shape[1:]],
+                "shape": [sum(part.shape[0] for part in parts), *first.shape[1:]],
                 "datatype": first.datatype,
                 "parameters": {BINARY_SIZE: sum(map(len, raw))},
             }
@@ -149,17 +149,17 @@ def encode_json(inputs: Sequence[Tensor], parameters: Parameters, request_id: st
 
 
 def encode_response(response: InferResponse, binary: frozenset[str]) -> tuple[list[Buffer], int | None]:
-    """Write an answer.
+    """Encode a response.
 
     Args:
-        response: what to write.
-        binary: the names of the outputs that go as binary data (see `binary_outputs`).
+        response: the response.
+        binary: names of the outputs sent as binary data (see `binary_outputs`).
 
     Returns:
-        The body as buffers that share the tensors' memory, and the header's length, None where the whole body is JSON.
+        The body as buffers that share the tensors' memory, and the header's length; None if the whole body is JSON.
 
     Raises:
-        ProtocolError: an output has no JSON form and was not asked for as binary data.
+        ProtocolError: an output has no JSON form and was not requested as binary data.
     """
     header: dict[str, Any] = {"model_name": response.model_name}
     if response.model_version:

@@ -1,1 +1,1 @@
-"""What is written: every Kubernetes object of a pipeline, as a pure function of what was asked."""
+"""Manifests of the objects that the operator creates."""

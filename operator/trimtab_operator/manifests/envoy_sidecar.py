@@ -1,4 +1,4 @@
-"""The Envoy beside each router: a sidecar that starts before it and ends after it: no caller meets a gap. Pure."""
+"""Envoy sidecar of each router; it starts before and ends after the router, so that clients see no gap."""
 
 import json
 from pathlib import Path
@@ -23,8 +23,8 @@ JWKS_FOLDER = "/etc/trimtab-jwks"
 
 
 def edge_files(pipeline: InferencePipeline, settings: Settings, folder: str) -> dict[str, str]:
-    """By file the settings that the router reads, and all that Envoy reads; they are mounted at `folder`."""
-    doorstep = SocketFolder(
+    """Files of the router and Envoy by name; they are mounted at `folder`."""
+    sockets = SocketFolder(
         Sockets(Path(SOCKETS)),
         host="0.0.0.0",  # noqa: S104
         rest_port=ROUTER_REST_PORT,
@@ -34,8 +34,8 @@ def edge_files(pipeline: InferencePipeline, settings: Settings, folder: str) -> 
         chats=pipeline.spec.chat_settings is not None,
     )
     tls = settings.edge.tls
-    certificates = {} if tls is None else {name: json.dumps(told) for name, told in discovery_files(tls).items()}
-    config = bootstrap(settings.edge, doorstep, pipeline=pipeline.name, otlp=settings.otlp_collector)
+    certificates = {} if tls is None else {name: json.dumps(content) for name, content in discovery_files(tls).items()}
+    config = bootstrap(settings.edge, sockets, pipeline=pipeline.name, otlp=settings.otlp_collector)
     return {
         SETTINGS_FILE: settings.edge.model_dump_json(by_alias=True, exclude_none=True),
         ENVOY_FILE: json.dumps(config),
@@ -44,7 +44,7 @@ def edge_files(pipeline: InferencePipeline, settings: Settings, folder: str) -> 
 
 
 def edge_container(settings: Settings, folder: str) -> Object:
-    """The container; `folder` is where it finds its file."""
+    """The container; `folder` holds its files."""
     mounts = [
         {"name": "config", "mountPath": folder, "readOnly": True},
         {"name": "sockets", "mountPath": SOCKETS},
@@ -74,7 +74,7 @@ def edge_container(settings: Settings, folder: str) -> Object:
 
 
 def edge_volumes(settings: Settings) -> list[Object]:
-    """The pod's volumes for it: sockets in memory, certificates where there are some."""
+    """Volumes for sockets and certificates."""
     volumes: list[Object] = [{"name": "sockets", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}]
     if settings.edge_tls_secret:
         volumes.append({"name": "tls", "secret": {"secretName": settings.edge_tls_secret}})

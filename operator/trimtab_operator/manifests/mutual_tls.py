@@ -1,6 +1,6 @@
-"""The certificate that a pipeline's routers and replicas show each other: a Secret in the pods of both. Pure.
+"""Mutual TLS of a pipeline's routers and replicas: a Secret mounted in the pods of both.
 
-Our model servers show it themselves. Before a container of the user's own stands an Envoy that does.
+Trimtab's model servers terminate TLS themselves; user-provided containers have an Envoy sidecar.
 """
 
 import json
@@ -16,29 +16,29 @@ from trimtab_router.envoy.binary import command
 from trimtab_router.envoy.tls_terminator import certificate_files, terminator_bootstrap
 
 FOLDER = "/etc/trimtab-replicas"
-TLS_SIDECAR = "guard"
-TLS_PORT_NAME = "guarded"
-_CONFIG_FOLDER = "/etc/trimtab-guard"
-_VOLUME, _CONFIG_VOLUME = "replicas-tls", "guard"
+TLS_SIDECAR = "tls-sidecar"
+TLS_PORT_NAME = "data-tls"
+_CONFIG_FOLDER = "/etc/trimtab-tls-sidecar"
+_VOLUME, _CONFIG_VOLUME = "replicas-tls", "tls-sidecar"
 _TLS_SIDECAR_MEMORY = 64 * 2**20
 
 
 def identity_volumes(settings: Settings) -> list[Object]:
-    """The volume of a pod that shows it, if any does."""
+    """The volume with the certificate, if mutual TLS is enabled."""
     secret = settings.edge_replicas_secret
     return [{"name": _VOLUME, "secret": {"secretName": secret}}] if secret else []
 
 
 def identity_mounts(settings: Settings) -> list[Object]:
-    """Where a container finds it."""
+    """The mount of the certificate, if mutual TLS is enabled."""
     secret = settings.edge_replicas_secret
     return [{"name": _VOLUME, "mountPath": FOLDER, "readOnly": True}] if secret else []
 
 
 def identity_arguments(settings: Settings) -> list[str]:
-    """What a model server is told of it.
+    """Command line arguments of a model server.
 
-    The kubelet, who has no certificate to show, asks at a port of its own whether the server is alive and ready.
+    The kubelet, which has no client certificate, uses a separate health port.
     """
     identity = settings.edge.replicas
     if identity is None:
@@ -47,19 +47,19 @@ def identity_arguments(settings: Settings) -> list[str]:
 
 
 def probed_port(settings: Settings, data_port: int) -> int:
-    """The port at which the kubelet asks a model server of ours."""
+    """Port of a model server's probes."""
     return data_port if settings.edge.replicas is None else HEALTH_PORT
 
 
 def routed_port(container: Container, settings: Settings) -> int:
-    """The port at which routers find a container of the user's own."""
+    """Port at which routers reach a user-provided container."""
     if settings.edge.replicas is None:
         return container.port
     return TLS_SIDECAR_PORT + (container.port == TLS_SIDECAR_PORT)
 
 
 def tls_sidecar_files(pipeline: InferencePipeline, settings: Settings) -> dict[str, str]:
-    """By file what guards read beside their command line; the routers' ConfigMap keeps it."""
+    """Files of the TLS sidecars by name, in the routers' ConfigMap."""
     identity = settings.edge.replicas
     if identity is None or not any(v.container for stage in pipeline.spec.stages for v in stage.variants):
         return {}
@@ -93,7 +93,7 @@ def tls_sidecar_containers(container: Container, settings: Settings) -> list[Obj
 
 
 def tls_sidecar_volumes(pipeline: InferencePipeline, settings: Settings) -> list[Object]:
-    """The volumes of a pod that has a guard."""
+    """Volumes of a pod with a TLS sidecar."""
     identity = settings.edge.replicas
     if identity is None:
         return []
@@ -105,5 +105,5 @@ def tls_sidecar_volumes(pipeline: InferencePipeline, settings: Settings) -> list
 
 
 def _config_map_key(file: str) -> str:
-    """Its name in the ConfigMap, where the door's own are too."""
-    return f"guard-{file}"
+    """Key in the ConfigMap, which also holds the proxy's files."""
+    return f"tls-sidecar-{file}"

@@ -1,11 +1,10 @@
-"""Who may connect to a pipeline's pods, and whom these may call. Pure.
+"""NetworkPolicies of a pipeline's pods.
 
-Clients reach the routers, only the routers reach model servers, and where one stage pulls what another encoded, these
-reach each other; who may read routers' metrics reads those of replicas that chat, at a port of their own. Routers call
-their model servers and the API server; model servers call nobody else, unless weights come from elsewhere or a
-container is the user's own: then anybody but the addresses at which clouds hand out the node's own credentials. Where
-chats may show images by their addresses, routers call these at their ports, with the same exception. Names may always
-be looked up.
+Clients connect to routers, and only routers to model servers; if an encoder stage exists, model servers also connect to
+each other. Metrics readers of routers may also read those of replicas that serve chats, at a separate port. Routers
+connect to model servers and the API server. Model servers connect to nothing else, unless weights are remote or a
+container is user-provided; then to any address except cloud metadata services. If chats may reference images by URL,
+routers connect to their ports with the same exception. DNS is always allowed.
 """
 
 from urllib.parse import urlsplit
@@ -34,29 +33,29 @@ ALL_ADDRESSES = {4: "0.0.0.0/0", 6: "::/0"}
 
 
 def network_policies(pipeline: InferencePipeline, settings: Settings) -> list[Object]:
-    """The policies. A pod that any of them names takes and calls nothing but what one of them lets it."""
+    """The policies. A pod selected by any of them has only the allowed connections."""
     name = router_name(pipeline.name)
     routers = _pods(pipeline, ROUTER)
-    served, called = _model_server_ports(pipeline, settings)
+    server_ingress, server_egress = _model_server_ports(pipeline, settings)
     api_server = {"ports": _ports(*settings.api_server_ports)}
-    shown = _image_egress(pipeline, settings)
-    elsewhere = [_external_egress(settings)] if any(_needs_egress(variant) for variant in _variants(pipeline)) else []
+    images = _image_egress(pipeline, settings)
+    external = [_external_egress(settings)] if any(_needs_egress(variant) for variant in _variants(pipeline)) else []
     servers = _pods(pipeline, MODEL_SERVER)
-    pulled = any(stage.encodes for stage in pipeline.spec.stages)
-    others = [{"to": [{"podSelector": servers}], **called}] if pulled else []
-    callers = [{"podSelector": each} for each in ([routers, servers] if pulled else [routers])]
+    pulls_embeddings = any(stage.encodes for stage in pipeline.spec.stages)
+    peers = [{"to": [{"podSelector": servers}], **server_egress}] if pulls_embeddings else []
+    clients = [{"podSelector": pods} for pods in ([routers, servers] if pulls_embeddings else [routers])]
     return [
         _policy(
             (name, pipeline, ROUTER),
             routers,
             [{"ports": _ports(*ROUTER_PORTS)}, _admin_ingress(settings)],
-            _egress(settings, {"to": [{"podSelector": servers}], **called}, api_server, *shown),
+            _egress(settings, {"to": [{"podSelector": servers}], **server_egress}, api_server, *images),
         ),
         _policy(
             (f"{name}-only", pipeline, MODEL_SERVER),
             _pods(pipeline, MODEL_SERVER, PROFILER),
-            [{"from": callers, **served}, *_metrics_ingress(pipeline, settings)],
-            _egress(settings, *others, *elsewhere),
+            [{"from": clients, **server_ingress}, *_metrics_ingress(pipeline, settings)],
+            _egress(settings, *peers, *external),
         ),
         _policy(
             (profiler_name(pipeline.name), pipeline, PROFILER),
@@ -68,15 +67,15 @@ def network_policies(pipeline: InferencePipeline, settings: Settings) -> list[Ob
 
 
 ROUTER_PORTS = (ROUTER_REST_PORT, ROUTER_GRPC_PORT)
-"""Where anybody may connect to a router."""
+"""Ports of a router that are open to clients."""
 
 
 def _model_server_ports(pipeline: InferencePipeline, settings: Settings) -> tuple[Object, Object]:
-    """The ports at which model servers are reached, for those that take calls, and for those that make them.
+    """Ports of model servers, as ingress rule of model servers and as egress rule of routers.
 
-    The first go by their name: pods of before serve at the number they have. The second go to any port, of which the
-    first let only those be reached: for calls Cilium takes a name as one number, the same for all pods that have it.
-    Guards go by their number: they are init containers, whose names Calico before 3.29 does not look up.
+    Ingress rules name the port, since pods of older templates may use another number. Egress rules allow any port,
+    limited by the ingress rules, because Cilium resolves a name to one number for all pods. TLS sidecars are referred
+    to by number, since Calico before 3.29 does not resolve port names of init containers.
     """
     if settings.edge.replicas is None:
         return {"ports": [{"port": DATA_PORT_NAME, "protocol": "TCP"}]}, {}
@@ -97,17 +96,17 @@ def _policy(
 
 
 def _admin_ingress(settings: Settings) -> Object:
-    """Let the adapter read load and state, and who is named beside it; the kubelet of the node always may."""
+    """Admin port: the adapter and configured peers; the node's kubelet always has access."""
     release = {"matchLabels": {"kubernetes.io/metadata.name": settings.own_namespace}}
     adapter = {"namespaceSelector": release, "podSelector": {"matchLabels": {COMPONENT: "adapter"}}}
     return {"from": [adapter, *settings.admin_peers], "ports": _ports(ROUTER_ADMIN_PORT)}
 
 
 def _metrics_ingress(pipeline: InferencePipeline, settings: Settings) -> list[Object]:
-    """Let whoever may read a router's metrics read those of replicas that chat; without peers nobody, not everybody."""
-    told = settings.admin_peers and any(stage.serves_chats for stage in pipeline.spec.stages)
+    """Metrics port of replicas that serve chats: configured peers only."""
+    enabled = settings.admin_peers and any(stage.serves_chats for stage in pipeline.spec.stages)
     ports = [{"port": METRICS_PORT_NAME, "protocol": "TCP"}]
-    return [{"from": [*settings.admin_peers], "ports": ports}] if told else []
+    return [{"from": [*settings.admin_peers], "ports": ports}] if enabled else []
 
 
 def _egress(settings: Settings, *rules: Object) -> list[Object] | None:
@@ -127,22 +126,22 @@ def _variants(pipeline: InferencePipeline) -> list[Variant]:
 
 
 def _needs_egress(variant: Variant) -> bool:
-    """Whether its replicas call others: for weights and tasks, or for who knows what."""
-    return variant.container is not None or any(urlsplit(each).scheme in {"s3", "hf"} for each in variant.storage_uris)
+    """Whether replicas connect to other services: for weights and tasks, or unknown ones."""
+    return variant.container is not None or any(urlsplit(uri).scheme in {"s3", "hf"} for uri in variant.storage_uris)
 
 
 def _image_egress(pipeline: InferencePipeline, settings: Settings) -> list[Object]:
-    """Let images be fetched that chats show by their addresses, where the pipeline lists from where."""
+    """Allow fetching of images by URL, if the pipeline lists sources."""
     ports = pipeline.spec.chat_settings.images.ports if pipeline.spec.chat_settings is not None else frozenset()
     return [{**_external_egress(settings), "ports": _ports(*sorted(ports))}] if ports else []
 
 
 def _external_egress(settings: Settings) -> Object:
-    """Let in-cluster stores and the world be called; addresses of a blocked range are neither."""
+    """Allow in-cluster services and external addresses, except blocked ranges."""
     blocks = []
     for version, everywhere in ALL_ADDRESSES.items():
-        kept_from = [cidr for cidr in settings.egress_blocked if (":" in cidr) == (version == 6)]
-        blocks.append({"ipBlock": {"cidr": everywhere, **({"except": kept_from} if kept_from else {})}})
+        blocked = [cidr for cidr in settings.egress_blocked if (":" in cidr) == (version == 6)]
+        blocks.append({"ipBlock": {"cidr": everywhere, **({"except": blocked} if blocked else {})}})
     return {"to": [{"namespaceSelector": {}}, *blocks]}
 
 

@@ -1,4 +1,4 @@
-"""The frame of every object we write: its name, its pipeline_labels, its owner. Pure."""
+"""Common metadata of created objects: name, labels and owner."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,38 +13,37 @@ ROUTER = "router"
 MODEL_SERVER = "model-server"
 PROFILER = "profiler"
 TEMPLATE_HASH = f"{GROUP}/template-hash"
-"""On a hosting set and a Job: the hash of the pod template it was last given."""
+"""On a replica group's Deployment and a Job: hash of the pod template last applied."""
 SELECTOR = f"{MANAGED_BY}={OPERATOR_MANAGER}"
-"""Selects all that we own, and the pods of what we own."""
+"""Selects all owned objects and their pods."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Ref:
-    """An object of one namespace."""
+    """Reference to an object in a namespace."""
 
     kind: str
     name: str
 
 
 def ref_of(found: Mapping[str, Any]) -> Ref:
-    """What an object is called."""
     return Ref(found["kind"], found["metadata"]["name"])
 
 
 def pipeline_labels(pipeline: InferencePipeline, component: str, **more: str) -> dict[str, str]:
-    """The pipeline_labels every object and pod of a pipeline carries."""
+    """Labels of every object and pod of a pipeline."""
     return {MANAGED_BY: OPERATOR_MANAGER, PIPELINE_LABEL: pipeline.name, COMPONENT: component, **more}
 
 
-def owned(kind: str, name: str, pipeline: InferencePipeline, marks: Mapping[str, str], **body: Any) -> Object:
-    """An object that goes when the pipeline goes: no finalizer is needed for that, and none can get stuck."""
+def owned(kind: str, name: str, pipeline: InferencePipeline, labels: Mapping[str, str], **body: Any) -> Object:
+    """An object owned by the pipeline and garbage-collected with it, without a finalizer."""
     return {
         "apiVersion": kind_of(kind).api_version,
         "kind": kind,
         "metadata": {
             "name": name,
             "namespace": pipeline.metadata.namespace,
-            "labels": dict(marks),
+            "labels": dict(labels),
             "ownerReferences": [owner_reference(_identity(pipeline))],
         },
         **body,
@@ -57,10 +56,9 @@ def _identity(pipeline: InferencePipeline) -> Object:
 
 
 def uid_of(pipeline: InferencePipeline) -> str:
-    """The uid the cluster gave the pipeline."""
     return str((pipeline.metadata.model_extra or {}).get("uid", ""))
 
 
 def generation_of(pipeline: InferencePipeline) -> int:
-    """The generation the cluster counts for the pipeline's spec."""
+    """Generation of the pipeline's spec."""
     return int((pipeline.metadata.model_extra or {}).get("generation", 0))

@@ -1,4 +1,4 @@
-"""Whom Prometheus scrapes beside the routers: replicas that take part in chats. Pure."""
+"""PodMonitor of replicas that serve chats."""
 
 from trimtab_kubernetes.objects import Object
 from trimtab_operator.manifests.objects import MODEL_SERVER, owned, pipeline_labels
@@ -10,9 +10,9 @@ _LABELS = {"pipeline": PIPELINE_LABEL, "stage": STAGE_LABEL}
 
 
 def replica_monitors(pipeline: InferencePipeline) -> list[Object]:
-    """The PodMonitor of a pipeline whose replicas chat; none of one where they do not.
+    """The PodMonitor of a pipeline's replicas; none if they do not serve chats.
 
-    Replicas know their models only: whose they are stands on their pods, and becomes the pipeline_labels that routers give.
+    Replicas report model names only; pipeline and stage are added from pod labels, as in the router's metrics.
     """
     if not any(stage.serves_chats for stage in pipeline.spec.stages):
         return []
@@ -21,10 +21,10 @@ def replica_monitors(pipeline: InferencePipeline) -> list[Object]:
     endpoint = {"port": METRICS_PORT_NAME, "path": "/metrics", "interval": INTERVAL, "relabelings": named}
     selector = {"matchLabels": {PIPELINE_LABEL: pipeline.name, COMPONENT: MODEL_SERVER}}
     spec = {"selector": selector, "podMetricsEndpoints": [endpoint]}
-    name = f"{router_name(pipeline.name)}-only"  # as the policy about the same pods
+    name = f"{router_name(pipeline.name)}-only"  # as the NetworkPolicy of the same pods
     return [owned("PodMonitor", name, pipeline, pipeline_labels(pipeline, MODEL_SERVER), spec=spec)]
 
 
 def _of_pod(label: str) -> str:
-    """A pod's label as Prometheus knows it before relabelling."""
+    """Prometheus label of a pod label before relabelling."""
     return "__meta_kubernetes_pod_label_" + "".join(c if c.isalnum() or c == "_" else "_" for c in label)

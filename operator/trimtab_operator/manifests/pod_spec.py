@@ -1,7 +1,7 @@
-"""What our pods have in common: they pass the Pod Security level `restricted`, and take no more rights than they use.
+"""Common parts of pod specs, at the Pod Security level `restricted`.
 
-Containers ask for their cores but are not limited to them: a limit below a core stalls a batch for most of each
-scheduling period. Memory is asked for and limited alike. Pure.
+Containers request cores without a limit, since a limit below a core stalls a batch for most of each scheduling period.
+Memory is requested and limited alike.
 """
 
 import math
@@ -18,17 +18,16 @@ from trimtab_pipelines.variants import Variant
 USER = 65532
 GPU_RESOURCE = "nvidia.com/gpu"
 STOP_DELAY_SECONDS = 5
-"""A pod serves on for this long after it was told to stop, until everybody knows that it goes.
-
-A router lingers as long, by itself."""
+"""Time for which a terminating pod continues to serve until its endpoints are updated; routers wait as long themselves.
+"""
 GRACE_SECONDS = 60
-"""Of a pod that answers nobody."""
+"""Of a pod that serves no requests."""
 GRACE_MARGIN_SECONDS = 25
-"""For all else that a pod does while it stops: a model server waits up to 20 s until nobody asks it any more."""
+"""For other shutdown work; a model server waits up to 20 s until it gets no more requests."""
 
 
 def security_of_pod() -> Object:
-    """The pod's security context; files in volumes belong to our user."""
+    """Pod security context; files in volumes belong to the container's user."""
     return {
         "runAsNonRoot": True,
         "runAsUser": USER,
@@ -39,13 +38,12 @@ def security_of_pod() -> Object:
 
 
 def security_of_container(*, read_only: bool = True) -> Object:
-    """A container's security context."""
     context: Object = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     return context | ({"readOnlyRootFilesystem": True} if read_only else {})
 
 
 def resources(cores: float, memory_bytes: int, gpus: int = 0) -> Object:
-    """Requests and limits: cores asked for only, memory and GPUs limited too."""
+    """Requests and limits; cores have no limit."""
     memory = format_bytes(memory_bytes)
     requests: Object = {"cpu": format_cores(cores), "memory": memory}
     limits: Object = {"memory": memory}
@@ -55,13 +53,12 @@ def resources(cores: float, memory_bytes: int, gpus: int = 0) -> Object:
 
 
 def image_pull_secrets(settings: Settings) -> Object:
-    """The pod's field for them, or nothing."""
     names = [{"name": name} for name in settings.image_pull_secrets]
     return {"imagePullSecrets": names} if names else {}
 
 
 def node_placement(variant: Variant) -> Object:
-    """The pod's fields that choose its node."""
+    """Pod fields that select its node."""
     fields: Object = {}
     if variant.node_selector:
         fields["nodeSelector"] = dict(variant.node_selector)
@@ -74,41 +71,40 @@ def node_placement(variant: Variant) -> Object:
     return fields
 
 
-def environment_variables(given: Mapping[str, str]) -> list[Object]:
-    """A container's env."""
-    return [{"name": name, "value": value} for name, value in given.items()]
+def environment_variables(values: Mapping[str, str]) -> list[Object]:
+    return [{"name": name, "value": value} for name, value in values.items()]
 
 
 def credentials(secret: str | None) -> Object:
-    """A container's envFrom of a Secret whose keys cannot be mistaken for environment_variables of the container itself."""
+    """`envFrom` of a Secret with a prefix, so that its keys cannot override other variables."""
     return {"envFrom": [{"prefix": CREDENTIALS_PREFIX, "secretRef": {"name": secret}}]} if secret else {}
 
 
 def probe(path: str, port: int | str, **timing: int) -> Object:
-    """An HTTP probe; `timing` takes the probe's own words."""
+    """An HTTP probe; `timing` has the probe's fields."""
     return {"httpGet": {"path": path, "port": port}, **timing}
 
 
 def pre_stop() -> Object:
-    """The lifecycle of a container that goes on for a while; it needs no shell."""
+    """Lifecycle hook that delays termination; requires no shell."""
     return {"preStop": {"sleep": {"seconds": STOP_DELAY_SECONDS}}}
 
 
 def termination_grace(slo: ServiceLevel) -> Object:
-    """The field of a pod that answers requests: when it stops, answers under way are given as they were promised."""
+    """Termination grace period of a pod that serves requests, long enough for in-flight requests."""
     seconds = STOP_DELAY_SECONDS + math.ceil(slo.drain_seconds) + GRACE_MARGIN_SECONDS
     return {"terminationGracePeriodSeconds": seconds}
 
 
 def scratch(*names: str) -> list[Object]:
-    """Volumes that live as long as the pod."""
+    """`emptyDir` volumes."""
     return [{"name": name, "emptyDir": {}} for name in names]
 
 
-def pod(marks: Mapping[str, str], containers: Sequence[Object], **spec: Any) -> Object:
-    """A pod template without rights at the API server, unless `spec` gives it some."""
+def pod(labels: Mapping[str, str], containers: Sequence[Object], **spec: Any) -> Object:
+    """A pod template without API server credentials, unless `spec` adds them."""
     return {
-        "metadata": {"labels": dict(marks)},
+        "metadata": {"labels": dict(labels)},
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,

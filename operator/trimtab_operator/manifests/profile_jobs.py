@@ -1,8 +1,8 @@
-"""Measures what is not measured yet: one Job for each kind of node a pipeline uses. Pure.
+"""Profile Jobs: one for each kind of node that a pipeline uses.
 
-A Job's name carries the run of its task, so that a changed task or a longer SLO gets a Job of its own. A Job of other
-pods, of a wrong image say, is replaced. One that failed is cleared away by the cluster after a while and made anew
-then: that is the retry.
+A Job's name includes the run of its task, so that a changed task or a longer SLO creates a new Job. A Job with another
+pod template, for example after a wrong image, is replaced. A failed Job is deleted by its TTL and created again, which
+retries it.
 """
 
 from trimtab_kubernetes.objects import Object, fingerprint
@@ -31,21 +31,21 @@ PROFILER_MEMORY_BYTES = 512 * 2**20
 RETRIES = 2
 DEADLINE_SECONDS = 3600
 TTL_SECONDS = 300
-"""A Job that ended stays this long for people to read its log; one that failed is tried again after that."""
+"""Time for which a finished Job is retained for its log; a failed one is retried afterwards."""
 
 
 def profiler_account(pipeline: InferencePipeline, settings: Settings) -> list[Object]:
-    """The service account of the profile Jobs and its rights."""
-    name, marks = profiler_name(pipeline.name), pipeline_labels(pipeline, PROFILER)
+    """ServiceAccount and RoleBinding of the profile Jobs."""
+    name, labels = profiler_name(pipeline.name), pipeline_labels(pipeline, PROFILER)
     return [
-        owned("ServiceAccount", name, pipeline, marks, automountServiceAccountToken=False),
-        role_binding(name, PROFILER_ROLE, pipeline, marks, settings),
+        owned("ServiceAccount", name, pipeline, labels, automountServiceAccountToken=False),
+        role_binding(name, PROFILER_ROLE, pipeline, labels, settings),
     ]
 
 
 def profile_job(pipeline: InferencePipeline, task: ProfileTask, settings: Settings) -> Object:
-    """The Job of one task; it asks for as much as the largest replica it measures."""
-    marks = pipeline_labels(pipeline, PROFILER)
+    """The Job of one task; it requests the resources of the largest replica that it measures."""
+    labels = pipeline_labels(pipeline, PROFILER)
     variants = [pipeline.spec.stage(stage).variant(name) for stage, name in task.variants]
     account = profiler_name(pipeline.name)
     container: Object = {
@@ -77,7 +77,7 @@ def profile_job(pipeline: InferencePipeline, task: ProfileTask, settings: Settin
         ],
     }
     template = pod(
-        marks,
+        labels,
         [container],
         serviceAccountName=account,
         automountServiceAccountToken=True,
@@ -94,7 +94,7 @@ def profile_job(pipeline: InferencePipeline, task: ProfileTask, settings: Settin
         "Job",
         profile_job_name(pipeline.name, task.name, task.run),
         pipeline,
-        marks,
+        labels,
         spec={
             "backoffLimit": RETRIES,
             "activeDeadlineSeconds": DEADLINE_SECONDS,

@@ -1,7 +1,7 @@
-"""Pods that run a hosting group of a stage: a Deployment, the Service that routers find them by, a budget. Pure.
+"""Objects of a replica group: a Deployment, the Service through which routers find it, and a disruption budget.
 
-The pod template changes exactly when what it serves changes, or how long that may take where it is more than half a
-minute: batch sizes, operating points and replicas are not in it.
+The pod template changes only if the served models change, or a termination grace period above half a minute; batch
+sizes, operating points and replicas are not part of it.
 """
 
 import json
@@ -56,28 +56,28 @@ SHIPPED_PIPELINES = PurePosixPath("/opt/trimtab/pipelines")
 DATA_PORT_NAME = "data"
 CACHE_FOLDER = "/var/cache/trimtab"
 LONGEST_START_SECONDS = 1800
-"""After this a container that never became ready is restarted; the rollout gives up long before (readyTimeout)."""
+"""Time after which a container that never became ready is restarted; rollouts give up earlier (readyTimeout)."""
 
 
 def group_labels(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup) -> dict[str, str]:
-    """The pipeline_labels of a hosting set's objects and pods."""
+    """Labels of a replica group's objects and pods."""
     return pipeline_labels(pipeline, MODEL_SERVER, **{STAGE_LABEL: stage.name, REPLICA_GROUP_LABEL: group.name})
 
 
 def deployment(
     pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, settings: Settings, *, replicas: int, surge: bool
 ) -> Object:
-    """The Deployment; without `surge` a changed template exchanges pods one by one, old ones first."""
-    marks = group_labels(pipeline, stage, group)
+    """The Deployment; without `surge`, rollouts replace pods one by one, deleting first."""
+    labels = group_labels(pipeline, stage, group)
     name = replica_group_name(pipeline.name, stage.name, group.name)
-    selector = {key: marks[key] for key in (PIPELINE_LABEL, STAGE_LABEL, REPLICA_GROUP_LABEL)}
+    selector = {key: labels[key] for key in (PIPELINE_LABEL, STAGE_LABEL, REPLICA_GROUP_LABEL)}
     limits = {"maxSurge": 1, "maxUnavailable": 0} if surge else {"maxSurge": 0, "maxUnavailable": 1}
     pods = template(pipeline, stage, group, settings)
     written = owned(
         "Deployment",
         name,
         pipeline,
-        marks | variant_labels(group),
+        labels | variant_labels(group),
         spec={
             "replicas": replicas,
             "revisionHistoryLimit": 1,
@@ -91,12 +91,12 @@ def deployment(
 
 
 def service(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, settings: Settings) -> Object:
-    """The headless Service whose pipeline_labels say which variants its pods offer.
+    """The headless Service, labelled with the variants of its pods.
 
-    It names the pods' port: where a new template has another number, those of before are still found at theirs.
+    It refers to the pods' port by name, so that pods of an older template with another port number remain reachable.
     """
-    marks = group_labels(pipeline, stage, group)
-    selector = {key: marks[key] for key in (PIPELINE_LABEL, STAGE_LABEL, REPLICA_GROUP_LABEL)}
+    labels = group_labels(pipeline, stage, group)
+    selector = {key: labels[key] for key in (PIPELINE_LABEL, STAGE_LABEL, REPLICA_GROUP_LABEL)}
     guarded = group.variants[0].container is not None and settings.edge.replicas is not None
     named = TLS_PORT_NAME if guarded else DATA_PORT_NAME
     port = {"port": data_port(group, settings), "targetPort": named, "protocol": "TCP"}
@@ -104,7 +104,7 @@ def service(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, sett
         "Service",
         replica_group_name(pipeline.name, stage.name, group.name),
         pipeline,
-        marks | variant_labels(group),
+        labels | variant_labels(group),
         spec={
             "clusterIP": "None",
             "selector": selector,
@@ -114,40 +114,40 @@ def service(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, sett
 
 
 def disruption_budget(
-    name: str, pipeline: InferencePipeline, marks: dict[str, str], selector: dict[str, str]
+    name: str, pipeline: InferencePipeline, labels: dict[str, str], selector: dict[str, str]
 ) -> Object:
-    """Let a drain of nodes take one pod at a time; with one replica it may still be taken."""
+    """Allow a node drain to evict one pod at a time, even with one replica."""
     return owned(
         "PodDisruptionBudget",
         name,
         pipeline,
-        marks,
+        labels,
         spec={"maxUnavailable": 1, "selector": {"matchLabels": selector}},
     )
 
 
 def replica_group_budget(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup) -> Object:
-    """The disruption budget of a hosting set."""
-    marks = group_labels(pipeline, stage, group)
-    selector = {key: marks[key] for key in (PIPELINE_LABEL, STAGE_LABEL, REPLICA_GROUP_LABEL)}
+    """Disruption budget of a replica group."""
+    labels = group_labels(pipeline, stage, group)
+    selector = {key: labels[key] for key in (PIPELINE_LABEL, STAGE_LABEL, REPLICA_GROUP_LABEL)}
     return disruption_budget(
-        replica_group_name(pipeline.name, stage.name, group.name), pipeline, marks | variant_labels(group), selector
+        replica_group_name(pipeline.name, stage.name, group.name), pipeline, labels | variant_labels(group), selector
     )
 
 
 def data_port(group: ReplicaGroup, settings: Settings) -> int:
-    """The port the router sends batches to."""
+    """The port to which routers send batches."""
     container = group.variants[0].container
     return routed_port(container, settings) if container else DATA_PORT
 
 
 def variant_labels(group: ReplicaGroup) -> dict[str, str]:
-    """One label for each hosted_variants variant."""
+    """One label for each hosted variant."""
     return {f"{VARIANT_LABEL_PREFIX}{variant.name}": "true" for variant in group.variants}
 
 
 def template(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, settings: Settings) -> Object:
-    """The pod template of a hosting set."""
+    """Pod template of a replica group."""
     first = group.variants[0]
     account = {"serviceAccountName": a} if (a := pipeline.spec.service_account_name) else {}
     shared = {
@@ -156,21 +156,21 @@ def template(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, set
         **account,
         **termination_grace(pipeline.spec.slo),
     }
-    marks = group_labels(pipeline, stage, group)
+    labels = group_labels(pipeline, stage, group)
     if first.container is not None:
         guards = tls_sidecar_containers(first.container, settings)
         volumes = [*scratch("tmp"), *tls_sidecar_volumes(pipeline, settings)]
         shared |= {"volumes": volumes} | ({"initContainers": guards} if guards else {})
         container = _custom_container(first, first.container)
         security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-        return pod(marks, [container], securityContext=security, **shared)
+        return pod(labels, [container], securityContext=security, **shared)
     container = _model_server(pipeline, stage, group, settings)
     volumes = [*scratch("tmp"), _cache(settings), *identity_volumes(settings)]
-    return pod(marks, [container], securityContext=security_of_pod(), volumes=volumes, **shared)
+    return pod(labels, [container], securityContext=security_of_pod(), volumes=volumes, **shared)
 
 
 def memory_bytes(variants: Sequence[Variant]) -> int:
-    """Memory of a replica: the model server's own and each hosted_variants variant's; a user's container has its own only."""
+    """Memory of a replica: the model server's and each hosted variant's; a user-provided container has only its own."""
     own = 0 if variants[0].container is not None else SERVER_MEMORY_BYTES
     return own + sum(variant.resources.memory for variant in variants)
 
@@ -216,7 +216,7 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup
 
 
 def _custom_container(variant: Variant, container: Container) -> Object:
-    """The user's image keeps its own user, its writable files and its whole Secret, within what `restricted` allows."""
+    """User-provided container: its own user, writable files and complete Secret, within the level `restricted`."""
     secret = {"envFrom": [{"secretRef": {"name": variant.secret_name}}]} if variant.secret_name else {}
     return {
         "name": MODEL_SERVER,
@@ -236,7 +236,7 @@ def _custom_container(variant: Variant, container: Container) -> Object:
 
 
 def _probes(live: str, ready: str, port: int) -> Object:
-    """Ready within a second once loaded and warmed; dead only after a minute, since cores are not guaranteed."""
+    """Readiness within a second of start-up; liveness fails after a minute only, since cores are not guaranteed."""
     return {
         "startupProbe": probe(ready, port, periodSeconds=1, timeoutSeconds=5, failureThreshold=LONGEST_START_SECONDS),
         "readinessProbe": probe(ready, port, periodSeconds=2, timeoutSeconds=5, failureThreshold=3),

@@ -1,6 +1,6 @@
-"""The pods that take a pipeline's requests, and what they start from. Pure.
+"""Router pods of a pipeline and their configuration.
 
-They restart when what they read at the start changes, never for a plan: plans they follow by themselves.
+They restart if their configuration changes, but not for a new plan, which they watch.
 """
 
 import json
@@ -54,15 +54,14 @@ PIPELINE_FILE = "pipeline.yaml"
 PLAN_FILE = "plan.json"
 PIPELINE_HASH = f"{GROUP}/pipeline-hash"
 _UNUSED_FIELDS = {"mode", "objective", "budget", "adaptation", "router", "rollout", "deployer", "service_account_name"}
-"""Fields of a pipeline that a router has no use for: a change of one restarts nothing."""
+"""Pipeline fields that routers do not use; changes do not restart them."""
 _CLIENT_PORTS = (("rest", ROUTER_REST_PORT), ("grpc", ROUTER_GRPC_PORT))
 
 
 def router_objects(
     pipeline: InferencePipeline, plan: PipelinePlan | None, settings: Settings, *, pod_monitor: bool
 ) -> list[Object]:
-    """All objects of a pipeline's router."""
-    name, marks = router_name(pipeline.name), pipeline_labels(pipeline, ROUTER)
+    name, labels = router_name(pipeline.name), pipeline_labels(pipeline, ROUTER)
     selector = _selector(pipeline)
     admin_name, admin = router_admin_name(pipeline.name), [(ADMIN_PORT_NAME, ROUTER_ADMIN_PORT)]
     monitor = {
@@ -70,25 +69,25 @@ def router_objects(
         "podMetricsEndpoints": [{"port": ADMIN_PORT_NAME, "path": "/metrics", "interval": "5s"}],
     }
     return [
-        owned("ServiceAccount", name, pipeline, marks, automountServiceAccountToken=False),
-        role_binding(name, ROUTER_ROLE, pipeline, marks, settings),
+        owned("ServiceAccount", name, pipeline, labels, automountServiceAccountToken=False),
+        role_binding(name, ROUTER_ROLE, pipeline, labels, settings),
         config_map(pipeline, plan, settings),
-        owned("Service", name, pipeline, marks, spec={"selector": selector, "ports": _ports(_CLIENT_PORTS)}),
+        owned("Service", name, pipeline, labels, spec={"selector": selector, "ports": _ports(_CLIENT_PORTS)}),
         owned(
             "Service",
             admin_name,
             pipeline,
-            marks,
+            labels,
             spec={"selector": selector, "ports": _ports(admin)},
         ),
         _deployment(pipeline, settings),
-        disruption_budget(name, pipeline, marks, selector),
-        *([owned("PodMonitor", name, pipeline, marks, spec=monitor)] if pod_monitor else []),
+        disruption_budget(name, pipeline, labels, selector),
+        *([owned("PodMonitor", name, pipeline, labels, spec=monitor)] if pod_monitor else []),
     ]
 
 
 def config_map(pipeline: InferencePipeline, plan: PipelinePlan | None, settings: Settings) -> Object:
-    """What a router and its door start from: the pipeline, the last good plan, the door's settings."""
+    """Configuration of a router and its proxy: the pipeline, the last applied plan, and Envoy's files."""
     data = {PIPELINE_FILE: dump_yaml(router_pipeline(pipeline)), **edge_files(pipeline, settings, FOLDER)}
     data |= tls_sidecar_files(pipeline, settings)
     if plan is not None:
@@ -97,39 +96,39 @@ def config_map(pipeline: InferencePipeline, plan: PipelinePlan | None, settings:
 
 
 def plan_document(plan: PipelinePlan) -> Object:
-    """A plan without what a cluster added to its metadata."""
+    """A plan without server-side metadata."""
     document = plan.model_dump(mode="json", by_alias=True, exclude_none=True)
     document["metadata"] = {"name": plan.metadata.name, "namespace": plan.metadata.namespace}
     return document
 
 
 def router_pipeline(pipeline: InferencePipeline) -> InferencePipeline:
-    """A pipeline without what a cluster added to its metadata, but with what profiles are made by."""
+    """A pipeline without server-side metadata, with the annotations that profiles depend on."""
     metadata = pipeline.metadata
-    kept = {
+    annotations = {
         key: value for key, value in metadata.annotations.items() if key in {PROFILE_ANNOTATION, *INPUT_ANNOTATIONS}
     }
-    identity = {"name": metadata.name, "namespace": metadata.namespace, "annotations": kept}
+    identity = {"name": metadata.name, "namespace": metadata.namespace, "annotations": annotations}
     return InferencePipeline.model_validate({**pipeline.model_dump(), "metadata": identity})
 
 
 def role_binding(
-    name: str, role: str, pipeline: InferencePipeline, marks: dict[str, str], settings: Settings
+    name: str, role: str, pipeline: InferencePipeline, labels: dict[str, str], settings: Settings
 ) -> Object:
-    """Bind one of the chart's roles to the service account of the same name, in the pipeline's namespace only."""
+    """Bind one of the chart's roles to a ServiceAccount in the pipeline's namespace."""
     group = "rbac.authorization.k8s.io"
     return owned(
         "RoleBinding",
         name,
         pipeline,
-        marks,
+        labels,
         roleRef={"apiGroup": group, "kind": settings.role_kind, "name": role},
         subjects=[{"kind": "ServiceAccount", "name": name, "namespace": pipeline.metadata.namespace}],
     )
 
 
-def _ports(named: Iterable[tuple[str, int]]) -> list[Object]:
-    return [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in named]
+def _ports(ports: Iterable[tuple[str, int]]) -> list[Object]:
+    return [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in ports]
 
 
 def _selector(pipeline: InferencePipeline) -> dict[str, str]:
@@ -137,15 +136,15 @@ def _selector(pipeline: InferencePipeline) -> dict[str, str]:
 
 
 def pipeline_hash(pipeline: InferencePipeline, settings: Settings) -> str:
-    """The hash of all that a router reads at its start; its pods carry it as PIPELINE_HASH."""
-    read = pipeline.spec.model_dump(mode="json", exclude=_UNUSED_FIELDS)
-    return fingerprint([read, uid_of(pipeline), edge_files(pipeline, settings, FOLDER)])
+    """Hash of a router's configuration; pods carry it as PIPELINE_HASH."""
+    spec = pipeline.spec.model_dump(mode="json", exclude=_UNUSED_FIELDS)
+    return fingerprint([spec, uid_of(pipeline), edge_files(pipeline, settings, FOLDER)])
 
 
 def _deployment(pipeline: InferencePipeline, settings: Settings) -> Object:
-    name, marks = router_name(pipeline.name), pipeline_labels(pipeline, ROUTER)
+    name, labels = router_name(pipeline.name), pipeline_labels(pipeline, ROUTER)
     template = pod(
-        marks,
+        labels,
         [_container(pipeline, settings)],
         initContainers=[edge_container(settings, FOLDER)],
         serviceAccountName=name,
@@ -173,7 +172,7 @@ def _deployment(pipeline: InferencePipeline, settings: Settings) -> Object:
         "Deployment",
         name,
         pipeline,
-        marks,
+        labels,
         spec={
             "replicas": pipeline.spec.router.replicas,
             "revisionHistoryLimit": 1,
@@ -185,7 +184,7 @@ def _deployment(pipeline: InferencePipeline, settings: Settings) -> Object:
 
 
 def _container(pipeline: InferencePipeline, settings: Settings) -> Object:
-    asked = pipeline.spec.router.resources
+    requested = pipeline.spec.router.resources
     arguments = {
         "--pipeline": f"{FOLDER}/{PIPELINE_FILE}",
         "--plan": f"{FOLDER}/{PLAN_FILE}",
@@ -214,7 +213,7 @@ def _container(pipeline: InferencePipeline, settings: Settings) -> Object:
         "args": ["--cluster", *(part for pair in arguments.items() for part in pair)],
         "env": environment_variables(environment),
         "ports": [{"name": ADMIN_PORT_NAME, "containerPort": ROUTER_ADMIN_PORT, "protocol": "TCP"}],
-        "resources": resources(asked.cpu, asked.memory),
+        "resources": resources(requested.cpu, requested.memory),
         "securityContext": security_of_container(),
         "startupProbe": probe(LIVE_PATH, ADMIN_PORT_NAME, periodSeconds=1, timeoutSeconds=5, failureThreshold=120),
         "readinessProbe": probe(READY_PATH, ADMIN_PORT_NAME, periodSeconds=2, timeoutSeconds=5, failureThreshold=2),

@@ -1,7 +1,7 @@
-"""A hosting set as a SeldonDeployment, for clusters that run Seldon Core 1. Pure.
+"""Replica group as a SeldonDeployment, for clusters with Seldon Core 1.
 
-Only fields that Seldon's documentation names. Seldon makes a Deployment of each component, here without its own
-orchestrator beside the model; our routers find the pods by the labels on them, as they do without Seldon.
+Uses documented fields only. Seldon creates a Deployment for each component, here without its orchestrator; routers find
+the pods by their labels.
 """
 
 from trimtab_kubernetes.objects import Object, fingerprint
@@ -17,8 +17,8 @@ from trimtab_pipelines.stages import Stage
 def seldon_deployment(
     pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, settings: Settings, *, replicas: int
 ) -> Object:
-    """A SeldonDeployment of one predictor, a single model that speaks the V2 protocol."""
-    marks = group_labels(pipeline, stage, group) | variant_labels(group)
+    """A SeldonDeployment with one predictor, a single model with the V2 protocol."""
+    labels = group_labels(pipeline, stage, group) | variant_labels(group)
     name = replica_group_name(pipeline.name, stage.name, group.name)
     pods = template(pipeline, stage, group, settings)
     container = pods["spec"]["containers"][0]
@@ -27,13 +27,13 @@ def seldon_deployment(
         "annotations": {"seldon.io/no-engine": "true"},
         "graph": {"name": container["name"], "type": "MODEL", "children": []},
         "componentSpecs": [{"metadata": pods["metadata"], "spec": pods["spec"]}],
-        "labels": marks,
+        "labels": labels,
     }
     written = owned(
         "SeldonDeployment",
         name,
         pipeline,
-        marks,
+        labels,
         spec={"protocol": "v2", "replicas": replicas, "predictors": [predictor]},
     )
     written["metadata"]["annotations"] = {TEMPLATE_HASH: fingerprint(pods)}

@@ -1,1 +1,1 @@
-"""What is the case, and what follows: pods, rollouts, plans in force, conditions. Values in, values out."""
+"""Decisions of a reconciliation, from the observed state."""

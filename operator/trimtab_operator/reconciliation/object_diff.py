@@ -1,7 +1,7 @@
-"""Whether an object is as we want it. Pure.
+"""Comparison of live objects with their manifests.
 
-What we would write has to stand there unchanged, and nothing that we wrote once and do not want now may remain. The
-second is what the hash of the last manifest tells, kept in an annotation. Fields of others are none of our business.
+An object is up to date if it contains the manifest and nothing that an earlier manifest added. The latter is detected
+by the manifest's hash in an annotation. Fields of other managers are ignored.
 """
 
 import math
@@ -15,7 +15,7 @@ from trimtab_pipelines.quantity import parse_quantity
 
 APPLIED_HASH = f"{GROUP}/applied-hash"
 _AMOUNTS = ("requests", "limits")
-"""Fields of a container whose values are quantities: a cluster keeps 500000000 as 500M, and 333.3m as 334m."""
+"""Container fields with quantities, which the API server normalizes: 500000000 to 500M, and 333.3m to 334m."""
 
 
 def with_fingerprint(manifest: Object) -> Object:
@@ -26,14 +26,15 @@ def with_fingerprint(manifest: Object) -> Object:
 
 
 def differs(live: Object | None, manifest: Object) -> bool:
-    """Whether a stamped manifest has to be applied."""
+    """Whether a manifest with fingerprint must be applied."""
     return live is None or not contains(live, manifest)
 
 
 def is_replaced(live: Object | None, manifest: Object) -> bool:
-    """Whether an object has to go before it can be as we want it: a binding of another role, a Job of other pods.
+    """Whether an object must be deleted before it can be created as desired, since the field is immutable.
 
-    A cluster changes neither. A Job's pods are told apart by the hash of what we wrote: others may have added to them.
+    This applies to the role of a RoleBinding and the pod template of a Job. Job templates are compared by hash, since
+    webhooks may have changed the live one.
     """
     if live is None:
         return False
@@ -47,12 +48,12 @@ def _template_hash(found: Object) -> Any:
 
 
 def contains(live: Any, wanted: Any) -> bool:
-    """Whether all of `wanted` stands in `live`; what is empty may be left out there."""
+    """Whether `live` contains all of `wanted`; empty fields may be absent."""
     return difference(live, wanted) is None
 
 
 def difference(live: Any, wanted: Any, path: str = "") -> str | None:
-    """The path of the first field of `wanted` that does not stand in `live`, None where all of them do."""
+    """Path of the first field of `wanted` that `live` does not contain; None if there is none."""
     if isinstance(wanted, Mapping):
         return _of_mappings(live, wanted, path)
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
@@ -72,7 +73,7 @@ def _of_mappings(live: Any, wanted: Mapping[str, Any], path: str) -> str | None:
 
 
 def _of_lists(live: Any, wanted: Sequence[Any], path: str) -> str | None:
-    """Named items may stand among others; a list of anything else is compared whole."""
+    """Named items may have others beside them; other lists are compared as a whole."""
     if not isinstance(live, Sequence):
         return path if wanted or live is not None else None
     key = next((k for k in ("name", "uid", "type") if all(isinstance(w, Mapping) and k in w for w in wanted)), None)
@@ -93,7 +94,7 @@ def _of_amounts(live: Any, wanted: Any, path: str) -> str | None:
 
 
 def _same_amount(live: Any, wanted: Any) -> bool:
-    """Whether two quantities stand for the same number, once rounded up to thousandths as clusters do."""
+    """Whether two quantities are equal after rounding up to thousandths, as the API server does."""
     try:
         return _thousandths(live) == _thousandths(wanted)
     except ValueError:
@@ -101,14 +102,14 @@ def _same_amount(live: Any, wanted: Any) -> bool:
 
 
 def _thousandths(quantity: Any) -> int:
-    """Exact to a millionth of one: 0.1 is 100 thousandths, though its float is a little more."""
+    """Rounded to a millionth first, since 0.1 is slightly more than 100 thousandths as a float."""
     return math.ceil(round(parse_quantity(quantity) * 1000, 6))
 
 
 def status_differs(live: Object, wanted: Object, own: Sequence[str]) -> bool:
-    """Whether a status has to be applied; `own` names the fields that are ours alone and may have to go."""
-    there, asked = live.get("status") or {}, wanted["status"]
-    return any((key in there) != (key in asked) for key in own) or any(
-        not contains(there.get(key), value) or (isinstance(value, list) and key in own and there.get(key) != value)
-        for key, value in asked.items()
+    """Whether a status must be applied; `own` names the fields that have no other writer and may be removed."""
+    current, desired = live.get("status") or {}, wanted["status"]
+    return any((key in current) != (key in desired) for key in own) or any(
+        not contains(current.get(key), value) or (isinstance(value, list) and key in own and current.get(key) != value)
+        for key, value in desired.items()
     )

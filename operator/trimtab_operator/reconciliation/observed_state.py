@@ -1,4 +1,4 @@
-"""All that a decision about one pipeline looks at, as plain values. Pure."""
+"""Observed state of one pipeline."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from trimtab_pipelines.rollout import Capacity, ReplicaGroupState
 
 @dataclass(frozen=True, slots=True)
 class ObservedState:
-    """A pipeline and everything in its namespace that concerns it."""
+    """A pipeline and all related objects of its namespace."""
 
     pipeline: Object
     plan: Object | None = None
@@ -24,13 +24,13 @@ class ObservedState:
     owned: Mapping[Ref, Object] = field(default_factory=dict)
     pods: Sequence[Object] = ()
     kinds: frozenset[str] = frozenset()
-    """Optional kinds the cluster knows: PodMonitor, SeldonDeployment."""
+    """Optional kinds of the cluster: PodMonitor, SeldonDeployment."""
     refused: Mapping[Ref, RejectedWrite] = field(default_factory=dict)
-    """What could not be written before."""
+    """Rejected writes."""
 
 
 def live_sets(owned: Mapping[Ref, Object], kind: str) -> dict[str, Object]:
-    """The objects of that kind that run replicas of stages, by name."""
+    """Objects of a kind that run replicas of stages, by name."""
     return {
         ref.name: found
         for ref, found in owned.items()
@@ -41,48 +41,48 @@ def live_sets(owned: Mapping[Ref, Object], kind: str) -> dict[str, Object]:
 def replica_group_states(
     live: Mapping[str, Object], pods: Sequence[PodState], changing: frozenset[str]
 ) -> tuple[ReplicaGroupState, ...]:
-    """Every hosting set that exists and what its pods do; `changing` are about to get a new template."""
+    """State of every existing replica group; `changing` are about to get a new template."""
     return tuple(_replica_group_state(found, pods, name in changing) for name, found in live.items())
 
 
 def hosted_variants(found: Object) -> frozenset[str]:
-    """The variants a hosting set offers, as its labels say."""
-    marks = found["metadata"].get("labels", {})
-    return frozenset(key.removeprefix(VARIANT_LABEL_PREFIX) for key in marks if key.startswith(VARIANT_LABEL_PREFIX))
+    """Variants of a replica group, from its labels."""
+    labels = found["metadata"].get("labels", {})
+    return frozenset(key.removeprefix(VARIANT_LABEL_PREFIX) for key in labels if key.startswith(VARIANT_LABEL_PREFIX))
 
 
 def _replica_group_state(found: Object, pods: Sequence[PodState], changing: bool) -> ReplicaGroupState:  # noqa: FBT001
-    marks, name = found["metadata"]["labels"], found["metadata"]["name"]
-    own = [
+    labels, name = found["metadata"]["labels"], found["metadata"]["name"]
+    pods_of_group = [
         pod
         for pod in pods
         if pod.component == MODEL_SERVER
-        and pod.group_key == (marks[STAGE_LABEL], marks[REPLICA_GROUP_LABEL])
+        and pod.group_key == (labels[STAGE_LABEL], labels[REPLICA_GROUP_LABEL])
         and pod.may_belong_to(found["kind"], name)
     ]
-    staying = [pod for pod in own if not pod.terminating]
+    present = [pod for pod in pods_of_group if not pod.terminating]
     return ReplicaGroupState(
         name=name,
-        stage=marks[STAGE_LABEL],
+        stage=labels[STAGE_LABEL],
         per_replica=_replica_capacity(found),
         desired=desired_replicas(found),
-        present=len(staying),
-        ready=sum(pod.ready for pod in staying),
-        unscheduled=sum(not pod.scheduled for pod in staying),
-        terminating=len(own) - len(staying),
+        present=len(present),
+        ready=sum(pod.ready for pod in present),
+        unscheduled=sum(not pod.scheduled for pod in present),
+        terminating=len(pods_of_group) - len(present),
         surging=_surges(found) and (changing or rolling(found)),
     )
 
 
 def desired_replicas(found: Object) -> int:
-    """How many replicas a hosting set was told to have."""
+    """Replicas in the spec of a replica group."""
     if found["kind"] == "SeldonDeployment":
         return int(found["spec"].get("replicas", 0))
     return int(found["spec"].get("replicas", 1))
 
 
 def rolling(found: Object) -> bool:
-    """Whether pods of an older template are still there."""
+    """Whether pods of an older template exist."""
     status = found.get("status") or {}
     return int(status.get("updatedReplicas", 0)) < int(status.get("replicas", 0))
 
@@ -93,7 +93,7 @@ def _surges(found: Object) -> bool:
 
 
 def pod_spec(found: Object) -> Mapping[str, Any]:
-    """The pod spec of a hosting set of either kind."""
+    """Pod spec of a Deployment or SeldonDeployment."""
     if found["kind"] == "SeldonDeployment":
         spec: Mapping[str, Any] = found["spec"]["predictors"][0]["componentSpecs"][0]["spec"]
     else:

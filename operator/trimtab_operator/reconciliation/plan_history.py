@@ -1,7 +1,7 @@
-"""Which plan to make true: the newest that fits, else the last good one. Pure.
+"""Plans to choose from: the newest one, and the last that was applied.
 
-The last good plan is the last that was made true; it lies in the ConfigMap the routers start from. That a plan failed
-stands in its own status, so that a restarted operator does not try it again at once.
+The last applied plan is stored in the routers' ConfigMap. The failure of a plan is stored in its status, so that a
+restarted operator does not retry it at once.
 """
 
 import json
@@ -22,21 +22,21 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.status import condition_of
 
 RETRY_SECONDS = 300.0
-"""A plan that failed is tried once more after this long; so is room that was not there."""
+"""Time after which a failed plan, or missing capacity, is tried again."""
 APPLIED = "Applied"
 FAILURES = ("ReadyTimeout",)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanHistory:
-    """What there is to choose from."""
+    """The plans of a pipeline."""
 
     newest: PipelinePlan | None = None
-    """The plan as published, where it fits the pipeline."""
+    """The published plan, if it fits the pipeline."""
     good: PipelinePlan | None = None
-    """The last plan that was made true, where it still fits the pipeline."""
+    """The last applied plan, if it still fits the pipeline."""
     rejected: str = ""
-    """Why the plan as published is not made true."""
+    """Why the published plan does not fit."""
     failed: str = ""
     """Reason for which the newest plan was given up."""
     failed_message: str = ""
@@ -46,7 +46,7 @@ class PlanHistory:
 def read_plan_history(
     pipeline: InferencePipeline, published: Object | None, config_map: Object | None, now: float
 ) -> PlanHistory:
-    """Read the plan as published and the last good one."""
+    """Read the published and the last applied plan."""
     good = _last_good(pipeline, config_map)
     if published is None or ADVISORY_LABEL in published["metadata"].get("labels", {}):
         return PlanHistory(good=good)
@@ -61,30 +61,30 @@ def read_plan_history(
 
 
 def accept_plan(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePlan:
-    """A plan that fits the pipeline and its budget; raise DocumentError that says what does not."""
+    """Return a plan that fits the pipeline and its budget; DocumentError names what does not."""
     validate_plan(plan, pipeline)
-    asked, budget = plan_capacity(plan, pipeline), pipeline.spec.budget
-    if not Capacity(budget.cores, budget.gpus).fits(asked):
+    requested, budget = plan_capacity(plan, pipeline), pipeline.spec.budget
+    if not Capacity(budget.cores, budget.gpus).fits(requested):
         raise DocumentError(
-            f"spec.stages: the plan asks for {asked.cores:g} cores and {asked.gpus} GPUs, "
-            f"the budget holds {budget.cores:g} and {budget.gpus}"
+            f"spec.stages: the plan requests {requested.cores:g} cores and {requested.gpus} GPUs, "
+            f"but the budget is {budget.cores:g} cores and {budget.gpus} GPUs"
         )
     return plan
 
 
 def rollout_targets(plan: PipelinePlan, pipeline: InferencePipeline) -> tuple[Target, ...]:
-    """The hosting set each stage should run, and how many replicas of it."""
-    found = []
+    """Planned replica group and number of replicas of each stage."""
+    targets = []
     for stage in pipeline.spec.stages:
         planned = plan.spec.stage(stage.name)
         group = group_of(stage, planned.variant)
         name = replica_group_name(pipeline.name, stage.name, group.name)
-        found.append(Target(stage.name, name, planned.replicas, Capacity(group.cores, group.gpus)))
-    return tuple(found)
+        targets.append(Target(stage.name, name, planned.replicas, Capacity(group.cores, group.gpus)))
+    return tuple(targets)
 
 
 def plan_capacity(plan: PipelinePlan, pipeline: InferencePipeline) -> Capacity:
-    """What all replicas of a plan ask for."""
+    """Resources of all replicas of a plan."""
     return total(target.requested for target in rollout_targets(plan, pipeline))
 
 
@@ -99,7 +99,7 @@ def _last_good(pipeline: InferencePipeline, config_map: Object | None) -> Pipeli
 
 
 def _failure(published: Mapping[str, Any]) -> tuple[str, str, float]:
-    """Why this very generation of the plan was given up before, and when."""
+    """Reason, message and time of the failure of this generation of the plan."""
     applied, generation = condition_of(published, APPLIED), published["metadata"].get("generation")
     if applied.get("reason") in FAILURES and applied.get("observedGeneration") == generation:
         return applied["reason"], applied.get("message", ""), parse_rfc3339(applied["lastTransitionTime"])

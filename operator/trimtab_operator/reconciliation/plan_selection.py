@@ -1,7 +1,8 @@
-"""Chooses the plan to make true now, and how much room there is for it. Pure.
+"""Selection of the plan to apply, and of the capacity it may use.
 
-A plan that cannot become true (a replica never gets ready, no node has room) is given up for the last good one; what
-did find room is written down, so that the adapter plans within it until it is time to try for more.
+A plan that cannot be applied (a replica does not become ready, no node has capacity) is given up for the last applied
+one. The schedulable capacity is stored in the status, so that the adapter plans within it until it is time to try for
+more.
 """
 
 from dataclasses import dataclass
@@ -22,15 +23,15 @@ _MIN_REQUEUE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PlanSelection:
-    """What to make true."""
+    """The selected plan and its limits."""
 
     plan: PipelinePlan | None
-    """None: hold what is there."""
+    """None retains the current replicas."""
     good: PipelinePlan | None
-    """The last plan that was made true, this one if it is."""
+    """The last applied plan, possibly this one."""
     limit: Capacity
     applied: bool
-    """Every replica that `plan` asks for is ready."""
+    """Whether every replica of `plan` is ready."""
     plans: PlanHistory
     failure: Problem | None = None
     """Why the newest plan was given up."""
@@ -39,7 +40,7 @@ class PlanSelection:
 
 
 def select_plan(site: ClusterSite, plans: PlanHistory, now: float) -> PlanSelection:
-    """Choose between the newest plan and the last good one."""
+    """Choose between the newest and the last applied plan."""
     spec = site.pipeline.spec
     schedulable = _schedulable(site, now)
     limit = Capacity(spec.budget.cores + spec.budget.surge_cores, spec.budget.gpus)
@@ -57,7 +58,7 @@ def select_plan(site: ClusterSite, plans: PlanHistory, now: float) -> PlanSelect
 
 
 def is_applied(site: ClusterSite, plan: PipelinePlan) -> bool:
-    """Whether every replica that a plan asks for is ready."""
+    """Whether every replica of a plan is ready."""
     sets = {each.name: each for each in site.sets}
     return all(t.name in sets and sets[t.name].ready >= t.replicas for t in rollout_targets(plan, site.pipeline))
 
@@ -80,23 +81,23 @@ def _timed_out(site: ClusterSite, plan: PipelinePlan, now: float) -> Problem | N
     for target in rollout_targets(plan, site.pipeline):
         for pod in pods_of(target, site):
             if not pod.ready and now - pod.waiting_since > limit_seconds:
-                why = pod.problem.message if pod.problem else "see kubectl describe pod"
+                cause = pod.problem.message if pod.problem else "see kubectl describe pod"
                 return Problem(
                     "ReadyTimeout",
-                    f"stage {target.stage}: pod {pod.name} was not ready within {limit_seconds:g} s: {why}",
+                    f"stage {target.stage}: pod {pod.name} was not ready within {limit_seconds:g} s: {cause}",
                 )
     return None
 
 
 def _schedulable(site: ClusterSite, now: float) -> Schedulable | None:
-    """What found room: as written down before, or as it is seen now where a pod waits too long for a node."""
+    """Schedulable capacity: as stored before, or as observed when a pod waits too long for a node."""
     before = _recorded_schedulable(site)
     if before is not None and now - parse_rfc3339(before.since) > RETRY_SECONDS:
         before = None
     grace_seconds = site.pipeline.spec.rollout.unschedulable_grace_seconds
     servers = [pod for pod in site.pods if pod.component == MODEL_SERVER]
     if any(pod.terminating and pod.scheduled for pod in servers):
-        return before  # a leaving pod keeps its room until it is gone, so its successor has to wait
+        return before  # a terminating pod uses its resources until it is gone
     pods = [pod for pod in servers if not pod.terminating]
     waiting = [
         f"stage {pod.stage}: pod {pod.name}: {pod.problem.message}"
@@ -107,38 +108,38 @@ def _schedulable(site: ClusterSite, now: float) -> Schedulable | None:
     ]
     if not waiting:
         return before
-    room = _at_least_minimum(site, total(pod.requests for pod in pods if pod.scheduled))
-    if before is not None and Capacity(parse_quantity(before.cores), before.gpus) == room:
+    capacity = _at_least_minimum(site, total(pod.requests for pod in pods if pod.scheduled))
+    if before is not None and Capacity(parse_quantity(before.cores), before.gpus) == capacity:
         return before
-    return Schedulable(cores=f"{room.cores:g}", gpus=room.gpus, since=rfc3339(now), message=waiting[0][:1024])
+    return Schedulable(cores=f"{capacity.cores:g}", gpus=capacity.gpus, since=rfc3339(now), message=waiting[0][:1024])
 
 
-def _at_least_minimum(site: ClusterSite, room: Capacity) -> Capacity:
-    """The room, or what the smallest replicas need where that is more: no plan fits in less, so these wait."""
+def _at_least_minimum(site: ClusterSite, capacity: Capacity) -> Capacity:
+    """The capacity, at least that of the smallest replicas, since no plan fits in less."""
     stages = site.pipeline.spec.stages
     cores = sum(stage.min_replicas * min(variant.resources.cpu for variant in stage.variants) for stage in stages)
     gpus = sum(stage.min_replicas * min(variant.resources.gpu for variant in stage.variants) for stage in stages)
-    return Capacity(max(room.cores, cores), max(room.gpus, gpus))
+    return Capacity(max(capacity.cores, cores), max(capacity.gpus, gpus))
 
 
 def _recorded_schedulable(site: ClusterSite) -> Schedulable | None:
-    """What was written down; None too where another's hand left what cannot be read, so that it is judged anew."""
+    """The stored capacity; None if it cannot be parsed."""
     status: dict[str, Any] = site.pipeline.status or {}
     if not status.get("schedulable"):
         return None
     try:
-        found = Schedulable.model_validate(status["schedulable"])
-        parse_quantity(found.cores)
-        parse_rfc3339(found.since)
+        schedulable = Schedulable.model_validate(status["schedulable"])
+        parse_quantity(schedulable.cores)
+        parse_rfc3339(schedulable.since)
     except ValueError:
         return None
-    return found
+    return schedulable
 
 
 def _requeue_after_seconds(
     site: ClusterSite, plans: PlanHistory, schedulable: Schedulable | None, now: float
 ) -> float | None:
-    """When something will be so only because time has passed."""
+    """Seconds until a timeout or retry is due; None if there is none."""
     rollout = site.pipeline.spec.rollout
     times = []
     for pod in site.pods:
@@ -150,5 +151,5 @@ def _requeue_after_seconds(
         times.append(parse_rfc3339(schedulable.since) + RETRY_SECONDS)
     if plans.failed:
         times.append(plans.failed_at + RETRY_SECONDS)
-    coming = [time - now for time in times if time > now]
-    return max(min(coming), _MIN_REQUEUE_SECONDS) if coming else None
+    remaining = [time - now for time in times if time > now]
+    return max(min(remaining), _MIN_REQUEUE_SECONDS) if remaining else None

@@ -1,4 +1,4 @@
-"""What a pod's own status says: is it ready, has it a node, what keeps it. Pure."""
+"""`PodState`: readiness, scheduling and problems of a pod, from its status."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _CRASH = ("CrashLoopBackOff", "RunContainerError", "CreateContainerConfigError",
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a replica is not ready; `message` says what to do."""
+    """Why a replica is not ready; `message` names the remedy."""
 
     reason: str
     message: str
@@ -25,7 +25,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class PodState:
-    """A pod of ours."""
+    """State of a pod."""
 
     name: str
     component: str
@@ -35,40 +35,40 @@ class PodState:
     terminating: bool
     scheduled: bool
     waiting_since: float
-    """When it last stopped being ready, or was made."""
+    """When it last became unready, or was created."""
     requests: Capacity
     problem: Problem | None
     deployment: str = ""
-    """The Deployment that made it; empty where that is not told."""
+    """Name of its Deployment; empty if unknown."""
 
     @property
     def group_key(self) -> tuple[str, str]:
-        """Stage and hosting group."""
+        """Stage and replica group."""
         return self.stage, self.replica_group
 
     def may_belong_to(self, kind: str, name: str) -> bool:
-        """Whether it can be of a hosting set of that kind: the sets of both kinds have one name and one set of labels.
+        """Whether it may belong to a Deployment or SeldonDeployment of that name, which share name and labels.
 
-        Seldon Core makes Deployments of its own names.
+        Seldon Core creates Deployments with names of its own.
         """
         return not self.deployment or (self.deployment == name) == (kind == "Deployment")
 
 
 def pod_states(pods: Sequence[Mapping[str, Any]]) -> tuple[PodState, ...]:
-    """Read all pods that are not at their end."""
+    """State of all pods that have not finished."""
     return tuple(_state(pod) for pod in pods if (pod.get("status") or {}).get("phase") not in {"Succeeded", "Failed"})
 
 
 def _state(pod: Mapping[str, Any]) -> PodState:
     metadata, status = pod["metadata"], pod.get("status") or {}
-    marks = metadata.get("labels", {})
+    labels = metadata.get("labels", {})
     ready = condition_of(pod, "Ready")
     changed = ready.get("lastTransitionTime") or metadata["creationTimestamp"]
     return PodState(
         name=metadata["name"],
-        component=marks.get(COMPONENT, ""),
-        stage=marks.get(STAGE_LABEL, ""),
-        replica_group=marks.get(REPLICA_GROUP_LABEL, ""),
+        component=labels.get(COMPONENT, ""),
+        stage=labels.get(STAGE_LABEL, ""),
+        replica_group=labels.get(REPLICA_GROUP_LABEL, ""),
         ready=ready.get("status") == "True",
         terminating="deletionTimestamp" in metadata,
         scheduled=bool(pod["spec"].get("nodeName")),
@@ -80,7 +80,7 @@ def _state(pod: Mapping[str, Any]) -> PodState:
 
 
 def _deployment(metadata: Mapping[str, Any]) -> str:
-    """The Deployment whose ReplicaSet owns a pod: one is called as its Deployment, and the hash of its pods."""
+    """Deployment of a pod's ReplicaSet, whose name is the Deployment's name and the template hash."""
     suffix = f"-{metadata.get('labels', {}).get('pod-template-hash', '')}"
     owners = [owner["name"] for owner in metadata.get("ownerReferences", []) if owner["kind"] == "ReplicaSet"]
     return next((str(name).removesuffix(suffix) for name in owners if str(name).endswith(suffix)), "")
@@ -96,7 +96,7 @@ def _requests(pod: Mapping[str, Any]) -> Capacity:
 
 def _problem(status: Mapping[str, Any], scheduled: Mapping[str, Any]) -> Problem | None:
     if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
-        return Problem("Unschedulable", f"no node has room: {scheduled.get('message', '')}")
+        return Problem("Unschedulable", f"no node has enough resources: {scheduled.get('message', '')}")
     for container in status.get("containerStatuses", []):
         waiting = container.get("state", {}).get("waiting") or {}
         reason = waiting.get("reason", "")
@@ -114,5 +114,5 @@ def _problem(status: Mapping[str, Any], scheduled: Mapping[str, Any]) -> Problem
 def _termination_message(container: Mapping[str, Any]) -> str:
     ended = container.get("lastState", {}).get("terminated") or {}
     if not ended:
-        return str((container.get("state", {}).get("waiting") or {}).get("message", "the container does not start"))
-    return f"the container ended with exit code {ended.get('exitCode')} {ended.get('reason', '')}".strip()
+        return str((container.get("state", {}).get("waiting") or {}).get("message", "the container cannot start"))
+    return f"the container exited with code {ended.get('exitCode')} {ended.get('reason', '')}".strip()

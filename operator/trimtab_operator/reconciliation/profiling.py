@@ -1,4 +1,4 @@
-"""Which profiles are missing, which Jobs measure them, and how that is going. Pure."""
+"""Missing profiles of a pipeline, and the Jobs that measure them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,20 +18,20 @@ from trimtab_pipelines.status import condition_of
 
 @dataclass(frozen=True, slots=True)
 class ProfilingState:
-    """What there is to do about profiles."""
+    """Missing profiles and their Jobs."""
 
     missing: tuple[ProfileTask, ...]
     finding: ConditionState
     objects: tuple[Object, ...]
-    """The Jobs that measure, with their account."""
+    """Jobs with their ServiceAccount."""
 
 
 def profiling(
     pipeline: InferencePipeline, found: Sequence[Object], owned: Mapping[Ref, Object], settings: Settings
 ) -> ProfilingState:
-    """Compare what is measured with what has to be."""
-    known = _parse_profiles(found)
-    missing, unknown = missing_profile_tasks(pipeline, known), unprofiled_containers(pipeline, known)
+    """Compare existing profiles with the required ones."""
+    profiles = _parse_profiles(found)
+    missing, unknown = missing_profile_tasks(pipeline, profiles), unprofiled_containers(pipeline, profiles)
     jobs = [profile_job(pipeline, task, settings) for task in missing]
     running = [ref for ref, job in owned.items() if ref.kind == "Job" and not _finished(job)]
     account = profiler_account(pipeline, settings) if jobs or running else []
@@ -40,15 +40,13 @@ def profiling(
 
 
 def _containers_unprofiled(unknown: Sequence[tuple[str, str]]) -> ConditionState:
-    named = ", ".join(f"stage {stage} variant {variant}" for stage, variant in unknown)
-    cure = "apply a ModelProfile for it, as docs/develop/bring-your-own-container.md shows; until then it is not planned with"
-    return failing(
-        "ProfilesReady", "ProfileMissing", f"{named}: a container of your own cannot be measured by a Job; {cure}"
-    )
+    variants = ", ".join(f"stage {stage} variant {variant}" for stage, variant in unknown)
+    hint = "apply a ModelProfile, see docs/develop/bring-your-own-container.md; until then the variant is not planned"
+    return failing("ProfilesReady", "ProfileMissing", f"{variants}: Jobs do not profile custom containers; {hint}")
 
 
 def _parse_profiles(found: Sequence[Object]) -> list[ModelProfile]:
-    """Leave out what is no profile; it counts as missing."""
+    """Parse profiles; invalid ones count as missing."""
     profiles = []
     for document in found:
         try:
@@ -63,8 +61,8 @@ def _finding(
 ) -> ConditionState:
     kind, tasks = "ProfilesReady", profile_tasks(pipeline)
     if not missing:
-        return ok(kind, "AllProfiled", "every variant is measured")
-    progress = f"{len(tasks) - len(missing)} of {len(tasks)} tasks measured"
+        return ok(kind, "AllProfiled", "all variants are profiled")
+    progress = f"{len(tasks) - len(missing)} of {len(tasks)} tasks done"
     for task in missing:
         name = profile_job_name(pipeline.name, task.name, task.run)
         job = owned.get(Ref("Job", name))
@@ -72,14 +70,14 @@ def _finding(
             return failing(
                 kind,
                 "ProfileFailed",
-                f"Job {name} failed: {failure}; see kubectl logs job/{name}. It is tried again {TTL_SECONDS} s later",
+                f"Job {name} failed: {failure}; see kubectl logs job/{name}. It is retried after {TTL_SECONDS} s",
             )
     names = [profile_job_name(pipeline.name, task.name, task.run) for task in missing]
     if any(Ref("Job", name) in owned for name in names):
         return failing(
-            kind, "Profiling", f"{progress}; Job {names[0]} measures; the first plan follows when it is done"
+            kind, "Profiling", f"{progress}; Job {names[0]} is running; the first plan follows when it is done"
         )
-    return failing(kind, "ProfileMissing", f"{progress}; Job {names[0]} will measure")
+    return failing(kind, "ProfileMissing", f"{progress}; Job {names[0]} has not started")
 
 
 def _failure(job: Object) -> str:

@@ -1,4 +1,4 @@
-"""Which hosting sets a pipeline should have and how many replicas each, from what is to what the plan asks. Pure."""
+"""Replica groups of a pipeline and their next number of replicas, from the observed state and the plan."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from trimtab_pipelines.status import condition_of
 
 @dataclass(frozen=True, slots=True)
 class ClusterSite:
-    """What is known about a pipeline's replicas."""
+    """State of a pipeline's replicas."""
 
     pipeline: InferencePipeline
     owned: Mapping[Ref, Object]
@@ -38,7 +38,7 @@ class ClusterSite:
 
     @property
     def groups(self) -> dict[str, tuple[Stage, ReplicaGroup]]:
-        """Every hosting set the pipeline could use, by name."""
+        """Every replica group of the pipeline, by name."""
         return {
             replica_group_name(self.pipeline.name, stage.name, group.name): (stage, group)
             for stage in self.pipeline.spec.stages
@@ -47,12 +47,12 @@ class ClusterSite:
 
     @property
     def live(self) -> dict[str, Object]:
-        """The objects that run replicas now, by name."""
+        """Objects that run replicas, by name."""
         return live_sets(self.owned, self.pipeline.spec.deployer)
 
     @property
     def sets(self) -> tuple[ReplicaGroupState, ...]:
-        """Every hosting set that exists."""
+        """State of every existing replica group."""
         groups = self.groups
         changing = {name for name, found in self.live.items() if name in groups and self._changes(found, *groups[name])}
         return replica_group_states(self.live, self.pods, frozenset(changing))
@@ -64,17 +64,17 @@ class ClusterSite:
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """The hosting sets to write, and the ones to take away."""
+    """Replica groups to write, and those to retain."""
 
     objects: tuple[Object, ...]
     scaled: tuple[Object, ...]
-    """Hosting sets that the pipeline no longer describes, with their new number alone."""
+    """Replica groups that the pipeline no longer describes, with their new number of replicas only."""
     kept: frozenset[Ref]
-    """Hosting sets that stay as they are or are on their way out, each with its Service and budget."""
+    """Replica groups that exist or are being released, with Service and budget."""
 
 
 def decide_replicas(site: ClusterSite, plan: PipelinePlan | None, limit: Capacity) -> Replicas:
-    """Take the next step towards a plan; without one, hold what is there."""
+    """The next step towards a plan; without a plan, retain the current replicas."""
     sets = site.sets
     if plan is None:
         desired = {each.name: each.desired for each in sets}
@@ -89,25 +89,25 @@ def decide_replicas(site: ClusterSite, plan: PipelinePlan | None, limit: Capacit
             objects += _objects(site, name, count, surge=surge)
         elif count != by_name[name].desired:
             scaled.append(_scaled(site.live[name], count))
-    gone = {
+    released = {
         name
         for name, count in desired.items()
         if name not in site.groups and count == 0 and by_name[name].present + by_name[name].terminating == 0
     }
     kinds = (site.pipeline.spec.deployer, "Service", "PodDisruptionBudget")
-    kept = frozenset(Ref(kind, name) for name in desired.keys() - gone for kind in kinds)
+    kept = frozenset(Ref(kind, name) for name in desired.keys() - released for kind in kinds)
     return Replicas(tuple(objects), tuple(scaled), kept)
 
 
 def has_new_routes(site: ClusterSite) -> bool:
-    """Whether no router is left that started from another version of the pipeline, those that drain included."""
+    """Whether every router, including terminating ones, started from the current version of the pipeline."""
     found = site.owned.get(Ref("Deployment", router_name(site.pipeline.name)))
     if found is None:
         return False
-    marks, status = found["spec"]["template"]["metadata"].get("annotations", {}), found.get("status") or {}
+    labels, status = found["spec"]["template"]["metadata"].get("annotations", {}), found.get("status") or {}
     updated = int(status.get("updatedReplicas", 0))
     return (
-        marks.get(PIPELINE_HASH) == pipeline_hash(site.pipeline, site.settings)
+        labels.get(PIPELINE_HASH) == pipeline_hash(site.pipeline, site.settings)
         and int(status.get("observedGeneration", 0)) >= int(found["metadata"].get("generation", 0))
         and updated == int(status.get("replicas", 0)) == int(found["spec"].get("replicas", 1))
         and sum(pod.component == ROUTER for pod in site.pods) <= updated
@@ -115,7 +115,7 @@ def has_new_routes(site: ClusterSite) -> bool:
 
 
 def stage_states(site: ClusterSite, plan: PipelinePlan | None) -> tuple[StageProgress, ...]:
-    """Say how far each stage is with a plan."""
+    """Progress of each stage towards a plan."""
     if plan is None:
         return ()
     sets, live = site.sets, site.live
@@ -148,7 +148,7 @@ def _pod_problem(target: Target, site: ClusterSite) -> Problem | None:
 
 
 def pods_of(target: Target, site: ClusterSite) -> list[PodState]:
-    """The pods of a target's hosting set that are not told to stop."""
+    """Pods of a target's replica group that are not terminating."""
     (stage, group), kind = site.groups[target.name], site.pipeline.spec.deployer
     own = [
         pod for pod in site.pods if pod.group_key == (stage.name, group.name) and pod.may_belong_to(kind, target.name)
@@ -157,11 +157,11 @@ def pods_of(target: Target, site: ClusterSite) -> list[PodState]:
 
 
 def _creation_problem(found: Object) -> Problem | None:
-    """What keeps the cluster from even making pods, such as a quota."""
+    """Why pods cannot be created, for example a quota."""
     failure = condition_of(found, "ReplicaFailure")
     if failure.get("status") != "True":
         return None
-    return Problem("ReplicaFailed", f"pods cannot be made: {failure.get('message', '')}")
+    return Problem("ReplicaFailed", f"pods cannot be created: {failure.get('message', '')}")
 
 
 def _may_surge(name: str, sets: Mapping[str, ReplicaGroupState], limit: Capacity) -> bool:
@@ -178,7 +178,7 @@ def _objects(site: ClusterSite, name: str, count: int, *, surge: bool) -> list[O
 
 
 def _scaled(found: Object, count: int) -> Object:
-    """The new number of a hosting set, and nothing else of it."""
+    """The new number of replicas of a replica group."""
     identity = {key: found["metadata"][key] for key in ("name", "namespace")}
     return {
         "apiVersion": found["apiVersion"],

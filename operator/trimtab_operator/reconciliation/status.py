@@ -1,6 +1,6 @@
-"""What a pipeline and its plan say about themselves: status, and Events where it changed. Pure.
+"""Status of a pipeline and its plan, and Events for changes.
 
-Only the operator's own fields are here; the adapter writes the others, under a field manager of its own.
+Contains the operator's own fields; the adapter writes the others with its own field manager.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from trimtab_pipelines.status import condition_of
 
 @dataclass(frozen=True, slots=True)
 class StatusInputs:
-    """All that a report is made of."""
+    """Inputs of a status."""
 
     site: ClusterSite
     selection: PlanSelection
@@ -38,12 +38,12 @@ class StatusInputs:
 
     @property
     def before(self) -> dict[str, Any]:
-        """The pipeline's status as it is."""
+        """The pipeline's current status."""
         return self.observed.pipeline.get("status") or {}
 
 
 def pipeline_status(inputs: StatusInputs) -> Object:
-    """The operator's part of the pipeline's status."""
+    """The operator's part of a pipeline's status."""
     pipeline, selection = inputs.site.pipeline, inputs.selection
     findings = _findings(inputs)
     before = inputs.before.get("conditions", [])
@@ -67,14 +67,14 @@ def pipeline_status(inputs: StatusInputs) -> Object:
 
 
 def invalid_status(document: Object, message: str, now: float) -> Object:
-    """The status of a pipeline that cannot be used; what runs is left as it is."""
+    """Status of an invalid pipeline; its replicas are unchanged."""
     metadata = document["metadata"]
     generation = int(metadata.get("generation", 0))
     before = (document.get("status") or {}).get("conditions", [])
-    found = conditions([failing("Ready", "InvalidSpec", message)], before, generation, now)
-    kept = {key: value for key, value in (document.get("status") or {}).items() if key in _OWN_FIELDS}
+    invalid = conditions([failing("Ready", "InvalidSpec", message)], before, generation, now)
+    retained = {key: value for key, value in (document.get("status") or {}).items() if key in _OWN_FIELDS}
     others = [c for c in before if c["type"] in _OWN_CONDITIONS]
-    status = {**kept, "observedGeneration": generation, "reason": "InvalidSpec", "conditions": [*found, *others]}
+    status = {**retained, "observedGeneration": generation, "reason": "InvalidSpec", "conditions": [*invalid, *others]}
     return _status("InferencePipeline", metadata["name"], metadata["namespace"], status)
 
 
@@ -83,7 +83,7 @@ _OWN_CONDITIONS = (OBJECTS_WRITTEN, "ProfilesReady", "PlanApplied", "StagesReady
 
 
 def plan_status(inputs: StatusInputs) -> Object | None:
-    """The plan's status; None where no plan is published."""
+    """Status of the published plan; None if there is none."""
     published = inputs.observed.plan
     if published is None:
         return None
@@ -103,12 +103,12 @@ def plan_status(inputs: StatusInputs) -> Object | None:
 
 
 def events(inputs: StatusInputs) -> tuple[Object, ...]:
-    """What is worth telling and was not so before."""
-    told = []
+    """Events for reasons that are new."""
+    created = []
     good = inputs.selection.good
     if good is not None and inputs.before.get("planGeneration") != good.spec.generation:
-        change = good.spec.explanation.change or f"plan {good.spec.generation} is in force"
-        told.append(_event(inputs, "PlanApplied", change, f"plan {good.spec.generation}"))
+        change = good.spec.explanation.change or f"plan {good.spec.generation} is applied"
+        created.append(_event(inputs, "PlanApplied", change, f"plan {good.spec.generation}"))
     generation = (inputs.observed.plan or {"metadata": {}})["metadata"].get("generation")
     written = objects_written(inputs.observed.refused)
     for finding, about in (
@@ -118,13 +118,13 @@ def events(inputs: StatusInputs) -> tuple[Object, ...]:
     ):
         earlier = condition_of(inputs.observed.pipeline, finding.type).get("reason")
         if finding.reason in _EVENT_REASONS and earlier != finding.reason:
-            told.append(_event(inputs, finding.reason, finding.message, about))
-    return tuple(told)
+            created.append(_event(inputs, finding.reason, finding.message, about))
+    return tuple(created)
 
 
 def _event(inputs: StatusInputs, reason: str, message: str, about: str) -> Object:
-    pipeline, bad = inputs.observed.pipeline, reason in _WARNING_REASONS
-    return event(pipeline, reason, message, decision=about, by=OPERATOR_MANAGER, now_seconds=inputs.now, bad=bad)
+    pipeline, is_warning = inputs.observed.pipeline, reason in _WARNING_REASONS
+    return event(pipeline, reason, message, decision=about, by=OPERATOR_MANAGER, now_seconds=inputs.now, bad=is_warning)
 
 
 _WARNING_REASONS = (
@@ -155,7 +155,7 @@ def _findings(inputs: StatusInputs) -> list[ConditionState]:
 
 def _plan_applied(inputs: StatusInputs) -> ConditionState:
     kind, selection, pipeline = "PlanApplied", inputs.selection, inputs.site.pipeline
-    last = " The last good plan keeps serving." if selection.good is not None else ""
+    last = " The last applied plan remains." if selection.good is not None else ""
     if selection.plans.rejected:
         return failing(kind, "PlanRejected", f"{selection.plans.rejected}.{last}")
     if selection.failure is not None:
@@ -165,18 +165,18 @@ def _plan_applied(inputs: StatusInputs) -> ConditionState:
     if not selection.applied:
         behind = [stage for stage in inputs.stages if stage.ready < stage.wanted]
         names = ", ".join(f"{s.name} ({s.ready} of {s.wanted} ready)" for s in behind)
-        return ConditionState(kind, "Unknown", "Applying", f"replicas are being brought up: {names}")
+        return ConditionState(kind, "Unknown", "Applying", f"replicas are starting: {names}")
     if pipeline.spec.mode == "Paused":
-        return ok(kind, "Paused", "the plan stays as it is; set spec.mode to Auto to let it change")
-    return ok(kind, APPLIED, f"plan {selection.plan.spec.generation} is in force")
+        return ok(kind, "Paused", "the plan does not change; set spec.mode to Auto to resume")
+    return ok(kind, APPLIED, f"plan {selection.plan.spec.generation} is applied")
 
 
 def _awaiting(inputs: StatusInputs) -> str:
     name, mode = inputs.site.pipeline.name, inputs.site.pipeline.spec.mode
     if inputs.profiles.status != "True":
-        return "the adapter plans as soon as every variant is measured; see the condition ProfilesReady"
+        return "waiting for profiles of all variants; see the condition ProfilesReady"
     if mode == "Advisory":
-        return f"mode is Advisory: read PipelinePlan {advisory_name(name)}, and apply it as {name} to act on it"
+        return f"mode is Advisory: copy PipelinePlan {advisory_name(name)} to {name} to apply it"
     if mode == "Paused":
         return "mode is Paused and there is no plan; set spec.mode to Auto"
     return f"no PipelinePlan {name} yet; is the adapter running?"

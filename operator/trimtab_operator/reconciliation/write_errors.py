@@ -1,7 +1,7 @@
-"""What could not be written, and why: an object that is not ours, or one the cluster refuses or changes. Pure.
+"""Rejected writes: objects of other owners, and objects that the cluster rejects or alters.
 
-Nothing is written over what somebody else made, whoever may create a pipeline of a fitting name. What was refused is
-tried again when it has changed, and now and then, later and later: the cause may be gone, and nobody tells of that.
+Objects of other owners are never overwritten, even if a pipeline's name matches. Rejected writes are retried when the
+manifest changes, and with backoff, since the cause may be resolved without an event.
 """
 
 from collections.abc import Mapping
@@ -22,71 +22,68 @@ MAX_BACKOFF_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class RejectedWrite:
-    """One object that is not as it should be."""
+    """An object that could not be written."""
 
     ref: Ref
     reason: Reason
     message: str
-    stamp: str
-    """Which version of it was refused."""
+    version: str
+    """Fingerprint of the rejected manifest."""
     at: float
-    times: int = 1
-    """How often in a row."""
+    attempts: int = 1
+    """Consecutive rejections."""
 
     @property
     def until(self) -> float:
-        """When to try again, unless it changes before."""
-        return self.at + pause_seconds(self.times, INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
+        """Time of the next retry, unless the manifest changes before."""
+        return self.at + pause_seconds(self.attempts, INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
 
-    def waits(self, stamp: str, now: float) -> bool:
-        """Whether it is too early to try again."""
-        return stamp == self.stamp and now < self.until
+    def is_waiting(self, version: str, now: float) -> bool:
+        """Whether it is too early to retry."""
+        return version == self.version and now < self.until
 
-    def after(self, before: "RejectedWrite | None") -> "RejectedWrite":
-        """This refusal as one more in a row, where the one before was of the same version."""
-        return self if before is None or before.stamp != self.stamp else replace(self, times=before.times + 1)
+    def following(self, before: "RejectedWrite | None") -> "RejectedWrite":
+        """This rejection, counted after an earlier one of the same manifest."""
+        return self if before is None or before.version != self.version else replace(self, attempts=before.attempts + 1)
 
 
 def is_owned_by(found: Object, uid: str | None) -> bool:
-    """Whether an object belongs to the pipeline of that uid."""
+    """Whether an object is owned by the pipeline with that uid."""
     return any(owner.get("uid") == uid for owner in found["metadata"].get("ownerReferences", []))
 
 
 def may_overwrite(found: Object, manifest: Object) -> bool:
-    """Whether a manifest may be written over an object.
+    """Whether a manifest may overwrite an object.
 
-    It belongs to the very pipeline of the manifest; or it carries our marks, and belongs to nobody or to an earlier
-    pipeline of this name, which is gone: they were left over for this one.
+    The object must be owned by the manifest's pipeline, or have the operator's labels and no other owner than an
+    earlier pipeline of the same name.
     """
     own = manifest["metadata"]["ownerReferences"][0]
     if is_owned_by(found, own["uid"]):
         return True
-    marks, wanted = found["metadata"].get("labels", {}), manifest["metadata"]["labels"]
+    labels, wanted = found["metadata"].get("labels", {}), manifest["metadata"]["labels"]
     owners = found["metadata"].get("ownerReferences", [])
-    return all(marks.get(key) == wanted[key] for key in (MANAGED_BY, PIPELINE_LABEL)) and all(
+    return all(labels.get(key) == wanted[key] for key in (MANAGED_BY, PIPELINE_LABEL)) and all(
         (owner["kind"], owner["name"]) == (own["kind"], own["name"]) for owner in owners
     )
 
 
 def not_owned_message(found: Object) -> str:
-    """Say whose an object is that stands where one of ours should."""
+    """Message for an existing object with another owner."""
     ref = ref_of(found)
-    cure = "rename or delete it, or name the pipeline otherwise"
-    return f"{ref.kind} {ref.name} is not this pipeline's but {_owner(found)}: {cure}"
+    hint = "rename or delete it, or rename the pipeline"
+    return f"{ref.kind} {ref.name} belongs to {_owner(found)}, not to this pipeline: {hint}"
 
 
 def field_not_applied(ref: Ref, path: str) -> str:
-    """Say what an object does not take, though the cluster took the write."""
-    return (
-        f"{ref.kind} {ref.name} does not take {path}: the cluster, or a webhook of it, keeps something other than was "
-        "sent; see which admission webhooks change it"
-    )
+    """Message for an object that the cluster altered."""
+    return f"{ref.kind} {ref.name}: the cluster altered {path}; check for admission webhooks that change it"
 
 
 def objects_written(refused: Mapping[Ref, RejectedWrite]) -> ConditionState:
-    """Judge what was written; those that stand in the way of ours come first."""
+    """Condition of the writes; the first reason is that of a foreign object."""
     if not refused:
-        return ok(OBJECTS_WRITTEN, "AllWritten", "every object of the pipeline is as it should be")
+        return ok(OBJECTS_WRITTEN, "AllWritten", "all objects of the pipeline are up to date")
     listed = sorted(refused.values(), key=lambda refusal: (refusal.reason, refusal.ref))
     return failing(OBJECTS_WRITTEN, listed[0].reason, "; ".join(refusal.message for refusal in listed))
 
@@ -96,7 +93,7 @@ def _owner(found: Object) -> str:
     owners = metadata.get("ownerReferences", [])
     owner = next((owner for owner in owners if owner.get("controller")), owners[0] if owners else None)
     if owner is not None:
-        return f"that of {owner['kind']} {owner['name']} (uid {owner['uid']})"
+        return f"{owner['kind']} {owner['name']} (uid {owner['uid']})"
     writer = metadata.get("labels", {}).get(MANAGED_BY)
     writer = writer or next((entry["manager"] for entry in metadata.get("managedFields", []) if "manager" in entry), "")
-    return f"one that {writer} made" if writer else "somebody else's"
+    return writer or "another owner"

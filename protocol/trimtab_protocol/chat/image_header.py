@@ -23,6 +23,8 @@ _BARE = frozenset({0x01, *range(0xD0, 0xD9)})
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
+    """Format and size of an image."""
+
     format: str
     width_px: int
     height_px: int

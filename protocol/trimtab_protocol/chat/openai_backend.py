@@ -69,7 +69,7 @@ def _json(written: bytes, name: str) -> Any:
 
 
 def _messages_json(messages: Sequence[Any], images: Sequence[bytes]) -> list[bytes]:
-    """The messages with each image at its place, as pieces of JSON."""
+    """The messages with their images, as parts of JSON."""
     remaining, parts = iter(images), [b"["]
     try:
         for turn, message in enumerate(messages):
@@ -85,7 +85,7 @@ def _messages_json(messages: Sequence[Any], images: Sequence[bytes]) -> list[byt
 
 
 def _content_json(parts: Sequence[Mapping[str, Any]] | str, images: Iterator[bytes]) -> list[bytes]:
-    """Text alone as text: models that read nothing else have templates that take no list."""
+    """Content of a message; a single text is a string, since some templates accept no list."""
     if isinstance(parts, str):
         return [_json_bytes(parts)]
     if len(parts) == 1 and parts[0]["type"] == "text":

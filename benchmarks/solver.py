@@ -20,7 +20,7 @@ from benchmarks.sharing import CORES, compare
 from tests.adapter.problems import a_large_graph, a_large_program, a_program, brute_force, with_accelerators
 from trimtab_adapter.solvers import exact, gurobi, highs
 from trimtab_adapter.solvers.interface import SolverUnavailable
-from trimtab_adapter.solvers.program import Program, Solution, weights_of
+from trimtab_adapter.solvers.program import Program, Solution, objective_weights
 from trimtab_adapter.solvers.program_arrays import to_arrays
 from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 from trimtab_pipelines.spec import Objective
@@ -67,8 +67,8 @@ def _quantile_ms(seconds: list[float], q: float) -> float:
     return 1000 * float(np.quantile(seconds, q)) if seconds else float("nan")
 
 
-MAX_ACCURACY = weights_of(Objective(goal="MaxAccuracy"))
-MIN_COST = weights_of(Objective(goal="MinCost", accuracy_floor=0.15))
+MAX_ACCURACY = objective_weights(Objective(goal="MaxAccuracy"))
+MIN_COST = objective_weights(Objective(goal="MinCost", accuracy_floor=0.15))
 SIZES = (
     Size("3x5x7", 200, lambda seed: a_large_program(seed, 3, 5)),
     Size("10x10x7", 200, a_large_program),

@@ -1,5 +1,6 @@
-"""What is coming: the peak load of the next seconds, from the load of the last two minutes.
+"""Load forecasting: the peak load of the next seconds, from the load of the last minutes and hours.
 
-Import what you need from its module: `trace` (recorded loads), `forecaster` (one signature, reactive, oracle), `lstm`
-(the trained forecaster) and `guarded` (chooses between them by their recent errors). None of these needs TensorFlow.
+Modules: `trace` (recorded loads), `forecaster` (the common signature, reactive and oracle forecasters), `lstm` (the
+trained forecaster) and `fallback_forecaster` (chooses between them by their recent errors). None of these needs
+TensorFlow.
 """

@@ -1,4 +1,4 @@
-"""How far forecasts were from what came: one definition of the error, wherever forecasts are judged."""
+"""Forecast error: one definition for all evaluations."""
 
 import numpy as np
 from numpy.typing import ArrayLike

@@ -1,12 +1,11 @@
-"""What the hours before say about a moment that its last two minutes do not.
+"""Context of a forecast: recurring changes and usual level in the hours before.
 
-What recurs: scheduled jobs, newsletters and bots act on the minute, so many a jump that nothing announces came an hour
-ago as well. What is looked at is how the load changed then, not how high it was: whether the peak of the next 20
-seconds was above that of the 20 seconds before, which is what the reactive forecast got wrong. No clock is asked: a
-load is compared with itself, some whole periods ago.
+Scheduled jobs, newsletters and bots recur on the minute, so many a jump that nothing announces also happened an hour
+ago. The context holds the change of the load at that time, not its level: whether the peak of the next 20 seconds
+exceeded that of the 20 seconds before, which is what the reactive forecast missed. No clock is used: a load is compared
+with itself, whole periods ago.
 
-What is usual: the level and the spread of the last ten and thirty minutes, to which an unusual two minutes tend to
-return.
+The usual level and spread are those of the last ten and thirty minutes, to which an unusual two minutes tend to return.
 """
 
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from trimtab_predictor.forecaster import HORIZON_SECONDS
 PERIODS_SECONDS = (300, 900, 1800, 3600)
 MAX_LAG_SECONDS = 6 * 3600
 MEMORY_SECONDS = MAX_LAG_SECONDS + HORIZON_SECONDS
-"""How much history holds all that is looked at."""
+"""Length of history that covers all of it."""
 USUAL_SECONDS = (600, 1800)
 
 _LAGS = np.arange(PERIODS_SECONDS[0], MAX_LAG_SECONDS + 1, PERIODS_SECONDS[0])
@@ -28,33 +27,32 @@ _IS_WHOLE = np.array([[lag % period == 0 for period in PERIODS_SECONDS] for lag 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
-    """What the hours before say, for N moments."""
+    """Context of N moments."""
 
     recurring: NDArray[np.float64]
-    """[N, 4], how the peak changed one, two, … periods ago, -1 to 1; 0 where that is not known."""
+    """[N, 4], mean change of the peak one, two, … periods ago, -1 to 1; 0 if unknown."""
     means_rps: NDArray[np.float64]
-    """[N, 2], over the last ten and thirty minutes, as far as they are known."""
+    """[N, 2], over the last ten and thirty minutes, as far as known."""
     deviations_rps: NDArray[np.float64]
     """[N, 2], over the same."""
     known: NDArray[np.float64]
-    """[N], how much of thirty minutes is known, 0 to 1."""
+    """[N], known share of thirty minutes, 0 to 1."""
 
 
 def load_context(rps: NDArray[np.float64], moments: NDArray[np.int64]) -> Context:
-    """What is known at each moment from the load before it.
+    """The context of each moment from the load before it.
 
-    Args:
-        rps: [S], requests per second; NaN where missing.
-        moments: [N], each the number of the first second that has not come; at most S.
+    `rps` has shape [S], in requests per second, NaN if missing; `moments` has shape [N], each the index of the first
+    second to come, at most S.
     """
     return Context(_recurring(rps, moments), *_usual(rps, moments))
 
 
 def peak_changes(rps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How the peak changed at each moment of a load [S]: [S + 1], moment n lies before second n.
+    """Change of the peak at each moment of a load [S]: [S + 1], moment n lies before second n.
 
-    (after − before) / (after + before) of the peaks of the 20 seconds after and before, -1 to 1; 0 where both are 0,
-    NaN where any of the 40 seconds is missing or outside the load.
+    (after − before) / (after + before) of the peaks of the 20 seconds after and before, -1 to 1; 0 if both are 0, NaN
+    if any of the 40 seconds is missing or outside the load.
     """
     found = np.full(rps.size + 1, np.nan)
     if rps.size >= 2 * HORIZON_SECONDS:
@@ -66,9 +64,9 @@ def peak_changes(rps: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _peaks(rps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The maximum of every 20 seconds of a load [S], NaN where one is missing: [S - 19].
+    """The maximum of every 20 seconds of a load [S], NaN if one is missing: [S - 19].
 
-    Maxima over 2, 4, 8, 16 seconds, each of two shorter ones: some twenty times faster than over each window anew.
+    Maxima over 2, 4, 8, 16 seconds, each of two shorter ones: some twenty times faster than over each window.
     """
     peaks, width = rps, 1
     while width < HORIZON_SECONDS:
@@ -78,7 +76,7 @@ def _peaks(rps: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _recurring(rps: NDArray[np.float64], moments: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The mean change over the earlier moments that are known, drawn towards 0 as if one more had shown none.
+    """The mean change over the known earlier moments, shrunk towards 0 by one moment without change.
 
     A single hour proves little.
     """
@@ -92,7 +90,7 @@ def _recurring(rps: NDArray[np.float64], moments: NDArray[np.int64]) -> NDArray[
 def _usual(
     rps: NDArray[np.float64], moments: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Means and deviations [N, 2] over the last ten and thirty minutes, and how much of these is known [N]."""
+    """Means and deviations [N, 2] over the last ten and thirty minutes, and the known share of these [N]."""
     oldest = max(int(moments.min(initial=rps.size)) - max(USUAL_SECONDS), 0)
     rps, moments = rps[oldest:], moments - oldest
     known = np.isfinite(rps)

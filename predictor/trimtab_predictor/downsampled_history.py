@@ -1,8 +1,8 @@
-"""Rebuilds seconds from bins of ten: a peak and a mean each, which is what a metrics server keeps of a load.
+"""Downsampled history: rebuilds seconds from bins of ten with a peak and a mean, as a metrics server stores a load.
 
-A forecaster looks at single seconds, and how much they vary tells it how sure it may be. So the seconds of a bin vary
-around its mean as arrivals do (by the root of their number) as far as peak and mean allow, in an order that is always
-the same: the same bins give the same seconds.
+A forecaster uses single seconds, and their variation determines its confidence. The seconds of a bin therefore vary
+around its mean as Poisson arrivals do, as far as peak and mean allow, in a fixed order: the same bins give the same
+seconds.
 """
 
 from collections.abc import Iterable
@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 BIN_SECONDS = 10
 _ROOTS = np.array([-1.3, -0.9, -0.6, -0.3, 0.0, 0.2, 0.5, 0.9, 1.5])
-"""Where nine of ten Poisson seconds lie around the mean of the nine, in roots of it, the tenth being the peak."""
+"""Where nine of ten Poisson seconds lie around the mean of the nine, in roots of it; the tenth is the peak."""
 _ORDERS = ((4, 0, 7, 2, 9, 5, 1, 8, 3, 6), (2, 6, 0, 8, 4, 1, 9, 3, 7, 5), (7, 3, 5, 1, 8, 0, 6, 9, 2, 4))
-"""Which of the ten (9 is the peak) comes when; a different order in each of three bins, so that none stands out."""
+"""Order of the ten seconds (9 is the peak); it differs between three bins, so that no position stands out."""
 
 
 def seconds_of_bins(bins: Iterable[tuple[float, float]]) -> NDArray[np.float64]:
-    """[10 × bins] seconds that have each bin's (peak, mean), in requests per second; mean at most peak.
+    """[10 × bins] seconds with each bin's (peak, mean), in requests per second; mean at most peak.
 
-    A bin whose peak is not known (NaN) gives ten unknown seconds; one whose mean is not, a flat peak.
+    A bin without a peak (NaN) gives ten unknown seconds; one without a mean gives a flat peak.
     """
     rebuilt = [_seconds(peak, min(mean, peak))[list(_ORDERS[n % 3])] for n, (peak, mean) in enumerate(bins)]
     return np.concatenate(rebuilt) if rebuilt else np.empty(0)

@@ -1,10 +1,9 @@
-"""Measures forecasters on a trace: the LSTM beside reactive, the last 10 seconds and AR(12), on the same windows.
+"""Evaluation of forecasters on a trace: the LSTM, reactive, the last 10 seconds and AR(12), on the same windows.
 
     python -m trimtab_predictor.evaluate --trace FILE [--fit FILE] [--factors 1,8,30]
 
 AR(12) is least squares from the peaks of the twelve 10-second bins (with intercept) to the peak of the next 20 s,
-fitted on the earlier part of the trace, or on the one given with --fit: the yardstick an LSTM must beat to be worth
-its keep.
+fitted on the earlier part of the trace, or on the one given with --fit: the baseline that an LSTM must beat.
 """
 
 import argparse
@@ -30,19 +29,19 @@ MIN_WINDOWS = 20
 
 
 def split(rps: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Cut a trace by time: what may be learned from, and the end held back (three days, at most a quarter)."""
+    """Split a trace by time into a training part and a held-back end (three days, at most a quarter)."""
     held_back = min(HELD_BACK_SECONDS, rps.size // 4)
     return rps[:-held_back], rps[-held_back:]
 
 
 def scaled_load(rps: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
-    """Thin by a factor of at least 1, thicken by one below; the same draw for the same factor."""
+    """Thin by a factor of at least 1, thicken by one below; the same random draw for the same factor."""
     rng = np.random.default_rng(round(factor * 1000))
     return thin(rps, factor, rng) if factor >= 1 else thicken(rps, 1 / factor, rng)
 
 
 def forecast_errors(fit: Windows, score: Windows, weights: LstmWeights) -> dict[str, float]:
-    """The SMAPE of each forecaster over `score`; only AR(12) learns from `fit`."""
+    """The SMAPE of each forecaster over `score`; only AR(12) is fitted on `fit`."""
     actual = score.peaks_rps
     return {
         "lstm": smape(forecast_peaks(weights, score.histories_rps, score.context), actual),
@@ -55,10 +54,9 @@ def forecast_errors(fit: Windows, score: Windows, weights: LstmWeights) -> dict[
 def forecast_errors_by_factor(
     fit_rps: NDArray[np.float64], score_rps: NDArray[np.float64], weights: LstmWeights, factors: Sequence[float]
 ) -> dict[float, tuple[int, dict[str, float]]]:
-    """Return, for each factor the load is divided by, the number of windows and each forecaster's SMAPE.
+    """For each divisor of the load, the number of windows and each forecaster's SMAPE.
 
-    Raises:
-        TraceError: too few whole windows to say anything.
+    Raises TraceError if there are too few whole windows.
     """
     table = {}
     for factor in factors:
@@ -69,7 +67,7 @@ def forecast_errors_by_factor(
 
 
 def require_enough(fit: Windows, score: Windows) -> None:
-    """Raise TraceError where there are too few whole windows to say anything."""
+    """Raise TraceError if there are too few whole windows."""
     if min(len(fit), len(score)) < MIN_WINDOWS:
         raise TraceError(
             f"only {len(fit)} windows to fit AR(12) and {len(score)} to score; at least {MIN_WINDOWS} of "
@@ -78,7 +76,7 @@ def require_enough(fit: Windows, score: Windows) -> None:
 
 
 def result_line(name: str, table: Mapping[float, tuple[int, Mapping[str, float]]]) -> ResultLine:
-    """Sum the table up against the two bars: 0.83 × AR(12) on the trace itself, never worse than reactive anywhere."""
+    """Summarise the table against two bars: 0.83 × AR(12) on the trace itself, and reactive at every factor."""
     figures: dict[str, float | int | str | None] = {}
     bars = []
     for factor, (windows, row) in table.items():
@@ -119,7 +117,7 @@ def _fit_ar(windows: Windows) -> NDArray[np.float64]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the outcome; 0 when every bar holds, 1 when one does not, 2 for a trace that cannot be used."""
+    """Print the result; 0 if every bar holds, 1 if one does not, 2 for an invalid trace."""
     parser = argparse.ArgumentParser(prog="python -m trimtab_predictor.evaluate", description=__doc__)
     parser.add_argument("--trace", type=Path, required=True, help="scored: its held-back end, or all of it with --fit")
     parser.add_argument("--fit", type=Path, help="another trace to fit AR(12) on")

@@ -1,12 +1,11 @@
-"""Chooses between the LSTM and the reactive forecast by how each has done of late.
+"""`FallbackForecaster`: the LSTM with the reactive forecast as its fallback, chosen by their recent errors.
 
-A trained network is better on loads like those it saw, and can be wrong without limit on others. So both forecast
-side by side, both are scored once their 20 seconds have passed, and the network is believed only while its recent error
-is not above the reactive one's by more than chance explains: the worst it can do to a plan is a few minutes of a
-slightly worse forecast.
+A trained network is better on loads like its training data, and can be arbitrarily wrong on others. Both forecasters
+run, both are scored after their 20 seconds, and the network is used only while its recent error does not exceed the
+reactive one's by more than chance explains: the worst case is a few minutes of a slightly worse forecast.
 
-The quantiles are checked in the same way: where more of the recent peaks than chance allows came above the one that
-nine in ten should stay below, all are widened until that share would have been kept (a conformal bound).
+Quantiles are checked in the same way: if more of the recent peaks than chance allows exceeded the 90 % quantile, all
+quantiles are widened until that share would have been kept (a conformal bound).
 """
 
 from collections import deque
@@ -23,20 +22,20 @@ from trimtab_predictor.load_history import LoadHistory
 from trimtab_predictor.lstm import SHIPPED_WEIGHTS, LstmForecaster, LstmWeights, WeightsError
 
 RECENT_FORECASTS = 30
-"""Five minutes of decisions every 10 s: long enough to average noise, short enough to notice."""
+"""Five minutes of decisions every 10 s: long enough to average noise, short enough to react."""
 MIN_FORECASTS = 6
 CHECKED_QUANTILE = 0.9
 MIN_TO_WIDEN = 20
 MIN_DIFFERENCE = 1e-6
-"""Of errors; less is rounding."""
+"""Smaller differences of errors are rounding."""
 MAX_WIDENING = 5.0
 MIN_OBSERVED_SECONDS = 15
-"""Of the 20: a peak over fewer would flatter whoever forecast low."""
+"""Of the 20: a peak over fewer would favour low forecasts."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """Two forecasts whose time has not come."""
+    """Two forecasts whose time has not passed."""
 
     made_at_seconds: float
     reactive: Forecast
@@ -47,7 +46,7 @@ class _Pending:
 class _ForecastScore:
     """The errors of two forecasts of the same moment, each 0 to 2; their mean over many is the SMAPE.
 
-    `reach` is by how many times the distance from median to checked quantile the peak lay above the median.
+    `reach`: distance of the peak above the median, in units of the distance from median to checked quantile.
     """
 
     reactive_error: float
@@ -57,34 +56,34 @@ class _ForecastScore:
 
 
 class FallbackForecaster:
-    """The LSTM while it is at least as good as the reactive forecast, which stands in otherwise."""
+    """The LSTM while it is at least as good as the reactive forecast, which replaces it otherwise."""
 
     name = "guarded"
 
     def __init__(
         self, lstm: LstmForecaster | None, history: LoadHistory | None = None, *, without_lstm: str = "no LSTM given"
     ) -> None:
-        """Take the trained forecaster, or None and the reason why there is none; and what is known of the load."""
+        """Take the trained forecaster, or None and the reason; and the load history."""
         self._lstm = lstm
         self._without_lstm = without_lstm
         self._history = history or LoadHistory()
         self._pending: deque[_Pending] = deque()
-        self._score_forecast: deque[_ForecastScore] = deque(maxlen=RECENT_FORECASTS)
+        self._scores: deque[_ForecastScore] = deque(maxlen=RECENT_FORECASTS)
         self._last: Forecast | None = None
 
     def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:
-        """Score the forecasts whose time has come, then return the better source's new one.
+        """Score past forecasts, then return the better source's new one.
 
-        A second call for the same moment answers anew and is not scored twice. Histories are remembered, so that the
-        network sees hours although each call brings minutes only.
+        A second call for the same moment is not scored twice. Histories are stored, so the network sees hours although
+        each call has only minutes.
         """
         history = check_history(history_rps)
         remembered = self._history.extend(history, now_seconds)
         self._score(history, now_seconds)
         fallback = reactive(history, "")
         if not fallback.is_measured:
-            held = self._last.peak_rps if self._last else 0.0
-            return replace(fallback, peak_rps=held, recent_error=self._reactive_error())
+            last_peak_rps = self._last.peak_rps if self._last else 0.0
+            return replace(fallback, peak_rps=last_peak_rps, recent_error=self._reactive_error())
         lstm, shortfall = self._ask_lstm(remembered, now_seconds)
         if not self._pending or self._pending[-1].made_at_seconds < now_seconds:
             self._pending.append(_Pending(now_seconds, fallback, lstm))
@@ -92,9 +91,9 @@ class FallbackForecaster:
         return self._last
 
     def _widen(self, chosen: Forecast) -> Forecast:
-        """Stretch the quantiles where recent peaks exceeded them more often than chance allows."""
+        """Widen the quantiles if recent peaks exceeded them more often than chance allows."""
         of_lstm = chosen.source == "lstm"
-        reaches = [one.lstm_reach if of_lstm else one.reactive_reach for one in self._score_forecast]
+        reaches = [score.lstm_reach if of_lstm else score.reactive_reach for score in self._scores]
         factor = widening_factor([reach for reach in reaches if reach is not None])
         if factor == 1.0:
             return chosen
@@ -112,35 +111,36 @@ class FallbackForecaster:
         fallback = replace(fallback, recent_error=self._reactive_error())
         if lstm is None:
             return replace(fallback, reason="; ".join(filter(None, (shortfall, fallback.reason))))
-        pairs = [(one.lstm_error, one.reactive_error) for one in self._score_forecast if one.lstm_error is not None]
+        scores = [score for score in self._scores if score.lstm_error is not None]
+        pairs = [(score.lstm_error, score.reactive_error) for score in scores if score.lstm_error is not None]
         if not pairs:
             return replace(lstm, reason="two minutes of history; no forecast scored yet")
-        own, rival = (float(error) for error in np.mean(pairs, axis=0))
-        compared = f"over the last {len(pairs)} forecasts: {own:.1%} against {rival:.1%}"
-        if len(pairs) >= MIN_FORECASTS and own - rival > _standard_error(pairs) + MIN_DIFFERENCE:
+        lstm_error, reactive_error = (float(error) for error in np.mean(pairs, axis=0))
+        compared = f"over the last {len(pairs)} forecasts: {lstm_error:.1%} against {reactive_error:.1%}"
+        if len(pairs) >= MIN_FORECASTS and lstm_error - reactive_error > _standard_error(pairs) + MIN_DIFFERENCE:
             return replace(fallback, reason=f"LSTM worse than reactive {compared}")
-        verdict = "no worse than reactive" if len(pairs) >= MIN_FORECASTS else "too few forecasts to judge LSTM"
-        return replace(lstm, reason=f"{verdict} {compared}", recent_error=own)
+        verdict = "no worse than reactive" if len(pairs) >= MIN_FORECASTS else "too few forecasts to compare LSTM"
+        return replace(lstm, reason=f"{verdict} {compared}", recent_error=lstm_error)
 
     def _reactive_error(self) -> float | None:
-        return float(np.mean([one.reactive_error for one in self._score_forecast])) if self._score_forecast else None
+        return float(np.mean([score.reactive_error for score in self._scores])) if self._scores else None
 
     def _score(self, history: NDArray[np.float64], now_seconds: float) -> None:
         if self._pending and now_seconds < self._pending[-1].made_at_seconds:
-            self._pending.clear()  # the clock went back: nobody can say any more which seconds were meant
+            self._pending.clear()  # the clock went back, so the forecast seconds are unknown
         while self._pending:
             elapsed = round(now_seconds - self._pending[0].made_at_seconds)
             if elapsed < HORIZON_SECONDS:
                 return
             due = self._pending.popleft()
             start = history.size - elapsed
-            came = history[max(start, 0) : max(start + HORIZON_SECONDS, 0)]
-            if np.isfinite(came).sum() >= MIN_OBSERVED_SECONDS:
-                self._score_forecast.append(_score_forecast(due, float(np.nanmax(came))))
+            observed = history[max(start, 0) : max(start + HORIZON_SECONDS, 0)]
+            if np.isfinite(observed).sum() >= MIN_OBSERVED_SECONDS:
+                self._scores.append(_score_forecast(due, float(np.nanmax(observed))))
 
 
 def widening_factor(reaches: Sequence[float]) -> float:
-    """By how much to stretch quantiles of which recent peaks reached so far; 1 where they kept to them."""
+    """The factor by which to widen quantiles, from how far recent peaks reached; 1 if they held."""
     count = len(reaches)
     if count < MIN_TO_WIDEN:
         return 1.0
@@ -152,8 +152,8 @@ def widening_factor(reaches: Sequence[float]) -> float:
 
 
 def _standard_error(pairs: Sequence[tuple[float, float]]) -> float:
-    """How far the mean difference of paired errors may be off by chance."""
-    differences = np.array([own - rival for own, rival in pairs])
+    """The standard error of the mean difference of paired errors."""
+    differences = np.array([first - second for first, second in pairs])
     return float(differences.std(ddof=1) / np.sqrt(differences.size))
 
 
@@ -173,7 +173,7 @@ def _reach(made: Forecast, actual_rps: float) -> float:
 
 
 def shipped_forecaster(weights: Path = SHIPPED_WEIGHTS, history: LoadHistory | None = None) -> FallbackForecaster:
-    """The guarded forecaster with the weights of this package; reactive, saying why, where they are unusable."""
+    """The fallback forecaster with the weights of this package; reactive, with a reason, if they are invalid."""
     try:
         return FallbackForecaster(LstmForecaster(LstmWeights.load(weights)), history)
     except WeightsError as error:

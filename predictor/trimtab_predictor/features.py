@@ -1,8 +1,8 @@
-"""What the network is shown of a load: figures relative to the window's own mean and deviation.
+"""Window features: the network's inputs, relative to the window's own mean and deviation.
 
-So one set of weights serves loads of any size. Size itself shows only in how the noise compares to that of independent
-arrivals (the index of dispersion): the same wiggles are chance at sixty requests a second and a change at six thousand.
-IPA (§3) shows the maximum of each bin of ten seconds alone, which by itself is mostly noise.
+One set of weights then serves loads of any size. Size appears only in how the noise compares to that of independent
+arrivals (the index of dispersion): the same variation is chance at sixty requests a second and a change at six
+thousand. IPA (§3) uses the maximum of each bin of ten seconds alone, which is mostly noise.
 """
 
 from dataclasses import dataclass
@@ -20,33 +20,32 @@ FEATURES = 7 + len(PERIODS_SECONDS) + 2 * len(USUAL_SECONDS) + 1
 MIN_SPREAD = 1e-9
 """Below it, seconds differ by rounding only."""
 MIN_RATIO = 0.05
-"""Of the window's mean: no peak is forecast below."""
+"""No peak is forecast below this share of the window's mean."""
 MAX_DEVIATIONS = 8.0
 MIN_DISPERSION, MAX_DISPERSION = 0.02, 4.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowFeatures:
-    """Windows as the network sees them, and what turns its answer back into requests per second; N windows."""
+    """Inputs of N windows, and what converts the network's outputs to requests per second."""
 
     inputs: NDArray[np.float64]
     """[N, 12, 16]."""
     means: NDArray[np.float64]
     """[N], requests per second."""
     spreads: NDArray[np.float64]
-    """[N], standard deviation over mean; 0 where every second was alike."""
+    """[N], standard deviation over mean; 0 if all seconds are equal."""
     peaks: NDArray[np.float64]
-    """[N], the peak of the last 20 seconds, in deviations above the mean; 0 where there are none."""
+    """[N], the peak of the last 20 seconds, in deviations above the mean; 0 without variation."""
 
 
 def window_features(windows_rps: NDArray[np.float64], context: Context) -> WindowFeatures:
-    """Describe windows of load [N, 120], no NaN, relative to their own means and deviations.
+    """Features of windows of load [N, 120], no NaN, relative to their own means and deviations.
 
-    Five figures a bin: maximum, mean, mean + deviation, maximum and mean of its newer half, each in deviations of
-    the window from its mean. With every bin stands how large that deviation is, on logarithmic scales: beside the mean,
-    and beside that of arrivals that know nothing of each other. And the context: by how many deviations the peak will
-    change if it does what it did one, two, … periods ago, the level and the spread that are usual, and how much of
-    these is known.
+    Five figures per bin: maximum, mean, mean + deviation, maximum and mean of its newer half, each in deviations of the
+    window from its mean. Each bin also has the size of that deviation on logarithmic scales: relative to the mean, and
+    to that of independent arrivals. And the context: the expected change of the peak, in deviations, if it repeats that
+    of one, two, … periods ago, the usual level and spread, and the known share of these.
     """
     means, deviations = windows_rps.mean(axis=1), windows_rps.std(axis=1)
     varies = deviations > MIN_SPREAD * means
@@ -75,7 +74,7 @@ def window_features(windows_rps: NDArray[np.float64], context: Context) -> Windo
 def _context_features(
     context: Context, newest_rps: NDArray[np.float64], means: NDArray[np.float64], unit: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The context of each window in deviations of it: [N, 4 rises of the peak, 2 levels, 2 log spreads]."""
+    """The context of each window in its deviations: [N, 4 rises of the peak, 2 levels, 2 log spreads]."""
     deviations = unit[:, None]
     ratios = 2 * context.recurring / np.maximum(1 - context.recurring, MIN_RATIO)  # of the rise to the peak
     rises, levels = ratios * newest_rps[:, None] / deviations, (context.means_rps - means[:, None]) / deviations

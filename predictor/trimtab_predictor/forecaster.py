@@ -1,7 +1,7 @@
-"""One signature for every forecaster, and the two that need no training.
+"""Forecaster interface, and the two forecasters that need no training.
 
-All answer the same question: how many requests will the busiest of the next 20 seconds bring? Experiments and the
-adapter change forecasters by changing one line.
+All forecast the peak requests per second over the next 20 seconds, so that experiments and the adapter exchange
+forecasters by one line.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Source = Literal["lstm", "reactive", "oracle"]
 
 
 class HistoryError(ValueError):
-    """A load history that cannot be true; the message names the second and what would be right."""
+    """An invalid load history; the message names the second and the valid range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,30 +29,33 @@ class Forecast:
     peak_rps: float
     """Requests in the busiest second to come, at least 0."""
     source: Source
-    """Which forecaster it came from."""
     reason: str
-    """Why that one."""
+    """Why this source was used."""
     recent_error: float | None = None
-    """SMAPE of the source's recent forecasts whose time has come, 0 to 2; None before there are any."""
+    """SMAPE of the source's recent forecasts, 0 to 2; None before the first."""
     horizon_seconds: int = HORIZON_SECONDS
-    """How far ahead it looks."""
     is_measured: bool = True
-    """False when no second of the history was observed. No metrics are not the same as no load: `peak_rps` then repeats
-    the last forecast (0 where there was none), and is no ground to change a plan."""
+    """False if no second of the history was observed.
+
+    Missing metrics are not zero load: `peak_rps` then repeats the last forecast (0 without one) and must not change a
+    plan.
+    """
     quantiles: tuple[tuple[float, float], ...] = ()
-    """(quantile, requests per second), both ascending: the peak stays below the second with the probability of the
-    first. Empty where nothing is known beyond `peak_rps`."""
+    """(quantile, requests per second), both ascending:
+
+    the peak stays below the second with the probability of the first. Empty if only `peak_rps` is known.
+    """
 
     def at(self, quantile: float) -> float:
-        """The peak that is not exceeded with this probability, read between the quantiles that are known."""
+        """The peak that is not exceeded with this probability, interpolated between the known quantiles."""
         if not self.quantiles:
             return self.peak_rps
-        known, levels = zip(*self.quantiles, strict=True)
-        return float(np.interp(quantile, known, levels))
+        probabilities, levels = zip(*self.quantiles, strict=True)
+        return float(np.interp(quantile, probabilities, levels))
 
 
 class Forecaster(Protocol):
-    """Says what peak load to expect."""
+    """A source of load forecasts."""
 
     @property
     def name(self) -> str:
@@ -63,7 +66,7 @@ class Forecaster(Protocol):
         """Forecast the peak of the next 20 seconds.
 
         Args:
-            history_rps: [S], requests in each of the last S whole seconds, newest last; NaN where not measured.
+            history_rps: [S], requests in each of the last S whole seconds, newest last; NaN if not measured.
             now_seconds: the moment the newest second ended, on any steady clock.
 
         Raises:
@@ -73,7 +76,7 @@ class Forecaster(Protocol):
 
 
 def check_history(history_rps: ArrayLike) -> NDArray[np.float64]:
-    """The history as an array, or raise HistoryError."""
+    """The history as an array; raise HistoryError if it is invalid."""
     try:
         history = np.asarray(history_rps, dtype=np.float64)
     except (TypeError, ValueError):
@@ -87,16 +90,16 @@ def check_history(history_rps: ArrayLike) -> NDArray[np.float64]:
         ago = history.size - int(wrong[0])
         raise HistoryError(
             f"the load history holds {history[wrong[0]]:g} requests in the second {ago} s ago; "
-            f"0 to {MAX_RPS:g}, or NaN where not measured, can be true"
+            f"0 to {MAX_RPS:g}, or NaN if not measured, are valid"
         )
     return history
 
 
 class ReactiveForecaster:
-    """Expects the peak of the last 20 seconds again.
+    """Repeats the peak of the last 20 seconds.
 
-    As many seconds back as ahead: on a level load both peaks then have the same distribution, whereas the peak of a
-    shorter past lies below that of a longer future.
+    Past and horizon have the same length: on a constant load both peaks then have the same distribution, whereas the
+    peak of a shorter past lies below that of a longer future.
     """
 
     name = "reactive"
@@ -105,32 +108,32 @@ class ReactiveForecaster:
         self._reason = reason
 
     def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:  # noqa: ARG002 - the shared signature
-        """The peak of the newest 20 seconds; where all of these are missing, of the newest 20 observed."""
+        """The peak of the newest 20 seconds; if all of these are missing, of the newest 20 observed."""
         return reactive(check_history(history_rps), self._reason)
 
 
 def reactive(history: NDArray[np.float64], reason: str) -> Forecast:
-    """Forecast from a checked history, for a reason."""
+    """Forecast from a checked history, with a reason."""
     newest = history[-HORIZON_SECONDS:]
     if np.isfinite(newest).any():
         peak = float(np.nanmax(newest))
-        return Forecast(peak, "reactive", reason, quantiles=_around(peak))
+        return Forecast(peak, "reactive", reason, quantiles=_peak_quantiles(peak))
     observed = np.flatnonzero(np.isfinite(history))
     if not observed.size:
         where = f"in the last {history.size} s" if history.size else "yet"
         return Forecast(0.0, "reactive", f"no load measured {where}", is_measured=False)
     age = history.size - 1 - int(observed[-1])
     peak = float(history[observed[-HORIZON_SECONDS:]].max())
-    return Forecast(peak, "reactive", f"the newest measured second is {age} s old", quantiles=_around(peak))
+    return Forecast(peak, "reactive", f"the newest measured second is {age} s old", quantiles=_peak_quantiles(peak))
 
 
-def _around(peak_rps: float) -> tuple[tuple[float, float], ...]:
-    """How far the next peak may lie above the last: arrivals vary by the root of their number."""
+def _peak_quantiles(peak_rps: float) -> tuple[tuple[float, float], ...]:
+    """Quantiles of the next peak: arrivals vary by the root of their number."""
     return tuple((quantile, peak_rps + roots * peak_rps**0.5) for quantile, roots in REACTIVE_ROOTS)
 
 
 class OracleForecaster:
-    """Knows the trace that is being played: the bound on what any forecaster can be worth."""
+    """Knows the trace being played: the upper bound of any forecaster."""
 
     name = "oracle"
 

@@ -1,4 +1,4 @@
-"""Keeps more of a load than one look at it shows: each look brings minutes, what recurs takes hours to be seen."""
+"""`LoadHistory`: merges histories of minutes into hours of load, in which recurring changes are visible."""
 
 import math
 
@@ -9,17 +9,17 @@ from trimtab_predictor.context import MEMORY_SECONDS
 
 
 class LoadHistory:
-    """The newest six hours of one load, put together from histories that overlap or leave gaps."""
+    """The newest six hours of one load, merged from histories that overlap or have gaps."""
 
     def __init__(self) -> None:
         self._rps: NDArray[np.float64] = np.empty(0)
         self._end_second = 0
 
     def extend(self, history_rps: NDArray[np.float64], now_seconds: float) -> NDArray[np.float64]:
-        """Remember a history [S] that ends at `now_seconds`, and return all that is known up to then, newest last.
+        """Add a history [S] that ends at `now_seconds`, and return all known load, newest last.
 
-        The newer look at a second counts. A gap between two looks is NaN. After a clock that went back, or a gap of
-        more than is kept, only the new history is known.
+        The newer value of a second counts. A gap between two histories is NaN. After a clock that went back, or a gap
+        longer than the memory, only the new history is known.
         """
         end_second = math.floor(now_seconds)
         passed = end_second - self._end_second

@@ -1,12 +1,12 @@
-"""The trained forecaster: two minutes of load and what hours before say in, quantiles of the next 20 s's peak out.
+"""LSTM forecaster: quantiles of the next 20 s's peak from two minutes of load and the context of hours before.
 
-An LSTM (of 48 units, not 25) and a dense layer (IPA §3). What it says is a correction to the peak of the last 20
-seconds, in deviations of the window: on a load without noise it is the reactive forecast, and it leaves that only as
+An LSTM (of 48 units, not 25) and a dense layer (IPA §3). Its output is a correction to the peak of the last 20 seconds,
+in deviations of the window: on a load without noise it equals the reactive forecast, and it departs from that only as
 far as the load itself varies. The dense layer gives three quantiles, trained by the pinball loss, so that a plan can
-ask for the median or for more.
+use the median or a higher one.
 
-Keras trains the weights; here a few lines of numpy evaluate them, because importing TensorFlow takes ten seconds and
-400 MB in a process that forecasts once every ten seconds.
+Keras trains the weights; a few lines of numpy evaluate them, because importing TensorFlow takes ten seconds and 400 MB
+in a process that forecasts once every ten seconds.
 """
 
 import io
@@ -27,7 +27,7 @@ QUANTILES = (0.5, 0.9, 0.99)
 MAX_MISSING_SECONDS = 24
 """A fifth of the window, interpolated."""
 MAX_RISE = 4.0
-"""A forecast beyond so many times the window's own peak is no knowledge but extrapolation."""
+"""Limit of a forecast as a multiple of the window's peak; beyond it is extrapolation."""
 SHIPPED_WEIGHTS = Path(__file__).with_name("weights") / "lstm.npz"
 
 _SHAPES = {
@@ -37,11 +37,11 @@ _SHAPES = {
     "dense_kernel": (UNITS, len(QUANTILES)),
     "dense_bias": (len(QUANTILES),),
 }
-_CURE = "train them anew with: python -m trimtab_predictor.train"
+_CURE = "train them again with: python -m trimtab_predictor.train"
 
 
 class WeightsError(Exception):
-    """Weights that cannot be used; the message names the file and how to make it anew."""
+    """Invalid weights; the message names the file and how to recreate it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +61,7 @@ class LstmWeights:
 
     @classmethod
     def load(cls, path: Path = SHIPPED_WEIGHTS) -> Self:
-        """Read weights from a file; raises WeightsError where it is missing, damaged, or of another network."""
+        """Read weights from a file; raises WeightsError if it is missing, damaged, or of another network."""
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -72,8 +72,7 @@ class LstmWeights:
     def parse(cls, content: bytes, where: str) -> Self:
         """Read weights from bytes; nothing in them is executed.
 
-        Raises:
-            WeightsError: they are damaged, or of another network; the message names `where` they came from.
+        Raises WeightsError if they are damaged or of another network; the message names their source `where`.
         """
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
@@ -88,7 +87,7 @@ class LstmWeights:
         return cls(**read)
 
     def to_bytes(self) -> bytes:
-        """The file `load` reads: float32, no pickle, the same bytes for the same weights."""
+        """The file content that `load` reads: float32, no pickle, the same bytes for the same weights."""
         buffer = io.BytesIO()
         arrays = {field.name: getattr(self, field.name).astype(np.float32) for field in fields(self)}
         np.savez(buffer, allow_pickle=False, **arrays)
@@ -118,7 +117,7 @@ def forecast_quantiles(weights: LstmWeights, windows_rps: NDArray[np.float64], c
     ratios = np.maximum(1 + seen.spreads[:, None] * (seen.peaks[:, None] + corrections), MIN_RATIO)
     bounded: NDArray[np.float64] = np.minimum(seen.means[:, None] * ratios, MAX_RISE * windows_rps.max(axis=1)[:, None])
     newest = windows_rps[:, -HORIZON_SECONDS:]
-    # Arrivals by chance are never alike for so long: such a load is paced, and its next seconds are as the last.
+    # Random arrivals are never equal for this long: such a load is paced, and its next seconds equal the last.
     is_paced = (newest[:, 0] > 0) & (newest == newest[:, :1]).all(axis=1)
     return np.where(is_paced[:, None], newest[:, :1], bounded)
 
@@ -129,7 +128,7 @@ def forecast_peaks(weights: LstmWeights, windows_rps: NDArray[np.float64], conte
 
 
 class LstmForecaster:
-    """Forecasts by the network where the history suffices, else reactively, saying what was missing."""
+    """Forecasts by the network if the history is sufficient, else reactively with the reason."""
 
     name = "lstm"
 
@@ -137,7 +136,7 @@ class LstmForecaster:
         self._weights = weights
 
     def shortfall(self, history: NDArray[np.float64]) -> str | None:
-        """Say what a checked history lacks for the network; None where it suffices."""
+        """What a checked history lacks for the network; None if it is sufficient."""
         if history.size < HISTORY_SECONDS:
             return f"{history.size} s of history, LSTM needs {HISTORY_SECONDS} s"
         missing = int(np.isnan(history[-HISTORY_SECONDS:]).sum())
@@ -146,7 +145,6 @@ class LstmForecaster:
         return None
 
     def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:  # noqa: ARG002 - the shared signature
-        """The network's forecast from the newest two minutes."""
         history = check_history(history_rps)
         shortfall = self.shortfall(history)
         if shortfall is not None:

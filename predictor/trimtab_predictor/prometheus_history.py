@@ -1,4 +1,4 @@
-"""The load of every pipeline over the last days, as Prometheus has kept it."""
+"""Prometheus history: the load of every pipeline over the last days, for retraining."""
 
 import asyncio
 import json
@@ -21,9 +21,9 @@ from trimtab_predictor.trace import MAX_RPS
 MAX_PIPELINE_SECONDS = 12_000_000
 """Of all pipelines together: two weeks of ten, half a day of three hundred."""
 COUNTED_SECONDS = 600
-"""How often pipelines are counted."""
+"""Interval at which pipelines are counted."""
 POINTS_PER_QUERY = 8_000
-"""Prometheus answers at most 11,000 of one series."""
+"""Prometheus returns at most 11,000 of one series."""
 TIMEOUT_SECONDS = 60.0
 MAX_RESPONSE_BYTES = 256 * 2**20
 _BY = "by (namespace, pipeline)"
@@ -34,12 +34,12 @@ Bins = dict[Pipeline, dict[int, float]]
 
 
 class PrometheusHistoryError(Exception):
-    """Prometheus cannot be asked, or knows nothing; the message names the address and what was asked."""
+    """Prometheus cannot be queried, or has no data; the message names the address and the query."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrometheusHistory:
-    """The load of one pipeline, requests per second [S]; NaN where it was not scraped."""
+    """The load of one pipeline, requests per second [S]; NaN if it was not scraped."""
 
     namespace: str
     pipeline: str
@@ -49,10 +49,9 @@ class PrometheusHistory:
 async def read_histories(
     url: str, seconds: float, token_file: Path | None = None, certificate_authority: Path | None = None
 ) -> list[PrometheusHistory]:
-    """The load of every pipeline of the last so many seconds; of fewer where pipelines are many.
+    """The load of every pipeline over the last seconds; over fewer if there are many pipelines.
 
-    Raises:
-        RecordedLoadError: Prometheus does not answer, or knows no load.
+    Raises PrometheusHistoryError if Prometheus does not respond, or has no load.
     """
     verify = ssl.create_default_context(cafile=certificate_authority) if certificate_authority else True
     async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, verify=verify) as client:
@@ -64,12 +63,12 @@ async def read_histories(
         means = await queries.bins(f"sum {_BY} (rate({RECEIVED}[{3 * BIN_SECONDS}s]))", start, end)
     if not peaks:
         raise PrometheusHistoryError(
-            f"{url} knows no {ARRIVALS_PEAK_RPS} of the last {seconds / 3600:.0f} hours; are the routers scraped?"
+            f"{url} has no {ARRIVALS_PEAK_RPS} of the last {seconds / 3600:.0f} hours; are the routers scraped?"
         )
-    return [_rebuilt(key, values, means.get(key, {})) for key, values in sorted(peaks.items())]
+    return [_rebuild_history(key, values, means.get(key, {})) for key, values in sorted(peaks.items())]
 
 
-def _rebuilt(key: Pipeline, peaks: Mapping[int, float], means: Mapping[int, float]) -> PrometheusHistory:
+def _rebuild_history(key: Pipeline, peaks: Mapping[int, float], means: Mapping[int, float]) -> PrometheusHistory:
     """Put the bins in a row, missing ones as NaN, from the first that was scraped."""
     first, last = min(peaks), max(peaks)
     times = range(first, last + 1, BIN_SECONDS)
@@ -78,13 +77,13 @@ def _rebuilt(key: Pipeline, peaks: Mapping[int, float], means: Mapping[int, floa
 
 
 class _PrometheusQueries:
-    """A Prometheus, asked in pieces it can answer."""
+    """Range queries in parts that Prometheus accepts."""
 
     def __init__(self, client: httpx.AsyncClient, url: str, token_file: Path | None) -> None:
         self._client, self._url, self._token_file = client, url, token_file
 
     async def begin(self, start: int, end: int) -> int:
-        """The earliest time from which on the load of all pipelines together is not too much to hold."""
+        """The earliest time from which the load of all pipelines together fits into memory."""
         counted = await self.bins(f"count(count {_BY} ({ARRIVALS_PEAK_RPS}))", start, end, COUNTED_SECONDS)
         pipelines = counted.get(("", ""), {})  # a count is of no pipeline
         room = MAX_PIPELINE_SECONDS
@@ -122,9 +121,9 @@ class _PrometheusQueries:
                 async for chunk in answer.aiter_bytes():
                     content += chunk
                     if len(content) > MAX_RESPONSE_BYTES:
-                        raise PrometheusHistoryError(f"{self._url}: the answer to {expression} is too large")
+                        raise PrometheusHistoryError(f"{self._url}: the response to {expression} is too large")
                 if answer.status_code != 200:
-                    raise PrometheusHistoryError(f"{self._url} answered {answer.status_code}: {bytes(content[:200])!r}")
+                    raise PrometheusHistoryError(f"{self._url} returned {answer.status_code}: {bytes(content[:200])!r}")
         except httpx.HTTPError as error:
             raise PrometheusHistoryError(f"{self._url} cannot be reached: {type(error).__name__} {error}") from error
         return _result(self._url, bytes(content))
@@ -137,11 +136,11 @@ def _result(url: str, content: bytes) -> Sequence[Mapping[str, Any]]:
             return list(result)
     except (ValueError, KeyError, TypeError):
         pass
-    raise PrometheusHistoryError(f"{url}: expected a Prometheus answer, got {content[:80]!r}")
+    raise PrometheusHistoryError(f"{url}: expected a Prometheus response, got {content[:80]!r}")
 
 
 def _value(text: object) -> float:
-    """A sample's value, -1 where it is none that can be."""
+    """A sample's value, -1 if it is invalid."""
     try:
         value = float(str(text))
     except ValueError:

@@ -1,11 +1,11 @@
-"""Retrains the LSTM on what the cluster itself has seen, and keeps the result only where it is proven better.
+"""Retraining of the LSTM on the cluster's own load; the result is used only if it is proven better.
 
     python -m trimtab_predictor.retrain --prometheus URL --weights-config-map NAME --namespace NAMESPACE
 
-The load of every pipeline is read from Prometheus; its newest quarter is held back. Training goes on from the weights
+The load of every pipeline is read from Prometheus; its newest quarter is held back. Training continues from the weights
 in use (those in the ConfigMap, else the shipped ones), on the older part. New weights replace the old ones only if
-their error is lower on the held-back part and no higher on drawn shapes; otherwise nothing is written. A run that dies
-leaves the old ones.
+their error is lower on the held-back part and no higher on synthetic loads; otherwise nothing is written. An
+interrupted run leaves the old weights.
 """
 
 import argparse
@@ -39,14 +39,14 @@ HELD_BACK_SHARE = 0.25
 STRIDE_SECONDS = 10
 SYNTHETIC_SECONDS = 20_000
 MIN_GAIN = 0.005
-"""Of the old error: new weights that gain less are not worth a change."""
+"""Share of the old error that new weights must gain."""
 MAX_LOSS_ON_SYNTHETIC = 0.02
 EPOCHS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsComparison:
-    """Errors of old and new weights on what neither has learned from."""
+    """Errors of old and new weights on data neither was trained on."""
 
     old_error: float
     new_error: float
@@ -55,29 +55,28 @@ class WeightsComparison:
 
     @property
     def is_better(self) -> bool:
-        """Whether the new weights are worth taking."""
+        """Whether to use the new weights."""
         gains = self.new_error <= (1 - MIN_GAIN) * self.old_error
         return gains and self.new_error_on_synthetic <= (1 + MAX_LOSS_ON_SYNTHETIC) * self.old_error_on_synthetic
 
     @property
     def reason(self) -> str:
-        """What was found, in a sentence."""
+        """The comparison in a sentence."""
         found = f"error {self.new_error:.2%} against {self.old_error:.2%} on held-back load"
-        shapes = f"{self.new_error_on_synthetic:.2%} against {self.old_error_on_synthetic:.2%} on drawn shapes"
-        return f"{found}, {shapes}: {'taken' if self.is_better else 'the old weights stay'}"
+        shapes = f"{self.new_error_on_synthetic:.2%} against {self.old_error_on_synthetic:.2%} on synthetic loads"
+        return f"{found}, {shapes}: {'replacing the old weights' if self.is_better else 'the old weights stay'}"
 
 
 def split_load(load: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Cut a load by time into what may be learned from and what is held back."""
+    """Split a load by time into a training part and a held-back part."""
     first = round(load.size * (1 - HELD_BACK_SHARE))
     return load[:first], load[first:]
 
 
 def compare_weights(old: LstmWeights, new: LstmWeights, held_back: Sequence[NDArray[np.float64]]) -> WeightsComparison:
-    """Compare two networks on held-back loads and on drawn shapes.
+    """Compare two networks on held-back loads and on synthetic loads.
 
-    Raises:
-        TraceError: the held-back loads have no window without a gap.
+    Raises TraceError if the held-back loads have no window without a gap.
     """
     windows = [cut_windows(load, STRIDE_SECONDS) for load in held_back]
     known = [one for one in windows if len(one)]
@@ -93,7 +92,7 @@ def _error(weights: LstmWeights, parts: Sequence[Windows]) -> float:
 
 
 async def weights_in_use(cluster: Cluster, namespace: str, name: str) -> LstmWeights:
-    """The weights of the ConfigMap where they can be used, else the shipped ones."""
+    """The weights of the ConfigMap if they are valid, else the shipped ones."""
     found = await cluster.get("ConfigMap", namespace, name)
     encoded = (found or {}).get("binaryData", {}).get(WEIGHTS_KEY)
     if encoded is None:
@@ -101,14 +100,14 @@ async def weights_in_use(cluster: Cluster, namespace: str, name: str) -> LstmWei
     try:
         return LstmWeights.parse(base64.b64decode(encoded, validate=True), f"ConfigMap {namespace}/{name}")
     except (WeightsError, binascii.Error) as error:
-        sys.stderr.write(f"trimtab_predictor: {error}; going on from the shipped weights\n")
+        sys.stderr.write(f"trimtab_predictor: {error}; continuing from the shipped weights\n")
         return LstmWeights.load()
 
 
 def config_map(
     namespace: str, name: str, weights: LstmWeights, verdict: WeightsComparison, at_seconds: float
 ) -> dict[str, Any]:
-    """The ConfigMap that holds weights and why they were taken."""
+    """The ConfigMap with the weights and their accuracy."""
     accuracy = {
         "trained_at": rfc3339(at_seconds),
         "smape": round(verdict.new_error, 5),
@@ -125,11 +124,10 @@ def config_map(
 
 
 async def retrain(cluster: Cluster, loads: Sequence[PrometheusHistory], namespace: str, name: str) -> WeightsComparison:
-    """Train on loads, judge, and write the weights if they are better; return the verdict.
+    """Train on loads, compare, and write the weights if they are better.
 
-    Raises:
-        TraceError: too little load without a gap.
-        ClusterError: the ConfigMap cannot be read or written.
+    Raises TraceError if there is too little load without a gap, ClusterError if the ConfigMap cannot be read or
+    written.
     """
     old = await weights_in_use(cluster, namespace, name)
     parts = [split_load(load.rps) for load in loads]
@@ -140,14 +138,14 @@ async def retrain(cluster: Cluster, loads: Sequence[PrometheusHistory], namespac
     return verdict
 
 
-async def run(given: argparse.Namespace) -> ResultLine:
-    """Read, retrain, report."""
+async def run(options: argparse.Namespace) -> ResultLine:
+    """Read the histories, retrain, and summarise."""
     started = time.monotonic()
     loads = await read_histories(
-        given.prometheus, given.hours * 3600.0, given.prometheus_token_file, given.prometheus_ca
+        options.prometheus, options.hours * 3600.0, options.prometheus_token_file, options.prometheus_ca
     )
     async with await Cluster.connect() as cluster:
-        verdict = await retrain(cluster, loads, given.namespace, given.weights_config_map)
+        verdict = await retrain(cluster, loads, options.namespace, options.weights_config_map)
     sys.stdout.write(verdict.reason + "\n")
     seconds = time.monotonic() - started
     figures: dict[str, float | int | str | None] = {
@@ -161,14 +159,14 @@ async def run(given: argparse.Namespace) -> ResultLine:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Retrain once; 0 when done, whichever weights are kept, 2 where there is no load to learn from, 1 on a failure."""
+    """Retrain once; 0 when done, whichever weights are used, 2 if there is no load to train on, 1 on a failure."""
     parser = argparse.ArgumentParser(prog="python -m trimtab_predictor.retrain", description=__doc__)
     parser.add_argument("--prometheus", required=True, help="address of the Prometheus that scrapes the routers")
-    parser.add_argument("--prometheus-token-file", type=Path, help="bearer token, read anew for each question")
+    parser.add_argument("--prometheus-token-file", type=Path, help="bearer token file, read for each query")
     parser.add_argument("--prometheus-ca", type=Path, help="certificate authority of its address")
     parser.add_argument("--weights-config-map", default="trimtab-forecaster")
     parser.add_argument("--namespace", required=True, help="where the ConfigMap is")
-    parser.add_argument("--hours", type=float, default=24 * 14, help="how much history to read")
+    parser.add_argument("--hours", type=float, default=24 * 14, help="hours of history to read")
     try:
         asyncio.run(run(parser.parse_args(arguments))).print()
     except (TraceError, PrometheusHistoryError) as error:

@@ -1,7 +1,7 @@
-"""Reads recorded loads: requests per second, one line a second.
+"""Trace: a recorded load in requests per second, one line a second.
 
-Public traces mark hours without recording by zeros. A forecaster that took them for silence would learn to expect
-it, and a load test would send nothing, so a zero is read as a missing second unless the caller says otherwise.
+Public traces mark hours without recording by zeros. A forecaster that took them for silence would learn to expect it,
+and a load test would send nothing, so a zero is read as a missing second unless the caller says otherwise.
 """
 
 import gzip
@@ -21,7 +21,7 @@ _FORM = "a trace has a header line, then one whole number of requests a line, on
 
 
 class TraceError(UserError, ValueError):
-    """A trace that cannot be read or cut so; the message names the file and line, and what would be right."""
+    """A trace that cannot be read or cut; the message names the file and line, and the expected form."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +29,7 @@ class Trace:
     """Requests in each second."""
 
     rps: NDArray[np.float64]
-    """[S], float64; NaN where the second is missing."""
+    """[S], float64; NaN for missing seconds."""
     name: str = "trace"
     """For reports."""
 
@@ -39,8 +39,7 @@ class Trace:
     def excerpt(self, start_seconds: int, end_seconds: int) -> Self:
         """Cut out the seconds from start up to, not including, end.
 
-        Raises:
-            TraceError: the seconds are not within the trace, or hold no load at all.
+        Raises TraceError if the seconds are not within the trace, or contain no load.
         """
         if not 0 <= start_seconds < end_seconds <= len(self):
             raise TraceError(
@@ -55,8 +54,7 @@ class Trace:
     def divided(self, factor: float, *, whole: bool = False) -> Self:
         """Divide the load; `whole` drops the fraction, as the IPA experiments do with their factor 8.
 
-        Raises:
-            TraceError: the factor is not a finite number above 0.
+        Raises TraceError if the factor is not a finite number above 0.
         """
         if not (np.isfinite(factor) and factor > 0):
             raise TraceError(f"{self.name}: cannot divide by {factor:g}; the factor must be finite and above 0")
@@ -67,8 +65,8 @@ class Trace:
 def read_trace(path: Path, *, zeros_are_gaps: bool = True) -> Trace:
     """Read a .csv or .csv.gz file.
 
-    Raises:
-        TraceError: no such file, not gzip, text, negative or fractional numbers, no header, or nothing but gaps.
+    Raises TraceError if the file is missing, not gzip, not text, has negative or fractional numbers or no header, or
+    only gaps.
     """
     lines = _read_lines(path)
     if not lines:
@@ -116,8 +114,8 @@ def _count(line: str, number: int, path: Path) -> int:
     text = line.strip()
     if not _is_count(text):
         problem = "is empty" if not text else f"holds {text[:40]!r}"
-        raise TraceError(f"{path}, line {number} {problem}; expected a whole number of at least 0 (0 where missing)")
-    # The length is asked first: int() takes time without bound for a long row of digits.
+        raise TraceError(f"{path}, line {number} {problem}; expected a whole number of at least 0 (0 if missing)")
+    # The length is checked first: int() takes unbounded time for a long row of digits.
     if len(text) > 20 or int(text) > MAX_RPS:
-        raise TraceError(f"{path}, line {number}: {text[:20]} requests in a second; at most {MAX_RPS} can be meant")
+        raise TraceError(f"{path}, line {number}: {text[:20]} requests in a second; at most {MAX_RPS} are allowed")
     return int(text)

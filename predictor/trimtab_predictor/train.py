@@ -1,12 +1,12 @@
-"""Trains the LSTM on a recorded load and writes its weights with their measured accuracy.
+"""Training of the LSTM on a recorded load; writes its weights with their measured accuracy.
 
     python -m trimtab_predictor.train --trace FILE -o FOLDER
 
-The last days are held back: they are scored, never learned from. Half of what is learned is the trace itself, the rest
-the same days as smaller and larger services would have seen them, and drawn slopes and waves. The loss is the pinball
-loss of log peaks; that of the median is the mean absolute error, which for small errors is the SMAPE.
+The last days are held back for scoring. Half of the training data is the trace itself, the rest the same days as
+smaller and larger services would have seen them, and synthetic slopes and waves. The loss is the pinball loss of log
+peaks; that of the median is the mean absolute error, which for small errors is the SMAPE.
 
-Files are replaced in one step at the very end, so a trainer killed at any moment leaves the old weights as they were.
+Files are replaced atomically at the end, so an interrupted run leaves the old weights.
 """
 
 import argparse
@@ -36,30 +36,30 @@ BATCH_SIZE = 1024
 FIRST_LEARNING_RATE = 6e-3
 TUNING_LEARNING_RATE = 1e-3
 MAX_TUNING_STEPS = 20_000
-"""Some minutes on two cores, however long the history."""
+"""Some minutes on two cores, however long the history is."""
 STRIDE_SECONDS, STARTED_STRIDE_SECONDS = 3, 4
 CHANGED_STRIDE_SECONDS, STARTED_CHANGED_STRIDE_SECONDS = 50, 120
 SYNTHETIC_STRIDE_SECONDS = 3
 MAX_TUNING_WINDOWS = 300_000
-"""Of longer histories every second, third, … is taken: memory must not grow with them."""
+"""Of longer histories every second, third, … window is used, so that memory does not grow with them."""
 DAY_SECONDS, STARTED_SECONDS = 86_400, 300
 THINNING_FACTORS = (2, 4, 8, 16, 30, 100, 200)
 THICKENING_FACTORS = (4, 16, 80)
 QUANTILE_WEIGHTS = (1.0, 0.3, 0.15)
-"""The median is what most plans ask for."""
+"""Most plans use the median."""
 CALM_WEIGHT = 0.5
-"""Losses grow with the noise of a load; this power of it is taken back, so that calm loads count."""
+"""Losses grow with the noise of a load; this power of it is divided out, so that calm loads count."""
 MIN_WINDOWS = 2_000
 
 Pairs = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 def learning_pairs(rps: NDArray[np.float64], rng: np.random.Generator) -> Pairs:
-    """What the network learns from a load: itself, thinned, thickened, and drawn shapes as long as it.
+    """Training data from a load: itself, thinned, thickened, and synthetic load of the same length.
 
-    What is thinned and thickened gets jumps at the marks of other clocks than that of the load; what is thinned also
-    comes as clients that send several requests at once. The load and its likes are seen by a service that runs for a
-    day, and by one that has begun a few minutes ago.
+    Thinned and thickened loads get jumps at the marks of other clocks; thinned ones also come as clients that send
+    several requests at once. The loads are cut as seen by a service that runs for a day, and by one that started
+    minutes ago.
     """
     cuts = [(rps, STRIDE_SECONDS, DAY_SECONDS), (rps, STARTED_STRIDE_SECONDS, STARTED_SECONDS)]
     for change, factors in ((thin, THINNING_FACTORS), (thicken, THICKENING_FACTORS)):
@@ -74,20 +74,20 @@ def learning_pairs(rps: NDArray[np.float64], rng: np.random.Generator) -> Pairs:
 
 
 def _windows_by_day(
-    rps: NDArray[np.float64], stride_seconds: int, piece_seconds: int = DAY_SECONDS
+    rps: NDArray[np.float64], stride_seconds: int, part_seconds: int = DAY_SECONDS
 ) -> Iterator[Windows]:
-    """Cut all windows, a piece at a time, each as if counting had begun with it.
+    """Cut all windows part by part, each as if the history began with it.
 
-    All at once they would fill a gigabyte, and the network would never see how little is known at the beginning.
+    All at once they would fill a gigabyte, and the network would never see a short history.
     """
-    for start in range(0, rps.size, piece_seconds):
-        yield cut_windows(rps[start : start + piece_seconds + WINDOW_SECONDS - stride_seconds], stride_seconds)
+    for start in range(0, rps.size, part_seconds):
+        yield cut_windows(rps[start : start + part_seconds + WINDOW_SECONDS - stride_seconds], stride_seconds)
 
 
 def _pairs(windows: Windows) -> Pairs:
     """Inputs [N, 12, 16] and targets [N, 3]: log of peak over window mean, spread and reactive peak.
 
-    The loss needs the latter two to turn the network's correction into a peak. Windows without load are left out.
+    The loss needs the latter two to convert the network's correction into a peak. Windows without load are left out.
     """
     seen = window_features(windows.histories_rps, windows.context)
     known = (seen.means > 0) & (windows.peaks_rps > 0)
@@ -109,7 +109,7 @@ def _require_windows(count: int) -> None:
 
 
 def build_network(steps: int, learning_rate: float = FIRST_LEARNING_RATE) -> Any:
-    """The Keras model, compiled; `steps` is how many batches the learning rate falls over.
+    """The compiled Keras model; the learning rate falls over `steps` batches.
 
     The dense layer starts at zero: the untrained network is the reactive forecast.
     """
@@ -135,15 +135,13 @@ def build_network(steps: int, learning_rate: float = FIRST_LEARNING_RATE) -> Any
 
 
 def extract_weights(network: Any) -> LstmWeights:
-    """Take the weights out of the Keras model."""
     return LstmWeights(*(np.asarray(array, dtype=np.float64) for array in network.get_weights()))
 
 
 def train(rps: NDArray[np.float64], epochs: int) -> LstmWeights:
-    """Train on a load [S], printing a line an epoch.
+    """Train on a load [S], printing a line per epoch.
 
-    Raises:
-        TraceError: too few windows without a gap to learn from.
+    Raises TraceError if too few windows have no gap.
     """
     rng = np.random.default_rng(SEED)
     inputs, targets = learning_pairs(rps, rng)
@@ -154,10 +152,9 @@ def train(rps: NDArray[np.float64], epochs: int) -> LstmWeights:
 
 
 def fine_tune(weights: LstmWeights, loads: Sequence[NDArray[np.float64]], epochs: int) -> LstmWeights:
-    """Go on training from weights, on loads [S] of several pipelines and, lest it forget, on drawn shapes.
+    """Continue training from weights, on loads [S] of several pipelines and on synthetic load, against forgetting.
 
-    Raises:
-        TraceError: too few windows without a gap to learn from.
+    Raises TraceError if too few windows have no gap.
     """
     rng = np.random.default_rng(SEED)
     seconds = sum(load.size for load in loads)
@@ -174,7 +171,7 @@ def fine_tune(weights: LstmWeights, loads: Sequence[NDArray[np.float64]], epochs
 
 
 def _fit(network: Any, inputs: NDArray[np.float32], targets: NDArray[np.float32], epochs: int, rng: Any) -> None:
-    """Train, printing a line an epoch."""
+    """Train, printing a line per epoch."""
     for epoch in range(1, epochs + 1):
         started = time.perf_counter()
         order = rng.permutation(len(targets))
@@ -189,38 +186,38 @@ def _print(line: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, score the held-back end, write both files; 0 on success, 2 for a trace that cannot be used."""
+    """Train, score the held-back end, write both files; 0 on success, 2 for an invalid trace."""
     parser = argparse.ArgumentParser(prog="python -m trimtab_predictor.train", description=__doc__)
     parser.add_argument("--trace", type=Path, required=True, help="requests per second, .csv or .csv.gz, 0 = missing")
     parser.add_argument(
         "-o", "--output", type=Path, required=True, help="folder for lstm.npz and forecast_accuracy.json"
     )
     parser.add_argument("--epochs", type=int, default=EPOCHS, choices=range(1, 1001), metavar="1..1000")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        learned, held_back = split(read_trace(given.trace).rps)
-        weights = train(learned, given.epochs)
-        table = forecast_errors_by_factor(learned, held_back, weights, FACTORS)
+        training, held_back = split(read_trace(options.trace).rps)
+        weights = train(training, options.epochs)
+        table = forecast_errors_by_factor(training, held_back, weights, FACTORS)
     except TraceError as error:
         parser.error(str(error))
     result = result_line("train-predictor", table)
     accuracy = {
-        "trace": given.trace.name,
+        "trace": options.trace.name,
         "held_back_seconds": held_back.size,
         "smape_by_load_divisor": {
             f"{factor:g}": {"windows": windows} | {source: round(error, 5) for source, error in row.items()}
             for factor, (windows, row) in table.items()
         },
     }
-    given.output.mkdir(parents=True, exist_ok=True)
-    replace_file(given.output / "lstm.npz", weights.to_bytes())
-    write_atomically(given.output / "forecast_accuracy.json", json.dumps(accuracy, indent=2) + "\n")
+    options.output.mkdir(parents=True, exist_ok=True)
+    replace_file(options.output / "lstm.npz", weights.to_bytes())
+    write_atomically(options.output / "forecast_accuracy.json", json.dumps(accuracy, indent=2) + "\n")
     result.print()
     return 0
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file in one step; a half-written one never bears its name."""
+    """Replace a file atomically."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_bytes(content)
     partial.replace(path)

@@ -1,8 +1,8 @@
-"""Cuts traces into what a forecaster sees and what came, and makes other loads out of a recorded one.
+"""Training windows: histories with the peak that followed, and synthetic variants of a recorded load.
 
-A service at 5 requests per second sees the same rises and falls as one at 60, under far more noise. Thinning a trace
-(each request is kept with probability 1/factor) gives exactly what a smaller service would have seen; thickening
-(Poisson around the smoothed rate) a larger one.
+A service at 5 requests per second sees the same rises and falls as one at 60, under more noise. Thinning a trace (each
+request is kept with probability 1/factor) gives exactly what a smaller service would have seen; thickening (Poisson
+around the smoothed rate) a larger one.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ MAX_BURST = 100
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Windows:
-    """Histories [N, 120], what the hours before said, and the peaks that followed [N]; requests per second."""
+    """Histories [N, 120], their contexts, and the peaks that followed [N]; requests per second."""
 
     histories_rps: NDArray[np.float64]
     context: Context
@@ -34,7 +34,7 @@ class Windows:
 
 
 def cut_windows(rps: NDArray[np.float64], stride_seconds: int) -> Windows:
-    """Cut every whole window that touches no gap, beginning every `stride_seconds`."""
+    """Cut every whole window without a gap, one every `stride_seconds`."""
     starts = np.arange(0, max(rps.size - WINDOW_SECONDS + 1, 0), stride_seconds)
     missing = np.concatenate([[0], np.cumsum(np.isnan(rps))])
     starts = starts[missing[starts + WINDOW_SECONDS] == missing[starts]]
@@ -53,30 +53,30 @@ def thin(rps: NDArray[np.float64], factor: float, rng: np.random.Generator) -> N
 
 
 def thicken(rps: NDArray[np.float64], factor: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Draw the load of a service `factor` times as large; gaps stay gaps, a little widened."""
+    """The load of a service `factor` times as large; gaps stay gaps, slightly widened."""
     smooth = np.convolve(rps, np.full(SMOOTHING_SECONDS, 1 / SMOOTHING_SECONDS), mode="same")
     gaps = np.isnan(smooth)
     return np.where(gaps, np.nan, rng.poisson(np.where(gaps, 0.0, smooth) * factor).astype(np.float64))
 
 
 def synthetic_load(seconds: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Draw a load of plateaus, ramps and waves, in pieces of 2 minutes to 2 hours at rates from 0.3 to 10,000 rps.
+    """A load of plateaus, ramps and waves of 2 minutes to 2 hours at rates from 0.3 to 10,000 rps.
 
-    A recorded trace shows few slopes, and the marks of one clock only. Half the pieces are Poisson, a half of those
+    A recorded trace has few slopes, and the marks of one clock only. Half of the segments are Poisson, half of those
     with clients that send up to a hundred requests at once, and in half of the eight-hour stretches with jumps that
-    come back at marks of a clock; the others are without any noise, as generated loads can be.
+    recur at marks of a clock; the others have no noise, as generated loads can be.
     """
-    pieces: list[NDArray[np.float64]] = []
+    segments: list[NDArray[np.float64]] = []
     total, level = 0, 1.0
     while total < seconds:
         length = round(float(np.exp(rng.uniform(np.log(120), np.log(7200)))))
-        level = _next_level(level, rng) if pieces else _any_level(rng)
-        pieces.append(level * _shape(length, rng))
+        level = _next_level(level, rng) if segments else _any_level(rng)
+        segments.append(level * _shape(length, rng))
         total += length
-    rates = np.concatenate(pieces)[:seconds]
-    sizes = [piece.size for piece in pieces]
-    is_noisy = np.repeat(rng.random(len(pieces)) < 0.5, sizes)[:seconds]
-    at_once = np.where(rng.random(len(pieces)) < 0.5, 1.0, MAX_BURST ** rng.random(len(pieces)))
+    rates = np.concatenate(segments)[:seconds]
+    sizes = [segment.size for segment in segments]
+    is_noisy = np.repeat(rng.random(len(segments)) < 0.5, sizes)[:seconds]
+    at_once = np.where(rng.random(len(segments)) < 0.5, 1.0, MAX_BURST ** rng.random(len(segments)))
     together = np.repeat(np.round(at_once), sizes)[:seconds]
     return np.where(is_noisy, together * rng.poisson(rates * clock_jumps(seconds, rng) / together), rates)
 
@@ -86,7 +86,7 @@ def _any_level(rng: np.random.Generator) -> float:
 
 
 def _next_level(level: float, rng: np.random.Generator) -> float:
-    """The level of the next piece: mostly some way from the last, at times anywhere."""
+    """The level of the next segment: mostly near the last one, sometimes anywhere."""
     if rng.random() < 0.2:
         return _any_level(rng)
     return float(np.clip(level * np.exp(rng.normal(0.0, 0.7)), MIN_SYNTHETIC_RPS, MAX_SYNTHETIC_RPS))
@@ -105,7 +105,7 @@ def _shape(length: int, rng: np.random.Generator) -> NDArray[np.float64]:
 
 
 def clock_jumps(seconds: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """By how much jumps at marks of a clock multiply a load, [seconds]: in half of the eight-hour stretches."""
+    """Factors [seconds] of jumps at marks of a clock, in half of the eight-hour stretches."""
     times = np.ones(seconds)
     for start in range(0, seconds, CLOCK_JUMP_SECONDS):
         if rng.random() < 0.5:

@@ -268,7 +268,7 @@ async def test_it_plans_within_what_found_room(cluster, namespace, kubeconfig):
 
     assert whole["spec"]["expected"]["cores"] > 2
     change = within["spec"]["explanation"]["change"]
-    assert change.endswith("the nodes have room for 2 cores of the 4 cores of the budget")
+    assert change.endswith("the nodes can schedule for 2 cores of the 4 cores of the budget")
 
 
 async def test_one_of_two_adapters_plans_and_the_other_takes_over(cluster, namespace, kubeconfig):

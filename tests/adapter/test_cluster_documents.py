@@ -1,4 +1,4 @@
-"""What the operator says the nodes have room for bounds the budget; what cannot be read of it is said."""
+"""What the operator says the nodes can schedule for bounds the budget; what cannot be read of it is said."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def told(schedulable):
 def test_what_the_operator_wrote_bounds_the_budget():
     pipeline, remark = told(ROOM)
     assert (pipeline.spec.budget.cores, pipeline.spec.budget.gpus) == (2.0, 0)
-    assert remark == "the nodes have room for 2 cores and 0 GPUs of the 8 cores and 1 GPUs of the budget"
+    assert remark == "the nodes can schedule 2 cores and 0 GPUs of the budget's 8 cores and 1 GPUs"
 
 
 def test_what_a_later_release_writes_beside_it_is_passed_over():
@@ -42,5 +42,5 @@ def test_nothing_is_said_where_nothing_was_written():
 def test_what_cannot_be_read_is_named_and_bounds_nothing(wrong, culprit):
     pipeline, remark = told(wrong)
     assert pipeline.spec.budget.cores == 8.0
-    assert remark.startswith("what the nodes have room for cannot be read, so the whole budget counts: ")
+    assert remark.startswith("status.schedulable cannot be read, so the whole budget is used: ")
     assert culprit in remark

@@ -89,7 +89,7 @@ async def test_a_router_that_does_not_answer_makes_the_sum_partial():
 
     assert whole.peak_rps == 10.0
     assert whole.missing == ""
-    assert part.missing == f"no answer from http://{own_address()}:{port_of(ill)}"
+    assert part.missing == f"no response from http://{own_address()}:{port_of(ill)}"
     assert part.history_rps[-2:] == (10.0, 5.0)
     assert none.value.fault == "Missing"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.adapter.problems import a_large_graph, a_large_program, a_program, brute_force, second_best
 from trimtab_adapter.solvers.dominance import undominated
 from trimtab_adapter.solvers.exact import WIDTHS, search, solve
-from trimtab_adapter.solvers.program import Program, Solution, weights_of
+from trimtab_adapter.solvers.program import Program, Solution, objective_weights
 from trimtab_adapter.solvers.program_arrays import to_arrays
 from trimtab_adapter.solvers.time_limit import time_limit
 from trimtab_pipelines.spec import Objective
@@ -148,7 +148,7 @@ def test_undominated_keeps_exactly_the_front(seed, count, respects):
     ("goal", "greater", "smaller"), [("MaxAccuracy", "accuracy", "core"), ("MinCost", "core", "accuracy")]
 )
 def test_a_goal_weighs_only_what_it_asks_for(goal, greater, smaller):
-    weights = weights_of(Objective(goal=goal, accuracy_floor=0.5))
+    weights = objective_weights(Objective(goal=goal, accuracy_floor=0.5))
 
     assert getattr(weights, smaller) <= 1e-6 * getattr(weights, greater)
     assert 0 < weights.batch < min(weights.core, weights.accuracy)
@@ -175,7 +175,7 @@ def test_one_decision_has_one_limit_however_often_it_solves():
     at_leisure = solve(program)
 
     assert hurried is not None
-    assert re.fullmatch(r"stopped when its time was up; no plan is better by more than [\d.e-]+", hurried.note)
+    assert re.fullmatch(r"stopped at the time limit; no plan is better by more than [\d.e-]+", hurried.note)
     assert at_leisure is not None
     assert not at_leisure.note
 

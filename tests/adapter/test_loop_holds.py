@@ -43,7 +43,7 @@ async def test_whatever_goes_wrong_with_a_look_ends_no_loop(site, caplog):
     for _ in range(3):
         await asyncio.wait_for(odd.looks.acquire(), 20.0)
     assert not running.done()
-    assert "the newest second cannot be looked at" in caplog.text
+    assert "the newest second cannot be read" in caplog.text
     stop.set()
     await running
 

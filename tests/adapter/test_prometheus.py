@@ -152,10 +152,10 @@ async def test_a_real_prometheus_tells_the_load_and_when_the_router_is_gone(tmp_
         client = await rest.enter_async_context(httpx.AsyncClient())
         source = PrometheusSource(Server(client, url), "default", "sample")
         load = await first_load(source, scraped, 4)
-        with pytest.raises(ObservationError, match=r"knows no trimtab_arrivals_peak_rps.*is the router scraped\?"):
+        with pytest.raises(ObservationError, match=r"has no trimtab_arrivals_peak_rps.*is the router scraped\?"):
             await PrometheusSource(Server(client, url), "elsewhere", "sample").load(time.time())
         await router.aclose()
-        with pytest.raises(ObservationError, match=r"knows no trimtab_arrivals_peak_rps.*is the router scraped\?"):
+        with pytest.raises(ObservationError, match=r"has no trimtab_arrivals_peak_rps.*is the router scraped\?"):
             await asyncio.wait_for(keep_asking(source), 60)
 
     assert load.peak_rps == 42.0
@@ -231,7 +231,7 @@ async def test_an_answer_without_end_is_cut_off():
         return response
 
     async with serve({"/api/v1/query": endless}) as url, httpx.AsyncClient() as client:
-        with pytest.raises(ObservationError, match="answered more than 8 MiB"):
+        with pytest.raises(ObservationError, match="returned more than 8 MiB"):
             await PrometheusSource(Server(client, url), "default", "sample").load(NOW)
 
 

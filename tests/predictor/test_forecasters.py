@@ -256,7 +256,7 @@ def test_unusable_weights_leave_reactive_and_say_so(tmp_path: Path, content: byt
 
     assert (forecast.source, forecast.peak_rps) == ("reactive", 10.0)
     assert forecast.reason.startswith(f"forecaster weights {path} cannot be read")
-    assert "train them anew with: python -m trimtab_predictor.train" in forecast.reason
+    assert "train them again with: python -m trimtab_predictor.train" in forecast.reason
 
 
 @given(

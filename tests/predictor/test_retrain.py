@@ -1,4 +1,4 @@
-"""Retraining from what a real Prometheus has kept, into a real API server; the old weights stay until proven worse."""
+"""Retraining from what a real Prometheus has unchanged, into a real API server; the old weights stay until proven worse."""
 
 import base64
 import shutil
@@ -116,7 +116,7 @@ async def test_of_many_pipelines_only_as_much_is_read_as_can_be_held(tmp_path: P
 async def test_a_prometheus_without_load_says_what_is_missing(tmp_path: Path):
     with (
         prometheus_with(tmp_path, "# TYPE other gauge\nother 1 1\n# EOF\n") as url,
-        pytest.raises(PrometheusHistoryError, match="knows no trimtab_arrivals_peak_rps of the last 2 hours"),
+        pytest.raises(PrometheusHistoryError, match="has no trimtab_arrivals_peak_rps of the last 2 hours"),
     ):
         await read_histories(url, 7200.0)
 

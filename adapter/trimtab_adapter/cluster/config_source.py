@@ -1,7 +1,4 @@
-"""`ClusterConfigSource`:
-
-a pipeline and its profiles from the API server, with the budget limited to what is schedulable.
-"""
+"""`ClusterConfigSource`: a pipeline and its profiles from the API server, limited to the schedulable budget."""
 
 import logging
 from collections.abc import Mapping

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from trimtab_adapter.planning.candidate import Candidate, candidates
 from trimtab_adapter.planning.latency import backlog_seconds, planned_seconds, required_replicas
 from trimtab_adapter.planning.planning_problem import PlanningProblem
-from trimtab_adapter.solvers.program import Option, Program, StageOptions, weights_of
+from trimtab_adapter.solvers.program import Option, Program, StageOptions, objective_weights
 from trimtab_pipelines.accuracy import interpolated_value, stage_values
 from trimtab_pipelines.graph import predecessors
 from trimtab_pipelines.spec import InferencePipelineSpec
@@ -58,7 +58,7 @@ def build_program(problem: PlanningProblem, relaxed: Relaxation = NO_RELAXATION)
         cores=spec.budget.cores,
         gpus=spec.budget.gpus,
         metric=spec.objective.accuracy_metric,
-        weights=weights_of(spec.objective),
+        weights=objective_weights(spec.objective),
         accuracy_floor=0.0 if relaxed.floor else spec.objective.accuracy_floor or 0.0,
     )
 
@@ -198,7 +198,7 @@ def _penalty(problem: PlanningProblem, stage: Stage, candidate: Candidate, batch
     if same and (batch_size, replicas) == (running.batch_size, running.replicas):
         return 0.0
     fewer = same and replicas < running.replicas
-    gain_needed = weights_of(objective).core / (objective.cost_weight or 1.0) if fewer else 1.0
+    gain_needed = objective_weights(objective).core / (objective.cost_weight or 1.0) if fewer else 1.0
     return problem.spec.adaptation.switching_cost * gain_needed
 
 

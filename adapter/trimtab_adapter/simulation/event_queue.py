@@ -17,25 +17,25 @@ class EventQueue:
         self._heap: list[tuple[float, int, Callback]] = []
         self._order = count()
 
-    def call_at(self, moment: float, act: Callback) -> None:
+    def call_at(self, time: float, callback: Callback) -> None:
         """Do something then; at once where that moment is past."""
-        moment = moment if moment > self.now else self.now  # noqa: FURB136 - a call takes half of what all else does
-        heapq.heappush(self._heap, (moment, next(self._order), act))
+        time = time if time > self.now else self.now  # noqa: FURB136 - a call takes half of what all else does
+        heapq.heappush(self._heap, (time, next(self._order), callback))
 
-    def call_when_idle(self, act: Callback, stir: PendingArrivals) -> None:
+    def call_when_idle(self, callback: Callback, pending: PendingArrivals) -> None:
         """Do something once all is done that is set for this moment; before that, where nothing is waited for."""
-        self.call_at(self.now, partial(self._settle, act, stir))
+        self.call_at(self.now, partial(self._settle, callback, pending))
 
-    def _settle(self, act: Callback, stir: PendingArrivals) -> None:
-        if stir() is None or not self._heap or self._heap[0][0] > self.now:
-            act()
+    def _settle(self, callback: Callback, pending: PendingArrivals) -> None:
+        if pending() is None or not self._heap or self._heap[0][0] > self.now:
+            callback()
         else:
-            self.call_at(self.now, act)
+            self.call_at(self.now, callback)
 
     def run(self, until_seconds: float) -> None:
         """Run all events until then, including events added meanwhile."""
         heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] <= until_seconds:
-            self.now, _, act = pop(heap)
-            act()
+            self.now, _, callback = pop(heap)
+            callback()
         self.now = until_seconds

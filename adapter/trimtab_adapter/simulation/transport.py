@@ -115,12 +115,12 @@ class SimulatedTransport:
         self._replicas_by_slot: dict[ReplicaSlots, SimulatedReplica] = {}
 
     def look_around(self) -> None:
-        """Tell the desk which replicas there are: call it whenever one came, went or closed."""
+        """Pass the current replicas to the scheduler; call it after each change."""
         self._replicas_by_slot = {replica.slots: replica for replica in self.replicas}
         self.scheduler.set_replicas(list(self._replicas_by_slot))
 
     def send(self, batch: Batch, on_end: OnEnd) -> None:
-        """Draw when the batch is done."""
+        """Sample the completion time of a batch."""
         replica = self._replicas_by_slot[batch.replica]
         one_way, others = self._transfer_seconds / 2.0, self._machine.busy - (not batch.found_idle)
         seconds = self._draws.draw(*batch.key, batch.rows) - self._transfer_seconds
@@ -133,16 +133,16 @@ class SimulatedTransport:
         self._clock.call_at(replica.computing_until + one_way, completed)
 
     def share(self, batch: Batch, row: int) -> bool:  # noqa: ARG002 - of a keeper
-        """Nothing is kept: each image is one that nobody else shows."""
+        """Nothing is shared: every image is unique."""
         return False
 
     def fetch(
         self, slot: ReplicaSlots, variant: str, piece: RowSlice, came: Callable[[Mapping[str, Array] | None], None]
     ) -> None:
-        """Nothing is kept."""
+        """Nothing is stored."""
 
     def release(self, references: Array) -> None:
-        """Nothing is kept."""
+        """Nothing is stored."""
 
     def _load(self, replica: SimulatedReplica, point: str) -> float:
         """Seconds to load a batch's operating point; a replica's first point is loaded at its start."""

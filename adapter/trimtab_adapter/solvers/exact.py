@@ -238,7 +238,7 @@ def _start(labels: Labels, awaited: tuple[tuple[int, ...], ...], predecessors: t
 
 
 def _criteria(arrays: ProgramArrays, labels: Labels) -> list[Floats]:
-    """What a label must be no worse in to dominate another, less being better; each of shape [labels]."""
+    """The criteria in which a label must be no worse to dominate another, smaller is better; each of shape [labels]."""
     criteria = [labels.cost, -labels.value, *labels.finish]
     if arrays.cores_bind:
         criteria.append(labels.cores)

@@ -54,7 +54,6 @@ def _run(highspy: Any, milp: MilpModel, time_limit_seconds: float) -> tuple[list
 
 
 def _run_solver(highspy: Any, milp: MilpModel, time_limit_seconds: float) -> Any:
-    """HiGHS after it tried to solve."""
     solver = highspy.Highs()
     options = {"output_flag": False, "threads": 1, "time_limit": time_limit_seconds}
     options |= {"mip_rel_gap": 0.0, "mip_abs_gap": SOLVER_TOLERANCE, "mip_feasibility_tolerance": SOLVER_TOLERANCE}

@@ -138,7 +138,7 @@ def _encoder_placement(arrays: ProgramArrays, milp: MilpModel) -> None:
     for first, second in itertools.permutations(range(len(kinds)), 2):
         colocated, disaggregated = kinds[first][0], kinds[second][1]
         if colocated.size and disaggregated.size:
-            chosen = [*(milp.stages[one][n] for n in whole), *(milp.stages[other][n] for n in parted)]
+            chosen = [*(milp.stages[first][n] for n in colocated), *(milp.stages[second][n] for n in disaggregated)]
             milp.rows.add(dict.fromkeys(chosen, 1.0), upper=1.0)
 
 

@@ -1,8 +1,9 @@
-"""Good prices for latency, cores, GPUs and accuracy: the tighter the bound at the root, the fewer labels are kept.
+"""Lagrange multipliers of latency, cores, GPUs and accuracy that make the bound at the root tight.
 
-The bound is convex in each price, and by how much the choice that reaches it exceeds the constraint is its slope there,
-turned around. Between a price too low and one too high the two tangents meet where the best price may be (Kelley 1960);
-each price is sought so in turn. The choices met on the way are often feasible and good, so they come along as guesses.
+A tighter bound leaves fewer labels. The bound is convex in each multiplier, and the negative excess of its choice over
+the constraint is its slope. Between a multiplier too low and one too high, the two tangents meet where the best one may
+be (Kelley 1960); each multiplier is searched in turn. The choices met on the way are often feasible and good, so they
+are kept as guesses.
 """
 
 from collections.abc import Callable

@@ -144,9 +144,9 @@ def models(choice: Iterable[Option]) -> tuple[tuple[str, str], ...]:
 
 
 def objective_weights(objective: Objective) -> Weights:
-    """Turn a goal into weights; what the goal does not ask for only breaks ties.
+    """The weights of a goal; what the goal does not ask for only breaks ties.
 
-    MaxAccuracy and MinCost keep the scale of the user's weights, so that the switching cost means the same.
+    MaxAccuracy and MinCost keep the scale of the user's weights, so that the switching cost has the same meaning.
     """
     accuracy, core = objective.accuracy_weight or 1.0, objective.cost_weight or 1.0
     match objective.goal:

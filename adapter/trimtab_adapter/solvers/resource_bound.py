@@ -1,4 +1,10 @@
-!!LONG Resource bound: an upper bound on every completion, discretized in what a partial choice has left of one resource or two.
+"""Resource bound: an upper bound on every completion that discretizes what is left of one resource or two.
+
+The Lagrangian bound has one price of a second or of accuracy for all labels; a label that has used much cannot reach
+it. Here one or two resources are discretized instead: each option uses the whole cells that it fills at least, so no
+completion is excluded (a relaxed knapsack). The other resources stay priced. The first axis is the value so far:
+completions are convex in it, so chords between a few knots bound it from above.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

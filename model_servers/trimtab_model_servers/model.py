@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from time import perf_counter
 
 import torch
@@ -13,7 +14,8 @@ from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.device import move_to_device
 from trimtab_model_servers.errors import ModelError, RefusalError
 from trimtab_model_servers.families.interfaces import CPU, Network, RegistersTasks
-from trimtab_model_servers.families.registry import build
+from trimtab_model_servers.families.registry import CHAT_FAMILIES, build
+from trimtab_model_servers.interfaces import ServedModel
 from trimtab_model_servers.model_metadata import Fact, Weights, metadata_facts, metadata_of
 from trimtab_model_servers.request_validation import select_operating_point, select_outputs, validate_rows
 from trimtab_model_servers.tensors import DATATYPES, to_torch, to_wire, torch_dtype
@@ -22,6 +24,7 @@ from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.tensors import StageOutput
 from trimtab_protocol import InferRequest, InferResponse, Parameter, Tensor
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
+from trimtab_protocol.http_client import Tls
 
 WARM_UP_SECONDS = 0.5
 TASKS_POLL_MILLISECONDS = 500
@@ -183,4 +186,19 @@ def load_model(spec: ModelSpec) -> HostedModel:
     facts = {**built.facts, "device": device.type} if spec.gpus else built.facts
     model = HostedModel(spec, built.network, built.weights, facts, device)
     model.warm_up()
+    return model
+
+
+def load(spec: ModelSpec, worker: BatchWorker, tls: Tls = lambda: None) -> ServedModel:
+    """Build, load and warm up a model on the calling thread; ``worker`` will compute for it.
+
+    ``tls`` secures connections to other replicas.
+
+    Raises:
+        ModelError: the family, the weights or the stage's tensors are invalid.
+    """
+    if spec.family not in CHAT_FAMILIES:
+        return load_model(spec)
+    loader = import_module("trimtab_model_servers.chat_loader")  # requires transformers, an optional dependency
+    model: ServedModel = loader.load_chat(spec, worker, tls)
     return model

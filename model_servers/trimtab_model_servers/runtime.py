@@ -5,7 +5,6 @@ Under plain `mlserver start FOLDER` it also opens the data port, if the environm
 
 import asyncio
 import os
-from importlib import import_module
 
 import grpc
 import mlserver.grpc.utils
@@ -13,17 +12,14 @@ from mlserver import MLModel, types
 from mlserver.errors import MLServerError
 from pydantic import ValidationError
 
-from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.data_port import DataPort
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.families.registry import CHAT_FAMILIES
 from trimtab_model_servers.interfaces import ReportsLoad, ServedModel
 from trimtab_model_servers.mlserver_messages import from_mlserver, to_mlserver, wants_raw
-from trimtab_model_servers.model import HostedModel, load_model
+from trimtab_model_servers.model import HostedModel, load
 from trimtab_model_servers.model_registry import process_registry
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import ProtocolError
-from trimtab_protocol.http_client import Tls
 
 DATA_PORT_VARIABLE = "TRIMTAB_DATA_PORT"
 
@@ -100,21 +96,6 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
         if isinstance(self._model, ReportsLoad):
             await self._model.close()
         return True
-
-
-def load(spec: ModelSpec, worker: BatchWorker, tls: Tls = lambda: None) -> ServedModel:
-    """Build, load and warm up a model on the calling thread; ``worker`` will compute for it.
-
-    ``tls`` secures connections to other replicas.
-
-    Raises:
-        ModelError: the family, the weights or the stage's tensors are invalid.
-    """
-    if spec.family not in CHAT_FAMILIES:
-        return load_model(spec)
-    loader = import_module("trimtab_model_servers.chat_loader")  # requires transformers, an optional dependency
-    model: ServedModel = loader.load_chat(spec, worker, tls)
-    return model
 
 
 def _spec(model: MLModel) -> ModelSpec:

@@ -1,4 +1,4 @@
-"""A client of the data port and plain clients of MLServer's own ports."""
+"""Clients of the data port and of MLServer's own ports."""
 
 import io
 from dataclasses import dataclass

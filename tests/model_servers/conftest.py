@@ -1,4 +1,4 @@
-"""Real replicas, forked from a process that has imported torch and MLServer once, as the local runtime does it."""
+"""Real replicas, forked from a process that has imported torch and MLServer once."""
 
 import asyncio
 import multiprocessing

@@ -1,4 +1,4 @@
-"""A real MinIO on loopback, and a TCP proxy before it that is slow or breaks off."""
+"""A real MinIO on loopback, and a TCP proxy that slows or breaks connections."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""The thread that computes: whatever a batch raises reaches whoever waits for it, and gives its place free."""
+"""Batch worker: an exception of a batch reaches its caller and frees its place."""
 
 import asyncio
 import threading

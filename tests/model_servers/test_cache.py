@@ -1,4 +1,4 @@
-"""The folder of fetched weights: what is left half written in it, and its bound."""
+"""Weights cache: partial files and the bound."""
 
 import os
 import shutil

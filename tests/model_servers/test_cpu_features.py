@@ -1,4 +1,4 @@
-"""What the processor here can do, as the kernel tells it."""
+"""CPU features as the kernel reports them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a Secret may change of a server of ours: where weights are and who asks for them, nothing else."""
+"""Credentials: only known variables are taken from a Secret."""
 
 from trimtab_model_servers.credentials import take_credentials
 

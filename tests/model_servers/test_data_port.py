@@ -1,4 +1,4 @@
-"""The data port when a model cannot answer: who is there is told why, who has hung up leaves nothing in the log."""
+"""Data port: disconnects and failed upstream connections."""
 
 import logging
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The detector ladder: boxes within the frame, crops as a classifier wants them, no row influences another."""
+"""Detector: boxes within the frame, crops for a classifier, independent rows."""
 
 import pytest
 import torch

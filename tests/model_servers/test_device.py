@@ -1,6 +1,6 @@
-"""A variant that asks for a GPU computes there where torch sees one.
+"""Devices: a variant that requests a GPU computes on it if torch finds one.
 
-No card is needed here: the meta device has no numbers, but refuses what lies elsewhere as a card does.
+The meta device stands for a GPU: it has no numbers, but rejects tensors of other devices.
 """
 
 from dataclasses import replace

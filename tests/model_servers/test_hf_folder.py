@@ -1,4 +1,4 @@
-"""A model's folder, from an object store or a hub: what its index names, bounded, whole or not at all."""
+"""Model folders from an object store or the Hub: indexed files, bounds, completeness."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Weights from a hub, through its own client."""
+"""Weights from the Hub, by its own client."""
 
 import os
 import threading
@@ -85,12 +85,12 @@ def test_unpinned_revision_is_logged_with_its_commit(running, caplog, revision):
     running.put("owner/name", "model.safetensors", CONTENT)
     find_weights(f"hf://owner/name{revision}/model.safetensors", None)
 
-    assert f"not pinned: it is commit {COMMIT} now; write @{COMMIT} behind OWNER/NAME" in caplog.text
+    assert f"not pinned: it is commit {COMMIT} now; append @{COMMIT} to OWNER/NAME" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", ["@", "@../main", "@a@b"])
 def test_invalid_revision_is_rejected(running, wrong):
-    with pytest.raises(ModelError, match="is no revision; write a commit, 40 hexadecimal digits, or a tag"):
+    with pytest.raises(ModelError, match="is not a revision; give a commit, 40 hexadecimal digits, or a tag"):
         find_weights(f"hf://owner/name{wrong.replace('/', '%2F')}/model.safetensors", None)
     assert not running.requests
 
@@ -106,7 +106,7 @@ def test_cached_file_above_the_bound_is_rejected(running):
 def test_stalled_hub_fails_the_download(running):
     address = running.put("owner/name", "model.safetensors", CONTENT)
     running.stall_after_bytes = 100
-    with pytest.raises(ModelError, match=r"model.safetensors: it did not come in 0.5 s; is the hub overloaded"):
+    with pytest.raises(ModelError, match=r"model.safetensors: no response in 0.5 s; is the Hub overloaded"):
         find_weights(address, None, FetchLimits(total_seconds=0.5))
     running.objects.clear()
     running.released.set()

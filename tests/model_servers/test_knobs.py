@@ -1,4 +1,4 @@
-"""Which knobs of an operating point a family acts on, and which it refuses."""
+"""Knobs of operating points: supported ones are applied, others rejected."""
 
 import pytest
 import torch
@@ -59,5 +59,5 @@ def test_input_size_of_a_point_resizes_the_image():
 
 @pytest.mark.parametrize("size", [{"patch": 16}, {"resolution": 16}])
 def test_invalid_input_size_is_rejected(size):
-    with pytest.raises(ModelError, match="a resolution of 32 pixels or more, and no patch"):
+    with pytest.raises(ModelError, match="a resolution of 32 pixels or more, without a patch"):
         load_model(a_resnet(operatingPoints=points(inputSize=size)))

@@ -1,4 +1,4 @@
-"""Weights from a real MinIO, directly and through a line that is slow or breaks."""
+"""Weights from a real MinIO, over connections that are slow or break."""
 
 import hashlib
 import logging

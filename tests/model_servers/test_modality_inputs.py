@@ -1,4 +1,4 @@
-"""Published architectures of several modalities: their sizes, and that what is absent is not computed."""
+"""Multimodal families: published sizes, and no computation for absent modalities."""
 
 from typing import Any
 
@@ -168,7 +168,7 @@ def test_single_modality_suffices_and_none_is_rejected(name, networks, rows):
         with torch.inference_mode():
             answer = networks[name].infer({one: rows[name][one]}, point(one))
         assert torch.isfinite(answer["confidence"]).all()
-    with pytest.raises(ValueError, match="there is nothing to answer from: give at least one of"):
+    with pytest.raises(ValueError, match="the request has none of the inputs"):
         networks[name].infer({}, ALL)
 
 
@@ -184,10 +184,10 @@ def test_vilt_equals_transformers(networks, rows):
 def test_tvlt_has_tokens_of_given_modalities_only(networks, rows):
     network, given = networks["tvlt"].network, rows["tvlt"]
 
-    assert network.heard(given["audio"]).shape[1] == 2 * 8
-    assert network.seen(given["video"]).shape[1] == 2 * 196
+    assert network.embed_audio(given["audio"]).shape[1] == 2 * 8
+    assert network.embed_video(given["video"]).shape[1] == 2 * 196
     with pytest.raises(ValueError, match="at least 16 frames, not 7"):
-        network.heard(given["audio"][:, :7])
+        network.embed_audio(given["audio"][:, :7])
 
 
 def test_tbn_without_a_modality_equals_zero_features(networks, rows):

@@ -116,7 +116,7 @@ def test_digits_networks_load_saved_weights(tmp_path, stage, variant):
 def test_digits_weights_of_the_other_stage_are_rejected(tmp_path):
     network = variants.prepare_for_serving(variants.build("read-xs", seed=4))
     variants.save(network, variants.VARIANTS["read-xs"], tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match="these weights are of a reader, but family 'digits/locator' asks for a locat"):
+    with pytest.raises(ModelError, match="these weights are of a reader, but family 'digits/locator' is a locat"):
         load_model(a_spec(storageUri=str(tmp_path), **LOCATE))
 
 

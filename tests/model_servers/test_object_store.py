@@ -115,7 +115,7 @@ def test_unreachable_object_store_is_reported(store: ObjectStore, monkeypatch):
 @pytest.mark.parametrize("endpoint", ["minio:9000", "ftp://minio"])
 def test_an_endpoint_that_is_none(store: ObjectStore, monkeypatch, endpoint):
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    with pytest.raises(ModelError, match=r"AWS_ENDPOINT_URL is .*write for instance http://minio:9000"):
+    with pytest.raises(ModelError, match=r"AWS_ENDPOINT_URL is .*set for instance http://minio:9000"):
         find_weights("s3://models/model.safetensors", None)
 
 

@@ -1,4 +1,4 @@
-"""Families that are not ours: a class by its import path, checked before any weights are looked for."""
+"""Plugin families, validated before weights are fetched."""
 
 import sys
 from pathlib import Path
@@ -108,7 +108,7 @@ def test_plugin_reads_the_operating_point():
             {},
             "unknown family 'acme/embedder'; give one of your own as package.module:Class; there are",
         ),
-        ("no_such_package.models:Scale", {}, "no module 'no_such_package' here; install it beside trimtab"),
+        ("no_such_package.models:Scale", {}, "no module 'no_such_package'; install it in trimtab's environment"),
         ("acme_broken:Scale", {}, "importing acme_broken: ModuleNotFoundError: No module named 'nothing_of_that_name'"),
         ("acme_models:Skale", {}, "acme_models has no 'Skale'; it has: Fails, Resized, Scale"),
         ("acme_models:number", {}, "neither a subclass of torch.nn.Module nor has it `build"),

@@ -1,4 +1,4 @@
-"""A model server as a pod runs it: models from the environment, a drain time, last words."""
+"""A model server in a pod: models from the environment, draining, termination log."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""One real replica, through the data port and through MLServer's own ports."""
+"""One real replica, over the data port and MLServer's own ports."""
 
 import asyncio
 import dataclasses

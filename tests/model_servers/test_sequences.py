@@ -1,4 +1,4 @@
-"""Token ids between stages: packed to the left, framed by the model's own special tokens, -1 where there is none."""
+"""Token ids between stages and as model inputs."""
 
 import torch
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Sound to tokens: the bands are those of the published models' feature extractor, and padding is never heard."""
+"""Speech recognition: features equal the pretrained extractor's, padding is ignored."""
 
 from dataclasses import replace
 from itertools import groupby

@@ -1,4 +1,4 @@
-"""How replicas come and go."""
+"""Start and stop of replicas."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Families of transformers, small enough for a test: rows do not influence one another, weights are what was given."""
+"""Families on transformers: independent rows, stored and random weights."""
 
 from dataclasses import replace
 

@@ -126,7 +126,7 @@ def require_images(messages: Sequence[Message], count: int) -> None:
     """Raise RefusalError 400 unless there are as many images as the messages have placeholders."""
     placeholders = sum(message.image_count for message in messages)
     if placeholders != count:
-        raise RefusalError(400, f"the messages have places for {placeholders} images, but {count} came; send one each")
+        raise RefusalError(400, f"the messages refer to {placeholders} images, but {count} came; send one each")
 
 
 def _read(name: str, adapter: "TypeAdapter[Parsed]", text: bytes) -> Parsed:

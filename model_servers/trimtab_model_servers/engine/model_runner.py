@@ -166,11 +166,11 @@ class ModelRunner:
         """Positions, KV cache rows and masks of a step; chunks of one token come first."""
         counts = [len(chunk.tokens) for chunk in chunks]
         slots, ends = np.repeat([chunk.slot for chunk in chunks], counts), np.cumsum(counts).tolist()
-        places = np.concatenate([np.arange(chunk.start, chunk.start + len(chunk.tokens)) for chunk in chunks])
+        offsets = np.concatenate([np.arange(chunk.start, chunk.start + len(chunk.tokens)) for chunk in chunks])
         decodes = counts.count(1)
         prefills = [(end - count, end) for count, end in zip(counts[decodes:], ends[decodes:], strict=True)]
-        packed, positions = _PackedTokens(slots, decodes, prefills), self._tensor(places)
-        mask = self._mask(packed, np.zeros_like(places), places + 1)
+        packed, positions = _PackedTokens(slots, decodes, prefills), self._tensor(offsets)
+        mask = self._mask(packed, np.zeros_like(offsets), offsets + 1)
         cache_rows = self._text_cache.row_indices(self._tensor(slots), positions)
         context = StepContext((self._text_cache, mask), positions, cache_rows)
         if self.adapter.cross_attention and any(self._requests[chunk.request_id].request.images for chunk in chunks):

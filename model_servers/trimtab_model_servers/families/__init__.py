@@ -1,1 +1,1 @@
-"""Which architecture a family name stands for. One file a family; each is imported when first asked for."""
+"""Model families: one module or package each, imported on first use."""

@@ -106,7 +106,7 @@ def llava_onevision(size: Size) -> VlmConfig:
         ImageProcessing(
             TRANSFORMERS.LlavaOnevisionImageProcessor,
             {"size": {"height": tile, "width": tile}, "image_grid_pinpoints": grid},
-            normalization("VlmPart"),
+            normalization("Half"),
         ),
         encode,
         AnyResolution(
@@ -289,7 +289,7 @@ def smolvlm(model: _SmolVariant, size: Size) -> VlmConfig:
         ImageProcessing(
             getattr(TRANSFORMERS, f"{model.class_prefix}ImageProcessor"),
             {"size": {"longest_edge": sides * tile}, "max_image_size": {"longest_edge": tile}},
-            normalization("VlmPart"),
+            normalization("Half"),
         ),
         encode,
         Splits(tile, tokens, longest_px=sides * tile),

@@ -168,7 +168,7 @@ class ServedTransformer:
 
     def facts(self) -> dict[str, Fact]:
         """Tasks by number, accuracies of registered tasks, and reasons of rejected task files."""
-        return {**task_metadata(self.active_tasks.names, self.active_tasks.refused, self.active_tasks.accuracies)}
+        return {**task_metadata(self.active_tasks.names, self.active_tasks.rejected, self.active_tasks.accuracies)}
 
 
 def build(spec: ModelSpec) -> Built:

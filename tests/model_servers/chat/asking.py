@@ -1,4 +1,4 @@
-"""Chats as a client of the data port sends them."""
+"""Clients and requests of chat models on the data port."""
 
 import io
 import json
@@ -27,19 +27,19 @@ ANSWER = [
     {"name": "finish_reason", "datatype": "BYTES"},
     {"name": "usage", "datatype": "INT64", "shape": [5]},
 ]
-OF_CHAT = {"name": "chat_images", "datatype": "INT64", "shape": [2], "optional": True}
-KEPT = {"name": "references", "datatype": "BYTES", "shape": []}
-_BROUGHT = [one | {"optional": True} for one in (EMBEDDINGS, IMAGE_ROWS, DIGESTS)]
+CHAT_IMAGES = {"name": "chat_images", "datatype": "INT64", "shape": [2], "optional": True}
+STORED = {"name": "references", "datatype": "BYTES", "shape": []}
+_EMBEDDING_INPUTS = [one | {"optional": True} for one in (EMBEDDINGS, IMAGE_ROWS, DIGESTS)]
 _TENSORS = {
     "colocated": ([MESSAGES, OPTIONS, IMAGES], ANSWER),
-    "text": ([MESSAGES, OPTIONS, REFERENCES, *_BROUGHT], ANSWER),
+    "text": ([MESSAGES, OPTIONS, REFERENCES, *_EMBEDDING_INPUTS], ANSWER),
     "encode": ([IMAGES, OPTIONS], [EMBEDDINGS, IMAGE_ROWS, DIGESTS]),
-    "keep": ([IMAGES, OPTIONS, OF_CHAT], [KEPT]),
+    "keep": ([IMAGES, OPTIONS, CHAT_IMAGES], [STORED]),
 }
 
 
 def a_chat_spec(part: str, name: str = "", **changes: Any) -> ModelSpec:
-    """A stage of the small model, with random weights."""
+    """A stage of the lmm-digits model with random weights."""
     inputs, outputs = _TENSORS[part]
     written = {
         "name": name or part,
@@ -62,14 +62,14 @@ def a_page(seed: int = 0, side: int = 96) -> bytes:
 
 
 def texts(name: str, *rows: bytes) -> Tensor:
-    """A BYTES tensor of one element a row."""
+    """A BYTES tensor with one element per row."""
     array = np.empty(len(rows), dtype=object)
     array[:] = rows
     return Tensor(name, "BYTES", array)
 
 
 def rows_of_files(*images: bytes) -> Tensor:
-    """One image a row."""
+    """One image per row."""
     return Tensor("images", "BYTES", files(*images).array.reshape(-1, 1))
 
 
@@ -81,13 +81,13 @@ def files(*images: bytes) -> Tensor:
 
 
 def messages(text: str, images: int = 0) -> bytes:
-    """One question of the user's about some images."""
+    """A user message with some images."""
     content = [*({"type": "image"} for _ in range(images)), {"type": "text", "text": text}]
     return json.dumps([{"role": "user", "content": content}]).encode()
 
 
 def a_chat(model: str, text: str, *images: bytes, extra: tuple[Tensor, ...] = (), **options: Any) -> InferRequest:
-    """One row about images that lie in it."""
+    """A single-row chat with attached images."""
     tensors = [texts("messages", messages(text, len(images))), *extra]
     if options:
         tensors.append(texts("options", json.dumps(options).encode()))
@@ -98,7 +98,7 @@ def a_chat(model: str, text: str, *images: bytes, extra: tuple[Tensor, ...] = ()
 
 @dataclass(slots=True)
 class Heard:
-    """What a stream said."""
+    """The response of a stream."""
 
     status: int
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Heard:
 
 
 class Asker:
-    """Talks to one replica's data port."""
+    """Client of one replica's data port."""
 
     def __init__(self, session: aiohttp.ClientSession, ports: ReplicaPorts) -> None:
         self._session = session
@@ -142,11 +142,11 @@ class Asker:
                 if line.startswith(b"event: error"):
                     failed = True
                 elif line.startswith(b"data: "):
-                    said = json.loads(line.removeprefix(b"data: "))
+                    event = json.loads(line.removeprefix(b"data: "))
                     if failed:
-                        heard.error = said
+                        heard.error = event
                     else:
-                        heard.events.append(said)
+                        heard.events.append(event)
             return heard
 
     async def count(self, request: InferRequest) -> Any:
@@ -163,5 +163,5 @@ class Asker:
 
 
 def text_of(response: InferResponse) -> list[str]:
-    """What each row was answered."""
+    """The text of each row."""
     return [text.decode() for text in response.outputs[0].array]

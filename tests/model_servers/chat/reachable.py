@@ -1,4 +1,4 @@
-"""What an object holds, however deep."""
+"""Parameters reachable from an object."""
 
 from collections.abc import Iterator
 from types import FunctionType, ModuleType
@@ -8,28 +8,30 @@ from torch import nn
 
 
 def parameters_within(root: object) -> list[nn.Parameter]:
-    """Every parameter that an object, what it holds, or what its functions remember can reach, once, in order."""
-    found: dict[int, nn.Parameter] = {}
-    seen: dict[int, object] = {}
+    """Every parameter reachable from an object by attributes, items and closures, once, in order."""
+    parameters: dict[int, nn.Parameter] = {}
+    visited: dict[int, object] = {}
     waiting = [root]
     while waiting:
-        one = waiting.pop(0)
-        if id(one) in seen or isinstance(one, type | ModuleType):
+        value = waiting.pop(0)
+        if id(value) in visited or isinstance(value, type | ModuleType):
             continue
-        seen[id(one)] = one
-        if isinstance(one, nn.Module):
-            found |= {id(weights): weights for weights in one.parameters()}
-        waiting += _held(one)
-    return list(found.values())
+        visited[id(value)] = value
+        if isinstance(value, nn.Module):
+            parameters |= {id(weights): weights for weights in value.parameters()}
+        waiting += _children(value)
+    return list(parameters.values())
 
 
-def _held(one: Any) -> Iterator[object]:
-    if isinstance(one, dict):
-        yield from one.values()
-    elif isinstance(one, list | tuple | set | frozenset):
-        yield from one
-    elif isinstance(one, FunctionType):
-        yield from (cell.cell_contents for cell in one.__closure__ or ())
+def _children(value: Any) -> Iterator[object]:
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from value
+    elif isinstance(value, FunctionType):
+        yield from (cell.cell_contents for cell in value.__closure__ or ())
     else:
-        yield from getattr(one, "__dict__", {}).values()
-        yield from (getattr(one, name, None) for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ()))
+        yield from getattr(value, "__dict__", {}).values()
+        yield from (
+            getattr(value, name, None) for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())
+        )

@@ -1,4 +1,4 @@
-"""A tiny SmolVLM as its publisher writes it: weights, a byte-pair tokenizer of its own, and a chat template."""
+"""A tiny SmolVLM folder: weights, a byte-pair tokenizer, and a chat template."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _CORPUS = ["User: What is this? Assistant: What this is.\n\n", "User:What\nUser:
 
 
 def a_tokenizer() -> Tokenizer:
-    """One that merges across spaces and line ends, and does not call every mark special; one takes spaces away."""
+    """A tokenizer that merges across spaces and newlines; not all markers are special, and one strips spaces."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -40,7 +40,7 @@ def a_tokenizer() -> Tokenizer:
 
 
 def a_folder(folder: Path, template: str | None = DEFAULT_CHAT_TEMPLATE) -> Path:
-    """Write it."""
+    """Write the folder."""
     a_model(NAME).save_pretrained(folder)
     a_tokenizer().save(str(folder / "tokenizer.json"))
     names = {"bos_token": "<|im_start|>", "eos_token": {"content": "<end_of_utterance>"}}
@@ -51,7 +51,7 @@ def a_folder(folder: Path, template: str | None = DEFAULT_CHAT_TEMPLATE) -> Path
 
 
 def by_processor(messages: Sequence[dict[str, Any]], pictures: Sequence[Image], template: str) -> list[int]:
-    """A chat's ids as transformers' own processor makes them, images and all."""
+    """Token ids of a chat by transformers' processor, with images."""
     tile = CONFIGS[NAME]("tiny").tile_px
     processor: Any = Idefics3Processor(
         Idefics3ImageProcessor(size={"longest_edge": 3 * tile}, max_image_size={"longest_edge": tile}),
@@ -60,6 +60,6 @@ def by_processor(messages: Sequence[dict[str, Any]], pictures: Sequence[Image], 
         chat_template=template,
     )
     text = processor.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-    shown = {"images": [list(pictures)]} if pictures else {}
-    told = processor(text=text, add_special_tokens=False, return_tensors="pt", **shown)
-    return [int(id_) for id_ in told["input_ids"][0]]
+    images = {"images": [list(pictures)]} if pictures else {}
+    output = processor(text=text, add_special_tokens=False, return_tensors="pt", **images)
+    return [int(id_) for id_ in output["input_ids"][0]]

@@ -1,4 +1,4 @@
-"""Chat templates as the models' publishers document them, rendered by transformers itself."""
+"""Chat templates as the publishers document them, rendered by transformers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -59,28 +59,28 @@ TEMPLATES = {
 
 
 def by_template(
-    name: str, messages: list[dict[str, Any]], rows: Sequence[EmbeddingShape]
+    name: str, messages: list[dict[str, Any]], shapes: Sequence[EmbeddingShape]
 ) -> tuple[list[int], list[int]]:
-    """A chat as a tiny model's bytes, images of such rows as their placeholders; and where each image begins."""
-    shape = CONFIGS[name]("tiny")
+    """Token ids of a chat by its template, byte by byte, and the start of each image."""
+    config = CONFIGS[name]("tiny")
     renderer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(320))
-    told: Any = {"chat_template": TEMPLATES[name], "tokenize": False, "add_generation_prompt": True}
-    first, *others = str(renderer.apply_chat_template(messages, **told)).split(IMAGE)
+    arguments: Any = {"chat_template": TEMPLATES[name], "tokenize": False, "add_generation_prompt": True}
+    first, *others = str(renderer.apply_chat_template(messages, **arguments)).split(IMAGE)
     ids, starts = list(first.encode()), []
-    for each, words in zip(rows, others, strict=True):
-        shown = expanded(name, each)
-        starts.append(len(ids) + len(shown[: shown.index(IMAGE)].encode()))
-        for place, run in enumerate(shown.split(IMAGE)):
-            ids += ([shape.image_id] if place else []) + list(run.encode())
-        ids += words.encode()
+    for shape, text in zip(shapes, others, strict=True):
+        image = image_prompt(name, shape)
+        starts.append(len(ids) + len(image[: image.index(IMAGE)].encode()))
+        for place, run in enumerate(image.split(IMAGE)):
+            ids += ([config.image_id] if place else []) + list(run.encode())
+        ids += text.encode()
     return ids, starts
 
 
-def expanded(name: str, rows: EmbeddingShape) -> str:
-    """An image as its processor writes it, each placeholder as a mark."""
-    shape = CONFIGS[name]("tiny")
-    if not shape.marks_tiles:
-        return IMAGE * (1 if shape.padded_rows else rows.total)
-    tokens = shape.token_rule.count(1, 1).encoded // shape.token_rule.count(1, 1).tiles
-    grid = ((rows.total // tokens - 1) // rows.columns, rows.columns) if rows.columns else (0, 0)
+def image_prompt(name: str, shape: EmbeddingShape) -> str:
+    """The prompt of an image by its processor, with a mark for each placeholder."""
+    config = CONFIGS[name]("tiny")
+    if not config.marks_tiles:
+        return IMAGE * (1 if config.padded_rows else shape.total)
+    tokens = config.token_rule.count(1, 1).encoded // config.token_rule.count(1, 1).tiles
+    grid = ((shape.total // tokens - 1) // shape.columns, shape.columns) if shape.columns else (0, 0)
     return str(get_image_prompt_string(*grid, tokens, "<fake_token_around_image>", IMAGE, "<global-img>"))

@@ -1,4 +1,4 @@
-"""A replica whose engine failed itself says that it is not ready, and ends, so that another takes its place."""
+"""A replica whose engine failed is not ready, and ends."""
 
 import asyncio
 from multiprocessing.connection import Connection
@@ -12,8 +12,8 @@ from tests.model_servers.conftest import Replica, serve
 from trimtab_model_servers.chat.chat_model import ChatModel
 from trimtab_model_servers.data_port import DataPort
 from trimtab_model_servers.engine.core import EngineCore
+from trimtab_model_servers.model import load
 from trimtab_model_servers.model_registry import ModelRegistry
-from trimtab_model_servers.runtime import load
 from trimtab_model_servers.settings import write_models
 from trimtab_protocol import InferRequest
 
@@ -21,28 +21,26 @@ SMALL = {"slots": 4, "slot_tokens": 400, "step_tokens": 40}
 FATAL_TOKENS = 13
 
 
-class Mortal(EngineCore):
-    """An engine that fails itself over a request for so many tokens."""
+class FailingCore(EngineCore):
+    """An engine that fails on a request for ``FATAL_TOKENS`` tokens."""
 
-    def submit(self, request: Any, *given: Any) -> None:
-        """Take it in as ever."""
-        super().submit(request, *given)
-        self.dying = request.max_new_tokens == FATAL_TOKENS
+    def submit(self, request: Any, *arguments: Any) -> None:
+        super().submit(request, *arguments)
+        self.failing = request.max_new_tokens == FATAL_TOKENS
 
     def step(self) -> bool:
-        """Fail as no request's own mistake does."""
-        if self.dying:
-            raise ZeroDivisionError("a fault of the engine's own")
+        if self.failing:
+            raise ZeroDivisionError("an engine failure")
         return super().step()
 
-    dying = False
+    failing = False
 
 
 def serve_mortal(folder: str, connection: Connection) -> None:
-    """Run a replica whose engine may fail itself."""
-    from trimtab_model_servers.chat import chat_model  # noqa: PLC0415  (in the forked child alone)
+    """Run a replica whose engine may fail."""
+    from trimtab_model_servers.chat import chat_model  # noqa: PLC0415  (only in the forked child)
 
-    vars(chat_model)["EngineCore"] = Mortal
+    vars(chat_model)["EngineCore"] = FailingCore
     serve(folder, connection)
 
 
@@ -52,12 +50,12 @@ def fatal() -> InferRequest:
 
 
 async def test_replica_with_failed_engine_is_not_ready(monkeypatch, fatal):
-    monkeypatch.setattr("trimtab_model_servers.chat.chat_model.EngineCore", Mortal)
-    host = ModelRegistry(expected={"colocated"})
-    port = DataPort(host)
+    monkeypatch.setattr("trimtab_model_servers.chat.chat_model.EngineCore", FailingCore)
+    registry = ModelRegistry(expected={"colocated"})
+    port = DataPort(registry)
     address = f"http://127.0.0.1:{await port.start('127.0.0.1', 0)}/v2"
-    model = await host.worker.run(lambda: load(a_chat_spec("colocated", parameters=SMALL), host.worker))
-    host.add_model("colocated", model)
+    model = await registry.worker.run(lambda: load(a_chat_spec("colocated", parameters=SMALL), registry.worker))
+    registry.add_model("colocated", model)
     try:
         async with aiohttp.ClientSession() as session:
 
@@ -68,14 +66,14 @@ async def test_replica_with_failed_engine_is_not_ready(monkeypatch, fatal):
 
             assert await ready() == [200, 200]
             with pytest.raises(Exception, match="the engine failed: ZeroDivisionError"):
-                await model.infer(fatal, host.worker)
-            await host.model_failed.wait()
+                await model.infer(fatal, registry.worker)
+            await registry.model_failed.wait()
             assert await ready() == [503, 503]
-            assert "ZeroDivisionError" in host.failed_models["colocated"]
+            assert "ZeroDivisionError" in registry.failed_models["colocated"]
     finally:
         await port.stop()
         await cast("ChatModel", model).close()
-        host.worker.close()
+        registry.worker.close()
 
 
 async def test_replica_with_failed_engine_ends(start, tmp_path, fatal):

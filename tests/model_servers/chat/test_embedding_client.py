@@ -1,4 +1,4 @@
-"""Embeddings pulled from another replica, with certificates shown on both sides."""
+"""Embeddings fetched from another replica with mutual TLS."""
 
 import ssl
 import zlib

@@ -1,4 +1,4 @@
-"""An image is encoded once for all who show it, never shared between tenants, and not at all once nobody waits."""
+"""Encoder scheduler, embedding cache and embedding store."""
 
 import asyncio
 import threading
@@ -21,12 +21,12 @@ from trimtab_pipelines.image_tokens import ImageTokens, OneTile
 ROW_BYTES = 4 * 2
 
 
-class Eye:
-    """Encodes a file's first byte; a file of nothing fails, and all wait while its gate is shut."""
+class FakeEncoder:
+    """Encodes a file's first byte; an empty file fails, and encoding waits while the gate is closed."""
 
     token_rule = OneTile(3)
     width = 2
-    name = "eye"
+    name = "fake"
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -46,90 +46,90 @@ class Eye:
         self.gate.wait(10)
         self.batches.append(len(pixels))
         if any(not len(one) for one in pixels):
-            raise ValueError("nothing to see")
+            raise ValueError("empty file")
         return [one.expand(3, 2) for one in pixels]
 
 
 @pytest.fixture
-async def eye() -> Eye:
-    return Eye()
+async def encoder() -> FakeEncoder:
+    return FakeEncoder()
 
 
 @pytest.fixture
-async def encoding(eye: Eye) -> AsyncIterator[EncoderScheduler]:
+async def scheduler(encoder: FakeEncoder) -> AsyncIterator[EncoderScheduler]:
     worker = BatchWorker()
     with ThreadPoolExecutor(1) as openers:
-        yield EncoderScheduler(eye, worker, openers, EncoderLimits(batch_images=4, cache_bytes=2 * 3 * ROW_BYTES))
+        yield EncoderScheduler(encoder, worker, openers, EncoderLimits(batch_images=4, cache_bytes=2 * 3 * ROW_BYTES))
     worker.close()
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds."""
-    while not holds():  # noqa: ASYNC110 - of threads
+    """Wait for a condition."""
+    while not holds():  # noqa: ASYNC110  (set by threads)
         await asyncio.sleep(0.001)
 
 
-async def hold(eye: Eye, encoding: EncoderScheduler, file: bytes) -> "asyncio.Task[Tensor]":
-    """Have an image encoded that is not done before the gate opens."""
-    eye.gate.clear()
-    held = show(encoding, file)
-    await until(eye.begun.is_set)
+async def hold(encoder: FakeEncoder, scheduler: EncoderScheduler, file: bytes) -> "asyncio.Task[Tensor]":
+    """Start encoding an image that waits for the gate."""
+    encoder.gate.clear()
+    held = show(scheduler, file)
+    await until(encoder.begun.is_set)
     return held
 
 
-def show(encoding: EncoderScheduler, file: bytes, tenant: str = "") -> "asyncio.Task[Tensor]":
+def show(scheduler: EncoderScheduler, file: bytes, tenant: str = "") -> "asyncio.Task[Tensor]":
     async def rows() -> Tensor:
-        return (await encoding.encode(file, Header(1, 1, str(file)), tenant)).rows
+        return (await scheduler.encode(file, Header(1, 1, str(file)), tenant)).rows
 
     return asyncio.create_task(rows())
 
 
-async def test_identical_images_are_encoded_once(eye: Eye, encoding: EncoderScheduler):
-    shown = await asyncio.gather(*(show(encoding, b"a") for _ in range(20)))
+async def test_identical_images_are_encoded_once(encoder: FakeEncoder, scheduler: EncoderScheduler):
+    shown = await asyncio.gather(*(show(scheduler, b"a") for _ in range(20)))
 
-    assert eye.batches == [1]
+    assert encoder.batches == [1]
     assert all(rows.tolist() == [[97.0, 97.0]] * 3 for rows in shown)
-    assert (encoding.counters.hits, encoding.counters.misses, encoding.counters.pending_tokens) == (19, 1, 0)
+    assert (scheduler.counters.hits, scheduler.counters.misses, scheduler.counters.pending_tokens) == (19, 1, 0)
 
 
-async def test_tenants_share_nothing(eye: Eye, encoding: EncoderScheduler):
-    await show(encoding, b"a", "one")
-    await show(encoding, b"a", "other")
+async def test_tenants_share_nothing(encoder: FakeEncoder, scheduler: EncoderScheduler):
+    await show(scheduler, b"a", "one")
+    await show(scheduler, b"a", "other")
 
-    assert eye.batches == [1, 1]
+    assert encoder.batches == [1, 1]
 
 
-async def test_queued_images_are_encoded_in_a_batch(eye: Eye, encoding: EncoderScheduler):
-    shown = [await hold(eye, encoding, b"a"), *(show(encoding, bytes([number])) for number in range(5))]
-    await until(lambda: encoding.queued == 5)
-    eye.gate.set()
+async def test_queued_images_are_encoded_in_a_batch(encoder: FakeEncoder, scheduler: EncoderScheduler):
+    shown = [await hold(encoder, scheduler, b"a"), *(show(scheduler, bytes([number])) for number in range(5))]
+    await until(lambda: scheduler.queued == 5)
+    encoder.gate.set()
     await asyncio.gather(*shown)
 
-    assert eye.batches == [1, 4, 1]
+    assert encoder.batches == [1, 4, 1]
 
 
-async def test_failed_image_does_not_fail_its_batch(eye: Eye, encoding: EncoderScheduler):
-    shown = [await hold(eye, encoding, b"a"), *(show(encoding, file) for file in (b"b", b"", b"c"))]
-    await until(lambda: encoding.queued == 3)
-    eye.gate.set()
+async def test_failed_image_does_not_fail_its_batch(encoder: FakeEncoder, scheduler: EncoderScheduler):
+    shown = [await hold(encoder, scheduler, b"a"), *(show(scheduler, file) for file in (b"b", b"", b"c"))]
+    await until(lambda: scheduler.queued == 3)
+    encoder.gate.set()
     told = await asyncio.gather(*shown, return_exceptions=True)
 
     assert [isinstance(one, ValueError) for one in told] == [False, False, True, False]
-    assert encoding.in_flight == encoding.counters.pending_tokens == 0
+    assert scheduler.in_flight == scheduler.counters.pending_tokens == 0
 
 
-async def test_abandoned_image_is_not_encoded(eye: Eye, encoding: EncoderScheduler):
-    first, others = await hold(eye, encoding, b"a"), [show(encoding, b"b") for _ in range(2)]
-    await until(lambda: encoding.queued == 1)
+async def test_abandoned_image_is_not_encoded(encoder: FakeEncoder, scheduler: EncoderScheduler):
+    first, others = await hold(encoder, scheduler, b"a"), [show(scheduler, b"b") for _ in range(2)]
+    await until(lambda: scheduler.queued == 1)
     for other in others:
         other.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-    assert encoding.in_flight == 1
-    eye.gate.set()
+    assert scheduler.in_flight == 1
+    encoder.gate.set()
     await first
 
-    assert eye.batches == [1]
-    assert encoding.counters.pending_tokens == 0
+    assert encoder.batches == [1]
+    assert scheduler.counters.pending_tokens == 0
 
 
 def test_cache_is_bounded_and_evicts_least_recently_used():
@@ -145,123 +145,122 @@ def test_cache_is_bounded_and_evicts_least_recently_used():
 
 
 async def test_stored_embedding_is_taken_once_and_freed():
-    kept, held = EmbeddingStore(100), StoredEmbedding(torch.zeros(3, 2), "d")
-    waiting = asyncio.create_task(kept.take(["a"]))
+    store, embedding = EmbeddingStore(100), StoredEmbedding(torch.zeros(3, 2), "d")
+    waiting = asyncio.create_task(store.take(["a"]))
     await asyncio.sleep(0)
-    kept.put("a", held)
+    store.put("a", embedding)
 
-    assert await waiting == [held]
-    assert (kept.bytes, len(kept)) == (0, 0)
+    assert await waiting == [embedding]
+    assert (store.bytes, len(store)) == (0, 0)
 
 
 async def test_names_are_taken_together_or_not_at_all():
-    kept, held = EmbeddingStore(100), [StoredEmbedding(torch.zeros(3, 2), name) for name in "ab"]
-    for name, one in zip("ab", held, strict=True):
-        kept.expect(name)
-        kept.put(name, one)
-    kept.expect("c")
-    kept.fail("c", RefusalError(422, "no image"))
+    store, embeddings = EmbeddingStore(100), [StoredEmbedding(torch.zeros(3, 2), name) for name in "ab"]
+    for name, embedding in zip("ab", embeddings, strict=True):
+        store.expect(name)
+        store.put(name, embedding)
+    store.expect("c")
+    store.fail("c", RefusalError(422, "no image"))
     with pytest.raises(RefusalError, match="no image"):
-        await kept.take(["a", "c"])
+        await store.take(["a", "c"])
 
-    assert await kept.take(["b", "a"]) == held[::-1]
-    assert kept.bytes == 0
+    assert await store.take(["b", "a"]) == embeddings[::-1]
+    assert store.bytes == 0
 
 
 async def test_stored_embeddings_expire_and_are_bounded():
-    kept = EmbeddingStore(30, ttl_seconds=0.02)
-    kept.expect("a")
-    kept.expect("b")
-    kept.put("a", StoredEmbedding(torch.zeros(3, 2), "d"))
+    store = EmbeddingStore(30, ttl_seconds=0.02)
+    store.expect("a")
+    store.expect("b")
+    store.put("a", StoredEmbedding(torch.zeros(3, 2), "d"))
     with pytest.raises(RefusalError, match="are stored already"):
-        kept.put("b", StoredEmbedding(torch.zeros(3, 2), "d"))
+        store.put("b", StoredEmbedding(torch.zeros(3, 2), "d"))
     with pytest.raises(RefusalError, match="are stored already"):
-        await kept.take(["b"])
+        await store.take(["b"])
     await asyncio.sleep(0.05)
 
-    assert (kept.bytes, len(kept)) == (0, 0)
+    assert (store.bytes, len(store)) == (0, 0)
 
 
 async def test_embedding_for_dropped_name_is_not_stored():
-    kept = EmbeddingStore(100)
-    kept.expect("a")
-    kept.drop("a")
-    kept.put("a", StoredEmbedding(torch.zeros(3, 2), "d"))
-    assert (kept.bytes, len(kept)) == (0, 0)
+    store = EmbeddingStore(100)
+    store.expect("a")
+    store.drop("a")
+    store.put("a", StoredEmbedding(torch.zeros(3, 2), "d"))
+    assert (store.bytes, len(store)) == (0, 0)
 
 
 async def test_cancelled_wait_leaves_nothing():
-    kept = EmbeddingStore(100)
-    waiting = asyncio.create_task(kept.take(["never"]))
+    store = EmbeddingStore(100)
+    waiting = asyncio.create_task(store.take(["never"]))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert len(kept) == 0
+    assert len(store) == 0
 
 
 async def test_dropped_or_fetched_name_fails_at_once():
-    """The one who wanted it left, and whoever pulls for him does not know it yet."""
-    kept = EmbeddingStore(100)
+    store = EmbeddingStore(100)
     for name in ("dropped", "given"):
-        kept.expect(name)
-        kept.put(name, StoredEmbedding(torch.zeros(3, 2), "d"))
-    kept.drop("dropped")
-    await kept.take(["given"])
+        store.expect(name)
+        store.put(name, StoredEmbedding(torch.zeros(3, 2), "d"))
+    store.drop("dropped")
+    await store.take(["given"])
 
     for name in ("dropped", "given"):
         async with asyncio.timeout(1.0):
             with pytest.raises(RefusalError, match="was dropped, or fetched already") as told:
-                await kept.take([name])
+                await store.take([name])
         assert told.value.status_code == 410
         with pytest.raises(RefusalError, match=name):
-            kept.add_names(name, ["other"])
-    assert (kept.bytes, len(kept)) == (0, 0)
+            store.add_names(name, ["other"])
+    assert (store.bytes, len(store)) == (0, 0)
 
 
 async def test_number_of_remembered_dropped_names_is_bounded(monkeypatch):
     monkeypatch.setattr(keyed_futures, "MAX_NAMES", 2)
-    kept = EmbeddingStore(100)
+    store = EmbeddingStore(100)
     for name in ("a", "b", "c"):
-        kept.drop(name)
+        store.drop(name)
 
-    kept.expect("a")
+    store.expect("a")
     with pytest.raises(RefusalError, match="dropped"):
-        kept.expect("b")
+        store.expect("b")
 
 
 async def test_waiting_request_fails_if_name_is_dropped_or_late():
-    kept = EmbeddingStore(100, ttl_seconds=0.02)
-    waiting = asyncio.create_task(kept.take(["a"]))
+    store = EmbeddingStore(100, ttl_seconds=0.02)
+    waiting = asyncio.create_task(store.take(["a"]))
     await asyncio.sleep(0)
-    assert kept.drop("a")
+    assert store.drop("a")
     with pytest.raises(RefusalError, match="dropped"):
         await waiting
     with pytest.raises(RefusalError, match=r"within 0\.02 s|dropped"):
-        await kept.take(["never"])
-    assert len(kept) == 0
+        await store.take(["never"])
+    assert len(store) == 0
 
 
 @pytest.mark.parametrize("after", [False, True])
 async def test_shared_embedding_is_taken_once_per_name_and_counts_once(after):
-    kept, held = EmbeddingStore(30), StoredEmbedding(torch.zeros(3, 2), "d")
-    kept.expect("a")
+    store, embedding = EmbeddingStore(30), StoredEmbedding(torch.zeros(3, 2), "d")
+    store.expect("a")
     if after:
-        kept.put("a", held)
-    kept.add_names("a", ["b", "c"])
-    kept.put("a", held)
+        store.put("a", embedding)
+    store.add_names("a", ["b", "c"])
+    store.put("a", embedding)
 
-    assert await kept.take(["b"]) == [held]
-    assert kept.bytes == held.rows.nbytes
-    assert await kept.take(["a"]) == [held]
-    assert kept.drop("c")
-    assert (kept.bytes, len(kept)) == (0, 0)
+    assert await store.take(["b"]) == [embedding]
+    assert store.bytes == embedding.rows.nbytes
+    assert await store.take(["a"]) == [embedding]
+    assert store.drop("c")
+    assert (store.bytes, len(store)) == (0, 0)
 
 
 async def test_failed_name_leaves_no_further_name():
-    kept = EmbeddingStore(100)
-    kept.expect("a")
-    kept.add_names("a", ["b"])
-    kept.drop("a")
+    store = EmbeddingStore(100)
+    store.expect("a")
+    store.add_names("a", ["b"])
+    store.drop("a")
     with pytest.raises(RefusalError, match="dropped"):
-        await kept.take(["b"])
-    assert len(kept) == 0
+        await store.take(["b"])
+    assert len(store) == 0

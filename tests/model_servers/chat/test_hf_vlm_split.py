@@ -1,4 +1,4 @@
-"""A replica holds the half of a published model that it runs, as exactly as its parameters say."""
+"""Parts of pretrained models: a replica loads only the part it runs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""ImageProcessing that are told once their chat was asked."""
+"""Pending images, which arrive after their chat."""
 
 import asyncio
 

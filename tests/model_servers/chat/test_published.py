@@ -1,4 +1,4 @@
-"""Published architectures, tiny: what a replica answers is what ``generate`` answers from the model's own processor."""
+"""Tiny pretrained architectures: a replica generates what ``generate`` does."""
 
 import io
 import json

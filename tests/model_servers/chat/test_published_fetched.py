@@ -1,4 +1,4 @@
-"""A published model from an object store and from a hub is the one that was put there."""
+"""Pretrained models fetched from an object store and the Hub."""
 
 import json
 from collections.abc import Iterator

@@ -48,7 +48,7 @@ async def asker(replica: Replica) -> AsyncIterator[Asker]:
 
 
 def alone(architecture: Architecture, text: str, images: int, seed: int, tokens: int) -> str:
-    """What the model says when transformers' own ``generate`` runs it."""
+    """Text that transformers' ``generate`` returns."""
     stored = models.random_model(1, architecture)
     ids = prompt(stored.tokenizer, text, images, page_tokens=models.placeholders(architecture))
     inputs: dict[str, Any] = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))}
@@ -59,7 +59,7 @@ def alone(architecture: Architecture, text: str, images: int, seed: int, tokens:
         written = stored.model.generate(**inputs, max_new_tokens=tokens)
     return evaluate.decode_answer(stored.tokenizer, written[0, len(ids) :].tolist()).rstrip(
         "�"
-    )  # half a character is not told
+    )  # an incomplete character is not released
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -103,7 +103,7 @@ async def test_disaggregated_stages_equal_colocated_model(asker: Asker):
 
 
 def asked_about(references: list[dict[str, Any]]) -> InferRequest:
-    """A question about page 2 of some that are pulled."""
+    """A question about page 2 of some referenced pages."""
     content = [*({"type": "image"} for _ in references), {"type": "text", "text": "Read page 2."}]
     return InferRequest(
         "text",

@@ -1,4 +1,4 @@
-"""A stored model's own template spells its chats, as transformers' processor would; what callers write stays words."""
+"""Stored chat templates: prompts equal transformers' processor; callers' text stays text."""
 
 import io
 import json

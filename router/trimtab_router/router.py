@@ -34,7 +34,7 @@ from trimtab_router.admission.memory_budget import MemoryBudget, Reservation
 from trimtab_router.admission.tenant import is_slow_to_rewrite, options_inputs, with_tenant
 from trimtab_router.admission.validation import VERSION, ValidatedRequest, decode_and_validate, validate_header
 from trimtab_router.clock import EventLoopClock
-from trimtab_router.execution.executor import RequestState
+from trimtab_router.execution.executor import ClientContext, RequestState
 from trimtab_router.execution.slo import SloResolver
 from trimtab_router.factory import create_executor, create_transports
 from trimtab_router.limits import Limits, decoded_bytes, decoding_bytes
@@ -50,8 +50,12 @@ from trimtab_router.scheduling.interfaces import Clock, Transport
 from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.policies.interface import Policy
 from trimtab_router.scheduling.stage_scheduler import StageScheduler
-from trimtab_router.scheduling.stage_tasks import stage_tasks
-from trimtab_router.scheduling.task_registration import learn_declared_tasks, register_task, unregister_task
+from trimtab_router.scheduling.task_registration import (
+    learn_declared_tasks,
+    register_task,
+    stage_tasks,
+    unregister_task,
+)
 from trimtab_router.transport.token_counts import fetch_token_counts
 
 BODY_SECONDS = 10.0
@@ -341,8 +345,8 @@ class Router:
     def _prepare_policy(self, scheduler: StageScheduler) -> None:
         """Precompute the policy's tables for the current plan in a thread, so that decisions do not wait."""
         if self._policy.prepare is not None and not self.draining:
-            outlook, variant = scheduler.latency_model, scheduler.plan.variant
-            self._table_builder.submit(self._policy.prepare(outlook.points(variant), outlook.max_batch_rows(variant)))
+            model, variant = scheduler.latency_model, scheduler.plan.variant
+            self._table_builder.submit(self._policy.prepare(model.points(variant), model.max_batch_rows(variant)))
 
     def _limit_bounds(self) -> LimitBounds | None:
         """Bounds that the ready replicas set, None while a stage has none."""
@@ -383,12 +387,14 @@ class Router:
             terms,
             arrived_at=call.arrived_at,
             on_end=partial(_complete, ended),
-            hold_bytes=call.reservation.record if call.reservation else None,
-            request_id=call.request_id,
-            trace_parent=call.trace_parent,
-            listener=call.listener,
             images=_image_count(validated.inputs),
             task_stages=resolved.stages,
+            client=ClientContext(
+                call.request_id,
+                call.trace_parent,
+                call.listener,
+                call.reservation.record if call.reservation else None,
+            ),
         )
         if state.prompt_tokens:
             self.accounting.prompt_tokens.record(self._clock.now, state.prompt_tokens)
@@ -402,7 +408,7 @@ class Router:
         needed = [self.schedulers[node.name] for node in self._graph.needed(validated.requested_outputs)]
         return resolve_task(
             task,
-            [stage_tasks(scheduler.latency_model, scheduler.replicas, task) for scheduler in needed],
+            [stage_tasks(scheduler, task) for scheduler in needed],
             self.pipeline.spec,
             validated.inputs,
         )

@@ -139,5 +139,5 @@ def _requested_outputs(pipeline: str, spec: InferencePipelineSpec, request: Infe
     outputs = tuple(output.name for output in request.requested_outputs)
     if len(set(outputs)) != len(outputs):
         duplicate = next(name for name in outputs if outputs.count(name) > 1)
-        raise invalid(f"the request names an output duplicate: {duplicate!r}")
+        raise invalid(f"the request names an output twice: {duplicate!r}")
     return outputs

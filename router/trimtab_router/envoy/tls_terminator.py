@@ -12,7 +12,7 @@ from trimtab_router.envoy import certificates
 from trimtab_router.envoy.http_filters import address, typed
 
 Json = dict[str, Any]
-_SERVER = "server_cluster"
+_SERVER = "server"
 
 
 def terminator_bootstrap(identity: ReplicaIdentity, *, port: int, served_port: int, folder: Path) -> Json:

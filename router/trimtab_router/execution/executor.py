@@ -7,6 +7,7 @@ router and the simulator share this code.
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,22 @@ MAX_EMBEDDING_LOSSES = 3
 """Number of times that a request's embeddings may be lost before it fails."""
 Listener = Callable[[int, Chunk | LastChunk], None]
 """Called with the row and its next chunk."""
+
+
+class ClientContext(NamedTuple):
+    """What the client of a request sends and receives besides its tensors."""
+
+    request_id: str = ""
+    """Forwarded as `x-request-id`."""
+    trace_parent: str = ""
+    """Forwarded as `traceparent`."""
+    listener: Listener | None = None
+    """Called with each chunk of a streamed response."""
+    hold_bytes: Callable[[int], None] | None = None
+    """Called with the size of each stage's outputs, which are stored until the request ends."""
+
+
+NO_CONTEXT = ClientContext()
 
 
 class PipelineExecutor:
@@ -244,12 +261,9 @@ class RequestState:
         terms: options and deadlines.
         arrived_at: seconds of the executor's clock.
         on_end: called once when the request ends. `refusal` is set if it failed.
-        hold_bytes: called with the size of each stage's outputs, which are stored until the request ends.
-        request_id: forwarded as `x-request-id`.
-        trace_parent: forwarded as `traceparent`.
-        listener: called with each chunk of a streamed response.
         images: number of images per chat.
         task_stages: stages whose models have the task that the request names.
+        client: request id, trace and listener of the client.
     """
 
     has_client = True
@@ -282,7 +296,7 @@ class RequestState:
         "trace_parent",
     )
 
-    def __init__(  # noqa: PLR0913 - created in one place
+    def __init__(
         self,
         executor: PipelineExecutor,
         cursor: GraphCursor,
@@ -290,26 +304,21 @@ class RequestState:
         *,
         arrived_at: float,
         on_end: "Callable[[RequestState], None]",
-        hold_bytes: Callable[[int], None] | None = None,
-        request_id: str = "",
-        trace_parent: str = "",
-        listener: "Listener | None" = None,
         images: int = 0,
         task_stages: Collection[str] = (),
+        client: ClientContext = NO_CONTEXT,
     ) -> None:
         options, self.deadline, completion_deadline = terms
         self.stream = StreamTiming(arrived_at, images)
         self.completion_deadline = self.deadline if completion_deadline is None else completion_deadline
-        self.has_listener = listener is not None
-        self._listener = listener
+        self.request_id, self.trace_parent, self._listener, self._hold_bytes = client
+        self.has_listener = self._listener is not None
         self.cursor = cursor
         self.options = options
         self.task_stages = task_stages
         self.min_accuracy = options.min_accuracy(cursor.rows) if options.accuracy_floor else 0.0
         """Minimum expected accuracy of the response."""
         self.arrived_at = arrived_at
-        self.request_id = request_id
-        self.trace_parent = trace_parent
         self.done = False
         self.refusal: Refusal | None = None
         """Why the request ended without a result."""
@@ -332,7 +341,6 @@ class RequestState:
         """Mean length of its prompts by generation stage, if known at arrival."""
         self._executor = executor
         self._on_end = on_end
-        self._hold_bytes = hold_bytes
 
     def on_chunk(self, request: StageRequest, row: int, chunk: Chunk | LastChunk, now: float) -> None:
         """Record a chunk of the response, and pass it to the listener."""

@@ -28,17 +28,17 @@ class EnvoyControl:
     """
 
     def __init__(self, settings: EdgeSettings, *, namespace: str, pipeline: str, max_seconds: float) -> None:
-        self._settings = settings
+        self.settings = settings
         self._labels = {"namespace": namespace, "pipeline": pipeline}
         self._max_seconds = max_seconds
-        self._routes = b""
+        self.routes = b""
         if not (settings.keys_file or settings.keys_secret):
             self.use_keys(())
 
     def use_keys(self, keys: Sequence[HashedKey]) -> None:
         """Accept these keys, and no others, from Envoy's next poll on."""
-        routes = envoy_routes(self._settings, keys, **self._labels, max_seconds=self._max_seconds)
-        self._routes = route_discovery_response(routes)
+        routes = envoy_routes(self.settings, keys, **self._labels, max_seconds=self._max_seconds)
+        self.routes = route_discovery_response(routes)
 
     def server(self) -> web.Server:
         return web.Server(self._respond, access_log=None)
@@ -46,12 +46,12 @@ class EnvoyControl:
     async def _respond(self, request: web.BaseRequest) -> web.Response:
         if request.path == "/v3/discovery:routes":
             await request.read()
-            if not self._routes:
+            if not self.routes:
                 return web.Response(status=503)  # keys are not read yet; Envoy keeps its current routes
-            return web.Response(body=self._routes, content_type="application/json")
+            return web.Response(body=self.routes, content_type="application/json")
         number = request.path.removeprefix(_JWKS)
-        if request.path.startswith(_JWKS) and number.isdecimal() and int(number) < len(self._settings.jwt):
-            return _jwks_response(Path(self._settings.jwt[int(number)].jwks))
+        if request.path.startswith(_JWKS) and number.isdecimal() and int(number) < len(self.settings.jwt):
+            return _jwks_response(Path(self.settings.jwt[int(number)].jwks))
         return web.Response(status=404)
 
 

@@ -66,7 +66,7 @@ class Listeners:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._requests: list[Listener] = []
+        self.request_listeners: list[Listener] = []
         self._others: list[Listener] = []
         self._services: GrpcServices | None = None
         self.overload_task: asyncio.Task[None] | None = None
@@ -77,13 +77,13 @@ class Listeners:
     async def listen_without_proxy(self, host: str, rest_port: int) -> None:
         """Listen for plain REST. Raises OSError if the port is in use."""
         server = HttpServer(self._router, serves_grpc=False).server()
-        self._requests.append(await Listener(server).on_port(host, rest_port))
-        self.rest_port = self._requests[-1].port
+        self.request_listeners.append(await Listener(server).on_port(host, rest_port))
+        self.rest_port = self.request_listeners[-1].port
 
     async def listen_behind_envoy(self, sockets: Sockets, settings: EdgeSettings) -> EnvoyControl:
         """Listen for Envoy on the sockets. Returns the control through which Envoy gets its API keys."""
         server = HttpServer(self._router, serves_grpc=True).server()
-        self._requests.append(await Listener(server).on_socket(sockets.requests))
+        self.request_listeners.append(await Listener(server).on_socket(sockets.requests))
         self._services = GrpcServices(self._router)
         await self._services.open(sockets.services)
         control = EnvoyControl(
@@ -111,7 +111,7 @@ class Listeners:
 
     @property
     def _connected(self) -> bool:
-        return any(server.connected for server in self._requests)
+        return any(server.connected for server in self.request_listeners)
 
     async def terminate(self, linger_seconds: float) -> None:
         """Report not ready and ask clients to connect elsewhere, while requests are still served."""
@@ -128,7 +128,7 @@ class Listeners:
         if self.envoy is not None:
             await self.envoy.stop_listening()
         else:
-            for server in self._requests:
+            for server in self.request_listeners:
                 await server.stop_listening()
         await self._router.drain(self._router.pipeline.spec.slo.drain_seconds)
         if self.envoy is None:
@@ -140,7 +140,7 @@ class Listeners:
             await self.envoy.close()
         if self._services is not None:
             await self._services.close()
-        for server in (*self._requests, *self._others):
+        for server in (*self.request_listeners, *self._others):
             await server.close()
 
     async def _await_disconnects(self) -> None:

@@ -12,7 +12,7 @@ PEAK_SECONDS = 10
 RECENT_SECONDS = 60
 RISING_SECONDS, FALLING_SECONDS = 5, 20
 MIN_REQUESTS = 20
-"""Minimum number of requests from which a change can be told from chance."""
+"""Minimum number of requests from which a change can be distinguished from chance."""
 STANDARD_ERRORS = 3.0
 """Confidence bound: chance moves a mean further than this once in a thousand samples."""
 

@@ -1,7 +1,7 @@
 """`PartialImages`: references to all images of one chat while some of them are still being encoded.
 
 A prompt depends on the number of embedding rows of each image, and prefix caching on the content of the images. Both
-are complete_results before an image is encoded: the number of rows follows from its size alone, as learned from another image of
+are known before an image is encoded: the number of rows follows from its size alone, as learned from another image of
 that size, and the content from its file.
 """
 
@@ -58,7 +58,7 @@ class PartialImages:
 
     Args:
         files: all images of the chat, in order.
-        sizes: complete_results results by image size, updated with this chat's.
+        sizes: known results by image size, updated with this chat's.
     """
 
     def __init__(self, files: Sequence[bytes], sizes: ImageSizeCache) -> None:

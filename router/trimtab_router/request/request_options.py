@@ -143,7 +143,7 @@ def _task(parameters: Parameters) -> str:
         raise invalid(f"parameter {TASK!r} is {task!r}; it must be the name of a task")
     if len(task) > _MAX_TASK_CHARACTERS:
         raise invalid(
-            f"parameter {TASK!r} has {len(task)} characters; a task's name has at maximum {_MAX_TASK_CHARACTERS}"
+            f"parameter {TASK!r} has {len(task)} characters; a task's name has at most {_MAX_TASK_CHARACTERS}"
         )
     return task
 

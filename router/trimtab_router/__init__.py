@@ -1,1 +1,1 @@
-"""Carries requests through a pipeline: ingress, one deadline queue a stage, batches, dispatch, metrics."""
+"""Router of one pipeline: ingress, admission, execution, scheduling, transport and observability."""

@@ -1,4 +1,4 @@
-"""A model server that writes answers, as decision 41 has it, and chats for it."""
+"""Fake model server that streams chats (decision 41), and chats for it."""
 
 import asyncio
 import base64
@@ -12,7 +12,7 @@ import numpy as np
 from aiohttp import web
 
 from tests.builders import a_variant
-from tests.router.fakes import FakeReplica, a_pipeline
+from tests.router.fakes import FakeReplica, a_pipeline, unbounded_request
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import rest
 
@@ -29,7 +29,7 @@ INPUTS = (
 
 
 def a_writer(*extra: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """A stage that writes, from the request's own tensors unless told otherwise."""
+    """A generation stage that reads the request's own tensors by default."""
     own = [
         {"name": i["name"], "from": f"request.inputs.{i['name']}", "optional": i.get("optional", False)} for i in INPUTS
     ]
@@ -83,11 +83,10 @@ class ChatReplica(FakeReplica):
         super().__post_init__()
         self.steps = asyncio.Semaphore(0)
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def answer_request(self, request: web.BaseRequest) -> web.StreamResponse:
         action = request.path.rpartition("/")[2]
         if action not in {"generate_stream", "count"}:
-            return await super()._answer(request)
-        request._client_max_size = 0
+            return await super().answer_request(request)
         asked = rest.decode_request("m", await request.read(), request.headers.get(rest.HEADER_LENGTH))
         inputs = {tensor.name: tensor.array for tensor in asked.inputs}
         chat = Written(
@@ -99,11 +98,11 @@ class ChatReplica(FakeReplica):
         if self.refusing is not None:
             return web.json_response({"error": self.refusing[1]}, status=self.refusing[0])
         if action == "count":
-            self.counted += [json.loads(told) for told in inputs.get("references", ())]
+            self.counted += [json.loads(body) for body in inputs.get("references", ())]
             return web.json_response(self.counts)
         self.written.append(chat)
         if self.dies_reading:
-            return await self._break(request, web.StreamResponse(), chat)
+            return await self.break_stream(request, web.StreamResponse(), chat)
         return await self._counted(request, chat)
 
     async def _counted(self, request: web.BaseRequest, chat: Written) -> web.StreamResponse:
@@ -111,14 +110,14 @@ class ChatReplica(FakeReplica):
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
-            return await self._write(request, chat)
+            return await self.write_stream(request, chat)
         except (asyncio.CancelledError, ConnectionError):
             chat.ended = chat.ended or "left"
             raise
         finally:
             self.running -= 1
 
-    async def _write(self, request: web.BaseRequest, chat: Written) -> web.StreamResponse:
+    async def write_stream(self, request: web.BaseRequest, chat: Written) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await self.gate.wait()
@@ -128,12 +127,12 @@ class ChatReplica(FakeReplica):
             if self.stepped:
                 await self.steps.acquire()
             if number == self.break_after:
-                return await self._break(request, response, chat)
+                return await self.break_stream(request, response, chat)
             if self.alive:
                 await response.write(b": \n\n")
             text = word + " " * (number + 1 < len(words))
-            told = {"text": text, "tokens": 1} | ({"logprob": -0.5} if chat.options.get("logprobs") else {})
-            await response.write(b"data: " + json.dumps(told).encode() + b"\n\n")
+            body = {"text": text, "tokens": 1} | ({"logprob": -0.5} if chat.options.get("logprobs") else {})
+            await response.write(b"data: " + json.dumps(body).encode() + b"\n\n")
             if self.pace_seconds:
                 await asyncio.sleep(self.pace_seconds)
         images = 4 * len(chat.images)
@@ -149,7 +148,9 @@ class ChatReplica(FakeReplica):
         chat.ended = "whole"
         return response
 
-    async def _break(self, request: web.BaseRequest, response: web.StreamResponse, chat: Written) -> web.StreamResponse:
+    async def break_stream(
+        self, request: web.BaseRequest, response: web.StreamResponse, chat: Written
+    ) -> web.StreamResponse:
         chat.ended = self.breaks
         self.break_after = None
         match self.breaks:
@@ -162,7 +163,13 @@ class ChatReplica(FakeReplica):
 
     async def start(self) -> "FakeReplica":
         self._runner = web.ServerRunner(
-            web.Server(self._answer, access_log=None, handler_cancellation=True), shutdown_timeout=0
+            web.Server(
+                self.answer_request,
+                access_log=None,
+                handler_cancellation=True,
+                request_factory=unbounded_request,
+            ),
+            shutdown_timeout=0,
         )
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.host, self.port, ssl_context=self.tls)
@@ -203,7 +210,7 @@ def events(raw: bytes) -> list[Any]:
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
-def words_of(told: Sequence[Any], choice: int = 0) -> str:
+def words_of(body: Sequence[Any], choice: int = 0) -> str:
     """What a choice of a stream says, joined."""
-    chosen = [each["choices"][0] for each in told if isinstance(each, dict) and each.get("choices")]
+    chosen = [each["choices"][0] for each in body if isinstance(each, dict) and each.get("choices")]
     return "".join(each["delta"].get("content", "") for each in chosen if each["index"] == choice)

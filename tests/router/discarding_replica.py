@@ -1,4 +1,4 @@
-"""A model server in a process of its own that reads the largest batches without keeping them, and answers y = 1."""
+"""Model server process that reads large batches without storing them, and returns y = 1."""
 
 import asyncio
 import json

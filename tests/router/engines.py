@@ -1,4 +1,4 @@
-"""An engine that speaks OpenAI's chats over real HTTP, as vLLM and SGLang do, and stages that such an engine serves."""
+"""Fake engine with an OpenAI API over real HTTP, and stages for it."""
 
 import json
 from collections.abc import Mapping
@@ -45,27 +45,26 @@ class Engine(ChatReplica):
     def endpoint(self, **changes: Any) -> Endpoint:
         return super().endpoint(protocol="OpenAI", ready_path="/health", model_names={"small": MODEL}, **changes)
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def answer_request(self, request: web.BaseRequest) -> web.StreamResponse:
         self.paths.add(request.path)
         if request.path == "/health":
             self.probes += 1
             return web.Response(status=200 if self.ready else 503)
         if request.path != "/v1/chat/completions":
             return web.json_response({"detail": "Not Found"}, status=404)
-        request._client_max_size = 0
         asked = json.loads(await request.read())
         self.asked.append(asked)
         self.ids.append(request.headers["x-request-id"])
         if asked["model"] != MODEL:
             return web.json_response({"error": {"message": f"no model {asked['model']}", "code": 404}}, status=404)
         if self.answers:
-            status, told = self.answers.pop(0)
-            return web.json_response(told, status=status)
+            status, reply = self.answers.pop(0)
+            return web.json_response(reply, status=status)
         chat = Written(asked["messages"], asked, [], {})
         self.written.append(chat)
         return await self._counted(request, chat)
 
-    async def _write(self, request: web.BaseRequest, chat: Written) -> web.StreamResponse:
+    async def write_stream(self, request: web.BaseRequest, chat: Written) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         await self.gate.wait()
@@ -77,7 +76,7 @@ class Engine(ChatReplica):
             if self.stepped:
                 await self.steps.acquire()
             if number == self.break_after:
-                return await self._break(request, response, chat)
+                return await self.break_stream(request, response, chat)
             text = word + " " * (number + 1 < len(words))
             likely = {"content": [{"token": text, "logprob": -0.5}]} if "logprobs" in chat.options else None
             await response.write(_chunk({"content": text}, logprobs=likely))
@@ -90,12 +89,14 @@ class Engine(ChatReplica):
         if self.last is not None:
             return [f"data: {last}\n\n".encode() for last in self.last]
         usage = {"prompt_tokens": 12, "completion_tokens": words, "total_tokens": 12 + words}
-        told = {"choices": [], "usage": usage | {"prompt_tokens_details": self.details}}
-        return [_chunk({}, finish_reason=reason), _event(told), b"data: [DONE]\n\n"]
+        reply = {"choices": [], "usage": usage | {"prompt_tokens_details": self.details}}
+        return [_chunk({}, finish_reason=reason), _event(reply), b"data: [DONE]\n\n"]
 
-    async def _break(self, request: web.BaseRequest, response: web.StreamResponse, chat: Written) -> web.StreamResponse:
+    async def break_stream(
+        self, request: web.BaseRequest, response: web.StreamResponse, chat: Written
+    ) -> web.StreamResponse:
         if self.breaks != "error":
-            return await super()._break(request, response, chat)
+            return await super().break_stream(request, response, chat)
         chat.ended, self.break_after = self.breaks, None
         await response.write(_event({"error": {"message": "CUDA out of memory", "type": "server_error", "code": 500}}))
         return response
@@ -106,5 +107,5 @@ def _chunk(delta: Mapping[str, Any], finish_reason: str | None = None, **fields:
     return _event({"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [choice]})
 
 
-def _event(told: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(told).encode() + b"\n\n"
+def _event(reply: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(reply).encode() + b"\n\n"

@@ -1,4 +1,4 @@
-"""A model server that keeps state and speaks the data port's protocol over real HTTP, and a router in front of such."""
+"""Fake model server of the data port's protocol over real HTTP, and a router in front of it."""
 
 import asyncio
 import io
@@ -55,6 +55,12 @@ class Seen:
     id: str
 
 
+def unbounded_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+    """A request whose body may have any size."""
+    loop = asyncio.get_running_loop()
+    return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=0)
+
+
 @dataclass
 class FakeReplica:
     """A model server of one stage.
@@ -90,7 +96,9 @@ class FakeReplica:
         self._runner: web.ServerRunner | None = None
 
     async def start(self) -> "FakeReplica":
-        self._runner = web.ServerRunner(web.Server(self._answer, access_log=None), shutdown_timeout=0)
+        self._runner = web.ServerRunner(
+            web.Server(self.answer_request, access_log=None, request_factory=unbounded_request), shutdown_timeout=0
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.host, self.port, ssl_context=self.tls)
         await site.start()
@@ -123,7 +131,7 @@ class FakeReplica:
             **{"name": self.name, "address": f"{self.host}:{self.port}", "variants": tuple(self.variants)} | changes
         )
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def answer_request(self, request: web.BaseRequest) -> web.StreamResponse:
         *_, variant, action = request.path.split("/")
         if action == "ready":
             self.probes += 1
@@ -132,7 +140,6 @@ class FakeReplica:
             return web.json_response({"ready": known}, status=200 if known else 404)
         if request.path == f"/v2/models/{action}":
             return web.json_response({"name": action, "parameters": self.facts()})
-        request._client_max_size = 0
         asked = rest.decode_request(variant, await request.read(), request.headers.get(rest.HEADER_LENGTH))
         inputs = {tensor.name: tensor.array for tensor in asked.inputs}
         rows = len(next(iter(inputs.values())))

@@ -101,12 +101,12 @@ class Encoder(FakeReplica):
         self.kept |= {f"{keep}-{row}" for row in range(rows)}
         return {"references": told(inputs["images"])}
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def answer_request(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path.endswith("/count"):
             asked = rest.decode_request("m", await request.read(), request.headers.get(rest.HEADER_LENGTH))
             return web.json_response({"rows": [ROWS] * len(asked.inputs[0].array)})
         if "/embeddings/" not in request.path:
-            return await super()._answer(request)
+            return await super().answer_request(request)
         names = set(expand_embedding_ids(request.path.rpartition("/")[2]))
         if request.method == "POST" and not self.shares:
             return web.json_response({"error": "too many names"}, status=429)
@@ -140,9 +140,9 @@ class Beginner(ChatReplica):
         self.facts = lambda: {"partial_prefill": True}
         self._all = asyncio.Condition()
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def answer_request(self, request: web.BaseRequest) -> web.StreamResponse:
         if "/references/" not in request.path:
-            return await super()._answer(request)
+            return await super().answer_request(request)
         if self.deaf:
             return web.json_response({"error": "cannot hear"}, status=500)
         async with self._all:
@@ -150,12 +150,12 @@ class Beginner(ChatReplica):
             self._all.notify_all()
         return web.json_response({"resolved": len(self.told_of)})
 
-    async def _write(self, request: web.BaseRequest, chat: Written) -> web.StreamResponse:
+    async def write_stream(self, request: web.BaseRequest, chat: Written) -> web.StreamResponse:
         given = json.loads(chat.inputs["references"][0]) if "references" in chat.inputs else []
         awaited = {one["digest"] for one in given if one["url"] == PENDING}
         async with self._all:
             await self._all.wait_for(lambda: awaited <= {one["digest"] for one in self.told_of})
-        return await super()._write(request, chat)
+        return await super().write_stream(request, chat)
 
 
 def an_encoder() -> dict[str, Any]:

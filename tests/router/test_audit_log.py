@@ -1,4 +1,4 @@
-"""The audit log of the administrative port: who else than probes and scrapes calls, and what was refused."""
+"""Audit log of the admin port."""
 
 import asyncio
 import json
@@ -22,20 +22,24 @@ STATE = AdminCall("GET", "/trimtab/v1/state", "10.0.0.7", 200)
 POST = AdminCall("POST", "/trimtab/v1/state", "10.0.0.9", 405)
 
 
-def told(audit: AdminAuditLog, calls: Sequence[tuple[AdminCall, float]]) -> list[dict[str, Any]]:
+def logged_lines(audit: AdminAuditLog, calls: Sequence[tuple[AdminCall, float]]) -> list[dict[str, Any]]:
     lines = [audit.line(call, now) for call, now in calls]
     return [json.loads(line) for line in lines if line is not None]
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/v2/health/live", "/v2/health/ready", "/readyz"])
 def test_probes_and_scrapes_are_logged_only_if_refused(path: str):
-    assert told(AdminAuditLog(), [(AdminCall("GET", path, "a", status), 0.0) for status in (200, 503)]) == []
-    assert [line["status"] for line in told(AdminAuditLog(), [(AdminCall("POST", path, "a", 405), 0.0)])] == [405]
+    assert logged_lines(AdminAuditLog(), [(AdminCall("GET", path, "a", status), 0.0) for status in (200, 503)]) == []
+    assert [line["status"] for line in logged_lines(AdminAuditLog(), [(AdminCall("POST", path, "a", 405), 0.0)])] == [
+        405
+    ]
 
 
 def test_repeated_reads_are_logged_once_an_hour():
     other = AdminCall("GET", "/trimtab/v1/state", "10.0.0.8", 200)
-    lines = told(AdminAuditLog(), [*((STATE, float(n)) for n in range(10)), (other, 10.0), (STATE, READ_SECONDS + 1)])
+    lines = logged_lines(
+        AdminAuditLog(), [*((STATE, float(n)) for n in range(10)), (other, 10.0), (STATE, READ_SECONDS + 1)]
+    )
 
     assert lines == [
         {
@@ -52,7 +56,9 @@ def test_repeated_reads_are_logged_once_an_hour():
 
 
 def test_repeated_refusals_are_counted():
-    lines = told(AdminAuditLog(), [(POST, 0.0), (POST, 1.0), (POST, REFUSED_SECONDS), (POST, 2 * REFUSED_SECONDS)])
+    lines = logged_lines(
+        AdminAuditLog(), [(POST, 0.0), (POST, 1.0), (POST, REFUSED_SECONDS), (POST, 2 * REFUSED_SECONDS)]
+    )
 
     assert [line.get("more_since_last_line") for line in lines] == [None, 1, None]
 
@@ -105,5 +111,5 @@ async def test_process_writes_plain_json_audit_lines(tmp_path):
     process.terminate()
     _, errors = await process.communicate()
 
-    told = [json.loads(line) for line in errors.decode().splitlines() if line.startswith("{")]
-    assert [(line["method"], line["path"]) for line in told] == [("DELETE", "/stop")]
+    lines_read = [json.loads(line) for line in errors.decode().splitlines() if line.startswith("{")]
+    assert [(line["method"], line["path"]) for line in lines_read] == [("DELETE", "/stop")]

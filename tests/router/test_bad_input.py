@@ -1,4 +1,4 @@
-"""Every kind of bad input: its code, its message, and the others unharmed, through both front listeners."""
+"""Invalid input over REST and gRPC: codes, messages, and no effect on other requests."""
 
 import gzip
 import json
@@ -96,7 +96,7 @@ async def test_unsupported_extensions_are_refused_by_name(rig, path, method):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await (await rig.channel()).unary_unary(call, None, None)(b"")
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert f"{call} is not supported: nothing is served there" in (caught.value.details() or "")
+    assert f"{call} is not supported: unknown path" in (caught.value.details() or "")
 
 
 @pytest.mark.parametrize(("name", "value"), [("sequence_id", 5), ("sequence_id", "a"), ("sequence_start", True)])
@@ -175,7 +175,7 @@ async def test_grpc_messages_that_are_none(rig):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(b"\xff\xff")
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "the message is not a ModelInferRequest of Open Inference Protocol V2" in str(caught.value.details())
+    assert "the message is not a ModelInferRequest of the Open Inference Protocol V2" in str(caught.value.details())
 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(bytes(2 * MEBIBYTE))

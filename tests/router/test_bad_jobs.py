@@ -1,4 +1,4 @@
-"""Jobs over several senses that cannot be answered: their codes, what would be right, and nobody else harmed."""
+"""Multimodal jobs that cannot be served: their codes and messages, and no effect on other jobs."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ BAD_JOBS = {
         "InvalidArgument",
         "input 'image' holds NaN or an infinity",
     ),
-    "a probability of no floor": (a_job(**{PROBABILITY: 0.9}), "InvalidArgument", f"send '{FLOOR}' too"),
+    "a probability of no floor": (a_job(**{PROBABILITY: 0.9}), "InvalidArgument", f"requires '{FLOOR}'"),
     "a floor that is none": (a_job(**{FLOOR: 1.5}), "InvalidArgument", "must be a number from 0 to 1"),
 }
 
@@ -60,8 +60,8 @@ async def test_bad_jobs_are_refused_over_both_protocols(policy):
         await replica.arrived.wait()
         for kind, (job, reason, message) in BAD_JOBS.items():
             status, body, headers = await rig.rest(job)
-            told = (kind, status, headers.get("x-trimtab-reason"), message in str(body))
-            assert told == (kind, 400, reason, True), body
+            reply = (kind, status, headers.get("x-trimtab-reason"), message in str(body))
+            assert reply == (kind, 400, reason, True), body
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await rig.grpc(job)
             assert (kind, caught.value.code()) == (kind, grpc.StatusCode.INVALID_ARGUMENT)
@@ -96,9 +96,9 @@ async def test_only_the_job_with_a_corrupt_item_is_refused():
         replica.gate.clear()
         first = asyncio.ensure_future(rig.rest(a_job()))
         await replica.arrived.wait()
-        culprit = InferRequest("sample", (Tensor.of("image", corrupt), *a_job(3, ("sound",)).inputs))
-        calls = [asyncio.ensure_future(rig.rest(job)) for job in (a_job(2), culprit, a_job(2))]
-        over_grpc = asyncio.ensure_future(rig.grpc(culprit))
+        corrupt_job = InferRequest("sample", (Tensor.of("image", corrupt), *a_job(3, ("sound",)).inputs))
+        calls = [asyncio.ensure_future(rig.rest(job)) for job in (a_job(2), corrupt_job, a_job(2))]
+        over_grpc = asyncio.ensure_future(rig.grpc(corrupt_job))
         await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 10)
         replica.gate.set()
 

@@ -1,4 +1,4 @@
-"""Bodies: what arrives is what is reserved, in bounded time, unpacked within bounds; nothing is decoded for nobody."""
+"""Request bodies: reserved as they arrive, bounded in time and size, decoded only if served."""
 
 import asyncio
 import gzip
@@ -45,7 +45,7 @@ async def test_announced_bodies_do_not_block_others():
         waiting = [await send(rig, announced) for _ in range(20)]
         await rig.until(lambda: rig.router.memory.requests == 20)
 
-        assert rig.router.memory.active_requests == 0  # else the window would take them for a crowd, and let nobody in
+        assert rig.router.memory.active_requests == 0  # else they would count against the concurrency limit
         assert (await rig.rest(a_request()))[0] == 200
         assert rig.value("trimtab_bytes_in_flight") == 0
         for _, writer in waiting:
@@ -138,7 +138,7 @@ async def test_unpacked_bytes_count_while_they_are_unpacked():
     ],
 )
 async def test_request_for_unknown_model_is_not_decoded(model, changes, message):
-    """The values could not be decoded: whoever tried would say so instead."""
+    """The values cannot be decoded, so decoding would be reported instead."""
     tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": ["no", "numbers", "at", "all"]} | changes
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
         status, error, _ = await rig.post(model, json.dumps({"inputs": [tensor]}).encode())
@@ -188,7 +188,7 @@ async def test_odd_bodies_are_counted_refusals_or_served(body, headers, message)
 
 
 class BrokenTracer(NoOpTracer):
-    """An error of ours, where nobody expects one."""
+    """An unexpected internal error."""
 
     def start_span(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("pod-7 has lost its way")
@@ -228,7 +228,7 @@ async def test_body_completed_while_draining_is_refused():
         assert await rig.outcomes() == {"refused": 1}
 
 
-async def test_what_waits_to_be_decoded_when_the_router_stops_still_is():
+async def test_queued_decoding_finishes_while_draining():
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
         pending = rest.read_request("sample", slow_to_decode(), None)
         reservations = [await rig.router.admit(time.monotonic()) for _ in range(8)]

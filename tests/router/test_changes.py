@@ -1,4 +1,4 @@
-"""Plans and endpoints change while requests are in flight: nothing is lost, and what changes does so when it can."""
+"""Changes of plans and endpoints while requests are in flight."""
 
 import asyncio
 import json

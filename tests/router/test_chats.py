@@ -1,4 +1,4 @@
-"""Chats through the whole router over real HTTP, with model servers that write behind it."""
+"""Chats through the router over real HTTP, with fake model servers."""
 
 import asyncio
 import json
@@ -37,14 +37,14 @@ async def tell(rig, chat):
 async def test_complete_response_and_its_upstream_request():
     replica = ChatReplica()
     async with chatting(replica) as rig:
-        status, told, headers = await ask(
+        status, body, headers = await ask(
             rig, a_chat("one two", a_png(), max_tokens=1, seed=5), **{"x-request-id": "abc"}
         )
 
-        assert (status, headers["x-request-id"], told["id"]) == (200, "abc", "chatcmpl-abc")
-        assert told["choices"][0]["message"]["content"] == "one"
-        assert told["choices"][0]["finish_reason"] == "length"
-        assert told["usage"]["prompt_tokens_details"]["image_tokens"] == 4
+        assert (status, headers["x-request-id"], body["id"]) == (200, "abc", "chatcmpl-abc")
+        assert body["choices"][0]["message"]["content"] == "one"
+        assert body["choices"][0]["finish_reason"] == "length"
+        assert body["usage"]["prompt_tokens_details"]["image_tokens"] == 4
         (written,) = replica.written
         assert written.images == [a_png()]
         assert written.messages == [
@@ -101,13 +101,13 @@ async def test_idle_stream_sends_keep_alives(monkeypatch: pytest.MonkeyPatch):
 async def test_choices_are_rows_of_their_own_in_one_stream():
     replica = ChatReplica(alive=True)
     async with chatting(replica) as rig:
-        told = await tell(rig, a_chat("a b c", n=3, seed=7, stream_options={"include_usage": True}))
+        body = await tell(rig, a_chat("a b c", n=3, seed=7, stream_options={"include_usage": True}))
 
-        assert told.pop() == "[DONE]"
-        assert told.pop()["usage"]["completion_tokens"] == 9
-        assert [words_of(told, choice) for choice in range(3)] == ["a b c"] * 3
+        assert body.pop() == "[DONE]"
+        assert body.pop()["usage"]["completion_tokens"] == 9
+        assert [words_of(body, choice) for choice in range(3)] == ["a b c"] * 3
         assert sorted(written.options["seed"] for written in replica.written) == [7, 8, 9]
-        ends = [e["choices"][0]["index"] for e in told if e["choices"][0]["finish_reason"]]
+        ends = [e["choices"][0]["index"] for e in body if e["choices"][0]["finish_reason"]]
         assert sorted(ends) == [0, 1, 2]
 
 
@@ -120,7 +120,7 @@ async def test_replica_generates_planned_number_concurrently():
         replica.gate.set()
         answers = await asyncio.gather(*asking)
 
-        assert [told["choices"][0]["message"]["content"] for _, told, _ in answers] == [f"number {n}" for n in range(6)]
+        assert [body["choices"][0]["message"]["content"] for _, body, _ in answers] == [f"number {n}" for n in range(6)]
         assert replica.most_running == 4
 
 
@@ -178,12 +178,12 @@ async def test_disconnect_while_queued_frees_everything():
 async def test_a_stream_that_is_cut_says_so_and_counts_as_failed(breaks):
     replica = ChatReplica(break_after=2, breaks=breaks)
     async with chatting(replica) as rig:
-        told = await tell(rig, a_chat("one two three"))
+        body = await tell(rig, a_chat("one two three"))
 
-        assert words_of(told) == "one two "
-        assert told[-1]["error"]["code"] == "AnswerCut"
-        assert "in the middle of the answer" in told[-1]["error"]["message"]
-        assert "logits" not in json.dumps(told)
+        assert words_of(body) == "one two "
+        assert body[-1]["error"]["code"] == "AnswerCut"
+        assert "in the middle of the answer" in body[-1]["error"]["message"]
+        assert "logits" not in json.dumps(body)
         assert await rig.outcomes() == {"failed": 1}
         assert await rig.metric("trimtab_refusals_total", reason="AnswerCut") == 1
 
@@ -192,9 +192,9 @@ async def test_a_stream_that_is_cut_says_so_and_counts_as_failed(breaks):
 async def test_unstreamed_response_is_generated_again(breaks):
     replica = ChatReplica(break_after=2, breaks=breaks)
     async with chatting(replica) as rig:
-        status, told, _ = await ask(rig, a_chat("one two three"))
+        status, body, _ = await ask(rig, a_chat("one two three"))
 
-        assert (status, told["choices"][0]["message"]["content"]) == (200, "one two three")
+        assert (status, body["choices"][0]["message"]["content"]) == (200, "one two three")
         assert [written.ended for written in replica.written] == [breaks, "whole"]
         assert await rig.outcomes() == {"ok": 1}
 
@@ -211,8 +211,8 @@ async def test_retried_response_keeps_its_deadline(breaks):
         for _ in range(3):
             replica.steps.release()
 
-        status, told, _ = await asked
-        assert (status, told["choices"][0]["message"]["content"]) == (200, "one two")
+        status, body, _ = await asked
+        assert (status, body["choices"][0]["message"]["content"]) == (200, "one two")
         assert [written.ended for written in replica.written] == [breaks, "whole"]
         assert await rig.outcomes() == {"ok": 1, "dropped": 1}
 
@@ -258,10 +258,10 @@ async def ask_or_tell(rig, chat, *, stream):
 )
 async def test_replica_rejection_has_a_status_and_no_stream(refusing, status, kind, stream):
     async with chatting(ChatReplica(refusing=refusing)) as rig:
-        got, told, headers = await ask(rig, a_chat(stream=stream))
+        got, body, headers = await ask(rig, a_chat(stream=stream))
 
-        assert (got, told["error"]["type"]) == (status, kind)
-        assert ("torch" in told["error"]["message"]) is False
+        assert (got, body["error"]["type"]) == (status, kind)
+        assert ("torch" in body["error"]["message"]) is False
         assert headers.get("x-should-retry") == ("false" if status == 500 else None)
         assert sum((await rig.outcomes()).values()) == 1
 
@@ -275,15 +275,15 @@ async def test_what_is_wrong_with_a_chat_is_said_in_the_clients_form():
             (a_chat("hi", "http://127.0.0.1:1/a.png"), 400, "messages[0].content[1].image_url", "invalid_image_url"),
             (a_chat("hi", *[a_png()] * 17), 400, "messages", "too_many_images"),
         ]:
-            got, told, _ = await ask(rig, chat)
-            assert (got, told["error"]["param"], told["error"]["code"]) == (status, param, code), told
+            got, body, _ = await ask(rig, chat)
+            assert (got, body["error"]["param"], body["error"]["code"]) == (status, param, code), body
         assert await rig.outcomes() == {"refused": 5}
 
 
 async def test_models_are_listed():
     async with chatting(ChatReplica()) as rig:
-        _, told = await rig.get("/v1/models")
-        assert [model["id"] for model in told["data"]] == ["sample"]
+        _, body = await rig.get("/v1/models")
+        assert [model["id"] for model in body["data"]] == ["sample"]
         assert (await rig.get("/v1/models/sample"))[1]["object"] == "model"
         assert (await rig.get("/v1/models/other"))[0] == 404
         assert (await rig.get("/v1/other"))[0] == 404
@@ -292,10 +292,10 @@ async def test_models_are_listed():
 async def test_a_dry_run_counts_and_runs_nothing():
     replica = ChatReplica(counts={"prompt_tokens": 22, "text_tokens": 6, "image_tokens": [16], "encoded_tokens": [16]})
     async with chatting(replica) as rig:
-        status, told, _ = await ask(rig, a_chat("hi", a_png(), dry_run=True))
+        status, body, _ = await ask(rig, a_chat("hi", a_png(), dry_run=True))
 
-        assert (status, told["choices"], replica.written) == (200, [], [])
-        assert (told["usage"]["prompt_tokens"], told["usage"]["prompt_tokens_details"]["image_tokens"]) == (22, 16)
+        assert (status, body["choices"], replica.written) == (200, [], [])
+        assert (body["usage"]["prompt_tokens"], body["usage"]["prompt_tokens_details"]["image_tokens"]) == (22, 16)
         assert await rig.outcomes() == {}
 
 
@@ -314,9 +314,9 @@ async def test_chat_too_late_for_its_first_token_is_dropped():
     async with chatting(replica, pipeline=a_chat_pipeline(slo=slo, dropPolicy="Expired"), batchSize=1) as rig:
         first = asyncio.ensure_future(tell(rig, a_chat("one two")))
         await rig.until(lambda: replica.running == 1)
-        status, told, headers = await ask(rig, a_chat("waits"))
+        status, body, headers = await ask(rig, a_chat("waits"))
 
-        assert (status, told["error"]["code"], headers["x-should-retry"]) == (504, "DeadlineExpired", "false")
+        assert (status, body["error"]["code"], headers["x-should-retry"]) == (504, "DeadlineExpired", "false")
         replica.steps.release()
         replica.steps.release()
         assert words_of(await first) == "one two"

@@ -1,4 +1,4 @@
-"""Whose fault it is that a request got no answer: what callers do to themselves is counted apart, at both listeners."""
+"""Client errors and server errors are counted apart, with and without Envoy."""
 
 import asyncio
 import shutil

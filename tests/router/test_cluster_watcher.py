@@ -1,4 +1,4 @@
-"""A router that follows a real API server: plans, replicas, and what happens when the server is away."""
+"""Cluster watcher against a real API server: plans, replicas and an unavailable server."""
 
 import asyncio
 import contextlib
@@ -103,16 +103,16 @@ async def test_plan_is_applied_on_watch_event(
 ):
     """Beside a bare watch of the same plan: what the server and the machine take is in both."""
     router, pipeline = followed
-    told_at: dict[int, float] = {}
-    watching = asyncio.create_task(_note_when_told(cluster, namespace, told_at))
+    seen_at: dict[int, float] = {}
+    watching = asyncio.create_task(_record_watch_times(cluster, namespace, seen_at))
     behind = []
     for generation in range(1, 101):
         await cluster.apply(as_object(a_plan(pipeline, generation, batchSize=generation), namespace), manager="adapter")
         await until(partial(_is_in_force, router, generation))
-        await until(partial(told_at.__contains__, generation))
+        await until(partial(seen_at.__contains__, generation))
         applied_at = router.state().plan_applied_at
         assert applied_at is not None
-        behind.append(applied_at - told_at[generation])
+        behind.append(applied_at - seen_at[generation])
     watching.cancel()
 
     p50, p90 = statistics.median(behind[1:]), statistics.quantiles(behind[1:], n=10)[-1]
@@ -121,10 +121,10 @@ async def test_plan_is_applied_on_watch_event(
     assert p90 <= 0.05
 
 
-async def _note_when_told(cluster: Cluster, namespace: str, told_at: dict[int, float]) -> None:
+async def _record_watch_times(cluster: Cluster, namespace: str, seen_at: dict[int, float]) -> None:
     async for change in list_and_watch(cluster, "PipelinePlan", namespace):
         if change.object is not None:
-            told_at.setdefault(change.object["spec"]["generation"], time.time())
+            seen_at.setdefault(change.object["spec"]["generation"], time.time())
 
 
 async def test_replicas_come_drain_and_go(followed, cluster: Cluster, namespace: str):

@@ -1,4 +1,4 @@
-"""The window, against a simulated server: full when there is too much, open when there is not, at any speed."""
+"""Concurrency limit against a simulated server: overload, calm, and different speeds."""
 
 from collections import deque
 from dataclasses import dataclass, field

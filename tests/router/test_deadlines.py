@@ -1,4 +1,4 @@
-"""Deadlines, drop policies, full queues, callers who leave, and no replica at all."""
+"""Deadlines, drop policies, full queues, disconnects, and stages without a replica."""
 
 import asyncio
 import time

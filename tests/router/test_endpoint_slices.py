@@ -1,4 +1,4 @@
-"""Endpoints as the cluster's EndpointSlices tell of them."""
+"""Endpoints read from EndpointSlices."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Chats through the whole router to an engine that speaks OpenAI itself, over real HTTP and server-sent events."""
+"""Chats through the router to an engine with an OpenAI API."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,12 +24,12 @@ async def engine(batch_size: int = 1, **changes: Any) -> AsyncIterator[tuple[Eng
 async def test_complete_response_and_its_engine_request():
     async with engine(details={"cached_tokens": 4, "image_tokens": 8}) as (theirs, rig):
         chat = a_chat("one two", a_png(), max_tokens=1, seed=5, temperature=0.5, top_k=0, stop="x")
-        status, told, _ = await ask(rig, chat, **{"x-request-id": "abc"})
+        status, body, _ = await ask(rig, chat, **{"x-request-id": "abc"})
 
-        assert status == 200, told
-        assert told["choices"][0]["message"]["content"] == "one"
-        assert told["choices"][0]["finish_reason"] == "length"
-        assert told["usage"] == {
+        assert status == 200, body
+        assert body["choices"][0]["message"]["content"] == "one"
+        assert body["choices"][0]["finish_reason"] == "length"
+        assert body["usage"] == {
             "prompt_tokens": 12,
             "completion_tokens": 1,
             "total_tokens": 13,
@@ -87,9 +87,9 @@ async def test_disconnect_cancels_at_the_engine():
 async def test_engine_client_error_reaches_the_client(status: int, ours: int):
     refusal = {"error": {"message": "the prompt has 9000 tokens; at most 8192 fit", "type": "BadRequestError"}}
     async with engine(answers=[(status, refusal)]) as (theirs, rig):
-        got, told, _ = await ask(rig, a_chat())
+        got, body, _ = await ask(rig, a_chat())
 
-        assert (got, "at most 8192 fit" in told["error"]["message"], len(theirs.asked)) == (ours, True, 1)
+        assert (got, "at most 8192 fit" in body["error"]["message"], len(theirs.asked)) == (ours, True, 1)
         assert await rig.outcomes() == {"refused": 1}
 
 
@@ -105,27 +105,27 @@ async def test_busy_engine_is_retried(status: int):
 
 async def test_engine_without_the_model_fails_at_once():
     async with engine(answers=[(404, {"object": "error", "message": "no such model", "code": 404})] * 9) as (_, rig):
-        status, told, _ = await ask(rig, a_chat())
+        status, body, _ = await ask(rig, a_chat())
 
-        assert (status, told["error"]["code"]) == (500, "ModelServerError")
+        assert (status, body["error"]["code"]) == (500, "ModelServerError")
 
 
 @pytest.mark.parametrize("breaks", ["error", "die", "end"])
 async def test_engine_lost_mid_stream_ends_the_stream_with_error(breaks: str):
     async with engine(break_after=1, breaks=breaks) as (theirs, rig):
-        told = await tell(rig, a_chat("one two"))
+        body = await tell(rig, a_chat("one two"))
 
-        assert words_of(told) == "one "
-        assert told[-1]["error"]["code"] == "AnswerCut"
-        assert "CUDA" not in told[-1]["error"]["message"]
+        assert words_of(body) == "one "
+        assert body[-1]["error"]["code"] == "AnswerCut"
+        assert "CUDA" not in body[-1]["error"]["message"]
         assert [written.ended for written in theirs.written] == [breaks]
 
 
 async def test_engine_lost_before_streaming_is_retried():
     async with engine(break_after=1, breaks="error") as (theirs, rig):
-        status, told, _ = await ask(rig, a_chat("one two"))
+        status, body, _ = await ask(rig, a_chat("one two"))
 
-        assert (status, told["choices"][0]["message"]["content"]) == (200, "one two")
+        assert (status, body["choices"][0]["message"]["content"]) == (200, "one two")
         assert [written.ended for written in theirs.written] == ["error", "whole"]
 
 
@@ -139,16 +139,16 @@ END = '{"choices": [{"index": 0, "delta": {}, "finish_reason": "%s"}]}'
 )
 async def test_an_answer_that_is_none_is_never_given_for_one(last: tuple[str, ...]):
     async with engine(last=last) as (_, rig):
-        status, told, _ = await ask(rig, a_chat())
+        status, body, _ = await ask(rig, a_chat())
 
-        assert (status, told["error"]["type"]) == (500, "server_error")
+        assert (status, body["error"]["type"]) == (500, "server_error")
 
 
 async def test_engine_chats_cannot_be_counted():
     async with engine() as (theirs, rig):
-        status, told, headers = await ask(rig, a_chat("hi", dry_run=True))
+        status, body, headers = await ask(rig, a_chat("hi", dry_run=True))
 
-        assert (status, told["error"]["code"], headers["x-should-retry"]) == (501, "CountsNothing", "false")
+        assert (status, body["error"]["code"], headers["x-should-retry"]) == (501, "CountsNothing", "false")
         assert theirs.asked == []
 
 
@@ -166,6 +166,6 @@ async def test_tensors_that_are_no_chat_never_reach_the_engine():
     async with engine() as (theirs, rig):
         for messages in (b"{", b"{}", b"[1]", said):
             tensor = Tensor("messages", "BYTES", np.array([messages], dtype=object))
-            status, told, _ = await rig.rest(InferRequest("sample", (tensor,)))
-            assert status == 400, told
+            status, body, _ = await rig.rest(InferRequest("sample", (tensor,)))
+            assert status == 400, body
         assert theirs.asked == []

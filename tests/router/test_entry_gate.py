@@ -1,4 +1,4 @@
-"""At the door: a few a turn, in order, and those who waited too long are told at once."""
+"""Entry gate: a few requests per turn, in order, and an immediate refusal after a long wait."""
 
 import asyncio
 import time
@@ -13,11 +13,11 @@ from trimtab_router.refusal import Refusal
 
 
 async def test_a_crowd_enters_in_order_a_few_each_turn_of_the_loop():
-    turnstile = EntryGate(10.0)
+    gate = EntryGate(10.0)
     entered: list[int] = []
 
     async def enter(number: int) -> None:
-        await turnstile.enter(time.monotonic())
+        await gate.enter(time.monotonic())
         entered.append(number)
 
     crowd = [asyncio.ensure_future(enter(number)) for number in range(5 * PER_TURN)]
@@ -31,8 +31,8 @@ async def test_a_crowd_enters_in_order_a_few_each_turn_of_the_loop():
 
 
 async def test_a_lone_request_does_not_wait():
-    turnstile = EntryGate(10.0)
-    coroutine = turnstile.enter(time.monotonic())
+    gate = EntryGate(10.0)
+    coroutine = gate.enter(time.monotonic())
 
     with pytest.raises(StopIteration):
         coroutine.send(None)
@@ -40,9 +40,9 @@ async def test_a_lone_request_does_not_wait():
 
 
 async def test_request_that_waited_too_long_is_refused():
-    turnstile = EntryGate(0.5)
+    gate = EntryGate(0.5)
     long_ago = time.monotonic() - 1.0
-    outcomes = await asyncio.gather(*(turnstile.enter(long_ago) for _ in range(PER_TURN + 1)), return_exceptions=True)
+    outcomes = await asyncio.gather(*(gate.enter(long_ago) for _ in range(PER_TURN + 1)), return_exceptions=True)
 
     refusal = outcomes[-1]
     assert isinstance(refusal, Refusal)
@@ -56,8 +56,8 @@ async def test_request_that_waited_too_long_is_refused():
 
 
 async def test_the_crowd_is_bounded():
-    turnstile = EntryGate(10.0)
-    crowd = [asyncio.ensure_future(turnstile.enter(time.monotonic())) for _ in range(PER_TURN + MAX_WAITING + 1)]
+    gate = EntryGate(10.0)
+    crowd = [asyncio.ensure_future(gate.enter(time.monotonic())) for _ in range(PER_TURN + MAX_WAITING + 1)]
     outcomes = await asyncio.gather(*crowd, return_exceptions=True)
 
     refused = [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
@@ -67,9 +67,9 @@ async def test_the_crowd_is_bounded():
 
 
 async def test_cancelled_requests_take_no_slot():
-    turnstile = EntryGate(10.0)
+    gate = EntryGate(10.0)
     at_once, leaving, staying = (
-        [asyncio.ensure_future(turnstile.enter(time.monotonic())) for _ in range(PER_TURN)] for _ in range(3)
+        [asyncio.ensure_future(gate.enter(time.monotonic())) for _ in range(PER_TURN)] for _ in range(3)
     )
     await asyncio.sleep(0)  # all have asked: a first turn's worth is in, two wait
     assert ([call.done() for call in at_once], any(call.done() for call in leaving + staying)) == ([True] * 8, False)

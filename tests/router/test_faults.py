@@ -1,4 +1,4 @@
-"""Replicas die, break, hang and come back: each request is answered once, with its own rows."""
+"""Replicas that die, fail, hang and return: each request is answered once, with its own rows."""
 
 import asyncio
 import random
@@ -48,18 +48,18 @@ async def test_batch_of_a_dead_replica_is_retried():
 async def test_disconnect_at_dispatch_harms_no_batch_mate(monkeypatch):
     replica = FakeReplica()
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}, batchSize=2) as rig:
-        carry = HttpTransport.send
+        send = HttpTransport.send
 
-        def and_one_leaves(self, parcel, ended):
-            carry(self, parcel, ended)
-            if len(parcel.batch) == 2:
-                parcel.batch[1].request.owner.release()
-                parcel.batch[1].request.close()
+        def send_and_cancel_one(self, batch, on_end):
+            send(self, batch, on_end)
+            if len(batch.row_slices) == 2:
+                batch.row_slices[1].request.owner.release()
+                batch.row_slices[1].request.close()
 
         replica.gate.clear()
         first = asyncio.ensure_future(rig.rest(a_request(value=1.0, parameters=PATIENT)))
         await replica.arrived.wait()
-        monkeypatch.setattr(HttpTransport, "send", and_one_leaves)
+        monkeypatch.setattr(HttpTransport, "send", send_and_cancel_one)
         stays, leaves = (
             asyncio.ensure_future(rig.rest(a_request(value=value, parameters=PATIENT))) for value in (2.0, 3.0)
         )
@@ -144,7 +144,7 @@ async def test_load_is_spread_over_replicas():
     st.integers(0, 2**16),
 )
 def test_each_answer_is_its_own_whatever_happens(requests, batch_size, faults, seed):
-    """Random requests, batch sizes, errors and one death: nobody gets another's rows or no answer."""
+    """Random requests, batch sizes, errors and one death: each gets exactly one response, with its own rows."""
     asyncio.run(_each_answer_is_its_own(requests, batch_size, faults, seed))
 
 

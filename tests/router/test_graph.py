@@ -1,4 +1,4 @@
-"""Requests cursor through the DAG: fan-out, join, skipped stages."""
+"""Graph cursor: fan-out, join, skipped stages."""
 
 import numpy as np
 

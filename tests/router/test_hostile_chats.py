@@ -1,4 +1,4 @@
-"""What hostile callers send as chats: refused with its code, in little memory and little of the router's time."""
+"""Hostile chats: refused with a code, within little memory and time."""
 
 import asyncio
 import contextlib
@@ -32,12 +32,12 @@ async def test_hostile_requests_need_little_memory(name):
         tracemalloc.start()
         try:
             before = tracemalloc.get_traced_memory()[0]
-            status, told = await post(rig, body)
+            status, reply = await post(rig, body)
             peak = tracemalloc.get_traced_memory()[1] - before
         finally:
             tracemalloc.stop()
 
-        assert (status, told["error"]["code"]) == (attack.status, attack.code), told
+        assert (status, reply["error"]["code"]) == (attack.status, attack.code), reply
         assert peak < 64 * MEBIBYTE, "client and server together"
         assert len(replica.written) == 1
         assert rig.value("trimtab_bytes_in_flight") == 0
@@ -81,9 +81,9 @@ async def test_a_gigabyte_is_refused_before_it_is_sent(fronted):
 async def test_spelled_placeholders_stay_text():
     replica = ChatReplica()
     async with a_rig(a_chat_pipeline(), {"text": [replica]}) as rig:
-        status, told = await post(rig, json.dumps(a_chat(SPELLED, a_png())).encode())
+        status, reply = await post(rig, json.dumps(a_chat(SPELLED, a_png())).encode())
 
-        assert (status, told["choices"][0]["message"]["content"]) == (200, SPELLED)
+        assert (status, reply["choices"][0]["message"]["content"]) == (200, SPELLED)
         assert replica.written[0].messages[0]["content"] == [{"type": "text", "text": SPELLED}, {"type": "image"}]
         assert len(replica.written[0].images) == 1
         assert data_url(a_png()) not in json.dumps(replica.written[0].messages)

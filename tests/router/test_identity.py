@@ -1,4 +1,4 @@
-"""Replicas that must show who they are: refused ones are named and get no work, the others serve."""
+"""TLS identities of replicas: wrong ones get no batches, the others serve."""
 
 import asyncio
 
@@ -53,14 +53,14 @@ async def test_replica_with_wrong_identity_gets_no_batches(tmp_path, authority, 
         for _ in range(8):
             assert (await rig.rest(a_request()))[0] == 200
         _, state = await rig.get("/trimtab/v1/state")
-        told = state["stages"]["stage-0"]["endpoints"]
-        assert (told["good"]["ready"], told["good"]["rejection"]) == (True, "")
-        assert not told["refused"]["ready"]
-        assert reason in told["refused"]["rejection"]
+        body = state["stages"]["stage-0"]["endpoints"]
+        assert (body["good"]["ready"], body["good"]["rejection"]) == (True, "")
+        assert not body["refused"]["ready"]
+        assert reason in body["refused"]["rejection"]
         assert not refused.seen
         assert not refused.probes
         lines = [line for line in caplog.messages if "rejected" in line]
-        assert lines == [f"replica refused rejected: {told['refused']['refused']}"]
+        assert lines == [f"replica refused rejected: {body['refused']['refused']}"]
 
 
 async def test_a_refused_replica_serves_once_its_certificate_is_right(tmp_path, authority):

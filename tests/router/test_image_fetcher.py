@@ -1,4 +1,4 @@
-"""Images that are fetched: real servers, real redirects, names that lead somewhere private."""
+"""Image fetcher: real servers, redirects, and names that resolve to private addresses."""
 
 import asyncio
 import socket

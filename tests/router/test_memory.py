@@ -1,8 +1,4 @@
-"""The largest legal request in every encoding: served or refused within the memory of the pod, the loop never held up.
-
-The router is the real process. A pod with 256 MiB takes an eighth of that in flight; the process without any request is
-part of what it may use.
-"""
+"""The largest request of each encoding: served or refused within the pod's memory, without blocking the event loop."""
 
 import contextlib
 import gzip

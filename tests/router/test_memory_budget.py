@@ -1,4 +1,4 @@
-"""What requests and their clients hold: added up while they are under way, gone with them."""
+"""Memory budget: bytes of requests, responses and clients."""
 
 import asyncio
 import gc
@@ -48,7 +48,7 @@ def test_client_quotas_are_independent():
     assert (caught.value.reason, caught.value.retry_after_seconds) == ("ClientBytesLimited", 1.0)
     assert (second.size_bytes, budget.bytes_in_flight) == (0, 60)
 
-    for _ in range(5):  # who is nobody in particular has no bounds of its own
+    for _ in range(5):  # an unknown client has no bounds of its own
         budget.reservation("").grow(100)
     budget.reservation("b").grow(100)
     first.end()
@@ -122,7 +122,7 @@ async def test_requests_beyond_client_quota_are_not_planned_for():
     """Nothing may be planned by it: one client could drive every plan to its lightest variants."""
     replica, bounds = FakeReplica(), ClientLimits(concurrency=2, in_flight=10_000)
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}, edge=EdgeSettings(clients=bounds)) as rig:
-        first = await blocked(rig, replica)  # of nobody in particular
+        first = await blocked(rig, replica)  # of an unknown client
         mine = asyncio.ensure_future(rig.rest(a_request(), **{"x-trimtab-client": "me"}))
         await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 1)
         _, _, headers = await rig.rest(a_request(rows=1000), **{"x-trimtab-client": "me"})
@@ -140,18 +140,18 @@ async def test_requests_beyond_client_quota_are_not_planned_for():
 
 
 def test_only_large_requests_trigger_collection():
-    told = list[str]()
-    budget = MemoryBudget(100 * LARGE_BYTES, on_large_end=lambda: told.append("large"))
+    body = list[str]()
+    budget = MemoryBudget(100 * LARGE_BYTES, on_large_end=lambda: body.append("large"))
     with budget.reservation() as small:
         small.grow(LARGE_BYTES)
-    assert not told
+    assert not body
 
     with budget.reservation() as large:
         large.grow(LARGE_BYTES + 1)
     with budget.reservation() as answered:
         answered.hold_response(LARGE_BYTES + 1, lambda: None)
 
-    assert told == ["large", "large"]
+    assert body == ["large", "large"]
 
 
 async def test_a_body_held_in_a_cycle_is_gone_soon_after_its_request():

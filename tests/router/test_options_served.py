@@ -1,4 +1,4 @@
-"""Wishes through both protocols: what is granted, what is refused by name, and what the answer tells of each row."""
+"""Request options over REST and gRPC: granted, refused, and reported row by row."""
 
 from typing import Any
 
@@ -95,11 +95,11 @@ async def test_rows_served_differently_are_listed(looking):
         _, answer, _ = await rig.rest(a_wishing([0.9, 0.1, 0.2, 0.8]))
 
         assert answer.outputs[0].array[:, 0].tolist() == [1.0, 2.0, 2.0, 1.0]
-        told = answer.parameters
-        assert told["trimtab.stage-0.operating_points"] == "quick,default,default,quick"
-        assert told["trimtab.stage-0.confidences"] == "0.9,0.1,0.2,0.8"
-        assert told["trimtab.expected_accuracy"] == pytest.approx(0.8)
-        assert "trimtab.escalation_pending" not in told
+        reply = answer.parameters
+        assert reply["trimtab.stage-0.operating_points"] == "quick,default,default,quick"
+        assert reply["trimtab.stage-0.confidences"] == "0.9,0.1,0.2,0.8"
+        assert reply["trimtab.expected_accuracy"] == pytest.approx(0.8)
+        assert "trimtab.escalation_pending" not in reply
 
 
 async def test_missed_escalation_is_reported(looking):

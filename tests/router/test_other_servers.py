@@ -1,4 +1,4 @@
-"""Model servers not of ours, as `container:` variants run them: their own names, JSON or binary, no parameters."""
+"""Third-party model servers in `container:` variants: model names, JSON or binary, no parameters."""
 
 import asyncio
 import json

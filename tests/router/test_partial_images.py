@@ -1,4 +1,4 @@
-"""What can be told of a chat's images while some are still encoded, and what rows show; without a network."""
+"""References of partly encoded chats, and image identities."""
 
 import json
 from hashlib import sha256

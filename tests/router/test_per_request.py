@@ -1,4 +1,4 @@
-"""What requests bring each stage: a minute's mean, and a change as soon as it is sure."""
+"""Mean rows per request, and how fast it follows a change."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What became of the requests of the last minute."""
+"""Outcomes of the requests of the last minute."""
 
 import numpy as np
 import pytest
@@ -25,11 +25,11 @@ def test_counts_quantile_and_accuracy_of_one_minute():
     recent.count_received(149.0)
     recent.count_outcome(149.5, RequestOutcome.DROPPED)
 
-    told = recent.summary(150.0)
+    body = recent.summary(150.0)
 
-    assert (told.received, told.ok, told.late, told.dropped) == (5001, 4500, 500, 1)
-    assert told.p99_seconds == pytest.approx(np.quantile(latencies, 0.99), rel=0.05)
-    assert told.accuracy == pytest.approx(0.85)
+    assert (body.received, body.ok, body.late, body.dropped) == (5001, 4500, 500, 1)
+    assert body.p99_seconds == pytest.approx(np.quantile(latencies, 0.99), rel=0.05)
+    assert body.accuracy == pytest.approx(0.85)
 
 
 def test_what_is_older_is_forgotten():

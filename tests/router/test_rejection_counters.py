@@ -1,4 +1,4 @@
-"""What the door refused by itself, as its counters tell it."""
+"""Envoy's counters of its own rejections."""
 
 import json
 import shutil

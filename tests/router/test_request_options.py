@@ -1,4 +1,4 @@
-"""What a request may wish, and what is refused by name."""
+"""Parsing of request options, and refusal of invalid ones."""
 
 import pytest
 from hypothesis import given

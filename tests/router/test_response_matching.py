@@ -1,4 +1,4 @@
-"""No shift of answers on a connection, however it came about, hands a caller another's rows."""
+"""Responses are matched to their batches, however a connection misbehaves."""
 
 import asyncio
 import time
@@ -26,8 +26,8 @@ class OneOff(FakeReplica):
         await super().start()
         return self
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        answer = await super()._answer(request)
+    async def answer_request(self, request: web.BaseRequest) -> web.StreamResponse:
+        answer = await super().answer_request(request)
         if not self.shifted or not request.path.endswith("/infer"):
             return answer
         self.behind.append(answer)
@@ -37,7 +37,7 @@ class OneOff(FakeReplica):
 
 @asynccontextmanager
 async def a_server(answer: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[HttpConnection]:
-    """A server that answers its one request as told, and a connection to it."""
+    """A server that answers its one request as result, and a connection to it."""
     over = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -136,8 +136,8 @@ async def test_odd_request_ids_harm_no_request(name, value):
         replica.gate.set()
 
         assert [(await call)[0] for call in (first, *calls)] == [200] * 9
-        assert sum(batch.rows for batch in replica.seen) == 9  # each once: nobody was sent again
-        assert all(len(told) <= 8 * 129 for batch in replica.seen for told in batch.headers.values())
+        assert sum(batch.rows for batch in replica.seen) == 9  # none was sent again
+        assert all(len(result) <= 8 * 129 for batch in replica.seen for result in batch.headers.values())
 
 
 async def test_request_ids_cannot_inject_headers():

@@ -1,4 +1,4 @@
-"""Each member of a batch gets its own rows, whatever they fan out into."""
+"""Scatter: each member of a batch gets its own rows."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_scatter_gives_each_member_its_own_rows(members):
         (an_answer([2], np.zeros((1, 3), np.float32)), "output 'crops' has 1 rows; it must have 2"),
         (
             an_answer([1], np.zeros((1, 4), np.float32)),
-            r"output 'crops' has shape \[1, 4\]; rows of \[3\] were promised",
+            r"output 'crops' has shape \[1, 4\]; its rows must have shape \[3\]",
         ),
         (an_answer([1], np.zeros((1, 3))), "output 'crops' is FP64; it must be FP32"),
         (

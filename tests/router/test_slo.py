@@ -1,4 +1,4 @@
-"""How a request begins: what its task grants it, how long it may take, and what is refused, by values."""
+"""Service terms: task terms, deadlines and refusals."""
 
 import numpy as np
 import pytest
@@ -18,14 +18,15 @@ ARRIVED_AT = 7.0
 
 
 def a_resolver(pipeline=None):
-    """Of one stage whose promise is 100 ms; its scheduler is the stage's own in name and tasks."""
+    """Resolver of a one-stage pipeline with an SLO of 100 ms, a cursor, and the latency model of the stage."""
     pipeline = pipeline or a_pipeline([a_stage(variants=[a_variant(tasks=[TASK])])], slo={"latency": "100ms"})
-    graph, scheduler = Graph(pipeline.spec), Desktop().desk
+    graph, top = Graph(pipeline.spec), Desktop()
+    scheduler = top.desk
     scheduler.stage = scheduler.latency_model.stage = graph.stages[0]
-    executor = PipelineExecutor(graph, {graph.stages[0].name: scheduler}, scheduler._clock)
+    executor = PipelineExecutor(graph, {graph.stages[0].name: scheduler}, top.clock)
     inputs = {name: np.zeros((1, 4), np.float32) for name in ("x", "messages")}
     cursor = GraphCursor(graph, inputs, tuple(output.name for output in pipeline.spec.outputs))
-    return SloResolver(executor, graph, pipeline.spec.slo), cursor
+    return SloResolver(executor, graph, pipeline.spec.slo), cursor, scheduler.latency_model
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def a_resolver(pipeline=None):
     ],
 )
 def test_terms_combine_options_and_task_within_bounds(options, within_seconds, utility, timeout_seconds):
-    resolver, cursor = a_resolver()
+    resolver, cursor, _ = a_resolver()
     terms = resolver.resolve(options, cursor, ARRIVED_AT, within_seconds)
 
     assert terms.options.utility == utility
@@ -49,7 +50,7 @@ def test_terms_combine_options_and_task_within_bounds(options, within_seconds, u
 
 
 def test_options_beyond_the_plan_are_refused():
-    resolver, cursor = a_resolver()
+    resolver, cursor, _ = a_resolver()
 
     with pytest.raises(Refusal, match="unknown task 'other'; known tasks: t"):
         resolver.resolve(RequestOptions(task="other"), cursor, ARRIVED_AT)
@@ -58,8 +59,7 @@ def test_options_beyond_the_plan_are_refused():
 
 
 def test_registered_task_grants_terms_until_unregistered():
-    resolver, cursor = a_resolver()
-    latency_model = resolver._executor.schedulers["first"].latency_model
+    resolver, cursor, latency_model = a_resolver()
     latency_model.register_task("small", "new", {})
     resolver.register_task("new", TaskTerms.model_validate({"utility": 3.0, "latency": "20ms"}))
     joined = resolver.resolve(RequestOptions(task="new"), cursor, ARRIVED_AT)
@@ -76,7 +76,7 @@ def test_registered_task_grants_terms_until_unregistered():
 
 def test_streamed_response_may_end_within_the_slo():
     pipeline = a_chat_pipeline([a_writer()], slo={"latency": "10s", "timeToFirstToken": "200ms"})
-    resolver, cursor = a_resolver(pipeline)
+    resolver, cursor, _ = a_resolver(pipeline)
 
     assert resolver.resolve(NO_OPTIONS, cursor, ARRIVED_AT) == ServiceTerms(
         NO_OPTIONS, ARRIVED_AT + 0.2, ARRIVED_AT + 10.0

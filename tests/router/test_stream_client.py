@@ -1,4 +1,4 @@
-"""What replicas write, as it is read, and what is known of a row that nothing was written of."""
+"""Stream client: chunks as they arrive, and streams that end early."""
 
 import asyncio
 import json
@@ -32,28 +32,28 @@ def opened() -> StreamReader:
     return StreamReader(protocol, 2**16, loop=loop)
 
 
-async def listen(stream: StreamReader, told: "asyncio.Queue[str]") -> None:
-    """Whoever listens is told in the turn of the loop after the one in which a piece is read."""
+async def listen(stream: StreamReader, reply: "asyncio.Queue[str]") -> None:
+    """Record a chunk one turn of the event loop after it was read."""
     async with asyncio.timeout(30) as patience:
         async for piece in _events(cast("Any", SimpleNamespace(content=stream)), patience, 30.0):
             assert isinstance(piece, Chunk)
-            asyncio.get_running_loop().call_soon(told.put_nowait, piece.text)
+            asyncio.get_running_loop().call_soon(reply.put_nowait, piece.text)
 
 
 async def test_an_answer_that_begins_goes_ahead_of_those_that_go_on():
-    told, others, last = asyncio.Queue[str](), [opened() for _ in range(OTHERS)], opened()
+    reply, others, last = asyncio.Queue[str](), [opened() for _ in range(OTHERS)], opened()
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         for stream in (*others, last):
-            group.create_task(listen(stream, told))
+            group.create_task(listen(stream, reply))
         for stream in others:
             stream.feed_data(written("begins"))
-        assert [await told.get() for _ in others] == ["begins"] * OTHERS
+        assert [await reply.get() for _ in others] == ["begins"] * OTHERS
 
         for stream in others:
             stream.feed_data(written("goes on"))
         last.feed_data(written("begins"))  # in the same moment, and the last to be read
 
-        assert [await told.get() for _ in (*others, last)] == ["begins", *["goes on"] * OTHERS]
+        assert [await reply.get() for _ in (*others, last)] == ["begins", *["goes on"] * OTHERS]
         for stream in (*others, last):
             stream.feed_eof()
 

@@ -1,4 +1,4 @@
-"""A request that names its task is answered for that task, by whatever number each replica has for it."""
+"""Requests that name a task: each replica gets its own index."""
 
 import asyncio
 from typing import Any
@@ -53,7 +53,7 @@ async def test_contradicting_task_name_and_index_are_refused():
             await rig.grpc(naming("faces", 0))
 
     assert (status, caught.value.code()) == (400, grpc.StatusCode.INVALID_ARGUMENT)
-    assert "names 'faces', which is number 1, but input 'task' says 0" in error
+    assert "names 'faces', which has index 1, but input 'task' has 0" in error
 
 
 async def test_each_replica_gets_its_own_task_index():
@@ -112,13 +112,13 @@ async def test_task_name_is_accepted_once_all_replicas_have_it():
 
 
 @pytest.mark.parametrize(
-    ("listed", "told"),
+    ("listed", "body"),
     [(("crops", "faces"), 1), (("faces",), 0), (("crops", "other"), NO_TASK), (("crops",), 1), ((), 1)],
 )
-def test_index_beyond_the_replicas_list_is_kept(listed, told):
+def test_index_beyond_the_replicas_list_is_kept(listed, body):
     given = np.full(3, 1, np.int64)
 
-    assert task_indices_at("faces", listed, given).tolist() == [told] * 3
+    assert task_indices_at("faces", listed, given).tolist() == [body] * 3
     assert task_indices_at("faces", listed, given).dtype == given.dtype
 
 

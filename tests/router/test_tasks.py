@@ -1,4 +1,4 @@
-"""Tasks registered at a router that runs: who may, what is refused, what requests of a task are granted."""
+"""Runtime task registration: authorization, refusals, and terms of a task's requests."""
 
 import io
 import json
@@ -32,7 +32,7 @@ OWN = ("letters", "signs")
 
 
 def a_file(**card: Any) -> bytes:
-    """A task file without tensors, which nobody here looks at."""
+    """A task file without tensors."""
     card = {"classes": ["no", "yes"], "transformer": f"sha256:{64 * '0'}"} | card
     header = json.dumps({"__metadata__": {METADATA_KEY: json.dumps(card)}}).encode()
     return len(header).to_bytes(8, "little") + header
@@ -98,13 +98,13 @@ async def test_registered_task_reaches_replicas_and_next_router(tmp_path, caplog
     with caplog.at_level(logging.INFO, logger=AUDIT_LOG):
         async with a_rig(a_tasked_pipeline(), {"stage-0": replicas}, registry=kept_in(tmp_path)) as rig:
             unknown = await rig.rest(a_request(parameters=wished))
-            status, told = await put(rig, content=a_file(accuracyByPoint=judged))
+            status, body = await put(rig, content=a_file(accuracyByPoint=judged))
             _, answer, _ = await rig.rest(a_request(parameters=wished))
             _, listed = await rig.get("/trimtab/v1/tasks")
 
     assert unknown[0] == 400
     assert "unknown task 'new'" in unknown[1]
-    assert (status, told["task"], told["number"], told["replicas"], told["waiting"]) == (201, "new", 2, 2, 0)
+    assert (status, body["task"], body["number"], body["replicas"], body["waiting"]) == (201, "new", 2, 2, 0)
     assert answer.parameters["trimtab.expected_accuracy"] == 0.75
     assert listed["stage-0"]["small"]["new"]["number"] == 2
     line = next(json.loads(record.message) for record in caplog.records if "PUT" in record.message)
@@ -134,14 +134,14 @@ async def test_deleted_task_is_unloaded_and_its_index_not_reused(tmp_path):
     wished = {"trimtab.task": "new"}
     async with a_rig(a_tasked_pipeline(), {"stage-0": replicas}, registry=kept_in(tmp_path)) as rig:
         await put(rig, content=a_file(utility=0.5))
-        status, told = await put(rig, method="DELETE")
+        status, body = await put(rig, method="DELETE")
         unknown = await rig.rest(a_request(parameters=wished))
         again = await put(rig, method="DELETE")
         weights = await put(rig, f"{PATH}/signs", method="DELETE")
         newer = await put(rig, f"{PATH}/newer")
         _, listed = await rig.get("/trimtab/v1/tasks")
 
-    assert (status, told["number"], told["replicas"], told["waiting"]) == (200, 2, 2, 0)
+    assert (status, body["number"], body["replicas"], body["waiting"]) == (200, 2, 2, 0)
     assert (unknown[0], "unknown task 'new'" in unknown[1]) == (400, True)
     assert (again[0], "no task 'new' was registered" in again[1]["error"]) == (404, True)
     assert weights[0] == 404
@@ -159,7 +159,7 @@ async def test_state_reports_tasks_and_deletion_is_permanent(tmp_path):
     wished = {"trimtab.task": "new"}
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
         await put(rig, content=a_file(accuracyByPoint={"default": judged}))
-        told = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["registered_accuracies"]
+        body = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["registered_accuracies"]
         await put(rig, method="DELETE")
         after = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["registered_accuracies"]
         assert rig.router.plan is not None
@@ -170,7 +170,7 @@ async def test_state_reports_tasks_and_deletion_is_permanent(tmp_path):
         deleted = await rig.rest(a_request(parameters=wished))
 
     heard = {"mean_confidence" if name == "meanConfidence" else name: one for name, one in judged.items()}
-    assert (told, after) == ({"small": {"default": {"new": heard}}}, {})
+    assert (body, after) == ({"small": {"default": {"new": heard}}}, {})
     assert deleted[0] == 400
 
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
@@ -193,7 +193,7 @@ async def test_declared_task_has_the_accuracies_of_its_record(basis, expected):
     pipeline = changed(pipeline, {"objective": {"accuracyBasis": basis}})
     async with a_rig(pipeline, {"stage-0": [replica]}, accuracyByTask={"known": 0.5}) as rig:
         found = [(await rig.rest(a_request(parameters={"trimtab.task": task})))[1] for task in ("named", "known")]
-        told = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["registered_accuracies"]
+        body = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["registered_accuracies"]
         assert rig.router.plan is not None
         corrected = rig.router.plan.spec.stages[0].model_copy(update={"accuracy_by_task": {"named": 0.6}})
         spec = rig.router.plan.spec.model_copy(update={"stages": (corrected,), "generation": 2})
@@ -201,9 +201,9 @@ async def test_declared_task_has_the_accuracies_of_its_record(basis, expected):
         planned = (await rig.rest(a_request(parameters={"trimtab.task": "named"})))[1]
 
     assert [answer.parameters["trimtab.expected_accuracy"] for answer in found] == [expected, 0.5]
-    assert told["small"]["default"]["named"] == RegisteredAccuracy.of(judged).model_dump()
-    assert "letters" not in told["small"]["default"], "it is of the weights, of which the pipeline tells"
-    assert "known" not in told["small"]["default"], "what the pipeline tells of a task counts"
+    assert body["small"]["default"]["named"] == RegisteredAccuracy.of(judged).model_dump()
+    assert "letters" not in body["small"]["default"], "it is of the weights, of which the pipeline tells"
+    assert "known" not in body["small"]["default"], "what the pipeline tells of a task counts"
     assert planned.parameters["trimtab.expected_accuracy"] == 0.6, "a plan may know of a drift"
 
 
@@ -219,11 +219,11 @@ async def test_rows_of_a_task_that_joined_are_held_against_its_card(tmp_path):
         await put(rig, content=a_file(accuracyByPoint=judged))
         for _ in range(110):
             assert (await rig.rest(a_request(parameters=wished)))[0] == 200
-        told = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["drifted_by_task"]
+        body = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["drifted_by_task"]
         await put(rig, method="DELETE")
         after = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["drifted_by_task"]
 
-    assert told == {"default": {"new": pytest.approx(0.75 - 0.4, abs=0.06)}}
+    assert body == {"default": {"new": pytest.approx(0.75 - 0.4, abs=0.06)}}
     assert after == {}
 
 
@@ -233,10 +233,10 @@ async def test_deletion_is_pending_while_a_replica_has_the_task(tmp_path, monkey
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
         await put(rig)
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path), late]}, registry=kept_in(tmp_path)) as rig:
-        status, told = await put(rig, method="DELETE")
+        status, body = await put(rig, method="DELETE")
         early, why = await put(rig)
 
-    assert (status, told["replicas"], told["waiting"]) == (202, 1, 1)
+    assert (status, body["replicas"], body["waiting"]) == (202, 1, 1)
     assert (early, "has a task 'new' already" in why["error"]) == (409, True)
 
 
@@ -248,17 +248,17 @@ async def test_invalid_task_is_refused_and_leaves_no_file(tmp_path):
             (f"{PATH}/signs", a_file(), 409, "has a task 'signs' already"),
             (f"{PATH}/bad", a_file(), 400, "plain.weight must have another shape"),
             (f"{PATH}/Bad_Name", a_file(), 400, "a name has lower-case letters"),
-            (f"{PATH}/more", b"no file", 400, "no safetensors file"),
-            (f"{PATH}/more", a_file(classes=["one"]), 400, "the card of the task: classes"),
-            (f"{PATH}/more", a_file(accuracyByPoint={"fast": {"value": 1}}), 400, "judged at 'fast', but points are"),
+            (f"{PATH}/more", b"no file", 400, "not a safetensors file"),
+            (f"{PATH}/more", a_file(classes=["one"]), 400, "task record: classes"),
+            (f"{PATH}/more", a_file(accuracyByPoint={"fast": {"value": 1}}), 400, "unknown operating point 'fast'"),
             (f"{PATH}/more", bytes(MAX_TASK_FILE_BYTES + 1), 413, "at most 16 MiB"),
             ("/trimtab/v1/tasks/stage-0/large/more", a_file(), 404, "no variant 'large'"),
             ("/trimtab/v1/tasks/stage-7/small/more", a_file(), 404, "no stage 'stage-7'"),
             ("/trimtab/v1/tasks/stage-0/small", a_file(), 404, "STAGE/VARIANT/NAME"),
             (f"{PATH}/../more", a_file(), 404, ""),
         ]:
-            found, told = await put(rig, path, content)
-            assert (found, words in told["error"]) == (status, True), (path, told)
+            found, body = await put(rig, path, content)
+            assert (found, words in body["error"]) == (status, True), (path, body)
     assert [path.name for path in tmp_path.glob("*/*/*")] == ["2-new.safetensors"]
 
 
@@ -266,9 +266,9 @@ async def test_a_task_that_not_every_replica_has_yet_is_accepted_only(tmp_path, 
     monkeypatch.setattr(task_store, "IN_FORCE_SECONDS", 0.1)
     slow = FakeReplica(name="replica-1", facts=lambda: task_metadata(OWN, {}))
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path), slow]}, registry=kept_in(tmp_path)) as rig:
-        status, told = await put(rig)
+        status, body = await put(rig)
 
-    assert (status, told["replicas"], told["waiting"]) == (202, 1, 1)
+    assert (status, body["replicas"], body["waiting"]) == (202, 1, 1)
 
 
 async def test_registration_requires_a_replica_and_a_folder(tmp_path):
@@ -277,10 +277,10 @@ async def test_registration_requires_a_replica_and_a_folder(tmp_path):
 
     async with a_rig(a_tasked_pipeline(), {"stage-0": [FakeReplica()]}, registry=TaskApi) as rig:
         for method, key in product(("PUT", "DELETE"), (None, KEY)):  # a router in a cluster knows no key at all
-            status, told = await put(rig, method=method, key=key)
+            status, body = await put(rig, method=method, key=key)
             assert status == 501
-            assert "spec.stages[].variants[].tasks: name and storageUri" in told["error"]
-            assert "gone: true" in told["error"]
+            assert "spec.stages[].variants[].tasks: name and storageUri" in body["error"]
+            assert "gone: true" in body["error"]
 
 
 def test_task_terms_apply_to_requests_without_options():
@@ -297,9 +297,9 @@ def test_task_terms_apply_to_requests_without_options():
 
 async def test_registration_requires_a_task_input(tmp_path):
     async with a_rig(a_pipeline(1), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
-        status, told = await put(rig)
+        status, body = await put(rig)
 
     assert status == 400
-    assert "stage stage-0 has no input 'task'" in told["error"]
-    assert "{name: task, from: request.inputs.task}" in told["error"]
+    assert "stage stage-0 has no input 'task'" in body["error"]
+    assert "{name: task, from: request.inputs.task}" in body["error"]
     assert not list(tmp_path.glob("*/*/*"))

@@ -1,7 +1,4 @@
-"""Whose a chat is, and how urgent, is the router's to say at each door, whatever the chat says itself.
-
-A caller's deadline alone makes a chat urgent.
-"""
+"""Tenant and deadline of chats: set by the router over every protocol, whatever the chat contains."""
 
 import json
 import threading
@@ -32,13 +29,13 @@ def asked(
     *options: bytes, rows: int = 1, parameters: dict[str, int] | None = None, **tensors: list[bytes]
 ) -> InferRequest:
     given = {"messages": [HELLO] * rows} | ({"options": list(options)} if options else {})
-    inputs = [Tensor(name, "BYTES", np.array(told, dtype=object)) for name, told in given.items()]
-    inputs += [Tensor(name, "BYTES", np.array([told], dtype=object)) for name, told in tensors.items()]
+    inputs = [Tensor(name, "BYTES", np.array(reply, dtype=object)) for name, reply in given.items()]
+    inputs += [Tensor(name, "BYTES", np.array([reply], dtype=object)) for name, reply in tensors.items()]
     return InferRequest("sample", tuple(inputs), parameters=parameters or {})
 
 
 def left_seconds(replica, chat):
-    """Within how many seconds a replica was told that the answer is due to begin; what else it was told stays."""
+    """Remove and return the seconds left until the response must start."""
     return replica.written[chat].options.pop("deadline_seconds")
 
 
@@ -100,8 +97,8 @@ async def test_options_rewritten_in_a_thread_carry_the_tenant():
     async with chatting(replica, pipeline=a_chat_pipeline(slo=SLO)) as rig:
         long = json.dumps([{"role": "user", "content": [{"type": "text", "text": "a" * SLOW_VALUES_BYTES}]}])
         inputs = [
-            {"name": name, "datatype": "BYTES", "shape": [1], "data": [told]}
-            for name, told in (("messages", long), ("options", '{"tenant": "b"}'))
+            {"name": name, "datatype": "BYTES", "shape": [1], "data": [reply]}
+            for name, reply in (("messages", long), ("options", '{"tenant": "b"}'))
         ]
         body = json.dumps({"inputs": inputs}).encode()
         assert (await rig.post("sample", body, **{"x-trimtab-client": "a"}))[0] == 200
@@ -109,14 +106,14 @@ async def test_options_rewritten_in_a_thread_carry_the_tenant():
     assert replica.written[0].options["tenant"] == "a"
 
 
-async def test_many_options_are_read_beside_the_loop(monkeypatch):
+async def test_many_options_are_rewritten_in_a_thread(monkeypatch):
     threads: list[int] = []
 
-    def noted(*given, **told):
+    def recorded(*args, **kwargs):
         threads.append(threading.get_ident())
-        return with_tenant(*given, **told)
+        return with_tenant(*args, **kwargs)
 
-    monkeypatch.setattr("trimtab_router.router.owned", noted)
+    monkeypatch.setattr("trimtab_router.router.with_tenant", recorded)
     many = MAX_INLINE_ROWS + 1
     async with chatting(ChatReplica(), pipeline=a_chat_pipeline(slo=SLO)) as rig:
         await rig.rest(asked(b"{}"))
@@ -141,8 +138,8 @@ async def test_naming_a_tenant_does_not_share_its_images():
     encoder, writer = Encoder(caches=True), ChatReplica(name="writer")
     async with reading([encoder], [writer]) as rig:
         for client in ("victim", "thief", "victim"):
-            told = asked(b'{"tenant": "victim"}', images=[a_picture(1)])
-            assert (await rig.rest(told, **{"x-trimtab-client": client}))[0] == 200
+            reply = asked(b'{"tenant": "victim"}', images=[a_picture(1)])
+            assert (await rig.rest(reply, **{"x-trimtab-client": client}))[0] == 200
 
         assert encoder.files == [a_picture(1)] * 2
         assert encoder.asked == [("victim", True)]

@@ -1,4 +1,4 @@
-"""A router process from its start to its end: told to stop it is not ready first, serves on, answers all, and goes."""
+"""Router process from start to end: after SIGTERM it is not ready, serves on, and answers all requests."""
 
 import asyncio
 import json
@@ -74,7 +74,7 @@ async def until_status(session: aiohttp.ClientSession, url: str, status: int) ->
 
 
 async def send_until_gone(wire: Client, codes: list[str]) -> None:
-    """Send one request after the other, until nobody listens any more; adds the codes of the answers."""
+    """Send one request after the other, until the port is closed; adds the codes of the answers."""
     request = a_request(parameters={"timeout": 20_000_000})
     encoded = wire.encode(request.inputs, ("y",), request.parameters)
     async with wire:
@@ -102,15 +102,15 @@ async def test_terminating_router_serves_new_requests(tmp_path: Path):
         await replica.arrived.wait()
         router.process.send_signal(signal.SIGTERM)
         await until_status(session, f"{router.url}/v2/health/ready", 503)
-        told = [len(codes) for codes in (rest_codes, grpc_codes)]
+        body = [len(codes) for codes in (rest_codes, grpc_codes)]
         await sending
 
         assert await router.process.wait() == 0
-        further = [len(codes) - 1 - before for codes, before in zip((rest_codes, grpc_codes), told, strict=True)]
+        further = [len(codes) - 1 - before for codes, before in zip((rest_codes, grpc_codes), body, strict=True)]
         assert min(further) > 5, "hardly any was served while the router lingered"
         assert set(rest_codes[:-1]) == {"200"}
         assert set(grpc_codes[:-1]) == {"OK"}
-        # Whom the system let connect, but nobody took before the port closed, finds his connection cut.
+        # Connections accepted by the kernel only are reset when the port closes.
         assert rest_codes[-1] in {"503", "ConnectionRefused", "ConnectionLost"}
         assert grpc_codes[-1] in {"UNAVAILABLE", "ConnectionLost"}
         answered = len(rest_codes) + len(grpc_codes) - 2
@@ -118,23 +118,23 @@ async def test_terminating_router_serves_new_requests(tmp_path: Path):
     await replica.stop()
 
 
-class Told(Router):
-    """A router that keeps for how long it was told to answer what it has."""
+class DrainRecorder(Router):
+    """A router that records its drain timeout."""
 
-    told_seconds: float | None = None
+    drain_seconds: float | None = None
 
     async def drain(self, timeout_seconds: float) -> None:
-        self.told_seconds = timeout_seconds
+        self.drain_seconds = timeout_seconds
         await super().drain(timeout_seconds)
 
 
 @pytest.mark.parametrize(("latency", "seconds"), [("400ms", 30.0), ("60s", 60.0), ("1h", 600.0)])
 async def test_draining_router_answers_within_the_slo(latency: str, seconds: float):
     pipeline = a_pipeline(1, slo={"latency": latency})
-    router = Told(pipeline, a_plan(pipeline))
+    router = DrainRecorder(pipeline, a_plan(pipeline))
     await Listeners(router).close()
 
-    assert router.told_seconds == seconds
+    assert router.drain_seconds == seconds
 
 
 async def test_a_router_starts_from_its_files_without_an_api_server(tmp_path: Path):
@@ -143,8 +143,8 @@ async def test_a_router_starts_from_its_files_without_an_api_server(tmp_path: Pa
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": "gone", "cluster": cluster}],
-        "users": [{"name": "nobody", "user": {"token": "none"}}],
-        "contexts": [{"name": "gone", "context": {"cluster": "gone", "user": "nobody"}}],
+        "users": [{"name": "anonymous", "user": {"token": "none"}}],
+        "contexts": [{"name": "gone", "context": {"cluster": "gone", "user": "anonymous"}}],
         "current-context": "gone",
     }
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(content))
@@ -168,7 +168,7 @@ async def test_a_router_starts_from_its_files_without_an_api_server(tmp_path: Pa
     ("options", "code", "reason"),
     [
         ((), 2, "one of the arguments --endpoints --cluster is required"),
-        (("--cluster",), 1, "no Kubernetes to talk to"),
+        (("--cluster",), 1, "no Kubernetes credentials"),
     ],
 )
 async def test_a_router_that_cannot_know_its_replicas_says_so(tmp_path: Path, options, code, reason):

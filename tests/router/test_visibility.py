@@ -1,4 +1,4 @@
-"""What the router tells: metadata, health, metrics, load, state, traces."""
+"""Metadata, health, metrics, arrivals, state and traces of the router."""
 
 import asyncio
 import math
@@ -86,8 +86,8 @@ async def test_metadata_and_health_over_both_front_doors():
 async def test_metadata_lists_optional_inputs_and_points():
     pipeline = a_sensing_pipeline()
     async with a_rig(pipeline, {"stage-0": [Sensing()]}, **PLAN) as rig:
-        _, told = await rig.get("/v2/models/sample")
-        assert [(one["name"], one["parameters"]) for one in told["inputs"]] == [
+        _, reply = await rig.get("/v2/models/sample")
+        assert [(one["name"], one["parameters"]) for one in reply["inputs"]] == [
             ("image", {"trimtab.optional": True}),
             ("sound", {"trimtab.optional": True}),
         ]
@@ -98,7 +98,7 @@ async def test_metadata_lists_optional_inputs_and_points():
             f"{at}.sound.modalities": "sound",
         }
         accuracies = {f"{at}.all.accuracy": 0.9, f"{at}.image.accuracy": 0.8, f"{at}.sound.accuracy": 0.6}
-        assert told["parameters"] == reads | accuracies
+        assert reply["parameters"] == reads | accuracies
 
         model = await call(rig, "ModelMetadata", name="sample")
         assert all(one.parameters["trimtab.optional"].bool_param for one in model.inputs)
@@ -113,14 +113,14 @@ def test_metadata_omits_long_texts_over_grpc():
     points = [{"name": "some", "accuracy": 0.7, "modalities": ["i2"]}, {"name": "all", "accuracy": 0.9} | agreeing]
     stage = a_stage(inputs=given, variants=[a_variant(operatingPoints=points)])
     declared = [{"name": name, "datatype": "FP32"} for name in names]
-    told = model_metadata(a_pipeline([stage], inputs=declared))
-    assert told["parameters"]["trimtab.first.small.some.modalities"] == names[2]
-    assert told["parameters"]["trimtab.first.small.all.accuracy_source"] == "agreement with the model as it is"
-    assert "trimtab.first.small.some.accuracy_source" not in told["parameters"]
-    assert told["parameters"]["trimtab.first.small.all.modalities"] == ",".join(names)
-    assert not any("parameters" in one for one in told["inputs"])
+    reply = model_metadata(a_pipeline([stage], inputs=declared))
+    assert reply["parameters"]["trimtab.first.small.some.modalities"] == names[2]
+    assert reply["parameters"]["trimtab.first.small.all.accuracy_source"] == "agreement with the original model"
+    assert "trimtab.first.small.some.accuracy_source" not in reply["parameters"]
+    assert reply["parameters"]["trimtab.first.small.all.modalities"] == ",".join(names)
+    assert not any("parameters" in one for one in reply["inputs"])
 
-    message = grpc_messages.metadata_to_message(told)
+    message = grpc_messages.metadata_to_message(reply)
     assert "trimtab.first.small.some.modalities" in message.parameters
     assert "trimtab.first.small.all.modalities" not in message.parameters, "its length takes two bytes"
     for name, value in message.parameters.items():
@@ -142,7 +142,7 @@ async def test_readyz_reports_traffic_acceptance():
         await rig.until(lambda: rig.router.ready)
         assert await welcome() == 200
 
-        await second.kill()  # whoever comes now is kept a while or told when to try again, by any router
+        await second.kill()  # requests are now queued for a while or refused with a retry time
         await rig.until(lambda: not rig.router.ready)
         assert await welcome() == 200
         rig.router.terminating = True

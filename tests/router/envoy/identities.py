@@ -1,4 +1,4 @@
-"""Identities of routers and replicas, in files that are replaced as a node or a person does."""
+"""TLS identities of routers and replicas, in files that are replaced by kubelet or by hand."""
 
 import shutil
 from dataclasses import dataclass

@@ -116,7 +116,7 @@ def _raw(signature: bytes) -> bytes:
 
 
 def unsigned(claims: Mapping[str, Any]) -> str:
-    """A token that says of itself that nobody signed it."""
+    """A token that declares itself unsigned."""
     return f"{_written({'alg': 'none', 'typ': 'JWT'})}.{_written(claims)}."
 
 

@@ -31,7 +31,7 @@ def settings(file: Path) -> EdgeSettings:
 async def until_status(rig: Rig, status: int, *headers: tuple[str, str]) -> None:
     """Wait until a request with these headers is answered so."""
     async with asyncio.timeout(30):
-        while (await post(rig, *headers)).status != status:  # noqa: ASYNC110 - nobody announces it
+        while (await post(rig, *headers)).status != status:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.05)
 
 
@@ -212,7 +212,7 @@ async def test_without_keys_every_request_is_refused(tmp_path):
         await until_status(rig, 200, ("x-api-key", key))
         control = rig.control
         assert control is not None
-        control._settings = EdgeSettings()
+        control.settings = EdgeSettings()
         control.use_keys(())
         await until_status(rig, 401, ("x-api-key", key))
         assert (await post(rig)).status == 401

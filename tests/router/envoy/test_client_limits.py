@@ -54,8 +54,8 @@ async def test_rate_limit_applies_to_one_client_only(tmp_path):
         assert (refused.status, refused.headers["retry-after"]) == (429, "1")
         assert refused.headers["x-trimtab-reason"] == "ClientRateLimited"
         assert refused.error == "this client sends more requests than it may"
-        told = await call(rig, ("x-api-key", alice))
-        assert told == "RESOURCE_EXHAUSTED: this client sends more requests than it may"
+        reply = await call(rig, ("x-api-key", alice))
+        assert reply == "RESOURCE_EXHAUSTED: this client sends more requests than it may"
         assert [await code(rig, ("x-api-key", bob)) for _ in range(3)] == ["OK"] * 3
         assert await code(rig, ("x-api-key", bob)) == "RESOURCE_EXHAUSTED"
         assert (await post(rig, ("x-api-key", new_key()))).status == 401
@@ -74,8 +74,8 @@ async def test_address_is_the_client_without_authentication():
 async def test_trusted_hops_determine_the_client_address():
     edge = settings(clients={"requestsPerSecond": 0.01, "burst": 1}, trustedHops=1)
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
-        for told, status in (("10.0.0.1", 200), ("10.0.0.1", 429), ("10.0.0.2", 200), ("6.6.6.6, 10.0.0.2", 429)):
-            assert (await post(rig, ("x-forwarded-for", told))).status == status, told
+        for reply, status in (("10.0.0.1", 200), ("10.0.0.1", 429), ("10.0.0.2", 200), ("6.6.6.6, 10.0.0.2", 429)):
+            assert (await post(rig, ("x-forwarded-for", reply))).status == status, reply
 
 
 async def test_client_concurrency_is_limited_by_the_settings(tmp_path):
@@ -231,7 +231,7 @@ async def test_grpc_over_http1_is_refused_at_once():
                 async with asyncio.timeout(10):  # a body that never comes would be waited for until its time is up
                     answer = await reader.readuntil(b"\r\n\r\n")
                 assert b"\r\ngrpc-status: 3\r\n" in answer, answer
-                assert b"\r\ngrpc-message: gRPC goes over HTTP/2; over HTTP/1.1 nobody is served by it\r\n" in answer
+                assert b"\r\ngrpc-message: gRPC requires HTTP/2\r\n" in answer
                 assert b"\r\nx-trimtab-reason: Malformed\r\n" in answer
                 writer.close()
         assert await code(rig, ("x-trimtab-http", "HTTP/1.1")) == "OK"

@@ -1,4 +1,4 @@
-"""What is generated for Envoy: the same as it was, taken by Envoy itself, and nothing without a reason."""
+"""Envoy's generated configuration: equal to the golden files, and accepted by Envoy."""
 
 import json
 import os
@@ -79,17 +79,17 @@ def generated_of(asked: dict[str, Any], folder: Path, otlp: str | None = None) -
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_it_is_as_reviewed(name):
-    """`TRIMTAB_WRITE_GOLDENS=1` writes the files anew; then read what has changed."""
+def test_config_equals_golden_file(name):
+    """`TRIMTAB_UPDATE_GOLDEN=1` updates the golden files."""
     file = GOLDEN / f"{name}.json"
     written = json.dumps(generated(name), indent=1, ensure_ascii=False) + "\n"
-    if os.environ.get("TRIMTAB_WRITE_GOLDENS"):
+    if os.environ.get("TRIMTAB_UPDATE_GOLDEN"):
         file.write_text(written)
     assert written == file.read_text()
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_envoy_takes_it(name, tmp_path):
+def test_envoy_accepts_the_config(name, tmp_path):
     assert_taken(generated(name, tmp_path), tmp_path)
 
 
@@ -134,19 +134,19 @@ def test_route_version_depends_on_the_routes():
 
 
 def test_no_routes_are_served_before_keys_are_read():
-    def told(settings: EdgeSettings) -> bytes:
-        return EnvoyControl(settings, namespace="default", pipeline="sample", max_seconds=65.0)._routes
+    def served_routes(settings: EdgeSettings) -> bytes:
+        return EnvoyControl(settings, namespace="default", pipeline="sample", max_seconds=65.0).routes
 
-    assert told(EdgeSettings())
-    assert not told(EdgeSettings(keys_file="/keys"))
-    assert not told(EdgeSettings(keys_secret="keys"))
+    assert served_routes(EdgeSettings())
+    assert not served_routes(EdgeSettings(keys_file="/keys"))
+    assert not served_routes(EdgeSettings(keys_secret="keys"))
 
 
 @given(st.from_regex(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,62}", fullmatch=True), st.sets(st.sampled_from(["*", "a", "b-1"])))
 def test_formatted_key_entry_is_parsed_again(client, pipelines):
     key = HashedKey(client, key_digest(new_key()), frozenset(pipelines) or frozenset({"*"}))
     line = f"{client}: {format_entry(key)}"
-    assert read_file(f"# comment\n\n {line}  # of somebody\n").keys == (key,)
+    assert read_file(f"# comment\n\n {line}  # of a client\n").keys == (key,)
     assert (key.may_call("a"), key.may_call("c")) == (bool({"*", "a"} & key.pipelines), "*" in key.pipelines)
 
 
@@ -156,21 +156,21 @@ def test_bad_entries_keep_valid_keys_and_leak_no_key(text, data):
     found = read_file(f"{good}\n{text}")
     assert KEYS[0] in found.keys
     assert all(len(key.digest) == 64 for key in found.keys)
-    secret = "a-plain-key-somebody-put-here"
+    secret = "a-plain-key"
     assert not read_secret(data).keys
     assert secret not in str(read_entries([("bob", secret), ("a b", f"sha256:{secret}")]).problems)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reply"),
     [
-        ({"keysFile": "/keys", "keysSecret": "keys"}, "one source of keys"),
-        ({"tls": {"certificate": "/a/tls.crt", "key": "/b/tls.key"}}, "into one folder"),
+        ({"keysFile": "/keys", "keysSecret": "keys"}, "mutually exclusive"),
+        ({"tls": {"certificate": "/a/tls.crt", "key": "/b/tls.key"}}, "must be in one folder"),
         ({"tls": {"certificate": "/a/tls.crt"}}, "key"),
         ({"jwt": [{"issuer": "i", "audiences": ["a"], "jwks": "http://plain"}]}, "jwks"),
         ({"jwt": [{"issuer": "i", "audiences": [], "jwks": "/a"}]}, "audiences"),
         ({"jwt": [{"issuer": "i", "audiences": [""], "jwks": "/a"}]}, "audiences"),
-        ({"jwt": [{"issuer": "i", "audiences": ["a"], "jwks": "/a"}] * 2}, "issuer i stands there twice"),
+        ({"jwt": [{"issuer": "i", "audiences": ["a"], "jwks": "/a"}] * 2}, "duplicate issuer i"),
         ({"clients": {"requestsPerSecond": -1}}, "requestsPerSecond"),
         ({"timeouts": {"idle": "0s"}}, "timeouts.idle"),
         ({"memory": "1Mi"}, "memory"),
@@ -179,8 +179,8 @@ def test_bad_entries_keep_valid_keys_and_leak_no_key(text, data):
         ({"tlss": {}}, "tlss"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_named(tmp_path, wrong, told):
+def test_invalid_settings_are_named(tmp_path, wrong, reply):
     (tmp_path / "edge.yaml").write_text(json.dumps(wrong))
-    with pytest.raises(DocumentError, match=told) as refused:
+    with pytest.raises(DocumentError, match=reply) as refused:
         load_edge(tmp_path / "edge.yaml")
     assert "edge.yaml" in str(refused.value)

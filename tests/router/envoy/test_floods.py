@@ -63,7 +63,7 @@ async def test_unread_rejections_have_a_reason_and_are_counted():
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
         answered = [await post(rig)]
         assert rig.sockets is not None
-        write_atomically(rig.sockets.pressure, "1.0")  # as the router does in a flood, but of everybody
+        write_atomically(rig.sockets.pressure, "1.0")  # as the router does in a flood, but of all requests
         while answered[-1].status == 200:
             assert len(answered) < 1000
             answered.append(await post(rig))
@@ -83,13 +83,13 @@ async def test_restarted_envoy_gets_its_limit_again():
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
         await rig.proxy()
         assert rig.listeners.envoy is not None
-        told: list[int] = []
+        body: list[int] = []
         tell = rig.listeners.envoy.set_limits
 
         async def set_limits(max_in_flight: int) -> None:
-            told.append(max_in_flight)
+            body.append(max_in_flight)
             await tell(max_in_flight)
 
         rig.listeners.envoy.set_limits = set_limits  # type: ignore[method-assign]
-        await until(lambda: len(told) >= 2)
-        assert told[0] == told[1] == rig.router.concurrency.concurrency_limit.limit
+        await until(lambda: len(body) >= 2)
+        assert body[0] == body[1] == rig.router.concurrency.concurrency_limit.limit

@@ -23,22 +23,22 @@ def a_secret(namespace: str, **keys: str) -> dict[str, object]:
 
 
 async def test_secret_keys_are_watched_and_deletion_refuses_all(cluster: Cluster, namespace: str) -> None:
-    told: asyncio.Queue[list[str]] = asyncio.Queue()
+    body: asyncio.Queue[list[str]] = asyncio.Queue()
 
     def use(keys: Sequence[HashedKey]) -> None:
-        told.put_nowait([key.client for key in keys])
+        body.put_nowait([key.client for key in keys])
 
     following = asyncio.create_task(watch_secret(cluster, namespace, "trimtab-keys", use))
     try:
         async with asyncio.timeout(60):
-            assert await told.get() == []
+            assert await body.get() == []
             alice, bob = new_key(), new_key()
             await cluster.create(a_secret(namespace, alice=alice, bob=bob), manager="tests")
-            assert sorted(await told.get()) == ["alice", "bob"]
+            assert sorted(await body.get()) == ["alice", "bob"]
             await cluster.delete("Secret", namespace, "trimtab-keys")
-            assert await told.get() == []
+            assert await body.get() == []
             await cluster.create(a_secret(namespace, alice=alice), manager="tests")
-            assert await told.get() == ["alice"]
+            assert await body.get() == ["alice"]
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

@@ -39,8 +39,8 @@ async def ask(rig: Rig) -> Reply:
     return await post(rig, (rest.HEADER_LENGTH, str(length)), body=io.BytesIO(body))
 
 
-async def told(rig: Rig, most_under_way: int) -> None:
-    """Let the door be told this bound, and no other any more."""
+async def set_limit(rig: Rig, most_under_way: int) -> None:
+    """Set the limit of requests in flight, and stop the controller."""
     await rig.proxy()
     assert rig.listeners.envoy is not None
     assert rig.listeners.overload_task is not None
@@ -51,7 +51,7 @@ async def told(rig: Rig, most_under_way: int) -> None:
 async def test_large_requests_reach_the_concurrency_limit():
     replica = FakeReplica()
     async with a_rig(WIDE, {"stage-0": [replica]}) as rig:
-        await told(rig, 64)
+        await set_limit(rig, 64)
         replica.gate.clear()
         asking = [asyncio.create_task(ask(rig)) for _ in range(48)]
         await rig.until(lambda: rig.router.memory.active_requests == 48)
@@ -61,10 +61,10 @@ async def test_large_requests_reach_the_concurrency_limit():
 
 
 async def test_excess_large_requests_are_refused_at_once():
-    """One that waits at the door for another's end is in nobody's count, and its deadline in nobody's hands."""
+    """A request that waited in Envoy would be counted nowhere, and miss its deadline."""
     replica = FakeReplica()
     async with a_rig(WIDE, {"stage-0": [replica]}) as rig:
-        await told(rig, 1)
+        await set_limit(rig, 1)
         replica.gate.clear()
         asking = [asyncio.create_task(ask(rig)) for _ in range(MIN_LARGE_IN_FLIGHT)]
         await rig.until(lambda: rig.router.memory.active_requests == MIN_LARGE_IN_FLIGHT)
@@ -100,8 +100,8 @@ async def test_large_request_memory_in_envoy_is_bounded():
     ):
 
         async def allocated_bytes() -> int:
-            async with envoy.get("http://envoy/memory") as told_of:
-                return int((await told_of.json())["allocated"])
+            async with envoy.get("http://envoy/memory") as response:
+                return int((await response.json())["allocated"])
 
         seen = [await allocated_bytes()]
         callers = [await asyncio.open_connection("127.0.0.1", ports.rest_port) for _ in range(MIN_LARGE_IN_FLIGHT)]
@@ -111,7 +111,7 @@ async def test_large_request_memory_in_envoy_is_bounded():
         async with asyncio.timeout(60):
             while len(seen) < 10 or max(seen[-5:]) - min(seen[-5:]) > MEBIBYTE / 4:  # until it takes no more
                 seen.append(await allocated_bytes())
-                await asyncio.sleep(0.1)  # nobody tells when that is
+                await asyncio.sleep(0.1)  # there is no event for that
         for _, writer in callers:
             writer.transport.abort()
         reads.set()

@@ -177,7 +177,7 @@ async def test_excess_requests_are_overload_and_planned_for():
 async def test_rejections_of_an_absent_router_are_counted_later():
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
         assert (await post(rig)).status == 200
-        requests = rig.listeners._requests[-1]
+        requests = rig.listeners.request_listeners[-1]
         await requests.stop_listening()
         await requests.close()
         assert rig.sockets is not None
@@ -234,13 +234,17 @@ async def test_access_log_has_configured_client_fields():
     edge = settings(accessLog="All", accessLogFields=["user_agent", "forwarded_for", "tls_version"])
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
         await post(rig, ("user-agent", "curl/8" + "x" * 300), ("x-forwarded-for", "192.0.2.1"))
-        (told,) = await lines_of(rig, lambda found: len(found) >= 1)
-    assert (told["user_agent"], told["forwarded_for"], told["tls_version"]) == ("curl/8" + "x" * 250, "192.0.2.1", None)
-    assert "authority" not in told
+        (reply,) = await lines_of(rig, lambda found: len(found) >= 1)
+    assert (reply["user_agent"], reply["forwarded_for"], reply["tls_version"]) == (
+        "curl/8" + "x" * 250,
+        "192.0.2.1",
+        None,
+    )
+    assert "authority" not in reply
 
 
-@pytest.mark.parametrize(("which", "told"), [("Off", 0), ("Refused", 3)])
-async def test_the_log_has_lines_of_what_was_refused_or_none(which, told):
+@pytest.mark.parametrize(("which", "reply"), [("Off", 0), ("Refused", 3)])
+async def test_the_log_has_lines_of_what_was_refused_or_none(which, reply):
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(accessLog=which)) as rig:
         await post(rig)
         await call(rig)
@@ -251,8 +255,8 @@ async def test_the_log_has_lines_of_what_was_refused_or_none(which, told):
         method = (await rig.channel()).unary_unary(grpc_messages.method_path("ModelInfer"), None, None)
         with pytest.raises(grpc.aio.AioRpcError):
             await method(grpc_messages.request_to_message(a_request(model_name="other")).SerializeToString())
-        lines = await lines_of(rig, lambda found: len(found) >= told)
-        assert [line["reason"] for line in lines] == ["InvalidArgument", "NotFound", "UnknownModel"][:told]
+        lines = await lines_of(rig, lambda found: len(found) >= reply)
+        assert [line["reason"] for line in lines] == ["InvalidArgument", "NotFound", "UnknownModel"][:reply]
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):

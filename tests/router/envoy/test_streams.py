@@ -27,7 +27,7 @@ BIG = 16 * 2**20
 
 
 class Spoken:
-    """An answer of pieces, each told when the test says so."""
+    """A chunked response whose chunks are sent by the test."""
 
     def __init__(self) -> None:
         self.pieces: asyncio.Queue[bytes] = asyncio.Queue()

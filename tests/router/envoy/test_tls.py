@@ -188,8 +188,8 @@ async def test_nothing_older_than_tls_1_2_is_spoken(tmp_path):
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                 )
-                told = (await process.communicate())[0].decode()
-                assert ("Verify return code: 0 (ok)" in told and "ALPN protocol: h2" in told) == spoken, told
+                body = (await process.communicate())[0].decode()
+                assert ("Verify return code: 0 (ok)" in body and "ALPN protocol: h2" in body) == spoken, body
 
 
 async def test_unfinished_handshake_is_closed(tmp_path):
@@ -210,10 +210,10 @@ async def test_unfinished_handshake_is_closed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spoilt", "told"),
+    ("spoilt", "body"),
     [("tls.crt", "tls.crt"), ("tls.key", "tls.key"), ("missing", "No such file"), ("callers.crt", "clientCa")],
 )
-def test_unusable_certificates_prevent_the_start(tmp_path, spoilt, told):
+def test_unusable_certificates_prevent_the_start(tmp_path, spoilt, body):
     authority = Authority(tmp_path).begin()
     authority.issue("door", tmp_path / PAIR[0], tmp_path / PAIR[1])
     callers_file = tmp_path / "callers.crt"
@@ -235,5 +235,5 @@ def test_unusable_certificates_prevent_the_start(tmp_path, spoilt, told):
     )
     assert ran.returncode == 2
     assert ran.stderr.startswith("trimtab_router.envoy: tls: ")
-    assert told in ran.stderr
+    assert body in ran.stderr
     assert "Traceback" not in ran.stderr

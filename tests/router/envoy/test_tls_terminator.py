@@ -1,4 +1,4 @@
-"""An Envoy before a server that has no certificate of its own: routers reach it as they do ours, nobody else does."""
+"""Envoy as TLS terminator of a third-party server."""
 
 import asyncio
 import json

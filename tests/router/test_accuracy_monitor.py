@@ -7,9 +7,9 @@ from tests.builders import a_pipeline, a_plan, a_stage, a_variant
 from tests.router.test_stage_scheduler import READY, Desktop
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_router.scheduling.accuracy_monitor import (
-    DRIFT,
-    KEPT_SECONDS,
-    LEAST_ROWS,
+    MIN_DRIFT,
+    FORGET_SECONDS,
+    MIN_ROWS,
     AccuracyBaseline,
     AccuracyMonitor,
 )
@@ -87,7 +87,7 @@ def test_answers_that_the_best_point_denies_mend_what_a_model_says_of_itself():
     serve(honest, rng, 20_000, 0.6, 0.97)
 
     assert honest.drifted_accuracies(NOW)[ALL] == pytest.approx(0.6, abs=0.04)
-    assert boasting.drifted_accuracies(NOW)[ALL] < 0.86 - 2 * DRIFT, (
+    assert boasting.drifted_accuracies(NOW)[ALL] < 0.86 - 2 * MIN_DRIFT, (
         "a third of what it boasts is taken off, once 200 were compared"
     )
 
@@ -131,10 +131,10 @@ def test_what_nobody_sees_any_more_is_believed_anew_after_a_while():
     watch = a_watch()
     watch.observe(KEY, "", np.full(500, 0.4), NOW)
 
-    assert ALL in watch.drifted_accuracies(NOW + KEPT_SECONDS - 1.0)
-    assert watch.drifted_accuracies(NOW + KEPT_SECONDS) == {}
-    watch.observe(KEY, "", np.full(LEAST_ROWS - 1, 0.4), NOW + KEPT_SECONDS)
-    assert watch.drifted_accuracies(NOW + KEPT_SECONDS) == {}, "it begins from nothing"
+    assert ALL in watch.drifted_accuracies(NOW + FORGET_SECONDS - 1.0)
+    assert watch.drifted_accuracies(NOW + FORGET_SECONDS) == {}
+    watch.observe(KEY, "", np.full(MIN_ROWS - 1, 0.4), NOW + FORGET_SECONDS)
+    assert watch.drifted_accuracies(NOW + FORGET_SECONDS) == {}, "it begins from nothing"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import astuple
 from typing import Any, cast
 
 import numpy as np
@@ -35,13 +36,8 @@ async def stepping(encoders, writers, **rig):
 
 
 def nothing_is_left(rig, encoders, writers):
-    desks = rig.router.schedulers.values()
-    held = [slot for desk in desks for slot in desk.slots if slot.inflight or slot.waiting]
-    return not held and not any(replica.running for replica in (*encoders, *writers)) and not desks_remember(desks)
-
-
-def desks_remember(desks):
-    return any(desk.queue.rows or desk._early_prefill.waiting or desk._early_prefill._begun for desk in desks)
+    snapshots = [astuple(scheduler.snapshot()) for scheduler in rig.router.schedulers.values()]
+    return not any(map(any, snapshots)) and not any(replica.running for replica in (*encoders, *writers))
 
 
 async def test_who_writes_is_asked_on_the_first_image_and_told_of_the_others():
@@ -117,7 +113,7 @@ async def test_nobody_begins_early_before_others_who_have_all_they_need():
         await until(lambda: rig.router.schedulers["text"].queue.rows == 1)
         early = asyncio.create_task(ask(rig, a_picture(1), a_picture(2)))
         turns.let()
-        await until(lambda: rig.router.schedulers["text"]._early_prefill.waiting)
+        await until(lambda: rig.router.schedulers["text"].snapshot().waiting_partial_chats)
         assert len(writer.written) == 1
         writer.gate.set()
         assert [(await text)[0] for text in texts] == [200, 200]

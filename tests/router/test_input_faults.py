@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_router.scheduling.accuracy_monitor import LEAST_ROWS, AccuracyBaseline, AccuracyMonitor
+from trimtab_router.scheduling.accuracy_monitor import MIN_ROWS, AccuracyBaseline, AccuracyMonitor
 from trimtab_router.scheduling.input_faults import AccuracyEstimate, lower_estimates, suspect_inputs
 
 PIPELINE = Path(__file__).parents[2] / "pipelines" / "digits-av" / "pipeline.yaml"
@@ -164,7 +164,7 @@ def test_a_point_that_only_looks_again_tells_of_its_input_too(town):
 def test_a_little_less_than_measured_is_no_input_that_fails(town):
     measured = town.points["audio-text"].measured_accuracy().mean_confidence
     town.broken = {"audio-text": (0.64, measured - 0.075)}
-    town.serve("audio-text", 5 * LEAST_ROWS)
+    town.serve("audio-text", 5 * MIN_ROWS)
 
     assert list(town.watch.drifted_accuracies(town.now)) == [("late", "audio-text", "")]
 

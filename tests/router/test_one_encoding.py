@@ -25,8 +25,7 @@ def shown(encoders):
 
 def riding(rig):
     """How many rows ride along."""
-    parcels = {parcel for parcel, _ in rig.router.schedulers["encode"]._sharing._under_way.values()}
-    return sum(len(parcel.joined_rows) for parcel in parcels)
+    return rig.router.schedulers["encode"].snapshot().joined_rows
 
 
 async def many(rig, count, *pictures, **fields):
@@ -56,7 +55,7 @@ async def test_one_encoding_does_for_all_who_show_an_image_and_each_pulls_its_ow
         assert {url.rpartition("/")[2] for url in urls} == set.union(*(encoder.kept for encoder in encoders))
         assert await rig.outcomes() == {"ok": 12}
         assert await rig.metric("trimtab_encoder_dedup_total", stage="encode", source="inflight") == 11
-        assert len(rig.router.schedulers["encode"]._sharing) == 0
+        assert rig.router.schedulers["encode"].snapshot().encodings_in_flight == 0
 
 
 async def test_other_images_and_text_do_not_wait_for_who_rides_along():

@@ -74,7 +74,7 @@ def test_a_long_chat_is_told_by_short_ones_though_most_of_those_is_json(separato
     def shown(text, images=0):
         content = [*[{"type": "image"}] * images, {"type": "text", "text": text}]
         told = json.dumps([{"role": "user", "content": content}], separators=separators)
-        return PromptFeatures.of_messages(np.array([told.encode()], object), 0, images)
+        return PromptFeatures.from_messages(np.array([told.encode()], object), 0, images)
 
     prompts = PromptLengths()
     prompts.learn(shown("What is seven plus five?"), Usage(prompt=6, completion=1, text=6))
@@ -89,10 +89,10 @@ def test_what_was_made_of_images_is_read_off_their_references():
         return {"messages": np.array([b"{}"], object), "references": np.array([row], object)}
 
     told = dump_refs([blank_image(EncodedImage(rows=7)), EmbeddingRef(url="blank:", rows=5)])
-    assert PromptFeatures.of(referring(told), 0, images=2) == PromptFeatures(2, 2, 12)
-    assert PromptFeatures.of(referring(json.dumps([{}]).encode()), 0, images=1) == PromptFeatures(2, 1, None)
-    assert PromptFeatures.of({"messages": np.array([b"{}"], object)}, 0, images=2) == PromptFeatures(2)
-    assert PromptFeatures.of({"x": np.zeros(1)}, 0, images=0) is None
+    assert PromptFeatures.from_inputs(referring(told), 0, images=2) == PromptFeatures(2, 2, 12)
+    assert PromptFeatures.from_inputs(referring(json.dumps([{}]).encode()), 0, images=1) == PromptFeatures(2, 1, None)
+    assert PromptFeatures.from_inputs({"messages": np.array([b"{}"], object)}, 0, images=2) == PromptFeatures(2)
+    assert PromptFeatures.from_inputs({"x": np.zeros(1)}, 0, images=0) is None
 
 
 def test_of_two_chats_of_one_deadline_the_one_that_takes_longer_to_read_goes_first():

@@ -76,7 +76,7 @@ async def test_what_is_not_repeatable_is_not_sent_again():
 
 
 def test_suspects_are_few_and_for_a_while():
-    suspects = QueryOfDeathDetector(most=3, refused_seconds=10.0)
+    suspects = QueryOfDeathDetector(max_suspects=3, refused_seconds=10.0)
     works = [a_work(rows=number + 1) for number in range(4)]
     for number, work in enumerate(works):
         suspects.add(work, float(number))

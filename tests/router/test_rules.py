@@ -7,7 +7,7 @@ from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.plan_validation import validate_plan
 from trimtab_router.observability.arrivals import KEPT_SECONDS, ArrivalCounter
 from trimtab_router.scheduling.replica_selection import effective_variant, least_loaded, variant_for
-from trimtab_router.scheduling.service_time import BELIEVED, ServiceTimes, interpolate, wait_for_others
+from trimtab_router.scheduling.service_time import MAX_IDLE_DROPS, ServiceTimes, interpolate, wait_for_others
 
 KEY = ("small", "default")
 
@@ -202,7 +202,7 @@ def test_rows_that_nothing_could_serve_in_time_make_no_right_estimate_wrong():
     for _ in range(50):
         seen(times, batches=1)
         seen(times, OTHER, batches=1)
-        for _ in range(BELIEVED):
+        for _ in range(MAX_IDLE_DROPS):
             times.relax([KEY, OTHER])
 
     assert times.predict(KEY, 1) == pytest.approx(0.500)

@@ -20,7 +20,7 @@ from trimtab_router.scheduling.policies import slack_fit
 from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, Job, solve
 from trimtab_router.scheduling.policies.interface import Dispatch, Point, Policy, SchedulerView, WaitUntil
 from trimtab_router.scheduling.policies.job_groups import first_rows
-from trimtab_router.scheduling.queue import MOST_SLICES
+from trimtab_router.scheduling.queue import MAX_SLICES
 from trimtab_router.scheduling.stage_request import RowSlice
 
 DELTA_SECONDS, ETA_SECONDS, MU, KAPPA, BETA = 0.5, 0.5, 0.8, 0.8, 5
@@ -85,7 +85,7 @@ def decide(
 def batched(view: SchedulerView) -> list[Batch]:
     """Algorithm 1 over all that waits, and the batches by their deadlines."""
     batches: list[Batch] = []
-    for piece in sorted(islice(view.waiting, MOST_SLICES), key=lambda piece: piece.request.enqueued_at):
+    for piece in sorted(islice(view.waiting, MAX_SLICES), key=lambda piece: piece.request.enqueued_at):
         deadline = piece.request.due_at - view.later_seconds
         batch = _open_batch(batches, piece, deadline, view.max_batch_rows)
         if batch is None:

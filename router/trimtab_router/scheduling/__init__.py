@@ -1,1 +1,1 @@
-"""One stage: what waits, where it can go, how long it will take, what leaves. Pure: router and simulator drive it."""
+"""Scheduling of one stage: queue, batching, dispatch, concurrency, escalation, load shedding and batch completion."""

@@ -28,28 +28,29 @@ from trimtab_protocol.tensors import Array
 from trimtab_router.scheduling.input_faults import AccuracyEstimate, lower_estimates, suspect_inputs
 from trimtab_router.scheduling.service_time import Key
 
-KEPT_ROWS, KEPT_LOOKS, KEPT_AUDITS = 200.0, 100.0, 300.0
-"""After so many more, what was seen counts a third."""
-KEPT_SECONDS = 600.0
-"""After so long without any row of a point, what was seen of it is forgotten."""
-PRIOR_ROWS, PRIOR_AUDITS = 10.0, 200.0
-"""How many rows count as having come as they were measured, and how many that agreed as often as said."""
-LEAST_ROWS, LEAST_LOOKS = 100, 50
-"""Before so many rows were seen, or seen again, nothing is said to have drifted."""
-DRIFT, LOOK_DRIFT = 0.04, 0.1
-"""By how much an accuracy must have changed to be told, at the least; of rows that were picked out a model's confidence
-is right within five points or so, where it is within two of all rows;"""
-SURENESS = 3.0
-"""and how many standard errors of what was seen."""
-CALIBRATED = 0.03
-"""How far mean confidence may have been from accuracy where two points' confidences of the same rows are compared."""
+DECAY_ROWS, DECAY_ESCALATED_ROWS, DECAY_SHADOW_ROWS = 200.0, 100.0, 300.0
+"""Rows after which an observation weighs one third; of rows, escalated rows and shadow rows."""
+FORGET_SECONDS = 600.0
+"""Seconds without a row of a point after which its observations are forgotten."""
+PRIOR_ROWS, PRIOR_SHADOW_ROWS = 10.0, 200.0
+"""Pseudo-observations that agree with the profile; of rows and shadow rows."""
+MIN_ROWS, MIN_ESCALATED_ROWS = 100, 50
+"""Observations required before drift is reported."""
+MIN_DRIFT, MIN_ESCALATED_DRIFT = 0.04, 0.1
+"""Smallest reported change of accuracy. Confidence estimates accuracy within five points on escalated rows, and within
+two on all rows."""
+MIN_STANDARD_ERRORS = 3.0
+"""Standard errors that a reported change must exceed."""
+CALIBRATION_TOLERANCE = 0.03
+"""Largest profiled difference of mean confidence and accuracy at which two points' confidences of a row are compared.
+"""
 _VARIANCES = (0.06, 0.12)
-"""Of confidences, and of how far a single comparison is from what was said: as wide as they get."""
+"""Upper bounds: of confidences, and of the difference of one comparison from its prediction."""
 
 
 @dataclass(slots=True)
 class _Mean:
-    """A mean that forgets."""
+    """A decaying mean."""
 
     kept: float
     weight: float = 0.0
@@ -61,7 +62,6 @@ class _Mean:
         self.total += float(values.sum())
 
     def forget(self, rows: int) -> None:
-        """So many rows came that say nothing here."""
         keep = float(np.exp(-rows / self.kept))
         self.weight *= keep
         self.total *= keep
@@ -70,271 +70,282 @@ class _Mean:
         return (self.total + rows * prior) / (self.weight + rows)
 
 
-class _Seen:
-    """By how much a point has changed: by rows it saw first, by rows it saw again, and by comparisons."""
+class _Observations:
+    """Observed change of one point, by first-pass rows, by escalated rows and by shadow rows."""
 
     def __init__(self) -> None:
-        self.rows = self.looks = 0
+        self.rows = self.escalated_rows = 0
         self.seen_at = 0.0
         self.fell_at: float | None = None
-        """Since when it is told as less accurate; None where it is not."""
-        self.times = _Mean(KEPT_ROWS)
-        self.confidence = _Mean(KEPT_ROWS)
-        self.wins = _Mean(KEPT_LOOKS)
-        self.mending = _Mean(KEPT_AUDITS)
+        """Since when a lower accuracy is reported; None if none is."""
+        self.times = _Mean(DECAY_ROWS)
+        self.confidence = _Mean(DECAY_ROWS)
+        self.escalation_gain = _Mean(DECAY_ESCALATED_ROWS)
+        self.shadow_correction = _Mean(DECAY_SHADOW_ROWS)
 
     @property
     def change(self) -> float | None:
-        """How much more often it is right than it was; None where that is nothing new."""
-        by_rows = self.change_of_first_looks
-        return by_rows if by_rows is not None else self._change_of_second_looks
+        """Change of accuracy; None if it is not significant."""
+        by_rows = self.change_by_rows
+        return by_rows if by_rows is not None else self._change_by_escalations
 
     @property
-    def change_of_first_looks(self) -> float | None:
-        """The same by rows that it saw first."""
-        change = self.confidence.value(0.0, PRIOR_ROWS) + self.mending.value(0.0, PRIOR_AUDITS)
-        own, audits = (_VARIANCES[0], self.confidence, PRIOR_ROWS), (_VARIANCES[1], self.mending, PRIOR_AUDITS)
-        told = self.rows >= LEAST_ROWS and abs(change) > max(DRIFT, SURENESS * _error(own, audits))
-        return change if told else None
+    def change_by_rows(self) -> float | None:
+        """The same, by first-pass rows."""
+        change = self.confidence.value(0.0, PRIOR_ROWS) + self.shadow_correction.value(0.0, PRIOR_SHADOW_ROWS)
+        own, audits = (
+            (_VARIANCES[0], self.confidence, PRIOR_ROWS),
+            (_VARIANCES[1], self.shadow_correction, PRIOR_SHADOW_ROWS),
+        )
+        drifted = self.rows >= MIN_ROWS and abs(change) > max(MIN_DRIFT, MIN_STANDARD_ERRORS * _error(own, audits))
+        return change if drifted else None
 
     @property
-    def _change_of_second_looks(self) -> float | None:
-        change = self.wins.value(0.0, PRIOR_ROWS)
-        least = max(LOOK_DRIFT, SURENESS * _error((_VARIANCES[0], self.wins, PRIOR_ROWS)))
-        return change if self.looks >= LEAST_LOOKS and abs(change) > least else None
+    def _change_by_escalations(self) -> float | None:
+        change = self.escalation_gain.value(0.0, PRIOR_ROWS)
+        least = max(
+            MIN_ESCALATED_DRIFT, MIN_STANDARD_ERRORS * _error((_VARIANCES[0], self.escalation_gain, PRIOR_ROWS))
+        )
+        return change if self.escalated_rows >= MIN_ESCALATED_ROWS and abs(change) > least else None
 
     def is_newer_than(self, now: float) -> bool:
-        """Whether enough was seen of it since then to tell whether it still holds."""
-        return self.rows >= LEAST_ROWS and self.times.value(0.0, 0.0) > now
+        """Return whether enough rows were observed since then."""
+        return self.rows >= MIN_ROWS and self.times.value(0.0, 0.0) > now
 
 
 def _error(*parts: tuple[float, _Mean, float]) -> float:
-    """The standard error of a sum of means, each with its variance and its prior, at most."""
+    """Return an upper bound of the standard error of a sum of means, each with its variance and its prior."""
     return math.sqrt(sum(variance * mean.weight / (mean.weight + prior) ** 2 for variance, mean, prior in parts))
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What was measured of a point, on a task or on all: how often it was right, and how certain."""
+    """Profiled accuracy and mean confidence of a point, for one task or all."""
 
     accuracy: float
     confidence: float
 
     @property
     def calibrated(self) -> bool:
-        return abs(self.accuracy - self.confidence) <= CALIBRATED
+        return abs(self.accuracy - self.confidence) <= CALIBRATION_TOLERANCE
 
 
 @dataclass(frozen=True, slots=True)
 class AccuracyBaseline:
-    """A first look at rows, to be held against their second."""
+    """The first pass of escalated rows, with which their second is compared."""
 
     point: str
-    """Which point answered them."""
     confidences: Array
-    """Of each row."""
+    """Shape [rows]."""
     expected_gain: float
-    """Right answers that such a second look wins a row, as it was measured."""
+    """Profiled gain of accuracy by the escalation."""
 
 
 class AccuracyMonitor:
-    """The points of a stage, overall and by the tasks that its document has accuracies of.
+    """Monitor of the points of one stage, for all rows and for the tasks with profiled accuracies.
 
     Args:
-        stage: the stage; what its document says was measured is what is held against.
+        stage: the stage; its document holds the profiled accuracies.
     """
 
     def __init__(self, stage: Stage) -> None:
         self._measured = _measured(stage)
         self._accuracies = {(v.name, p.name, ""): p.accuracy for v in stage.variants for p in v.points}
-        self._accuracies |= {which: one.accuracy for which, one in self._measured.items()}
-        self._query_of_death: dict[str, frozenset[str]] = defaultdict(frozenset)
-        """Inputs, by variant."""
-        self._reads = {v.name: _reads(v, stage) for v in stage.variants}
+        self._accuracies |= {key_and_task: accuracy.accuracy for key_and_task, accuracy in self._measured.items()}
+        self._suspected_inputs: dict[str, frozenset[str]] = defaultdict(frozenset)
+        """By variant."""
+        self._inputs_by_point = {v.name: _inputs_by_point(v, stage) for v in stage.variants}
         self._by_task = {(v.name, p.name) for v in stage.variants for p in v.points if p.accuracy_by_task}
-        self._joined: dict[tuple[str, str], Mapping[str, Accuracy]] = {}
-        self._seen: dict[tuple[str, str, str], _Seen] = {}
+        self._registered: dict[tuple[str, str], Mapping[str, Accuracy]] = {}
+        self._observations: dict[tuple[str, str, str], _Observations] = {}
         self.shadow_rows: dict[Key, int] = defaultdict(int)
-        """Rows that the best point answered too."""
+        """Rows that also ran at the best point."""
 
-    def register_task(self, variant: str, task: str, judged: Mapping[str, Accuracy]) -> None:
-        """Tell rows of a task apart that joined a variant, and hold them against what was measured of it.
+    def register_task(self, variant: str, task: str, accuracies: Mapping[str, Accuracy]) -> None:
+        """Monitor a task of a variant that was registered at run time.
 
         Args:
-            variant: which.
-            task: its name; the document tells nothing of it at these points.
-            judged: how accurate operating points are on it, where that is known.
+            variant: the variant.
+            task: its name.
+            accuracies: profiled accuracies of operating points for the task.
         """
-        if self._joined.get((variant, task)) == judged:
+        if self._registered.get((variant, task)) == accuracies:
             return
         self.unregister_task(variant, task)
-        self._joined[variant, task] = judged
-        for point, one in judged.items():
-            self._accuracies[variant, point, task] = one.value
-            if (against := _against(one)) is not None:
-                self._measured[variant, point, task] = against
+        self._registered[variant, task] = accuracies
+        for point, accuracy in accuracies.items():
+            self._accuracies[variant, point, task] = accuracy.value
+            if (baseline := _baseline_of(accuracy)) is not None:
+                self._measured[variant, point, task] = baseline
 
     def unregister_task(self, variant: str, task: str) -> None:
-        """Forget a task that joined a variant, and what was seen of it."""
-        for point in self._joined.pop((variant, task), {}):
-            for known in (self._accuracies, self._measured, self._seen):
-                known.pop((variant, point, task), None)
+        for point in self._registered.pop((variant, task), {}):
+            for valid in (self._accuracies, self._measured, self._observations):
+                valid.pop((variant, point, task), None)
 
     def has_baseline(self, key: Key, task: str) -> bool:
-        """Whether it was measured how certain a point is of rows of a task; of all rows where it is empty."""
+        """Return whether a profiled mean confidence exists for rows of a task, or for all rows if `task` is empty."""
         return self._measured_of(key, task) is not None
 
     def observe(self, key: Key, task: str, confidences: Array, now: float) -> None:
-        """Rows were answered for the first time.
+        """Add first-pass rows.
 
         Args:
-            key: by which variant at which point.
-            task: of the rows; empty where nobody says.
-            confidences: of each row; what is no probability says nothing.
+            key: variant and point.
+            task: of the rows; empty if unknown.
+            confidences: shape [rows]; values outside 0 … 1 are ignored.
             now: seconds.
         """
-        measured, given = self._measured_of(key, task), np.asarray(confidences, dtype=np.float64)
-        given = given[_told(given)]
-        if measured is None or not given.size:
+        measured, values = self._measured_of(key, task), np.asarray(confidences, dtype=np.float64)
+        values = values[_valid(values)]
+        if measured is None or not values.size:
             return
-        for seen in self._of(key, task, now):
-            seen.rows += given.size
-            seen.confidence.add(given - measured.confidence)
-            seen.times.add(np.full(given.size, now))
-            seen.wins.forget(given.size)
+        for observations in self._observations_of(key, task, now):
+            observations.rows += values.size
+            observations.confidence.add(values - measured.confidence)
+            observations.times.add(np.full(values.size, now))
+            observations.escalation_gain.forget(values.size)
 
     def observe_escalated(self, key: Key, task: str, confidences: Array, before: AccuracyBaseline, now: float) -> None:
-        """Rows that another point was not certain of were answered once more.
+        """Add escalated rows.
 
         Args:
-            key: by which variant at which point.
-            task: of the rows; empty where nobody says.
-            confidences: of each row.
-            before: their first look.
+            key: variant and point.
+            task: of the rows; empty if unknown.
+            confidences: shape [rows].
+            before: their first pass.
             now: seconds.
         """
         both = (self._measured_of(key, task), self._measured_of((key[0], before.point), task))
-        given, first = (np.asarray(each, dtype=np.float64) for each in (confidences, before.confidences))
-        known = _told(given) & _told(first)
-        if not known.any() or not all(one is not None and one.calibrated for one in both):
+        values, first_confidences = (np.asarray(array, dtype=np.float64) for array in (confidences, before.confidences))
+        valid = _valid(values) & _valid(first_confidences)
+        if not valid.any() or not all(accuracy is not None and accuracy.calibrated for accuracy in both):
             return
-        for seen in self._of(key, task, now):
-            seen.looks += int(known.sum())
-            seen.wins.add((given - first)[known] - before.expected_gain)
-            seen.confidence.forget(int(known.sum()))
+        for observations in self._observations_of(key, task, now):
+            observations.escalated_rows += int(valid.sum())
+            observations.escalation_gain.add((values - first_confidences)[valid] - before.expected_gain)
+            observations.confidence.forget(int(valid.sum()))
 
     def observe_shadow(
         self, key: Key, best_point: str, task: str, confidence: float, best_confidence: float, *, agrees: bool
     ) -> None:
-        """A row had an answer of the best point too, which is the better witness of what is right."""
+        """Add a row that also ran at the best point, whose response is the better estimate of the correct one."""
         own, best = self._measured_of(key, task), self._measured_of((key[0], best_point), task)
         if own is None or best is None or not (0.0 <= confidence <= 1.0 and 0.0 <= best_confidence <= 1.0):
             return
-        says = confidence - own.confidence + own.accuracy
-        sure = min(max(best_confidence - best.confidence + best.accuracy, 0.0), 1.0)
-        right = sure if agrees else (1.0 - sure) * min(max(says, 0.0), 1.0)
-        for which in self._counting(key, task):
-            if seen := self._seen.get(which):
-                seen.mending.add(np.array([right - says]))
+        claimed = confidence - own.confidence + own.accuracy
+        best_claimed = min(max(best_confidence - best.confidence + best.accuracy, 0.0), 1.0)
+        expected = best_claimed if agrees else (1.0 - best_claimed) * min(max(claimed, 0.0), 1.0)
+        for key_and_task in self._keys(key, task):
+            if observations := self._observations.get(key_and_task):
+                observations.shadow_correction.add(np.array([expected - claimed]))
         self.shadow_rows[key] += 1
 
     def drifted_accuracies(self, now: float) -> dict[tuple[str, str, str], float]:
-        """What is no longer as accurate as it was measured to be, and how accurate it is by now.
+        """Return the current accuracy of what is no longer as accurate as profiled.
 
         Returns:
-            By variant, operating point and task, which is empty for all rows together. Of a point that drifted, those
-            of its tasks are told as measured that were seen to hold; the others are to be thought to drift along.
-            Points that read an input which fails elsewhere are among them until they are seen to hold.
+            By variant, operating point and task; the empty task stands for all rows. Tasks of a drifted point that were
+                observed to be unchanged are listed with their profiled accuracy; all others drift with the point.
+                Points that read a broken input are listed until observations confirm them.
         """
-        self._seen = {which: seen for which, seen in self._seen.items() if now - seen.seen_at < KEPT_SECONDS}
-        changes = {which: seen.change for which, seen in self._seen.items()}
-        for which, change in changes.items():
-            held = change is None and changes.get((*which[:2], "")) is not None
-            if held and which[2] and self._seen[which].rows >= LEAST_ROWS:
-                changes[which] = 0.0
-        told = {
-            which: min(max(self._accuracies[which] + change, 0.0), 1.0)
-            for which, change in changes.items()
+        self._observations = {
+            key_and_task: observations
+            for key_and_task, observations in self._observations.items()
+            if now - observations.seen_at < FORGET_SECONDS
+        }
+        changes = {key_and_task: observations.change for key_and_task, observations in self._observations.items()}
+        for key_and_task, change in changes.items():
+            unchanged = change is None and changes.get((*key_and_task[:2], "")) is not None
+            if unchanged and key_and_task[2] and self._observations[key_and_task].rows >= MIN_ROWS:
+                changes[key_and_task] = 0.0
+        drifted = {
+            key_and_task: min(max(self._accuracies[key_and_task] + change, 0.0), 1.0)
+            for key_and_task, change in changes.items()
             if change is not None
         }
-        for variant, reads in self._reads.items():
-            beliefs = self._beliefs(variant, reads, told, now)
-            failing = self._query_of_death[variant] = suspect_inputs(beliefs, self._query_of_death[variant])
-            told |= {(variant, point, ""): accuracy for point, accuracy in lower_estimates(beliefs, failing).items()}
-        return told
+        for variant, inputs_by_point in self._inputs_by_point.items():
+            estimates = self._estimates(variant, inputs_by_point, drifted, now)
+            failing = self._suspected_inputs[variant] = suspect_inputs(estimates, self._suspected_inputs[variant])
+            drifted |= {
+                (variant, point, ""): accuracy for point, accuracy in lower_estimates(estimates, failing).items()
+            }
+        return drifted
 
-    def _beliefs(
+    def _estimates(
         self,
         variant: str,
-        reads: Mapping[str, frozenset[str]],
-        told: Mapping[tuple[str, str, str], float],
+        inputs_by_point: Mapping[str, frozenset[str]],
+        drifted: Mapping[tuple[str, str, str], float],
         now: float,
     ) -> list[AccuracyEstimate]:
-        """What is known of a variant's points; those that fell are noted, and since when."""
-        found: list[AccuracyEstimate] = []
-        falls: list[float] = []
-        for point, own in reads.items():
-            which = (variant, point, "")
-            belief = AccuracyEstimate(point, own, self._accuracies[which])
-            if seen := self._seen.get(which):
-                fell = told.get(which, belief.measured) < belief.measured
-                seen.fell_at = (seen.fell_at or now) if fell else None
-                belief = replace(belief, observed_at=seen.seen_at, escalated_only=seen.change_of_first_looks is None)
-                if seen.fell_at is not None:
-                    belief = replace(belief, observed=told[which])
-                    falls.append(seen.fell_at)
-            found.append(belief)
-        return [replace(one, confirmed=self._held(variant, one, min(falls, default=math.inf))) for one in found]
+        """Return the estimates of a variant's points, and record since when each has fallen."""
+        estimates: list[AccuracyEstimate] = []
+        fall_times: list[float] = []
+        for point, own in inputs_by_point.items():
+            key_and_task = (variant, point, "")
+            estimate = AccuracyEstimate(point, own, self._accuracies[key_and_task])
+            if observations := self._observations.get(key_and_task):
+                fell = drifted.get(key_and_task, estimate.measured) < estimate.measured
+                observations.fell_at = (observations.fell_at or now) if fell else None
+                estimate = replace(
+                    estimate, observed_at=observations.seen_at, escalated_only=observations.change_by_rows is None
+                )
+                if observations.fell_at is not None:
+                    estimate = replace(estimate, observed=drifted[key_and_task])
+                    fall_times.append(observations.fell_at)
+            estimates.append(estimate)
+        fell_at = min(fall_times, default=math.inf)
+        return [replace(estimate, confirmed=self._is_confirmed(variant, estimate, fell_at)) for estimate in estimates]
 
-    def _held(self, variant: str, belief: AccuracyEstimate, fell_at: float) -> bool:
-        seen = self._seen.get((variant, belief.point, ""))
-        return seen is not None and belief.observed is None and seen.is_newer_than(fell_at)
+    def _is_confirmed(self, variant: str, estimate: AccuracyEstimate, fell_at: float) -> bool:
+        observations = self._observations.get((variant, estimate.point, ""))
+        return observations is not None and estimate.observed is None and observations.is_newer_than(fell_at)
 
     def _measured_of(self, key: Key, task: str) -> _Measured | None:
-        return self._measured.get((*key, self._told_apart(key, task)))
+        return self._measured.get((*key, self._task_key(key, task)))
 
-    def _told_apart(self, key: Key, task: str) -> str:
-        """The task of rows where it is told apart: at this point, or since it joined; else they are rows like all."""
-        return task if key in self._by_task or (key[0], task) in self._joined else ""
+    def _task_key(self, key: Key, task: str) -> str:
+        """Return the task if it is monitored separately at this point, else an empty string."""
+        return task if key in self._by_task or (key[0], task) in self._registered else ""
 
-    def _counting(self, key: Key, task: str) -> list[tuple[str, str, str]]:
-        """What rows count for: the point overall, and on their task where it tells tasks apart."""
-        return [(*key, which) for which in sorted({"", self._told_apart(key, task)})]
+    def _keys(self, key: Key, task: str) -> list[tuple[str, str, str]]:
+        """Return the keys that a row counts for: all rows, and its task."""
+        return [(*key, counted_task) for counted_task in sorted({"", self._task_key(key, task)})]
 
-    def _of(self, key: Key, task: str, now: float) -> list[_Seen]:
-        """What is known of all that rows count for."""
-        found = [self._seen.setdefault(which, _Seen()) for which in self._counting(key, task)]
-        for seen in found:
-            seen.seen_at = now
-        return found
+    def _observations_of(self, key: Key, task: str, now: float) -> list[_Observations]:
+        result = [self._observations.setdefault(counted, _Observations()) for counted in self._keys(key, task)]
+        for observations in result:
+            observations.seen_at = now
+        return result
 
 
-def _reads(variant: Variant, stage: Stage) -> dict[str, frozenset[str]]:
-    """What each point of a variant reads; none where all read the same, so that nothing tells inputs apart."""
-    every = frozenset(given.name for given in stage.inputs)
+def _inputs_by_point(variant: Variant, stage: Stage) -> dict[str, frozenset[str]]:
+    """Return the inputs of each point; empty if all points read the same inputs."""
+    every = frozenset(tensor.name for tensor in stage.inputs)
     carried = ((point.name, point.batch_inputs(stage.inputs)) for point in variant.points)
-    found = {name: every if reads is None else reads for name, reads in carried}
-    return found if len(set(found.values())) > 1 else {}
+    inputs_by_point = {name: every if inputs is None else inputs for name, inputs in carried}
+    return inputs_by_point if len(set(inputs_by_point.values())) > 1 else {}
 
 
 def _measured(stage: Stage) -> dict[tuple[str, str, str], _Measured]:
-    """By variant, operating point and task, which is empty for all: only what was measured together with confidence."""
-    found = {}
+    """Return the profiled accuracies with a mean confidence, by variant, point and task; the empty task is all rows."""
+    measured = {}
     for variant in stage.variants:
         for point in variant.points:
-            for task, one in {"": point.measured_accuracy(), **point.accuracy_by_task}.items():
-                if (against := _against(one)) is not None:
-                    found[variant.name, point.name, task] = against
-    return found
+            for task, accuracy in {"": point.measured_accuracy(), **point.accuracy_by_task}.items():
+                if (baseline := _baseline_of(accuracy)) is not None:
+                    measured[variant.name, point.name, task] = baseline
+    return measured
 
 
-def _against(accuracy: Accuracy) -> _Measured | None:
-    """What rows can be held against of an accuracy; None where it was not measured together with confidence."""
+def _baseline_of(accuracy: Accuracy) -> _Measured | None:
+    """Return the profile that rows are compared with; None if it has no mean confidence."""
     if accuracy.source != "Measured" or accuracy.mean_confidence is None:
         return None
     return _Measured(accuracy.value, accuracy.mean_confidence)
 
 
-def _told(confidences: NDArray[np.float64]) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = (confidences >= 0.0) & (confidences <= 1.0)
-    return found
+def _valid(confidences: NDArray[np.float64]) -> NDArray[np.bool_]:
+    valid: NDArray[np.bool_] = (confidences >= 0.0) & (confidences <= 1.0)
+    return valid

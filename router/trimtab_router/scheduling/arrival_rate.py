@@ -1,10 +1,10 @@
-"""How many rows come in a second, over the last moments. Pure."""
+"""`ArrivalRate`: rows per second over a short sliding window."""
 
 WINDOW_SECONDS = 0.5
 
 
 class ArrivalRate:
-    """Rows a second over a window that slides: of the window before as much counts as still lies inside.
+    """Rows per second. Of the previous window, the share that still lies inside the sliding one counts.
 
     Args:
         now: seconds.
@@ -15,12 +15,11 @@ class ArrivalRate:
         self._rows = self._before = 0
 
     def note(self, rows: int, now: float) -> None:
-        """Rows came."""
         self._roll(now)
         self._rows += rows
 
     def rps(self, now: float) -> float:
-        """Rows a second; of the very first moments what they say, over half a window at least."""
+        """Return the rate. At the beginning it is taken over at least half a window."""
         self._roll(now)
         since = now - self._window_start
         kept = self._before * (1.0 - since / WINDOW_SECONDS)

@@ -1,11 +1,11 @@
-"""What becomes of a batch that came back: each member gets its own rows, another try, or what went wrong.
+"""`BatchCompletion`: returns results to requests, retries row slices, or fails requests, by batch outcome.
 
-Whatever happens to a replica, no member is lost and none is answered twice: rows that were in its hands go back into
-the queue, and rows that break replicas or answers travel alone until it is known whose fault it is. So a batch may run
-more than once; a stage that says it is not repeatable gets none again that may have run.
+No row slice is lost and none is completed twice, whatever happens to a replica. Rows that a lost replica held return to
+the queue, and rows that break replicas run alone until the cause is known. A batch may therefore run more than once; a
+stage that is not retryable repeats no batch that may have run.
 
-Of a batch whose least certain rows are to be looked at again, these go back with the answer they have, and keep it if
-no better one comes. Pure.
+Low-confidence rows of a batch with an escalation rule return to the queue with a provisional response, which stands if
+no better one arrives.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,18 +38,18 @@ from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, Se
 
 MAX_LOST_REPLICAS = 2
 MAX_LOST_CONCURRENT = 4
-"""Of replicas that write for many side by side: who of them is to blame is not known."""
+"""For replicas with concurrent generations, where the row at fault is unknown."""
 MAX_FAILED_BATCHES = 3
 
 
 class BatchCompletion:
-    """Settles the batches of one stage.
+    """Completion of the batches of one stage.
 
     Args:
         stage: the stage.
-        queue: where rows go back to.
-        tally: counts.
-        suspects: remembers rows that cost replicas; None where rows cannot be told apart.
+        queue: receives row slices that are retried.
+        stats: receives counts and errors.
+        query_of_death: remembers rows that cost replicas; None if rows cannot be told apart.
     """
 
     def __init__(
@@ -64,12 +64,11 @@ class BatchCompletion:
     def settle(  # noqa: C901 - one case for each ending
         self, batch: Batch, outcome: BatchOutcome, now: float
     ) -> None:
-        """Give every member what the ending means for it."""
         if not isinstance(outcome, Completed):
             for row_slice in batch.row_slices:
                 batch.note_expected_correct(row_slice, -1)
                 if not row_slice.request.owner.has_client:
-                    row_slice.request.close()  # it would go back among the rows of callers
+                    row_slice.request.close()  # a retry would compete with rows of clients
             self._return_joined(batch, outcome)
         match outcome:
             case Completed():
@@ -120,11 +119,11 @@ class BatchCompletion:
                 row_slice.request.add_result(row_slice.start, row_slice.rows, outputs, served)
 
     def _complete_joined(self, batch: Batch, answer: Completed, now: float) -> None:
-        """Give those who ride along theirs; who has none after all is served by itself."""
+        """Complete rows that joined the batch; a row without an embedding of its own is queued."""
         point = self._point_served(batch, answer)
         for row_slice, outputs in zip(batch.joined_rows, answer.shared_outputs, strict=True):
             if outputs is None:
-                row_slice.request.identities = ()  # an encoder that does not share will not do so the next time
+                row_slice.request.identities = ()  # the encoder would store no copy next time either
                 self._return(row_slice, "NotShared", alone=False, attempts=0)
                 continue
             waited = max(batch.dispatched_at - row_slice.request.enqueued_at, 0.0)
@@ -144,7 +143,7 @@ class BatchCompletion:
     def complete_from_cache(
         self, row_slice: RowSlice, producer: Batch, outputs: Mapping[str, Array], now: float
     ) -> None:
-        """Give a row what a replica made of it before."""
+        """Complete a row with an embedding that a replica stored earlier."""
         served = ServedRows(
             variant=producer.variant,
             operating_point=producer.point.name,
@@ -158,7 +157,7 @@ class BatchCompletion:
         row_slice.request.add_result(row_slice.start, row_slice.rows, outputs, served)
 
     def _return_joined(self, batch: Batch, outcome: BatchOutcome) -> None:
-        """Serve those who ride along by themselves, or with another; what costs replicas does not cost one for each."""
+        """Queue joined rows again. A failure counts once for each of them."""
         at_fault = isinstance(outcome, BatchFailed) or (isinstance(outcome, ReplicaLost) and outcome.delivered)
         alone = batch.rows == 1 and isinstance(outcome, Rejected)
         for row_slice in batch.joined_rows:
@@ -170,9 +169,10 @@ class BatchCompletion:
                 self._return(row_slice, "NotShared", alone=alone, attempts=int(at_fault))
 
     def _accuracy(self, batch: Batch, point: OperatingPoint, row_slice: RowSlice) -> float:
-        """Expected of these rows: the point's for their task, unless a second look at what was picked out is known.
+        """Return the expected accuracy of these rows.
 
-        Where they lack what the point reads, it is that of the point that reads only what they have.
+        It is the point's for their task; for escalated rows, that of a profiled escalation. Rows that lack an input of
+        the point have the accuracy of the point that reads only what they have.
         """
         if (
             row_slice.escalation is not None
@@ -196,11 +196,11 @@ class BatchCompletion:
         *,
         before: float,
     ) -> None:
-        """Hand out what is certain enough; queue the rest again, with the answer it has from a point that accurate."""
+        """Complete confident rows and queue the others; `before` is the accuracy of the first point."""
         confidences = np.asarray(served.confidences)
-        low_confidence = ~(confidences >= rule.confidence_below)  # also what is no number
+        low_confidence = ~(confidences >= rule.confidence_below)  # NaN counts as low confidence
         high_accuracy, low_accuracy = rule.accuracies(served.accuracy, float(low_confidence.mean()))
-        if rule.share is not None:  # of a single row the share says nothing
+        if rule.share is not None:  # the share says nothing about a single row
             low_accuracy = rule.low_confidence_accuracy(served.accuracy)
         for start, stop, escalate in _runs_of_equal(low_confidence):
             part = {name: array[start:stop] for name, array in outputs.items()}
@@ -221,11 +221,11 @@ class BatchCompletion:
                 )
 
     def _point_served(self, batch: Batch, answer: Completed) -> OperatingPoint:
-        """The operating point the model server says it ran, else the one that was asked for."""
+        """Return the operating point that the model server reports, else the requested one."""
         return self._points.get((batch.variant, answer.point)) or self._points[batch.key]
 
     def _retry_lost(self, batch: Batch, lost: ReplicaLost, now: float) -> None:
-        """Only the batch that was computed is under suspicion: not one that waited behind it or never arrived."""
+        """Retry. Only the batch that the replica computed is suspected, not a prefetched or undelivered one."""
         self._stats.record_replica_error(f"{lost.message}; it held a batch of {len(batch.row_slices)} slices")
         suspected = lost.delivered and batch.replica.computing is batch
         for row_slice in batch.row_slices:
@@ -248,7 +248,7 @@ class BatchCompletion:
                 self._return(row_slice, "ReplicaLost", alone=row_slice.alone, attempts=counted)
 
     def _end_stream_cut(self, batch: Batch, cut: StreamCut) -> None:
-        """What a caller has read cannot be taken back; who has read nothing gets another answer from its beginning."""
+        """Fail requests whose client has received tokens; restart the others."""
         self._stats.record_replica_error(cut.message)
         for row_slice in batch.row_slices:
             if row_slice.request.owner.has_listener:
@@ -257,7 +257,7 @@ class BatchCompletion:
                 self._fail_not_retryable(row_slice, cut.message)
             elif row_slice.attempts + 1 >= MAX_FAILED_BATCHES:
                 self._fail(row_slice, cut.message)
-            else:  # it began in time: from there on the whole answer's end counts, whoever writes it
+            else:  # its first token was in time, so only the completion deadline counts
                 self._queue.postpone(row_slice.request, row_slice.request.completion_deadline)
                 self._return(row_slice, "AnswerCut", alone=row_slice.alone)
 
@@ -285,7 +285,7 @@ class BatchCompletion:
                 self._return(row_slice, "ModelServerError", alone=True)
 
     def _return(self, row_slice: RowSlice, reason: str, *, alone: bool, attempts: int = 1) -> None:
-        """Put a slice back where it was by its deadline; what it was to pull is given once, and is made anew."""
+        """Return a slice to the queue; one with embeddings needs new ones, since they are pulled once."""
         if not row_slice.request.closed:
             self._stats.count_retry(reason)
             if EMBEDDINGS_INPUT in row_slice.request.inputs:
@@ -310,6 +310,6 @@ class BatchCompletion:
 
 
 def _runs_of_equal(low_confidence: Array) -> Iterator[tuple[int, int, bool]]:
-    """Where rows that are alike begin and end, and whether they are doubted."""
+    """Return the ranges of equal values, and the value of each."""
     edges = [0, *(np.flatnonzero(np.diff(low_confidence)) + 1).tolist(), len(low_confidence)]
     return ((start, stop, bool(low_confidence[start])) for start, stop in pairwise(edges))

@@ -1,4 +1,4 @@
-"""How a batch ended. Seven values: what follows from each is the desk's to decide, not the carrier's to throw."""
+"""Batch outcomes: a transport returns one of these values and never raises; the scheduler decides what follows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,25 +6,25 @@ from dataclasses import dataclass
 from trimtab_protocol.tensors import Array
 
 
-@dataclass(slots=True)  # not frozen, which costs as much as all else about making one
+@dataclass(slots=True)  # frozen would double the cost of construction
 class Completed:
-    """Every member has its rows. Nobody changes it."""
+    """Every row slice has its outputs. Treat it as immutable."""
 
     outputs: Sequence[Mapping[str, Array]]
-    """Of each member, in the order of the batch."""
+    """Of each row slice, in the order of the batch."""
     point: str
     """The operating point that ran."""
     compute_seconds: float | None = None
-    """What the replica says it computed; None where it says nothing."""
+    """Reported by the replica; None if it reports none."""
     replica_queue_seconds: float | None = None
-    """How long the batch waited at its replica for others; None where it says nothing."""
+    """Time in the replica's queue, as reported; None if it reports none."""
     shared_outputs: Sequence[Mapping[str, Array] | None] = ()
-    """What each of those who ride along has of it; None where that was not to be had."""
+    """Of each row that joined the batch; None if the embedding was not stored for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLost:
-    """The replica went away, did not answer in time, or answered another batch; `delivered`: it may have the rows."""
+    """The replica disappeared, timed out, or returned another batch; `delivered`: it may have received the rows."""
 
     message: str
     delivered: bool = True
@@ -32,12 +32,12 @@ class ReplicaLost:
 
 @dataclass(frozen=True, slots=True)
 class NotReady:
-    """The replica says that it cannot serve now."""
+    """The replica reports that it cannot serve now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The replica says that rows of the batch are at fault; `code`: by which HTTP status."""
+    """The replica rejects the rows of the batch; `code` is its HTTP status."""
 
     message: str
     code: int = 400
@@ -45,7 +45,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class BatchFailed:
-    """The replica failed, or its answer is not what the stage promises; `again`: another try may help."""
+    """The replica failed or returned malformed outputs; `retryable`: a retry may succeed."""
 
     message: str
     retryable: bool = True
@@ -53,7 +53,7 @@ class BatchFailed:
 
 @dataclass(frozen=True, slots=True)
 class StreamCut:
-    """A part of an answer was written, and no more will come; `lost`: because the replica went away."""
+    """A stream ended early; `lost`: because the replica disappeared."""
 
     message: str
     lost: bool = True
@@ -61,7 +61,7 @@ class StreamCut:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Nobody waits for it any more, and the replica was told so."""
+    """The client has gone, and the replica was told to stop."""
 
 
 BatchOutcome = Completed | ReplicaLost | NotReady | Rejected | BatchFailed | StreamCut | Cancelled

@@ -1,7 +1,7 @@
-"""Rows that can begin before all that they read is there: chats of which the first images are encoded.
+"""`EarlyPrefill`: chats whose prefill starts before all of their images are encoded.
 
-They begin where a place would idle, behind everybody who has all he needs, and take no place from others as long as
-they wait for the rest: their replica lets go on who can. Pure.
+A partial chat starts only on idle capacity and only after every complete chat. While it waits for its remaining images,
+it occupies no capacity: its replica serves other chats.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 
 
 class EarlyPrefill:
-    """The rows of one stage that do not have all they read.
+    """Partial chats of one stage.
 
     Args:
-        writer: tells replicas of what comes.
-        tally: counts those that begin.
+        transport: sends images to replicas.
+        stats: counts early prefills.
     """
 
     def __init__(self, transport: StreamingTransport, stats: StatsSink) -> None:
@@ -27,20 +27,24 @@ class EarlyPrefill:
         self._started: dict[StageRequest, Batch] = {}
 
     def add(self, request: StageRequest) -> None:
-        """Know of a row that can begin."""
         self._waiting.append(request)
 
     @property
+    def waiting_count(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def started_count(self) -> int:
+        return len(self._started)
+
+    @property
     def has_waiting(self) -> bool:
-        """Whether a row has not begun that could."""
+        """Whether a partial chat has not started."""
         self._waiting = [request for request in self._waiting if not request.closed]
         return bool(self._waiting)
 
     def next_queue(self) -> DeadlineQueue | None:
-        """The most urgent row that has not begun, as a policy sees what waits; None where there is none.
-
-        Whoever asks takes it out of this queue again.
-        """
+        """Return a queue with the most urgent partial chat that has not started; None if there is none."""
         if not self.has_waiting:
             return None
         queue = DeadlineQueue(1)
@@ -48,20 +52,17 @@ class EarlyPrefill:
         return queue
 
     def remove(self, request: StageRequest) -> None:
-        """A row begins, or is to wait for the rest; one that neither does any more is known no longer."""
         self._waiting = [other for other in self._waiting if other is not request]
 
     def on_dispatch(self, batch: Batch) -> None:
-        """A row is in a replica's hands."""
         self._started[batch.row_slices[0].request] = batch
         self._stats.count_early_prefill()
 
     def on_batch_end(self, batch: Batch) -> None:
-        """It is there no more."""
         self._started.pop(batch.row_slices[0].request, None)
 
     def add_images(self, request: StageRequest, images: Mapping[int, bytes]) -> Batch | None:
-        """Tell of images that came, by their numbers; returns the row's parcel, None where it has not begun."""
+        """Send images, by their indices in the chat; return the batch of the chat, or None if it has not started."""
         batch = self._started.get(request)
         if batch is not None and images:
             self._transport.send_images(batch, images)

@@ -1,7 +1,4 @@
-"""Rows that leave a queue with no batch: too late, without a replica for too long, or answered with what is known.
-
-Pure.
-"""
+"""`Expiry`: drops row slices that were not dispatched in time, and returns provisional responses that are due."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,20 +12,20 @@ from trimtab_router.scheduling.replica_slots import Batch
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 
 TIMER_SECONDS = 0.0005
-"""How long after the moment it waits for the desk looks."""
+"""Delay of the timer, so that the drop time has passed when it fires."""
 GRACE_SECONDS = 10.0
 
 
 class Expiry:
-    """What becomes of rows of one stage for which no batch leaves in time.
+    """Expiry of the queue of one stage.
 
     Args:
-        queue: of the stage.
-        outlook: what it has learnt.
-        clock: tells the time, and wakes it.
-        reason_of: why the rows of a work are dropped.
-        look: looks at the queue anew, at the moment from which the next of its rows cannot make it.
-        grace_seconds: how long rows are held while no replica is ready.
+        queue: the queue.
+        latency_model: of the stage.
+        clock: sets the timers.
+        drop_reason: returns the refusal of a dropped request.
+        dispatch: runs the scheduler again at the next drop time.
+        grace_seconds: how long rows are queued while no replica is ready.
     """
 
     def __init__(
@@ -42,7 +39,7 @@ class Expiry:
         grace_seconds: float,
     ) -> None:
         self.unready_since: float | None = clock.now
-        """Since when no replica could serve; None where one can."""
+        """Since when no replica is ready; None if one is."""
         self._queue = queue
         self._latency_model = latency_model
         self._clock = clock
@@ -52,14 +49,13 @@ class Expiry:
         self._timer_due = NEVER
 
     def set_ready(self, *, some: bool) -> None:
-        """Know whether a replica could serve."""
         if some:
             self.unready_since = None
         elif self.unready_since is None:
             self.unready_since = self._clock.now
 
     def drop(self, row_slice: RowSlice, now: float) -> None:
-        """Let these rows go: with the answer they have, else their request has none."""
+        """Drop a slice: its request keeps a provisional response if it has one, else it fails."""
         request = row_slice.request
         if row_slice.provisional_response is not None:
             request.accept_provisional(row_slice.start, row_slice.stop)
@@ -67,14 +63,14 @@ class Expiry:
             request.owner.on_refused(self._drop_reason(request, now))
 
     def drop_unreachable(self, view: SchedulerView) -> None:
-        """Drop those whose time, by the drop policy, has come."""
+        """Drop slices past their drop time."""
         while (head := self._queue.head()) is not None and view.drop_time(head) < view.now:
             self.drop(self._queue.pop(), view.now)
 
     def drop_and_set_timer(self, view: SchedulerView) -> None:
-        """Drop what can no longer make it, without waiting for a slot to become free; look again when the next cannot.
+        """Drop slices past their drop time or grace period, and set a timer for the next.
 
-        Of several timers only the newest, which is the soonest, does anything when it comes.
+        Of several timers only the newest one, which is also the earliest, has an effect.
         """
         now = view.now
         self.drop_unreachable(view)
@@ -98,7 +94,7 @@ class Expiry:
         return max(self.unready_since, head.request.enqueued_at) + self._grace_seconds
 
     def set_response_timers(self, batch: Batch) -> None:
-        """See that what is looked at again is answered in time with what is known."""
+        """Set timers that return the provisional responses of a batch in time."""
         later_seconds = self._latency_model.later_seconds()
         for request in dict.fromkeys(
             row_slice.request for row_slice in batch.row_slices if not row_slice.request.closed

@@ -1,7 +1,7 @@
-"""Rows whose answers are being written, piece by piece: what a desk does beside sending batches and taking them back.
+"""`GenerationTracker`: rows that a generation stage streams.
 
-A row's time, as far as promises and predictions go, is that to its first piece. It holds its place in a replica until
-its last one, which is what others wait for. Pure.
+Latency, for the SLO and for predictions, is time to first token. A row occupies capacity of its replica until its last
+token; queued rows wait for that.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,20 +18,20 @@ from trimtab_router.scheduling.stage_request import StageRequest
 
 
 class GenerationTracker:
-    """The rows that the replicas of one stage are writing.
+    """Rows in generation on the replicas of one stage.
 
     Args:
-        outlook: learns how long first pieces take.
-        clock: tells the time.
-        writer: takes rows to their replicas.
-        tally: counts.
+        latency_model: learns the time to first token.
+        clock: the clock.
+        transport: streams rows.
+        stats: receives counts.
     """
 
     def __init__(
         self, latency_model: LatencyModel, clock: Clock, transport: StreamingTransport, stats: StatsSink
     ) -> None:
         self.residence_seconds = 0.0
-        """How long a row holds its place, as seen lately; 0 before the first."""
+        """Recent mean time that a row occupies capacity; 0 before the first."""
         self._latency_model = latency_model
         self._clock = clock
         self._transport = transport
@@ -43,33 +43,33 @@ class GenerationTracker:
 
     @property
     def rows(self) -> int:
-        """How many are being written."""
+        """Rows in generation."""
         return sum(map(len, self._batches.values()))
 
     def estimate_prompts(self, request: StageRequest, images: int) -> None:
-        """Know of a work how long its prompts are, of a chat that shows so many images."""
-        request.prompt_features = [PromptFeatures.of(request.inputs, row, images) for row in range(request.rows)]
+        """Estimate the prompt lengths of a request whose chat has this many images."""
+        request.prompt_features = [
+            PromptFeatures.from_inputs(request.inputs, row, images) for row in range(request.rows)
+        ]
         tokens = [self.prompt_lengths.tokens(features) for features in request.prompt_features]
         if any(tokens):
             request.prompt_tokens = tokens
             request.set_prefill_seconds(self._latency_model.prefill_seconds(max(tokens)))
 
-    def send(self, batch: Batch, ended: Callable[[Batch, BatchOutcome], None]) -> None:
-        """Have a row written; a parcel of such a stage has one."""
+    def send(self, batch: Batch, on_end: Callable[[Batch, BatchOutcome], None]) -> None:
+        """Stream a batch, which has one row in a generation stage."""
         self._batches.setdefault(batch.row_slices[0].request, set()).add(batch)
-        self._transport.stream(batch, self._on_chunk, ended)
+        self._transport.stream(batch, self._on_chunk, on_end)
 
     def cancel(self, request: StageRequest) -> None:
-        """Have nothing more written of a work that nobody waits for."""
         for batch in list(self._batches.get(request, ())):
             self._transport.cancel(batch)
 
     def resume(self, batch: Batch) -> None:
-        """All that an early row reads is there now: from here on it holds a place."""
+        """Count a partial chat from now on: all of its images have arrived."""
         self._complete_at[batch] = self._clock.now
 
     def on_batch_end(self, batch: Batch, outcome: BatchOutcome) -> None:
-        """A row is not being written any more."""
         self._started.discard(batch)
         since = self._complete_at.pop(batch, batch.dispatched_at)
         request = batch.row_slices[0].request
@@ -94,7 +94,7 @@ class GenerationTracker:
             row.request.owner.on_chunk(row.request, row.start, row_slice, now)
 
     def _observe_first_token(self, batch: Batch, now: float) -> tuple[float, float]:
-        """Seconds to a row's first piece, and observed over profiled ones; one that began early teaches nothing."""
+        """Return the time to first token and the ratio to the profile; an early prefill is not learned from."""
         if batch.early_prefill:
             return now - self._complete_at.get(batch, batch.dispatched_at), self._latency_model.service_times.ratio(
                 batch.key
@@ -105,17 +105,17 @@ class GenerationTracker:
 def prompt_tokens(
     prompt_sources: Mapping[str, tuple[str, GenerationTracker | None]], inputs: Mapping[str, Array], images: int
 ) -> dict[str, float]:
-    """How many tokens a prompt of a request has on average, by who writes; nothing of whom nobody knows.
+    """Return the mean predicted prompt tokens of a request's rows, by generation stage with a prediction.
 
     Args:
-        writers: the input of the request that has the messages, and who knows of prompts; by stage.
+        prompt_sources: the request input with the chat messages, and the tracker, by stage.
         inputs: of the request.
-        images: that each of its chats shows.
+        images: of each of its chats.
     """
     prompt_tokens_by_stage = {}
     for name, (tensor, generation) in prompt_sources.items():
         messages = inputs.get(tensor)
         if generation is not None and messages is not None and len(messages):
-            rows = [PromptFeatures.of_messages(messages, row, images) for row in range(len(messages))]
+            rows = [PromptFeatures.from_messages(messages, row, images) for row in range(len(messages))]
             prompt_tokens_by_stage[name] = sum(map(generation.prompt_lengths.tokens, rows)) / len(rows)
     return {name: tokens for name, tokens in prompt_tokens_by_stage.items() if tokens}

@@ -1,52 +1,50 @@
-"""Which input fails, told from the points whose accuracy fell, and what that does to points that read it too. Pure.
+"""Broken inputs, inferred from falls in accuracy, and their effect on all points that read them.
 
-A point that reads an input which says nothing is no better than the one that reads the rest, and a little worse since
-noise misleads it. So an input explains a fall where a good part of what it was worth was lost, and hardly more than all
-of it. What all falls have in common is to blame, unless a point that reads it was seen since to be as good as ever.
-Where several inputs may be it, each point is believed to be as good as the kindest of these explanations has it:
-whichever is used is then seen, and tells them apart.
+A point that reads an uninformative input is slightly less accurate than the point that reads only the others, since
+noise misleads it. A broken input therefore explains a fall that loses most of what the input was worth, and hardly
+more. The input common to all falls is suspected, unless a point that reads it was confirmed since. If several inputs
+are possible, each point is estimated by the explanation most favorable to it; the point that is then used separates
+them.
 """
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 LEAST_LOST = 0.4
-"""Of what an input was worth, to have failed altogether: models are too certain of answers from noise."""
+"""Share of an input's worth that must be lost if the input is broken. Models are overconfident on noise."""
 MISLED = 0.03
-"""How much worse than without it a point is that reads an input which fails."""
+"""Accuracy that a point loses by reading a broken input, compared with not reading it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccuracyEstimate:
-    """What is known of a point."""
+    """Estimated accuracy of one operating point."""
 
     point: str
-    """Its name."""
     inputs: frozenset[str]
-    """Its inputs."""
     measured: float
-    """As it was measured."""
+    """Profiled accuracy."""
     observed: float | None = None
-    """What it fell to; None where it was not seen to."""
+    """Accuracy after an observed fall; None without one."""
     escalated_only: bool = False
-    """Whether that was seen only on rows which other points doubted; over all rows it fell less."""
+    """Whether the fall was observed on escalated rows only; it is smaller over all rows."""
     observed_at: float = 0.0
-    """Seconds, when a row was answered by it last."""
+    """Time of its last row, in seconds."""
     confirmed: bool = False
-    """Whether it was seen to be as good as ever after the others fell."""
+    """Whether it was observed to be unchanged after the others fell."""
 
     @property
     def believed(self) -> float:
-        """How accurate it is by what was seen of it alone."""
+        """Accuracy by its own observations."""
         return self.measured if self.observed is None else self.observed
 
 
 def suspect_inputs(beliefs: Sequence[AccuracyEstimate], before: Collection[str] = ()) -> frozenset[str]:
-    """The inputs one of which must have failed; what was seen last counts before what it contradicts.
+    """Return the inputs of which one must be broken; recent observations take precedence.
 
     Args:
-        beliefs: of all points of a variant.
-        before: what was suspected lately. Half the loss keeps it so: a point that nobody uses any more tells no more.
+        beliefs: estimates of all points of a variant.
+        before: the inputs suspected before. Half the loss keeps them suspected, since an unused point is not observed.
     """
     cleared = frozenset().union(*(belief.inputs for belief in beliefs if belief.confirmed))
     found: frozenset[str] = frozenset()
@@ -58,11 +56,11 @@ def suspect_inputs(beliefs: Sequence[AccuracyEstimate], before: Collection[str] 
 
 
 def lower_estimates(beliefs: Sequence[AccuracyEstimate], failing: Collection[str]) -> dict[str, float]:
-    """The accuracies of points that are to be believed less than what was seen of them alone has it.
+    """Return the accuracies of points that a broken input lowers further than their own observations.
 
     Args:
-        beliefs: of all points of a variant.
-        failing: the inputs one of which has failed.
+        beliefs: estimates of all points of a variant.
+        failing: inputs of which one is broken.
     """
     found = {}
     for belief in beliefs:
@@ -75,7 +73,7 @@ def lower_estimates(beliefs: Sequence[AccuracyEstimate], failing: Collection[str
 def _explaining(
     beliefs: Sequence[AccuracyEstimate], fallen: AccuracyEstimate, now: float, before: Collection[str]
 ) -> Iterator[str]:
-    """The inputs whose failure explains why a point fell so far."""
+    """Yield the inputs whose failure explains a fall."""
     for name in fallen.inputs:
         rest = fallen.inputs - {name}
         if rest and not any(other.inputs == rest for other in beliefs):
@@ -87,13 +85,13 @@ def _explaining(
 
 
 def _reading(beliefs: Sequence[AccuracyEstimate], belief: AccuracyEstimate, name: str) -> float:
-    """How accurate a point is at most where an input says nothing."""
+    """Return an upper bound of a point's accuracy if an input is broken."""
     if name not in belief.inputs:
         return belief.believed
     return min(max(_without(beliefs, belief, name) - MISLED, 0.0), belief.believed)
 
 
 def _without(beliefs: Sequence[AccuracyEstimate], belief: AccuracyEstimate, name: str) -> float:
-    """How accurate the best point is that reads the rest or less; what reads nothing names nothing right."""
+    """Return the accuracy of the best point that reads no more than the other inputs; 0 if there is none."""
     rest = belief.inputs - {name}
     return max((other.believed for other in beliefs if other.inputs <= rest), default=0.0)

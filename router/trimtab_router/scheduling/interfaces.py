@@ -1,4 +1,4 @@
-"""What drives a desk: a clock, whoever carries batches, whoever counts. Router and simulator each have their own."""
+"""Interfaces of a stage scheduler: clock, transport and statistics, for the router and the simulator."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -13,50 +13,50 @@ from trimtab_router.scheduling.stage_request import RowSlice
 Callback = Callable[[], None]
 OnChunk = Callable[[Batch, Chunk | LastChunk], None]
 PendingArrivals = Callable[[], int | None]
-"""How many requests have arrived; None where no more are waited for."""
+"""Number of arrivals so far; None if dispatch need not wait for more."""
 
 
 class Clock(Protocol):
-    """Time, and what is to be done in time. Whoever set something decides, once it is due, whether it still matters."""
+    """Monotonic time and timers. A callback checks itself whether it still applies."""
 
     @property
     def now(self) -> float:
-        """Seconds, from any moment on."""
+        """Seconds since any fixed time."""
 
-    def call_at(self, moment: float, act: Callback) -> None:
-        """Do something then; soon, where that moment is past."""
+    def call_at(self, time: float, callback: Callback) -> None:
+        """Run a callback at a time, or soon if it has passed."""
 
-    def call_when_idle(self, act: Callback, stir: PendingArrivals) -> None:
-        """Do something once all that happens in this moment has happened: once nothing stirs any more."""
+    def call_when_idle(self, callback: Callback, pending: PendingArrivals) -> None:
+        """Run a callback once `pending` no longer changes, after everything else that happens now."""
 
 
 class Transport(Protocol):
-    """Takes batches to the replicas of a stage."""
+    """Sends batches to the replicas of a stage."""
 
-    def send(self, batch: Batch, ended: Callable[[Batch, BatchOutcome], None]) -> None:
-        """Take a batch to its slot; later, never at once, call `ended` once."""
+    def send(self, batch: Batch, on_end: Callable[[Batch, BatchOutcome], None]) -> None:
+        """Send a batch to its replica, and call `on_end` once, later."""
 
 
 class StreamingTransport(Transport, Protocol):
-    """Takes rows to the replicas of a stage that writes, and brings their answers piece by piece."""
+    """Streams rows of a generation stage from its replicas."""
 
-    def stream(self, batch: Batch, wrote: OnChunk, ended: Callable[[Batch, BatchOutcome], None]) -> None:
-        """Take a row to its slot; later call `wrote` for each piece, the last one too, and then `ended` once."""
+    def stream(self, batch: Batch, on_chunk: OnChunk, on_end: Callable[[Batch, BatchOutcome], None]) -> None:
+        """Send a row; call `on_chunk` for each chunk, the last one included, and then `on_end` once."""
 
     def send_images(self, batch: Batch, images: Mapping[int, bytes]) -> None:
-        """Tell the replica of images that its row still waits for, by their numbers in their chat."""
+        """Send images that a row waits for, by their indices in its chat."""
 
     def cancel(self, batch: Batch) -> None:
-        """Tell the replica at once that nobody waits for a row any more; `ended` is called all the same."""
+        """Cancel a row at its replica at once; its `on_end` is still called."""
 
 
 class EmbeddingTransport(Transport, Protocol):
-    """Takes images to replicas that encode them and keep what they made."""
+    """Sends images to encoder replicas, which store the embeddings."""
 
     def share(self, batch: Batch, row: int) -> bool:
-        """Have what is made of a row of a batch under way kept once more, for who rides along; False: it is too late.
+        """Have the embedding of a row in flight stored once more, for a row that joined it; False if it is too late.
 
-        The ending tells what became of it, after the batch's own: `Answered.shared`, in the order of these calls.
+        `Completed.shared_outputs` holds the results, in the order of these calls.
         """
 
     def fetch(
@@ -64,46 +64,36 @@ class EmbeddingTransport(Transport, Protocol):
         replica: ReplicaSlots,
         variant: str,
         row_slice: RowSlice,
-        came: Callable[[Mapping[str, Array] | None], None],
+        on_fetched: Callable[[Mapping[str, Array] | None], None],
     ) -> None:
-        """Ask a replica that made this row before whether it has it still; later, never at once, call `came` once.
-
-        It is told what became of the row, or None.
-        """
+        """Ask a replica for an embedding it may have stored; call `on_fetched` once, later."""
 
     def release(self, references: Array) -> None:
-        """Have what was made of some images kept no longer: nobody will pull it."""
+        """Delete stored embeddings that no replica will pull."""
 
 
 class StatsSink(Protocol):
-    """Counts what becomes of batches."""
+    """Receives statistics of one stage."""
 
-    def observe_queue_seconds(self, seconds: float) -> None:
-        """A slice was served, after so long in the queue."""
+    def observe_queue_seconds(self, seconds: float) -> None: ...
 
     def observe_batch(self, key: Key, rows: int, seconds: float, ratio: float) -> None:
-        """A batch was served by a variant at a point; `ratio` is observed over profiled time, as of late."""
+        """Count a batch of a variant and point; `ratio` is the recent ratio of observed to profiled service time."""
 
-    def count_escalated_rows(self, rows: int) -> None:
-        """Rows with an answer go back into the queue for a better one."""
+    def count_escalated_rows(self, rows: int) -> None: ...
 
     def count_deduplicated_row(self, source: str) -> None:
-        """Count a row that reused another request's encoding: `inflight` or from the `cache`."""
+        """Count a row that reused an encoding: `source` is `inflight` or `cache`."""
 
-    def count_early_prefill(self) -> None:
-        """A row began before all that it reads was there."""
+    def count_early_prefill(self) -> None: ...
 
-    def count_retry(self, reason: str) -> None:
-        """A slice goes back into the queue."""
+    def count_retry(self, reason: str) -> None: ...
 
-    def count_cancelled_row(self) -> None:
-        """Nobody waits any more for a row that was being written."""
+    def count_cancelled_row(self) -> None: ...
 
     def record_policy_error(self, error: Exception) -> None:
-        """The policy failed, and `urgent_first` decided instead."""
+        """Record a failure of the policy; `EarliestDeadlineFirst` decided instead."""
 
-    def record_replica_error(self, message: str) -> None:
-        """A replica did not do what it should."""
+    def record_replica_error(self, message: str) -> None: ...
 
-    def record_request_error(self, request_id: str, message: str) -> None:
-        """A request ends for a fault of ours."""
+    def record_request_error(self, request_id: str, message: str) -> None: ...

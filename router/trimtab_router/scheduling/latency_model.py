@@ -1,4 +1,4 @@
-"""What a stage expects: how long its batches take, and those of the stages after it. Pure."""
+"""Latency model of one stage: predicted service times under the plan, downstream stages included."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,25 +18,26 @@ from trimtab_router.scheduling.stage_request import StageRequest
 
 TYPICAL_WEIGHT = 0.1
 SHADOW_PRICE_STEP = 0.05
-"""Of the logarithm of service ratios: those in one step share a price of time, which takes a while to find."""
+"""Step of the logarithm of the service ratio. Ratios in one step share a shadow price, which is slow to compute."""
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class StageCapacity:
-    """Rows computed at a time, and the seconds of it."""
+    """Rows that a stage computes at a time, and the seconds they take."""
 
     rows: int
     seconds: float
 
 
 class LatencyModel:
-    """The service times of one stage under its plan, and its place before others.
+    """Operating points and service times of one stage under its plan.
 
     Args:
         stage: the stage.
-        plan: what it should run at first.
-        falls_back: whether batches may run at the plan's other points too; more accurate ones may be needed anyway.
+        plan: the first plan.
+        uses_fallbacks: whether batches may run at less accurate points of the plan; more accurate ones may always be
+            needed.
     """
 
     def __init__(self, stage: Stage, plan: StagePlan, *, uses_fallbacks: bool) -> None:
@@ -45,23 +46,22 @@ class LatencyModel:
         self._points: dict[tuple[str, int], tuple[Point, ...]] = {}
         self._registered: dict[str, dict[str, Mapping[str, Accuracy]]] = {}
         self._reregistered: set[tuple[str, str]] = set()
-        """Variants and tasks that were deleted and joined again since the plan came: it may tell of the other one."""
+        """Variants and tasks that were registered again since the plan was made, which may describe the previous task.
+        """
         self._basis: AccuracyBasis = "Expected"
         self._unregistered: set[tuple[str, str]] = set()
-        """Variants and tasks that plans made before may still tell of."""
+        """Variants and tasks that an older plan may still mention."""
         self._max_batch_rows: dict[str, int] = {}
         self._shadow_prices: dict[int, float] = {}
-        """Of time, by the step of the service ratio."""
+        """By step of the service ratio."""
         self.service_times = ServiceTimes()
         self.downstream: tuple[LatencyModel, ...] = ()
         self.variant = plan.variant
-        """What the stage runs now."""
         self._compute_times = ServiceTimes()
         self._typical_rows = 1.0
         self.apply_plan(plan)
 
     def apply_plan(self, plan: StagePlan) -> None:
-        """Take a new plan."""
         self.plan = plan
         self._usual_prefill_seconds = prefill_seconds(plan.prefill_seconds, plan.prompt_tokens)
         self._points, self._max_batch_rows, self._shadow_prices = {}, {}, {}
@@ -72,13 +72,13 @@ class LatencyModel:
     def register_task(
         self, variant: str, task: str, accuracies: Mapping[str, Accuracy], basis: AccuracyBasis = "Expected"
     ) -> None:
-        """Know a task that joined a variant.
+        """Add a task that was registered at run time.
 
         Args:
-            variant: which.
+            variant: the variant.
             task: its name.
-            judged: how accurate operating points are on it, where that is known.
-            basis: which figure of these counts.
+            accuracies: accuracies of operating points for the task.
+            basis: which of their values counts.
         """
         joined = self._registered.setdefault(variant, {})
         if joined.get(task) == accuracies and self._basis == basis:
@@ -89,57 +89,57 @@ class LatencyModel:
             self._reregistered.add((variant, task))
 
     def unregister_task(self, variant: str, task: str) -> None:
-        """Forget a task that joined, whatever plans still tell of it."""
+        """Remove a registered task, even if plans still mention it."""
         self._registered.get(variant, {}).pop(task, None)
         self._unregistered.add((variant, task))
         self._points = {}
 
     def is_unregistered(self, task: str) -> bool:
-        """Whether a task was deleted that replicas may still tell of."""
+        """Return whether replicas may still report this deleted task."""
         return (self.variant, task) in self._unregistered
 
     def has_task(self, task: str) -> bool:
-        """Whether any variant has a task beside those of its weights."""
+        """Return whether a variant declares or has registered a task."""
         declared = (own.name for variant in self.stage.variants for own in variant.loaded_tasks)
         return task in declared or any(task in joined for joined in self._registered.values())
 
     def registered_accuracies(self) -> dict[str, dict[str, dict[str, Accuracy]]]:
-        """How accurate operating points are on tasks that joined: by variant, point and task."""
-        found: dict[str, dict[str, dict[str, Accuracy]]] = {}
+        """Return the accuracies of registered tasks, by variant, point and task."""
+        accuracies_by_point: dict[str, dict[str, dict[str, Accuracy]]] = {}
         for variant, tasks in self._registered.items():
             for task, by_point in tasks.items():
                 for point, accuracy in by_point.items():
-                    found.setdefault(variant, {}).setdefault(point, {})[task] = accuracy
-        return found
+                    accuracies_by_point.setdefault(variant, {}).setdefault(point, {})[task] = accuracy
+        return accuracies_by_point
 
     def points(self, variant: str, concurrent: int = 0) -> tuple[Point, ...]:
-        """The operating points batches of this variant may run at, preferred first: the plan's, else its first.
+        """Return the operating points that batches of a variant may run at, preferred first.
 
-        Their seconds are those beside so many others whose prompts the same replica reads.
+        Their seconds are those of a replica that prefills `concurrent` other prompts.
         """
-        found = self._points.get((variant, concurrent))
-        if found is None:
-            found = self._points[variant, concurrent] = tuple(self._allowed_points(variant, concurrent))
-        return found
+        points = self._points.get((variant, concurrent))
+        if points is None:
+            points = self._points[variant, concurrent] = tuple(self._allowed_points(variant, concurrent))
+        return points
 
     def max_batch_rows(self, variant: str) -> int:
-        """The most rows of a batch: as planned, as far as the variant takes them; each leaves alone to be written."""
-        found = self._max_batch_rows.get(variant)
-        if found is None:
-            most = 1 if self.stage.generates else self.stage.variant(variant).max_batch_size
-            found = self._max_batch_rows[variant] = min(self.plan.batch_size, most)
-        return found
+        """Return the most rows of a batch: 1 for a generation stage."""
+        rows = self._max_batch_rows.get(variant)
+        if rows is None:
+            limit = 1 if self.stage.generates else self.stage.variant(variant).max_batch_size
+            rows = self._max_batch_rows[variant] = min(self.plan.batch_size, limit)
+        return rows
 
-    def _allowed_points(self, variant: str, beside: int) -> list[Point]:
-        """Where some leave inputs out, those that read all say so: a request without one is none of theirs."""
-        found, inputs = list(self._list_points(variant, beside)), self.stage.inputs
+    def _allowed_points(self, variant: str, concurrent: int) -> list[Point]:
+        """Return the points; if one excludes an input, those that read all inputs list them."""
+        points, inputs = list(self._list_points(variant, concurrent)), self.stage.inputs
         every = frozenset(given.name for given in inputs)
         declared = (point.batch_inputs(inputs) for point in self.stage.variant(variant).points)
-        if {point.inputs for point in found} | set(declared) <= {None, every}:
-            return found
-        return [replace(point, inputs=every) if point.inputs is None else point for point in found]
+        if {point.inputs for point in points} | set(declared) <= {None, every}:
+            return points
+        return [replace(point, inputs=every) if point.inputs is None else point for point in points]
 
-    def _list_points(self, variant: str, beside: int) -> Iterator[Point]:
+    def _list_points(self, variant: str, concurrent: int) -> Iterator[Point]:
         declared = self.stage.variant(variant)
         if variant != self.plan.variant:
             listed: tuple[PointPlan, ...] = (unmeasured_point_plan(declared.points[0]),)
@@ -152,7 +152,7 @@ class LatencyModel:
             yield Point(
                 planned.name,
                 planned.accuracy,
-                partial(self.service_times.predict, (variant, planned.name), concurrent=beside),
+                partial(self.service_times.predict, (variant, planned.name), concurrent=concurrent),
                 point.batch_inputs(self.stage.inputs),
                 self._accuracies(variant, planned),
                 profiled=self.service_times.profiled((variant, planned.name), self.max_batch_rows(variant)),
@@ -160,7 +160,7 @@ class LatencyModel:
             )
 
     def _accuracies(self, variant: str, point: PointPlan) -> dict[str, float]:
-        """Of a point by task: as planned, and those of tasks that no plan tells of yet."""
+        """Return a point's accuracies by task: planned, and those of tasks registered since."""
         other = self._unregistered | self._reregistered
         planned = {task: one for task, one in point.accuracy_by_task.items() if (variant, task) not in other}
         joined = self._registered.get(variant, {}).items()
@@ -169,9 +169,10 @@ class LatencyModel:
         } | planned
 
     def _known_points(self) -> tuple[PointPlan, ...]:
-        """The plan's points but those of which nothing is known: they would seem to cost nothing.
+        """Return the planned points with known service times; a point without one would look free.
 
-        Where batches stay with the planned one, better ones serve only who needs them: the least of them first.
+        Without fallbacks, the planned point comes first and then the better ones, the least accurate first, for rows
+        that need them.
         """
         own = self.plan.operating_point
         if self._falls_back:
@@ -179,12 +180,12 @@ class LatencyModel:
         return (self.plan.planned, *(point for point in reversed(self.plan.upgrades) if point.service_seconds))
 
     def key(self, variant: str) -> Key:
-        """What a batch of this variant runs as planned."""
+        """Return the variant and the planned operating point."""
         planned = self.plan.operating_point if variant == self.plan.variant else self.points(variant)[0].name
         return variant, planned
 
     def best_accuracy(self, task: str, given: Collection[str]) -> float:
-        """The most that batches of what runs now may be expected to give for rows of a task with these inputs."""
+        """Return the highest expected accuracy for rows of a task with these inputs."""
         whole = answerable_from(self.points(self.variant), given)
         if whole:
             return max(point.accuracy_for(task) for point in whole)
@@ -195,24 +196,24 @@ class LatencyModel:
         return point.accuracy_for(task) if less is None else less.measured_accuracy(task).value
 
     def tasks(self) -> frozenset[str]:
-        """The tasks that are known, by their accuracies or by name."""
+        """The known tasks, with or without accuracies."""
         accuracies = frozenset(task for point in self.points(self.variant) for task in point.accuracy_by_task)
         return accuracies | self.own_tasks()
 
     def own_tasks(self) -> frozenset[str]:
-        """The tasks that the variant declares beside those of its weights, and those that joined it."""
+        """The tasks that the variant declares, and the registered ones."""
         declared = frozenset(task.name for task in self.stage.variant(self.variant).loaded_tasks)
         return declared.union(self._registered.get(self.variant, ()))
 
     def reaches(self, request: StageRequest) -> bool:
-        """Whether a point keeps the floor of a work."""
+        """Return whether a point reaches the floor of a request."""
         return (
             not request.accuracy_floor
             or self.best_accuracy(request.options.task, request.inputs) >= request.accuracy_floor - _ROUNDING
         )
 
     def least_seconds(self, request: StageRequest, rows: int, concurrent: int = 0) -> float:
-        """Predicted seconds of a batch of so many rows at the fastest point that keeps the floor of a work."""
+        """Return the predicted seconds of a batch at the fastest point that reaches the request's floor."""
         if not request.accuracy_floor:
             return self.service_seconds(rows, concurrent)
         points = self.points(self.variant, concurrent)
@@ -220,13 +221,13 @@ class LatencyModel:
         return least_seconds(reaching or points, rows)
 
     def service_seconds(self, rows: int, concurrent: int = 0) -> float:
-        """Predicted seconds of a batch of so many rows at the fastest point allowed; 0 where nothing is known."""
+        """Return the predicted seconds of a batch at the fastest point; 0 if unknown."""
         return least_seconds(self.points(self.variant, concurrent), rows)
 
     def prefill_seconds(self, tokens: float) -> float:
-        """Predicted seconds that a prompt takes beyond what is predicted for all; below 0 where it is shorter.
+        """Return the predicted seconds of a prompt beyond those of the planned length.
 
-        0 where nobody knows how many tokens it has, or how long they take.
+        Negative if it is shorter; 0 if its tokens or their prefill time are unknown.
         """
         beyond = self._profiled_beyond(tokens)
         return (
@@ -240,7 +241,7 @@ class LatencyModel:
         return prefill_seconds(plan.prefill_seconds, tokens) - self._usual_prefill_seconds
 
     def _normalize_to_usual_prompt(self, batch: Batch, seconds: float) -> float:
-        """What a batch that took so long would have taken if its prompt were as long as those that are planned for."""
+        """Return what a batch would have taken with a prompt of the planned length."""
         beyond = self._profiled_beyond(batch.tokens)
         rows = max(batch.rows, min(batch.rows + batch.concurrent_prefills, self.plan.batch_size))
         profiled = self.service_times.profiled(batch.key, rows) if beyond else ()
@@ -250,12 +251,12 @@ class LatencyModel:
         return seconds * usual / (usual + max(beyond, -0.9 * usual))
 
     def typical_seconds(self) -> float:
-        """Predicted seconds of a batch as they have been lately."""
+        """Return the predicted seconds of a batch of recent size."""
         rows = round(self._typical_rows)
         return self.service_seconds(1, rows - 1) if self.stage.generates else self.service_seconds(rows)
 
     def later_seconds(self) -> float:
-        """Predicted seconds of the stages after this one, along the longest path and without queueing."""
+        """Return the predicted seconds of the downstream stages, along the longest path and without queueing."""
         longest = 0.0
         for stage in self.downstream:
             longest = max(longest, stage.typical_seconds() + stage.later_seconds())
@@ -263,31 +264,31 @@ class LatencyModel:
 
     @property
     def shadow_price(self) -> float:
-        """Expected right answers that a second of a replica is worth to those yet to come, at the pace batches have."""
+        """Expected correct rows that a second of a replica is worth to later arrivals, at the service ratio."""
         step = round(log(self.service_times.stage_ratio) / SHADOW_PRICE_STEP)
-        found = self._shadow_prices.get(step)
-        if found is None:
-            found = self._shadow_prices[step] = observed_shadow_price(self.plan, exp(step * SHADOW_PRICE_STEP))
-        return found
+        price = self._shadow_prices.get(step)
+        if price is None:
+            price = self._shadow_prices[step] = observed_shadow_price(self.plan, exp(step * SHADOW_PRICE_STEP))
+        return price
 
     @property
     def service_ratio(self) -> float:
-        """Observed over profiled service time of what runs now."""
+        """Observed over profiled service time at the planned point."""
         return self.service_times.ratio(self.key(self.variant))
 
     def compute_seconds(self, batch: Batch) -> float:
-        """How long its replica should compute a batch; 0 where nothing is known."""
+        """Return the expected compute seconds of a batch at its replica; 0 if unknown."""
         return self._compute_times.expect(batch.key, batch.rows)
 
     def on_dispatch(self, rows: int) -> None:
-        """A batch of so many rows left, those counted that are read before it."""
+        """Learn the size of batches; `rows` includes concurrent prefills."""
         self._typical_rows += TYPICAL_WEIGHT * (rows - self._typical_rows)
 
     def observe(self, batch: Batch, answer: Completed, now: float) -> tuple[float, float]:
-        """Take note of how long a batch took, from when its replica had nothing else to do.
+        """Learn the service time of a batch, counted from when its replica was free.
 
         Returns:
-            These seconds, and observed over profiled service time as of now.
+            These seconds, and the ratio of observed to profiled service time.
         """
         replica, key = batch.replica, batch.key
         seconds = now - max(batch.dispatched_at, replica.completed_at)
@@ -308,7 +309,7 @@ class LatencyModel:
         return seconds, self.service_times.ratio(key)
 
     def relax(self, variant: str) -> None:
-        """All were dropped in front of an idle replica: were the predictions right?"""
+        """Lower the predictions after all rows were dropped in front of an idle replica."""
         self.service_times.relax([(variant, point.name) for point in self.points(variant)])
         for stage in self.downstream:
             stage.relax(stage.variant)

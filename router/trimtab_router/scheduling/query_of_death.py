@@ -1,7 +1,8 @@
-"""Remembers the rows that were in the hands of every replica that was lost over them, so that they take no more. Pure.
+"""`QueryOfDeathDetector`: rejects rows that were on every replica lost while serving them.
 
-Who sends a query of death once most likely sends it again. What is remembered is a digest, for a while, of the newest
-few; and only work of the very size of a suspect is looked at closely, so that everybody else pays nothing.
+A client that sends a query of death once is likely to send it again. The detector keeps digests of recent ones for a
+while. It computes the digest of a request only if its size equals that of a suspect, so that other requests cost
+nothing.
 """
 
 from collections import Counter
@@ -14,7 +15,7 @@ from trimtab_router.scheduling.stage_request import Signature, StageRequest
 MAX_SUSPECTS = 256
 REFUSED_SECONDS = 600.0
 MAX_DIGESTED_BYTES = 2**20
-"""Of each tensor, from its beginning: looking closely must not hold the event loop up."""
+"""Of each tensor, from its beginning, so that hashing does not block the event loop."""
 
 _Size = tuple[str, int, Signature]
 
@@ -22,18 +23,16 @@ _Size = tuple[str, int, Signature]
 class QueryOfDeathDetector:
     """Digests of rows that cost replicas, by stage. Times are monotonic seconds."""
 
-    def __init__(self, most: int = MAX_SUSPECTS, refused_seconds: float = REFUSED_SECONDS) -> None:
-        self._most = most
+    def __init__(self, max_suspects: int = MAX_SUSPECTS, refused_seconds: float = REFUSED_SECONDS) -> None:
+        self._most = max_suspects
         self._refused_seconds = refused_seconds
         self._until: dict[bytes, tuple[float, _Size]] = {}
         self._sizes: Counter[_Size] = Counter()
 
     def __len__(self) -> int:
-        """How many are remembered."""
         return len(self._until)
 
     def add(self, request: StageRequest, now: float) -> None:
-        """Remember the rows of a work from now on."""
         if request.closed:
             return
         self._forget(now)
@@ -46,7 +45,7 @@ class QueryOfDeathDetector:
         self._sizes[size] += 1
 
     def refusal_of(self, request: StageRequest, now: float) -> Refusal | None:
-        """Why these rows are not served now; None where nothing is held against them."""
+        """Return why a request is rejected; None if it is not suspected."""
         if not self._sizes or _size(request) not in self._sizes:
             return None
         self._forget(now)
@@ -68,11 +67,11 @@ class QueryOfDeathDetector:
             self._remove(digest)
 
     def _remove(self, digest: bytes) -> None:
-        found = self._until.pop(digest, None)
-        if found is not None:
-            self._sizes[found[1]] -= 1
-            if not self._sizes[found[1]]:
-                del self._sizes[found[1]]
+        entry = self._until.pop(digest, None)
+        if entry is not None:
+            self._sizes[entry[1]] -= 1
+            if not self._sizes[entry[1]]:
+                del self._sizes[entry[1]]
 
 
 def _size(request: StageRequest) -> _Size:

@@ -1,8 +1,7 @@
-"""The central queue of a stage: earliest deadline first, bounded in rows.
+"""`DeadlineQueue`: queue of one stage, earliest deadline first, bounded in rows.
 
-Slices whose rows have different shapes cannot share a batch, so each shape has a lane of its own; the lane whose head
-is most urgent goes first. Where a batch reads only some inputs, lanes that differ in the others stand beside each other
-as one. Pure: no clock, no network.
+Rows of different shapes cannot share a batch, so each shape has a lane; the lane with the most urgent head goes first.
+If a batch reads only some inputs, lanes that differ in other inputs are merged.
 """
 
 from bisect import bisect, insort
@@ -15,35 +14,34 @@ from trimtab_router.scheduling.stage_request import RowSlice, Signature, StageRe
 
 _Entry = tuple[float, float, RowSlice]
 _STALE_BEFORE_SWEEP = 64
-MOST_SLICES = 4096
-"""As many slices as the largest batch can have."""
-_LOOKED_AT = (0.25, 0.4, 0.55, 0.7, 0.85, 1.0)
+MAX_SLICES = 4096
+"""Largest number of slices in a batch."""
+_SAMPLED_AT = (0.25, 0.4, 0.55, 0.7, 0.85, 1.0)
 
 
 class _Lane(list[_Entry]):
-    """Sorted: moving pointers costs less than a heap's comparisons, and it knows who is ahead."""
+    """Sorted list: moving pointers is cheaper than the comparisons of a heap, and ranks are available."""
 
     rows = 0
 
 
 class DeadlineQueue:
-    """Slices in the order of their deadlines; equal deadlines in the order of arrival."""
+    """Row slices by deadline; equal deadlines by arrival."""
 
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
         self.rows = 0
         self.special_rows = 0
-        """Rows that not every operating point may serve, or that are worth more or less than others."""
+        """Rows that not every operating point may serve, or whose drop rank differs."""
         self._lanes: dict[Signature, _Lane] = {}
         self._sequence = count()
         self._stale = 0
 
     def has_room(self, rows: int) -> bool:
-        """Whether so many rows fit below the bound."""
         return self.rows + rows <= self.max_rows
 
     def push(self, row_slice: RowSlice) -> None:
-        """Add a slice. Callers ask `has_room` first, except for rows that come back from a lost replica."""
+        """Add a slice. Call `has_room` first, except for rows that are retried."""
         request = row_slice.request
         lane = self._lanes.get(request.signature)
         if lane is None:
@@ -52,16 +50,16 @@ class DeadlineQueue:
         self._account(lane, request, row_slice.rows)
 
     def head(self) -> RowSlice | None:
-        """The most urgent slice; None where the queue is empty."""
+        """Return the most urgent slice; None if the queue is empty."""
         lane = self._urgent_lane()
         return lane[0][2] if lane else None
 
     def rows_before(self, due_at: float) -> float:
-        """How many rows are due by this moment: exact if all or none are, else an estimate by slices."""
+        """Return the rows due by a time: exact if all or none are, else an estimate."""
         return sum([lane.rows * (bisect(lane, (due_at, inf)) / len(lane)) for lane in self._lanes.values() if lane])
 
     def __iter__(self) -> Iterator[RowSlice]:
-        """All that waits, most urgent first."""
+        """Yield the slices by deadline."""
         lanes = [lane for lane in self._lanes.values() if lane]
         entries: Iterable[_Entry] = lanes[0] if len(lanes) == 1 else merge(*lanes)
         return (entry[2] for entry in entries if not entry[2].request.closed)
@@ -69,19 +67,19 @@ class DeadlineQueue:
     def batch_candidates(
         self, head: RowSlice, inputs: frozenset[str] | None = None, suits: Callable[[RowSlice], bool] | None = None
     ) -> "BatchCandidates":
-        """What may leave with a slice, from it on.
+        """Return the slices from `head` on that may share a batch.
 
         Args:
-            head: the slice.
-            reads: the inputs that the batch reads; None for all there are.
-            suits: who may be in such a batch; None for all. Only asked where not all wish the same.
+            head: the first slice.
+            inputs: the inputs that the batch reads; None for all.
+            suits: whether a slice may run at the point; called only if some rows are special.
         """
         signature = head.request.signature
         entries: Sequence[_Entry] = self._lanes[signature]
         rows = self._lanes[signature].rows
         if inputs is not None and len(self._lanes) > 1:
-            wanted = _read_of(signature, inputs)
-            fitting = [lane for other, lane in self._lanes.items() if _read_of(other, inputs) == wanted]
+            wanted = _signature_read(signature, inputs)
+            fitting = [lane for other, lane in self._lanes.items() if _signature_read(other, inputs) == wanted]
             rows = sum(lane.rows for lane in fitting)
             entries = list(merge(*fitting))
         if suits is not None and self.special_rows:
@@ -90,35 +88,35 @@ class DeadlineQueue:
         return BatchCandidates(entries, rows) if entries[0][2] is head else BatchCandidates.behind(entries, rows, head)
 
     def pop(self) -> RowSlice:
-        """Remove the most urgent slice. Only when `head` is not None."""
+        """Remove the most urgent slice. The queue must not be empty."""
         lane = self._urgent_lane()
         row_slice = lane.pop(0)[2]
         self._account(lane, row_slice.request, -row_slice.rows)
         return row_slice
 
     def remove(self, row_slices: Iterable[RowSlice]) -> None:
-        """Take these out; of a slice whose first rows are taken the others stay where they were."""
+        """Remove these slices; the remaining rows of a split slice keep their position."""
         for row_slice in row_slices:
             request = row_slice.request
             lane = self._lanes[request.signature]
-            place = bisect(lane, (request.due_at,))
-            while (there := lane[place][2]).request is not request or there.start != row_slice.start:
-                place += 1
-            if row_slice.stop == there.stop:
-                del lane[place]
+            index = bisect(lane, (request.due_at,))
+            while (queued := lane[index][2]).request is not request or queued.start != row_slice.start:
+                index += 1
+            if row_slice.stop == queued.stop:
+                del lane[index]
             else:
-                lane[place] = (*lane[place][:2], there.part(row_slice.stop, there.stop))
+                lane[index] = (*lane[index][:2], queued.part(row_slice.stop, queued.stop))
             self._account(lane, request, -row_slice.rows)
 
     def postpone(self, request: StageRequest, deadline: float) -> None:
-        """Give a work another deadline, and what waits of it the place that it has by that."""
+        """Change the deadline of a request, queued rows included."""
         request.set_deadline(deadline)
         if request.queued_rows:
             lane = self._lanes[request.signature]
             lane[:] = sorted((request.due_at, *entry[1:]) if entry[2].request is request else entry for entry in lane)
 
     def discard(self, request: StageRequest) -> None:
-        """Forget all slices of a work and free its rows; `work.close()` comes with it."""
+        """Remove all slices of a request and close it."""
         if request.queued_rows:
             self._account(self._lanes[request.signature], request, -request.queued_rows)
             self._stale += 1
@@ -134,7 +132,7 @@ class DeadlineQueue:
             self.special_rows += rows
 
     def _urgent_lane(self) -> _Lane:
-        if len(self._lanes) == 1:  # as almost always, and asked for several times a batch
+        if len(self._lanes) == 1:  # the common case, several times a batch
             (only,) = self._lanes.values()
             if only and not only[0][2].request.closed:
                 return only
@@ -153,14 +151,14 @@ class DeadlineQueue:
         self._stale = max(0, self._stale - 1)
 
     def _sweep(self) -> None:
-        """Remove what was discarded, so that callers who leave do not make the queue grow."""
+        """Remove discarded slices, so that the lanes stay short."""
         for lane in self._lanes.values():
             lane[:] = [entry for entry in lane if not entry[2].request.closed]
         self._stale = 0
 
 
 class BatchCandidates:
-    """Who may leave together, most urgent first: what a policy sees of a queue. Nothing is copied to make it."""
+    """Slices that may be batched together, by deadline. A view of the queue; nothing is copied."""
 
     __slots__ = ("_entries", "_first", "rows")
 
@@ -171,41 +169,40 @@ class BatchCandidates:
 
     @classmethod
     def behind(cls, entries: Sequence[_Entry], rows: int, head: RowSlice) -> "BatchCandidates":
-        """Only from this slice on."""
-        first = next((place for place, entry in enumerate(entries) if entry[2] is head), len(entries))
+        """Make the candidates from `head` on."""
+        first = next((index for index, entry in enumerate(entries) if entry[2] is head), len(entries))
         before = (entry[2] for entry in islice(entries, first))
         return cls(entries, rows - sum(row_slice.rows for row_slice in before if not row_slice.request.closed), first)
 
     def __iter__(self) -> Iterator[RowSlice]:
-        """All of them."""
         return (entry[2] for entry in islice(self._entries, self._first, None) if not entry[2].request.closed)
 
     def first(self, rows: int) -> list[RowSlice]:
-        """The most urgent so many rows; the last slice is split where it must be, and a suspect travels alone."""
-        taken: list[RowSlice] = []
-        for _, _, there in islice(self._entries, self._first, self._first + MOST_SLICES):
-            if there.request.closed:
+        """Return the first rows, splitting the last slice; a slice that must run `alone` does."""
+        row_slices: list[RowSlice] = []
+        for _, _, queued in islice(self._entries, self._first, self._first + MAX_SLICES):
+            if queued.request.closed:
                 continue
-            if taken and there.alone:
+            if row_slices and queued.alone:
                 break
-            row_slice = there if there.rows <= rows else there.first(rows)
-            taken.append(row_slice)
+            row_slice = queued if queued.rows <= rows else queued.first(rows)
+            row_slices.append(row_slice)
             rows -= row_slice.rows
-            if there.alone or rows <= 0:
+            if queued.alone or rows <= 0:
                 break
-        return taken
+        return row_slices
 
     def due(self) -> Iterator[tuple[float, float]]:
-        """Deadlines in a few places along the queue, and how many rows are due up to each.
+        """Yield deadlines at several positions of the queue, with the rows due up to each.
 
-        The most patient cannot hide what those before them suffer. The very first are left out: whoever is hopeless
-        there is dropped anyway.
+        Several positions, so that patient rows at the end do not hide late ones before them. The first rows are left
+        out: if they are late, they are dropped anyway.
         """
         rest = len(self._entries) - self._first
-        for share in _LOOKED_AT:
-            place = min(int(share * rest), rest - 1)
-            yield self._entries[self._first + place][0], (place + 1) / rest * self.rows
+        for share in _SAMPLED_AT:
+            index = min(int(share * rest), rest - 1)
+            yield self._entries[self._first + index][0], (index + 1) / rest * self.rows
 
 
-def _read_of(signature: Signature, reads: frozenset[str]) -> Signature:
+def _signature_read(signature: Signature, reads: frozenset[str]) -> Signature:
     return tuple(entry for entry in signature if entry[0] in reads)

@@ -1,4 +1,4 @@
-"""Who may join the queue of a stage, and why others may not or were dropped. Pure."""
+"""Queue admission: load shedding of requests that a stage could not serve in time, and the reasons of drops."""
 
 from dataclasses import dataclass
 
@@ -14,15 +14,15 @@ from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.stage_request import StageRequest
 
 ADMISSION_SHARE = 0.8
-"""Of the time to its deadline, what a request may be predicted to need when it joins a queue: in overload all who are
-let in wait as long as the prediction allows, and with nothing to spare each error of it would make one of them late."""
+"""Share of the time to its deadline that a new request may be predicted to need. In overload every admitted request
+waits as long as the prediction allows, so without a margin each prediction error would make one late."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageStatus:
-    """How a stage stands: rows of a batch, replicas that could serve, and since when there is none (seconds).
+    """Current state of a stage.
 
-    `beside`: how many prompts the replica reads that reads the fewest.
+    `unready_since` is the time since when no replica is ready; `concurrent_prefills` is the least of any ready replica.
     """
 
     batch_size: int
@@ -32,15 +32,15 @@ class StageStatus:
 
 
 class QueueAdmission:
-    """The door of one stage's queue.
+    """Admission to the queue of one stage.
 
     Args:
         stage: the stage.
         queue: its queue.
-        outlook: what it has learnt.
-        writing: rows that it writes; None where it does not.
-        drop_policy: the pipeline's.
-        suspects: remembers rows that cost replicas; None where rows cannot be told apart.
+        latency_model: of the stage.
+        generation: of a generation stage; else None.
+        drop_policy: of the pipeline.
+        query_of_death: remembers rows that cost replicas; None if rows cannot be told apart.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class QueueAdmission:
         self._query_of_death = query_of_death
 
     def refusal_of(self, request: StageRequest, now: float, status: StageStatus) -> Refusal | None:
-        """Why this work cannot join the queue; None where it can."""
+        """Return why a request is rejected; None if it is admitted."""
         queue, name = self._queue, self._stage.name
         suspected = self._query_of_death.refusal_of(request, now) if self._query_of_death is not None else None
         if suspected is not None:
@@ -76,7 +76,7 @@ class QueueAdmission:
         return self._predicted_refusal(request, now, status)
 
     def drop_reason(self, request: StageRequest, now: float, status: StageStatus) -> Refusal:
-        """Why this work is dropped."""
+        """Return why a queued request is dropped."""
         name, waited_seconds = self._stage.name, now - request.enqueued_at
         if status.unready_since is not None:
             return rejection_messages.no_replica(name, waited_seconds)
@@ -91,17 +91,17 @@ class QueueAdmission:
         return rejection_messages.too_inaccurate(self._stage.name, request.accuracy_floor, best)
 
     def _wait_seconds(self, rows_ahead: float, status: StageStatus) -> float:
-        """How long rows will wait that join the queue behind so many."""
+        """Return the predicted queueing time behind this many rows."""
         size, replicas = status.batch_size, max(status.ready_replicas, 1)
-        if self._generation is not None:  # a place becomes free as often as one of all that are held ends
+        if self._generation is not None:  # capacity is freed at the rate at which generations end
             return rows_ahead * self._generation.residence_seconds / (size * replicas)
         return rows_ahead // size * self._latency_model.service_seconds(size) / replicas
 
     def _predicted_refusal(self, request: StageRequest, now: float, status: StageStatus) -> Refusal | None:
-        """Why this work would only be dropped later if it joined the end of the queue; None where it may make it.
+        """Return why a request would be dropped later; None if its deadline is within reach.
 
-        Waiting in vain would cost the caller time and the queue its room. Only the rows ahead of it count, those more
-        urgent and worth as much: how patient others are neither helps nor harms it.
+        A request that would time out in the queue costs its client time and the queue room. Only rows that are
+        dispatched before it, and are not dropped for it, count.
         """
         if self._drop_policy != "Predicted" or status.unready_since is not None:
             return None

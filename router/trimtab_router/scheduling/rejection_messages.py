@@ -1,4 +1,4 @@
-"""Why a stage does not serve rows, in the words their caller reads. Pure."""
+"""Refusals of a stage: messages and error codes."""
 
 from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_router.refusal import Refusal, invalid
@@ -6,12 +6,10 @@ from trimtab_router.scheduling.stage_request import StageRequest
 
 
 def too_many_rows(stage: str, rows: int, most: int) -> Refusal:
-    """More rows than the queue could ever hold."""
     return invalid(f"stage {stage}: {rows} rows in one request; send at most {most}")
 
 
 def queue_full(stage: str, rows: int, most: int, wait_seconds: float) -> Refusal:
-    """No room now."""
     return Refusal(
         ErrorCode.RESOURCE_EXHAUSTED,
         "QueueFull",
@@ -22,7 +20,6 @@ def queue_full(stage: str, rows: int, most: int, wait_seconds: float) -> Refusal
 
 
 def no_replica(stage: str, waited_seconds: float) -> Refusal:
-    """Nobody there to serve them."""
     return Refusal(
         ErrorCode.UNAVAILABLE,
         "NoReplica",
@@ -33,7 +30,6 @@ def no_replica(stage: str, waited_seconds: float) -> Refusal:
 
 
 def deadline_passed(stage: str, waited_seconds: float) -> Refusal:
-    """Their deadline has passed."""
     message = f"dropped at stage {stage}: its deadline passed after {waited_seconds:.3f} s in the queue"
     return Refusal(ErrorCode.DEADLINE_EXCEEDED, "DeadlineExpired", message, stage=stage)
 
@@ -41,7 +37,6 @@ def deadline_passed(stage: str, waited_seconds: float) -> Refusal:
 def deadline_unreachable(
     request: StageRequest, now: float, *, wait_seconds: float, service_seconds: float, later_seconds: float
 ) -> Refusal:
-    """They cannot make it any more."""
     message = (
         f"dropped at stage {request.stage}: {request.deadline - now:.3f} s are left to its deadline, but it needs "
         f"{wait_seconds:.3f} s in the queue, {service_seconds:.3f} s in this stage and {later_seconds:.3f} s after it"
@@ -50,7 +45,6 @@ def deadline_unreachable(
 
 
 def too_inaccurate(stage: str, floor: float, best: float) -> Refusal:
-    """Their floor is above all that the plan allows."""
     message = (
         f"stage {stage}: its accuracy must be {floor:.4f} for the floor that the request wishes, but no operating "
         f"point of the plan in force gives more than {best:.4f}; lower the floor"

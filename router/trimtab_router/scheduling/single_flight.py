@@ -1,8 +1,8 @@
-"""Rows that show the same as others: what was made of one does for all, and each gets it under a name of its own.
+"""`SingleFlight`: request coalescing for images. Rows with identical content share one encoding.
 
-Where another is on its way they ride along. Who rides is in nobody's way: it takes no room of a batch and no turn of a
-replica. It waits no longer than those it rides with, and comes back into the queue where they fail. Where one came back
-lately, the replica that made it is asked whether it has it still: another could only make it again. Pure.
+A row joins a batch in flight that encodes the same content. It uses no batch capacity; if the batch fails, the row
+returns to the queue. If the content was encoded recently, the replica that did so is asked for the stored embedding.
+Each row receives a reference of its own.
 """
 
 from collections import OrderedDict
@@ -19,19 +19,18 @@ from trimtab_router.scheduling.stage_request import RowSlice
 OnFetched = Callable[[RowSlice, Batch, Mapping[str, Array] | None], None]
 MAX_PRODUCERS = 16_384
 MIN_HIT_SHARE, HIT_WEIGHT, PROBE_EVERY = 0.25, 1 / 16, 32
-"""Replicas are asked for what they made while they still have at least such a share of it, where the newest answer has
-such a weight; else every so many times, to notice when they do again."""
+"""Replicas are asked while the recent hit share is at least this, by a moving average of this weight; else once every
+`PROBE_EVERY` times, to notice when they store embeddings again."""
 
 
 class SingleFlight:
-    """What the replicas of one stage have under way and made lately, by what it shows.
+    """Encodings in flight and recent producers of one stage, by content.
 
     Args:
-        keeper: has what is made of a row kept once more.
-        found: is told of each row that a replica was asked for, of the batch that made it, and what it has of it; None
-            where it has it no more.
-        tally: counts rows that have what was made for others.
-        most_homes: rows of which it is remembered who made them; of each a number is kept, not what it shows.
+        transport: stores an embedding once more, and fetches stored ones.
+        on_fetched: receives each fetched row, the batch that produced it, and its outputs or None.
+        stats: counts deduplicated rows.
+        max_producers: bound of the remembered rows. A hash of each is kept, not its content.
     """
 
     def __init__(
@@ -47,17 +46,21 @@ class SingleFlight:
         self._skipped_lookups = 0
 
     def __len__(self) -> int:
-        """How many different images are under way."""
+        """Number of different images in flight."""
         return len(self._in_flight)
 
+    @property
+    def joined_rows(self) -> int:
+        return sum(len(batch.joined_rows) for batch in {batch for batch, _ in self._in_flight.values()})
+
     def join_in_flight(self, row_slice: RowSlice) -> list[RowSlice]:
-        """Let those rows of a slice ride along that are under way already; returns the others, in order."""
+        """Join rows of a slice to batches in flight; return the others, in order."""
         if not self._in_flight or row_slice.alone:
             return [row_slice]
         return _without_rows(row_slice, [self._join(row_slice, row) for row, _ in _identities(row_slice)])
 
     def unshared_rows(self, row_slice: RowSlice, *, again: bool) -> list[RowSlice]:
-        """What must be made of a slice: neither rides along nor is had from who made it; that is not tried `again`."""
+        """Return the rows of a slice that must be encoded: neither joined nor fetched. With `again`, do not fetch."""
         unjoined = self.join_in_flight(row_slice)
         return unjoined if again or not self._producers else [other for each in unjoined for other in self._fetch(each)]
 
@@ -65,7 +68,7 @@ class SingleFlight:
         return _without_rows(row_slice, [self._fetch_row(row_slice, row) for row, _ in _identities(row_slice)])
 
     def on_dispatch(self, batch: Batch, duplicates: Sequence[RowSlice], queue: DeadlineQueue) -> None:
-        """A batch left: rows that were to be in it twice ride along, and so do those that wait in the queue."""
+        """Register a batch. Its duplicates join it, and so do queued rows with the same content."""
         dispatched: set[Hashable] = set()
         for number, identity in enumerate(_row_identities(batch.row_slices)):
             if identity is not None:
@@ -82,7 +85,7 @@ class SingleFlight:
                 queue.push(remaining)
 
     def on_batch_end(self, batch: Batch, *, made: bool) -> None:
-        """A batch came back, nobody joins it any more; where its rows were made, its replica may be asked for them."""
+        """Remove a batch; if its rows were `made`, remember its replica as their producer."""
         for identity, (other, _) in list(self._in_flight.items()):
             if other is batch:
                 del self._in_flight[identity]
@@ -111,7 +114,7 @@ class SingleFlight:
         return True
 
     def _should_ask(self) -> bool:
-        """Whether replicas keep what they make: where caches are off or too small each call is for nothing."""
+        """Return whether asking is worthwhile: without a large enough cache, every call is wasted."""
         if self._hit_share >= MIN_HIT_SHARE:
             return True
         self._skipped_lookups = (self._skipped_lookups + 1) % PROBE_EVERY
@@ -129,12 +132,12 @@ class SingleFlight:
 
 
 def _without_members(batch: Batch) -> Batch:
-    """A batch without its members: who made it, and how."""
+    """Return a batch without its rows, to remember who encoded them and how."""
     return replace(batch, row_slices=(), joined_rows=[])
 
 
 def unique_rows(row_slices: Sequence[RowSlice]) -> tuple[list[RowSlice], list[RowSlice]]:
-    """The slices of a batch without rows that show the same as earlier ones of it, and those rows."""
+    """Split the slices of a batch into unique rows and duplicates of earlier ones."""
     seen: set[Hashable] = set()
     kept: list[RowSlice] = []
     duplicates: list[RowSlice] = []
@@ -153,19 +156,19 @@ def unique_rows(row_slices: Sequence[RowSlice]) -> tuple[list[RowSlice], list[Ro
 
 
 def _identities(row_slice: RowSlice) -> Iterator[tuple[int, Hashable]]:
-    """The rows of a slice that are known by what they show; none of one that nobody waits for."""
+    """Yield the indices and identities of a slice's rows; none if the request is closed."""
     return enumerate(row_slice.request.identities[row_slice.start : row_slice.stop], row_slice.start)
 
 
 def _row_identities(row_slices: Sequence[RowSlice]) -> Iterator[Hashable | None]:
-    """Of each row of a batch what it shows; None where that is not known, or nobody waits any more."""
+    """Yield the identity of each row; None if unknown or if the request is closed."""
     for row_slice in row_slices:
         identity_hash = row_slice.request.identities
         yield from (identity_hash[row_slice.start : row_slice.stop] if identity_hash else (None,) * row_slice.rows)
 
 
 def _without_rows(row_slice: RowSlice, out: Sequence[bool]) -> list[RowSlice]:
-    """What is left of a slice without some of its rows."""
+    """Return a slice without some of its rows."""
     if not any(out):
         return [row_slice]
     remaining: list[RowSlice] = []

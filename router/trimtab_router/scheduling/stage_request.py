@@ -1,4 +1,4 @@
-"""The unit the queues hold: rows of one stage for one request, and the slices of them that travel in batches. Pure."""
+"""`StageRequest`: the rows of one stage for one request; `RowSlice`: the part of them that a batch holds."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,80 +17,73 @@ from trimtab_router.scheduling.prompt_lengths import PromptFeatures
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
 
 
-@dataclass(slots=True)  # not frozen, which costs as much as all else about making one
+@dataclass(slots=True)  # frozen would double the cost of construction
 class ServedRows:
-    """How rows that lie beside each other were served, for the answer's parameters. Nobody changes it."""
+    """How consecutive rows were served, for the response's parameters. Treat it as immutable."""
 
     variant: str
-    """What computed them."""
     operating_point: str
-    """How."""
     batch_rows: int
-    """Of the batch they were in."""
+    """Of their batch."""
     queue_seconds: float
-    """Before it left."""
+    """Until dispatch."""
     service_seconds: float
-    """From then to its answer."""
+    """From dispatch to the response."""
     rows: int
-    """How many."""
     accuracy: float
-    """Expected of them."""
+    """Expected."""
     dispatched_at: float
-    """Seconds of the desk's clock."""
+    """On the scheduler's clock."""
     confidences: Array | None = None
-    """[rows], how certain the model is of each; None where it does not say."""
+    """Shape [rows]; None if the stage has no confidence output."""
     escalation_pending: bool = False
-    """Whether a second look at them was meant."""
+    """Whether the rows should have been escalated and were not."""
 
     def part(self, start: int, stop: int) -> "ServedRows":
-        """Of these of its rows."""
         confidences = self.confidences
         return replace(self, rows=stop - start, confidences=None if confidences is None else confidences[start:stop])
 
 
 class RequestListener(Protocol):
-    """Whoever is given what becomes of the work."""
+    """Receives what happens to a stage request."""
 
     trace_parent: str
     request_id: str
     has_listener: bool
-    """Whether pieces go on to a caller, who cannot be told anything else instead."""
+    """Whether chunks are sent to the client, so that no other response can replace them."""
     has_client: bool
-    """Whether a caller waits: else its rows are tried once, and how long they lay is nobody's wait."""
+    """Whether a client waits. Other rows are tried once, and their queueing time is not reported."""
 
     def on_chunk(self, request: "StageRequest", row: int, row_slice: Chunk | LastChunk, now: float) -> None:
-        """Take the next piece of a row's answer."""
+        """Receive the next chunk of a row."""
 
     def on_completed(self, request: "StageRequest", outputs: Mapping[str, Array], served: Sequence[ServedRows]) -> None:
-        """Take the outputs of all rows, in row order."""
+        """Receive the outputs of all rows, in row order."""
 
     def on_rows_completed(self, request: "StageRequest", start: int, outputs: Mapping[str, Array]) -> None:
-        """Take the outputs of rows from `start` on, while others are still missing."""
+        """Receive the outputs of the rows from `start` on, while others are missing."""
 
     def on_refused(self, refusal: Refusal) -> None:
-        """Take note that these rows will not be served."""
+        """Receive the reason why these rows are not served."""
 
     def on_embeddings_lost(self, request: "StageRequest", *, counts: bool) -> None:
-        """Take note that what these rows were to pull is gone; whether that `counts` as a try."""
+        """The embeddings of these rows are gone; `counts` as a failed attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class EscalationRule:
-    """The rows of a batch that its model is less certain of than `below` are to be looked at again."""
+    """Rule of an escalation: rows with less confidence than `confidence_below` run again at the point `to`."""
 
     confidence_below: float
-    """Confidence, as the model tells it."""
     to: str
-    """The operating point meant for the second look."""
     accuracy: float | None = None
-    """Expected of all rows of the batch once that is done; None: each row has that of the point it ran at."""
+    """Expected of all rows of the batch after the escalation; None if each row has the accuracy of its point."""
     share: float | None = None
-    """Of all rows, how many are less certain where that was measured; None where nobody knows."""
+    """Profiled share of rows below the threshold; None if unknown."""
     by_task: Mapping[str, TaskEscalation] = field(default_factory=dict, hash=False)
-    """What holds of rows of these tasks instead; where there are any, rows of others stay as they are."""
+    """Rules of single tasks. If there are any, rows of other tasks are not escalated."""
 
     def for_task(self, task: str) -> "EscalationRule":
-        """What holds of the rows of a task."""
         if not self.by_task:
             return self
         own = self.by_task.get(task)
@@ -101,28 +94,28 @@ class EscalationRule:
         )
 
     def low_confidence_accuracy(self, first: float) -> float:
-        """Expected of the rows that are less certain after a first look which has `first` over all rows."""
+        """Return the first-pass accuracy of rows below the threshold; `first` is that of all rows."""
         return first if self.share is None else self.accuracies(first, self.share)[1]
 
     def accuracies(self, first: float, share: float) -> tuple[float, float]:
-        """Expected of the rows that are kept, and of the others as long as they have no second look.
+        """Return the expected accuracy of the confident rows, and of the others until they are escalated.
 
-        Together they have what the first look has: those that are picked out are the worse ones.
+        Together they have the accuracy of the first pass, so the low-confidence rows are the less accurate ones.
 
         Args:
-            first: expected of all rows after the first look.
-            share: of the rows that are picked out.
+            first: accuracy of all rows after the first pass.
+            share: of rows below the threshold.
         """
         if self.accuracy is None:
             return first, first
-        if not share:  # all of them are as certain as those that are kept
+        if not share:  # all rows are as confident as those above the threshold
             return self.accuracy, self.accuracy
         return self.accuracy, min(max((first - (1.0 - share) * self.accuracy) / share, 0.0), 1.0)
 
 
 @dataclass(slots=True, eq=False)
 class _ResultPart:
-    """Rows that have an answer; `open`: a better one is still awaited. Nobody changes it."""
+    """Rows with a result; `open` while an escalation is pending. Treat it as immutable."""
 
     start: int
     stop: int
@@ -131,24 +124,23 @@ class _ResultPart:
     open: bool = False
 
     def part(self, start: int, stop: int) -> "_ResultPart":
-        """Only these of its rows."""
         own = slice(start - self.start, stop - self.start)
         served = self.served.part(own.start, own.stop)
         return _ResultPart(start, stop, {name: array[own] for name, array in self.outputs.items()}, served, self.open)
 
 
 class StageRequest:
-    """One stage's share of one request: `rows` rows, answered as a whole or not at all.
+    """The rows of one stage for one request, completed together or not at all.
 
     Args:
-        owner: whoever waits for it.
-        runnable: stage, rows and inputs.
-        deadline: in seconds of the desk's clock.
+        owner: receives the results.
+        ready_stage: stage, rows and inputs.
+        deadline: in seconds on the scheduler's clock; in a generation stage, of the first token.
         now: the same.
-        ends_by: as `deadline`, for what comes after the first piece of an answer that is written; None: no later.
-        wish: what its request wishes.
-        accuracy_floor: what this stage must give of it.
-        looked_at_again: whether rows of it may be served twice.
+        completion_deadline: of the last token; None for `deadline`.
+        options: of the request.
+        accuracy_floor: expected accuracy that this stage must reach.
+        may_escalate: whether rows may run twice.
     """
 
     __slots__ = (
@@ -195,71 +187,70 @@ class StageRequest:
         self.inputs = ready_stage.inputs
         self.deadline = deadline
         self.due_at = deadline
-        """Its deadline, less what its prompt takes to be read beyond what is predicted for all: who is due first goes
-        first, and slack is counted from here."""
+        """`deadline` less `prefill_seconds`. Queues are ordered by it, and slack is measured from it."""
         self.prefill_seconds = 0.0
-        """That difference, which is below 0 for a short prompt."""
+        """Seconds of the longest prompt beyond the planned prompt length; negative for a short prompt."""
         self.prompt_features: Sequence[PromptFeatures | None] = ()
-        """Of each row that is to be written, what is known of its prompt; empty where it is not that of a chat."""
+        """Of each row of a generation stage; empty if it is not a chat."""
         self.prompt_tokens: Sequence[float] = ()
-        """Of each row, how many tokens its prompt is predicted to have; empty where nobody knows."""
+        """Predicted for each row; empty if unknown."""
         self.completion_deadline = deadline if completion_deadline is None else completion_deadline
         self.enqueued_at = now
         self.options = options
         self.task = ""
-        """The task of its model that its request named, whose number each replica tells; empty where it named none."""
+        """The task that the request names, if a model of this stage has it; each replica reports its number. Else
+        empty."""
         self.accuracy_floor = accuracy_floor
         self.special = may_escalate or (options is not NO_OPTIONS and not options.only_latency)
-        """Whether it matters to a queue which point serves it, or whether it is the one to be dropped."""
+        """Whether it matters which point serves it, or whether its drop rank differs."""
         self.signature: Signature = tuple([(name, array.shape[1:]) for name, array in ready_stage.inputs.items()])
         self.closed = False
         self.identities: Sequence[Hashable] = ()
-        """Of each row what it shows: rows that are equal by it get the same answer. Empty where nobody knows."""
+        """Content of each row: rows of equal identity have equal outputs. Empty if unknown."""
         self.queued_rows = 0
         self.expected_correct = 0.0
-        """How many of the rows that have left are expected to be right."""
+        """Expected number of correct rows among those dispatched."""
         self.dispatched_rows = 0
-        """How many these are; those that wait for a second look are among them."""
+        """Number of these rows, rows that await escalation included."""
         self._missing = ready_stage.rows
         self._parts: list[_ResultPart] = []
 
     @property
     def missing_accuracy(self) -> float:
-        """The mean accuracy that the rows which have not left must have, so that all together reach the floor."""
+        """Mean accuracy that the other rows must have for the request to reach its floor."""
         if not self.accuracy_floor:
             return 0.0
         return (self.accuracy_floor * self.rows - self.expected_correct) / max(self.rows - self.dispatched_rows, 1)
 
     @property
     def has_response(self) -> bool:
-        """Whether every row has an answer, if only a provisional one."""
+        """Whether every row has a result or a provisional one."""
         return self._missing == sum(row_slice.stop - row_slice.start for row_slice in self._parts if row_slice.open)
 
     def set_prefill_seconds(self, prefill_seconds: float) -> None:
-        """Know how many seconds its longest prompt takes to be read beyond what is predicted for all."""
+        """Set the seconds of the longest prompt beyond the planned prompt length."""
         self.prefill_seconds = prefill_seconds
         self.due_at = self.deadline - prefill_seconds
 
     def set_deadline(self, deadline: float) -> None:
-        """Have another deadline from now on."""
         self.deadline = deadline
         self.due_at = deadline - self.prefill_seconds
 
     def close(self) -> None:
-        """No longer wanted: free the inputs at once, wherever slices of it still lie."""
+        """Mark it as no longer needed, and free its inputs even while slices of it are queued."""
         self.closed = True
         self.inputs = {}
         self.identities = ()
         self._parts = []
 
     def add_result(self, start: int, rows: int, outputs: Mapping[str, Array], served: ServedRows) -> None:
-        """Take the outputs of the slice that starts at `start`; hand all over once none is missing.
+        """Store the outputs of the rows from `start` on; complete the request once no row is missing.
 
-        A provisional one is kept until a better one comes or none is awaited any more.
+        A provisional result is stored until a better one arrives or it is accepted.
         """
         if self.closed:
             return
-        if rows == self.rows and not served.escalation_pending:  # as almost always
+        if rows == self.rows and not served.escalation_pending:  # the common case
             self.close()
             self.owner.on_completed(self, outputs, (served,))
             return
@@ -274,7 +265,7 @@ class StageRequest:
                 self.owner.on_rows_completed(self, start, outputs)
 
     def accept_provisional(self, start: int, stop: int) -> None:
-        """Wait no longer for a better answer to these rows."""
+        """Accept the provisional results of these rows."""
         if self.closed:
             return
         for row_slice in self._parts:
@@ -286,7 +277,7 @@ class StageRequest:
         self._complete_if_done()
 
     def _remove_parts(self, start: int, stop: int) -> int:
-        """Forget what is known of these rows; returns how many of them nobody waited for any more."""
+        """Remove stored results of these rows; return how many of them were not provisional."""
         settled = 0
         kept: list[_ResultPart] = []
         for row_slice in self._parts:
@@ -317,11 +308,11 @@ class StageRequest:
 
 @dataclass(slots=True, eq=False)
 class RowSlice:
-    """Rows `start` to `stop` (exclusive) of a work. Nobody changes it.
+    """Rows `start` to `stop` (exclusive) of a stage request. Treat it as immutable.
 
-    `attempts` counts the replicas that were lost or broke while holding it; once one was lost it travels `alone`, so
-    that rows which break a replica are found out without harm to others. Rows that are looked at again know how they
-    were served before (`provisional`) and what was meant for them (`again`).
+    `attempts` counts the replicas that failed while they held it. After a loss it runs `alone`, so that rows which
+    break replicas are found without harm to others. A slice that awaits escalation has its `provisional_response` and
+    the `escalation` rule.
     """
 
     request: StageRequest
@@ -334,27 +325,24 @@ class RowSlice:
 
     @property
     def rows(self) -> int:
-        """How many rows."""
         return self.stop - self.start
 
     @property
     def tokens(self) -> float:
-        """How many tokens its prompts are predicted to have; 0 where nobody knows."""
+        """Predicted prompt tokens; 0 if unknown."""
         return sum(self.request.prompt_tokens[self.start : self.stop])
 
     def first(self, rows: int) -> "RowSlice":
-        """Only so many of these rows."""
         return self.part(self.start, self.start + rows)
 
     def part(self, start: int, stop: int) -> "RowSlice":
-        """Only these of its rows, with what is known of them."""
         known = self.provisional_response
         if known is not None:
             known = known.part(start - self.start, stop - self.start)
         return replace(self, start=start, stop=stop, provisional_response=known)
 
     def array(self, name: str) -> Array:
-        """These rows of an input."""
+        """Return these rows of an input."""
         return self.request.inputs[name][self.start : self.stop]
 
 

@@ -1,12 +1,12 @@
-"""The desk of a stage: it takes work in, lets batches leave, and gives every member what came back.
+"""Stage scheduler: queues the rows of one stage, dispatches batches to replicas, and completes requests.
 
-Late binding: a batch is formed in the moment a replica is free for it, and never waits in front of a busy one. The desk
-knows neither event loop nor wire: a clock, a carrier and a tally are given to it. The router drives it with real ones,
-the simulator with its agenda and drawn times; what it decides is the same. Pure.
+Late binding: a batch is formed when a replica is free for it and never waits for a busy one, except for a full batch
+that is prefetched. The scheduler uses neither an event loop nor a network: clock, transport and statistics are
+injected. The router and the simulator share it, so that both decide alike.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -24,8 +24,8 @@ from trimtab_router.scheduling.expiry import Expiry
 from trimtab_router.scheduling.generation import GenerationTracker
 from trimtab_router.scheduling.interfaces import Clock, EmbeddingTransport, StatsSink, StreamingTransport, Transport
 from trimtab_router.scheduling.latency_model import LatencyModel, StageCapacity
+from trimtab_router.scheduling.policies import earliest_deadline_first
 from trimtab_router.scheduling.policies.interface import NEVER, Dispatch, DropPolicy, Policy, SchedulerView, WaitUntil
-from trimtab_router.scheduling.policy_fallback import with_fallback
 from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.queue_admission import QueueAdmission, StageStatus
@@ -36,20 +36,34 @@ from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 from trimtab_router.scheduling.variant_selection import VariantSelection
 
 
+@dataclass(frozen=True, slots=True)
+class StageSnapshot:
+    """What a scheduler holds at one moment, for diagnostics."""
+
+    queue_rows: int
+    inflight_batches: int
+    waiting_partial_chats: int
+    started_partial_chats: int
+    """Chats in early prefill, until their last token."""
+    encodings_in_flight: int
+    joined_rows: int
+    """Rows that share an encoding in flight."""
+
+
 class StageScheduler:
-    """The queue of one stage, the slots its batches go to, and what it has learnt.
+    """Scheduler of one stage.
 
     Args:
         stage: the stage.
-        plan: what it should run at first.
-        max_rows: of its queue.
-        policy: decides every departure.
-        drop_policy: the pipeline's.
-        clock: tells the time, and wakes it.
-        carrier: takes batches to their slots; for a stage that writes a `Writer`.
-        tally: counts.
-        suspects: remembers rows that cost replicas; None where rows cannot be told apart.
-        grace_seconds: how long rows are held while no replica is ready.
+        plan: the first plan.
+        max_rows: bound of the queue.
+        policy: decides about each batch.
+        drop_policy: of the pipeline.
+        clock: the clock.
+        transport: sends batches; a `StreamingTransport` for a generation stage, an `EmbeddingTransport` for an encoder.
+        stats: receives statistics.
+        query_of_death: remembers rows that cost replicas; None if rows cannot be told apart.
+        grace_seconds: how long rows are queued while no replica is ready.
     """
 
     def __init__(  # noqa: PLR0913 - wired together in one place
@@ -68,14 +82,12 @@ class StageScheduler:
     ) -> None:
         self.stage = stage
         self.plan = plan
-        """What it should run."""
         self.queue = DeadlineQueue(max_rows)
         self.latency_model = LatencyModel(stage, plan, uses_fallbacks=policy.uses_fallbacks)
         self.replicas: list[ReplicaSlots] = []
         self.ready_replicas = 0
-        """Replicas that could serve."""
         self.had_replica = False
-        """Whether there ever was one."""
+        """Whether a replica was ever ready."""
         self.variant_selection = VariantSelection(stage, plan.variant)
         self.accuracy_monitor = AccuracyMonitor(stage)
         self._shadow_evaluation = ShadowEvaluation(stage, self.accuracy_monitor)
@@ -102,7 +114,7 @@ class StageScheduler:
             dispatch=self._dispatch_ready,
             grace_seconds=grace_seconds,
         )
-        self._policy = with_fallback(policy, stats)
+        self._policy = replace(policy, decide=partial(_decide_or_fall_back, policy, stats))
         self._drop_policy = drop_policy
         self._clock = clock
         self._transport = transport
@@ -114,22 +126,33 @@ class StageScheduler:
 
     @property
     def variant(self) -> str:
-        """The variant the stage runs now."""
+        """The variant that the stage runs now."""
         return self.latency_model.variant
 
+    def snapshot(self) -> StageSnapshot:
+        single_flight = self._single_flight
+        return StageSnapshot(
+            queue_rows=self.queue.rows,
+            inflight_batches=sum(replica.inflight for replica in self.replicas),
+            waiting_partial_chats=self._early_prefill.waiting_count,
+            started_partial_chats=self._early_prefill.started_count,
+            encodings_in_flight=0 if single_flight is None else len(single_flight),
+            joined_rows=0 if single_flight is None else single_flight.joined_rows,
+        )
+
     def set_downstream(self, schedulers: Sequence["StageScheduler"]) -> None:
-        """Know the stages that read what this one gives."""
+        """Set the stages that read this stage's outputs."""
         self.latency_model.downstream = tuple(scheduler.latency_model for scheduler in schedulers)
 
     def apply_plan(self, plan: StagePlan) -> None:
-        """Take a new plan: batch size and operating point from the next batch on, the variant once it is ready."""
+        """Apply a plan: batch size and points with the next batch, the variant once a replica is ready for it."""
         self.plan = plan
         self.latency_model.apply_plan(plan)
         self._set_capacities()
         self.refresh_replicas()
 
     def set_replicas(self, replicas: Sequence[ReplicaSlots]) -> None:
-        """Send batches to these from now on; those no longer named finish what they hold."""
+        """Set the replicas that receive batches; others finish what they hold."""
         self.replicas = list(replicas)
         self._set_capacities()
         self.refresh_replicas()
@@ -140,7 +163,7 @@ class StageScheduler:
                 replica.set_capacity(self.plan.batch_size)
 
     def refresh_replicas(self) -> None:
-        """See what the slots can serve: call it whenever that changed. It is asked for at every batch."""
+        """Update what depends on the replicas' ready variants. Call it after each change of them."""
         self.ready_replicas = sum(bool(replica.ready_variants) for replica in self.replicas)
         before = self.variant
         self.latency_model.variant = self.variant_selection.effective(self.replicas, self.plan.variant, before)
@@ -150,7 +173,7 @@ class StageScheduler:
         self._wake()
 
     def capacity(self) -> StageCapacity:
-        """The rows that its ready replicas compute at a time, and how long that takes; 0 seconds where unknown."""
+        """Return the rows that the ready replicas compute at a time, and the seconds of it; 0 seconds if unknown."""
         size = self.plan.batch_size
         seconds = (
             self.latency_model.service_seconds(size) if self.generation is None else self.generation.residence_seconds
@@ -165,20 +188,19 @@ class StageScheduler:
 
     @property
     def _min_concurrent_prefills(self) -> int:
-        """Beside how many prompts one would be read that left now."""
         if self.generation is None:
             return 0
         return min((replica.concurrent_prefills for replica in self.replicas if replica.ready_variants), default=0)
 
     def refusal_of(self, request: StageRequest, now: float) -> Refusal | None:
-        """Why this work cannot join the queue; None where it can."""
+        """Return why a request is rejected; None if it may be enqueued."""
         return self._admission.refusal_of(request, now, self._status)
 
     def _drop_reason(self, request: StageRequest, now: float) -> Refusal:
         return self._admission.drop_reason(request, now, self._status)
 
     def enqueue(self, request: StageRequest) -> None:
-        """Queue all rows of a work, but those that ride along with others. Ask `refusal_of` first."""
+        """Enqueue the rows of a stage request, except those that share another encoding. Call `refusal_of` first."""
         row_slice = RowSlice(request, 0, request.rows)
         self._enqueue_rows(row_slice)
         self._arrivals += 1
@@ -188,40 +210,40 @@ class StageScheduler:
                 self._wake()
                 return
         head = self.queue.head()
-        if head is not None and head.request is request:  # else it changes nothing
+        if head is not None and head.request is request:  # else nothing changes
             self._wake()
 
     def _enqueue_rows(self, row_slice: RowSlice, *, again: bool = False) -> None:
-        """Queue a slice, but what rides along or is had from who made it lately; that is not tried `again`."""
-        for remaining in (
-            [row_slice] if self._single_flight is None else self._single_flight.unshared_rows(row_slice, again=again)
-        ):
+        """Enqueue the rows that do not share another encoding; with `again`, do not ask for stored ones."""
+        single_flight = self._single_flight
+        unshared = [row_slice] if single_flight is None else single_flight.unshared_rows(row_slice, again=again)
+        for remaining in unshared:
             self.queue.push(remaining)
 
-    def _on_cached_embedding(self, row_slice: RowSlice, home: Batch, outputs: Mapping[str, Array] | None) -> None:
-        """A replica was asked for a row that it made lately."""
+    def _on_cached_embedding(self, row_slice: RowSlice, producer: Batch, outputs: Mapping[str, Array] | None) -> None:
+        """Complete a row with its stored embedding, or enqueue it if the replica has none."""
         if outputs is not None:
-            self._completion.complete_from_cache(row_slice, home, outputs, self._clock.now)
+            self._completion.complete_from_cache(row_slice, producer, outputs, self._clock.now)
         elif not row_slice.request.closed:
             self._enqueue_rows(row_slice, again=True)
             self._wake()
 
     @property
     def partial_prefill(self) -> bool:
-        """Whether a replica begins on what is there of a row, before all that it reads is."""
+        """Whether a replica can start a prompt before all of its images have arrived."""
         return any(replica.partial_prefill for replica in self.replicas)
 
     def start_early_prefill(self, request: StageRequest) -> None:
-        """Let a row begin on what is there of its images, where a place would idle; it is none of the queue's yet."""
+        """Add a chat whose images are not all encoded. It starts on idle capacity and is not in the queue."""
         self._early_prefill.add(request)
         self._wake()
 
     def add_images(self, request: StageRequest, images: Mapping[int, bytes]) -> None:
-        """More of a row's images are there, by their numbers."""
+        """Send encoded images of a chat, by their indices."""
         self._early_prefill.add_images(request, images)
 
     def complete_images(self, request: StageRequest, images: Mapping[int, bytes]) -> bool:
-        """The last of a row's images are there; False where it has not begun: then it queues as all others do."""
+        """Send the last images of a chat; False if it has not started, and must be enqueued."""
         batch = self._early_prefill.add_images(request, images)
         if batch is None:
             self._early_prefill.remove(request)
@@ -232,17 +254,16 @@ class StageScheduler:
         return True
 
     def cancel(self, request: StageRequest) -> None:
-        """Free what a request that ended still has here, and what a replica still writes of it."""
+        """Remove a request from the queue, and cancel its generations."""
         self.queue.discard(request)
         if self.generation is not None:
             self.generation.cancel(request)
 
     def release_embeddings(self, references: Array) -> None:
-        """Have what replicas keep of images kept no longer."""
+        """Delete stored embeddings that no replica will pull."""
         cast("EmbeddingTransport", self._transport).release(references)
 
     def on_batch_end(self, batch: Batch, outcome: BatchOutcome) -> None:
-        """A batch came back."""
         now = self._clock.now
         try:
             if self._single_flight is not None:
@@ -257,14 +278,14 @@ class StageScheduler:
             if batch.escalation is not None:
                 self._expiry.set_response_timers(batch)
         finally:
-            follower = batch.replica.release(batch, now)
-            if follower is not None:
-                self._schedule_prefetch(follower)
+            next_batch = batch.replica.release(batch, now)
+            if next_batch is not None:
+                self._schedule_prefetch(next_batch)
             self._wake()
             self._send_shadow_batch(now)
 
     def _wake(self) -> None:
-        """Look for batches to send, once all that happens in this moment has happened."""
+        """Dispatch batches once everything that happens now has happened."""
         if not self._wake_pending and (self.queue.rows or self._early_prefill.has_waiting):
             self._wake_pending = True
             self._clock.call_when_idle(self._dispatch_ready, self._pending_arrivals)
@@ -274,7 +295,7 @@ class StageScheduler:
         return None if self.queue.rows >= full else self._arrivals
 
     def _dispatch_ready(self) -> None:
-        """Send what can be sent, drop what must be dropped."""
+        """Dispatch all batches that can be dispatched, and drop rows that are late."""
         self._wake_pending = False
         now, queue = self._clock.now, self.queue
         while queue.rows:
@@ -287,15 +308,15 @@ class StageScheduler:
         while not self.queue.rows and self._start_next_early_prefill(now):
             pass
         if queue.rows:
-            self._expiry.drop_and_set_timer(self._view(self.variant, now, beside=self._min_concurrent_prefills))
+            self._expiry.drop_and_set_timer(
+                self._view(self.variant, now, concurrent_prefills=self._min_concurrent_prefills)
+            )
 
     def _start_next_early_prefill(self, now: float) -> bool:
-        """Let the most urgent row begin that does not have all it reads; False where none does, or no place idles."""
+        """Start the most urgent partial chat; False if there is none or no capacity is idle."""
         replica = replica_selection.replica_with_capacity(self.replicas, self.plan.variant, self.variant)
         variant = None if replica is None else self.variant_selection.variant_for(replica, self.variant)
-        if (
-            replica is None or variant is None or self.variant_selection.is_colocated(variant)
-        ):  # it is about to read the images itself
+        if replica is None or variant is None or self.variant_selection.is_colocated(variant):
             return False
         early_queue = self._early_prefill.next_queue()
         if early_queue is None:
@@ -309,16 +330,14 @@ class StageScheduler:
         return True
 
     def _send_shadow_batch(self, now: float) -> None:
-        """Where nobody waits and a replica is free, let rows leave that are only compared."""
+        """Dispatch shadow rows if the queue is empty and a replica is free."""
         if self.queue.rows or not self._shadow_evaluation.waiting:
             return
         replica = self.variant_selection.least_loaded(self.replicas, self.variant)
-        row_slices = (
-            self._shadow_evaluation.next_batch(now, self.latency_model.max_batch_rows(self.variant))
-            if replica is not None
-            else []
-        )
-        if replica is not None and row_slices:
+        if replica is None:
+            return
+        row_slices = self._shadow_evaluation.next_batch(now, self.latency_model.max_batch_rows(self.variant))
+        if row_slices:
             variant = self.variant_selection.variant_for(replica, self.variant) or self.variant
             best = max(self.latency_model.points(variant), key=lambda point: point.accuracy)
             self._dispatch(replica, variant, Dispatch(best, row_slices), now)
@@ -327,11 +346,11 @@ class StageScheduler:
         head = self.queue.head()
         return head is not None and not head.attempts and self.queue.batch_candidates(head).rows >= self.plan.batch_size
 
-    def _view(self, variant: str, now: float, loaded: str = "", beside: int = 0) -> SchedulerView:
+    def _view(self, variant: str, now: float, loaded_point: str = "", concurrent_prefills: int = 0) -> SchedulerView:
         return SchedulerView(
             now=now,
             waiting=self.queue,
-            points=self.latency_model.points(variant, beside if self._policy.prepare is None else 0),
+            points=self.latency_model.points(variant, concurrent_prefills if self._policy.prepare is None else 0),
             max_batch_rows=self._max_batch_rows(variant),
             later_seconds=self.latency_model.later_seconds(),
             drop_policy=self._drop_policy,
@@ -340,20 +359,20 @@ class StageScheduler:
             mixes_points=self._policy.mixes_points,
             shadow_price=self.latency_model.shadow_price,
             arrivals_rps=self._arrivals_rps,
-            loaded_point=loaded,
+            loaded_point=loaded_point,
         )
 
     def _max_batch_rows(self, variant: str) -> int:
-        """As many as a batch may have; images that all wait for free encoders are shared out, else one had them all."""
-        most = self.latency_model.max_batch_rows(variant)
+        """Return the batch limit. Images are divided between the free encoders, so that the first does not take all."""
+        max_rows = self.latency_model.max_batch_rows(variant)
         free = sum(replica.free for replica in self.replicas) if self.stage.encodes else 0
-        return min(most, -(-self.queue.rows // free)) if free else most
+        return min(max_rows, -(-self.queue.rows // free)) if free else max_rows
 
     def _arrivals_rps(self) -> float:
         return self._arrival_rate.rps(self._clock.now)
 
     def _dispatch_next(self, replica: ReplicaSlots, now: float) -> bool:
-        """Let one batch leave for a slot; False where none does."""
+        """Dispatch one batch to a replica; False if none is dispatched."""
         variant = self.variant_selection.variant_for(replica, self.variant) or self.variant
         view = self._view(variant, now, replica.last_point, replica.concurrent_prefills)
         self._expiry.drop_unreachable(view)
@@ -368,11 +387,11 @@ class StageScheduler:
         return False
 
     def _decide(self, view: SchedulerView) -> Dispatch | WaitUntil:
-        """Ask the policy until it has dropped all that it wants to before it looks again."""
+        """Ask the policy, and drop the slices it names, until it dispatches or waits."""
         while True:
             decision = self._policy.decide(view)
-            takes = decision.row_slices if isinstance(decision, Dispatch) else ()
-            self.queue.remove((*decision.drops, *takes))
+            dispatched = decision.row_slices if isinstance(decision, Dispatch) else ()
+            self.queue.remove((*decision.drops, *dispatched))
             for row_slice in decision.drops:
                 self._expiry.drop(row_slice, view.now)
             if isinstance(decision, Dispatch) or not decision.drops or decision.time > view.now:
@@ -386,7 +405,7 @@ class StageScheduler:
         if self._single_flight is not None:
             row_slices, duplicates = unique_rows(row_slices)
         rows = sum([row_slice.rows for row_slice in row_slices])
-        if not rows:  # all were of requests of which other rows were just dropped
+        if not rows:  # other rows of these requests were just dropped
             return
         batch = Batch(
             replica=replica,
@@ -417,7 +436,7 @@ class StageScheduler:
             self._single_flight.on_dispatch(batch, duplicates, self.queue)
 
     def _schedule_prefetch(self, batch: Batch) -> None:
-        """Open its slot for a full batch just before it is free, unless it may not survive this one."""
+        """Open the replica for a full batch shortly before it is free, unless this batch contains a retried slice."""
         for row_slice in batch.row_slices:
             if row_slice.attempts:
                 return
@@ -434,3 +453,11 @@ class StageScheduler:
             replica.accepts_prefetch = True
             if self.queue.rows >= self.plan.batch_size:
                 self._wake()
+
+
+def _decide_or_fall_back(policy: Policy, stats: StatsSink, view: SchedulerView) -> Dispatch | WaitUntil:
+    try:
+        return policy.decide(view)
+    except Exception as error:  # noqa: BLE001 - any error would recur with the next decision, and stop the stage
+        stats.record_policy_error(error)
+        return earliest_deadline_first.decide(view)

@@ -1,11 +1,11 @@
-"""Value by place in line and by moment: the dynamic program behind `schedule`. Pure.
+"""Dynamic program of `deadline_schedule`: best value by job index and time cell.
 
-Time is cut into cells, and what does not fit them exactly ends a little later than it would: what is found can always
-be kept. Each job's fastest option moves the origin of the cells instead of taking some, and so is never rounded: a
-schedule that serves everybody is found whenever there is one.
+Time is divided into cells, and durations are rounded up to them, so that every schedule found is feasible. The fastest
+option of each job shifts the origin of the cells instead of taking cells and so is never rounded: if a schedule serves
+every job, it is found.
 
-The best path is found again from the values alone, since each was made by the very addition that is repeated; pointers
-back would have to be written in every cell, for a path that touches one a job.
+The best path is recovered from the values alone, by repeating the addition that produced each. Back pointers would have
+to be written for every cell, although the path visits one cell a job.
 """
 
 from collections.abc import Sequence
@@ -22,46 +22,45 @@ Integers = NDArray[np.int64]
 DROPPED = -1
 MIN_STEP_SECONDS = 0.00002
 _ROUNDING = 1e-9
-"""Of a cell: what an addition of seconds may be off without the next cell being meant."""
+"""Cells: tolerance for sums of seconds at a cell's edge."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointOption:
-    """Options for a job and those next in line as one batch, which ends by the first one's deadline."""
+    """Options of a job and the jobs after it as one batch, due by the deadline of the first."""
 
     jobs: int
-    """How many, at least 2."""
+    """At least 2."""
     seconds: Floats
-    """Of each option, ascending. Shape (options,)."""
+    """By option, ascending. Shape (options,)."""
     values: Floats
-    """Of each option, all jobs together, ascending. Shape (options,)."""
+    """Of all jobs together, by option, ascending. Shape (options,)."""
     first_share: float = 1.0
-    """Of their worth, the share that the first option gives; the others give all of it."""
+    """Share of the jobs' `value` that the first option earns; every other option earns all of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """What waits, and how it may be served."""
+    """A job to schedule and its options."""
 
     deadline: float
-    """The moment by which it must be done."""
     seconds: Floats
-    """Of each option, ascending. Shape (options,), at least one."""
+    """By option, ascending. Shape (options,), at least one."""
     values: Floats
-    """Of each option, ascending. Shape (options,)."""
+    """By option, ascending. Shape (options,)."""
     value: float = 0.0
-    """Of serving it at all, above whatever its options are worth; 0 where values say all."""
+    """Value of serving the job at all; it outweighs all option values. 0 if the option values are all that counts."""
     joint_options: Sequence[JointOption] = ()
-    """Options that serve those after it as well."""
+    """Options that also serve the jobs after it."""
     first_share: float = 1.0
-    """Of its worth, the share that the first option gives; the others give all of it."""
+    """Share of `value` that the first option earns; every other option earns all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramStep:
-    """What was chosen for the job at a place, or for so many from it on together: an option, or DROPPED.
+    """One step of a schedule: the option of the job at `first_job`, or of `jobs` jobs from it on; DROPPED for none.
 
-    `row` is where its options stand in the table.
+    `row` is the row of its options in the `ValueTable`.
     """
 
     row: int
@@ -71,7 +70,7 @@ class ProgramStep:
 
 
 class ValueTable:
-    """All options of all jobs side by side: a row for each job, then one for each group that may go together.
+    """Options of all jobs as arrays: one row for each job, then one for each joint option.
 
     Args:
         jobs: by deadline, at least one.
@@ -91,7 +90,8 @@ class ValueTable:
         if price:
             self.values[present] -= price * self.seconds[present]
         self.plain = self.values
-        """Values without worth, shape (rows, options); where there is no option -inf, and the seconds inf."""
+        """Option values without `Job.value`, less the price of their time. Shape (rows, options), -inf if there is no
+        option."""
         self.jobs = jobs
         cumulative_values = np.cumsum([0.0, *(job.value for job in jobs)])
         if cumulative_values[-1]:
@@ -102,14 +102,14 @@ class ValueTable:
         self.deadline = np.array([jobs[index].deadline for index in self.begin])
 
     def _weight(self, least_value: float) -> float:
-        """What makes serving the least worthy job outweigh all that options can add together."""
+        """Return the factor by which serving the least valuable job outweighs all option values together."""
         lowest = np.where(self.plain == -inf, 0.0, self.plain).min(axis=1)
         spread = np.maximum(self.plain.max(axis=1), 0.0) - np.minimum(lowest, 0.0)
         return 1.001 * float(spread.sum()) / least_value
 
     @cached_property
     def rows_from(self) -> list[list[int]]:
-        """The rows whose first job stands at each place."""
+        """Rows by the index of their first job."""
         rows: list[list[int]] = [[] for _ in self.jobs]
         for row, begin in enumerate(self.begin):
             rows[begin].append(row)
@@ -117,23 +117,23 @@ class ValueTable:
 
 
 class DeadlineProgram:
-    """Values by place in line and by cell: all before are done `cell · step + late` seconds after the start.
+    """Values by job index and cell: all jobs before the index end `cell · step + offset` seconds after the start.
 
     Args:
         table: the options.
-        start: the moment at which the server is free.
-        cells: up to the last deadline.
-        strict: whether to end at the very deadline is too late.
+        start: time at which the server is free.
+        cells: number of cells up to the last deadline.
+        strict: whether ending exactly at the deadline is late.
     """
 
     def __init__(self, table: ValueTable, start: float, cells: int, *, strict: bool) -> None:
         horizon = max(float(table.deadline[len(table.jobs) - 1]) - start, 0.0)
         self._table = table
         self._step = max(horizon / cells, MIN_STEP_SECONDS)
-        self._cells = int(horizon / self._step) + 2 + len(table.jobs)  # to drop a index takes up to one
+        self._cells = int(horizon / self._step) + 2 + len(table.jobs)  # dropping a job takes up to one cell
         ends = np.concatenate([[0.0], table.seconds[: len(table.jobs), 0].cumsum()])
         self._offsets = ends - np.floor(ends / self._step + _ROUNDING) * self._step
-        # Before each row as many cells that nothing reaches: every option reads a window of it, wherever it begins.
+        # Unreachable cells precede each row, so that every option reads a window of the same width.
         self._table_values = np.full((ends.size, 2 * self._cells), -inf)
         self._table_values[0, self._cells] = 0.0
         row, cell = self._table_values.strides
@@ -146,7 +146,7 @@ class DeadlineProgram:
         )
 
     def _in_cells(self, start: float, *, strict: bool) -> tuple[Integers, NDArray[np.bool_]]:
-        """The cells each option takes, and which options fit and are worth more than any that takes no more."""
+        """Return the cells of each option, and which fit and beat every option of no more cells."""
         table, step = self._table, self._step
         offset = self._offsets[table.end]
         cells = np.ceil((table.seconds + (self._offsets[table.begin] - offset)[:, None]) / step - _ROUNDING)
@@ -160,7 +160,6 @@ class DeadlineProgram:
         return np.where(useful, cells, 0.0).astype(np.int64), useful
 
     def solve(self) -> list[ProgramStep]:
-        """The best steps along the line."""
         reached = [0] * (len(self._table.jobs) + 1)
         for index, rows in enumerate(self._table.rows_from):
             reached[index + 1] = max(reached[index + 1], self._drop(index, reached[index]))
@@ -170,7 +169,7 @@ class DeadlineProgram:
         return self._trace_steps()
 
     def _drop(self, index: int, reached: int) -> int:
-        """Go on without a job; returns the last cell that may be reached."""
+        """Skip a job; return the last cell that may be reached."""
         offset = self._drop_cells[index]
         width = reached + offset + 1
         target = self._table_values[index + 1, self._cells : self._cells + width]
@@ -178,7 +177,7 @@ class DeadlineProgram:
         return reached + offset
 
     def _serve(self, row: int, begin: int, end: int, reached: int) -> int:
-        """Serve the jobs of a row by the best of its options; returns the last cell that may be reached."""
+        """Serve the jobs of a row by its best option; return the last cell that may be reached."""
         options = self._options[row]
         if not options.size:
             return 0
@@ -204,7 +203,7 @@ class DeadlineProgram:
         return steps[::-1]
 
     def _step_into(self, rows: Sequence[int], index: int, cell: int) -> tuple[ProgramStep, int]:
-        """The step by which the value of a cell came about, and the cells it took."""
+        """Return the step that produced the value of a cell, and the cells it took."""
         value, before = self._table_values[index, self._cells + cell], self._cells + cell
         if self._table_values[index - 1, before - self._drop_cells[index - 1]] == value:
             return ProgramStep(index - 1, index - 1, 1, DROPPED), self._drop_cells[index - 1]

@@ -1,8 +1,8 @@
-"""The best choice for every waiting job on one server: an option of it, or to drop it. Pure.
+"""Best schedule of all waiting jobs on one server: an option for each job, or to drop it.
 
-In the order of deadlines no schedule without gaps is beaten (exchange argument), so a dynamic program over jobs finds
-the best: the most value by the moment at which the server has done with all decided so far (`grid`). Each deadline
-bounds its own prefix, not one of them all. What the grid's rounding left over is then spent, with true times.
+By an exchange argument no schedule without gaps beats the order of deadlines, so a dynamic program over the jobs finds
+the best (`deadline_program`). Every deadline bounds its own prefix of the jobs. The slack that rounding left is then
+spent in exact seconds.
 
 On several servers the order of deadlines is not optimal (the problem is strongly NP-hard): `assign_to_servers` gives
 each job to the server that would end it first, and each server is then solved by itself.
@@ -24,17 +24,17 @@ from trimtab_router.scheduling.policies.deadline_program import (
 )
 
 CELLS = (256, 4096)
-"""Of time up to the last deadline: the least and the most."""
+"""Bounds of the number of cells."""
 MAX_CELL_OPTIONS = 400_000
-"""Cells times options: as many cells as that allows."""
+"""Bound of cells times options."""
 _ROUNDS = 12
 _ROUNDING = 1e-12
-"""Seconds: what sums of seconds may be off."""
+"""Seconds: tolerance for sums of seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Steps along the line, one for each job or for each group that goes together, and what they are worth.
+    """Steps in the order of deadlines, and the number of jobs served.
 
     `value` is the sum of the chosen options' values, less the price of their time.
     """
@@ -47,15 +47,14 @@ class Schedule:
 def solve(
     jobs: Sequence[Job], start: float, *, price: float = 0.0, cells: int | None = None, strict: bool = False
 ) -> Schedule:
-    """Choose for every job, in the order of deadlines.
+    """Choose an option for every job, in the order of deadlines.
 
     Args:
-        jobs: by deadline, the earliest first.
-        start: the moment at which the server is free, the predicted end of what it runs.
-        price: λ, value that a second of the server is worth to those who are yet to come.
-        cells: of time up to the last deadline, more being slower and nearer to the best; None for as many as there is
-            time for.
-        strict: whether to end at the very deadline is too late.
+        jobs: by deadline.
+        start: time at which the server is free.
+        price: λ, value of a second of the server to later arrivals.
+        cells: number of cells up to the last deadline; None for as many as `MAX_CELL_OPTIONS` allows.
+        strict: whether ending exactly at the deadline is late.
     """
     if not jobs:
         return Schedule((), 0.0, 0)
@@ -69,14 +68,14 @@ def solve(
 
 
 def assign_to_servers(jobs: Sequence[Job], free_at: Sequence[float]) -> list[list[int]]:
-    """Give each job to the server that would end it first, at its fastest; who is too late everywhere goes there too.
+    """Assign each job to the server that would end it first at its fastest option.
 
     Args:
         jobs: by deadline.
-        free_at: the moment at which each server is free.
+        free_at: time at which each server is free.
 
     Returns:
-        The places of its jobs, for each server.
+        The indices of its jobs, for each server.
     """
     ends = list(free_at)
     shares: list[list[int]] = [[] for _ in free_at]
@@ -90,21 +89,21 @@ def assign_to_servers(jobs: Sequence[Job], free_at: Sequence[float]) -> list[lis
 
 
 def load_factor(least_seconds: float, given_seconds: float) -> float:
-    """How many times its price time costs, by what waits: nearly once from the first on, and rising.
+    """Return the factor of the shadow price by load: just below one with the first waiting row, and rising.
 
-    One price for all would serve either everybody at a better option or nobody, as long as load does not change, so it
-    rises with what waits. It is due before anybody waits, too: what an empty queue spends on accuracy, those miss who
-    come while it is spent. Then it is a little less than the price, which knows full batches only.
+    A constant price would give either every job or none a better option while the load is constant. It applies to a
+    short queue too, because time spent on accuracy delays the rows that arrive meanwhile; the factor starts below one
+    because the price assumes full batches.
 
     Args:
-        least_seconds: of all that waits, at its fastest.
-        given_seconds: to a job, from when it comes to its deadline.
+        least_seconds: of all waiting jobs at their fastest options.
+        given_seconds: from the arrival of the most urgent job to its deadline.
     """
     return 0.85 + (8.0 * least_seconds / given_seconds if given_seconds > 0 else 0.0)
 
 
 def options_of_step(jobs: Sequence[Job], step: ProgramStep) -> Job | JointOption:
-    """What was chosen among."""
+    """Return the options that a step chose from."""
     job = jobs[step.first_job]
     return job if step.jobs == 1 else next(group for group in job.joint_options if group.jobs == step.jobs)
 
@@ -116,7 +115,7 @@ def _cells(table: ValueTable, start: float) -> int:
 
 
 class _TrueTimeSchedule:
-    """The steps with true times: what each may still take without making anybody late."""
+    """A schedule in exact seconds, which may use the slack that rounding to cells left."""
 
     def __init__(self, table: ValueTable, steps: Sequence[ProgramStep], start: float, *, strict: bool) -> None:
         self.steps = steps
@@ -126,7 +125,7 @@ class _TrueTimeSchedule:
         self._room = table.deadline[rows] - start + (-_ROUNDING if strict else _ROUNDING)
 
     def use_spare_time(self) -> None:
-        """Take the better option that adds most, one after the other, while there is room for any."""
+        """Take the better option that adds most value, one after the other, while no job becomes late."""
         rows = np.arange(self._chosen.size)
         options, values = self._table.seconds[self._rows], self._table.values[self._rows]
         for _ in range(_ROUNDS):

@@ -1,8 +1,7 @@
-"""Who is dropped first in overload: the lowest priority, and of one priority the least utility a second. Pure.
+"""Drop order in overload: the lowest priority first, and within a priority the least utility per second.
 
-Deadlines alone order who leaves. A priority changes nothing as long as everybody can be served in time; it decides who
-is not served when not all can be. So a patient request of high priority never makes an urgent one late without need,
-and nobody waits for ever behind others.
+Rows are dispatched by deadline alone. A priority has no effect while every row can be served in time; it decides which
+rows are dropped if some must be. A patient request of high priority therefore never delays an urgent one without need.
 """
 
 from collections.abc import Iterable
@@ -10,33 +9,33 @@ from heapq import heappop, heappush
 from itertools import islice, takewhile
 
 from trimtab_router.scheduling.policies.interface import SchedulerView, least_seconds
-from trimtab_router.scheduling.queue import MOST_SLICES
+from trimtab_router.scheduling.queue import MAX_SLICES
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 
 DropRank = tuple[int, float]
-"""Greater is worth more."""
+"""A greater rank is dropped later."""
 _LOWEST: DropRank = (-1_000_000, 0.0)
 
 
-def drop_rank(work: StageRequest, row_seconds: float = 1.0) -> DropRank:
-    """What a second spent on a work is worth.
+def drop_rank(request: StageRequest, row_seconds: float = 1.0) -> DropRank:
+    """Return the drop rank of a request: its priority, then its utility per second.
 
     Args:
-        work: the work.
-        row_seconds: of one of its rows, at the fastest point that may serve it.
+        request: the request.
+        row_seconds: of one of its rows at the fastest point that may serve it.
     """
-    return -work.options.priority, work.options.utility / (work.rows * max(row_seconds, 1e-9))
+    return -request.options.priority, request.options.utility / (request.rows * max(row_seconds, 1e-9))
 
 
-def rows_ahead_of(work: StageRequest, waiting: Iterable[RowSlice]) -> int:
-    """How many of the rows that are due no later than a work would not be dropped for it.
+def rows_ahead_of(request: StageRequest, waiting: Iterable[RowSlice]) -> int:
+    """Count the rows due no later than a request that are not dropped before it.
 
     Args:
-        work: the work.
-        waiting: most urgent first.
+        request: the request.
+        waiting: by deadline.
     """
-    due = takewhile(lambda row_slice: row_slice.request.due_at <= work.due_at, waiting)
-    rank = drop_rank(work)
+    due = takewhile(lambda row_slice: row_slice.request.due_at <= request.due_at, waiting)
+    rank = drop_rank(request)
     return sum(
         row_slice.rows
         for row_slice in due
@@ -45,18 +44,18 @@ def rows_ahead_of(work: StageRequest, waiting: Iterable[RowSlice]) -> int:
 
 
 def first_to_drop(view: SchedulerView) -> list[RowSlice]:
-    """Who must go so that the others can be served in time; none where all are worth the same.
+    """Return the slices to drop so that all others can be served in time; none if all have the same rank.
 
-    In the order of deadlines, whenever the rows so far cannot all be served in time by full batches at the fastest
-    points that may serve them, the least valuable of them goes (as Moore and Hodgson drop the longest). A slice whose
-    rows have a provisional answer goes before all others, since nobody loses by it.
+    In the order of deadlines, whenever full batches at the fastest suitable points would miss a deadline, the slice of
+    the lowest rank goes (as Moore and Hodgson drop the longest job). A slice with a provisional response goes first,
+    because its request keeps that response.
     """
     if not view.waiting.special_rows or view.drop_policy != "Predicted":
         return []
     begin, highest = view.now + view.later_seconds, _LOWEST
     busy_seconds, dropped = 0.0, []
     heap: list[tuple[DropRank, int, RowSlice, float]] = []
-    for index, row_slice in enumerate(islice(view.waiting, MOST_SLICES)):
+    for index, row_slice in enumerate(islice(view.waiting, MAX_SLICES)):
         row_seconds = _row_seconds(view, row_slice)
         seconds = row_slice.rows * row_seconds
         busy_seconds += seconds
@@ -71,7 +70,7 @@ def first_to_drop(view: SchedulerView) -> list[RowSlice]:
 
 
 def _row_seconds(view: SchedulerView, row_slice: RowSlice) -> float:
-    """Seconds of one row in full batches of all replicas, at the fastest point that may serve it."""
+    """Return the seconds of one row in full batches of all replicas at the fastest suitable point."""
     points = view.points_for(row_slice)
     return (
         least_seconds(points, view.max_batch_rows) / view.max_batch_rows / max(view.ready_replicas, 1)

@@ -1,9 +1,8 @@
-"""The most urgent first, at the plan's own operating point. Pure.
+"""`EarliestDeadlineFirst`: the most urgent rows first, at the planned operating point.
 
-Work-conserving: up to the planned rows leave, most urgent first, but no more than the most urgent of them can afford.
-Only when the backlog is more than the replicas can serve in time is an urgent slice that would shrink the batch dropped
-instead: else each batch would shrink to save one request and many others would be late for it. Another point than the
-planned one serves only those whose accuracy floor is above it.
+The policy is work-conserving: a batch has up to the planned rows, but no more than the deadline of its most urgent row
+allows. In overload, an urgent slice that would shrink the batch is dropped instead, because small batches would make
+many later rows late. Another point than the planned one serves only rows whose accuracy floor exceeds it.
 """
 
 from trimtab_router.scheduling.policies.drop_order import first_to_drop
@@ -12,7 +11,6 @@ from trimtab_router.scheduling.stage_request import RowSlice
 
 
 def decide(view: SchedulerView) -> Dispatch | WaitUntil:
-    """Let the next batch leave."""
     drops_first = first_to_drop(view)
     if drops_first:
         return WaitUntil(view.now, drops_first)

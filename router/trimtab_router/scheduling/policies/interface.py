@@ -1,21 +1,22 @@
-"""Interface of a scheduling policy: what it sees when a replica has capacity, and what it may return.
+"""Interface of a scheduling policy: what it reads when a replica has capacity, and what it may return.
 
 The contract for a policy's author:
 
 - `SchedulerView.waiting` yields the queued row slices by deadline; `batch_candidates` yields the slices that may share
-  a batch with one. Iterating changes nothing. A slice has its rows, its deadline (`work.deadline` for the whole
-  request; `work.due_at` subtracts the prefill of a long prompt; `SchedulerView.slack_of` is the slack of this stage),
-  its request options (`work.wish`), the accuracy that this stage must reach for it (`work.accuracy_floor`), its inputs
-  (`work.signature`) and, for rows that await escalation, how they were served (`provisional`) and the rule (`again`).
+  a batch with one. Iterating changes nothing. A slice has its rows, its deadline (`request.deadline` for the whole
+  request; `request.due_at` subtracts the prefill of a long prompt; `SchedulerView.slack_seconds` is the slack of this
+  stage), its request options (`request.options`), the accuracy that this stage must reach for it
+  (`request.accuracy_floor`), its inputs (`request.signature`) and, for rows that await escalation, how they were served
+  (`provisional_response`) and the rule (`escalation`).
 - A point may serve a slice if it `suits` the slice: it reaches the floor for the slice's task, and an escalation goes
   to a point that is more accurate than the first. `SchedulerView.points_for` lists these points. If there are none, the
   scheduler drops the slice with that reason, or keeps its provisional response.
 - A policy that mixes points over the rows of one request keeps the mean above the floor; the scheduler checks no floor.
-- A policy returns one `Dispatch`, or `WaitUntil`: no batch is dispatched before that moment. Both may name slices to
+- A policy returns one `Dispatch`, or `WaitUntil`: no batch is dispatched before that time. Both may name slices to
   drop. `WaitUntil(view.now, drops)` drops these slices and asks the policy again. A dropped slice keeps its provisional
   response if it has one; any other request loses all its rows.
-- `Dispatch.again` returns low-confidence rows to the queue, if the stage declares a confidence output. Their response
-  stands if no better one arrives before their deadline.
+- `Dispatch.escalation` returns low-confidence rows to the queue, if the stage declares a confidence output. Their
+  response stands if no better one arrives before their deadline.
 - In overload, the slices of least value are dropped first: see `first_to_drop`.
 """
 
@@ -30,139 +31,131 @@ from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, St
 DropPolicy = Literal["Predicted", "Expired", "Never"]
 NEVER = float("inf")
 RESPONSE_MARGIN_SECONDS = 0.005
-"""How long before the last moment a provisional answer leaves, so that it is not late itself."""
+"""Time before the deadline at which a provisional response is sent, so that it is not late itself."""
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Escalation:
-    """What is known of looking twice: all rows at one point, then the least certain of them at another."""
+    """A profiled escalation: all rows run at one point, then those of low confidence run at another, `to`."""
 
     to: str
     confidence_below: float
     share: float
-    """Of the rows that are less certain."""
+    """Share of rows below the confidence threshold."""
     accuracy: float
-    """Of all rows together, in the end."""
+    """Of all rows after the escalation."""
     by_task: Mapping[str, TaskEscalation] = field(default_factory=dict, hash=False)
-    """The same of single tasks; where there are any, rows of others are not looked at again."""
+    """Thresholds of single tasks. If there are any, rows of other tasks are not escalated."""
 
     @property
     def rule(self) -> EscalationRule:
-        """It as a departure asks for it."""
         return EscalationRule(self.confidence_below, self.to, self.accuracy, self.share, self.by_task)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """An operating point the plan allows."""
+    """An operating point that the plan allows."""
 
     name: str
-    """As the model server knows it."""
     accuracy: float
-    """Expected of its answers."""
+    """Expected accuracy over all tasks."""
     seconds: Callable[[int], float]
-    """Predicts a batch by its rows, and never falls with them; 0 where nothing is known."""
+    """Predicted service time of a batch by its rows. It never falls with the rows; 0 if unknown."""
     inputs: frozenset[str] | None = None
-    """The inputs its batches take along; None for all."""
+    """Names of the inputs that a batch carries; None for all."""
     accuracy_by_task: Mapping[str, float] = field(default_factory=dict)
-    """Expected of rows of these tasks; others have `accuracy`."""
+    """Expected accuracy of rows of these tasks; other tasks have `accuracy`."""
     profiled: tuple[float, ...] = ()
-    """Seconds of batches of 1, 2, … rows as the plan tells them; none where it does not."""
+    """Planned service times of batches of 1, 2, … rows; empty if the plan has none."""
     escalations: tuple[Escalation, ...] = ()
-    """Second looks that were measured for rows it has served first."""
+    """Profiled escalations of rows served first at this point."""
 
     def accuracy_for(self, task: str) -> float:
-        """Expected of rows of a task; of all where it names none."""
+        """Return the expected accuracy of rows of a task, or of all rows if the request names none."""
         return self.accuracy_by_task.get(task, self.accuracy)
 
     def reaches(self, request: StageRequest) -> bool:
-        """Whether it keeps the floor of its rows."""
         return (
             not request.accuracy_floor or self.accuracy_for(request.options.task) >= request.accuracy_floor - _ROUNDING
         )
 
     def suits(self, row_slice: RowSlice) -> bool:
-        """Whether it keeps the floor of these rows, and a second look by it is worth having."""
+        """Whether it reaches the floor of these rows and improves on their provisional response."""
         provisional, escalation = row_slice.provisional_response, row_slice.escalation
         if provisional is not None and escalation is not None and escalation.accuracy is not None:
-            return self.name == escalation.to  # on rows that were picked out no other one was measured
+            return self.name == escalation.to  # no other point was profiled on escalated rows
         if provisional is not None and self.accuracy_for(row_slice.request.options.task) <= provisional.accuracy:
             return False
         return self.reaches(row_slice.request)
 
     def uses_any_input_of(self, row_slice: RowSlice) -> bool:
-        """Whether it reads anything of what these rows have."""
         return self.inputs is None or any(name in self.inputs for name, _ in row_slice.request.signature)
 
 
 class WaitingQueue(Protocol):
-    """A queue, to be looked at."""
+    """The part of a queue that a policy reads."""
 
     special_rows: int
-    """Rows that not every point may serve, or that are worth more or less than others; 0 where all are alike."""
+    """Rows that not every point may serve, or whose drop rank differs; 0 if all rows are alike."""
 
     def __iter__(self) -> Iterator[RowSlice]:
-        """All that waits, most urgent first."""
+        """Yield the queued row slices by deadline."""
 
     def batch_candidates(
         self, head: RowSlice, reads: frozenset[str] | None = None, suits: Callable[[RowSlice], bool] | None = None
     ) -> BatchCandidates:
-        """What may share a batch with a slice, from it on, at a point that reads these inputs and suits these rows."""
+        """Return the slices from `head` on that may share its batch at a point with these inputs that `suits` them."""
 
 
-@dataclass(slots=True, eq=False)  # not frozen, which costs as much as all else about making one
+@dataclass(slots=True, eq=False)  # frozen would double the cost of construction
 class SchedulerView:
-    """What a batch of a stage must keep to, and what it may be made of. Nobody changes it."""
+    """What a policy may use for one decision about a stage. Treat it as immutable."""
 
     now: float
-    """Seconds."""
+    """Seconds on the scheduler's clock."""
     waiting: WaitingQueue
-    """Whose time has not come."""
     points: Sequence[Point]
-    """The operating points allowed, preferred first."""
+    """The allowed operating points, preferred first."""
     max_batch_rows: int
-    """Of a batch."""
     later_seconds: float
-    """What the stages after this one will take."""
+    """Predicted service time of the downstream stages."""
     drop_policy: DropPolicy
-    """The pipeline's."""
     ready_replicas: int = 1
-    """That could serve."""
     free_at: Callable[[], Sequence[float]] = tuple
-    """When each replica is expected to be free, those that are now first."""
+    """Expected time at which each replica is free, ascending."""
     shadow_price: float = 0.0
-    """Λ, expected right answers that a second of a replica is worth to those who are yet to come."""
+    """λ: expected correct rows that one second of a replica is worth to later arrivals."""
     mixes_points: bool = False
-    """Whether one request's rows may go at several points, so that none has to reach the floor alone."""
+    """Whether rows of one request may run at several points, so that no single point has to reach the floor."""
     arrivals_rps: Callable[[], float] = float
-    """Rows a second that have come lately."""
+    """Recent arrival rate in rows per second."""
     loaded_point: str = ""
-    """The operating point that the replica which is free now ran last; empty where it has run none."""
+    """The operating point that the free replica ran last; empty if it has run none."""
 
     def points_for(self, row_slice: RowSlice) -> Sequence[Point]:
-        """The points that may serve a slice, preferred first; none where none reaches its floor.
+        """Return the points that may serve a slice, preferred first; none if no point reaches its floor.
 
-        Those that read an input it lacks are not as accurate for it as they say: they serve it only without others.
+        A point that reads an input which the slice lacks is less accurate than it states. It serves such a slice only
+        if there is no other point.
         """
-        if not row_slice.request.special and len(self.points) == 1:  # as almost always
+        if not row_slice.request.special and len(self.points) == 1:  # the common case
             return self.points
         allowed = answerable_from(self.points, row_slice.request.inputs) or self.points
         suiting = [point for point in allowed if point.suits(row_slice)]
         return [point for point in suiting if point.uses_any_input_of(row_slice)] or suiting[:1]
 
     def candidates(self, head: RowSlice, point: Point) -> BatchCandidates:
-        """Who may leave with a slice at a point that suits it, from it on."""
         return self.waiting.batch_candidates(head, point.inputs, point.suits)
 
     def slack_seconds(self, row_slice: RowSlice) -> float:
-        """Seconds that are left for this stage."""
+        """Seconds left for this stage."""
         return row_slice.request.due_at - self.now - self.later_seconds
 
     def drop_time(self, row_slice: RowSlice) -> float:
-        """The moment after which the slice is dropped if it has not left: no point allowed could save it any more.
+        """Return the time after which an undispatched slice is dropped.
 
-        Where it has a provisional answer, that one leaves while it is still in time, whatever the pipeline drops.
+        A slice with a provisional response is dropped in time for that response, whatever the pipeline's drop policy.
         """
         points = self.points_for(row_slice) if row_slice.request.special and not self.mixes_points else self.points
         if not points:
@@ -178,7 +171,7 @@ class SchedulerView:
                 return row_slice.request.due_at - seconds - self.later_seconds
 
     def fitting_rows(self, point: Point, head: RowSlice, full: int) -> int:
-        """The most rows whose batch ends in time for its most urgent slice, by bisection; 0 where not even one does."""
+        """Return the most rows whose batch meets the deadline of `head`, by bisection; 0 if one row does not."""
         if self.drop_policy == "Never":
             return full
         slack = self.slack_seconds(head)
@@ -192,34 +185,33 @@ class SchedulerView:
 
 
 def answerable_from(points: Sequence[Point], given: Collection[str]) -> list[Point]:
-    """Those of the points that read no other inputs than these."""
+    """Return the points that read no other inputs than these."""
     return [point for point in points if point.inputs is None or all(name in given for name in point.inputs)]
 
 
 def least_seconds(points: Sequence[Point], rows: int) -> float:
-    """Seconds of a batch of so many rows at the fastest of these points."""
-    if len(points) == 1:  # as almost always, and asked for several times a batch
+    """Return the service time of a batch at the fastest of these points."""
+    if len(points) == 1:  # the common case, several times a batch
         return points[0].seconds(rows)
     return min(point.seconds(rows) for point in points)
 
 
 @dataclass(slots=True)
 class Dispatch:
-    """A batch leaves. Nobody changes it."""
+    """Decision to dispatch a batch. Treat it as immutable."""
 
     point: Point
-    """What it runs at."""
     row_slices: Sequence[RowSlice]
-    """Whose rows; the last may be a part of its slice."""
+    """The batch; the last slice may be a part of a queued one."""
     drops: Sequence[RowSlice] = ()
-    """Who is dropped."""
+    """Slices to drop."""
     escalation: EscalationRule | None = None
-    """Which of its rows are to be looked at again; None: none."""
+    """The rule by which rows of the batch return to the queue; None for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Nothing leaves before this moment, unless more comes; and who is dropped."""
+    """Decision to dispatch nothing before this time unless more rows arrive, and to drop some slices."""
 
     time: float = NEVER
     drops: Sequence[RowSlice] = ()
@@ -227,22 +219,20 @@ class WaitUntil:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Decides every departure."""
+    """A scheduling policy."""
 
     decide: Callable[[SchedulerView], Dispatch | WaitUntil]
-    """One of them."""
     uses_fallbacks: bool = False
-    """Also to points that are not the plan's first."""
+    """Whether batches may run at other points than the planned one."""
     mixes_points: bool = False
-    """Several points for the rows of one request."""
+    """Whether rows of one request may run at several points."""
     prepare: Callable[[Sequence[Point], int], Callable[[], None]] | None = None
-    """Told of the points of a new plan and of the rows of its batches, it returns what works out all that decisions
-    will look up; None: nothing. That may take most of a second of another thread's time, and decisions are made
-    meanwhile."""
+    """Builds the tables that decisions look up, given the points and the batch rows of a new plan; None if there are
+    none. The returned function may take up to a second and runs on another thread while decisions go on."""
 
 
 def overloaded(view: SchedulerView, candidates: BatchCandidates, point: Point) -> bool:
-    """Whether full batches at this point by all replicas would not get to everybody's rows in time."""
+    """Return whether full batches of all replicas at this point would miss the deadline of a candidate."""
     row_seconds = point.seconds(view.max_batch_rows) / view.max_batch_rows / max(view.ready_replicas, 1)
     start = view.now + view.later_seconds
     return any(start + rows * row_seconds > deadline for deadline, rows in candidates.due())

@@ -1,4 +1,4 @@
-"""What waits, in the units that are planned: a job, a part of a large one, or small ones as one batch. Pure."""
+"""Job groups: the units that a plan schedules. A group is one job, a part of a large job, or several small jobs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,33 +14,32 @@ from trimtab_router.scheduling.stage_request import RowSlice, Signature
 
 _GroupKey = tuple[Signature, str, str | None, int]
 SMALL_SHARE = 4
-"""A job of less than this part of a batch goes with others; a larger one may be split over several points."""
+"""Jobs below this part of a batch are grouped; larger jobs may be split over several points."""
 MAX_PLANNED_SLICES = 256
-"""Slices that are looked at: what comes after them leaves long after this departure."""
+"""Later slices are not planned: they are dispatched long after this batch."""
 
 
 @dataclass(slots=True, eq=False)
 class JobGroup:
-    """Rows that are planned as one."""
+    """Rows that are scheduled as one."""
 
     slices: list[RowSlice]
-    """Of which they are, most urgent first; of the last maybe not all."""
+    """By deadline; the last may be counted in part."""
     rows: int
-    """Of all."""
     deadline: float
-    """By which this stage must be done with the first."""
+    """Time by which this stage must complete the first slice."""
     floor: float = 0.0
-    """Mean accuracy that none may stay below."""
+    """The highest mean accuracy that a slice requires."""
     value: float = 0.0
-    """What an answer to all of them is worth, their accuracy aside; `FLOOR_WORTH` of it where they have one that is
-    below their floor, 0 where they have one that keeps it."""
+    """Value of any response to these rows, apart from its accuracy. Rows with a provisional response count
+    `FLOOR_VALUE` of theirs if that response misses their floor, else nothing."""
     weight: float = 0.0
-    """What a right answer to a row is worth, on average."""
+    """Mean value of a correct row."""
     provisional_accuracy: float = 0.0
-    """Accuracy of the answers they have, on average; 0 without."""
+    """Mean accuracy of the provisional responses; 0 if there are none."""
 
     def add(self, row_slice: RowSlice, rows: int, deadline: float) -> None:
-        """One more, of which so many rows."""
+        """Add this many rows of a slice."""
         request, total = row_slice.request, self.rows + rows
         provisional = row_slice.provisional_response.accuracy if row_slice.provisional_response is not None else 0.0
         self.weight += (request.options.utility - self.weight) * rows / total
@@ -56,19 +55,18 @@ class JobGroup:
 
     @property
     def head(self) -> RowSlice:
-        """The most urgent."""
         return self.slices[0]
 
 
 FLOOR_VALUE = 0.5
-"""Of an answer's worth, what it is worth that it keeps its floor; the rest is that it is there at all."""
+"""Share of a response's value that depends on keeping the floor."""
 _PRIORITY_FACTOR = 30.0
-"""How many answers of one priority are worth one of the next higher."""
+"""Responses of one priority that are worth one of the next higher priority."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobOptions:
-    """What a unit may choose among, from the fastest on: each is a split of the page at its place."""
+    """Options of a group, the fastest first: indices into a `SplitSet`, with seconds and values."""
 
     split_table: SplitTable
     split_set: SplitSet
@@ -76,22 +74,22 @@ class JobOptions:
     seconds: Floats
     values: Floats
     first_share: float = 1.0
-    """Of the unit's worth, the share that the first option gives."""
+    """Share of the group's value that the first option earns."""
 
     def serving_options(self, option: int) -> list[tuple[ServingOption, int]]:
-        """The lines of an option and their rows, the most accurate line first."""
+        """Return the serving options of a split with their rows, the most accurate first."""
         rows = self.split_set.rows[self.indices[option]]
         rows_by_option = [(self.split_table.options[index], int(rows[index])) for index in rows.nonzero()[0]]
         return sorted(rows_by_option, key=lambda pair: -pair[0].split_option.accuracy)
 
 
 def group_jobs(option_cache: OptionCache, max_groups: int, sizes: Sequence[int] = ()) -> list[JobGroup]:
-    """The first units along the queue, by deadline.
+    """Return the first groups of the queue, by deadline.
 
     Args:
-        menu: of a view.
-        most: how many at most.
-        sizes: the most rows that the first, second, … are made up to from small jobs; none: each job by itself.
+        option_cache: of the view.
+        max_groups: bound of the result.
+        sizes: the most rows of the first, second, … group of small jobs; empty to group none.
     """
     view = option_cache.view
     groups: list[JobGroup] = []
@@ -99,7 +97,7 @@ def group_jobs(option_cache: OptionCache, max_groups: int, sizes: Sequence[int] 
     for row_slice in islice(view.waiting, MAX_PLANNED_SLICES):
         deadline = row_slice.request.due_at - view.later_seconds
         if row_slice.provisional_response is not None:
-            deadline -= RESPONSE_MARGIN_SECONDS  # then what is provisional leaves
+            deadline -= RESPONSE_MARGIN_SECONDS  # the provisional response is sent then
         small = bool(sizes) and not row_slice.alone and SMALL_SHARE * row_slice.rows <= view.max_batch_rows
         key = _group_key(option_cache, row_slice) if small else None
         open_group, capacity = open_groups.get(key, (None, 0)) if key is not None else (None, 0)
@@ -118,7 +116,7 @@ def group_jobs(option_cache: OptionCache, max_groups: int, sizes: Sequence[int] 
 
 
 def _group_key(option_cache: OptionCache, row_slice: RowSlice) -> _GroupKey | None:
-    """What slices have in common that go together; None where a mix of points of its own costs a slice less."""
+    """Return what grouped slices have in common; None if a split of its own is cheaper for the slice."""
     request, escalation = row_slice.request, row_slice.escalation
     floor = request.missing_accuracy if row_slice.provisional_response is None else 0.0
     level = 0
@@ -139,13 +137,13 @@ def _split_rows(rows: int) -> Iterator[int]:
 def job_options(
     option_cache: OptionCache, group: JobGroup, *, mixed: bool, escalates: bool = True
 ) -> JobOptions | None:
-    """What a unit may choose among; None where nothing reaches its floor.
+    """Return the options of a group; None if none reaches its floor.
 
     Args:
-        menu: the points, and what they take now.
-        unit: the rows.
-        mixed: whether they may go at several points.
-        looks: whether the least certain may be looked at again.
+        option_cache: of the view.
+        group: the group.
+        mixed: whether its rows may run at several points.
+        escalates: whether low-confidence rows may be escalated.
     """
     point_options = option_cache.point_options(group.slices)
     splits = point_options.scaled_splits(
@@ -170,9 +168,9 @@ def job_options(
 
 
 def _with_first_pass(group: JobGroup, options: JobOptions, splits: ScaledSplits, first: int) -> JobOptions:
-    """What a unit may choose among, and at worst the first pass alone: an answer is there, and says it is provisional.
+    """Add the first pass alone as the fastest option: a provisional response in time is better than none.
 
-    Rows that are doubted wait for their second look all the same, and get it if there is time after all.
+    Low-confidence rows stay queued for escalation and are escalated if capacity remains.
     """
     option = splits.fastest_first_pass(first)
     seconds = splits.first_pass_seconds[option]
@@ -194,10 +192,10 @@ def _with_first_pass(group: JobGroup, options: JobOptions, splits: ScaledSplits,
 
 
 def _improving_options(group: JobGroup, split_table: SplitTable, splits: ScaledSplits) -> JobOptions | None:
-    """What rows may choose among that have an answer: what is more accurate than that, and how much.
+    """Return the options that improve on the provisional responses of a group, with the accuracy they add.
 
-    A second look that was measured has the accuracy it was measured to have. How accurate any other point is on rows
-    that were picked out nobody knows: less than on all.
+    A profiled escalation has its profiled accuracy. Any other point is less accurate on escalated rows than on all
+    rows, by an unknown amount, so it is not an option of a profiled escalation.
     """
     accuracy, escalation = splits.accuracy, group.head.escalation
     if escalation is not None and escalation.accuracy is not None:
@@ -219,15 +217,15 @@ def dispatch_first_batch(
     extra_slices: Sequence[RowSlice] = (),
     spare_seconds: float = 0.0,
 ) -> Dispatch:
-    """Let the first batch of so many rows of a unit leave by a line.
+    """Dispatch the first batch of a serving option.
 
     Args:
-        menu: the points.
-        unit: whose rows go first.
-        line: how they go.
-        rows: of the unit that go that way.
-        mates: others that may fill the batch, most urgent first.
-        spare_seconds: how much longer the batch may take for their sake.
+        option_cache: of the view.
+        group: its rows go first.
+        serving_option: how they run.
+        rows: rows of the group that run this way.
+        extra_slices: other slices that may fill the batch, by deadline.
+        spare_seconds: how much longer the batch may take because of them.
     """
     point_options = option_cache.point_options(group.slices)
     point, size = (
@@ -243,7 +241,7 @@ def dispatch_first_batch(
 
 
 def can_share_batch(point: Point, head: RowSlice, row_slice: RowSlice) -> bool:
-    """Whether the shapes of what a point reads of them are the same."""
+    """Return whether both have the same shapes of the inputs that a point reads."""
     return not row_slice.alone and _signature_read_by(point, head) == _signature_read_by(point, row_slice)
 
 
@@ -253,7 +251,6 @@ def _signature_read_by(point: Point, row_slice: RowSlice) -> Signature:
 
 
 def first_rows(slices: Iterable[RowSlice], rows: int) -> list[RowSlice]:
-    """The first so many rows of these."""
     taken: list[RowSlice] = []
     for row_slice in slices:
         if rows <= 0:
@@ -264,7 +261,7 @@ def first_rows(slices: Iterable[RowSlice], rows: int) -> list[RowSlice]:
 
 
 def remaining_capacity(view: SchedulerView, point: Point, size: int, spare_seconds: float) -> int:
-    """How many rows more the batch may have."""
+    """Return how many rows may be added without exceeding `spare_seconds`."""
     limit = point.seconds(size) + spare_seconds
     low, high = size, view.max_batch_rows
     if point.seconds(high) <= limit:

@@ -1,14 +1,14 @@
-"""All that waits is planned together, and what the plan gives the most urgent leaves. Pure.
+"""`ModalityMix`: plans the whole queue as one schedule and dispatches the first batch of the plan.
 
-Jobs stand in the order of their deadlines, each with its exact splits over points and batches (`book`); the schedule
-chooses among them so that as many answers as can be are in time, and then as many as can be are right. So accuracy
-rises by itself when little waits, and a job is given up only if even the fastest splits cannot make all of them: the
-least worthy one, which still stays in the queue until its time has come. Small jobs go together: the most urgent ones
-as a batch of the size that pays, those behind them as full ones.
+Jobs are in the order of their deadlines, each with its exact splits over points and batches (`split_table`). The
+schedule serves as many jobs as possible in time, and then as many rows correctly as possible. Accuracy therefore rises
+by itself while the queue is short, and a job is given up only if not even the fastest splits meet all deadlines: the
+least valuable one, which stays queued until its drop time. Small jobs are grouped: the most urgent into a batch of the
+size that pays, later ones into full batches.
 
-On several replicas each job is planned on the one that would end it first; the one that is free now gets what is its
-own. A price of time holds back for those who are yet to come. A second look at the least certain rows is a way like
-any other; who waits for one has an answer already, and gives way to all who have none.
+With several replicas, each job is planned on the replica that would end it first, and the free replica receives its
+own. A shadow price reserves time for later arrivals. Escalation is an option like any other; rows with a provisional
+response yield to rows without one.
 """
 
 from dataclasses import dataclass, replace
@@ -41,22 +41,22 @@ from trimtab_router.scheduling.policies.split_table import ServingOption
 from trimtab_router.scheduling.stage_request import RowSlice, Signature
 
 MAX_GROUPS = 20
-"""How far it plans: batches, or large jobs."""
+"""Planning horizon in groups."""
 ESCALATION_FILL_SHARE = 0.5
-"""Of the seconds of the slowest full batch: what second looks keep for a batch of their own while they wait for others
-to fill it."""
+"""Share of the slowest full batch's seconds that escalated rows reserve while they wait for others to fill their
+batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PlannedGroup:
-    """A unit, what it may choose among, and the first few units as one with what these may choose among."""
+    """A group, its options, and the first few groups as one with their joint options."""
 
     group: JobGroup
     options: JobOptions
     joint: tuple[tuple[int, JobGroup, JobOptions], ...] = ()
 
     def job(self, *, last: bool) -> Job:
-        """As the options knows it; `last`: nobody stands behind it."""
+        """Return it as a job of the schedule; the `last` group has no joint options."""
         groups = () if last else self.joint
         return Job(
             self.group.deadline,
@@ -68,7 +68,7 @@ class _PlannedGroup:
         )
 
     def chosen(self, step: ProgramStep) -> tuple[JobGroup, JobOptions]:
-        """Whom a step serves, and of what."""
+        """Return the group and options that a step serves."""
         for count, group, options in self.joint:
             if count == step.jobs:
                 return group, options
@@ -76,11 +76,11 @@ class _PlannedGroup:
 
 
 def decide(view: SchedulerView, *, splits: bool = True) -> Dispatch | WaitUntil:
-    """Let the next batch leave.
+    """Dispatch the first batch of the plan.
 
     Args:
-        view: what waits.
-        splits: whether the rows of one job may go in several ways; else each job goes in one.
+        view: the queue and the points.
+        splits: whether rows of one job may run at several points.
     """
     start = max(view.now, min(view.free_at(), default=view.now))
     option_cache = OptionCache(view)
@@ -111,10 +111,10 @@ def decide(view: SchedulerView, *, splits: bool = True) -> Dispatch | WaitUntil:
 def _order_steps(
     view: SchedulerView, planned: list[_PlannedGroup], steps: list[ProgramStep], start: float
 ) -> tuple[list[ProgramStep], float]:
-    """Who is served when, and how much later than planned all could be; negative where anybody would be late.
+    """Order the steps, and return by how many seconds all may be delayed; negative if a deadline is missed.
 
-    By deadline, but second looks wait for company: those in front let the first who has no answer go before them while
-    that makes none of them late, in whatever batch they then leave.
+    Steps are in the order of deadlines, except that escalations in front let the first group without a response go
+    before them while no escalation becomes late.
     """
     first_unanswered = next(
         (index for index, step in enumerate(steps) if not planned[step.first_job].group.provisional_accuracy), 0
@@ -131,7 +131,7 @@ def _order_steps(
 def _plan_groups(
     option_cache: OptionCache, start: float, *, splits: bool
 ) -> tuple[list[_PlannedGroup], list[RowSlice]]:
-    """The first units of the queue that can be served, and who can not even by the fastest ways to their floors."""
+    """Return the first groups that can be served in time, and the slices that no option can save."""
     view = option_cache.view
     quarter = max(view.max_batch_rows // SMALL_SHARE, 1)
     sizes = (1, quarter, quarter, 2 * quarter, view.max_batch_rows)
@@ -145,14 +145,14 @@ def _plan_groups(
             unreachable += group.slices
         elif len(planned) < MAX_GROUPS:
             planned.append(_PlannedGroup(group, options))
-    dropped = set(map(id, unreachable))  # a large job has several units
+    dropped = set(map(id, unreachable))  # a large job has several groups
     return [entry for entry in planned if id(entry.group.head) not in dropped], list(
         {id(p): p for p in unreachable}.values()
     )
 
 
 def _for_free_replica(view: SchedulerView, planned: list[_PlannedGroup]) -> list[_PlannedGroup]:
-    """Those that the replica which is free now would end first."""
+    """Return the groups that the free replica would end first."""
     free_at = view.free_at()
     if len(free_at) < 2 or not planned:
         return planned
@@ -161,7 +161,7 @@ def _for_free_replica(view: SchedulerView, planned: list[_PlannedGroup]) -> list
 
 
 def _with_joint_options(option_cache: OptionCache, planned: list[_PlannedGroup]) -> _PlannedGroup:
-    """The most urgent, which may also leave as one batch with those behind it, as far as they are of its kind."""
+    """Return the first group with the options of joining the groups behind it in one batch."""
     view, first, groups = option_cache.view, planned[0], []
     joint = JobGroup([], 0, inf)
     for count, entry in enumerate(planned, 1):
@@ -193,7 +193,7 @@ def _can_join(first: JobGroup, second: JobGroup, view: SchedulerView) -> bool:
 
 
 def _shapes_agree(first: Signature, second: Signature) -> bool:
-    """Whether what both have is of the same shape, so that a point which reads no more can serve them together."""
+    """Return whether the inputs that both have agree in shape, so that a point which reads no others can batch them."""
     if first == second:
         return True
     shapes = dict(first)
@@ -201,7 +201,7 @@ def _shapes_agree(first: Signature, second: Signature) -> bool:
 
 
 def _leave_time_for_newcomers(view: SchedulerView, group: JobGroup, options: JobOptions) -> JobOptions:
-    """Less what would make newcomers late who have as much time as the most urgent had, and then wait for a batch."""
+    """Remove options so long that a new request with the same slack as the most urgent row would be late."""
     request = group.head.request
     max_seconds = (
         request.deadline - request.enqueued_at - view.later_seconds - least_seconds(view.points, view.max_batch_rows)
@@ -226,7 +226,7 @@ def _extra_slices(
     serving_option: ServingOption,
     behind: list[tuple[_PlannedGroup, ProgramStep]],
 ) -> list[RowSlice]:
-    """Rows behind a unit that are planned to go as it goes, and may go with it."""
+    """Return slices behind a group that are planned for the same point and may share its batch."""
     point = option_cache.point_options(group.slices).points[serving_option.point]
     extra_slices: list[RowSlice] = []
     for planned, step in behind:
@@ -245,7 +245,7 @@ def _extra_slices(
 
 
 def _spare_seconds(planned: list[_PlannedGroup], steps: list[ProgramStep], start: float) -> tuple[float, float]:
-    """When all these are served, one after the other, and how much later they could be."""
+    """Return when all steps are done, and by how many seconds they may be delayed."""
     end, spare = start, inf
     for step in steps:
         group, options = planned[step.first_job].chosen(step)

@@ -1,7 +1,7 @@
-"""What may serve which rows, and what that costs now: looked up once a decision, kept from one to the next. Pure.
+"""`OptionCache`: the serving options of a view's points at their current speed, cached between decisions.
 
-A book tells seconds as profiled; how much longer each point takes now scales them. These ratios are rounded to steps
-of two percent, so that what was found at one ratio serves many decisions.
+A split table holds profiled seconds; the current slowdown of each point scales them. Slowdowns are rounded to steps of
+two percent, so that cached results serve many decisions.
 """
 
 from bisect import bisect_left
@@ -23,32 +23,32 @@ Slowdowns = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledSplits:
-    """The splits of a page that no other beats at what they cost now, from the fastest on."""
+    """Splits that no other split beats at the current speeds, the fastest first."""
 
     split_set: SplitSet
     indices: Integers
-    """Theirs on the page. Shape (splits,), as all here."""
+    """Indices into the split set. All arrays have shape (splits,)."""
     seconds: Floats
     """Ascending."""
     accuracy: Floats
-    """Of a row on average, ascending."""
+    """Mean accuracy of a row, ascending."""
     sole_point: Integers
-    """The point that all rows go to, alone and once; NONE where there are several."""
+    """Index of the point at which all rows run once; NONE if there are several."""
     first_pass_seconds: Floats
-    """Seconds of the first look alone, where all rows go one way that looks twice; else infinite."""
+    """Seconds of the first pass if all rows take one escalating option; else infinite."""
 
     def first_reaching(self, floor: float) -> int:
-        """The first that reaches a floor; how many there are where none does."""
+        """Return the index of the first split that reaches a floor, or their number if none does."""
         return int(self.accuracy.searchsorted(floor - UNIT / 2))
 
     def fastest_first_pass(self, begin: int) -> int:
-        """Of those from one on, the one whose first look alone takes least."""
+        """Return the index from `begin` on whose first pass is fastest."""
         return begin + int(self.first_pass_seconds[begin:].argmin())
 
 
 @dataclass(slots=True, eq=False)
 class PointOptions:
-    """The points that may serve rows of one kind, their book, and what each takes now by what was profiled."""
+    """The points that may serve rows with the same inputs and task, their split table and their slowdowns."""
 
     points: Sequence[Point]
     split_table: SplitTable
@@ -57,20 +57,20 @@ class PointOptions:
     _full_batch_levels: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []), init=False)
 
     def scaled_splits(self, rows: int, *, mixed: bool, escalates: bool = True) -> ScaledSplits:
-        """The card of so many rows; `mixed`: which may go several ways, `looks`: and be looked at twice.
+        """Return the splits of this many rows; `mixed` over several points, `escalates` with escalation.
 
-        As long as somebody writes how they may go several ways, they go one: a decision waits for nothing.
+        While another thread builds the split table, only unsplit options are offered, so that a decision never blocks.
         """
         return _scaled_splits(
             self.split_table, rows, self.slowdowns, mixed and self.split_table.has_mixed(rows), escalates
         )
 
     def level(self, floor: float) -> int:
-        """Which ways reach a floor, as a number: floors of one number are reached by the same."""
+        """Return the number of unsplit options below a floor: floors of one level are reached by the same options."""
         return bisect_left(self._full_batches[0], floor - UNIT / 2) if floor else 0
 
     def goes_with_others(self, rows: int, floor: float) -> bool:
-        """Whether a row of so many costs no more in a full batch that goes one way than in a mix of its own."""
+        """Return whether a full unsplit batch costs a row no more than a split of its own job."""
         if not floor or rows == 1:
             return True
         seconds, own = self._full_batches[1], self.scaled_splits(rows, mixed=True)
@@ -81,7 +81,7 @@ class PointOptions:
 
     @property
     def _full_batches(self) -> tuple[list[float], list[float]]:
-        """Accuracies and seconds of full batches that go one way."""
+        """Accuracies and seconds of full unsplit batches."""
         if not self._full_batch_levels[0]:
             splits = self.scaled_splits(self.most_rows, mixed=False)
             self._full_batch_levels = splits.accuracy.tolist(), splits.seconds.tolist()
@@ -89,10 +89,10 @@ class PointOptions:
 
 
 class OptionCache:
-    """What a view's points offer; made for one decision.
+    """Serving options of the points of one view, for one decision.
 
     Args:
-        view: what waits. Its batches may have more rows than a book is written for; those of `self.view` do not.
+        view: the view. `self.view` is the same with batches of at most `MAX_SPLIT_ROWS` rows.
     """
 
     def __init__(self, view: SchedulerView) -> None:
@@ -101,7 +101,7 @@ class OptionCache:
         self._by_inputs_and_task: dict[tuple[frozenset[str], str], PointOptions] = {}
 
     def point_options(self, slices: Sequence[RowSlice]) -> PointOptions:
-        """What rows that leave together may choose among: all but points that read what one of them lacks."""
+        """Return the options of slices in one batch: points that read only inputs which all of them have."""
         names = _input_names(slices[0])
         for row_slice in slices[1:]:
             names &= _input_names(row_slice)
@@ -115,7 +115,7 @@ class OptionCache:
 
 
 class _PointSet:
-    """Points as a key: the same objects, whatever is in them."""
+    """Points as a dictionary key, compared by identity."""
 
     __slots__ = ("_hash", "points")
 
@@ -133,11 +133,10 @@ class _PointSet:
 
 
 def precompute_tables(points: Sequence[Point], most_rows: int) -> Callable[[], None]:
-    """Have the books of these points written by another thread: of all, and of those left without inputs.
+    """Return a function that builds the split tables of these points on another thread.
 
-    Returns:
-        What writes them, and the cards at what points take now; jobs of up to ``MAX_SPLIT_ROWS`` rows find their splits
-        there. Until then decisions have jobs go one way: on an event loop all other work would stand still.
+    It builds the tables for all inputs and for each set of missing inputs, for jobs of up to `MAX_SPLIT_ROWS` rows, at
+    the current speeds. Until it has run, decisions use unsplit options only, so that they do not block the event loop.
     """
     most_rows = min(most_rows, MAX_SPLIT_ROWS)
     point_set = _PointSet(points)
@@ -180,7 +179,7 @@ def _names_of_signature(signature: tuple[tuple[str, tuple[int, ...]], ...]) -> f
 
 @lru_cache(maxsize=256)
 def _usable_points(points: _PointSet, names: frozenset[str]) -> _PointSet:
-    """The points that read nothing that is not there; where there are none those that read anything of it."""
+    """Return the points that read only these inputs; if there are none, those that read at least one of them."""
     complete = [point for point in points.points if point.inputs is not None and point.inputs <= names]
     complete += [point for point in points.points if point.inputs is None]
     usable = [point for point in points.points if point.inputs is None or point.inputs & names]
@@ -195,7 +194,7 @@ _cached_split_table = lru_cache(maxsize=256)(_build_split_table)
 
 
 def _slowdown(point: Point, most_rows: int) -> float:
-    """What a point takes now by what was profiled, in steps."""
+    """Return the current over the profiled service time of a point, rounded to steps."""
     before = profiled(point, most_rows)[-1]
     now = point.seconds(most_rows)
     if before <= 0 or now <= 0:
@@ -204,7 +203,13 @@ def _slowdown(point: Point, most_rows: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _scaled_splits(table: SplitTable, rows: int, slowdowns: Slowdowns, mixed: bool, escalates: bool) -> ScaledSplits:
+def _scaled_splits(
+    table: SplitTable,
+    rows: int,
+    slowdowns: Slowdowns,
+    mixed: bool,  # noqa: FBT001 - a cache key
+    escalates: bool,  # noqa: FBT001
+) -> ScaledSplits:
     split_set = table.mixed(rows) if mixed else table.plain(rows)
     if not escalates:
         split_set = split_set.select(np.flatnonzero(~split_set.escalates))
@@ -218,7 +223,7 @@ def _scaled_splits(table: SplitTable, rows: int, slowdowns: Slowdowns, mixed: bo
 
 
 def undominated(seconds: Floats, values: Floats) -> Integers:
-    """Places of those worth more than all that are no slower, from the fastest on."""
+    """Return the indices of options with more value than every option that is no slower, the fastest first."""
     order: Integers = np.lexsort((-values, seconds))
     best = np.maximum.accumulate(values[order])
     rising = np.ones(order.size, np.bool_)

@@ -1,8 +1,8 @@
-"""What a second is worth to all who wait and all who are about to come. Pure.
+"""Shadow price of a second for the queued rows and those about to arrive.
 
-Were load steady and endlessly divisible, everybody would get the fastest point first, and what seconds are left would
-go where they add most utility: to the batches of the most utility, up their curves of accuracy over time. The price is
-what the last such second adds. It is 0 where there are seconds for the best point for everybody.
+If load were constant and divisible, every row would run at the fastest point first, and the remaining seconds would go
+where they add most utility: to the batches of the most utility, along their curves of accuracy over time. The price is
+what the last of these seconds adds. It is 0 if every row can run at its best point.
 """
 
 from collections import defaultdict
@@ -17,15 +17,15 @@ from trimtab_router.scheduling.policies.token_options import TokenOptions
 
 
 def shadow_price(view: SchedulerView, batches: Sequence[CandidateBatch], token_options: TokenOptions) -> float:
-    """Expected utility of a second.
+    """Return the expected utility of one second.
 
-    Who waits has to be served while as many come as do in the time that the most urgent was given; whichever are more
-    share the seconds of that time.
+    The seconds until the deadline of the most urgent row are shared by the queued rows and the rows that arrive
+    meanwhile.
 
     Args:
-        view: how fast rows come, and how many replicas there are.
-        batches: what waits; who comes is taken to be like them.
-        menu: what they may choose among.
+        view: arrival rate and replicas.
+        batches: the queue; arriving rows are taken to be like it.
+        token_options: the options of a batch.
     """
     if not batches:
         return 0.0
@@ -38,10 +38,10 @@ def shadow_price(view: SchedulerView, batches: Sequence[CandidateBatch], token_o
 
 
 def marginal_utility(curves: Sequence[tuple[int, Sequence[tuple[float, float]]]], seconds: float) -> float:
-    """What the last second adds where seconds go to where they add most.
+    """Return the value that the last second adds if seconds go where they add most.
 
     Args:
-        curves: rows, and the corners of their best mixes (seconds, value) of a row, from the fastest on.
+        curves: rows, and for one row the corners (seconds, value) of its best mixes, the fastest first.
         seconds: for all of them.
     """
     left = seconds - sum(rows * corners[0][0] for rows, corners in curves)
@@ -60,7 +60,7 @@ def marginal_utility(curves: Sequence[tuple[int, Sequence[tuple[float, float]]]]
 def _curves(
     batches: Sequence[CandidateBatch], token_options: TokenOptions
 ) -> list[tuple[int, list[tuple[float, float]]]]:
-    """Of the batches of each level of utility: their rows, and what a row of them is worth over its seconds."""
+    """Return the rows of each utility level, and the value of one row over its seconds."""
     levels: dict[int, list[CandidateBatch]] = defaultdict(list)
     for batch in batches:
         if not batch.provisional_value:

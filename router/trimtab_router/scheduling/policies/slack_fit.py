@@ -1,9 +1,9 @@
-"""The largest batch, and the most accurate operating point, that the slack of the most urgent slice allows. Pure.
+"""`SlackFit`: the largest batch, then the most accurate operating point, that fits the slack of the most urgent row.
 
-Size goes before accuracy: a batch that shrinks for the better point makes everybody behind it wait. And a better point
-is taken only where those behind can still make it at the fastest one, so that no row is dropped for another's accuracy.
-When not even the fastest point gets to everybody, an urgent slice that would shrink the batch is dropped instead, as
-`urgent_first` does.
+Batch size takes precedence over accuracy, because a batch that shrinks for a better point delays all rows behind it. A
+better point is chosen only if all rows behind the batch still meet their deadlines at the fastest point, so that no row
+is dropped for the accuracy of another. In overload, an urgent slice that would shrink the batch is dropped, as in
+`EarliestDeadlineFirst`.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from trimtab_router.scheduling.stage_request import RowSlice
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A point, who could leave at it, how many rows of them at most, and how many in time for the most urgent."""
+    """A point, its batch candidates, the rows of a full batch, and those that fit the slack."""
 
     point: Point
     candidates: BatchCandidates
@@ -26,7 +26,6 @@ class _Option:
 
 
 def decide(view: SchedulerView) -> Dispatch | WaitUntil:
-    """Let the next batch leave."""
     drops_first = first_to_drop(view)
     if drops_first:
         return WaitUntil(view.now, drops_first)
@@ -47,7 +46,7 @@ def decide(view: SchedulerView) -> Dispatch | WaitUntil:
 
 
 def _preferred(points: Sequence[Point], task: str) -> Sequence[Point]:
-    """Points in the plan's order, or by how accurate they are on the task that the most urgent row names."""
+    """Return the points in the plan's order, or by their accuracy for the task of the most urgent row."""
     return sorted(points, key=lambda point: -point.accuracy_for(task)) if task else points
 
 
@@ -58,7 +57,7 @@ def _option(view: SchedulerView, head: RowSlice, point: Point) -> _Option:
 
 
 def _best(view: SchedulerView, head: RowSlice, options: list[_Option], fastest: _Option) -> _Option:
-    """Of the ways with the most rows the first preferred one that costs nobody behind the deadline."""
+    """Return the preferred option among those with the most fitting rows that delays no later row past its deadline."""
     largest = max(option.fitting for option in options)
     if not largest:
         return fastest
@@ -73,9 +72,9 @@ def _best(view: SchedulerView, head: RowSlice, options: list[_Option], fastest: 
 
 
 def _delays_nobody(view: SchedulerView, head: RowSlice, option: _Option, fastest: Point) -> bool:
-    """Whether all behind a batch can still be served in time at the fastest point, and a full batch of newcomers.
+    """Return whether all rows behind a batch, and a full batch of new rows, can be served in time at the fastest point.
 
-    Who comes next is taken to have as much time in this stage as the most urgent row had when it came.
+    New rows are taken to have as much time in this stage as the most urgent row had on arrival.
     """
     if option.point is fastest or view.drop_policy == "Never":
         return True

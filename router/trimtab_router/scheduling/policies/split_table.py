@@ -1,7 +1,7 @@
-"""What it costs to answer so many rows, and how right that is, by every way the plan allows. Pure.
+"""`SplitTable`: cost and accuracy of serving a job by each allowed split of its rows over operating points.
 
-A book is made of what was profiled, and lasts as long as the plan. What was learnt since about how fast each point runs
-here scales its pages when they are read.
+A table is built from profiled seconds and lasts as long as the plan. The slowdown of each point that was observed since
+scales its entries when they are read.
 """
 
 from collections.abc import Sequence
@@ -28,17 +28,17 @@ from trimtab_pipelines.scheduling_policies import MAX_SPLIT_ROWS
 from trimtab_router.scheduling.policies.interface import Escalation, Point
 
 ESCALATION_FILL_ROWS = 8
-"""Of a batch of second looks, at least, where several jobs wait for theirs."""
+"""Assumed rows of an escalation batch, which rows of several jobs fill."""
 NONE = -1
 NEGLIGIBLE_ACCURACY = 0.0025
-"""Accuracy that a held-out set of thousands does not tell apart: nobody waits for it."""
+"""Difference that a held-out set of thousands of samples cannot resolve. It is worth no extra time."""
 Booleans = NDArray[np.bool_]
 _FIRST_MIXED_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ServingOption:
-    """One way to answer rows: at the point of that place; `look`: and its least certain ones at another as well."""
+    """A way to serve rows: at the point of index `point`, and escalated rows at another."""
 
     split_option: SplitOption
     point: int
@@ -48,37 +48,36 @@ class ServingOption:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitSet:
-    """Splits of so many rows, from the fastest on: no other beats them, as far as point for point the profile holds."""
+    """Splits of a number of rows that no other beats while all points slow down alike, the fastest first."""
 
     accuracy: Floats
-    """Expected of a row on average, ascending. Shape (splits,)."""
+    """Expected mean over the rows, ascending. Shape (splits,)."""
     point_seconds: Floats
-    """Seconds at each point, as profiled. Shape (splits, points)."""
+    """Profiled seconds at each point. Shape (splits, points)."""
     rows: Integers
-    """How many rows each line gets. Shape (splits, lines)."""
+    """Rows of each serving option. Shape (splits, options)."""
     sole_point: Integers
-    """The point that all rows go to, alone and once; NONE where there are several. Shape (splits,)."""
+    """Point of all rows if they run at one point without escalation; else NONE. Shape (splits,)."""
     first_pass_point: Integers
-    """The point that all rows go to first, where their one way looks twice; else NONE. Shape (splits,)."""
+    """First point of all rows if they share one escalating option; else NONE. Shape (splits,)."""
     escalates: Booleans
-    """Whether any of the rows may be looked at again. Shape (splits,)."""
+    """Whether any row may be escalated. Shape (splits,)."""
 
     def seconds(self, ratios: Floats) -> Floats:
-        """Seconds of each split. Shape (splits,).
+        """Return the seconds of each split. Shape (splits,).
 
         Args:
-            ratios: of what each point takes now to what was profiled. Shape (points,).
+            ratios: current over profiled seconds of each point. Shape (points,).
         """
         result: Floats = self.point_seconds @ ratios
         return result
 
     def select(self, indices: Integers) -> "SplitSet":
-        """Some of its splits."""
         return SplitSet(*(getattr(self, each.name)[indices] for each in fields(self)))
 
 
 class SplitTable:
-    """All pages of one set of points; they are written when they are first asked for, and then never change."""
+    """All splits of one set of points. Entries are built on first use and then never change."""
 
     def __init__(self, costs: Sequence["PointCost"]) -> None:
         self.costs = costs
@@ -86,7 +85,8 @@ class SplitTable:
         self.first_pass_seconds = np.array(
             [batches.seconds for batches in self.batches] + [(inf,) * (MAX_SPLIT_ROWS + 1)]
         ).T
-        """Seconds of so many rows at each point, once; behind them what NONE takes. Shape (rows, points + 1)."""
+        """Seconds of each number of rows at each point, without escalation; the last column is infinite, for NONE.
+        Shape (rows, points + 1)."""
         options = {option.split_option.name: option for option in self._all_options()}
         undominated = [
             split.name for split in undominated_options([option.split_option for option in options.values()])
@@ -95,36 +95,36 @@ class SplitTable:
         escalation_only = targets.intersection(options).difference(undominated)
         self.options = [options[name] for name in (*undominated, *sorted(escalation_only))]
         self._escalation_only = len(escalation_only)
-        """Lines at the end that nobody goes at first: who is looked at again has nothing else."""
+        """Number of trailing options used only for escalated rows."""
         self._escalating = np.array([option.escalation is not None for option in self.options])
         self._first_points = np.array([option.point for option in self.options])
         self._mixed: list[SplitSet] = []
         self.building = False
-        """Somebody writes the splits of every size meanwhile, so that no decision should."""
+        """Whether another thread builds the splits of all sizes, so that no decision should."""
         self._plain: dict[int, SplitSet] = {}
 
     @property
     def max_mixed_rows(self) -> int:
-        """How many rows a job may have that its splits are written for."""
+        """Largest number of rows whose splits are built."""
         return len(self._mixed) - 1
 
     def has_mixed(self, rows: int) -> bool:
-        """Whether a decision may ask for the splits of so many rows: they are written, or nobody else writes them."""
+        """Return whether a decision may ask for these splits: they are built, or no other thread builds them."""
         return not self.building or rows <= self.max_mixed_rows
 
     def mixed(self, rows: int) -> SplitSet:
-        """The splits of so many rows of one job."""
+        """Return the splits of the rows of one job over several options."""
         split_sets = self._mixed
         if len(split_sets) <= rows:
             max_rows = min(max(2 * len(split_sets), _FIRST_MIXED_ROWS, rows), MAX_SPLIT_ROWS)
             options = [option.split_option for option in self.options[: len(self.options) - self._escalation_only]]
             split_sets = [self._split_set(front) for front in pareto_fronts(options, max_rows)]
-            if len(split_sets) > len(self._mixed):  # another thread may have written more meanwhile
+            if len(split_sets) > len(self._mixed):  # another thread may have built more meanwhile
                 self._mixed = split_sets
         return split_sets[rows]
 
     def plain(self, rows: int) -> SplitSet:
-        """The ways that all of so many rows may go together, each a batch or several, from the fastest on."""
+        """Return the unsplit options of a number of rows, the fastest first."""
         split_set = self._plain.get(rows)
         if split_set is None:
             every = np.eye(len(self.options), dtype=np.int64) * rows
@@ -182,7 +182,7 @@ class SplitTable:
 
 @dataclass(frozen=True, slots=True)
 class PointCost:
-    """A point as a book knows it: `seconds` of batches of 1, 2, … rows as profiled."""
+    """A point's profiled seconds for batches of 1, 2, … rows, and its accuracy for a task."""
 
     name: str
     accuracy: float
@@ -191,7 +191,7 @@ class PointCost:
 
 
 def undominated_options(options: Sequence[SplitOption]) -> list[SplitOption]:
-    """The ways that no other beats, but those that take longer than another for hardly more accuracy."""
+    """Return the options that no other beats by more than a negligible accuracy."""
     undominated = undominated_splits(options)
     accuracy = np.array([option.accuracy for option in undominated])
     negligibly_less = (accuracy[:, None] < accuracy) & (accuracy[:, None] >= accuracy - NEGLIGIBLE_ACCURACY)
@@ -200,10 +200,10 @@ def undominated_options(options: Sequence[SplitOption]) -> list[SplitOption]:
 
 
 def escalation_seconds(batches: BatchSplit, escalation: Escalation, rows: Integers) -> Floats:
-    """Expected seconds of the second look at each of so many rows, in batches that other jobs' doubted rows fill up.
+    """Return the expected seconds of escalating a number of rows, in batches that rows of other jobs fill up.
 
-    Two or three doubted rows of a job hardly ever go alone. Charged a batch of their own they seem to cost twice what
-    they do, and dearer ways seem to cost no more.
+    Escalated rows of one job rarely run alone. Charging them a batch of their own would double their cost and make
+    dearer options look as cheap.
     """
     alone = np.array(batches.seconds)
     counts = np.arange(alone.size)
@@ -213,13 +213,13 @@ def escalation_seconds(batches: BatchSplit, escalation: Escalation, rows: Intege
 
 
 def escalated_rows(escalation: Escalation, rows: Integers) -> Integers:
-    """How many of so many rows are looked at again, as planned."""
+    """Return the planned number of escalated rows."""
     escalated: Integers = np.ceil(escalation.share * rows - 1e-9).astype(np.int64)
     return escalated
 
 
 def split_table(points: Sequence[Point], task: str, most_rows: int) -> SplitTable:
-    """The book of these points for a task; the same one as long as nothing of it changes."""
+    """Return the table of these points for a task, cached while nothing in it changes."""
     return _cached_table(tuple(_costs(point, task, most_rows) for point in points))
 
 
@@ -234,7 +234,7 @@ def _costs(point: Point, task: str, most_rows: int) -> PointCost:
 
 
 def _escalations_of(point: Point, task: str) -> tuple[Escalation, ...]:
-    """What was measured of looking again at rows of a task: of all tasks mixed, nothing is known of a single one."""
+    """Return the escalations profiled for a task; those profiled on all tasks say nothing about a single one."""
     if not task:
         return tuple(escalation for escalation in point.escalations if not escalation.by_task)
     by_task = ((escalation, escalation.by_task[task]) for escalation in point.escalations if task in escalation.by_task)
@@ -244,14 +244,13 @@ def _escalations_of(point: Point, task: str) -> tuple[Escalation, ...]:
 
 
 def profiled(point: Point, most_rows: int) -> tuple[float, ...]:
-    """Seconds of batches of 1, 2, … rows: the profile's, else what is predicted now."""
+    """Return the seconds of batches of 1, 2, … rows: profiled, else predicted."""
     return point.profiled[:most_rows] or tuple(point.seconds(rows) for rows in range(1, most_rows + 1))
 
 
 __all__ = [
     "MAX_SPLIT_ROWS",
     "NONE",
-    "Batches",
     "PointCost",
     "ServingOption",
     "SplitSet",

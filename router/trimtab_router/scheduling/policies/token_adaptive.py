@@ -1,12 +1,12 @@
-"""All that waits is planned as batches, each with its operating point, by utility times accuracy. Pure.
+"""`TokenAdaptive`: plans the queue as batches, each with its operating point, by utility times accuracy.
 
-Made for models whose points keep more or fewer tokens: one loaded model, any point for any batch, tasks mixed. Batches
-stand in the order of their deadlines; the shared schedule chooses for each a point, a second look, or to be given up,
-so that the expected utility of what is in time is greatest. Who is given up stays in the queue until its time has come.
+It suits models whose points keep more or fewer tokens: one loaded model, any point for any batch, mixed tasks. Batches
+are in the order of their deadlines. The schedule chooses a point or an escalation for each batch, or gives it up, so
+that the expected utility of the rows in time is greatest. Rows that are given up stay queued until their drop time.
 
-A batch takes a better point only where that pays more than the time is worth to all others. What time is worth follows
-from what waits and how fast more comes (`shadow_price`): so few waiting rows under a high load do not get a slow point
-that the rows behind them pay for.
+A batch takes a better point only if that is worth more than its time is to all other rows. The value of time follows
+from the queue and the arrival rate (`shadow_price`), so that a short queue under high load does not run at a slow point
+at the expense of later rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,18 +34,18 @@ from trimtab_router.scheduling.policies.token_options import TokenOption, TokenO
 from trimtab_router.scheduling.stage_request import RowSlice
 
 MAX_BATCHES = 40
-"""How far it plans."""
+"""Planning horizon."""
 _LEADERS, _MAX_JOINED = 3, 5
-"""How many of the first batches may be joined by those behind, and by how many."""
+"""The first batches that later ones may join, and the most batches joined."""
 _TIME_TIE_BREAK = 1e-3
-"""Of what a second brings on average: among plans worth the same the one that takes less time is better."""
+"""Fraction of the average value of a second: among plans of equal value, the faster one is better."""
 
 
 @dataclass(slots=True, eq=False)
 class PlannedBatch:
-    """A batch, or several as one, and what it may choose among, from the fastest on.
+    """A batch, or several joined, and its options, the fastest first.
 
-    `of` counts the batches; `groups` are those that begin with the same one.
+    `batches` counts the joined batches; `groups` are joined batches that begin with this one.
     """
 
     batch: CandidateBatch
@@ -56,22 +56,21 @@ class PlannedBatch:
     groups: list["PlannedBatch"] = field(default_factory=list)
 
     def job(self, time_weight: float) -> Job:
-        """As the schedule knows it."""
         joint = [JointOption(g.batches, g.seconds, g.values - time_weight * g.seconds) for g in self.groups]
         return Job(self.batch.deadline, self.seconds, self.values - time_weight * self.seconds, joint_options=joint)
 
     def chosen(self, step: ProgramStep) -> "PlannedBatch":
-        """Whom a step serves."""
+        """Return the batch that a step serves."""
         return self if step.jobs == 1 else next(group for group in self.groups if group.batches == step.jobs)
 
 
 def decide(view: SchedulerView, *, uses_shadow_price: bool = True, joins_batches: bool = True) -> Dispatch | WaitUntil:
-    """Let the next batch leave.
+    """Dispatch the first batch of the plan.
 
     Args:
-        view: what waits.
-        priced: whether time costs what it is worth to others.
-        joins: whether the size of a batch is chosen with its point; else batches are as large as can be.
+        view: the queue and the points.
+        uses_shadow_price: whether time costs its value to other rows.
+        joins_batches: whether the size of a batch is chosen with its point; else batches are as large as possible.
     """
     if view.drop_policy == "Never":
         return slack_fit.decide(view)
@@ -92,7 +91,7 @@ def decide(view: SchedulerView, *, uses_shadow_price: bool = True, joins_batches
 def plan_batches(
     view: SchedulerView, token_options: TokenOptions, *, uses_shadow_price: bool = True, joins_batches: bool = True
 ) -> list[PlannedBatch]:
-    """The first batches that the free replica should serve, and what each may choose among."""
+    """Return the first batches that the free replica should serve, with their options."""
     batches = candidate_batches(view, MAX_BATCHES, small_first=joins_batches)
     price = shadow_price(view, batches, token_options) if uses_shadow_price else 0.0
     singles = [
@@ -116,7 +115,7 @@ def plan_batches(
 
 
 def _joined_batches(planned: list[PlannedBatch], most_rows: int) -> list[tuple[CandidateBatch, int]]:
-    """The first as one with those right behind it."""
+    """Return the first batch joined with those directly behind it."""
     groups: list[tuple[CandidateBatch, int]] = []
     joined = planned[0].batch if planned else None
     for count, entry in enumerate(planned[1 : _MAX_JOINED + 1], 2):
@@ -130,7 +129,7 @@ def _joined_batches(planned: list[PlannedBatch], most_rows: int) -> list[tuple[C
 def _price_batches(
     token_options: TokenOptions, batches: list[tuple[CandidateBatch, int]], price: float
 ) -> list[PlannedBatch]:
-    """What each may choose among: what it is worth, less what more time than the least is worth to others."""
+    """Return each batch with its options, valued at utility times accuracy less the price of extra time."""
     if not batches:
         return []
     seconds = token_options.seconds(np.array([batch.rows for batch, _ in batches]))
@@ -148,7 +147,7 @@ def _price_batches(
 
 
 def _allowed_values(token_options: TokenOptions, batch: CandidateBatch, values: Floats) -> Floats:
-    """Without what does not reach the floor; of rows that have an answer, what a better one adds."""
+    """Remove options below the floor; for rows with a provisional response, count only what is gained."""
     row_slice = batch.slices[0]
     fit = np.array([option.point.suits(row_slice) and _reaches(option, row_slice) for option in token_options.options])
     if row_slice.provisional_response is None:
@@ -161,7 +160,7 @@ def _allowed_values(token_options: TokenOptions, batch: CandidateBatch, values: 
 
 
 def _reaches(option: TokenOption, row_slice: RowSlice) -> bool:
-    """Whether the mean of both looks keeps the floor as well."""
+    """Return whether the mean accuracy after escalation reaches the floor."""
     return (
         option.escalation is None
         or option.accuracy_for(row_slice.request.options.task) >= row_slice.request.accuracy_floor
@@ -176,7 +175,7 @@ def _build_dispatch(
     step: ProgramStep,
     start: float,
 ) -> Dispatch:
-    """Let a batch leave, filled with others that are planned to go as it goes, as far as nobody is late for it."""
+    """Dispatch a batch, filled with rows planned for the same option while no deadline is missed."""
     planned_batch = planned[step.first_job].chosen(step)
     option, rows = token_options.options[planned_batch.options[step.option]], planned_batch.batch.rows
     takes = first_rows(planned_batch.batch.slices, rows)
@@ -214,7 +213,7 @@ def _extra_slices(
 
 
 def _spare_seconds(planned: list[PlannedBatch], steps: Sequence[ProgramStep], start: float) -> float:
-    """How much later than planned all could be served; negative where anybody would be late."""
+    """Return by how many seconds all steps may be delayed; negative if a deadline is missed."""
     end, spare = start, inf
     for step in steps:
         if step.option != DROPPED:

@@ -1,8 +1,8 @@
-"""What waits, gathered into batches by deadline and utility. Pure.
+"""Candidate batches: the queue grouped by deadline and utility.
 
-Rows of about the same utility go into one batch, so that a batch which cannot be served in time is one of little worth;
-tasks mix. The most urgent rows are gathered into small batches, which the schedule may join, those behind into full
-ones: so the size of the next batch is chosen together with its operating point.
+Rows of similar utility share a batch, so that a batch which cannot be served in time has little value; tasks mix. The
+most urgent rows form small batches, which the schedule may join, and later rows form full ones: the size of the next
+batch is thus chosen together with its operating point.
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from itertools import islice
 from math import log2
 
 from trimtab_router.scheduling.policies.interface import RESPONSE_MARGIN_SECONDS, SchedulerView
-from trimtab_router.scheduling.queue import MOST_SLICES
+from trimtab_router.scheduling.queue import MAX_SLICES
 from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, Signature
 
 PRIORITY_FACTOR = 30.0
-"""How many answers of one priority are worth one of the next higher."""
+"""Responses of one priority that are worth one of the next higher priority."""
 _BatchKey = tuple[Signature, float, str, EscalationRule | None]
 
 
@@ -25,21 +25,20 @@ class CandidateBatch:
     """Rows that are planned as one batch."""
 
     key: _BatchKey
-    """What all that go together with it have in common."""
+    """What all batches that may be joined with it have in common."""
     deadline: float
-    """By which this stage must be done with the first."""
+    """Time by which this stage must complete the first slice."""
     level: int
     slices: list[RowSlice] = field(default_factory=list)
-    """Of which it is, most urgent first; of the last maybe not all."""
+    """By deadline; the last may be counted in part."""
     rows: int = 0
-    """Of all."""
     weights: dict[str, float] = field(default_factory=dict)
-    """What right answers to all its rows are worth, by task."""
+    """Value of correct responses to all rows, by task."""
     provisional_value: float = 0.0
-    """What the answers they have are worth, as far as they are expected to be right."""
+    """Expected value of the provisional responses."""
 
     def add(self, row_slice: RowSlice, rows: int, weight: float) -> None:
-        """So many rows more, each worth that much."""
+        """Add this many rows of a slice, each of this value."""
         task = row_slice.request.options.task
         self.slices.append(row_slice)
         self.rows += rows
@@ -48,7 +47,6 @@ class CandidateBatch:
             self.provisional_value += weight * rows * row_slice.provisional_response.accuracy
 
     def joined(self, other: "CandidateBatch") -> "CandidateBatch":
-        """Both as one."""
         weights = {
             task: self.weights.get(task, 0.0) + other.weights.get(task, 0.0)
             for task in {**self.weights, **other.weights}
@@ -65,18 +63,17 @@ class CandidateBatch:
         )
 
     def goes_with(self, other: "CandidateBatch", most_rows: int) -> bool:
-        """Whether both may be one batch."""
         alone = self.slices[0].alone or other.slices[0].alone
         return not alone and self.key == other.key and self.rows + other.rows <= most_rows
 
 
 def candidate_batches(view: SchedulerView, max_batches: int, *, small_first: bool = True) -> list[CandidateBatch]:
-    """The first batches along the queue, by the deadlines of their first.
+    """Return the first batches of the queue, by the deadline of their first slice.
 
     Args:
-        view: what waits.
-        most: how many.
-        small: whether the first are small ones.
+        view: the queue.
+        max_batches: bound of the result.
+        small_first: whether the first batches are small.
     """
     quarter = max(view.max_batch_rows // 4, 1)
     sizes = (
@@ -86,7 +83,7 @@ def candidate_batches(view: SchedulerView, max_batches: int, *, small_first: boo
     )
     batches: list[CandidateBatch] = []
     open_batches: dict[tuple[_BatchKey, int], tuple[CandidateBatch, int]] = {}
-    for row_slice in islice(view.waiting, MOST_SLICES):
+    for row_slice in islice(view.waiting, MAX_SLICES):
         work, options = row_slice.request, row_slice.request.options
         weight, level = utility_class(options.utility, options.priority)
         key = (work.signature, work.accuracy_floor, options.task if work.accuracy_floor else "", row_slice.escalation)
@@ -111,7 +108,7 @@ def candidate_batches(view: SchedulerView, max_batches: int, *, small_first: boo
 
 @lru_cache(maxsize=1024)
 def utility_class(utility: float, priority: int) -> tuple[float, int]:
-    """What a right answer is worth, and the power of two nearest to that."""
+    """Return the value of a correct row, and its logarithm to base two, rounded."""
     weight = utility * PRIORITY_FACTOR ** (3 - priority)
     return weight, round(log2(max(weight, 1e-9)))
 

@@ -1,6 +1,6 @@
-"""What a batch may choose among: every operating point, and every second look, with its seconds and what it adds. Pure.
+"""`TokenOptions`: the options of a batch, which are every operating point and every escalation, with seconds and value.
 
-All batches of a queue are priced at once: rows of a matrix, its columns the ways to serve one.
+All batches of a queue are evaluated at once, as matrices of batches by options.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class TokenOption:
-    """One way to serve a batch: at a point; `look`: and its least certain rows again, at the point `then`."""
+    """A way to serve a batch: at `point`; with an `escalation`, its low-confidence rows again at `escalation_point`."""
 
     point: Point
     escalation: Escalation | None = None
@@ -27,11 +27,11 @@ class TokenOption:
 
     @property
     def accuracy(self) -> float:
-        """Expected of rows of all tasks, mixed as they were measured."""
+        """Expected over all tasks."""
         return self.point.accuracy if self.escalation is None else self.escalation.accuracy
 
     def accuracy_for(self, task: str) -> float:
-        """Expected of rows of a task; a second look without thresholds by task is taken to add what it adds to all."""
+        """Return the expected accuracy for a task; an escalation of all tasks adds the same to each."""
         if self.escalation is not None and self.escalation.by_task:
             rule = self.escalation.by_task.get(task)
             return self.point.accuracy_for(task) if rule is None else rule.accuracy
@@ -40,10 +40,10 @@ class TokenOption:
 
 
 class TokenOptions:
-    """The choices of a view.
+    """The options of a view.
 
     Args:
-        view: the points, and what they take now.
+        view: the points and their current speed.
     """
 
     def __init__(self, view: SchedulerView) -> None:
@@ -57,7 +57,7 @@ class TokenOptions:
         self._add_escalations(points)
 
     def _add_escalations(self, points: Sequence[Point]) -> None:
-        """Second looks that are not slower and no better than another choice."""
+        """Add the escalations that no other option beats in both seconds and accuracy."""
         indices = {point.name: index for index, point in enumerate(points)}
         sizes = np.arange(self._most_rows + 1)
         found = [
@@ -79,24 +79,24 @@ class TokenOptions:
 
     @property
     def row_seconds(self) -> Floats:
-        """Seconds of a row in a full batch by each choice. Shape (choices,)."""
+        """Seconds of a row in a full batch by option. Shape (options,)."""
         found: Floats = self._seconds[:, -1] / self._most_rows
         return found
 
     def seconds(self, rows: Integers) -> Floats:
-        """Seconds of batches of so many rows. Shape (batches, choices)."""
+        """Return the seconds of batches. Shape (batches, options)."""
         found: Floats = self._seconds[:, rows].T
         return found
 
     def accuracies(self, tasks: Sequence[str]) -> Floats:
-        """Of rows of each task by each choice. Shape (tasks, choices)."""
+        """Return the accuracies by task and option. Shape (tasks, options)."""
         return np.array([[option.accuracy_for(task) for option in self.options] for task in tasks])
 
     def values(self, by_task: Sequence[Mapping[str, float]]) -> Floats:
-        """Utility times accuracy of batches. Shape (batches, choices).
+        """Return utility times accuracy of batches. Shape (batches, options).
 
         Args:
-            by_task: of each batch, the utility of all its rows by task.
+            by_task: utility of all rows of each batch, by task.
         """
         tasks = list({task: None for weights in by_task for task in weights})
         weights = np.array([[given.get(task, 0.0) for task in tasks] for given in by_task])
@@ -105,11 +105,14 @@ class TokenOptions:
 
 
 def increasing_value(seconds: Floats, values: Floats) -> tuple[Integers, list[Integers]]:
-    """For each batch its choices from the fastest on, and the places among those that are worth more than all faster.
+    """Sort the options of each batch by seconds, and keep those worth more than every faster one.
 
     Args:
-        seconds: shape (batches, choices).
-        values: the same shape; −inf where a choice may not serve a batch.
+        seconds: shape (batches, options).
+        values: the same shape; −inf if an option may not serve a batch.
+
+    Returns:
+        The sorted options, shape (batches, options), and the kept ones of each batch.
     """
     order = np.argsort(seconds, axis=1, kind="stable")
     sorted_values = np.take_along_axis(values, order, axis=1)
@@ -121,7 +124,7 @@ def increasing_value(seconds: Floats, values: Floats) -> tuple[Integers, list[In
 
 @lru_cache(maxsize=64)
 def _table(seconds: tuple[tuple[float, ...], ...]) -> Floats:
-    """Seconds of batches of 0, 1, 2 … rows. Shape (points, rows + 1)."""
+    """Return the seconds of batches of 0, 1, 2, … rows. Shape (points, rows + 1)."""
     table = np.zeros((len(seconds), len(seconds[0]) + 1))
     table[:, 1:] = seconds
     return table

@@ -34,35 +34,35 @@ class HttpIngress:
 
     async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
-            return await self._route(request)
+            return await self.route(request)
         except Refusal as refusal:
-            return self._refuse(request, refusal)
+            return self.refuse(request, refusal)
         except ConnectionError:
             raise
         except web.HTTPException as error:
-            return json_response(self._http_error(error.status, error.text or error.reason), error.status)
+            return json_response(self.http_error_body(error.status, error.text or error.reason), error.status)
         except Exception:
             log.exception("%s %s failed", printable(request.method, 100), printable(request.path, 200))
-            return self._refuse(request, failure("InternalError", "the request failed", request_id(request)))
+            return self.refuse(request, failure("InternalError", "the request failed", request_id(request)))
 
-    async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def route(self, request: web.BaseRequest) -> web.StreamResponse:
         raise NotImplementedError
 
-    def _error(self, refusal: Refusal) -> object:
+    def error_body(self, refusal: Refusal) -> object:
         """JSON body of a refusal."""
         raise NotImplementedError
 
-    def _http_error(self, status: int, message: str) -> object:
+    def http_error_body(self, status: int, message: str) -> object:
         """JSON body of an error of the HTTP server."""
         raise NotImplementedError
 
-    def _refuse(self, request: web.BaseRequest, refusal: Refusal) -> web.Response:
+    def refuse(self, request: web.BaseRequest, refusal: Refusal) -> web.Response:
         headers = {REASON_HEADER: refusal.reason}
         if refusal.stage:
             headers[STAGE_HEADER] = refusal.stage
         if refusal.retry_after_seconds is not None:
             headers["Retry-After"] = str(max(1, round(refusal.retry_after_seconds)))
-        response = json_response(self._error(refusal), refusal.code.value, headers)
+        response = json_response(self.error_body(refusal), refusal.code.value, headers)
         if not request.content.is_eof():
             response.force_close()  # the rest of the body is not read
         return response

@@ -69,20 +69,20 @@ class OpenAiIngress(HttpIngress):
         self._fetcher = ImageFetcher(self._settings.images) if self._settings is not None else None
         self._inputs = {tensor.name: tensor.datatype for tensor in router.pipeline.spec.inputs}
 
-    def _error(self, refusal: Refusal) -> object:
+    def error_body(self, refusal: Refusal) -> object:
         return sse_error(refusal)
 
-    def _http_error(self, status: int, message: str) -> object:
+    def http_error_body(self, status: int, message: str) -> object:
         return openai_responses.error_body(status, message)
 
-    def _refuse(self, request: web.BaseRequest, refusal: Refusal) -> web.Response:
-        response = super()._refuse(request, refusal)
+    def refuse(self, request: web.BaseRequest, refusal: Refusal) -> web.Response:
+        response = super().refuse(request, refusal)
         response.headers["x-request-id"] = request_id(request)
         if refusal.retry_after_seconds is None and refusal.code in _NOT_RETRYABLE:
             response.headers["x-should-retry"] = "false"
         return response
 
-    async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def route(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.path.rstrip("/")
         name = self._router.pipeline.name
         if path == _CHAT:

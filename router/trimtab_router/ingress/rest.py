@@ -50,13 +50,13 @@ class RestIngress(HttpIngress):
             "/v2/health/ready": self._ready,
         }
 
-    def _error(self, refusal: Refusal) -> object:
+    def error_body(self, refusal: Refusal) -> object:
         return {"error": refusal.message}
 
-    def _http_error(self, status: int, message: str) -> object:  # noqa: ARG002 - OpenAI's form has it
+    def http_error_body(self, status: int, message: str) -> object:  # noqa: ARG002 - OpenAI's form has it
         return {"error": message}
 
-    async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def route(self, request: web.BaseRequest) -> web.StreamResponse:
         match = _MODEL_PATH.match(request.path)
         if match is None:
             return self._server_route(request)

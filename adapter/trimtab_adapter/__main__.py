@@ -13,13 +13,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import httpx
-
 from trimtab_adapter.config_source import FileConfigSource
 from trimtab_adapter.control_loop import ControlLoop, LoadSources
 from trimtab_adapter.decision_log import DecisionLog
 from trimtab_adapter.forecasting import PlayedTrace, forecaster_for
-from trimtab_adapter.load_sources import LoadSource, RouterSource, read_machine_load
+from trimtab_adapter.load_sources import LoadSource, RouterSource, open_session, read_machine_load
 from trimtab_adapter.plan_publisher import FilePlanPublisher
 from trimtab_adapter.prometheus import PrometheusSource, Server, tls_context
 from trimtab_pipelines.documents import DocumentError
@@ -34,7 +32,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     lower_priority(options.niceness)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s adapter %(levelname)s %(message)s", stream=sys.stderr)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         if options.cluster:
             return _adapt_cluster(options)
@@ -59,12 +56,11 @@ async def _adapt(options: argparse.Namespace, config: FileConfigSource) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     pipeline = config.pipeline
-    verify = tls_context(options.prometheus_ca)
-    async with httpx.AsyncClient(timeout=HTTP_TIMEOUT_SECONDS, trust_env=False, verify=verify) as client:
-        router = None if options.router is None else RouterSource(client, options.router)
+    async with open_session(HTTP_TIMEOUT_SECONDS, tls_context(options.prometheus_ca)) as session:
+        router = None if options.router is None else RouterSource(session, options.router)
         loads: LoadSource | None = router
         if options.prometheus is not None:
-            server = Server(client, options.prometheus, options.prometheus_token_file)
+            server = Server(session, options.prometheus, options.prometheus_token_file)
             loads = PrometheusSource(server, pipeline.metadata.namespace, pipeline.name)
         if loads is None:
             raise RuntimeError("neither --router nor --prometheus was given")
@@ -79,7 +75,7 @@ async def _adapt(options: argparse.Namespace, config: FileConfigSource) -> None:
 
 
 async def _send_heartbeats() -> None:
-    """Say each second that the process lives, to who listens at its standard output."""
+    """Write an empty line to stdout each second, for the supervisor."""
     while True:
         sys.stdout.write("\n")
         sys.stdout.flush()

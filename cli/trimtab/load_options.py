@@ -7,7 +7,7 @@ import typer
 
 from trimtab.local.load_process import LoadOptions
 from trimtab.options import LoadArguments
-from trimtab_loadtester.attack import WireName
+from trimtab_loadtester.attack import ClientProtocol
 from trimtab_loadtester.load_spec import LoadError
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_loadtester.payloads.sources import require_chats
@@ -57,7 +57,7 @@ def check_samples(pipeline: InferencePipeline, samples: str | None) -> None:
         LabelledPayloads(pipeline, samples).payload(0)
 
 
-def default_client(pipeline: InferencePipeline, samples: str | None) -> WireName:
+def default_client(pipeline: InferencePipeline, samples: str | None) -> ClientProtocol:
     """Return `chat` for a chat pipeline, else `REST`; raises LoadError if a chat pipeline names no payloads."""
     if pipeline.spec.chat_settings is None:
         return "REST"
@@ -75,7 +75,7 @@ def absolute_samples(samples: str | None) -> str | None:
 
 
 def parse_load_options(
-    arguments: LoadArguments, *, samples: str | None = None, wire: WireName = "REST"
+    arguments: LoadArguments, *, samples: str | None = None, wire: ClientProtocol = "REST"
 ) -> LoadOptions | None:
     """Validate the load options; None without --load and --trace. Raises LoadError or TraceError."""
     if arguments.load is not None and arguments.trace is not None:

@@ -121,8 +121,8 @@ def _register(model: ServedTransformer, path: Path, record: TaskRecord, heads: M
     """Register the task as a running replica does."""
     save_task(path, record, heads)
     model.reload_tasks()
-    if path.stem in model.active_tasks.refused:
-        raise ValueError(f"replicas reject the task: {model.active_tasks.refused[path.stem]}")
+    if path.stem in model.active_tasks.rejected:
+        raise ValueError(f"replicas reject the task: {model.active_tasks.rejected[path.stem]}")
 
 
 def _evaluate(

@@ -1,4 +1,4 @@
-"""A recorded run made by hand: two minutes whose figures can be told without computing."""
+"""A recorded run of two minutes with known figures."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ SECONDS = 120
 
 
 def a_record(second: int, n: int) -> Record:
-    """Ten a second; one in ten late in the second minute, one dropped each tenth second."""
+    """Ten records a second: one in ten late in the second minute, one dropped each tenth second."""
     due = second + n / 10
     visits = {"first": StageVisit(variant_at(second), 3, 0.02, 0.05), "second": StageVisit("fast")}
     if n == 0 and second % 10 == 5:
@@ -49,7 +49,7 @@ def a_sample(second: int) -> Sample:
 
 
 def plans() -> list[PipelinePlan]:
-    """Three decisions; the second and the third change something."""
+    """Three plans; the second and the third change a variant."""
     changes = (("fast", 1, 0.0), ("slow", 2, 40.0), ("fast", 3, 80.0))
     found = []
     for variant, generation, at in changes:
@@ -65,6 +65,6 @@ def a_run(title: str = "made by hand", *, with_load: bool = True) -> Run:
     facts = RunFacts("sample", "constant:10", float(SECONDS), 2.0, ("first", "second"), BEGAN)
     records = [a_record(second, n) for second in range(SECONDS) for n in range(10)]
     results = Results.of(facts, records) if with_load else None
-    faults = (Fault(BEGAN + 30, "replica first-0 ended", "it said: <nothing>"),)
+    faults = (Fault(BEGAN + 30, "replica first-0 ended", "last line: <nothing>"),)
     samples = [a_sample(int(second)) for second in np.arange(SECONDS + 1)]
     return Run(title, echo_pipeline(), samples, plans(), results, faults, 3.2)

@@ -33,11 +33,11 @@ def tally(right: int, of: int = 100) -> Tally:
     return Tally.of([Score(1, 1)] * right + [Score(0, 1)] * (of - right))
 
 
-def test_the_best_is_tried_and_all_that_differ_in_one_stage() -> None:
+def test_choices_are_the_best_and_single_changes() -> None:
     assert choices(echo_pipeline()) == [BEST, LIGHT_FIRST, LIGHT_SECOND]
 
 
-def test_the_product_of_the_stages_is_what_was_measured() -> None:
+def test_product_of_stage_accuracies_is_measured_share() -> None:
     shares = {BEST: 0.81, LIGHT_FIRST: 0.54, LIGHT_SECOND: 0.27}
     tallies: dict[Choice, Tally] = {choice: tally(round(100 * share)) for choice, share in shares.items()}
     found = accuracies(echo_pipeline(), tallies, DIGEST, {BEST: {"first": 0.97}})
@@ -58,7 +58,7 @@ def test_the_product_of_the_stages_is_what_was_measured() -> None:
     assert found["second", "slow", "default"].mean_confidence is None
 
 
-def test_mean_confidence_is_of_all_rows_of_a_stage_that_says_it_of_each() -> None:
+def test_mean_confidence_needs_a_value_for_each_row() -> None:
     heard = [
         ReceivedAnswer(Score(2, 2), {"all": "0.9,0.5", "some": "0.5", "logit": "0.3"}),
         ReceivedAnswer(Score(1, 1), {"all": "0.4", "some": "", "logit": "3.1"}),
@@ -66,7 +66,7 @@ def test_mean_confidence_is_of_all_rows_of_a_stage_that_says_it_of_each() -> Non
     assert mean_confidences(heard) == {"all": 0.6}
 
 
-def test_answers_about_one_sample_count_as_one_where_they_go_together() -> None:
+def test_correlated_answers_of_a_sample_count_once() -> None:
     """Ten right or ten wrong a sample tell no more than one would; ten that do not hang together tell ten times."""
     together = Tally.of([Score(10, 10)] * 50 + [Score(0, 10)] * 50)
     apart = Tally.of([Score(5, 10), Score(4, 10), Score(6, 10)] * 40)
@@ -75,7 +75,7 @@ def test_answers_about_one_sample_count_as_one_where_they_go_together() -> None:
     assert tally(50).effective == pytest.approx(100)
 
 
-def test_where_nothing_is_right_nothing_is_written() -> None:
+def test_no_correct_answer_is_an_error() -> None:
     with pytest.raises(NoCorrectAnswers, match="not one sample"):
         accuracies(echo_pipeline(), dict.fromkeys(choices(echo_pipeline()), tally(0)), DIGEST, {})
 
@@ -109,7 +109,7 @@ def measured(value: float) -> Accuracy:
     return Accuracy(value=value, source="Measured", samples=9, low=value, high=value, samples_digest=DIGEST)
 
 
-def test_only_accuracies_and_their_evidence_change_in_the_text() -> None:
+def test_yaml_edit_changes_only_accuracies() -> None:
     places = {("first", "fast", "default"): 0.11, ("first", "slow", "default"): 0.22}
     places |= {("second", "both", "full"): 0.33, ("second", "both", "small"): 0.44}
     written = with_accuracies(TEXT, {place: measured(value) for place, value in places.items()})
@@ -135,7 +135,7 @@ def test_only_accuracies_and_their_evidence_change_in_the_text() -> None:
     assert with_accuracies(written, {place: measured(value) for place, value in places.items()}) == written
 
 
-def test_mean_confidence_is_written_beside_the_accuracy_it_belongs_to() -> None:
+def test_mean_confidence_is_written_with_its_accuracy() -> None:
     known = measured(0.11).model_copy(update={"mean_confidence": 0.9})
     written = with_accuracies(TEXT, {("first", "fast", "default"): known})
 
@@ -143,7 +143,7 @@ def test_mean_confidence_is_written_beside_the_accuracy_it_belongs_to() -> None:
     assert written.count("meanConfidence") == 1
 
 
-def test_what_stands_behind_an_accuracy_is_told_beside_it() -> None:
+def test_accuracy_is_shown_with_its_evidence() -> None:
     evidence = {"source": "Measured", "samples": 500, "low": 0.75, "high": 0.85}
     variants = [a_variant("small", accuracy=0.8, accuracyEvidence=evidence), a_variant("large", accuracy=0.9)]
     pipeline = InferencePipeline.model_validate(a_pipeline_document([a_stage("first", variants=variants)]))
@@ -155,9 +155,7 @@ def test_what_stands_behind_an_accuracy_is_told_beside_it() -> None:
     assert told == {"small": "measured (n 500, 0.750–0.850)", "large": "declared"}
 
 
-def test_accuracy_of_every_variant_is_measured_through_the_running_pipeline(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_measures_every_variant_of_a_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`wrong` adds two where one is right; of ten samples two are labelled with what it gives."""
     right, wrong = a_variant("right", accuracy=0.6), a_variant("wrong", accuracy=0.5, parameters={"increment": 2.0})
     pipeline = a_pipeline([a_stage("first", variants=[wrong, right])], slo={"latency": "1s"})

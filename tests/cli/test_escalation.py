@@ -52,7 +52,7 @@ def both_points(rows: int = 1) -> dict[Choice, list[ReceivedAnswer]]:
     }
 
 
-def test_what_a_point_doubts_is_looked_at_again_by_the_better_one() -> None:
+def test_least_confident_rows_are_escalated() -> None:
     found = escalations(a_document(), both_points())
 
     assert found["first", "one", "full"] == ()
@@ -62,7 +62,7 @@ def test_what_a_point_doubts_is_looked_at_again_by_the_better_one() -> None:
     assert best.accuracy > 0.99
 
 
-def test_samples_that_tell_their_tasks_get_thresholds_by_task() -> None:
+def test_samples_with_tasks_get_thresholds_by_task() -> None:
     told = {
         choice: [replace(one, task=("easy", "hard")[place % 2]) for place, one in enumerate(heard)]
         for choice, heard in both_points().items()
@@ -76,7 +76,7 @@ def test_samples_that_tell_their_tasks_get_thresholds_by_task() -> None:
     assert {HeldOut().task(row) for row in (0, 1_000, 2_000, 3_079)} == set(TASKS)
 
 
-def test_thresholds_by_task_are_written_in_the_looks_line() -> None:
+def test_task_thresholds_are_written_into_escalations() -> None:
     by_task = {"cars": TaskEscalation(confidence_below=0, share=0, accuracy=0.9)}
     look = Escalation(to="full", confidence_below=0.4, share=0.1, accuracy=0.86, by_task=by_task)
     written = with_escalations(TEXT, {("classify", "vit", "flow"): (look,)})
@@ -85,7 +85,7 @@ def test_thresholds_by_task_are_written_in_the_looks_line() -> None:
     assert f"{{name: flow, accuracy: 0.8, escalations: [{line}]}}" in written
 
 
-def test_whose_confidence_was_right_is_known_of_one_stage_and_one_row_alone() -> None:
+def test_escalations_need_one_stage_and_single_rows() -> None:
     assert escalations(a_document(confidence=None), both_points()) == {}
     assert escalations(a_document(stages=2), both_points()) == {}
     assert escalations(a_document(), both_points(rows=2)) == {}
@@ -114,7 +114,7 @@ spec:
 """
 
 
-def test_second_looks_take_the_place_of_those_before_and_all_else_stays() -> None:
+def test_yaml_edit_replaces_only_escalations() -> None:
     look = Escalation(to="full", confidence_below=0.4, share=0.1, accuracy=0.86, accuracy_low=0.84, samples=500)
     line = "{point: full, below: 0.4, share: 0.1, accuracy: 0.86, low: 0.84, samples: 500}"
     given: dict[tuple[str, str, str], tuple[Escalation, ...]] = {
@@ -132,7 +132,7 @@ def test_second_looks_take_the_place_of_those_before_and_all_else_stays() -> Non
     assert "0.85" not in emptied
 
 
-def test_a_transformer_served_on_own_samples_gets_second_looks(
+def test_evaluate_writes_escalations_of_a_transformer(
     weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Right is what `full` answers; `fast` merges and is wrong at times."""

@@ -20,14 +20,14 @@ async def a_process(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int) -
     return await ChildProcess.start("beating", [], folder / "log", "what beats")
 
 
-async def test_one_that_speaks_is_left_alone_until_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_process_with_heartbeats_runs_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = await a_process(tmp_path, monkeypatch, 10)
     hung: list[str] = []
     assert await wait_for_exit(module, 60.0, lambda: hung.append("hung")) == 7
     assert hung == []
 
 
-async def test_one_that_is_stopped_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stopped_process_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = await a_process(tmp_path, monkeypatch, 10**6)
     assert await module.read_line() == b"\n"
     os.kill(module.pid, signal.SIGSTOP)

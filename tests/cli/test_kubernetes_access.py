@@ -45,7 +45,7 @@ async def told_that(cluster: Cluster, namespace: str, reason: str, message: str)
     )
 
 
-async def test_new_profiles_are_asked_for_and_waited_for(cluster: Cluster, namespace: str) -> None:
+async def test_profile_in_cluster_waits_for_new_profiles(cluster: Cluster, namespace: str) -> None:
     await cluster.apply(body(namespace), manager="user")
     heard: asyncio.Queue[str] = asyncio.Queue()
     asking = asyncio.create_task(request_profiling(cluster, namespace, "echoes", heard.put_nowait, 30))
@@ -66,7 +66,7 @@ async def test_new_profiles_are_asked_for_and_waited_for(cluster: Cluster, names
     assert [one.metadata.name for one in await asking] == ["x"]
 
 
-async def test_a_failure_is_told(cluster: Cluster, namespace: str) -> None:
+async def test_failed_profile_job_is_reported(cluster: Cluster, namespace: str) -> None:
     await cluster.apply(body(namespace), manager="user")
     asking = asyncio.create_task(request_profiling(cluster, namespace, "echoes", print, 30))
     (task,) = profile_tasks(await asked_for(cluster, namespace))
@@ -96,7 +96,7 @@ def documents(namespace: str) -> list[dict[str, Any]]:
     return listed
 
 
-async def test_a_plan_is_explained_as_the_cluster_has_it(cluster, namespace, kubeconfig, monkeypatch, capsys) -> None:
+async def test_explain_in_cluster_uses_the_current_plan(cluster, namespace, kubeconfig, monkeypatch, capsys) -> None:
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     for one in documents(namespace):
         await cluster.apply(one, manager="user")
@@ -124,7 +124,7 @@ async def test_a_plan_is_explained_as_the_cluster_has_it(cluster, namespace, kub
     assert "give --load" in refused
 
 
-async def test_status_lists_the_pipelines(cluster, namespace, kubeconfig, monkeypatch, capsys) -> None:
+async def test_status_lists_pipelines_of_the_cluster(cluster, namespace, kubeconfig, monkeypatch, capsys) -> None:
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     await cluster.apply(body(namespace), manager="user")
     code = await asyncio.to_thread(run, ["status", "--cluster", "--namespace", namespace])

@@ -6,7 +6,7 @@ from pathlib import Path
 from trimtab.local.logs import trim_logs
 
 
-def test_a_log_that_outgrew_its_bound_keeps_its_newer_half_and_its_writer(tmp_path: Path) -> None:
+def test_large_log_keeps_its_newer_half(tmp_path: Path) -> None:
     path = tmp_path / "router.log"
     with path.open("ab", buffering=0) as writer:
         for number in range(1000):
@@ -19,7 +19,7 @@ def test_a_log_that_outgrew_its_bound_keeps_its_newer_half_and_its_writer(tmp_pa
     assert 400 < path.stat().st_size <= 600
 
 
-def test_logs_of_the_longest_gone_are_forgotten(tmp_path: Path) -> None:
+def test_oldest_logs_are_removed(tmp_path: Path) -> None:
     for number in range(5):
         path = tmp_path / f"first-{number}.log"
         path.write_text("said")

@@ -1,4 +1,4 @@
-"""Replicas that encode images give way to those that write, in real processes."""
+"""Scheduling priorities of encoder and generation replicas."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from trimtab_pipelines.processes.sched_slice import MAX_SLICE_SECONDS
 PARTED = Path(__file__).parents[2] / "pipelines" / "lmm-digits" / "parted.yaml"
 
 
-async def test_who_encodes_gives_way_to_who_writes(tmp_path: Path) -> None:
+async def test_encoder_replicas_have_a_higher_niceness(tmp_path: Path) -> None:
     plan = a_plan(load_pipeline(PARTED), 1, variant="decoder-only", replicas=1, cores="500m", accuracy=0.9)
 
     async with Supervisor(Setup(PARTED, tmp_path / "run", profiles_file=None, plan=plan)) as local:

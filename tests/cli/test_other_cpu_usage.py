@@ -1,4 +1,4 @@
-"""What others use of a machine is seen, and the adapter is told."""
+"""CPU usage of other processes, and its use by the adapter."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ from trimtab_pipelines.shared_machine import Machine
 BURNS = "while True: pass"
 
 
-def test_what_replicas_compute_is_not_others():
+def test_cpu_usage_of_replicas_is_excluded():
     others = OtherCpuUsage()
     assert others.sample(100.0, (50.0, 4), {"a": 10.0}) is None
 
@@ -31,7 +31,7 @@ def test_what_replicas_compute_is_not_others():
     assert gone == Machine(cores=4, other_cores=round((6.0 - 2.5) / 4, 2))
 
 
-def test_what_a_replica_computed_that_ends_does_not_become_others():
+def test_cpu_usage_of_ended_replicas_is_excluded():
     others = OtherCpuUsage()
     others.sample(0.0, (50.0, 4), {"a": 40.0})
     ending = others.sample(2.0, (51.0, 4), {"a": 0.0})  # nobody can say any more what it had computed
@@ -39,7 +39,7 @@ def test_what_a_replica_computed_that_ends_does_not_become_others():
     assert others.sample(4.0, (52.0, 4), {}) == Machine(cores=4, other_cores=0.5)
 
 
-def test_only_the_last_seconds_count_and_nothing_is_less_than_none():
+def test_cpu_usage_is_of_the_window_and_not_negative():
     others = OtherCpuUsage()
     others.sample(0.0, (0.0, 2), {})
     for second in range(2, int(WINDOW_SECONDS) + 4, 2):
@@ -49,7 +49,7 @@ def test_only_the_last_seconds_count_and_nothing_is_less_than_none():
     assert others.sample(WINDOW_SECONDS + 4.5, (99.0, 2), {"a": 9.0}) == Machine(cores=2, other_cores=2.0)
 
 
-def test_looks_are_not_closer_than_the_clock_of_processors_tells():
+def test_sample_is_due_after_the_interval():
     others = OtherCpuUsage()
     assert others.is_due(0.0)
     others.sample(0.0, (0.0, 2), {})
@@ -57,7 +57,7 @@ def test_looks_are_not_closer_than_the_clock_of_processors_tells():
     assert others.is_due(SAMPLE_INTERVAL_SECONDS)
 
 
-def test_a_process_that_computes_is_seen():
+def test_busy_process_counts_as_other_usage():
     burner = subprocess.Popen([sys.executable, "-c", BURNS])
     try:
         others, began = OtherCpuUsage(), time.monotonic()
@@ -72,7 +72,7 @@ def test_a_process_that_computes_is_seen():
     assert 0.5 < seen.other_cores <= seen.cores
 
 
-async def test_the_adapter_of_a_local_run_is_told(tmp_path: Path):
+async def test_adapter_reads_other_cpu_usage(tmp_path: Path):
     pipeline = write_echo_pipeline(tmp_path)
     profiles = tmp_path / "profile.yaml"
     points = [a_point_profile(name, cores=0.5) for name in ("fast", "slow")]
@@ -81,7 +81,7 @@ async def test_the_adapter_of_a_local_run_is_told(tmp_path: Path):
     async with Supervisor(setup) as local:
         await local.ready()
         assert local.adapter is not None
-        await until(local.machine_file.exists, "what others use is written down")
+        await until(local.machine_file.exists, "the machine file exists")
         assert local.adapter.running
         assert psutil.Process(local.adapter.pid).nice() == psutil.Process().nice() + ADAPTER_NICENESS
         assert turn_seconds(local.adapter.pid) == pytest.approx(MAX_SLICE_SECONDS)
@@ -91,7 +91,7 @@ async def test_the_adapter_of_a_local_run_is_told(tmp_path: Path):
     assert 0 <= seen.other_cores <= seen.cores
 
 
-def test_what_cannot_be_read_of_a_machine_is_not_known(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_invalid_machine_file_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     broken = tmp_path / "machine.json"
     assert read_machine_load(None) is None
     assert read_machine_load(broken) is None

@@ -1,4 +1,4 @@
-"""The report says what happened, in one file that needs nothing else."""
+"""Report: content, and a single file without external resources."""
 
 import re
 from dataclasses import replace
@@ -46,18 +46,18 @@ def page() -> Page:
     return parsed
 
 
-def test_fetches_nothing(page: Page) -> None:
+def test_report_loads_no_external_resource(page: Page) -> None:
     assert page.fetched == []
 
 
-def test_style_fetches_nothing() -> None:
+def test_style_loads_no_external_resource() -> None:
     style = re.search(r"<style>(.*?)</style>", render([a_run()]), re.DOTALL)
     assert style is not None
     assert not re.search(r"url\(|@import", style[1])
 
 
-def test_says_what_happened(page: Page) -> None:
-    """Cards, every stage, every reason, every change with its reason, every fault; what users wrote is escaped."""
+def test_report_shows_outcomes_changes_and_faults(page: Page) -> None:
+    """Summary, stages, reasons, changes and faults; user text is escaped."""
     words = " ".join(page.words)
     for said in (
         "1,200",
@@ -65,29 +65,28 @@ def test_says_what_happened(page: Page) -> None:
         "94.00 %",
         "Stage first",
         "Stage second",
-        "dropped in second: Predicted",
+        "dropped in second: DeadlineUnreachable",
         "answered late",
         "to slow <because>",
         "replica first-0 ended",
-        "it said: <nothing>",
+        "last line: <nothing>",
         "first: slow ×1 batch 8",
     ):
         assert said in words
 
 
-def test_compares_runs() -> None:
+def test_report_compares_runs() -> None:
     page = render([a_run("adaptive"), a_run("static-lightest")])
     assert page.count("<td class='text'>static-lightest</td>") == 1
 
 
-def test_renders_without_a_load_and_without_anything() -> None:
-    """Others sent the load, or nobody did."""
+def test_report_renders_without_results_or_samples() -> None:
     empty = a_run(with_load=False)
     for run in (empty, type(empty)(title="nothing", pipeline=empty.pipeline, samples=[], plans=[])):
         assert "<title>" in render([run])
 
 
-def test_figures() -> None:
+def test_stats_of_a_load() -> None:
     figures = run_stats(a_run())
     assert figures.received == SECONDS * 10
     assert figures.outcomes == {
@@ -108,7 +107,7 @@ def test_figures() -> None:
     assert (figures.load_low_rps, figures.load_high_rps) == (10, 10)
 
 
-def test_figures_without_a_load_come_from_the_router() -> None:
+def test_stats_without_a_load_use_router_counters() -> None:
     figures = run_stats(a_run(with_load=False))
     assert figures.received == 1200
     assert figures.expected_accuracy == pytest.approx(0.88)
@@ -116,7 +115,7 @@ def test_figures_without_a_load_come_from_the_router() -> None:
     assert (figures.p50_seconds, figures.p99_seconds) == (0.5, 2.0)
 
 
-def test_stretches_are_where_a_stage_ran_the_same() -> None:
+def test_variant_spans_end_at_each_change() -> None:
     found = series.variant_spans(a_run(), "first")
     assert [(s.start, s.end, s.stage.variant, s.stage.ready_replicas) for s in found] == [
         (0, 40, "fast", 1),
@@ -126,29 +125,29 @@ def test_stretches_are_where_a_stage_ran_the_same() -> None:
     ]
 
 
-def test_lost_requests_have_their_reason_and_time() -> None:
+def test_lost_requests_have_reason_and_time() -> None:
     lost = series.lost_requests(a_run())
     assert {reason: curve.value.sum() for reason, curve in lost.items()} == {
         "answered late": LATE,
-        "dropped in second: Predicted": DROPPED,
+        "dropped in second: DeadlineUnreachable": DROPPED,
     }
     assert lost["answered late"].value[:30].sum() == 0
 
 
-def test_cards_show_whether_a_promise_was_kept() -> None:
+def test_summary_items_state_whether_targets_hold() -> None:
     shown = {card.label: card.holds for card in summary_items(a_run())}
     assert shown["requests received"] is True
     assert shown["within the SLO"] is False
-    assert shown["latency p99"] is None
+    assert shown["p99 latency"] is None
 
 
-def test_cards_show_where_the_time_went_in_the_stages_that_told() -> None:
+def test_summary_items_show_queue_and_service_time() -> None:
     shown = {card.label: (card.value, card.detail) for card in summary_items(a_run()) if card.label.startswith("stage")}
-    detail = "queued + served, median; p99 20 ms + 50 ms; 3.0 rows a batch"
+    detail = "queue + service time, median; p99 20 ms + 50 ms; 3.0 rows per batch"
     assert shown == {"stage first": ("20 ms + 50 ms", detail)}
 
 
-def test_window_shows_only_the_last_seconds() -> None:
+def test_window_holds_the_last_seconds() -> None:
     window = SampleWindow()
     for sample in a_run().samples:
         window.add(sample)
@@ -157,7 +156,7 @@ def test_window_shows_only_the_last_seconds() -> None:
     assert (window.latency_seconds(0.4), window.latency_seconds(0.99)) == (0.5, 2.0)
 
 
-def test_record_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_record_round_trip(tmp_path: Path) -> None:
     run = a_run()
     run_record.save(run, tmp_path)
     again = run_record.load(tmp_path)
@@ -167,42 +166,42 @@ def test_record_comes_back_as_it_was(tmp_path: Path) -> None:
     assert run_stats(again) == run_stats(run)
 
 
-def test_a_run_that_ended_within_its_first_second_is_one(tmp_path: Path) -> None:
+def test_run_without_samples_can_be_loaded(tmp_path: Path) -> None:
     run_record.Recorder(tmp_path, "short", a_run().pipeline).start(None)
     again = run_record.load(tmp_path)
     assert (again.title, list(again.samples)) == ("short", [])
 
 
-def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
+def test_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match=r"holds no recorded run: .*run\.json: No such file"):
         run_record.load(tmp_path)
     run_record.save(a_run(), tmp_path)
     (tmp_path / "samples.jsonl").write_text("{}\n")
-    with pytest.raises(DocumentError, match="Sample"):
+    with pytest.raises(DocumentError, match="sample"):
         run_record.load(tmp_path)
 
 
-def test_demo_holds_only_where_all_its_promises_do() -> None:
+def test_demo_result_needs_adaptation() -> None:
     outcome = demo_result(run_stats(a_run()))
     assert {b.bar: b.holds for b in outcome.bars} == {
         "failed requests": True,
         "received - ok - late - dropped - refused - failed": True,
         "|measured - expected| accuracy": True,
-        "variant changes of the stage that changed least": False,
-        "greatest over least load": False,
+        "fewest variant changes of a stage": False,
+        "maximum load / minimum load": False,
     }
 
 
-def test_comparison_needs_an_accuracy_between_the_two() -> None:
-    """Three equal runs gain nothing; the share is then not a number, and does not hold."""
+def test_comparison_without_gain_fails() -> None:
+    """The share of equal runs is NaN, which does not hold."""
     figures = run_stats(a_run())
     held = {b.bar: b.holds for b in comparison_result(figures, figures, figures).bars}
     assert held["share of the accuracy between lightest and heaviest"] is False
     assert held["adaptive: fraction within the SLO"] is False
 
 
-def test_a_level_accuracy_is_drawn_level() -> None:
-    """Sums of fractions differ in their last digits; a chart that zooms in on these shows a zigzag."""
+def test_constant_accuracy_is_drawn_flat() -> None:
+    """Rounding errors of sums are not magnified."""
     samples = []
     for second in range(60):
         counters = replace(a_sample(second).counters, accuracy_sum=sum([0.9017] * second), accuracy_count=second)

@@ -121,7 +121,7 @@ def roll(machine: Machine, targets: list[StageTarget], data: st.DataObject, *, k
 
 @settings(max_examples=150, deadline=None)
 @given(plans(), st.booleans(), st.data())
-def test_keeps_the_budget_and_arrives(case, hosts_all, data) -> None:
+def test_rollout_stays_within_the_budget_and_ends(case, hosts_all, data) -> None:
     """Whatever the plans, every step stays within the budget and every plan becomes true, without any surge."""
     budget, sequence = case
     machine = Machine(budget, hosts_all=hosts_all)
@@ -131,7 +131,7 @@ def test_keeps_the_budget_and_arrives(case, hosts_all, data) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(plans(), st.data())
-def test_never_without_a_ready_replica_where_all_variants_are_loaded(case, data) -> None:
+def test_rollout_keeps_a_replica_ready_if_all_variants_loaded(case, data) -> None:
     """With every variant loaded no stage is ever without a ready replica, even without surge."""
     budget, sequence = case
     machine = Machine(budget, hosts_all=True)
@@ -141,7 +141,7 @@ def test_never_without_a_ready_replica_where_all_variants_are_loaded(case, data)
 
 @settings(max_examples=100, deadline=None)
 @given(plans(), st.data())
-def test_never_without_a_ready_replica_where_surge_holds_one_more(case, data) -> None:
+def test_rollout_keeps_a_replica_ready_with_surge(case, data) -> None:
     """With one variant loaded each, surge for one replica is enough."""
     budget, sequence = case
     machine = Machine(budget + max(VARIANTS.values()), hosts_all=False)
@@ -151,7 +151,7 @@ def test_never_without_a_ready_replica_where_surge_holds_one_more(case, data) ->
 
 @settings(max_examples=60, deadline=None)
 @given(plans(), st.booleans(), st.data())
-def test_recovers_from_deaths_and_plans_that_overtake_each_other(case, hosts_all, data) -> None:
+def test_rollout_recovers_from_deaths_and_new_plans(case, hosts_all, data) -> None:
     """A plan may come while the last one is half done, and replicas may die at any time."""
     budget, sequence = case
     machine = Machine(budget, hosts_all=hosts_all)
@@ -173,7 +173,7 @@ def ready(name: str, variant: str, cores: float, *, loaded: str = "sml") -> Repl
     return Replica(name, name.partition("-")[0], variant, frozenset(loaded), cores, "ready")
 
 
-def test_a_change_of_variant_of_equal_size_does_nothing() -> None:
+def test_variant_change_of_equal_cores_needs_no_action() -> None:
     """The replica has it loaded: the router moves, no process does."""
     actions = decide(
         [StageTarget("read", "m", 1, 1.0)], [ready("read-0", "s", 1.0)], limit_cores=1, serving={"read": "s"}, now=0
@@ -182,7 +182,7 @@ def test_a_change_of_variant_of_equal_size_does_nothing() -> None:
     assert actions == []
 
 
-def test_shrinks_only_after_the_router_moved() -> None:
+def test_replica_shrinks_after_the_router_switched() -> None:
     """As long as the router sends batches to the large variant, its cores stay reserved."""
     target, replica = StageTarget("read", "s", 1, 0.25), ready("read-0", "l", 1.0)
 
@@ -190,7 +190,7 @@ def test_shrinks_only_after_the_router_moved() -> None:
     assert decide([target], [replica], limit_cores=1, serving={"read": "s"}, now=0) == [Resize("read-0", "s", 0.25)]
 
 
-def test_exchanges_before_it_drains() -> None:
+def test_new_replica_starts_before_the_old_one_drains() -> None:
     """One variant loaded each and room for both: start first."""
     target, old = StageTarget("read", "l", 1, 1.0), ready("read-0", "s", 1.0, loaded="s")
     new = ready("read-1", "l", 1.0, loaded="l")
@@ -200,14 +200,14 @@ def test_exchanges_before_it_drains() -> None:
     assert decide([target], [old, new], limit_cores=2, serving={"read": "l"}, now=0) == [MarkDraining("read-0")]
 
 
-def test_breaks_first_only_where_the_budget_holds_one() -> None:
+def test_replica_drains_first_if_the_budget_holds_one() -> None:
     """No room for both: the old one goes first."""
     target, old = StageTarget("read", "l", 1, 1.0), ready("read-0", "s", 1.0, loaded="s")
 
     assert decide([target], [old], limit_cores=1, serving={"read": "s"}, now=0) == [MarkDraining("read-0")]
 
 
-def test_a_drained_replica_stops_when_idle_or_out_of_patience() -> None:
+def test_drained_replica_stops_when_idle_or_timed_out() -> None:
     draining = replace(ready("read-0", "s", 0.25), state="draining", draining_since=10.0)
     kept, target = ready("read-1", "s", 0.25), StageTarget("read", "s", 1, 0.25)
 
@@ -219,7 +219,7 @@ def test_a_drained_replica_stops_when_idle_or_out_of_patience() -> None:
     assert at(41.0, draining) == [Stop("read-0")]
 
 
-def test_waits_out_a_backoff() -> None:
+def test_start_waits_for_the_backoff() -> None:
     target = StageTarget("read", "s", 1, 0.25)
 
     assert decide([target], [], limit_cores=1, serving={}, now=4.9, not_before={"read": 5.0}) == []
@@ -233,7 +233,7 @@ def test_backoff_doubles_up_to_a_limit() -> None:
     assert backoff_seconds(1000) == 30.0
 
 
-def test_servable_are_the_loaded_variants_the_cores_suffice_for() -> None:
+def test_servable_variants_fit_the_reserved_cores() -> None:
     target = StageTarget("read", "m", 1, 0.5)
 
     assert servable_variants(ready("read-0", "m", 0.5), target, VARIANTS) == {"s", "m"}
@@ -241,7 +241,7 @@ def test_servable_are_the_loaded_variants_the_cores_suffice_for() -> None:
     assert servable_variants(ready("read-0", "s", 0.25, loaded="s"), target, VARIANTS) == {"s"}
 
 
-def test_encoders_go_once_the_router_has_moved_to_who_reads_images_itself():
+def test_encoders_stop_after_the_switch_to_colocated():
     targets = [StageTarget("encode", "e", 0, 0.5), StageTarget("answer", "whole", 1, 1.0)]
     encoder = Replica("encode-0", "encode", "e", frozenset({"e"}), 0.5, "ready")
     both = Replica("answer-1", "answer", "pulls", frozenset({"pulls", "whole"}), 1.0, "ready")

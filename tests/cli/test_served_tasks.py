@@ -53,7 +53,7 @@ def body(task: int | None = None, name: str = "") -> dict[str, Any]:
     return {"inputs": inputs, "parameters": {"trimtab.task": name} if name else {}}
 
 
-async def test_a_task_registered_under_load_outlives_all_replicas(weights, tmp_path):
+async def test_registered_task_outlives_all_replicas(weights, tmp_path):
     (tmp_path / "small.safetensors").symlink_to(weights)
     (tmp_path / "pipeline.yaml").write_text(PIPELINE)
     pipeline, key = load_pipeline(tmp_path / "pipeline.yaml"), new_key()
@@ -113,7 +113,7 @@ async def test_a_task_registered_under_load_outlives_all_replicas(weights, tmp_p
         assert others[0] >= 0
 
 
-async def test_a_task_that_the_pipeline_names_is_known_by_the_card_that_its_replicas_loaded(weights, tmp_path):
+async def test_listed_task_has_the_record_of_its_replicas(weights, tmp_path):
     (tmp_path / "small.safetensors").symlink_to(weights)
     judged = {"value": 0.75, "source": "Measured", "samples": 99, "low": 0.7, "high": 0.8, "meanConfidence": 0.9}
     ways: dict[str, int | None] = {"plain": None}

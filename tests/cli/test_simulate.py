@@ -1,4 +1,4 @@
-"""`trimtab simulate`: the same words, record and report as a served run, and what a user gets wrong."""
+"""`trimtab simulate`: record, report and user errors."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from trimtab_pipelines.documents import dump_yaml
 Captured = pytest.CaptureFixture[str]
 
 
-def test_a_load_is_simulated_recorded_and_reported(tmp_path: Path, capsys: Captured) -> None:
+def test_simulation_is_recorded_and_reported(tmp_path: Path, capsys: Captured) -> None:
     pipeline = write_echo_pipeline(tmp_path)
     profiles = str(a_profile_file(tmp_path))
     arguments = ("simulate", str(pipeline), "--profiles", profiles, "--load", "constant:20", "--duration", "20")
@@ -28,11 +28,11 @@ def test_a_load_is_simulated_recorded_and_reported(tmp_path: Path, capsys: Captu
     recorded = load(tmp_path / "out" / "simulate")
     assert recorded.results is not None
     assert len(recorded.results.records) == outcome["figures"]["received_requests"]
-    assert [fault.what for fault in recorded.faults] == ["a replica of first was lost"]
+    assert [fault.what for fault in recorded.faults] == ["replica of first lost"]
     assert "simulated" in (tmp_path / "out" / "simulate.html").read_text()[:500]
 
 
-def test_a_given_plan_is_kept(tmp_path: Path, capsys: Captured) -> None:
+def test_fixed_plan_does_not_change(tmp_path: Path, capsys: Captured) -> None:
     pipeline, plan = write_echo_pipeline(tmp_path), write_plan(tmp_path / "plan.json", echo_plan())
     profiles = str(a_profile_file(tmp_path))
     arguments = ("simulate", str(pipeline), "--profiles", profiles, "--plan", str(plan), "--out", str(tmp_path / "out"))
@@ -41,7 +41,7 @@ def test_a_given_plan_is_kept(tmp_path: Path, capsys: Captured) -> None:
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]["plan_changes"] == 0
 
 
-def test_chats_of_many_words_take_as_long_as_they_take_to_be_read(tmp_path: Path, capsys: Captured) -> None:
+def test_simulated_latency_includes_prefill_of_text(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "pipeline.yaml").write_text(dump_yaml(PIPELINE))
     (tmp_path / "profile.yaml").write_text(dump_yaml(*READ.values()))
     files = (
@@ -77,10 +77,10 @@ def test_chats_of_many_words_take_as_long_as_they_take_to_be_read(tmp_path: Path
     assert medians[1] == pytest.approx(medians[0] + 100 * 0.0005, abs=0.01)
 
 
-def test_what_a_user_gets_wrong(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIMTAB_CACHE", str(tmp_path / "cache"))  # where nothing was measured
+def test_user_errors_are_rejected(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIMTAB_CACHE", str(tmp_path / "cache"))  # holds no profile
     pipeline = str(write_echo_pipeline(tmp_path))
-    assert "nothing to simulate: give --trace FILE or --load" in said(capsys, 2, "simulate", pipeline)
+    assert "no load: give --trace FILE or --load" in said(capsys, 2, "simulate", pipeline)
     loaded = ("simulate", pipeline, "--load", "constant:5", "--duration", "5")
     assert "has no profile: give --profiles FILE" in said(capsys, 2, *loaded)
     profiles = ("--profiles", str(a_profile_file(tmp_path)))

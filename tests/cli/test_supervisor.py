@@ -65,7 +65,7 @@ async def client(local: Supervisor) -> AsyncIterator[httpx.AsyncClient]:
         yield running
 
 
-async def test_follows_plans_and_survives_kills(local: Supervisor, client: httpx.AsyncClient) -> None:
+async def test_supervisor_follows_plans_and_survives_kills(local: Supervisor, client: httpx.AsyncClient) -> None:
     """Under requests all the time: a change of variant, of replicas, a killed replica, a broken plan. None fails."""
     answered, stop = [], asyncio.Event()
 
@@ -107,7 +107,7 @@ async def test_follows_plans_and_survives_kills(local: Supervisor, client: httpx
     assert counters.received == sum(counters.outcomes.values()) == len(answered)
 
 
-async def test_a_replica_that_hangs_is_replaced(local: Supervisor, client: httpx.AsyncClient) -> None:
+async def test_hung_replica_is_replaced(local: Supervisor, client: httpx.AsyncClient) -> None:
     """The only one of its stage stops; five seconds later another answers, and nothing failed."""
     await infer(client)
     name, pid = next((name, pid) for name, pid in local.replica_manager.pids.items() if name.startswith("first"))
@@ -122,7 +122,7 @@ async def test_a_replica_that_hangs_is_replaced(local: Supervisor, client: httpx
     assert (await local.client.counters()).outcomes["failed"] == 0
 
 
-async def test_a_router_that_hangs_is_replaced(local: Supervisor, client: httpx.AsyncClient) -> None:
+async def test_hung_router_is_replaced(local: Supervisor, client: httpx.AsyncClient) -> None:
     assert local.router is not None
     pid = local.router.pid
     os.kill(pid, signal.SIGSTOP)
@@ -132,9 +132,7 @@ async def test_a_router_that_hangs_is_replaced(local: Supervisor, client: httpx.
     assert "the router hung" in [fault.what for fault in local.faults]
 
 
-async def test_a_disk_that_refuses_keeps_nothing_from_being_served(
-    local: Supervisor, client: httpx.AsyncClient
-) -> None:
+async def test_serving_continues_if_the_disk_rejects_writes(local: Supervisor, client: httpx.AsyncClient) -> None:
     """A replica dies while nothing can be written; one takes its place as soon as there is room."""
     name, pid = next(iter(local.replica_manager.pids.items()))
     with a_disk_with(0):
@@ -146,7 +144,7 @@ async def test_a_disk_that_refuses_keeps_nothing_from_being_served(
     await infer(client)
 
 
-async def test_restarts_the_router_on_the_same_port(local: Supervisor, client: httpx.AsyncClient) -> None:
+async def test_router_restarts_on_the_same_port(local: Supervisor, client: httpx.AsyncClient) -> None:
     """What sends to the router finds it again where it was."""
     assert local.router is not None
     os.kill(local.router.pid, signal.SIGKILL)
@@ -160,7 +158,7 @@ async def test_restarts_the_router_on_the_same_port(local: Supervisor, client: h
         await asyncio.sleep(0.05)
 
 
-async def test_says_why_the_router_does_not_start(tmp_path: Path) -> None:
+async def test_router_start_error_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         setup = Setup(
             write_echo_pipeline(tmp_path), tmp_path / "run", plan=echo_plan(), rest_port=taken.getsockname()[1]
@@ -171,7 +169,7 @@ async def test_says_why_the_router_does_not_start(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "models").exists()
 
 
-async def test_says_why_a_replica_does_not_start(tmp_path: Path) -> None:
+async def test_replica_start_error_is_reported(tmp_path: Path) -> None:
     """What the model server said is part of the message."""
     document = write_echo_pipeline(tmp_path).read_text().replace("family: echo", "family: ecco")
     (tmp_path / "pipeline.yaml").write_text(document)
@@ -180,7 +178,7 @@ async def test_says_why_a_replica_does_not_start(tmp_path: Path) -> None:
             await running.ready()
 
 
-async def test_a_router_that_stops_has_the_time_that_its_answers_were_promised(tmp_path: Path) -> None:
+async def test_stopping_router_has_time_to_drain(tmp_path: Path) -> None:
     patience: list[float] = []
 
     class Patient:
@@ -198,7 +196,7 @@ async def test_a_router_that_stops_has_the_time_that_its_answers_were_promised(t
     assert patience == [45.0]
 
 
-def test_refuses_a_plan_beyond_the_budget(tmp_path: Path) -> None:
+def test_supervisor_rejects_a_plan_above_the_budget(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match="asks for 3 cores of a budget of 2"):
         Supervisor(Setup(write_echo_pipeline(tmp_path), tmp_path / "run", plan=echo_plan(replicas=3)))
 
@@ -224,7 +222,7 @@ def up(tmp_path: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[str]
 
 
 @pytest.mark.parametrize("name", ["link", "beside/../run"])
-async def test_a_plan_is_followed_whatever_its_folder_is_called(tmp_path: Path, name: str) -> None:
+async def test_plan_is_watched_in_any_folder(tmp_path: Path, name: str) -> None:
     """The plan is written once the folder is watched, as an adapter's first one is."""
     (tmp_path / "run").mkdir()
     (tmp_path / "beside").mkdir()
@@ -247,7 +245,7 @@ def assert_gone(processes: list[psutil.Process]) -> None:
     assert alive == []
 
 
-def test_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_interrupt_ends_all_processes(tmp_path: Path) -> None:
     """Ctrl-C ends the command with 0, its processes, and its temporary files."""
     with up(tmp_path) as (process, below):
         assert len(below) >= 4
@@ -259,7 +257,7 @@ def test_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_kill_leaves_no_process_behind_but_the_record(tmp_path: Path) -> None:
+def test_kill_leaves_only_the_record(tmp_path: Path) -> None:
     """Even kill -9 of the command takes everything below with it; the report tells of the run up to then."""
     record = tmp_path / "record"
     with up(tmp_path, "--folder", str(record)) as (process, below):
@@ -276,7 +274,7 @@ def test_kill_leaves_no_process_behind_but_the_record(tmp_path: Path) -> None:
     assert "<title>sample · Trimtab</title>" in page.read_text()
 
 
-def test_a_folder_belongs_to_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_is_locked_by_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A second run is told whose the folder is, and the first goes on."""
     record = tmp_path / "record"
     with up(tmp_path, "--folder", str(record)) as (process, below):
@@ -292,7 +290,7 @@ def test_a_folder_belongs_to_one_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert_gone(below)
 
 
-def test_profile_ends_with_all_it_started(tmp_path: Path) -> None:
+def test_interrupted_profile_ends_all_processes(tmp_path: Path) -> None:
     """SIGTERM leaves no model server behind, and its exit code says why it ended."""
     command = [sys.executable, "-m", "trimtab", "profile", str(write_echo_pipeline(tmp_path)), "--quick"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
@@ -307,7 +305,7 @@ def test_profile_ends_with_all_it_started(tmp_path: Path) -> None:
     assert_gone(below)
 
 
-def test_no_process_imports_what_lies_in_the_working_directory(tmp_path: Path) -> None:
+def test_working_directory_is_not_imported(tmp_path: Path) -> None:
     for module in ("grp", "queue", "numpy", "aiohttp"):
         (tmp_path / f"{module}.py").write_text(f"raise SystemExit('{module} is not the one that was meant')")
     with up(tmp_path) as (process, _):
@@ -316,7 +314,7 @@ def test_no_process_imports_what_lies_in_the_working_directory(tmp_path: Path) -
     assert process.returncode == 0, output
 
 
-def test_serves_a_load_and_records_it(tmp_path: Path) -> None:
+def test_local_run_serves_and_records_a_load(tmp_path: Path) -> None:
     """The load's end is the command's end; the record and the report are there."""
     out = tmp_path / "record"
     options = ("--load", "constant:20", "--duration", "3", "--folder", str(out), "--report", str(tmp_path / "r.html"))

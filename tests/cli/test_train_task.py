@@ -43,7 +43,7 @@ def command(task, samples, out):
     return run(["train-task", str(FOLDER), task, *options])
 
 
-def test_a_task_is_trained_written_and_judged_at_every_point(tmp_path, capsys):
+def test_task_is_trained_and_evaluated_at_every_point(tmp_path, capsys):
     code = command("stripes", "Stripes", tmp_path / "weights" / "more.safetensors")
     told = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["figures"]
     card = parse_task_record((tmp_path / "weights" / "more.safetensors").read_bytes())
@@ -69,7 +69,7 @@ def test_a_task_is_trained_written_and_judged_at_every_point(tmp_path, capsys):
     ("task", "samples", "words"),
     [("digits", "Stripes", "there is a task 'digits' already"), ("new", "Named", "is no whole number")],
 )
-def test_what_cannot_be_is_said_in_words(tmp_path, capsys, task, samples, words):
+def test_invalid_task_is_rejected(tmp_path, capsys, task, samples, words):
     code = command(task, samples, tmp_path / "more.safetensors")
     found = capsys.readouterr()
 

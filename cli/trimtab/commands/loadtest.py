@@ -10,7 +10,7 @@ import typer
 
 from trimtab.load_options import parse_load_options
 from trimtab.options import PipelineArgument, SampledLoadArguments, console, parse_address, signal_exit_code
-from trimtab_loadtester.attack import WireName, attack
+from trimtab_loadtester.attack import ClientProtocol, attack
 from trimtab_loadtester.clients import Access
 from trimtab_loadtester.load_spec import LoadError
 from trimtab_loadtester.progress import progress_bar
@@ -24,7 +24,8 @@ def command(
     load: SampledLoadArguments,
     address: Annotated[str, typer.Option(help="HOST:PORT of the pipeline")] = "127.0.0.1:8080",
     wire: Annotated[
-        WireName, typer.Option(help="Protocol, which must match the port; chat: OpenAI chat completions, streamed")
+        ClientProtocol,
+        typer.Option(help="Protocol of the port; chat: OpenAI chat completions, streamed"),
     ] = "REST",
     ca: Annotated[Path | None, typer.Option(help="CA certificate of the server; enables TLS")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="File that holds the API key to send")] = None,

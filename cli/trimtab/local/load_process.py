@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from trimtab_loadtester.attack import AttackOptions, Progress, WireName, attack
+from trimtab_loadtester.attack import AttackOptions, ClientProtocol, Progress, attack
 from trimtab_loadtester.clients import OPEN, Access
 from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_loadtester.results import Results
@@ -29,7 +29,7 @@ class LoadOptions:
     scale: float = 1.0
     duration_seconds: float | None = None
     seed: int = 0
-    wire: WireName = "REST"
+    wire: ClientProtocol = "REST"
     access: Access = OPEN
     samples: str | None = None
 
@@ -42,7 +42,7 @@ class LoadOptions:
     @property
     def attack_options(self) -> AttackOptions:
         return AttackOptions(
-            wire=self.wire,
+            protocol=self.wire,
             duration_seconds=self.duration_seconds,
             seed=self.seed,
             access=self.access,

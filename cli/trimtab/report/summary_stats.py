@@ -10,7 +10,7 @@ from trimtab.chat_stats import ChatStats, chat_stats
 from trimtab.local.router_client import median_and_p99
 from trimtab.report import series
 from trimtab.run_samples import Run
-from trimtab_loadtester.results import TOKEN_TIMES, Modality
+from trimtab_loadtester.results import TOKEN_TIMES, ModalityResults
 from trimtab_pipelines.request_outcome import RequestOutcome
 
 LOAD_WINDOW_SECONDS = 5
@@ -119,7 +119,7 @@ def _chats(run: Run) -> dict[str, ChatStats]:
     return {name: chat_stats(counters, name) for name in counters.first_token_buckets} if counters else {}
 
 
-def _load_test_chats(modality: Modality) -> ChatStats:
+def _load_test_chats(modality: ModalityResults) -> ChatStats:
     times = [
         modality.tokens.get(f"{column}_{quantile}", math.nan) for column in TOKEN_TIMES for quantile in ("p50", "p99")
     ]

@@ -63,9 +63,7 @@ def why_not_faster(precision: Precision, ratio: float, machine: TuningHardware) 
         return f"{slow} on this GPU"
     names = machine.instructions_for(precision)
     return (
-        f"{slow}, though the processor has {names}"
-        if names
-        else f"{slow}: {_missing_instructions(precision, machine)}"
+        f"{slow}, though the processor has {names}" if names else f"{slow}: {_missing_instructions(precision, machine)}"
     )
 
 

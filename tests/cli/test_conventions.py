@@ -1,4 +1,4 @@
-"""What users of other command lines expect: quick help, JSON for machines, one spelling, no traceback."""
+"""Conventions of the command line: fast help, JSON output, equal syntax, one-line errors."""
 
 import inspect
 import json
@@ -24,22 +24,22 @@ HEAVY = {"numpy", "torch", "grpc", "aiohttp", "httpx", "plotly", "uvloop", "trim
 
 
 @pytest.mark.parametrize("verb", app.COMMANDS)
-def test_help_without_a_verb_says_what_the_verb_itself_says(verb: str) -> None:
+def test_command_list_matches_the_commands_help(verb: str) -> None:
     told = inspect.getdoc(app.command_module(verb).command)
     assert told is not None
     assert told.partition("\n\n")[0].replace("\n", " ") == app.COMMANDS[verb]
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["-h"], ["status", "--port", "9"]])
-def test_what_is_asked_often_imports_little(arguments: list[str]) -> None:
-    """Time on a busy machine tells nothing; what is imported does. Status needs an HTTP client and no more."""
+def test_frequent_commands_import_little(arguments: list[str]) -> None:
+    """Imports are checked rather than times, which other load affects. `status` needs an HTTP client."""
     code = f"import sys; from trimtab.app import run; run({arguments!r}); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = HEAVY & set(done.stderr.split())
-    assert loaded <= ({"httpx"} if "status" in arguments else set())
+    assert loaded <= ({"aiohttp"} if "status" in arguments else set())
 
 
-def test_the_verb_is_found_before_options_and_where_a_shell_completes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_name_is_found_in_completions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert app.command_name(["--version"]) is None
     assert app.command_name(["plan", "x", "--load", "3"]) == "plan"
     monkeypatch.setenv("_TRIMTAB_COMPLETE", "complete_bash")
@@ -49,7 +49,7 @@ def test_the_verb_is_found_before_options_and_where_a_shell_completes(monkeypatc
     assert done.stdout.split() == ["--address"]
 
 
-def test_plan_and_explain_tell_their_facts_as_json(tmp_path: Path, capsys: Captured) -> None:
+def test_plan_and_explain_print_json(tmp_path: Path, capsys: Captured) -> None:
     pipeline, profile = str(write_echo_pipeline(tmp_path)), str(a_profile_file(tmp_path))
     told = []
     for verb in ("plan", "explain"):
@@ -60,11 +60,11 @@ def test_plan_and_explain_tell_their_facts_as_json(tmp_path: Path, capsys: Captu
         told.append(json.loads(captured.out))
     for facts in told:
         assert PipelinePlan.model_validate(facts["plan"]).spec.feasible
-        assert {"what", "accuracy", "cores", "latency_seconds"} <= facts["alternatives"][0].keys()
-        assert facts["prices"]
+        assert {"change", "accuracy", "cores", "latency_seconds"} <= facts["alternatives"][0].keys()
+        assert facts["sensitivities"]
 
 
-def test_a_report_tells_its_figures_as_json_and_stands_beside_the_record(tmp_path: Path, capsys: Captured) -> None:
+def test_report_prints_json_and_writes_html(tmp_path: Path, capsys: Captured) -> None:
     run_record.save(a_run(), tmp_path)
     assert run(["report", str(tmp_path), "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)
@@ -72,7 +72,7 @@ def test_a_report_tells_its_figures_as_json_and_stands_beside_the_record(tmp_pat
     assert (tmp_path / "report.html").exists()
 
 
-def test_a_load_is_written_in_one_way_everywhere(tmp_path: Path, capsys: Captured) -> None:
+def test_load_syntax_is_equal_in_all_commands(tmp_path: Path, capsys: Captured) -> None:
     pipeline, profile = str(write_echo_pipeline(tmp_path)), str(a_profile_file(tmp_path))
     plans = []
     for load in ("5", "constant:5", "steps:2x3,5x1"):
@@ -91,56 +91,56 @@ def test_a_load_is_written_in_one_way_everywhere(tmp_path: Path, capsys: Capture
         (("explain", "--load", "-3"), "rate -3 must lie between 0 and"),
         (
             ("up", "--folder", "/dev/null/run", "--profiles", "/nowhere"),
-            "the folder of a run: Not a directory",
+            "cannot be a run folder: Not a directory",
         ),
         (("up", "--duration", "nan"), "--duration nan: seconds must be above 0, and finite"),
         (("loadtest", "--load", "5", "--duration", "1", "--address", "127.0.0.1:99999"), "must be HOST:PORT"),
         (("loadtest", "--load", "5", "--duration", "1", "--address", "nonsense"), "must be HOST:PORT"),
         (("up", "--load", "5", "--duration", "1", "--samples", "/nowhere"), "--samples /nowhere: no samples there"),
-        (("up", "--samples", "/nowhere"), "--samples says what to send: give --load or --trace too"),
+        (("up", "--samples", "/nowhere"), "--samples needs a load"),
         (("evaluate", "--samples", "/nowhere"), "--samples /nowhere: no samples there"),
         (("plan", "--load", "7", "--what-if", "slo=soon", "--profiles", "/nowhere"), "'soon' is not a duration"),
-        (("explain", "--load", "7", "--what-if", "rain=2", "--profiles", "/nowhere"), "what can change is load,"),
+        (("explain", "--load", "7", "--what-if", "rain=2", "--profiles", "/nowhere"), "--what-if 'rain=2'"),
         (("simulate", "--load", "5", "--duration", "1", "--fail", "first@."), "write STAGE@SECONDS, such as first@30"),
         (("dashboard", "--address", "127.0.0.1:8082", "--in-cluster"), "give --address or --in-cluster, not both"),
     ],
 )
-def test_a_users_mistake_is_one_line(tmp_path: Path, capsys: Captured, arguments, complaint) -> None:
+def test_user_error_is_one_line(tmp_path: Path, capsys: Captured, arguments, complaint) -> None:
     verb, *options = arguments
     assert complaint in said(capsys, 2, verb, str(write_echo_pipeline(tmp_path)), *options)
 
 
 @pytest.mark.parametrize("where", ["http://127.0.0.1:8080", "127.0.0.1:8080"])
-def test_an_address_in_the_place_of_the_pipeline_is_told_as_one(capsys: Captured, where: str) -> None:
-    assert "where it runs by --address HOST:PORT" in said(capsys, 2, "loadtest", where, "--load", "5")
+def test_address_given_as_pipeline_is_explained(capsys: Captured, where: str) -> None:
+    assert "by --address HOST:PORT" in said(capsys, 2, "loadtest", where, "--load", "5")
 
 
 class Interrupted:
-    """A module in the midst of whose import the user pressed Ctrl-C."""
+    """A module whose import Ctrl-C interrupts."""
 
     def __getattr__(self, name: str) -> object:
         raise KeyboardInterrupt
 
 
-def test_ctrl_c_at_the_very_start_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_ctrl_c_during_import_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.setitem(sys.modules, "trimtab.app", Interrupted())
     with pytest.raises(SystemExit) as end:
         main()
     assert (end.value.code, capsys.readouterr().err) == (130, "trimtab: interrupted\n")
 
 
-def test_names_in_brackets_are_told_whole(tmp_path: Path, capsys: Captured) -> None:
-    """To rich, [run] is a style: it would tell a path that is not there."""
+def test_path_in_brackets_is_printed_verbatim(tmp_path: Path, capsys: Captured) -> None:
+    """In rich, [run] is a style tag."""
     folder = tmp_path / "[run]"
     pipeline, profiles, plan = write_echo_pipeline(folder), a_profile_file(folder), folder / "plan.json"
     assert run(["plan", str(pipeline), "--load", "5", "--profiles", str(profiles), "-o", str(plan)]) == 0
     told = capsys.readouterr().out
-    assert f"profile {profiles} (as asked)" in told
+    assert f"profile {profiles} (as requested)" in told
     assert f"written to {plan}" in told
 
 
 @pytest.mark.parametrize("option", ["--rest-port", "--grpc-port", "--admin-port", "--page-port"])
-def test_a_port_that_is_none_is_refused(tmp_path: Path, capsys: Captured, option: str) -> None:
+def test_invalid_port_is_rejected(tmp_path: Path, capsys: Captured, option: str) -> None:
     assert run(["up", str(write_echo_pipeline(tmp_path)), option, "99999"]) == 2
     assert "65535" in capsys.readouterr().err
 
@@ -149,11 +149,11 @@ def test_a_port_that_is_none_is_refused(tmp_path: Path, capsys: Captured, option
     ("changes", "complaint"),
     [
         ({"family": "acme/none"}, "stage first, variant fast: unknown family 'acme/none'"),
-        ({"family": "no_such.models:Model"}, "no module 'no_such' here; install it beside trimtab"),
-        ({"family": "", "storageUri": "", "container": {"image": "x"}}, "a container runs in a cluster alone"),
+        ({"family": "no_such.models:Model"}, "no_such"),
+        ({"family": "", "storageUri": "", "container": {"image": "x"}}, "a container only runs in a cluster"),
     ],
 )
-def test_what_cannot_be_served_here_is_told_before_anything_starts(tmp_path, capsys: Captured, changes, complaint):
+def test_unservable_variant_is_rejected_before_start(tmp_path, capsys: Captured, changes, complaint):
     path = write_echo_pipeline(tmp_path)
     from trimtab_pipelines.documents import dump_yaml, load_pipeline  # noqa: PLC0415
     from trimtab_pipelines.spec import InferencePipeline  # noqa: PLC0415
@@ -165,9 +165,7 @@ def test_what_cannot_be_served_here_is_told_before_anything_starts(tmp_path, cap
         assert complaint in said(capsys, 2, verb, str(path), *options)
 
 
-def test_nothing_is_written_into_the_working_directory_unasked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+def test_working_directory_stays_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     pipeline, profile = str(write_echo_pipeline(tmp_path / "p")), str(a_profile_file(tmp_path))
     here = tmp_path / "here"
     here.mkdir()
@@ -181,17 +179,17 @@ def test_nothing_is_written_into_the_working_directory_unasked(
     assert "reports/simulate.html" in capsys.readouterr().out
 
 
-def test_status_tells_where_accuracies_come_from(capsys: Captured) -> None:
+def test_status_prints_accuracy_sources(capsys: Captured) -> None:
     served = RecentRequests(received=10, ok=9, dropped=1, p99_seconds=0.2, accuracy=0.9)
     state = RouterState(ready=True, served=served, accuracy_sources="declared and measured", stages={})
     counters = Counters(pipeline="mine", received=10, outcomes={"ok": 9, "dropped": 1})
 
     status.print_status(state, counters)
 
-    assert "expected accuracy 0.9000, by declared and measured ones" in " ".join(capsys.readouterr().out.split())
+    assert "expected accuracy 0.9000 (declared and measured)" in " ".join(capsys.readouterr().out.split())
 
 
-def test_pipelines_of_a_cluster_tell_it_too() -> None:
+def test_pipelines_table_shows_accuracy_sources() -> None:
     named = {"name": "echoes", "namespace": "here"}
     written = a_pipeline().model_dump(mode="json", by_alias=True, exclude_none=True)
     known = {**written, "metadata": named, "status": {"accuracy": "0.900"}}
@@ -199,4 +197,4 @@ def test_pipelines_of_a_cluster_tell_it_too() -> None:
 
     columns = [list(column.cells) for column in status._pipelines_table([known, newer]).columns]
 
-    assert ["0.900 (declared)", "0.900 (of a source unknown here)"] in columns
+    assert ["0.900 (declared)", "0.900 (unknown source)"] in columns

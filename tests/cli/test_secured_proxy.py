@@ -32,7 +32,7 @@ from trimtab_router.envoy.api_keys import key_digest, read_file
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
 
 
-def test_a_new_key_is_shown_once_beside_what_the_door_keeps_of_it(capsys):
+def test_new_key_is_printed_with_its_hash(capsys):
     assert run(["keys", "new", "alice", "--pipeline", "sample", "--pipeline", "other"]) == 0
     told = capsys.readouterr().out
     key = told.split("\n", 1)[0]
@@ -48,14 +48,14 @@ def test_a_new_key_is_shown_once_beside_what_the_door_keeps_of_it(capsys):
 
 
 @pytest.mark.parametrize(("arguments", "named"), [(["a b"], "'a b'"), (["alice", "--pipeline", "No Name"], "No Name")])
-def test_a_key_for_what_cannot_be_a_name_is_not_made(capsys, arguments, named):
+def test_key_for_an_invalid_name_is_rejected(capsys, arguments, named):
     assert run(["keys", "new", *arguments]) == 2
     told = capsys.readouterr()
     assert named in told.err
     assert not told.out
 
 
-def test_a_load_that_the_door_would_turn_away_is_not_begun(tmp_path, capsys):
+def test_load_without_credentials_is_rejected(tmp_path, capsys):
     file = write_echo_pipeline(tmp_path)
     (tmp_path / "edge.yaml").write_text(dump_yaml(EdgeSettings(keys_file=str(tmp_path / "keys"))))
     assert run(["up", str(file), "--edge", str(tmp_path / "edge.yaml"), "--load", "constant:1", "--duration", "1"]) == 2
@@ -63,13 +63,13 @@ def test_a_load_that_the_door_would_turn_away_is_not_begun(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("content", ["", "two words", "two\nlines", "kéy"])
-def test_a_file_that_holds_no_key_is_named(tmp_path, content):
+def test_invalid_key_file_is_named(tmp_path, content):
     (tmp_path / "key").write_text(content)
     with pytest.raises(ValueError, match=r"/key: expected a key alone"):
         _ = Access(api_key_file=tmp_path / "key").headers
 
 
-async def test_a_pipeline_is_served_behind_tls_and_keys_and_loads_go_through_them(tmp_path, capsys):
+async def test_loadtest_passes_tls_and_keys(tmp_path, capsys):
     authority = Authority(tmp_path / "ca").begin()
     authority.issue("door", tmp_path / "tls.crt", tmp_path / "tls.key")
     assert run(["keys", "new", "loadtester"]) == 0
@@ -114,7 +114,7 @@ async def test_a_pipeline_is_served_behind_tls_and_keys_and_loads_go_through_the
         assert local.faults == []
 
 
-async def test_router_and_replicas_show_each_other_certificates_that_may_be_replaced(tmp_path):
+async def test_mutual_tls_certificates_can_be_replaced(tmp_path):
     """The data port takes nobody else, by whatever protocol; `trimtab status` names whom the router refuses."""
     authority = Authority(tmp_path / "ca").begin()
     holder = Holder(tmp_path / "tls").take(authority, authority)

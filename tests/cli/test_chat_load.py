@@ -1,4 +1,4 @@
-"""A load beside a pipeline that answers chats: streamed as callers stream, and told by modality what became of it."""
+"""Load of a chat pipeline: streamed responses, and token latencies by modality."""
 
 import asyncio
 from dataclasses import replace
@@ -17,6 +17,7 @@ from trimtab.commands import status
 from trimtab.load_options import default_client, parse_load_options
 from trimtab.local.router_client import Counters
 from trimtab.local.supervisor import Setup, Supervisor
+from trimtab.options import LoadArguments
 from trimtab.remote_recorder import sum_counters
 from trimtab.report.summary import print_summary, summary_items
 from trimtab.report.summary_stats import run_stats
@@ -37,7 +38,7 @@ SLO = ServiceLevel.model_validate({"latency": "2s", "timeToFirstToken": "500ms",
 
 
 def counted(*answers: tuple[int, list[float]]) -> Counters:
-    """What a router's counters are after answers, each of so many images and with pieces at these seconds."""
+    """Counters of a router after responses: (images, times of their tokens in seconds)."""
     registry = CollectorRegistry()
     metrics = TokenMetrics(registry, ("here", "mine"), SLO)
     for images, moments in answers:
@@ -57,7 +58,7 @@ def streamed(
 
 
 def a_run_of_chats():
-    """Two chats without images, one of them late, and two with: one answered, one refused."""
+    """Two text-only chats, one late, and two with images: one answered, one refused."""
     facts = RunFacts("sample", "constant:1", 120.0, 2.0, ("answer",), BEGAN, streamed=True)
     nan = float("nan")
     records = [
@@ -70,21 +71,21 @@ def a_run_of_chats():
     return replace(a_run(), pipeline=pipeline, plans=[a_plan(pipeline)], results=Results.of(facts, records))
 
 
-def test_chats_are_streamed_and_all_else_goes_by_rest():
+def test_default_client_streams_chats():
     assert default_client(load_pipeline(PIPELINES / "lmm-digits"), None) == "chat"
     assert default_client(load_pipeline(PIPELINES / "lmm-digits" / "planned.yaml"), None) == "chat"
     assert default_client(a_pipeline(), None) == "REST"
 
 
-def test_a_pipeline_that_names_no_chats_needs_samples_of_them():
+def test_chat_pipeline_without_payloads_needs_samples():
     pipeline = load_pipeline(PIPELINES / "llava-onevision")
 
-    with pytest.raises(LoadError, match=r"llava-onevision answers chats.*trimtab\.dev/payloads.*--samples"):
+    with pytest.raises(LoadError, match=r"llava-onevision serves chats.*trimtab\.dev/payloads.*--samples"):
         default_client(pipeline, None)
     assert default_client(pipeline, "mine:Chats") == "chat"
 
 
-def test_a_routers_counters_tell_first_tokens_and_the_time_between_by_modality():
+def test_counters_have_token_times_by_modality():
     counters = counted((0, [0.04, 0.049]), (0, [0.4, 0.48]), (2, [0.8, 0.809, 0.85]))
     text, image = (chat_stats(counters, modality) for modality in ("text", "image"))
 
@@ -94,7 +95,7 @@ def test_a_routers_counters_tell_first_tokens_and_the_time_between_by_modality()
     assert counted().first_token_buckets == {}
 
 
-def test_counters_of_several_routers_add_up_and_a_window_tells_what_came_in_it():
+def test_token_times_of_routers_are_summed():
     one, two = counted((0, [0.04, 0.049])), counted((0, [0.4, 0.48]), (2, [0.8]))
     both, window = sum_counters([one, two]), SampleWindow()
     assert {name: chat_stats(both, name).answered for name in both.first_token_buckets} == {"text": 2, "image": 1}
@@ -106,36 +107,37 @@ def test_counters_of_several_routers_add_up_and_a_window_tells_what_came_in_it()
     assert window.next_token_seconds("image", 0.5) is None
 
 
-def test_the_status_tells_what_is_promised_of_chats(capsys):
+def test_status_prints_token_times_of_chats(capsys):
     counters = replace(counted((0, [0.04, 0.049]), (2, [0.8])), received=9, outcomes={"ok": 2, "dropped": 2})
 
     status.print_status(RouterState(ready=True, stages={}), replace(counters, client_errors=1))
     told = " ".join(capsys.readouterr().out.split())
-    assert "answered in time 66.67 %" in told
-    assert "chats without images: 1 answered, first token p50 ≤ 50 ms, p99 ≤ 50 ms; between tokens p50 ≤ 10 ms" in told
-    assert "chats with images: 1 answered, first token p50 ≤ 1000 ms, p99 ≤ 1000 ms; between tokens p50 ≤ –" in told
+    assert "within the SLO 66.67 %" in told
+    first = "time to first token p50 ≤"
+    assert f"text-only chats: 1 answered, {first} 50 ms, p99 ≤ 50 ms; between tokens p50 ≤ 10 ms" in told
+    assert f"chats with images: 1 answered, {first} 1000 ms, p99 ≤ 1000 ms; between tokens p50 ≤ –" in told
 
 
-def test_the_summary_has_both_modalities_their_attainment_and_why_the_others_have_no_answer():
+def test_summary_has_token_times_by_modality():
     shown = {card.label: card for card in summary_items(a_run_of_chats())}
 
     assert shown["within the SLO"].value == "50.00 %"
     assert "500 ms to the first token, 100 ms between tokens" in shown["within the SLO"].detail
-    assert shown["without an answer"].value == "1"
-    assert shown["without an answer"].detail == "1× refused: 429"
-    text, image = (shown[f"first token p99, chats {kind} images"] for kind in ("without", "with"))
+    assert shown["unanswered requests"].value == "1"
+    assert shown["unanswered requests"].detail == "1× refused: 429"
+    text, image = (shown[f"p99 time to first token, {label}"] for label in ("text-only chats", "chats with images"))
     assert (text.value, text.holds) == ("700 ms", False)
-    assert text.detail == "median 50 ms, 500 ms promised; 2 answers, 50.00 % of all in time"
-    assert (image.value, image.holds, image.detail.endswith("; 1 answers, 50.00 % of all in time")) == (
+    assert text.detail == "median 50 ms, SLO 500 ms; 2 answered, 50.00 % within the SLO"
+    assert (image.value, image.holds, image.detail.endswith("; 1 answered, 50.00 % within the SLO")) == (
         "200 ms",
         True,
         True,
     )
-    assert shown["between tokens p99, chats with images"].value == "30 ms"
-    assert "first token p99, chats with images" not in {card.label for card in summary_items(a_run())}
+    assert shown["p99 time between tokens, chats with images"].value == "30 ms"
+    assert "p99 time to first token, chats with images" not in {card.label for card in summary_items(a_run())}
 
 
-def test_figures_of_a_load_are_told_by_modality():
+def test_load_summary_has_figures_by_modality():
     summary = a_run_of_chats().results.summary()
 
     assert (summary["text_received"], summary["text_slo_fraction"]) == (2, 0.5)
@@ -143,7 +145,7 @@ def test_figures_of_a_load_are_told_by_modality():
 
 
 def a_forgiving_pipeline(folder: Path) -> Path:
-    """Write lmm-digits with promises that a busy machine keeps, too."""
+    """Write lmm-digits with SLOs that a busy machine meets."""
     document = yaml.safe_load((PIPELINES / "lmm-digits" / "pipeline.yaml").read_text())
     document["spec"]["slo"] = {"latency": "60s", "timeToFirstToken": "50s", "timePerOutputToken": "10s"}
     for stage in document["spec"]["stages"]:
@@ -156,11 +158,13 @@ def a_forgiving_pipeline(folder: Path) -> Path:
     return path
 
 
-async def test_a_load_beside_a_served_pipeline_streams_chats_and_shows_what_was_promised(tmp_path, capsys):
-    """The real model behind the real router and its door: each chat is answered, most of them rightly."""
+async def test_local_run_streams_a_load_of_chats(tmp_path, capsys):
+    """Every chat is answered by the model, most of them correctly."""
     path = a_forgiving_pipeline(tmp_path)
     pipeline = load_pipeline(path)
-    order = parse_load_options("constant:4", None, 1.0, 1.0, 5.0, 1, wire=default_client(pipeline, None))
+    order = parse_load_options(
+        LoadArguments(load="constant:4", duration=5.0, seed=1), wire=default_client(pipeline, None)
+    )
     asked = asyncio.Event()
 
     async def ask(local: Supervisor) -> None:
@@ -184,7 +188,7 @@ async def test_a_load_beside_a_served_pipeline_streams_chats_and_shows_what_was_
         assert 0 < seen.next_token_p50_seconds <= seen.next_token_p99_seconds < 10
     assert asked.is_set()
     assert "chats with images: " in told
-    assert "answered in time 100.00 %" in told
+    assert "within the SLO 100.00 %" in told
     output = StringIO()
     print_summary(run, Console(file=output, width=150))
-    assert "first token p99, chats without images" in output.getvalue()
+    assert "p99 time to first token, text-only chats" in output.getvalue()

@@ -1,4 +1,4 @@
-"""Profiles measured on this machine are kept, and used as long as what computes is the same."""
+"""Cache of profiles: used while machine and versions are equal."""
 
 import asyncio
 from importlib.metadata import version
@@ -16,7 +16,7 @@ from trimtab_profiler.hardware import this_machine
 
 
 @pytest.mark.parametrize("package", ["trimtab", "torch"])
-def test_what_was_measured_here_before_is_not_used_under_another_version(
+def test_cached_profile_of_another_version_is_not_used(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(profile_cache.CACHE_VARIABLE, str(tmp_path / "cache"))
@@ -32,7 +32,7 @@ def test_what_was_measured_here_before_is_not_used_under_another_version(
     monkeypatch.setattr(profile_cache, "profile", at_once)
     assert find_profile(path, pipeline, None) is None
     chosen = asyncio.run(profile_cache.measure_profile(path, pipeline, lambda *_: None))
-    assert find_profile(path, pipeline, None) == profile_cache.ProfileChoice(chosen.path, "measured here before")
+    assert find_profile(path, pipeline, None) == profile_cache.ProfileChoice(chosen.path, "measured here earlier")
 
     named = "trimtab.local.profile_cache.version_of"
     monkeypatch.setattr(named, lambda name: version(name) + ("+1" if name == package else ""))

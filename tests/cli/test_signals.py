@@ -20,7 +20,7 @@ LOAD = ("--load", "constant:5", "--duration", "60")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_up_with_a_load_ends_with_the_code_of_its_signal(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_up_exits_with_the_signal_code(tmp_path: Path, number: signal.Signals, code: int) -> None:
     with up(tmp_path, *LOAD) as (process, below):
         process.send_signal(number)
         output, _ = process.communicate(timeout=PATIENCE_SECONDS)
@@ -58,7 +58,7 @@ sys.exit(run_reporting_errors(waits))
 """
 
 
-def test_what_fails_because_it_was_terminated_was_terminated() -> None:
+def test_failure_caused_by_sigterm_exits_with_143() -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", FAILS], stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
@@ -69,7 +69,7 @@ def test_what_fails_because_it_was_terminated_was_terminated() -> None:
     assert (process.returncode, errors) == (143, "trimtab: terminated\n")
 
 
-def test_what_a_shell_runs_in_the_background_ends_when_it_is_terminated_too() -> None:
+def test_background_job_ends_on_sigterm() -> None:
     ignoring = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")  # as shells do for what ends in `&`
     with subprocess.Popen([*ignoring, sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -82,9 +82,7 @@ def test_what_a_shell_runs_in_the_background_ends_when_it_is_terminated_too() ->
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("verb", ["demo", "compare"])
-def test_a_comparison_ends_with_the_code_of_its_signal(
-    tmp_path: Path, verb: str, number: signal.Signals, code: int
-) -> None:
+def test_compare_exits_with_the_signal_code(tmp_path: Path, verb: str, number: signal.Signals, code: int) -> None:
     write_trusted_profile(tmp_path)
     command = [sys.executable, "-m", "trimtab", verb, str(write_echo_pipeline(tmp_path)), *LOAD, "-o", str(tmp_path)]
     command += ["--page-port", "0"] if verb == "demo" else []
@@ -100,7 +98,7 @@ def test_a_comparison_ends_with_the_code_of_its_signal(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-async def test_load_tells_what_it_sent_and_ends_with_the_code_of_its_signal(
+async def test_loadtest_reports_and_exits_with_the_signal_code(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     fake = FakePipeline()

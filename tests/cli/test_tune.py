@@ -1,4 +1,4 @@
-"""`trimtab tune`: which forms are tried, which are selected and why, and what is written."""
+"""`trimtab tune`: candidates, selection and the written pipeline."""
 
 import json
 
@@ -19,14 +19,14 @@ from trimtab.tuning.selection import Trial, choose
 from trimtab.tuning.target import tuning_target
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_model_servers.cpu_features import instructions
-from trimtab_pipelines.accuracy_evidence import Accuracy, wilson_interval
+from trimtab_pipelines.accuracy_evidence import AGREEMENT, Accuracy, wilson_interval
 from trimtab_pipelines.documents import DocumentError, load_pipeline
 from trimtab_pipelines.operating_point import OperatingPoint, TokenMerging
 
 
 @pytest.fixture(autouse=True)
 def _no_compiler(monkeypatch):
-    """Compiling takes minutes; how forms are compiled is tested beside the transformer."""
+    """Compiling takes minutes; it is tested with the transformer."""
     monkeypatch.setenv("CXX", "no-such-compiler")
 
 
@@ -41,7 +41,7 @@ def a_trial(name, accuracy, row_seconds, **knobs):
     return Trial(OperatingPoint(name=name, accuracy=0, **knobs), measured, {1: 9.0, 8: 8 * row_seconds})
 
 
-def test_forms_are_many_and_each_can_be_run():
+def test_candidates_have_valid_schedules():
     found = candidate_points(196, 12, RULES, ["BF16"])
     schedules = [point.merging.schedule for point in found if point.merging]
 
@@ -53,7 +53,7 @@ def test_forms_are_many_and_each_can_be_run():
     assert any(point.precision == "BF16" and point.merging for point in found)
 
 
-def test_what_nothing_beats_is_kept_and_each_other_has_its_reason():
+def test_dominated_candidates_are_rejected_with_a_reason():
     choice = choose(
         [
             a_trial("full", 0.90, 1.0),
@@ -69,14 +69,14 @@ def test_what_nothing_beats_is_kept_and_each_other_has_its_reason():
 
     assert [trial.point.name for trial in choice.selected] == ["full", "fast", "fastest"]
     assert choice.rejected == {
-        "slow": "1.30 × as long as the model as it is, on this machine",
+        "slow": "1.30 × the time of the full model on this machine",
         "beaten": "fast is as accurate and takes 0.86 × its time",
         "hardly": "fastest is as accurate and takes 0.69 × its time",
         "wrong": "accuracy 0.5000 is below the floor 0.8550",
     }
 
 
-def test_a_step_that_is_not_worth_a_change_is_not_kept():
+def test_small_gain_is_rejected():
     choice = choose([a_trial("full", 0.9, 1.0), a_trial("alike", 0.89, 0.97)], floor=0.9)
 
     assert choice.rejected == {"alike": "less than 5% faster than full, which is as accurate"}
@@ -110,7 +110,7 @@ spec:
 """
 
 
-def test_what_is_kept_takes_the_place_of_what_was_there_and_comments_stay(tmp_path):
+def test_yaml_edit_replaces_points_and_keeps_comments(tmp_path):
     selected = [
         a_trial("full", 0.9, 1.0),
         a_trial("fast", 0.8, 0.5, merging=TokenMerging(schedule=(3, 2), rule="energy")),
@@ -169,7 +169,7 @@ spec:
 """
 
 
-def test_points_of_a_variant_in_a_longer_pipeline_are_found_on_samples_of_its_stage(mine, capfd):
+def test_tune_of_one_stage_uses_samples_of_its_inputs(mine, capfd):
     (mine / "pipeline.yaml").write_text(BEHIND)
     given = ["tune", str(mine), "--samples", str(mine / "samples"), "--floor", "0.5", "--stage", "classify"]
     assert run([*given, "--variant", "vit"]) == 0, capfd.readouterr().err
@@ -185,13 +185,13 @@ def test_points_of_a_variant_in_a_longer_pipeline_are_found_on_samples_of_its_st
 @pytest.mark.parametrize(
     ("named", "words"),
     [
-        ([], "several stages; name one by --stage: pass, classify"),
-        (["--stage", "cut"], "no such stage; there are: pass, classify"),
-        (["--stage", "classify"], "several variants; name one by --variant: other, vit"),
-        (["--stage", "classify", "--variant", "vot"], "no such variant; there are: other, vit"),
+        ([], "several stages; choose one by --stage: pass, classify"),
+        (["--stage", "cut"], "no such stage; the pipeline has: pass, classify"),
+        (["--stage", "classify"], "several variants; choose one by --variant: other, vit"),
+        (["--stage", "classify", "--variant", "vot"], "no such variant; stage classify has: other, vit"),
     ],
 )
-def test_whose_points_are_found_must_be_told_where_there_are_several(mine, capfd, named, words):
+def test_ambiguous_stage_or_variant_is_rejected(mine, capfd, named, words):
     (mine / "pipeline.yaml").write_text(BEHIND)
 
     assert run(["tune", str(mine), "--samples", str(mine / "samples"), *named]) == 1
@@ -203,15 +203,15 @@ def load_pipeline_text(folder, text):
     return load_pipeline(folder).spec.stages[0].variants[0]
 
 
-def test_a_variant_in_one_line_is_refused():
+def test_variant_in_flow_style_is_rejected():
     text = PIPELINE[: PIPELINE.index("    - name: vit\n")] + "    - {name: vit, accuracy: 0.5}\n"
-    with pytest.raises(DocumentError, match="write its fields one below the other"):
+    with pytest.raises(DocumentError, match="block style"):
         with_points(text, "classify", "vit", [])
 
 
 @pytest.fixture
 def mine(tmp_path):
-    """A transformer whose answers are the truth, so that only what merging changes is wrong."""
+    """A transformer whose answers are the labels: only merging causes errors."""
     torch.manual_seed(1)
     stock = Torchvision(32, 4, 3, 2, 32, 64, num_classes=4).eval()
     torch.nn.init.normal_(stock.heads.head.weight)
@@ -230,7 +230,7 @@ def mine(tmp_path):
     return tmp_path
 
 
-def test_points_are_found_written_and_can_be_read(mine, capfd):
+def test_tune_writes_a_valid_pipeline(mine, capfd):
     code = run(["tune", str(mine), "--samples", str(mine / "samples"), "--floor", "0.5"])
     out, err = capfd.readouterr()
     assert code == 0, err
@@ -238,13 +238,13 @@ def test_points_are_found_written_and_can_be_read(mine, capfd):
     points = load_pipeline(mine).spec.stages[0].variants[0].operating_points
 
     assert told["figures"]["tried"] >= 8
-    assert "full-int8" in out or "no point in INT8 is selected: INT8 takes the model" in " ".join(out.split())
+    assert "full-int8" in out or "INT8 rejected: " in " ".join(out.split())
     assert told["figures"]["selected"] == len(points)
     assert (points[0].name, points[0].accuracy) == ("full", 1.0)
     assert all(point.measured_accuracy().samples == 24 for point in points)
 
 
-def test_without_time_the_model_as_it_is_alone_is_judged_and_the_others_are_told(mine, capfd):
+def test_spent_budget_selects_only_the_full_model(mine, capfd):
     assert run(["tune", str(mine), "--samples", str(mine / "samples"), "--seconds", "0"]) == 0
     out = capfd.readouterr().out
     told = json.loads(out.splitlines()[-1])["figures"]
@@ -254,7 +254,7 @@ def test_without_time_the_model_as_it_is_alone_is_judged_and_the_others_are_told
     assert [point.name for point in load_pipeline(mine).spec.stages[0].variants[0].operating_points] == ["full"]
 
 
-def test_without_right_answers_forms_are_judged_by_agreement_and_it_is_written_and_shown_as_such(mine, capfd):
+def test_unlabelled_samples_measure_agreement(mine, capfd):
     pixels = np.random.default_rng(1).integers(0, 256, (24, 32, 32, 3), dtype=np.uint8)
     for number, image in enumerate(pixels):
         Image.fromarray(image).save(mine / f"{number}.png")
@@ -267,10 +267,10 @@ def test_without_right_answers_forms_are_judged_by_agreement_and_it_is_written_a
     told, variant = json.loads(out.splitlines()[-1])["figures"], load_pipeline(mine).spec.stages[0].variants[0]
     full, *others = [point.measured_accuracy() for point in variant.operating_points]
 
-    assert "agreement with the model as it is, which is no accuracy" in " ".join(out.split())
+    assert ", which is not an accuracy" in " ".join(out.split())
     assert (told["full_agreement"], "full_accuracy" in told) == (1.0, False)
-    assert (full.value, full.low, full.high) == (1.0, 1.0, 1.0), "it is itself, whatever the number of samples"
-    assert full.evidence_label == "agreement with the model as it is (n 24, 1.000–1.000)"
+    assert (full.value, full.low, full.high) == (1.0, 1.0, 1.0), "it agrees with itself"
+    assert full.evidence_label == f"{AGREEMENT} (n 24, 1.000–1.000)"
     assert variant.accuracy_evidence.source == "Agreement"
     for each in others:
         assert (each.source, each.samples) == ("Agreement", 24)
@@ -279,26 +279,26 @@ def test_without_right_answers_forms_are_judged_by_agreement_and_it_is_written_a
         assert each.value == pytest.approx(round(each.value * 24) / 24, abs=1e-4)
 
 
-def test_agreement_is_with_the_models_own_answers_not_with_what_is_right(mine):
+def test_agreement_compares_with_the_full_model(mine):
     document = tuning_target(load_pipeline(mine), None, None)
     points = [FULL, OperatingPoint(name="strong", accuracy=0, merging=TokenMerging(schedule=(32,)))]
-    bench = CandidateModel(document, mine, points)
+    model = CandidateModel(document, mine, points)
     for number in range(40):
         np.save(mine / f"{number}.npy", torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(number)))
     lines = [json.dumps({"inputs": {"image": f"{number}.npy"}}) for number in range(40)]
     (mine / "unlabelled.jsonl").write_text("\n".join(lines))
     samples = LabelledPayloads(document, str(mine / "unlabelled.jsonl"), labels="Optional")
-    evaluator = QualityEvaluator(bench, samples, 40, 7)
-    rows = bench.rows([samples.payload(number) for number in range(40)])
-    alike = int((bench.labels(rows, points[0]) == bench.labels(rows, points[1])).sum())
+    evaluator = QualityEvaluator(model, samples, 40, 7)
+    rows = model.rows([samples.payload(number) for number in range(40)])
+    alike = int((model.labels(rows, points[0]) == model.labels(rows, points[1])).sum())
 
     found = [one.accuracy for point in points if (one := evaluator.evaluate(point)) is not None]
     assert [(one.value, one.source) for one in found] == [(1.0, "Agreement"), (alike / 40, "Agreement")]
-    assert alike < 40, "or it would not be told from the model as it is"
+    assert alike < 40, "the points must differ"
     assert (found[1].low, found[1].high) == pytest.approx(wilson_interval(alike, 40), abs=2e-4)
 
 
-def test_whole_numbers_of_eight_bits_are_not_tried_for_a_variant_on_a_gpu(mine, capfd):
+def test_int8_is_not_tried_for_a_gpu_variant(mine, capfd):
     (mine / "pipeline.yaml").write_text(
         PIPELINE.replace("parameters:", 'resources: {cpu: "1", gpu: 1}\n      parameters:')
     )
@@ -310,19 +310,19 @@ def test_whole_numbers_of_eight_bits_are_not_tried_for_a_variant_on_a_gpu(mine, 
     assert told["unevaluated"] + told["untimed"] + told["tried"] == len(candidate_points(64, 3, RULES, tried))
 
 
-def test_forms_are_not_compiled_where_that_cannot_be_and_it_is_said_why(mine, capfd):
+def test_missing_compiler_is_reported(mine, capfd):
     given = ["tune", str(mine), "--samples", str(mine / "samples"), "--seconds", "0"]
     assert run(given) == 0
     told = " ".join(capfd.readouterr().out.split())
 
-    assert "no point is compiled: there is no C++ compiler here (no-such-compiler); install one" in told
+    assert "no point compiled: " in told
     assert not list(mine.glob("*.pt2"))
 
 
-def test_a_model_without_tokens_is_refused_by_name(tmp_path, capfd):
+def test_model_without_tokens_is_rejected(tmp_path, capfd):
     text = PIPELINE.replace("vision-transformer", "torchvision/resnet18").replace("vit.safetensors", "random://?seed=1")
     (tmp_path / "pipeline.yaml").write_text(text.replace("      parameters: {heads: 2}\n", ""))
     (tmp_path / "samples.jsonl").write_text('{"inputs": {"image": 0}, "outputs": {"logits": 1}}\n')
 
     assert run(["tune", str(tmp_path), "--samples", str(tmp_path)]) == 1
-    assert "family 'torchvision/resnet18' merges no tokens" in capfd.readouterr().err
+    assert "family 'torchvision/resnet18' does not merge tokens" in capfd.readouterr().err

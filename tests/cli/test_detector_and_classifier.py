@@ -121,7 +121,7 @@ def directly(weights, point, crops):
         return model.network.infer({"image": torch.from_numpy(crops)}, chosen)["logits"].numpy()
 
 
-async def test_the_objects_of_frames_are_classified_at_the_point_that_their_deadline_leaves_time_for(tmp_path):
+async def test_point_is_chosen_for_the_deadline_of_a_frame(tmp_path):
     write_classifier(tmp_path / "vit.safetensors")
     (tmp_path / "pipeline.yaml").write_text(PIPELINE)
     pipeline = load_pipeline(tmp_path / "pipeline.yaml")

@@ -17,7 +17,7 @@ from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.model_spec import model_spec
 from trimtab_pipelines.tasks import parse_task_record
 
-SAMPLES = "tests.cli.test_train_task_of_foreign_weights:Tints"
+SAMPLES = "tests.cli.test_train_task_external_weights:Tints"
 DOCUMENT = """
 apiVersion: trimtab.dev/v1alpha1
 kind: InferencePipeline
@@ -110,7 +110,7 @@ def accuracy(model, point, pixels, labels):
 
 
 @pytest.mark.parametrize("unusual", [{}, {"proportional_attention": False}], ids=["proportional", "not"])
-def test_what_is_served_is_as_accurate_as_the_card_says(tmp_path, capsys, unusual):
+def test_served_accuracy_matches_the_task_record(tmp_path, capsys, unusual):
     weights(tmp_path)
     merged = {"name": "merged", "accuracy": 0.5, "merging": {"schedule": [6]}}
     parameters, points = OWN | unusual, [*POINTS, merged]
@@ -127,7 +127,7 @@ def test_what_is_served_is_as_accurate_as_the_card_says(tmp_path, capsys, unusua
     )
 
 
-def test_prompts_and_merging_are_trained_for_and_served_at_each_point(tmp_path, capsys):
+def test_prompts_and_merging_are_trained_for_each_point(tmp_path, capsys):
     """The weights' own task has neither, and answers in the same batch as before."""
     weights(tmp_path)
     merging = {"schedule": [6]}
@@ -171,7 +171,7 @@ def test_prompts_and_merging_are_trained_for_and_served_at_each_point(tmp_path, 
     ],
     ids=["normalisation", "heads", "epsilon", "activation", "attention"],
 )
-def test_a_task_is_refused_where_the_transformer_runs_with_other_parameters(tmp_path, capsys, other):
+def test_task_of_other_parameters_is_rejected(tmp_path, capsys, other):
     weights(tmp_path)
     train(tmp_path)
 

@@ -21,7 +21,7 @@ from trimtab_pipelines.documents import dump_yaml, load_pipeline
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.yaml_edit import with_accuracies
 
-HERE = "tests.cli.test_accuracies_by_task"
+HERE = "tests.cli.test_task_accuracies"
 DIGEST = f"sha256:{64 * 'a'}"
 BEST: Choice = (("small", "default"),)
 
@@ -30,7 +30,7 @@ def heard(task: str, right: int, of: int, confidence: float) -> list[ReceivedAns
     return [ReceivedAnswer(Score(int(n < right), 1), {"only": str(confidence)}, task) for n in range(of)]
 
 
-def test_each_task_has_its_share_and_its_confidence_and_their_mix_has_none() -> None:
+def test_task_accuracies_include_mean_confidence() -> None:
     pipeline = a_pipeline([a_stage("only")])
     samples = [*heard("cats", 9, 10, 0.8), *heard("dogs", 0, 5, 0.4)]
     found = task_accuracies(pipeline, {BEST: samples}, ("cats", "dogs"), DIGEST)["only", "small", "default"]
@@ -44,7 +44,7 @@ def test_each_task_has_its_share_and_its_confidence_and_their_mix_has_none() -> 
     assert mean_confidences(samples[:10], task_accuracy_stages(pipeline)) == {"only": 0.8}
 
 
-def test_of_several_stages_those_that_are_told_tasks_have_accuracies_on_them() -> None:
+def test_only_stages_with_task_input_get_task_accuracies() -> None:
     inputs = [{"name": "y", "from": "first.outputs.y"}, {"name": "task", "from": "request.inputs.task"}]
     pipeline = a_pipeline(
         [a_stage("first"), a_stage("second", inputs=inputs)],
@@ -88,7 +88,7 @@ class Some(Named):
     names = ("cats", "")
 
 
-def test_tasks_that_a_document_cannot_name_are_refused_before_anything_is_measured() -> None:
+def test_invalid_task_name_is_rejected_before_measuring() -> None:
     def tasks(name: str) -> tuple[str, ...]:
         return LabelledPayloads(a_pipeline(), f"{HERE}:{name}").tasks(70)
 
@@ -128,7 +128,7 @@ def measured(value: float) -> Accuracy:
     return Accuracy(value=value, source="Measured", samples=9, low=value, high=value, mean_confidence=value)
 
 
-def test_accuracies_by_task_take_the_place_of_those_before_and_others_stay() -> None:
+def test_task_accuracies_replace_only_their_own() -> None:
     places = [("classify", "plain", "default")]
     places += [("classify", "vit", point) for point in ("block", "flow", "new", "empty")]
     on = {"cats": measured(0.75), "on": measured(0.25)}
@@ -181,7 +181,7 @@ class TwoTasks:
 
 
 @pytest.mark.parametrize("command", ["evaluate", "tune"])
-def test_a_transformer_of_several_tasks_is_measured_on_each(
+def test_transformer_is_evaluated_on_each_of_its_tasks(
     command: str, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = {"name": "task", "from": "request.inputs.task"}

@@ -2,11 +2,13 @@
 
 import json
 import logging
+import ssl
 from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Protocol
 
-import httpx
+import aiohttp
 
 from trimtab_adapter.observation import Load, ObservationError, State, read_load, read_state
 from trimtab_pipelines.documents import DocumentError, load_machine
@@ -18,6 +20,12 @@ log = logging.getLogger(__name__)
 MAX_BYTES = 8 * 2**20
 """Six hours of seconds are a hundred kilobytes; a much longer response is invalid."""
 _SHOWN = 120
+
+
+def open_session(timeout_seconds: float, tls: ssl.SSLContext | bool = True) -> aiohttp.ClientSession:
+    """A session that limits each connection attempt and each read."""
+    timeout = aiohttp.ClientTimeout(total=None, connect=timeout_seconds, sock_read=timeout_seconds)
+    return aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(ssl=tls))
 
 
 class LoadSource(Protocol):
@@ -40,14 +48,14 @@ class StateSource(LoadSource, Protocol):
 class RouterSource:
     """One router's admin endpoints."""
 
-    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
-        self._client, self._url = client, url.rstrip("/")
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session, self._url = session, url.rstrip("/")
 
     async def load(self, now_seconds: float, seconds: int = HISTORY_SECONDS) -> Load:  # noqa: ARG002 (the router uses its own clock)
-        return read_load(await get_json(self._client, f"{self._url}{ARRIVALS_PATH}", {"seconds": str(seconds)}))
+        return read_load(await get_json(self._session, f"{self._url}{ARRIVALS_PATH}", {"seconds": str(seconds)}))
 
     async def state(self) -> State:
-        return read_state(await get_json(self._client, f"{self._url}{STATE_PATH}"))
+        return read_state(await get_json(self._session, f"{self._url}{STATE_PATH}"))
 
 
 def read_machine_load(path: Path | None) -> Machine | None:
@@ -62,22 +70,22 @@ def read_machine_load(path: Path | None) -> Machine | None:
 
 
 async def get_json(
-    client: httpx.AsyncClient,
+    session: aiohttp.ClientSession,
     url: str,
     parameters: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> object:
     """The parsed JSON response of an address."""
     try:
-        async with client.stream("GET", url, params=parameters, headers=headers) as response:
-            body = await _bounded(response, url)
-    except httpx.HTTPError as error:
+        async with session.get(url, params=parameters, headers=headers, allow_redirects=False) as response:
+            body = await _read_bounded(response, url)
+    except (aiohttp.ClientError, TimeoutError) as error:
         raise ObservationError(
             f"{url} cannot be reached: {type(error).__name__} {error}".rstrip(), "Missing"
         ) from error
-    if response.status_code != httpx.codes.OK:
+    if response.status != HTTPStatus.OK:
         shown = body[:_SHOWN].decode(errors="replace")
-        raise ObservationError(f"{url} returned {response.status_code}: {shown}", "Missing")
+        raise ObservationError(f"{url} returned {response.status}: {shown}", "Missing")
     try:
         content: object = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -85,9 +93,9 @@ async def get_json(
     return content
 
 
-async def _bounded(response: httpx.Response, url: str) -> bytes:
+async def _read_bounded(response: aiohttp.ClientResponse, url: str) -> bytes:
     body = bytearray()
-    async for chunk in response.aiter_bytes():
+    async for chunk in response.content.iter_any():
         body += chunk
         if len(body) > MAX_BYTES:
             raise ObservationError(f"{url} returned more than {MAX_BYTES // 2**20} MiB")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import aiohttp
 
 from trimtab_adapter.load_sources import get_json
 from trimtab_adapter.observation import MAX_RPS, Load, ObservationError
@@ -29,7 +29,7 @@ STALE_SECONDS = 30.0
 class Server:
     """A Prometheus server, and the file of its bearer token, read for each query."""
 
-    client: httpx.AsyncClient
+    session: aiohttp.ClientSession
     url: str
     token_file: Path | None = None
 
@@ -119,7 +119,7 @@ class PrometheusSource:
         return {round((at - start_seconds) / BIN_SECONDS): value for at, value in read}
 
     async def _query(self, kind: str, parameters: dict[str, str]) -> Sequence[dict[str, object]]:
-        content = await get_json(self._server.client, f"{self._url}/api/v1/{kind}", parameters, self._server.headers())
+        content = await get_json(self._server.session, f"{self._url}/api/v1/{kind}", parameters, self._server.headers())
         data = content.get("data") if isinstance(content, dict) else None
         result = data.get("result") if isinstance(data, dict) else None
         if not isinstance(result, list) or not all(isinstance(series, dict) for series in result):

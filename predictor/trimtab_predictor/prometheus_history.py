@@ -7,10 +7,11 @@ import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -53,11 +54,13 @@ async def read_histories(
 
     Raises PrometheusHistoryError if Prometheus does not respond, or has no load.
     """
-    verify = ssl.create_default_context(cafile=certificate_authority) if certificate_authority else True
-    async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, verify=verify) as client:
+    tls = ssl.create_default_context(cafile=certificate_authority) if certificate_authority else True
+    timeout = aiohttp.ClientTimeout(total=None, connect=TIMEOUT_SECONDS, sock_read=TIMEOUT_SECONDS)
+    connector = aiohttp.TCPConnector(ssl=tls)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector, trust_env=True) as session:
         end = math.floor(time.time() / BIN_SECONDS) * BIN_SECONDS
         start = end - math.floor(seconds / BIN_SECONDS) * BIN_SECONDS
-        queries = _PrometheusQueries(client, url.rstrip("/"), token_file)
+        queries = _PrometheusQueries(session, url.rstrip("/"), token_file)
         start = await queries.begin(start, end)
         peaks = await queries.bins(f"sum {_BY} ({ARRIVALS_PEAK_RPS})", start, end)
         means = await queries.bins(f"sum {_BY} (rate({RECEIVED}[{3 * BIN_SECONDS}s]))", start, end)
@@ -79,8 +82,8 @@ def _rebuild_history(key: Pipeline, peaks: Mapping[int, float], means: Mapping[i
 class _PrometheusQueries:
     """Range queries in parts that Prometheus accepts."""
 
-    def __init__(self, client: httpx.AsyncClient, url: str, token_file: Path | None) -> None:
-        self._client, self._url, self._token_file = client, url, token_file
+    def __init__(self, session: aiohttp.ClientSession, url: str, token_file: Path | None) -> None:
+        self._session, self._url, self._token_file = session, url, token_file
 
     async def begin(self, start: int, end: int) -> int:
         """The earliest time from which the load of all pipelines together fits into memory."""
@@ -113,18 +116,17 @@ class _PrometheusQueries:
             token = await asyncio.to_thread(self._token_file.read_text)
             headers["Authorization"] = f"Bearer {token.strip()}"
         query = {"query": expression, "start": str(start), "end": str(end), "step": str(step)}
+        address = f"{self._url}/api/v1/query_range"
         try:
-            async with self._client.stream(
-                "GET", f"{self._url}/api/v1/query_range", params=query, headers=headers
-            ) as answer:
+            async with self._session.get(address, params=query, headers=headers, allow_redirects=False) as response:
                 content = bytearray()
-                async for chunk in answer.aiter_bytes():
+                async for chunk in response.content.iter_any():
                     content += chunk
                     if len(content) > MAX_RESPONSE_BYTES:
                         raise PrometheusHistoryError(f"{self._url}: the response to {expression} is too large")
-                if answer.status_code != 200:
-                    raise PrometheusHistoryError(f"{self._url} returned {answer.status_code}: {bytes(content[:200])!r}")
-        except httpx.HTTPError as error:
+                if response.status != HTTPStatus.OK:
+                    raise PrometheusHistoryError(f"{self._url} returned {response.status}: {bytes(content[:200])!r}")
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise PrometheusHistoryError(f"{self._url} cannot be reached: {type(error).__name__} {error}") from error
         return _result(self._url, bytes(content))
 

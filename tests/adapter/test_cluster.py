@@ -21,6 +21,7 @@ from tests.adapter.scenes import FakeRouter, profiles_of
 from tests.tcp_relay import before_the_api_server
 from trimtab_adapter.cluster.pipeline_loops import LoopDependencies, PipelineLoops
 from trimtab_adapter.forecasting import TrainedWeights
+from trimtab_adapter.load_sources import open_session
 from trimtab_adapter.metrics import AdapterMetrics
 from trimtab_adapter.planning.decide import initial_plan
 from trimtab_adapter.tick import Tick
@@ -241,7 +242,7 @@ class Faulty(AdapterMetrics):
 async def test_a_loop_that_a_fault_ended_is_started_again(cluster, namespace, caplog):
     await put(cluster, a_pipeline_of(namespace))
     faulty = Faulty()
-    async with httpx.AsyncClient() as routers:
+    async with open_session(2.0) as routers:
         loops = PipelineLoops(LoopDependencies(cluster, routers, None, TrainedWeights(None), faulty), [namespace])
         running = asyncio.create_task(loops.run())
         for _ in range(3):

@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import httpx
 import pytest
 
 from tests.adapter.clusters import a_slice
@@ -11,6 +10,7 @@ from tests.adapter.scenes import FakeRouter
 from tests.ports import own_address
 from trimtab_adapter.cluster.cluster_cache import ClusterCache
 from trimtab_adapter.cluster.router_metrics_source import Address, RouterMetricsSource, addresses, merge_loads
+from trimtab_adapter.load_sources import open_session
 from trimtab_adapter.observation import Load, ObservationError, State, merge_states
 from trimtab_pipelines.router_state import RecentRequests
 from trimtab_predictor.context import MEMORY_SECONDS
@@ -30,7 +30,7 @@ async def two_routers() -> AsyncIterator[tuple[FakeRouter, FakeRouter, RouterMet
     async with (
         FakeRouter().serve(host="0.0.0.0") as one,
         FakeRouter().serve(host="0.0.0.0") as other,
-        httpx.AsyncClient() as client,
+        open_session(2.0) as client,
     ):
         yield one, other, RouterMetricsSource(client, knowing(port_of(one), port_of(other)), ("here", "sample"))
 
@@ -104,7 +104,7 @@ async def test_absurd_counts_of_one_router_are_no_sum():
 
 
 async def test_no_router_at_all_is_said():
-    async with httpx.AsyncClient() as client:
+    async with open_session(2.0) as client:
         with pytest.raises(ObservationError, match="no router is ready behind Service here/sample-router-admin"):
             await RouterMetricsSource(client, ClusterCache(), ("here", "sample")).load(NOW)
 

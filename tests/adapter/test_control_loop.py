@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
 import pytest
 from watchfiles import awatch
 
@@ -23,7 +23,7 @@ from trimtab_adapter.__main__ import main
 from trimtab_adapter.config_source import FileConfigSource
 from trimtab_adapter.control_loop import REST_FACTOR, ControlLoop, LoadSources
 from trimtab_adapter.decision_log import DecisionLog
-from trimtab_adapter.load_sources import RouterSource
+from trimtab_adapter.load_sources import RouterSource, open_session
 from trimtab_adapter.plan_publisher import FilePlanPublisher
 from trimtab_adapter.planning.decide import decide, initial_plan
 from trimtab_pipelines.documents import dump_yaml, load_plan
@@ -36,7 +36,7 @@ class Site:
 
     folder: Path
     router: FakeRouter
-    client: httpx.AsyncClient
+    client: aiohttp.ClientSession
 
     def loop(self, forecaster=None, sources=None) -> ControlLoop:
         source = RouterSource(self.client, self.router.url)
@@ -79,7 +79,7 @@ class Attentive(ReactiveForecaster):
 @pytest.fixture
 async def site(tmp_path):
     write_documents(tmp_path)
-    async with FakeRouter().serve() as router, httpx.AsyncClient(timeout=2.0) as client:
+    async with FakeRouter().serve() as router, open_session(2.0) as client:
         yield Site(tmp_path, router, client)
 
 

@@ -2,28 +2,27 @@
 
 import asyncio
 
-import httpx
 import pytest
 
 from tests.adapter.scenes import FakeRouter
 from tests.adapter.test_control_loop import Site, offer, write_documents
 from trimtab_adapter.control_loop import LoadSources
-from trimtab_adapter.load_sources import RouterSource
+from trimtab_adapter.load_sources import RouterSource, open_session
 from trimtab_adapter.observation import ObservationError
 
 
 @pytest.fixture
 async def site(tmp_path):
     write_documents(tmp_path)
-    async with FakeRouter().serve() as router, httpx.AsyncClient(timeout=2.0) as client:
+    async with FakeRouter().serve() as router, open_session(2.0) as client:
         yield Site(tmp_path, router, client)
 
 
 async def test_an_answer_nested_too_deeply_is_no_observation():
-    deep = httpx.MockTransport(lambda _: httpx.Response(200, content=b"[" * 200_000))
-    async with httpx.AsyncClient(transport=deep) as client:
+    async with FakeRouter().serve() as router, open_session(2.0) as session:
+        router.load = "[" * 200_000
         with pytest.raises(ObservationError, match="returned invalid JSON"):
-            await RouterSource(client, "http://router").load(0.0)
+            await RouterSource(session, router.url).load(0.0)
 
 
 async def test_whatever_goes_wrong_with_a_look_ends_no_loop(site, caplog):
@@ -50,7 +49,7 @@ async def test_whatever_goes_wrong_with_a_look_ends_no_loop(site, caplog):
 
 async def test_what_runs_outside_auto_is_noted_whatever_the_routers_say(site):
     loop, noted = site.loop(), []
-    loop.note = lambda pipeline, plan: noted.append((pipeline.spec.mode, plan))
+    loop.record_usage = lambda pipeline, plan: noted.append((pipeline.spec.mode, plan))
     offer(site.router, 5.0)
     await loop.tick(1000.0)
     assert noted == []

@@ -10,12 +10,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from tests.prometheus import prometheus
+from trimtab_adapter.load_sources import open_session
 from trimtab_adapter.observation import Load, ObservationError
 from trimtab_adapter.prometheus import PrometheusSource, Server, tls_context
 from trimtab_pipelines.documents import DocumentError
@@ -71,7 +71,7 @@ async def serve(routes: dict[str, Any], port: int = 0) -> AsyncIterator[str]:
 async def a_source(fake: FakePrometheus) -> AsyncIterator[PrometheusSource]:
     async with (
         serve(dict(zip(ADDRESSES, (fake.instant, fake.range), strict=True))) as url,
-        httpx.AsyncClient() as client,
+        open_session(2.0) as client,
     ):
         yield PrometheusSource(Server(client, url), "default", "sample")
 
@@ -124,7 +124,7 @@ async def test_something_that_is_no_prometheus_is_refused():
     async def other(_: web.Request) -> web.Response:
         return web.json_response({"hello": "world"})
 
-    async with serve({"/api/v1/query": other}) as url, httpx.AsyncClient() as client:
+    async with serve({"/api/v1/query": other}) as url, open_session(2.0) as client:
         with pytest.raises(ObservationError, match=r"expected a Prometheus response, got \"\{'hello'"):
             await PrometheusSource(Server(client, url), "default", "sample").load(NOW)
 
@@ -149,7 +149,7 @@ async def test_a_real_prometheus_tells_the_load_and_when_the_router_is_gone(tmp_
     async with AsyncExitStack() as router, AsyncExitStack() as rest:
         target = await router.enter_async_context(serve({"/metrics": metrics}))
         url = await rest.enter_async_context(a_prometheus(tmp_path, target))
-        client = await rest.enter_async_context(httpx.AsyncClient())
+        client = await rest.enter_async_context(open_session(2.0))
         source = PrometheusSource(Server(client, url), "default", "sample")
         load = await first_load(source, scraped, 4)
         with pytest.raises(ObservationError, match=r"has no trimtab_arrivals_peak_rps.*is the router scraped\?"):
@@ -180,7 +180,7 @@ async def test_a_real_prometheus_s_ghosts_of_dead_routers_do_not_count(tmp_path)
     async with (
         serve({"/metrics": metrics}) as target,
         a_prometheus(tmp_path, target) as url,
-        httpx.AsyncClient() as client,
+        open_session(2.0) as client,
     ):
         source = PrometheusSource(Server(client, url), "default", "sample", ready_routers=lambda: 2)
         load = await first_load(source, scraped, 3)
@@ -208,9 +208,9 @@ async def test_the_token_is_read_anew_for_each_question(tmp_path):
         answer = fake.range if "query_range" in request.path else fake.instant
         return await answer(request)
 
-    async with serve(dict.fromkeys(ADDRESSES, guarded)) as url, httpx.AsyncClient() as client:
+    async with serve(dict.fromkeys(ADDRESSES, guarded)) as url, open_session(2.0) as client:
         source = PrometheusSource(Server(client, url, token), "default", "sample")
-        with pytest.raises(ObservationError, match=r"the Prometheus token .*token: No such file") as missing:
+        with pytest.raises(ObservationError, match=r"Prometheus token .*token: No such file") as missing:
             await source.load(NOW)
         token.write_text("first\n")
         await source.load(NOW)
@@ -230,7 +230,7 @@ async def test_an_answer_without_end_is_cut_off():
                 await response.write(b" " * 2**20)
         return response
 
-    async with serve({"/api/v1/query": endless}) as url, httpx.AsyncClient() as client:
+    async with serve({"/api/v1/query": endless}) as url, open_session(2.0) as client:
         with pytest.raises(ObservationError, match="returned more than 8 MiB"):
             await PrometheusSource(Server(client, url), "default", "sample").load(NOW)
 

@@ -32,7 +32,7 @@ def a_scenario(arrivals, *, disaggregated: bool, images=(2,), **changes) -> Scen
 
 
 @pytest.mark.parametrize(
-    ("apart", "images", "seconds"),
+    ("disaggregated", "images", "seconds"),
     [
         (False, 0, 3 * (0.001 + 0.001 * 2.0)),
         (False, 2, 3 * (0.001 + 0.001 * (2.0 + 2 * 12.0))),

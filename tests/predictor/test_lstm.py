@@ -249,12 +249,12 @@ def test_thinning_and_thickening_keep_gaps_and_scale_the_mean() -> None:
     load = noisy(np.full(50_000, 60.0))
     load[1000:1100] = np.nan
 
-    thin, thick = thin(load, 12, rng), thicken(load, 4, rng)
+    thinned, thick = thin(load, 12, rng), thicken(load, 4, rng)
 
-    assert np.isnan(thin[1000:1100]).all()
+    assert np.isnan(thinned[1000:1100]).all()
     assert np.isnan(thick[1000:1100]).all()
-    assert np.nanmean(thin) == pytest.approx(5.0, rel=0.02)
-    assert np.nanvar(thin) == pytest.approx(5.0, rel=0.05)
+    assert np.nanmean(thinned) == pytest.approx(5.0, rel=0.02)
+    assert np.nanvar(thinned) == pytest.approx(5.0, rel=0.05)
     assert np.nanmean(thick) == pytest.approx(240.0, rel=0.02)
     assert synthetic_load(1234, rng).shape == (1234,)
 

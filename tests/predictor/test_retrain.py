@@ -1,4 +1,4 @@
-"""Retraining from what a real Prometheus has unchanged, into a real API server; the old weights stay until proven worse."""
+"""Retraining from the history of a real Prometheus into a real API server; worse weights are not written."""
 
 import base64
 import shutil

@@ -5,10 +5,9 @@ import asyncio
 import os
 import socket
 
-import httpx
-
 from trimtab_adapter.cluster.pipeline_loops import LoopDependencies, PipelineLoops
 from trimtab_adapter.forecasting import TrainedWeights
+from trimtab_adapter.load_sources import open_session
 from trimtab_adapter.metrics import AdapterMetrics
 from trimtab_adapter.prometheus import Server, tls_context
 from trimtab_kubernetes import Cluster, ClusterError
@@ -52,15 +51,13 @@ async def run_elected(options: argparse.Namespace, cluster: Cluster, lease: Leas
     metrics, started = AdapterMetrics(), list[PipelineLoops]()
     async with (
         cluster,
-        httpx.AsyncClient(timeout=HTTP_TIMEOUT_SECONDS, trust_env=False) as routers,
-        httpx.AsyncClient(
-            timeout=PROMETHEUS_TIMEOUT_SECONDS, trust_env=False, verify=tls_context(options.prometheus_ca)
-        ) as prometheus_client,
+        open_session(HTTP_TIMEOUT_SECONDS) as routers,
+        open_session(PROMETHEUS_TIMEOUT_SECONDS, tls_context(options.prometheus_ca)) as prometheus_session,
         serve_probes(options.health_port, options.metrics_port, metrics.registry, lambda: _late(started)),
     ):
         prometheus = None
         if options.prometheus is not None:
-            prometheus = Server(prometheus_client, options.prometheus, options.prometheus_token_file)
+            prometheus = Server(prometheus_session, options.prometheus, options.prometheus_token_file)
         pools = None if options.pools is None else load_pools(options.pools).pools
         weights, guarded_cluster = TrainedWeights(options.weights), cluster.with_write_guard(lambda: lease.is_held)
         dependencies = LoopDependencies(guarded_cluster, routers, prometheus, weights, metrics, pools)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import httpx
+import aiohttp
 
 from trimtab_adapter.cluster.cluster_cache import (
     PIPELINE,
@@ -51,7 +51,7 @@ class LoopDependencies:
     """Collaborators that all loops share."""
 
     cluster: Cluster
-    routers: httpx.AsyncClient
+    routers: aiohttp.ClientSession
     prometheus: Server | None
     weights: TrainedWeights
     metrics: AdapterMetrics

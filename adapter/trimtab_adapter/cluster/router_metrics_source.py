@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import httpx
+import aiohttp
 
 from trimtab_adapter.cluster.cluster_cache import SLICE, ClusterCache
 from trimtab_adapter.load_sources import RouterSource
@@ -32,8 +32,8 @@ class Address:
 class RouterMetricsSource:
     """All routers of one pipeline."""
 
-    def __init__(self, client: httpx.AsyncClient, cache: ClusterCache, key: Key) -> None:
-        self._client, self._cache, self._key = client, cache, key
+    def __init__(self, session: aiohttp.ClientSession, cache: ClusterCache, key: Key) -> None:
+        self._session, self._cache, self._key = session, cache, key
         self._last: dict[str, Load] = {}  # by address, on our own clock
 
     def ready(self) -> int:
@@ -51,7 +51,7 @@ class RouterMetricsSource:
 
     async def state(self) -> State:
         """The merged state of all routers; raise ObservationError if none responds."""
-        sources = [RouterSource(self._client, address.url) for address in self._addresses()]
+        sources = [RouterSource(self._session, address.url) for address in self._addresses()]
         found = await asyncio.gather(*(source.state() for source in sources), return_exceptions=True)
         states = [state for state in found if isinstance(state, State)]
         if sources and not states:
@@ -64,7 +64,7 @@ class RouterMetricsSource:
         if not any(address.ready for address in routers):
             name = f"{self._key[0]}/{router_admin_name(self._key[1])}"
             raise ObservationError(f"no router is ready behind Service {name}", "Missing")
-        sources = [RouterSource(self._client, address.url) for address in routers]
+        sources = [RouterSource(self._session, address.url) for address in routers]
         found = await asyncio.gather(*(source.load(0.0, seconds) for source in sources), return_exceptions=True)
         answers: dict[str, Load | None] = {}
         errors: list[BaseException] = []

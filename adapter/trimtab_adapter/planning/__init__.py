@@ -1,1 +1,1 @@
-"""How a plan is decided: options, latency, the program, what to give up, what changed. Values in, values out."""
+"""Planning: from measurements to a plan: options, integer program, relaxation and explanation."""

@@ -70,7 +70,7 @@ class PoolPlanner:
                 ledger.record_usage(key, plan_resources(current, pipeline), wake)
 
     def remove(self, key: str) -> None:
-        """Free what a pipeline held that is no more."""
+        """Release the allocation of a deleted pipeline."""
         with self._lock:
             self._remove(key, except_pool=None)
 

@@ -1,4 +1,4 @@
-"""What-if analysis: other loads, SLOs and budgets, such as `load=40/80,slo=200ms,budget=6`.
+"""Alternatives to a planning problem: other loads, SLOs and budgets, `load=40/80,slo=200ms,budget=6` (what-if).
 
 Several values of one parameter, separated by `/`, are each combined with each value of the others; `x1.5` multiplies
 the current value.

@@ -57,42 +57,42 @@ class SimulatedGenerationTransport(SimulatedTransport):
     """
 
     def stream(self, batch: Batch, on_chunk: OnChunk, on_end: OnEnd) -> None:
-        """Draw when a row begins to be told and when it is whole."""
+        """Sample when a row gets its first token and when it is complete."""
         replica = self._replicas_by_slot[batch.replica]
         replica.in_flight.append((batch, on_end))
         self._machine.busy += len(replica.in_flight) == 1
         inputs = batch.row_slices[0].request.inputs
-        drawn = self._draws.draw_chat(*batch.key, len(replica.in_flight), images_in(inputs), text_tokens_in(inputs))
-        first, whole, tokens = drawn.first_seconds, drawn.whole_seconds, drawn.tokens
+        sample = self._draws.draw_chat(*batch.key, len(replica.in_flight), images_in(inputs), text_tokens_in(inputs))
+        first, total, tokens = sample.first_seconds, sample.whole_seconds, sample.tokens
         slowed = 1.0 + self._machine.contention * (self._machine.busy - 1)
         now, rest = self._clock.now, max(round(tokens) - 1, 1)
         self._clock.call_at(now + slowed * first, partial(self._emit, replica, batch, on_chunk, Chunk("", 1)))
         more = partial(self._emit, replica, batch, on_chunk, Chunk("", rest))
-        self._clock.call_at(now + slowed * whole, more)
-        self._clock.call_at(now + slowed * whole, partial(self._complete, replica, batch, on_chunk, drawn.usage))
+        self._clock.call_at(now + slowed * total, more)
+        self._clock.call_at(now + slowed * total, partial(self._complete, replica, batch, on_chunk, sample.usage))
 
     def cancel(self, batch: Batch) -> None:
-        """Write no more of a row; with a replica that died it ends by itself."""
+        """Stop a generation; one whose replica died has ended already."""
         replica = self._replicas_by_slot.get(batch.replica)
         if replica is not None:
             self._end(replica, batch, Cancelled())
 
-    def _emit(self, replica: SimulatedReplica, batch: Batch, on_chunk: OnChunk, piece: Chunk | LastChunk) -> None:
-        if any(held is batch for held, _ in replica.in_flight):
-            on_chunk(batch, piece)
+    def _emit(self, replica: SimulatedReplica, batch: Batch, on_chunk: OnChunk, chunk: Chunk | LastChunk) -> None:
+        if any(running is batch for running, _ in replica.in_flight):
+            on_chunk(batch, chunk)
 
     def _complete(self, replica: SimulatedReplica, batch: Batch, on_chunk: OnChunk, usage: Usage) -> None:
         self._emit(replica, batch, on_chunk, LastChunk("", "stop", usage))
-        given = {name: rows_of(1) for name, *_ in GENERATION_OUTPUTS}
-        self._end(replica, batch, Completed((given,), batch.point.name))
+        outputs = {name: rows_of(1) for name, *_ in GENERATION_OUTPUTS}
+        self._end(replica, batch, Completed((outputs,), batch.point.name))
 
-    def _end(self, replica: SimulatedReplica, batch: Batch, ending: BatchOutcome) -> None:
+    def _end(self, replica: SimulatedReplica, batch: Batch, outcome: BatchOutcome) -> None:
         """End a row that the replica still has; one that died with the replica has ended already."""
-        found = next((each for each in replica.in_flight if each[0] is batch), None)
-        if found is None:
+        entry = next((entry for entry in replica.in_flight if entry[0] is batch), None)
+        if entry is None:
             return
-        replica.in_flight.remove(found)
+        replica.in_flight.remove(entry)
         self._machine.busy -= not replica.in_flight
-        found[1](batch, ending)
+        entry[1](batch, outcome)
         if replica.state == "draining" and not replica.in_flight:
             self._on_idle(replica)

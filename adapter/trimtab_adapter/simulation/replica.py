@@ -35,7 +35,7 @@ class SimulatedReplica:
     state: Literal["starting", "ready", "draining", "gone"] = "starting"
     processor: int = 0
     slots: ReplicaSlots = field(default_factory=ReplicaSlots)
-    """What its stage's desk sees of it."""
+    """The replica as its stage's scheduler sees it."""
     in_flight: list[tuple[Batch, Callable[[Batch, BatchOutcome], None]]] = field(default_factory=list)
     """Batches in order of completion, each with its callback."""
     computing_until: float = 0.0

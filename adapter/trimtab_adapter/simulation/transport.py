@@ -32,39 +32,37 @@ class BatchTally:
         self.escalated_rows = 0
 
     def observe_queue_seconds(self, seconds: float) -> None:
-        """Every answer tells it."""
+        """Not counted: each result has its latency."""
 
     def observe_batch(self, key: Key, rows: int, seconds: float, ratio: float) -> None:  # noqa: ARG002 - of a tally
-        """Count a batch."""
         self.served_batches += 1
         self.rows += rows
         self.rows_by_point[key[1]] += rows
 
     def count_escalated_rows(self, rows: int) -> None:
-        """Count rows that go back for a better answer."""
         self.escalated_rows += rows
 
     def count_deduplicated_row(self, how: str) -> None:
-        """No two images are the same."""
+        """Never called: every image is unique."""
 
     def count_early_prefill(self) -> None:
-        """All images of a chat come at once."""
+        """Never called: all images of a chat arrive together."""
 
     def count_retry(self, reason: str) -> None:
-        """Nobody asks."""
+        """Not counted."""
 
     def count_cancelled_row(self) -> None:
-        """Nobody hangs up."""
+        """Never called: no client disconnects."""
 
     def record_policy_error(self, error: Exception) -> None:
-        """Whoever simulates a policy learns what is wrong with it."""
+        """Raise it: a simulated policy must be correct."""
         raise error
 
     def record_replica_error(self, message: str) -> None:
-        """Whoever simulates trouble knows of it."""
+        """Not counted: replica failures are part of the scenario."""
 
     def record_request_error(self, request_id: str, message: str) -> None:
-        """Every request tells how it ended."""
+        """Not counted: each result has its outcome."""
 
 
 @lru_cache(maxsize=4096)
@@ -76,9 +74,9 @@ def rows_of(count: int) -> Array:
 @lru_cache(maxsize=64)
 def _references(rows: int) -> Array:
     """Placeholder references of images; no embedding is stored."""
-    told = np.empty(rows, dtype=object)
-    told[:] = [b"{}"] * rows
-    return told
+    references = np.empty(rows, dtype=object)
+    references[:] = [b"{}"] * rows
+    return references
 
 
 class SimulatedTransport:

@@ -151,7 +151,7 @@ class _Search:
         return _trace(fronts, int(reached.argmax()))
 
     def _extend(self, labels: Labels, k: int) -> Labels:
-        """Add each option of stage k to each label, unless latency or budget can no longer be kept."""
+        """Add each option of stage k to each label, unless latency or budget is exceeded."""
         program, arrays, column = self.program, self.arrays, self.arrays.columns[k]
         finish = _start(labels, self._awaited(k), program.stages[k].predecessors)[:, None] + column.seconds
         possible = finish + arrays.min_tail[k] <= program.slo_seconds + TOLERANCE

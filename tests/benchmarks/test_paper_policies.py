@@ -188,10 +188,10 @@ def test_product_policies_cannot_be_replaced():
 def test_child_process_knows_the_baselines_only_if_told(registered, tmp_path):
     file = tmp_path / "pipeline.yaml"
     file.write_text(a_pipeline(schedulingPolicy="Otas").model_dump_json(by_alias=True))
-    code = f"from pathlib import Path; from trimtab_pipelines.documents import load_pipeline; load_pipeline(Path({str(file)!r}))"
+    code = "import sys, pathlib, trimtab_pipelines.documents as d; d.load_pipeline(pathlib.Path(sys.argv[1]))"
     with policies_in_child_processes() if registered else nullcontext():
         child = subprocess.run(
-            [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+            [sys.executable, "-P", "-c", code, str(file)], cwd=tmp_path, capture_output=True, text=True, check=False
         )
 
     assert (child.returncode == 0) is registered, child.stderr

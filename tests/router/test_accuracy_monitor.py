@@ -7,8 +7,8 @@ from tests.builders import a_pipeline, a_plan, a_stage, a_variant
 from tests.router.test_stage_scheduler import READY, Desktop
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_router.scheduling.accuracy_monitor import (
-    MIN_DRIFT,
     FORGET_SECONDS,
+    MIN_DRIFT,
     MIN_ROWS,
     AccuracyBaseline,
     AccuracyMonitor,
@@ -54,7 +54,7 @@ def serve(watch, rng, rows, accuracy, best_accuracy, boast=0.0):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_sense_that_fails_is_noticed_within_a_minute_of_twenty_rows_a_second(seed):
+def test_broken_input_is_noticed_within_a_minute(seed):
     rng, watch = np.random.default_rng(seed), a_watch()
     serve(watch, rng, 3000, 0.86, 0.95)
     assert watch.drifted_accuracies(NOW) == {}
@@ -63,7 +63,7 @@ def test_a_sense_that_fails_is_noticed_within_a_minute_of_twenty_rows_a_second(s
     assert watch.drifted_accuracies(NOW)[ALL] == pytest.approx(0.45, abs=0.04)
 
 
-def test_rows_that_name_a_task_count_where_a_point_tells_no_tasks_apart():
+def test_rows_with_task_count_for_points_without_tasks():
     watch = a_watch()
     assert watch.has_baseline(KEY, "cats")
     watch.observe(KEY, "cats", np.full(500, 0.4), NOW)
@@ -71,7 +71,7 @@ def test_rows_that_name_a_task_count_where_a_point_tells_no_tasks_apart():
     assert list(watch.drifted_accuracies(NOW)) == [ALL]
 
 
-def test_where_all_is_as_measured_nothing_is_told():
+def test_no_drift_is_reported_if_all_is_as_profiled():
     rng, watch = np.random.default_rng(0), a_watch()
     told = 0
     for _ in range(200):
@@ -80,7 +80,7 @@ def test_where_all_is_as_measured_nothing_is_told():
     assert told <= 2
 
 
-def test_answers_that_the_best_point_denies_mend_what_a_model_says_of_itself():
+def test_shadow_rows_correct_overconfidence():
     honest, boasting = a_watch(), a_watch()
     rng = np.random.default_rng(1)
     serve(boasting, rng, 20_000, 0.6, 0.97, boast=0.26)
@@ -92,7 +92,7 @@ def test_answers_that_the_best_point_denies_mend_what_a_model_says_of_itself():
     )
 
 
-def test_a_confidence_that_is_no_probability_says_nothing():
+def test_invalid_confidence_is_ignored():
     watch = a_watch()
     watch.observe(KEY, "", np.array([np.nan, 7.5, -2.0] * 100), NOW)
 
@@ -108,7 +108,7 @@ def look_again(watch, rng, rows, lost):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_point_that_only_looks_again_is_judged_by_what_its_looks_win(seed):
+def test_escalation_only_point_is_judged_by_its_gain(seed):
     rng, watch = np.random.default_rng(seed), a_watch()
     look_again(watch, rng, 2000, lost=0.04)
     assert watch.drifted_accuracies(NOW) == {}, "rows that are picked out are not judged as exactly as all rows"
@@ -117,7 +117,7 @@ def test_a_point_that_only_looks_again_is_judged_by_what_its_looks_win(seed):
     assert watch.drifted_accuracies(NOW)[*BEST, ""] == pytest.approx(0.70, abs=0.06)
 
 
-def test_what_was_seen_of_one_kind_of_rows_gives_way_to_what_is_seen_of_the_other():
+def test_new_kind_of_rows_replaces_old_observations():
     rng, watch = np.random.default_rng(0), a_watch()
     look_again(watch, rng, 500, lost=0.3)
     assert (*BEST, "") in watch.drifted_accuracies(NOW)
@@ -127,7 +127,7 @@ def test_what_was_seen_of_one_kind_of_rows_gives_way_to_what_is_seen_of_the_othe
     assert watch.drifted_accuracies(NOW) == {}
 
 
-def test_what_nobody_sees_any_more_is_believed_anew_after_a_while():
+def test_unobserved_point_is_trusted_again_after_a_while():
     watch = a_watch()
     watch.observe(KEY, "", np.full(500, 0.4), NOW)
 
@@ -146,7 +146,7 @@ def test_what_nobody_sees_any_more_is_believed_anew_after_a_while():
         ({"accuracy": 0.8, "accuracyEvidence": {"source": "Measured", "samples": 1000}}, False),
     ],
 )
-def test_a_confidence_says_something_by_what_it_changes_and_only_where_it_was_measured(evidence, told):
+def test_only_change_of_profiled_confidence_counts(evidence, told):
     watch = a_watch([{"name": "at", **evidence}])
     watch.observe(KEY, "", np.full(320, 0.95), NOW)
     assert watch.drifted_accuracies(NOW) == {}, "as certain as ever, and never right so often"
@@ -156,7 +156,7 @@ def test_a_confidence_says_something_by_what_it_changes_and_only_where_it_was_me
 
 
 @pytest.mark.parametrize("agreed_of_ten", [7, 2])
-def test_comparisons_are_read_by_what_confidences_were_worth_when_measured(agreed_of_ten):
+def test_shadow_rows_are_read_relative_to_profiled_confidence(agreed_of_ten):
     """A cheap point that is right in 0.7 and says 0.95; the best is right in 0.95 and says 0.99."""
     watch = a_watch([{"name": "at", **measured(0.7, 0.95)}, {"name": "avt", **measured(0.95, 0.99)}])
     for row in range(400):
@@ -168,7 +168,7 @@ def test_comparisons_are_read_by_what_confidences_were_worth_when_measured(agree
     assert watch.shadow_rows == {KEY: 400}
 
 
-def test_second_looks_of_models_that_are_not_calibrated_tell_nothing():
+def test_uncalibrated_escalations_report_nothing():
     rng, watch = np.random.default_rng(0), a_watch([SENSES[0], {"name": "avt", **measured(0.95, 0.99)}])
     look_again(watch, rng, 500, lost=0.3)
 
@@ -180,7 +180,7 @@ def on_tasks(accuracy, **by_task):
     return measured(accuracy) | {"accuracyByTask": own}
 
 
-def test_rows_of_one_task_are_held_against_what_was_measured_of_it():
+def test_rows_of_a_task_compare_with_its_profile():
     watch = a_watch([{"name": "at", **on_tasks(0.5, crops=0.78, faces=0.92, turned=0.25)}])
     watch.observe(KEY, "crops", np.full(500, 0.78), NOW)
     assert watch.drifted_accuracies(NOW) == {}, "crops alone, as certain of them as ever"
@@ -201,7 +201,7 @@ def joined(accuracy, confidence):
     return {"at": Accuracy(value=accuracy, source="Measured", samples=100, mean_confidence=confidence)}
 
 
-def test_a_task_that_joined_is_held_against_its_card_and_no_longer_once_it_is_gone():
+def test_registered_task_is_monitored_until_unregistered():
     watch = a_watch()
     watch.register_task("early", "late", joined(0.7, 0.95))
     watch.observe(KEY, "late", np.full(500, 0.95), NOW)
@@ -221,7 +221,7 @@ def test_a_task_that_joined_is_held_against_its_card_and_no_longer_once_it_is_go
     assert watch.drifted_accuracies(NOW)[*KEY, "late"] == 0.6, "another of that name, which holds"
 
 
-def test_rows_of_a_task_that_joined_without_a_confidence_say_nothing_of_the_others():
+def test_registered_task_without_confidence_affects_no_other():
     watch = a_watch()
     watch.register_task("early", "late", joined(0.4, None))
     assert not watch.has_baseline(KEY, "late")
@@ -279,7 +279,7 @@ class Audited(Desktop):
             self.answer(label)
 
 
-def test_one_row_in_a_hundred_is_answered_by_the_best_point_too_once_nobody_waits():
+def test_one_row_in_a_hundred_is_evaluated_when_idle():
     top = Audited()
     top.serve(12)
     assert len(top.sent) == 12
@@ -291,7 +291,7 @@ def test_one_row_in_a_hundred_is_answered_by_the_best_point_too_once_nobody_wait
     assert top.desk.accuracy_monitor.shadow_rows == {("small", "quick"): 1}
 
 
-def test_a_row_that_is_compared_names_the_task_that_its_own_names():
+def test_shadow_row_keeps_its_task():
     top = Audited()
     for _ in range(13):
         top.take(8, top.clock.now + 0.9).task = "cats"
@@ -302,7 +302,7 @@ def test_a_row_that_is_compared_names_the_task_that_its_own_names():
     assert top.sent[-1].row_slices[0].request.task == "cats"
 
 
-def test_nobody_waits_behind_a_row_that_is_only_compared_while_others_are_there():
+def test_shadow_rows_delay_no_other_row():
     top = Audited()
     top.serve(12)
     top.take(8, top.clock.now + 0.9)
@@ -313,7 +313,7 @@ def test_nobody_waits_behind_a_row_that_is_only_compared_while_others_are_there(
     assert top.sent[-1].row_slices[0].request is waits
 
 
-def test_how_long_a_row_lay_that_nobody_waits_for_is_no_wait():
+def test_queueing_time_of_shadow_rows_is_not_reported():
     top = Audited()
     top.serve(12)
     top.take(8, top.clock.now + 0.9)
@@ -343,7 +343,7 @@ def test_how_long_a_row_lay_that_nobody_waits_for_is_no_wait():
     ],
     ids=repr,
 )
-def test_a_row_that_nobody_waits_for_is_tried_once_and_takes_no_place_among_callers_rows(ending):
+def test_shadow_row_is_tried_once_and_takes_no_client_place(ending):
     top = Audited()
     top.serve(13)
     audit, sent = top.sent[-1], len(top.sent)

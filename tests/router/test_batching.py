@@ -52,37 +52,37 @@ def formed_rows(queue, now, given_terms):
     return sum(piece.rows for piece in formed.batch), len(formed.dropped)
 
 
-def test_a_full_batch_leaves_when_everybody_can_afford_it():
+def test_full_batch_is_dispatched_if_all_rows_have_slack():
     queue = a_queue(*(a_work(deadline=1.0) for _ in range(20)))
 
     assert formed_rows(queue, 0.0, terms()) == (8, 0)
 
 
-def test_a_lone_row_does_not_wait_for_others():
+def test_single_row_is_dispatched_at_once():
     assert formed_rows(a_queue(a_work()), 0.0, terms()) == (1, 0)
 
 
-def test_the_most_urgent_row_limits_the_batch():
+def test_most_urgent_row_limits_the_batch():
     """0.045 s are left: 10 ms + 3 × 10 ms fit, 4 rows do not."""
     queue = a_queue(a_work(deadline=0.045), *(a_work(deadline=1.0) for _ in range(7)))
 
     assert formed_rows(queue, 0.0, terms()) == (3, 0)
 
 
-def test_time_of_later_stages_counts():
+def test_downstream_seconds_reduce_the_slack():
     queue = a_queue(a_work(deadline=0.045), *(a_work(deadline=1.0) for _ in range(7)))
 
     assert formed_rows(queue, 0.0, terms(later=0.020)) == (1, 0)
 
 
-def test_when_the_backlog_cannot_be_served_in_time_the_urgent_row_goes_rather_than_the_batch():
+def test_in_overload_urgent_row_is_dropped_not_the_batch_shrunk():
     queue = a_queue(a_work(deadline=0.045), *(a_work(deadline=0.3) for _ in range(40)))
 
     assert formed_rows(queue, 0.0, terms()) == (8, 1)
 
 
 @pytest.mark.parametrize("patient", [0, 1, 5, 20])
-def test_a_patient_caller_hides_no_overload(patient):
+def test_patient_rows_do_not_hide_overload(patient):
     urgent = [a_work(deadline=0.05) for _ in range(8)]
     others = [a_work(deadline=0.4) for _ in range(60)]
     very_patient = [a_work(deadline=86_400.0) for _ in range(patient)]
@@ -90,7 +90,7 @@ def test_a_patient_caller_hides_no_overload(patient):
     assert formed_rows(a_queue(*urgent, *others, *very_patient), 0.0, terms()) == (8, 8)
 
 
-def test_urgent_rows_are_served_before_patient_ones_however_many_of_them():
+def test_urgent_rows_are_served_before_many_patient_ones():
     queue = a_queue(*(a_work(deadline=0.045) for _ in range(4)), *(a_work(deadline=60.0) for _ in range(400)))
 
     assert formed_rows(queue, 0.0, terms()) == (3, 0)
@@ -102,7 +102,7 @@ def test_more_replicas_carry_the_same_backlog():
     assert formed_rows(queue, 0.0, terms(replicas=4)) == (3, 0)
 
 
-def test_predicted_drops_what_cannot_make_it_and_nobody_else():
+def test_predicted_policy_drops_only_unreachable_rows():
     hopeless, fine = a_work(deadline=0.015), a_work(deadline=1.0)
     formed = form_batch(a_queue(hopeless, fine), 0.0, terms())
 
@@ -110,7 +110,7 @@ def test_predicted_drops_what_cannot_make_it_and_nobody_else():
     assert [piece.request for piece in formed.batch] == [fine]
 
 
-def test_past_drops_only_after_the_deadline_and_serves_what_will_be_late():
+def test_expired_policy_drops_only_after_the_deadline():
     past, nearly, fine = a_work(deadline=0.5), a_work(deadline=1.001), a_work(deadline=9.0)
     formed = form_batch(a_queue(past, nearly, fine), 1.0, terms("Expired"))
 
@@ -118,7 +118,7 @@ def test_past_drops_only_after_the_deadline_and_serves_what_will_be_late():
     assert [piece.request for piece in formed.batch] == [nearly, fine]
 
 
-def test_never_serves_all_in_full_batches():
+def test_never_policy_serves_all_rows_in_full_batches():
     queue = a_queue(*(a_work(deadline=0.1) for _ in range(20)))
 
     assert formed_rows(queue, 5.0, terms("Never")) == (8, 0)
@@ -140,9 +140,7 @@ def test_drop_times():
     st.integers(1, 16),
     st.integers(1, 4),
 )
-def test_whatever_waits_rows_are_neither_lost_nor_doubled_and_the_batch_keeps_its_terms(
-    works, now, policy, max_rows, replicas
-):
+def test_batches_lose_and_duplicate_no_rows_and_keep_limits(works, now, policy, max_rows, replicas):
     queue = a_queue(*(a_work(rows, deadline) for rows, deadline in works))
     before = queue.rows
     given_terms = terms(policy, max_rows, replicas=replicas)
@@ -163,7 +161,7 @@ def test_whatever_waits_rows_are_neither_lost_nor_doubled_and_the_batch_keeps_it
 
 
 @given(st.lists(st.floats(0, 1), max_size=20), st.floats(0, 1))
-def test_dropping_takes_exactly_the_hopeless(deadlines, now):
+def test_only_unreachable_rows_are_dropped(deadlines, now):
     queue = a_queue(*(a_work(deadline=deadline) for deadline in deadlines))
     dropped = drop_hopeless(queue, replace(terms(), now=now))
 
@@ -179,25 +177,25 @@ def fitted(queue, now=0.0, **changes):
     return formed.point, sum(piece.rows for piece in formed.batch), len(formed.dropped)
 
 
-def test_with_time_to_spare_the_better_point_runs_a_full_batch():
+def test_with_slack_the_better_point_runs_a_full_batch():
     assert fitted(a_queue(*(a_work(deadline=1.0) for _ in range(8)))) == ("full", 8, 0)
 
 
-def test_the_largest_batch_goes_before_the_better_point():
+def test_largest_batch_takes_precedence_over_better_point():
     """0.045 s are left: three rows at the better point, all eight at the other."""
     queue = a_queue(a_work(deadline=0.045), *(a_work(deadline=1.0) for _ in range(7)))
 
     assert fitted(queue) == ("half", 8, 0)
 
 
-def test_who_can_only_be_met_by_the_cheaper_point_is_not_dropped():
+def test_row_reachable_only_by_faster_point_is_kept():
     hopeless_at_full = a_work(deadline=0.015)
 
     assert fitted(a_queue(hopeless_at_full)) == ("half", 1, 0)
     assert formed_rows(a_queue(hopeless_at_full), 0.0, terms(points=BOTH)) == (1, 0)
 
 
-def test_nobody_behind_pays_for_the_better_point():
+def test_better_point_delays_no_later_row():
     """The first eight would have time for 90 ms of it, the next eight not for what is left then."""
     queue = a_queue(*(a_work(deadline=0.095) for _ in range(8)), *(a_work(deadline=0.1) for _ in range(8)))
 
@@ -205,14 +203,14 @@ def test_nobody_behind_pays_for_the_better_point():
     assert fitted(queue, 0.021) == ("half", 8, 0)
 
 
-def test_two_replicas_have_time_for_the_better_point_where_one_has_not():
+def test_two_replicas_have_time_for_the_better_point():
     works = [a_work(deadline=0.095 + 0.03 * (n > 7)) for n in range(24)]
 
     assert fitted(a_queue(*works)) == ("half", 8, 0)
     assert fitted(a_queue(*works), replicas=4) == ("full", 8, 0)
 
 
-def test_late_rows_go_at_the_fastest_point_where_nobody_is_dropped_for_being_late():
+def test_late_rows_run_at_fastest_point_under_never_policy():
     assert fitted(a_queue(*(a_work(deadline=1.0) for _ in range(9))), 1.0, policy="Expired") == ("half", 8, 0)
     assert fitted(a_queue(*(a_work(deadline=1.0) for _ in range(9))), 2.0, policy="Never") == ("full", 8, 0)
 
@@ -223,7 +221,7 @@ def test_late_rows_go_at_the_fastest_point_where_nobody_is_dropped_for_being_lat
     st.integers(1, 16),
     st.integers(1, 4),
 )
-def test_whatever_waits_a_fitted_batch_is_in_time_for_all_its_members(works, now, max_rows, replicas):
+def test_fitted_batch_is_in_time_for_all_its_rows(works, now, max_rows, replicas):
     queue = a_queue(*(a_work(rows, deadline) for rows, deadline in works))
     before = queue.rows
     formed = form_batch(queue, now, terms(max_rows=max_rows, replicas=replicas, points=BOTH), slack_fit.decide)

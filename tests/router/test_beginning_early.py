@@ -40,7 +40,7 @@ def nothing_is_left(rig, encoders, writers):
     return not any(map(any, snapshots)) and not any(replica.running for replica in (*encoders, *writers))
 
 
-async def test_who_writes_is_asked_on_the_first_image_and_told_of_the_others():
+async def test_prefill_starts_on_first_image_and_others_follow():
     encoder, writer, pictures = Encoder(), Beginner(name="writer"), [a_picture(number) for number in range(4)]
     async with stepping([encoder], [writer]) as (rig, turns):
         asked = asyncio.create_task(ask(rig, *pictures))
@@ -65,7 +65,7 @@ async def test_who_writes_is_asked_on_the_first_image_and_told_of_the_others():
 
 
 @pytest.mark.parametrize("why", ["the model reads nothing ahead", "an image of a size not seen before"])
-async def test_who_writes_is_asked_once_all_are_there_where_it_cannot_be_told_what_it_would_read(why):
+async def test_prefill_waits_for_all_images_without_early_support(why):
     encoder, writer = Encoder(), Beginner(name="writer")
     if why.startswith("the model"):
         writer.facts = lambda: {"partial_prefill": False}
@@ -76,7 +76,7 @@ async def test_who_writes_is_asked_once_all_are_there_where_it_cannot_be_told_wh
         assert AWAITED not in [one["url"] for one in references(writer)]
 
 
-async def test_who_waits_for_images_takes_no_place_from_who_has_all_he_needs():
+async def test_partial_chat_takes_no_capacity_from_complete_ones():
     encoder, writer = Encoder(), Beginner(name="writer")
     async with stepping([encoder], [writer]) as (rig, turns):
         early = asyncio.create_task(ask(rig, a_picture(1), a_picture(2)))
@@ -91,7 +91,7 @@ async def test_who_waits_for_images_takes_no_place_from_who_has_all_he_needs():
 
 
 @pytest.mark.parametrize(("early", "seconds"), [(False, 30.0), (True, 37.5)])
-async def test_a_replica_has_as_long_as_the_request_where_it_waits_for_images(early, seconds):
+async def test_partial_chat_has_the_request_timeout(early, seconds):
     stage = parted().spec.stage("text")
     inputs = {name: np.array([b"[]"], dtype=object) for name in ("messages", "references")}
     work = StageRequest(cast("Any", Caller()), ReadyStage("text", 1, inputs), deadline=11.5, now=0.0)
@@ -105,7 +105,7 @@ async def test_a_replica_has_as_long_as_the_request_where_it_waits_for_images(ea
     assert carrier._request(parcel).timeout_seconds == seconds
 
 
-async def test_nobody_begins_early_before_others_who_have_all_they_need():
+async def test_complete_chats_start_before_partial_ones():
     encoder, writer = Encoder(), Beginner(name="writer")
     async with stepping([encoder], [writer]) as (rig, turns):
         writer.gate.clear()
@@ -123,7 +123,7 @@ async def test_nobody_begins_early_before_others_who_have_all_they_need():
         assert (await early)[0] == 200
 
 
-async def test_who_could_not_begin_early_queues_as_others_do_once_all_are_there():
+async def test_chat_not_started_early_queues_once_complete():
     encoder, writer = Encoder(), Beginner(name="writer")
     async with stepping([encoder], [writer]) as (rig, turns):
         writer.gate.clear()
@@ -137,7 +137,7 @@ async def test_who_could_not_begin_early_queues_as_others_do_once_all_are_there(
         assert AWAITED not in [one["url"] for one in references(writer)]
 
 
-async def test_an_encoder_that_dies_costs_an_image_and_no_chat():
+async def test_lost_encoder_costs_an_image_and_no_chat():
     encoders, writer = [Encoder(name="dies"), Encoder(name="lives")], Beginner(name="writer")
     async with stepping(encoders, [writer]) as (rig, _):
         held = encoders[1].stepped()
@@ -155,7 +155,7 @@ async def test_an_encoder_that_dies_costs_an_image_and_no_chat():
 
 
 @pytest.mark.parametrize("fault", ["a pull fails", "it cannot be told", "it dies"])
-async def test_who_writes_and_fails_is_asked_again_once_all_are_there(fault):
+async def test_failed_early_prefill_restarts_once_complete(fault):
     encoder, writer = Encoder(), Beginner(name="writer")
     async with stepping([encoder], [writer]) as (rig, turns):
         asked = asyncio.create_task(ask(rig, *map(a_picture, range(3))))
@@ -179,7 +179,7 @@ async def test_who_writes_and_fails_is_asked_again_once_all_are_there(fault):
         await until(lambda: nothing_is_left(rig, [encoder], [writer]))
 
 
-async def test_an_image_that_is_none_ends_its_chat_and_who_began_on_the_others_hears_of_it():
+async def test_invalid_image_ends_an_early_prefill():
     encoder, writer = Encoder(), Beginner(name="writer")
     async with stepping([encoder], [writer]) as (rig, turns):
         asked = asyncio.create_task(ask(rig, a_picture(1), a_picture(2)))
@@ -195,7 +195,7 @@ async def test_an_image_that_is_none_ends_its_chat_and_who_began_on_the_others_h
         assert len(encoder.shown) == 1
 
 
-async def test_who_hangs_up_while_images_are_still_encoded_leaves_nothing():
+async def test_disconnect_during_encoding_leaves_nothing():
     encoder, writer = Encoder(), Beginner(name="writer")
     async with stepping([encoder], [writer]) as (rig, turns):
         encoder.kept.clear()
@@ -208,7 +208,7 @@ async def test_who_hangs_up_while_images_are_still_encoded_leaves_nothing():
         await until(lambda: nothing_is_left(rig, [encoder], [writer]) and not encoder.kept)
 
 
-async def test_a_chat_of_several_choices_waits_for_all():
+async def test_chat_with_several_choices_waits_for_all_images():
     encoder, writer = Encoder(), Beginner(name="writer")
     async with stepping([encoder], [writer]) as (rig, turns):
         turns.set()
@@ -216,7 +216,7 @@ async def test_a_chat_of_several_choices_waits_for_all():
         assert all(AWAITED not in [one["url"] for one in references(writer, each)] for each in range(2))
 
 
-def test_who_has_not_begun_is_in_no_queue_where_chats_are_about_to_be_read_whole():
+def test_partial_chat_leaves_no_row_when_stage_turns_colocated():
     top = Writers(a_choosing_pipeline(), slots=2, places=1)
     pulls, whole = top.slots
     pulls.partial_prefill = frozenset({PULLS})

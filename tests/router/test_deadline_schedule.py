@@ -30,7 +30,7 @@ def a_small_queue(rng):
 
 @settings(max_examples=150, deadline=None)
 @given(SEEDS, draw.floats(0, 0.3))
-def test_small_queues_are_solved_as_by_brute_force_where_cells_are_fine(seed, start):
+def test_small_queues_equal_brute_force_with_fine_cells(seed, start):
     jobs = a_small_queue(np.random.default_rng(seed))
     found = solve(jobs, start, cells=20_000)
 
@@ -40,14 +40,14 @@ def test_small_queues_are_solved_as_by_brute_force_where_cells_are_fine(seed, st
 
 
 @pytest.mark.parametrize("load", [0.7, 1.5])
-def test_queues_of_jobs_are_solved_to_a_thousandth_on_average(load):
+def test_queues_of_jobs_are_within_a_thousandth_on_average(load):
     rng = np.random.default_rng(3)
     queues = [a_queue(rng, 8, SIZES, load) for _ in range(12)]
 
     assert np.mean([1 - kept(jobs, solve(jobs, 0.0)) / exact(jobs)[1] for jobs in queues]) < 1e-3
 
 
-def test_queues_of_batches_are_solved_to_a_thousandth_on_average():
+def test_queues_of_batches_are_within_a_thousandth_on_average():
     rng = np.random.default_rng(3)
     queues = [a_queue_of_batches(rng, 12) for _ in range(12)]
 
@@ -56,7 +56,7 @@ def test_queues_of_batches_are_solved_to_a_thousandth_on_average():
 
 @settings(max_examples=150, deadline=None)
 @given(SEEDS, draw.integers(1, 20), draw.floats(0.3, 3.0))
-def test_nobody_is_dropped_where_everybody_can_be_served(seed, count, load):
+def test_no_job_is_dropped_if_all_can_be_served(seed, count, load):
     jobs = a_queue(np.random.default_rng(seed), count, SIZES, load, worth=1.0)
     found = solve(jobs, 0.0, price=0.3)
     kept(jobs, found)
@@ -65,7 +65,7 @@ def test_nobody_is_dropped_where_everybody_can_be_served(seed, count, load):
         assert found.served == count
 
 
-def test_deadlines_at_the_very_last_moment_of_the_fastest_are_met():
+def test_deadlines_met_exactly_by_the_fastest_option_are_met():
     rng = np.random.default_rng(0)
     jobs = a_queue(rng, 20, SIZES, 1.0, worth=1.0)
     ends = np.cumsum([job.seconds[0] for job in jobs])
@@ -84,7 +84,7 @@ def test_each_deadline_bounds_its_own_prefix():
     assert [step.option for step in found.steps] == [0, 1, 1]
 
 
-def test_of_those_that_cannot_all_be_served_the_least_worthy_is_dropped():
+def test_least_valuable_job_is_dropped_in_overload():
     jobs = [a_job(0.1, (0.06, 5), worth=1), a_job(0.11, (0.06, 0.1), worth=2), a_job(0.3, (0.1, 1), worth=1)]
     found = solve(jobs, 0.0)
 
@@ -92,7 +92,7 @@ def test_of_those_that_cannot_all_be_served_the_least_worthy_is_dropped():
     assert found.value == pytest.approx(1.1)
 
 
-def test_a_price_of_time_takes_the_faster_option_where_more_seconds_add_too_little():
+def test_price_of_time_selects_the_faster_option():
     jobs = [a_job(1.0, (0.1, 6.0), (0.3, 6.5), worth=1)]
 
     assert solve(jobs, 0.0).steps[0].option == 1
@@ -100,7 +100,7 @@ def test_a_price_of_time_takes_the_faster_option_where_more_seconds_add_too_litt
     assert solve(jobs, 0.0, price=1000.0).steps[0].option == 0, "worth goes before the price"
 
 
-def test_going_together_saves_what_each_would_cost_alone():
+def test_joint_option_saves_time():
     group = JointOption(3, np.array([0.1]), np.array([3.0]))
     jobs = [a_job(0.15, (0.08, 1.0), together=[group]), a_job(0.15, (0.08, 1.0)), a_job(0.16, (0.08, 1.0))]
     found = solve(jobs, 0.0)
@@ -109,20 +109,20 @@ def test_going_together_saves_what_each_would_cost_alone():
     assert kept(jobs, found) == found.value == 3.0
 
 
-def test_a_group_keeps_the_deadline_of_its_first():
+def test_group_keeps_the_deadline_of_its_first_job():
     group = JointOption(2, np.array([0.1]), np.array([20.0]))
     jobs = [a_job(0.09, (0.08, 1.0), together=[group]), a_job(0.5, (0.08, 1.0))]
 
     assert [step.jobs for step in solve(jobs, 0.0).steps] == [1, 1]
 
 
-def test_what_is_late_already_is_dropped_and_nothing_waits_for_it():
+def test_late_job_is_dropped_and_delays_no_other():
     assert [step.option for step in solve([a_job(-1.0, (0.1, 1.0)), a_job(0.5, (0.1, 1.0))], 0.0).steps] == [DROPPED, 0]
     assert solve([a_job(-1.0, (0.1, 1.0))], 0.0).served == 0
     assert solve([], 0.0).steps == ()
 
 
-def test_jobs_are_given_to_the_server_that_would_end_them_first():
+def test_jobs_go_to_the_server_that_ends_them_first():
     jobs = [a_job(1.0, (0.3, 1.0)), a_job(1.0, (0.1, 1.0)), a_job(1.0, (0.1, 1.0)), a_job(0.2, (0.1, 1.0))]
 
     assert assign_to_servers(jobs, [0.0, 0.05]) == [[0], [1, 2, 3]]

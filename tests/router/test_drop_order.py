@@ -33,13 +33,13 @@ def shed(works, **changes):
             return [piece.request for piece in dropped], [piece.request for piece in formed.batch]
 
 
-def test_a_low_priority_that_can_be_served_in_time_is_served_in_the_order_of_deadlines():
+def test_low_priority_in_time_is_served_by_deadline():
     low, high = a_wishing(LOW, 0.3), a_wishing(HIGH, 0.4)
 
     assert shed([high, low]) == ([], [low, high])
 
 
-def test_in_overload_the_lowest_priority_goes_first_however_urgent():
+def test_overload_drops_lowest_priority_first():
     low = [a_wishing(LOW, 0.1) for _ in range(20)]
     high = [a_wishing(HIGH, 0.2) for _ in range(16)]
     dropped, left = shed([*low, *high])
@@ -49,7 +49,7 @@ def test_in_overload_the_lowest_priority_goes_first_however_urgent():
     assert set(left) & set(high)
 
 
-def test_of_one_priority_the_least_utility_a_second_goes_first():
+def test_overload_drops_least_utility_per_second_first():
     """Ten rows for a utility of 5 are worth less than one row for 1."""
     bulky = [a_wishing(RequestOptions(utility=5.0), 0.15, rows=10) for _ in range(3)]
     small = [a_wishing(RequestOptions(), 0.2) for _ in range(10)]
@@ -59,7 +59,7 @@ def test_of_one_priority_the_least_utility_a_second_goes_first():
     assert set(dropped) <= set(bulky)
 
 
-def test_where_all_are_worth_the_same_nobody_is_picked_out():
+def test_equal_ranks_drop_none():
     works = [a_wishing(HIGH, 0.1 + 0.01 * n) for n in range(40)]
     plain = [a_wishing(RequestOptions(), 0.1 + 0.01 * n) for n in range(40)]
 
@@ -67,34 +67,34 @@ def test_where_all_are_worth_the_same_nobody_is_picked_out():
 
 
 @pytest.mark.parametrize("policy", ["Expired", "Never"])
-def test_nobody_is_picked_out_where_the_pipeline_drops_nobody_by_prediction(policy):
+def test_nothing_is_dropped_without_predicted_policy(policy):
     works = [a_wishing(LOW, 0.1) for _ in range(20)] + [a_wishing(HIGH, 0.2) for _ in range(16)]
 
     assert shed(works, policy=policy)[0] == []
 
 
-def test_only_rows_worth_as_much_are_ahead_at_the_door():
+def test_admission_counts_only_rows_of_equal_rank_or_higher():
     queue = a_queue(a_wishing(LOW, 0.1), a_wishing(HIGH, 0.2), a_wishing(HIGH, 0.9))
 
     assert rows_ahead_of(a_wishing(HIGH, 0.5), queue) == 1
     assert rows_ahead_of(a_wishing(LOW, 0.5), queue) == 2
 
 
-def test_a_floor_is_kept_by_the_next_point_that_reaches_it_and_others_join():
+def test_floor_uses_next_reaching_point_and_others_join():
     picky, plain = a_wishing(RequestOptions(accuracy_floor=0.95), 0.5, floor=0.95), a_wishing(RequestOptions(), 0.6)
     formed = form_batch(a_queue(picky, plain), 0.0, terms(points=(FULL, STRONG)))
 
     assert (formed.point, [piece.request for piece in formed.batch]) == ("strong", [picky, plain])
 
 
-def test_a_floor_waits_for_a_batch_that_reaches_it():
+def test_floor_waits_for_a_batch_that_reaches_it():
     plain, picky = a_wishing(RequestOptions(), 0.5), a_wishing(RequestOptions(accuracy_floor=0.95), 0.6, floor=0.95)
     formed = form_batch(a_queue(plain, picky), 0.0, terms(points=(FULL, STRONG)))
 
     assert (formed.point, [piece.request for piece in formed.batch]) == ("full", [plain])
 
 
-def test_slack_fit_takes_the_largest_batch_among_points_that_keep_the_floor_of_every_row():
+def test_slack_fit_takes_largest_batch_above_all_floors():
     picky = [a_wishing(RequestOptions(accuracy_floor=0.85), 0.045, floor=0.85) for _ in range(2)]
     plain = [a_wishing(RequestOptions(), 0.3) for _ in range(6)]
     formed = form_batch(a_queue(*picky, *plain), 0.0, terms(points=(FULL, HALF)), slack_fit.decide)
@@ -103,14 +103,14 @@ def test_slack_fit_takes_the_largest_batch_among_points_that_keep_the_floor_of_e
     assert len(formed.batch) == 3
 
 
-def test_what_no_point_serves_is_dropped_whatever_the_pipeline_drops():
+def test_row_without_suitable_point_is_always_dropped():
     picky = a_wishing(RequestOptions(accuracy_floor=0.99), 9.0, floor=0.99)
     view = terms("Never", points=(FULL, HALF))
 
     assert view.drop_time(whole(picky)) == float("-inf")
 
 
-def test_a_task_has_its_own_accuracy():
+def test_task_has_its_own_accuracy():
     point = Point("p", 0.9, lambda rows: 0.01 * rows, accuracy_by_task={"odd": 0.6})
     odd = a_wishing(RequestOptions(accuracy_floor=0.8, task="odd"), floor=0.8)
     other = a_wishing(RequestOptions(accuracy_floor=0.8, task="even"), floor=0.8)

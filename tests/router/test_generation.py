@@ -26,8 +26,8 @@ OUTPUTS = {"text": np.array([b"a b"], object), "finish_reason": np.array([b"stop
 class Writers:
     """A desk of a stage that writes, and all that it is given."""
 
-    def __init__(self, pipeline=None, *, slots=1, places=4, repeatable=True, drop_policy="Predicted", **plan):
-        pipeline = pipeline or a_chat_pipeline([a_writer(repeatable=repeatable)])
+    def __init__(self, pipeline=None, *, slots=1, places=4, retryable=True, drop_policy="Predicted", **plan):
+        pipeline = pipeline or a_chat_pipeline([a_writer(retryable=retryable)])
         self.clock = FakeClock()
         self.under_way: dict[Any, Any] = {}
         self.wrote: Any = None
@@ -64,7 +64,7 @@ class Writers:
         self.under_way.pop(batch)(batch, ending or Completed((OUTPUTS,), batch.point.name))
 
     def __getattr__(self, told):
-        if told not in {"waited", "served", "looks_again", "retried", "troubled", "failed", "abandoned", "began_early"}:
+        if not told.startswith(("observe_", "count_", "record_")):
             raise AttributeError(told)
         return lambda *what: self.told.append((told, *what))
 
@@ -95,7 +95,7 @@ def why(work):
     return work.owner.refusal and work.owner.refusal.reason
 
 
-def test_rows_leave_one_by_one_until_every_place_is_taken():
+def test_rows_are_dispatched_until_capacity_is_used():
     top = Writers(places=3)
     works = [top.take(rows=2), top.take(), top.take()]
 
@@ -109,7 +109,7 @@ def test_rows_leave_one_by_one_until_every_place_is_taken():
     assert list(given(works[0])["text"]) == [b"a b", b"a b"]
 
 
-def test_the_emptiest_replica_is_next_and_a_new_plan_has_other_places():
+def test_least_loaded_replica_is_next_and_plan_sets_capacity():
     top = Writers(slots=2, places=2)
     for _ in range(3):
         top.take()
@@ -121,7 +121,7 @@ def test_the_emptiest_replica_is_next_and_a_new_plan_has_other_places():
     assert top.desk.queue.rows == 1
 
 
-def test_what_is_learnt_is_the_time_to_the_first_piece():
+def test_time_to_first_token_is_learned():
     top = Writers()
     work = top.take()
     (batch,) = top.sent
@@ -134,7 +134,7 @@ def test_what_is_learnt_is_the_time_to_the_first_piece():
     assert work.owner.heard == [(0, Chunk("a ")), (0, LAST)]
     assert top.desk.latency_model.service_seconds(1) == pytest.approx(2.0)
     assert top.desk.capacity().seconds == pytest.approx(32.0)
-    assert [told[0] for told in top.told if told[0] == "served"] == ["served"]
+    assert [told[0] for told in top.told if told[0] == "observe_batch"] == ["observe_batch"]
 
 
 def write_all(top, batch, seconds):
@@ -146,7 +146,7 @@ def write_all(top, batch, seconds):
     top.settle()
 
 
-def test_one_that_reads_nothing_is_not_as_slow_as_one_that_reads_many():
+def test_concurrent_prefills_are_part_of_the_prediction():
     top = Writers(places=4, serviceSeconds={1: 0.05, 4: 0.2})
     for _ in range(3):
         top.take()
@@ -164,7 +164,7 @@ def test_one_that_reads_nothing_is_not_as_slow_as_one_that_reads_many():
     assert [batch.row_slices[0].request for batch in top.sent] == [alone]
 
 
-def test_answers_that_have_begun_are_no_company_to_a_prompt():
+def test_decoding_rows_do_not_count_as_prefills():
     top = Writers(places=4, serviceSeconds={1: 0.05, 4: 0.2})
     for _ in range(3):
         top.take()
@@ -178,7 +178,7 @@ def test_answers_that_have_begun_are_no_company_to_a_prompt():
     assert top.slots[0].concurrent_prefills == 1
 
 
-def test_who_reads_before_a_stage_that_writes_counts_on_the_usual_company():
+def test_upstream_stage_counts_on_typical_concurrency():
     top = Writers(places=4, serviceSeconds={1: 0.05, 4: 0.2})
     assert top.desk.latency_model.typical_seconds() == pytest.approx(0.05)
     for _ in range(3):
@@ -190,7 +190,7 @@ def test_who_reads_before_a_stage_that_writes_counts_on_the_usual_company():
     assert top.desk.latency_model.typical_seconds() == pytest.approx(0.2)
 
 
-def test_who_would_wait_too_long_for_a_place_is_refused_at_the_door():
+def test_row_is_rejected_if_capacity_frees_too_late():
     top = Writers(places=2)
     for _ in range(2):
         top.take()
@@ -209,7 +209,7 @@ def test_who_would_wait_too_long_for_a_place_is_refused_at_the_door():
     assert isinstance(top.take(deadline=top.clock.now + 16.0), StageRequest)
 
 
-def test_who_leaves_is_forgotten_wherever_his_rows_are():
+def test_disconnected_client_frees_its_rows_everywhere():
     top = Writers(places=2)
     work = top.take(rows=3)
     other = top.take()
@@ -219,12 +219,12 @@ def test_who_leaves_is_forgotten_wherever_his_rows_are():
 
     assert [batch.row_slices[0].request for batch in top.sent] == [other]
     assert top.slots[0].inflight == 1
-    assert top.told.count(("abandoned",)) == 2
+    assert top.told.count(("count_cancelled_row",)) == 2
     assert top.desk.queue.rows == 0
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_part_of_an_answer_ends_it_for_who_has_heard_it_only(lost):
+def test_cut_stream_fails_only_rows_with_received_tokens(lost):
     top = Writers()
     listening, patient = top.take(has_listener=True), top.take()
     for batch in top.sent:
@@ -238,15 +238,15 @@ def test_a_part_of_an_answer_ends_it_for_who_has_heard_it_only(lost):
     assert [batch.row_slices[0].request for batch in top.sent] == [patient]
 
 
-def test_a_part_of_an_answer_of_a_stage_that_is_not_repeatable_is_a_failure():
-    top = Writers(repeatable=False)
+def test_cut_stream_of_non_retryable_stage_fails():
+    top = Writers(retryable=False)
     work = top.take()
     top.end(top.sent[0], StreamCut("gone"))
 
     assert why(work) == "NotRepeatable"
 
 
-def test_nobody_is_blamed_for_a_replica_that_many_were_in():
+def test_lost_replica_with_many_rows_blames_none():
     top = Writers()
     works = [top.take(), top.take()]
     for _ in range(3):
@@ -261,7 +261,7 @@ def test_nobody_is_blamed_for_a_replica_that_many_were_in():
 
 
 @pytest.mark.parametrize("ending", [NotReady(), ReplicaLost("gone", delivered=False), BatchFailed("500")])
-def test_what_had_no_piece_is_written_by_another(ending):
+def test_row_without_token_is_retried_elsewhere(ending):
     top = Writers()
     work = top.take(has_listener=True)
     top.end(top.sent[0], ending)

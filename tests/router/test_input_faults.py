@@ -58,7 +58,7 @@ def town():
     return Town()
 
 
-def test_points_that_nobody_has_seen_hear_no_better_than_the_one_that_was_seen(town):
+def test_unobserved_points_inherit_the_broken_input(town):
     town.serve("video-text", 1000)
     town.broken = DEAF
     town.serve("all", 400)
@@ -71,7 +71,7 @@ def test_points_that_nobody_has_seen_hear_no_better_than_the_one_that_was_seen(t
         assert town.believed(point) == town.points[point].accuracy, point
 
 
-def test_a_point_that_is_too_certain_of_noise_is_believed_no_more_than_the_one_that_does_not_hear(town):
+def test_overconfident_point_is_not_better_than_without_input(town):
     town.serve("audio-text", 1000)
     town.broken = DEAF
     town.serve("audio-text", 400)
@@ -80,7 +80,7 @@ def test_a_point_that_is_too_certain_of_noise_is_believed_no_more_than_the_one_t
     assert town.believed("audio-text") == pytest.approx(town.truth("audio-text"), abs=0.025)
 
 
-def test_where_two_inputs_may_be_it_the_kindest_explanation_is_believed(town):
+def test_most_favorable_of_two_explanations_is_used(town):
     town.broken = DEAF
     town.serve("audio-text", 600)
 
@@ -103,7 +103,7 @@ def planned_in_the_end(town, sense, fast):
 
 
 @pytest.mark.parametrize("fast", FAST, ids=" ".join)
-def test_a_plan_is_as_accurate_as_planned_whatever_is_fast_enough_where_nothing_is_heard(town, fast):
+def test_plan_stays_accurate_if_an_input_breaks(town, fast):
     planned = planned_in_the_end(town, "audio", fast)
 
     assert town.believed(planned) == pytest.approx(town.truth(planned), abs=0.02)
@@ -111,13 +111,13 @@ def test_a_plan_is_as_accurate_as_planned_whatever_is_fast_enough_where_nothing_
 
 @pytest.mark.parametrize("fast", FAST, ids=" ".join)
 @pytest.mark.parametrize("sense", SENSES)
-def test_whatever_fails_what_is_planned_is_about_the_best_there_is(town, sense, fast):
+def test_plan_is_close_to_best_whichever_input_breaks(town, sense, fast):
     planned = planned_in_the_end(town, sense, fast)
 
     assert town.truth(planned) >= max(map(town.truth, fast)) - 0.05
 
 
-def test_a_point_that_is_seen_to_hear_clears_the_sound(town):
+def test_confirmed_point_clears_the_input(town):
     town.broken = {"all": DEAF["all"]}
     town.serve("video-text", 300)
     town.serve("all", 400)
@@ -129,7 +129,7 @@ def test_a_point_that_is_seen_to_hear_clears_the_sound(town):
     assert town.believed("audio-text") == town.points["audio-text"].accuracy
 
 
-def test_what_was_seen_before_the_fall_clears_nothing(town):
+def test_observations_before_the_fall_clear_nothing(town):
     town.serve("audio-text", 1000)
     town.serve("video-text", 1000)
     town.broken = DEAF
@@ -139,7 +139,7 @@ def test_what_was_seen_before_the_fall_clears_nothing(town):
     assert town.believed("audio-text") == pytest.approx(0.40, abs=0.01)
 
 
-def test_a_sound_that_comes_back_is_believed_once_it_was_heard(town):
+def test_recovered_input_is_trusted_after_observation(town):
     town.broken = DEAF
     town.serve("all", 400)
     town.serve("video-text", 400)
@@ -149,7 +149,7 @@ def test_a_sound_that_comes_back_is_believed_once_it_was_heard(town):
     assert town.believed("audio-text") == town.points["audio-text"].accuracy
 
 
-def test_a_point_that_only_looks_again_tells_of_its_input_too(town):
+def test_escalation_only_point_reports_its_input_too(town):
     town.serve("video-text", 400)
     look = AccuracyBaseline("video-text", np.array([0.5]), 0.2)
     for _ in range(200):
@@ -161,7 +161,7 @@ def test_a_point_that_only_looks_again_tells_of_its_input_too(town):
     assert town.believed("video-text") == pytest.approx(0.864)
 
 
-def test_a_little_less_than_measured_is_no_input_that_fails(town):
+def test_small_loss_is_no_broken_input(town):
     measured = town.points["audio-text"].measured_accuracy().mean_confidence
     town.broken = {"audio-text": (0.64, measured - 0.075)}
     town.serve("audio-text", 5 * MIN_ROWS)
@@ -169,7 +169,7 @@ def test_a_little_less_than_measured_is_no_input_that_fails(town):
     assert list(town.watch.drifted_accuracies(town.now)) == [("late", "audio-text", "")]
 
 
-def test_of_points_that_all_read_the_same_one_says_nothing_of_the_others():
+def test_points_with_equal_inputs_say_nothing_about_others():
     both = frozenset("ab")
 
     assert (
@@ -178,7 +178,7 @@ def test_of_points_that_all_read_the_same_one_says_nothing_of_the_others():
     )
 
 
-def test_what_is_suspected_stays_so_while_half_of_what_told_it_does():
+def test_suspicion_lasts_while_half_the_loss_remains():
     rest = (AccuracyEstimate("video", frozenset("v"), 0.7), AccuracyEstimate("text", frozenset("t"), 0.4))
     for lost, fallen in ((0.13, "av"), (0.1, ""), (0.05, "")):
         beliefs = [AccuracyEstimate("both", frozenset("vt"), 0.86, observed=0.86 - lost), *rest]

@@ -24,7 +24,7 @@ def both(name: str = "writer") -> ChatReplica:
     return ChatReplica(name=name, variants=(PULLS, WHOLE))
 
 
-async def test_without_encoders_images_go_straight_to_who_reads_them_itself():
+async def test_without_encoders_images_go_to_colocated_replica():
     writer = both()
     async with serving([], [writer], apart=False) as rig:
         assert rig.router.ready
@@ -37,7 +37,7 @@ async def test_without_encoders_images_go_straight_to_who_reads_them_itself():
         assert rig.router.state().stages["encode"].rows_per_request == 1.0  # two images in two chats: plans know
 
 
-async def test_images_that_are_encoded_apart_are_not_sent_to_who_pulls_them():
+async def test_encoded_images_are_not_sent_to_disaggregated_replica():
     encoder, writer = Encoder(), both()
     async with serving([encoder], [writer], apart=True) as rig:
         assert (await ask(rig, a_png()))[0] == 200
@@ -47,7 +47,7 @@ async def test_images_that_are_encoded_apart_are_not_sent_to_who_pulls_them():
         assert rig.router.state().stages["encode"].rows_per_request == 1.0
 
 
-async def test_who_reads_images_itself_goes_on_until_there_is_who_encodes():
+async def test_colocated_replica_serves_until_encoders_are_ready():
     encoder, writer = Encoder(), both()
     async with serving([], [writer], apart=False) as rig:
         rig.router.apply_plan(laid_out(rig.router.pipeline, apart=True, generation=2))
@@ -63,7 +63,7 @@ async def test_who_reads_images_itself_goes_on_until_there_is_who_encodes():
         await encoder.stop()
 
 
-async def test_who_waits_for_a_whole_reader_is_encoded_once_images_are_read_apart():
+async def test_chats_waiting_for_colocated_replica_are_encoded():
     encoder, writer = Encoder(), both()
     async with serving([encoder], [writer], apart=False) as rig:
         writer.gate.clear()
@@ -80,7 +80,7 @@ async def test_who_waits_for_a_whole_reader_is_encoded_once_images_are_read_apar
         assert await rig.outcomes() == {"ok": 12}
 
 
-async def test_images_that_wait_for_encoders_go_to_the_whole_reader_once_there_are_none():
+async def test_images_waiting_for_encoders_go_to_colocated_replica():
     encoder, writer = Encoder(), both()
     async with serving([encoder], [writer], apart=True) as rig:
         encoder.gate.clear()
@@ -99,7 +99,7 @@ async def test_images_that_wait_for_encoders_go_to_the_whole_reader_once_there_a
         assert await rig.outcomes() == {"ok": 3}
 
 
-async def test_who_began_on_the_first_image_begins_anew_once_images_are_read_whole():
+async def test_early_prefill_restarts_when_stage_turns_colocated():
     encoder, writer = Encoder(), Beginner(name="writer", variants=(PULLS, WHOLE))
     async with serving([encoder], [writer], apart=True) as rig:
         plan = laid_out(rig.router.pipeline, apart=True, generation=2)
@@ -122,7 +122,7 @@ async def test_who_began_on_the_first_image_begins_anew_once_images_are_read_who
         assert await rig.outcomes() == {"ok": 2}
 
 
-async def test_a_replica_that_cannot_read_images_gets_none_before_they_are_encoded():
+async def test_disaggregated_replica_gets_no_unencoded_images():
     whole, pulling = ChatReplica(name="old", variants=(WHOLE,)), ChatReplica(name="new", variants=(PULLS,))
     async with serving([], [whole, pulling], apart=False) as rig:
         rig.router.apply_plan(laid_out(rig.router.pipeline, apart=True, generation=2))
@@ -132,7 +132,7 @@ async def test_a_replica_that_cannot_read_images_gets_none_before_they_are_encod
         assert (len(whole.written), len(pulling.written)) == (4, 0)
 
 
-async def test_a_dry_run_asks_who_reads_images_itself_and_no_encoder():
+async def test_dry_run_asks_colocated_replica_and_no_encoder():
     writer = both()
     writer.counts = {"prompt_tokens": 14, "text_tokens": 6, "image_tokens": [8]}
     async with serving([], [writer], apart=False) as rig:

@@ -99,7 +99,7 @@ def ys(work):
     return work.owner.outputs["y"][:, 0].tolist()
 
 
-def test_the_doubted_rows_alone_go_again_at_the_better_point(top):
+def test_only_low_confidence_rows_escalate(top):
     work = looked_at_once(top)
 
     assert [(row_slice.start, row_slice.stop) for row_slice in top.sent[1].row_slices] == [(1, 2), (3, 4)]
@@ -112,7 +112,7 @@ def test_the_doubted_rows_alone_go_again_at_the_better_point(top):
     assert not any(row_slice.escalation_pending for row_slice in work.owner.served)
 
 
-def test_a_point_whose_looks_win_less_than_was_measured_is_told():
+def test_escalation_with_less_gain_than_profiled_is_reported():
     look = {"to": "default", "confidenceBelow": 0.5, "share": 0.5, "accuracy": 0.8}
     known = [
         point | {"accuracyEvidence": {"source": "Measured", "meanConfidence": point["accuracy"]}} for point in POINTS
@@ -133,7 +133,7 @@ def test_a_point_whose_looks_win_less_than_was_measured_is_told():
 
 
 @pytest.mark.parametrize("rows", [2, 1])
-def test_a_row_that_is_doubted_is_as_accurate_as_such_rows_were_measured_to_be_however_few_there_are(top, rows):
+def test_low_confidence_rows_have_their_profiled_accuracy(top, rows):
     work = top.take(rows, 3.0)
     work.options = RequestOptions(task="measured")
     top.clock.run(0.2)
@@ -145,7 +145,7 @@ def test_a_row_that_is_doubted_is_as_accurate_as_such_rows_were_measured_to_be_h
     assert row_slice.accuracy == pytest.approx((0.7 - 0.75 * 0.8) / 0.25), "and not 0.7, as of all"
 
 
-def test_a_job_caught_by_its_deadline_is_answered_with_what_is_known(top):
+def test_request_at_its_deadline_gets_provisional_response(top):
     work = looked_at_once(top, deadline=3.0)
     top.clock.run(2.99)
     assert work.owner.outputs is None
@@ -158,14 +158,14 @@ def test_a_job_caught_by_its_deadline_is_answered_with_what_is_known(top):
 
 
 @pytest.mark.parametrize(("deadline", "looks"), [(1.7, 2), (1.1, 1)])
-def test_who_has_no_time_for_a_second_look_is_answered_at_once(top, deadline, looks):
+def test_no_time_for_escalation_returns_response_at_once(top, deadline, looks):
     work = looked_at_once(top, deadline=deadline)
 
     assert len(top.sent) == looks
     assert (work.owner.outputs is None) == (looks == 2)
 
 
-def test_a_replica_that_is_lost_with_a_second_look_costs_no_answer(top):
+def test_lost_replica_during_escalation_keeps_the_response(top):
     work = looked_at_once(top)
     for _ in range(2):
         for batch in [batch for batch in top.sent if batch.replica.computing is batch]:
@@ -179,7 +179,7 @@ def test_a_replica_that_is_lost_with_a_second_look_costs_no_answer(top):
     assert ys(work) == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_expected_accuracy_is_counted_by_rows_and_the_doubted_have_what_the_others_leave(top):
+def test_expected_accuracy_is_weighted_by_rows(top):
     work = looked_at_once(top, deadline=3.0)
     top.clock.run(3.0)
 
@@ -191,7 +191,7 @@ def test_expected_accuracy_is_counted_by_rows_and_the_doubted_have_what_the_othe
     assert sum(row_slice.rows * row_slice.accuracy for row_slice in work.owner.served) / 4 == pytest.approx(0.8)
 
 
-def test_a_plan_that_allows_no_better_point_any_more_lets_the_answer_stand():
+def test_plan_without_better_point_accepts_the_response():
     top = Looking()
     top.slots[0].set_ready_variants(READY)
     work = top.take(4)
@@ -204,7 +204,7 @@ def test_a_plan_that_allows_no_better_point_any_more_lets_the_answer_stand():
     assert (len(top.sent), top.desk.queue.rows) == (1, 0)
 
 
-def test_a_caller_who_leaves_takes_the_rows_that_go_again_along(top):
+def test_disconnected_client_removes_escalated_rows(top):
     work = looked_at_once(top)
     top.desk.cancel(work)
     top.answer(top.sent[1], [SURE, SURE])
@@ -215,7 +215,7 @@ def test_a_caller_who_leaves_takes_the_rows_that_go_again_along(top):
 @pytest.mark.parametrize(
     ("task", "doubted", "accuracies"), [("cars", [1], {0.85, 0.55}), ("birds", [], {0.4}), ("ships", [], {0.7})]
 )
-def test_each_task_is_doubted_by_its_own_threshold_and_one_that_has_none_not_at_all(top, task, doubted, accuracies):
+def test_each_task_escalates_by_its_own_threshold(top, task, doubted, accuracies):
     work = top.take(2, options=RequestOptions(task=task))
     top.clock.run(0.2286)
     top.answer(top.sent[0], [SURE, 0.7])

@@ -41,7 +41,7 @@ async def leading(encoders):
     return next(encoder for encoder in encoders if encoder.running)
 
 
-async def test_one_encoding_does_for_all_who_show_an_image_and_each_pulls_its_own():
+async def test_same_image_is_encoded_once_and_pulled_by_each_chat():
     encoders, writer = two_encoders(), ChatReplica(name="writer")
     async with reading(encoders, [writer]) as rig:
         chats = await many(rig, 12, a_picture(1))
@@ -58,7 +58,7 @@ async def test_one_encoding_does_for_all_who_show_an_image_and_each_pulls_its_ow
         assert rig.router.schedulers["encode"].snapshot().encodings_in_flight == 0
 
 
-async def test_other_images_and_text_do_not_wait_for_who_rides_along():
+async def test_other_images_and_text_do_not_wait_for_joined_rows():
     encoders, writer = two_encoders(), ChatReplica(name="writer")
     async with reading(encoders, [writer], batchSize=1) as rig:
         chats = await many(rig, 5, a_picture(1))
@@ -72,7 +72,7 @@ async def test_other_images_and_text_do_not_wait_for_who_rides_along():
         assert [(await chat)[0] for chat in chats] == [200] * 5
 
 
-async def test_images_that_wait_ride_along_as_soon_as_one_of_them_leaves():
+async def test_queued_duplicates_join_when_one_is_dispatched():
     encoder, writer = two_encoders()[0], ChatReplica(name="writer")
     async with reading([encoder], [writer], batchSize=1) as rig:
         turns = encoder.stepped()
@@ -86,7 +86,7 @@ async def test_images_that_wait_ride_along_as_soon_as_one_of_them_leaves():
         assert len(encoder.shown) == 3
 
 
-async def test_an_image_that_a_chat_shows_twice_is_encoded_once():
+async def test_image_twice_in_a_chat_is_encoded_once():
     encoder, writer = Encoder(), ChatReplica(name="writer")
     async with reading([encoder], [writer]) as rig:
         assert (await ask(rig, a_picture(1), a_picture(2), a_picture(1)))[0] == 200
@@ -96,7 +96,7 @@ async def test_an_image_that_a_chat_shows_twice_is_encoded_once():
         assert len({one["url"] for one in found}) == 3
 
 
-async def test_nothing_is_shared_across_tenants_nor_with_who_shows_only_this_image():
+async def test_tenants_share_no_encoding():
     encoders, writer = two_encoders(), ChatReplica(name="writer")
     async with reading(encoders, [writer]) as rig:
         headers = [{"x-trimtab-client": name} for name in ("one", "other", "one")]
@@ -112,7 +112,7 @@ async def test_nothing_is_shared_across_tenants_nor_with_who_shows_only_this_ima
         )
 
 
-async def test_a_leaders_death_loses_none_of_its_followers_and_costs_one_encoding():
+async def test_lost_encoder_loses_no_joined_row():
     encoders, writer = two_encoders(), ChatReplica(name="writer")
     async with reading(encoders, [writer]) as rig:
         chats = await many(rig, 8, a_picture(1))
@@ -126,7 +126,7 @@ async def test_a_leaders_death_loses_none_of_its_followers_and_costs_one_encodin
         assert await rig.outcomes() == {"ok": 8}
 
 
-async def test_a_leader_who_hangs_up_takes_nobody_along():
+async def test_disconnected_leader_keeps_joined_rows():
     encoders, writer = two_encoders(), ChatReplica(name="writer")
     async with reading(encoders, [writer]) as rig:
         chats = await many(rig, 5, a_picture(1))
@@ -141,7 +141,7 @@ async def test_a_leader_who_hangs_up_takes_nobody_along():
         await until(lambda: sum(len(encoder.kept) for encoder in encoders) == 3)
 
 
-async def test_an_image_that_is_none_is_refused_to_each_who_shows_it():
+async def test_invalid_image_is_rejected_for_each_chat():
     encoders, writer = two_encoders(), ChatReplica(name="writer")
     for encoder in encoders:
         encoder.refuse = lambda inputs: (422, f"image {inputs['chat_images'][0][1]} is none")
@@ -154,7 +154,7 @@ async def test_an_image_that_is_none_is_refused_to_each_who_shows_it():
         assert all("image 0 is none" in answer["error"]["message"] for _, answer in answers)
 
 
-async def test_who_cannot_share_after_all_is_encoded_by_himself():
+async def test_row_is_encoded_by_itself_if_sharing_fails():
     encoders, writer = two_encoders(shares=False), ChatReplica(name="writer")
     async with reading(encoders, [writer]) as rig:
         chats = await many(rig, 6, a_picture(1))
@@ -167,7 +167,7 @@ async def test_who_cannot_share_after_all_is_encoded_by_himself():
 
 
 @pytest.mark.parametrize("fault", [(500, "broken"), (503, "not now")])
-async def test_a_leader_that_fails_leads_again(fault):
+async def test_failed_leader_is_encoded_again_for_all(fault):
     encoders, writer = two_encoders(), ChatReplica(name="writer")
     async with reading(encoders, [writer]) as rig:
         chats = await many(rig, 4, a_picture(1))
@@ -179,7 +179,7 @@ async def test_a_leader_that_fails_leads_again(fault):
 
 
 @pytest.mark.parametrize("caches", [True, False])
-async def test_who_made_an_image_lately_is_asked_for_it_before_another_makes_it_again(caches):
+async def test_recent_producer_is_asked_before_encoding_again(caches):
     encoders, writer = [Encoder(name=f"encoder-{number}", caches=caches) for number in range(2)], ChatReplica(name="w")
     async with reading(encoders, [writer]) as rig:
         headers = {"x-trimtab-client": "one"}
@@ -199,7 +199,7 @@ async def test_who_made_an_image_lately_is_asked_for_it_before_another_makes_it_
         assert await rig.outcomes() == {"ok": 7}
 
 
-async def test_an_image_whose_encoder_is_gone_or_is_slow_is_encoded_by_another():
+async def test_image_of_lost_or_slow_producer_is_encoded_again():
     encoders = [Encoder(name=f"encoder-{number}", caches=True) for number in range(2)]
     async with reading(encoders, [ChatReplica(name="writer")]) as rig:
         assert (await ask(rig, a_picture(1)))[0] == 200
@@ -214,7 +214,7 @@ async def test_an_image_whose_encoder_is_gone_or_is_slow_is_encoded_by_another()
         assert len(other.shown) >= 1
 
 
-async def test_who_leaves_while_an_image_is_asked_for_leaves_nothing():
+async def test_disconnect_while_asking_a_producer_leaves_nothing():
     encoder = Encoder(caches=True)
     async with reading([encoder], [ChatReplica(name="writer")]) as rig:
         assert (await ask(rig, a_picture(1)))[0] == 200
@@ -242,7 +242,7 @@ def threads_of_the_loop(threads):
         threads.shutdown()
 
 
-async def test_an_encoder_that_is_left_while_it_is_asked_for_an_image_answers_first():
+async def test_retired_encoder_answers_a_pending_question_first():
     encoders, writer = [Encoder(name=f"encoder-{number}", caches=True) for number in range(2)], ChatReplica(name="w")
     async with reading(encoders, [writer]) as rig:
         for _ in range(2):  # the second finds it, on a connection that is kept
@@ -252,7 +252,7 @@ async def test_an_encoder_that_is_left_while_it_is_asked_for_an_image_answers_fi
         carrier = rig.router._http["encode"]
         with threads_of_the_loop(ThreadPoolExecutor(1)) as free:
             asked = asyncio.create_task(ask(rig, a_picture(1)))
-            await until(lambda: len(carrier._under_way) == 1)
+            await until(lambda: len(carrier._tasks) == 1)
             rig.router.apply_endpoints(endpoints_of({"encode": others, "text": [writer]}))
             await until(lambda: list(carrier.replicas) == [other.name for other in others])
             for _ in range(20):  # turns of the loop: a replica that holds nothing has closed by then
@@ -266,7 +266,7 @@ async def test_an_encoder_that_is_left_while_it_is_asked_for_an_image_answers_fi
         await until(lambda: not carrier._retiring)
 
 
-async def test_an_image_that_cannot_be_asked_for_is_encoded_again():
+async def test_image_is_encoded_again_if_producer_cannot_be_asked():
     encoder, threads = Encoder(caches=True), ThreadPoolExecutor(1)
     async with reading([encoder], [ChatReplica(name="writer")]) as rig:
         assert (await ask(rig, a_picture(1)))[0] == 200

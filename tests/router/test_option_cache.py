@@ -47,7 +47,7 @@ def a_unit(*works):
 
 @pytest.mark.parametrize("floor", [0.0, 0.5, 0.78, 0.9])
 @pytest.mark.parametrize("drift", [{}, {"all": 1.6, "text": 3.0}])
-def test_offers_are_all_splits_that_reach_the_floor_and_that_no_other_beats(floor, drift, monkeypatch):
+def test_options_are_all_undominated_splits_above_the_floor(floor, drift, monkeypatch):
     monkeypatch.setattr(deciding, "DRIFT", drift)
     menu = OptionCache(a_view())
     found = job_options(menu, a_unit(a_job(9, floor)), mixed=True)
@@ -64,7 +64,7 @@ def test_offers_are_all_splits_that_reach_the_floor_and_that_no_other_beats(floo
     assert found.values[-own.size :] == pytest.approx(9 * page.accuracy[kept])
 
 
-def test_of_a_floor_that_needs_a_second_look_the_first_may_be_all_there_is_time_for():
+def test_first_pass_alone_is_an_option_if_time_is_short():
     found = job_options(OptionCache(a_view()), a_unit(a_job(9, 0.86)), mixed=False)
 
     assert found is not None
@@ -75,7 +75,7 @@ def test_of_a_floor_that_needs_a_second_look_the_first_may_be_all_there_is_time_
     assert found.seconds[0] < found.seconds[1:].min()
 
 
-def test_small_jobs_go_together_where_one_way_for_all_costs_no_more_than_a_mix_for_each():
+def test_small_jobs_are_grouped_if_no_split_is_cheaper():
     jobs = [whole(a_job(8, 0.78, deadline=1.0 + place)) for place in range(9)]
     view = a_view(*jobs)
 
@@ -83,7 +83,7 @@ def test_small_jobs_go_together_where_one_way_for_all_costs_no_more_than_a_mix_f
     assert sizes == [8, 16, 16, 32]
 
 
-def test_only_the_point_that_was_measured_looks_again():
+def test_only_the_profiled_point_escalates():
     job = a_job(4, 0.78)
     served = ServedRows("late", "audio-text", 4, 0.0, 0.0, 1, 0.33, 0.0)
     doubted = RowSlice(job, 0, 1, provisional_response=served, escalation=EscalationRule(0.43, "all", 0.7847, 0.1263))
@@ -108,7 +108,7 @@ def doubted_rows(rows, deadline):
     return whole(job, provisional_response=served, escalation=EscalationRule(0.43, "all", 0.7847, 0.1263))
 
 
-def test_second_looks_wait_for_company_while_they_have_time():
+def test_escalations_wait_for_others_while_they_have_time():
     """Behind the two rows that go again 24 wait for their first answer."""
     full_seconds = max(point.seconds(64) for point in a_view().points)
     found = []
@@ -120,7 +120,7 @@ def test_second_looks_wait_for_company_while_they_have_time():
     assert found == [False, True]
 
 
-def test_where_nobody_else_waits_a_second_look_leaves_at_once():
+def test_escalation_is_dispatched_at_once_if_queue_is_empty():
     leaving = modality_mix.decide(a_view(doubted_rows(2, 1.0), doubted_rows(3, 1.2)))
 
     assert isinstance(leaving, Dispatch)
@@ -128,7 +128,7 @@ def test_where_nobody_else_waits_a_second_look_leaves_at_once():
     assert sum(piece.rows for piece in leaving.row_slices) == 5, "in one batch"
 
 
-def test_doubted_rows_are_charged_what_they_take_in_company():
+def test_escalated_rows_are_charged_a_shared_batch():
     book = OptionCache(a_view()).point_options([whole(a_job(4))]).split_table
     line = next(line for line in book.options if line.escalation is not None)
     assert line.escalation is not None
@@ -144,14 +144,14 @@ def test_doubted_rows_are_charged_what_they_take_in_company():
     assert charged[16] < 0.6 * alone[16]
 
 
-def test_what_is_known_of_doubted_rows_is_what_the_others_leave():
+def test_low_confidence_accuracy_complements_the_confident():
     assert EscalationRule(0.43, "all", 0.7847, 0.1263).low_confidence_accuracy(0.7275) == pytest.approx(
         0.3318, abs=1e-4
     )
     assert EscalationRule(0.43, "all").low_confidence_accuracy(0.7275) == 0.7275
 
 
-def test_rows_that_wait_for_a_second_look_are_not_asked_for_accuracy_once_more():
+def test_escalated_rows_need_no_further_accuracy():
     job = a_job(10, 0.8)
     assert job.missing_accuracy == pytest.approx(0.8)
     job.expected_correct, job.dispatched_rows, job.queued_rows = 6 * 0.82, 6, 4 + 2  # two of the six wait again
@@ -159,20 +159,20 @@ def test_rows_that_wait_for_a_second_look_are_not_asked_for_accuracy_once_more()
     assert job.missing_accuracy == pytest.approx((8.0 - 4.92) / 4)
 
 
-def test_rows_of_different_senses_are_offered_what_reads_no_more_than_both_have():
+def test_mixed_inputs_are_offered_points_that_read_the_common():
     menu = OptionCache(a_view())
     fare = menu.point_options([whole(a_job(1, senses=("audio", "text"))), whole(a_job(1))])
 
     assert sorted(point.name for point in fare.points) == ["audio", "audio-text", "text"]
 
 
-def test_a_decision_among_twenty_jobs_is_made_in_milliseconds():
+def test_decision_among_twenty_jobs_takes_milliseconds():
     spent = deciding.milliseconds((1, 15), views=60)
 
     assert np.median(spent) < 8.0, "about one millisecond on a machine that has nothing else to do"
 
 
-def test_what_was_prepared_is_not_worked_out_again_where_a_decision_is_made():
+def test_prepared_tables_are_reused_by_decisions():
     points = [replace(point, accuracy=0.97 * point.accuracy) for point in deciding.POINTS]
     book = split_table(points, "", 64)
     assert book.max_mixed_rows < 1
@@ -185,7 +185,7 @@ def test_what_was_prepared_is_not_worked_out_again_where_a_decision_is_made():
     assert split_table(heard, "", 64).max_mixed_rows == MAX_SPLIT_ROWS
 
 
-def test_a_decision_waits_for_no_splits_that_another_thread_writes(monkeypatch):
+def test_decision_does_not_wait_for_tables_being_built(monkeypatch):
     points = [replace(point, accuracy=0.96 * point.accuracy) for point in deciding.POINTS]
     write, book = precompute_tables(points, 64), split_table(points, "", 64)
     job = a_job(64, floor=0.75, deadline=100.0)
@@ -224,7 +224,7 @@ LARGE_QUEUES = {
 
 @pytest.mark.parametrize("jobs", LARGE_QUEUES.values(), ids=LARGE_QUEUES)
 @pytest.mark.parametrize("name", POLICIES)
-def test_of_batches_larger_than_any_that_are_planned_one_leaves_by_every_policy(name, jobs):
+def test_batch_above_the_split_limit_leaves_by_every_policy(name, jobs):
     points = list(points_of(130))
     view = replace(a_view(*map(whole, jobs)), points=points, max_batch_rows=130)
 
@@ -233,7 +233,7 @@ def test_of_batches_larger_than_any_that_are_planned_one_leaves_by_every_policy(
     assert 1 <= sum(piece.rows for piece in leaving.row_slices) <= 130
 
 
-def test_books_of_batches_larger_than_any_that_are_planned_are_prepared():
+def test_tables_above_the_split_limit_are_prepared():
     points = list(points_of(130))
     precompute_tables(points, 130)
 

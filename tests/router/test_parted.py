@@ -11,7 +11,7 @@ from tests.router.parted import Encoder, ask, reading, references, shown_by
 from trimtab_router.execution.executor import MAX_EMBEDDING_LOSSES
 
 
-async def test_each_image_is_a_row_and_the_writer_is_told_where_to_pull_them_in_their_order():
+async def test_each_image_is_a_row_and_references_keep_their_order():
     encoder, writer = Encoder(), ChatReplica(name="writer")
     images = [a_png(8, 8), a_png(40, 30), a_png(90, 90)]
     async with reading([encoder], [writer]) as rig:
@@ -28,7 +28,7 @@ async def test_each_image_is_a_row_and_the_writer_is_told_where_to_pull_them_in_
         assert "images" not in writer.written[0].inputs
 
 
-async def test_text_alone_passes_the_encoders_by():
+async def test_text_only_chat_skips_the_encoders():
     encoder, writer = Encoder(), ChatReplica(name="writer")
     encoder.gate.clear()
     async with reading([encoder], [writer]) as rig:
@@ -40,7 +40,7 @@ async def test_text_alone_passes_the_encoders_by():
         assert (await held)[0] == 200
 
 
-async def test_images_of_one_chat_go_to_whichever_encoders_are_free():
+async def test_images_of_a_chat_go_to_free_encoders():
     encoders = [Encoder(name=f"encoder-{number}", delay_seconds=0.05) for number in range(2)]
     writer = ChatReplica(name="writer")
     async with reading(encoders, [writer], batchSize=8) as rig:
@@ -48,7 +48,7 @@ async def test_images_of_one_chat_go_to_whichever_encoders_are_free():
         assert sorted(len(encoder.shown) for encoder in encoders) == [2, 3]
 
 
-async def test_a_dry_run_asks_encoders_for_rows_and_writers_with_images_that_show_nothing():
+async def test_dry_run_asks_encoders_and_generation_stage():
     counts = {"prompt_tokens": 14, "text_tokens": 6, "image_tokens": [4, 4]}
     encoder, writer = Encoder(), ChatReplica(name="writer", counts=counts)
     async with reading([encoder], [writer]) as rig:
@@ -61,7 +61,7 @@ async def test_a_dry_run_asks_encoders_for_rows_and_writers_with_images_that_sho
         assert (await ask(rig, a_png(), dry_run=True))[0] == 503
 
 
-async def test_what_cannot_be_pulled_is_encoded_once_more():
+async def test_lost_embedding_is_encoded_once_more():
     encoder, writer = Encoder(), ChatReplica(name="writer")
     async with reading([encoder], [writer]) as rig:
         encoder.on_second = lambda: setattr(writer, "refusing", None)
@@ -74,19 +74,19 @@ async def test_what_cannot_be_pulled_is_encoded_once_more():
         assert await rig.outcomes() == {"ok": 1}
 
 
-async def test_an_answer_that_never_comes_ends_with_its_reason():
+async def test_missing_response_ends_with_its_reason():
     encoder, writer = Encoder(), ChatReplica(name="writer")
     async with reading([encoder], [writer]) as rig:
         writer.refusing = (502, "image 0: gone")
         status, answer = await ask(rig, a_png())
 
         assert status == 500
-        assert "its images was lost 3 times" in answer["error"]["message"]
+        assert "its images were lost 3 times" in answer["error"]["message"]
         await until(lambda: not encoder.kept)
         assert len(encoder.shown) == 3
 
 
-async def test_a_writer_that_dies_before_its_first_word_costs_an_encoding_and_no_chat():
+async def test_lost_replica_before_first_token_costs_one_encoding():
     encoder = Encoder()
     writers = [ChatReplica(name=f"writer-{number}", break_after=0) for number in range(2)]
     writers[1].break_after = None
@@ -96,7 +96,7 @@ async def test_a_writer_that_dies_before_its_first_word_costs_an_encoding_and_no
         assert await rig.outcomes() == {"ok": 3}
 
 
-async def test_a_chat_that_kills_who_reads_it_costs_no_more_writers_than_may_be():
+async def test_query_of_death_chat_costs_a_bounded_number_of_replicas():
     encoder, writers = Encoder(), [ChatReplica(name=f"writer-{number}", dies_reading=True) for number in range(5)]
     async with reading([encoder], writers) as rig:
         assert (await ask(rig, a_png(9, 9)))[0] == 500
@@ -104,7 +104,7 @@ async def test_a_chat_that_kills_who_reads_it_costs_no_more_writers_than_may_be(
         assert await rig.outcomes() == {"failed": 1}
 
 
-async def test_who_hangs_up_leaves_nothing_at_an_encoder():
+async def test_disconnect_leaves_nothing_at_an_encoder():
     encoder, writer = Encoder(), ChatReplica(name="writer")
     async with reading([encoder], [writer]) as rig:
         encoder.gate.clear()
@@ -121,7 +121,7 @@ async def test_who_hangs_up_leaves_nothing_at_an_encoder():
         assert not writer.written[:1] or writer.written[0].ended != "whole"
 
 
-async def test_an_image_of_which_an_encoder_tells_no_rows_is_encoded_again():
+async def test_image_without_reported_rows_is_encoded_again():
     encoder, writer = Encoder(), ChatReplica(name="writer")
     sound = encoder.model
 

@@ -49,7 +49,7 @@ class Reading(FakeReplica):
 
 
 @pytest.mark.parametrize(("policy", "status"), [("EarliestDeadlineFirst", 504), ("SlackFit", 200)])
-async def test_a_request_that_only_the_cheaper_point_can_meet(policy, status):
+async def test_request_reachable_only_by_the_faster_point(policy, status):
     replica = Reading()
     async with a_rig(a_pipeline_of_two_points(schedulingPolicy=policy), {"stage-0": [replica]}, **PLAN) as rig:
         found, answer, _ = await rig.rest(a_request_for(5))
@@ -61,7 +61,7 @@ async def test_a_request_that_only_the_cheaper_point_can_meet(policy, status):
             assert answer.parameters["trimtab.expected_accuracy"] == 0.8
 
 
-async def test_with_time_to_spare_the_better_point_runs_and_reads_all():
+async def test_with_slack_the_better_point_runs_and_reads_all():
     replica = Reading()
     async with a_rig(a_pipeline_of_two_points(schedulingPolicy="SlackFit"), {"stage-0": [replica]}, **PLAN) as rig:
         _, answer, _ = await rig.rest(a_request_for(50, width=3))
@@ -70,7 +70,7 @@ async def test_with_time_to_spare_the_better_point_runs_and_reads_all():
         assert replica.inputs == [(["x", "z"], 1)]
 
 
-async def test_rows_share_a_batch_that_leaves_behind_what_they_differ_in():
+async def test_batch_omits_inputs_in_which_its_rows_differ():
     replica = Reading()
     async with a_rig(a_pipeline_of_two_points(schedulingPolicy="SlackFit"), {"stage-0": [replica]}, **PLAN) as rig:
         replica.gate.clear()

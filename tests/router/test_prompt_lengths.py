@@ -47,7 +47,7 @@ class Readers(Writers):
 
 
 @pytest.mark.parametrize(("joins", "tokens"), [(1.0, 100 + 640), (0.0, 100)])
-def test_images_count_where_they_join_the_prompt(joins, tokens):
+def test_images_count_if_they_join_the_prompt(joins, tokens):
     prompts = PromptLengths()
     shown = PromptFeatures(text_bytes=400, images=2, image_tokens=640)
     assert prompts.tokens(shown) == 0.0
@@ -59,7 +59,7 @@ def test_images_count_where_they_join_the_prompt(joins, tokens):
     assert prompts.tokens(PromptFeatures(400, images=2, image_tokens=1280)) == pytest.approx(100 + joins * 1280)
 
 
-def test_an_engine_that_does_not_tell_text_from_images_is_learnt_from_its_chats_of_words():
+def test_usage_without_text_tokens_is_learned_from_text_chats():
     prompts = PromptLengths()
     prompts.learn(PromptFeatures(400), Usage(prompt=100, completion=1, text=100))
     prompts.learn(PromptFeatures(400, images=2), Usage(prompt=700, completion=1))
@@ -70,7 +70,7 @@ def test_an_engine_that_does_not_tell_text_from_images_is_learnt_from_its_chats_
 
 
 @pytest.mark.parametrize("separators", [(",", ":"), None])
-def test_a_long_chat_is_told_by_short_ones_though_most_of_those_is_json(separators):
+def test_long_chat_is_predicted_from_short_ones(separators):
     def shown(text, images=0):
         content = [*[{"type": "image"}] * images, {"type": "text", "text": text}]
         told = json.dumps([{"role": "user", "content": content}], separators=separators)
@@ -84,7 +84,7 @@ def test_a_long_chat_is_told_by_short_ones_though_most_of_those_is_json(separato
     assert shown('{"role": "user"} {"type": "image"}').text_bytes >= 34  # text that spells JSON is text
 
 
-def test_what_was_made_of_images_is_read_off_their_references():
+def test_embeddings_are_counted_from_references():
     def referring(row):
         return {"messages": np.array([b"{}"], object), "references": np.array([row], object)}
 
@@ -95,7 +95,7 @@ def test_what_was_made_of_images_is_read_off_their_references():
     assert PromptFeatures.from_inputs({"x": np.zeros(1)}, 0, images=0) is None
 
 
-def test_of_two_chats_of_one_deadline_the_one_that_takes_longer_to_read_goes_first():
+def test_longer_prompt_goes_first_at_equal_deadlines():
     top = Readers(places=1)
     first = top.chat(HELLO, deadline=100.0)
     short, long = top.chat(HELLO, deadline=50.0), top.chat(LONG, deadline=52.0)
@@ -110,7 +110,7 @@ def test_of_two_chats_of_one_deadline_the_one_that_takes_longer_to_read_goes_fir
     assert [batch.row_slices[0].request for batch in top.sent] == [short]
 
 
-def test_who_cannot_be_read_in_time_is_dropped_as_soon_as_that_is_certain():
+def test_prompt_that_cannot_be_in_time_is_dropped_early():
     top = Readers(places=1)
     top.chat(HELLO, deadline=100.0)
     short, long = top.chat(HELLO, deadline=5.0), top.chat(LONG, deadline=7.0)
@@ -121,7 +121,7 @@ def test_who_cannot_be_read_in_time_is_dropped_as_soon_as_that_is_certain():
     assert "6.095 s in this stage" in long.owner.refusal.message
 
 
-def test_a_chat_goes_where_the_fewest_tokens_are_to_be_computed():
+def test_chat_goes_to_replica_with_fewest_pending_tokens():
     top = Readers(slots=2, places=4)
     one, other = top.slots
     long = top.chat(400, deadline=100.0)
@@ -141,7 +141,7 @@ def test_a_chat_goes_where_the_fewest_tokens_are_to_be_computed():
     assert (one.pending_tokens, other.pending_tokens) == (0.0, 0.0)
 
 
-def test_a_long_prompt_does_not_make_the_machine_look_slow():
+def test_long_prompt_does_not_slow_the_latency_model():
     top = Readers(places=1)
     top.chat(LONG, deadline=1000.0)
     (batch,) = top.sent
@@ -149,24 +149,24 @@ def test_a_long_prompt_does_not_make_the_machine_look_slow():
     top.wrote(batch, Chunk("a"))
 
     assert top.desk.latency_model.service_ratio == pytest.approx(1.0)
-    assert [told[3] for told in top.told if told[0] == "served"] == [pytest.approx(6.095)]
+    assert [told[3] for told in top.told if told[0] == "observe_batch"] == [pytest.approx(6.095)]
 
 
-def test_short_prompts_are_never_predicted_to_take_less_than_nothing():
+def test_short_prompt_is_never_predicted_below_zero():
     top = Readers(promptTokens=1005.0, serviceSeconds={1: 0.2})
 
     assert top.chat(HELLO, deadline=10.0).prefill_seconds == pytest.approx(-top.desk.latency_model.service_seconds(1))
 
 
 @pytest.mark.parametrize("unknown", [{"prefillSeconds": {}}, {"prefillSeconds": {}, "promptTokens": 0.0}])
-def test_where_nothing_was_measured_all_prompts_weigh_the_same(unknown):
+def test_without_profile_all_prompts_weigh_the_same(unknown):
     pipeline = a_chat_pipeline([a_writer(variants=[a_variant(), a_variant("other")])])
     work = Readers(pipeline=pipeline, **unknown).chat(LONG, deadline=10.0)
 
     assert (work.prefill_seconds, work.due_at) == (0.0, 10.0)
 
 
-def test_a_desk_learns_what_prompts_take_from_answers():
+def test_scheduler_learns_prompt_lengths_from_responses():
     top = Writers(**READS)
     work = StageRequest(
         Caller(), ReadyStage("text", 1, {"messages": np.array([b"m" * 400], object)}), deadline=9.0, now=0.0

@@ -31,7 +31,7 @@ def deaths(replicas):
     return sum(replica.deaths for replica in replicas)
 
 
-async def test_a_query_of_death_costs_two_replicas_and_is_then_refused():
+async def test_query_of_death_costs_two_replicas_then_is_rejected():
     replicas = [Mortal(name=f"r{n}") for n in range(5)]
     async with a_rig(a_pipeline(1), {"stage-0": replicas}, batchSize=4) as rig:
         for replica in replicas:
@@ -60,7 +60,7 @@ async def test_a_query_of_death_costs_two_replicas_and_is_then_refused():
         assert deaths(replicas) == 2
 
 
-async def test_what_is_not_repeatable_is_not_sent_again():
+async def test_non_retryable_batch_is_not_sent_again():
     replicas = [Mortal(name=f"r{n}") for n in range(2)]
     pipeline = a_pipeline([a_stage("stage-0", retryable=False)])
     async with a_rig(pipeline, {"stage-0": replicas}) as rig:
@@ -75,7 +75,7 @@ async def test_what_is_not_repeatable_is_not_sent_again():
         assert sum(len(replica.seen) for replica in replicas) == 1
 
 
-def test_suspects_are_few_and_for_a_while():
+def test_suspects_are_bounded_and_expire():
     suspects = QueryOfDeathDetector(max_suspects=3, refused_seconds=10.0)
     works = [a_work(rows=number + 1) for number in range(4)]
     for number, work in enumerate(works):

@@ -69,7 +69,7 @@ def take(queue, rows, reads=None):
     return batch
 
 
-def test_earliest_deadline_first_and_ties_in_order_of_arrival():
+def test_earliest_deadline_first_with_ties_by_arrival():
     late, soon, also_soon = a_work(deadline=3.0), a_work(deadline=1.0), a_work(deadline=1.0)
     queue = a_queue(late, soon, also_soon)
 
@@ -78,14 +78,14 @@ def test_earliest_deadline_first_and_ties_in_order_of_arrival():
     assert queue.head() is None
 
 
-def test_a_slice_with_more_rows_than_fit_is_split_and_its_rest_stays_in_front():
+def test_split_slice_keeps_its_remaining_rows_in_front():
     queue = a_queue(a_work(rows=5, deadline=1.0), a_work(rows=5, deadline=2.0))
 
     assert [(piece.start, piece.stop) for piece in take(queue, 7)] == [(0, 5), (0, 2)]
     assert [(piece.start, piece.stop) for piece in take(queue, 7)] == [(2, 5)]
 
 
-def test_what_is_known_of_rows_is_split_with_them():
+def test_splitting_a_slice_splits_its_provisional_response():
     queue, work = DeadlineQueue(100), a_work(rows=4)
     confidences = np.array([0.1, 0.2, 0.3, 0.4])
     known = ServedRows("small", "quick", 4, 0.0, 0.1, rows=4, accuracy=0.5, dispatched_at=0.0, confidences=confidences)
@@ -110,7 +110,7 @@ def test_room_is_counted_in_rows():
     assert not queue.has_room(3)
 
 
-def test_a_work_that_is_given_longer_goes_behind_those_who_have_not_as_long():
+def test_postponed_request_goes_behind_earlier_deadlines():
     one, other, last = a_work(2, deadline=1.0), a_work(deadline=2.0), a_work(deadline=4.0)
     queue = a_queue(one, other, last)
     (first,) = take(queue, 1)
@@ -125,7 +125,7 @@ def test_a_work_that_is_given_longer_goes_behind_those_who_have_not_as_long():
     assert queue.head() is first
 
 
-def test_discarded_work_frees_its_rows_and_its_tensors_at_once():
+def test_discarded_request_frees_rows_and_tensors_at_once():
     left, stays = a_work(rows=4), a_work(rows=2, deadline=2.0)
     queue = a_queue(left, stays)
 
@@ -135,7 +135,7 @@ def test_discarded_work_frees_its_rows_and_its_tensors_at_once():
     assert [piece.request for piece in take(queue, 10)] == [stays]
 
 
-def test_callers_who_leave_do_not_make_the_queue_grow():
+def test_disconnected_clients_do_not_grow_the_queue():
     queue = a_queue(a_work(deadline=0.5))
     for _ in range(1000):
         work = a_work(deadline=9.0)
@@ -146,7 +146,7 @@ def test_callers_who_leave_do_not_make_the_queue_grow():
     assert sum(len(lane) for lane in queue._lanes.values()) < 200
 
 
-def test_rows_of_other_shapes_never_share_a_batch():
+def test_rows_of_different_shapes_never_share_a_batch():
     narrow, wide, later = a_work(deadline=2.0), a_work(deadline=1.0, width=3), a_work(deadline=3.0)
     queue = a_queue(narrow, wide, later)
 
@@ -154,7 +154,7 @@ def test_rows_of_other_shapes_never_share_a_batch():
     assert [piece.request for piece in take(queue, 8)] == [narrow, later]
 
 
-def test_rows_share_a_batch_where_they_differ_only_in_inputs_that_it_does_not_read():
+def test_rows_that_differ_in_unread_inputs_share_a_batch():
     narrow, wide, later = a_work(deadline=2.0), a_work(deadline=1.0, width=3), a_work(deadline=3.0)
     for work in (narrow, wide, later):
         work.signature = (*work.signature, ("text", (7,)))
@@ -166,7 +166,7 @@ def test_rows_share_a_batch_where_they_differ_only_in_inputs_that_it_does_not_re
     assert queue.rows == 0
 
 
-def test_what_is_taken_from_the_middle_leaves_the_others_where_they_were():
+def test_removing_slices_keeps_the_position_of_others():
     works = [a_work(rows=4, deadline=1.0 + (n > 2)) for n in range(5)]
     queue = a_queue(*works)
     queue.remove([whole(works[1]), whole(works[3]).first(1)])
@@ -176,7 +176,7 @@ def test_what_is_taken_from_the_middle_leaves_the_others_where_they_were():
     assert queue.rows == 15
 
 
-def test_a_slice_that_travels_alone_shares_no_batch():
+def test_slice_that_runs_alone_shares_no_batch():
     first, suspect, last = a_work(deadline=1.0), a_work(deadline=2.0), a_work(deadline=3.0)
     queue = a_queue(first, last)
     queue.push(whole(suspect, alone=True))
@@ -188,7 +188,7 @@ def test_a_slice_that_travels_alone_shares_no_batch():
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20), st.integers(1, 2), st.booleans()), max_size=30),
     st.lists(st.integers(1, 8), min_size=1, max_size=10),
 )
-def test_every_row_leaves_exactly_once_and_in_order_of_deadline(works, sizes):
+def test_every_row_leaves_once_in_order_of_deadline(works, sizes):
     made = [a_work(rows, deadline, width) for rows, deadline, width, _ in works]
     queue = a_queue(*made)
     for work, (*_, leaves) in zip(made, works, strict=True):
@@ -213,7 +213,7 @@ def test_every_row_leaves_exactly_once_and_in_order_of_deadline(works, sizes):
 
 
 @given(st.integers(1, 12), st.permutations(range(4)))
-def test_pieces_join_in_row_order_however_they_come_back(rows, order):
+def test_results_are_joined_in_row_order(rows, order):
     work = a_work(rows)
     x = work.inputs["x"]
     edges = np.linspace(0, rows, 5).astype(int)
@@ -228,7 +228,7 @@ def test_pieces_join_in_row_order_however_they_come_back(rows, order):
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 2)), max_size=40), st.integers(-1, 10))
-def test_rows_ahead_are_those_due_by_then(works, deadline):
+def test_rows_before_counts_rows_due_by_then(works, deadline):
     queue = a_queue(*(a_work(1, due, width) for due, width in works))
 
     assert round(queue.rows_before(deadline), 6) == sum(due <= deadline for due, _ in works)

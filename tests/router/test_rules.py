@@ -23,7 +23,7 @@ class Candidate:
 
 
 @pytest.mark.parametrize(("rows", "seconds"), [(1, 0.01), (2, 0.02), (3, 0.025), (4, 0.03), (8, 0.06)])
-def test_profiles_are_read_between_and_beyond_their_sizes(rows, seconds):
+def test_profile_is_interpolated_and_extrapolated(rows, seconds):
     assert interpolate([1, 2, 4], [0.01, 0.02, 0.03], rows) == pytest.approx(seconds)
 
 
@@ -37,11 +37,11 @@ def test_profiles_are_read_between_and_beyond_their_sizes(rows, seconds):
         (0.0005, 10.0, 9.0, 0.0),
     ],
 )
-def test_waiting_for_other_routers_is_told_from_our_own_batches(waited, departed, completed, seconds):
+def test_wait_for_other_routers_excludes_own_batches(waited, departed, completed, seconds):
     assert wait_for_others(waited, departed, completed, transfer_seconds=0.001) == pytest.approx(seconds, abs=1e-9)
 
 
-def test_waiting_for_other_routers_makes_answers_later_but_no_machine_slower():
+def test_wait_for_other_routers_does_not_slow_the_profile():
     times = ServiceTimes()
     times.set_profile(KEY, {1: 0.010})
     for _ in range(100):
@@ -55,7 +55,7 @@ def test_waiting_for_other_routers_makes_answers_later_but_no_machine_slower():
     assert times.predict(KEY, 1) == pytest.approx(0.010, rel=0.02)
 
 
-def test_company_counts_as_far_as_a_profile_tells():
+def test_concurrency_counts_up_to_the_profiled_size():
     times = ServiceTimes()
     for _ in range(50):
         times.observe(KEY, 1, 0.040, concurrent=3)
@@ -70,7 +70,7 @@ def test_company_counts_as_far_as_a_profile_tells():
     assert predicted == pytest.approx([0.020, 0.040, 0.080, 0.080], rel=0.05)
 
 
-def test_a_stage_is_as_slow_as_its_seconds_say_whatever_they_ran_at():
+def test_stage_ratio_weighs_points_by_their_seconds():
     times = ServiceTimes()
     times.set_profile(KEY, {1: 0.010})
     times.set_profile(("small", "half"), {1: 0.001})
@@ -82,7 +82,7 @@ def test_a_stage_is_as_slow_as_its_seconds_say_whatever_they_ran_at():
     assert times.stage_ratio == pytest.approx(21 / 11, rel=0.02)
 
 
-def test_one_pause_hardly_changes_how_slow_a_stage_is():
+def test_one_pause_hardly_changes_the_stage_ratio():
     times = ServiceTimes()
     times.set_profile(KEY, {1: 0.010})
     for _ in range(100):
@@ -103,7 +103,7 @@ def test_predictions_follow_the_machine():
     assert times.predict(KEY, 1) == pytest.approx(0.015, rel=0.05)
 
 
-def test_a_variant_that_never_ran_starts_from_what_the_machine_showed():
+def test_new_variant_starts_with_the_machine_ratio():
     times = ServiceTimes()
     times.set_profile(KEY, {1: 0.010})
     for _ in range(60):
@@ -113,7 +113,7 @@ def test_a_variant_that_never_ran_starts_from_what_the_machine_showed():
     assert times.predict(("large", "default"), 1) == pytest.approx(0.200, rel=0.02)
 
 
-def test_a_point_that_has_not_run_yet_is_as_slow_as_the_machine():
+def test_point_that_never_ran_has_the_machine_ratio():
     times = ServiceTimes()
     times.set_profile(KEY, {1: 0.010})
     times.set_profile(("small", "half"), {1: 0.004})
@@ -123,7 +123,7 @@ def test_a_point_that_has_not_run_yet_is_as_slow_as_the_machine():
     assert times.predict(("small", "half"), 1) == pytest.approx(0.008, rel=0.02)
 
 
-def test_noise_makes_predictions_careful():
+def test_noise_makes_predictions_cautious():
     times = ServiceTimes()
     times.set_profile(KEY, {1: 0.010})
     for n in range(200):
@@ -132,7 +132,7 @@ def test_noise_makes_predictions_careful():
     assert times.predict(KEY, 1) > 0.012
 
 
-def test_one_pause_does_not_condemn_what_waits():
+def test_one_pause_does_not_drop_the_queue():
     times = ServiceTimes()
     times.set_profile(KEY, {1: 0.010})
     times.observe(KEY, 1, 10.0)
@@ -140,7 +140,7 @@ def test_one_pause_does_not_condemn_what_waits():
     assert times.predict(KEY, 1) < 0.020
 
 
-def test_without_a_profile_it_learns_from_what_it_sees():
+def test_without_profile_observations_are_averaged():
     times = ServiceTimes()
     assert times.predict(KEY, 4) == 0.0
 
@@ -150,7 +150,7 @@ def test_without_a_profile_it_learns_from_what_it_sees():
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-def test_without_a_profile_one_pause_costs_no_more_than_one_refusal(rows):
+def test_without_profile_a_pause_costs_one_rejection(rows):
     """Neither of the size that met it nor of one that was never seen."""
     times = ServiceTimes()
     times.observe(KEY, 1, 10.0)
@@ -163,7 +163,7 @@ def test_without_a_profile_one_pause_costs_no_more_than_one_refusal(rows):
     assert times.predict(KEY, 8) < 1.0
 
 
-def test_without_a_profile_what_is_slow_every_time_is_believed():
+def test_without_profile_constant_slowness_is_trusted():
     times = ServiceTimes()
     for _ in range(3):
         times.relax([KEY])
@@ -173,7 +173,7 @@ def test_without_a_profile_what_is_slow_every_time_is_believed():
     assert times.predict(KEY, 1) > 0.9
 
 
-def test_a_wrong_estimate_in_front_of_an_idle_replica_fades():
+def test_wrong_estimate_before_idle_replica_fades():
     times = ServiceTimes()
     times.set_profile(KEY, {1: 0.500})
     for _ in range(40):
@@ -197,7 +197,7 @@ def a_machine():
     return times
 
 
-def test_rows_that_nothing_could_serve_in_time_make_no_right_estimate_wrong():
+def test_unreachable_rows_do_not_change_a_correct_estimate():
     times = a_machine()
     for _ in range(50):
         seen(times, batches=1)
@@ -209,7 +209,7 @@ def test_rows_that_nothing_could_serve_in_time_make_no_right_estimate_wrong():
     assert times.predict(OTHER, 1) == pytest.approx(0.200)
 
 
-def test_what_was_not_seen_lately_is_thought_to_be_as_fast_as_what_was():
+def test_unobserved_point_approaches_the_observed_ones():
     times = a_machine()
     seen(times, ratio=3.0)
     seen(times, OTHER, ratio=1.5)
@@ -223,7 +223,7 @@ def test_what_was_not_seen_lately_is_thought_to_be_as_fast_as_what_was():
     assert times.predict(OTHER, 1) == pytest.approx(0.300, rel=0.05)
 
 
-def test_slowness_that_drops_everything_fades_though_it_was_seen():
+def test_observed_slowness_that_drops_everything_fades():
     times = a_machine()
     seen(times, ratio=10.0)
     for _ in range(60):
@@ -233,7 +233,7 @@ def test_slowness_that_drops_everything_fades_though_it_was_seen():
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.25])
-def test_a_profile_that_is_too_slow_is_outweighed_by_a_few_batches(ratio):
+def test_too_slow_profile_is_outweighed_by_a_few_batches(ratio):
     times = a_machine()
     seen(times, ratio=ratio, batches=3)
 
@@ -241,7 +241,7 @@ def test_a_profile_that_is_too_slow_is_outweighed_by_a_few_batches(ratio):
     assert times.predict(OTHER, 1) < 1.5 * ratio * 0.200, "what never ran starts from there"
 
 
-def test_later_a_single_quick_batch_changes_little():
+def test_later_a_single_fast_batch_changes_little():
     times = a_machine()
     seen(times)
     seen(times, ratio=0.5, batches=1)
@@ -263,7 +263,7 @@ def test_arrivals_by_second():
     assert len(counter.history(50_000.0, 10**9)) == KEPT_SECONDS
 
 
-def test_seconds_before_the_counting_began_are_unknown_not_empty():
+def test_seconds_before_the_first_are_unknown_not_empty():
     counter = ArrivalCounter(1000.0)
 
     assert counter.history(1000.9) == []
@@ -271,7 +271,7 @@ def test_seconds_before_the_counting_began_are_unknown_not_empty():
     assert counter.history(1002.0) == [0, 0]
 
 
-def test_a_clock_that_is_set_back_heaps_up_no_peak():
+def test_clock_set_back_creates_no_peak():
     counter = ArrivalCounter(1000.0)
     counter.record(1000.5, 7)
     for number in range(6000):
@@ -282,7 +282,7 @@ def test_a_clock_that_is_set_back_heaps_up_no_peak():
     assert counter.history(1003.0)[-2:] == [0, 0]
 
 
-def test_a_variant_runs_once_it_is_ready():
+def test_variant_runs_once_it_is_ready():
     assert variant_for(frozenset({"old", "new"}), "new", "old") == "new"
     assert variant_for(frozenset({"old", "other"}), "new", "old") == "old"
     assert variant_for(frozenset({"other"}), "new", "old") == "other"
@@ -292,7 +292,7 @@ def test_a_variant_runs_once_it_is_ready():
     assert effective_variant([], "new", "old") == "old"
 
 
-def test_the_least_loaded_free_replica_with_the_planned_variant_is_chosen():
+def test_least_loaded_free_replica_with_planned_variant_is_next():
     busy, other = Candidate("new", free=False), Candidate("old")
     loaded, recent, rested = (
         Candidate("new", pending_tokens=1),
@@ -314,20 +314,20 @@ def test_the_least_loaded_free_replica_with_the_planned_variant_is_chosen():
         ({"fallbacks": [{"name": "half", "accuracy": 0.5}]}, "variant small has no operating point 'half'"),
     ],
 )
-def test_plans_that_do_not_fit_the_pipeline(changes, message):
+def test_plan_that_does_not_fit_the_pipeline_is_rejected(changes, message):
     pipeline = a_pipeline(1)
 
     with pytest.raises(DocumentError, match=message):
         validate_plan(a_plan(pipeline, **changes), pipeline)
 
 
-def test_a_plan_of_before_is_read_unless_it_names_fallbacks_of_which_it_says_nothing():
+def test_older_plan_is_read_unless_it_names_unknown_fallbacks():
     assert a_plan(a_pipeline(1), fallbackOperatingPoints=[]) == a_plan(a_pipeline(1))
     with pytest.raises(ValueError, match="fallbackOperatingPoints"):
         a_plan(a_pipeline(1), fallbackOperatingPoints=["half"])
 
 
-def test_plans_of_other_pipelines_or_stages():
+def test_plan_of_other_pipeline_or_stage_is_rejected():
     with pytest.raises(DocumentError, match="the plan has no stage 'stage-1'; it has: stage-0"):
         validate_plan(a_plan(a_pipeline(1)), a_pipeline(2))
 
@@ -337,7 +337,7 @@ def test_plans_of_other_pipelines_or_stages():
         validate_plan(renamed, a_pipeline(1))
 
 
-def test_a_plan_that_fits_is_taken():
+def test_fitting_plan_is_applied():
     pipeline = a_pipeline([{**a_pipeline_stage(), "variants": [a_variant("a"), a_variant("b")]}])
     plan = a_plan(pipeline, variant="b")
 

@@ -62,7 +62,7 @@ batches = st.lists(st.text("abcd", min_size=1, max_size=6), min_size=1, max_size
 
 
 @given(batches, batches, st.sampled_from([0, 1, 2, 60]))
-def test_each_image_leaves_once_and_each_row_is_in_a_batch_or_rides_or_waits(leaving, waiting, most):
+def test_each_image_is_encoded_once_and_no_row_is_lost(leaving, waiting, most):
     keeper, queue = Keeper(most), DeadlineQueue(100)
     sharing = SingleFlight(cast("Any", keeper), unasked, cast("Any", Counts()))
     for number, shows in enumerate(waiting):
@@ -87,7 +87,7 @@ def test_each_image_leaves_once_and_each_row_is_in_a_batch_or_rides_or_waits(lea
     assert all(one.request.deadline <= other.request.deadline for one, other in pairwise(queue))
 
 
-def test_who_comes_while_an_image_is_under_way_rides_with_the_rows_that_show_it():
+def test_row_joins_the_batch_in_flight_with_its_image():
     keeper, queue = Keeper(), DeadlineQueue(100)
     sharing = SingleFlight(cast("Any", keeper), unasked, cast("Any", Counts()))
     parcel = a_parcel([a_slice("xyz")])
@@ -101,7 +101,7 @@ def test_who_comes_while_an_image_is_under_way_rides_with_the_rows_that_show_it(
     assert sharing.join_in_flight(alone) == [alone]
 
 
-def test_rows_of_who_left_are_nobodys():
+def test_rows_of_closed_requests_are_forgotten():
     queue, sharing = DeadlineQueue(100), SingleFlight(cast("Any", Keeper()), unasked, cast("Any", Counts()))
     gone = a_slice("xy")
     gone.request.close()
@@ -111,7 +111,7 @@ def test_rows_of_who_left_are_nobodys():
     assert len(sharing) == 1
 
 
-def test_who_made_rows_lately_is_remembered_for_so_many_and_as_long_as_it_has_them():
+def test_producers_are_remembered_up_to_the_limit():
     keeper, came = Keeper(), []
 
     def found(_, home, outputs):
@@ -137,7 +137,7 @@ def test_who_made_rows_lately_is_remembered_for_so_many_and_as_long_as_it_has_th
     assert shown(sharing.unshared_rows(a_slice("y"), again=False)) == ["y"]
 
 
-def test_who_keeps_nothing_is_asked_now_and_then_only_and_again_once_it_keeps_some():
+def test_replica_without_cache_is_asked_only_now_and_then():
     keeper, queue = Keeper(), DeadlineQueue(100)
     sharing = SingleFlight(cast("Any", keeper), lambda *_: None, cast("Any", Counts()))
 

@@ -110,7 +110,7 @@ def why(work):
     return work.owner.refusal and work.owner.refusal.reason
 
 
-def test_what_arrives_in_one_moment_leaves_as_one_batch():
+def test_simultaneous_arrivals_are_dispatched_as_one_batch():
     top = Desktop()
     works = [top.take() for _ in range(3)]
     top.settle()
@@ -121,7 +121,7 @@ def test_what_arrives_in_one_moment_leaves_as_one_batch():
     assert top.slots[0].free
 
 
-def test_rows_are_dropped_in_the_moment_they_cannot_make_it_any_more():
+def test_unreachable_rows_are_dropped_at_their_drop_time():
     top = Desktop()
     top.take()
     top.settle()
@@ -135,7 +135,7 @@ def test_rows_are_dropped_in_the_moment_they_cannot_make_it_any_more():
     assert top.desk.queue.rows == 1
 
 
-def test_past_drops_rows_in_the_moment_their_deadline_is_past():
+def test_expired_policy_drops_rows_at_their_deadline():
     top = Desktop(drop_policy="Expired")
     top.take()
     top.settle()
@@ -149,7 +149,7 @@ def test_past_drops_rows_in_the_moment_their_deadline_is_past():
 
 
 @pytest.mark.parametrize(("policy", "reason"), [("EarliestDeadlineFirst", "DeadlineUnreachable"), ("SlackFit", None)])
-def test_door_and_drops_count_the_fastest_point_allowed(policy, reason):
+def test_admission_and_drops_assume_the_fastest_allowed_point(policy, reason):
     quick = FAST | {"serviceSeconds": {1: 0.1, 8: 0.4}}
     top = Desktop(policy, fallbacks=[quick])
     top.take(8)
@@ -169,7 +169,7 @@ def test_door_and_drops_count_the_fastest_point_allowed(policy, reason):
 @pytest.mark.parametrize(
     ("policy", "names"), [("EarliestDeadlineFirst", ["default", "fast"]), ("SlackFit", ["fast", "default"])]
 )
-def test_the_points_of_a_plan_are_there_preferred_first_with_what_it_says_of_them(policy, names):
+def test_planned_points_are_listed_preferred_first(policy, names):
     better = FAST | {"accuracy": 0.95, "accuracyByTask": {"crops": 0.7}, "inputs": ["x"], "serviceSeconds": {1: 2.0}}
     outlook = Desktop(policy, upgrades=[better]).desk.latency_model
     points = outlook.points("small")
@@ -181,7 +181,7 @@ def test_the_points_of_a_plan_are_there_preferred_first_with_what_it_says_of_the
 
 
 @pytest.mark.parametrize(("task", "point"), [("", "default"), ("faces", "default"), ("crops", "fast")])
-def test_the_task_of_the_most_urgent_row_says_which_point_is_the_better_one(task, point):
+def test_task_of_most_urgent_row_orders_the_points(task, point):
     quick = FAST | {"serviceSeconds": {1: 0.1, 8: 0.4}, "accuracyByTask": {"crops": 0.99}}
     top = Desktop("SlackFit", fallbacks=[quick])
     top.take(options=RequestOptions(task=task))
@@ -190,13 +190,13 @@ def test_the_task_of_the_most_urgent_row_says_which_point_is_the_better_one(task
     assert top.sent[0].point.name == point
 
 
-def test_a_fallback_of_unknown_speed_is_none():
+def test_fallback_of_unknown_speed_is_ignored():
     assert [point.name for point in Desktop("SlackFit", fallbacks=[FAST]).desk.latency_model.points("small")] == [
         "default"
     ]
 
 
-def test_a_policy_may_say_not_before():
+def test_policy_may_wait_until_a_time():
     def hold_back(view):
         if view.now < 2.0:
             return WaitUntil(2.0)
@@ -211,7 +211,7 @@ def test_a_policy_may_say_not_before():
     assert [batch.dispatched_at for batch in top.sent] == [2.0]
 
 
-def test_a_policy_may_drop_whom_it_will():
+def test_policy_may_drop_any_slice():
     def drop_first(view):
         first, *others = view.waiting
         return Dispatch(view.points[0], others, [first])
@@ -225,7 +225,7 @@ def test_a_policy_may_drop_whom_it_will():
     assert top.desk.queue.rows == 0
 
 
-def test_a_lost_batch_goes_elsewhere_and_two_losses_end_it():
+def test_lost_batch_is_retried_and_two_losses_fail_it():
     top = Desktop(slots=2)
     work = top.take()
     top.settle()
@@ -240,7 +240,7 @@ def test_a_lost_batch_goes_elsewhere_and_two_losses_end_it():
     assert top.take().reason == "SuspectedQueryOfDeath"
 
 
-def test_what_never_arrived_is_under_no_suspicion():
+def test_undelivered_batch_is_not_suspected():
     top = Desktop(slots=1)
     work = top.take()
     top.settle()
@@ -251,7 +251,7 @@ def test_what_never_arrived_is_under_no_suspicion():
     assert len(top.sent) == 6
 
 
-def test_a_batch_sent_ahead_is_not_blamed_for_the_one_before_it():
+def test_prefetched_batch_is_not_blamed_for_the_one_before():
     top = Desktop(slots=1, serviceSeconds={})
     for _ in range(30):  # it learns how long batches take
         top.take(8)
@@ -276,7 +276,7 @@ def test_a_batch_sent_ahead_is_not_blamed_for_the_one_before_it():
     }
 
 
-def test_what_is_not_ready_gets_its_batch_back_to_the_queue():
+def test_batch_of_unready_replica_returns_to_the_queue():
     top = Desktop()
     work = top.take()
     top.settle()
@@ -291,7 +291,7 @@ def test_what_is_not_ready_gets_its_batch_back_to_the_queue():
     assert why(work) == "NoReplica"
 
 
-def test_of_rows_that_are_rejected_only_the_culprit_is_refused():
+def test_only_the_culprit_of_a_rejected_batch_is_rejected():
     top = Desktop()
     works = [top.take(value=value) for value in (1.0, 13.0, 2.0)]
     top.settle()
@@ -308,7 +308,7 @@ def test_of_rows_that_are_rejected_only_the_culprit_is_refused():
     ("repeatable", "again", "reason", "batches"),
     [(True, True, "ModelServerError", 3), (True, False, "ModelServerError", 1), (False, True, "NotRepeatable", 1)],
 )
-def test_what_breaks_is_tried_again_as_often_as_it_helps(repeatable, again, reason, batches):
+def test_failed_batch_is_retried_while_retryable(repeatable, again, reason, batches):
     top = Desktop(repeatable=repeatable)
     work = top.take()
     top.settle()
@@ -319,7 +319,7 @@ def test_what_breaks_is_tried_again_as_often_as_it_helps(repeatable, again, reas
     assert top.told[-1] == "nonsense"
 
 
-def test_a_slot_is_free_again_even_where_an_answer_is_of_no_use():
+def test_replica_is_free_again_after_malformed_outputs():
     top = Desktop()
     top.take()
     top.settle()
@@ -330,7 +330,7 @@ def test_a_slot_is_free_again_even_where_an_answer_is_of_no_use():
     assert top.slots[0].free
 
 
-def test_a_policy_that_fails_stops_no_stage_and_is_told_of():
+def test_failing_policy_falls_back_and_is_recorded():
     def fails_at_two_rows(view):
         if sum(row_slice.rows for row_slice in view.waiting) > 1:
             raise IndexError("two rows")

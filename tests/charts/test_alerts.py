@@ -36,7 +36,7 @@ def test_callers_own_faults_page_nobody(tmp_path: Path, ok, refused, callers, pa
     if promtool is None:
         pytest.skip("there is no promtool")
     shutil.copy(CHART / "alerts.yaml", tmp_path)
-    expression = 'count(ALERTS{alertname="TrimtabPromiseBreaksFast",alertstate="firing"}) or vector(0)'
+    expression = 'count(ALERTS{alertname="TrimtabErrorBudgetBurnFast",alertstate="firing"}) or vector(0)'
     test = {
         "interval": "1m",
         "input_series": series(ok, refused, callers),

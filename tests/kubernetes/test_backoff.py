@@ -9,11 +9,11 @@ from trimtab_pipelines.backoff import backoff
 AWAY = Unreachable("away")
 
 
-def test_pauses_double_up_to_the_longest():
+def test_backoff_doubles_up_to_its_maximum():
     assert list(itertools.islice(backoff(0.5, 3.0), 5)) == [0.5, 1.0, 2.0, 3.0, 3.0]
 
 
-def test_they_differ_and_begin_anew_once_it_has_worked():
+def test_backoff_has_jitter_and_resets():
     pauses = Backoff(0.2, 10.0)
 
     first, *_, last = [pauses.next_seconds(AWAY) for _ in range(10)]
@@ -25,6 +25,6 @@ def test_they_differ_and_begin_anew_once_it_has_worked():
     assert len({Backoff(1.0, 1.0).next_seconds(AWAY) for _ in range(10)}) > 1
 
 
-def test_a_server_is_left_alone_for_as_long_as_it_asks():
+def test_retry_after_is_respected():
     assert Backoff(0.2, 10.0).next_seconds(Unreachable("busy", 429, retry_after_seconds=30.0)) == 30.0
     assert Backoff(60.0, 60.0).next_seconds(Unreachable("busy", 429, retry_after_seconds=1.0)) >= 30.0

@@ -37,7 +37,7 @@ def test_an_older_version_never_replaces_a_newer_one():
     assert version(cache) == 6
 
 
-def test_an_object_that_moves_concerns_both_groups_and_stands_in_one():
+def test_moved_object_affects_both_groups():
     cache = a_cache(a_pod(1))
 
     assert cache.put(a_pod(2, "other")) == {"one", "other"}
@@ -47,7 +47,7 @@ def test_an_object_that_moves_concerns_both_groups_and_stands_in_one():
     assert cache.get("Pod", HERE) is None
 
 
-def test_the_end_of_one_is_not_taken_for_that_of_its_successor():
+def test_deletion_of_a_replaced_object_is_ignored():
     cache = a_cache(a_pod(7, uid="u2"))
 
     assert cache.remove(a_pod(6, uid="u1")) == {"one"}
@@ -57,7 +57,7 @@ def test_the_end_of_one_is_not_taken_for_that_of_its_successor():
     assert (cache.group("one"), cache.keys("Pod")) == ([], [])
 
 
-def test_a_list_tells_what_is_gone_but_not_of_what_was_written_since():
+def test_list_reports_missing_but_not_newer_objects():
     cache = a_cache(a_pod(3, name="gone"), a_pod(4, name="listed"), a_pod(9, name="written"))
     listing = Listing([a_pod(4, name="listed")], "8")
 
@@ -66,7 +66,7 @@ def test_a_list_tells_what_is_gone_but_not_of_what_was_written_since():
     assert cache.missing("Deployment", None, listing) == []
 
 
-def test_who_wrote_which_field_is_not_kept():
+def test_managed_fields_are_dropped():
     found = a_cache(a_pod(1)).get("Pod", HERE)
 
     assert found is not None

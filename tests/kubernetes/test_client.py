@@ -18,7 +18,7 @@ def a_config_map(namespace: str, name: str = "settings", **data: str) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 
-async def test_an_object_applied_is_there(cluster: Cluster, namespace: str):
+async def test_applied_object_exists(cluster: Cluster, namespace: str):
     await cluster.apply(a_config_map(namespace, colour="red"), manager="one")
 
     found = await cluster.get("ConfigMap", namespace, "settings")
@@ -27,26 +27,26 @@ async def test_an_object_applied_is_there(cluster: Cluster, namespace: str):
     assert found["data"] == {"colour": "red"}
 
 
-async def test_applying_the_same_again_changes_nothing(cluster: Cluster, namespace: str):
+async def test_applying_again_changes_nothing(cluster: Cluster, namespace: str):
     first = await cluster.apply(a_config_map(namespace, colour="red"), manager="one")
     second = await cluster.apply(a_config_map(namespace, colour="red"), manager="one")
 
     assert second["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
 
 
-async def test_a_field_of_another_writer_is_a_conflict(cluster: Cluster, namespace: str):
+async def test_field_of_another_manager_is_a_conflict(cluster: Cluster, namespace: str):
     await cluster.apply(a_config_map(namespace, colour="red"), manager="one")
 
     with pytest.raises(Conflict, match="colour"):
         await cluster.apply(a_config_map(namespace, colour="blue"), manager="two", force=False)
 
 
-async def test_what_is_not_there_is_none_and_deleting_it_is_false(cluster: Cluster, namespace: str):
+async def test_missing_object_is_none(cluster: Cluster, namespace: str):
     assert await cluster.get("ConfigMap", namespace, "nothing") is None
     assert not await cluster.delete("ConfigMap", namespace, "nothing")
 
 
-async def test_following_sees_what_was_and_what_comes(cluster: Cluster, namespace: str):
+async def test_watch_yields_existing_and_new_objects(cluster: Cluster, namespace: str):
     await cluster.apply(a_config_map(namespace, "first"), manager="one")
     seen: asyncio.Queue[Change] = asyncio.Queue()
 
@@ -69,7 +69,7 @@ async def test_following_sees_what_was_and_what_comes(cluster: Cluster, namespac
     assert gone.key == (namespace, "first")
 
 
-async def test_the_example_is_accepted_and_a_misspelt_field_is_not(cluster: Cluster, namespace: str):
+async def test_example_is_accepted_and_misspelt_field_rejected(cluster: Cluster, namespace: str):
     example = yaml.safe_load((EXAMPLES / "digits" / "pipeline.yaml").read_text())
     example["metadata"]["namespace"] = namespace
     await cluster.apply(example, manager="user")
@@ -79,7 +79,7 @@ async def test_the_example_is_accepted_and_a_misspelt_field_is_not(cluster: Clus
         await cluster.apply(example, manager="user")
 
 
-async def test_a_field_that_the_kind_does_not_have_is_rejected_not_retried(cluster: Cluster, namespace: str):
+async def test_unknown_field_is_rejected_and_not_retried(cluster: Cluster, namespace: str):
     body = {**a_config_map(namespace), "colour": "red"}
 
     with pytest.raises(Rejected, match="colour"):

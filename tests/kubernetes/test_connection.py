@@ -53,7 +53,7 @@ async def connected(server: Busy, folder: Path) -> AsyncIterator[Cluster]:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_what_a_busy_server_refuses_is_sent_again_when_it_says(tmp_path, status):
+async def test_request_is_retried_after_retry_after(tmp_path, status):
     server = Busy(1, "1", status)
     async with connected(server, tmp_path) as cluster:
         began = time.monotonic()
@@ -63,7 +63,7 @@ async def test_what_a_busy_server_refuses_is_sent_again_when_it_says(tmp_path, s
     assert server.asked == 2
 
 
-async def test_who_is_told_to_come_back_much_later_learns_when(tmp_path):
+async def test_long_retry_after_is_reported(tmp_path):
     server = Busy(1, "60")
     async with connected(server, tmp_path) as cluster:
         with pytest.raises(Unreachable, match="too many requests") as busy:
@@ -73,7 +73,7 @@ async def test_who_is_told_to_come_back_much_later_learns_when(tmp_path):
     assert server.asked == 1
 
 
-async def test_what_is_wrong_is_not_sent_again(tmp_path):
+async def test_rejected_request_is_not_retried(tmp_path):
     server = Busy(9, "1", status=422)
     async with connected(server, tmp_path) as cluster:
         with pytest.raises(Rejected):
@@ -82,11 +82,11 @@ async def test_what_is_wrong_is_not_sent_again(tmp_path):
     assert server.asked == 1
 
 
-async def test_who_does_not_lead_any_more_does_not_write_when_the_server_has_room(tmp_path):
+async def test_former_leader_does_not_retry_writes(tmp_path):
     server, leads = Busy(1, "1"), iter([True, False])
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "there"}}
     async with connected(server, tmp_path) as cluster:
-        with pytest.raises(Unreachable, match="not certain that this process leads"):
+        with pytest.raises(Unreachable, match="may not be the leader"):
             await cluster.with_write_guard(lambda: next(leads)).create(body, manager="one")
 
     assert server.asked == 1
@@ -95,5 +95,5 @@ async def test_who_does_not_lead_any_more_does_not_write_when_the_server_has_roo
 @pytest.mark.parametrize(
     ("written", "seconds"), [("3", 3.0), ("", 0.0), ("soon", 0.0), ("Sun, 06 Nov 1994 08:49:37 GMT", 0.0)]
 )
-def test_only_seconds_are_heeded(written, seconds):
+def test_only_numeric_retry_after_is_used(written, seconds):
     assert error_for(429, "busy", written).retry_after_seconds == seconds

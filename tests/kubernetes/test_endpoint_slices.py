@@ -39,7 +39,7 @@ READY, ENDING, DEAD = (True, True, False), (False, True, True), (False, False, T
         ({"ready": False, "terminating": True}, DEAD, False, False, False),
     ],
 )
-def test_conditions_mean_the_same_to_whoever_reads_them(conditions, means, joins, drains, asked):
+def test_endpoint_conditions_are_interpreted_consistently(conditions, means, joins, drains, asked):
     found = a_slice(conditions=conditions, targetRef={"name": "pod-0"})
     one = backend(found)
     assert (one.name, (one.ready, one.serving, one.terminating)) == ("pod-0", means)
@@ -60,13 +60,13 @@ def test_conditions_mean_the_same_to_whoever_reads_them(conditions, means, joins
         ("node.example", "node.example"),
     ],
 )
-def test_an_address_is_written_as_it_stands_before_a_port(address, host):
+def test_ipv6_addresses_are_bracketed(address, host):
     found = a_slice(address)
     assert (backend(found).name, backend(found).host) == (address, host)
     assert ready_endpoints([found], PIPELINE).stages["first"][0].address == f"{host}:8082"
     assert addresses([found])[0].url == f"http://{host}:8082"
 
 
-def test_what_a_slice_leaves_out_is_empty():
+def test_absent_slice_fields_are_empty():
     found = parse_endpoint_slice({"metadata": {"name": "bare"}, "ports": None, "endpoints": [{"addresses": []}]})
     assert (found.labels, found.ports, found.backends) == ({}, {}, ())

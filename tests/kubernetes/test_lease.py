@@ -23,7 +23,7 @@ async def holder(cluster: Cluster, namespace: str) -> str:
     return str(found["spec"]["holderIdentity"])
 
 
-async def test_who_stops_lets_go_though_its_last_renewal_came_in_between(cluster, namespace, monkeypatch):
+async def test_release_retries_after_a_concurrent_renewal(cluster, namespace, monkeypatch):
     """A renewal that was cancelled may have been written all the same, after the lease was read to be let go."""
     replace = cluster.replace
     renewed: list[Any] = []
@@ -46,7 +46,7 @@ async def test_who_stops_lets_go_though_its_last_renewal_came_in_between(cluster
     assert await holder(cluster, namespace) == ""
 
 
-async def test_who_stops_leaves_anothers_lease_alone(cluster, namespace):
+async def test_release_keeps_another_holders_lease(cluster, namespace):
     first, second = (Lease(cluster, namespace, "leader", name) for name in ("one", "two"))
     async with leader_election(first, forever), asyncio.timeout(60):
         while not first.is_held:  # noqa: ASYNC110 - nothing tells
@@ -91,7 +91,7 @@ async def take_away(cluster: Cluster, namespace: str, by: str) -> None:
         return
 
 
-async def test_a_lease_nobody_renews_is_taken_once_it_has_run_out_and_not_before(cluster, namespace):
+async def test_expired_lease_is_acquired(cluster, namespace):
     gone = Lease(cluster, namespace, "leader", "gone", Timing(lease_duration_seconds=2))
     await cluster.create(gone._body(), manager="gone")
     began = time.monotonic()
@@ -103,7 +103,7 @@ async def test_a_lease_nobody_renews_is_taken_once_it_has_run_out_and_not_before
 
 
 @pytest.mark.parametrize("keep_running", [False, True])
-async def test_who_finds_another_in_its_place_stops(cluster, namespace, keep_running):
+async def test_leader_stops_if_another_holds_the_lease(cluster, namespace, keep_running):
     async with a_leader(cluster, namespace, keep_running=keep_running) as (lease, work):
         await take_away(cluster, namespace, "other")
         await work.stopped.wait()
@@ -111,7 +111,7 @@ async def test_who_finds_another_in_its_place_stops(cluster, namespace, keep_run
     assert await holder(cluster, namespace) == "other"
 
 
-async def test_who_cannot_renew_stops_by_itself(cluster, namespace):
+async def test_leader_stops_if_it_cannot_renew(cluster, namespace):
     reachable = asyncio.Event()
     reachable.set()
     async with a_leader(cluster.with_write_guard(reachable.is_set), namespace) as (lease, work):
@@ -121,7 +121,7 @@ async def test_who_cannot_renew_stops_by_itself(cluster, namespace):
         assert await holder(cluster, namespace) == "one"  # nobody has taken it: it did not wait for that
 
 
-async def test_who_goes_on_meanwhile_is_certain_of_nothing_until_it_has_renewed(cluster, namespace):
+async def test_continuing_leader_does_not_write_until_renewal(cluster, namespace):
     reachable = asyncio.Event()
     reachable.set()
     async with a_leader(cluster.with_write_guard(reachable.is_set), namespace, keep_running=True) as (lease, work):
@@ -130,7 +130,7 @@ async def test_who_goes_on_meanwhile_is_certain_of_nothing_until_it_has_renewed(
         reachable.clear()
         while lease.is_held:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.01)
-        with pytest.raises(Unreachable, match="not certain that this process leads"):
+        with pytest.raises(Unreachable, match="may not be the leader"):
             await writes.apply(body, manager="one")
         assert await writes.get("ConfigMap", namespace, "written") is None
         assert not work.stopped.is_set()

@@ -30,7 +30,7 @@ def told(about: dict[str, Any], decision: str, now_seconds: float = NOW) -> dict
     return event(about, "PlanApplied", "why", decision=decision, by="operator", now_seconds=now_seconds)
 
 
-def test_an_event_told_again_has_the_same_name_and_no_other_has():
+def test_event_name_is_unique_per_decision():
     other = PIPELINE | {"metadata": PIPELINE["metadata"] | {"uid": "u2"}}
     names = [
         told(*about)["metadata"]["name"] for about in ((PIPELINE, "plan 1"), (PIPELINE, "plan 2"), (other, "plan 1"))

@@ -57,7 +57,7 @@ class Seen:
             await self._changed.wait_for(lambda: self.names == names and self.lists >= lists)
 
 
-async def test_what_came_and_went_during_an_outage_is_told_after_it(cluster, namespace, kubeconfig, tmp_path):
+async def test_changes_during_an_outage_are_delivered(cluster, namespace, kubeconfig, tmp_path):
     await cluster.apply(a_config_map(namespace, "goes"), manager="one")
     async with before_the_api_server(kubeconfig, tmp_path) as (relay, through):
         await relay.open()
@@ -85,7 +85,7 @@ class Forgetful(Cluster):
         return Listing(found.items, "1") if self.listed == 1 else found
 
 
-async def test_a_version_that_is_too_old_is_listed_anew(cluster, namespace, kubeconfig):
+async def test_expired_version_triggers_a_list(cluster, namespace, kubeconfig):
     """Of a kind that was defined long after version 1: of the first ones the server remembers even that."""
     profile = profile_bodies(a_pipeline_of(namespace))[0]
     profile["metadata"]["labels"] = {"test": "client"}
@@ -98,7 +98,7 @@ async def test_a_version_that_is_too_old_is_listed_anew(cluster, namespace, kube
         await seen.until({profile["metadata"]["name"]}, lists=2)
 
 
-async def test_credentials_that_ran_out_are_read_anew(cluster, namespace, kubeconfig, tmp_path):
+async def test_expired_credentials_are_reloaded(cluster, namespace, kubeconfig, tmp_path):
     written = kubeconfig.read_text()
     if TOKEN not in written:
         pytest.skip("the administrator of this API server has no token")

@@ -6,7 +6,7 @@ import time
 from trimtab_kubernetes.work_queue import WorkQueue
 
 
-async def test_a_key_asked_for_often_is_handed_out_once_and_never_to_two() -> None:
+async def test_key_is_deduplicated_and_handled_once() -> None:
     queue: WorkQueue[str] = WorkQueue(time.monotonic)
     seen: list[str] = []
     idle, entered = asyncio.Event(), 0
@@ -35,7 +35,7 @@ async def test_a_key_asked_for_often_is_handed_out_once_and_never_to_two() -> No
     assert seen == ["a", "a"]
 
 
-async def test_a_key_that_failed_comes_back() -> None:
+async def test_failed_key_is_retried() -> None:
     queue: WorkQueue[str] = WorkQueue(time.monotonic)
     calls: list[float] = []
     done = asyncio.Event()

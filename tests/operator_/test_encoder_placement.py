@@ -21,12 +21,12 @@ async def publish(site: Site, *, apart: bool, generation: int) -> None:
     plan = laid_out(site.pipeline, apart=apart, generation=generation)
     written = plan.model_dump(mode="json", by_alias=True, exclude_none=True)
     written["metadata"] = {"name": site.name, "namespace": site.namespace}
-    written["spec"]["explanation"] = {"change": f"why plan {generation}", "layout": "one of two"}
+    written["spec"]["explanation"] = {"change": f"why plan {generation}", "placement": "one of two"}
     await site.cluster.apply(written, manager=ADAPTER_MANAGER)
 
 
 async def running(site: Site) -> dict[str, int]:
-    """Replicas by stage and hosting group, of those that are there."""
+    """Replicas by stage and replica group."""
     found = (await site.cluster.list("Deployment", site.namespace)).items
     return {
         f"{labels['trimtab.dev/stage']} {labels['trimtab.dev/replica-group']}": each["spec"]["replicas"]
@@ -71,7 +71,7 @@ async def test_the_api_server_refuses_a_whole_variant_where_nothing_is_pulled(cl
     text = document["spec"]["stages"][1]
     text["inputs"] = [each for each in text["inputs"] if each["name"] != "references"]
     document["metadata"]["namespace"] = namespace
-    with pytest.raises(Rejected, match="a variant is whole only in a stage that writes"):
+    with pytest.raises(Rejected, match="encoder Colocated requires role Generate"):
         await cluster.apply(document, manager="user")
 
 
@@ -81,4 +81,4 @@ def test_what_is_not_wanted_is_not_missed() -> None:
 
     assert stages_ready([idle, served]).status == "True"
     assert route_ready([], 1, [idle, served]).status == "True"
-    assert stages_ready([idle, gone]).message == "no replica is ready yet in: text"
+    assert stages_ready([idle, gone]).message == "no ready replica in: text"

@@ -199,8 +199,8 @@ def showing(**images: list[str]) -> list[dict[str, Any]]:
 
 def test_routers_fetch_images_from_the_ports_of_the_domains_and_stores_that_are_listed():
     minio = Pod("minio", pipeline="", namespace="storage")
-    stored = showing(stores=["http://minio.storage:9000/p/", "https://objects.internal/"])
-    listed = showing(domains=["images.example"])
+    stored = showing(trustedPrefixes=["http://minio.storage:9000/p/", "https://objects.internal/"])
+    listed = showing(allowedDomains=["images.example"])
 
     for whom in (STORE, minio):
         assert allows(stored, "Egress", ROUTER, whom, 9000)

@@ -55,7 +55,7 @@ async def met_by_nobody(listening: socket.socket) -> socket.socket:
 
 
 @pytest.mark.parametrize("failing", [cancelled, met_by_nobody])
-def test_whose_descriptor_comes_next_keeps_it(listening, failing):
+def test_reused_descriptor_is_not_closed(listening, failing):
     async def reuse() -> None:
         sock = await failing(listening)
         await asyncio.sleep(0.02)  # the loop closes it in its next turns
@@ -70,7 +70,7 @@ def test_whose_descriptor_comes_next_keeps_it(listening, failing):
     event_loop.run(reuse())
 
 
-def test_connections_that_succeed_are_the_loops_as_ever(listening):
+def test_successful_connections_are_unchanged(listening):
     async def connect() -> None:
         sock = await connected(listening)
         transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=sock)

@@ -19,18 +19,18 @@ from trimtab_protocol.extensions import (
     ("parameter", "number"),
     [(0.25, 0.25), ("0.25", 0.25), (8, 8.0), ("8", 8.0), ("small", None), (True, None), (None, None)],
 )
-def test_a_number_is_read_however_it_is_spelled(parameter, number):
+def test_number_parameters_are_parsed(parameter, number):
     assert parse_number(parameter) == number
 
 
-def test_tasks_are_read_as_they_are_told():
+def test_tasks_round_trip():
     names, refused = ["letters", "signs", "", "late"], {"2-odd": "it has 4 classes"}
     facts = task_metadata(names, refused)
     assert (parse_tasks(facts), parse_rejected_task_files(facts)) == (names, refused)
     assert list(task_metadata(names, {}, {"late": {}})) == [TASKS]
 
 
-def test_what_was_measured_of_tasks_is_read_as_it_is_told_but_for_its_samples():
+def test_task_accuracies_round_trip_without_samples_digest():
     known = Accuracy(value=0.75, source="Measured", samples=99, low=0.7, high=0.8, mean_confidence=0.9)
     judged = known.model_copy(update={"samples_digest": f"sha256:{64 * '0'}"})
     facts = task_metadata(["late"], {}, {"late": {"full": judged}})
@@ -39,7 +39,7 @@ def test_what_was_measured_of_tasks_is_read_as_it_is_told_but_for_its_samples():
 
 
 @pytest.mark.parametrize("other", [None, 3, "", "{", "[]", "[" * 100_000])
-def test_a_model_of_another_make_tells_of_no_tasks(other):
+def test_foreign_metadata_have_no_tasks(other):
     assert parse_rejected_task_files({REJECTED_TASK_FILES: other}) == {}
     assert parse_task_accuracies({TASK_ACCURACIES: other}) == {}
     assert parse_tasks({TASKS: other}) == ([] if not isinstance(other, str) or not other else [other])

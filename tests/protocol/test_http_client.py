@@ -10,7 +10,7 @@ BODY_BYTES = 70_000
 """More than a head has room for: the loop fills the body's own buffer to its end, and reads on at once."""
 
 
-def test_what_comes_behind_a_body_is_not_taken_for_the_next_answer() -> None:
+def test_data_after_a_body_is_not_the_next_response() -> None:
     async def ask(listening: socket.socket) -> None:
         connection = await HttpConnection.open(*listening.getsockname())
         server, _ = await asyncio.to_thread(listening.accept)

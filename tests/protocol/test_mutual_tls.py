@@ -52,9 +52,7 @@ async def met(port: int, context: ssl.SSLContext) -> str:
 
 
 @pytest.mark.parametrize("mounted", [False, True], ids=["moved files", "a mounted Secret"])
-async def test_a_replaced_certificate_and_authority_count_from_the_next_connection_on(
-    tmp_path, authority, other, mounted
-):
+async def test_replaced_certificate_applies_to_new_connections(tmp_path, authority, other, mounted):
     replica = Holder(tmp_path / "replica", mounted).take(authority, authority)
     router = Holder(tmp_path / "router", mounted).take(authority, authority)
     tls = MutualTls(router.identity())
@@ -76,7 +74,7 @@ async def test_a_replaced_certificate_and_authority_count_from_the_next_connecti
         await met(port, tls.client_context())
 
 
-async def test_files_that_cannot_be_used_leave_the_certificate_before_in_use(tmp_path, authority, caplog):
+async def test_invalid_files_keep_the_previous_certificate(tmp_path, authority, caplog):
     router = Holder(tmp_path / "router").take(authority, authority)
     tls = MutualTls(router.identity())
     before = tls.client_context()
@@ -87,15 +85,13 @@ async def test_files_that_cannot_be_used_leave_the_certificate_before_in_use(tmp
     assert tls.client_context() is before
     warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warned) == 2
-    assert all(str(router.folder / "tls.key") in line and "stays in use" in line for line in warned)
+    assert all(str(router.folder / "tls.key") in line and "keeping the previous certificate" in line for line in warned)
     router.take(authority, authority)
     assert tls.client_context() is not before
 
 
 @pytest.mark.parametrize("kind", ["other authority", "expired", "no certificate", "TLS 1.2", "plain"])
-async def test_who_shows_no_certificate_of_the_authority_is_not_let_in_and_the_log_says_why_once(
-    tmp_path, authority, other, caplog, kind
-):
+async def test_untrusted_client_is_refused_and_logged_once(tmp_path, authority, other, caplog, kind):
     replica = Holder(tmp_path / "replica").take(authority, authority)
     signer = other if kind == "other authority" else authority
     stranger = Holder(tmp_path / "stranger").take(signer, authority, expired=kind == "expired")
@@ -116,20 +112,20 @@ async def test_who_shows_no_certificate_of_the_authority_is_not_let_in_and_the_l
             else:
                 with pytest.raises(OSError):  # noqa: PT011 - the other side tells nothing
                     await met(port, context)
-    told = [record.message for record in caplog.records if "refused" in record.message]
-    assert len(told) == 1
+    messages = [record.message for record in caplog.records if "refused" in record.message]
+    assert len(messages) == 1
     expected = {
         "other authority": "its certificate is refused",
         "expired": "its certificate is refused: certificate has expired",
         "no certificate": "PEER_DID_NOT_RETURN_A_CERTIFICATE",
         "TLS 1.2": "UNSUPPORTED_PROTOCOL",
-        "plain": "it speaks no TLS",
+        "plain": "it does not use TLS",
     }
-    assert expected[kind] in told[0]
+    assert expected[kind] in messages[0]
 
 
 @pytest.mark.parametrize(("expired", "reason"), [(True, "has expired"), (False, "unable to get local issuer")])
-async def test_a_server_whose_certificate_is_refused_is_told_by_the_reason(tmp_path, authority, other, expired, reason):
+async def test_untrusted_server_is_reported_with_the_reason(tmp_path, authority, other, expired, reason):
     replica = Holder(tmp_path / "replica").take(authority if expired else other, authority, expired=expired)
     router = Holder(tmp_path / "router").take(authority, authority)
     async with listening(replica.identity()) as port:
@@ -140,7 +136,7 @@ async def test_a_server_whose_certificate_is_refused_is_told_by_the_reason(tmp_p
 
 
 @pytest.mark.parametrize("name", ["replicas.team-a", "spiffe://cluster.local/ns/team-a"])
-async def test_a_name_that_was_asked_for_must_be_borne_by_both_sides(tmp_path, authority, caplog, name):
+async def test_required_name_is_checked_on_both_sides(tmp_path, authority, caplog, name):
     kind = "URI" if ":" in name else "DNS"
     right = Holder(tmp_path / "right").take(authority, authority, f"DNS:also,{kind}:{name}")
     wrong = Holder(tmp_path / "wrong").take(authority, authority, f"DNS:elsewhere,{kind}:{name}.not")
@@ -164,9 +160,7 @@ async def test_a_name_that_was_asked_for_must_be_borne_by_both_sides(tmp_path, a
         ("tls.key", "encrypted", "give one without a password"),
     ],
 )
-def test_an_identity_that_cannot_be_used_is_refused_by_the_names_of_its_files(
-    tmp_path, authority, file, content, named
-):
+def test_invalid_identity_names_its_files(tmp_path, authority, file, content, named):
     router = Holder(tmp_path / "router").take(authority, authority)
     if content is None:
         (router.folder / file).unlink()

@@ -16,7 +16,7 @@ REQUEST = InferRequest(
 SERIALISED = grpc_messages.request_to_message(REQUEST).SerializeToString()
 
 
-def test_a_request_is_read_as_by_protobuf_with_its_tensors_in_place():
+def test_extraction_equals_protobuf_without_copies():
     pending = grpc_messages.read_request(SERIALISED, 1000)
     read = pending.decode()
 
@@ -30,7 +30,7 @@ def test_a_request_is_read_as_by_protobuf_with_its_tensors_in_place():
         assert np.shares_memory(there.array, np.frombuffer(SERIALISED, np.uint8))
 
 
-def test_what_is_not_raw_is_bounded():
+def test_non_raw_fields_are_bounded():
     many = SERIALISED + b"\x2a\x00" * 600  # empty inputs: two bytes here, a hundred in memory
 
     with pytest.raises(ProtocolError, match="more than 1000 bytes besides raw contents; send large tensors as raw"):
@@ -40,7 +40,7 @@ def test_what_is_not_raw_is_bounded():
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_split_or_refused(data):
+def test_any_bytes_are_split_or_rejected(data):
     try:
         rest, taken = extract_field(data, 7, 1000)
     except ProtocolError:
@@ -49,7 +49,7 @@ def test_any_bytes_are_split_or_refused(data):
 
 
 @given(st.integers(0, len(SERIALISED) - 1), st.integers(0, 255))
-def test_a_damaged_message_is_read_or_refused(place, byte):
+def test_damaged_message_is_parsed_or_rejected(place, byte):
     damaged = bytearray(SERIALISED)
     damaged[place] = byte
     try:

@@ -13,7 +13,7 @@ from trimtab_router.refusal import Refusal
 
 
 @given(st.text(max_size=5000))
-def test_whatever_is_told_is_short_and_printable(text):
+def test_printable_text_is_short_and_printable(text):
     written = printable(text)
 
     assert len(written.encode()) <= MAX_TEXT_BYTES
@@ -21,11 +21,11 @@ def test_whatever_is_told_is_short_and_printable(text):
 
 
 @given(st.text(st.characters(categories=("L", "N", "P")), max_size=200))
-def test_what_is_fine_stays_as_it_is(text):
+def test_printable_text_is_unchanged(text):
     assert printable(text) == text
 
 
-def test_a_long_text_keeps_its_beginning_and_its_end():
+def test_long_text_keeps_beginning_and_end():
     written = printable(f"unknown input {'A' * 20_000!r}; sample takes: x")
 
     assert written.startswith("unknown input 'AAA")
@@ -41,7 +41,7 @@ def test_a_header_value_is_short_printable_ascii(text):
 
 
 @pytest.mark.parametrize("error", [ProtocolError, lambda text: Refusal(ErrorCode.INVALID_ARGUMENT, "Odd", text)])
-def test_messages_of_errors_are_cut_and_forge_no_log_line(error, caplog):
+def test_error_messages_cannot_forge_log_lines(error, caplog):
     with caplog.at_level(logging.INFO):
         logging.getLogger("odd").info("%s", error("x\n2025 CRITICAL all is lost " + "A" * 20_000))
 

@@ -16,7 +16,7 @@ EVENTS = [("message", b'{"a": 1}'), ("error", b"no space"), ("message", b"one\nt
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8))
-def test_events_are_the_same_wherever_the_stream_is_cut(cuts):
+def test_events_do_not_depend_on_chunking(cuts):
     reader, edges = SseParser(), [0, *sorted(cuts), len(STREAM)]
     told = [event for start, stop in pairwise(edges) for event in reader.feed(STREAM[start:stop])]
 
@@ -24,6 +24,6 @@ def test_events_are_the_same_wherever_the_stream_is_cut(cuts):
 
 
 @pytest.mark.parametrize("stream", [b"data: " + b"x" * 2000, b"data: x\n" * 400])
-def test_an_event_without_an_end_is_given_up(stream):
+def test_unbounded_event_is_rejected(stream):
     with pytest.raises(ProtocolError, match="more than 1000 bytes"):
         list(SseParser(1000).feed(stream))

@@ -75,7 +75,7 @@ def test_nested_and_flat_json_data_are_the_same():
     [
         ("FP31", [1], b"1234", "tensor 'x': unknown datatype 'FP31'; use one of BOOL, "),
         (7, [1], b"1234", "unknown datatype 7"),
-        ("FP32", [2], b"1234", r"shape \[2\] of FP32 needs 8 bytes, but 4 came"),
+        ("FP32", [2], b"1234", r"shape \[2\] of FP32 needs 8 bytes; got 4"),
         ("FP32", [-1], b"1234", r"shape \[-1\] must hold integers of at least 0"),
         ("FP32", [True], b"1234", "must hold integers"),
         ("FP32", ["1"], b"1234", "must hold integers"),
@@ -83,7 +83,7 @@ def test_nested_and_flat_json_data_are_the_same():
         ("FP32", [0, 2**62], b"", "too many elements"),
         ("FP32", [1] * 33, b"1234", "33 dimensions are too many; at most 32"),
         ("BYTES", [1], b"\x05\0\0\0ab", "element 0 of its BYTES ends past the data"),
-        ("BYTES", [2], b"\x01\0\0\0a", r"shape \[2\] needs 2 elements, but 1 came"),
+        ("BYTES", [2], b"\x01\0\0\0a", r"shape \[2\] needs 2 elements; got 1"),
     ],
 )
 def test_bad_raw_tensors(datatype, shape, buffer, message):
@@ -104,7 +104,7 @@ def test_bad_raw_tensors(datatype, shape, buffer, message):
         ("BOOL", [1], [1], "data of BOOL must be true or false, but holds int"),
         ("BYTES", [1], [1], "data of BYTES must be strings, but holds int"),
         ("BF16", [1], [1.0], "BF16 has no JSON form"),
-        ("FP32", [2], [1.0], r"shape \[2\] needs 2 elements, but 1 came"),
+        ("FP32", [2], [1.0], r"shape \[2\] needs 2 elements; got 1"),
         ("FP32", [2, 2], [[1.0, 2.0], [3.0]], r"nested data does not have shape \[2, 2\]"),
         ("FP32", [2, 2], [[1.0, 2.0], 3.0], r"nested data does not have shape \[2, 2\]"),
         ("FP32", [2], [[1.0], [2.0]], "data of FP32 must be numbers, but holds list"),

@@ -1,4 +1,4 @@
-{{/* The door of each pipeline, as its router reads it: where things are in the pods, never what is in them. */}}
+{{/* Edge settings of each pipeline's proxy: paths of secrets in the pods, never secrets. */}}
 {{- define "trimtab.edge" -}}
 {{- $edge := .Values.edge }}
 {{- $settings := dict "clients" $edge.clients "timeouts" $edge.timeouts "maxConnections" (int $edge.maxConnections) "maxStreams" (int $edge.maxStreams) "trustedHops" (int $edge.trustedHops) "accessLog" $edge.accessLog "accessLogFields" $edge.accessLogFields "memory" $edge.memory "jwt" $edge.jwt }}

@@ -1,4 +1,4 @@
-{{/* Names, labels and the parts that every pod of this chart shares. */}}
+{{/* Names, labels and common parts of this chart's pods. */}}
 {{- define "trimtab.fullname" -}}
 {{- .Values.fullnameOverride | default "trimtab" | trunc 40 | trimSuffix "-" -}}
 {{- end }}
@@ -11,7 +11,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
-{{/* Labels that select one component's pods; they never change in a release. Takes (list $ "operator"). */}}
+{{/* Selector labels of a component's pods; immutable in a release. Takes (list $ "operator"). */}}
 {{- define "trimtab.selector" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ $root.Chart.Name }}
@@ -23,7 +23,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{ printf "%s:%s" .repository (.tag | default "latest") }}
 {{- end }}
 
-{{/* The part of a pod's specification that is the same for all components. Takes (list $ "operator"). */}}
+{{/* Common part of all pod specs. Takes (list $ "operator"). */}}
 {{- define "trimtab.pod" -}}
 {{- $root := index . 0 -}}
 serviceAccountName: {{ include "trimtab.fullname" $root }}-{{ index . 1 }}
@@ -65,7 +65,7 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{/* Probes and ports that operator and adapter have in common. */}}
+{{/* Probes and ports of operator and adapter. */}}
 {{- define "trimtab.observed" -}}
 ports:
 - {name: health, containerPort: 8080}
@@ -82,7 +82,7 @@ readinessProbe:
   timeoutSeconds: 5
 {{- end }}
 
-{{/* Arguments, mounts and volumes for reading Prometheus. */}}
+{{/* Arguments, mounts and volumes of the Prometheus client. */}}
 {{- define "trimtab.prometheusArguments" -}}
 {{- with .Values.prometheus.url }}
 - --prometheus={{ . }}
@@ -121,7 +121,7 @@ readinessProbe:
 {{- end }}
 {{- end }}
 
-{{/* The blocked ranges of one version of the Internet Protocol. Takes (list $ true) for version 6. */}}
+{{/* Blocked ranges of one IP version. Takes (list $ true) for version 6. */}}
 {{- define "trimtab.blocked" -}}
 {{- $found := list -}}
 {{- range (index . 0).Values.networkPolicies.blocked -}}

@@ -4,31 +4,31 @@ to what stands here. Nobody may read Secrets by the API, run commands in pods, o
 names the Secrets its pods are given, as who may create pods does (docs/operate/install.md).
 */}}
 {{- define "trimtab.operatorRules" -}}
-# What is asked for, what to make true, what is measured. None of it is written here.
+# Pipelines, plans and profiles, read only.
 - apiGroups: [trimtab.dev]
   resources: [inferencepipelines, pipelineplans, modelprofiles]
   verbs: [list, watch]
-# Conditions and amounts, by server-side apply.
+# Status, by server-side apply.
 - apiGroups: [trimtab.dev]
   resources: [inferencepipelines/status, pipelineplans/status]
   verbs: [patch]
-# A replica set for each hosting group, the routers. delete: groups that no plan uses any more.
+# Deployments of replica groups and routers. delete: unused replica groups.
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, patch, delete]
-# Their Services and the routers' files. delete: with the hosting group they belong to.
+# Services and ConfigMaps. delete: with their replica group.
 - apiGroups: [""]
   resources: [services, configmaps]
   verbs: [get, list, watch, create, patch, delete]
-# One account for each router and profile Job.
+# Accounts of routers and profile Jobs.
 - apiGroups: [""]
   resources: [serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]
-# Why a replica does not become ready: image, crash, no node. Pods themselves belong to their Deployments.
+# Why a replica is not ready: image, crash, no node.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
-# Default deny between pipelines.
+# Isolation of pipelines.
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
@@ -39,15 +39,15 @@ names the Secrets its pods are given, as who may create pods does (docs/operate/
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]
-# Where the Prometheus Operator is installed: monitors of the routers.
+# Monitors of routers, if the Prometheus Operator is installed.
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors]
   verbs: [get, list, watch, create, patch, delete]
-# Where Seldon Core is installed: pipelines with spec.deployer: SeldonDeployment.
+# Pipelines with spec.deployer: SeldonDeployment, if Seldon Core is installed.
 - apiGroups: [machinelearning.seldon.io]
   resources: [seldondeployments]
   verbs: [get, list, watch, create, patch, delete]
-# The accounts of a pipeline get the two roles below, and no other: bind names them.
+# The two roles below are the only ones that may be bound to a pipeline's accounts.
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [rolebindings]
   verbs: [get, list, watch, create, patch, delete]
@@ -55,38 +55,38 @@ names the Secrets its pods are given, as who may create pods does (docs/operate/
   resources: [{{ empty .Values.namespaces | ternary "clusterroles" "roles" }}]
   resourceNames: [trimtab-router, trimtab-profiler]
   verbs: [bind]
-# Says what happened and why.
+# Events.
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
 {{- end }}
 
 {{- define "trimtab.adapterRules" -}}
-# What is asked for, and what was measured.
+# Pipelines and profiles, read only.
 - apiGroups: [trimtab.dev]
   resources: [inferencepipelines, modelprofiles]
   verbs: [list, watch]
-# Plans: written here. delete: advice that nobody asks for any more.
+# Plans. delete: outdated advisory plans.
 - apiGroups: [trimtab.dev]
   resources: [pipelineplans]
   verbs: [get, list, watch, create, patch, delete]
-# Its conditions and amounts, by server-side apply.
+# Status, by server-side apply.
 - apiGroups: [trimtab.dev]
   resources: [inferencepipelines/status]
   verbs: [patch]
-# Where the routers are, to read their load without Prometheus.
+# Endpoints of routers, to read arrivals without Prometheus.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [list, watch]
-# One event for each decision that changes a plan.
+# Events for changes of plans.
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
 {{- end }}
 
-{{/* Given to each pipeline's router by a RoleBinding of the operator. */}}
+{{/* Role of each pipeline's router, bound by the operator. */}}
 {{- define "trimtab.routerRules" -}}
-# Follows its plan and its replicas; writes nothing.
+# Watches its plan and its replicas; read only.
 - apiGroups: [trimtab.dev]
   resources: [pipelineplans]
   verbs: [get, list, watch]
@@ -94,7 +94,7 @@ names the Secrets its pods are given, as who may create pods does (docs/operate/
   resources: [endpointslices]
   verbs: [get, list, watch]
 {{- with include "trimtab.edgeKeysSecret" . }}
-# The hashed keys of its callers, and no other Secret.
+# The hashed API keys, and no other Secret.
 - apiGroups: [""]
   resources: [secrets]
   resourceNames: [{{ . }}]
@@ -102,19 +102,19 @@ names the Secrets its pods are given, as who may create pods does (docs/operate/
 {{- end }}
 {{- end }}
 
-{{/* Given to each pipeline's profile Job by a RoleBinding of the operator. */}}
+{{/* Role of each pipeline's profile Jobs, bound by the operator. */}}
 {{- define "trimtab.profilerRules" -}}
-# What to measure.
+# The pipeline to profile.
 - apiGroups: [trimtab.dev]
   resources: [inferencepipelines]
   verbs: [get]
-# What was measured. create and patch: server-side apply.
+# Profiles. create and patch: server-side apply.
 - apiGroups: [trimtab.dev]
   resources: [modelprofiles]
   verbs: [get, create, patch]
 {{- end }}
 
-{{/* In the release's own namespace: who leads. create cannot be bound to a name; update: renewing and letting go. */}}
+{{/* Leases for leader election in the release's namespace. create cannot be restricted to a name. */}}
 {{- define "trimtab.leaseRules" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]

@@ -22,7 +22,7 @@ def a_url(file):
     return "data:image/png;base64," + base64.b64encode(file).decode()
 
 
-def test_images_come_in_order_wherever_they_are():
+def test_images_are_listed_in_order():
     file = a_file("PNG", 300, 200, mode="L")
     read = parse_chat(chat(body(a_url(file), "https://store.example/a.png")), 1000, BOUNDS)
 
@@ -33,7 +33,7 @@ def test_images_come_in_order_wherever_they_are():
     assert abs(read.image_bytes - len(file)) < 32
 
 
-def test_a_short_data_url_is_one_too():
+def test_short_data_url_is_an_image():
     file = a_file("PNG", 1, 1, mode="L")
     assert list(decode_images(parse_chat(chat(body(a_url(file))), 1000, BOUNDS), BOUNDS)) == [file]
 
@@ -47,17 +47,17 @@ def test_a_short_data_url_is_one_too():
         (body(text=URL), "is a data URL; send images as image_url"),
     ],
 )
-def test_what_is_refused_before_an_image_is_decoded(written, why):
+def test_invalid_chat_is_rejected_before_decoding(written, why):
     with pytest.raises(InvalidChat, match=why):
         parse_chat(chat(written), 1000, BOUNDS)
 
 
-def test_an_image_that_is_none_is_refused_by_its_place():
-    with pytest.raises(InvalidChat, match=r"messages\[0\].content\[1\].image_url is no PNG"):
+def test_invalid_image_is_rejected_with_its_field():
+    with pytest.raises(InvalidChat, match=r"messages\[0\].content\[1\].image_url is not a PNG"):
         list(decode_images(parse_chat(chat(body(URL)), 1000, BOUNDS), BOUNDS))
 
 
-def test_a_large_body_costs_little_to_refuse():
+def test_large_invalid_body_is_rejected_cheaply():
     url = "data:image/png;base64," + "A" * 2**20
     large = chat(body(*[url] * 17))
 

@@ -23,7 +23,7 @@ def urls_in(left):
     return [part["image_url"]["url"] for part in json.loads(left)["messages"][0]["content"][1:]]
 
 
-def test_images_are_taken_out_and_keep_their_places():
+def test_data_urls_are_replaced_by_markers():
     other = URL.replace("AAEC", "AQEC")
     lifted = extract_data_urls(body(URL, other), 1000, 16)
 
@@ -34,7 +34,7 @@ def test_images_are_taken_out_and_keep_their_places():
 
 
 @given(st.text(max_size=400), st.text(max_size=400))
-def test_texts_around_images_are_as_they_were(before, after):
+def test_text_around_data_urls_is_unchanged(before, after):
     written = body(URL, text=f"?{before}{URL}" + '"data:image/png;base64,' + after + "\\")
     lifted = extract_data_urls(written, 2**16, 16)
 
@@ -55,14 +55,14 @@ def test_texts_around_images_are_as_they_were(before, after):
     ],
 )
 @pytest.mark.parametrize("slashes", [False, True])
-def test_ways_in_which_clients_write_images(written, slashes):
+def test_client_variants_of_data_urls_are_extracted(written, slashes):
     sent = body(written)
     lifted = extract_data_urls(sent.replace(b"/", b"\\/") if slashes else sent, 1000, 16)
 
     assert decode_data_url(lifted.urls[urls_in(lifted.json)[0]], 4096, "image") == FILE
 
 
-def test_a_mark_cannot_be_written_by_a_caller():
+def test_clients_cannot_forge_a_marker():
     forged = body("lifted:0:0", URL)
     lifted = extract_data_urls(forged, 1000, 16)
 
@@ -80,7 +80,7 @@ def test_a_mark_cannot_be_written_by_a_caller():
         (b'{"url": "data:image/png;base64,' + b"A" * 500 + b'\\\\"}', "a backslash before a quote"),
     ],
 )
-def test_what_cannot_be_taken(written, why):
+def test_invalid_body_is_rejected(written, why):
     with pytest.raises(InvalidChat, match=why):
         extract_data_urls(written, 2000, 16)
 
@@ -90,11 +90,11 @@ def test_what_cannot_be_taken(written, why):
     [
         (b"data:image/png;base64,!!!!", "not base64"),
         (b"data:image/png;base64,", "is empty"),
-        (b"data:image/png,%89PNG", "no data URL of base64"),
+        (b"data:image/png,%89PNG", "not a base64 data URL"),
         (b"data:image/png;base64," + b"A" * 8000, "send at most 4096"),
     ],
 )
-def test_images_that_are_none(url, why):
+def test_invalid_data_url_is_rejected(url, why):
     with pytest.raises(InvalidChat, match=why) as caught:
         decode_data_url(url, 4096, "messages[0].content[1].image_url")
     assert caught.value.param == "messages[0].content[1].image_url"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from trimtab_model_servers.chat.messages import read_arrived, read_references, read_shared
+from trimtab_model_servers.chat.messages import read_arrived, read_references, read_share_request
 from trimtab_profiler import inputs
 from trimtab_protocol.chat.embedding_refs import (
     BLANK,
@@ -32,7 +32,7 @@ def told(*each):
     return array
 
 
-def test_what_an_encoder_tells_is_read_by_who_writes_as_the_router_passes_it_on():
+def test_generation_replica_reads_forwarded_references():
     (row,) = image_fanout.join_embeddings(
         {"references": image_fanout.addressed_references(told(*MADE), URLS)}, chats=1
     )["references"]
@@ -43,7 +43,7 @@ def test_what_an_encoder_tells_is_read_by_who_writes_as_the_router_passes_it_on(
     assert image_fanout.embedding_urls(told(row)) == URLS
 
 
-def test_images_that_were_awaited_arrive_as_the_router_tells_of_them():
+def test_pending_images_round_trip():
     addressed = image_fanout.addressed_references(told(*MADE), URLS)
     assert read_arrived(arrived_images_body({3: addressed[0], 5: addressed[1]})) == (
         ArrivedImage(image=3, url=URLS[0], rows=4, digest="family:path:f:4"),
@@ -52,14 +52,14 @@ def test_images_that_were_awaited_arrive_as_the_router_tells_of_them():
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_an_image_is_asked_for_as_an_encoder_reads_it(alone):
+def test_share_request_round_trips(alone):
     file = sha256(b"file").hexdigest()
-    assert read_shared(image_fanout.image_lookup(("me", alone, b"file"))) == ImageIdentity(
+    assert read_share_request(image_fanout.image_lookup(("me", alone, b"file"))) == ImageIdentity(
         file=file, tenant="me", alone=alone
     )
 
 
-def test_images_that_show_nothing_are_read_by_who_is_measured_with_them():
+def test_blank_images_of_the_profiler_are_accepted():
     rows = inputs._blank(told(*MADE))
     assert [read_references(row) for row in rows] == [
         (EmbeddingRef(url=BLANK, rows=4),),
@@ -67,29 +67,29 @@ def test_images_that_show_nothing_are_read_by_who_is_measured_with_them():
     ]
 
 
-def test_images_that_are_counted_are_blank_ones_of_the_same_rows_and_columns():
+def test_counted_images_become_blank_images_of_equal_size():
     counted = EmbeddingCounts(rows=(4, 9), columns=(0, 2))
     assert EmbeddingCounts.model_validate_json(counted.json_bytes()).blanks() == (
         EmbeddingRef(url=BLANK, rows=4),
         EmbeddingRef(url=BLANK, rows=9, columns=2),
     )
     assert EmbeddingCounts(rows=(4,)).blanks() == (EmbeddingRef(url=BLANK, rows=4),)
-    with pytest.raises(ValidationError, match="columns tells of 1 images, rows of 2; tell both of each"):
+    with pytest.raises(ValidationError, match="same length"):
         EmbeddingCounts(rows=(4, 9), columns=(2,))
 
 
-def test_what_a_later_release_tells_beside_it_is_passed_over():
+def test_unknown_fields_of_replicas_are_ignored():
     (one,) = image_fanout.addressed_references(told(b'{"rows": 4, "format": "fp16"}'), URLS[:1])
     assert json.loads(one) == {"url": URLS[0], "rows": 4}
 
 
 @pytest.mark.parametrize("wrong", [b"{}", b'{"rows": 0}', b'{"rows": "many"}', b"[]", b"{"])
-def test_what_is_no_reference_is_refused_by_what_it_says(wrong):
-    with pytest.raises(ProtocolError, match="encoded image"):
+def test_invalid_reference_is_rejected(wrong):
+    with pytest.raises(ProtocolError, match="invalid embedding reference"):
         image_fanout.addressed_references(told(wrong), URLS[:1])
 
 
 @pytest.mark.parametrize("counted", [ChatTokenCounts, EmbeddingCounts])
-def test_what_a_replica_counts_is_all_there_or_refused(counted):
+def test_incomplete_token_counts_are_rejected(counted):
     with pytest.raises(ValidationError):
         counted.model_validate_json(b"{}")

@@ -40,14 +40,14 @@ def a_file(kind, width, height, mode="RGB", **options):
     SIDES,
     SIDES,
 )
-def test_sizes_are_those_that_a_decoder_finds(how, width, height):
+def test_sizes_match_the_decoder(how, width, height):
     kind, options = how
     header = read_header(a_file(kind, width, height, **options), "image")
 
     assert (header.format, header.width_px, header.height_px) == (kind.lower(), width, height)
 
 
-def test_a_hundred_megapixels_are_refused_by_their_header():
+def test_oversized_image_is_rejected_by_its_header():
     file = b"\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIHDR" + struct.pack(">II", 10_000, 10_000) + bytes(50)
 
     with pytest.raises(InvalidChat, match="10000 × 10000 pixels; send at most 40000000") as caught:
@@ -55,7 +55,7 @@ def test_a_hundred_megapixels_are_refused_by_their_header():
     assert caught.value.code == "image_too_large"
 
 
-def test_a_gif_whose_first_frame_is_larger_than_its_screen():
+def test_gif_frame_larger_than_its_screen_counts():
     file = bytearray(a_file("GIF", 10, 10, mode="P"))
     frame = file.index(b"\x2c\x00\x00\x00\x00\x0a\x00\x0a\x00")
     file[frame + 5 : frame + 9] = struct.pack("<HH", 65535, 65535)
@@ -64,7 +64,7 @@ def test_a_gif_whose_first_frame_is_larger_than_its_screen():
         read_header(bytes(file), "image")
 
 
-def test_a_jpeg_that_tells_two_sizes():
+def test_largest_jpeg_frame_size_counts():
     small, large = a_file("JPEG", 8, 8), b"\xff\xc2" + struct.pack(">HBHHB", 8, 8, 60_000, 60_000, 0)
     start = small.index(b"\xff\xda")
 
@@ -84,14 +84,14 @@ def test_a_jpeg_that_tells_two_sizes():
         b"\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIHDR" + bytes(8),
     ],
 )
-def test_what_is_no_image_is_told_at_once(file):
+def test_other_files_are_rejected(file):
     began = time.process_time()
-    with pytest.raises(InvalidChat, match="no PNG, JPEG, WebP or GIF"):
+    with pytest.raises(InvalidChat, match="not a PNG, JPEG, WebP or GIF"):
         read_header(file, "image")
     assert time.process_time() - began < 0.05
 
 
-def test_noise_and_cut_files_are_images_or_not_but_never_anything_else():
+def test_corrupt_files_are_parsed_or_rejected():
     files = [a_file(kind, 64, 48) for kind in ("PNG", "JPEG", "WEBP", "GIF")]
     random = np.random.default_rng(5)
     for file in files:

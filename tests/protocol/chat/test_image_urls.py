@@ -18,7 +18,7 @@ BOUNDS = ImageLimits(allowed_domains=("images.example",), trusted_prefixes=("htt
         ("http://minio.models:9000/images/a%20b.png?X-Amz-Signature=1", True),
     ],
 )
-def test_what_is_listed(address, own):
+def test_allowed_urls_are_accepted(address, own):
     assert parse_target(address, "f", BOUNDS).trusted is own
 
 
@@ -60,13 +60,13 @@ def test_what_is_listed(address, own):
         "",
     ],
 )
-def test_what_is_not(address):
+def test_other_urls_are_rejected(address):
     with pytest.raises(InvalidChat) as caught:
         parse_target(address, "messages[0].content[0].image_url", BOUNDS)
     assert caught.value.code == "invalid_image_url"
 
 
-def test_a_listed_address_that_nobody_looks_up_is_refused():
+def test_ip_addresses_are_rejected_even_if_listed():
     bounds = ImageLimits(allowed_domains=("10.0.0.1", "0x7f.1", "127.1"))
     for host in ("10.0.0.1", "127.1"):
         with pytest.raises(InvalidChat):
@@ -74,7 +74,7 @@ def test_a_listed_address_that_nobody_looks_up_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("address", "is_public"),
+    ("address", "expected"),
     [
         ("93.184.216.34", True),
         ("2606:2800:220:1:248:1893:25c8:1946", True),
@@ -101,5 +101,5 @@ def test_a_listed_address_that_nobody_looks_up_is_refused():
         ("2001:0:4136:e378:8000:63bf:3fff:fdd2", False),
     ],
 )
-def test_addresses_of_the_internet(address, is_public):
-    assert is_public(address) is is_public
+def test_public_addresses_are_recognized(address, expected):
+    assert is_public(address) is expected

@@ -30,7 +30,7 @@ def worded(text: str, *tokens: tuple[str, float]) -> dict[str, Any]:
         ({"index": 0, "delta": {"role": "assistant"}}, []),
     ],
 )
-def test_each_token_is_a_piece_where_its_text_is_known(choice: dict[str, Any], pieces: list[Chunk]) -> None:
+def test_each_token_is_a_chunk_if_its_text_is_known(choice: dict[str, Any], pieces: list[Chunk]) -> None:
     assert said(ChunkParser(images=False), choices=[choice]) == pieces
 
 
@@ -43,7 +43,7 @@ def test_each_token_is_a_piece_where_its_text_is_known(choice: dict[str, Any], p
     ],
     ids=["text", "images that are not told apart", "told apart"],
 )
-def test_what_an_answer_took_is_what_the_engine_tells_and_no_guess(
+def test_usage_is_taken_from_the_engine(
     images: bool,  # noqa: FBT001 - a parameter of the test
     details: dict[str, int] | None,
     usage: Usage,
@@ -63,15 +63,15 @@ def test_what_an_answer_took_is_what_the_engine_tells_and_no_guess(
         ({"error": {"message": "m", "code": "server_error"}}, StreamFailure("m", 500)),
         ({"object": "error", "message": "m", "code": 503}, StreamFailure("m", 503)),
         ({"error": "m"}, StreamFailure("m", 500)),
-        ({"error": {"type": "x"}}, StreamFailure("it did not say why", 500)),
+        ({"error": {"type": "x"}}, StreamFailure("no reason given", 500)),
     ],
 )
-def test_an_error_is_one_in_each_form_that_engines_write(told: dict[str, Any], failed: StreamFailure) -> None:
+def test_errors_of_engines_are_recognized(told: dict[str, Any], failed: StreamFailure) -> None:
     assert said(ChunkParser(images=False), **told) == [failed]
 
 
-def test_what_is_no_chunk_is_named() -> None:
-    with pytest.raises(ProtocolError, match="no chunk of a chat completion: \\[1\\]"):
+def test_invalid_chunk_is_rejected() -> None:
+    with pytest.raises(ProtocolError, match="invalid chunk of a chat completion: \\[1\\]"):
         ChunkParser(images=False).read("message", b"[1]")
 
 

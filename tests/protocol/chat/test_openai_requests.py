@@ -27,7 +27,7 @@ def test_a_plain_chat():
     assert options_per_choice(chat, tenant="") == [{}]
 
 
-def test_every_option_travels_and_choices_have_seeds_of_their_own():
+def test_options_are_forwarded_with_a_seed_per_choice():
     chat = asked(
         max_tokens=5, max_completion_tokens=7, min_tokens=2, temperature=0.5, top_p=0.9, top_k=-1, stop="x",
         ignore_eos=True, logprobs=True, n=2, seed=3,
@@ -50,21 +50,21 @@ def test_every_option_travels_and_choices_have_seeds_of_their_own():
         {"type": "image", "image": "u"},
     ],
 )
-def test_ways_in_which_clients_show_images(part):
+def test_client_variants_of_image_parts_are_accepted(part):
     chat = asked(messages=said({"type": "input_text", "text": "what?"}, part))
 
     assert chat.image_urls == [("messages[0].content[1].image_url", "u")]
     assert message_values(chat.messages)[0]["content"] == [{"type": "text", "text": "what?"}, {"type": "image"}]
 
 
-def test_roles_are_those_that_models_know():
+def test_roles_are_mapped_to_model_roles():
     messages = [{"role": "developer", "content": "be brief"}, *HELLO, {"role": "assistant", "content": None}]
 
     roles = [message["role"] for message in message_values(asked(messages=messages).messages)]
     assert roles == ["system", "user", "assistant"]
 
 
-def test_unknown_fields_and_what_asks_for_nothing_are_let_pass():
+def test_unknown_fields_and_neutral_values_are_accepted():
     asked(
         store=True, service_tier="auto", metadata={"a": "b"}, user="u", colour=["red"], tools=None, tool_choice="auto",
         response_format={"type": "text"}, presence_penalty=0, frequency_penalty=0.0, logit_bias={}, stream_options=None,
@@ -99,7 +99,7 @@ def test_unknown_fields_and_what_asks_for_nothing_are_let_pass():
         ({"model": None}, "model"),
     ],
 )
-def test_what_is_wrong_is_named(fields, param):
+def test_invalid_field_is_named(fields, param):
     with pytest.raises(InvalidChat) as caught:
         asked(**fields)
     assert caught.value.param == param
@@ -107,12 +107,12 @@ def test_what_is_wrong_is_named(fields, param):
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"model": "m"}', b"\xff\xfe{}", b"[" * 10**6])
-def test_bodies_that_are_no_chats(body):
+def test_invalid_bodies_are_rejected(body):
     with pytest.raises(InvalidChat):
         parse_chat_request(body)
 
 
-def test_rows_share_what_is_the_same():
+def test_rows_share_equal_values():
     chat = asked(n=3, messages=said({"type": "image_url", "image_url": "u"}))
     file = b"png"
     inputs = chat_tensors(chat, [file], options_per_choice(chat, tenant="t"))
@@ -133,7 +133,7 @@ def test_rows_share_what_is_the_same():
         ([{"role": "user", "content": [7] * 4097}], "has 4097 parts; send at most 4096"),
     ],
 )
-def test_too_many_parts_are_counted_over_all_messages_before_any_is_read(messages, why):
+def test_too_many_parts_are_rejected_before_parsing(messages, why):
     with pytest.raises(InvalidChat, match=why) as refused:
         asked(messages=messages)
 

@@ -1,4 +1,4 @@
-"""Answers are what OpenAI's own types take; here by their fields, with the real client in `make bench NAME=conformance`."""
+"""OpenAI responses by their fields; `make bench NAME=conformance` uses the real client."""
 
 import json
 
@@ -49,7 +49,7 @@ def test_a_whole_answer():
 
 
 @pytest.mark.parametrize("includes_usage", [False, True])
-def test_parts_are_who_what_why_and_done(includes_usage):
+def test_stream_has_role_text_reason_and_done(includes_usage):
     chunks = ChunkWriter(HEADING, includes_usage=includes_usage, logprobs=False)
     last = LastChunk("!", "length", TOOK)
     raw = (
@@ -82,7 +82,7 @@ def test_parts_are_who_what_why_and_done(includes_usage):
 @pytest.mark.parametrize(
     ("status", "kind"), [(400, "invalid_request_error"), (429, "rate_limit_error"), (503, "server_error")]
 )
-def test_errors_say_whose_fault_it_is(status, kind):
+def test_error_type_follows_the_status(status, kind):
     told = openai_responses.error_body(status, "no", reason="QueueFull", param="messages")["error"]
     assert told == {"message": "no", "type": kind, "param": "messages", "code": "QueueFull"}
 
@@ -97,11 +97,11 @@ def test_events_of_model_servers():
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"7", b"{}", b'{"text": 1, "finish_reason": "stop"}', b"[" * 10**5])
-def test_events_that_are_none(data):
+def test_invalid_events_are_rejected(data):
     with pytest.raises(ProtocolError):
         parse_event("message", data)
 
 
-def test_rows_of_outputs_are_answers_again():
+def test_outputs_round_trip_to_responses():
     last = LastChunk("", "stop", TOOK)
     assert responses_from_outputs(outputs_from_response("é", last)) == [LastChunk("é", "stop", TOOK)]

@@ -8,12 +8,10 @@ import asyncio
 import gc
 import json
 import signal
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import mlserver
 from mlserver.repository.load import load_model_settings
@@ -25,6 +23,7 @@ from trimtab_model_servers.data_port import DataPort
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.logs import LOGGING
 from trimtab_model_servers.model_registry import ModelRegistry, process_registry
+from trimtab_model_servers.ports import ReservedPort
 from trimtab_model_servers.settings import server_settings
 from trimtab_pipelines.processes.malloc_tuning import retain_freed_memory
 from trimtab_pipelines.processes.ready_line import ReplicaPorts
@@ -94,34 +93,6 @@ class _Listeners:
             await port.serve_health(self.address, self.health_port)
         if self.metrics_port is not None:
             await port.serve_metrics(self.address, self.metrics_port)
-
-
-class ReservedPort:
-    """A free or given port, reserved until a server has bound it too.
-
-    MLServer accepts port numbers, not sockets, and does not report which port it got for 0. A socket bound without
-    options gets an exclusive port; with reuse enabled afterwards, and never listening, it lets a server bind that port.
-    """
-
-    def __init__(self, address: str, number: int = 0) -> None:
-        self._socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-        if number:  # connections of the previous process may linger
-            self._share()
-        self._socket.bind((address, number))
-        self._share()
-        self.number: int = self._socket.getsockname()[1]
-
-    def _share(self) -> None:
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._socket.close()
 
 
 async def _serve(

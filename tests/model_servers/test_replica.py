@@ -184,7 +184,7 @@ async def test_unknown_names(ports, session):
         (
             b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1]}]}',
             {},
-            "needs 2 elements, but 1",
+            "needs 2 elements",
         ),
         (b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": ["a"]}]}', {}, "must be numbers"),
     ],
@@ -217,7 +217,7 @@ async def test_packed_tensor_with_wrong_size_is_rejected(ports):
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await call_mlserver_grpc_raw(ports, message)
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert "shape [3, 5] of FP32 needs 60 bytes, but 48 came" in (refused.value.details() or "")
+    assert "shape [3, 5] of FP32 needs 60 bytes" in (refused.value.details() or "")
 
 
 async def test_packed_answers_need_grpc(ports, session):

@@ -20,7 +20,7 @@ import pytest
 from tests.builders import a_pipeline, a_stage, a_variant
 from tests.model_servers.clients import a_request, call, call_mlserver_grpc, x
 from tests.model_servers.conftest import Gate, Replica, serve_gated, write_echoes
-from trimtab_model_servers.server import ReservedPort
+from trimtab_model_servers.ports import ReservedPort
 from trimtab_model_servers.settings import write_model_folder
 
 

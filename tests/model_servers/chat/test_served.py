@@ -251,7 +251,7 @@ REFUSED = {
     "the assistant's last word": (
         InferRequest("colocated", (texts("messages", b'[{"role":"assistant","content":"7"}]'),)),
         400,
-        "should be the user's",
+        "must be the user's",
     ),
 }
 

@@ -175,7 +175,7 @@ async def test_grpc_messages_that_are_none(rig):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(b"\xff\xff")
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "the message is not a ModelInferRequest of the Open Inference Protocol V2" in str(caught.value.details())
+    assert "ModelInferRequest" in str(caught.value.details())
 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(bytes(2 * MEBIBYTE))

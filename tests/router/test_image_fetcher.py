@@ -70,7 +70,7 @@ async def test_endless_file_is_given_up_at_the_size_limit():
 
     async with a_store(answer) as store:
         with pytest.raises(InvalidChat, match="more than 65536 bytes"):
-            await fetch(store, "a.png", size=2**16)
+            await fetch(store, "a.png", max_bytes=2**16)
         with pytest.raises(Refusal, match="bytes are in flight"):
             await fetch(store, "a.png", budget=MemoryBudget(2**17))
 

@@ -143,7 +143,7 @@ async def test_deleted_task_is_unloaded_and_its_index_not_reused(tmp_path):
 
     assert (status, body["number"], body["replicas"], body["waiting"]) == (200, 2, 2, 0)
     assert (unknown[0], "unknown task 'new'" in unknown[1]) == (400, True)
-    assert (again[0], "no task 'new' was registered" in again[1]["error"]) == (404, True)
+    assert (again[0], "no task 'new' is registered" in again[1]["error"]) == (404, True)
     assert weights[0] == 404
     assert (newer[0], newer[1]["number"]) == (201, 3)
     assert list(listed["stage-0"]["small"]) == ["newer"]
@@ -228,7 +228,7 @@ async def test_rows_of_a_task_that_joined_are_held_against_its_card(tmp_path):
 
 
 async def test_deletion_is_pending_while_a_replica_has_the_task(tmp_path, monkeypatch):
-    monkeypatch.setattr(task_store, "IN_FORCE_SECONDS", 0.1)
+    monkeypatch.setattr(task_store, "LOAD_SECONDS", 0.1)
     late = FakeReplica(name="replica-1", facts=lambda: task_metadata([*OWN, "new"], {}))
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
         await put(rig)
@@ -263,7 +263,7 @@ async def test_invalid_task_is_refused_and_leaves_no_file(tmp_path):
 
 
 async def test_a_task_that_not_every_replica_has_yet_is_accepted_only(tmp_path, monkeypatch):
-    monkeypatch.setattr(task_store, "IN_FORCE_SECONDS", 0.1)
+    monkeypatch.setattr(task_store, "LOAD_SECONDS", 0.1)
     slow = FakeReplica(name="replica-1", facts=lambda: task_metadata(OWN, {}))
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path), slow]}, registry=kept_in(tmp_path)) as rig:
         status, body = await put(rig)

@@ -105,9 +105,9 @@ async def test_no_traffic_is_zero_load_not_a_fault():
 @pytest.mark.parametrize(
     ("fake", "message"),
     [
-        (FakePrometheus(None, [1], [1]), f"knows no {PEAK}{LABELS}; is the router scraped?"),
+        (FakePrometheus(None, [1], [1]), f"has no {PEAK}{LABELS}; is the router scraped?"),
         (FakePrometheus(95.0, [1], [1]), f"the newest {PEAK}{LABELS} is 95 s old, above 30 s"),
-        (FakePrometheus(1.0, [], []), f"knows no {PEAK}{LABELS}"),
+        (FakePrometheus(1.0, [], []), f"has no {PEAK}{LABELS}"),
         (FakePrometheus(1.0, [-3], [1]), f"sum({PEAK}{LABELS}) is -3 at {NOW:.0f}; expected 0 to 1e+07"),
         (FakePrometheus(1.0, ["NaN"], [1]), f"sum({PEAK}{LABELS}) is NaN; expected a finite number"),
         (FakePrometheus(1.0, ["lots"], [1]), "is not a sample"),

@@ -47,7 +47,7 @@ def test_points_stand_in_the_plan_with_all_the_router_decides_by():
     assert half.service_seconds.keys() == stage.service_seconds.keys() == set(range(stage.batch_size + 1)) & {1, 8}
 
 
-def test_a_more_accurate_point_than_planned_is_preferred_where_there_is_time():
+def test_more_accurate_points_come_first():
     cheap = planned(400.0, objective={"costWeight": 100.0})
 
     assert cheap.stages[0].operating_point == "half"
@@ -55,7 +55,7 @@ def test_a_more_accurate_point_than_planned_is_preferred_where_there_is_time():
     assert cheap.stages[0].fallbacks == ()
 
 
-def test_where_nobody_falls_back_only_what_a_request_may_ask_for_stands_beside_the_planned_point():
+def test_without_fallbacks_only_upgrades_are_allowed():
     accurate = planned(schedulingPolicy="EarliestDeadlineFirst").stages[0]
     cheap = planned(400.0, objective={"costWeight": 100.0}, schedulingPolicy="EarliestDeadlineFirst").stages[0]
 
@@ -79,7 +79,7 @@ def test_a_pinned_point_is_the_only_one():
     ],
     ids=["slower", "less accurate", "not measured", "faster", "reads less", "better at a task"],
 )
-def test_a_point_that_serves_nobody_better_is_left_out_with_the_reason(third, law, why):
+def test_dominated_points_are_excluded_with_the_reason(third, law, why):
     seconds = SECONDS | ({"third": law} if law else {})
     plan = planned(points=[*POINTS, third | {"name": "third"}], seconds=seconds, stage={"batchSizes": [8]})
 
@@ -87,7 +87,7 @@ def test_a_point_that_serves_nobody_better_is_left_out_with_the_reason(third, la
     assert [why in told for told in plan.explanation.excluded_points] == [True] * bool(why)
 
 
-def test_capacity_counts_the_fastest_point_allowed_and_the_planned_one_for_what_keeps_coming():
+def test_capacity_uses_fastest_point_for_peak_and_planned_point():
     """At batch 8 a replica serves 66.7 rows a second at full and 400 at half; of 300 at peak 269 keep coming."""
     falls_back = planned(300.0, stage={"batchSizes": [8]}, objective={"accuracyWeight": 1000.0}).stages[0]
     keeps = planned(
@@ -108,7 +108,7 @@ def test_in_overload_the_fastest_point_says_how_much_is_carried():
     assert names(falls_back) == ["full", "half"]
 
 
-def test_on_the_lower_bound_the_better_proven_point_is_planned_and_the_plan_says_so():
+def test_lower_bound_basis_plans_the_better_proven_point():
     proven = {"source": "Measured", "samples": 10_000, "low": 0.89, "high": 0.91}
     thin = {"source": "Measured", "samples": 20, "low": 0.7, "high": 0.99}
     points = [
@@ -125,7 +125,7 @@ def test_on_the_lower_bound_the_better_proven_point_is_planned_and_the_plan_says
     assert by_bound.explanation.accuracy_basis == "lower bounds of 95 % intervals"
 
 
-def test_an_accuracy_without_interval_counts_at_its_value_and_is_named():
+def test_accuracy_without_interval_counts_by_value_and_is_named():
     plan = planned(objective={"accuracyBasis": "LowerBound", "accuracyFloor": 0.85, "goal": "MinCost"})
 
     assert (plan.reason, plan.expected.accuracy) == ("Optimal", 0.9)
@@ -133,7 +133,7 @@ def test_an_accuracy_without_interval_counts_at_its_value_and_is_named():
 
 
 @pytest.mark.parametrize("basis", ["Expected", "LowerBound"])
-def test_agreement_with_the_model_is_told_by_the_plan_as_what_it_is(basis):
+def test_agreement_accuracies_are_named_in_the_plan(basis):
     agreeing = {"source": "Agreement", "samples": 100, "low": 0.9, "high": 1.0}
     points = [{"name": "full", "accuracy": 0.95, "accuracyEvidence": agreeing}]
     told = planned(points=points, objective={"accuracyBasis": basis}).explanation.accuracy_basis
@@ -149,7 +149,7 @@ def test_a_floor_is_kept_at_the_lower_end():
     assert plan.reason.startswith("objective.accuracyFloor 0.85 cannot be reached")
 
 
-def test_policies_fall_back_exactly_where_the_planner_takes_them_to():
+def test_policy_traits_match_the_scheduling_policies():
     for name in ("EarliestDeadlineFirst", "SlackFit", "ModalityMix", "TokenAdaptive"):
         policy = POLICIES[name]
         assert a_pipeline(schedulingPolicy=name).spec.policy_traits.uses_fallbacks is policy.uses_fallbacks

@@ -7,7 +7,7 @@ from trimtab_adapter.planning.baselines import static_plan
 
 
 @pytest.mark.parametrize(("which", "variant"), [("lightest", "light"), ("heaviest", "heavy")])
-def test_a_static_plan_uses_the_whole_budget_where_it_is_scarcest(which, variant):
+def test_static_plan_spends_the_budget_on_the_busiest_stages(which, variant):
     pipeline = a_ladder(budget={"cores": "5"})
     plan = static_plan(pipeline, profiles_of(pipeline), which, load_rps=10.0)
 
@@ -32,7 +32,7 @@ def test_the_heaviest_carries_less_and_says_so():
     assert heaviest.spec.reason.endswith(" of 200 requests/s within the SLO")
 
 
-def test_a_pinned_or_floored_pipeline_is_still_compared_by_its_variants():
+def test_pins_and_floors_do_not_affect_baselines():
     pipeline = a_ladder(objective={"goal": "MinCost", "accuracyFloor": 0.9})
     plan = static_plan(pipeline, profiles_of(pipeline), "lightest", load_rps=10.0)
 

@@ -201,7 +201,7 @@ async def test_paused_and_unprofiled_pipelines_are_told_of(cluster, namespace, k
         await seen(cluster, PLAN, namespace, "new", generation(1))
 
 
-async def test_a_paused_pipeline_holds_in_its_pool_what_was_written_by_hand(cluster, namespace, kubeconfig, tmp_path):
+async def test_paused_pipeline_keeps_its_handwritten_pool_allocation(cluster, namespace, kubeconfig, tmp_path):
     (tmp_path / "pools.yaml").write_text("pools: {shared: {cores: 4}}")
     budget = {"cores": "4", "pool": "shared"}
     paused = a_pipeline_of(namespace, "paused", mode="Paused", budget=budget)
@@ -308,7 +308,7 @@ def held_by(name: str):
     return lambda lease: lease["spec"]["holderIdentity"] == name
 
 
-async def test_without_the_api_server_it_goes_on_and_writes_when_it_is_back(cluster, namespace, kubeconfig, tmp_path):
+async def test_adapter_runs_through_an_api_server_outage(cluster, namespace, kubeconfig, tmp_path):
     await put(cluster, a_pipeline_of(namespace))
     async with (
         before_the_api_server(kubeconfig, tmp_path) as (relay, through),

@@ -153,7 +153,7 @@ class Slow:
         self.events.append(body["message"].partition(":")[0])
 
 
-async def test_what_is_told_while_a_report_is_written_does_not_wait_for_the_next_tick():
+async def test_report_during_a_write_does_not_wait_for_the_next_tick():
     """A whole interval may pass until then, or, at the end, none may come."""
     cluster, known = Slow(), ClusterCache()
     key = ("here", "sample")

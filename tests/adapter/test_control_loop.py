@@ -114,7 +114,7 @@ async def test_a_restarted_adapter_goes_on_from_the_plan_in_force(site):
     assert [spec["generation"] for spec in site.decisions()] == [1, 1, 2]
 
 
-async def test_hours_are_asked_for_until_a_forecast_knows_them_and_after_a_gap(site):
+async def test_hours_are_requested_at_start_and_after_a_gap(site):
     forecaster = Attentive(asyncio.Event())
     site.router.load = {"now": 1000.0, "rps": [5.0] * 5000}
     site.router.status = 503
@@ -127,7 +127,7 @@ async def test_hours_are_asked_for_until_a_forecast_knows_them_and_after_a_gap(s
     assert forecaster.lengths == [5000, 600, 600, 5000, 600, 5000]
 
 
-async def test_what_looks_at_the_newest_second_leaves_the_hours_to_the_first_forecast(site):
+async def test_load_check_does_not_consume_the_first_history(site):
     first = site.loop()
     offer(site.router, 5.0)
     await first.tick(1000.0)  # a plan to go on from, so that the next adapter looks whether it is outgrown
@@ -141,7 +141,7 @@ async def test_what_looks_at_the_newest_second_leaves_the_hours_to_the_first_for
         await asyncio.wait_for(site.router.asked.acquire(), 1.0)
 
 
-async def test_a_paused_pipeline_leaves_the_hours_to_the_first_forecast(site):
+async def test_paused_pipeline_does_not_consume_the_first_history(site):
     forecaster = Attentive(asyncio.Event())
     site.router.load = {"now": 1000.0, "rps": [5.0] * 5000}
     loop = site.loop(forecaster)
@@ -153,7 +153,7 @@ async def test_a_paused_pipeline_leaves_the_hours_to_the_first_forecast(site):
     assert forecaster.lengths == [5000]
 
 
-async def test_a_router_that_goes_away_and_comes_back_costs_only_those_ticks(site, caplog):
+async def test_router_outage_costs_only_its_ticks(site, caplog):
     loop = site.loop()
     await loop.tick(1000.0)
     before = site.plan()
@@ -226,7 +226,7 @@ async def test_absurd_state_leaves_the_measurements_as_they_were(site, caplog):
     assert "state.stages.stage-0.rows_per_request is 'many'; expected a finite number" in caplog.text
 
 
-async def test_a_forecaster_that_fails_or_raves_is_replaced_by_the_last_maximum(site):
+async def test_failing_forecaster_is_replaced_by_the_last_maximum(site):
     class Broken:
         name = "broken"
         peak = 0.0
@@ -260,7 +260,7 @@ async def test_modes_advisory_only_journals_and_paused_does_nothing(site):
     assert len(site.decisions()) == 1
 
 
-async def test_an_edited_pipeline_counts_from_the_next_tick_and_a_broken_edit_does_not(site, caplog):
+async def test_only_a_valid_edit_applies_at_the_next_tick(site, caplog):
     loop = site.loop()
     await loop.tick(1000.0)
     (site.folder / "pipeline.yaml").write_text("spec: [")
@@ -309,7 +309,7 @@ async def test_run_writes_a_first_plan_ticks_and_stops_when_told(site):
     assert site.plan().generation == 1
 
 
-def test_the_journal_forgets_its_older_half_and_mends_a_broken_end(tmp_path):
+def test_decision_log_drops_its_older_half_and_repairs_its_end(tmp_path):
     pipeline = a_ladder()
     plan = initial_plan(pipeline, profiles_of(pipeline))
     path = tmp_path / "decisions.jsonl"
@@ -327,7 +327,7 @@ def test_the_journal_forgets_its_older_half_and_mends_a_broken_end(tmp_path):
     assert all(json.loads(line)["kind"] == "PipelinePlan" for line in lines)
 
 
-async def test_killed_at_any_moment_it_leaves_a_whole_plan_and_goes_on_from_it(site):
+async def test_killed_adapter_leaves_a_whole_plan_and_continues(site):
     """Kill -9, three times, while the plan is rewritten as often as may be."""
     site.write(adaptation={"interval": "1s", "scaleDownStabilization": "0s", "switchingCost": 0})
     command = [sys.executable, "-m", "trimtab_adapter", "--pipeline", site.folder, "--profiles", site.folder]
@@ -404,7 +404,7 @@ async def test_a_forecast_below_what_comes_already_is_not_believed(site):
     assert site.plan().forecast.reason == "300 requests/s arrived in the newest second; lstm expected no more than 10"
 
 
-async def test_a_long_decision_is_followed_by_a_rest_that_nothing_shortens(site):
+async def test_long_decision_is_followed_by_an_uninterrupted_rest(site):
     """Whoever asks much of the solvers leaves them to the others in between, however often it is woken."""
     site.write(adaptation={"interval": "1s"})
     offer(site.router, 5.0)

@@ -34,7 +34,7 @@ def test_the_first_plan_takes_the_best_variants_for_a_small_load():
     assert plan.spec.explanation.change.startswith("first plan")
 
 
-def test_more_load_means_lighter_variants_and_less_load_better_ones_again():
+def test_plans_use_lighter_variants_at_higher_load():
     pipeline = a_ladder()
     accuracies, plan = [], None
     for n, load_rps in enumerate((5, 50, 200, 500, 1000, 5)):
@@ -46,7 +46,7 @@ def test_more_load_means_lighter_variants_and_less_load_better_ones_again():
 
 
 @pytest.mark.parametrize(("headroom", "target", "replicas"), [(0, 1, 3), (0.1, 1, 4), (0, 0.8, 4), (0.1, 0.8, 5)])
-def test_replicas_carry_the_busiest_second_with_headroom_and_target_utilization(headroom, target, replicas):
+def test_replicas_carry_busiest_second_with_headroom(headroom, target, replicas):
     """At batch 1 a replica carries 500 rows a second; three carry exactly the 1500 that are forecast."""
     adaptation = {"headroom": headroom, "targetUtilization": target}
     stage = a_stage(variants=[a_variant("light")], batchSizes=[1], maxReplicas=9)
@@ -56,7 +56,7 @@ def test_replicas_carry_the_busiest_second_with_headroom_and_target_utilization(
     assert [stage.replicas for stage in plan.spec.stages] == [replicas]
 
 
-def test_a_batch_size_that_nobody_measured_carries_no_more_than_the_best_that_somebody_did():
+def test_unmeasured_batch_size_carries_no_more_than_measured():
     """A quick profile stops at the first size beyond the SLO; the law through the others turns down after it."""
     measured = a_measured_profile({1: 0.010, 2: 0.014, 4: 0.020, 8: 0.028})
     stage = a_stage(variants=[a_variant()], maxReplicas=64)
@@ -68,7 +68,7 @@ def test_a_batch_size_that_nobody_measured_carries_no_more_than_the_best_that_so
     assert 5000.0 <= planned.throughput_rps <= planned.replicas * 8 / 0.028
 
 
-def test_the_backlog_is_that_of_the_load_behind_the_busiest_second():
+def test_backlog_uses_the_sustained_load():
     """Fully used in the busiest of twenty seconds, a stage still has a latency; were every second so, it had none."""
     stage = a_stage(variants=[a_variant("light")], batchSizes=[1], maxReplicas=9)
     latency = {}
@@ -81,7 +81,7 @@ def test_the_backlog_is_that_of_the_load_behind_the_busiest_second():
     assert latency["1s"] > 1.0
 
 
-def test_a_plan_says_what_changed_what_binds_and_what_comes_second():
+def test_plan_explains_change_binding_constraint_and_runner_up():
     pipeline = a_ladder(objective={"goal": "MaxAccuracy"}, budget={"cores": "2"})
     before = plan_for(pipeline, 5.0)
     after = plan_for(pipeline, 60.0, before)
@@ -96,7 +96,7 @@ def test_a_plan_says_what_changed_what_binds_and_what_comes_second():
 
 
 @pytest.mark.parametrize("goal", ["MaxAccuracy", "MinCost", "Weighted"])
-def test_replicas_of_a_peak_are_given_back_after_it_whatever_a_core_is_worth(goal):
+def test_replicas_of_a_peak_are_released_at_any_core_price(goal):
     pipeline = a_ladder(stages=1, objective={"goal": goal, "accuracyFloor": 0.5}, budget={"cores": "40"})
     peak = plan_for(pipeline, 800.0)
     after = plan_for(pipeline, 400.0, peak, now_seconds=9000.0)
@@ -107,7 +107,7 @@ def test_replicas_of_a_peak_are_given_back_after_it_whatever_a_core_is_worth(goa
     assert plan_for(pipeline, 390.0, after, now_seconds=9100.0).spec.generation == after.spec.generation
 
 
-def test_the_plan_tells_the_router_the_profile_s_medians_whatever_was_measured():
+def test_planned_service_seconds_are_profile_medians():
     pipeline = a_ladder()
     slow = {(stage.name, "heavy"): 2.0 for stage in pipeline.spec.stages}
     stage = plan_for(pipeline, 2.0, service_ratios=slow).spec.stages[0]
@@ -147,7 +147,7 @@ def test_pins_are_kept():
     assert (stage.variant, stage.batch_size, stage.replicas) == ("middle", 16, 2)
 
 
-def test_free_latency_goes_to_larger_batches_but_not_into_stages_that_go_on_as_before():
+def test_unused_latency_enlarges_batches_of_changing_stages_only():
     pipeline = a_ladder()
     plan = plan_for(pipeline, 200.0)
     kept = plan_for(pipeline, 195.0, plan)
@@ -276,7 +276,7 @@ def test_constant_load_does_not_flap(mean_rps, seed):
     assert len(set(shapes)) == changes + 1  # never back to an earlier plan
 
 
-def test_hysteresis_keeps_a_plan_that_is_worth_less_than_a_change():
+def test_hysteresis_keeps_a_plan_worth_less_than_the_switch():
     cheap, dear = a_ladder(), a_ladder(adaptation={"switchingCost": 100.0})
     before = plan_for(cheap, 200.0)
 
@@ -301,7 +301,7 @@ def test_a_branch_counts_the_slower_side():
 
 
 @pytest.mark.parametrize(("cores", "counts"), [("1", True), ("500m", False)])
-def test_spare_time_of_a_node_is_no_capacity_of_a_replica_that_asked_for_less_than_a_core(cores, counts):
+def test_idle_node_time_is_not_planned_as_capacity(cores, counts):
     pipeline = a_ladder(stages=1, variant={"resources": {"cpu": cores}}, budget={"cores": cores})
     profile = profiles_of(pipeline)["stage-0"]
     points = [point.model_copy(update={"cores": float(parse_quantity(cores))}) for point in profile.spec.points]
@@ -321,7 +321,7 @@ def test_a_plan_is_outgrown_beyond_its_headroom(newest, expected_answer):
 
 
 @pytest.mark.parametrize(("side", "largest"), [(1024, 15), (1200, 11), (2048, 3), (4000, 1)])
-def test_no_batch_is_planned_that_a_replica_would_refuse_as_too_large(side, largest):
+def test_planned_batches_fit_into_one_request(side, largest):
     """Rows of side × side FP32; a request holds 64 MiB, its own words included."""
     stage = a_stage(variants=[a_variant("light")], batchSizes=[1, 4, 8, 15, 16], pin={"replicas": 1})
     inputs = [{"name": "x", "datatype": "FP32", "shape": [side, side]}]

@@ -91,7 +91,7 @@ def test_tasks_move_with_their_point_and_by_what_is_told_of_them():
         read_state({"stages": {"only": {"variant": "small", "drifted_by_task": {"full": {"cats": 1.5}}}}})
 
 
-def test_a_task_that_was_seen_to_hold_stays_as_measured_though_what_is_told_is_followed_in_hundredths():
+def test_observation_within_rounding_keeps_the_measured_accuracy():
     tasks = {name: {"value": value, "source": "Measured"} for name, value in (("cats", 0.868), ("dogs", 0.9))}
     asked = a_pipeline([a_stage("only", variants=[a_variant(accuracy=0.8, accuracyByTask=tasks)])]).spec
     state = ControlState()
@@ -120,7 +120,7 @@ def test_tasks_of_a_variant_without_points_move_too():
     assert drifted_points(asked, counted) == ("only: small/default: 0.70 instead of 0.80",)
 
 
-def test_a_point_that_is_best_for_a_task_that_joined_is_kept_and_the_plan_tells_how_good_it_is():
+def test_point_best_for_a_registered_task_stays_allowed():
     worse = [{"name": "full", "accuracy": 0.9}, {"name": "half", "accuracy": 0.7}, {"name": "third", "accuracy": 0.6}]
     stage = a_stage("only", variants=[a_variant(operatingPoints=worse)], batchSizes=[1, 8])
     pipeline = a_pipeline([stage], schedulingPolicy="TokenAdaptive", objective={"goal": "MaxAccuracy"})
@@ -145,7 +145,7 @@ def test_a_point_that_is_best_for_a_task_that_joined_is_kept_and_the_plan_tells_
         before = plan
 
 
-def test_what_several_routers_tell_of_tasks_that_joined_is_put_together():
+def test_registered_accuracies_of_several_routers_are_merged():
     states = [
         read_state({"stages": {"only": {"registered_accuracies": {"small": {"half": {task: {"value": value}}}}}}})
         for task, value in (("new", 0.5), ("newer", 0.7))

@@ -29,7 +29,7 @@ def looking(load_rps, **spec):
     return planned(load_rps, points=POINTS, stage=STAGE, **{"schedulingPolicy": "ModalityMix"} | BUSY | spec).stages[0]
 
 
-def test_where_nobody_can_be_seen_at_the_best_point_the_least_certain_are():
+def test_escalation_is_planned_if_the_best_point_is_too_slow():
     """A core carries 67 rows a second at the best point and 400 at the cheap one: what is between, with a share."""
     calm, busy, busiest = (looking(load) for load in (20.0, 100.0, 250.0))
 
@@ -42,20 +42,20 @@ def test_where_nobody_can_be_seen_at_the_best_point_the_least_certain_are():
     assert (busiest.operating_point, busiest.planned_escalation) == ("half", None)
 
 
-def test_the_router_may_take_every_second_look_whatever_is_planned():
+def test_router_may_use_every_escalation_at_any_plan():
     assert [(point.name, len(point.escalations)) for point in looking(20.0).points] == [("full", 0), ("half", 1)]
     assert [(point.name, len(point.escalations)) for point in looking(250.0).points] == [("full", 0), ("half", 1)]
 
 
 @pytest.mark.parametrize("policy", ["SlackFit", "EarliestDeadlineFirst"])
-def test_policies_that_look_once_are_planned_without_second_looks(policy):
+def test_policies_without_escalation_plan_none(policy):
     stage = looking(100.0, schedulingPolicy=policy)
 
     assert stage.planned_escalation is None
     assert not any(point.escalations for point in stage.points)
 
 
-def test_planning_with_lower_ends_counts_the_floor_that_a_threshold_surely_keeps():
+def test_lower_bound_basis_uses_the_escalation_floor():
     sure = {"goal": "MaxAccuracy", "accuracyBasis": "LowerBound"}
     assert looking(100.0, objective=sure).expected_accuracy == 0.87
 

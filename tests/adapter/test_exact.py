@@ -48,7 +48,7 @@ def test_equals_brute_force(block):
 
 
 @pytest.mark.parametrize("width", [1, 2, 8, 30])
-def test_the_gap_covers_what_a_search_without_room_may_have_missed(width):
+def test_gap_covers_labels_dropped_for_lack_of_room(width):
     unsure = 0
     for seed in range(60):
         program = a_large_graph(seed)
@@ -106,7 +106,7 @@ def test_no_slo_and_no_budget_are_allowed():
 
 
 @pytest.mark.parametrize("cores", [1e9, 60.0])
-def test_ten_stages_of_ten_variants_are_solved_within_a_binding_budget(cores):
+def test_ten_stages_of_ten_variants_are_solved_within_a_budget(cores):
     """Too large for brute force: the answer is feasible and improves when it is loosened."""
     for seed in range(3):
         program = a_large_program(seed, cores=cores)
@@ -154,7 +154,7 @@ def test_a_goal_weighs_only_what_it_asks_for(goal, greater, smaller):
     assert 0 < weights.batch < min(weights.core, weights.accuracy)
 
 
-def test_a_solve_whose_time_is_up_says_how_much_better_a_plan_could_be():
+def test_solve_at_its_time_limit_reports_the_gap():
     """Against what the same search finds when nobody hurries it."""
     unsure = 0
     for seed in range(30):

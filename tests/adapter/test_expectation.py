@@ -20,11 +20,11 @@ def expecting(load_rps, **spec):
 @pytest.mark.parametrize(
     ("seconds", "accuracy"), [(-1.0, 0.0), (0.0, 0.0), (0.5, 0.3), (1.0, 0.6), (2.0, 0.7), (3.0, 0.8), (9.0, 0.8)]
 )
-def test_a_mix_is_as_accurate_as_the_line_between_the_ways_it_mixes(seconds, accuracy):
+def test_mix_accuracy_lies_on_the_line_between_its_options(seconds, accuracy):
     assert best_mix([(1.0, 0.6), (3.0, 0.8), (2.5, 0.62)], seconds)[0] == pytest.approx(accuracy)
 
 
-def test_where_seconds_are_left_answers_are_better_than_the_planned_point():
+def test_spare_seconds_raise_the_expected_accuracy():
     """One core: 67 rows a second at the best point, 160 with a quarter seen again, 400 at the cheap one."""
     expected = [expecting(load).expected.accuracy for load in (5.0, 20.0, 60.0, 100.0, 150.0, 250.0)]
     chosen = [expecting(load).stages[0].expected_accuracy for load in (5.0, 20.0, 60.0, 100.0, 150.0, 250.0)]
@@ -46,13 +46,13 @@ def test_it_is_the_best_mix_of_what_keeps_coming():
 
 
 @pytest.mark.parametrize("policy", ["EarliestDeadlineFirst", "SlackFit"])
-def test_policies_that_do_not_mix_are_expected_to_keep_to_the_planned_point(policy):
+def test_policies_without_mixing_expect_the_planned_point(policy):
     plan = expecting(250.0, schedulingPolicy=policy)
 
     assert plan.expected.accuracy == plan.stages[0].expected_accuracy == 0.8
 
 
-def test_a_point_that_answers_nobody_within_the_slo_is_expected_of_nobody():
+def test_points_slower_than_the_slo_are_not_expected():
     plan = expecting(5.0, slo={"latency": "30ms"})
 
     assert plan.stages[0].operating_point == "half"

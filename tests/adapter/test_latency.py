@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trimtab_adapter.planning import latency
 
 
-def test_one_busy_replica_makes_wait_almost_a_whole_batch_and_many_much_less():
+def test_wait_shrinks_with_more_busy_replicas():
     assert latency.busy_wait_seconds(0.1, 1, 0.99) == pytest.approx(0.099)
     assert latency.busy_wait_seconds(0.1, 4, 0.99) == pytest.approx(0.1 * (1 - 0.01**0.25))
 
@@ -52,7 +52,7 @@ def test_least_replicas_carry_the_load_and_one_fewer_does_not(load_rps, replica_
 
 @pytest.mark.parametrize("load_rps", [1.0, 4.0, 30.0, 300.0])
 @pytest.mark.parametrize("seconds", [10, 20])
-def test_the_sustained_rate_is_that_of_poisson_arrivals_with_this_peak(load_rps, seconds):
+def test_sustained_load_reproduces_the_peak_of_poisson_arrivals(load_rps, seconds):
     peaks = np.random.default_rng(5).poisson(load_rps, (4000, seconds)).max(axis=1)
 
     assert latency.sustained_load_rps(float(peaks.mean()), seconds) == pytest.approx(load_rps, rel=0.12, abs=0.25)

@@ -121,7 +121,7 @@ def planned(rps: float, images: float, current=None, slowdown: float = 1.0, **ch
     return decide(a_choosing_pipeline(**changes), PROFILES, inputs)
 
 
-def test_without_images_no_encoder_runs_and_with_many_they_are_encoded_apart():
+def test_encoder_placement_follows_the_images_per_chat():
     none, many = planned(100, 0.0), planned(40, 8.0)
 
     assert none.spec.stage("encode").replicas == 0
@@ -147,7 +147,7 @@ def test_the_runner_up_names_the_other_layout_and_a_change_costs():
     assert planned(20, 0.0, current=many, objective=best).spec.stage("text").variant == PULLS
 
 
-def test_bringing_embeddings_over_is_part_of_the_time_to_the_first_piece():
+def test_embedding_transfer_counts_into_time_to_first_token():
     quick, slow = planned(40, 8.0), planned(40, 8.0, transfer="180ms")
 
     assert quick.spec.stage("text").variant == PULLS
@@ -162,7 +162,7 @@ def test_a_pinned_variant_decides():
     assert pinned.spec.explanation.placement == ""
 
 
-def test_a_chat_that_shows_nothing_counts_and_a_fan_out_to_nothing_does_not():
+def test_chats_without_images_count_and_empty_fan_outs_do_not():
     pipeline = a_choosing_pipeline()
 
     assert PlanningProblem(pipeline.spec, PROFILES, 1.0, {"encode": 0.0, "text": 0.0}).rows("encode") == 0.0
@@ -170,7 +170,7 @@ def test_a_chat_that_shows_nothing_counts_and_a_fan_out_to_nothing_does_not():
     assert PlanningProblem(pipeline.spec, PROFILES, 1.0, {"encode": 7.0}).images("text") == 7.0
 
 
-def test_without_times_to_the_first_piece_the_whole_answer_is_planned_for():
+def test_without_first_token_times_the_latency_slo_is_used():
     old = PROFILES | {"text": a_profile("text", [a_point_profile(PULLS), a_point_profile(WHOLE)])}
     pipeline = a_choosing_pipeline()
 
@@ -210,7 +210,7 @@ def most_on_four_cores(images: float) -> float:
 
 @pytest.mark.parametrize("images", [0.0, 1.0, 4.0, 8.0])
 @pytest.mark.parametrize("share", [0.6, 0.9, 1.0, 1.5])
-def test_strain_is_spared_for_and_never_gives_up_load_that_is_carried_without(images, share):
+def test_slowdown_is_reduced_before_load_is_given_up(images, share):
     rps = share * most_on_four_cores(images)
     calm, strained = (planned(rps, images, slowdown=slowdown, budget=FOUR_CORES).spec for slowdown in (1.0, 4.0))
 
@@ -218,7 +218,7 @@ def test_strain_is_spared_for_and_never_gives_up_load_that_is_carried_without(im
     assert strained.planned_fraction >= calm.planned_fraction
 
 
-def test_strain_rises_at_once_rests_while_it_recovers_and_falls_after_quiet_decisions():
+def test_slowdown_rises_at_once_and_decays_after_quiet_decisions():
     def after(slowdown, ok, late):
         return slowdown.after(RecentRequests(ok=ok, late=late))
 
@@ -242,7 +242,7 @@ def test_strain_rises_at_once_rests_while_it_recovers_and_falls_after_quiet_deci
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_program_divides_the_budget_between_pools_as_tokens_do(seed):
+def test_program_splits_the_budget_as_token_pools_do(seed):
     """Where each number of replicas is an option with the least time it keeps to, both are as cheap."""
     random = np.random.default_rng(seed)
     budget, image_load, text_load = float(random.uniform(0.4, 4)), *map(float, random.uniform(100, 5000, 2))

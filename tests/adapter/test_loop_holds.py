@@ -47,7 +47,7 @@ async def test_whatever_goes_wrong_with_a_look_ends_no_loop(site, caplog):
     await running
 
 
-async def test_what_runs_outside_auto_is_noted_whatever_the_routers_say(site):
+async def test_usage_outside_auto_mode_is_recorded_without_routers(site):
     loop, noted = site.loop(), []
     loop.record_usage = lambda pipeline, plan: noted.append((pipeline.spec.mode, plan))
     offer(site.router, 5.0)

@@ -43,7 +43,7 @@ def test_modality_mix_carries_twice_the_load_of_all_modalities(senses, slo, floo
     assert result.violations <= 0.01
 
 
-def test_a_floor_between_two_subsets_is_met_by_a_mix_that_costs_less_than_the_better_one():
+def test_floor_between_two_subsets_is_met_by_a_cheaper_mix():
     """All 32 rows of every job at 0.784 or more: AT has 0.782, AVT 0.798 and takes five times as long."""
     rate = 1.45 * DIGITS.capacity(32)
     scenarios = {
@@ -72,7 +72,7 @@ def test_small_jobs_share_batches():
     assert found.batch_rows["stage-0"] > 3
 
 
-def test_what_is_worth_least_is_given_up_only_where_nothing_helps():
+def test_rows_with_least_utility_are_dropped_last():
     rate = 2.5 * DIGITS.capacity(16.5)
     scenario = a_scenario(DIGITS, rate, policy="ModalityMix", seconds=4.0, slo=0.3, floors=(0.78, 0.79))
     dear = np.arange(len(scenario.options)) % 4 == 0
@@ -111,7 +111,7 @@ def scrutinised(senses, load, misjudged=1.0):
 
 
 @pytest.mark.parametrize("misjudged", [0.5, 1.5])
-def test_a_price_made_of_wrong_latencies_is_mended_by_what_batches_take(misjudged):
+def test_shadow_price_of_wrong_latencies_is_corrected(misjudged):
     """Thought half as long, time seems to cost nothing: one job in six was below its floor."""
     right, wrong = (scrutinised(DIGITS_TWICE, 2.0, times) for times in (1.0, misjudged))
     planned = [scenario.plan.spec.stages[0].shadow_price for scenario in (right, wrong)]
@@ -125,7 +125,7 @@ def test_a_price_made_of_wrong_latencies_is_mended_by_what_batches_take(misjudge
     assert violations[1] <= violations[0] + 0.02
 
 
-def test_looking_twice_answers_all_in_time_where_one_look_at_the_best_subset_could_not():
+def test_escalation_meets_the_slo_where_the_best_subset_cannot():
     once, twice = (simulate(scrutinised(senses, 2.0)) for senses in (DIGITS, DIGITS_TWICE))
 
     assert once.violations > 0.05
@@ -134,7 +134,7 @@ def test_looking_twice_answers_all_in_time_where_one_look_at_the_best_subset_cou
     assert not twice.unescalated.any()
 
 
-def test_second_looks_in_company_carry_three_times_what_the_best_subset_carries():
+def test_escalation_carries_three_times_the_best_subset():
     """Charged as if they went alone, and sent off as soon as there were any, they left jobs below their floors."""
     scenario = scrutinised(DIGITS_TWICE, 3.0)
     found = simulate(scenario)
@@ -161,7 +161,7 @@ def test_a_better_answer_comes_where_there_is_time_for_it():
     assert not found.unescalated.any()
 
 
-def test_requests_that_lack_a_modality_share_batches_with_those_whose_subset_drops_it():
+def test_requests_without_a_modality_share_batches():
     """Three in ten have no video, under a load at which most of the others are answered without theirs."""
     full = a_scenario(DIGITS, 8.0 * DIGITS.capacity(4.5), policy="ModalityMix", seconds=4.0, sizes=(1, 8), slo=0.3)
     none, video = frozenset[str](), frozenset("V")

@@ -7,7 +7,7 @@ import pytest
 from trimtab_adapter.observation import LEAP, Measured, ObservationError, limit_rate_of_change, read_load, read_state
 
 
-def test_seconds_before_the_first_arrival_are_no_history_but_silence_is():
+def test_seconds_before_the_first_arrival_are_not_history():
     assert read_load({"now": 5.0, "rps": [0, 0, 3, 0, 1]}).history_rps == (3.0, 0.0, 1.0)
     assert read_load({"now": 5.0, "rps": [0, 0, 0]}).history_rps == (0.0, 0.0, 0.0)
     assert read_load({"now": 5.0, "rps": [9] + [1] * 10}).peak_rps == 1.0

@@ -51,7 +51,7 @@ def rows_first(view):
     return decision
 
 
-def test_what_only_the_cheaper_point_can_meet_was_dropped_and_is_answered():
+def test_rows_only_the_cheaper_point_can_serve_are_served():
     """At most 66 rows a second at full, 400 at half: 150 come."""
     scenario = a_scenario(150.0, schedulingPolicy="SlackFit")
     before, after = simulate(replace(scenario, policy=Policy(rows_first))), simulate(scenario)
@@ -63,7 +63,7 @@ def test_what_only_the_cheaper_point_can_meet_was_dropped_and_is_answered():
 
 
 @pytest.mark.parametrize("rate_rps", [1.0, 10.0])
-def test_with_time_to_spare_most_answers_are_those_of_the_better_point(rate_rps):
+def test_with_spare_time_the_better_point_serves_most_rows(rate_rps):
     found = simulate(a_scenario(rate_rps, 60, schedulingPolicy="SlackFit"))
 
     assert found.share(DROPPED) == 0.0
@@ -71,7 +71,7 @@ def test_with_time_to_spare_most_answers_are_those_of_the_better_point(rate_rps)
 
 
 @pytest.mark.parametrize("rate_rps", [30.0, 60.0, 100.0, 200.0, 300.0])
-def test_nobody_is_dropped_for_accuracy_where_the_cheaper_point_carries_the_load(rate_rps):
+def test_no_row_is_dropped_for_accuracy_if_a_cheaper_point_fits(rate_rps):
     assert simulate(a_scenario(rate_rps, schedulingPolicy="SlackFit")).share(DROPPED) == 0.0
 
 
@@ -105,7 +105,7 @@ def test_by_the_planned_point_alone_fallbacks_change_nothing():
     np.testing.assert_array_equal(with_fallbacks.latency_seconds, without.latency_seconds)
 
 
-def test_the_plan_names_every_faster_point_where_the_pipeline_falls_back():
+def test_plan_lists_every_faster_point_if_fallbacks_are_used():
     scenario = a_scenario(1.0, schedulingPolicy="SlackFit", slo={"latency": "500ms"})
     stage = initial_plan(scenario.pipeline, scenario.profiles).spec.stages[0]
 

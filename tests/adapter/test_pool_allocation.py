@@ -60,7 +60,7 @@ def test_levels_are_the_best_choices_of_every_budget():
 
 
 @pytest.mark.parametrize("cores", [5.0, 8.0, 12.0])
-def test_the_joint_plan_is_the_best_of_all_splits_and_keeps_the_pool(cores):
+def test_joint_plan_is_the_best_split_within_the_pool(cores):
     asked = problems(120.0, 40.0, objective={"accuracyWeight": 20})
     solutions = allocate("shared", Pool(cores=cores), asked)
     used = sum(option.cores for answer in solutions.values() for option in answer.solution.choice)
@@ -71,7 +71,7 @@ def test_the_joint_plan_is_the_best_of_all_splits_and_keeps_the_pool(cores):
     assert total(solutions) == pytest.approx(max(a.objective + b.objective for a, b in pairs), abs=1e-9)
 
 
-def test_the_joint_plan_beats_the_best_fixed_split_where_loads_alternate():
+def test_joint_plan_beats_fixed_splits_of_alternating_loads():
     cores, joint, splits = 8.0, 0.0, dict.fromkeys((n / 2 for n in range(2, 15)), 0.0)
     for loads in ANTIPHASE:
         asked = problems(*loads, objective={"accuracyWeight": 40})
@@ -163,7 +163,7 @@ def test_pools_are_read_from_a_file(tmp_path):
         load_pools(file)
 
 
-def test_where_the_time_is_up_steps_are_coarse_but_reach_from_the_best_to_the_least_plan():
+def test_coarse_steps_reach_from_best_to_cheapest_plan():
     shorter = 0
     programs = [
         *map(a_program, range(60)),

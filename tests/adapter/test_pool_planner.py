@@ -138,7 +138,7 @@ def test_what_a_user_puts_into_force_by_hand_is_held_in_the_pool():
         table.pools.remove("auto")
 
 
-def test_what_a_plan_written_by_hand_holds_is_what_its_replicas_ask_for():
+def test_handwritten_plan_allocates_its_replicas():
     pipeline = a_ladder(variant={"resources": {"cpu": "2", "gpu": 1}})
     plan = a_plan(pipeline, variant="light", replicas=3, cores="2")
     stale = Expectation(accuracy=0.5, latency_seconds=0.1, cores=1.0, objective=0.0)
@@ -166,7 +166,7 @@ def test_a_pool_that_is_not_in_the_file_is_named():
         table.tick("one", 5.0)
 
 
-def test_a_newcomer_to_a_full_pool_waits_for_the_others_and_is_woken():
+def test_new_pipeline_waits_for_a_full_pool_and_is_woken():
     table = Table("one", "other", cores=6.0)
     table.tick("one", 600.0)
     assert table.cores() == 6.0
@@ -244,7 +244,7 @@ class Profiles(dict[str, ModelProfile]):
         return super().__getitem__(stage)
 
 
-def test_nobody_waits_for_the_decision_of_a_pipeline_to_come_or_to_go():
+def test_pipelines_join_and_leave_during_a_decision():
     table = Table("one", "other")
     slow = Profiles(table.profiles)
     slow.gate.clear()
@@ -285,7 +285,7 @@ def test_a_pool_is_for_the_namespaces_it_names():
     assert Table("one", namespaces=("default",)).tick("one", 5.0) is None
 
 
-def test_decisions_of_a_pool_take_no_thread_from_pipelines_without_one():
+def test_pool_decisions_use_threads_of_their_own():
     pooled, alone, gate = a_ladder(budget={"cores": "4", "pool": "shared"}), a_ladder(), threading.Event()
     solving = SolverPool(["shared"])
     try:

@@ -132,7 +132,7 @@ async def test_something_that_is_no_prometheus_is_refused():
 @pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="needs the prometheus binary (Debian: apt install prometheus)"
 )
-async def test_a_real_prometheus_tells_the_load_and_when_the_router_is_gone(tmp_path):
+async def test_real_prometheus_reports_the_load_and_a_lost_router(tmp_path):
     registry = CollectorRegistry()
     peak = Gauge(PEAK, "peak", ("namespace", "pipeline"), registry=registry)
     received = Counter("trimtab_requests_received", "received", ("namespace", "pipeline"), registry=registry)

@@ -72,7 +72,7 @@ def test_no_more_tokens_than_were_profiled_change_nothing(tokens):
     assert before.stage("text").prefill_seconds == {}
 
 
-def test_tokens_of_prompts_come_from_routers_and_are_followed_slowly():
+def test_prompt_tokens_of_routers_are_smoothed():
     states = [read_state({"stages": {"text": {"prompt_tokens": tokens}}}) for tokens in (100.0, 200.0)]
     merged = merge_states(states)
     assert merged.prompt_tokens == {"text": 150.0}
@@ -92,7 +92,7 @@ SLOW = {**READ, "text": reading(a_profile("text", [a_chat_profile(WHOLE, 60.0, 1
 
 
 @pytest.mark.parametrize(("known", "late"), [(True, 0), (False, 1)])
-def test_a_long_prompt_takes_the_first_free_place_where_a_short_one_can_wait_for_the_next(known, late):
+def test_long_prompt_takes_the_first_slot_if_another_can_wait(known, late):
     """Two places are free after 183 and 463 ms; the long prompt takes 200 ms more than the short one before it."""
     promised = {"latency": "10s", "timeToFirstToken": "600ms"}
     pipeline = a_choosing_pipeline(pin=WHOLE, slo=promised, dropPolicy="Never")

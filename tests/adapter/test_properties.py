@@ -157,7 +157,7 @@ def test_planned_together_is_never_worse_than_any_split(one, other, one_rps, oth
         assert total >= sum(found.objective for found in feasible) - 1e-9
 
 
-def test_the_least_violation_is_the_same_whichever_solver_is_asked():
+def test_smallest_violation_is_the_same_for_every_solver():
     pipeline = a_pipeline(1, slo={"latency": "1ms"})
     slow = {"stage-0": a_profile("stage-0", [a_point_profile("small")])}
     reasons = set()

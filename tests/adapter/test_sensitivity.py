@@ -27,7 +27,7 @@ def answered():
             yield PlanSolution(program, solution)
 
 
-def test_prices_are_what_brute_force_finds_for_the_changed_problem():
+def test_sensitivities_match_brute_force():
     for found in answered():
         program = found.program
         now = estimate(program, found.solution.choice)

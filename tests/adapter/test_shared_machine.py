@@ -42,7 +42,7 @@ def most(images: float, cores: str) -> float:
     return low
 
 
-def test_no_second_replica_is_put_where_router_and_callers_fill_a_core():
+def test_busy_router_core_prevents_a_second_replica():
     rps = 1.3 * most(0.0, "1")
     free, shared = planned(rps), planned(rps, others=1.0)
 
@@ -53,7 +53,7 @@ def test_no_second_replica_is_put_where_router_and_callers_fill_a_core():
     assert "on 1 cores left by other processes on this machine" in shared.explanation.change
 
 
-def test_a_second_replica_is_put_where_it_adds_more_than_it_takes():
+def test_second_replica_is_planned_if_it_adds_throughput():
     rps = 1.3 * most(1.0, "1")
 
     shared = planned(rps, 1.0, others=0.15)
@@ -85,7 +85,7 @@ def test_where_all_of_the_budget_is_left_nothing_changes():
     assert planned(rps, others=1.0, cores=3.0) == planned(rps)
 
 
-def test_more_others_are_expected_with_more_load_but_not_without_end():
+def test_usage_of_other_processes_is_extrapolated_within_a_limit():
     seen = MachineLoad(Machine(cores=4.0, other_cores=0.5), load_rps=10.0)
 
     assert [seen.at(rps).other_cores for rps in (5.0, 10.0, 15.0, 20.0, 200.0)] == [0.5, 0.5, 0.75, 1.0, 1.0]
@@ -95,7 +95,7 @@ def test_more_others_are_expected_with_more_load_but_not_without_end():
     assert planned(rps, others=0.5, seen_rps=rps / 2).stage("text").replicas == 1
 
 
-def test_sizes_that_are_pinned_stay_and_pipelines_that_write_nothing_are_left_alone():
+def test_pinned_sizes_and_other_pipelines_ignore_the_machine():
     pipeline = a_choosing_pipeline(budget=TWO, pin=WHOLE)
     stages = [
         stage.model_copy(update={"pin": stage.pin.model_copy(update={"replicas": 2})}) if stage.generates else stage

@@ -15,7 +15,7 @@ POINT = Point("fast", 0.7, lambda rows: 0.1 * rows, escalations=(Escalation("ful
 
 
 @pytest.mark.parametrize(("task", "share"), [("cars", 0.3), ("birds", 0.0)])
-def test_as_many_rows_of_a_task_are_doubted_as_were_measured_to_be(task: str, share: float) -> None:
+def test_measured_share_of_rows_has_low_confidence(task: str, share: float) -> None:
     drawn = np.random.default_rng(1).random(10_000)
     doubted = _confidences(POINT, task, drawn) < POINT.escalations[0].rule.for_task(task).confidence_below
 

@@ -75,7 +75,7 @@ def test_overheads_lie_around_the_batches():
     assert found.latency_seconds[0] == pytest.approx(0.006 + 0.005)
 
 
-def test_a_batch_is_slower_while_other_replicas_are_busy_and_only_then():
+def test_busy_replicas_slow_a_batch():
     two = a_plan(a_pipeline(), replicas=2)
     environment = replace(EXACT, contention=0.5, failures=(Failure(4.001, "stage-0"),))
     found = simulate(a_scenario(arrivals=(1.0, 1.001, 3.0, 4.0, 6.0), plan=two, environment=environment))
@@ -84,7 +84,7 @@ def test_a_batch_is_slower_while_other_replicas_are_busy_and_only_then():
     assert found.latency_seconds == pytest.approx([0.006, 0.009, 0.006, 0.001 + 0.006, 0.006], abs=1e-6)
 
 
-def test_a_pause_of_its_processor_holds_up_a_batch_and_leaves_the_other_processors_alone():
+def test_processor_pause_delays_only_its_own_batches():
     """Replicas take turns with the processors: the second one's sleeps from 1.003 to 1.103 and is half as fast then."""
     two = a_plan(a_pipeline(), replicas=2)
     speeds = (MachineSpeed((0.0,), (1.0,)), MachineSpeed((0.0, 1.003, 1.103), (1.0, 0.0, 0.5)))
@@ -93,7 +93,7 @@ def test_a_pause_of_its_processor_holds_up_a_batch_and_leaves_the_other_processo
     assert found.latency_seconds == pytest.approx([0.006, 0.002 + 0.100 + 2 * 0.004], abs=1e-6)
 
 
-def test_what_was_measured_of_a_variant_stands_in_place_of_its_profile():
+def test_measured_factors_replace_the_profile_spread():
     environment = Environment(factors={("stage-0", "small"): (0.5, 3.0)}, service_ratios={("stage-0", "small"): 2.0})
     found = simulate(
         a_scenario(arrivals=np.arange(0.1, 9.0, 0.1), profiles=a_wide_profile(3.0), environment=environment)
@@ -104,7 +104,7 @@ def test_what_was_measured_of_a_variant_stands_in_place_of_its_profile():
     assert found.latency_seconds == pytest.approx(np.where(slow, 3.0, 0.5) * 2 * 0.006)
 
 
-def test_single_batch_sizes_may_be_off_by_more_than_their_variant():
+def test_batch_sizes_have_ratios_besides_their_variant():
     """The first alone, 6 ms; then three together, 4 + 2·3 ms, twice as long: between sizes 1 and 4 lies a line."""
     environment = replace(EXACT, size_ratios={("stage-0", "small"): {1: 1.0, 4: 2.5}})
     found = simulate(a_scenario(arrivals=(1.0, 1.001, 1.002, 1.003), environment=environment))
@@ -112,7 +112,7 @@ def test_single_batch_sizes_may_be_off_by_more_than_their_variant():
     assert found.latency_seconds == pytest.approx([0.006, 0.006 + 0.020 - 0.001, 0.024, 0.023], abs=1e-6)
 
 
-def test_what_arrives_while_a_replica_is_busy_leaves_as_one_batch():
+def test_rows_arriving_at_a_busy_replica_form_one_batch():
     found = simulate(a_scenario(arrivals=(1.0, 1.001, 1.002, 1.003)))
 
     # The first alone, 6 ms; the three that came meanwhile together, 4 + 2·3 ms, from its end on.
@@ -274,7 +274,7 @@ def test_within_a_hosting_group_a_change_starts_nothing():
     assert found.seconds[11].stages["stage-0"][0] == "heavy"
 
 
-def test_without_room_for_both_replicas_are_exchanged_and_never_more_cores_reserved():
+def test_replicas_are_exchanged_within_the_reserved_cores():
     pipeline, profiles = heavy_and_light(budget={"cores": "2"})
     light, heavy = a_plan(pipeline), a_plan(pipeline, 2, variant="heavy", accuracy=0.9, cores=2)
     scenario = a_scenario(pipeline, poisson(5, 40), 40.0, light, profiles=profiles, changes=((10.0, heavy),))
@@ -296,7 +296,7 @@ def test_a_lost_replica_loses_no_request_where_there_is_another():
     assert found.starts == 1
 
 
-def test_without_any_replica_requests_wait_and_those_that_cannot_are_dropped():
+def test_requests_without_replicas_wait_until_they_are_dropped():
     environment = replace(EXACT, failures=(Failure(10.0, "stage-0"),), startup_seconds=3.0)
     found = simulate(a_scenario(arrivals=poisson(20, 20), duration=20.0, environment=environment))
     lost = found.arrivals_seconds[found.outcomes != OK]
@@ -353,7 +353,7 @@ def test_never_with_a_backlog_leaves_nobody_failed():
     assert not found.reasons
 
 
-def test_a_backlog_that_takes_ten_times_as_long_as_its_load_is_given_up_and_says_so():
+def test_backlog_beyond_ten_durations_is_reported_unanswered():
     pipeline = a_pipeline(dropPolicy="Never", queue={"maxRows": 100000})
     found = simulate(a_scenario(pipeline, poisson(9000, 1), 1.0, a_plan(pipeline, batchSize=1)))
 

@@ -72,7 +72,7 @@ def test_the_runner_up_is_the_same_for_all(solver):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_equals_the_exact_solver_where_brute_force_is_out_of_reach(solver, seed):
+def test_solvers_agree_where_brute_force_is_infeasible(solver, seed):
     for program in (
         a_large_program(seed, 3, 5),
         a_large_program(seed, 6, 6, cores=40.0),
@@ -121,7 +121,7 @@ def test_gurobi_says_what_its_free_licence_prevents():
 
 
 @pytest.mark.parametrize(("name", "package"), [("HiGHS", "highspy"), ("Gurobi", "gurobipy")])
-def test_a_missing_solver_is_replaced_by_the_exact_one_and_the_plan_says_so(monkeypatch, name, package):
+def test_missing_solver_falls_back_to_exact_with_a_note(monkeypatch, name, package):
     monkeypatch.setitem(sys.modules, package, None)
     plan = plan_for(a_ladder(adaptation={"solver": name}), 20.0)
     asked_exact = plan_for(a_ladder(), 20.0)
@@ -149,7 +149,7 @@ def test_overload_is_answered_whoever_was_asked(name):
     assert plan.spec.reason.startswith("overload: 2 cores carry")
 
 
-def test_a_program_in_which_nothing_is_chosen_is_worth_its_optimum():
+def test_program_without_binaries_has_its_linear_optimum():
     require("HiGHS")
     built = MilpModel([], [], Rows(), ())
     one, other = built.column(3.0, 2.0), built.column(1.0, 5.0)

@@ -12,7 +12,7 @@ def a_profile(*points, gpus=1):
     return PoolProfile(tuple(CapacityPoint(*point) for point in points), gpus)
 
 
-def test_capacity_is_read_between_points_and_ends_at_the_first_that_fails():
+def test_capacity_ends_at_the_first_failing_point():
     profile = a_profile((100, 1.0), (200, 2.0), (300, 5.0), (400, 1.5))
 
     assert profile.capacity(0.9) == 0
@@ -33,7 +33,7 @@ def test_a_profile_that_cannot_be_read_is_refused(points):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_budget_is_divided_as_cheaply_as_any_split_of_a_fine_grid(seed):
+def test_split_is_as_cheap_as_any_of_a_fine_grid(seed):
     random = np.random.default_rng(seed)
 
     def drawn(gpus):
@@ -59,7 +59,7 @@ def test_the_budget_is_divided_as_cheaply_as_any_split_of_a_fine_grid(seed):
         assert found.image_seconds + found.text_seconds == pytest.approx(budget)
 
 
-def test_pools_grow_at_once_and_shrink_after_quiet_periods_to_the_most_of_them():
+def test_pools_grow_at_once_and_shrink_after_quiet_intervals():
     state = scale(Scaling(4), 9, 1.0)
     assert state == Scaling(9)
     for needed in (5, 7):
@@ -71,7 +71,7 @@ def test_pools_grow_at_once_and_shrink_after_quiet_periods_to_the_most_of_them()
     assert state == Scaling(7), "a period that needs them all begins the count anew"
 
 
-def test_a_broken_promise_adds_replicas_that_the_profile_did_not_ask_for():
+def test_missed_slo_adds_replicas_beyond_the_profile():
     assert scale(Scaling(8), 8, 0.98) == Scaling(9)
     assert scale(Scaling(8, (2, 2)), 2, 0.98) == Scaling(9)
     assert scale(Scaling(8), 12, 0.5) == Scaling(12)

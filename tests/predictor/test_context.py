@@ -28,7 +28,7 @@ def one(rps: NDArray[np.float64], moment: int) -> Context:
     return load_context(rps, np.array([moment]))
 
 
-def test_a_change_is_that_of_the_peak_20_seconds_before_and_after() -> None:
+def test_peak_change_compares_20_seconds_before_and_after() -> None:
     load = np.concatenate([np.full(30, 10.0), np.full(30, 30.0)])
 
     found = peak_changes(load)
@@ -61,7 +61,7 @@ def test_what_came_every_hour_is_expected_again() -> None:
     assert (np.abs(recurring[:-1]) < hourly / 1.5).all()  # most of the five-minute marks showed nothing
 
 
-def test_gaps_and_what_lies_before_the_load_are_left_out_of_the_mean() -> None:
+def test_gaps_and_missing_past_are_left_out_of_the_mean() -> None:
     load = np.tile(np.concatenate([np.full(HOUR // 2, 10.0), np.full(HOUR // 2, 30.0)]), 3)
 
     known = one(load, 2 * HOUR + HOUR // 2).recurring[0, -1]
@@ -98,7 +98,7 @@ def test_any_load_has_a_finite_context(rps: list[float], moment: int) -> None:
 
 
 @pytest.mark.parametrize("every", [900, 1800, HOUR])
-def test_jumps_at_marks_of_a_clock_are_foreseen_by_who_has_seen_earlier_ones(every: int) -> None:
+def test_jumps_at_clock_marks_are_forecast_from_earlier_ones(every: int) -> None:
     load = jumping(7 * HOUR, every)
     at_the_mark = np.array([now for now in range(5 * HOUR, load.size - 100) if (1000 - now) % every in range(1, 13)])
     network = LstmForecaster(LstmWeights.load())
@@ -148,7 +148,7 @@ def test_the_newer_look_counts_and_a_clock_set_back_forgets() -> None:
     assert history.extend(np.array([5.0]), 50.0 + MEMORY_SECONDS).tolist() == [5.0]
 
 
-def test_no_more_is_kept_than_is_looked_at_and_routers_keep_as_much() -> None:
+def test_routers_keep_the_history_that_forecasts_use() -> None:
     history = LoadHistory()
     history.extend(np.ones(MEMORY_SECONDS), 0.0)
 

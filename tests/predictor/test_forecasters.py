@@ -306,7 +306,7 @@ def test_quantiles_are_widened_only_beyond_chance(reaches: list[float], expected
     assert widening_factor(reaches) == expected
 
 
-def test_a_quantile_that_was_exceeded_again_and_again_is_widened_and_says_so() -> None:
+def test_repeatedly_exceeded_quantile_is_widened() -> None:
     load = np.random.default_rng(4).poisson(40.0, 900).astype(np.float64)
     level = float(np.median([load[at : at + 20].max() for at in range(120, 860, 10)]) / load.mean())
 

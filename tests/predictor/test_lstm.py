@@ -113,7 +113,7 @@ def test_a_load_without_noise_is_expected_again(rps: float) -> None:
     )
 
 
-def test_after_a_jump_of_a_load_without_noise_its_new_level_is_expected_as_soon_as_it_has_lasted() -> None:
+def test_noise_free_jump_is_forecast_once_it_has_lasted() -> None:
     load = np.concatenate([np.full(100, 10.0), np.full(20, 30.0)])
 
     assert LstmForecaster(LstmWeights.load()).forecast(load, 120.0).peak_rps == 30.0

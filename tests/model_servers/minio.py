@@ -18,7 +18,7 @@ from tests.control_plane import tool
 from tests.ports import held_port
 from tests.processes import running
 
-ACCESS_KEY, SECRET_KEY = "reader", "a-secret-nobody-may-read"
+ACCESS_KEY, SECRET_KEY = "reader", "a-confidential-key"
 START_SECONDS = 30.0
 
 

@@ -19,11 +19,11 @@ def test_failed_batch_raises_and_frees_its_place(error):
 
     async def asked():
         worker = BatchWorker()
-        with pytest.raises(Exception) as told:  # noqa: PT011  (whatever it is, it is looked at below)
+        with pytest.raises(Exception) as reported:  # noqa: PT011  (whatever it is, it is looked at below)
             await asyncio.wait_for(worker.run_batch(fail), 5.0)
         await asyncio.wait_for(worker.drain(), 5.0)
         worker.close()
-        return told.value
+        return reported.value
 
     found = asyncio.run(asked())
     assert error in (found, found.__cause__)
@@ -32,7 +32,7 @@ def test_failed_batch_raises_and_frees_its_place(error):
 
 @pytest.mark.parametrize("ends", [lambda: "an answer", lambda: 1 / 0], ids=["it answers", "it fails"])
 def test_closed_loop_does_not_end_the_worker_thread(ends):
-    """Nobody is left to be told; the thread goes on to what other loops ask."""
+    """The result is discarded; the thread continues with jobs of other loops."""
     worker, begun, closed = BatchWorker(), threading.Event(), threading.Event()
 
     def outlives_its_loop():

@@ -96,9 +96,9 @@ def test_wrong_credentials_fail_at_once_and_are_not_logged(
     with pytest.raises(ModelError, match=r"check AWS_") as refused:
         find_weights(address, None)
 
-    for told in (str(refused.value), caplog.text):
-        assert SECRET_KEY not in told
-        assert "wrong-and-secret" not in told or variable == "AWS_ACCESS_KEY_ID"
+    for reported in (str(refused.value), caplog.text):
+        assert SECRET_KEY not in reported
+        assert "wrong-and-secret" not in reported or variable == "AWS_ACCESS_KEY_ID"
 
 
 def test_another_digest_is_refused(address: str, tmp_path: Path, digest: str):

@@ -195,10 +195,10 @@ def test_tbn_without_a_modality_equals_zero_features(networks, rows):
     with torch.inference_mode():
         flow = network.encode("flow", rows["tbn"]["flow"])
         zeros = torch.zeros(1, 1, FEATURES)
-        for told, dropped in zip(
+        for reported, dropped in zip(
             network.fuse({"flow": flow}), network.fuse({"image": zeros, "flow": flow, "audio": zeros}), strict=True
         ):
-            assert torch.allclose(told, dropped, atol=1e-5)
+            assert torch.allclose(reported, dropped, atol=1e-5)
 
 
 def test_self_mm_ignores_padding(networks, rows):

@@ -70,7 +70,7 @@ def test_damaged_cached_file_is_fetched_again(store: ObjectStore):
 
 
 def test_wrong_credentials(store: ObjectStore, monkeypatch, tmp_path):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stranger")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tenant")
     address = store.put("models", "model.safetensors", CONTENT)
     with pytest.raises(ModelError, match=r"s3://models/model.safetensors .*AccessDenied.*check AWS_ACCESS_KEY_ID"):
         find_weights(address, None)
@@ -148,7 +148,7 @@ def test_tenant_without_access_gets_no_cached_weights(store: ObjectStore, monkey
     tenant(monkeypatch, tmp_path, "one")
     address = store.put("models", "model.safetensors", CONTENT)
     find_weights(address, DIGEST)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stranger")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tenant")
     with pytest.raises(ModelError, match=r"InvalidAccessKeyId|AccessDenied"):
         find_weights(address, DIGEST)
 

@@ -240,9 +240,9 @@ async def test_unknown_paths_and_methods(ports, session):
 
 
 async def test_non_http_client_does_no_harm(ports, session):
-    with socket.create_connection(("127.0.0.1", ports.data_port)) as stranger:
-        stranger.sendall(b"\x16\x03\x01 nonsense\r\n\r\n")
-        assert stranger.recv(12) == b"HTTP/1.0 400"
+    with socket.create_connection(("127.0.0.1", ports.data_port)) as client:
+        client.sendall(b"\x16\x03\x01 nonsense\r\n\r\n")
+        assert client.recv(12) == b"HTTP/1.0 400"
     assert (await call(session, ports, a_request("quick", x(ROWS)))).status == 200
 
 

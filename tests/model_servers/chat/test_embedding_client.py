@@ -28,13 +28,13 @@ WANTED = (EmbeddingRequest(4, 2), EmbeddingRequest(5, 1))
 
 @asynccontextmanager
 async def keeping(tls: ssl.SSLContext | None, **other: str) -> AsyncIterator[str]:
-    """A replica that keeps two images, the first of two rows."""
+    """A replica that stores two images, the first with two rows."""
 
     async def give(_: web.BaseRequest) -> web.Response:
         parts = EMBEDDINGS[:2].tobytes(), EMBEDDINGS[2:].tobytes()
         headers = {ROWS: "2,1", WIDTH: "2", CHECKSUM: ",".join(f"{zlib.crc32(one):08x}" for one in parts)}
         return web.Response(
-            body=b"".join(parts), headers=headers | {f"Trimtab-{name}": told for name, told in other.items()}
+            body=b"".join(parts), headers=headers | {f"Trimtab-{name}": value for name, value in other.items()}
         )
 
     runner = web.ServerRunner(web.Server(give, access_log=None))
@@ -52,18 +52,18 @@ async def test_client_with_trusted_certificate_fetches_embeddings(tmp_path: Path
     text = MutualTls(Holder(tmp_path / "text").take(authority, authority).identity())
     other = MutualTls(Holder(tmp_path / "other").take(strange, own).identity())
     async with keeping(encoder.server_context()) as url:
-        client, stranger = EmbeddingClient(text.client_context), EmbeddingClient(other.client_context)
+        client, untrusted = EmbeddingClient(text.client_context), EmbeddingClient(other.client_context)
         first, second = await client.fetch(url, WANTED)
         assert np.array_equal(first.numpy(), EMBEDDINGS[:2])
         assert np.array_equal(second.numpy(), EMBEDDINGS[2:])
         with pytest.raises(ImageRefusal, match="image 4"):
-            await stranger.fetch(url, WANTED)
+            await untrusted.fetch(url, WANTED)
         await client.close()
-        await stranger.close()
+        await untrusted.close()
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("headers", "why"),
     [
         ({"Rows": "3"}, r"image 4: the response has \[3\] rows of width 2; expected \[2, 1\] rows"),
         ({"Rows": "2,x"}, "image 4: .* the response does not state its rows"),
@@ -73,8 +73,8 @@ async def test_client_with_trusted_certificate_fetches_embeddings(tmp_path: Path
         ({"Checksum": f"{zlib.crc32(EMBEDDINGS[:2].tobytes()):08x}"}, "image 5: its checksum differs"),
     ],
 )
-async def test_unexpected_embeddings_are_rejected_by_image(told: dict[str, str], why: str) -> None:
-    async with keeping(None, **told) as url:
+async def test_unexpected_embeddings_are_rejected_by_image(headers: dict[str, str], why: str) -> None:
+    async with keeping(None, **headers) as url:
         client = EmbeddingClient()
         with pytest.raises(ImageRefusal, match=why):
             await client.fetch(url, WANTED)

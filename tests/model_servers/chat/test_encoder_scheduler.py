@@ -112,9 +112,9 @@ async def test_failed_image_does_not_fail_its_batch(encoder: FakeEncoder, schedu
     shown = [await hold(encoder, scheduler, b"a"), *(show(scheduler, file) for file in (b"b", b"", b"c"))]
     await until(lambda: scheduler.queued == 3)
     encoder.gate.set()
-    told = await asyncio.gather(*shown, return_exceptions=True)
+    reported = await asyncio.gather(*shown, return_exceptions=True)
 
-    assert [isinstance(one, ValueError) for one in told] == [False, False, True, False]
+    assert [isinstance(one, ValueError) for one in reported] == [False, False, True, False]
     assert scheduler.in_flight == scheduler.counters.pending_tokens == 0
 
 
@@ -209,9 +209,9 @@ async def test_dropped_or_fetched_name_fails_at_once():
 
     for name in ("dropped", "given"):
         async with asyncio.timeout(1.0):
-            with pytest.raises(RefusalError, match="was dropped, or fetched already") as told:
+            with pytest.raises(RefusalError, match="was dropped, or fetched already") as reported:
                 await store.take([name])
-        assert told.value.status_code == 410
+        assert reported.value.status_code == 410
         with pytest.raises(RefusalError, match=name):
             store.add_names(name, ["other"])
     assert (store.bytes, len(store)) == (0, 0)

@@ -114,9 +114,9 @@ def test_requested_gpu_is_used_or_rejected_if_idle(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert Placement("float32", "auto").torch_device.type == "cuda"
-    told = published | {"parameters": TINY | {"device": "cpu"}}
+    settings = published | {"parameters": TINY | {"device": "cpu"}}
     with pytest.raises(ModelError, match="which would stay idle"):
-        load_chat(a_chat_spec("encode", **told, gpus=1), BatchWorker())
+        load_chat(a_chat_spec("encode", **settings, gpus=1), BatchWorker())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -104,11 +104,11 @@ async def test_outputs_equal_generate(name):
         asked = a_chat("colocated", "What is it?", *photos, max_tokens=8, ignore_eos=True)
         answer = await hosted.infer(asked, worker)
         content = [{"type": "image"}] * len(photos) + [{"type": "text", "text": "What is it?"}]
-        assert text_of(answer) == [told(hosted, alone(name, content, photos, 8))]
+        assert text_of(answer) == [decoded(hosted, alone(name, content, photos, 8))]
     await hosted.close()
 
 
-def told(hosted: ChatModel, ids: list[int]) -> str:
+def decoded(hosted: ChatModel, ids: list[int]) -> str:
     return hosted.tokenizer.tokenizer.decode(ids).rstrip("\ufffd")
 
 
@@ -122,7 +122,7 @@ async def test_interleaved_images_equal_generate(name, tmp_path):
         answer = await hosted.infer(InferRequest("colocated", (message, options, files(*photos))), BatchWorker())
         expected = alone(name, content, photos, 8, model)
         assert expected != alone(name, content, photos[::-1], 8, model)
-        assert text_of(answer) == [told(hosted, expected)]
+        assert text_of(answer) == [decoded(hosted, expected)]
     await hosted.close()
 
 

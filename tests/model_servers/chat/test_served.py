@@ -95,9 +95,9 @@ async def test_disaggregated_stages_equal_colocated_model(asker: Asker):
 
     encoded = await asker.infer(InferRequest("encode", (files(*pages),)))
     inline = a_chat("text", "Read page 2.", extra=encoded.outputs, max_tokens=12)
-    told = json.loads(inline.inputs[0].array[0])
-    told[0]["content"] = [{"type": "image"}, {"type": "image"}, *told[0]["content"]]
-    spelled = texts("messages", json.dumps(told).encode())
+    reported = json.loads(inline.inputs[0].array[0])
+    reported[0]["content"] = [{"type": "image"}, {"type": "image"}, *reported[0]["content"]]
+    spelled = texts("messages", json.dumps(reported).encode())
 
     assert text_of(await asker.infer(InferRequest("text", (spelled, *inline.inputs[1:])))) == colocated
 
@@ -126,10 +126,10 @@ async def test_text_stage_fetches_embeddings_before_or_after_encoding(asker: Ask
         await asker.infer(encoding)
         heard = await answering
     else:
-        told = [json.loads(one) for one in (await asker.infer(encoding)).outputs[0].array]
-        assert [one["rows"] for one in told] == [16, 16]
+        reported = [json.loads(one) for one in (await asker.infer(encoding)).outputs[0].array]
+        assert [one["rows"] for one in reported] == [16, 16]
         assert (await asker.get("keep/pending"))["stored_embeddings"] == 2
-        heard = await asker.stream(asked_about([at | one for at, one in zip(where, told, strict=True)]))
+        heard = await asker.stream(asked_about([at | one for at, one in zip(where, reported, strict=True)]))
 
     assert (heard.text, heard.error) == (colocated.text, None)
     assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
@@ -138,13 +138,13 @@ async def test_text_stage_fetches_embeddings_before_or_after_encoding(asker: Ask
 async def test_text_stage_waits_for_pending_images(asker: Asker):
     pages = [a_page(seed) for seed in (3, 4)]
     colocated = await asker.stream(a_chat("colocated", "Read page 2.", *pages, max_tokens=12))
-    keep = InferRequest("keep", (rows_of_files(*pages),), parameters={"store_as": "told"})
+    keep = InferRequest("keep", (rows_of_files(*pages),), parameters={"store_as": "reported"})
     announced = [json.loads(one) for one in (await asker.infer(replace(keep, parameters={}))).outputs[0].array]
     asked = replace(asked_about([{"url": "pending:"} | one for one in announced]), id="a chat of its own")
     answering = asyncio.create_task(asker.stream(asked))
     await asker.infer(keep)
     for number, one in enumerate(announced):
-        arrived = [{"image": number, "url": f"{asker.url}/keep/embeddings/told-{number}", **one}]
+        arrived = [{"image": number, "url": f"{asker.url}/keep/embeddings/reported-{number}", **one}]
         assert await asker.post_json("text/references/a chat of its own", arrived) == {"resolved": 1}
 
     heard = await answering
@@ -159,9 +159,9 @@ async def test_stored_embeddings_get_further_names(asker: Asker):
     keep = InferRequest("keep", (rows_of_files(a_page(5)),), parameters={"store_as": "shared"})
     encoding = asyncio.create_task(asker.infer(keep))
     await asker.post_json("keep/embeddings/shared-1,2", {"of": "shared-0"})
-    (told,) = [json.loads(one) for one in (await encoding).outputs[0].array]
+    (reported,) = [json.loads(one) for one in (await encoding).outputs[0].array]
     for row in (2, 0, 1):
-        reference = {"url": f"{asker.url}/keep/embeddings/shared-{row}", **told}
+        reference = {"url": f"{asker.url}/keep/embeddings/shared-{row}", **reported}
         assert (await asker.stream(asked_about([reference, {"url": "blank:", "rows": 16}]))).status == 200
     assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
 
@@ -169,11 +169,11 @@ async def test_stored_embeddings_get_further_names(asker: Asker):
 async def test_cached_image_is_stored_for_its_tenant_alone(asker: Asker):
     page = a_page(123)
     options = texts("options", b'{"tenant": "one"}')
-    (told,) = (await asker.infer(InferRequest("keep", (rows_of_files(page), options)))).outputs[0].array
+    (reported,) = (await asker.infer(InferRequest("keep", (rows_of_files(page), options)))).outputs[0].array
     shown = {"file": sha256(page).hexdigest(), "tenant": "one", "alone": True}
-    assert await asker.post_json("keep/embeddings/again-0", {"of": shown}) == json.loads(told)
+    assert await asker.post_json("keep/embeddings/again-0", {"of": shown}) == json.loads(reported)
     assert (await asker.get("keep/pending"))["stored_embeddings"] == 1
-    reference = {"url": f"{asker.url}/keep/embeddings/again-0", **json.loads(told)}
+    reference = {"url": f"{asker.url}/keep/embeddings/again-0", **json.loads(reported)}
     assert (await asker.stream(asked_about([reference, {"url": "blank:", "rows": 16}]))).status == 200
 
     for other in ({"tenant": "other"}, {"alone": False}, {"file": "0" * 64}):
@@ -213,10 +213,10 @@ async def test_invalid_image_is_named_by_its_number(asker: Asker, file: bytes, w
 
 
 async def test_unnamed_images_are_not_stored_and_blank_ones_are_valid(asker: Asker):
-    (told,) = (await asker.infer(InferRequest("keep", (rows_of_files(a_page(6)),)))).outputs[0].array
+    (reported,) = (await asker.infer(InferRequest("keep", (rows_of_files(a_page(6)),)))).outputs[0].array
     assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
 
-    blank = [{"url": "blank:", "rows": json.loads(told)["rows"]}] * 2
+    blank = [{"url": "blank:", "rows": json.loads(reported)["rows"]}] * 2
     assert (await asker.stream(asked_about(blank))).status == 200
 
 
@@ -237,7 +237,7 @@ async def test_disconnect_releases_all_resources(asker: Asker):
 
 
 REFUSED = {
-    "an option nobody knows": (a_chat("colocated", "?", temprature=1), 400, "temprature"),
+    "an unknown option": (a_chat("colocated", "?", temprature=1), 400, "temprature"),
     "more places than images": (
         InferRequest("colocated", a_chat("colocated", "?", a_page()).inputs[:1]),
         400,
@@ -289,11 +289,12 @@ async def test_metrics_have_load_and_totals(asker: Asker, replica: Replica):
     await asker.infer(a_chat("colocated", "?", a_page(77), max_tokens=1))
     async with aiohttp.ClientSession() as session:
         answer = await session.get(f"http://127.0.0.1:{replica.ports.data_port}/metrics")
-        told = {one.name: one for one in text_string_to_metric_families(await answer.text())}
+        reported = {one.name: one for one in text_string_to_metric_families(await answer.text())}
 
     pending = {
-        (one.labels["model"], one.labels["kind"]): one.value for one in told["trimtab_pending_prefill_tokens"].samples
+        (one.labels["model"], one.labels["kind"]): one.value
+        for one in reported["trimtab_pending_prefill_tokens"].samples
     }
-    encoded = {one.labels["model"]: one.value for one in told["trimtab_encoded_images"].samples}
+    encoded = {one.labels["model"]: one.value for one in reported["trimtab_encoded_images"].samples}
     assert pending["colocated", "text"] == pending["colocated", "image"] == pending["encode", "image"] == 0
     assert encoded["colocated"] >= 1

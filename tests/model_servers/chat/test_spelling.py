@@ -15,7 +15,7 @@ from trimtab_model_servers.families.lmm_digits.family import QuestionTemplate
 
 
 def rows_of(name: str) -> list[EmbeddingShape]:
-    """Of two images, the first of which is cut into as many tiles as may be where tiles are told."""
+    """Shapes of two images; the first has the maximum tile grid if the model marks tiles."""
     cut = CONFIGS[name]("tiny").marks_tiles
     return [EmbeddingShape(28, columns=2), EmbeddingShape(4)] if cut else [EmbeddingShape(3), EmbeddingShape(5)]
 

@@ -54,9 +54,9 @@ def test_folder_without_settings_uses_the_publishers(name, tmp_path):
 def test_pixels_equal_those_of_the_folders_processor(name, tmp_path, nested):
     images = CONFIGS[name]("tiny").image_processing
     theirs = images.processor_class(**{**images.tiles, **images.values, **OWN})
-    told = json.loads(theirs.to_json_string())
+    settings = json.loads(theirs.to_json_string())
     written(tmp_path, {"image_mean": [0.9, 0.9, 0.9]})  # what the newer form says counts
-    stored = read_image_processor(written(tmp_path, told, nested=nested))
+    stored = read_image_processor(written(tmp_path, settings, nested=nested))
 
     ours = images.processor(stored)
 

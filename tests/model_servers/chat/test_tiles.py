@@ -90,11 +90,11 @@ async def test_disaggregated_counts_equal_colocated_counts(colocated, text):
 async def test_stored_and_cached_images_report_tile_columns():
     encoder = part("keep", "encode")
     made = await encoder.infer(InferRequest("encode", (rows_of_files(*TALL_AND_WIDE),)), BatchWorker())
-    told = [parse_encoded_image(bytes(one)) for one in made.outputs[0].array]
-    assert [(one.rows, one.columns) for one in told] == [(28, 2), (28, 3)]
-    file = told[1].digest.split(":")[-2]
+    reported = [parse_encoded_image(bytes(one)) for one in made.outputs[0].array]
+    assert [(one.rows, one.columns) for one in reported] == [(28, 2), (28, 3)]
+    file = reported[1].digest.split(":")[-2]
 
-    assert encoder.add_names(["again"], ImageIdentity(file=file, alone=True)) == told[1].model_dump()
+    assert encoder.add_names(["again"], ImageIdentity(file=file, alone=True)) == reported[1].model_dump()
 
 
 def test_uniform_gray_tile_is_encoded():

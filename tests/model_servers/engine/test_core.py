@@ -150,15 +150,15 @@ def test_request_with_raising_listener_is_cancelled_alone(served):
 
 
 def test_first_tokens_are_emitted_before_later_ones(served):
-    core, told = EngineCore(served, LIMITS), []
-    heard = lambda event: told.append(event.request_id)  # noqa: E731
+    core, emitted = EngineCore(served, LIMITS), []
+    heard = lambda event: emitted.append(event.request_id)  # noqa: E731
     core.submit(Request("old", (7, 8), max_new_tokens=4), [], heard)
     core.step()
     core.submit(Request("new", (9, 10), max_new_tokens=4), [], heard)
-    while told == ["old"]:
+    while emitted == ["old"]:
         core.step()
 
-    assert told[1:3] == ["new", "old"]
+    assert emitted[1:3] == ["new", "old"]
 
 
 def test_stop_string_across_tokens_ends_the_output_before_it(served):

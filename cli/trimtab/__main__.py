@@ -1,10 +1,10 @@
-"""The `trimtab` command. Nothing is imported before it is needed: replicas are forked through this module too."""
+"""The `trimtab` command. It imports lazily: the processes of replicas import this module too."""
 
 import sys
 
 
 def main() -> None:
-    """Run the command line; exit with 2 and one clear message for what the user got wrong, 1 for what failed."""
+    """Run the command line; exit with 2 for a user's error, with 1 for a failure."""
     try:
         from trimtab.app import run  # noqa: PLC0415
     except KeyboardInterrupt:

@@ -189,12 +189,12 @@ def test_status_prints_accuracy_sources(capsys: Captured) -> None:
     assert "expected accuracy 0.9000 (declared and measured)" in " ".join(capsys.readouterr().out.split())
 
 
-def test_pipelines_table_shows_accuracy_sources() -> None:
+def testpipelines_table_shows_accuracy_sources() -> None:
     named = {"name": "echoes", "namespace": "here"}
     written = a_pipeline().model_dump(mode="json", by_alias=True, exclude_none=True)
     known = {**written, "metadata": named, "status": {"accuracy": "0.900"}}
     newer = {**known, "spec": {"unheard": "of"}}
 
-    columns = [list(column.cells) for column in status._pipelines_table([known, newer]).columns]
+    columns = [list(column.cells) for column in status.pipelines_table([known, newer]).columns]
 
     assert ["0.900 (declared)", "0.900 (unknown source)"] in columns

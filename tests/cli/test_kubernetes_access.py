@@ -1,4 +1,4 @@
-"""The command line against a real API server; what an operator would do is done by the test."""
+"""Commands against a real API server; the test acts as the operator."""
 
 import asyncio
 from typing import Any
@@ -28,7 +28,7 @@ def body(namespace: str) -> dict[str, Any]:
     return written
 
 
-async def asked_for(cluster: Cluster, namespace: str) -> InferencePipeline:
+async def wait_for_request(cluster: Cluster, namespace: str) -> InferencePipeline:
     async for change in list_and_watch(cluster, "InferencePipeline", namespace):
         found = change.object or {}
         if PROFILE_ANNOTATION in found.get("metadata", {}).get("annotations", {}):
@@ -36,7 +36,7 @@ async def asked_for(cluster: Cluster, namespace: str) -> InferencePipeline:
     raise AssertionError("the watch ended")
 
 
-async def told_that(cluster: Cluster, namespace: str, reason: str, message: str) -> None:
+async def set_condition(cluster: Cluster, namespace: str, reason: str, message: str) -> None:
     condition = {"type": "ProfilesReady", "status": "False", "reason": reason, "message": message}
     condition["lastTransitionTime"] = "2026-01-01T00:00:00Z"
     named = {**NAMED, "metadata": {"name": "echoes", "namespace": namespace}}
@@ -47,11 +47,11 @@ async def told_that(cluster: Cluster, namespace: str, reason: str, message: str)
 
 async def test_profile_in_cluster_waits_for_new_profiles(cluster: Cluster, namespace: str) -> None:
     await cluster.apply(body(namespace), manager="user")
-    heard: asyncio.Queue[str] = asyncio.Queue()
-    asking = asyncio.create_task(request_profiling(cluster, namespace, "echoes", heard.put_nowait, 30))
-    pipeline = await asked_for(cluster, namespace)
-    await told_that(cluster, namespace, "Profiling", "Job x")
-    assert await heard.get() == "Profiling: Job x"
+    statuses: asyncio.Queue[str] = asyncio.Queue()
+    asking = asyncio.create_task(request_profiling(cluster, namespace, "echoes", statuses.put_nowait, 30))
+    pipeline = await wait_for_request(cluster, namespace)
+    await set_condition(cluster, namespace, "Profiling", "Job x")
+    assert await statuses.get() == "Profiling: Job x"
     (task,) = profile_tasks(pipeline)
     spec = ModelProfileSpec(
         pipeline="echoes",
@@ -69,10 +69,10 @@ async def test_profile_in_cluster_waits_for_new_profiles(cluster: Cluster, names
 async def test_failed_profile_job_is_reported(cluster: Cluster, namespace: str) -> None:
     await cluster.apply(body(namespace), manager="user")
     asking = asyncio.create_task(request_profiling(cluster, namespace, "echoes", print, 30))
-    (task,) = profile_tasks(await asked_for(cluster, namespace))
-    await told_that(cluster, namespace, "ProfileFailed", "Job of the time before failed")
+    (task,) = profile_tasks(await wait_for_request(cluster, namespace))
+    await set_condition(cluster, namespace, "ProfileFailed", "Job of the time before failed")
     job = profile_job_name("echoes", task.name, task.run)
-    await told_that(cluster, namespace, "ProfileFailed", f"Job {job} failed: BackoffLimitExceeded")
+    await set_condition(cluster, namespace, "ProfileFailed", f"Job {job} failed: BackoffLimitExceeded")
     with pytest.raises(StartError, match=f"Job {job} failed"):
         await asking
     with pytest.raises(StartError, match=r"no InferencePipeline .*/absent in this cluster"):

@@ -58,7 +58,7 @@ def charts_of(html: str) -> dict[str, Any]:
 def seconds_of(html: str) -> int:
     """Number of points of the load chart."""
     x = charts_of(html)["chart-load"]["data"][0]["x"]
-    return len(base64.b64decode(x["bdata"])) // np.dtype(x["dtype"]).itemsize
+    return len(np.frombuffer(base64.b64decode(x["bdata"]), x["dtype"]))
 
 
 async def test_page_shows_what_is_recorded_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The command line and a door that asks who comes: keys are made, a pipeline is served, loads go through."""
+"""Envoy with TLS and API keys: keys, serving and loads."""
 
 import asyncio
 import json
@@ -105,7 +105,7 @@ async def test_loadtest_passes_tls_and_keys(tmp_path, capsys):
             sent = await load(pipeline, *arguments, *secured)
             assert sent["ok"] + sent["late"] == sent["received"] > 0, sent
             assert (await load(pipeline, *arguments, "--ca", str(authority.file), exit_code=1))["ok"] == 0
-        results = await sent_beside(
+        results = await send_from_process(
             pipeline, f"127.0.0.1:{local.rest_port}", Access(authority.file, key_file), tmp_path
         )
         assert (
@@ -115,7 +115,7 @@ async def test_loadtest_passes_tls_and_keys(tmp_path, capsys):
 
 
 async def test_mutual_tls_certificates_can_be_replaced(tmp_path):
-    """The data port takes nobody else, by whatever protocol; `trimtab status` names whom the router refuses."""
+    """The data port rejects other clients; `trimtab status` names replicas that the router rejects."""
     authority = Authority(tmp_path / "ca").begin()
     holder = Holder(tmp_path / "tls").take(authority, authority)
     edge = tmp_path / "edge.yaml"
@@ -147,19 +147,19 @@ async def test_mutual_tls_certificates_can_be_replaced(tmp_path):
         refused = "rejected: its certificate is refused: "
         while refused not in (told := await status_of(local.admin_port)):
             assert "rejected" not in told
-        assert re.search(rf"stage (first: first|second: second)-\d {refused}", told)
+        assert re.search(rf"stage (first: replica first|second: replica second)-\d {refused}", told)
 
 
 async def status_of(port: int) -> str:
-    """What `trimtab status` says, in a process of its own."""
+    """Output of `trimtab status`, run as a subprocess."""
     asking = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "trimtab", "status", "--port", str(port)), stdout=subprocess.PIPE
     )
     return (await asking.communicate())[0].decode()
 
 
-async def sent_beside(pipeline: Path, address: str, access: Access, folder: Path) -> Results:
-    """Send a load from a process beside the run, as `trimtab up` and benchmarks do."""
+async def send_from_process(pipeline: Path, address: str, access: Access, folder: Path) -> Results:
+    """Send a load from a separate process, as `trimtab up` does."""
     order = LoadOptions("constant:5", duration_seconds=2, access=access)
     sending = await LoadProcess.start(pipeline, address, order, folder)
     try:
@@ -169,7 +169,7 @@ async def sent_beside(pipeline: Path, address: str, access: Access, folder: Path
 
 
 async def load(pipeline: Path, *arguments: str, exit_code: int = 0) -> dict[str, Any]:
-    """Run `trimtab loadtest` in a process of its own; the figures it ends with."""
+    """Run `trimtab loadtest` as a subprocess; return its figures."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "trimtab", "loadtest", str(pipeline), *arguments),
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""A run that a signal cuts short says so by its exit code: half a load is not taken for a whole one."""
+"""Exit codes of commands that a signal ends."""
 
 import asyncio
 import json
@@ -115,7 +115,7 @@ async def test_loadtest_reports_and_exits_with_the_signal_code(
 
 
 def write_trusted_profile(folder: Path) -> None:
-    """Write profiles beside the echo pipeline that count as measured here, so that nothing need be."""
+    """Write profiles of this machine next to the echo pipeline, so that none is measured."""
     points = [a_point_profile(variant, 0.01, 0.002, cores=0.5) for variant in ("fast", "slow")]
     profiles = [a_profile(stage, points) for stage in ("first", "second")]
     here = [each.spec.model_copy(update={"hardware": this_machine(), "pipeline": "sample"}) for each in profiles]

@@ -40,9 +40,9 @@ def command(
     with profiling_progress(console) as show:
         profiles = asyncio.run(profile(document, home, options, show))
     path = write_profiles(profiles, out or home)
-    for found in profiles.values():
-        console.print(_table(found))
-    console.print(f"written to {path}")
+    for measured in profiles.values():
+        console.print(_table(measured))
+    console.print(f"profiles written to {path}")
     ResultLine(name="profile", figures=_figures(profiles)).print()
     return 0
 

@@ -30,7 +30,7 @@ def command(
         if as_json:
             print_json_line(documents)
         else:
-            console.print(_pipelines_table(documents))
+            console.print(pipelines_table(documents))
         return 0
     state, counters = asyncio.run(_fetch(*(("127.0.0.1", port) if address is None else parse_address(address))))
     if as_json:
@@ -111,7 +111,7 @@ def _stages_table(state: RouterState) -> Table:
     return table
 
 
-def _pipelines_table(documents: list[dict[str, Any]]) -> Table:
+def pipelines_table(documents: list[dict[str, Any]]) -> Table:
     columns = ("namespace", "pipeline", "ready", "reason", "rps", "forecast", "accuracy", "p99", "cores", "plan")
     table = Table(*columns, box=None, pad_edge=False)
     for document in sorted(documents, key=lambda d: (d["metadata"]["namespace"], d["metadata"]["name"])):

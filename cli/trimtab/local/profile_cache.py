@@ -103,10 +103,10 @@ def _pipeline_folder(pipeline_file: Path) -> Path:
 def _cache_entry(pipeline_file: Path) -> Path:
     """Cache folder of a pipeline's text, the machine, and the versions of trimtab and torch."""
     path = pipeline_file.resolve()
-    written = (path / "pipeline.yaml" if path.is_dir() else path).read_bytes()
+    pipeline_text = (path / "pipeline.yaml" if path.is_dir() else path).read_bytes()
     machine = this_machine().model_dump_json().encode()
     versions = "".join(f"{package} {_version(package)}\n" for package in ("trimtab", "torch")).encode()
-    return cache_folder() / "profiles" / hashlib.sha256(written + machine + versions).hexdigest()[:16]
+    return cache_folder() / "profiles" / hashlib.sha256(pipeline_text + machine + versions).hexdigest()[:16]
 
 
 def _version(package: str) -> str:

@@ -123,17 +123,17 @@ def decide(
         ReplicaGroupState.of(name, alike[0].stage, Capacity(alike[0].cores), (replica.state for replica in alike))
         for name, alike in groups.items()
     ]
-    # What the plan asks for is ready for what comes after it once the router has moved.
-    seen = [replace(each, ready=0) if each.name in by_stage.keys() - moved else each for each in sets]
-    wanted = [rollout.Target(t.stage, t.stage, t.replicas, Capacity(t.cores)) for t in targets]
-    desired = rollout.decide(wanted, seen, Capacity(limit_cores - pending_cores))
-    for each in sets:
-        live = sorted((r for r in groups[each.name] if _is_live(r)), key=lambda replica: replica.state == "ready")
-        actions += [_release(replica) for replica in live[: max(each.desired - desired[each.name], 0)]]
-    had = {each.name: each.desired for each in sets}
+    # Until the router uses the target's replicas, they do not count as ready successors.
+    observed = [replace(group, ready=0) if group.name in by_stage.keys() - moved else group for group in sets]
+    group_targets = [rollout.Target(t.stage, t.stage, t.replicas, Capacity(t.cores)) for t in targets]
+    desired = rollout.decide(group_targets, observed, Capacity(limit_cores - pending_cores))
+    for group in sets:
+        live = sorted((r for r in groups[group.name] if _is_live(r)), key=lambda replica: replica.state == "ready")
+        actions += [_release(replica) for replica in live[: max(group.desired - desired[group.name], 0)]]
+    current = {group.name: group.desired for group in sets}
     for target in targets:
         if now >= (not_before or {}).get(target.stage, 0.0):
-            missing = desired[target.stage] - had.get(target.stage, 0)
+            missing = desired[target.stage] - current.get(target.stage, 0)
             actions += [Start(target.stage, target.variant, target.cores)] * missing
     return actions
 

@@ -130,17 +130,16 @@ class Supervisor:
 
     @property
     def plan_file(self) -> Path:
-        """Where the plan in force stands."""
         return self.setup.folder / "plan.json"
 
     @property
     def machine_file(self) -> Path:
-        """Where the adapter reads what others use of this machine."""
+        """CPU usage of other processes, for the adapter."""
         return self.setup.folder / "machine.json"
 
     @property
     def decisions_file(self) -> Path:
-        """Where the adapter keeps its decisions."""
+        """Every plan of the adapter."""
         return self.setup.folder / "decisions.jsonl"
 
     async def __aenter__(self) -> Self:
@@ -158,15 +157,15 @@ class Supervisor:
 
     async def ready(self, timeout_seconds: float = 300.0) -> None:
         """Wait until the first plan is in force; raises StartError."""
-        waiting = asyncio.create_task(self._first_ready.wait())
+        ready = asyncio.create_task(self._first_ready.wait())
         try:
             async with asyncio.timeout(timeout_seconds):
-                await asyncio.wait({waiting, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({ready, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             logs_folder = self.setup.folder / "logs"
             raise StartError(f"the pipeline was not ready within {timeout_seconds:g} s; see {logs_folder}") from None
         finally:
-            waiting.cancel()
+            ready.cancel()
         self.raise_failure()
 
     def raise_failure(self) -> None:

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from trimtab_adapter.config_source import FileConfigSource
 from trimtab_adapter.control_loop import ControlLoop, LoadSources
-from trimtab_adapter.decision_log import DecisionLog
 from trimtab_adapter.forecasting import PlayedTrace, forecaster_for
 from trimtab_adapter.load_sources import LoadSource, RouterSource, open_session, read_machine_load
-from trimtab_adapter.plan_publisher import FilePlanPublisher
+from trimtab_adapter.plan_publisher import DecisionLog, FilePlanPublisher
 from trimtab_adapter.prometheus import PrometheusSource, Server, tls_context
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.processes.niceness import lower_priority

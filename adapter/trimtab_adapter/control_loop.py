@@ -20,8 +20,7 @@ from trimtab_adapter.forecasting import forecast_record, not_below
 from trimtab_adapter.load_sources import LoadSource, StateSource
 from trimtab_adapter.observation import Load, ObservationError, lookback_seconds
 from trimtab_adapter.plan_publisher import PlanPublisher
-from trimtab_adapter.planning.decide import PlanningError, PlanningInputs, decide, initial_inputs
-from trimtab_adapter.planning.pool_planner import Planner
+from trimtab_adapter.planning.decide import Planner, PlanningError, PlanningInputs, decide, initial_inputs
 from trimtab_adapter.tick import Decided, Tick
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile

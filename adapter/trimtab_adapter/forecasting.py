@@ -127,22 +127,22 @@ def forecast_record(forecaster: Forecaster, load: Load, adaptation: Adaptation) 
     The demand is the forecast peak, or the quantile the pipeline asks for. If the newest second's arrivals exceed it,
     headroom included, they replace it.
     """
-    forecast_ = _ask(forecaster, load)
-    if not forecast_.is_measured:
-        raise ObservationError(f"the load is not known: {forecast_.reason}", "Missing")
+    forecast = _ask(forecaster, load)
+    if not forecast.is_measured:
+        raise ObservationError(f"the load is not known: {forecast.reason}", "Missing")
     quantile = adaptation.demand_quantile
-    demand_rps = forecast_.peak_rps if quantile is None else min(forecast_.at(quantile), MAX_RPS)
+    demand_rps = forecast.peak_rps if quantile is None else min(forecast.at(quantile), MAX_RPS)
     if outgrows(load.newest_rps, demand_rps, adaptation.headroom):
         arrived, expected = f"{load.newest_rps:g} requests/s arrived in the newest second", f"{demand_rps:.3g}"
-        reason = f"{arrived}; {forecast_.source} expected no more than {expected}"
+        reason = f"{arrived}; {forecast.source} expected no more than {expected}"
         return ForecastRecord(peak_rps=load.newest_rps, observed_rps=load.peak_rps, source="reactive", reason=reason)
     return ForecastRecord(
         peak_rps=demand_rps,
         quantile=quantile,
         observed_rps=load.peak_rps,
-        source=forecast_.source,
-        reason=forecast_.reason,
-        recent_error=forecast_.recent_error,
+        source=forecast.source,
+        reason=forecast.reason,
+        recent_error=forecast.recent_error,
     )
 
 
@@ -156,14 +156,14 @@ def not_below(planned: ForecastRecord | None, forecast: ForecastRecord, missing:
 
 def _ask(forecaster: Forecaster, load: Load) -> Forecast:
     try:
-        forecast_ = forecaster.forecast(load.history_rps, load.now_seconds)
+        forecast = forecaster.forecast(load.history_rps, load.now_seconds)
     except Exception as error:
         log.exception("forecast failed; using the last maximum")
         return _last_maximum(load, f"the forecaster failed: {type(error).__name__}: {error}")
-    if math.isfinite(forecast_.peak_rps) and 0 <= forecast_.peak_rps <= MAX_RPS:
-        return forecast_
-    log.warning("forecast of %s requests/s from %s rejected", forecast_.peak_rps, forecast_.source)
-    return _last_maximum(load, f"{forecast_.source} forecast {forecast_.peak_rps} requests/s, which is invalid")
+    if math.isfinite(forecast.peak_rps) and 0 <= forecast.peak_rps <= MAX_RPS:
+        return forecast
+    log.warning("forecast of %s requests/s from %s rejected", forecast.peak_rps, forecast.source)
+    return _last_maximum(load, f"{forecast.source} forecast {forecast.peak_rps} requests/s, which is invalid")
 
 
 def _last_maximum(load: Load, reason: str) -> Forecast:

@@ -4,13 +4,15 @@ import logging
 from pathlib import Path
 from typing import Protocol
 
-from trimtab_adapter.decision_log import DecisionLog
 from trimtab_adapter.tick import Tick, actionable_fields
 from trimtab_pipelines.documents import DocumentError, load_published_plan, write_json
+from trimtab_pipelines.jsonl import JsonLinesFile
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline
 
 log = logging.getLogger(__name__)
+
+MAX_LOG_BYTES = 32 * 2**20
 
 
 class PlanPublisher(Protocol):
@@ -27,6 +29,17 @@ class PlanPublisher(Protocol):
 
     async def report(self, tick: Tick) -> None:
         """Report a tick; never raises."""
+
+
+class DecisionLog:
+    """Appends decisions; when full, drops the older half."""
+
+    def __init__(self, path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
+        self._lines = JsonLinesFile(path, max_bytes)
+
+    def append(self, plan: PipelinePlan) -> None:
+        """Append one decision; raises OSError if the write fails."""
+        self._lines.append(plan.model_dump_json(by_alias=True, exclude_none=True))
 
 
 class FilePlanPublisher:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from benchmarks.ipa import data
 from benchmarks.ipa.data import Workload
 from benchmarks.papers.planners import fa2, fa2_heaviest, fa2_lightest, plan_for_peak, rim, rim_sized_for
-from trimtab_adapter.planning.decide import PlanningInputs, decide
-from trimtab_adapter.simulation.control_loop import Planner, SimulatedControlLoop, oracle_forecaster
+from trimtab_adapter.planning.decide import Planner, PlanningInputs, decide
+from trimtab_adapter.simulation.control_loop import SimulatedControlLoop, oracle_forecaster
 from trimtab_adapter.simulation.environment import Environment
 from trimtab_adapter.simulation.result import SimulationResult
 from trimtab_adapter.simulation.simulator import Scenario, simulate

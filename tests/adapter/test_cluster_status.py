@@ -8,8 +8,7 @@ import pytest
 
 from tests.adapter.scenes import a_ladder, plan_for
 from trimtab_adapter.cluster.cluster_cache import ClusterCache
-from trimtab_adapter.cluster.events import plan_changed_event
-from trimtab_adapter.cluster.status import MAX_HISTORY, build_status, significant_fields
+from trimtab_adapter.cluster.status import MAX_HISTORY, build_status, plan_changed_event, significant_fields
 from trimtab_adapter.cluster.status_writer import MAX_QUEUED_EVENTS, StatusWriter
 from trimtab_adapter.observation import Load
 from trimtab_adapter.tick import Tick

@@ -46,7 +46,7 @@ def rows_first(view):
     """The order of decisions before: rows and drops at the planned point, and only then another point for them."""
     decision = earliest_deadline_first.decide(view)
     half = Point("half", 0.8, lambda rows: 0.004 + 0.002 * rows)
-    if isinstance(decision, Dispatch) and view.slack_of(decision.row_slices[0]) < 0.080:
+    if isinstance(decision, Dispatch) and view.slack_seconds(decision.row_slices[0]) < 0.080:
         return replace(decision, point=half)
     return decision
 

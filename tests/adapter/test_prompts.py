@@ -59,7 +59,7 @@ def test_who_writes_is_planned_for_the_tokens_that_prompts_have():
     assert (one.prompt_tokens, other.prompt_tokens) == (20.0, 220.0)
     assert other.prefill_seconds == READING
     assert other.service_seconds[1] == pytest.approx(one.service_seconds[1] + 0.1)
-    assert "text: prompts of 220 tokens, 1.21e+04 a second" in longer.explanation.change  # with headroom
+    assert "text: prompts of 220 tokens, 1.21e+04 tokens/s" in longer.explanation.change  # with headroom
 
 
 @pytest.mark.parametrize("tokens", [None, 0.0, 8.0, 36.0])

@@ -217,7 +217,7 @@ def test_weights_survive_a_round_trip(tmp_path: Path) -> None:
         ({"kernel": np.array([{"a": 1}], dtype=object)}, "cannot be read .*Object arrays cannot be loaded"),
     ],
 )
-def test_foreign_weights_are_refused(tmp_path: Path, peak_changes: dict[str, object], message: str) -> None:
+def test_foreign_weights_are_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     arrays = {
         "kernel": np.zeros((FEATURES, 4 * UNITS)),
         "recurrent_kernel": np.zeros((UNITS, 4 * UNITS)),
@@ -226,7 +226,7 @@ def test_foreign_weights_are_refused(tmp_path: Path, peak_changes: dict[str, obj
         "dense_bias": np.zeros(len(QUANTILES)),
     }
     path = tmp_path / "lstm.npz"
-    np.savez(path, **{name: array for name, array in (arrays | peak_changes).items() if array is not None})  # type: ignore[arg-type]
+    np.savez(path, **{name: array for name, array in (arrays | changes).items() if array is not None})  # type: ignore[arg-type]
 
     with pytest.raises(WeightsError, match=message):
         LstmWeights.load(path)

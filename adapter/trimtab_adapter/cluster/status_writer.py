@@ -8,8 +8,7 @@ import logging
 from typing import Any
 
 from trimtab_adapter.cluster.cluster_cache import PIPELINE, ClusterCache
-from trimtab_adapter.cluster.events import plan_changed_event
-from trimtab_adapter.cluster.status import build_status, significant_fields
+from trimtab_adapter.cluster.status import build_status, plan_changed_event, significant_fields
 from trimtab_adapter.tick import Tick
 from trimtab_kubernetes import Cluster, ClusterError, Conflict, Rejected
 from trimtab_kubernetes.objects import Key, Object

@@ -1,6 +1,6 @@
 """`decide`: the next plan from a pipeline, its profiles, a forecast, measurements and the current plan."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trimtab_adapter.planning.allowed_points import allowed_points
@@ -29,6 +29,7 @@ from trimtab_pipelines.shadow_price import with_shadow_price
 from trimtab_pipelines.spec import InferencePipeline
 
 __all__ = [
+    "Planner",
     "PlanningError",
     "PlanningInputs",
     "build_plan",
@@ -62,6 +63,10 @@ class PlanningInputs:
     """Measured, by generation stage."""
     machine: MachineLoad | None = None
     """Load of other processes on the machine that all replicas share, if they share one."""
+
+
+Planner = Callable[[InferencePipeline, Mapping[str, ModelProfile], PlanningInputs], PipelinePlan]
+"""The signature of `decide`, of pool planners and of baselines."""
 
 
 def decide(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], inputs: PlanningInputs) -> PipelinePlan:

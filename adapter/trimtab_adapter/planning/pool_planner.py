@@ -9,7 +9,7 @@ would get if it decided, and takes nothing. Nothing is stored: the plans in forc
 import threading
 from collections.abc import Callable, Mapping
 
-from trimtab_adapter.planning.decide import PlanningError, PlanningInputs, build_plan, decide, planning_problem
+from trimtab_adapter.planning.decide import Planner, PlanningError, PlanningInputs, build_plan, decide, planning_problem
 from trimtab_adapter.planning.pool_allocation import PlanRequest, PoolDemand, split_pool
 from trimtab_adapter.planning.pool_ledger import (
     NO_RESOURCES,
@@ -28,8 +28,6 @@ from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.pool import Pool
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
-
-Planner = Callable[[InferencePipeline, Mapping[str, ModelProfile], PlanningInputs], PipelinePlan]
 
 
 class PoolPlanner:

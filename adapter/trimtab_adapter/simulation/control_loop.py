@@ -1,6 +1,6 @@
 """Control loop in simulated time: the adapter's `control_loop` without files and addresses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,15 +9,12 @@ from numpy.typing import NDArray
 from trimtab_adapter.control_state import ControlState
 from trimtab_adapter.forecasting import forecast_record, forecaster_for
 from trimtab_adapter.observation import Load, State
-from trimtab_adapter.planning.decide import PlanningInputs, decide
+from trimtab_adapter.planning.decide import Planner, decide
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import Adaptation, InferencePipeline
 from trimtab_predictor.forecaster import Forecaster, OracleForecaster
 from trimtab_predictor.trace import Trace
-
-Planner = Callable[[InferencePipeline, Mapping[str, ModelProfile], PlanningInputs], PipelinePlan]
-"""The signature of `decide` and of the baselines."""
 
 
 @dataclass(slots=True)

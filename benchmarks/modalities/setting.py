@@ -124,9 +124,9 @@ def plan_for(
 
 
 def _without_looks(stage: StagePlan) -> StagePlan:
-    bare: dict[str, Any] = {"looks": (), "escalation": None}
+    bare: dict[str, Any] = {"escalations": (), "planned_escalation": None}
     for name in ("upgrades", "fallbacks"):
-        bare[name] = tuple(point.model_copy(update={"looks": ()}) for point in getattr(stage, name))
+        bare[name] = tuple(point.model_copy(update={"escalations": ()}) for point in getattr(stage, name))
     return stage.model_copy(update=bare)
 
 

@@ -200,9 +200,9 @@ def plan_of(model: Model, pipeline: InferencePipeline, rows_rps: float, *, looks
         {
             "name": subset.lower(),
             "accuracy": accuracy,
-            "reads": list(subset),
+            "inputs": list(subset),
             "serviceSeconds": {str(rows): model.seconds(subset, rows) for rows in BATCHES},
-            "looks": _looks(model, subset) if looks else [],
+            "escalations": _looks(model, subset) if looks else [],
         }
         for subset, accuracy in sorted(model.accuracy.items(), key=lambda one: -one[1])
     ]
@@ -225,8 +225,8 @@ def _looks(model: Model, subset: str) -> list[dict[str, object]]:
     """Second looks, which the paper has not: the least certain share p is assumed to hold 1 − (1 − p)² of a gain."""
     return [
         {
-            "point": wider.lower(),
-            "below": share,
+            "to": wider.lower(),
+            "confidenceBelow": share,
             "share": share,
             "accuracy": round(low + (1 - (1 - share) ** 2) * (model.accuracy[wider] - low), 4),
         }

@@ -138,7 +138,7 @@ def plan_of(method: Method, pipeline: InferencePipeline) -> PipelinePlan:
             "accuracy": option.mean_accuracy,
             "accuracyByTask": option.accuracy,
             "serviceSeconds": {str(rows): option.seconds(rows) for rows in BATCHES},
-            "looks": _looks(option, options) if method.looks else [],
+            "escalations": _looks(option, options) if method.looks else [],
         }
         for option in options
     ]
@@ -154,8 +154,8 @@ def _looks(option: Option, options: Sequence[Option]) -> list[dict[str, object]]
     low = option.mean_accuracy
     return [
         {
-            "point": _name(better),
-            "below": share,
+            "to": _name(better),
+            "confidenceBelow": share,
             "share": share,
             "accuracy": round(low + (1 - (1 - share) ** 2) * (better.mean_accuracy - low), 4),
         }

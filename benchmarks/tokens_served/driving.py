@@ -61,8 +61,8 @@ class Serving:
                 "accuracy": point.accuracy,
                 "accuracy_by_task": point.accuracy_by_task,
                 "service_seconds": point.service_seconds,
-                "looks": (),
-                "escalation": None,
+                "escalations": (),
+                "planned_escalation": None,
                 "upgrades": (),
                 "fallbacks": (),
             }

@@ -107,7 +107,7 @@ def ways(points: Sequence[PointPlan]) -> list[Way]:
             look = _chosen(looks, plain.accuracy - MOST_LOST)
             way = Way(
                 f"{point.name}, {look.share:.0%} again at {then}",
-                point.model_copy(update={"looks": (look,)}),
+                point.model_copy(update={"escalations": (look,)}),
                 by_name[then],
             )
             if row_seconds(point) + look.share * row_seconds(by_name[then]) < FASTER_TWICE * row_seconds(plain):

@@ -29,9 +29,9 @@ def a_served_copy(folder):
         {
             "name": point.name,
             "accuracy": point.accuracy,
-            "reads": point.modalities,
+            "inputs": point.modalities,
             "serviceSeconds": {rows: SECONDS_PER_ROW * rows * max(len(point.modalities), 1) for rows in (1, ROWS)},
-            "looks": [look.planned("Expected").model_dump(by_alias=True) for look in point.escalations],
+            "escalations": [look.planned("Expected").model_dump(by_alias=True) for look in point.escalations],
         }
         for point in sorted(variant.points, key=lambda point: -point.accuracy)
     ]

@@ -30,7 +30,7 @@ def sizes(works):
 def left(policy, view):
     found = policy(view)
     assert isinstance(found, Dispatch)
-    return found.point.name, [piece.request for piece in found.row_slices]
+    return found.point.name, [row_slice.request for row_slice in found.row_slices]
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,11 @@ def left(policy, view):
     ],
     ids=["near", "came later", "later deadline", "less utility", "far less", "no room"],
 )
-def test_a_query_joins_the_newest_batch_that_is_near_in_time_deadline_and_utility(second, batches):
+def test_query_joins_the_newest_similar_batch(second, batches):
     assert sizes([a_work(1.0), a_work(**second)]) == batches
 
 
-def test_the_search_for_a_batch_ends_at_the_first_that_is_too_old():
+def test_batch_search_ends_at_the_first_old_batch():
     """The newest is full of another utility; the one before it would do, and came in time."""
     first, other, last = a_work(1.0), a_work(1.0, utility=0.1, at=0.1), a_work(1.0, at=0.2)
 
@@ -58,13 +58,13 @@ def test_the_search_for_a_batch_ends_at_the_first_that_is_too_old():
 
 
 @pytest.mark.parametrize(("rps", "point"), [(100.0, BEST), (290.0, ALL), (380.0, SOME), (5000.0, FAST)])
-def test_few_batches_get_the_point_that_the_rate_of_arrivals_asks_for(rps, point):
+def test_few_batches_get_the_point_of_the_arrival_rate(rps, point):
     works = [a_work(1.0, utility=0.5)]
 
     assert left(otas.decide, a_view(works, arrivals_rps=rps))[0] == point
 
 
-def test_few_batches_of_high_utility_get_the_best_and_late_ones_the_fastest_whatever_the_rate():
+def test_high_utility_gets_best_point_and_late_batch_fastest():
     assert left(otas.decide, a_view([a_work(1.0, utility=0.9)], arrivals_rps=5000.0))[0] == BEST
     assert left(otas.decide, a_view([a_work(0.002, utility=0.5)], arrivals_rps=1.0))[0] == FAST
 
@@ -86,7 +86,7 @@ def achieved(batches, points):
     return value
 
 
-def test_more_batches_are_planned_and_the_exact_program_finds_more():
+def test_exact_program_beats_the_printed_one():
     rng, found = np.random.default_rng(4), []
     for _ in range(20):
         deadlines = np.sort(rng.uniform(0.05, 0.8, 20))
@@ -99,7 +99,7 @@ def test_more_batches_are_planned_and_the_exact_program_finds_more():
     assert printed.sum() < 0.99 * exact.sum()
 
 
-def test_what_the_printed_program_could_not_place_is_traced_to_the_first_point():
+def test_unplaced_batch_is_traced_to_the_first_point():
     """Nothing can be in time before the last batch: the paper's S begins with 1, not with 0."""
     view, batches = a_queue_of_batches([0.001, 0.002, 0.003, 0.004, 0.005, 1.0], [1.0] * 6)
     printed = otas.by_printed_program(view, BY_SPEED, batches, 0.0)
@@ -110,7 +110,7 @@ def test_what_the_printed_program_could_not_place_is_traced_to_the_first_point()
     assert [point and point.name for point in exact] == [None] * 5 + [BEST]
 
 
-def test_pets_takes_who_came_first_whatever_deadline_and_utility():
+def test_pets_serves_in_order_of_arrival():
     early = [a_work(9.0, utility=0.01, at=0.0) for _ in range(32)]
     late = [a_work(0.5, utility=1.0, at=0.1, task="birds") for _ in range(32)]
 
@@ -128,19 +128,19 @@ def test_pets_takes_who_came_first_whatever_deadline_and_utility():
         (9000.0, BEST, FAST),
     ],
 )
-def test_infaas_keeps_the_loaded_model_as_long_as_it_carries_the_load_and_no_better_one_does(rps, loaded, point):
+def test_infaas_keeps_the_loaded_model_while_it_carries_load(rps, loaded, point):
     view = a_view([a_work(1.0)], arrivals_rps=rps, loaded=loaded)
 
     assert left(infaas.decide, view)[0] == point
 
 
-def test_a_fixed_point_is_kept_whatever_waits():
+def test_fixed_policy_uses_its_point_alone():
     works = [a_work(0.05) for _ in range(60)]
 
     assert left(fixed(ALL).decide, a_view(works))[0] == ALL
 
 
-def test_the_pace_counts_what_came_lately_and_forgets():
+def test_arrival_rate_forgets_old_arrivals():
     pace = ArrivalRate(0.0)
     for n in range(100):
         pace.note(1, n * 0.01)
@@ -150,7 +150,7 @@ def test_the_pace_counts_what_came_lately_and_forgets():
     assert pace.rps(5.0) == 0.0
 
 
-def test_the_pace_of_the_first_moments_is_not_taken_for_a_flood():
+def test_first_arrivals_are_no_burst():
     pace = ArrivalRate(0.0)
     pace.note(1, 0.001)
 
@@ -185,7 +185,7 @@ def test_product_policies_cannot_be_replaced():
 
 
 @pytest.mark.parametrize("registered", [True, False])
-def test_child_process_knows_the_baselines_only_if_told(registered, tmp_path):
+def test_child_process_needs_policy_modules_for_baselines(registered, tmp_path):
     file = tmp_path / "pipeline.yaml"
     file.write_text(a_pipeline(schedulingPolicy="Otas").model_dump_json(by_alias=True))
     code = "import sys, pathlib, trimtab_pipelines.documents as d; d.load_pipeline(pathlib.Path(sys.argv[1]))"

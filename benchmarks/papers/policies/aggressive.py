@@ -1,18 +1,14 @@
-"""Every job at the fastest strategy that meets its floor, whatever its deadline (MOSEL, section 7.1). Pure.
+"""A baseline: every job at the fastest strategy that reaches its floor, whatever its deadline (MOSEL, section 7.1)."""
 
-A baseline.
-"""
-
-from benchmarks.papers.policies.mosel import jobs_of, leave
+from benchmarks.papers.policies.mosel import dispatch_first, jobs_of
 from trimtab_router.scheduling.policies.interface import Dispatch, Policy, SchedulerView, WaitUntil
 
 
 def decide(view: SchedulerView) -> Dispatch | WaitUntil:
-    """Let the first batch of the most urgent job leave."""
     jobs = jobs_of(view)[:1]
     for job in jobs:
         job.option = 0
-    return leave(view, jobs)
+    return dispatch_first(view, jobs)
 
 
 POLICY = Policy(decide, uses_fallbacks=True)

@@ -1,7 +1,4 @@
-"""The most urgent first, always at the most accurate point: what does not know of modalities (MOSEL's none). Pure.
-
-A baseline, with all that batches of several requests can give it.
-"""
+"""A baseline without modality selection: the most urgent rows first, always at the most accurate point."""
 
 from dataclasses import replace
 
@@ -10,7 +7,6 @@ from trimtab_router.scheduling.policies.interface import Dispatch, Policy, Sched
 
 
 def decide(view: SchedulerView) -> Dispatch | WaitUntil:
-    """Let the next batch leave."""
     best = max(view.points, key=lambda point: point.accuracy)
     return earliest_deadline_first.decide(replace(view, points=(best,)))
 

@@ -1,6 +1,6 @@
-"""Every batch at one given point: the most urgent first, the least valuable dropped. Pure.
+"""Every batch at one given point, most urgent rows first, least valuable rows dropped.
 
-A baseline: what merging or prompting by a fixed number gives at its best.
+A baseline: merging or prompting by a fixed number at its best.
 """
 
 from dataclasses import replace
@@ -11,10 +11,9 @@ from trimtab_router.scheduling.policies.interface import Dispatch, Policy, Sched
 
 
 def decide(view: SchedulerView, *, point: str) -> Dispatch | WaitUntil:
-    """Let the next batch leave at the point of that name."""
-    return earliest_deadline_first.decide(replace(view, points=[each for each in view.points if each.name == point]))
+    return earliest_deadline_first.decide(replace(view, points=[job for job in view.points if job.name == point]))
 
 
 def fixed(point: str) -> Policy:
-    """The policy that knows this point alone."""
+    """Return the policy that uses this point alone."""
     return Policy(partial(decide, point=point), uses_fallbacks=True)

@@ -1,19 +1,17 @@
-"""Several models instead of one: the most accurate that carries the load, the loaded one as long as it does. Pure.
+"""A baseline after INFaaS: several models, of which the most accurate one that carries the load is used.
 
-A baseline after INFaaS: of the variants that are fast enough it prefers one that is loaded, and goes to a larger one
-only when that would carry the load with something to spare. Its points are models of their own; whoever runs it charges
-the seconds of loading one where another ran before.
+INFaaS prefers a loaded variant among those that are fast enough, and changes to a larger one only if that carries the
+load with headroom. Its points are separate models; the benchmark charges the seconds of loading one.
 """
 
 from benchmarks.papers.policies.pets import in_turn
 from trimtab_router.scheduling.policies.interface import Dispatch, Point, Policy, SchedulerView, WaitUntil
 
 HEADROOM = 1.2
-"""How much more than the load a model must carry to be changed to."""
+"""Capacity over load that a model must have to be changed to."""
 
 
 def decide(view: SchedulerView) -> Dispatch | WaitUntil:
-    """Let those who came first leave, by the model chosen for the load."""
     return in_turn(view, _model(view))
 
 
@@ -29,7 +27,7 @@ def _model(view: SchedulerView) -> Point:
 
 
 def _carries(view: SchedulerView, point: Point) -> float:
-    """Rows a second of full batches by all replicas."""
+    """Return the rows per second of full batches on all replicas."""
     seconds = point.seconds(view.max_batch_rows)
     return max(view.ready_replicas, 1) * view.max_batch_rows / seconds if seconds > 0 else float("inf")
 

@@ -1,9 +1,9 @@
-"""MOSEL as printed (4.3 and 5.2): one subset a job, jobs one by one, and the time budget of the violator. Pure.
+"""MOSEL as printed (sections 4.3 and 5.2): one subset a job, jobs one by one, and the time budget of the violator.
 
-A baseline, with what is known to be wrong with it. Each job begins at its most accurate strategy. Along the queue,
-whoever would be late is a violator: for all up to it strategies are chosen anew, so that accuracy times rows is
-greatest and all of them together end by the violator's deadline. Those before it have deadlines of their own, which
-nobody looks at again. Where nothing makes it, the violator is passed over, until its time has come.
+A baseline, with the known defects of the paper. Each job starts with its most accurate strategy. Along the queue, a job
+that would be late is a violator: the strategies of all jobs up to it are chosen anew, so that accuracy times rows is
+greatest and all end by the violator's deadline. The deadlines of the jobs before it are not checked again. If no choice
+meets the deadline, the violator is skipped until its drop time.
 """
 
 from trimtab_router.scheduling.policies import slack_fit
@@ -22,11 +22,11 @@ from trimtab_router.scheduling.policies.option_cache import OptionCache
 CELLS = 256
 
 
-class Kept:
-    """A job that is not dropped, and its strategy: at first the most accurate."""
+class PlannedJob:
+    """A job and its strategy, at first the most accurate one."""
 
-    def __init__(self, unit: JobGroup, choice: JobOptions) -> None:
-        self.unit = unit
+    def __init__(self, group: JobGroup, choice: JobOptions) -> None:
+        self.group = group
         self.choice = choice
         self.option = choice.seconds.size - 1
 
@@ -37,40 +37,44 @@ class Kept:
 
 
 def decide(view: SchedulerView) -> Dispatch | WaitUntil:
-    """Let the first batch of the most urgent job leave."""
     start = max(view.now, min(view.free_at(), default=view.now))
-    kept: list[Kept] = []
+    planned_jobs: list[PlannedJob] = []
     for job in jobs_of(view):
-        kept.append(job)
-        if start + sum(each.seconds for each in kept) > job.unit.deadline and not _replanned(kept, start):
-            kept.pop()
-    return leave(view, kept)
+        planned_jobs.append(job)
+        if start + sum(job.seconds for job in planned_jobs) > job.group.deadline and not _replanned(
+            planned_jobs, start
+        ):
+            planned_jobs.pop()
+    return dispatch_first(view, planned_jobs)
 
 
-def jobs_of(view: SchedulerView) -> list[Kept]:
-    """The first jobs, each with its strategies: all its rows at one point."""
-    menu = OptionCache(view)
-    found = ((unit, job_options(menu, unit, mixed=False, escalates=False)) for unit in group_jobs(menu, MAX_GROUPS))
-    return [Kept(unit, choice) for unit, choice in found if choice is not None]
+def jobs_of(view: SchedulerView) -> list[PlannedJob]:
+    """Return the first jobs with their strategies: all rows at one point."""
+    option_cache = OptionCache(view)
+    found = (
+        (group, job_options(option_cache, group, mixed=False, escalates=False))
+        for group in group_jobs(option_cache, MAX_GROUPS)
+    )
+    return [PlannedJob(group, choice) for group, choice in found if choice is not None]
 
 
-def leave(view: SchedulerView, kept: list[Kept]) -> Dispatch | WaitUntil:
-    """Let the first batch of the first job leave, with rows of no other."""
-    if not kept:
+def dispatch_first(view: SchedulerView, planned_jobs: list[PlannedJob]) -> Dispatch | WaitUntil:
+    """Dispatch the first batch of the first job, with rows of no other job."""
+    if not planned_jobs:
         return slack_fit.decide(view)
-    line, rows = kept[0].choice.serving_options(kept[0].option)[0]
-    return dispatch_first_batch(OptionCache(view), kept[0].unit, line, rows)
+    serving_option, rows = planned_jobs[0].choice.serving_options(planned_jobs[0].option)[0]
+    return dispatch_first_batch(OptionCache(view), planned_jobs[0].group, serving_option, rows)
 
 
-def _replanned(kept: list[Kept], start: float) -> bool:
-    """Choose strategies for all of them that end together by the deadline of the last; False where none do."""
-    until = kept[-1].unit.deadline
-    jobs = [Job(until, each.choice.seconds, each.choice.values, value=1.0) for each in kept]
+def _replanned(planned_jobs: list[PlannedJob], start: float) -> bool:
+    """Choose strategies that all end by the deadline of the last job; False if there are none."""
+    until = planned_jobs[-1].group.deadline
+    jobs = [Job(until, job.choice.seconds, job.choice.values, value=1.0) for job in planned_jobs]
     steps = solve(jobs, start, cells=CELLS).steps
     if any(step.option == DROPPED for step in steps):
         return False
-    for each, step in zip(kept, steps, strict=True):
-        each.option = step.option
+    for job, step in zip(planned_jobs, steps, strict=True):
+        job.option = step.option
     return True
 
 

@@ -1,12 +1,13 @@
-"""OTAS as printed (Algorithms 1 to 3), with what is known to be wrong with it. Pure.
+"""OTAS as printed (Algorithms 1 to 3), with the known defects of the paper.
 
-A baseline. Who waits is batched by the order of arrival (1): into the newest open batch whose first came no longer than
-δ ago, that has room, and whose deadline and first utility are near. Batches stand by their deadlines. Few of them get
-the point that a table gives for the rate of arrivals (3); more are planned by a dynamic program (2) that keeps one
-clock for each batch and point, that of the most valuable plan however late it ends, takes a batch to last as long as
-its rows one by one in full batches, and traces what it could not place to the first point of its list.
+A baseline. Algorithm 1 batches queries in order of arrival: into the newest open batch whose first query arrived no
+longer than δ ago, that has room, and whose deadline and first utility are near. Batches are ordered by deadline. If
+there are few, Algorithm 3 gives them the point of a table by arrival rate. More are planned by a dynamic program
+(Algorithm 2), which has one clock for each batch and point, that of the most valuable plan however late it ends; takes
+a batch to last as long as its rows one by one in full batches; and traces what it could not place to the first point of
+its list.
 
-Left out: the first two seconds of a service, in which the paper uses the table whatever waits.
+Left out: the first two seconds of a service, in which the paper always uses the table.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,14 +27,14 @@ from trimtab_router.scheduling.stage_request import RowSlice
 DELTA_SECONDS, ETA_SECONDS, MU, KAPPA, BETA = 0.5, 0.5, 0.8, 0.8, 5
 """As the paper sets them (section V)."""
 HEADROOM = 379 / 580
-"""Of what a point carries, up to which rate the paper's table I gives it: what it does for the plain model."""
+"""Share of a point's capacity up to which table I of the paper uses it, for the plain model."""
 Table = Callable[[SchedulerView, Sequence[Point]], Point]
 Offer = tuple[float, float, Point]
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Queries the paper would run as one; `utility` is the first one's, times in seconds."""
+    """Queries that the paper would run as one batch; `utility` is that of the first."""
 
     first_at: float
     utility: float
@@ -41,31 +42,29 @@ class Batch:
     slices: list[RowSlice] = field(default_factory=list)
     rows: int = 0
 
-    def add(self, piece: RowSlice, deadline: float) -> None:
-        """One more."""
-        self.slices.append(piece)
-        self.rows += piece.rows
+    def add(self, row_slice: RowSlice, deadline: float) -> None:
+        self.slices.append(row_slice)
+        self.rows += row_slice.rows
         self.deadline = min(self.deadline, deadline)
 
     def value(self, point: Point) -> float:
-        """Utility times accuracy of all its rows."""
+        """Return utility times accuracy of all rows."""
         return sum(p.rows * p.request.options.utility * point.accuracy_for(p.request.options.task) for p in self.slices)
 
     @property
     def mean_utility(self) -> float:
-        """Of its rows."""
-        return sum(piece.rows * piece.request.options.utility for piece in self.slices) / max(self.rows, 1)
+        return sum(row_slice.rows * row_slice.request.options.utility for row_slice in self.slices) / max(self.rows, 1)
 
 
 def decide(
     view: SchedulerView, *, table: Table | None = None, program: "Program | None" = None
 ) -> Dispatch | WaitUntil:
-    """Let the first batch leave that is not given up.
+    """Dispatch the first batch that is not given up.
 
     Args:
-        view: what waits.
-        table: the paper's f, from the rate of arrivals to a point; None for one that follows from the profile.
-        program: instead of Algorithm 2.
+        view: the queue.
+        table: the paper's f, from arrival rate to point; None for one derived from the profile.
+        program: replaces Algorithm 2.
     """
     start = max(view.now, min(view.free_at(), default=view.now))
     points = sorted(view.points, key=lambda point: point.seconds(view.max_batch_rows))
@@ -77,27 +76,27 @@ def decide(
     else:
         chosen = (program or by_printed_program)(view, points, batches, start)
     for batch, point in zip(batches, chosen, strict=True):
-        if point is not None and any(point.suits(piece) for piece in batch.slices):
+        if point is not None and any(point.suits(row_slice) for row_slice in batch.slices):
             return Dispatch(point, first_rows(batch.slices, view.max_batch_rows))
     return WaitUntil() if view.drop_policy == "Predicted" else slack_fit.decide(view)
 
 
 def batched(view: SchedulerView) -> list[Batch]:
-    """Algorithm 1 over all that waits, and the batches by their deadlines."""
+    """Return the batches of Algorithm 1 by deadline."""
     batches: list[Batch] = []
-    for piece in sorted(islice(view.waiting, MAX_SLICES), key=lambda piece: piece.request.enqueued_at):
-        deadline = piece.request.due_at - view.later_seconds
-        batch = _open_batch(batches, piece, deadline, view.max_batch_rows)
+    for row_slice in sorted(islice(view.waiting, MAX_SLICES), key=lambda row_slice: row_slice.request.enqueued_at):
+        deadline = row_slice.request.due_at - view.later_seconds
+        batch = _open_batch(batches, row_slice, deadline, view.max_batch_rows)
         if batch is None:
-            batch = Batch(piece.request.enqueued_at, piece.request.options.utility, deadline)
+            batch = Batch(row_slice.request.enqueued_at, row_slice.request.options.utility, deadline)
             batches.append(batch)
-        batch.add(piece, deadline)
+        batch.add(row_slice, deadline)
     return sorted(batches, key=lambda batch: batch.deadline)
 
 
-def _open_batch(batches: Sequence[Batch], piece: RowSlice, deadline: float, most_rows: int) -> Batch | None:
-    work = piece.request
-    if piece.alone:
+def _open_batch(batches: Sequence[Batch], row_slice: RowSlice, deadline: float, most_rows: int) -> Batch | None:
+    work = row_slice.request
+    if row_slice.alone:
         return None
     for batch in reversed(batches):
         if batch.first_at + DELTA_SECONDS < work.enqueued_at:
@@ -105,20 +104,20 @@ def _open_batch(batches: Sequence[Batch], piece: RowSlice, deadline: float, most
         near = abs(batch.deadline - deadline) <= ETA_SECONDS and abs(batch.utility - work.options.utility) <= MU
         first = batch.slices[0]
         alike = first.request.signature == work.signature and not first.alone
-        if near and alike and batch.rows + piece.rows <= most_rows:
+        if near and alike and batch.rows + row_slice.rows <= most_rows:
             return batch
     return None
 
 
 def fastest_enough(view: SchedulerView, points: Sequence[Point]) -> Point:
-    """The most accurate point that carries the rate with the paper's head-room, else the fastest."""
+    """Return the most accurate point that carries the arrival rate with the paper's headroom, else the fastest."""
     load_rps = view.arrivals_rps()
     carrying = [p for p in points if HEADROOM * max(view.ready_replicas, 1) >= load_rps * _row_seconds(view, p)]
     return max(carrying, key=lambda point: point.accuracy) if carrying else points[0]
 
 
 def _row_seconds(view: SchedulerView, point: Point) -> float:
-    """Of a row in a full batch: the paper's latency of a sample."""
+    """Return the seconds of a row in a full batch: the paper's latency of a sample."""
     return point.seconds(view.max_batch_rows) / view.max_batch_rows
 
 
@@ -141,7 +140,7 @@ def _by_rate(
 def by_printed_program(
     view: SchedulerView, points: Sequence[Point], batches: Sequence[Batch], start: float
 ) -> list[Point | None]:
-    """Algorithm 2; None where a batch is not executed."""
+    """Algorithm 2; None for a batch that is not executed."""
     size = len(points) + 1
     worth, clocks = [0.0] * size, [start] * size
     came_from: list[list[int]] = []
@@ -159,15 +158,15 @@ def by_printed_program(
 def by_exact_program(
     _: SchedulerView, points: Sequence[Point], batches: Sequence[Batch], start: float
 ) -> list[Point | None]:
-    """What Algorithm 2 is meant to find: the best choice for every batch, by what batches of these sizes take."""
+    """Return what Algorithm 2 is meant to find: the best choice for every batch, by the seconds of its size."""
     offers = [[(point.seconds(batch.rows), batch.value(point), point) for point in points] for batch in batches]
-    kept = [[offer for place, offer in enumerate(each) if _unbeaten(offer, each[:place])] for each in offers]
+    planned_jobs = [[offer for place, offer in enumerate(job) if _unbeaten(offer, job[:place])] for job in offers]
     jobs = [
-        Job(batch.deadline, np.array([o[0] for o in each]), np.array([o[1] for o in each]))
-        for batch, each in zip(batches, kept, strict=True)
+        Job(batch.deadline, np.array([o[0] for o in job]), np.array([o[1] for o in job]))
+        for batch, job in zip(batches, planned_jobs, strict=True)
     ]
     steps = solve(jobs, start).steps
-    return [None if step.option == DROPPED else kept[step.first_job][step.option][2] for step in steps]
+    return [None if step.option == DROPPED else planned_jobs[step.first_job][step.option][2] for step in steps]
 
 
 def _unbeaten(offer: Offer, faster: Sequence[Offer]) -> bool:
@@ -182,7 +181,7 @@ def _next_row(
     clocks: Sequence[float],
     start: float,
 ) -> tuple[list[float], list[float], list[int]]:
-    """A row of dp, C and S: what they begin with stays wherever nothing is better, as printed."""
+    """Return a row of dp, C and S; initial values stay if nothing is better, as printed."""
     size = len(worth)
     row, clock, source = [0.0] * size, [start] * size, [1] * size
     for before in range(size):

@@ -51,14 +51,14 @@ def test_example_runs_as_documented(tmp_path: Path, machine: dict[str, str]) -> 
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    found = {variant.name: variant for variant in load_pipeline(folder).spec.stages[0].variants}
-    assert found["large"].accuracy > 0.95
-    assert 0.3 < found["small"].accuracy < found["large"].accuracy
-    assert {(v.accuracy_evidence.source, v.accuracy_evidence.samples) for v in found.values()} == {("Measured", 500)}
-    (told,) = (json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"name":"accuracy"'))
-    assert told["figures"]["samples"] == 500
+    variants = {variant.name: variant for variant in load_pipeline(folder).spec.stages[0].variants}
+    assert variants["large"].accuracy > 0.95
+    assert 0.3 < variants["small"].accuracy < variants["large"].accuracy
+    assert {(v.accuracy_evidence.source, v.accuracy_evidence.samples) for v in variants.values()} == {("Measured", 500)}
+    (result,) = (json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"name":"evaluate"'))
+    assert result["figures"]["samples"] == 500
     planned = re.search(r"^read +large .* (0\.\d+) measured \(n 500, ", done.stdout, re.MULTILINE)
     assert planned is not None, done.stdout
-    assert float(planned[1]) == found["large"].accuracy
+    assert float(planned[1]) == variants["large"].accuracy
     assert (folder / "report.html").exists()
-    assert re.search(r"^accuracy measured +0\.9", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^measured accuracy +0\.9", done.stdout, re.MULTILINE), done.stdout

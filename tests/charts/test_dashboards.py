@@ -266,8 +266,8 @@ def test_each_refusal_is_on_the_callers_panel_or_on_ours():
         metrics.count_refusal(code.name, reason)
     text = b"".join(metrics.exposition()).decode()
     panels = {one.title: series(one.query, text) for one in dashboard_expressions() if "refusals_total" in one.query}
-    callers = panels["Refusals by callers' own doing: {{code}} {{reason}}"]
-    ours = panels["Refusals and failures of ours: {{code}} {{reason}}"]
+    callers = panels["Client error refusals: {{code}} {{reason}}"]
+    ours = panels["Server-side refusals and failures: {{code}} {{reason}}"]
 
     assert callers == {(code.name, reason) for code, reason in refused if is_client_error(code, reason)}
     assert ours == {(code.name, reason) for code, reason in refused} - callers
@@ -330,8 +330,8 @@ POINT = 'namespace="a",pipeline="p",stage="read",variant="l"'
                 '{stage="read",variant="l",operating_point="sound"}': 0.75,
             },
         ),
-        ("Second looks: {{stage}}", {'{stage="read"}': 0.125}),
-        ("Provisional answers: provisional", {"{}": 0.0625}),
+        ("Escalations: {{stage}}", {'{stage="read"}': 0.125}),
+        ("Unescalated responses: unescalated", {"{}": 0.0625}),
         ("Drifted accuracies: {{stage}}", {'{stage="read"}': 2}),
     ],
 )
@@ -353,12 +353,12 @@ CHAT = 'namespace="a",pipeline="p",modality="image"'
 @pytest.mark.parametrize(
     ("title", "figures"),
     [
-        ("First words: p99 {{modality}}", {'{modality="image"}': 0.199, '{modality="text"}': 0.099}),
-        ("Between words: p50 {{modality}}", {'{modality="image"}': 0.015}),
-        ("Tokens a second: {{modality}} {{direction}}", {'{modality="image",direction="out"}': 2}),
-        ("Images a chat: mean", {"{}": 3}),
-        ("Images not encoded again: {{stage}} {{source}}", {'{stage="see",source="cache"}': 0.5}),
-        ("Callers who hung up: {{stage}}", {'{stage="say"}': 0.25}),
+        ("Time to first token: p99 {{modality}}", {'{modality="image"}': 0.199, '{modality="text"}': 0.099}),
+        ("Time between tokens: p50 {{modality}}", {'{modality="image"}': 0.015}),
+        ("Tokens per second: {{modality}} {{direction}}", {'{modality="image",direction="out"}': 2}),
+        ("Images per chat: mean", {"{}": 3}),
+        ("Deduplicated images: {{stage}} {{source}}", {'{stage="see",source="cache"}': 0.5}),
+        ("Cancelled rows: {{stage}}", {'{stage="say"}': 0.25}),
     ],
 )
 def test_the_panels_of_chats_show_words_tokens_and_images(tmp_path: Path, title: str, figures: dict[str, float]):
@@ -382,7 +382,7 @@ def test_the_panels_of_chats_show_words_tokens_and_images(tmp_path: Path, title:
 
 
 @pytest.mark.parametrize(
-    "title", ["Slots given away: {{stage}}", "Encoding an image: {{stage}}", "Images that a replica had: {{stage}}"]
+    "title", ["KV slots used: {{stage}}", "Encoding time: {{stage}}", "Embedding cache hit rate: {{stage}}"]
 )
 def test_where_no_replica_chats_there_is_nothing_of_it(tmp_path: Path, title: str):
     received = {'trimtab_requests_received_total{namespace="a",pipeline="p"}': "0+60x30"}

@@ -11,7 +11,7 @@ from tokenizers.models import BPE
 from transformers import Idefics3ImageProcessor, Idefics3Processor, PreTrainedTokenizerFast
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
-from tests.model_servers.chat.test_published import a_model
+from tests.model_servers.chat.test_hf_vlm import a_model
 from trimtab_model_servers.families.hf_vlm_configs import CONFIGS
 
 NAME = "smolvlm2-2.2b"

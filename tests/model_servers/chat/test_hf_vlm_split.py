@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.model_servers.chat.asking import a_chat, a_chat_spec
-from tests.model_servers.chat.reachable import parameters_within
-from tests.model_servers.chat.test_published import SIZES, TINY, a_model, a_photo, stored
+from tests.model_servers.chat.chat_client import a_chat, a_chat_spec
+from tests.model_servers.chat.module_parameters import parameters_within
+from tests.model_servers.chat.test_hf_vlm import SIZES, TINY, a_model, a_photo, stored
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat.chat_model import ChatModel
 from trimtab_model_servers.chat.config import ChatComponents

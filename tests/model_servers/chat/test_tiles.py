@@ -7,8 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from tests.model_servers.chat.asking import DIGESTS, a_chat, a_chat_spec, files, messages, rows_of_files, text_of, texts
-from tests.model_servers.chat.test_published import TINY, a_photo, loaded
+from tests.model_servers.chat.chat_client import (
+    DIGESTS,
+    a_chat,
+    a_chat_spec,
+    files,
+    messages,
+    rows_of_files,
+    text_of,
+    texts,
+)
+from tests.model_servers.chat.test_hf_vlm import TINY, a_photo, loaded
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat.chat_model import ChatModel
 from trimtab_model_servers.chat.encoder_model import EncoderModel

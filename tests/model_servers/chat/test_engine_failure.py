@@ -7,7 +7,7 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
-from tests.model_servers.chat.asking import Asker, a_chat, a_chat_spec
+from tests.model_servers.chat.chat_client import ChatClient, a_chat, a_chat_spec
 from tests.model_servers.conftest import Replica, serve
 from trimtab_model_servers.chat.chat_model import ChatModel
 from trimtab_model_servers.data_port import DataPort
@@ -81,7 +81,7 @@ async def test_replica_with_failed_engine_ends(start, tmp_path, fatal):
     running = start(tmp_path, serve_mortal)
     assert isinstance(running, Replica), running
     async with aiohttp.ClientSession() as session:
-        status, why = await Asker(session, running.ports).refused(fatal)
+        status, why = await ChatClient(session, running.ports).refused(fatal)
     await asyncio.to_thread(running.process.join, 30)
 
     assert (status, "the engine failed" in why) == (500, True)

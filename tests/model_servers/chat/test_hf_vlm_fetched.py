@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.fakes.hub import hub
-from tests.model_servers.chat.asking import a_chat, a_chat_spec, text_of
-from tests.model_servers.chat.reachable import parameters_within
-from tests.model_servers.chat.test_published import SIZES, TINY, a_photo, loaded, stored
+from tests.model_servers.chat.chat_client import a_chat, a_chat_spec, text_of
+from tests.model_servers.chat.module_parameters import parameters_within
+from tests.model_servers.chat.test_hf_vlm import SIZES, TINY, a_photo, loaded, stored
 from tests.model_servers.minio import ACCESS_KEY, SECRET_KEY, minio
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.errors import ModelError

@@ -97,7 +97,7 @@ def a_chat(model: str, text: str, *images: bytes, extra: tuple[Tensor, ...] = ()
 
 
 @dataclass(slots=True)
-class Heard:
+class StreamResult:
     """The response of a stream."""
 
     status: int
@@ -109,7 +109,7 @@ class Heard:
         return "".join(event["text"] for event in self.events)
 
 
-class Asker:
+class ChatClient:
     """Client of one replica's data port."""
 
     def __init__(self, session: aiohttp.ClientSession, ports: ReplicaPorts) -> None:
@@ -134,9 +134,9 @@ class Asker:
         async with self.post(request, action) as answer:
             return answer.status, (await answer.json(content_type=None)).get("error", "")
 
-    async def stream(self, request: InferRequest) -> Heard:
+    async def stream(self, request: InferRequest) -> StreamResult:
         async with self.post(request, "generate_stream") as answer:
-            heard = Heard(answer.status)
+            heard = StreamResult(answer.status)
             failed = False
             async for line in answer.content:
                 if line.startswith(b"event: error"):

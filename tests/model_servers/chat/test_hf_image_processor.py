@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from tests.model_servers.chat.test_published import SIZES, a_photo
+from tests.model_servers.chat.test_hf_vlm import SIZES, a_photo
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.hf_image_processor import read_image_processor
 from trimtab_model_servers.families.hf_vlm_configs import CONFIGS

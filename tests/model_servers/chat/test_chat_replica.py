@@ -16,7 +16,16 @@ import torch
 from PIL import Image as Pillow
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.model_servers.chat.asking import Asker, a_chat, a_chat_spec, a_page, files, rows_of_files, text_of, texts
+from tests.model_servers.chat.chat_client import (
+    ChatClient,
+    a_chat,
+    a_chat_spec,
+    a_page,
+    files,
+    rows_of_files,
+    text_of,
+    texts,
+)
 from tests.model_servers.conftest import Replica
 from trimtab_model_servers.families.lmm_digits import models
 from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES, Architecture
@@ -42,9 +51,9 @@ def replica(tmp_path_factory, start: Callable[[Path], Replica | str]) -> Replica
 
 
 @pytest.fixture
-async def asker(replica: Replica) -> AsyncIterator[Asker]:
+async def client(replica: Replica) -> AsyncIterator[ChatClient]:
     async with aiohttp.ClientSession() as session:
-        yield Asker(session, replica.ports)
+        yield ChatClient(session, replica.ports)
 
 
 def alone(architecture: Architecture, text: str, images: int, seed: int, tokens: int) -> str:
@@ -63,43 +72,43 @@ def alone(architecture: Architecture, text: str, images: int, seed: int, tokens:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-async def test_outputs_equal_generate_with_and_without_images(asker: Asker, architecture):
+async def test_outputs_equal_generate_with_and_without_images(client: ChatClient, architecture):
     name = NAMES[architecture]
     chats = [(0, "What is 3+4?"), (1, "Read the cells."), (2, "Which page shows more digits?")]
     for images, text in chats:
         asked = a_chat(name, text, *[a_page(1)] * images, max_tokens=9, ignore_eos=True)
         expected = alone(architecture, text, images, seed=1, tokens=9)
-        assert text_of(await asker.infer(asked)) == [expected]
-        heard = await asker.stream(asked)
+        assert text_of(await client.infer(asked)) == [expected]
+        heard = await client.stream(asked)
         assert (heard.status, heard.text, len(heard.events)) == (200, expected, 10)
         usage = heard.events[-1]["usage"]
         assert heard.events[-1]["finish_reason"] == "length"
         assert usage["completion_tokens"] == 9
         assert usage["image_tokens"] == 16 * images
-        assert (await asker.count(asked))["prompt_tokens"] == usage["prompt_tokens"]
+        assert (await client.count(asked))["prompt_tokens"] == usage["prompt_tokens"]
 
 
-async def test_rows_of_a_request_generate_concurrently(asker: Asker):
+async def test_rows_of_a_request_generate_concurrently(client: ChatClient):
     rows = [b'[{"role":"user","content":"%d+1="}]' % number for number in range(6)]
     options = [b'{"max_tokens":%d,"ignore_eos":true}' % number for number in range(1, 7)]
     request = InferRequest("colocated", (texts("messages", *rows), texts("options", *options)))
 
-    response = await asker.infer(request)
+    response = await client.infer(request)
 
     assert [usage[1] for usage in response.outputs[2].array.tolist()] == [1, 2, 3, 4, 5, 6]
 
 
-async def test_disaggregated_stages_equal_colocated_model(asker: Asker):
+async def test_disaggregated_stages_equal_colocated_model(client: ChatClient):
     pages = [a_page(seed) for seed in (3, 4)]
-    colocated = text_of(await asker.infer(a_chat("colocated", "Read page 2.", *pages, max_tokens=12)))
+    colocated = text_of(await client.infer(a_chat("colocated", "Read page 2.", *pages, max_tokens=12)))
 
-    encoded = await asker.infer(InferRequest("encode", (files(*pages),)))
+    encoded = await client.infer(InferRequest("encode", (files(*pages),)))
     inline = a_chat("text", "Read page 2.", extra=encoded.outputs, max_tokens=12)
     reported = json.loads(inline.inputs[0].array[0])
     reported[0]["content"] = [{"type": "image"}, {"type": "image"}, *reported[0]["content"]]
     spelled = texts("messages", json.dumps(reported).encode())
 
-    assert text_of(await asker.infer(InferRequest("text", (spelled, *inline.inputs[1:])))) == colocated
+    assert text_of(await client.infer(InferRequest("text", (spelled, *inline.inputs[1:])))) == colocated
 
 
 def asked_about(references: list[dict[str, Any]]) -> InferRequest:
@@ -116,119 +125,119 @@ def asked_about(references: list[dict[str, Any]]) -> InferRequest:
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_text_stage_fetches_embeddings_before_or_after_encoding(asker: Asker, late):
+async def test_text_stage_fetches_embeddings_before_or_after_encoding(client: ChatClient, late):
     pages = [a_page(seed) for seed in (3, 4)]
-    colocated = await asker.stream(a_chat("colocated", "Read page 2.", *pages, max_tokens=12))
+    colocated = await client.stream(a_chat("colocated", "Read page 2.", *pages, max_tokens=12))
     encoding = InferRequest("keep", (rows_of_files(*pages),), parameters={"store_as": f"kept-{late}"})
-    where = [{"url": f"{asker.url}/keep/embeddings/kept-{late}-{row}", "rows": 16} for row in range(2)]
+    where = [{"url": f"{client.url}/keep/embeddings/kept-{late}-{row}", "rows": 16} for row in range(2)]
     if late:
-        answering = asyncio.create_task(asker.stream(asked_about(where)))
-        await asker.infer(encoding)
+        answering = asyncio.create_task(client.stream(asked_about(where)))
+        await client.infer(encoding)
         heard = await answering
     else:
-        reported = [json.loads(one) for one in (await asker.infer(encoding)).outputs[0].array]
+        reported = [json.loads(one) for one in (await client.infer(encoding)).outputs[0].array]
         assert [one["rows"] for one in reported] == [16, 16]
-        assert (await asker.get("keep/pending"))["stored_embeddings"] == 2
-        heard = await asker.stream(asked_about([at | one for at, one in zip(where, reported, strict=True)]))
+        assert (await client.get("keep/pending"))["stored_embeddings"] == 2
+        heard = await client.stream(asked_about([at | one for at, one in zip(where, reported, strict=True)]))
 
     assert (heard.text, heard.error) == (colocated.text, None)
-    assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
+    assert (await client.get("keep/pending"))["stored_embeddings"] == 0
 
 
-async def test_text_stage_waits_for_pending_images(asker: Asker):
+async def test_text_stage_waits_for_pending_images(client: ChatClient):
     pages = [a_page(seed) for seed in (3, 4)]
-    colocated = await asker.stream(a_chat("colocated", "Read page 2.", *pages, max_tokens=12))
+    colocated = await client.stream(a_chat("colocated", "Read page 2.", *pages, max_tokens=12))
     keep = InferRequest("keep", (rows_of_files(*pages),), parameters={"store_as": "reported"})
-    announced = [json.loads(one) for one in (await asker.infer(replace(keep, parameters={}))).outputs[0].array]
+    announced = [json.loads(one) for one in (await client.infer(replace(keep, parameters={}))).outputs[0].array]
     asked = replace(asked_about([{"url": "pending:"} | one for one in announced]), id="a chat of its own")
-    answering = asyncio.create_task(asker.stream(asked))
-    await asker.infer(keep)
+    answering = asyncio.create_task(client.stream(asked))
+    await client.infer(keep)
     for number, one in enumerate(announced):
-        arrived = [{"image": number, "url": f"{asker.url}/keep/embeddings/reported-{number}", **one}]
-        assert await asker.post_json("text/references/a chat of its own", arrived) == {"resolved": 1}
+        arrived = [{"image": number, "url": f"{client.url}/keep/embeddings/reported-{number}", **one}]
+        assert await client.post_json("text/references/a chat of its own", arrived) == {"resolved": 1}
 
     heard = await answering
     assert (heard.text, heard.error) == (colocated.text, None)
-    assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
-    assert (await asker.refused(replace(asked, id="")))[0] == 400
-    assert (await asker.get("text"))["parameters"]["partial_prefill"] is True
-    assert (await asker.get("across"))["parameters"]["partial_prefill"] is False
+    assert (await client.get("keep/pending"))["stored_embeddings"] == 0
+    assert (await client.refused(replace(asked, id="")))[0] == 400
+    assert (await client.get("text"))["parameters"]["partial_prefill"] is True
+    assert (await client.get("across"))["parameters"]["partial_prefill"] is False
 
 
-async def test_stored_embeddings_get_further_names(asker: Asker):
+async def test_stored_embeddings_get_further_names(client: ChatClient):
     keep = InferRequest("keep", (rows_of_files(a_page(5)),), parameters={"store_as": "shared"})
-    encoding = asyncio.create_task(asker.infer(keep))
-    await asker.post_json("keep/embeddings/shared-1,2", {"of": "shared-0"})
+    encoding = asyncio.create_task(client.infer(keep))
+    await client.post_json("keep/embeddings/shared-1,2", {"of": "shared-0"})
     (reported,) = [json.loads(one) for one in (await encoding).outputs[0].array]
     for row in (2, 0, 1):
-        reference = {"url": f"{asker.url}/keep/embeddings/shared-{row}", **reported}
-        assert (await asker.stream(asked_about([reference, {"url": "blank:", "rows": 16}]))).status == 200
-    assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
+        reference = {"url": f"{client.url}/keep/embeddings/shared-{row}", **reported}
+        assert (await client.stream(asked_about([reference, {"url": "blank:", "rows": 16}]))).status == 200
+    assert (await client.get("keep/pending"))["stored_embeddings"] == 0
 
 
-async def test_cached_image_is_stored_for_its_tenant_alone(asker: Asker):
+async def test_cached_image_is_stored_for_its_tenant_alone(client: ChatClient):
     page = a_page(123)
     options = texts("options", b'{"tenant": "one"}')
-    (reported,) = (await asker.infer(InferRequest("keep", (rows_of_files(page), options)))).outputs[0].array
+    (reported,) = (await client.infer(InferRequest("keep", (rows_of_files(page), options)))).outputs[0].array
     shown = {"file": sha256(page).hexdigest(), "tenant": "one", "alone": True}
-    assert await asker.post_json("keep/embeddings/again-0", {"of": shown}) == json.loads(reported)
-    assert (await asker.get("keep/pending"))["stored_embeddings"] == 1
-    reference = {"url": f"{asker.url}/keep/embeddings/again-0", **json.loads(reported)}
-    assert (await asker.stream(asked_about([reference, {"url": "blank:", "rows": 16}]))).status == 200
+    assert await client.post_json("keep/embeddings/again-0", {"of": shown}) == json.loads(reported)
+    assert (await client.get("keep/pending"))["stored_embeddings"] == 1
+    reference = {"url": f"{client.url}/keep/embeddings/again-0", **json.loads(reported)}
+    assert (await client.stream(asked_about([reference, {"url": "blank:", "rows": 16}]))).status == 200
 
     for other in ({"tenant": "other"}, {"alone": False}, {"file": "0" * 64}):
-        refused = await asker.post_json("keep/embeddings/again-0", {"of": shown | other})
+        refused = await client.post_json("keep/embeddings/again-0", {"of": shown | other})
         assert "not cached" in refused["error"]
-    assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
+    assert (await client.get("keep/pending"))["stored_embeddings"] == 0
 
 
-async def test_encoder_counts_rows_without_encoding(asker: Asker):
-    assert await asker.count(InferRequest("keep", (rows_of_files(a_page(5), a_page(6)),))) == {"rows": [16, 16]}
-    assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
+async def test_encoder_counts_rows_without_encoding(client: ChatClient):
+    assert await client.count(InferRequest("keep", (rows_of_files(a_page(5), a_page(6)),))) == {"rows": [16, 16]}
+    assert (await client.get("keep/pending"))["stored_embeddings"] == 0
 
 
-async def test_encoder_counts_more_images_than_its_batch_size(asker: Asker):
+async def test_encoder_counts_more_images_than_its_batch_size(client: ChatClient):
     shown = InferRequest("one-by-one", (rows_of_files(*map(a_page, range(16))),))
-    assert await asker.count(shown) == {"rows": [16] * 16}
-    assert (await asker.refused(shown))[0] == 400
+    assert await client.count(shown) == {"rows": [16] * 16}
+    assert (await client.refused(shown))[0] == 400
 
 
-async def test_batch_with_invalid_image_stores_nothing(asker: Asker):
+async def test_batch_with_invalid_image_stores_nothing(client: ChatClient):
     batch = InferRequest("keep", (rows_of_files(a_page(5), b"GIF89a and no more"),), parameters={"store_as": "torn"})
 
-    assert (await asker.refused(batch))[0] == 422
-    assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
+    assert (await client.refused(batch))[0] == 422
+    assert (await client.get("keep/pending"))["stored_embeddings"] == 0
 
 
 @pytest.mark.parametrize(("file", "why"), [(b"GIF89a and no more", "is no PNG"), (a_page()[:300], "cannot be decoded")])
-async def test_invalid_image_is_named_by_its_number(asker: Asker, file: bytes, why: str):
+async def test_invalid_image_is_named_by_its_number(client: ChatClient, file: bytes, why: str):
     of_chat = Tensor("chat_images", "INT64", np.array([[1, 0], [5, 3]], dtype=np.int64))
     batch = InferRequest("keep", (rows_of_files(a_page(5), file), of_chat), parameters={"store_as": "numbered"})
     chat = a_chat("colocated", "?", a_page(5), file)
 
     for number, asked in ((3, batch), (1, chat)):
-        code, error = await asker.refused(asked)
+        code, error = await client.refused(asked)
         assert code == 422
         assert f"image {number} {why}" in error
 
 
-async def test_unnamed_images_are_not_stored_and_blank_ones_are_valid(asker: Asker):
-    (reported,) = (await asker.infer(InferRequest("keep", (rows_of_files(a_page(6)),)))).outputs[0].array
-    assert (await asker.get("keep/pending"))["stored_embeddings"] == 0
+async def test_unnamed_images_are_not_stored_and_blank_ones_are_valid(client: ChatClient):
+    (reported,) = (await client.infer(InferRequest("keep", (rows_of_files(a_page(6)),)))).outputs[0].array
+    assert (await client.get("keep/pending"))["stored_embeddings"] == 0
 
     blank = [{"url": "blank:", "rows": json.loads(reported)["rows"]}] * 2
-    assert (await asker.stream(asked_about(blank))).status == 200
+    assert (await client.stream(asked_about(blank))).status == 200
 
 
-async def test_disconnect_releases_all_resources(asker: Asker):
+async def test_disconnect_releases_all_resources(client: ChatClient):
     asked = a_chat("colocated", "Count.", a_page(9), max_tokens=350, ignore_eos=True)
     for _ in range(5):
-        async with asker.post(asked, "generate_stream") as answer:
+        async with client.post(asked, "generate_stream") as answer:
             await answer.content.readline()
             answer.close()
 
     for _ in range(100):
-        left = await asker.get("colocated/pending")
+        left = await client.get("colocated/pending")
         if not any(number for name, number in left.items() if name != "slots"):
             break
         await asyncio.sleep(0.01)
@@ -258,14 +267,14 @@ REFUSED = {
 
 @pytest.mark.parametrize("action", ["infer", "generate_stream"])
 @pytest.mark.parametrize(("request_", "status", "words"), REFUSED.values(), ids=REFUSED)
-async def test_invalid_request_is_rejected_with_reason(asker: Asker, request_, status, words, action):
-    code, error = await asker.refused(request_, action)
+async def test_invalid_request_is_rejected_with_reason(client: ChatClient, request_, status, words, action):
+    code, error = await client.refused(request_, action)
 
     assert code == status
     assert words in error
 
 
-async def test_failed_fetch_ends_its_chat_and_names_the_image(asker: Asker):
+async def test_failed_fetch_ends_its_chat_and_names_the_image(client: ChatClient):
     reference = [{"url": "http://127.0.0.1:9/v2/models/encode/embeddings/gone", "rows": 16}]
     content = [{"type": "image"}, {"type": "text", "text": "?"}]
     asked = InferRequest(
@@ -276,17 +285,17 @@ async def test_failed_fetch_ends_its_chat_and_names_the_image(asker: Asker):
         ),
     )
 
-    code, error = await asker.refused(asked, "generate_stream")
+    code, error = await client.refused(asked, "generate_stream")
 
     assert (code, "image 0" in error) == (502, True)
 
 
-async def test_placeholder_in_text_stays_text(asker: Asker):
-    assert (await asker.count(a_chat("colocated", "<|image|><|end|>")))["image_tokens"] == []
+async def test_placeholder_in_text_stays_text(client: ChatClient):
+    assert (await client.count(a_chat("colocated", "<|image|><|end|>")))["image_tokens"] == []
 
 
-async def test_metrics_have_load_and_totals(asker: Asker, replica: Replica):
-    await asker.infer(a_chat("colocated", "?", a_page(77), max_tokens=1))
+async def test_metrics_have_load_and_totals(client: ChatClient, replica: Replica):
+    await client.infer(a_chat("colocated", "?", a_page(77), max_tokens=1))
     async with aiohttp.ClientSession() as session:
         answer = await session.get(f"http://127.0.0.1:{replica.ports.data_port}/metrics")
         reported = {one.name: one for one in text_string_to_metric_families(await answer.text())}

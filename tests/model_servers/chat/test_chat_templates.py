@@ -10,9 +10,9 @@ import pytest
 from PIL import Image as Pillow
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
-from tests.model_servers.chat.asking import a_chat_spec, files, texts
+from tests.model_servers.chat.chat_client import a_chat_spec, files, texts
 from tests.model_servers.chat.smol_folder import MARKS, NAME, a_folder, by_processor
-from tests.model_servers.chat.test_published import SIZES, TINY, a_photo
+from tests.model_servers.chat.test_hf_vlm import SIZES, TINY, a_photo
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat.chat_model import ChatModel
 from trimtab_model_servers.chat.interfaces import EmbeddingShape, Prompt

@@ -13,8 +13,8 @@ import transformers.models.mllama.processing_mllama as mllama
 from PIL import Image as Pillow
 from transformers import GenerationConfig
 
-from tests.model_servers.chat.asking import a_chat, a_chat_spec, files, text_of, texts
-from tests.model_servers.chat.reachable import parameters_within
+from tests.model_servers.chat.chat_client import a_chat, a_chat_spec, files, text_of, texts
+from tests.model_servers.chat.module_parameters import parameters_within
 from tests.model_servers.chat.templates import INTERLEAVED, by_template
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat.chat_model import ChatModel

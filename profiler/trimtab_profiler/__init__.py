@@ -1,1 +1,1 @@
-"""How fast is it: measures each variant of each stage on real replicas, fits the latency law, sizes replicas."""
+"""Profiler: measures the latency of every variant on real replicas, fits latency laws and sizes replicas."""

@@ -1,4 +1,4 @@
-"""Carry out a profile task of a pipeline in a cluster: `python -m trimtab_profiler --cluster --pipeline FILE …`."""
+"""Entry point of profile Jobs: `python -m trimtab_profiler --cluster --pipeline FILE …`."""
 
 import argparse
 import asyncio
@@ -16,31 +16,31 @@ PIPELINES = Path("/opt/trimtab/pipelines")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and write the profiles of one task; 1 where that fails, saying why on the last line."""
+    """Measure and write the profiles of one task; on failure return 1 with the reason on the last line of stderr."""
     options = _parse(arguments)
     take_credentials()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s profiler %(levelname)s %(message)s", stream=sys.stderr)
     try:
-        found = load_pipeline(options.pipeline)
+        document = load_pipeline(options.pipeline)
     except DocumentError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    metadata = found.metadata.model_copy(update={"namespace": options.namespace})
-    pipeline = found.model_copy(update={"metadata": metadata})
-    problem = asyncio.run(_carry_out(pipeline, options.folder or PIPELINES / pipeline.name, options.task))
+    metadata = document.metadata.model_copy(update={"namespace": options.namespace})
+    pipeline = document.model_copy(update={"metadata": metadata})
+    problem = asyncio.run(_run(pipeline, options.folder or PIPELINES / pipeline.name, options.task))
     if problem:
         sys.stderr.write(f"{problem}\n")
     return 1 if problem else 0
 
 
-async def _carry_out(pipeline: InferencePipeline, folder: Path, task: str) -> str:
-    """What went wrong, or nothing."""
+async def _run(pipeline: InferencePipeline, folder: Path, task: str) -> str:
+    """Run a task; return its error, or an empty string."""
     from trimtab_kubernetes import Cluster, ClusterError  # noqa: PLC0415 - an extra
-    from trimtab_profiler.kubernetes_job import TaskError, carry_out  # noqa: PLC0415 - an extra
+    from trimtab_profiler.kubernetes_job import TaskError, run_task  # noqa: PLC0415 - an extra
 
     try:
         async with await Cluster.connect() as cluster:
-            await carry_out(cluster, pipeline, folder, task)
+            await run_task(cluster, pipeline, folder, task)
     except (ClusterError, ProfileError, TaskError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
@@ -53,8 +53,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cluster", action="store_true", required=True, help="write ModelProfiles to the cluster")
     parser.add_argument("--pipeline", type=Path, required=True, help="InferencePipeline, a file or its folder")
     parser.add_argument("--namespace", required=True, help="namespace of the pipeline")
-    parser.add_argument("--task", required=True, help="which of its profile tasks")
-    parser.add_argument("--folder", type=Path, help=f"relative storageUris start here; default {PIPELINES}/NAME")
+    parser.add_argument("--task", required=True, help="profile task")
+    parser.add_argument("--folder", type=Path, help=f"base of relative storageUris; default {PIPELINES}/NAME")
     return parser.parse_args(arguments)
 
 

@@ -1,7 +1,7 @@
-"""How large a replica must be: the stage's latency target and the least cores at which each variant meets it.
+"""Base allocation of a stage: its latency target, and the fewest cores with which each variant meets it.
 
-IPA, section 4.1. The published code differs from its paper: it multiplies by 25 instead of 5, takes the largest
-allocation for the mean, and moves the allocation up with accuracy whether needed or not. Here stands the paper.
+This follows IPA, section 4.1. The published code differs: it multiplies by 25 instead of 5, averages the largest
+allocation, and raises allocations with accuracy.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,9 +37,9 @@ def stage_slo_seconds(points: Iterable[PointProfile], stage: Stage) -> float:
 def base_allocation(
     points: Iterable[PointProfile], stage: Stage, slo_seconds: float, threshold_rps: float
 ) -> Mapping[str, float]:
-    """The least measured cores at which a variant has some batch with p99 within the SLO and the threshold throughput.
+    """The fewest measured cores with which some batch of a variant meets the SLO at p99 and the threshold throughput.
 
-    The first operating point of each variant counts. A variant that meets them nowhere is left out.
+    The first operating point of each variant counts. A variant that never meets them is excluded.
     """
     allocation: dict[str, float] = {}
     for point in sorted(points, key=lambda point: point.cores):

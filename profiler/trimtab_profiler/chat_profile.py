@@ -1,7 +1,7 @@
-"""What else the times of a stage that writes depend on: whether its chats show images, and where an answer ends. Pure.
+"""Rows of chats for the profile of a generation stage: with and without images, first token only, longer prompts.
 
-A plan needs the time until an answer begins, which is what is promised, beside that of the whole answer; and chats show
-another number of images each hour. Both are measured at the ends of a line: no images and one, one token and all.
+A plan needs the time to first token besides the time of the whole answer, and the number of images per chat changes
+with the load. Both are measured at two ends and interpolated: no image and one, one token and all.
 """
 
 import json
@@ -16,40 +16,43 @@ from trimtab_pipelines.stages import EMBEDDINGS_INPUT, IMAGES_INPUT, Stage
 from trimtab_protocol import Tensor
 
 KINDS: Final = 4
-"""With and without images, each to the first piece and to the end."""
+"""With and without images, each to the first token and to the end."""
 LENGTHS: Final = (1, 4, 16, 64, 256)
-"""How many times as long prompts are made, to measure how long they take to be read; as far as a model takes them."""
+"""Factors by which prompts are lengthened to measure prefill time."""
 MESSAGES, OPTIONS, USAGE, PROMPT, COMPLETION = "messages", "options", "usage", 0, 1
 Rows = Mapping[str, NDArray[Any]]
 
 
-def may_differ(stage: Stage, rows: Rows) -> bool:
-    """Whether chats of a stage show images, and may be told where to end."""
+def needs_chat_profile(stage: Stage, rows: Rows) -> bool:
+    """Whether a stage generates from chats with images and options."""
     return (
         stage.generates and {MESSAGES, OPTIONS} <= rows.keys() and bool({IMAGES_INPUT, EMBEDDINGS_INPUT} & rows.keys())
     )
 
 
-def textual(rows: Rows) -> dict[str, NDArray[Any]]:
-    """The same chats without their images."""
-    kept = {name: array for name, array in rows.items() if name not in {IMAGES_INPUT, EMBEDDINGS_INPUT}}
-    return kept | {MESSAGES: _each(rows[MESSAGES], _without_images)}
+def without_images(rows: Rows) -> dict[str, NDArray[Any]]:
+    """Chats without their images."""
+    text_rows = {name: array for name, array in rows.items() if name not in {IMAGES_INPUT, EMBEDDINGS_INPUT}}
+    return text_rows | {MESSAGES: _map_json(rows[MESSAGES], _without_images)}
 
 
 def first_token_only(rows: Rows) -> dict[str, NDArray[Any]]:
-    """The same chats, of which the first token is the last."""
-    return {**rows, OPTIONS: _each(rows[OPTIONS], lambda options: options | {"max_tokens": 1})}
+    """Chats with `max_tokens` 1."""
+    return {**rows, OPTIONS: _map_json(rows[OPTIONS], lambda options: options | {"max_tokens": 1})}
 
 
 def with_longer_prompt(rows: Rows, times: int) -> dict[str, NDArray[Any]]:
-    """The same chats, of which each says what it says so many times."""
-    return {**rows, MESSAGES: _each(rows[MESSAGES], lambda messages: [_said_again(one, times) for one in messages])}
+    """Chats with their text repeated."""
+    return {
+        **rows,
+        MESSAGES: _map_json(rows[MESSAGES], lambda messages: [_repeat_text(message, times) for message in messages]),
+    }
 
 
 def without_shared_prefix(batch: tuple[Tensor, ...], number: int) -> tuple[Tensor, ...]:
-    """A batch of a tenant whom nobody has seen, where it tells options: nothing that replicas keep may be reused."""
+    """A batch of a new tenant, if it has options, so that replicas reuse no cached prefix."""
     return tuple(
-        replace(tensor, array=_each(tensor.array, lambda options: options | {"tenant": f"stranger-{number}"}))
+        replace(tensor, array=_map_json(tensor.array, lambda options: options | {"tenant": f"profile-{number}"}))
         if tensor.name == OPTIONS and tensor.datatype == "BYTES" and tensor.array.ndim == 1
         else tensor
         for tensor in batch
@@ -57,26 +60,26 @@ def without_shared_prefix(batch: tuple[Tensor, ...], number: int) -> tuple[Tenso
 
 
 def mean_tokens(outputs: Sequence[Tensor]) -> float:
-    """Tokens of an answer, on average, at least one."""
+    """Mean tokens of an answer, at least one."""
     return max(_mean(outputs, COMPLETION), 1.0)
 
 
 def mean_prompt_tokens(outputs: Sequence[Tensor]) -> float:
-    """Tokens of a prompt, on average: of words and, where they join the prompt, of images."""
+    """Mean tokens of a prompt, including image tokens in the prompt; at least one."""
     return max(_mean(outputs, PROMPT), 1.0)
 
 
-def _mean(outputs: Sequence[Tensor], of: int) -> float:
+def _mean(outputs: Sequence[Tensor], column: int) -> float:
     usage = next(tensor.array for tensor in outputs if tensor.name == USAGE)
-    return float(np.mean(usage[:, of]))
+    return float(np.mean(usage[:, column]))
 
 
-def _said_again(message: Any, times: int) -> Any:
+def _repeat_text(message: Any, times: int) -> Any:
     content = message["content"]
     if isinstance(content, str):
         return message | {"content": " ".join([content] * times)}
-    said = [part | {"text": " ".join([part["text"]] * times)} if "text" in part else part for part in content]
-    return message | {"content": said}
+    repeated = [part | {"text": " ".join([part["text"]] * times)} if "text" in part else part for part in content]
+    return message | {"content": repeated}
 
 
 def _without_images(messages: Any) -> Any:
@@ -87,7 +90,7 @@ def _text(content: Any) -> Any:
     return content if isinstance(content, str) else [part for part in content if part["type"] != "image"]
 
 
-def _each(array: NDArray[Any], change: Any) -> NDArray[Any]:
+def _map_json(array: NDArray[Any], change: Any) -> NDArray[Any]:
     changed = np.empty(len(array), dtype=object)
-    changed[:] = [json.dumps(change(json.loads(one))).encode() for one in array]
+    changed[:] = [json.dumps(change(json.loads(element))).encode() for element in array]
     return changed

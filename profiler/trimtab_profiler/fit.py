@@ -1,8 +1,8 @@
-"""The latency law l(b) = α·b² + β·b + γ (IPA, section 4.1), fitted to measured batch sizes.
+"""Fit of the latency law l(b) = α·b² + β·b + γ (IPA, section 4.1) to measured batch sizes.
 
-Least squares of the *relative* error, since a batch of 64 takes a hundred times a batch of 1 and would drown it
-otherwise. A law that turns negative between the smallest and the largest batch would be worse than none: then its
-coefficients are held non-negative. Nothing here assumes that latency grows with the batch.
+The fit minimizes the squared relative error, so that large batches do not dominate. Coefficients are constrained to be
+non-negative if the law would be negative between the smallest and the largest batch. Latency need not grow with the
+batch.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def fit_latency(batch_sizes: Sequence[int], latencies_seconds: Sequence[float]) 
     One point gives a constant, two a line through both, three or more a parabola.
 
     Raises:
-        ValueError: no points, a batch size twice or below 1, a latency that is not above 0.
+        ValueError: no points, a repeated or non-positive batch size, a non-positive latency.
     """
     sizes, latencies = np.asarray(batch_sizes, dtype=np.float64), np.asarray(latencies_seconds, dtype=np.float64)
     if sizes.size == 0 or sizes.size != latencies.size:
@@ -54,7 +54,7 @@ def relative_errors(coefficients: Floats, sizes: Floats, latencies: Floats) -> F
 
 
 def _solve(sizes: Floats, latencies: Floats, powers: Sequence[int]) -> Floats:
-    """Minimise Σ ((fit − measured) / measured)² over the coefficients of some powers; the others are 0."""
+    """Minimize Σ ((fit − measured) / measured)² over the coefficients of some powers; the others are 0."""
     scale = sizes.max()
     design = np.stack([(sizes / scale) ** power / latencies for power in powers], axis=1)
     solution = np.linalg.lstsq(design, np.ones_like(latencies), rcond=None)[0]
@@ -64,11 +64,11 @@ def _solve(sizes: Floats, latencies: Floats, powers: Sequence[int]) -> Floats:
 
 
 def _solve_non_negative(sizes: Floats, latencies: Floats, powers: Sequence[int]) -> Floats:
-    """The best fit whose coefficients are all at least 0: of every subset of powers, so it is exact."""
+    """The best fit with non-negative coefficients, found exactly over all subsets of powers."""
     candidates = [
-        _solve(sizes, latencies, chosen)
+        _solve(sizes, latencies, subset)
         for count in range(1, len(powers) + 1)
-        for chosen in combinations(powers, count)
+        for subset in combinations(powers, count)
     ]
     allowed = [coefficients for coefficients in candidates if coefficients.min() >= 0]
     return min(allowed, key=lambda c: float((relative_errors(c, sizes, latencies) ** 2).sum()))

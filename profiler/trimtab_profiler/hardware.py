@@ -1,4 +1,4 @@
-"""What a profile was measured on, so that nobody plans with the figures of another machine unawares."""
+"""Hardware of this machine, recorded in profiles."""
 
 import os
 import platform
@@ -15,14 +15,14 @@ def this_machine(cpuinfo: Path = Path("/proc/cpuinfo"), gpus: Path = Path("/proc
 
 
 def usable_cores() -> int:
-    """Cores this process may run on."""
+    """Number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return psutil.cpu_count() or 1
 
 
 def _accelerator(gpus: Path) -> str | None:
-    """What the driver says of the first GPU there is."""
+    """Model of the first GPU, as the driver reports it."""
     for file in sorted(gpus.glob("*/information")):
         models = [line.partition(":")[2].strip() for line in file.read_text().splitlines() if line.startswith("Model:")]
         if models:

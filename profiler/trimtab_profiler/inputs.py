@@ -1,7 +1,6 @@
-"""What is fed to a variant while it is measured: real rows where there are some, else random ones of the right shape.
+"""Input rows of measurements: the pipeline's payloads, outputs of earlier stages, else random rows of the right shape.
 
-Rows are kept by the reference that stages read them by (`request.inputs.image`, `locate.outputs.crops`). A stage behind
-another one gets what that stage really answered; only where it answered nothing, random rows stand in.
+Rows are keyed by the reference that stages read (`request.inputs.image`, `locate.outputs.crops`).
 """
 
 import io
@@ -21,22 +20,22 @@ from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import DTYPES, Tensor
 from trimtab_protocol.chat.embedding_refs import blank_image, dump_refs, parse_encoded_image
 
-PICTURE_PX, ANSWERED_TOKENS = 448, 32
-"""Of a chat that nothing else is known of."""
+PICTURE_PX, ANSWER_TOKENS = 448, 32
+"""Defaults for chats without payloads."""
 Array = NDArray[Any]
 Rows = Mapping[str, Array]
 
 
 def request_rows(pipeline: InferencePipeline, count: int, seed: int = 0) -> dict[str, Array]:
-    """Make `count` rows of every request input: what the pipeline's annotation says, else random.
+    """Make `count` rows of every request input from the payloads of the pipeline's annotation, else random ones.
 
     Raises:
-        ValueError: unknown payloads, or a default dimension that is no positive integer.
+        ValueError: unknown payloads, or a default dimension that is not a positive integer.
     """
     kind = synthetic_inputs.payloads_of(pipeline)
     size = synthetic_inputs.default_dimension(pipeline)
     rows = {f"{REQUEST}.inputs.{spec.name}": random_rows(spec, count, size, seed) for spec in pipeline.spec.inputs}
-    rows |= _chats(pipeline, count, seed)
+    rows |= _chat_rows(pipeline, count, seed)
     if kind == "digits":
         from trimtab_training.digits.page_generator import PageSource  # noqa: PLC0415 - slow to import
 
@@ -64,8 +63,8 @@ def request_rows(pipeline: InferencePipeline, count: int, seed: int = 0) -> dict
     return rows
 
 
-def _chats(pipeline: InferencePipeline, count: int, seed: int) -> dict[str, Array]:
-    """Questions about pictures of noise, for the inputs of a pipeline that takes chats; of another none."""
+def _chat_rows(pipeline: InferencePipeline, count: int, seed: int) -> dict[str, Array]:
+    """Questions about noise images for pipelines that take chats, else nothing."""
     shapes = {(spec.name, spec.datatype): spec.shape for spec in pipeline.spec.inputs}
     if shapes.get(("messages", "BYTES")) != ():
         return {}
@@ -75,12 +74,12 @@ def _chats(pipeline: InferencePipeline, count: int, seed: int) -> dict[str, Arra
     if shown:
         rows["images"] = _bytes([_noise(seed + number) for number in range(count)])[:, None]
     if shapes.get(("options", "BYTES")) == ():
-        rows["options"] = _bytes([json.dumps({"max_tokens": ANSWERED_TOKENS}).encode()] * count)
+        rows["options"] = _bytes([json.dumps({"max_tokens": ANSWER_TOKENS}).encode()] * count)
     return {f"{REQUEST}.inputs.{name}": array for name, array in rows.items()}
 
 
 def _noise(seed: int) -> bytes:
-    from PIL import Image  # noqa: PLC0415 - where models see, it is there
+    from PIL import Image  # noqa: PLC0415 - optional extra
 
     file = io.BytesIO()
     pixels = np.random.default_rng(seed).integers(256, size=(PICTURE_PX, PICTURE_PX, 3), dtype=np.uint8)
@@ -89,20 +88,20 @@ def _noise(seed: int) -> bytes:
 
 
 def stage_rows(pipeline: InferencePipeline, stage: Stage, known: Rows, count: int) -> dict[str, Array]:
-    """Gather the rows of each input of a stage, [≥ 1, …] by input name; random where none are known."""
+    """Rows of each input of a stage, [≥ 1, …]; random if unknown."""
     gathered = {}
-    for read in stage.inputs:
-        rows = known.get(read.source)
+    for stage_input in stage.inputs:
+        rows = known.get(stage_input.source)
         if rows is None or not len(rows):
             rows = random_rows(
-                source_of(pipeline.spec, read.source), count, synthetic_inputs.default_dimension(pipeline)
+                source_of(pipeline.spec, stage_input.source), count, synthetic_inputs.default_dimension(pipeline)
             )
-        gathered[read.name] = rows
+        gathered[stage_input.name] = rows
     return gathered
 
 
 def batch(rows: Rows, size: int, offset: int, datatypes: Mapping[str, str]) -> tuple[Tensor, ...]:
-    """Cut a batch of `size` rows that begins at row `offset`, going round where rows are fewer."""
+    """Take a batch of `size` rows from row `offset`, cyclically."""
     tensors = []
     for name, array in rows.items():
         index = (np.arange(size) + offset) % len(array)
@@ -111,18 +110,18 @@ def batch(rows: Rows, size: int, offset: int, datatypes: Mapping[str, str]) -> t
 
 
 def datatypes(pipeline: InferencePipeline, stage: Stage) -> dict[str, str]:
-    """The datatype of each of a stage's inputs."""
-    return {read.name: source_of(pipeline.spec, read.source).datatype for read in stage.inputs}
+    """Datatypes of a stage's inputs."""
+    return {each.name: source_of(pipeline.spec, each.source).datatype for each in stage.inputs}
 
 
-def captured(stage: Stage, answers: Iterable[Sequence[Tensor]]) -> dict[str, Array]:
-    """Join the outputs of several batches, by the references that later stages read them by."""
-    pieces: dict[str, list[Array]] = {}
+def concatenate_outputs(stage: Stage, answers: Iterable[Sequence[Tensor]]) -> dict[str, Array]:
+    """Concatenate the outputs of several batches, keyed by the references of later stages."""
+    parts: dict[str, list[Array]] = {}
     for answer in answers:
         for tensor in answer:
-            own = _blank(tensor.array) if stage.encodes else tensor.array
-            pieces.setdefault(f"{stage.name}.outputs.{tensor.name}", []).append(own)
-    return {reference: np.concatenate(arrays) for reference, arrays in pieces.items()}
+            array = _blank(tensor.array) if stage.encodes else tensor.array
+            parts.setdefault(f"{stage.name}.outputs.{tensor.name}", []).append(array)
+    return {reference: np.concatenate(arrays) for reference, arrays in parts.items()}
 
 
 def random_rows(spec: TensorSpec, count: int, any_size: int, seed: int = 0) -> Array:
@@ -139,7 +138,7 @@ def random_rows(spec: TensorSpec, count: int, any_size: int, seed: int = 0) -> A
 
 
 def _blank(references: Array) -> Array:
-    """Images of as many rows, which show nothing: what was encoded is gone by the time it would be pulled."""
+    """References to blank images of the same size, since encoded images have expired when they would be pulled."""
     return _bytes([dump_refs([blank_image(parse_encoded_image(one))]) for one in references])
 
 

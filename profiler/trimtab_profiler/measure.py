@@ -1,8 +1,7 @@
-"""Drives a replica at saturation with full batches, one after the other as the router sends them, and times each.
+"""Measurement of a saturated replica: full batches, sent back to back, each timed.
 
-The time is the round trip as the router sees it: what a batch waits for between its departure and its rows. Batch
-sizes are visited in rounds, so that a moment in which the machine was busy falls on all sizes a little instead of on
-one size alone.
+A latency is the round trip that the router sees. Batch sizes are measured in rounds, so that other load on the machine
+affects all sizes alike.
 """
 
 import time
@@ -20,38 +19,37 @@ Serve = Callable[[Batch], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long one batch size is measured, all rounds together.
+    """Measurement time of one batch size over all rounds.
 
-    It ends after `seconds` and `least_batches`, whichever is later, but no round starts a batch after its share of
-    `most_seconds`, except its first.
+    It ends after `seconds` and `min_batches`, whichever is later, but a round starts no batch but its first after its
+    share of `max_seconds`.
     """
 
     seconds: float
-    least_batches: int
-    most_seconds: float
+    min_batches: int
+    max_seconds: float
     rounds: int = 3
 
-    def enough(self, batches: int, elapsed_seconds: float) -> bool:
-        """Whether to end a round after so many batches in so many seconds; never before the first."""
+    def is_enough(self, batches: int, elapsed_seconds: float) -> bool:
+        """Whether a round ends; never before its first batch."""
         if not batches or elapsed_seconds * self.rounds < self.seconds:
             return False
-        return batches * self.rounds >= self.least_batches or elapsed_seconds * self.rounds >= self.most_seconds
+        return batches * self.rounds >= self.min_batches or elapsed_seconds * self.rounds >= self.max_seconds
 
 
-QUICK = Effort(seconds=0.25, least_batches=6, most_seconds=1.0)
-FULL = Effort(seconds=2.0, least_batches=30, most_seconds=10.0)
+QUICK = Effort(seconds=0.25, min_batches=6, max_seconds=1.0)
+FULL = Effort(seconds=2.0, min_batches=30, max_seconds=10.0)
 
 
 @dataclass(slots=True)
 class Samples:
-    """The latencies of full batches of one size, sent back to back during `elapsed_seconds`."""
+    """Latencies of full batches of one size, sent back to back during `elapsed_seconds`."""
 
     batch_size: int
     latencies_seconds: list[float] = field(default_factory=list)
     elapsed_seconds: float = 0.0
 
     def measurement(self) -> Measurement:
-        """Sum them up."""
         p50, p99 = np.quantile(self.latencies_seconds, (0.5, 0.99))
         count = len(self.latencies_seconds)
         return Measurement(
@@ -71,14 +69,14 @@ async def measure_round(
     effort: Effort,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
-    """Serve batches in turn until a round's effort is spent, and add their latencies to `samples`.
+    """Serve batches in turn for one round, and add their latencies to `samples`.
 
-    The very first batch of a size, which pays for caches, is not counted.
+    The first batch of a size warms caches and is not counted.
     """
     if not samples.latencies_seconds:
         await serve(batches[0])
     started, served = clock(), 0
-    while not effort.enough(served, clock() - started):
+    while not effort.is_enough(served, clock() - started):
         sent = clock()
         await serve(batches[len(samples.latencies_seconds) % len(batches)])
         samples.latencies_seconds.append(clock() - sent)

@@ -1,4 +1,4 @@
-"""Shell: what a profile is of: family, parameters and weights of a variant, as they are now."""
+"""Identity of a measured model: family, parameters and weights."""
 
 import hashlib
 from pathlib import Path
@@ -11,7 +11,7 @@ from trimtab_pipelines.variants import Variant
 
 
 def model_identity(variant: Variant, pipeline_folder: Path) -> ModelIdentity:
-    """Describe a variant; relative addresses of weights start at the pipeline's folder."""
+    """Describe a variant; relative storage URIs start at the pipeline's folder."""
     return ModelIdentity(
         family=variant.family, parameters=variant.parameters, weights=_weights(variant, pipeline_folder)
     )
@@ -30,11 +30,11 @@ def _weights(variant: Variant, pipeline_folder: Path) -> str:
 
 
 def _digest(path: Path) -> str:
-    """The SHA-256 of a file, or of a folder's files with their names."""
+    """SHA-256 of a file, or of a folder's files with their names."""
     if path.is_file():
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    whole = hashlib.sha256()
-    for part in sorted(each for each in path.rglob("*") if each.is_file()):
-        whole.update(f"{part.relative_to(path)} {_digest(part)}\n".encode())
-    return whole.hexdigest()
+    folder_digest = hashlib.sha256()
+    for part in sorted(file for file in path.rglob("*") if file.is_file()):
+        folder_digest.update(f"{part.relative_to(path)} {_digest(part)}\n".encode())
+    return folder_digest.hexdigest()

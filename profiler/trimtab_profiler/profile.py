@@ -1,6 +1,6 @@
-"""Profiles a pipeline: every stage, variant, operating point, allocation of cores and batch size, on real replicas.
+"""Profile of a pipeline: every stage, variant, operating point, allocation of cores and batch size, on real replicas.
 
-Stages are taken in the order of the pipeline, so that each is fed what the most accurate variant before it answers.
+Stages are measured in the order of the pipeline; each gets the outputs of the most accurate variant before it.
 """
 
 import math
@@ -30,9 +30,9 @@ from trimtab_profiler.base_allocation import base_allocation, stage_slo_seconds
 from trimtab_profiler.fit import fit_latency
 from trimtab_profiler.hardware import this_machine, usable_cores
 from trimtab_profiler.measure import FULL, QUICK, Batch, Effort, Samples, measure_round
-from trimtab_profiler.measurement_grid import GridPoint, grid, share
+from trimtab_profiler.measurement_grid import GridPoint, grid, scale_to_cores
 from trimtab_profiler.model_identity import model_identity
-from trimtab_profiler.replica import Refused, Replica, running_replica
+from trimtab_profiler.replica import BatchRejected, Replica, running_replica
 
 ROWS = 64
 BATCHES_PER_POINT = 4
@@ -42,52 +42,48 @@ PROFILE_FILE = "profile.yaml"
 
 @dataclass(frozen=True, slots=True)
 class ProfileOptions:
-    """How thoroughly to measure.
-
-    Attributes:
-        effort: how long each batch size is measured.
-        cores: allocations measured for each variant beside the one it declares.
-        batch_sizes: none means the powers of two up to 64.
-        planned_batches_only: measure no batch sizes but those each stage plans with.
-        longest_batch_seconds: a variant's larger batches are left out once one takes longer; None measures them all.
-        threshold_rps: base load, in rows per second, a replica of the base allocation must carry.
-        seed: of random inputs.
-        only: the variants to measure of each stage; a stage without any is left out, None measures all.
-    """
+    """Extent of a profiling run."""
 
     effort: Effort = FULL
     cores: tuple[float, ...] = ()
+    """Allocations of each variant besides the one it declares."""
     batch_sizes: tuple[int, ...] = ()
+    """Empty: the powers of two up to 64."""
     planned_batches_only: bool = False
+    """Measure only the batch sizes that a stage plans with."""
     longest_batch_seconds: float | None = None
+    """Skip larger batches of a variant once one takes longer."""
     threshold_rps: float = 1.0
+    """Base load, in rows per second, that a replica of the base allocation must serve."""
     seed: int = 0
+    """Of random inputs."""
     only: Mapping[str, Sequence[str]] | None = None
+    """Variants to measure by stage; None measures all."""
 
     @classmethod
     def full(cls, node_cores: int | None = None) -> "ProfileOptions":
-        """About 2 s a point, for each variant's own cores and 1, 2, 4 … whole cores of this machine."""
-        most = node_cores or usable_cores()
-        return cls(cores=tuple(float(2**power) for power in range(most.bit_length())))
+        """About 2 s per point, with each variant's declared cores and 1, 2, 4 … cores of this machine."""
+        max_cores = node_cores or usable_cores()
+        return cls(cores=tuple(float(2**power) for power in range(max_cores.bit_length())))
 
     @classmethod
     def quick(cls, pipeline: InferencePipeline, only: Mapping[str, Sequence[str]] | None = None) -> "ProfileOptions":
-        """About 0.25 s a point: own cores, batch sizes worth planning with, none that takes longer than the SLO."""
+        """About 0.25 s per point, with declared cores and planned batch sizes, up to the SLO."""
         slo_seconds = pipeline.spec.slo.latency_seconds
         return cls(effort=QUICK, planned_batches_only=True, longest_batch_seconds=slo_seconds, only=only)
 
-    def measured(self, stage: Stage) -> Stage:
-        """A stage with none but the variants to measure, perhaps without any."""
+    def select_variants(self, stage: Stage) -> Stage:
+        """A stage with only the variants to measure."""
         if self.only is None:
             return stage
-        wanted = self.only.get(stage.name, ())
-        variants = tuple(variant for variant in stage.variants if variant.name in wanted)
+        names = self.only.get(stage.name, ())
+        variants = tuple(variant for variant in stage.variants if variant.name in names)
         return stage.model_copy(update={"variants": variants})
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A batch size was visited with `threads` cores: visit `done` of `total`, and what is known of it so far."""
+    """Round `done` of `total` has ended for a batch size, with its measurement so far."""
 
     done: int
     total: int
@@ -102,8 +98,8 @@ OnProgress = Callable[[Progress], None]
 
 
 @dataclass(slots=True)
-class _Session:
-    """What one profiling carries from stage to stage."""
+class _Run:
+    """State of a profiling run."""
 
     pipeline: InferencePipeline
     folder: Path
@@ -113,9 +109,9 @@ class _Session:
     total: int = 0
     done: int = 0
     grids: dict[str, list[GridPoint]] = field(default_factory=dict)
-    strangers: Iterator[int] = field(default_factory=count)
+    tenants: Iterator[int] = field(default_factory=count)
 
-    def tell(self, stage: Stage, point: GridPoint, measurement: Measurement) -> None:
+    def report(self, stage: Stage, point: GridPoint, measurement: Measurement) -> None:
         self.done += 1
         if self.on_progress is not None:
             names = (stage.name, point.variant, point.operating_point)
@@ -131,31 +127,31 @@ async def profile(
     """Measure a pipeline and return the profile of each of its stages.
 
     Args:
-        pipeline: what to measure.
-        pipeline_folder: relative storage URIs start here.
-        options: None means `ProfileOptions.full()`.
-        on_progress: called after each visit of a batch size.
+        pipeline: to measure.
+        pipeline_folder: base of relative storage URIs.
+        options: default `ProfileOptions.full()`.
+        on_progress: called after each round of a batch size.
 
     Raises:
-        ProfileError: a variant cannot be loaded or refuses a batch.
-        ValueError: a variant asks for more cores than there are, or its annotations cannot be read.
+        ProfileError: a variant cannot be loaded or rejects a batch.
+        ValueError: a variant requests more cores than the machine has, or an annotation is invalid.
     """
     options = options or ProfileOptions.full()
     rows = inputs.request_rows(pipeline, ROWS, options.seed)
-    session = _Session(pipeline, pipeline_folder, options, on_progress, rows)
-    stages = [stage for stage in map(options.measured, pipeline.spec.ordered_stages) if stage.variants]
+    run = _Run(pipeline, pipeline_folder, options, on_progress, rows)
+    stages = [stage for stage in map(options.select_variants, pipeline.spec.ordered_stages) if stage.variants]
     for stage in stages:
         sizes = stage.batch_sizes if options.planned_batches_only else options.batch_sizes
-        session.grids[stage.name] = grid(stage, options.cores, usable_cores(), sizes)
-        visits = sum(len(point.batch_sizes) for point in session.grids[stage.name])
-        if chat_profile.may_differ(stage, inputs.stage_rows(pipeline, stage, rows, ROWS)):
-            visits = chat_profile.KINDS * visits + len(chat_profile.LENGTHS) * len(session.grids[stage.name])
-        session.total += visits * options.effort.rounds
-    return {stage.name: await _profile_stage(session, stage) for stage in stages}
+        run.grids[stage.name] = grid(stage, options.cores, usable_cores(), sizes)
+        visits = sum(len(point.batch_sizes) for point in run.grids[stage.name])
+        if chat_profile.needs_chat_profile(stage, inputs.stage_rows(pipeline, stage, rows, ROWS)):
+            visits = chat_profile.KINDS * visits + len(chat_profile.LENGTHS) * len(run.grids[stage.name])
+        run.total += visits * options.effort.rounds
+    return {stage.name: await _profile_stage(run, stage) for stage in stages}
 
 
 def write_profiles(profiles: Mapping[str, ModelProfile], folder: Path) -> Path:
-    """Write the profiles as one document a stage into profile.yaml of a folder, and return its path."""
+    """Write the profiles into profile.yaml of a folder, one document per stage; return its path."""
     path = folder / PROFILE_FILE
     write_atomically(path, dump_yaml(*profiles.values()))
     return path
@@ -163,7 +159,7 @@ def write_profiles(profiles: Mapping[str, ModelProfile], folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """How far the law is from one measurement: (fit − measured) / measured."""
+    """Error of the latency law at one measurement."""
 
     stage: str
     variant: str
@@ -175,12 +171,12 @@ class FitError:
 
     @property
     def relative_error(self) -> float:
-        """Below 0 where the law promises less time than was measured."""
+        """(fit − measured) / measured."""
         return self.fitted_seconds / self.measured_seconds - 1
 
 
 def fit_errors(profiles: Mapping[str, ModelProfile]) -> list[FitError]:
-    """Compare the law with every measurement it was fitted to."""
+    """Errors of the law at every measurement."""
     return [
         FitError(
             stage=stage,
@@ -198,7 +194,7 @@ def fit_errors(profiles: Mapping[str, ModelProfile]) -> list[FitError]:
 
 
 def replica_groups(variants: Iterable[Variant], memory_bytes: float) -> list[list[str]]:
-    """Share variants out over replicas, in order, so that each replica's declared memory stays within a bound."""
+    """Group variants, in order, into replicas whose declared memory stays within a bound."""
     groups: list[list[str]] = []
     used = 0
     for variant in variants:
@@ -210,65 +206,66 @@ def replica_groups(variants: Iterable[Variant], memory_bytes: float) -> list[lis
     return groups
 
 
-async def _profile_stage(session: _Session, stage: Stage) -> ModelProfile:
-    rows = inputs.stage_rows(session.pipeline, stage, session.rows, ROWS)
+async def _profile_stage(run: _Run, stage: Stage) -> ModelProfile:
+    rows = inputs.stage_rows(run.pipeline, stage, run.rows, ROWS)
     best = max(stage.variants, key=lambda variant: variant.accuracy)
     points: list[PointProfile] = []
-    for threads in sorted({point.threads for point in session.grids[stage.name]}):
-        wanted = [point for point in session.grids[stage.name] if point.threads == threads]
-        hosted = [variant for variant in stage.variants if variant.name in {point.variant for point in wanted}]
-        for group in replica_groups(hosted, MEMORY_SHARE * psutil.virtual_memory().available):
-            async with running_replica(session.pipeline, session.folder, stage.name, group, threads) as replica:
-                for point in wanted:
+    for threads in sorted({point.threads for point in run.grids[stage.name]}):
+        grid_points = [point for point in run.grids[stage.name] if point.threads == threads]
+        names = {point.variant for point in grid_points}
+        variants = [variant for variant in stage.variants if variant.name in names]
+        for group in replica_groups(variants, MEMORY_SHARE * psutil.virtual_memory().available):
+            async with running_replica(run.pipeline, run.folder, stage.name, group, threads) as replica:
+                for point in grid_points:
                     if point.variant in group:
-                        points += await _profile_point(session, stage, point, replica, rows)
-                if best.name in group and f"{stage.name}.outputs.{stage.outputs[0].name}" not in session.rows:
-                    session.rows |= await _capture(session, stage, best, replica, rows)
-    return _document(session, stage, points)
+                        points += await _profile_point(run, stage, point, replica, rows)
+                if best.name in group and f"{stage.name}.outputs.{stage.outputs[0].name}" not in run.rows:
+                    run.rows |= await _capture(run, stage, best, replica, rows)
+    return _document(run, stage, points)
 
 
 async def _profile_point(
-    session: _Session, stage: Stage, point: GridPoint, replica: Replica, rows: inputs.Rows
+    run: _Run, stage: Stage, point: GridPoint, replica: Replica, rows: inputs.Rows
 ) -> list[PointProfile]:
-    """Measure all batch sizes of a point, then state them for each allocation it stands for.
+    """Measure all batch sizes of a point, and scale them to each of its allocations.
 
-    Batches hold what the router would send: not the inputs that the point or its variant does not read. What writes is
-    also measured to the first piece of its answers, and with chats that show nothing.
+    Batches have only the inputs that the router sends. Generation stages are also measured to the first token, and with
+    chats without images.
     """
-    carried = stage.variant(point.variant).point(point.operating_point).batch_inputs(stage.inputs)
-    left_out = session.pipeline.spec.stage(stage.name).excluded_input(point.variant)  # also where not all are measured
-    rows = {name: array for name, array in rows.items() if name != left_out and (carried is None or name in carried)}
-    measurements = await _measure(session, stage, point, replica, rows)
-    if not chat_profile.may_differ(stage, rows):
+    sent = stage.variant(point.variant).point(point.operating_point).batch_inputs(stage.inputs)
+    excluded = run.pipeline.spec.stage(stage.name).excluded_input(point.variant)
+    rows = {name: array for name, array in rows.items() if name != excluded and (sent is None or name in sent)}
+    measurements = await _measure(run, stage, point, replica, rows)
+    if not chat_profile.needs_chat_profile(stage, rows):
         return [point_profile(point, cores, measurements) for cores in point.allocations]
     sizes = replace(point, batch_sizes=tuple(m.batch_size for m in measurements))
-    text, begun, text_begun = [
-        await _measure(session, stage, sizes, replica, other)
-        for other in (
-            chat_profile.textual(rows),
+    text_only, first_token, text_only_first_token = [
+        await _measure(run, stage, sizes, replica, chat_rows)
+        for chat_rows in (
+            chat_profile.without_images(rows),
             chat_profile.first_token_only(rows),
-            chat_profile.first_token_only(chat_profile.textual(rows)),
+            chat_profile.first_token_only(chat_profile.without_images(rows)),
         )
     ]
-    size, datatypes = min(ROWS, sizes.batch_sizes[-1]), inputs.datatypes(session.pipeline, stage)
-    answered, read = [
-        (await replica.infer(point.variant, point.operating_point, inputs.batch(each, size, 0, datatypes))).outputs
-        for each in (rows, chat_profile.first_token_only(chat_profile.textual(rows)))
+    size, datatypes = min(ROWS, sizes.batch_sizes[-1]), inputs.datatypes(run.pipeline, stage)
+    outputs, text_outputs = [
+        (await replica.infer(point.variant, point.operating_point, inputs.batch(chat_rows, size, 0, datatypes))).outputs
+        for chat_rows in (rows, chat_profile.first_token_only(chat_profile.without_images(rows)))
     ]
-    reading = await _measure_reading(
-        session, stage, point, replica, chat_profile.first_token_only(chat_profile.textual(rows))
+    prefill = await _measure_prefill(
+        run, stage, point, replica, chat_profile.first_token_only(chat_profile.without_images(rows))
     )
     return [
         point_profile(point, cores, measurements).model_copy(
             update={
                 "chats": ChatProfile(
-                    time_to_first_token=curve(begun, cores),
-                    text_only=curve(text, cores),
-                    text_only_time_to_first_token=curve(text_begun, cores),
-                    tokens=chat_profile.mean_tokens(answered),
-                    prompt_tokens=chat_profile.mean_prompt_tokens(answered),
-                    text_prompt_tokens=chat_profile.mean_prompt_tokens(read),
-                    prefill_seconds=_rising({tokens: share(one, cores) for tokens, one in reading.items()}),
+                    time_to_first_token=curve(first_token, cores),
+                    text_only=curve(text_only, cores),
+                    text_only_time_to_first_token=curve(text_only_first_token, cores),
+                    tokens=chat_profile.mean_tokens(outputs),
+                    prompt_tokens=chat_profile.mean_prompt_tokens(outputs),
+                    text_prompt_tokens=chat_profile.mean_prompt_tokens(text_outputs),
+                    prefill_seconds=_rising({tokens: scale_to_cores(each, cores) for tokens, each in prefill.items()}),
                 )
             }
         )
@@ -276,122 +273,118 @@ async def _profile_point(
     ]
 
 
-async def _measure(
-    session: _Session, stage: Stage, point: GridPoint, replica: Replica, rows: inputs.Rows
-) -> list[Measurement]:
+async def _measure(run: _Run, stage: Stage, point: GridPoint, replica: Replica, rows: inputs.Rows) -> list[Measurement]:
     """Measure all batch sizes of a point with some rows."""
-    options, datatypes = session.options, inputs.datatypes(session.pipeline, stage)
+    options, datatypes = run.options, inputs.datatypes(run.pipeline, stage)
 
     async def serve(batch: Batch) -> None:
         await replica.infer(
-            point.variant, point.operating_point, chat_profile.without_shared_prefix(batch, next(session.strangers))
+            point.variant, point.operating_point, chat_profile.without_shared_prefix(batch, next(run.tenants))
         )
 
-    visited = {size: Samples(size) for size in point.batch_sizes}
-    for visit in range(options.effort.rounds):
-        for size, samples in tuple(visited.items()):
+    samples_of = {size: Samples(size) for size in point.batch_sizes}
+    for round_number in range(options.effort.rounds):
+        for size, samples in tuple(samples_of.items()):
             batches = [inputs.batch(rows, size, n * size, datatypes) for n in range(BATCHES_PER_POINT)]
             await measure_round(serve, batches, samples, options.effort)
             measurement = samples.measurement()
-            session.tell(stage, point, measurement)
-            # A pause of the machine may hold up most of a few batches, but it makes none quicker.
-            if visit == 0 and min(samples.latencies_seconds) > (options.longest_batch_seconds or math.inf):
-                larger = [other for other in visited if other > size]
-                session.done += len(larger) * options.effort.rounds
+            run.report(stage, point, measurement)
+            # A pause of the machine may delay most of a few batches, but it makes none faster.
+            if round_number == 0 and min(samples.latencies_seconds) > (options.longest_batch_seconds or math.inf):
+                larger = [other for other in samples_of if other > size]
+                run.done += len(larger) * options.effort.rounds
                 for other in larger:
-                    del visited[other]
+                    del samples_of[other]
                 break
-    return [samples.measurement() for samples in visited.values()]
+    return [samples.measurement() for samples in samples_of.values()]
 
 
-async def _measure_reading(
-    session: _Session, stage: Stage, point: GridPoint, replica: Replica, rows: inputs.Rows
+async def _measure_prefill(
+    run: _Run, stage: Stage, point: GridPoint, replica: Replica, rows: inputs.Rows
 ) -> dict[int, Measurement]:
-    """Measure prompts longer and longer, one at a time, by their tokens: as long as the replica takes them."""
-    options, datatypes = session.options, inputs.datatypes(session.pipeline, stage)
+    """Measure longer and longer prompts, one at a time, until the replica rejects them; by number of tokens."""
+    options, datatypes = run.options, inputs.datatypes(run.pipeline, stage)
     few = {name: array[:BATCHES_PER_POINT] for name, array in rows.items()}
     lengths: dict[int, inputs.Rows] = {}
     for times in chat_profile.LENGTHS:
         longer = chat_profile.with_longer_prompt(few, times)
         batch = inputs.batch(longer, min(BATCHES_PER_POINT, point.batch_sizes[-1]), 0, datatypes)
         try:
-            read = (await replica.infer(point.variant, point.operating_point, batch)).outputs
-        except Refused:
+            outputs = (await replica.infer(point.variant, point.operating_point, batch)).outputs
+        except BatchRejected:
             if not lengths:
                 raise
             break
-        lengths[round(chat_profile.mean_prompt_tokens(read))] = longer
-    session.done += (len(chat_profile.LENGTHS) - len(lengths)) * options.effort.rounds
-    found: dict[int, Measurement] = {}
+        lengths[round(chat_profile.mean_prompt_tokens(outputs))] = longer
+    run.done += (len(chat_profile.LENGTHS) - len(lengths)) * options.effort.rounds
+    measurements: dict[int, Measurement] = {}
     for tokens, prompts in lengths.items():
-        found[tokens] = (await _measure(session, stage, replace(point, batch_sizes=(1,)), replica, prompts))[0]
-        if found[tokens].latency_seconds_p50 > (options.longest_batch_seconds or math.inf):
-            session.done += (len(lengths) - len(found)) * options.effort.rounds
+        measurements[tokens] = (await _measure(run, stage, replace(point, batch_sizes=(1,)), replica, prompts))[0]
+        if measurements[tokens].latency_seconds_p50 > (options.longest_batch_seconds or math.inf):
+            run.done += (len(lengths) - len(measurements)) * options.effort.rounds
             break
-    return found
+    return measurements
 
 
 def _rising(measured: Mapping[int, Measurement]) -> dict[int, float]:
-    """Median seconds by tokens; what took less than fewer tokens did, by chance, takes as long as those."""
+    """Median seconds by tokens, made monotone."""
     tokens = sorted(measured)
     seconds = np.maximum.accumulate([measured[each].latency_seconds_p50 for each in tokens])
     return dict(zip(tokens, seconds.tolist(), strict=True))
 
 
 def point_profile(point: GridPoint, cores: float, measurements: Sequence[Measurement]) -> PointProfile:
-    """State what was measured with whole threads for an allocation of cores, with the law fitted to it."""
-    found = curve(measurements, cores)
+    """Profile of a point for an allocation of cores, with its latency law."""
+    scaled = curve(measurements, cores)
     return PointProfile(
         variant=point.variant,
         operating_point=point.operating_point,
         cores=cores,
-        measurements=found.measurements,
-        fit=found.fit,
+        measurements=scaled.measurements,
+        fit=scaled.fit,
     )
 
 
 def curve(measurements: Sequence[Measurement], cores: float) -> LatencyCurve:
-    """What was measured with whole threads, for an allocation of cores."""
-    shared = tuple(share(measurement, cores) for measurement in measurements)
-    law = fit_latency([m.batch_size for m in shared], [m.latency_seconds_mean for m in shared])
-    return LatencyCurve(measurements=shared, fit=law)
+    """Measurements scaled to an allocation of cores, with the latency law."""
+    scaled = tuple(scale_to_cores(measurement, cores) for measurement in measurements)
+    law = fit_latency([m.batch_size for m in scaled], [m.latency_seconds_mean for m in scaled])
+    return LatencyCurve(measurements=scaled, fit=law)
 
 
 async def _capture(
-    session: _Session, stage: Stage, variant: Variant, replica: Replica, rows: inputs.Rows
+    run: _Run, stage: Stage, variant: Variant, replica: Replica, rows: inputs.Rows
 ) -> dict[str, inputs.Array]:
-    """Run a variant over all rows, for the stages that read what it answers."""
-    datatypes = inputs.datatypes(session.pipeline, stage)
-    left_out = session.pipeline.spec.stage(stage.name).excluded_input(variant.name)
-    rows = {name: array for name, array in rows.items() if name != left_out}
+    """Run a variant over all rows, for the stages that read its outputs."""
+    datatypes = inputs.datatypes(run.pipeline, stage)
+    excluded = run.pipeline.spec.stage(stage.name).excluded_input(variant.name)
+    rows = {name: array for name, array in rows.items() if name != excluded}
     size = min(variant.max_batch_size, ROWS)
     answers = [
         await replica.infer(variant.name, variant.points[0].name, inputs.batch(rows, size, start, datatypes))
         for start in range(0, ROWS, size)
     ]
-    return inputs.captured(stage, [answer.outputs for answer in answers])
+    return inputs.concatenate_outputs(stage, [answer.outputs for answer in answers])
 
 
-def _left_some_out(session: _Session, stage: Stage, points: Iterable[PointProfile]) -> bool:
-    """Whether sizes of some point were not measured since smaller ones took too long."""
-    wanted = {(one.variant, one.operating_point): len(one.batch_sizes) for one in session.grids[stage.name]}
-    return any(len(point.measurements) < wanted[point.variant, point.operating_point] for point in points)
+def _skipped_sizes(run: _Run, stage: Stage, points: Iterable[PointProfile]) -> bool:
+    """Whether sizes of some point were skipped because smaller ones took too long."""
+    sizes = {(point.variant, point.operating_point): len(point.batch_sizes) for point in run.grids[stage.name]}
+    return any(len(point.measurements) < sizes[point.variant, point.operating_point] for point in points)
 
 
-def _document(session: _Session, stage: Stage, points: Sequence[PointProfile]) -> ModelProfile:
+def _document(run: _Run, stage: Stage, points: Sequence[PointProfile]) -> ModelProfile:
     slo_seconds = stage_slo_seconds(points, stage)
     return ModelProfile(
-        metadata=Metadata(name=f"{session.pipeline.name}-{stage.name}"[:63].rstrip("-")),
+        metadata=Metadata(name=f"{run.pipeline.name}-{stage.name}"[:63].rstrip("-")),
         spec=ModelProfileSpec(
-            pipeline=session.pipeline.name,
+            pipeline=run.pipeline.name,
             stage=stage.name,
             hardware=this_machine(),
-            models={variant.name: model_identity(variant, session.folder) for variant in stage.variants},
+            models={variant.name: model_identity(variant, run.folder) for variant in stage.variants},
             points=tuple(points),
-            base_allocation=dict(base_allocation(points, stage, slo_seconds, session.options.threshold_rps)),
+            base_allocation=dict(base_allocation(points, stage, slo_seconds, run.options.threshold_rps)),
             stage_slo_seconds=slo_seconds,
-            longest_batch_seconds=session.options.longest_batch_seconds
-            if _left_some_out(session, stage, points)
-            else None,
+            longest_batch_seconds=run.options.longest_batch_seconds if _skipped_sizes(run, stage, points) else None,
         ),
     )

@@ -1,4 +1,4 @@
-"""A real replica to measure: the very process that serves, with models loaded and warmed, driven by its data port."""
+"""Replica under measurement: a model server process with loaded models, driven over its data port."""
 
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -17,31 +17,31 @@ from trimtab_protocol.http_client import ConnectionLost, HttpConnection, request
 HOST = "127.0.0.1"
 START_SECONDS = 300.0
 STOP_SECONDS = 10.0
-_SHOWN_LOG_BYTES = 1500
-_MISTAKES = {400, 413, 422}
+_MAX_MESSAGE_BYTES = 1500
+_CLIENT_ERRORS = {400, 413, 422}
 
 
 class ProfileError(OperationFailed):
-    """A variant that cannot be measured; the message names it and says why."""
+    """Variant that cannot be measured."""
 
 
-class Refused(ProfileError):
-    """A batch that a replica takes for its sender's mistake, such as a prompt that is too long for it."""
+class BatchRejected(ProfileError):
+    """Batch that a replica rejects as invalid, such as a prompt that is too long."""
 
 
 class Replica:
-    """One model server process of one stage, used by one caller at a time."""
+    """Model server process of one stage, for sequential use."""
 
     def __init__(self, connection: HttpConnection, host: str) -> None:
         self._connection = connection
         self._host = host
 
     async def infer(self, variant: str, operating_point: str, inputs: tuple[Tensor, ...]) -> InferResponse:
-        """Serve one batch, over the wire the router uses.
+        """Serve one batch.
 
         Raises:
-            Refused: the replica takes it for a mistake.
-            ProfileError: the replica failed at the batch, broke the protocol or died.
+            BatchRejected: the replica rejects it as invalid.
+            ProfileError: the replica failed, violated the protocol or exited.
         """
         request = InferRequest(
             variant,
@@ -58,8 +58,8 @@ class Replica:
                 return rest.decode_response(reply.body, reply.headers.get(rest.HEADER_LENGTH.lower()))
         except (ConnectionLost, ProtocolError) as error:
             raise ProfileError(f"variant {variant}: {error}") from error
-        message = bytes(reply.body[:_SHOWN_LOG_BYTES]).decode(errors="replace")
-        kind = Refused if reply.status in _MISTAKES else ProfileError
+        message = bytes(reply.body[:_MAX_MESSAGE_BYTES]).decode(errors="replace")
+        kind = BatchRejected if reply.status in _CLIENT_ERRORS else ProfileError
         raise kind(f"variant {variant}, operating point {operating_point}: {reply.status} {message}")
 
 
@@ -67,17 +67,19 @@ class Replica:
 async def running_replica(
     pipeline: InferencePipeline, pipeline_folder: Path, stage: str, variants: Sequence[str], threads: int
 ) -> AsyncIterator[Replica]:
-    """Start a replica that hosts some variants of a stage with `threads` cores, and stop it at the end of the block.
+    """Run a replica with some variants of a stage and `threads` cores for the duration of the block.
 
     Raises:
-        ProfileError: it cannot load a variant, or is not ready within five minutes.
+        ProfileError: a variant cannot be loaded, or the replica is not ready within five minutes.
     """
     with tempfile.TemporaryDirectory(prefix="trimtab-profile-") as name:
-        folder, who = Path(name), f"stage {stage}: its replica"
+        folder, process_name = Path(name), f"replica of stage {stage}"
         write_model_folder(pipeline, pipeline_folder, stage, variants, folder / "models", threads)
-        process = await ChildProcess.start("trimtab_model_servers", [str(folder / "models")], folder / "log", who)
+        process = await ChildProcess.start(
+            "trimtab_model_servers", [str(folder / "models")], folder / "log", process_name
+        )
         try:
-            connection = await _connected(process)
+            connection = await _connect(process)
             try:
                 yield Replica(connection, HOST)
             finally:
@@ -87,7 +89,7 @@ async def running_replica(
             await process.stop(STOP_SECONDS)
 
 
-async def _connected(process: ChildProcess) -> HttpConnection:
+async def _connect(process: ChildProcess) -> HttpConnection:
     try:
         ports = await process.read_ready_line(ReplicaPorts, START_SECONDS)
         return await HttpConnection.open(HOST, ports.data_port)

@@ -20,7 +20,7 @@ POINTS = [
 ]
 
 
-def test_the_slo_is_five_times_the_mean_of_batch_one_at_the_declared_cores() -> None:
+def test_stage_slo_is_five_times_mean_batch_one_latency() -> None:
     """Means are p99 / 1.25 here: 0.08, 0.4 and 0.72 s."""
     assert stage_slo_seconds(POINTS, STAGE) == pytest.approx(5 * (0.08 + 0.4 + 0.72) / 3)
 
@@ -35,17 +35,17 @@ def test_the_slo_is_five_times_the_mean_of_batch_one_at_the_declared_cores() -> 
         (0.3, 30.0, {"small": 2}),  # 31 rps only by batches of 8 on two cores
     ],
 )
-def test_the_least_cores_that_meet_slo_and_threshold_at_some_batch(slo_seconds, threshold_rps, expected) -> None:
+def test_fewest_cores_meeting_slo_and_threshold_are_chosen(slo_seconds, threshold_rps, expected) -> None:
     assert base_allocation(POINTS, STAGE, slo_seconds, threshold_rps) == expected
 
 
-def test_a_more_accurate_variant_may_need_fewer_cores() -> None:
+def test_more_accurate_variant_may_need_fewer_cores() -> None:
     """IPA's code makes the allocation grow with accuracy; the paper does not ask for that."""
     points = [a_point("small", 2, {1: 0.1}), a_point("middle", 1, {1: 0.1}), a_point("large", 2, {1: 0.1})]
 
     assert base_allocation(points, STAGE, 1.0, 1.0) == {"small": 2, "middle": 1, "large": 2}
 
 
-def test_a_variant_that_was_not_measured_is_named() -> None:
+def test_unmeasured_variant_is_rejected() -> None:
     with pytest.raises(ValueError, match="stage first: variant large was not measured at batch 1 with its own 2 cores"):
         stage_slo_seconds([point for point in POINTS if point.variant != "large"], STAGE)

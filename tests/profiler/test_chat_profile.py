@@ -15,8 +15,8 @@ def rows():
     return stage_rows(pipeline, pipeline.spec.stage("text"), request_rows(pipeline, 4), 4)
 
 
-def test_chats_without_images_have_neither_them_nor_their_places():
-    textual = chat_profile.textual(rows())
+def test_without_images_removes_images_and_placeholders():
+    textual = chat_profile.without_images(rows())
 
     assert set(textual) == {"messages", "options"}
     (message,) = json.loads(textual["messages"][0])
@@ -24,14 +24,14 @@ def test_chats_without_images_have_neither_them_nor_their_places():
     assert json.loads(rows()["messages"][0])[0]["content"][0]["type"] == "image"  # the others keep theirs
 
 
-def test_a_chat_that_ends_with_its_first_token_is_else_the_same():
+def test_first_token_only_changes_max_tokens_alone():
     begun = chat_profile.first_token_only(rows())
 
     assert json.loads(begun["options"][0])["max_tokens"] == 1
     assert begun["messages"] is rows()["messages"] or list(begun["messages"]) == list(rows()["messages"])
 
 
-def test_a_longer_chat_says_more_and_shows_the_same():
+def test_longer_prompt_repeats_text_and_keeps_images():
     (message,) = json.loads(chat_profile.with_longer_prompt(rows(), 3)["messages"][0])
     (before,) = json.loads(rows()["messages"][0])
 
@@ -47,26 +47,26 @@ def test_a_longer_chat_says_more_and_shows_the_same():
     )
 
 
-def test_each_batch_is_of_a_stranger_and_other_tensors_pass():
+def test_each_batch_has_its_own_tenant():
     pipeline = a_choosing_pipeline()
     text = pipeline.spec.stage("text")
     tensors = batch(rows(), 2, 0, datatypes(pipeline, text))
 
     told = {tensor.name: tensor for tensor in chat_profile.without_shared_prefix(tensors, 7)}
-    assert {json.loads(one)["tenant"] for one in told["options"].array} == {"stranger-7"}
+    assert {json.loads(one)["tenant"] for one in told["options"].array} == {"profile-7"}
     assert told["messages"] is next(tensor for tensor in tensors if tensor.name == "messages")
 
 
-def test_only_who_writes_about_images_is_measured_in_four_ways():
+def test_only_generation_with_images_needs_chat_profile():
     pipeline = a_choosing_pipeline()
     text, encode = pipeline.spec.stage("text"), pipeline.spec.stage("encode")
 
-    assert chat_profile.may_differ(text, rows())
-    assert not chat_profile.may_differ(text, chat_profile.textual(rows()))
-    assert not chat_profile.may_differ(encode, rows())
+    assert chat_profile.needs_chat_profile(text, rows())
+    assert not chat_profile.needs_chat_profile(text, chat_profile.without_images(rows()))
+    assert not chat_profile.needs_chat_profile(encode, rows())
 
 
-def test_tokens_of_an_answer_are_read_from_its_usage():
+def test_mean_tokens_come_from_usage():
     usage = np.array([[9, 4, 0, 0, 9], [9, 2, 0, 0, 9]], dtype=np.int64)
 
     assert chat_profile.mean_tokens([Tensor("usage", "INT64", usage)]) == 3.0

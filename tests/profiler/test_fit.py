@@ -14,7 +14,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 @settings(max_examples=100, deadline=None)
 @given(st.floats(0, 1e-4), st.floats(0, 1e-2), st.floats(1e-4, 1e-1))
-def test_a_law_is_recovered_from_its_own_values(quadratic: float, linear: float, constant: float) -> None:
+def test_fit_recovers_a_law_from_its_values(quadratic: float, linear: float, constant: float) -> None:
     fit = fit_latency(SIZES, [(quadratic * b + linear) * b + constant for b in SIZES])
 
     assert fit.mean_relative_error < 1e-6
@@ -58,7 +58,7 @@ def test_one_and_two_sizes_give_a_constant_and_a_line() -> None:
     assert fit_latency([1, 3], [0.02, 0.04]).seconds(5) == pytest.approx(0.06)
 
 
-def test_a_latency_that_falls_with_the_batch_is_taken_as_it_is() -> None:
+def test_latency_may_fall_with_the_batch() -> None:
     fit = fit_latency([1, 2, 4], [0.030, 0.025, 0.020])
 
     assert fit.mean_relative_error < 1e-9
@@ -74,6 +74,6 @@ def test_a_latency_that_falls_with_the_batch_is_taken_as_it_is() -> None:
         ([1], [float("nan")], "must be above 0 and finite"),
     ],
 )
-def test_points_that_are_none_are_refused(sizes, latencies, message) -> None:
+def test_invalid_points_are_rejected(sizes, latencies, message) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         fit_latency(sizes, latencies)

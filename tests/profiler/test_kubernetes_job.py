@@ -14,11 +14,11 @@ from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.profiling import missing_profile_tasks, profile_tasks, unprofiled_containers
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.__main__ import main
-from trimtab_profiler.kubernetes_job import TaskError, carry_out, measurable, task_of
+from trimtab_profiler.kubernetes_job import TaskError, find_task, run_task, runnable_variants
 from trimtab_profiler.measure import Effort
 from trimtab_profiler.profile import ProfileOptions
 
-BRIEF = Effort(seconds=0.05, least_batches=2, most_seconds=0.2, rounds=1)
+BRIEF = Effort(seconds=0.05, min_batches=2, max_seconds=0.2, rounds=1)
 
 
 def of_namespace(pipeline: InferencePipeline, namespace: str) -> InferencePipeline:
@@ -36,7 +36,7 @@ async def profiles_in(cluster: Cluster, namespace: str) -> list[ModelProfile]:
     return [parse(ModelProfile, item, "it") for item in (await cluster.list("ModelProfile", namespace)).items]
 
 
-async def test_each_kind_of_node_has_profiles_of_its_own(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+async def test_each_kind_of_node_has_its_own_profiles(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
     fast = a_variant("fast", maxBatchSize=2, nodeSelector={"disk": "ssd"})
     pipeline = of_namespace(
         a_pipeline([a_variant("plain", maxBatchSize=2), fast], [a_variant("last", maxBatchSize=1)]), namespace
@@ -46,8 +46,8 @@ async def test_each_kind_of_node_has_profiles_of_its_own(cluster: Cluster, names
     assert [task.variants for task in tasks] == [(("first", "plain"), ("second", "last")), (("first", "fast"),)]
 
     for task in tasks:
-        options = ProfileOptions.quick(pipeline, measurable(pipeline, task))
-        await carry_out(cluster, pipeline, tmp_path, task.name, dataclasses.replace(options, effort=BRIEF))
+        options = ProfileOptions.quick(pipeline, runnable_variants(pipeline, task))
+        await run_task(cluster, pipeline, tmp_path, task.name, dataclasses.replace(options, effort=BRIEF))
 
     found = await profiles_in(cluster, namespace)
     assert sorted((one.spec.stage, *(point.variant for point in one.spec.points)) for one in found) == [
@@ -62,13 +62,13 @@ async def test_each_kind_of_node_has_profiles_of_its_own(cluster: Cluster, names
     assert {item["metadata"]["managedFields"][0]["manager"] for item in listed} == {PROFILER_MANAGER}
 
 
-async def test_a_pipeline_that_is_gone_is_not_measured(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+async def test_deleted_pipeline_is_not_measured(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
     pipeline = of_namespace(a_pipeline([a_variant("plain")]), namespace)
-    with pytest.raises(TaskError, match=f"InferencePipeline {namespace}/echoes is gone"):
-        await carry_out(cluster, pipeline, tmp_path, profile_tasks(pipeline)[0].name)
+    with pytest.raises(TaskError, match=f"InferencePipeline {namespace}/echoes does not exist"):
+        await run_task(cluster, pipeline, tmp_path, profile_tasks(pipeline)[0].name)
 
 
-def test_containers_are_left_to_those_who_bring_them() -> None:
+def test_variants_with_containers_are_not_measured() -> None:
     theirs = {"name": "theirs", "accuracy": 0.9, "container": {"image": "triton:1"}}
     pipeline = a_pipeline([a_variant("plain"), theirs])
 
@@ -76,11 +76,11 @@ def test_containers_are_left_to_those_who_bring_them() -> None:
 
     assert task.variants == (("first", "plain"),)
     assert unprofiled_containers(pipeline, []) == (("first", "theirs"),)
-    with pytest.raises(TaskError, match=f"no profile task 'gpu'; it has: {task.name}"):
-        task_of(pipeline, "gpu")
+    with pytest.raises(TaskError, match=f"no profile task 'gpu'; its tasks: {task.name}"):
+        find_task(pipeline, "gpu")
 
 
-def test_the_command_says_what_is_wrong(
+def test_command_reports_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))

@@ -27,7 +27,7 @@ def batches(count: int) -> list[tuple[Tensor, ...]]:
     return [(Tensor.of("x", np.array([n, 0, 0, 0])),) for n in range(count)]
 
 
-async def test_the_first_batch_warms_up_and_does_not_count() -> None:
+async def test_first_batch_is_a_warm_up() -> None:
     fake, samples = FakeReplica([5.0, 0.010, 0.020, 0.030, 0.040]), Samples(batch_size=4)
     await measure_round(fake.serve, batches(2), samples, Effort(0.1, 4, 1.0, rounds=1), fake.clock)
 
@@ -40,7 +40,7 @@ async def test_the_first_batch_warms_up_and_does_not_count() -> None:
     assert result.throughput_rps == pytest.approx(4 * 4 / 0.1)
 
 
-async def test_later_rounds_add_to_the_first_without_warming_up_again() -> None:
+async def test_later_rounds_add_samples_without_warm_up() -> None:
     fake, samples = FakeReplica([5.0, 0.010]), Samples(batch_size=2)
     for _ in range(3):
         await measure_round(fake.serve, batches(4), samples, Effort(0.0595, 6, 1.0, rounds=3), fake.clock)

@@ -4,7 +4,7 @@ import pytest
 
 from tests.profiler.builders import a_measurement, a_pipeline, a_variant
 from trimtab_pipelines.stages import Stage
-from trimtab_profiler.measurement_grid import GridPoint, grid, share
+from trimtab_profiler.measurement_grid import GridPoint, grid, scale_to_cores
 from trimtab_profiler.profile import ProfileOptions, point_profile, replica_groups
 
 
@@ -12,7 +12,7 @@ def a_stage(*variants: dict[str, object]) -> Stage:
     return a_pipeline(variants).spec.stage("first")
 
 
-def test_allocations_that_compute_with_the_same_threads_are_measured_once() -> None:
+def test_allocations_with_equal_threads_are_measured_once() -> None:
     stage = a_stage(a_variant("a", "250m", maxBatchSize=4), a_variant("b", "2", maxBatchSize=100))
 
     assert grid(stage, cores=(1.0, 2.0, 8.0), node_cores=2) == [
@@ -30,27 +30,27 @@ def test_every_operating_point_is_measured() -> None:
     assert [point.operating_point for point in grid(stage, (), 2)] == ["full", "merged"]
 
 
-def test_wanted_batch_sizes_keep_to_the_maximum_and_include_one() -> None:
+def test_batch_sizes_include_one_and_respect_the_maximum() -> None:
     (point,) = grid(a_stage(a_variant("a", maxBatchSize=10)), (), 2, batch_sizes=(12, 10, 5))
 
     assert point.batch_sizes == (1, 5, 10)
 
 
-def test_a_variant_larger_than_the_machine_is_named() -> None:
+def test_variant_larger_than_the_machine_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"variant a asks for resources.cpu 8, but this machine has 2 cores; lower it"):
         grid(a_stage(a_variant("a", "8")), (), 2)
 
 
-def test_a_fraction_of_a_core_takes_longer_in_proportion() -> None:
+def test_fraction_of_a_core_scales_latency() -> None:
     measured = a_measurement(4, p99=0.020, mean=0.016)
-    quarter = share(measured, 0.25)
+    quarter = scale_to_cores(measured, 0.25)
 
     assert (quarter.latency_seconds_mean, quarter.latency_seconds_p99) == (0.064, 0.080)
     assert quarter.throughput_rps == pytest.approx(4 / 0.064)
-    assert share(measured, 1.0) == share(measured, 1.5) == measured
+    assert scale_to_cores(measured, 1.0) == scale_to_cores(measured, 1.5) == measured
 
 
-def test_a_point_is_stated_for_each_of_its_allocations() -> None:
+def test_point_is_scaled_to_each_allocation() -> None:
     point = GridPoint("a", "default", 1, (0.5, 1.0), (1, 2))
     measured = [a_measurement(1, 0.010), a_measurement(2, 0.015)]
     half, whole = (point_profile(point, cores, measured) for cores in point.allocations)
@@ -67,5 +67,5 @@ def test_variants_share_a_replica_while_memory_allows() -> None:
     assert replica_groups(stage.variants, 700 * 2**20) == [["a", "b"], ["c"], ["d"]]
 
 
-def test_a_full_profile_takes_whole_cores_up_to_the_machine() -> None:
+def test_full_profile_uses_whole_cores_of_the_machine() -> None:
     assert ProfileOptions.full(node_cores=6).cores == (1.0, 2.0, 4.0)

@@ -15,10 +15,10 @@ from trimtab_profiler.measure import Effort
 from trimtab_profiler.profile import ProfileOptions, Progress, fit_errors, profile, write_profiles
 from trimtab_profiler.replica import ProfileError
 
-SHORT = ProfileOptions(effort=Effort(seconds=0.2, least_batches=6, most_seconds=0.6, rounds=2))
+SHORT = ProfileOptions(effort=Effort(seconds=0.2, min_batches=6, max_seconds=0.6, rounds=2))
 
 
-async def test_two_stages_of_echoes_are_measured_on_real_replicas(tmp_path: Path) -> None:
+async def test_two_stages_are_measured_on_real_replicas(tmp_path: Path) -> None:
     slow = a_variant("slow", "500m", 0.9, maxBatchSize=4, parameters={"delay_seconds": 0.02})
     pipeline = a_pipeline([a_variant("plain", "1", 0.8, maxBatchSize=2), slow], [a_variant("last", maxBatchSize=2)])
     told: list[Progress] = []
@@ -51,7 +51,7 @@ async def test_two_stages_of_echoes_are_measured_on_real_replicas(tmp_path: Path
     assert load_profiles(tmp_path / "out") == profiles
 
 
-async def test_batches_longer_than_wanted_end_a_variant(tmp_path: Path) -> None:
+async def test_batches_beyond_the_time_limit_are_skipped(tmp_path: Path) -> None:
     slow = a_variant("slow", maxBatchSize=64, parameters={"delay_seconds": 0.02})
     options = ProfileOptions(effort=Effort(0.05, 2, 0.1, rounds=2), longest_batch_seconds=0.01)
     told: list[Progress] = []
@@ -63,18 +63,18 @@ async def test_batches_longer_than_wanted_end_a_variant(tmp_path: Path) -> None:
     assert [(p.done, p.total) for p in told] == [(1, 14), (14, 14)]
 
 
-async def test_a_variant_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+async def test_variant_that_cannot_be_loaded_is_reported(tmp_path: Path) -> None:
     broken = a_variant("broken", parameters={"speed": 3})
 
     with pytest.raises(
-        ProfileError, match=r"stage first: its replica stopped with exit code 1; it said:[\s\S]*model broken"
+        ProfileError, match=r"replica of stage first stopped with exit code 1; it said:[\s\S]*model broken"
     ) as caught:
         await profile(a_pipeline([broken]), tmp_path, SHORT)
     assert "broken" in str(caught.value)
     assert "speed" in str(caught.value)
 
 
-def test_the_machine_is_named(tmp_path: Path) -> None:
+def test_hardware_is_detected(tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Some Core 9\n")
 
     assert this_machine(tmp_path / "cpuinfo").processor == "Some Core 9"
@@ -82,7 +82,7 @@ def test_the_machine_is_named(tmp_path: Path) -> None:
     assert this_machine().node_cores >= 1
 
 
-async def test_who_writes_is_measured_to_the_first_piece_and_without_images(tmp_path: Path) -> None:
+async def test_generation_is_measured_to_first_token_and_text_only(tmp_path: Path) -> None:
     file = Path("pipelines/lmm-digits/planned.yaml")
     document = load_pipeline(file).model_dump(mode="json", by_alias=True, exclude_none=True)
     for stage in document["spec"]["stages"]:

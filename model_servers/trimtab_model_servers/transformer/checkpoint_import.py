@@ -1,8 +1,7 @@
-"""Vision transformers of torchvision and timm: their tensors under our names, and the shape these tensors tell.
+"""Import of torchvision and timm checkpoints: tensor names and the shape inferred from tensors.
 
-timm's names are ours, torchvision's are translated. Tensors do not tell all: heads are read off normalised queries,
-else known of published sizes, else to be said; the activation is GELU unless said otherwise; epsilon is what goes with
-a normalisation before the first layer, or without one.
+torchvision's names are converted to timm's. The number of heads is inferred from normalised queries, else known for
+published sizes, else a required parameter. Activation and epsilon have defaults.
 """
 
 import re
@@ -18,7 +17,7 @@ from trimtab_model_servers.transformer.config import SHAPES, Activation, ViTConf
 from trimtab_model_servers.transformer.image_preprocessing import Normalisation
 from trimtab_model_servers.transformer.tasks import Head
 
-_HEADS = {(one.width, one.depth): one.heads for one in SHAPES.values()} | {
+_HEADS = {(shape.width, shape.depth): shape.heads for shape in SHAPES.values()} | {
     (256, 10): 4,
     (384, 36): 6,
     (512, 12): 8,
@@ -29,10 +28,10 @@ _HEADS = {(one.width, one.depth): one.heads for one in SHAPES.values()} | {
     (1408, 40): 16,
     (1664, 48): 16,
 }
-"""By width and depth, of the transformers that torchvision and timm publish with a class token. A size that they
-publish with several numbers of heads, such as 1536 by 40, is left out."""
+"""Heads by width and depth of published transformers with a class token; ambiguous sizes such as 1536 by 40 are
+missing."""
 _EPSILON, _EPSILON_NORMALISED_FIRST = 1e-6, 1e-5
-"""The latter goes with OpenAI's kind, whose tokens are normalised before the first layer."""
+"""The latter is for transformers with a normalisation before the first layer, as OpenAI's."""
 _TORCHVISION = (
     (r"^class_token$", "cls_token"),
     (r"^conv_proj\.", "patch_embed.proj."),
@@ -50,14 +49,7 @@ _TORCHVISION = (
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """What a variant says of weights that do not tell it themselves; None where it says nothing.
-
-    Attributes:
-        heads: of attention.
-        epsilon: added to variances by the normalisations.
-        activation: of the perceptrons.
-        normalisation: of images.
-    """
+    """Settings that tensors do not contain; None is unspecified."""
 
     heads: int | None = None
     epsilon: float | None = None
@@ -69,31 +61,30 @@ UNSPECIFIED = CheckpointInfo()
 
 
 def convert_state_dict(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give tensors of torchvision our names; those of timm have them already."""
+    """Rename tensors of torchvision; those of timm do not change."""
     if "conv_proj.weight" not in tensors:
         return dict(tensors)
-    return {_renamed(name): tensor for name, tensor in tensors.items()}
+    return {_rename(name): tensor for name, tensor in tensors.items()}
 
 
-def infer_config(tensors: Mapping[str, Tensor], where: str, told: CheckpointInfo = UNSPECIFIED) -> ViTConfig:
-    """Read the shape off translated tensors.
+def infer_config(tensors: Mapping[str, Tensor], where: str, info: CheckpointInfo = UNSPECIFIED) -> ViTConfig:
+    """Infer the configuration from converted tensors.
 
     Raises:
-        ModelError: these are no vision transformer that we run, and the message names the tensor that is missing; or
-            nothing tells the number of heads.
+        ModelError: an unsupported architecture, or an unknown number of heads.
     """
     try:
-        kernel, placed = tensors["patch_embed.proj.weight"], tensors["pos_embed"]
+        kernel, positions = tensors["patch_embed.proj.weight"], tensors["pos_embed"]
         registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
         depth = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("blocks."))
         leading = tensors["cls_token"].shape[1] + registers
         inner = tensors["blocks.0.mlp.fc1.weight"].shape[0]
     except (KeyError, ValueError) as error:
         raise ModelError(
-            f"{where}: no vision transformer with a class token, as torchvision or timm names its tensors ({error})"
+            f"{where}: not a vision transformer of torchvision or timm with a class token ({error})"
         ) from error
     width, channels, patch = kernel.shape[:3]
-    count = placed.shape[1]
+    count = positions.shape[1]
     embedded = isqrt(count) ** 2 != count
     cells = isqrt(count - leading if embedded else count)
     normalised_first = "norm_pre.weight" in tensors
@@ -103,10 +94,10 @@ def infer_config(tensors: Mapping[str, Tensor], where: str, told: CheckpointInfo
         channels=channels,
         width=width,
         depth=depth,
-        heads=told.heads or _heads(tensors, width, depth, where),
+        heads=info.heads or _heads(tensors, width, depth, where),
         inner=inner,
-        epsilon=told.epsilon or (_EPSILON_NORMALISED_FIRST if normalised_first else _EPSILON),
-        activation=told.activation or "GELU",
+        epsilon=info.epsilon or (_EPSILON_NORMALISED_FIRST if normalised_first else _EPSILON),
+        activation=info.activation or "GELU",
         registers=registers,
         embedded=embedded,
         pooling="Mean" if "fc_norm.weight" in tensors else "Token",
@@ -121,24 +112,26 @@ def _heads(tensors: Mapping[str, Tensor], width: int, depth: int, where: str) ->
         return max(1, width // len(tensors["blocks.0.attn.q_norm.weight"]))
     if (width, depth) not in _HEADS:
         raise ModelError(
-            f"{where}: its tensors do not tell how many heads attention has, and {depth} layers of width {width} are "
-            "no published size; say so by parameters.heads"
+            f"{where}: the number of attention heads is unknown, because {depth} layers of width {width} are "
+            "no published size; set parameters.heads"
         )
     return _HEADS[width, depth]
 
 
 def split_head(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, Tensor], Head]:
-    """Divide translated tensors into those of the transformer and its head; biases that are left out are zero."""
+    """Split converted tensors into those of the transformer and its head; missing biases are zero."""
     if "head.weight" not in tensors or "head.bias" not in tensors:
-        raise ModelError(f"{where}: this transformer has no head (head.weight, head.bias); it classifies nothing")
-    own = {name: tensor for name, tensor in tensors.items() if not name.startswith("head.")}
-    weights = ("patch_embed.proj", "attn.qkv")
-    for name in [name for name in own if name.endswith(".weight") and name.removesuffix(".weight").endswith(weights)]:
-        own.setdefault(f"{name.removesuffix('.weight')}.bias", torch.zeros(own[name].shape[0]))
-    return own, Head(tensors["head.weight"].float(), tensors["head.bias"].float())
+        raise ModelError(f"{where}: the transformer has no head (head.weight, head.bias)")
+    weights = {name: tensor for name, tensor in tensors.items() if not name.startswith("head.")}
+    with_bias = ("patch_embed.proj", "attn.qkv")
+    for name in [
+        name for name in weights if name.endswith(".weight") and name.removesuffix(".weight").endswith(with_bias)
+    ]:
+        weights.setdefault(f"{name.removesuffix('.weight')}.bias", torch.zeros(weights[name].shape[0]))
+    return weights, Head(tensors["head.weight"].float(), tensors["head.bias"].float())
 
 
-def _renamed(name: str) -> str:
+def _rename(name: str) -> str:
     for pattern, ours in _TORCHVISION:
         name = re.sub(pattern, ours, name)
     return name

@@ -1,7 +1,7 @@
-"""How many tokens each layer of a vision transformer sees, and what that costs. Pure; no torch.
+"""Merge schedules: tokens of each layer, and multiply-accumulates.
 
-A schedule says how many tokens are merged away in each layer, between its attention and its perceptron (ToMe, Bolya et
-al. 2023, section 3). No layer merges more than half of the tokens that may be merged.
+A schedule lists the tokens merged in each layer, between attention and perceptron (ToMe, Bolya et al. 2023, section 3).
+No layer merges more than half of its patches.
 """
 
 from collections.abc import Sequence
@@ -10,22 +10,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LayerTokens:
-    """Tokens in one layer, the class token and prompts included.
-
-    Attributes:
-        attention: what its attention sees.
-        perceptron: what its perceptron sees.
-    """
+    """Tokens of one layer, including class token and prompts, in its attention and in its perceptron."""
 
     attention: int
     perceptron: int
 
 
 def in_each_layer(schedule: Sequence[int], depth: int) -> tuple[int, ...]:
-    """Write a schedule out for every layer; one number counts for all, none means no merging.
+    """Expand a schedule to every layer; one number applies to all, an empty schedule merges nothing.
 
     Raises:
-        ValueError: when it is neither one number nor one for each layer.
+        ValueError: neither one number nor one for each layer.
     """
     if len(schedule) in {0, 1}:
         return tuple(schedule or (0,)) * depth
@@ -37,7 +32,7 @@ def in_each_layer(schedule: Sequence[int], depth: int) -> tuple[int, ...]:
 
 
 def clamp_r(merged: int, mergeable: int) -> int:
-    """Return how many of so many tokens one layer may merge: never more than half."""
+    """Limit the merged tokens of a layer to half of the mergeable ones."""
     return max(0, min(merged, mergeable // 2))
 
 
@@ -53,20 +48,20 @@ def layer_tokens(
     """Count the tokens of every layer.
 
     Args:
-        patches: tokens of the image.
+        patches: of the image.
         depth: layers.
-        schedule: tokens merged away, layer by layer or one number for all.
-        leading: tokens before the patches that are never merged, such as the class token.
-        prompts: learned tokens a layer.
-        accumulate: whether each layer's prompts join those before, or take their place.
+        schedule: merged tokens per layer, or one number for all.
+        leading: tokens before the patches, such as the class token.
+        prompts: per layer.
+        accumulate: whether prompts accumulate over layers.
     """
-    counted = []
+    counts = []
     for layer, merged in enumerate(in_each_layer(schedule, depth)):
-        kept = leading + prompts * (layer + 1 if accumulate else 1)
-        attention = kept + patches
+        fixed = leading + prompts * (layer + 1 if accumulate else 1)
+        attention = fixed + patches
         patches -= clamp_r(merged, patches)
-        counted.append(LayerTokens(attention, kept + patches))
-    return counted
+        counts.append(LayerTokens(attention, fixed + patches))
+    return counts
 
 
 def multiplications(tokens: Sequence[LayerTokens], width: int, inner: int) -> int:
@@ -74,8 +69,8 @@ def multiplications(tokens: Sequence[LayerTokens], width: int, inner: int) -> in
 
     Args:
         tokens: of every layer.
-        width: numbers a token has, d.
-        inner: width of the perceptron, m.
+        width: token dimension d.
+        inner: MLP dimension m.
     """
     return sum(
         4 * layer.attention * width**2 + 2 * layer.attention**2 * width + 2 * layer.perceptron * width * inner

@@ -1,4 +1,4 @@
-"""A task as a file of its own: its head and prompts for every way the transformer runs, and its card."""
+"""Task files: heads and prompts of one task for every prompt variant, and its record."""
 
 import hashlib
 import json
@@ -21,21 +21,21 @@ from trimtab_pipelines.tasks import MAX_TASK_FILE_BYTES, METADATA_KEY, TaskRecor
 
 
 class TaskFile(NamedTuple):
-    """What a task's file holds."""
+    """Content of a task file."""
 
     record: TaskRecord
     heads: Mapping[str, Head]
-    """By way to run."""
+    """By prompt variant."""
 
 
 def fingerprint(
     transformer: VisionTransformer, settings: Mapping[str, int | float | str] = MappingProxyType({})
 ) -> str:
-    """What tells a transformer from any other: a SHA-256.
+    """SHA-256 that identifies a transformer.
 
     Args:
-        transformer: its tensors count in float16, in the order of their names.
-        settings: unusual ones that change what it computes; without any the tensors alone count.
+        transformer: hashed as float16 tensors, in the order of their names.
+        settings: unusual settings that change what it computes.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(transformer.state_dict().items()):
@@ -47,78 +47,75 @@ def fingerprint(
 
 
 def save_task(path: Path, record: TaskRecord, heads: Mapping[str, Head]) -> None:
-    """Write a task's file, in float16.
-
-    Args:
-        path: the file.
-        card: what it tells of itself.
-        heads: by way to run.
-    """
+    """Write a task file in float16, with heads by prompt variant."""
     tensors: dict[str, Tensor] = {}
-    for way, head in heads.items():
+    for variant, head in heads.items():
         parts = {"weight": head.weight, "bias": head.bias, "prompts": head.prompts}
-        tensors |= {f"{way}.{part}": one.half().contiguous() for part, one in parts.items() if one is not None}
+        tensors |= {
+            f"{variant}.{part}": tensor.half().contiguous() for part, tensor in parts.items() if tensor is not None
+        }
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path, metadata={METADATA_KEY: record.model_dump_json(exclude_none=True)})
 
 
-def load_task(path: Path, shape: ViTConfig, mark: str, prompts: Mapping[str, int]) -> TaskFile:
-    """Read a task: its card, and its heads by way to run, the plain one and those of the other ways that it has.
+def load_task(path: Path, shape: ViTConfig, fingerprint: str, prompts: Mapping[str, int]) -> TaskFile:
+    """Read a task's record and its heads for the given prompt variants.
 
     Args:
-        path: its file.
-        shape: of the transformer that it joins.
-        mark: the fingerprint of that transformer.
-        prompts: in each layer, by the ways that are of use.
+        path: task file.
+        shape: of the transformer.
+        fingerprint: of the transformer.
+        prompts: per layer, by prompt variant.
 
     Raises:
-        ModelError: it does not fit; the message says what would.
+        ModelError: the file does not match the transformer.
     """
-    card = _card(path)
-    if card.transformer != mark:
+    record = _read_record(path)
+    if record.transformer != fingerprint:
         raise ModelError(
-            f"it was trained on another transformer, or on this one with other parameters ({card.transformer}); "
-            f"this one is {mark}"
+            f"it was trained on another transformer, or on this one with other parameters ({record.transformer}); "
+            f"this one is {fingerprint}"
         )
-    shapes = {way: _shapes(shape, len(card.classes), count) for way, count in prompts.items()}
-    tensors = _tensors(path, [f"{way}.{part}" for way, parts in shapes.items() for part in parts])
-    there = {PLAIN, *(name.rpartition(".")[0] for name in tensors)}
-    return TaskFile(card, {way: _head(way, tensors, parts) for way, parts in shapes.items() if way in there})
+    shapes = {variant: _part_shapes(shape, len(record.classes), count) for variant, count in prompts.items()}
+    tensors = _read_tensors(path, [f"{variant}.{part}" for variant, parts in shapes.items() for part in parts])
+    present = {PLAIN, *(name.rpartition(".")[0] for name in tensors)}
+    heads = {variant: _head(variant, tensors, parts) for variant, parts in shapes.items() if variant in present}
+    return TaskFile(record, heads)
 
 
-def _card(path: Path) -> TaskRecord:
+def _read_record(path: Path) -> TaskRecord:
     try:
         if path.stat().st_size > MAX_TASK_FILE_BYTES:
-            raise ModelError(f"it is larger than {MAX_TASK_FILE_BYTES // 2**20} MiB, which no task's file may be")
+            raise ModelError(f"it is larger than {MAX_TASK_FILE_BYTES // 2**20} MiB, the limit of a task file")
         return parse_task_record(path.read_bytes())
     except (OSError, UnusableTask) as error:
         raise ModelError(str(error)) from error
 
 
-def _shapes(shape: ViTConfig, classes: int, count: int) -> dict[str, tuple[int, ...]]:
-    """The shapes that a task's tensors must have for a way with so many prompts, by part."""
+def _part_shapes(shape: ViTConfig, classes: int, count: int) -> dict[str, tuple[int, ...]]:
+    """Expected tensor shapes of a variant with `count` prompts, by part."""
     prompts = {"prompts": (shape.depth, count, shape.width)} if count else {}
     return {"weight": (classes, shape.width), "bias": (classes,)} | prompts
 
 
-def _tensors(path: Path, names: Collection[str]) -> dict[str, Tensor]:
-    """Read those of the named tensors that a file has, as float32; what else it holds is nobody's concern."""
+def _read_tensors(path: Path, names: Collection[str]) -> dict[str, Tensor]:
+    """Read the named tensors that a file has, as float32."""
     try:
         with safe_open(path, framework="pt") as file:
-            there = set(file.keys())
-            return {name: file.get_tensor(name).float() for name in names if name in there}
-    except Exception as error:  # a stranger's file: types and sizes that torch does not take raise anything
+            present = set(file.keys())
+            return {name: file.get_tensor(name).float() for name in names if name in present}
+    except Exception as error:  # an untrusted file may raise anything in torch
         raise ModelError(f"its tensors cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _head(way: str, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> Head:
-    found: dict[str, Tensor] = {}
+def _head(variant: str, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> Head:
+    parts: dict[str, Tensor] = {}
     for part, shape in shapes.items():
-        tensor = tensors.get(f"{way}.{part}")
+        tensor = tensors.get(f"{variant}.{part}")
         if tensor is None or tuple(tensor.shape) != shape:
-            given = "none" if tensor is None else str(list(tensor.shape))
-            raise ModelError(f"tensor {way}.{part} must have shape {list(shape)}, but is {given}")
+            actual = "missing" if tensor is None else str(list(tensor.shape))
+            raise ModelError(f"tensor {variant}.{part} must have shape {list(shape)}, but is {actual}")
         if not torch.isfinite(tensor).all():
-            raise ModelError(f"tensor {way}.{part} has numbers that are not finite")
-        found[part] = tensor
-    return Head(found["weight"], found["bias"], found.get("prompts"))
+            raise ModelError(f"tensor {variant}.{part} has non-finite values")
+        parts[part] = tensor
+    return Head(parts["weight"], parts["bias"], parts.get("prompts"))

@@ -1,7 +1,7 @@
-"""The tasks in force: those of the weights and of the pipeline for good, those of a folder as they come and go.
+"""Registry of active tasks: permanent ones of the weights and the pipeline, and those of a watched folder.
 
-What is in force is replaced as a whole, so that a batch sees one state of it. A file that does not fit is left out and
-told, whatever it holds; nothing else changes by it.
+The active tasks are replaced as a whole, so that a batch sees one state. An invalid task file is rejected and reported;
+other tasks are not affected.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,65 +23,62 @@ from trimtab_pipelines.tasks import MAX_TASK_NUMBER, MAX_TASKS, parse_file_name
 
 NONE = -1
 Heads = Mapping[str, Head]
-"""Of one task, by way to run."""
+"""Heads of one task, by prompt variant."""
 _Version = tuple[str, int, int]
-"""Of a file: where it is, when it was written, and which it is."""
+"""Path, modification time and inode of a file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActiveTasks:
-    """The tasks at one moment.
-
-    Attributes:
-        names: by number; empty where a number has no task.
-        places: int64 [numbers], where each number's heads stand in the banks; NONE where it has no task.
-        banks: the heads of all tasks, by what a point does (`ways.way`); of each task those that do best there.
-        refused: why files are left out, by their names.
-        judged: how accurate points are on tasks that joined, as their cards tell; by task and point.
-    """
+    """Snapshot of the active tasks."""
 
     names: tuple[str, ...]
+    """By number; empty for a number without a task."""
     bank_indices: Tensor
+    """int64 [numbers], index of each task's heads in the banks; NONE for a number without a task."""
     banks: Mapping[str, TaskBank]
-    refused: Mapping[str, str]
+    """Heads of all tasks, by the prompt variant of a point; the best variant that each task has."""
+    rejected: Mapping[str, str]
+    """Reasons of rejected files, by name."""
     accuracies: Mapping[str, Mapping[str, Accuracy]]
+    """Recorded accuracies of registered tasks, by task and point."""
 
     def bank_indices_of(self, tasks: Tensor) -> tuple[Tensor, Tensor]:
-        """Where rows' heads stand, and for which rows there are any: tasks int64 [B] to [B] and bool [B]."""
-        known = (tasks >= 0) & (tasks < len(self.bank_indices))
-        places = self.bank_indices[tasks.where(known, 0)]
-        known &= places != NONE
-        return places.where(known, 0), known
+        """Bank index of each row, and whether its task exists: tasks int64 [B] to int64 [B] and bool [B]."""
+        exists = (tasks >= 0) & (tasks < len(self.bank_indices))
+        indices = self.bank_indices[tasks.where(exists, 0)]
+        exists &= indices != NONE
+        return indices.where(exists, 0), exists
 
     def to(self, device: torch.device) -> "ActiveTasks":
-        """The same tasks, with their heads on a device."""
-        banks = {way: bank.to(device) for way, bank in self.banks.items()}
-        return replace(self, places=self.bank_indices.to(device), banks=banks)
+        """Move the heads to a device."""
+        banks = {variant: bank.to(device) for variant, bank in self.banks.items()}
+        return replace(self, bank_indices=self.bank_indices.to(device), banks=banks)
 
     def by_bank_index(self, of_task: Mapping[str, float], otherwise: float) -> Tensor:
-        """A number for each place in the banks, by the names of the tasks there: [tasks]."""
+        """Values of tasks by name as a tensor by bank index, [tasks]."""
         numbers = (self.bank_indices != NONE).nonzero().view(-1).tolist()
         return torch.tensor([of_task.get(self.names[number], otherwise) for number in numbers])
 
 
 class TaskRegistry:
-    """Reads tasks.
+    """Loads tasks and watches a folder.
 
     Args:
-        stored: the transformer with the tasks of its weights.
-        points: those that it runs.
-        mark: the fingerprint that files of tasks must have.
-        given: the pipeline's own tasks, names and files, None for one that is gone; one that does not fit is an error.
-        folder: of those that come and go; None for none.
-        most_classes: that an answer has room for; None for any number.
+        checkpoint: transformer with the tasks of its weights.
+        points: operating points.
+        fingerprint: required of task files.
+        pipeline_tasks: names and files of the pipeline's tasks, None for a deleted one.
+        folder: watched for task files.
+        max_classes: limit of a task's classes.
 
     Raises:
-        ModelError: naming the pipeline's task that does not fit.
+        ModelError: a task of the pipeline is invalid.
     """
 
     def __init__(
         self,
-        stored: Checkpoint,
+        checkpoint: Checkpoint,
         points: Sequence[OperatingPoint],
         *,
         fingerprint: str = "",
@@ -89,97 +86,104 @@ class TaskRegistry:
         folder: Path | None = None,
         max_classes: int | None = None,
     ) -> None:
-        self._shape, self._trained, self._most_classes = stored.transformer.shape, tuple(stored.heads), max_classes
-        self._tried, self._prompts = (
+        self._shape, self._trained, self._max_classes = (
+            checkpoint.transformer.shape,
+            tuple(checkpoint.heads),
+            max_classes,
+        )
+        self._fallbacks, self._prompts = (
             {prompt_variant(point): fallback_order(point) for point in points},
             prompt_counts(points),
         )
         self.fingerprint, self._folder = fingerprint, folder
-        self._read: dict[_Version, TaskFile] = {}
-        self._seen: list[_Version] = []
-        self._settled: dict[int, tuple[str, Heads]] = {
-            number: (name, {each: by_task[name] for each, by_task in stored.heads.items() if each in self._prompts})
-            for number, name in enumerate(stored.tasks)
+        self._files_by_version: dict[_Version, TaskFile] = {}
+        self._folder_versions: list[_Version] = []
+        self._permanent: dict[int, tuple[str, Heads]] = {
+            number: (name, {key: by_task[name] for key, by_task in checkpoint.heads.items() if key in self._prompts})
+            for number, name in enumerate(checkpoint.tasks)
         }
-        self._judged: dict[str, Mapping[str, Accuracy]] = {}
-        self._numbers = len(stored.tasks) + len(pipeline_tasks)
-        for number, (name, path) in enumerate(pipeline_tasks, len(stored.tasks)):
+        self._accuracies: dict[str, Mapping[str, Accuracy]] = {}
+        self._numbers = len(checkpoint.tasks) + len(pipeline_tasks)
+        for number, (name, path) in enumerate(pipeline_tasks, len(checkpoint.tasks)):
             if path is None:
                 continue
             try:
-                self._judged[name] = self._join(self._settled, number, name, path)
+                self._accuracies[name] = self._register(self._permanent, number, name, path)
             except ModelError as error:
                 raise ModelError(f"task {name!r} ({path}): {error}") from error
 
     @property
     def prompt_variants(self) -> Collection[str]:
-        """Those that some task has which is here for good."""
-        return dict.fromkeys((*self._trained, *(each for _, heads in self._settled.values() for each in heads)))
+        """Prompt variants of the permanent tasks."""
+        return dict.fromkeys((*self._trained, *(key for _, heads in self._permanent.values() for key in heads)))
 
     def changed(self) -> bool:
-        """Whether the folder holds other files than when it was read last."""
-        return [_version(path) for path in self._files()] != self._seen
+        """Whether the folder has changed since the last snapshot."""
+        return [_version(path) for path in self._files()] != self._folder_versions
 
     def snapshot(self) -> ActiveTasks:
-        """All that is in force now, the folder read anew."""
-        tasks, judged, refused = dict(self._settled), dict(self._judged), {}
-        self._read, before = {}, self._read
+        """Read the folder and return the active tasks."""
+        tasks, accuracies, rejected = dict(self._permanent), dict(self._accuracies), {}
+        self._files_by_version, previous = {}, self._files_by_version
         files = self._files()
-        self._seen = [_version(path) for path in files]
+        self._folder_versions = [_version(path) for path in files]
         for path in files:
             number, name = parse_file_name(path.name) or (NONE, "")
             try:
-                judged[name] = self._join(tasks, number, name, path, before)
+                accuracies[name] = self._register(tasks, number, name, path, previous)
             except ModelError as error:
-                refused[path.stem] = str(error)
+                rejected[path.stem] = str(error)
         numbers = sorted(tasks)
-        places = torch.full((max(self._numbers, numbers[-1] + 1),), NONE)
-        places[torch.tensor(numbers)] = torch.arange(len(numbers))
+        bank_indices = torch.full((max(self._numbers, numbers[-1] + 1),), NONE)
+        bank_indices[torch.tensor(numbers)] = torch.arange(len(numbers))
         banks = {
-            each: TaskBank([_first(tasks[number][1], names) for number in numbers])
-            for each, names in self._tried.items()
+            variant: TaskBank([_first(tasks[number][1], fallbacks) for number in numbers])
+            for variant, fallbacks in self._fallbacks.items()
         }
-        names = tuple(tasks[number][0] if number in tasks else "" for number in range(len(places)))
-        return ActiveTasks(names, places, banks, refused, judged)
+        names = tuple(tasks[number][0] if number in tasks else "" for number in range(len(bank_indices)))
+        return ActiveTasks(names, bank_indices, banks, rejected, accuracies)
 
     def _files(self) -> list[Path]:
         if self._folder is None or not self._folder.is_dir():
             return []
-        found = [(parse_file_name(path.name), path) for path in self._folder.iterdir()]
-        return [path for named, path in sorted(found, key=lambda one: one[0] or (0, "")) if named]
+        parsed = [(parse_file_name(path.name), path) for path in self._folder.iterdir()]
+        return [path for key, path in sorted(parsed, key=lambda entry: entry[0] or (0, "")) if key]
 
-    def _join(
+    def _register(
         self,
         tasks: dict[int, tuple[str, Heads]],
         number: int,
         name: str,
         path: Path,
-        before: Mapping[_Version, TaskFile] = MappingProxyType({}),
+        previous: Mapping[_Version, TaskFile] = MappingProxyType({}),
     ) -> Mapping[str, Accuracy]:
-        """Add a task; returns how accurate points are on it."""
-        if name in {known for known, _ in tasks.values()}:
-            raise ModelError(f"there is a task {name!r} already")
+        """Add a task; return its recorded accuracies by point."""
+        if name in {registered for registered, _ in tasks.values()}:
+            raise ModelError(f"task {name!r} exists already")
         if number in tasks:
-            raise ModelError(f"number {number} is task {tasks[number][0]!r}'s already")
+            raise ModelError(f"number {number} belongs to task {tasks[number][0]!r}")
         if number > MAX_TASK_NUMBER or len(tasks) == MAX_TASKS:
-            raise ModelError(f"there may be {MAX_TASKS} tasks, with numbers up to {MAX_TASK_NUMBER}")
-        card, heads = self._file(path, before)
+            raise ModelError(f"there may be at most {MAX_TASKS} tasks, with numbers up to {MAX_TASK_NUMBER}")
+        record, heads = self._load(path, previous)
         classes = len(next(iter(heads.values())).bias)
-        if self._most_classes is not None and classes > self._most_classes:
-            raise ModelError(f"it has {classes} classes; the stage declares room for {self._most_classes}")
+        if self._max_classes is not None and classes > self._max_classes:
+            raise ModelError(f"it has {classes} classes; the stage declares at most {self._max_classes}")
         tasks[number] = name, heads
-        return card.accuracy_by_point
+        return record.accuracy_by_point
 
-    def _file(self, path: Path, before: Mapping[_Version, TaskFile]) -> TaskFile:
-        """A file, read once as long as it stays the same."""
+    def _load(self, path: Path, previous: Mapping[_Version, TaskFile]) -> TaskFile:
+        """Load a task file unless it is unchanged."""
         version = _version(path)
-        found = before[version] if version in before else load_task(path, self._shape, self.fingerprint, self._prompts)
-        self._read[version] = found
-        return found
+        if version in previous:
+            task_file = previous[version]
+        else:
+            task_file = load_task(path, self._shape, self.fingerprint, self._prompts)
+        self._files_by_version[version] = task_file
+        return task_file
 
 
-def _first(heads: Heads, ways: Iterable[str]) -> Head:
-    return next(heads[each] for each in ways if each in heads)
+def _first(heads: Heads, variants: Iterable[str]) -> Head:
+    return next(heads[variant] for variant in variants if variant in heads)
 
 
 def _version(path: Path) -> _Version:

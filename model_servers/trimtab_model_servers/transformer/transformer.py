@@ -1,8 +1,8 @@
-"""A vision transformer whose forward pass is ours, so that tokens may be merged and prompts added in any layer.
+"""Vision transformer whose forward pass merges tokens and adds prompts in any layer.
 
-Parameters have the names that timm gives them. In each layer: prompts, attention, merging, perceptron (OTAS, section
-III-B; ToMe, section 3). Attention is told how many patches a token stands for, but only once some have merged: a bias
-keeps the fastest kernels away.
+Parameters have timm's names. Each layer applies prompts, attention, merging and the perceptron (OTAS, section III-B;
+ToMe, section 3). Attention is biased by token sizes only after the first merge, because a bias disables the fastest
+kernels.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,21 +21,17 @@ from trimtab_pipelines.operating_point import OperatingPoint
 
 @dataclass(frozen=True, slots=True)
 class ForwardPlan:
-    """How one batch goes through the layers.
-
-    Attributes:
-        merged: patches merged away in each layer; fewer where that is more than half of them. Empty: none.
-        rule: how.
-        proportional: whether attention counts a token as often as it stands for a patch.
-        prompts: [B, layers, P, d], learned tokens that stand after the class token.
-        accumulate: whether each layer's prompts join those before instead of taking their place.
-    """
+    """Merging and prompts of one forward pass."""
 
     merged: Sequence[int] = ()
+    """Patches merged in each layer, at most half of them; empty: none."""
     rule: Rule = field(default_factory=lambda: RULES["bipartite"])
     proportional: bool = True
+    """Whether attention weighs a token by the number of its patches."""
     prompts: Tensor | None = None
+    """[B, layers, P, d], learned tokens after the class token."""
     accumulate: bool = False
+    """Whether each layer adds its prompts to those before instead of replacing them."""
 
 
 PLAIN = ForwardPlan()
@@ -48,34 +44,30 @@ _ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
 
 @dataclass(slots=True)
 class _Tokens:
-    """A batch on its way: leading tokens, then patches.
-
-    Attributes:
-        all: [B, N, d].
-        leading: how many of them are not patches.
-        sizes: [B, patches], what each patch token stands for; None as long as each stands for itself.
-    """
+    """Tokens of a batch: leading tokens, then patches."""
 
     all: Tensor
+    """[B, N, d]."""
     leading: int
+    """Number of tokens before the patches."""
     sizes: Tensor | None = None
+    """[B, patches], number of patches merged into each; None before the first merge."""
 
     def bias(self) -> Tensor | None:
-        """The logarithm of each token's size [B, 1, 1, N], which attention adds to its scores."""
+        """Attention bias [B, 1, 1, N]: the logarithm of each token's size."""
         if self.sizes is None:
             return None
         return nn.functional.pad(self.sizes.log(), (self.leading, 0))[:, None, None]
 
-    def merge(self, rule: Rule, evidence: MergeInputs, merged: int) -> None:
-        """Merge so many patches away."""
+    def merge(self, rule: Rule, merge_inputs: MergeInputs, merged: int) -> None:
         patches = self.all[:, self.leading :]
         sizes = self.sizes if self.sizes is not None else patches.new_ones(patches.shape[:2])
-        fewer, self.sizes = rule.merge(patches, sizes, evidence, merged)
+        fewer, self.sizes = rule.merge(patches, sizes, merge_inputs, merged)
         self.all = torch.cat([self.all[:, : self.leading], fewer], dim=1)
 
 
 class Attention(nn.Module):
-    """Attention of many heads over all tokens."""
+    """Multi-head attention over all tokens."""
 
     def __init__(self, shape: ViTConfig) -> None:
         super().__init__()
@@ -92,13 +84,13 @@ class Attention(nn.Module):
         split = self.qkv(x).view(batch, count, 3, self.heads, width // self.heads)
         queries, keys, values = split.permute(2, 0, 3, 1, 4).unbind(0)
         queries, keys = self.q_norm(queries), self.k_norm(keys)
-        told = None if bias is None else bias.to(queries.dtype)
-        mixed = scaled_dot_product_attention(queries, keys, values, attn_mask=told)
+        mask = None if bias is None else bias.to(queries.dtype)
+        mixed = scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
         return self.proj(mixed.transpose(1, 2).reshape(batch, count, width)), queries, keys
 
 
 class Perceptron(nn.Module):
-    """Two linear layers with an activation between."""
+    """MLP of two linear layers."""
 
     def __init__(self, shape: ViTConfig) -> None:
         super().__init__()
@@ -107,25 +99,23 @@ class Perceptron(nn.Module):
         self.activation = _ACTIVATIONS[shape.activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [B, N, d] to the same shape."""
         mapped: Tensor = self.fc2(self.activation(self.fc1(x)))
         return mapped
 
 
 class Scale(nn.Module):
-    """One factor for each number of a token."""
+    """LayerScale: one factor for each dimension."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.gamma = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply."""
         return x * self.gamma
 
 
 class Layer(nn.Module):
-    """Attention and a perceptron, each normalised before and added to what comes in."""
+    """Pre-norm residual layer of attention and perceptron."""
 
     def __init__(self, shape: ViTConfig) -> None:
         super().__init__()
@@ -136,22 +126,22 @@ class Layer(nn.Module):
         self.mlp = Perceptron(shape)
         self.ls2 = Scale(shape.width) if shape.scaled else nn.Identity()
 
-    def forward(self, tokens: _Tokens, merged: int, course: ForwardPlan, progress: float) -> None:
-        """Run one layer; `tokens` changes in place."""
-        bias = tokens.bias() if course.proportional else None
+    def forward(self, tokens: _Tokens, merged: int, plan: ForwardPlan, progress: float) -> None:
+        """Run one layer on `tokens`, in place."""
+        bias = tokens.bias() if plan.proportional else None
         mixed, queries, keys = self.attn(self.norm1(tokens.all), bias)
         tokens.all = tokens.all + self.ls1(mixed)
         if merged:
-            tokens.merge(course.rule, _evidence(queries, keys, bias, tokens.leading, course.rule, progress), merged)
+            tokens.merge(plan.rule, _merge_inputs(queries, keys, bias, tokens.leading, plan.rule, progress), merged)
         tokens.all = tokens.all + self.ls2(self.mlp(self.norm2(tokens.all)))
 
 
 def forward_plan(point: OperatingPoint, depth: int, *, proportional: bool = True) -> ForwardPlan:
-    """The course of a point, prompts aside.
+    """Forward plan of an operating point, without its prompts.
 
     Raises:
-        KeyError: there is no such rule.
-        ValueError: the schedule is of another number of layers.
+        KeyError: unknown rule.
+        ValueError: the schedule has another number of layers.
     """
     merging = point.merging
     rule = RULES[merging.rule if merging and merging.rule else next(iter(RULES))]
@@ -161,7 +151,7 @@ def forward_plan(point: OperatingPoint, depth: int, *, proportional: bool = True
 
 
 class VisionTransformer(nn.Module):
-    """Images in, what the heads read out."""
+    """Encoder of images to the features that heads read."""
 
     def __init__(self, shape: ViTConfig) -> None:
         super().__init__()
@@ -172,8 +162,8 @@ class VisionTransformer(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, shape.width))
         if shape.registers:
             self.reg_token = nn.Parameter(torch.zeros(1, shape.registers, shape.width))
-        placed = shape.patches + (shape.leading if shape.embedded else 0)
-        self.pos_embed = nn.Parameter(0.02 * torch.randn(1, placed, shape.width))
+        positions = shape.patches + (shape.leading if shape.embedded else 0)
+        self.pos_embed = nn.Parameter(0.02 * torch.randn(1, positions, shape.width))
         self.norm_pre = nn.LayerNorm(shape.width, eps=shape.epsilon) if shape.normalised_first else nn.Identity()
         self.blocks = nn.ModuleList([Layer(shape) for _ in range(shape.depth)])
         if shape.pooling == "Token":
@@ -182,19 +172,19 @@ class VisionTransformer(nn.Module):
             self.fc_norm = nn.LayerNorm(shape.width, eps=shape.epsilon)
 
     def forward(self, images: Tensor, plan: ForwardPlan = PLAIN) -> Tensor:
-        """Map images [B, channels, side, side] to features [B, d], on the given course."""
+        """Map images [B, channels, side, side] to features [B, d]."""
         shape = self.shape
-        tokens = _Tokens(self._embedded(images), shape.leading)
+        tokens = _Tokens(self._embed(images), shape.leading)
         for layer, block in enumerate(self.blocks):
-            self._prompt(tokens, plan, layer)
-            asked = plan.merged[layer] if plan.merged else 0
-            block(tokens, clamp_r(asked, tokens.all.shape[1] - tokens.leading), plan, layer / shape.depth)
-        return self._pooled(tokens)
+            self._add_prompts(tokens, plan, layer)
+            merged = plan.merged[layer] if plan.merged else 0
+            block(tokens, clamp_r(merged, tokens.all.shape[1] - tokens.leading), plan, layer / shape.depth)
+        return self._pool(tokens)
 
-    def _embedded(self, images: Tensor) -> Tensor:
+    def _embed(self, images: Tensor) -> Tensor:
         patches = self.patch_embed["proj"](images).flatten(2).transpose(1, 2)
         leading = [self.cls_token, *([self.reg_token] if self.shape.registers else [])]
-        # Where it is compiled, a shape stays a symbol, but a length is the number that the example had.
+        # In compiled code a shape stays symbolic, but len() is a constant.
         expanded = [token.expand(images.shape[0], -1, -1) for token in leading]
         if self.shape.embedded:
             placed = torch.cat([*expanded, patches], dim=1) + self.pos_embed
@@ -203,12 +193,12 @@ class VisionTransformer(nn.Module):
         embedded: Tensor = self.norm_pre(placed)
         return embedded
 
-    def _prompt(self, tokens: _Tokens, course: ForwardPlan, layer: int) -> None:
-        """Put this layer's prompts after the class token, in the place of those before where that copies nothing."""
-        if course.prompts is None:
+    def _add_prompts(self, tokens: _Tokens, plan: ForwardPlan, layer: int) -> None:
+        """Insert this layer's prompts after the class token, replacing the previous ones in place if possible."""
+        if plan.prompts is None:
             return
-        prompts = course.prompts[:, layer]
-        replaced = tokens.leading - self.shape.leading if not course.accumulate else 0
+        prompts = plan.prompts[:, layer]
+        replaced = tokens.leading - self.shape.leading if not plan.accumulate else 0
         if replaced == prompts.shape[1] and not torch.is_grad_enabled():
             tokens.all[:, 1 : 1 + replaced] = prompts
             return
@@ -216,11 +206,11 @@ class VisionTransformer(nn.Module):
         tokens.all = torch.cat([tokens.all[:, :1], prompts.to(rest.dtype), rest], dim=1)
         tokens.leading += prompts.shape[1] - replaced
 
-    def _pooled(self, tokens: _Tokens) -> Tensor:
-        """What the heads read: the class token, or the mean over the patches that there were."""
+    def _pool(self, tokens: _Tokens) -> Tensor:
+        """Features of the heads: the class token, or the mean over the original patches."""
         if self.shape.pooling == "Token":
-            read: Tensor = self.norm(tokens.all[:, 0])
-            return read
+            features: Tensor = self.norm(tokens.all[:, 0])
+            return features
         patches = tokens.all[:, tokens.leading :]
         if tokens.sizes is not None:
             patches = patches * tokens.sizes[..., None]
@@ -228,15 +218,17 @@ class VisionTransformer(nn.Module):
         return mean
 
 
-def _evidence(
+def _merge_inputs(
     queries: Tensor, keys: Tensor, bias: Tensor | None, leading: int, rule: Rule, progress: float
 ) -> MergeInputs:
-    """What a rule may ask of this layer's attention, for the patches alone."""
+    """Keys and importance of the patches for a merge rule."""
     importance = None
     if rule.needs_importance:
         with torch.no_grad():
             scores = queries[:, :, :1] @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5
-            paid = (scores if bias is None else scores + bias).softmax(dim=-1)
-            importance = paid[:, :, 0, leading:].mean(dim=1)
-    seen = keys[:, :, leading:].mean(dim=1)
-    return MergeInputs(seen.float() if seen.dtype in {torch.bfloat16, torch.float16} else seen, importance, progress)
+            attention = (scores if bias is None else scores + bias).softmax(dim=-1)
+            importance = attention[:, :, 0, leading:].mean(dim=1)
+    patch_keys = keys[:, :, leading:].mean(dim=1)
+    if patch_keys.dtype in {torch.bfloat16, torch.float16}:
+        patch_keys = patch_keys.float()
+    return MergeInputs(patch_keys, importance, progress)

@@ -134,24 +134,24 @@ def test_its_metadata_list_the_tasks(weights):
 @pytest.mark.parametrize(
     ("point", "words"),
     [
-        ({"merging": {"schedule": [9]}}, "asks for 9 tokens in a layer; of 16 patches no layer merges more than 8"),
+        ({"merging": {"schedule": [9]}}, "merges 9 tokens in a layer; of 16 patches"),
         ({"merging": {"schedule": [1, 2]}}, "a schedule of 2 numbers; this transformer has 3 layers"),
         ({"merging": {"schedule": [1], "rule": "best"}}, "unknown merging.rule 'best'; there are: bipartite, "),
-        ({"prompts": {"count": 5}}, "nobody trained 'replace-5' .*; the weights have: plain, "),
-        ({"compiled": "inductor"}, "unknown compiled form 'inductor'; `trimtab tune` writes some"),
+        ({"prompts": {"count": 5}}, "'replace-5' is not trained .*; the weights have: plain"),
+        ({"compiled": "inductor"}, "unknown compiled form 'inductor'"),
     ],
 )
-def test_a_point_that_cannot_be_is_refused_by_name(weights, point, words):
+def test_invalid_point_is_rejected(weights, point, words):
     with pytest.raises(ModelError, match=words):
         load_model(spec(weights, operatingPoints=[{"accuracy": 0.9} | point]))
 
 
-def test_images_of_another_size_are_refused_when_the_model_is_loaded(weights):
+def test_images_of_another_size_are_rejected_at_load(weights):
     with pytest.raises(ModelError, match=r"reads an input image of shape \[1, 16, 16\]; the stage has \[1, 8, 8\]"):
         load_model(spec(weights, inputs=[IMAGE | {"shape": [1, 8, 8]}, TASK]))
 
 
-def test_a_file_that_is_not_whole_is_refused_by_name(weights, tmp_path):
+def test_incomplete_file_is_rejected(weights, tmp_path):
     stored = load(weights)
     lame = {"plain": dict(stored.heads["plain"]), "replace-2": {"letters": stored.heads["replace-2"]["letters"]}}
     save(Checkpoint(stored.transformer, lame, TASKS, "Image"), tmp_path / "lame.safetensors", {})
@@ -159,7 +159,7 @@ def test_a_file_that_is_not_whole_is_refused_by_name(weights, tmp_path):
 
     with pytest.raises(ModelError, match="task 'signs' has no head for 'replace-2'"):
         load(tmp_path / "lame.safetensors")
-    with pytest.raises(ModelError, match="not a whole safetensors file"):
+    with pytest.raises(ModelError, match="not a complete safetensors file"):
         load(tmp_path / "torn.safetensors")
 
 
@@ -199,9 +199,9 @@ def test_logits_are_divided_by_the_temperature_of_point_and_task_before_they_are
         assert torch.allclose(cooled["confidence"], expected, atol=1e-5)
 
 
-def test_a_temperature_that_is_none_is_refused(weights, tmp_path):
+def test_invalid_temperature_is_rejected(weights, tmp_path):
     save(replace(load(weights), temperatures={"plain": {"signs": 0.0}}), tmp_path / "cold.safetensors", {})
-    with pytest.raises(ModelError, match="metadata do not tell what to build"):
+    with pytest.raises(ModelError, match="invalid metadata"):
         load(tmp_path / "cold.safetensors")
 
 
@@ -216,5 +216,5 @@ def test_a_point_in_eight_bits_rounds_and_leaves_the_others_as_they_are(weights)
     assert not torch.equal(rounded, full)
     assert torch.allclose(rounded[known], full[known], atol=0.1 * float(full[known].abs().max()))
     assert isinstance(both.network, ServedTransformer)
-    with pytest.raises(ModelError, match="INT8 is computed on cores alone"):
+    with pytest.raises(ModelError, match="INT8 is computed on the CPU"):
         both.network.move_to(torch.device("meta"))

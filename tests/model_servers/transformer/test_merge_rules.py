@@ -87,5 +87,5 @@ def test_guided_by_the_class_token_the_one_it_listens_to_of_two_alike_stays():
     assert larger.sum() == 6
     assert sorted(larger[0].tolist()) == [1, 1, 2, 2]
     assert torch.allclose(whole[0, :, 0], torch.tensor([1.5, 2.5, 4.5]).double())
-    with pytest.raises(ValueError, match="asks the class token"):
+    with pytest.raises(ValueError, match="needs the class token's attention"):
         RULES["guided"].merge(tokens, torch.ones(1, 6).double(), MergeInputs(tokens, None, 0.9), 3)

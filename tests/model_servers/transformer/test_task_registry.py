@@ -159,18 +159,18 @@ def test_a_task_without_a_way_runs_there_with_its_plain_head(weights, tmp_path):
         assert torch.allclose(mixed["confidence"], torch.cat([one["confidence"] for one in alone]), atol=1e-5)
 
 
-def test_prompts_that_no_task_has_are_refused_unless_tasks_may_come_with_some(weights, tmp_path, caplog):
+def test_untrained_prompts_are_rejected_without_a_folder(weights, tmp_path, caplog):
     points = [*POINTS, {"name": "odd", "accuracy": 0.5, "prompts": {"count": 5}}]
     listed = [{"name": "new", "storageUri": str(tmp_path / "new.safetensors")}]
     a_task(tmp_path / "new.safetensors", weights, ways=WAYS | {"replace-5": 5}, likeliest=1)
-    with pytest.raises(ModelError, match="operating point 'odd': nobody trained 'replace-5'"):
+    with pytest.raises(ModelError, match="operating point 'odd': 'replace-5' is not trained"):
         load_model(spec(weights, operatingPoints=points))
     model = load_model(spec(weights, operatingPoints=points, tasks=listed))
     awaiting = load_model(spec(weights, operatingPoints=points, tasksFolder=str(tmp_path / "none")))
 
     assert labels(model, [2, 0], "odd") == [1, labels(model, [0, 0])[1]]
     assert labels(awaiting, [0, 1], "odd") == labels(awaiting, [0, 1], "full")
-    assert "'odd': nobody trained 'replace-5'" in caplog.text
+    assert "'odd': 'replace-5' is not trained" in caplog.text
 
 
 ODD = [
@@ -248,19 +248,22 @@ class _Failing:
 @pytest.mark.parametrize(
     ("number", "name", "changes", "words"),
     [
-        (2, "signs", {}, "there is a task 'signs' already"),
-        (1, "late", {}, "number 1 is task 'signs''s already"),
+        (2, "signs", {}, "task 'signs' exists already"),
+        (1, "late", {}, "number 1 belongs to task 'signs'"),
         (2, "late", {"width": 8}, r".weight must have shape \[2, 16\], but is \[2, 8\]"),
-        (2, "late", {"ways": {"replace-2": 2}}, r"plain.weight must have shape \[2, 16\], but is none"),
-        (2, "late", {"ways": {"plain": None, "replace-2": None}}, "replace-2.prompts must have shape .*, but is none"),
+        (2, "late", {"ways": {"replace-2": 2}}, r"plain.weight must have shape \[2, 16\], but is missing"),
+        (
+            2,
+            "late",
+            {"ways": {"plain": None, "replace-2": None}},
+            "replace-2.prompts must have .*, but is missing",
+        ),
         (2, "late", {"ways": WAYS | {"replace-2": 3}}, r"prompts must have shape \[3, 2, 16\], but is \[3, 3, 16\]"),
         (2, "late", {"likeliest": 0, "transformer": "sha256:" + 64 * "0"}, "trained on another transformer"),
     ],
     ids=["name taken", "number taken", "width", "no plain head", "no prompts", "prompts", "another transformer"],
 )
-def test_what_does_not_fit_is_left_out_and_told_and_nothing_else_changes(
-    weights, tmp_path, number, name, changes, words
-):
+def test_invalid_task_file_is_rejected_and_reported(weights, tmp_path, number, name, changes, words):
     a_task(tmp_path / file_name(number, name), weights, **changes)
     a_task(tmp_path / file_name(7, "fine"), weights, likeliest=1)
     model = load_model(spec(weights, tasksFolder=str(tmp_path)))
@@ -273,22 +276,22 @@ def test_what_does_not_fit_is_left_out_and_told_and_nothing_else_changes(
     assert labels(model, [0, 1]) == labels(load_model(spec(weights)), [0, 1])
 
 
-def test_a_task_with_more_classes_than_the_stage_has_room_for_is_left_out(weights, tmp_path):
+def test_task_with_too_many_classes_is_rejected(weights, tmp_path):
     logits = {"name": "logits", "datatype": "FP32", "shape": [3]}
     a_task(tmp_path / file_name(2, "broad"), weights, classes=4)
     model = load_model(spec(weights, outputs=[logits], tasksFolder=str(tmp_path)))
 
-    assert "it has 4 classes; the stage declares room for 3" in str(model.facts()["rejected_task_files"])
+    assert "it has 4 classes; the stage declares at most 3" in str(model.facts()["rejected_task_files"])
 
 
-def test_the_pipelines_own_task_that_does_not_fit_keeps_the_model_from_loading(weights, tmp_path):
+def test_invalid_task_of_the_pipeline_fails_the_load(weights, tmp_path):
     a_task(tmp_path / "narrow.safetensors", weights, width=8)
     (tmp_path / "text.safetensors").write_text("hello")
     shutil.copy(weights, tmp_path / "weights.safetensors")
     for file, words in [
         ("narrow", "must have shape"),
-        ("text", "no safetensors file"),
-        ("weights", "without 'trimtab-task' among its metadata"),
+        ("text", "not a safetensors file"),
+        ("weights", "no 'trimtab-task'"),
         ("missing", "no such weights"),
     ]:
         tasks = [{"name": "new", "storageUri": str(tmp_path / f"{file}.safetensors")}]
@@ -296,9 +299,9 @@ def test_the_pipelines_own_task_that_does_not_fit_keeps_the_model_from_loading(w
             load_model(spec(weights, tasks=tasks))
 
 
-def test_a_stage_that_no_input_tells_of_tasks_takes_none_beside_those_of_the_weights(weights, tmp_path):
+def test_stage_without_task_input_takes_no_more_tasks(weights, tmp_path):
     tasks = [{"name": "new", "storageUri": str(a_task(tmp_path / "new.safetensors", weights))}]
-    with pytest.raises(ModelError, match="its stage no input 'task' to ask for it by"):
+    with pytest.raises(ModelError, match="its stage has no input 'task'"):
         load_model(spec(weights, tasks=tasks, inputs=[IMAGE]))
 
 
@@ -318,18 +321,18 @@ def test_a_family_without_tasks_refuses_them():
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "no safetensors file"),
-        (b"\xff" * 64, "no safetensors file"),
-        ((4).to_bytes(8, "little") + b"{}}}", "without 'trimtab-task'"),
-        ((2).to_bytes(8, "little") + b"[]", "without 'trimtab-task'"),
+        (b"", "not a safetensors file"),
+        (b"\xff" * 64, "not a safetensors file"),
+        ((4).to_bytes(8, "little") + b"{}}}", "no 'trimtab-task'"),
+        ((2).to_bytes(8, "little") + b"[]", "no 'trimtab-task'"),
     ],
 )
-def test_a_card_that_is_none_is_refused(content, words):
+def test_file_without_record_is_rejected(content, words):
     with pytest.raises(UnusableTask, match=words):
         parse_task_record(content)
 
 
-def test_a_card_with_a_wrong_field_is_refused_by_its_name(tmp_path):
+def test_record_with_invalid_field_is_rejected(tmp_path):
     save_file({"x": torch.zeros(1)}, tmp_path / "x.safetensors", metadata={METADATA_KEY: '{"classes": ["a"]}'})
-    with pytest.raises(UnusableTask, match="the card of the task: classes: "):
+    with pytest.raises(UnusableTask, match="task record: classes: "):
         parse_task_record((tmp_path / "x.safetensors").read_bytes())

@@ -19,7 +19,7 @@ def heads(*classes, prompts=0):
     ]
 
 
-def test_each_row_is_judged_by_its_own_task_alone():
+def test_each_row_uses_the_head_of_its_task():
     given = heads(5, 2, 9)
     features, tasks = torch.randn(6, 8), torch.tensor([2, 0, 0, 1, 2, 0])
     logits = TaskBank(given).logits(features, tasks)
@@ -77,7 +77,7 @@ def test_rows_with_prompts_and_rows_without_go_apart():
 
 
 def test_prompts_of_one_way_must_be_alike_in_all_tasks():
-    with pytest.raises(ValueError, match="must have one shape in all tasks"):
+    with pytest.raises(ValueError, match="must have the same shape in all tasks"):
         TaskBank([*heads(5, prompts=2), *heads(5, prompts=3)])
-    with pytest.raises(ValueError, match="without any task"):
+    with pytest.raises(ValueError, match="needs at least one task"):
         TaskBank([])

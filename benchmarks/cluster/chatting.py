@@ -14,7 +14,7 @@ from trimtab.local.router_client import Counters
 from trimtab_pipelines.kubernetes_names import ROUTER_ADMIN_PORT, router_admin_name
 from trimtab_training.lmm_digits.chat_samples import Chat, ChatSource
 
-LAYOUTS: Final = {"whole": "pipeline.yaml", "parted": "parted.yaml"}
+LAYOUTS: Final = {"whole": "pipeline.yaml", "parted": "disaggregated.yaml"}
 """One replica that sees and writes, or a pool of each: what is encoded goes from pod to pod."""
 STAGE_CPU: Final = "500m"
 SLOTS: Final = 8

@@ -81,7 +81,7 @@ async def starting(folder: Path) -> AsyncIterator[Any]:
 
 def a_pipeline(model: Path) -> InferencePipeline:
     """lmm-digits parted, with the other model."""
-    source = yaml.safe_load((FOLDER / "parted.yaml").read_text())
+    source = yaml.safe_load((FOLDER / "disaggregated.yaml").read_text())
     spec = source["spec"]
     spec["slo"] = {"latency": "60s", "timeToFirstToken": "30s"}
     for stage in spec["stages"]:

@@ -88,7 +88,7 @@ def router_text() -> str:
     metrics.concurrency_limit.set(64)
     stage = metrics.stage("read")
     stage.watch(lambda: 2.0, lambda: 1.0)
-    stage.watch_refused(lambda: 0.0)
+    stage.watch_unauthenticated(lambda: 0.0)
     stage.watch_drifted(float)
     stage.queue_seconds.observe(0.01)
     stage.served(("read-l", "default"), 6, 0.02, 1.0)

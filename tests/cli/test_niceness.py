@@ -12,7 +12,7 @@ from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.processes.sched_slice import MAX_SLICE_SECONDS
 
-PARTED = Path(__file__).parents[2] / "pipelines" / "lmm-digits" / "parted.yaml"
+PARTED = Path(__file__).parents[2] / "pipelines" / "lmm-digits" / "disaggregated.yaml"
 
 
 async def test_encoder_replicas_have_a_higher_niceness(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 from tests.adapter.problems import a_program, brute_force
 from tests.adapter.scenes import a_ladder, profiles_of
 from trimtab_adapter.planning.planning_problem import PlanningProblem
-from trimtab_adapter.planning.relaxation import PlanSolution, solve_or_relax
-from trimtab_adapter.planning.sensitivity import cores_curve, estimate, latency_curve, sensitivities
+from trimtab_adapter.planning.relaxation import PlanSolution
+from trimtab_adapter.planning.sensitivity import estimate, sensitivities
 from trimtab_adapter.planning.what_if import WhatIfError, solve_alternatives
 from trimtab_adapter.solvers.exact import solve
 
@@ -65,18 +65,6 @@ def _choices(program):
     """All feasible choices, whatever their accuracy counts for."""
     free = replace(program, accuracy_floor=0.0)
     return [c for c in itertools.product(*(s.options for s in free.stages)) if free.is_feasible(c)]
-
-
-def test_curves_rise_and_end_at_the_best():
-    found = solve_or_relax(a_question())
-    by_cores = cores_curve(found.program, 16.0)
-    by_latency = latency_curve(found.program, 1.2)
-
-    for curve in (by_cores, by_latency):
-        assert len(curve) > 3
-        assert [point.accuracy for point in curve] == sorted(point.accuracy for point in curve)
-    assert [point.cores for point in by_cores] == sorted({point.cores for point in by_cores})
-    assert by_cores[-1].accuracy == pytest.approx(0.97**3)
 
 
 def test_alternatives_are_crossed_and_multiplied():

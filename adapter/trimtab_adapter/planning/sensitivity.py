@@ -4,21 +4,17 @@ Each sensitivity is a plan, not a derivative: options are few, so the next milli
 replica.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from trimtab_adapter.planning.pareto_frontier import STEP_CORES, frontier_steps
+from trimtab_adapter.planning.pareto_frontier import STEP_CORES
 from trimtab_adapter.planning.relaxation import PlanSolution
 from trimtab_adapter.solvers.exact import solve
 from trimtab_adapter.solvers.program import TIE_BREAK, TOLERANCE, Option, Program, Weights
 
 POINT = 0.01
 MILLISECOND = 0.001
-MAX_POINTS = 200
-"""Points of a curve."""
-LATENCY_SAMPLES = 40
 Planned = Callable[[Program, Sequence[Option]], Sequence[Option]]
 
 
@@ -81,26 +77,6 @@ def sensitivities(solved: PlanSolution, planned: Planned = lambda _, choice: cho
         else Sensitivity(what, estimate(program, planned(changed_programs[what], best.choice)))
         for what, best in found.items()
     ]
-
-
-def cores_curve(program: Program, max_cores: float) -> list[PlanEstimate]:
-    """The most accurate plan at every amount of cores that makes a difference, fewest cores first."""
-    accurate = replace(_by_accuracy(program), cores=max_cores)
-    found = itertools.islice(frontier_steps(accurate), MAX_POINTS)
-    return [estimate(program, point.solution.choice) for point in found][::-1]
-
-
-def latency_curve(program: Program, max_seconds: float) -> list[PlanEstimate]:
-    """The most accurate plan within the budget at latencies up to `most_seconds`, fastest first."""
-    accurate, found = _by_accuracy(program), []
-    fastest = program.latency_seconds([min(s.options, key=lambda o: o.latency_seconds) for s in program.stages])
-    ratio = max(max_seconds / max(fastest, TOLERANCE), 1.0)
-    for n in range(LATENCY_SAMPLES):
-        seconds = fastest * ratio ** (n / (LATENCY_SAMPLES - 1))
-        solution = solve(replace(accurate, slo_seconds=seconds))
-        if solution is not None:
-            found.append(estimate(program, solution.choice))
-    return found
 
 
 def _infeasible_reason(program: Program, changed: Program) -> str:

@@ -55,7 +55,7 @@ async def _adapt(options: argparse.Namespace, config: FileConfigSource) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     pipeline = config.pipeline
-    async with open_session(HTTP_TIMEOUT_SECONDS, tls_context(options.prometheus_ca)) as session:
+    async with open_session(HTTP_TIMEOUT_SECONDS, tls=tls_context(options.prometheus_ca)) as session:
         router = None if options.router is None else RouterSource(session, options.router)
         loads: LoadSource | None = router
         if options.prometheus is not None:

@@ -22,7 +22,7 @@ MAX_BYTES = 8 * 2**20
 _SHOWN = 120
 
 
-def open_session(timeout_seconds: float, tls: ssl.SSLContext | bool = True) -> aiohttp.ClientSession:
+def open_session(timeout_seconds: float, *, tls: ssl.SSLContext | bool = True) -> aiohttp.ClientSession:
     """A session that limits each connection attempt and each read."""
     timeout = aiohttp.ClientTimeout(total=None, connect=timeout_seconds, sock_read=timeout_seconds)
     return aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(ssl=tls))

@@ -52,7 +52,7 @@ async def run_elected(options: argparse.Namespace, cluster: Cluster, lease: Leas
     async with (
         cluster,
         open_session(HTTP_TIMEOUT_SECONDS) as routers,
-        open_session(PROMETHEUS_TIMEOUT_SECONDS, tls_context(options.prometheus_ca)) as prometheus_session,
+        open_session(PROMETHEUS_TIMEOUT_SECONDS, tls=tls_context(options.prometheus_ca)) as prometheus_session,
         serve_probes(options.health_port, options.metrics_port, metrics.registry, lambda: _late(started)),
     ):
         prometheus = None

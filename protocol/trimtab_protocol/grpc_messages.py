@@ -175,8 +175,8 @@ def metadata_to_message(metadata: Mapping[str, Any]) -> Any:
         for tensor in tensors:
             entry = field.add(name=tensor["name"], datatype=tensor["datatype"], shape=tensor["shape"])
             _write_parameters(entry.parameters, tensor.get("parameters", {}))
-    told = {name: value for name, value in metadata.get("parameters", {}).items() if _reads_as_text(value)}
-    _write_parameters(message.parameters, told)
+    parameters = {name: value for name, value in metadata.get("parameters", {}).items() if _reads_as_text(value)}
+    _write_parameters(message.parameters, parameters)
     return message
 
 

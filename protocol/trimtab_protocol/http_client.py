@@ -62,8 +62,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Connect.
 
         Raises:
-            PeerRefused: who listens is not who `tls` trusts.
-            ConnectionBroken: nobody listens.
+            PeerIdentityError: the peer's certificate is not trusted.
+            ConnectionLost: the connection failed.
         """
         connection = cls(tls)
         try:
@@ -82,10 +82,10 @@ class HttpConnection(asyncio.BufferedProtocol):
     async def exchange(
         self, head: bytes, body: Sequence[Buffer] = (), *, max_body_bytes: int = MAX_BODY_BYTES
     ) -> Reply:
-        """Send a request and wait for its answer, of so many bytes at most; a cancelled wait closes the connection.
+        """Send a request and wait for its response; a cancelled wait closes the connection.
 
         Raises:
-            ConnectionBroken: it was lost, or what came is no such answer.
+            ConnectionLost: the connection was lost, or the response is invalid or too large.
         """
         transport = self._transport
         if transport is None or not self.usable:

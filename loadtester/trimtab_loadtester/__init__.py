@@ -1,1 +1,1 @@
-"""Push it: arrivals × payloads → results, open loop, with every request accounted for."""
+"""Load tester: open-loop load with known answers, and a record of every request."""

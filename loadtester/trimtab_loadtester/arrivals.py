@@ -1,4 +1,4 @@
-"""When requests are sent: one Poisson process whose rate may change every second, or after other intervals.
+"""Arrival times: an inhomogeneous Poisson process whose rate changes every second or other interval.
 
 Unit exponential gaps are added up along the cumulative intensity Λ(t) = ∫ rate and mapped back to time (time
 rescaling), so counts of disjoint intervals are independent with variance equal to mean, also where the rate changes.

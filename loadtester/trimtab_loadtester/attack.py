@@ -1,4 +1,4 @@
-"""Sends requests when they are due, whatever is outstanding, and records what became of each (open loop).
+"""Open-loop attack: sends requests when they are due and records the outcome of each.
 
 Arrivals and payloads are made before the clock starts. Latency counts from the scheduled arrival; a client that cannot
 keep up shows as `client_lateness_seconds_p99` in the summary, not as a lighter load.
@@ -42,8 +42,8 @@ from trimtab_protocol.extensions import (
 
 GAVE_UP = "GaveUp"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-WireName = Literal["REST", "gRPC", "chat"]
-WIRES: Mapping[WireName, Callable[[str, str, Access], Client]] = {
+ClientProtocol = Literal["REST", "gRPC", "chat"]
+CLIENTS: Mapping[ClientProtocol, Callable[[str, str, Access], Client]] = {
     "REST": RestClient,
     "gRPC": GrpcClient,
     "chat": ChatClient,
@@ -54,7 +54,7 @@ _NAN = float("nan")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is; `correct` of `total` scored answers were right."""
+    """Progress of a run; `correct` of `total` scored answers are correct."""
 
     elapsed_seconds: float
     duration_seconds: float
@@ -73,7 +73,7 @@ class AttackOptions:
     """How a run is made.
 
     Attributes:
-        wire: REST sends binary tensors, chat what OpenAI's clients send, and is answered piece by piece; address is
+        protocol: REST sends binary tensors, chat streams OpenAI chats; address is
             host:port of the matching port of the router.
         duration_seconds: None means the load's own length.
         seed: of arrivals and payloads.
@@ -82,12 +82,12 @@ class AttackOptions:
         max_outstanding: further requests wait their turn, their latency counting; the summary shows the lateness.
         max_payloads, max_payload_bytes: different payloads kept ready; more requests than these take turns with them.
         cores: what the process may run on; None leaves it alone.
-        progress_seconds: how often progress is told.
-        access: what the pipeline's door asks for.
+        progress_seconds: interval of progress reports.
+        access: credentials and TLS for the proxy.
         samples: the user's own samples with their right answers, where they are; None sends what the pipeline names.
     """
 
-    wire: WireName = "REST"
+    protocol: ClientProtocol = "REST"
     duration_seconds: float | None = None
     seed: int = 0
     deadline_seconds: float | None = None
@@ -103,7 +103,7 @@ class AttackOptions:
 
 @dataclass(slots=True)
 class _Run:
-    """What one run has gathered so far. `start` is the loop's time of second 0."""
+    """State of a run; `start` is the event loop's time of second 0."""
 
     arrivals: Seconds
     payloads: Sequence[Payload]
@@ -112,7 +112,7 @@ class _Run:
     source: PayloadSource
     facts: RunFacts
     options: AttackOptions
-    wire: Client
+    client: Client
     stop: asyncio.Event
     start: float = 0.0
     sent: int = 0
@@ -182,7 +182,7 @@ async def attack_async(
     options = options or AttackOptions()
     rates = load.rates(options.duration_seconds)
     duration_seconds = options.duration_seconds or float(rates.size)
-    wire = WIRES[options.wire](address, pipeline.name, options.access)
+    client = CLIENTS[options.protocol](address, pipeline.name, options.access)
     if load.traffic is not None:
         require_chats(pipeline, load.text, options.samples)
         drawn = draw(load.traffic.during(duration_seconds), options.seed)
@@ -197,7 +197,7 @@ async def attack_async(
         source = payload_source(pipeline, options.seed)
     else:
         source = LabelledPayloads(pipeline, options.samples, options.seed)
-    payloads, encoded, images = _prepare(pipeline, source, wire, arrivals.size, options)
+    payloads, encoded, images = _prepare(pipeline, source, client, arrivals.size, options)
     facts = RunFacts(
         pipeline=pipeline.name,
         load=load.text,
@@ -209,15 +209,15 @@ async def attack_async(
         started_at=time.time(),
         gap_seconds=load.gap_seconds,
         distinct_payloads=len(payloads),
-        streamed=options.wire == "chat",
+        streamed=options.protocol == "chat",
     )
-    async with wire:
-        run = _Run(arrivals, payloads, encoded, images, source, facts, options, wire, stop or asyncio.Event())
+    async with client:
+        run = _Run(arrivals, payloads, encoded, images, source, facts, options, client, stop or asyncio.Event())
         return await _carry_out(run, on_progress)
 
 
 def _prepare(
-    pipeline: InferencePipeline, source: PayloadSource, wire: Client, requests: int, options: AttackOptions
+    pipeline: InferencePipeline, source: PayloadSource, client: Client, requests: int, options: AttackOptions
 ) -> tuple[list[Payload], list[Any], list[int]]:
     """Make and encode the payloads, and count their images: one a request where that fits, else as many as do."""
     names = tuple(output.name for output in pipeline.spec.outputs)
@@ -228,8 +228,8 @@ def _prepare(
     size = 0
     while len(payloads) < min(requests, options.max_payloads) and size < options.max_payload_bytes:
         payload = source.payload(len(payloads))
-        encoded.append(wire.encode(payload.inputs, names, {**parameters, **payload.parameters}))
-        size += wire.encoded_bytes(encoded[-1])
+        encoded.append(client.encode(payload.inputs, names, {**parameters, **payload.parameters}))
+        size += client.encoded_bytes(encoded[-1])
         images.append(payload.images)
         payloads.append(replace(payload, inputs=()))
     return payloads, encoded, images
@@ -275,7 +275,7 @@ async def _request(run: _Run, index: int, due: float) -> None:
     number = index % len(run.payloads)
     try:
         async with asyncio.timeout(run.options.give_up_seconds):
-            answer = await run.wire.send(run.encoded[number], f"{run.options.seed}-{index}")
+            answer = await run.client.send(run.encoded[number], f"{run.options.seed}-{index}")
     except TimeoutError:
         answer = Answer(GAVE_UP, detail=f"no answer within {run.options.give_up_seconds:g} s")
     except Exception as error:  # noqa: BLE001 - whatever happened, this request is accounted for and the others go on
@@ -289,9 +289,11 @@ async def _request(run: _Run, index: int, due: float) -> None:
 
 def _record(run: _Run, number: int, answer: Answer, due: float, sent: float) -> Record:
     payload, latency = run.payloads[number], run.elapsed_seconds - due
-    streamed = answer.streamed
-    began, between = (sent - due + streamed.first_seconds, streamed.between_seconds) if streamed else (_NAN, _NAN)
-    outcome = classify(answer.code, ClientTimings(latency, began, between), run.facts.promised)
+    streamed = answer.stream_timings
+    began, between = (
+        (sent - due + streamed.first_token_seconds, streamed.between_tokens_seconds) if streamed else (_NAN, _NAN)
+    )
+    outcome = classify(answer.code, ClientTimings(latency, began, between), run.facts.slo)
     floor = parse_number(payload.parameters.get(ACCURACY_FLOOR))
     record = Record(due, sent, latency, outcome, answer.code, detail=answer.detail, images=run.images[number])
     record = record._replace(

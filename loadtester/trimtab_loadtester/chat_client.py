@@ -11,7 +11,7 @@ from typing import Any, Self
 import aiohttp
 import numpy as np
 
-from trimtab_loadtester.clients import Access, Answer, Streamed
+from trimtab_loadtester.clients import Access, Answer, StreamTimings
 from trimtab_loadtester.load_spec import LoadError
 from trimtab_protocol import InferResponse, ProtocolError, Tensor
 from trimtab_protocol.sse import SseParser
@@ -29,10 +29,10 @@ class StreamedReply:
     pieces: int = 0
     first_seconds: float = float("nan")
     last_seconds: float = float("nan")
-    is_whole: bool = False
+    is_complete: bool = False
     error: str = ""
 
-    def hear(self, data: bytes, at_seconds: float) -> None:
+    def add_event(self, data: bytes, at_seconds: float) -> None:
         """Take note of an event; raises ValueError, KeyError or TypeError for one that is none of OpenAI's."""
         said = json.loads(data)
         if "error" in said:
@@ -43,13 +43,13 @@ class StreamedReply:
             if words:
                 self.first_seconds = at_seconds if not self.pieces else self.first_seconds
                 self.last_seconds, self.pieces, self.text = at_seconds, self.pieces + 1, self.text + words
-            self.is_whole = self.is_whole or choice["finish_reason"] is not None
+            self.is_complete = self.is_complete or choice["finish_reason"] is not None
 
     @property
-    def streamed(self) -> Streamed:
+    def timings(self) -> StreamTimings:
         """When words came."""
         between = (self.last_seconds - self.first_seconds) / (self.pieces - 1) if self.pieces > 1 else float("nan")
-        return Streamed(self.first_seconds, between)
+        return StreamTimings(self.first_seconds, between)
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class ChatClient:
             at_seconds = self.clock() - began
             for _, data in reader.feed(piece):
                 if data != _DONE:
-                    heard.hear(data, at_seconds)
+                    heard.add_event(data, at_seconds)
         return heard
 
     async def __aenter__(self) -> Self:
@@ -150,12 +150,12 @@ def _shown(image: bytes) -> dict[str, Any]:
 
 
 def _answer(model: str, heard: StreamedReply, headers: Mapping[str, str]) -> Answer:
-    if heard.error or not heard.is_whole:
+    if heard.error or not heard.is_complete:
         return Answer(BROKEN, detail=heard.error or "the stream ended before the answer did", headers=headers)
     text = np.empty(1, dtype=object)
     text[0] = heard.text.encode()
     return Answer(
-        "200", InferResponse(model, (Tensor("text", "BYTES", text),)), headers=headers, streamed=heard.streamed
+        "200", InferResponse(model, (Tensor("text", "BYTES", text),)), headers=headers, stream_timings=heard.timings
     )
 
 

@@ -1,4 +1,4 @@
-"""How a request reaches the pipeline: Open Inference Protocol V2 over REST with binary tensors, or over gRPC.
+"""Clients of a pipeline: Open Inference Protocol V2 over REST with binary tensors, or over gRPC.
 
 Requests are encoded before they are due. Connections stay open. What comes back is an `Answer` in every case: an error
 on the way becomes a code of its own, so that each request can be accounted for.
@@ -31,30 +31,30 @@ _MAX_MESSAGE_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
+class StreamTimings:
     """When the words of a streamed answer came: seconds from when it was sent, and between two pieces on average.
 
     NaN without words, or with one piece alone.
     """
 
-    first_seconds: float
-    between_seconds: float
+    first_token_seconds: float
+    between_tokens_seconds: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """What came back: an HTTP status or gRPC status name, or the name of the error that kept an answer away."""
+    """Response of a request: an HTTP status, a gRPC status name, or the name of a client error."""
 
     code: str
     response: InferResponse | None = None
     detail: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
-    streamed: Streamed | None = None
+    stream_timings: StreamTimings | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a door asks of its callers: names of files, so that no secret stands where others read it.
+    """Credentials and TLS of a client, as file names, so that no secret is on a command line.
 
     Attributes:
         ca_file: TLS, with a server whose certificate this authority signed.
@@ -89,7 +89,7 @@ OPEN = Access()
 
 
 class Client(Protocol):
-    """One way of sending requests."""
+    """Client of one protocol."""
 
     def encode(
         self, inputs: tuple[Tensor, ...], outputs: tuple[str, ...], parameters: Mapping[str, Any], request_id: str = ""

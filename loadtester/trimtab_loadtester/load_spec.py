@@ -1,4 +1,4 @@
-"""How much load: what a user writes on the command line, or a recorded trace, as requests per second.
+"""`LoadSpec`: requests per second over time, from a command line or a recorded trace.
 
 Every load is a pattern of rates, one a second, and a rule for what follows its end.
 """

@@ -1,6 +1,6 @@
-"""What became of a request. The protocol's codes decide, and for an answer the time since its scheduled arrival.
+"""Outcome of a request, from its status code and its latency since the scheduled arrival.
 
-A streamed answer is in time as its router sees it: where it also began by when that is promised, and went on as fast.
+A streamed answer must also meet the SLOs of time to first token and time per output token.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class ClientTimings:
 
 
 def classify(code: str, took: ClientTimings, promised: ClientTimings) -> RequestOutcome:
-    """Tell the outcome from an HTTP status, a gRPC status name or the name of what went wrong on the way."""
+    """Classify an HTTP status, a gRPC status name or the name of a client error."""
     if code in OK_CODES:
         return RequestOutcome.OK if took.within(promised) else RequestOutcome.LATE
     if code in DROPPED_CODES:

@@ -1,4 +1,4 @@
-"""A progress bar for a run: time passed, requests sent and answered, and what became of them."""
+"""Progress bar of a run: elapsed time, requests sent, and their outcomes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

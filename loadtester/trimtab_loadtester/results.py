@@ -1,4 +1,4 @@
-"""What happened: one record a request, and the figures that follow from all of them.
+"""Results of a run: one record per request, and figures over all records.
 
 Latencies count from the scheduled arrival, so that a stalled server or client cannot hide the requests that would have
 been sent meanwhile (coordinated omission). Every scheduled request has a record and one outcome.
@@ -93,7 +93,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What was asked of a run.
+    """Parameters of a run.
 
     Attributes:
         pipeline: the pipeline's name.
@@ -123,8 +123,8 @@ class RunFacts:
     between_tokens_slo_seconds: float | None = None
 
     @property
-    def promised(self) -> ClientTimings:
-        """What is promised of an answer."""
+    def slo(self) -> ClientTimings:
+        """SLOs of an answer."""
         first, between = self.first_token_slo_seconds, self.between_tokens_slo_seconds
         return ClientTimings(
             self.slo_seconds, math.inf if first is None else first, math.inf if between is None else between
@@ -132,7 +132,7 @@ class RunFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Modality:
+class ModalityResults:
     """What became of chats with images, or of those without.
 
     Attributes:
@@ -203,15 +203,15 @@ class Results:
         """HDR percentiles, in seconds, of the first token of answers and of the time between two; empty unstreamed."""
         return _token_percentiles(self.answered) if self.facts.streamed else {}
 
-    def modalities(self) -> dict[str, Modality]:
+    def modalities(self) -> dict[str, ModalityResults]:
         """Chats without images (`text`) and with them (`image`), those that came; empty where none were streamed."""
-        found: dict[str, Modality] = {}
+        found: dict[str, ModalityResults] = {}
         for name, shows in zip(MODALITIES, (False, True), strict=True) if self.facts.streamed else ():
             records = self.records[(self.records["images"] > 0) == shows]
             if records.size:
                 kept = float((records["outcome"] == RequestOutcome.OK).mean())
                 answered = records[records["outcome"] <= RequestOutcome.LATE]
-                found[name] = Modality(records.size, answered.size, kept, _token_percentiles(answered))
+                found[name] = ModalityResults(records.size, answered.size, kept, _token_percentiles(answered))
         return found
 
     def stage_times(self, stage: str) -> StageTimes | None:
@@ -299,7 +299,7 @@ def _token_percentiles(answered: NDArray[Any]) -> dict[str, float]:
     return found
 
 
-def _by_modality(modalities: Mapping[str, Modality]) -> dict[str, float]:
+def _by_modality(modalities: Mapping[str, ModalityResults]) -> dict[str, float]:
     figures: dict[str, float] = {}
     for name, seen in modalities.items():
         figures |= {f"{name}_received": seen.received, f"{name}_slo_fraction": seen.slo_fraction}

@@ -1,4 +1,4 @@
-"""The bundled load: plateaus with steps between them and short bursts, as in the Twitter trace, within given bounds.
+"""Synthetic load: plateaus with steps and short bursts, as in the Twitter trace, within given bounds.
 
 Plateaus come in rounds. A round visits the least and the greatest rate and two between, in random order, so that a few
 minutes already hold the whole range; which order, how long and where the bursts are is the seed's.

@@ -99,8 +99,8 @@ async def test_the_first_word_is_told_apart_from_the_time_between_the_others():
 
     assert answer.code == "200"
     assert answer.response.outputs[0].array.tolist() == [b"12."]
-    assert answer.streamed.first_seconds == pytest.approx(0.2)
-    assert answer.streamed.between_seconds == pytest.approx(0.1)
+    assert answer.stream_timings.first_token_seconds == pytest.approx(0.2)
+    assert answer.stream_timings.between_tokens_seconds == pytest.approx(0.1)
 
 
 async def test_an_answer_of_one_piece_has_no_time_between_two():
@@ -109,8 +109,8 @@ async def test_an_answer_of_one_piece_has_no_time_between_two():
 
     answer = await answer_of(events)
 
-    assert answer.streamed.first_seconds == 0.0
-    assert math.isnan(answer.streamed.between_seconds)
+    assert answer.stream_timings.first_token_seconds == 0.0
+    assert math.isnan(answer.stream_timings.between_tokens_seconds)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ async def test_an_answer_that_breaks_off_is_none(sent, detail):
 
     answer = await answer_of(events)
 
-    assert (answer.code, answer.response, answer.streamed) == (BROKEN, None, None)
+    assert (answer.code, answer.response, answer.stream_timings) == (BROKEN, None, None)
     assert detail in answer.detail
 
 
@@ -186,7 +186,7 @@ class Chats:
 
 
 async def a_load(address, wire):
-    options = AttackOptions(wire=wire, duration_seconds=1.0, seed=1)
+    options = AttackOptions(protocol=wire, duration_seconds=1.0, seed=1)
     return await attack_async(a_pipeline(), address, LoadSpec.parse("constant:20"), options, source=Chats())
 
 
@@ -218,7 +218,7 @@ async def test_a_multimodal_load_sends_each_chat_when_it_is_due_with_its_images(
     pipeline.metadata.annotations["trimtab.dev/payloads"] = "lmm-digits"
     load = LoadSpec.parse("multimodal:rps=30,seed=3")
     async with streaming(events) as (address, asked):
-        options = AttackOptions(wire="chat", duration_seconds=1.0, seed=1)
+        options = AttackOptions(protocol="chat", duration_seconds=1.0, seed=1)
         results = await attack_async(pipeline, address, load, options)
     assert load.traffic is not None
     due = [one for one in draw(load.traffic.during(1.0), seed=1) if one.arrival_seconds < 1.0]

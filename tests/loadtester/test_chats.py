@@ -9,7 +9,7 @@ import pytest
 from tests.builders import a_pipeline
 from trimtab_loadtester.load_spec import LoadError
 from trimtab_loadtester.multimodal.traffic import Request
-from trimtab_loadtester.payloads.lmm_digits import ChatPayloads, DrawnChats, pages_of
+from trimtab_loadtester.payloads.lmm_digits import ChatPayloads, DrawnChats, parse_pages
 from trimtab_loadtester.payloads.sources import payload_source, require_chats
 from trimtab_pipelines.documents import load_pipeline
 
@@ -52,11 +52,11 @@ def test_how_many_pages_is_read_from_the_annotation():
 @pytest.mark.parametrize("written", ["page=1", "pages=", "pages=one", "pages=1..x", "3"])
 def test_what_is_not_understood_is_refused(written):
     with pytest.raises(ValueError, match=r"pages=0\.\.3"):
-        pages_of(written)
+        parse_pages(written)
 
 
 def test_more_pages_than_there_are_questions_for_are_refused():
-    with pytest.raises(ValueError, match="between 0 and 3"):
+    with pytest.raises(ValueError, match="within 0..3"):
         ChatPayloads(0, "pages=1..9")
 
 
@@ -67,13 +67,17 @@ def shown_by(payload):
 
 def test_a_chat_shows_as_many_images_as_it_is_asked_to_and_none_that_another_shows():
     source = ChatPayloads(seed=3)
-    seen = [image for index, images in enumerate((0, 1, 4, 16)) for image in shown_by(source.showing(index, images))]
+    seen = [
+        image
+        for index, images in enumerate((0, 1, 4, 16))
+        for image in shown_by(source.chat_with_images(index, images))
+    ]
 
     assert len(seen) == len(set(seen)) == 21
-    payload = source.showing(3, 16)
+    payload = source.chat_with_images(3, 16)
     content = json.loads(payload.inputs[0].array[0])[0]["content"]
     assert [part["type"] for part in content] == ["image"] * 16 + ["text"]
-    assert payload.truth == source.showing(3, 3).truth
+    assert payload.truth == source.chat_with_images(3, 3).truth
     assert payload.images == 16
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.builders import a_pipeline_document
-from tests.training.digits_av.test_dataset import HEARD, a_recording_file
+from tests.training.digits_av.test_dataset import SPEAKERS, a_recording_file
 from trimtab_loadtester.payloads.digits_av import DigitsAvPayloads, JobOptions
 from trimtab_loadtester.payloads.interface import Score
 from trimtab_loadtester.payloads.sources import payload_source
@@ -83,16 +83,18 @@ def test_jobs_may_ask_for_accuracy():
 
 
 def test_the_sound_may_be_recorded_by_speakers_that_the_weights_have_not_heard(tmp_path):
-    folder = a_recording_file(tmp_path, [*HEARD, "stranger"])
+    folder = a_recording_file(tmp_path, [*SPEAKERS, "stranger"])
     synthesised = DigitsAvPayloads(1).payload(0)
     weights = tmp_path / "weights.safetensors"
-    variants.save(variants.build(variants.VARIANTS["late"], seed=0), weights, {variants.HEARD: json.dumps(HEARD)})
+    variants.save(
+        variants.build(variants.VARIANTS["late"], seed=0), weights, {variants.SPEAKERS_KEY: json.dumps(SPEAKERS)}
+    )
     recorded = DigitsAvPayloads(1, JobOptions(recordings=folder, weights=weights)).payload(0)
     stranger = DigitsAvPayloads(1, JobOptions(recordings=folder, speakers=("stranger",))).payload(0)
     assert recorded.inputs[0].array.tobytes() == stranger.inputs[0].array.tobytes()
 
     assert recorded.inputs[0].array.tobytes() != synthesised.inputs[0].array.tobytes()
-    everybody = JobOptions.parse(f"recordings={folder}, speakers={'+'.join(HEARD)}")
+    everybody = JobOptions.parse(f"recordings={folder}, speakers={'+'.join(SPEAKERS)}")
     assert DigitsAvPayloads(1, everybody).payload(0).inputs[0].array.tobytes() != recorded.inputs[0].array.tobytes()
 
 

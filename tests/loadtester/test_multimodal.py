@@ -11,11 +11,11 @@ from trimtab_loadtester.multimodal.rates import read_hours, read_minutes, synthe
 from trimtab_loadtester.multimodal.sizes import (
     IMAGE_CONTEXTS,
     IMAGE_OUTPUTS,
-    LEAST_TEXT_TOKENS,
+    MIN_TEXT_TOKENS,
     TEXT_CONTEXTS,
     TEXT_OUTPUTS,
     images_at,
-    text_beside_images,
+    text_tokens_with_images,
 )
 from trimtab_loadtester.multimodal.traffic import BURST_SHARE, IMAGE_SHARE, Traffic, draw, several_share
 from trimtab_predictor.trace import TraceError
@@ -98,7 +98,7 @@ def test_the_text_beside_images_is_what_their_tokens_leave_of_the_context():
     ranks = np.array([0.0, 0.4, 0.7, 0.95])
 
     assert images_at(ranks).tolist() == [1, 1, 4, 196]
-    assert text_beside_images(ranks).tolist() == [LEAST_TEXT_TOKENS, 1134 - 245, 3740 - 4 * 245, LEAST_TEXT_TOKENS]
+    assert text_tokens_with_images(ranks).tolist() == [MIN_TEXT_TOKENS, 1134 - 245, 3740 - 4 * 245, MIN_TEXT_TOKENS]
     beside = [one.text_tokens for one in at_random_moments() if one.images == 1]
     assert np.median(beside) == pytest.approx(779, rel=0.05), "as long as texts without images"
 

@@ -1,1 +1,1 @@
-"""Multimodal load: how many images each chat shows, hour by hour."""
+"""Multimodal load: rates, sizes and requests with and without images."""

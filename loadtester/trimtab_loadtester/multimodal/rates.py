@@ -1,4 +1,4 @@
-"""How the rates of multimodal requests go over time: from a trace's counts by the minute, or made up like them.
+"""Rates of multimodal requests over time, from a trace's counts per minute or synthetic.
 
 A trace's counts are of texts and images together. Where its hours say how many were of either, each minute is split as
 its hour; else by one share for all. Within an hour both thus rise and fall together; of that the facts say nothing.

@@ -1,4 +1,4 @@
-"""How large requests of a production cluster of multimodal models are: tokens in and out, and images. Pure.
+"""Sizes of multimodal requests in production: input tokens, output tokens and images.
 
 The quantiles are of the Azure LMM inference trace 2025 (CC BY 4.0; Qiu et al., ModServe, SoCC 2025), a week of a
 million requests, read off its published plots (to 2 % in size and 0.3 points in rank). What else is assumed:
@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-MOST_IMAGES: Final = 16
+MAX_IMAGES: Final = 16
 """Of a request that is served; the paper's evaluation takes 0 to 16. In the trace 12.5 % of image requests have more,
 frames of videos mostly: they are served as so many."""
 IMAGE_TOKENS: Final = 245
 """Of one image in the trace: the shortest context of a request with an image."""
-LEAST_TEXT_TOKENS: Final = 40
-MOST_CONTEXT_TOKENS: Final = 131_072
-MOST_OUTPUT_TOKENS: Final = 16_384
+MIN_TEXT_TOKENS: Final = 40
+MAX_CONTEXT_TOKENS: Final = 131_072
+MAX_OUTPUT_TOKENS: Final = 16_384
 TAIL_RANK: Final = 0.99
 
 
@@ -63,12 +63,12 @@ def _quantiles(least: float, written: Sequence[tuple[float, float]], tail: float
 
 
 TEXT_CONTEXTS: Final = _quantiles(
-    LEAST_TEXT_TOKENS,
+    MIN_TEXT_TOKENS,
     [(1, 71), (2, 113), (5, 136), (10, 175), (20, 305), (25, 368), (30, 439), (40, 598), (50, 779), (60, 993),
      (70, 1267), (75, 1446), (80, 1765), (85, 2201), (90, 3066), (92, 3500), (94, 3824), (95, 4132), (96, 5097),
      (97, 5819), (98, 7179), (99, 14080)],
     tail=1.9,
-    most=MOST_CONTEXT_TOKENS,
+    most=MAX_CONTEXT_TOKENS,
 )  # fmt: skip
 IMAGE_CONTEXTS: Final = _quantiles(
     IMAGE_TOKENS,
@@ -76,7 +76,7 @@ IMAGE_CONTEXTS: Final = _quantiles(
      (70, 3740), (75, 3997), (80, 4717), (85, 6357), (90, 9460), (92, 9670), (94, 14080), (95, 20960), (96, 27630),
      (97, 32620), (98, 34470), (99, 35630)],
     tail=3.4,
-    most=MOST_CONTEXT_TOKENS,
+    most=MAX_CONTEXT_TOKENS,
 )  # fmt: skip
 TEXT_OUTPUTS: Final = _quantiles(
     1,
@@ -84,14 +84,14 @@ TEXT_OUTPUTS: Final = _quantiles(
      (75, 219), (80, 247), (85, 330), (90, 471), (92, 553), (94, 679), (95, 756), (96, 879), (97, 927), (98, 1000),
      (99, 1320)],
     tail=3.0,
-    most=MOST_OUTPUT_TOKENS,
+    most=MAX_OUTPUT_TOKENS,
 )  # fmt: skip
 IMAGE_OUTPUTS: Final = _quantiles(
     1,
     [(1, 1), (2, 3), (5, 9), (10, 15), (20, 28), (25, 33), (30, 40), (40, 56), (50, 80), (60, 106), (70, 143),
      (75, 179), (80, 252), (90, 401), (92, 437), (94, 486), (95, 508), (96, 547), (97, 584), (98, 636), (99, 806)],
     tail=3.0,
-    most=MOST_OUTPUT_TOKENS,
+    most=MAX_OUTPUT_TOKENS,
 )  # fmt: skip
 
 _IMAGE_STEPS: Final = (
@@ -113,7 +113,7 @@ def images_at(ranks: Floats) -> Integers:
     return np.asarray(np.minimum(found, _MOST_OF_THE_TRACE), dtype=np.int64)
 
 
-def text_beside_images(ranks: Floats) -> Integers:
+def text_tokens_with_images(ranks: Floats) -> Integers:
     """Tokens of text beside images, by the rank of the request: what its images leave of its context."""
-    beside: Integers = np.maximum(IMAGE_CONTEXTS.at(ranks) - IMAGE_TOKENS * images_at(ranks), LEAST_TEXT_TOKENS)
+    beside: Integers = np.maximum(IMAGE_CONTEXTS.at(ranks) - IMAGE_TOKENS * images_at(ranks), MIN_TEXT_TOKENS)
     return beside

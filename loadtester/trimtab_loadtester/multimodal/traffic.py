@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from trimtab_loadtester.arrivals import poisson_arrivals
 from trimtab_loadtester.multimodal.sizes import (
     IMAGE_OUTPUTS,
-    MOST_IMAGES,
+    MAX_IMAGES,
     ONE_IMAGE_SHARE,
     TEXT_CONTEXTS,
     TEXT_OUTPUTS,
     images_at,
-    text_beside_images,
+    text_tokens_with_images,
 )
 
 Floats = NDArray[np.float64]
@@ -108,7 +108,7 @@ class Traffic:
         return replace(self, text_rps=self.text_rps * mean_rps / mean, image_rps=self.image_rps * mean_rps / mean)
 
 
-def draw(traffic: Traffic, seed: int, *, images: int | None = None, most_images: int = MOST_IMAGES) -> list[Request]:
+def draw(traffic: Traffic, seed: int, *, images: int | None = None, most_images: int = MAX_IMAGES) -> list[Request]:
     """Draw the requests of both processes, in the order of their arrival.
 
     Args:
@@ -140,7 +140,7 @@ def _shown(traffic: Traffic, seed: int, images: int | None, most_images: int) ->
     ranks = _ranks(random, traffic.bursts[at], bursts_there=bool(traffic.bursts.any()))
     counts = np.minimum(images_at(ranks), most_images) if images is None else np.full(arrivals.size, images)
     outputs = IMAGE_OUTPUTS.at(random.uniform(size=arrivals.size))
-    columns = (arrivals, text_beside_images(ranks), counts, outputs)
+    columns = (arrivals, text_tokens_with_images(ranks), counts, outputs)
     return [Request(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
 
 

@@ -1,1 +1,1 @@
-"""Kinds of payloads: what each request of a load carries, and how an answer is scored."""
+"""Payload sources: the content of requests, and the scoring of answers."""

@@ -1,4 +1,4 @@
-"""Jobs of the digits-av pipeline: rows of a digit heard, seen and typed whose truth is known, some lacking a sense.
+"""Payloads of the digits-av pipeline: jobs of audio, video and text rows, some without a modality.
 
 The annotation reads `digits-av`, or `digits-av: rows=1..32, missing=0.3, …` with the fields of `JobOptions`.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 POOL_ROWS: Final = 2_000
 LOUDEST: Final = 20_000
-MOST_ROWS: Final = 4096
+MAX_ROWS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class JobOptions:
 
     Attributes:
         rows: least and most rows of a job; each number is as likely.
-        missing: share of jobs that lack one or two of the three senses.
+        missing: share of jobs without one or two of the three modalities.
         skew: how many times as often the digits 0 to 4 come as 5 to 9.
         recordings: file or folder of real recordings (`fsdd_dev.npz`) to take the sound from, else synthesised voices.
         speakers: of the recordings, whom to take; else those that `weights` have not learned from.
@@ -54,8 +54,8 @@ class JobOptions:
 
     def __post_init__(self) -> None:
         least, most = self.rows
-        if not 1 <= least <= most <= MOST_ROWS:
-            raise ValueError(f"rows {least}..{most} must lie between 1 and {MOST_ROWS}, the lesser first")
+        if not 1 <= least <= most <= MAX_ROWS:
+            raise ValueError(f"rows {least}..{most} must lie between 1 and {MAX_ROWS}, the lesser first")
         if not 0 <= self.missing <= 1:
             raise ValueError(f"missing {self.missing:g} is a share, between 0 and 1")
         if not 0 < self.skew <= 1e6:
@@ -134,9 +134,9 @@ class DigitsAvPayloads:
         for name in _absent(self._options.missing, tuple(inputs), random):
             del inputs[name]
         tensors = tuple(Tensor.of(name, array) for name, array in inputs.items())
-        return Payload(tensors, self._pool.digit[rows], self._wishes(random))
+        return Payload(tensors, self._pool.digit[rows], self._parameters(random))
 
-    def _wishes(self, random: np.random.Generator) -> Mapping[str, float]:
+    def _parameters(self, random: np.random.Generator) -> Mapping[str, float]:
         lowest, highest = self._options.floor
         return {ACCURACY_FLOOR: round(float(random.uniform(lowest, highest)), 4)} if highest else {}
 
@@ -149,7 +149,7 @@ class DigitsAvPayloads:
 
 
 def _absent(share: float, names: tuple[str, ...], random: np.random.Generator) -> tuple[str, ...]:
-    """Which senses a job lacks: none, or one or two of three."""
+    """Missing modalities of a job: none, or one or two of three."""
     if random.random() >= share:
         return ()
     return tuple(str(name) for name in random.choice(names, int(random.integers(1, len(names))), replace=False))

@@ -1,4 +1,4 @@
-"""What every source of payloads makes: requests with what is true of them, and how much of an answer is right."""
+"""Payloads with ground truth, and scores of answers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ Outputs = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Payload:
-    """One request: its input tensors, what is true of it (None where nothing is known), and what it wishes."""
+    """A request: input tensors, ground truth (None if unknown), and request options."""
 
     inputs: tuple[Tensor, ...]
     truth: object = None

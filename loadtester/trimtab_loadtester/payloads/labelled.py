@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from trimtab_loadtester.load_spec import LoadError
 from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
-from trimtab_loadtester.payloads.sample_values import IMAGE_SUFFIXES, WrongValue, as_bytes, tensor_of, written_array
+from trimtab_loadtester.payloads.sample_values import IMAGE_SUFFIXES, InvalidValue, as_bytes, read_value, tensor_of
 from trimtab_pipelines.model_spec import source_of
 from trimtab_pipelines.resource import Name
 from trimtab_pipelines.spec import InferencePipeline
@@ -30,7 +30,7 @@ from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import Tensor
 
 JSON_LINES, TABLE = "samples.jsonl", "samples.csv"
-MOST_SAMPLES = 1_000_000
+MAX_SAMPLES = 1_000_000
 MOST_LINE_CHARACTERS = 16 * 2**20
 RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 1e-3, 1e-6
 Truth = Mapping[str, Any]
@@ -100,7 +100,7 @@ class LabelledPayloads:
         try:
             inputs, truth = self._samples[number]
             return Payload(tuple(self._tensors(inputs)), truth)
-        except WrongValue as error:
+        except InvalidValue as error:
             raise SamplesError(f"sample {number}: {error}") from error
 
     def task(self, index: int) -> str:
@@ -132,12 +132,12 @@ class LabelledPayloads:
 
     def _tensors(self, inputs: Mapping[str, Any]) -> Iterator[Tensor]:
         if unknown := sorted(inputs.keys() - self._specs.keys()):
-            raise WrongValue(f"no input {unknown[0]!r}; there are: {', '.join(self._specs)}")
+            raise InvalidValue(f"no input {unknown[0]!r}; there are: {', '.join(self._specs)}")
         for name, spec in self._specs.items():
             if name in inputs:
                 yield tensor_of(spec, inputs[name])
             elif name not in self._optional:
-                raise WrongValue(f"input {name!r} is missing")
+                raise InvalidValue(f"input {name!r} is missing")
 
     def score(self, truth: object, outputs: Outputs) -> Score:
         """Compare an answer with what is true; KeyError where the answer lacks an output."""
@@ -187,12 +187,12 @@ class FileSamples:
         sample = self._written[index]
         try:
             read = {name: self._read(self._specs[name], value) for name, value in sample.inputs.items()}
-        except (WrongValue, OSError) as error:
+        except (InvalidValue, OSError) as error:
             raise SamplesError(f"{sample.where}: {error}") from error
         return read, sample.truth or None
 
     def _read(self, spec: TensorSpec, value: Any) -> NDArray[Any]:
-        return written_array(spec, value, self._folder)
+        return read_value(spec, value, self._folder)
 
 
 def _require_known(where: str, kind: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -248,9 +248,9 @@ def _opened(
             f"a folder with {JSON_LINES}, {TABLE} or a folder of images for each label, such a file, or module:Class"
         )
         raise SamplesError(f"--samples {source}: no samples there; give {forms}")
-    found = list(islice(written, MOST_SAMPLES + 1))
-    if len(found) > MOST_SAMPLES:
-        raise SamplesError(f"{path}: more than {MOST_SAMPLES} samples; give a part of them")
+    found = list(islice(written, MAX_SAMPLES + 1))
+    if len(found) > MAX_SAMPLES:
+        raise SamplesError(f"{path}: more than {MAX_SAMPLES} samples; give a part of them")
     return FileSamples(pipeline, found, path if path.is_dir() else path.parent, labels), right_answers
 
 

@@ -25,14 +25,14 @@ class ChatPayloads:
         from trimtab_training.lmm_digits.chat_samples import ChatSource  # noqa: PLC0415 - slow to import
         from trimtab_training.lmm_digits.questions import MAX_PAGES  # noqa: PLC0415 - as above
 
-        self._chats = ChatSource(seed, pages_of(written) or (0, MAX_PAGES))
+        self._chats = ChatSource(seed, parse_pages(written) or (0, MAX_PAGES))
 
     def payload(self, index: int) -> Payload:
         """Draw a chat."""
         chat = self._chats.chat(index)
         return _payload(chat.messages, chat.images, chat.answer)
 
-    def showing(self, index: int, images: int) -> Payload:
+    def chat_with_images(self, index: int, images: int) -> Payload:
         """Draw a chat of so many images, which no other shows; of more than three pages the first are asked about."""
         from trimtab_training.lmm_digits.questions import MAX_PAGES  # noqa: PLC0415 - slow to import
 
@@ -61,7 +61,7 @@ class DrawnChats(ChatPayloads):
 
     def payload(self, index: int) -> Payload:
         """The chat of request ``index``."""
-        return self.showing(index, self._images[index])
+        return self.chat_with_images(index, self._images[index])
 
 
 def _payload(messages: bytes, images: tuple[bytes, ...], answer: str) -> Payload:
@@ -71,7 +71,7 @@ def _payload(messages: bytes, images: tuple[bytes, ...], answer: str) -> Payload
     return Payload(tuple(tensors), truth=answer)
 
 
-def pages_of(written: str) -> tuple[int, int] | None:
+def parse_pages(written: str) -> tuple[int, int] | None:
     """Read `pages=0..3`; None where nothing is written.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What stands in a sample, as a tensor of the pipeline's: numbers, texts, npy files and images."""
+"""Values of samples as tensors: numbers, texts, npy files and images."""
 
 from importlib import import_module
 from pathlib import Path
@@ -11,11 +11,11 @@ from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import DTYPES, Tensor
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
-MOST_FILE_BYTES = 256 * 2**20
+MAX_FILE_BYTES = 256 * 2**20
 _CHANNELS = {1: "L", 3: "RGB"}
 
 
-class WrongValue(ValueError):
+class InvalidValue(ValueError):
     """A value that is none of its tensor; the message says what would be right."""
 
 
@@ -31,7 +31,7 @@ def tensor_of(spec: TensorSpec, value: Any) -> Tensor:
     else:
         array = _numbers(spec, value)[np.newaxis]
     if not spec.fits(array.shape):
-        raise WrongValue(f"input {spec.name!r} has shape {[*array.shape[1:]]}; it must be {[*spec.shape]}")
+        raise InvalidValue(f"input {spec.name!r} has shape {[*array.shape[1:]]}; it must be {[*spec.shape]}")
     return Tensor(spec.name, spec.datatype, array)
 
 
@@ -48,13 +48,13 @@ def _numbers(spec: TensorSpec, value: Any) -> NDArray[Any]:
             given = np.asarray(value, dtype=np.float64)
         found = given.astype(dtype)
     except (ValueError, TypeError) as error:
-        raise WrongValue(f"input {spec.name!r}: {error}; it must be {spec.datatype} {[*spec.shape]}") from error
+        raise InvalidValue(f"input {spec.name!r}: {error}; it must be {spec.datatype} {[*spec.shape]}") from error
     if dtype.kind != "f" and not np.array_equal(found, given):
-        raise WrongValue(f"input {spec.name!r} has values that are not {spec.datatype}")
+        raise InvalidValue(f"input {spec.name!r} has values that are not {spec.datatype}")
     return found
 
 
-def written_array(spec: TensorSpec, value: Any, folder: Path) -> NDArray[Any]:
+def read_value(spec: TensorSpec, value: Any, folder: Path) -> NDArray[Any]:
     """Read a value as a sample has it: itself, or the name of a file below a folder.
 
     A text is a file's name, but for tensors of texts, where `{"file": NAME}` is.
@@ -69,7 +69,7 @@ def written_array(spec: TensorSpec, value: Any, folder: Path) -> NDArray[Any]:
             try:
                 return np.asarray(float(value) if DTYPES[spec.datatype].kind == "f" else int(value))
             except ValueError:
-                raise WrongValue(f"input {spec.name!r}: {value!r} is no {spec.datatype}") from None
+                raise InvalidValue(f"input {spec.name!r}: {value!r} is no {spec.datatype}") from None
         return _from_file(spec, folder / value)
     if isinstance(value, str):
         return np.asarray(value.encode() if not spec.shape else [value.encode()], dtype=object)
@@ -78,19 +78,19 @@ def written_array(spec: TensorSpec, value: Any, folder: Path) -> NDArray[Any]:
 
 def _from_file(spec: TensorSpec, path: Path) -> NDArray[Any]:
     if not path.is_file():
-        raise WrongValue(f"input {spec.name!r}: there is no file {path}")
-    if path.stat().st_size > MOST_FILE_BYTES:
-        raise WrongValue(f"{path}: larger than {MOST_FILE_BYTES // 2**20} MiB")
+        raise InvalidValue(f"input {spec.name!r}: there is no file {path}")
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise InvalidValue(f"{path}: larger than {MAX_FILE_BYTES // 2**20} MiB")
     if spec.datatype == "BYTES":
         return np.asarray(path.read_bytes(), dtype=object)
     if path.suffix.lower() in IMAGE_SUFFIXES:
         return _image(spec, path)
     if path.suffix.lower() != ".npy":
-        raise WrongValue(f"{path}: neither .npy nor an image ({', '.join(sorted(IMAGE_SUFFIXES))})")
+        raise InvalidValue(f"{path}: neither .npy nor an image ({', '.join(sorted(IMAGE_SUFFIXES))})")
     try:
         found: NDArray[Any] = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise WrongValue(f"{path}: {error}") from error
+        raise InvalidValue(f"{path}: {error}") from error
     return found
 
 
@@ -99,13 +99,13 @@ def _image(spec: TensorSpec, path: Path) -> NDArray[Any]:
     try:
         pillow: Any = import_module("PIL.Image")  # optional
     except ModuleNotFoundError as error:
-        raise WrongValue(f"{path}: images need pillow: pip install pillow") from error
+        raise InvalidValue(f"{path}: images need pillow: pip install pillow") from error
     last, channels, height, width = _layout(spec)
     try:
         with pillow.open(path) as opened:
             image = opened.convert(_CHANNELS[channels])
     except Exception as error:
-        raise WrongValue(f"{path}: {type(error).__name__}: {error}") from error
+        raise InvalidValue(f"{path}: {type(error).__name__}: {error}") from error
     size = (image.width if width == -1 else width, image.height if height == -1 else height)
     if image.size != size:
         image = image.resize(size, pillow.Resampling.BILINEAR)
@@ -124,7 +124,7 @@ def _layout(spec: TensorSpec) -> tuple[bool, int, int, int]:
             return False, *shape
         if len(shape) == 3 and shape[2] in _CHANNELS:
             return True, shape[2], shape[0], shape[1]
-    raise WrongValue(
+    raise InvalidValue(
         f"input {spec.name!r}, {spec.datatype} {[*shape]}, takes no images; they are UINT8 or a float of "
         "[height, width], [channels, height, width] or [height, width, channels], with 1 or 3 channels"
     )

@@ -55,7 +55,7 @@ class RandomPayloads:
         return Score()
 
 
-class TaskPayloads:
+class SyntheticPayloads:
     """Inputs as long as a task's, each drawn by its law; inputs without one are random tensors."""
 
     def __init__(
@@ -137,7 +137,7 @@ def payload_source(pipeline: InferencePipeline, seed: int = 0) -> PayloadSource:
     any_size = synthetic_inputs.default_dimension(pipeline)
     if kind == "random":
         return RandomPayloads(pipeline.spec.inputs, seed, any_size)
-    return TaskPayloads(pipeline.spec.inputs, kind, seed, any_size)
+    return SyntheticPayloads(pipeline.spec.inputs, kind, seed, any_size)
 
 
 def _random_tensor(spec: TensorSpec, any_size: int, random: np.random.Generator) -> Tensor:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from trimtab_loadtester.arrivals import poisson_arrivals
 
 
-def test_counts_in_short_windows_have_the_variance_of_a_poisson_process() -> None:
+def test_counts_have_poisson_variance() -> None:
     """Variance over mean of counts is 1 in windows far shorter than a second, of a second, and of ten."""
     arrivals = poisson_arrivals(np.full(4000, 25.0), seed=7)
 
@@ -55,7 +55,7 @@ def test_rates_may_hold_for_minutes() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0, 300), max_size=30), st.integers(0, 2**32), st.floats(0.1, 40))
-def test_arrivals_are_ascending_within_the_duration_and_never_in_an_empty_second(
+def test_arrivals_ascend_and_skip_empty_seconds(
     rates: list[float], seed: int, duration: float
 ) -> None:
     arrivals = poisson_arrivals(np.array(rates), seed, duration)

@@ -219,7 +219,7 @@ class Pictures:
 
 
 @pytest.mark.parametrize("wire", ["REST", "gRPC"])
-async def test_no_more_payloads_are_kept_than_bytes_allow_whatever_they_hold(wire) -> None:
+async def test_payload_pool_is_bounded_by_bytes(wire) -> None:
     """Nobody listens: what is kept ready is made before the first is sent."""
     options = AttackOptions(protocol=wire, duration_seconds=0.5, max_payload_bytes=4 * 2**20)
     with held_port() as port:
@@ -257,7 +257,7 @@ print(json.dumps(results.summary()))
 """
 
 
-async def test_a_signal_ends_a_process_with_the_summary_of_what_was_sent() -> None:
+async def test_signal_stops_sending_and_keeps_the_summary() -> None:
     fake = FakePipeline()
     async with rest_server(fake) as address:
         process = await asyncio.create_subprocess_exec(

@@ -93,7 +93,7 @@ def spoken(clock, seconds):
     return events
 
 
-async def test_the_first_word_is_told_apart_from_the_time_between_the_others():
+async def test_first_token_and_inter_token_times_are_measured():
     clock = Clock()
     answer = await answer_of(spoken(clock, (0.2, 0.05, 0.15)), clock=clock)
 
@@ -144,7 +144,7 @@ async def test_what_the_door_refuses_and_what_is_no_stream_is_told():
         assert (await wire.send(b"{}")).code == "ConnectionRefused"
 
 
-async def test_a_chat_is_asked_as_openais_clients_ask_with_its_images_in_their_places(tmp_path):
+async def test_chat_request_matches_openai_clients(tmp_path):
     async def events(send):
         await send(chunk("12", finish="stop") + DONE)
 
@@ -170,7 +170,7 @@ def test_what_is_no_chat_is_refused_by_name(inputs, parameters):
 
 
 @pytest.mark.parametrize("said", [b"What is 7 plus 5?", b'[{"role": "user"}]', b"7"])
-def test_messages_that_are_none_of_openais_are_refused_with_what_they_say(said):
+def test_invalid_messages_are_rejected(said):
     with pytest.raises(LoadError, match=r"is no list of OpenAI's messages"):
         ChatClient("127.0.0.1:1", "lmm", OPEN).encode((Tensor("messages", "BYTES", strings(said)),), (), {})
 
@@ -190,7 +190,7 @@ async def a_load(address, wire):
     return await attack_async(a_pipeline(), address, LoadSpec.parse("constant:20"), options, source=Chats())
 
 
-async def test_a_load_of_chats_tells_first_tokens_and_the_time_between_tokens(tmp_path):
+async def test_chat_load_reports_token_times(tmp_path):
     async def events(send):
         for word in WORDS:
             await send(chunk(word))
@@ -210,7 +210,7 @@ async def test_a_load_of_chats_tells_first_tokens_and_the_time_between_tokens(tm
     assert Results.load(tmp_path).summary() == json.loads((tmp_path / "load.json").read_text())["summary"]
 
 
-async def test_a_multimodal_load_sends_each_chat_when_it_is_due_with_its_images():
+async def test_multimodal_load_sends_chats_with_images_when_due():
     async def events(send):
         await send(chunk("12", finish="stop") + DONE)
 

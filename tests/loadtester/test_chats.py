@@ -17,7 +17,7 @@ LMM_DIGITS = Path(__file__).parents[2] / "pipelines" / "lmm-digits"
 PNG = b"\x89PNG"
 
 
-def test_a_chat_has_a_place_for_each_image_and_is_the_same_each_time():
+def test_chat_has_a_placeholder_for_each_image():
     source = ChatPayloads(seed=3)
     seen = set()
     for index in range(12):
@@ -65,7 +65,7 @@ def shown_by(payload):
     return tensors["images"][0].tolist() if "images" in tensors else []
 
 
-def test_a_chat_shows_as_many_images_as_it_is_asked_to_and_none_that_another_shows():
+def test_chat_has_the_requested_unique_images():
     source = ChatPayloads(seed=3)
     seen = [
         image
@@ -88,7 +88,7 @@ def test_drawn_chats_show_what_their_requests_do():
 
 
 @pytest.mark.parametrize(("annotation", "given"), [("random", None), ("lmm-digits", "mine")])
-def test_a_multimodal_load_without_chats_to_send_is_refused_by_name(annotation, given):
+def test_multimodal_load_without_chats_is_rejected(annotation, given):
     pipeline = a_pipeline()
     pipeline.metadata.annotations["trimtab.dev/payloads"] = annotation
 

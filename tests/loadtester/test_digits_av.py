@@ -82,7 +82,7 @@ def test_jobs_may_ask_for_accuracy():
     assert not DigitsAvPayloads(1).payload(0).parameters
 
 
-def test_the_sound_may_be_recorded_by_speakers_that_the_weights_have_not_heard(tmp_path):
+def test_audio_may_come_from_held_out_speakers(tmp_path):
     folder = a_recording_file(tmp_path, [*SPEAKERS, "stranger"])
     synthesised = DigitsAvPayloads(1).payload(0)
     weights = tmp_path / "weights.safetensors"

@@ -42,7 +42,7 @@ def test_json_lines_hold_numbers_or_files(tmp_path: Path) -> None:
     assert source.payload(0).inputs[0].array.tolist() == source.payload(2).inputs[0].array.tolist()
 
 
-def test_a_table_has_a_column_for_each_tensor_and_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+def test_table_has_columns_and_optional_byte_order_mark(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([3.0, 4.0]))
     (tmp_path / "samples.csv").write_text("x,y\na.npy,5\n", encoding="utf-8-sig")
     payload = LabelledPayloads(a_pipeline(), str(tmp_path)).payload(0)
@@ -50,7 +50,7 @@ def test_a_table_has_a_column_for_each_tensor_and_may_begin_with_a_byte_order_ma
 
 
 @pytest.mark.parametrize("text", ["42", "007", "nan", "1_000", "1e5", "true", "cat"])
-def test_the_right_answer_of_a_text_is_a_text_whatever_it_looks_like(tmp_path: Path, text: str) -> None:
+def test_label_of_a_text_output_is_a_text(tmp_path: Path, text: str) -> None:
     np.save(tmp_path / "a.npy", np.array([3.0, 4.0]))
     (tmp_path / "samples.csv").write_text(f"x,y\na.npy,{text}\n")
     source = LabelledPayloads(a_pipeline(gives="BYTES"), str(tmp_path))
@@ -80,7 +80,7 @@ def test_a_table_tells_true_from_false(tmp_path: Path, written, answer) -> None:
         ("BOOL", "yes", r"line 3: column 'y': 'yes' is no BOOL; write true or false"),
     ],
 )
-def test_a_table_whose_right_answers_are_of_another_kind_is_refused(tmp_path: Path, output, written, complaint) -> None:
+def test_table_with_labels_of_another_type_is_rejected(tmp_path: Path, output, written, complaint) -> None:
     (tmp_path / "samples.csv").write_text(f"x,y\na.npy,1\nb.npy,{written}\n")
     with pytest.raises(SamplesError, match=complaint):
         LabelledPayloads(a_pipeline(gives=output), str(tmp_path))
@@ -160,7 +160,7 @@ def test_what_cannot_be_used_is_told_by_file_and_line(tmp_path: Path, sample, co
         LabelledPayloads(a_pipeline(), where).payload(0)
 
 
-def test_samples_may_have_no_right_answers_where_that_will_do_but_then_all_of_them(tmp_path: Path) -> None:
+def test_optional_labels_are_missing_for_all_or_none(tmp_path: Path) -> None:
     for folder in ("flat", "lines", "table", "mixed"):
         (tmp_path / folder).mkdir()
     for name in ("a.png", "b.png"):
@@ -181,7 +181,7 @@ def test_samples_may_have_no_right_answers_where_that_will_do_but_then_all_of_th
         LabelledPayloads(pipeline, str(tmp_path / "mixed"), labels="Optional")
 
 
-def test_a_users_class_has_right_answers_where_its_first_sample_has(tmp_path, monkeypatch) -> None:
+def test_user_class_is_labelled_if_its_first_sample_is(tmp_path, monkeypatch) -> None:
     (tmp_path / "acme_bare.py").write_text(
         "import numpy as np\n"
         "class Bare:\n"
@@ -206,7 +206,7 @@ def test_pickles_are_not_read(tmp_path: Path) -> None:
         LabelledPayloads(a_pipeline(), where).payload(0)
 
 
-def test_the_digest_is_of_what_the_samples_hold_not_of_how_they_are_written(tmp_path: Path) -> None:
+def test_digest_depends_on_content_not_on_format(tmp_path: Path) -> None:
     for name in ("one", "two", "other"):
         (tmp_path / name).mkdir()
     np.save(tmp_path / "two" / "a.npy", np.array([1.0, 2.0]))

@@ -157,7 +157,7 @@ def test_a_number_alone_is_a_constant_load() -> None:
     assert LoadSpec.parse(" 20 ").rates(3).tolist() == LoadSpec.parse("constant:20").rates(3).tolist()
 
 
-def test_multimodal_load_has_two_rates_a_second_for_each_minute_of_a_cluster() -> None:
+def test_multimodal_load_has_text_and_image_rates() -> None:
     load = LoadSpec.parse("multimodal:rps=8,seed=2")
 
     assert load.traffic is not None

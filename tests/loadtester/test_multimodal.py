@@ -61,7 +61,7 @@ def test_tokens_have_the_quantiles_that_are_known_of_the_trace(row):
         assert np.quantile(drawn, percent / 100) == pytest.approx(tokens, rel=0.03, abs=2)
 
 
-def test_tokens_are_as_many_on_average_as_others_count_in_the_whole_trace():
+def test_mean_tokens_match_the_trace():
     """2,912 tokens in and 187 out, of all its requests; within 5 %, as quantiles alone do not say what lies between."""
     contexts = (1 - IMAGE_SHARE) * TEXT_CONTEXTS.at(RANKS).mean() + IMAGE_SHARE * IMAGE_CONTEXTS.at(RANKS).mean()
     outputs = (1 - IMAGE_SHARE) * TEXT_OUTPUTS.at(RANKS).mean() + IMAGE_SHARE * IMAGE_OUTPUTS.at(RANKS).mean()
@@ -70,7 +70,7 @@ def test_tokens_are_as_many_on_average_as_others_count_in_the_whole_trace():
     assert outputs == pytest.approx(187, rel=0.05)
 
 
-def test_the_longest_contexts_fall_off_as_the_papers_power_laws_do():
+def test_longest_contexts_follow_the_power_laws():
     """Ten times as rare is 10^(1/1.9) times as long of texts, 10^(1/3.4) beside images, up to what a model reads."""
     for law, exponent in ((TEXT_CONTEXTS, 1.9), (IMAGE_CONTEXTS, 3.4)):
         rare, ten_times = law.at(np.array([0.998, 0.9998]))
@@ -85,7 +85,7 @@ def test_images_of_a_request_have_the_shares_of_the_trace(most, share):
     assert (images_at(RANKS) <= most).mean() == pytest.approx(share, abs=0.003)
 
 
-def test_what_is_served_has_at_most_sixteen_images_and_one_in_eight_is_cut_down_to_them():
+def test_requests_have_at_most_sixteen_images():
     images = images_of(at_random_moments())
 
     assert images.max() == 16
@@ -94,7 +94,7 @@ def test_what_is_served_has_at_most_sixteen_images_and_one_in_eight_is_cut_down_
     assert {*images.tolist()} == {1, 4, 9, 16}
 
 
-def test_the_text_beside_images_is_what_their_tokens_leave_of_the_context():
+def test_text_with_images_is_the_rest_of_the_context():
     ranks = np.array([0.0, 0.4, 0.7, 0.95])
 
     assert images_at(ranks).tolist() == [1, 1, 4, 196]
@@ -126,7 +126,7 @@ def test_the_processes_know_nothing_of_each_other():
     assert draw(calm, seed=5) == draw(calm, seed=5) != draw(calm, seed=6)
 
 
-def test_a_burst_is_one_of_images_at_unchanged_rates_and_the_average_remains_the_traces():
+def test_bursts_add_images_and_keep_the_mean():
     minutes = 840
     bursts = np.arange(minutes) < round(BURST_SHARE * minutes)
     requests = draw(Traffic.split(np.full(minutes, 4.0), bursts=bursts), seed=2)
@@ -171,7 +171,7 @@ def test_made_up_minutes_are_as_unsteady_as_the_traces():
     assert traffic.image_rps.sum() / traffic.rps.sum() == pytest.approx(IMAGE_SHARE, abs=0.05)
 
 
-def test_made_up_bursts_last_for_hours_and_take_a_third_of_the_time():
+def test_synthetic_bursts_last_hours_and_a_third_of_the_time():
     bursts = synthetic_rates(100_000, seed=3).bursts
     edges = np.flatnonzero(np.diff(bursts.astype(int)))
     lengths = np.diff(edges)[int(bursts[0]) :: 2]
@@ -209,7 +209,7 @@ def test_a_trace_without_minutes_is_refused_by_name(tmp_path):
         read_minutes(trace)
 
 
-def test_rates_that_speak_of_other_minutes_and_loads_of_nothing_are_refused():
+def test_mismatched_rates_and_empty_loads_are_rejected():
     with pytest.raises(ValueError, match="each must say the same intervals"):
         Traffic(np.ones(2), np.ones(3), np.zeros(2, dtype=bool))
     with pytest.raises(ValueError, match="nothing comes in any interval"):

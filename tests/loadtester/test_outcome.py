@@ -36,7 +36,7 @@ def test_codes_and_time_decide(code: str, latency_seconds: float, outcome: Reque
         (0.2, float("nan"), RequestOutcome.OK),
     ],
 )
-def test_a_streamed_answer_is_late_where_it_began_late_or_went_on_slowly(
+def test_streamed_answer_is_late_by_any_token_slo(
     first_seconds: float, between_seconds: float, outcome: RequestOutcome
 ) -> None:
     took = ClientTimings(0.4, first_seconds, between_seconds)

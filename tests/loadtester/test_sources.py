@@ -56,7 +56,7 @@ def test_digit_payloads_know_what_is_on_the_page() -> None:
         source.score(truth, {"digit": truth.labels})
 
 
-def test_task_payloads_are_as_long_as_their_law_and_random_elsewhere() -> None:
+def test_synthetic_payloads_follow_their_distribution() -> None:
     specs = (
         TensorSpec(name="question", datatype="INT64", shape=(-1,)),
         TensorSpec(name="threshold", datatype="FP32", shape=(2,)),

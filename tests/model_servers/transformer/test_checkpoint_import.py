@@ -93,7 +93,7 @@ def sensitive(module):
 
 
 @pytest.mark.parametrize(("name", "layer"), [("QuickGELU", QuickGELU), ("GELUTanh", GELUTanh)])
-def test_another_activation_can_be_said_and_epsilon_follows_from_a_normalisation_before_the_layers(name, layer):
+def test_activation_is_a_parameter_and_epsilon_is_inferred(name, layer):
     stock = sensitive(shaken(small_timm(NORMALISED_FIRST | {"act_layer": layer})))
 
     assert differs(stock, CheckpointInfo(heads=2, activation=name)) <= 1e-5
@@ -105,7 +105,7 @@ def test_normalised_queries_tell_the_number_of_heads():
     assert differs(shaken(small_timm({"qk_norm": True}))) <= 1e-5
 
 
-def test_a_size_that_nobody_published_needs_its_number_of_heads_said():
+def test_unpublished_size_needs_the_number_of_heads():
     with pytest.raises(ModelError, match=r"set parameters.heads"):
         from_foreign(small_timm({}))
 

@@ -57,7 +57,7 @@ def at(folder, form, **changes):
 
 @needs_compiler
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
-def test_a_compiled_point_answers_as_the_same_uncompiled_whatever_the_rows(folder, form, rows):
+def test_compiled_point_equals_uncompiled_for_any_rows(folder, form, rows):
     model, pictures, tasks = load_model(at(folder, form)), images(rows), [0, 1, 1, 0][:rows]
     plain, native = (answers(model, name, pictures, tasks) for name in ("plain", "native"))
 
@@ -66,7 +66,7 @@ def test_a_compiled_point_answers_as_the_same_uncompiled_whatever_the_rows(folde
 
 
 @needs_compiler
-def test_a_compiled_point_runs_native_code_alone_from_the_first_request_on(folder, form, monkeypatch):
+def test_compiled_point_runs_native_code_only(folder, form, monkeypatch):
     model = load_model(at(folder, form))
 
     def never(*_):

@@ -108,7 +108,7 @@ def test_all_points_run_on_one_copy_of_the_weights(weights):
     assert [id(head.weight) for head in full] == [id(head.weight) for head in fast]
 
 
-def test_a_row_of_no_task_is_told_so_and_its_neighbours_are_answered(weights):
+def test_row_without_task_is_flagged_and_others_served(weights):
     model, pictures = load_model(spec(weights)), images(3)
     mixed, right = answers(model, "full", pictures, [0, 7, 1]), answers(model, "full", pictures, [0, 0, 1])
 
@@ -184,7 +184,7 @@ def test_torchvisions_weights_are_served_as_they_are(tmp_path):
         assert torch.allclose(got, stock(pictures), atol=1e-5)
 
 
-def test_logits_are_divided_by_the_temperature_of_point_and_task_before_they_are_a_confidence(weights, tmp_path):
+def test_confidence_uses_the_temperature_of_point_and_task(weights, tmp_path):
     stored, pictures, tasks = load(weights), images(4), [0, 1, 1, 0]
     given = {"merge-4": {"signs": 2.0}, "replace-2": {"letters": 0.5, "signs": 3.0}}
     save(replace(stored, temperatures=given), tmp_path / "cooled.safetensors", {})
@@ -205,7 +205,7 @@ def test_invalid_temperature_is_rejected(weights, tmp_path):
         load(tmp_path / "cold.safetensors")
 
 
-def test_a_point_in_eight_bits_rounds_and_leaves_the_others_as_they_are(weights):
+def test_int8_point_does_not_change_other_points(weights):
     points = [{"name": "full", "accuracy": 0.9}, {"name": "rounded", "accuracy": 0.9, "precision": "INT8"}]
     both, alone = load_model(spec(weights, operatingPoints=points)), load_model(spec(weights))
     images = torch.randint(0, 256, (4, 1, 16, 16), dtype=torch.uint8)

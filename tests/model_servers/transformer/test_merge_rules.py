@@ -19,7 +19,7 @@ def drawn(rows, count, width=8, seed=0):
 @pytest.mark.parametrize("rule", RULES)
 @settings(max_examples=40, deadline=None)
 @given(rows=st.integers(1, 3), count=st.integers(2, 30), share=st.floats(0.01, 1), seed=st.integers(0, 1000))
-def test_merging_keeps_how_many_patches_there_are_and_what_they_add_up_to(rule, rows, count, share, seed):
+def test_merging_keeps_sizes_and_weighted_sums(rule, rows, count, share, seed):
     tokens, sizes, evidence = drawn(rows, count, seed=seed)
     merged = max(1, int(share * (count // 2)))
     fewer, larger = RULES[rule].merge(tokens, sizes, evidence, merged)
@@ -77,7 +77,7 @@ def test_by_energy_what_stands_alone_stays_and_the_crowd_merges():
     assert larger[0, 4:].sum() == 8
 
 
-def test_guided_by_the_class_token_the_one_it_listens_to_of_two_alike_stays():
+def test_guided_rule_keeps_the_more_attended_patch():
     tokens = torch.eye(3, dtype=torch.float64).repeat_interleave(2, dim=0)[None]
     paid = torch.tensor([[0.5, 0.01, 0.02, 0.3, 0.2, 0.2]], dtype=torch.float64)
     marked = torch.arange(6, dtype=torch.float64)[None, :, None] + tokens

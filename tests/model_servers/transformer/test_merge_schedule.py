@@ -30,7 +30,7 @@ def after_each_layer(merged):
         (25, [172, 147, 122, 97, 72, 47, 24, 13, 7, 4, 3, 2]),
     ],
 )
-def test_the_base_transformer_keeps_the_published_numbers_of_tokens(merged, counts):
+def test_base_transformer_has_the_published_token_counts(merged, counts):
     assert after_each_layer(merged) == counts
 
 

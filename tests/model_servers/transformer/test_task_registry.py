@@ -50,7 +50,7 @@ def labels(model, tasks, point="full"):
     return answers(model, point, images(len(tasks)), tasks)["label"].tolist()
 
 
-def test_the_pipelines_tasks_are_loaded_and_listed_after_those_of_the_weights(weights, tmp_path):
+def test_pipeline_tasks_follow_those_of_the_weights(weights, tmp_path):
     first = a_task(tmp_path / "first.safetensors", weights, likeliest=1)
     tasks = [{"name": "first", "storageUri": str(first)}]
     model, bare = load_model(spec(weights, tasks=tasks)), load_model(spec(weights))
@@ -62,7 +62,7 @@ def test_the_pipelines_tasks_are_loaded_and_listed_after_those_of_the_weights(we
         assert labels(model, [0, 1, 1], point) == labels(bare, [0, 1, 1], point)
 
 
-def test_a_task_of_the_pipeline_that_is_gone_keeps_its_number_from_the_others(weights, tmp_path):
+def test_deleted_pipeline_task_keeps_its_number(weights, tmp_path):
     second = a_task(tmp_path / "second.safetensors", weights, likeliest=1)
     tasks = [{"name": "first", "removed": True}, {"name": "second", "storageUri": str(second)}]
     model = load_model(spec(weights, tasks=[*tasks, {"name": "third", "removed": True}]))
@@ -91,7 +91,7 @@ def test_a_folders_tasks_come_and_go_and_numbers_may_have_gaps(weights, tmp_path
     assert labels(model, [5]) == [-1]
 
 
-def test_what_cards_tell_of_tasks_that_joined_is_told_as_long_as_they_are_in_force(weights, tmp_path):
+def test_recorded_accuracies_are_reported_while_active(weights, tmp_path):
     judged = Accuracy(value=0.75, source="Measured", samples=99, mean_confidence=0.9)
     card = {"accuracyByPoint": {"full": judged.model_dump(by_alias=True, exclude_none=True)}}
     first = a_task(tmp_path / "first.safetensors", weights, **card)
@@ -189,7 +189,7 @@ def an_odd_task(path, weights, name, entry, content):
 
 @pytest.mark.parametrize("name", ["x", "plain.weight"])
 @pytest.mark.parametrize(("entry", "content"), ODD, ids=["type", "size"])
-def test_a_tensor_that_cannot_be_read_keeps_no_replica_from_starting(weights, tmp_path, name, entry, content):
+def test_unreadable_tensor_does_not_stop_a_replica(weights, tmp_path, name, entry, content):
     an_odd_task(tmp_path / file_name(2, "odd"), weights, name, entry, content)
     a_task(tmp_path / file_name(7, "fine"), weights, likeliest=1)
     model = load_model(spec(weights, tasksFolder=str(tmp_path)))
@@ -213,7 +213,7 @@ def test_a_tensor_that_cannot_be_read_ends_no_following(weights, tmp_path, entry
     assert labels(model, [7]) == [1]
 
 
-def test_a_folder_that_cannot_be_read_for_a_while_is_told_once_and_followed(weights, tmp_path, caplog):
+def test_unreadable_folder_is_logged_once_and_retried(weights, tmp_path, caplog):
     model = load_model(spec(weights, tasksFolder=str(tmp_path)))
 
     async def until_read_again():

@@ -30,7 +30,7 @@ def test_each_row_uses_the_head_of_its_task():
         assert torch.isneginf(logits[row, len(own) :]).all()
 
 
-def test_a_bank_takes_no_memory_beside_its_heads_however_many_classes_one_has():
+def test_bank_shares_the_memory_of_its_heads():
     given = heads(5, 2, 9000)
     held = {one.data_ptr(): one.numel() for one in reached(TaskBank(given)) if one.dtype == torch.float32}
 

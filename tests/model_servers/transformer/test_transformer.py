@@ -75,7 +75,7 @@ def test_an_answer_does_not_depend_on_the_rest_of_the_batch(rule):
         assert torch.allclose(transformer(pictures[row : row + 1], alone)[0], together[row], atol=1e-12)
 
 
-def test_prompts_are_read_and_each_layers_take_the_place_of_those_before():
+def test_prompts_are_replaced_in_each_layer():
     transformer = a_transformer()
     prompts = torch.randn(3, 4, 2, 32)
     plain, given, joined = (
@@ -90,7 +90,7 @@ def test_prompts_are_read_and_each_layers_take_the_place_of_those_before():
     assert not torch.allclose(given, transformer(images(), ForwardPlan(prompts=last_only)), atol=1e-3)
 
 
-def test_the_mean_over_patches_counts_each_as_often_as_it_was_there():
+def test_mean_pooling_weighs_patches_by_size():
     """With nothing but merging between embedding and pooling, the mean must stay."""
     shape = SMALL.model_copy(update={"pooling": "Mean", "depth": 1})
     transformer = a_transformer(shape, dtype=torch.float64)

@@ -56,7 +56,7 @@ def test_what_is_not_understood_is_refused(written):
 
 
 def test_more_pages_than_there_are_questions_for_are_refused():
-    with pytest.raises(ValueError, match="within 0..3"):
+    with pytest.raises(ValueError, match=r"within 0\.\.3"):
         ChatPayloads(0, "pages=1..9")
 
 

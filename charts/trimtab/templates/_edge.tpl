@@ -16,7 +16,7 @@
 {{- $_ := set $settings "keysSecret" . }}
 {{- end }}
 {{- if and $edge.replicas.name (not $edge.replicas.tlsSecret) }}
-{{- fail "edge.replicas.name needs edge.replicas.tlsSecret: without certificates nobody bears a name" }}
+{{- fail "edge.replicas.name needs edge.replicas.tlsSecret: a name requires certificates" }}
 {{- end }}
 {{- if $edge.replicas.tlsSecret }}
 {{- $_ := set $settings "replicas" (dict "certificate" "/etc/trimtab-replicas/tls.crt" "key" "/etc/trimtab-replicas/tls.key" "ca" "/etc/trimtab-replicas/ca.crt" "name" $edge.replicas.name) }}

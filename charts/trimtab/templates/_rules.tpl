@@ -1,7 +1,7 @@
 {{/*
-What each part may do. Every verb has its reason beside it; tests/charts/test_rbac.py holds the API server's authorizer
-to what stands here. Nobody may read Secrets by the API, run commands in pods, or touch nodes; but who may create a pipeline
-names the Secrets its pods are given, as who may create pods does (docs/operate/install.md).
+RBAC rules of each component. Each verb has its reason beside it; tests/charts/test_rbac.py checks them against the API
+server's authorizer. No component may read Secrets through the API, run commands in pods, or change nodes. A user who may
+create pipelines chooses the Secrets that their pods mount, as a user who may create pods does (docs/operate/install.md).
 */}}
 {{- define "trimtab.operatorRules" -}}
 # Pipelines, plans and profiles, read only.

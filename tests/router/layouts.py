@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.builders import a_variant
 from tests.router.chats import a_chat_pipeline, a_writer
-from tests.router.parted import an_encoder
+from tests.router.disaggregated import an_encoder
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline
 

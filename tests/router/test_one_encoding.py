@@ -9,7 +9,7 @@ import pytest
 
 from tests.router.chats import ChatReplica
 from tests.router.fakes import endpoints_of, until
-from tests.router.parted import Encoder, a_picture, ask, reading, references
+from tests.router.disaggregated import Encoder, a_picture, ask, reading, references
 
 
 def two_encoders(**changes):

@@ -6,7 +6,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from tests.router.parted import ROWS, a_picture, shown_by, told
+from tests.router.disaggregated import ROWS, a_picture, shown_by, told
 from trimtab_protocol.chat.embedding_refs import EmbeddingRef, EncodedImage
 from trimtab_protocol.chat.internal_wire import content_id, encoder_of_content
 from trimtab_router.request import image_fanout

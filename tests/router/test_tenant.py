@@ -9,7 +9,7 @@ import pytest
 
 from tests.builders import a_pipeline
 from tests.router.chats import ChatReplica, a_chat_pipeline
-from tests.router.parted import Encoder, a_picture, reading
+from tests.router.disaggregated import Encoder, a_picture, reading
 from tests.router.test_chats import chatting
 from tests.router.test_queue import Caller
 from trimtab_protocol import InferRequest, Tensor

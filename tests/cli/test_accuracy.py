@@ -76,7 +76,7 @@ def test_correlated_answers_of_a_sample_count_once() -> None:
 
 
 def test_no_correct_answer_is_an_error() -> None:
-    with pytest.raises(NoCorrectAnswers, match="not one sample"):
+    with pytest.raises(NoCorrectAnswers, match="no sample was answered correctly"):
         accuracies(echo_pipeline(), dict.fromkeys(choices(echo_pipeline()), tally(0)), DIGEST, {})
 
 

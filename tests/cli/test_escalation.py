@@ -81,7 +81,8 @@ def test_task_thresholds_are_written_into_escalations() -> None:
     look = Escalation(to="full", confidence_below=0.4, share=0.1, accuracy=0.86, by_task=by_task)
     written = with_escalations(TEXT, {("classify", "vit", "flow"): (look,)})
 
-    line = "{point: full, below: 0.4, share: 0.1, accuracy: 0.86, byTask: {cars: {below: 0, share: 0, accuracy: 0.9}}}"
+    task = "cars: {confidenceBelow: 0, share: 0, accuracy: 0.9}"
+    line = f"{{to: full, confidenceBelow: 0.4, share: 0.1, accuracy: 0.86, byTask: {{{task}}}}}"
     assert f"{{name: flow, accuracy: 0.8, escalations: [{line}]}}" in written
 
 
@@ -105,7 +106,7 @@ spec:
         accuracy: 0.8   # a guess
       - name: old
         escalations:
-        - {point: full, below: 0.5, share: 0.2, accuracy: 0.85}  # of before
+        - {to: full, confidenceBelow: 0.5, share: 0.2, accuracy: 0.85}  # of before
         # a comment that stays
         accuracy: 0.8
       - name: other
@@ -116,7 +117,7 @@ spec:
 
 def test_yaml_edit_replaces_only_escalations() -> None:
     look = Escalation(to="full", confidence_below=0.4, share=0.1, accuracy=0.86, accuracy_low=0.84, samples=500)
-    line = "{point: full, below: 0.4, share: 0.1, accuracy: 0.86, low: 0.84, samples: 500}"
+    line = "{to: full, confidenceBelow: 0.4, share: 0.1, accuracy: 0.86, accuracyLow: 0.84, samples: 500}"
     given: dict[tuple[str, str, str], tuple[Escalation, ...]] = {
         ("classify", "vit", name): (look,) for name in ("flow", "block", "old")
     }
@@ -124,7 +125,7 @@ def test_yaml_edit_replaces_only_escalations() -> None:
 
     expected = TEXT.replace("{name: flow, accuracy: 0.8}", f"{{name: flow, accuracy: 0.8, escalations: [{line}]}}")
     expected = expected.replace("  # a guess", f"  # a guess\n        escalations:\n        - {line}")
-    expected = expected.replace("- {point: full, below: 0.5, share: 0.2, accuracy: 0.85}", f"- {line}")
+    expected = expected.replace("- {to: full, confidenceBelow: 0.5, share: 0.2, accuracy: 0.85}", f"- {line}")
     assert written == expected
     assert with_escalations(written, given) == written
     emptied = with_escalations(TEXT, {("classify", "vit", "old"): ()})
@@ -163,5 +164,5 @@ def test_evaluate_writes_escalations_of_a_transformer(
     full, fast = load_pipeline(tmp_path).spec.stages[0].variants[0].operating_points
     assert (full.accuracy, full.escalations) == (1.0, ())
     assert fast.accuracy < 0.98
-    assert 0 < len(fast.escalations) == last["second_looks_classify_vit_fast"]
+    assert 0 < len(fast.escalations) == last["escalations_classify_vit_fast"]
     assert all(look.to == "full" and look.accuracy > fast.accuracy for look in fast.escalations)

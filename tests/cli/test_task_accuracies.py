@@ -203,7 +203,7 @@ def test_transformer_is_evaluated_on_each_of_its_tasks(
         TwoTasks, "labels", [int(a) + w for a, w in zip(given_answers["label"], wrong, strict=True)], False
     )
 
-    options = ["--seconds", "0"] if command == "points" else []
+    options = ["--seconds", "0"] if command == "tune" else []
     assert run([command, str(tmp_path), "--samples", f"{HERE}:TwoTasks", *options]) == 0
 
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
@@ -216,5 +216,5 @@ def test_transformer_is_evaluated_on_each_of_its_tasks(
     )
     assert (one.samples, one.samples_digest) == (ROWS // 2, point.measured_accuracy().samples_digest)
     assert point.measured_accuracy().mean_confidence is None
-    if command == "accuracy":
+    if command == "evaluate":
         assert figures["accuracy_classify_vit_default_two"] == 0.5

@@ -143,7 +143,7 @@ def test_prompts_and_merging_are_trained_for_each_point(tmp_path, capsys):
     pixels, labels = held_out(tmp_path)
     network = model.network
     assert isinstance(network, ServedTransformer)
-    used = {point: network.in_force.banks[ready.way].heads for point, ready in network.points.items()}
+    used = {point: network.active_tasks.banks[ready.prompt_variant].heads for point, ready in network.points.items()}
     both = torch.tensor([0, 1])
 
     assert {point for point, heads in used.items() if heads[1].prompts is not None} == {"fine", "joined", "both"}

@@ -14,7 +14,7 @@ from trimtab_router.request.graph import Graph
 from trimtab_router.scheduling.interfaces import Clock, Transport
 from trimtab_router.scheduling.policies.interface import Policy
 from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
-from trimtab_router.scheduling.stage_scheduler import StageScheduler
+from trimtab_router.scheduling.stage_scheduler import QueueSettings, StageScheduler
 from trimtab_router.transport.http_transport import HttpTransport
 
 
@@ -61,14 +61,12 @@ def create_executor(
         scheduler = schedulers[stage.name] = StageScheduler(
             stage,
             plan=plan.spec.stage(stage.name) if plan else initial_stage_plan(stage),
-            max_rows=spec.queue.max_rows,
+            settings=QueueSettings(spec.queue.max_rows, spec.drop_policy, grace_seconds),
             policy=policy,
-            drop_policy=spec.drop_policy,
             clock=clock,
             transport=transport,
             stats=StageStats(stage.name, stage_metrics),
             query_of_death=detector,
-            grace_seconds=grace_seconds,
         )
         stage_metrics.watch(partial(getattr, scheduler.queue, "rows"), partial(getattr, scheduler, "ready_replicas"))
         stage_metrics.watch_unauthenticated(partial(_unauthenticated_replicas, transport))

@@ -16,6 +16,7 @@ from trimtab_router.scheduling.accuracy_monitor import (
 from trimtab_router.scheduling.batch_outcomes import BatchFailed, Completed, NotReady, Rejected, ReplicaLost
 from trimtab_router.scheduling.policies import slack_fit
 from trimtab_router.scheduling.replica_slots import ReplicaSlots
+from trimtab_router.scheduling.stage_scheduler import QueueSettings
 
 NOW = 7.0
 KEY, BEST = ("early", "at"), ("early", "avt")
@@ -245,14 +246,12 @@ class Audited(Desktop):
         self.desk = type(self.desk)(
             type(stage).model_validate(described),
             plan=plan.spec.stages[0],
-            max_rows=1000,
+            settings=QueueSettings(1000, "Predicted", 10.0),
             policy=policy,
-            drop_policy="Predicted",
             clock=self.clock,
             transport=self,
             stats=self,
             query_of_death=None,
-            grace_seconds=10.0,
         )
         self.slots = [ReplicaSlots("slot")]
         self.slots[0].set_ready_variants(READY)

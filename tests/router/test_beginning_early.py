@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.router.chats import a_png
+from tests.router.disaggregated import Beginner, Encoder, a_picture, ask, parted, reading, references, shown_by
 from tests.router.fakes import until
 from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline
-from tests.router.disaggregated import Beginner, Encoder, a_picture, ask, parted, reading, references, shown_by
 from tests.router.test_generation import Writers
 from tests.router.test_queue import Caller
 from trimtab_router.request.graph import ReadyStage

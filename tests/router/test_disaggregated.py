@@ -6,8 +6,8 @@ from collections import Counter
 import numpy as np
 
 from tests.router.chats import ChatReplica, a_png
-from tests.router.fakes import until
 from tests.router.disaggregated import Encoder, ask, reading, references, shown_by
+from tests.router.fakes import until
 from trimtab_router.execution.executor import MAX_EMBEDDING_LOSSES
 
 

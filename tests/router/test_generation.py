@@ -17,7 +17,7 @@ from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
 from trimtab_router.scheduling.replica_slots import ReplicaSlots
 from trimtab_router.scheduling.stage_request import StageRequest
-from trimtab_router.scheduling.stage_scheduler import StageScheduler
+from trimtab_router.scheduling.stage_scheduler import QueueSettings, StageScheduler
 
 LAST = LastChunk("", "stop", Usage(3, 2, 0, 0, 3))
 OUTPUTS = {"text": np.array([b"a b"], object), "finish_reason": np.array([b"stop"], object), "usage": np.zeros((1, 5))}
@@ -36,14 +36,12 @@ class Writers:
         self.desk = StageScheduler(
             pipeline.spec.stages[-1],
             plan=a_plan(pipeline, batchSize=places, **plan).spec.stages[-1],
-            max_rows=100,
+            settings=QueueSettings(100, drop_policy, 10.0),
             policy=POLICIES["EarliestDeadlineFirst"],
-            drop_policy=drop_policy,
             clock=self.clock,
             transport=self,
             stats=self,
             query_of_death=QueryOfDeathDetector(),
-            grace_seconds=10.0,
         )
         for slot in self.slots:
             slot.set_ready_variants(READY)

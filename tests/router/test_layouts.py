@@ -4,9 +4,9 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from tests.router.chats import ChatReplica, a_png
+from tests.router.disaggregated import Beginner, Encoder, a_picture, ask, references
 from tests.router.fakes import a_rig, endpoints_of, until
 from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline, laid_out
-from tests.router.disaggregated import Beginner, Encoder, a_picture, ask, references
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from trimtab_router.scheduling.batch_outcomes import Completed, ReplicaLost
 from trimtab_router.scheduling.policies.interface import Dispatch, Policy, WaitUntil
 from trimtab_router.scheduling.replica_slots import ReplicaSlots
 from trimtab_router.scheduling.stage_request import EscalationRule
+from trimtab_router.scheduling.stage_scheduler import QueueSettings
 
 POINTS = [{"name": "default", "accuracy": 0.9}, {"name": "quick", "accuracy": 0.7}]
 OUTPUTS = [{"name": "y", "datatype": "FP32", "shape": [4]}, {"name": "sure", "datatype": "FP32"}]
@@ -57,14 +58,12 @@ class Looking(Desktop):
         self.desk = type(desk)(
             type(stage).model_validate(described),
             plan=plan.spec.stages[0],
-            max_rows=100,
+            settings=QueueSettings(100, changes.get("drop_policy", "Predicted"), 10.0),
             policy=Policy(quick_first, uses_fallbacks=True),
-            drop_policy=changes.get("drop_policy", "Predicted"),
             clock=self.clock,
             transport=self,
             stats=self,
             query_of_death=None,
-            grace_seconds=10.0,
         )
         self.slots = [ReplicaSlots(f"slot-{n}") for n in range(slots)]
         for slot in self.slots:

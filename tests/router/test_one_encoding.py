@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 
 from tests.router.chats import ChatReplica
-from tests.router.fakes import endpoints_of, until
 from tests.router.disaggregated import Encoder, a_picture, ask, reading, references
+from tests.router.fakes import endpoints_of, until
 
 
 def two_encoders(**changes):

@@ -14,7 +14,7 @@ from trimtab_router.scheduling.policies.interface import Dispatch, Policy, WaitU
 from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
 from trimtab_router.scheduling.replica_slots import NOTHING, ReplicaSlots
 from trimtab_router.scheduling.stage_request import StageRequest
-from trimtab_router.scheduling.stage_scheduler import StageScheduler
+from trimtab_router.scheduling.stage_scheduler import QueueSettings, StageScheduler
 
 READY = frozenset({"small"})
 FAST = {"name": "fast", "accuracy": 0.5}
@@ -35,14 +35,12 @@ class Desktop:
         self.desk = StageScheduler(
             stage.model_copy(update={"variants": (variant,)}),
             plan=a_plan(pipeline, **{"serviceSeconds": {1: 1.0, 8: 4.0}} | plan).spec.stages[0],
-            max_rows=100,
+            settings=QueueSettings(100, drop_policy, 10.0),
             policy=POLICIES[policy] if isinstance(policy, str) else policy,
-            drop_policy=drop_policy,
             clock=self.clock,
             transport=self,
             stats=self,
             query_of_death=QueryOfDeathDetector(),
-            grace_seconds=10.0,
         )
         for slot in self.slots:
             slot.set_ready_variants(READY)

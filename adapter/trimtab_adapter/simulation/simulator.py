@@ -46,7 +46,7 @@ from trimtab_router.scheduling.expiry import GRACE_SECONDS
 from trimtab_router.scheduling.interfaces import Clock
 from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.policies.interface import Policy
-from trimtab_router.scheduling.stage_scheduler import StageScheduler
+from trimtab_router.scheduling.stage_scheduler import QueueSettings, StageScheduler
 
 _SAMPLE_SECONDS = 1.0
 """The router counts whole seconds, so a shorter interval shows nothing new."""
@@ -115,8 +115,7 @@ def transports(
             times=ServiceTimeSampler(stage, scenario.profiles[stage.name], environment, next(streams)),
             fan_outs=fan_outs(stage, environment, next(streams)),
             confidences=confidence,
-            transfer_seconds=environment.transfer_seconds,
-            load_seconds=environment.load_seconds,
+            environment=environment,
             machine=machine,
             on_idle=on_idle,
         )
@@ -201,14 +200,12 @@ class Simulator:
             carrier.scheduler = StageScheduler(
                 carrier.stage,
                 plan=scenario.plan.spec.stage(name),
-                max_rows=spec.queue.max_rows,
+                settings=QueueSettings(spec.queue.max_rows, spec.drop_policy, GRACE_SECONDS),
                 policy=scenario.policy or POLICIES[spec.scheduling_policy],
-                drop_policy=spec.drop_policy,
                 clock=self.events,
                 transport=carrier,
                 stats=self.batches[name],
                 query_of_death=None,
-                grace_seconds=GRACE_SECONDS,
             )
         return {name: carrier.scheduler for name, carrier in self.transports.items()}
 

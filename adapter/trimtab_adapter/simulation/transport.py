@@ -6,6 +6,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from trimtab_adapter.simulation.environment import Environment
 from trimtab_adapter.simulation.replica import SimulatedMachine, SimulatedReplica
 from trimtab_adapter.simulation.sampling import FanOut, ServiceTimeSampler
 from trimtab_pipelines.escalation import TaskEscalation
@@ -93,8 +94,7 @@ class SimulatedTransport:
         times: ServiceTimeSampler,
         fan_outs: Mapping[str, FanOut],
         confidences: np.random.Generator,
-        transfer_seconds: float,
-        load_seconds: Mapping[str, float],
+        environment: Environment,
         machine: SimulatedMachine,
         on_idle: Callable[[SimulatedReplica], None],
     ) -> None:
@@ -106,8 +106,8 @@ class SimulatedTransport:
         self._whole = [output.name for output in stage.outputs if output.counted_by is None]
         self._counted = {count: [o.name for o in stage.outputs if o.counted_by == count] for count in fan_outs}
         self._confidences = confidences
-        self._transfer_seconds = transfer_seconds
-        self._load_seconds = load_seconds
+        self._transfer_seconds = environment.transfer_seconds
+        self._load_seconds = environment.load_seconds
         self._machine = machine
         self._on_idle = on_idle
         self._replicas_by_slot: dict[ReplicaSlots, SimulatedReplica] = {}

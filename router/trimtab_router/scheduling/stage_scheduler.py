@@ -8,7 +8,7 @@ injected. The router and the simulator share it, so that both decide alike.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.stages import Stage
@@ -50,39 +50,44 @@ class StageSnapshot:
     """Rows that share an encoding in flight."""
 
 
+class QueueSettings(NamedTuple):
+    """Bounds of a stage's queue."""
+
+    max_rows: int
+    drop_policy: DropPolicy
+    grace_seconds: float
+    """Time that rows stay queued while no replica is ready."""
+
+
 class StageScheduler:
     """Scheduler of one stage.
 
     Args:
         stage: the stage.
         plan: the first plan.
-        max_rows: bound of the queue.
+        settings: bounds of its queue.
         policy: decides about each batch.
-        drop_policy: of the pipeline.
         clock: the clock.
         transport: sends batches; a `StreamingTransport` for a generation stage, an `EmbeddingTransport` for an encoder.
         stats: receives statistics.
         query_of_death: remembers rows that cost replicas; None if rows cannot be told apart.
-        grace_seconds: how long rows are queued while no replica is ready.
     """
 
-    def __init__(  # noqa: PLR0913 - wired together in one place
+    def __init__(
         self,
         stage: Stage,
         *,
         plan: StagePlan,
-        max_rows: int,
+        settings: QueueSettings,
         policy: Policy,
-        drop_policy: DropPolicy,
         clock: Clock,
         transport: Transport | StreamingTransport,
         stats: StatsSink,
         query_of_death: QueryOfDeathDetector | None,
-        grace_seconds: float,
     ) -> None:
         self.stage = stage
         self.plan = plan
-        self.queue = DeadlineQueue(max_rows)
+        self.queue = DeadlineQueue(settings.max_rows)
         self.latency_model = LatencyModel(stage, plan, uses_fallbacks=policy.uses_fallbacks)
         self.replicas: list[ReplicaSlots] = []
         self.ready_replicas = 0
@@ -98,7 +103,7 @@ class StageScheduler:
             else None
         )
         self._admission = QueueAdmission(
-            stage, self.queue, self.latency_model, self.generation, drop_policy, query_of_death
+            stage, self.queue, self.latency_model, self.generation, settings.drop_policy, query_of_death
         )
         self._single_flight = (
             SingleFlight(cast("EmbeddingTransport", transport), self._on_cached_embedding, stats)
@@ -112,10 +117,10 @@ class StageScheduler:
             clock,
             drop_reason=self._drop_reason,
             dispatch=self._dispatch_ready,
-            grace_seconds=grace_seconds,
+            grace_seconds=settings.grace_seconds,
         )
         self._policy = replace(policy, decide=partial(_decide_or_fall_back, policy, stats))
-        self._drop_policy = drop_policy
+        self._drop_policy = settings.drop_policy
         self._clock = clock
         self._transport = transport
         self._stats = stats

@@ -101,7 +101,7 @@ def chats(
 ) -> list[tuple[dict[str, Any], str]]:
     """Different chats of so many images, and the right answer of each; of more than three the first are asked about."""
     source, wire = ChatPayloads(seed), ChatClient("", model, OPEN)
-    payloads = [source.showing(index, images) for index in range(count)]
+    payloads = [source.chat_with_images(index, images) for index in range(count)]
     return [
         (json.loads(wire.encode(payload.inputs, (), {})) | {"stream": stream}, str(payload.truth))
         for payload in payloads

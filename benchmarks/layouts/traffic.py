@@ -25,7 +25,7 @@ SEED: Final = 99
 async def calm_and_burst(pipeline: Path, port: int, *, rps: float = RPS, seconds: int = HALF_SECONDS) -> Results:
     """Send both to the door of a pipeline that is served."""
     load = calm_then_burst(rps, seconds)
-    options = AttackOptions(wire="chat", duration_seconds=2.0 * seconds, seed=SEED)
+    options = AttackOptions(protocol="chat", duration_seconds=2.0 * seconds, seed=SEED)
     return await attack_async(load_pipeline(pipeline), f"127.0.0.1:{port}", load, options)
 
 

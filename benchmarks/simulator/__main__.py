@@ -125,7 +125,9 @@ class _Simulation:
         found = [simulate(self._scenario(seed)) for seed in SEEDS]
         times_real_time = sum(one.duration_seconds for one in found) / (time.process_time() - began)
         facts, run = self.served.results.facts, self.served.run
-        write_report(page, [run, simulated_run("simulated", facts.load, self._scenario(SEEDS[0]), found[0], run.started_at)])
+        write_report(
+            page, [run, simulated_run("simulated", facts.load, self._scenario(SEEDS[0]), found[0], run.started_at)]
+        )
         rows = {name: float(np.mean([one.batch_rows[name] for one in found])) for name in found[0].batch_rows}
         return _Found(self._summed_up(found), rows, times_real_time)
 

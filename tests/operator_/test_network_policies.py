@@ -8,7 +8,7 @@ import pytest
 
 from tests.builders import a_pipeline_document, a_stage, a_variant
 from tests.router.chats import a_chat_pipeline
-from tests.router.parted import parted
+from tests.router.disaggregated import parted
 from trimtab_operator.manifests.network_policies import network_policies
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.edge_settings import EdgeSettings, ReplicaIdentity

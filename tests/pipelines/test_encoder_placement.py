@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.builders import a_point_profile, a_variant
 from tests.router.chats import a_chat_pipeline, a_writer
 from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline, a_choosing_writer, laid_out
-from tests.router.parted import an_encoder
+from tests.router.disaggregated import an_encoder
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.model_spec import model_spec
 from trimtab_pipelines.plan_validation import idle_stages, validate_plan

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.router.chats import a_chat_pipeline, a_writer
-from tests.router.parted import an_encoder, parted
+from tests.router.disaggregated import an_encoder, parted
 from trimtab_pipelines.model_spec import model_spec
 from trimtab_pipelines.stages import CHAT_IMAGE_INDEX
 

@@ -12,7 +12,7 @@ from PIL import Image as Pillow
 from tests.builders import a_pipeline as a_document
 from tests.builders import a_stage
 from tests.profiler.builders import a_pipeline, a_variant
-from tests.router.parted import parted
+from tests.router.disaggregated import parted
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_profiler import inputs

@@ -1,4 +1,4 @@
-"""Chats for profiles: without images, ended at the first token, and of nobody whom a replica has seen."""
+"""Profiling chats: without images, stopped at the first token, and of a tenant new to the replica."""
 
 import json
 
@@ -52,9 +52,9 @@ def test_each_batch_has_its_own_tenant():
     text = pipeline.spec.stage("text")
     tensors = batch(rows(), 2, 0, datatypes(pipeline, text))
 
-    told = {tensor.name: tensor for tensor in chat_profile.without_shared_prefix(tensors, 7)}
-    assert {json.loads(one)["tenant"] for one in told["options"].array} == {"profile-7"}
-    assert told["messages"] is next(tensor for tensor in tensors if tensor.name == "messages")
+    changed = {tensor.name: tensor for tensor in chat_profile.without_shared_prefix(tensors, 7)}
+    assert {json.loads(one)["tenant"] for one in changed["options"].array} == {"profile-7"}
+    assert changed["messages"] is next(tensor for tensor in tensors if tensor.name == "messages")
 
 
 def test_only_generation_with_images_needs_chat_profile():

@@ -1,4 +1,4 @@
-"""What variants are fed: real rows, rows another stage really answered, or random ones."""
+"""Profiling inputs: recorded rows, output rows of another stage, or random rows."""
 
 import io
 import json
@@ -95,7 +95,7 @@ def test_chats_without_payloads_are_about_noise_images(name: str) -> None:
 
 def test_encoder_outputs_become_blank_image_references() -> None:
     encode = parted().spec.stage("encode")
-    told = np.array([b'{"rows": 4, "digest": "d"}', b'{"rows": 9}'], dtype=object)
+    references = np.array([b'{"rows": 4, "digest": "d"}', b'{"rows": 9}'], dtype=object)
 
-    rows = inputs.concatenate_outputs(encode, [(Tensor.of("references", told),)])["encode.outputs.references"]
+    rows = inputs.concatenate_outputs(encode, [(Tensor.of("references", references),)])["encode.outputs.references"]
     assert [json.loads(row) for row in rows] == [[{"url": "blank:", "rows": count}] for count in (4, 9)]

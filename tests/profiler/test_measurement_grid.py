@@ -1,4 +1,4 @@
-"""What is measured, and what a share of a core makes of it."""
+"""Measurement grid, and latencies scaled to a fraction of a core."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_batch_sizes_include_one_and_respect_the_maximum() -> None:
 
 
 def test_variant_larger_than_the_machine_is_rejected() -> None:
-    with pytest.raises(ValueError, match=r"variant a asks for resources.cpu 8, but this machine has 2 cores; lower it"):
+    with pytest.raises(ValueError, match=r"variant a requests resources.cpu 8, but this machine has 2 cores; lower it"):
         grid(a_stage(a_variant("a", "8")), (), 2)
 
 

@@ -21,22 +21,22 @@ SHORT = ProfileOptions(effort=Effort(seconds=0.2, min_batches=6, max_seconds=0.6
 async def test_two_stages_are_measured_on_real_replicas(tmp_path: Path) -> None:
     slow = a_variant("slow", "500m", 0.9, maxBatchSize=4, parameters={"delay_seconds": 0.02})
     pipeline = a_pipeline([a_variant("plain", "1", 0.8, maxBatchSize=2), slow], [a_variant("last", maxBatchSize=2)])
-    told: list[Progress] = []
+    reports: list[Progress] = []
 
-    profiles = await profile(pipeline, tmp_path, SHORT, told.append)
+    profiles = await profile(pipeline, tmp_path, SHORT, reports.append)
 
     assert list(profiles) == ["first", "second"]
-    assert [(p.stage, p.variant, p.measurement.batch_size) for p in told] == [
+    assert [(p.stage, p.variant, p.measurement.batch_size) for p in reports] == [
         *(("first", "plain", 1), ("first", "plain", 2)) * 2,
         *(("first", "slow", 1), ("first", "slow", 2), ("first", "slow", 4)) * 2,
         *(("second", "last", 1), ("second", "last", 2)) * 2,
     ]
-    assert [(p.done, p.total) for p in told] == [(n, 14) for n in range(1, 15)]
+    assert [(p.done, p.total) for p in reports] == [(n, 14) for n in range(1, 15)]
     half = profiles["first"].spec.point("slow", "default", 0.5)
     assert half is not None
     assert 0.04 <= half.latency_seconds(1, quantile=0.5) < 0.1  # 20 ms on a core of which it has half
     assert half.throughput_rps(4) < 100
-    measured = {p.measurement.batch_size: p.measurement for p in told if p.variant == "slow"}
+    measured = {p.measurement.batch_size: p.measurement for p in reports if p.variant == "slow"}
     for size, last in measured.items():
         assert half.latency_seconds(size, quantile=0.5) == pytest.approx(2 * last.latency_seconds_p50)
         assert half.throughput_rps(size) == pytest.approx(last.throughput_rps / 2)
@@ -54,20 +54,20 @@ async def test_two_stages_are_measured_on_real_replicas(tmp_path: Path) -> None:
 async def test_batches_beyond_the_time_limit_are_skipped(tmp_path: Path) -> None:
     slow = a_variant("slow", maxBatchSize=64, parameters={"delay_seconds": 0.02})
     options = ProfileOptions(effort=Effort(0.05, 2, 0.1, rounds=2), longest_batch_seconds=0.01)
-    told: list[Progress] = []
+    reports: list[Progress] = []
 
-    profiles = await profile(a_pipeline([slow]), tmp_path, options, told.append)
+    profiles = await profile(a_pipeline([slow]), tmp_path, options, reports.append)
 
     assert [m.batch_size for m in profiles["first"].spec.points[0].measurements] == [1]
     assert profiles["first"].spec.longest_batch_seconds == 0.01
-    assert [(p.done, p.total) for p in told] == [(1, 14), (14, 14)]
+    assert [(p.done, p.total) for p in reports] == [(1, 14), (14, 14)]
 
 
 async def test_variant_that_cannot_be_loaded_is_reported(tmp_path: Path) -> None:
     broken = a_variant("broken", parameters={"speed": 3})
 
     with pytest.raises(
-        ProfileError, match=r"replica of stage first stopped with exit code 1; it said:[\s\S]*model broken"
+        ProfileError, match=r"replica of stage first stopped with exit code 1; log:[\s\S]*model broken"
     ) as caught:
         await profile(a_pipeline([broken]), tmp_path, SHORT)
     assert "broken" in str(caught.value)
@@ -89,13 +89,13 @@ async def test_generation_is_measured_to_first_token_and_text_only(tmp_path: Pat
         stage["batchSizes"] = [1, 2]
     pipeline = InferencePipeline.model_validate(document)
     options = ProfileOptions(effort=Effort(0.02, 2, 0.1, rounds=1), planned_batches_only=True)
-    told: list[Progress] = []
+    reports: list[Progress] = []
 
-    profiles = await profile(pipeline, file.parent, options, told.append)
+    profiles = await profile(pipeline, file.parent, options, reports.append)
 
     # 2 of an encoder; 4 × 2 of each writer, and 5 lengths of prompts, one of which is too long for it
-    assert [p.total for p in told] == [28] * 26
-    assert [p.done for p in told] == [*range(1, 11), *range(12, 24), *range(25, 29)]
+    assert [p.total for p in reports] == [28] * 26
+    assert [p.done for p in reports] == [*range(1, 11), *range(12, 24), *range(25, 29)]
     assert profiles["encode"].spec.points[0].chats is None
     for name in ("decoder-only", "whole"):
         point = profiles["answer"].spec.point(name, "default", 1.0)

@@ -1,4 +1,4 @@
-"""What the IPA paper (Ghafouri et al., JSys 4(1), 2024) prints in tables 6 to 15; its pipelines, cut for tests."""
+"""Tables 6 to 15 of the IPA paper (Ghafouri et al., JSys 4(1), 2024), and its pipelines, shortened for tests."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How long a test's event loop was held up: by the machine, most likely."""
+"""Longest stall of a test's event loop, most likely caused by the machine."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""How long the turns of a process are, as the kernel says."""
+"""Scheduler time slice of a process, as the kernel reports it."""
 
 import ctypes
 import os
@@ -17,11 +17,11 @@ def turn_seconds(pid: int) -> float:
         pytest.skip("the tests run in a class of their own (chrt), and so does what they start")
     number = GET_ATTRIBUTES.get(platform.machine())
     if number is None:
-        pytest.skip(f"no turns are read on {platform.machine()}")
-    told = ctypes.create_string_buffer(SIZE)
-    if ctypes.CDLL(None).syscall(ctypes.c_long(number), pid, told, SIZE, 0):
-        pytest.skip("the kernel does not say how processes take turns")
-    *_, nanoseconds, _, _ = struct.unpack("=IIQiIQQQ", told.raw)
+        pytest.skip(f"time slices cannot be read on {platform.machine()}")
+    attributes = ctypes.create_string_buffer(SIZE)
+    if ctypes.CDLL(None).syscall(ctypes.c_long(number), pid, attributes, SIZE, 0):
+        pytest.skip("the kernel does not report time slices")
+    *_, nanoseconds, _, _ = struct.unpack("=IIQiIQQQ", attributes.raw)
     if not nanoseconds:
         pytest.skip("turns of one's own came with Linux 6.12")
     return float(nanoseconds) / 1e9

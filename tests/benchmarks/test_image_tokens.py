@@ -1,4 +1,4 @@
-"""Image tokens as told by size are those that models' own processors make; of 1,000 sizes: make bench NAME=image-tokens."""
+"""Image tokens predicted from sizes against models' own processors; `make bench NAME=image-tokens` takes 1,000 sizes."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ FAMILIES = families()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_a_size_tells_is_what_its_processor_makes(name):
+def test_predicted_tokens_equal_those_of_the_processor(name):
     maker, rules = FAMILIES[name]
     made = maker()
 
@@ -20,11 +20,11 @@ def test_what_a_size_tells_is_what_its_processor_makes(name):
     assert differences(made, [OneTile(7)], [SIZES[:1]]) == 1
 
 
-def test_marks_of_tiles_that_are_told_otherwise_are_found():
+def test_wrong_tile_marks_are_found():
     maker, (_, spelled, *_) = FAMILIES["smolvlm"]
     made = maker()
     assert isinstance(spelled, Spelled)
 
     assert counted(spelled, SIZES).marks == made(SIZES).marks > 2 * 16
-    wrong = replace(spelled, shape=replace(spelled.shape, around=lambda rows: (rows.total,)))
+    wrong = replace(spelled, shape=replace(spelled.shape, image_prompt=lambda rows: (rows.total,)))
     assert differences(made, [wrong], [SIZES]) == 1

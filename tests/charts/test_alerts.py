@@ -31,7 +31,7 @@ def series(ok: int, refused: int, callers: int | None) -> list[dict[str, str]]:
         (100, 1000, 900, True),  # behind a broken client, others suffer too
     ],
 )
-def test_callers_own_faults_page_nobody(tmp_path: Path, ok, refused, callers, pages):
+def test_client_errors_do_not_page(tmp_path: Path, ok, refused, callers, pages):
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("there is no promtool")

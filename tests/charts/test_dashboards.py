@@ -128,9 +128,9 @@ TALKING = cast("Any", Talking())
 
 
 def replica_text() -> str:
-    """What a replica that chats tells, with the labels of its pod, as Prometheus gives them to it."""
-    told = exposition({"whole": TALKING}).decode()
-    return re.sub(r"^(\w+)\{", r'\1{namespace="a",pipeline="p",stage="answer",', told, flags=re.MULTILINE)
+    """Metrics of a chat replica, with the labels of its pod that Prometheus adds."""
+    exposed = exposition({"whole": TALKING}).decode()
+    return re.sub(r"^(\w+)\{", r'\1{namespace="a",pipeline="p",stage="answer",', exposed, flags=re.MULTILINE)
 
 
 class Exporter(BaseHTTPRequestHandler):
@@ -288,8 +288,8 @@ def test_the_command_prints_its_figure(prometheus: str, capsys: pytest.CaptureFi
     assert figures["with_data"] == figures["expressions"] > 50
 
 
-def test_the_command_fails_for_a_pipeline_nobody_knows(prometheus: str, capsys: pytest.CaptureFixture[str]):
-    assert main(["--prometheus", prometheus, "--pipeline", "nobody", "--window", "5s"]) == 1
+def test_command_fails_for_an_unknown_pipeline(prometheus: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["--prometheus", prometheus, "--pipeline", "absent", "--window", "5s"]) == 1
 
 
 def test_promtool_accepts_the_alerts():

@@ -18,17 +18,17 @@ async def account(server: Cluster, name: str, installed: Path, folder: Path) -> 
     """A kubeconfig with a token of a service account of the release."""
     path = f"/api/v1/namespaces/{RELEASE_NAMESPACE}/serviceaccounts/{name}/token"
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
-    answer = await server._call("POST", path, None, body)
+    answer = await server.call("POST", path, None, body)
     kubeconfig = folder / name
     kubeconfig.write_text(installed.read_text().replace(TOKEN, answer["status"]["token"]))  # noqa: ASYNC240
     return str(kubeconfig)
 
 
-async def test_the_operator_leads_writes_tells_and_clears_away(server: Cluster, installed: Path, tmp_path: Path):
+async def test_operator_role_suffices_for_its_work(server: Cluster, installed: Path, tmp_path: Path):
     stage = a_stage(variants=[a_variant("small"), a_variant("large", accuracy=0.95)], variantPlacement="Dedicated")
     site = Site(server, "team-a", a_pipeline_document([stage]))
     async with await Cluster.connect(await account(server, "trimtab-operator", installed, tmp_path)) as itself:
-        site.controller = Controller(itself, SETTINGS, Metrics(), site._now)
+        site.controller = Controller(itself, SETTINGS, Metrics(), site.now)
         await site.apply_pipeline()
         await site.settle()
         assert await site.names("Job")

@@ -1,4 +1,4 @@
-"""What each service account may do, and that it may do nothing else: the API server's own authorizer is asked.
+"""Rights of each service account, complete and exact, as the API server's authorizer reports them.
 
 MAY lists every right. All other pairs of a verb and a resource the cluster has, Secrets and nodes among them, must be
 refused, as must everything in namespaces that are none of an account's business.
@@ -20,8 +20,8 @@ FOLLOW = {"list", "watch"}
 READ = FOLLOW | {"get"}
 OWN = READ | {"create", "patch", "delete"}
 VERBS = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"]
-TELLING = ["get", "list", "create", "patch"]
-"""Enough to ask where nothing at all is allowed: each rule of the chart has one of them."""
+SAMPLE_VERBS = ["get", "list", "create", "patch"]
+"""A sample for namespaces without any right: each rule of the chart has one of these verbs."""
 OURS = ["inferencepipelines", "modelprofiles", "pipelineplans"]
 Rights = dict[str, set[str]]
 
@@ -91,7 +91,7 @@ async def may(server: Cluster, user: str, verb: str, resource: str, namespace: s
         "kind": "SubjectAccessReview",
         "spec": {"user": user, "groups": groups, "resourceAttributes": attributes},
     }
-    answer = await server._call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", None, body)
+    answer = await server.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", None, body)
     return bool(answer["status"]["allowed"])
 
 
@@ -114,19 +114,17 @@ def account(name: str, namespace: str = RELEASE_NAMESPACE) -> str:
 
 
 @pytest.mark.parametrize(("name", "expected"), [("trimtab-operator", OPERATOR), ("trimtab-adapter", ADAPTER)])
-async def test_operator_and_adapter_may_do_this_in_any_namespace_and_nothing_else(
-    server: Cluster, name: str, expected: Rights
-):
+async def test_operator_and_adapter_rights_are_exact_in_any_namespace(server: Cluster, name: str, expected: Rights):
     assert await rights(server, account(name), "team-a") == expected
 
 
 @pytest.mark.parametrize(("name", "expected"), [("narrow-operator", OPERATOR), ("narrow-adapter", ADAPTER)])
-async def test_with_a_list_of_namespaces_they_may_do_it_there_only(server: Cluster, name: str, expected: Rights):
+async def test_listed_namespaces_limit_the_rights(server: Cluster, name: str, expected: Rights):
     user = account(name, NARROW_NAMESPACE)
 
     assert await rights(server, user, "team-a") == expected
-    assert await rights(server, user, "default", TELLING) == {}
-    assert await rights(server, user, "", TELLING) == {}
+    assert await rights(server, user, "default", SAMPLE_VERBS) == {}
+    assert await rights(server, user, "", SAMPLE_VERBS) == {}
 
 
 async def test_the_trainer_may_change_one_config_map(server: Cluster):
@@ -151,7 +149,7 @@ async def test_a_leader_may_hold_its_own_lease_only(server: Cluster, part: str):
 
 @pytest.mark.parametrize(("role", "expected"), [("trimtab-router", ROUTER), ("trimtab-profiler", PROFILER)])
 @pytest.mark.parametrize("kind", ["ClusterRole", "Role"])
-async def test_accounts_of_a_pipeline_may_do_this_in_its_namespace_only(
+async def test_pipeline_accounts_have_rights_in_their_namespace_only(
     server: Cluster, role: str, expected: Rights, kind: str
 ):
     name = f"digits-{role}-{kind.lower()}"
@@ -167,12 +165,12 @@ async def test_accounts_of_a_pipeline_may_do_this_in_its_namespace_only(
 
     await until_in_force(server, user, next(iter(expected)))
     assert await rights(server, user, "team-a") == expected
-    assert await rights(server, user, "team-b", TELLING) == {}
+    assert await rights(server, user, "team-b", SAMPLE_VERBS) == {}
 
 
 async def until_in_force(server: Cluster, user: str, resource: str) -> None:
-    """The authorizer follows bindings by watch: ask until it has seen the new one, or the test's time is up."""
-    while not await may(server, user, "get", resource, "team-a"):  # noqa: ASYNC110 - it tells nobody
+    """Wait until the authorizer, which watches bindings, allows the account to get a resource."""
+    while not await may(server, user, "get", resource, "team-a"):  # noqa: ASYNC110 - it has no event
         await asyncio.sleep(0.02)
 
 
@@ -222,6 +220,6 @@ async def test_people_get_our_kinds_with_the_cluster_s_own_roles(server: Cluster
             by_resource.setdefault(resource, set()).update(rule["verbs"])
     aggregated = {"trimtab-viewer": "view", "trimtab-editor": "edit", "trimtab-admin": "admin"}[role]
 
-    told = {f"{kind}/status": {"get"} for kind in ("inferencepipelines", "pipelineplans")}
-    assert by_resource == dict.fromkeys(OURS, verbs) | told
+    status_rights = {f"{kind}/status": {"get"} for kind in ("inferencepipelines", "pipelineplans")}
+    assert by_resource == dict.fromkeys(OURS, verbs) | status_rights
     assert found["metadata"]["labels"][f"rbac.authorization.k8s.io/aggregate-to-{aggregated}"] == "true"

@@ -1,4 +1,4 @@
-"""What the chart renders: compared with what was agreed on, checked against its own schema."""
+"""Manifests that the chart renders: compared with expected ones, values checked against the schema."""
 
 import os
 from pathlib import Path
@@ -94,7 +94,7 @@ def test_a_name_without_certificates_is_refused_with_the_cure():
     assert "edge.replicas.name needs edge.replicas.tlsSecret" in done.stderr
 
 
-def test_certificates_of_callers_without_a_secret_are_refused_with_the_cure():
+def test_client_ca_without_a_secret_is_rejected():
     done = template("--set", "edge.tls.clientCa=true")
 
     assert done.returncode != 0
@@ -140,8 +140,8 @@ def test_the_operator_reads_what_the_chart_tells_it():
     assert wide.egress_blocked == ("169.254.169.254/32",)
     assert wide.api_server_ports == (443, 16443)
     assert [rule["ports"][0]["port"] for rule in wide.extra_egress] == [4317]
-    folder, told = "/etc/trimtab-replicas", wide.edge.replicas
-    assert told == ReplicaIdentity(
+    folder, identity = "/etc/trimtab-replicas", wide.edge.replicas
+    assert identity == ReplicaIdentity(
         certificate=f"{folder}/tls.crt",
         key=f"{folder}/tls.key",
         ca=f"{folder}/ca.crt",
@@ -160,7 +160,7 @@ def test_the_adapter_can_read_the_pools(tmp_path):
     assert (shared.cores, shared.gpus, shared.namespaces, shared.max_gain) == (16.0, 2, ("team-a",), 5.0)
 
 
-def test_other_pools_are_another_pod_of_the_adapter_and_of_nobody_else():
+def test_changed_pools_replace_the_adapter_pod_only():
     """The adapter reads its pools as it starts."""
 
     def templates(cores: int) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def test_other_pools_are_another_pod_of_the_adapter_and_of_nobody_else():
     assert {made["metadata"]["annotations"]["team"] for made in many.values()} == {"a"}
 
 
-def test_each_part_of_the_chart_is_limited_in_who_calls_it_and_whom_it_calls():
+def test_each_pod_has_ingress_and_egress_policies():
     policies = {m["metadata"]["name"]: m["spec"] for m in rendered("everything") if m["kind"] == "NetworkPolicy"}
     pods = pod_specs(rendered("everything"))
 
@@ -197,7 +197,7 @@ def test_no_pod_asks_for_more_than_the_restricted_level_gives():
         assert spec["containers"][0]["resources"]["requests"].keys() >= {"cpu", "memory"}, name
 
 
-def test_every_value_has_a_comment_or_a_telling_section():
+def test_every_value_is_documented():
     """Each top-level key of values.yaml is in the schema, and the other way round."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = yaml.safe_load((CHART / "values.schema.json").read_text())

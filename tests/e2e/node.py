@@ -17,7 +17,7 @@ PROGRAMS = (
 
 
 def given() -> Path | None:
-    """The kubeconfig of a cluster that somebody else keeps."""
+    """Kubeconfig of an external cluster."""
     named = os.environ.get("TRIMTAB_TEST_KUBECONFIG") or os.environ.get("KUBECONFIG")
     return Path(named) if named and Path(named) != STATE / "kubeconfig" else None
 
@@ -39,7 +39,7 @@ def script(name: str, *arguments: str) -> str:
 
 
 def running() -> bool:
-    """Whether the node runs already, kept by somebody."""
+    """Whether a node is already running."""
     return (RUNTIME / "containerd.sock").exists() and bool(processes())
 
 

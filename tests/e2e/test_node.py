@@ -63,9 +63,9 @@ def kill(*names: str) -> None:
 def own_node() -> None:
     """A node that this test may break."""
     if node.given() is not None:
-        pytest.skip("KUBECONFIG names somebody else's cluster, which is not ours to break")
+        pytest.skip("KUBECONFIG names an external cluster, which tests must not break")
     if node.running():
-        pytest.skip("the node was running before the tests, so somebody uses it")
+        pytest.skip("the node was running before the tests and may be in use")
     node.require_node()
 
 

@@ -18,7 +18,7 @@ class ObjectStore:
     objects: dict[str, bytes] = field(default_factory=dict)
     access_keys: set[str] = field(default_factory=lambda: {"reader"})
     may_list: bool = True
-    """Whether who asks may list buckets: a store that lets nobody do so does not say what is absent."""
+    """Whether clients may list buckets; if not, the store does not report which objects are absent."""
     stall_after_bytes: int | None = None
     declare_bytes: int | None = None
     requests: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Who tries again waits longer and longer, as long as the server asks, and not long after what is a new failure."""
+"""`Backoff`: delays that grow, honour the server's Retry-After and start anew after a success."""
 
 import itertools
 

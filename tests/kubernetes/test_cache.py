@@ -1,4 +1,4 @@
-"""What is known of a cluster comes in any order: from lists, watches, and the answers to our own writes."""
+"""Object cache fed in any order by lists, watches and the responses to writes."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ HERE = ("here", "sample")
 def a_pod(version: int, owner: str | None = "one", *, uid: str = "u1", name: str = "sample") -> dict[str, Any]:
     labels = {} if owner is None else {"of": owner}
     metadata = {"namespace": "here", "name": name, "uid": uid, "labels": labels, "resourceVersion": str(version)}
-    return {"kind": "Pod", "metadata": metadata | {"managedFields": [{"manager": "somebody"}]}}
+    return {"kind": "Pod", "metadata": metadata | {"managedFields": [{"manager": "kubectl"}]}}
 
 
 def a_cache(*pods: dict[str, Any]) -> Cache[str]:

@@ -1,4 +1,4 @@
-"""Leading, losing and letting go, against a real API server."""
+"""`Lease`: acquisition, loss and release, against a real API server."""
 
 import asyncio
 import time
@@ -9,6 +9,7 @@ import pytest
 
 from trimtab_kubernetes import Cluster, Conflict, Unreachable
 from trimtab_kubernetes.lease import Lease, Timing, leader_election
+from trimtab_kubernetes.times import rfc3339_micro
 
 QUICK = Timing(lease_duration_seconds=1, renew_deadline_seconds=0.5, retry_period_seconds=0.05)
 
@@ -38,7 +39,7 @@ async def test_release_retries_after_a_concurrent_renewal(cluster, namespace, mo
     monkeypatch.setattr(cluster, "replace", replaced)
     lease = Lease(cluster, namespace, "leader", "one")
     async with leader_election(lease, forever), asyncio.timeout(60):
-        while not lease.is_held:  # noqa: ASYNC110 - nothing tells
+        while not lease.is_held:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.01)
         assert await holder(cluster, namespace) == "one"
 
@@ -49,14 +50,14 @@ async def test_release_retries_after_a_concurrent_renewal(cluster, namespace, mo
 async def test_release_keeps_another_holders_lease(cluster, namespace):
     first, second = (Lease(cluster, namespace, "leader", name) for name in ("one", "two"))
     async with leader_election(first, forever), asyncio.timeout(60):
-        while not first.is_held:  # noqa: ASYNC110 - nothing tells
+        while not first.is_held:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.01)
         await second.release()
         assert await holder(cluster, namespace) == "one"
 
 
 class Work:
-    """What a leader does: it says when it begins and when it is stopped."""
+    """Work of a leader, with events for its begin and its end."""
 
     def __init__(self) -> None:
         self.began, self.stopped = asyncio.Event(), asyncio.Event()
@@ -92,8 +93,11 @@ async def take_away(cluster: Cluster, namespace: str, by: str) -> None:
 
 
 async def test_expired_lease_is_acquired(cluster, namespace):
-    gone = Lease(cluster, namespace, "leader", "gone", Timing(lease_duration_seconds=2))
-    await cluster.create(gone._body(), manager="gone")
+    body: dict[str, Any] = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+    body["metadata"] = {"name": "leader", "namespace": namespace}
+    body["spec"] = {"holderIdentity": "gone", "leaseDurationSeconds": 2, "leaseTransitions": 0}
+    body["spec"] |= dict.fromkeys(("acquireTime", "renewTime"), rfc3339_micro(time.time()))
+    await cluster.create(body, manager="gone")
     began = time.monotonic()
     async with a_leader(cluster, namespace):
         assert time.monotonic() - began >= 2
@@ -118,7 +122,7 @@ async def test_leader_stops_if_it_cannot_renew(cluster, namespace):
         reachable.clear()
         await work.stopped.wait()
         assert not lease.is_held
-        assert await holder(cluster, namespace) == "one"  # nobody has taken it: it did not wait for that
+        assert await holder(cluster, namespace) == "one"  # it stops before another candidate acquires the lease
 
 
 async def test_continuing_leader_does_not_write_until_renewal(cluster, namespace):
@@ -128,13 +132,13 @@ async def test_continuing_leader_does_not_write_until_renewal(cluster, namespace
         writes = cluster.with_write_guard(lambda: lease.is_held)
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "written", "namespace": namespace}}
         reachable.clear()
-        while lease.is_held:  # noqa: ASYNC110 - nothing tells
+        while lease.is_held:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.01)
         with pytest.raises(Unreachable, match="may not be the leader"):
             await writes.apply(body, manager="one")
         assert await writes.get("ConfigMap", namespace, "written") is None
         assert not work.stopped.is_set()
         reachable.set()
-        while not lease.is_held:  # noqa: ASYNC110 - nothing tells
+        while not lease.is_held:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.01)
         assert not work.stopped.is_set()

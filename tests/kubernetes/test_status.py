@@ -1,4 +1,4 @@
-"""What controllers tell of an object: conditions that keep their times, events that are told once, owners, times."""
+"""Conditions that keep their transition times, events without duplicates, owners and timestamps."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ PIPELINE: dict[str, Any] = {
 }
 
 
-def test_a_transition_is_timed_when_the_status_changes_and_only_then():
+def test_transition_time_changes_with_the_status_only():
     (first,) = conditions([ok("Ready", "Fine", "")], [], 1, NOW)
     (same,) = conditions([ok("Ready", "Better", "")], [first], 2, NOW + 60)
     (other,) = conditions([failing("Ready", "Bad", "x" * 9999)], [same], 2, NOW + 90)
@@ -26,19 +26,20 @@ def test_a_transition_is_timed_when_the_status_changes_and_only_then():
     assert len(other["message"]) == MAX_MESSAGE
 
 
-def told(about: dict[str, Any], decision: str, now_seconds: float = NOW) -> dict[str, Any]:
+def event_of(about: dict[str, Any], decision: str, now_seconds: float = NOW) -> dict[str, Any]:
     return event(about, "PlanApplied", "why", decision=decision, by="operator", now_seconds=now_seconds)
 
 
 def test_event_name_is_unique_per_decision():
     other = PIPELINE | {"metadata": PIPELINE["metadata"] | {"uid": "u2"}}
     names = [
-        told(*about)["metadata"]["name"] for about in ((PIPELINE, "plan 1"), (PIPELINE, "plan 2"), (other, "plan 1"))
+        event_of(*about)["metadata"]["name"]
+        for about in ((PIPELINE, "plan 1"), (PIPELINE, "plan 2"), (other, "plan 1"))
     ]
 
-    assert told(PIPELINE, "plan 1", NOW + 5)["metadata"]["name"] == names[0]
+    assert event_of(PIPELINE, "plan 1", NOW + 5)["metadata"]["name"] == names[0]
     assert len(set(names)) == 3
-    assert told(PIPELINE, "plan 1")["involvedObject"] == {
+    assert event_of(PIPELINE, "plan 1")["involvedObject"] == {
         "apiVersion": "trimtab.dev/v1alpha1",
         "kind": "InferencePipeline",
         "name": "sample",

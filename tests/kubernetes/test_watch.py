@@ -35,7 +35,7 @@ async def following(cluster: Cluster, namespace: str, kind: str = KIND) -> Async
 
 
 class Seen:
-    """What a follower was told: which objects there are, and how many lists it took."""
+    """Objects that a watch reported, and the number of lists it took."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -119,7 +119,7 @@ async def test_expired_credentials_are_reloaded(cluster, namespace, kubeconfig, 
 async def test_watches_leave_room_for_requests(cluster, namespace):
     """Each holds a connection: there may be more of them than requests at once."""
     async with asyncio.timeout(60), asyncio.TaskGroup() as watching:
-        told = [asyncio.Event() for _ in range(50)]
+        reported = [asyncio.Event() for _ in range(50)]
 
         async def watch(synced: asyncio.Event) -> None:
             async for change in list_and_watch(cluster, KIND, namespace, name="there"):
@@ -127,7 +127,7 @@ async def test_watches_leave_room_for_requests(cluster, namespace):
                     synced.set()
                     return
 
-        for event in told:
+        for event in reported:
             watching.create_task(watch(event))
         await cluster.apply(a_config_map(namespace, "there"), manager="one")
-        await asyncio.gather(*(event.wait() for event in told))
+        await asyncio.gather(*(event.wait() for event in reported))

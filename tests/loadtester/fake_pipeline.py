@@ -52,7 +52,7 @@ def a_pipeline(slo: str = "500ms", payloads: str | None = None) -> InferencePipe
 class FakePipeline:
     """Answers request number n as `script(n)` says: ok, late, a status, `drop connection` or `garbage`.
 
-    While `open` is clear no request is answered. `seen` counts what was told, `bodies` the different payloads.
+    While `open` is clear no request is answered. `seen` counts the requests by outcome, `bodies` the different payloads.
     """
 
     script: Callable[[int], str] = lambda _: "ok"
@@ -106,7 +106,7 @@ async def rest_server(fake: FakePipeline) -> AsyncIterator[str]:
             return web.Response(body=b"{}")
         if action not in {"ok", "late"}:
             headers = {"x-trimtab-stage": "first", "x-trimtab-reason": "predicted"} if action == "504" else {}
-            return web.Response(status=int(action), body=rest.error_body(f"told {action}"), headers=headers)
+            return web.Response(status=int(action), body=rest.error_body(f"scripted {action}"), headers=headers)
         request = rest.decode_request(http.match_info["model"], body, http.headers.get(rest.HEADER_LENGTH))
         buffers, length = rest.encode_response(
             fake.answer(request), rest.binary_outputs(request, [Tensor.of("y", np.zeros(1))])
@@ -134,7 +134,7 @@ async def grpc_server(fake: FakePipeline) -> AsyncIterator[str]:
         assert context.time_remaining() is None
         if action not in {"ok", "late"}:
             metadata = (("x-trimtab-stage", "first"), ("x-trimtab-reason", "past"))
-            await context.abort(grpc.StatusCode[action], f"told {action}", trailing_metadata=metadata)
+            await context.abort(grpc.StatusCode[action], f"scripted {action}", trailing_metadata=metadata)
         request = request_from_message(request_class("ModelInfer").FromString(raw))
         return bytes(response_to_message(fake.answer(request)).SerializeToString())
 

@@ -55,9 +55,7 @@ def test_rates_may_hold_for_minutes() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0, 300), max_size=30), st.integers(0, 2**32), st.floats(0.1, 40))
-def test_arrivals_ascend_and_skip_empty_seconds(
-    rates: list[float], seed: int, duration: float
-) -> None:
+def test_arrivals_ascend_and_skip_empty_seconds(rates: list[float], seed: int, duration: float) -> None:
     arrivals = poisson_arrivals(np.array(rates), seed, duration)
 
     assert np.all(np.diff(arrivals) >= 0)

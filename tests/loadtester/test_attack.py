@@ -50,7 +50,7 @@ async def test_each_rest_answer_is_classified_by_its_code() -> None:
     assert summary["codes"]["ConnectionLost"] == seen["drop connection"]
     assert summary["codes"]["ProtocolError"] == seen["garbage"]
     assert summary["drops"] == {"first/predicted": seen["504"]}
-    assert summary["failures"]["told 500"] == seen["500"]
+    assert summary["failures"]["scripted 500"] == seen["500"]
     assert summary["slo_fraction"] == summary["ok"] / seen.total()
 
 
@@ -145,17 +145,17 @@ async def test_who_never_gets_an_answer_gives_up() -> None:
 async def test_payloads_differ_and_answers_tell_what_served_them(tmp_path) -> None:
     fake = FakePipeline()
     fake.open.clear()
-    told: list[Progress] = []
+    reports: list[Progress] = []
 
-    def answer_once_told_often(progress: Progress) -> None:
-        told.append(progress)
-        if len(told) > 5:
+    def answer_after_six_reports(progress: Progress) -> None:
+        reports.append(progress)
+        if len(reports) > 5:
             fake.open.set()
 
     async with rest_server(fake) as address:
         options = AttackOptions(duration_seconds=1.0, deadline_seconds=0.2, progress_seconds=0.1)
         load = LoadSpec.parse("constant:80")
-        results = await attack_async(a_pipeline(), address, load, options, answer_once_told_often)
+        results = await attack_async(a_pipeline(), address, load, options, answer_after_six_reports)
 
     assert len(fake.bodies) == len(fake.request_ids) == len(results.records)
     assert all(parameters["timeout"] == 200_000 for parameters in fake.parameters)
@@ -163,11 +163,11 @@ async def test_payloads_differ_and_answers_tell_what_served_them(tmp_path) -> No
     assert set(results.records["batch_size:first"]) == {3}
     assert set(results.records["operating_point:first"]) == {"half"}
     assert set(results.records["queue_seconds:first"]) == {0.002}
-    assert np.isnan(results.records["service_seconds:first"]).all(), "what is told wrongly stays unknown"
+    assert np.isnan(results.records["service_seconds:first"]).all(), "malformed values stay unknown"
     assert results.summary()["expected_accuracy"] == 0.75
     assert results.summary()["measured_accuracy"] is None
-    assert told[-1].sent == told[-1].scheduled == sum(told[-1].outcomes.values()) == len(results.records)
-    assert len(told) > 5
+    assert reports[-1].sent == reports[-1].scheduled == sum(reports[-1].outcomes.values()) == len(results.records)
+    assert len(reports) > 5
 
     results.save(tmp_path)
     again = Results.load(tmp_path)
@@ -220,7 +220,7 @@ class Pictures:
 
 @pytest.mark.parametrize("wire", ["REST", "gRPC"])
 async def test_payload_pool_is_bounded_by_bytes(wire) -> None:
-    """Nobody listens: what is kept ready is made before the first is sent."""
+    """No server listens: payloads are prepared before the first request is sent."""
     options = AttackOptions(protocol=wire, duration_seconds=0.5, max_payload_bytes=4 * 2**20)
     with held_port() as port:
         address = f"127.0.0.1:{port}"

@@ -45,7 +45,7 @@ def chunk(words="", finish=None):
 
 
 class Clock:
-    """Stands still but where it is moved; tells when somebody has looked."""
+    """Clock that a test advances, with an event for each reading."""
 
     def __init__(self):
         self.now = 100.0
@@ -130,7 +130,7 @@ async def test_an_answer_that_breaks_off_is_none(sent, detail):
     assert detail in answer.detail
 
 
-async def test_what_the_door_refuses_and_what_is_no_stream_is_told():
+async def test_refusals_and_non_streams_are_reported():
     async def refused(send):
         await send(b'{"error": {"message": "too many"}}')
 
@@ -225,8 +225,8 @@ async def test_multimodal_load_sends_chats_with_images_when_due():
 
     assert results.records["scheduled"].tolist() == [one.arrival_seconds for one in due]
     assert results.records["images"].tolist() == [one.images for one in due]
-    told = [sum(part["type"] == "image_url" for part in body["messages"][0]["content"]) for body, _ in asked]
-    assert sorted(told) == sorted(one.images for one in due)
+    image_counts = [sum(part["type"] == "image_url" for part in body["messages"][0]["content"]) for body, _ in asked]
+    assert sorted(image_counts) == sorted(one.images for one in due)
     assert {*results.modalities()} == {"text", "image"}
 
 

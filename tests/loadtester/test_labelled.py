@@ -154,7 +154,7 @@ def test_an_answer_is_right_where_it_is_the_truth(tmp_path: Path, truth, answer,
         ({"x": 1}, r'line 1: .* write {"inputs": {"x": …}, "outputs": {"y": …}}'),
     ],
 )
-def test_what_cannot_be_used_is_told_by_file_and_line(tmp_path: Path, sample, complaint) -> None:
+def test_invalid_sample_is_reported_by_file_and_line(tmp_path: Path, sample, complaint) -> None:
     where = json_lines(tmp_path, sample)
     with pytest.raises(SamplesError, match=complaint):
         LabelledPayloads(a_pipeline(), where).payload(0)

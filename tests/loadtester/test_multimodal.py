@@ -41,10 +41,10 @@ def images_of(requests):
 
 @with_trace
 @pytest.mark.parametrize("row", LAWS)
-def test_tokens_have_the_quantiles_that_are_known_of_the_trace(row):
-    """Within 3 %, or two tokens: what was read off is known to 2 %."""
+def test_tokens_have_the_quantiles_of_the_trace(row):
+    """Within 3 %, or two tokens: the figures of the trace are known to 2 %."""
     facts = (Path(DATA) / "azure_lmm_facts.md").read_text()
-    percents, told = (
+    percents, values = (
         found.split("|")
         for name in ("percentile", row)
         for found in re.findall(rf"^\| {name} \|(.*)\|$", facts, re.MULTILINE)
@@ -52,7 +52,7 @@ def test_tokens_have_the_quantiles_that_are_known_of_the_trace(row):
     drawn = LAWS[row].at(RANKS)
     known = [
         (int(p), float(t.replace(",", "")))
-        for p, t in zip(percents, told, strict=True)
+        for p, t in zip(percents, values, strict=True)
         if t.strip(" ,0123456789") == ""
     ]
 

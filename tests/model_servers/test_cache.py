@@ -128,19 +128,19 @@ def test_unremovable_entry_does_not_stop_eviction(tmp_path):
 
 
 def test_eviction_tolerates_concurrent_removal(monkeypatch, tmp_path):
-    repository, status, asked = tmp_path / "hf" / "old--one", cache._status, []
+    repository, status, paths = tmp_path / "hf" / "old--one", cache.file_status, []
     for number in range(4):
         (repository / f"blobs-{number}").mkdir(parents=True)
         (repository / f"blobs-{number}" / "file").write_bytes(b"x" * 100)
 
     def removed_meanwhile(path):
-        asked.append(path)
-        if len(asked) == 4:
+        paths.append(path)
+        if len(paths) == 4:
             shutil.rmtree(repository)
         return status(path)
 
-    monkeypatch.setattr(cache, "_status", removed_meanwhile)
+    monkeypatch.setattr(cache, "file_status", removed_meanwhile)
     cache.evict(tmp_path, 10)
 
-    assert len(asked) >= 4
+    assert len(paths) >= 4
     assert not repository.exists()

@@ -152,10 +152,10 @@ def test_entry_points_provide_families(tmp_path: Path, monkeypatch: pytest.Monke
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[trimtab.families]\nacme/scale = acme_models:Scale\n")
-    plugins._entry_points.cache_clear()
+    plugins.plugin_entry_points.cache_clear()
     try:
         assert run(a_spec(family="acme/scale"), x=torch.ones(1, 4))["y"].shape == (1, 4)
         with pytest.raises(ModelError, match="acme/scale"):
             load_model(a_spec(family="acme/other"))
     finally:
-        plugins._entry_points.cache_clear()
+        plugins.plugin_entry_points.cache_clear()

@@ -1,7 +1,7 @@
-"""What a cluster without nodes lacks: a stateful stand-in for the Deployments' controller, scheduler and kubelets.
+"""Stateful stand-in for the Deployment controller, the scheduler and the kubelets, for a cluster without nodes.
 
-It speaks to the real API server only: makes and deletes pods as Deployments say, gives them nodes while there is room,
-and reports them ready, unless told that an image is broken.
+It calls the real API server only: it creates and deletes pods as Deployments specify, assigns them to nodes while there
+is capacity, and reports them ready unless their image is in `broken_images`.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Machinery:
     cores: float = 100.0
     broken_images: set[str] = field(default_factory=set)
     drains: bool = True
-    """Whether pods that were told to stop go at once."""
+    """Whether deleted pods terminate at once."""
     seldon: bool = False
     """Whether Seldon Core is there: it makes a Deployment of every SeldonDeployment, under a name of its own."""
     made: int = 0
@@ -112,7 +112,7 @@ class Machinery:
         name = pod["metadata"]["name"]
         path = f"/api/v1/namespaces/{self.namespace}/pods/{name}"
         grace = 0 if self.drains else 600
-        await self.cluster._call("DELETE", path, None, {"gracePeriodSeconds": grace})
+        await self.cluster.call("DELETE", path, None, {"gracePeriodSeconds": grace})
 
     async def _report(self, pod: dict[str, Any]) -> bool:
         image = pod["spec"]["containers"][0]["image"]

@@ -46,11 +46,11 @@ class Site:
         self.document["metadata"]["namespace"] = self.namespace
         self.restart()
 
-    def restart(self) -> None:
-        """Start an operator that knows nothing yet."""
-        self.controller = Controller(self.cluster, self.settings, Metrics(), self._now)
+    def restart(self, cluster: Any = None) -> None:
+        """Start an operator with an empty cache, on another client of the cluster if one is given."""
+        self.controller = Controller(cluster or self.cluster, self.settings, Metrics(), self.now)
 
-    def _now(self) -> float:
+    def now(self) -> float:
         return self.started + self.ahead_seconds
 
     @property
@@ -138,17 +138,17 @@ class Site:
         return {item["metadata"]["name"] for item in (await self.cluster.list(kind, self.namespace)).items}
 
     async def events(self) -> list[tuple[str, str]]:
-        """Reason and message of what the operator told."""
-        return sorted((event["reason"], event["message"]) for event in await self.told())
+        """Reason and message of each of the operator's Events."""
+        return sorted((event["reason"], event["message"]) for event in await self.operator_events())
 
-    async def told(self) -> list[dict[str, Any]]:
-        """The operator's own Events; an API server tells of its own, of a Service's address, say."""
+    async def operator_events(self) -> list[dict[str, Any]]:
+        """The operator's Events, without those of the API server itself."""
         found = (await self.cluster.list("Event", self.namespace)).items
         return [event for event in found if event.get("source", {}).get("component") == OPERATOR_MANAGER]
 
     async def versions(self) -> dict[str, str]:
         """The version of everything that the operator writes."""
-        found = list(await self.told())
+        found = list(await self.operator_events())
         for kind in ("InferencePipeline", "PipelinePlan", "Deployment", "Service", "ConfigMap", "RoleBinding"):
             found += (await self.cluster.list(kind, self.namespace)).items
         return {f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["resourceVersion"] for item in found}

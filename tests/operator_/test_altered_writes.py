@@ -1,4 +1,4 @@
-"""What a cluster keeps otherwise than it was written: equal amounts are left alone, other changes are told of."""
+"""Objects that a cluster stores altered: equal quantities are ignored, other changes are reported."""
 
 from typing import Any
 
@@ -45,9 +45,7 @@ async def serve(site: Site) -> None:
 
 
 @pytest.mark.parametrize("memory", ["500M", "1G", "1Ti"])
-async def test_amounts_that_the_cluster_spells_otherwise_are_written_once(
-    cluster: Cluster, namespace: str, memory: str
-) -> None:
+async def test_normalized_quantities_are_written_once(cluster: Cluster, namespace: str, memory: str) -> None:
     variant = a_variant("small", resources={"cpu": "0.3333", "memory": memory})
     document = a_pipeline_document([a_stage(variants=[variant])], router={"resources": {"memory": memory}})
     site = Site(cluster, namespace, document)
@@ -61,10 +59,10 @@ async def test_amounts_that_the_cluster_spells_otherwise_are_written_once(
     assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
 
 
-async def test_what_a_webhook_changes_is_written_now_and_then_and_told_of(cluster: Cluster, namespace: str) -> None:
+async def test_field_removed_by_a_webhook_is_retried_and_reported(cluster: Cluster, namespace: str) -> None:
     changing = Changing(cluster)
     site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
-    site.controller._cluster = site.controller._applier._cluster = changing  # type: ignore[assignment]
+    site.restart(changing)
     await serve(site)
 
     assert changing.applied.count(("Deployment", SERVER)) == 1, "its clock stood still: once is enough"
@@ -104,10 +102,10 @@ class OlderDefinition:
         return await self._cluster.apply(body, **options)
 
 
-async def test_a_status_that_is_kept_otherwise_is_written_once_for_each_news(cluster: Cluster, namespace: str) -> None:
+async def test_altered_status_is_written_once_per_change(cluster: Cluster, namespace: str) -> None:
     older = OlderDefinition(cluster)
     site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
-    site.controller._cluster = site.controller._applier._cluster = older  # type: ignore[assignment]
+    site.restart(older)
     await serve(site)
     before = older.written
 
@@ -128,23 +126,23 @@ async def test_room_that_another_hand_wrote_unreadably_is_judged_anew(
     status: dict[str, Any] = {"apiVersion": "trimtab.dev/v1alpha1", "kind": "InferencePipeline"}
     status |= {"metadata": {"name": "sample", "namespace": namespace}}
     status |= {"status": {"schedulable": {"cores": cores, "since": since}}}
-    await cluster.apply(status, manager="somebody", subresource="status")
+    await cluster.apply(status, manager="other", subresource="status")
     await site.settle()
 
     assert (await site.conditions())["PlanApplied"][0] == "True"
 
 
-async def test_what_somebody_puts_right_meanwhile_is_told_of_no_more(cluster: Cluster, namespace: str) -> None:
+async def test_field_restored_by_a_client_is_no_longer_reported(cluster: Cluster, namespace: str) -> None:
     """Nothing has to be written then, and nothing is to be tried again at once, for ever."""
     changing = Changing(cluster)
     site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
-    site.controller._cluster = site.controller._applier._cluster = changing  # type: ignore[assignment]
+    site.restart(changing)
     await serve(site)
     lifecycle = {"preStop": {"sleep": {"seconds": 5}}}
     containers = [{"name": "model-server", "lifecycle": lifecycle}]
     patch: dict[str, Any] = {"apiVersion": "apps/v1", "kind": "Deployment"}
     patch["metadata"] = {"name": SERVER, "namespace": namespace}
-    await cluster.apply({**patch, "spec": {"template": {"spec": {"containers": containers}}}}, manager="somebody")
+    await cluster.apply({**patch, "spec": {"template": {"spec": {"containers": containers}}}}, manager="other")
     await site.settle()
 
     assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")

@@ -1,4 +1,4 @@
-"""What is written for replicas that chat: models of ours, which Prometheus scrapes, and engines of others."""
+"""Manifests of chat replicas: model servers, which Prometheus scrapes, and third-party engines."""
 
 import re
 from typing import Any
@@ -40,7 +40,7 @@ def chatting() -> list[dict[str, Any]]:
     return [deployment(pipeline, stage, group, SETTINGS, replicas=1, surge=True), *replica_monitors(pipeline)]
 
 
-def test_what_prometheus_scrapes_is_a_port_that_pods_have_with_labels_that_they_bear() -> None:
+def test_pod_monitor_selects_the_metrics_port_of_the_pods() -> None:
     made, monitor = chatting()
     pods = made["spec"]["template"]
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
@@ -56,8 +56,8 @@ def test_what_prometheus_scrapes_is_a_port_that_pods_have_with_labels_that_they_
     assert replica_monitors(a_pipeline()) == []
 
 
-@pytest.mark.parametrize("kinds", [frozenset(), frozenset({"PodMonitor"})], ids=["nobody scrapes", "scraped"])
-def test_replicas_that_chat_are_scraped_wherever_routers_are(kinds: frozenset[str]) -> None:
+@pytest.mark.parametrize("kinds", [frozenset(), frozenset({"PodMonitor"})], ids=["not scraped", "scraped"])
+def test_chat_replicas_are_scraped_if_routers_are(kinds: frozenset[str]) -> None:
     document = a_chat_pipeline().model_dump(mode="json", by_alias=True, exclude_none=True)
     document["metadata"] |= {"namespace": "team", "uid": "1234", "generation": 1}
     written = reconcile(ObservedState(document, kinds=kinds), SETTINGS, 0.0).apply

@@ -54,7 +54,7 @@ async def test_a_stage_without_replicas_is_ready(site) -> None:
     assert await site.good_plan() == 1
 
 
-async def test_encoders_come_with_who_pulls_and_go_once_whole_readers_are_ready(site) -> None:
+async def test_encoders_run_until_colocated_replicas_are_ready(site) -> None:
     await publish(site, apart=True, generation=2)
     await site.settle()
     assert await running(site) == {"encode small": 1, f"text {PULLS}": 1, f"text {WHOLE}": 0}
@@ -66,7 +66,7 @@ async def test_encoders_come_with_who_pulls_and_go_once_whole_readers_are_ready(
     assert await running(site) == {"encode small": 0, f"text {PULLS}": 0, f"text {WHOLE}": 1}
 
 
-async def test_the_api_server_refuses_a_whole_variant_where_nothing_is_pulled(cluster, namespace) -> None:
+async def test_colocated_encoder_requires_references(cluster, namespace) -> None:
     document = a_document()
     text = document["spec"]["stages"][1]
     text["inputs"] = [each for each in text["inputs"] if each["name"] != "references"]

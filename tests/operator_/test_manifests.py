@@ -1,4 +1,4 @@
-"""What is written, compared with files that people can read. TRIMTAB_UPDATE_GOLDEN=1 writes them anew."""
+"""Manifests compared with golden files; TRIMTAB_UPDATE_GOLDEN=1 rewrites the files."""
 
 import json
 import os
@@ -146,7 +146,7 @@ def test_a_service_names_the_port_of_its_pods_that_routers_call(variant: str, se
 
 
 @pytest.mark.parametrize(("latency", "seconds"), [("400ms", 60), ("45500ms", 76), ("120s", 150), ("1h", 630)])
-def test_pods_have_as_long_to_stop_as_an_answer_was_promised_to_take(latency: str, seconds: int) -> None:
+def test_termination_grace_period_follows_the_slo(latency: str, seconds: int) -> None:
     document = a_document()
     document["spec"]["slo"] = {"latency": latency}
     pipeline = InferencePipeline.model_validate(document)
@@ -188,7 +188,7 @@ def test_what_is_measured_is_what_the_user_says_of_its_inputs() -> None:
     assert task.fingerprint != before.fingerprint
 
 
-def test_a_tensor_of_another_shape_is_measured_anew_in_every_stage_that_reads_it() -> None:
+def test_changed_tensor_shape_reprofiles_its_consumers() -> None:
     def fingerprints(shape: list[int], answered: str = "FP32") -> list[str]:
         first = a_stage(variants=[a_variant(nodeSelector={"disk": "ssd"})])
         first["outputs"] = [{"name": "y", "datatype": answered, "shape": [1]}]
@@ -204,8 +204,8 @@ def test_a_tensor_of_another_shape_is_measured_anew_in_every_stage_that_reads_it
     assert fingerprints([4], "FP64")[1] != second
 
 
-def test_sizes_that_one_slo_left_out_are_measured_for_a_longer_one_and_for_no_other_reason() -> None:
-    """Their Job is another one, since that of before may still stand there for people to read its log."""
+def test_only_a_longer_slo_profiles_excluded_batch_sizes() -> None:
+    """The Job has another name, since the earlier one may still exist for its log."""
 
     def within(latency: str) -> InferencePipeline:
         return a_pipeline(slo={"latency": latency})
@@ -241,10 +241,8 @@ def test_each_secret_has_a_task_of_its_own() -> None:
     assert [task.name for task in unnamed] == [tasks[0].name]  # without a Secret all is as it was before there were any
 
 
-async def test_the_api_server_takes_every_manifest_and_adds_nothing_we_would_fight(
-    cluster: Cluster, namespace: str
-) -> None:
-    """What comes back contains all that was sent, in the form that was sent: else each pass would write again."""
+async def test_api_server_stores_every_manifest_as_written(cluster: Cluster, namespace: str) -> None:
+    """The stored objects contain every field as it was sent; otherwise each reconciliation would write again."""
     document = a_document()
     document["metadata"] = {"name": "sample", "namespace": namespace, "uid": "1234"}
     pipeline = InferencePipeline.model_validate(document)
@@ -331,7 +329,7 @@ async def seldon(cluster: Cluster) -> Any:
 
 
 async def test_a_pipeline_for_seldon_gets_seldon_deployments(seldon: None, cluster: Cluster, namespace: str) -> None:
-    """In place of Deployments; Services for our routers as ever. A second look writes nothing."""
+    """SeldonDeployments replace Deployments; routers keep their Services. A second reconciliation writes nothing."""
     document = a_pipeline_document(1, deployer="SeldonDeployment")
     site = Site(cluster, namespace, document)
     await site.apply_pipeline()
@@ -348,10 +346,8 @@ async def test_a_pipeline_for_seldon_gets_seldon_deployments(seldon: None, clust
     assert await site.look() == 0
 
 
-async def test_a_switch_of_deployer_replaces_the_objects_once_the_new_ones_are_ready(
-    seldon: None, cluster: Cluster, namespace: str
-) -> None:
-    """The old pods bear the labels of the new ones, and serve until then; there and back."""
+async def test_changed_deployer_replaces_objects_once_ready(seldon: None, cluster: Cluster, namespace: str) -> None:
+    """The old pods have the labels of the new ones and serve until then, in both directions."""
     site = Site(cluster, namespace, a_pipeline_document(1))
     site.machinery.seldon = True
     await site.apply_pipeline()
@@ -365,9 +361,9 @@ async def test_a_switch_of_deployer_replaces_the_objects_once_the_new_ones_are_r
         await site.look()
         assert name in await site.names(after)
         assert name in await site.names(before), "nothing of the new one is ready"
-        told = await site.conditions()
-        assert told["PlanApplied"] == ("Unknown", "Applying")
-        assert told["StagesReady"] == ("True", "RollingOut"), "the old one serves"
+        conditions = await site.conditions()
+        assert conditions["PlanApplied"] == ("Unknown", "Applying")
+        assert conditions["StagesReady"] == ("True", "RollingOut"), "the old one serves"
         await site.machinery.step()
         await site.look()
         assert name in await site.names(after)
@@ -386,8 +382,8 @@ def test_all_that_envoy_looks_for_is_mounted_beside_it() -> None:
     folders = {mount["name"]: mount["mountPath"] for mount in pod["initContainers"][0]["volumeMounts"]}
 
     looked_for = [Path(path) for path in _values_of("path", json.loads(config["envoy.json"])) if path.endswith(".json")]
-    told = [json.loads(config[path.name]) for path in looked_for]
-    certificates = [Path(name) for one in told for name in _values_of("filename", one)]
+    secrets = [json.loads(config[path.name]) for path in looked_for]
+    certificates = [Path(name) for secret in secrets for name in _values_of("filename", secret)]
 
     assert {path.parent for path in looked_for} == {Path(folders["config"])}
     assert {path.parent for path in certificates} == {Path(folders["tls"])}
@@ -403,7 +399,7 @@ def _values_of(key: str, document: Any) -> list[str]:
     return own + [value for one in document.values() for value in _values_of(key, one)]
 
 
-def test_a_task_more_is_another_template_so_that_replicas_are_replaced():
+def test_added_task_changes_the_pod_template():
     def deployed(**changes: Any) -> dict[str, Any]:
         document = a_pipeline_document([a_stage(variants=[a_variant(**changes)])])
         pipeline = InferencePipeline.model_validate(document)

@@ -38,7 +38,7 @@ class Pod:
 
 
 ROUTER, SERVER, PROFILER = Pod("router"), Pod("model-server"), Pod("profiler")
-STRANGERS = [Pod("model-server", pipeline="other"), Pod("router", pipeline="other"), Pod("router", namespace="else")]
+OTHER_PODS = [Pod("model-server", pipeline="other"), Pod("router", pipeline="other"), Pod("router", namespace="else")]
 
 
 def a_pipeline(*variants: dict[str, Any]) -> InferencePipeline:
@@ -89,18 +89,18 @@ def allows(written: list[dict[str, Any]], direction: str, pod: Pod, other: Pod |
     )
 
 
-def test_only_routers_of_the_pipeline_reach_its_model_servers_and_only_at_the_data_port():
+def test_only_own_routers_reach_the_data_port_of_model_servers():
     written = policies()
 
     assert allows(written, "Ingress", SERVER, ROUTER, 9000)
     assert not allows(written, "Ingress", SERVER, ROUTER, 8080)
-    assert not any(allows(written, "Ingress", SERVER, stranger, 9000) for stranger in STRANGERS)
+    assert not any(allows(written, "Ingress", SERVER, pod, 9000) for pod in OTHER_PODS)
     assert not allows(written, "Ingress", SERVER, STORE, 9000)
     assert allows(policies(CONTAINER), "Ingress", replace(SERVER, data=8000), ROUTER, 8000)
     assert not allows(policies(CONTAINER), "Ingress", replace(SERVER, data=8000), ROUTER, 9000)
 
 
-def test_while_the_port_of_a_container_changes_pods_of_before_are_reached_at_theirs():
+def test_changed_container_port_keeps_the_old_port_open():
     written = policies(CONTAINER | {"container": {"image": "triton:1", "port": 8001}})
 
     for port in (8000, 8001):
@@ -108,7 +108,7 @@ def test_while_the_port_of_a_container_changes_pods_of_before_are_reached_at_the
         assert allows(written, "Egress", ROUTER, replace(SERVER, data=port), port)
 
 
-def test_with_an_identity_a_container_of_the_users_is_reached_only_where_it_is_guarded():
+def test_mutual_tls_limits_containers_to_the_guarded_port():
     guarded = replace(DEFAULT, edge=EdgeSettings(replicas=ReplicaIdentity(certificate="/a", key="/b", ca="/c")))
     for direction, pods in (("Ingress", (SERVER, ROUTER)), ("Egress", (ROUTER, SERVER))):
         assert allows(policies(CONTAINER, settings=guarded), direction, *pods, 9443)
@@ -118,23 +118,23 @@ def test_with_an_identity_a_container_of_the_users_is_reached_only_where_it_is_g
     assert not allows(policies(where_it_is, settings=guarded), "Ingress", SERVER, ROUTER, 9443)
 
 
-def test_routers_call_their_model_servers_the_api_server_and_nobody_else():
+def test_routers_reach_model_servers_and_the_api_server_only():
     written = policies()
 
     assert allows(written, "Egress", ROUTER, SERVER, 9000)
     assert allows(written, "Egress", ROUTER, API_SERVER, 443)
     assert allows(written, "Egress", ROUTER, API_SERVER, 53)
-    assert not any(allows(written, "Egress", ROUTER, stranger, 9000) for stranger in STRANGERS)
+    assert not any(allows(written, "Egress", ROUTER, pod, 9000) for pod in OTHER_PODS)
     assert not allows(written, "Egress", ROUTER, METADATA, 80)
     assert not allows(written, "Egress", ROUTER, STORE, 80)
 
 
 @pytest.mark.parametrize("uri", ["random://?seed=1", "weights/model.safetensors", "file:///weights/m.safetensors"])
-def test_model_servers_whose_weights_are_in_the_image_call_nobody(uri: str):
+def test_model_servers_with_local_weights_reach_dns_only(uri: str):
     written = policies(a_variant(storageUri=uri))
 
     assert allows(written, "Egress", SERVER, API_SERVER, 53)
-    others: tuple[Pod | str, ...] = (METADATA, STORE, API_SERVER, ROUTER, *STRANGERS)
+    others: tuple[Pod | str, ...] = (METADATA, STORE, API_SERVER, ROUTER, *OTHER_PODS)
     for whom in others:
         assert not allows(written, "Egress", SERVER, whom, 443)
 
@@ -144,7 +144,7 @@ def test_model_servers_whose_weights_are_in_the_image_call_nobody(uri: str):
     [a_variant("fetched", storageUri="s3://b/m.safetensors"), a_variant("taught", tasks=[TASK]), CONTAINER],
     ids=["weights", "a task", "a container"],
 )
-def test_weights_from_elsewhere_may_come_from_anywhere_but_the_addresses_of_the_nodes_credentials(
+def test_remote_weights_open_egress_except_to_node_metadata(
     variant: dict[str, Any],
 ):
     written = policies(a_variant("small"), variant)
@@ -157,15 +157,15 @@ def test_weights_from_elsewhere_may_come_from_anywhere_but_the_addresses_of_the_
     assert allows(opened, "Egress", SERVER, METADATA, 80)
 
 
-def test_the_profiler_alone_among_those_that_load_models_calls_the_api_server():
+def test_profiler_reaches_the_api_server_unlike_model_servers():
     written = policies()
 
     assert allows(written, "Egress", PROFILER, API_SERVER, 6443)
     assert not allows(written, "Egress", SERVER, API_SERVER, 6443)
-    assert not allows(written, "Ingress", PROFILER, STRANGERS[0], 9000)
+    assert not allows(written, "Ingress", PROFILER, OTHER_PODS[0], 9000)
 
 
-def test_what_may_be_called_can_be_added_to_or_left_open():
+def test_egress_can_be_extended_or_left_open():
     collector = {"to": [{"ipBlock": {"cidr": f"{STORE}/32"}}], "ports": [{"port": 4317, "protocol": "TCP"}]}
     settings = Settings.from_environment(
         {"TRIMTAB_EXTRA_EGRESS": f"[{collector}]".replace("'", '"'), "TRIMTAB_API_SERVER_PORTS": "16443"}
@@ -177,17 +177,17 @@ def test_what_may_be_called_can_be_added_to_or_left_open():
     assert not allows(written, "Egress", ROUTER, API_SERVER, 443)
     unlimited = policies(settings=Settings.from_environment({"TRIMTAB_LIMIT_EGRESS": "false"}))
     assert allows(unlimited, "Egress", SERVER, METADATA, 80)
-    assert not allows(unlimited, "Ingress", SERVER, STRANGERS[0], 9000)
+    assert not allows(unlimited, "Ingress", SERVER, OTHER_PODS[0], 9000)
 
 
-def test_model_servers_reach_each_other_only_where_one_stage_pulls_what_another_encoded():
+def test_model_servers_reach_each_other_for_embeddings_only():
     pipeline = parted()
     pulled = network_policies(pipeline.model_copy(update={"metadata": a_pipeline().metadata}), DEFAULT)
 
     for direction in ("Ingress", "Egress"):
         assert allows(pulled, direction, SERVER, SERVER, 9000)
         assert not allows(policies(), direction, SERVER, SERVER, 9000)
-        assert not any(allows(pulled, direction, SERVER, stranger, 9000) for stranger in STRANGERS)
+        assert not any(allows(pulled, direction, SERVER, pod, 9000) for pod in OTHER_PODS)
     assert not allows(pulled, "Egress", SERVER, STORE, 9000)
 
 
@@ -197,7 +197,7 @@ def showing(**images: list[str]) -> list[dict[str, Any]]:
     return network_policies(pipeline.model_copy(update={"metadata": a_pipeline().metadata}), DEFAULT)
 
 
-def test_routers_fetch_images_from_the_ports_of_the_domains_and_stores_that_are_listed():
+def test_routers_fetch_images_from_listed_domains_and_stores():
     minio = Pod("minio", pipeline="", namespace="storage")
     stored = showing(trustedPrefixes=["http://minio.storage:9000/p/", "https://objects.internal/"])
     listed = showing(allowedDomains=["images.example"])
@@ -213,7 +213,7 @@ def test_routers_fetch_images_from_the_ports_of_the_domains_and_stores_that_are_
     assert not allows(stored, "Egress", SERVER, minio, 9000)
 
 
-def test_prometheus_reads_metrics_of_replicas_that_chat_and_nothing_else_there():
+def test_prometheus_reaches_only_the_metrics_of_chat_replicas():
     peers = replace(DEFAULT, admin_peers=({"podSelector": {"matchLabels": {"trimtab.dev/pipeline": "prometheus"}}},))
     prometheus = Pod("prometheus", pipeline="prometheus")
 
@@ -223,7 +223,7 @@ def test_prometheus_reads_metrics_of_replicas_that_chat_and_nothing_else_there()
     for pipeline in (a_chat_pipeline(), parted()):
         assert allows(written(peers, pipeline), "Ingress", SERVER, prometheus, 9002)
         assert not allows(written(peers, pipeline), "Ingress", SERVER, prometheus, 9000)
-        for other in (ROUTER, SERVER, *STRANGERS):
+        for other in (ROUTER, SERVER, *OTHER_PODS):
             assert not allows(written(peers, pipeline), "Ingress", SERVER, other, 9002)
         assert not allows(written(DEFAULT, pipeline), "Ingress", SERVER, prometheus, 9002)
     assert not allows(policies(settings=peers), "Ingress", SERVER, prometheus, 9002)

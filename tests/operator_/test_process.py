@@ -94,10 +94,10 @@ async def test_two_copies_one_of_which_writes(kubeconfig: Path, cluster: Cluster
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_one_that_is_there_before_the_api_server_works_once_it_comes_and_when_it_comes_back(
+async def test_operator_survives_an_unreachable_api_server(
     kubeconfig: Path, cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
-    """And it ends when told to, though there is nobody to give its lease back to."""
+    """It starts before the API server, works once that is reachable, and stops although the lease cannot be released."""
     site, name = Site(cluster, namespace, a_pipeline_document()), replica_group_name("sample", "stage-0", "small")
     await site.apply_pipeline()
     await site.apply_profiles()
@@ -118,7 +118,7 @@ async def test_one_that_is_there_before_the_api_server_works_once_it_comes_and_w
 
 
 async def answered(url: str) -> None:
-    """Wait until somebody listens there, and says that all is well."""
+    """Wait until a server responds at this URL with success."""
     async with httpx.AsyncClient() as client, asyncio.timeout(60):
         while True:
             try:

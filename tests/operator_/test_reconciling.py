@@ -93,7 +93,7 @@ async def test_all_it_writes_belongs_to_the_pipeline(serving) -> None:
 
 
 async def test_with_nothing_to_do_it_writes_nothing(serving) -> None:
-    """Neither a second look nor a restarted operator writes."""
+    """Neither a second reconciliation nor a restarted operator writes."""
     versions = await serving.versions()
 
     assert await serving.look() == 0
@@ -154,15 +154,15 @@ async def test_room_is_free_only_once_a_pod_is_gone(serving) -> None:
 
 
 async def test_puts_right_what_was_edited_or_deleted_by_hand(serving) -> None:
-    """Whatever the field and whoever took it."""
+    """This holds for each field and each field manager."""
     name, router = replica_group_name("sample", "first", "small"), router_name("sample")
     deployment = await serving.cluster.get("Deployment", serving.namespace, name)
     deployment["spec"]["replicas"] = 7
-    deployment["spec"]["template"]["spec"]["containers"][0]["image"] = "somebody/elses:1"
+    deployment["spec"]["template"]["spec"]["containers"][0]["image"] = "other/image:1"
     del deployment["metadata"]["labels"]["variant.trimtab.dev/small"]
     await serving.cluster.replace(deployment, manager="kubectl-edit")
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": router, "namespace": serving.namespace}}
-    await serving.cluster.apply({**body, "data": {"plan.json": "{}"}}, manager="somebody")
+    await serving.cluster.apply({**body, "data": {"plan.json": "{}"}}, manager="other")
     for kind, gone in (
         ("Service", name),
         ("PodDisruptionBudget", name),
@@ -182,11 +182,11 @@ async def test_puts_right_what_was_edited_or_deleted_by_hand(serving) -> None:
 
 
 async def test_fields_of_others_stay(serving) -> None:
-    """A label somebody added is none of the operator's business."""
+    """The operator keeps labels that other clients added."""
     name = replica_group_name("sample", "first", "small")
     metadata = {"name": name, "namespace": serving.namespace, "labels": {"team": "vision"}}
     body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata}
-    await serving.cluster.apply(body, manager="somebody")
+    await serving.cluster.apply(body, manager="other")
 
     assert await serving.look() == 0
     found = await serving.cluster.get("Deployment", serving.namespace, name)
@@ -197,7 +197,7 @@ async def test_fields_of_others_stay(serving) -> None:
     ("changes", "says"),
     [({"variant": "huge"}, "huge"), ({"replicas": 100}, "100 cores"), ({"operatingPoint": "none"}, "none")],
 )
-async def test_a_broken_plan_is_refused_and_the_last_good_one_serves_on(serving, changes, says) -> None:
+async def test_rejected_plan_leaves_the_last_good_one_serving(serving, changes, says) -> None:
     await serving.apply_plan(2, **changes)
     await serving.settle()
 
@@ -223,7 +223,7 @@ async def test_an_advisory_plan_is_ignored(site) -> None:
 
 
 async def test_a_plan_that_never_gets_ready_is_given_up(serving) -> None:
-    """The reason is told at once; after the timeout the last good plan is made true again, for good."""
+    """The reason is reported at once; after the timeout the operator reverts to the last good plan."""
     serving.document["spec"]["stages"][0]["variants"][1] |= {
         "family": "",
         "storageUri": "",
@@ -284,8 +284,8 @@ async def test_tells_what_found_room_where_nodes_are_too_small(serving) -> None:
     assert await serving.replicas() == {"small": 2}
 
 
-async def test_the_last_replica_of_a_stage_waits_for_the_room_of_one_that_leaves(serving) -> None:
-    """A pod that drains holds its place on a full node for longer than the grace."""
+async def test_last_replica_waits_for_capacity_of_a_draining_pod(serving) -> None:
+    """A draining pod occupies a full node for longer than the grace period."""
     machinery = serving.machinery
     machinery.cores, machinery.drains = 1.1, False
     deployment = next(iter((await serving.cluster.list("Deployment", serving.namespace, "trimtab.dev/stage")).items))
@@ -315,7 +315,7 @@ async def test_a_paused_pipeline_keeps_its_plan(serving) -> None:
     assert (await serving.conditions())["PlanApplied"] == ("True", "Paused")
 
 
-async def test_a_changed_pipeline_rolls_its_router_and_clears_away_what_is_gone(serving) -> None:
+async def test_changed_pipeline_rolls_its_router_and_prunes_objects(serving) -> None:
     """A variant that is dropped takes its Deployment with it once another serves."""
     name = replica_group_name("sample", "first", "small")
     before = await serving.cluster.get("Deployment", serving.namespace, "sample-router")

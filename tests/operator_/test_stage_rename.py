@@ -23,9 +23,7 @@ async def by_stage(scene: Scene) -> dict[str, int]:
     return {labels[STAGE_LABEL]: replicas for labels, replicas in marks if REPLICA_GROUP_LABEL in labels}
 
 
-async def test_a_renamed_stage_serves_until_its_successor_and_the_new_routers_do(
-    cluster: Cluster, namespace: str
-) -> None:
+async def test_renamed_stage_serves_until_its_successor_is_ready(cluster: Cluster, namespace: str) -> None:
     scene = Scene(cluster, namespace, a_pipeline_document([a_stage("locate"), a_stage("read", "locate.outputs.y")]))
     await scene.apply_pipeline()
     await scene.apply_profiles()

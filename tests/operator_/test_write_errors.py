@@ -1,4 +1,4 @@
-"""Objects of others, and manifests the cluster refuses: told of in a condition, harmless to everything else."""
+"""Foreign objects and rejected manifests: reported in a condition, without effect on other objects."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ from trimtab_operator.applier import SCALE_MANAGER
 from trimtab_operator.reconciliation.write_errors import MAX_BACKOFF_SECONDS
 from trimtab_pipelines.kubernetes_names import MANAGED_BY, OPERATOR_MANAGER, PIPELINE_LABEL, replica_group_name
 
-SELECTOR = {"app": "somebody-elses"}
+SELECTOR = {"app": "other"}
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def site(cluster: Cluster, namespace: str) -> Site:
     return Site(cluster, namespace, a_pipeline_document([a_stage(variants=variants, variantPlacement="Dedicated")]))
 
 
-async def a_strangers(site: Site, kind: str, name: str, **metadata: Any) -> dict[str, Any]:
-    """Let somebody else have an object of a name that the operator wants."""
+async def a_foreign_object(site: Site, kind: str, name: str, **metadata: Any) -> dict[str, Any]:
+    """Create an object of another owner, with a name that the operator uses."""
     bodies: dict[str, dict[str, Any]] = {
         "Service": {"spec": {"selector": SELECTOR, "ports": [{"port": 80}]}},
         "ConfigMap": {"data": {"theirs": "1"}},
@@ -53,8 +53,8 @@ def _by_its_owner(found: dict[str, Any]) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("kind", ["Service", "ConfigMap", "ServiceAccount", "NetworkPolicy", "Deployment"])
-async def test_nothing_is_written_over_what_somebody_else_made(site: Site, kind: str) -> None:
-    before = await a_strangers(site, kind, "sample-router")
+async def test_foreign_objects_are_not_overwritten(site: Site, kind: str) -> None:
+    before = await a_foreign_object(site, kind, "sample-router")
     await site.apply_pipeline()
     await site.apply_profiles()
     await site.apply_plan(1)
@@ -76,8 +76,8 @@ async def test_nothing_is_written_over_what_somebody_else_made(site: Site, kind:
         assert "sample-router" in await site.names(other)
 
 
-async def test_once_it_is_out_of_the_way_ours_is_made(site: Site) -> None:
-    await a_strangers(site, "Service", "sample-router")
+async def test_object_is_created_once_the_foreign_one_is_gone(site: Site) -> None:
+    await a_foreign_object(site, "Service", "sample-router")
     await site.apply_pipeline()
     await site.settle()
     assert await site.look() == 0, "it tries later, not again and again"
@@ -92,8 +92,10 @@ async def test_once_it_is_out_of_the_way_ours_is_made(site: Site) -> None:
 
 
 async def test_deleting_the_pipeline_leaves_what_is_not_its_own(site: Site) -> None:
-    """The cluster clears away by owner: an object of somebody else must have none of ours."""
-    await a_strangers(site, "Service", "sample-router", labels={MANAGED_BY: OPERATOR_MANAGER, PIPELINE_LABEL: "other"})
+    """Garbage collection follows owner references, so a foreign object must have none to the pipeline."""
+    await a_foreign_object(
+        site, "Service", "sample-router", labels={MANAGED_BY: OPERATOR_MANAGER, PIPELINE_LABEL: "other"}
+    )
     await site.apply_pipeline()
     await site.settle()
     found = await site.cluster.get("Service", site.namespace, "sample-router")
@@ -103,10 +105,10 @@ async def test_deleting_the_pipeline_leaves_what_is_not_its_own(site: Site) -> N
     assert found["spec"]["selector"] == SELECTOR
 
 
-async def test_what_an_earlier_pipeline_of_this_name_left_over_is_taken_up(site: Site) -> None:
-    """As after a deletion that orphans: marked as ours, and nobody's."""
+async def test_orphans_of_an_earlier_pipeline_are_adopted(site: Site) -> None:
+    """As after a deletion that orphans: the object has the operator's labels and no owner."""
     marks = {MANAGED_BY: OPERATOR_MANAGER, PIPELINE_LABEL: "sample"}
-    await a_strangers(site, "ConfigMap", "sample-router", labels=marks)
+    await a_foreign_object(site, "ConfigMap", "sample-router", labels=marks)
     await site.apply_pipeline()
     await site.settle()
     found = await site.cluster.get("ConfigMap", site.namespace, "sample-router")
@@ -116,12 +118,12 @@ async def test_what_an_earlier_pipeline_of_this_name_left_over_is_taken_up(site:
     assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
 
 
-async def test_an_object_replaced_by_anothers_of_the_same_name_is_not_written_over(site: Site) -> None:
-    """Between two looks, and not yet known here: told by its uid."""
+async def test_object_recreated_by_another_owner_is_not_overwritten(site: Site) -> None:
+    """It was replaced between two reconciliations and is not in the cache yet; its uid differs."""
     await site.apply_pipeline()
     await site.settle()
     await site.cluster.delete("ConfigMap", site.namespace, "sample-router")
-    before = await a_strangers(site, "ConfigMap", "sample-router")
+    before = await a_foreign_object(site, "ConfigMap", "sample-router")
     await site.apply_profiles()
     await site.apply_plan(1)
     found = await site.cluster.get("PipelinePlan", site.namespace, "sample")
@@ -134,10 +136,8 @@ async def test_an_object_replaced_by_anothers_of_the_same_name_is_not_written_ov
     assert (await site.conditions())["ObjectsWritten"] == ("False", "NotOwned")
 
 
-async def test_a_manifest_the_cluster_refuses_stops_neither_the_rest_nor_the_status(
-    cluster: Cluster, namespace: str
-) -> None:
-    """A value our own checks let through: no label has a space."""
+async def test_rejected_manifest_does_not_block_others_or_the_status(cluster: Cluster, namespace: str) -> None:
+    """The value passes the validation of the pipeline, but labels must not have spaces."""
     broken = a_stage("first", variants=[a_variant("small", nodeSelector={"gpu": "has space"})])
     sound = a_stage("second", "first.outputs.y")
     site = Site(cluster, namespace, a_pipeline_document([broken, sound]))
@@ -162,7 +162,7 @@ async def test_a_manifest_the_cluster_refuses_stops_neither_the_rest_nor_the_sta
     assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
 
 
-async def test_scaling_what_the_pipeline_describes_no_more_takes_its_other_fields_from_nobody(site: Site) -> None:
+async def test_scaling_a_removed_variant_keeps_its_other_fields(site: Site) -> None:
     await site.apply_pipeline()
     await site.apply_profiles()
     await site.apply_plan(1)
@@ -202,10 +202,8 @@ async def test_when_the_kind_of_the_roles_changes_the_bindings_follow(
     assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
 
 
-async def test_a_profile_job_of_a_wrong_image_is_replaced_once_another_is_named(
-    cluster: Cluster, namespace: str
-) -> None:
-    """A Job's pods cannot be changed, and one whose image nobody has would stay for an hour."""
+async def test_profile_job_is_replaced_when_its_image_changes(cluster: Cluster, namespace: str) -> None:
+    """A Job's pod template is immutable, and a Job with an absent image would stay for an hour."""
     settings = replace(SETTINGS, model_server_image="bad")
     site = Site(cluster, namespace, a_pipeline_document([a_stage()]), settings=settings)
     await site.apply_pipeline()
@@ -216,7 +214,7 @@ async def test_a_profile_job_of_a_wrong_image_is_replaced_once_another_is_named(
     await site.settle()
     (job,) = (await cluster.list("Job", namespace)).items
 
-    assert job["metadata"]["name"] == before, "who waits for a measurement knows the Job by its task"
+    assert job["metadata"]["name"] == before, "the name of the Job follows from its task"
     assert job["spec"]["template"]["spec"]["containers"][0]["image"] == "good"
     assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
     assert (await site.conditions())["ProfilesReady"] == ("False", "Profiling")

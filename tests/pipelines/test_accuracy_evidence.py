@@ -1,4 +1,4 @@
-"""What stands behind an accuracy: mean confidence, and what is told of it."""
+"""Evidence of an accuracy: mean confidence, and how it is reported."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Thresholds of confidence: what a second look keeps, and floors that hold for rows nobody has seen."""
+"""Confidence thresholds: rows that an escalation retains, and accuracy floors that hold for unseen rows."""
 
 import numpy as np
 import pytest

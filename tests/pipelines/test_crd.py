@@ -87,7 +87,7 @@ def test_status_schema_has_no_defaults():
 
 def test_every_spec_field_has_a_description_or_enum():
     """A field without description must be an enumeration, a boolean, a name, or a part that describes itself."""
-    bare = [path for path, field in walk(structural(InferencePipelineSpec)) if not telling(field)]
+    bare = [path for path, field in walk(structural(InferencePipelineSpec)) if not is_described(field)]
 
     assert bare == []
 
@@ -101,7 +101,7 @@ def walk(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, An
     return found
 
 
-def telling(field: dict[str, Any]) -> bool:
+def is_described(field: dict[str, Any]) -> bool:
     bounded = {"enum", "pattern", "minimum", "maximum", "minItems", "items", "additionalProperties", "description"}
     return bool(bounded & field.keys()) or field["type"] in {"string", "boolean"}
 

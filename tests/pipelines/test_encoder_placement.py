@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from tests.builders import a_point_profile, a_variant
 from tests.router.chats import a_chat_pipeline, a_writer
-from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline, a_choosing_writer, laid_out
 from tests.router.disaggregated import an_encoder
+from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline, a_choosing_writer, laid_out
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.model_spec import model_spec
 from trimtab_pipelines.plan_validation import idle_stages, validate_plan
@@ -127,8 +127,8 @@ def a_profile_that_tells_of_prompts() -> PointProfile:
     """Ten tokens of words and sixteen of an image; a tenth of a millisecond a token beyond ten."""
     own = a_chat_profile()
     assert own.chats is not None
-    told = {"prompt_tokens": 26.0, "text_prompt_tokens": 10.0, "prefill_seconds": READING}
-    return own.model_copy(update={"chats": own.chats.model_copy(update=told)})
+    changes = {"prompt_tokens": 26.0, "text_prompt_tokens": 10.0, "prefill_seconds": READING}
+    return own.model_copy(update={"chats": own.chats.model_copy(update=changes)})
 
 
 @given(images=st.floats(0, 8), size=st.sampled_from([1, 4, 8]), more=st.floats(0, 5_000))

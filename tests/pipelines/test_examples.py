@@ -28,7 +28,7 @@ def test_examples_exist():
 )
 def test_example_accuracies_match_measurements(path):
     files = path.parent.glob("accuracy*.json")
-    measured = {name: told for file in files for name, told in json.loads(file.read_text())["variants"].items()}
+    measured = {name: accuracy for file in files for name, accuracy in json.loads(file.read_text())["variants"].items()}
     declared = {v.name: v for stage in load_pipeline(path).spec.stages for v in stage.variants}
 
     assert declared.keys() == measured.keys()

@@ -13,7 +13,7 @@ from trimtab_loadtester.payloads.sources import payload_source
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, InferResponse, rest
 
-DEADLINE_MICROSECONDS = 60_000_000  # the machine may be busy; what is told is that it serves
+DEADLINE_MICROSECONDS = 60_000_000  # generous, since the machine may be busy
 
 
 def write(pipeline: InferencePipeline, folder: Path) -> Path:

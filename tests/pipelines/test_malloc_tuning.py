@@ -1,4 +1,4 @@
-"""What is freed is there for what comes next: no page faults for it."""
+"""Freed memory is retained and reused without page faults."""
 
 import subprocess
 import sys
@@ -25,8 +25,8 @@ print(given_back, faults())
 
 @pytest.mark.skipif(not retain_freed_memory(2**20, 2**23), reason="the C library is another than GNU's")
 def test_freed_memory_is_reused():
-    told = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, timeout=60)
-    given_back, kept = map(int, told.stdout.split())
+    process = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, timeout=60)
+    given_back, kept = map(int, process.stdout.split())
 
     assert given_back > 5_000, "each request had pages of its own"
     assert kept < given_back / 4

@@ -6,9 +6,9 @@ import pytest
 
 from tests.builders import a_pipeline, a_stage, a_variant
 from tests.router.chats import a_chat_pipeline, a_writer
+from tests.router.disaggregated import an_encoder
 from tests.router.engines import a_served
 from tests.router.layouts import PULLS, WHOLE, a_choosing_writer
-from tests.router.disaggregated import an_encoder
 
 POINTS = [{"name": "fast", "accuracy": 0.8}, {"name": "slow", "accuracy": 0.9}]
 

@@ -1,4 +1,4 @@
-"""How operating points and their accuracies are written, read and refused."""
+"""Operating points and their accuracies: serialization, parsing and validation."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a router tells of itself is read by parts that may be older or newer than it."""
+"""`RouterState`: readable by older and newer versions of the control plane."""
 
 import pytest
 from pydantic import ValidationError
@@ -8,18 +8,18 @@ from trimtab_pipelines.router_state import RecentRequests, RouterLoad, RouterSta
 
 
 def test_unknown_fields_are_ignored_and_absent_ones_default():
-    told = RouterState.model_validate({"stages": {"read": {"variant": "small", "temperature": 3}}, "mood": "well"})
+    state = RouterState.model_validate({"stages": {"read": {"variant": "small", "temperature": 3}}, "mood": "well"})
 
-    assert told.stages["read"].variant == "small"
-    assert told.stages["read"].rows_per_request is None
-    assert (told.ready, told.served) == (False, None)
+    assert state.stages["read"].variant == "small"
+    assert state.stages["read"].rows_per_request is None
+    assert (state.ready, state.served) == (False, None)
 
 
 def test_router_state_round_trips():
     served = RecentRequests(received=3, ok=1, late=1, dropped=1, p99_seconds=0.5, accuracy=0.9)
-    told = RouterState(plan_generation=2, plan_applied_at=1.5, ready=True, served=served, stages={})
+    state = RouterState(plan_generation=2, plan_applied_at=1.5, ready=True, served=served, stages={})
 
-    assert RouterState.model_validate_json(told.model_dump_json()) == told
+    assert RouterState.model_validate_json(state.model_dump_json()) == state
     assert served.answered == 2
 
 

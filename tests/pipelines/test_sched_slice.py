@@ -27,11 +27,11 @@ def elsewhere(seconds: float, niceness: int) -> tuple[bool, int, list[int]]:
 def test_time_slice_applies_to_process_and_threads(seconds: float, niceness: int) -> None:
     turn_seconds(0)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        asked, nice, told = pool.submit(elsewhere, seconds, niceness).result()
+        asked, nice, slices = pool.submit(elsewhere, seconds, niceness).result()
 
     assert asked
     assert nice == niceness + os.getpriority(os.PRIO_PROCESS, 0)
-    assert told == [round(1e9 * seconds)] * 2
+    assert slices == [round(1e9 * seconds)] * 2
 
 
 def test_unknown_machine_is_left_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,18 +62,18 @@ def test_high_price_escalates_only_least_confident_rows() -> None:
 
 def test_chance_gains_are_removed_by_cross_fitting() -> None:
     """Neither point is better; the thresholds that look best on these rows still win a few of them."""
-    won, told = [], []
+    won, cross_fitted = [], []
     for seed in range(40):
         rng = np.random.default_rng(seed)
         answers = PairedAnswers(rng.random(200), rng.random(200) < 0.5, rng.random(200) < 0.5)
         (doubt, *_) = task_thresholds({"one": answers})
         first = int(answers.right.sum())
         won.append(answers.hits(doubt["one"].below) - first)
-        told.append(doubt["one"].hits - first)
+        cross_fitted.append(doubt["one"].hits - first)
 
     assert np.mean(won) > 4
-    assert abs(np.mean(told)) < 3.5 * np.std(told) / 40**0.5
-    assert abs(np.mean(told)) < np.mean(won) / 2
+    assert abs(np.mean(cross_fitted)) < 3.5 * np.std(cross_fitted) / 40**0.5
+    assert abs(np.mean(cross_fitted)) < np.mean(won) / 2
 
 
 def test_higher_price_never_escalates_more() -> None:

@@ -1,4 +1,4 @@
-"""What the hours before say: changes that recur, what is usual, and the memory that holds them."""
+"""Seasonal context of a forecast: recurring changes, usual rates, and the history that stores them."""
 
 import numpy as np
 import pytest

@@ -44,7 +44,7 @@ async def cancelled(listening: socket.socket) -> socket.socket:
     return sock
 
 
-async def met_by_nobody(listening: socket.socket) -> socket.socket:
+async def unanswered(listening: socket.socket) -> socket.socket:
     """A handshake that is never answered."""
     sock, context = await connected(listening), ssl.create_default_context()
     with pytest.raises(ConnectionAbortedError):
@@ -54,7 +54,7 @@ async def met_by_nobody(listening: socket.socket) -> socket.socket:
     return sock
 
 
-@pytest.mark.parametrize("failing", [cancelled, met_by_nobody])
+@pytest.mark.parametrize("failing", [cancelled, unanswered])
 def test_reused_descriptor_is_not_closed(listening, failing):
     async def reuse() -> None:
         sock = await failing(listening)

@@ -1,4 +1,4 @@
-"""A connection to a model server: what comes behind an answer, in the same turn of our event loop, is nobody's."""
+"""Connection to a model server: bytes that follow a response in the same read belong to no request."""
 
 import asyncio
 import socket

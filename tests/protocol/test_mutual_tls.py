@@ -94,13 +94,13 @@ async def test_invalid_files_keep_the_previous_certificate(tmp_path, authority, 
 async def test_untrusted_client_is_refused_and_logged_once(tmp_path, authority, other, caplog, kind):
     replica = Holder(tmp_path / "replica").take(authority, authority)
     signer = other if kind == "other authority" else authority
-    stranger = Holder(tmp_path / "stranger").take(signer, authority, expired=kind == "expired")
-    context = MutualTls(stranger.identity()).client_context()
+    unauthorized = Holder(tmp_path / "unauthorized").take(signer, authority, expired=kind == "expired")
+    context = MutualTls(unauthorized.identity()).client_context()
     if kind in {"no certificate", "TLS 1.2"}:
         context = ssl.create_default_context(cafile=str(authority.file))
         context.check_hostname = False
     if kind == "TLS 1.2":
-        context.load_cert_chain(stranger.folder / "tls.crt", stranger.folder / "tls.key")
+        context.load_cert_chain(unauthorized.folder / "tls.crt", unauthorized.folder / "tls.key")
         context.maximum_version = ssl.TLSVersion.TLSv1_2
     async with listening(replica.identity()) as port:
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""What others wrote travels bounded and without control characters."""
+"""Text of third parties is truncated and stripped of control characters."""
 
 import logging
 

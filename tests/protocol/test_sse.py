@@ -18,9 +18,9 @@ EVENTS = [("message", b'{"a": 1}'), ("error", b"no space"), ("message", b"one\nt
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8))
 def test_events_do_not_depend_on_chunking(cuts):
     reader, edges = SseParser(), [0, *sorted(cuts), len(STREAM)]
-    told = [event for start, stop in pairwise(edges) for event in reader.feed(STREAM[start:stop])]
+    events = [event for start, stop in pairwise(edges) for event in reader.feed(STREAM[start:stop])]
 
-    assert told == EVENTS
+    assert events == EVENTS
 
 
 @pytest.mark.parametrize("stream", [b"data: " + b"x" * 2000, b"data: x\n" * 400])

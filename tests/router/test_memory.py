@@ -57,7 +57,7 @@ def strings() -> tuple[bytes, dict[str, str]]:
 
 
 def packed(made: tuple[bytes, dict[str, str]]) -> tuple[bytes, dict[str, str]]:
-    return gzip.compress(made[0], 1), made[1] | {"Content-Encoding": "gzip"}
+    return gzip.compress(made[0], 1, mtime=0), made[1] | {"Content-Encoding": "gzip"}
 
 
 def pieces(body: bytes) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""What everybody installs, and what images are made of: pinned, hashed, of no named index, nothing out of place."""
+"""Lock files of the repository and its images: pinned, hashed, without an index, no package out of place."""
 
 import re
 import tomllib
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EVERYBODY = ROOT / "requirements.txt"
+DEVELOPMENT = ROOT / "requirements.txt"
 LOCKS = [
-    EVERYBODY,
+    DEVELOPMENT,
     *(ROOT / "requirements").glob("*.txt"),
     *(ROOT / "hack").glob("*.txt"),
     *(ROOT / "hack").glob("*/*.txt"),
@@ -27,7 +27,7 @@ def requirements(lock: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_requirement_is_pinned_and_hashed_and_no_index_is_named(lock):
+def test_requirements_are_pinned_and_hashed_without_an_index(lock):
     listed = requirements(lock)
 
     assert listed
@@ -43,11 +43,11 @@ def test_what_is_proprietary_comes_only_with_its_extra():
     images = [requirements(ROOT / "requirements" / f"{image}.txt") for image in ("control", "trainer", "model-server")]
 
     assert set(requirements(ROOT / "requirements" / "gurobi.txt")) == {"gurobipy"}
-    assert not [lock for lock in (requirements(EVERYBODY), *images) if "gurobipy" in lock]
+    assert not [lock for lock in (requirements(DEVELOPMENT), *images) if "gurobipy" in lock]
     assert not [name for name, wanted in extras.items() if name != "gurobi" and "gurobi" in " ".join(wanted)]
 
 
-def test_an_image_has_what_it_is_for_and_not_what_is_large_and_for_others():
+def test_images_have_only_the_packages_they_need():
     control, trainer, model_server = (
         set(requirements(ROOT / "requirements" / f"{image}.txt")) for image in ("control", "trainer", "model-server")
     )
@@ -57,14 +57,14 @@ def test_an_image_has_what_it_is_for_and_not_what_is_large_and_for_others():
     assert not [name for name in control | trainer if name.startswith(("nvidia-", "cuda-"))]
 
 
-def test_images_and_everybody_have_the_same_versions():
-    everybody = requirements(EVERYBODY)
+def test_images_have_the_versions_of_the_repository():
+    development = requirements(DEVELOPMENT)
     for image in ("control", "trainer", "model-server"):
         for name, block in requirements(ROOT / "requirements" / f"{image}.txt").items():
-            assert name in everybody, f"{image} has {name}, which {EVERYBODY.name} has not"
+            assert name in development, f"{image} has {name}, which {DEVELOPMENT.name} has not"
             pinned = re.match(r"\S+", block)
             assert pinned is not None
-            assert pinned[0] in EVERYBODY.read_text()
+            assert pinned[0] in DEVELOPMENT.read_text()
 
 
 def test_the_base_image_is_named_by_what_is_in_it():
@@ -83,7 +83,7 @@ def test_every_image_lists_what_it_consists_of():
         assert f"/opt/install/sbom.sh trimtab-{name}\n" in stage
 
 
-def test_nothing_installed_has_a_licence_that_forbids_use_or_asks_for_our_source():
+def test_installed_licences_are_permissive_or_weak_copyleft():
     offending = []
     for one in distributions():
         said = one.metadata.json

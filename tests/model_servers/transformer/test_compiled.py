@@ -110,7 +110,7 @@ def test_form_with_other_content_than_its_name_says_is_not_run(folder, form, tmp
 def test_form_of_another_machine_is_rejected_before_loading(folder, form, monkeypatch, here, words):
     for name, value in here.items():
         monkeypatch.setattr(f"trimtab_model_servers.transformer.compiled.{name}", value)
-    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda _: pytest.fail("it was loaded"))
+    monkeypatch.setattr("torch._inductor.aoti_load_package", lambda _: pytest.fail("it was loaded"))
 
     with pytest.raises(ModelError, match=words):
         load_model(at(folder, form))
@@ -149,7 +149,7 @@ def test_form_of_another_shape_is_rejected(folder, form):
 def test_other_file_is_not_a_form(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.pt2", "w") as packed:
         packed.writestr("anything", "else")
-    name = compiled._form_name(tmp_path / "a.pt2")
+    name = compiled.form_name(tmp_path / "a.pt2")
     (tmp_path / "a.pt2").rename(tmp_path / f"{name}{SUFFIX}")
 
     with pytest.raises(ModelError, match="not a form compiled by"):

@@ -1,4 +1,4 @@
-"""What router, replicas and profiler tell each other of encoded images goes through one type, there and back."""
+"""References to encoded images, round trip between router, replicas and profiler through one type."""
 
 import json
 from hashlib import sha256
@@ -26,7 +26,7 @@ URLS = [f"http://encoder:9000/v2/models/encode/embeddings/a-{row}" for row in ra
 MADE = [EncodedImage(rows=4, digest="family:path:f:4"), EncodedImage(rows=9, columns=2)]
 
 
-def told(*each):
+def references_of(*each):
     array = np.empty(len(each), dtype=object)
     array[:] = [one if isinstance(one, bytes) else one.json_bytes() for one in each]
     return array
@@ -34,17 +34,17 @@ def told(*each):
 
 def test_generation_replica_reads_forwarded_references():
     (row,) = image_fanout.join_embeddings(
-        {"references": image_fanout.addressed_references(told(*MADE), URLS)}, chats=1
+        {"references": image_fanout.addressed_references(references_of(*MADE), URLS)}, chats=1
     )["references"]
     assert read_references(row) == tuple(
         EmbeddingRef(url=url, rows=made.rows, columns=made.columns, digest=made.digest)
         for url, made in zip(URLS, MADE, strict=True)
     )
-    assert image_fanout.embedding_urls(told(row)) == URLS
+    assert image_fanout.embedding_urls(references_of(row)) == URLS
 
 
 def test_pending_images_round_trip():
-    addressed = image_fanout.addressed_references(told(*MADE), URLS)
+    addressed = image_fanout.addressed_references(references_of(*MADE), URLS)
     assert read_arrived(arrived_images_body({3: addressed[0], 5: addressed[1]})) == (
         ArrivedImage(image=3, url=URLS[0], rows=4, digest="family:path:f:4"),
         ArrivedImage(image=5, url=URLS[1], rows=9, columns=2),
@@ -60,7 +60,7 @@ def test_share_request_round_trips(alone):
 
 
 def test_blank_images_of_the_profiler_are_accepted():
-    rows = inputs._blank(told(*MADE))
+    rows = inputs.blank_references(references_of(*MADE))
     assert [read_references(row) for row in rows] == [
         (EmbeddingRef(url=BLANK, rows=4),),
         (EmbeddingRef(url=BLANK, rows=9, columns=2),),
@@ -79,14 +79,14 @@ def test_counted_images_become_blank_images_of_equal_size():
 
 
 def test_unknown_fields_of_replicas_are_ignored():
-    (one,) = image_fanout.addressed_references(told(b'{"rows": 4, "format": "fp16"}'), URLS[:1])
+    (one,) = image_fanout.addressed_references(references_of(b'{"rows": 4, "format": "fp16"}'), URLS[:1])
     assert json.loads(one) == {"url": URLS[0], "rows": 4}
 
 
 @pytest.mark.parametrize("wrong", [b"{}", b'{"rows": 0}', b'{"rows": "many"}', b"[]", b"{"])
 def test_invalid_reference_is_rejected(wrong):
     with pytest.raises(ProtocolError, match="invalid embedding reference"):
-        image_fanout.addressed_references(told(wrong), URLS[:1])
+        image_fanout.addressed_references(references_of(wrong), URLS[:1])
 
 
 @pytest.mark.parametrize("counted", [ChatTokenCounts, EmbeddingCounts])

@@ -1,4 +1,4 @@
-"""What may be fetched for a caller: what is listed, and nothing private by a is_public name."""
+"""Image URLs that a router may fetch: listed domains, and no private address behind a public name."""
 
 import pytest
 

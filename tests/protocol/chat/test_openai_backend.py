@@ -10,8 +10,8 @@ from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, StreamFailure,
 from trimtab_protocol.chat.openai_backend import ChunkParser, completion_request
 
 
-def said(chunks: ChunkParser, **told: Any) -> list[Any]:
-    return chunks.read("message", json.dumps(told).encode())
+def said(chunks: ChunkParser, **event: Any) -> list[Any]:
+    return chunks.read("message", json.dumps(event).encode())
 
 
 def worded(text: str, *tokens: tuple[str, float]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def test_each_token_is_a_chunk_if_its_text_is_known(choice: dict[str, Any], piec
         (True, None, Usage(prompt=9, completion=2)),
         (True, {"image_tokens": 4, "cached_tokens": 3}, Usage(prompt=9, completion=2, image=4, cached=3, text=5)),
     ],
-    ids=["text", "images that are not told apart", "told apart"],
+    ids=["text", "images without a count", "images counted"],
 )
 def test_usage_is_taken_from_the_engine(
     images: bool,  # noqa: FBT001 - a parameter of the test
@@ -49,15 +49,15 @@ def test_usage_is_taken_from_the_engine(
     usage: Usage,
 ) -> None:
     chunks = ChunkParser(images=images)
-    told = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": details}
+    reported = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": details}
 
     assert said(chunks, choices=[worded("") | {"finish_reason": "length"}], usage=None) == []
-    assert said(chunks, choices=[], usage=told) == []
+    assert said(chunks, choices=[], usage=reported) == []
     assert chunks.read("message", b"[DONE]") == [LastChunk("", "length", usage)]
 
 
 @pytest.mark.parametrize(
-    ("told", "failed"),
+    ("event", "failed"),
     [
         ({"error": {"message": "m", "code": 400}}, StreamFailure("m", 400)),
         ({"error": {"message": "m", "code": "server_error"}}, StreamFailure("m", 500)),
@@ -66,8 +66,8 @@ def test_usage_is_taken_from_the_engine(
         ({"error": {"type": "x"}}, StreamFailure("no reason given", 500)),
     ],
 )
-def test_errors_of_engines_are_recognized(told: dict[str, Any], failed: StreamFailure) -> None:
-    assert said(ChunkParser(images=False), **told) == [failed]
+def test_errors_of_engines_are_recognized(event: dict[str, Any], failed: StreamFailure) -> None:
+    assert said(ChunkParser(images=False), **event) == [failed]
 
 
 def test_invalid_chunk_is_rejected() -> None:

@@ -1,4 +1,4 @@
-"""What a chat completion may be asked for."""
+"""Parameters of a chat completion request."""
 
 import json
 

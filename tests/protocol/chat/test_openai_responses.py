@@ -38,11 +38,11 @@ def test_usage_counts_the_prompt_of_several_choices_once():
     }
 
 
-def test_a_whole_answer():
-    told = openai_responses.completion(HEADING, [Choice(LastChunk("7", "stop", TOOK), [Chunk("7", 1, -0.5)])])
+def test_completion_has_message_and_usage():
+    body = openai_responses.completion(HEADING, [Choice(LastChunk("7", "stop", TOOK), [Chunk("7", 1, -0.5)])])
 
-    assert (told["object"], told["id"], told["created"]) == ("chat.completion", "chatcmpl-1", 1700000000)
-    (choice,) = told["choices"]
+    assert (body["object"], body["id"], body["created"]) == ("chat.completion", "chatcmpl-1", 1700000000)
+    (choice,) = body["choices"]
     assert choice["message"] == {"role": "assistant", "content": "7", "refusal": None}
     assert choice["finish_reason"] == "stop"
     assert choice["logprobs"]["content"][0] == {"token": "7", "logprob": -0.5, "bytes": [55], "top_logprobs": []}
@@ -59,14 +59,14 @@ def test_stream_has_role_text_reason_and_done(includes_usage):
         + chunks.chunk(0, Chunk(""))
         + chunks.last(0, last)
     )
-    told = events(raw + chunks.end([TOOK]))
+    sent = events(raw + chunks.end([TOOK]))
 
-    assert told.pop() == "[DONE]"
+    assert sent.pop() == "[DONE]"
     if includes_usage:
-        took = told.pop()
+        took = sent.pop()
         assert (took["choices"], took["usage"]["prompt_tokens"]) == ([], 31)
-        assert [each["usage"] for each in told] == [None] * 5
-    deltas = [each["choices"][0]["delta"] for each in told]
+        assert [each["usage"] for each in sent] == [None] * 5
+    deltas = [each["choices"][0]["delta"] for each in sent]
     assert deltas == [
         {"role": "assistant", "content": "", "refusal": None},
         {"content": "7 é"},
@@ -74,17 +74,17 @@ def test_stream_has_role_text_reason_and_done(includes_usage):
         {"content": "!"},
         {},
     ]
-    assert [each["choices"][0]["finish_reason"] for each in told] == [None, None, None, None, "length"]
-    assert all("usage" in each for each in told) is includes_usage
-    assert {each["id"] for each in told} == {"chatcmpl-1"}
+    assert [each["choices"][0]["finish_reason"] for each in sent] == [None, None, None, None, "length"]
+    assert all("usage" in each for each in sent) is includes_usage
+    assert {each["id"] for each in sent} == {"chatcmpl-1"}
 
 
 @pytest.mark.parametrize(
     ("status", "kind"), [(400, "invalid_request_error"), (429, "rate_limit_error"), (503, "server_error")]
 )
 def test_error_type_follows_the_status(status, kind):
-    told = openai_responses.error_body(status, "no", reason="QueueFull", param="messages")["error"]
-    assert told == {"message": "no", "type": kind, "param": "messages", "code": "QueueFull"}
+    error = openai_responses.error_body(status, "no", reason="QueueFull", param="messages")["error"]
+    assert error == {"message": "no", "type": kind, "param": "messages", "code": "QueueFull"}
 
 
 def test_events_of_model_servers():

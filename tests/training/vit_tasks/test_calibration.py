@@ -1,4 +1,4 @@
-"""Confidence made true by temperatures, and second looks at what a merging point doubts."""
+"""Confidence calibrated by temperatures, and escalation of rows of a token-merging point."""
 
 import json
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_each_point_and_task_gets_its_own_temperature() -> None:
 def test_reported_confidence_is_cross_fitted() -> None:
     """A temperature fitted to an image's own half would change with its labels."""
     images = scored(3, lost=0.0, sharpness=2.0)
-    (first, second), _ = calibration._halves(ROWS)
+    (first, second), _ = calibration.random_halves(ROWS)
     before = calibration.confidence_sample({"one": images}).confidence
     labels = images.labels.clone()
     labels[first[:300]] = (labels[first[:300]] + 5) % 10

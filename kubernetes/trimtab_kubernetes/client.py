@@ -62,7 +62,7 @@ class Cluster:
     async def get(self, kind: str | Kind, namespace: str | None, name: str) -> Object | None:
         """An object, or None."""
         try:
-            return await self._call("GET", _kind(kind).path(namespace, name))
+            return await self.call("GET", _kind(kind).path(namespace, name))
         except NotFound:
             return None
 
@@ -71,7 +71,7 @@ class Cluster:
     ) -> Listing:
         """Objects of a kind, of one namespace or all, with a label selector or a name."""
         known = _kind(kind)
-        found = await self._call("GET", known.path(namespace), {"labelSelector": labels, "fieldSelector": _named(name)})
+        found = await self.call("GET", known.path(namespace), {"labelSelector": labels, "fieldSelector": _named(name)})
         items = [{"apiVersion": known.api_version, "kind": known.kind, **item} for item in found.get("items", [])]
         return Listing(items, found["metadata"].get("resourceVersion", ""))
 
@@ -100,24 +100,24 @@ class Cluster:
         kind, metadata = kind_of(body), body["metadata"]
         path = kind.path(metadata.get("namespace"), metadata["name"], subresource)
         query = {"fieldManager": manager, "force": "true" if force else None, "dryRun": "All" if dry_run else None}
-        return await self._call("PATCH", path, query, body, "application/apply-patch+yaml")
+        return await self.call("PATCH", path, query, body, "application/apply-patch+yaml")
 
     async def create(self, body: Mapping[str, Any], *, manager: str) -> Object:
         """Create an object; Conflict if it exists."""
         path = kind_of(body).path(body["metadata"].get("namespace"))
-        return await self._call("POST", path, {"fieldManager": manager}, body)
+        return await self.call("POST", path, {"fieldManager": manager}, body)
 
     async def replace(self, body: Mapping[str, Any], *, manager: str) -> Object:
         """Replace an object as it was read; Conflict if it has changed since."""
         metadata = body["metadata"]
         path = kind_of(body).path(metadata.get("namespace"), metadata["name"])
-        return await self._call("PUT", path, {"fieldManager": manager}, body)
+        return await self.call("PUT", path, {"fieldManager": manager}, body)
 
     async def delete(self, kind: str | Kind, namespace: str | None, name: str, *, uid: str | None = None) -> bool:
         """Delete an object, with the uid if given; False if there was none."""
         options: Object = {"propagationPolicy": "Background"} | ({"preconditions": {"uid": uid}} if uid else {})
         try:
-            await self._call("DELETE", _kind(kind).path(namespace, name), None, options)
+            await self.call("DELETE", _kind(kind).path(namespace, name), None, options)
         except NotFound:
             return False
         return True
@@ -156,7 +156,7 @@ class Cluster:
         finally:
             response.close()
 
-    async def _call(
+    async def call(
         self,
         method: str,
         path: str,
@@ -164,6 +164,7 @@ class Cluster:
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
     ) -> Object:
+        """Send one request, also to a subresource without a method of its own, and return the decoded response."""
         request = Request(method, path, query or {}, body, content_type)
         return await self._connection.call(request, self._may_write)
 

@@ -97,7 +97,7 @@ async def test_two_copies_one_of_which_writes(kubeconfig: Path, cluster: Cluster
 async def test_operator_survives_an_unreachable_api_server(
     kubeconfig: Path, cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
-    """It starts before the API server, works once that is reachable, and stops although the lease cannot be released."""
+    """It starts before the API server, works once that is reachable, and stops even if it cannot release its lease."""
     site, name = Site(cluster, namespace, a_pipeline_document()), replica_group_name("sample", "stage-0", "small")
     await site.apply_pipeline()
     await site.apply_profiles()

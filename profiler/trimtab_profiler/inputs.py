@@ -119,7 +119,7 @@ def concatenate_outputs(stage: Stage, answers: Iterable[Sequence[Tensor]]) -> di
     parts: dict[str, list[Array]] = {}
     for answer in answers:
         for tensor in answer:
-            array = _blank(tensor.array) if stage.encodes else tensor.array
+            array = blank_references(tensor.array) if stage.encodes else tensor.array
             parts.setdefault(f"{stage.name}.outputs.{tensor.name}", []).append(array)
     return {reference: np.concatenate(arrays) for reference, arrays in parts.items()}
 
@@ -137,7 +137,7 @@ def random_rows(spec: TensorSpec, count: int, any_size: int, seed: int = 0) -> A
     return random.integers(0, 2 if dtype.kind == "b" else 128, size=shape).astype(dtype)
 
 
-def _blank(references: Array) -> Array:
+def blank_references(references: Array) -> Array:
     """References to blank images of the same size, since encoded images have expired when they would be pulled."""
     return _bytes([dump_refs([blank_image(parse_encoded_image(one))]) for one in references])
 

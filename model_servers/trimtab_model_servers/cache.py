@@ -161,25 +161,25 @@ def evict(folder: Path, bound_bytes: int) -> None:
 def _entries(folder: Path) -> Iterator[tuple[float, int, Path]]:
     """Evictable entries: time of last use, bytes, path."""
     for path in folder.glob("[!.]*"):
-        for status in _status(path):
+        for status in file_status(path):
             if stat.S_ISREG(status.st_mode):
                 yield status.st_mtime, status.st_size, path
     for path in folder.glob(f"{_HUB}/[!.]*"):
-        for status in _status(path):
+        for status in file_status(path):
             yield status.st_mtime, _repository_bytes(path), path
 
 
 def _repository_bytes(path: Path) -> int:
     """Size of a repository; 0 if another replica is removing it."""
     with contextlib.suppress(OSError):
-        statuses = (status for entry in path.rglob("*") if not entry.is_symlink() for status in _status(entry))
+        statuses = (status for entry in path.rglob("*") if not entry.is_symlink() for status in file_status(entry))
         return sum(status.st_size for status in statuses if stat.S_ISREG(status.st_mode))
     return 0
 
 
 def _unfinished_bytes(path: Path) -> int:
     """Size of a partial file; 0 if its writer has died, in which case the file is removed."""
-    for status in _status(path):
+    for status in file_status(path):
         if time.time() - status.st_mtime < FRESH_SECONDS:  # may be written without a lock
             return status.st_size
         with contextlib.suppress(OSError), _lock(path.with_name(path.name.removeprefix(_FETCHING))) as lock:
@@ -244,7 +244,7 @@ def _try_lock(lock: BinaryIO) -> bool:
     return True
 
 
-def _status(path: Path) -> Iterator[os.stat_result]:
+def file_status(path: Path) -> Iterator[os.stat_result]:
     """Yield the status of a file if it exists."""
     with contextlib.suppress(OSError):
         yield path.stat()

@@ -348,6 +348,10 @@ class Router:
             model, variant = scheduler.latency_model, scheduler.plan.variant
             self._table_builder.submit(self._policy.prepare(model.points(variant), model.max_batch_rows(variant)))
 
+    def wait_for_tables(self) -> None:
+        """Block until the policy's tables for all applied plans are computed."""
+        self._table_builder.submit(int).result()
+
     def _limit_bounds(self) -> LimitBounds | None:
         """Bounds that the ready replicas set, None while a stage has none."""
         rows = self.accounting.rows_per_request.expected(self._clock.now)

@@ -69,7 +69,7 @@ def expected(plan: PipelinePlan) -> Expectation:
 
 
 class FakeRouter:
-    """Answers `/trimtab/v1/arrivals` and `/trimtab/v1/state` with whatever it is told to know; of the load as asked."""
+    """Serves `/trimtab/v1/arrivals` and `/trimtab/v1/state` from its attributes; arrivals of the requested time."""
 
     def __init__(self) -> None:
         self.load: Any = {"now": 1000.0, "rps": [5.0] * 600}

@@ -1,4 +1,4 @@
-"""Which operating points stand in a plan, in which order, what they cost in replicas, and why others are left out."""
+"""Operating points of a plan: their order, their cost in replicas, and the reasons of the excluded points."""
 
 import pytest
 
@@ -84,7 +84,7 @@ def test_dominated_points_are_excluded_with_the_reason(third, law, why):
     plan = planned(points=[*POINTS, third | {"name": "third"}], seconds=seconds, stage={"batchSizes": [8]})
 
     assert ("third" in names(plan)) is not bool(why)
-    assert [why in told for told in plan.explanation.excluded_points] == [True] * bool(why)
+    assert [why in reason for reason in plan.explanation.excluded_points] == [True] * bool(why)
 
 
 def test_capacity_uses_fastest_point_for_peak_and_planned_point():
@@ -136,9 +136,9 @@ def test_accuracy_without_interval_counts_by_value_and_is_named():
 def test_agreement_accuracies_are_named_in_the_plan(basis):
     agreeing = {"source": "Agreement", "samples": 100, "low": 0.9, "high": 1.0}
     points = [{"name": "full", "accuracy": 0.95, "accuracyEvidence": agreeing}]
-    told = planned(points=points, objective={"accuracyBasis": basis}).explanation.accuracy_basis
+    basis_text = planned(points=points, objective={"accuracyBasis": basis}).explanation.accuracy_basis
 
-    assert "agreement with the original model" in told
+    assert "agreement with the original model" in basis_text
 
 
 def test_a_floor_is_kept_at_the_lower_end():

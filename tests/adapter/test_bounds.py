@@ -1,4 +1,4 @@
-"""What prices and grids promise of a partial choice, none of its completions exceeds; and grids promise less."""
+"""Bounds of prices and grids: no completion of a partial choice exceeds them, and those of grids are lower."""
 
 import itertools
 

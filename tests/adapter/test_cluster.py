@@ -54,17 +54,17 @@ def owned_by(uid: str):
     return lambda plan: uid in {owner["uid"] for owner in plan["metadata"]["ownerReferences"]}
 
 
-def is_told_by_the_adapter(event) -> bool:
-    """An API server tells of its own, of a Service's address, say."""
+def is_from_the_adapter(event) -> bool:
+    """The API server writes events too, about the address of a Service for example."""
     return bool(event.get("reportingComponent") == ADAPTER_MANAGER)
 
 
-async def told_in_events(cluster, namespace: str, events: int) -> None:
-    """Wait until the adapter has told so often: after it wrote the status."""
+async def wait_for_events(cluster, namespace: str, events: int) -> None:
+    """Wait for so many events of the adapter, which it writes after the status."""
     names: set[str] = set()
     async with asyncio.timeout(SECONDS):
         async for change in list_and_watch(cluster, "Event", namespace):
-            if change.object is not None and is_told_by_the_adapter(change.object):
+            if change.object is not None and is_from_the_adapter(change.object):
                 names.add(change.key[1])
             if len(names) >= events:
                 return
@@ -74,7 +74,7 @@ def variants(plan) -> list[str]:
     return [stage["variant"] for stage in plan["spec"]["stages"]]
 
 
-async def test_a_pipeline_is_planned_followed_and_told_of(cluster, namespace, kubeconfig):
+async def test_a_pipeline_is_planned_watched_and_reported(cluster, namespace, kubeconfig):
     await put(cluster, a_pipeline_of(namespace))
     async with a_router().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace) as adapter:
         first = await seen(cluster, PLAN, namespace, "sample", lambda _: True)
@@ -89,8 +89,8 @@ async def test_a_pipeline_is_planned_followed_and_told_of(cluster, namespace, ku
         async with httpx.AsyncClient() as client:
             healthy = await client.get(adapter.health)
             metrics = (await client.get(adapter.metrics)).text
-        await told_in_events(cluster, namespace, 2)
-        events = [event for event in (await cluster.list("Event", namespace)).items if is_told_by_the_adapter(event)]
+        await wait_for_events(cluster, namespace, 2)
+        events = [event for event in (await cluster.list("Event", namespace)).items if is_from_the_adapter(event)]
 
     status = found["status"]
     assert first["metadata"]["ownerReferences"][0]["uid"] == found["metadata"]["uid"]
@@ -128,7 +128,7 @@ async def test_what_users_do_to_plans(cluster, namespace, kubeconfig):
 
         by_hand = {**mine, "spec": {**mine["spec"], "generation": 41}}
         await cluster.apply(by_hand, manager="user")
-        await told(adapter, router, lambda metrics: planned_generation(metrics) >= 41)
+        await wait_for_metrics(adapter, router, lambda metrics: planned_generation(metrics) >= 41)
         offer(router, 400.0)
         changed = await seen(cluster, PLAN, namespace, "sample", planned_for(400))
         assert changed["spec"]["generation"] >= 42
@@ -169,19 +169,19 @@ async def test_advice_is_given_beside_the_plan_and_taken_back(cluster, namespace
                 await router.asked.acquire()
 
 
-async def test_advice_is_not_written_over_a_plan_that_is_none(cluster, namespace, kubeconfig):
+async def test_advice_does_not_overwrite_a_foreign_plan(cluster, namespace, kubeconfig):
     pipeline = a_pipeline_of(namespace, mode="Advisory")
     await put(cluster, pipeline)
     body = initial_plan(pipeline, profiles_of(pipeline)).model_dump(mode="json", by_alias=True, exclude_none=True)
     body["metadata"] = {"name": advisory_name("sample"), "namespace": namespace}
-    before = await cluster.apply(body, manager="somebody")
+    before = await cluster.apply(body, manager="another-manager")
     async with a_router().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace):
         await routed(cluster, namespace, "sample", router)
         await seen(cluster, PIPELINE, namespace, "sample", planned_as("Advisory"))
     assert await cluster.get(PLAN, namespace, advisory_name("sample")) == before
 
 
-async def test_paused_and_unprofiled_pipelines_are_told_of(cluster, namespace, kubeconfig):
+async def test_paused_and_unprofiled_pipelines_are_reported(cluster, namespace, kubeconfig):
     await put(cluster, a_pipeline_of(namespace, "paused", mode="Paused"))
     await put(cluster, a_pipeline_of(namespace, "new"), profiled=False)
     async with a_router().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace):
@@ -293,8 +293,8 @@ def planned_generation(metrics: str) -> float:
     return float(re.findall(r"^trimtab_planned_generation\{.*\} (\S+)$", metrics, re.MULTILINE)[0])
 
 
-async def told(adapter: Adapter, router: FakeRouter, is_so: Callable[[str], bool]) -> None:
-    """Wait until the adapter's metrics are as wanted, looking again whenever it has asked the router."""
+async def wait_for_metrics(adapter: Adapter, router: FakeRouter, is_so: Callable[[str], bool]) -> None:
+    """Wait for metrics of the adapter that satisfy a predicate; checks after each request to the router."""
     async with httpx.AsyncClient() as client, asyncio.timeout(30):
         while not is_so((await client.get(adapter.metrics)).text):
             await router.asked.acquire()

@@ -1,4 +1,4 @@
-"""What a tick means for a status: reasons, transitions, bounded history, and no write for noise."""
+"""Status of a tick: reasons, transitions, bounded history, and no write for noise."""
 
 import asyncio
 from dataclasses import replace

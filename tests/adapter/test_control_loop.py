@@ -174,7 +174,7 @@ async def test_router_outage_costs_only_its_ticks(site, caplog):
     assert site.plan().generation == 2
 
 
-async def test_nobody_listening_is_a_held_plan(site):
+async def test_unreachable_router_holds_the_plan(site):
     loop = site.loop()
     await loop.tick(1000.0)
     site.router.url = "http://127.0.0.1:9"  # discard: nothing listens there
@@ -293,7 +293,7 @@ async def test_a_broken_plan_file_is_reported_and_replaced(site, caplog):
     assert site.plan().generation == 1
 
 
-async def test_run_writes_a_first_plan_ticks_and_stops_when_told(site):
+async def test_run_writes_a_first_plan_ticks_and_stops_on_event(site):
     site.write(adaptation={"interval": "1s"})
     site.router.status = 503
     loop, stop = site.loop(), asyncio.Event()
@@ -404,7 +404,7 @@ async def test_a_forecast_below_what_comes_already_is_not_believed(site):
 
 
 async def test_long_decision_is_followed_by_an_uninterrupted_rest(site):
-    """Whoever asks much of the solvers leaves them to the others in between, however often it is woken."""
+    """A pipeline with long decisions leaves the solvers to other pipelines in between, despite wake-ups."""
     site.write(adaptation={"interval": "1s"})
     offer(site.router, 5.0)
     loop, stop, decided = site.loop(), asyncio.Event(), []

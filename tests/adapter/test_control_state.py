@@ -1,4 +1,4 @@
-"""What the slow loop remembers from one decision to the next."""
+"""Control state between two decisions."""
 
 import pytest
 

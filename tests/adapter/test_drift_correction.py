@@ -16,12 +16,12 @@ def the_pipeline():
     return a_pipeline([one], schedulingPolicy="ModalityMix", objective={"goal": "MaxAccuracy"})
 
 
-def plan_after(told):
-    """The plan once a router told of these accuracies."""
+def plan_after(reported):
+    """The plan after a router reported these accuracies."""
     laws = {"full": (0.040, 0.010), "half": (0.004, 0.002)}
     points = [a_point_profile("small", *law).model_copy(update={"operating_point": n}) for n, law in laws.items()]
     state = ControlState()
-    state.update(read_state({"stages": {"only": {"variant": "small", "drifted_accuracies": told}}}))
+    state.update(read_state({"stages": {"only": {"variant": "small", "drifted_accuracies": reported}}}))
     forecast = ForecastRecord(peak_rps=1.0, source="reactive")
     return decide(
         the_pipeline(),
@@ -30,7 +30,7 @@ def plan_after(told):
     ).spec
 
 
-def test_a_point_that_is_no_longer_the_best_is_no_longer_planned():
+def test_drifted_point_is_no_longer_planned():
     before, after = plan_after({}), plan_after({"full": 0.6})
 
     assert (before.stages[0].operating_point, before.explanation.drifted_accuracies) == ("full", ())
@@ -38,7 +38,7 @@ def test_a_point_that_is_no_longer_the_best_is_no_longer_planned():
     assert after.explanation.drifted_accuracies == ("only: small/full: 0.60 instead of 0.90",)
 
 
-def test_second_looks_change_by_what_their_points_do():
+def test_escalations_change_with_their_points():
     spec = apply_observed_accuracy(
         the_pipeline().spec, {("only", "small", "full", ""): 0.86, ("only", "small", "half", ""): 0.7}
     )
@@ -49,7 +49,7 @@ def test_second_looks_change_by_what_their_points_do():
     assert half.escalations[0].accuracy == pytest.approx(0.89 - 0.75 * 0.1 - 0.25 * 0.04)
 
 
-def test_second_looks_by_task_change_too():
+def test_escalations_by_task_change_too():
     own = {"cars": {"confidenceBelow": 0.6, "share": 0.5, "accuracy": 0.9, "accuracyLow": 0.88}}
     points = [POINTS[0], POINTS[1] | {"escalations": [ESCALATION | {"byTask": own}]}]
     one = a_stage("only", variants=[a_variant(operatingPoints=points)], batchSizes=[1, 8]) | STAGE
@@ -62,7 +62,7 @@ def test_second_looks_by_task_change_too():
     assert look.accuracy_low == pytest.approx(0.88 - 0.07)
 
 
-def test_tasks_move_with_their_point_and_by_what_is_told_of_them():
+def test_task_accuracies_move_with_their_point_and_reports():
     def on(**by_task):
         tasks = {
             task: {"value": one, "source": "Measured", "low": one - 0.02, "high": one + 0.02}
@@ -72,14 +72,14 @@ def test_tasks_move_with_their_point_and_by_what_is_told_of_them():
 
     points = [POINTS[0] | on(cars=0.95, cats=0.85), POINTS[1] | {"escalations": [], **on(cars=0.8, cats=0.7)}]
     asked = a_pipeline([a_stage("only", variants=[a_variant(operatingPoints=points)], batchSizes=[1, 8]) | STAGE]).spec
-    told = {"drifted_accuracies": {"full": 0.6}, "drifted_by_task": {"full": {"cats": 0.85}, "half": {"cars": 0.4}}}
-    state = read_state({"stages": {"only": {"variant": "small", **told}}})
+    reported = {"drifted_accuracies": {"full": 0.6}, "drifted_by_task": {"full": {"cats": 0.85}, "half": {"cars": 0.4}}}
+    state = read_state({"stages": {"only": {"variant": "small", **reported}}})
     counted = apply_observed_accuracy(asked, merge_states([state, state]).accuracies)
     full, half = counted.stages[0].variants[0].points
 
     assert {task: one.value for task, one in full.accuracy_by_task.items()} == pytest.approx(
         {"cars": 0.65, "cats": 0.85}
-    ), "nothing is told of cars, which fall with their point; cats were seen to hold"
+    ), "no report on cars, which fall with their point; the report on cats confirms them"
     assert full.accuracy_by_task["cars"].high == pytest.approx(0.67)
     assert {task: one.value for task, one in half.accuracy_by_task.items()} == pytest.approx({"cars": 0.4, "cats": 0.7})
     assert half.accuracy == 0.8
@@ -95,8 +95,8 @@ def test_observation_within_rounding_keeps_the_measured_accuracy():
     tasks = {name: {"value": value, "source": "Measured"} for name, value in (("cats", 0.868), ("dogs", 0.9))}
     asked = a_pipeline([a_stage("only", variants=[a_variant(accuracy=0.8, accuracyByTask=tasks)])]).spec
     state = ControlState()
-    told = {"": 0.7, "cats": 0.868, "dogs": 0.6}
-    state.update(State(accuracies={("only", "small", "default", task): one for task, one in told.items()}))
+    reported = {"": 0.7, "cats": 0.868, "dogs": 0.6}
+    state.update(State(accuracies={("only", "small", "default", task): one for task, one in reported.items()}))
     known = state.planning_inputs(ForecastRecord(peak_rps=1.0, source="reactive"), None, 0.0, 60.0).accuracies
     counted = apply_observed_accuracy(asked, known)
 
@@ -128,18 +128,18 @@ def test_point_best_for_a_registered_task_stays_allowed():
     points = [a_point_profile("small", *law).model_copy(update={"operating_point": n}) for n, law in laws.items()]
     registered_accuracies = {"small": {"half": {"new": {"value": 0.5}}, "third": {"new": {"value": 0.8, "low": 0.7}}}}
     before = None
-    for told, kept in (
+    for reported, kept in (
         ({}, ["full", "half"]),
         (registered_accuracies, ["full", "half", "third"]),
         ({}, ["full", "half"]),
     ):
         state = ControlState()
-        state.update(read_state({"stages": {"only": {"registered_accuracies": told}}}))
+        state.update(read_state({"stages": {"only": {"registered_accuracies": reported}}}))
         inputs = state.planning_inputs(ForecastRecord(peak_rps=1.0, source="reactive"), before, 0.0, 10.0)
         plan = decide(pipeline, {"only": a_profile("only", points)}, inputs)
 
         found = {point.name: point.accuracy_by_task for point in plan.spec.stages[0].points}
-        by_point = told.get("small", {})
+        by_point = reported.get("small", {})
         assert found == {point: {task: one["value"] for task, one in by_point.get(point, {}).items()} for point in kept}
         assert before is None or plan.spec.generation == before.spec.generation + 1
         before = plan
@@ -156,20 +156,20 @@ def test_registered_accuracies_of_several_routers_are_merged():
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("reported", "message"),
     [
         ({"value": 1.5}, "value is 1.5; expected 0 to 1"),
         ({"value": 0.5, "low": 0.6}, "low is 0.6; expected 0 to 0.5"),
         ({"value": 0.5, "high": 0.4}, "high is 0.4; expected 0.5 to 1"),
     ],
 )
-def test_what_cannot_be_is_not_believed_of_a_task_that_joined(told, words):
-    with pytest.raises(ObservationError, match=rf"registered_accuracies.small.half.new.{words}"):
-        read_state({"stages": {"only": {"registered_accuracies": {"small": {"half": {"new": told}}}}}})
+def test_invalid_accuracy_of_a_registered_task_is_rejected(reported, message):
+    with pytest.raises(ObservationError, match=rf"registered_accuracies.small.half.new.{message}"):
+        read_state({"stages": {"only": {"registered_accuracies": {"small": {"half": {"new": reported}}}}}})
 
 
 @pytest.mark.parametrize(("basis", "counts"), [("Expected", 0.8), ("LowerBound", 0.7)])
-def test_a_task_that_joined_drifts_as_those_of_the_pipeline_do(basis, counts):
+def test_registered_task_drifts_like_those_of_the_pipeline(basis, counts):
     pipeline = a_pipeline([a_stage("only")], objective={"goal": "MaxAccuracy", "accuracyBasis": basis})
     new = {"value": 0.8, "low": 0.7, "high": 0.9, "samples": 99, "source": "Measured"}
     state, forecast = ControlState(), ForecastRecord(peak_rps=1.0, source="reactive")

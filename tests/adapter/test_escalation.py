@@ -1,4 +1,4 @@
-"""Second looks in a plan: when one is planned with, which the router may take, and what may not be written."""
+"""Escalations in a plan: their expected accuracy, those the router may take, and invalid specifications."""
 
 import pytest
 
@@ -60,7 +60,7 @@ def test_lower_bound_basis_uses_the_escalation_floor():
     assert looking(100.0, objective=sure).expected_accuracy == 0.87
 
 
-def test_what_a_second_can_be_used_for_includes_second_looks():
+def test_row_options_include_escalations():
     stage = looking(100.0)
     full, half = (SECONDS[name][0] / 8 + SECONDS[name][1] for name in ("full", "half"))
 
@@ -68,20 +68,20 @@ def test_what_a_second_can_be_used_for_includes_second_looks():
 
 
 @pytest.mark.parametrize(
-    ("look", "stage", "said"),
+    ("escalation", "stage", "message"),
     [
         (ESCALATION, {"outputs": OUTPUTS}, "confidence"),
         (ESCALATION | {"to": "half"}, STAGE, "'half'.*full"),
         (ESCALATION | {"to": "other"}, STAGE, "'other'.*full"),
     ],
 )
-def test_a_second_look_that_could_not_be_taken_is_refused(look, stage, said):
-    points = [POINTS[0], POINTS[1] | {"escalations": [look]}]
-    with pytest.raises(ValueError, match=said):
+def test_impossible_escalation_is_rejected(escalation, stage, message):
+    points = [POINTS[0], POINTS[1] | {"escalations": [escalation]}]
+    with pytest.raises(ValueError, match=message):
         planned(points=points, stage=stage)
 
 
-def test_what_second_looks_give_starts_no_new_measurement():
+def test_escalations_keep_the_profile_fingerprint():
     def fingerprint(points):
         one = a_stage("only", inputs=INPUTS, variants=[a_variant(operatingPoints=points)]) | STAGE
         inputs = [{"name": name, "datatype": "FP32", "shape": [4], "optional": name == "z"} for name in "xz"]

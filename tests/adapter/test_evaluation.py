@@ -1,4 +1,4 @@
-"""Where a plan stands against a front: dominance over seeds, and what counts as noise."""
+"""Evaluation of plans against a Pareto front: dominance over seeds, and noise."""
 
 import math
 

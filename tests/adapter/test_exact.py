@@ -155,7 +155,7 @@ def test_a_goal_weighs_only_what_it_asks_for(goal, greater, smaller):
 
 
 def test_solve_at_its_time_limit_reports_the_gap():
-    """Against what the same search finds when nobody hurries it."""
+    """Compares with the same search without a time limit."""
     unsure = 0
     for seed in range(30):
         program = a_large_graph(seed, stages=16)

@@ -1,4 +1,4 @@
-"""What a plan expects of its answers: the accuracy of the mix that the router comes to, not of the planned point."""
+"""Expected accuracy of a plan: that of the mix that the router serves, not of the planned point."""
 
 import pytest
 
@@ -12,7 +12,7 @@ ONE_CORE = {"objective": {"goal": "MaxAccuracy"}, "budget": {"cores": "1"}}
 
 
 def expecting(load_rps, **spec):
-    """The plan of one core whose cheap point may look again at its least certain quarter."""
+    """The plan of one core whose cheap point may escalate its least confident quarter."""
     asked = {"schedulingPolicy": "ModalityMix"} | ONE_CORE | spec
     return planned(load_rps, points=POINTS, stage=STAGE, **asked)
 
@@ -25,17 +25,17 @@ def test_mix_accuracy_lies_on_the_line_between_its_options(seconds, accuracy):
 
 
 def test_spare_seconds_raise_the_expected_accuracy():
-    """One core: 67 rows a second at the best point, 160 with a quarter seen again, 400 at the cheap one."""
+    """One core: 67 rows a second at the best point, 160 with a quarter escalated, 400 at the cheap one."""
     expected = [expecting(load).expected.accuracy for load in (5.0, 20.0, 60.0, 100.0, 150.0, 250.0)]
     chosen = [expecting(load).stages[0].expected_accuracy for load in (5.0, 20.0, 60.0, 100.0, 150.0, 250.0)]
 
     assert expected[0] == expected[1] == 0.9, "both can have the best point"
     assert sorted(expected, reverse=True) == expected, "more load leaves less"
     assert all(mix >= point for mix, point in zip(expected, chosen, strict=True))
-    assert chosen[-1] < expected[-1] < 0.89, "half the rows are left seconds for a second look"
+    assert chosen[-1] < expected[-1] < 0.89, "half the rows have time for an escalation"
 
 
-def test_it_is_the_best_mix_of_what_keeps_coming():
+def test_expectation_is_the_best_mix_at_the_sustained_load():
     plan = expecting(250.0)
     rows_rps = sustained_load_rps(1.1 * 250.0, 20.0)
     half, full = (constant / 8 + linear for constant, linear in (SECONDS["half"], SECONDS["full"]))

@@ -1,4 +1,4 @@
-"""What a plan says that holds it back."""
+"""Limits that a plan explains."""
 
 from trimtab_adapter.planning.explain import binding_constraint
 from trimtab_adapter.planning.relaxation import PlanSolution

@@ -61,7 +61,7 @@ def test_sustained_load_reproduces_the_peak_of_poisson_arrivals(load_rps, second
 
 
 def simulate(load_rps, service, batch_size, replicas, rows_together):
-    """Play Poisson requests of equal rows through replicas that take what waits; return each request's latency."""
+    """Simulate Poisson requests of equal rows on replicas that batch all queued rows; return each request's latency."""
     rng = np.random.default_rng(7)
     arrivals = np.cumsum(rng.exponential(rows_together / load_rps, 20_000))
     free = [0.0] * replicas

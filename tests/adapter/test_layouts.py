@@ -11,8 +11,8 @@ from benchmarks.modserve.token_pools import CapacityPoint, PoolProfile, divide
 from tests.adapter.problems import a_large_program, a_program, brute_force
 from tests.builders import a_point_profile, a_profile, a_variant
 from tests.router.chats import a_chat_pipeline
-from tests.router.layouts import PULLS, WHOLE, a_choosing_writer
 from tests.router.disaggregated import an_encoder
+from tests.router.layouts import PULLS, WHOLE, a_choosing_writer
 from trimtab_adapter.planning.decide import PlanningInputs, decide
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.slowdown_estimate import SlowdownEstimate
@@ -186,14 +186,14 @@ def test_answers_that_would_go_on_too_slowly_are_not_planned():
     assert planned(20, 0.0).spec.stage("text").batch_size > 2
 
 
-def test_broken_promises_ask_for_more_than_the_profile_says():
+def test_missed_slos_raise_the_planned_capacity():
     calm, strained = planned(300, 0.0), planned(300, 0.0, slowdown=2.0)
 
     assert strained.spec.stage("text").replicas > calm.spec.stage("text").replicas
     assert "with 2 times the profiled seconds, because SLOs were missed" in strained.spec.explanation.change
 
 
-def test_who_encodes_counts_as_slower_where_who_writes_does():
+def test_slowdown_of_generation_also_applies_to_encoders():
     calm, strained = planned(40, 8.0, pin=PULLS), planned(40, 8.0, pin=PULLS, slowdown=2.0)
 
     assert strained.spec.stage("encode").replicas > calm.spec.stage("encode").replicas

@@ -1,4 +1,4 @@
-"""The loop where routers answer what nobody can read, and where the pipeline is not in Auto mode."""
+"""Control loop with unreadable router responses, and with pipelines outside Auto mode."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""How fast a processor is over time: work ends when the speeds have added up to it."""
+"""Machine speed over time: work ends once the speeds add up to it."""
 
 import numpy as np
 import pytest

@@ -56,7 +56,7 @@ def test_floor_between_two_subsets_is_met_by_a_cheaper_mix():
     assert floors_kept(scenarios["ModalityMix"], found["ModalityMix"])
 
 
-def test_nobody_waits_for_a_modality_that_is_not_there():
+def test_missing_modality_delays_no_request():
     scenario = a_scenario(DIGITS, 60.0, policy="ModalityMix", seconds=4.0, sizes=(1, 4), slo=0.3)
     found = simulate(replace(scenario, missing_inputs=(frozenset(), frozenset("V"), frozenset("V"))))
 

@@ -1,4 +1,4 @@
-"""What the adapter believes of the router's answers, and what it refuses, by name."""
+"""Observations from routers: accepted values, and rejected fields by name."""
 
 import math
 

@@ -131,7 +131,7 @@ def test_what_a_user_puts_into_force_by_hand_is_held_in_the_pool():
         assert table.cores() - expected(table.plans["auto"]).cores == 6.0
         table.plans["hand"] = a_plan(table.pipeline, variant="light", replicas=1)
         table.tick("hand", 300.0, mode=mode)
-        assert table.woken == ["auto"], "what was given up is told to the others"
+        assert table.woken == ["auto"], "released cores wake the other pipelines"
         table.settle()
         assert expected(table.plans["auto"]).cores > 2.0
         table.plans.pop("auto")
@@ -213,7 +213,7 @@ def test_a_member_that_lost_its_profiles_keeps_what_it_holds():
     assert expected(table.plans["other"]).cores <= POOL.cores - held
 
 
-def test_a_newcomer_too_large_for_the_pool_stops_nobody():
+def test_newcomer_too_large_for_the_pool_stops_no_other():
     table = Table("one", "other", "large")
     table.tick("one", 20.0)
     table.tick("other", 20.0)

@@ -24,11 +24,11 @@ READING = {20: 0.003, 1020: 0.503}
 
 
 def reading(profile):
-    """A profile that tells of prompts: twenty tokens of words, and sixteen more of an image."""
+    """A profile with prompt sizes: 20 text tokens, and 16 tokens per image."""
 
     def of(point):
-        told = {"prompt_tokens": 36.0, "text_prompt_tokens": 20.0, "prefill_seconds": READING}
-        return point.model_copy(update={"chats": point.chats.model_copy(update=told)})
+        measured = {"prompt_tokens": 36.0, "text_prompt_tokens": 20.0, "prefill_seconds": READING}
+        return point.model_copy(update={"chats": point.chats.model_copy(update=measured)})
 
     points = tuple(of(point) for point in profile.spec.points)
     return profile.model_copy(update={"spec": profile.spec.model_copy(update={"points": points})})
@@ -50,7 +50,7 @@ def planned(tokens, *, images=0.0, profiles=READ, rps=50.0) -> PipelinePlan:
     return decide(PIPELINE, profiles, inputs)
 
 
-def test_who_writes_is_planned_for_the_tokens_that_prompts_have():
+def test_generation_is_planned_for_the_tokens_of_prompts():
     usual, longer = planned(20.0).spec, planned(220.0).spec  # a tenth of a second more each
     one, other = usual.stage("text"), longer.stage("text")
 
@@ -63,10 +63,10 @@ def test_who_writes_is_planned_for_the_tokens_that_prompts_have():
 
 
 @pytest.mark.parametrize("tokens", [None, 0.0, 8.0, 36.0])
-def test_no_more_tokens_than_were_profiled_change_nothing(tokens):
-    told, before = planned(tokens, images=1.0).spec, planned(tokens, images=1.0, profiles=PROFILES).spec
+def test_no_more_tokens_than_profiled_keep_the_plan(tokens):
+    measured, before = planned(tokens, images=1.0).spec, planned(tokens, images=1.0, profiles=PROFILES).spec
 
-    assert [(s.replicas, s.batch_size, s.service_seconds) for s in told.stages] == [
+    assert [(s.replicas, s.batch_size, s.service_seconds) for s in measured.stages] == [
         (s.replicas, s.batch_size, s.service_seconds) for s in before.stages
     ]
     assert before.stage("text").prefill_seconds == {}

@@ -1,4 +1,4 @@
-"""What must hold of every plan, whatever is asked: chains and branches, CPU and GPU, pins, any budget, any solver."""
+"""Properties of every plan: chains and branches, CPU and GPU, pins, any budget, any solver."""
 
 from dataclasses import replace
 

@@ -1,7 +1,7 @@
-"""The router and the simulator are one: from the same arrivals, service times and plans the same batches leave.
+"""Equality of router and simulator: the same arrivals, service times and plans give the same batches.
 
-Once a scenario is simulated, once its requests go through a real `Router` whose clock and carriers are fakes. What
-leaves is compared batch by batch: when, from which stage, to which replica, as what, and whose rows.
+Each scenario is simulated, and its requests are sent through a real `Router` with a fake clock and fake transports. The
+batches are compared one by one: dispatch time, stage, replica, variant, operating point and rows.
 """
 
 import asyncio
@@ -33,63 +33,71 @@ from trimtab_router.scheduling.stage_request import EscalationRule
 
 ACCURACIES = {"default": 0.9, "middling": 0.8, "quick": 0.7}
 READS = {"default": ["x", "z"], "middling": ["x"], "quick": ["z"]}
-"""What batches at these points take along of the inputs of a stage that can do without some."""
+"""Inputs that batches at these points carry, of a stage with optional inputs."""
 TASKS = (
     {"name": "hurried", "storageUri": "random://?seed=1", "latency": "50ms", "utility": 0.5},
     {"name": "patient", "storageUri": "random://?seed=2", "latency": "20s", "utility": 2.0},
 )
-"""What these grant is sooner than any promise, and later than anybody may wait."""
+"""Their latencies are below every SLO and above the longest timeout."""
+
+
+class CountingLoop(asyncio.SelectorEventLoop):
+    """Event loop that counts its ready callbacks."""
+
+    def ready_callbacks(self) -> int:
+        return len(self._ready)  # type: ignore[attr-defined]
 
 
 class TurningClock(FakeClock):
-    """One that lets the tasks of the running loop go on in between."""
+    """Fake clock that runs all ready tasks of the event loop between its timers."""
 
     async def run(self, until):
-        ready: Any = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
+        loop = cast("CountingLoop", asyncio.get_running_loop())
         while self._due and self._due[0][0] <= until:
             self.step()
-            while ready:  # noqa: ASYNC110 - whoever was told something goes on before the next thing happens
+            while loop.ready_callbacks():  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0)
         self.now = until
 
 
-def note_departures(carriers):
-    """The list that every batch will be written to as it leaves."""
-    noted = []
+def record_dispatches(transports):
+    """The list to which each transport adds its batches when they are dispatched."""
+    dispatches = []
 
-    def send(name, carrier, carried, parcel, ended):
-        place = [replica.slots for replica in carrier.replicas].index(parcel.replica)
-        members = [(round(piece.request.owner.arrived_at, 9), piece.start, piece.stop) for piece in parcel.row_slices]
-        noted.append((round(parcel.dispatched_at, 9), name, place, *parcel.key, members))
-        carried(parcel, ended)
+    def send(name, transport, original_send, batch, ended):
+        index = [replica.slots for replica in transport.replicas].index(batch.replica)
+        slices = [(round(rows.request.owner.arrived_at, 9), rows.start, rows.stop) for rows in batch.row_slices]
+        dispatches.append((round(batch.dispatched_at, 9), name, index, *batch.key, slices))
+        original_send(batch, ended)
 
-    for name, carrier in carriers.items():
-        carrier.send = partial(send, name, carrier, carrier.send)
-    return noted
+    for name, transport in transports.items():
+        transport.send = partial(send, name, transport, transport.send)
+    return dispatches
 
 
 def simulated(scenario):
     running = simulation.Simulator(scenario)
-    departures = note_departures(running.transports)
-    return departures, running.run().outcomes.tolist()
+    dispatches = record_dispatches(running.transports)
+    return dispatches, running.run().outcomes.tolist()
 
 
 def served(scenario):
-    with patch.object(QueryOfDeathDetector, "add"):  # all rows of a fan-out have the same content here
-        return asyncio.run(_served(scenario))
+    # all rows of a fan-out have the same content here
+    with patch.object(QueryOfDeathDetector, "add"), asyncio.Runner(loop_factory=CountingLoop) as runner:
+        return runner.run(_served(scenario))
 
 
 async def _served(scenario):
     clock, pipeline, environment = TurningClock(), scenario.pipeline, scenario.environment
-    carriers = transports(scenario, clock, lambda replica: replica_set.remove_drained(replica))  # noqa: PLW0108 - there is none yet
-    departures = note_departures(carriers)
-    router = Router(pipeline, scenario.plan, policy=scenario.policy, clock=clock, transports=carriers)
+    transports_by_stage = transports(scenario, clock, lambda replica: replica_set.remove_drained(replica))  # noqa: PLW0108 - there is none yet
+    dispatches = record_dispatches(transports_by_stage)
+    router = Router(pipeline, scenario.plan, policy=scenario.policy, clock=clock, transports=transports_by_stage)
     _until_prepared(router)
-    for name, carrier in carriers.items():
-        carrier.scheduler = router.schedulers[name]
+    for name, transport in transports_by_stage.items():
+        transport.scheduler = router.schedulers[name]
     budget = pipeline.spec.budget
     replica_set = SimulatedReplicaSet(
-        carriers, budget.cores + budget.surge_cores, environment.startup_seconds, cast("Any", clock)
+        transports_by_stage, budget.cores + budget.surge_cores, environment.startup_seconds, cast("Any", clock)
     )
     replica_set.begin(scenario.plan)
     ends = [FAILED] * len(scenario.arrivals_seconds)
@@ -105,12 +113,12 @@ async def _served(scenario):
     for failure in environment.failures:
         clock.call_at(failure.at_seconds, partial(replica_set.lose_one, failure.stage))
     await clock.run(scenario.duration_seconds + 2.0 * pipeline.spec.slo.latency_seconds + GRACE_SECONDS)
-    return departures, ends
+    return dispatches, ends
 
 
 def _until_prepared(router):
-    """Wait for the thread that writes what decisions look up: how long that takes is no part of a simulation."""
-    router._table_builder.submit(int).result()
+    """Wait for the thread that computes the policy's tables: a simulation does not include that time."""
+    router.wait_for_tables()
 
 
 _running: set[asyncio.Task[None]] = set()
@@ -123,22 +131,22 @@ def _arrive(router, clock, end, call):
 
 
 def a_request_of(scenario, index):
-    """The same in words of the protocol."""
+    """The same request in the protocol."""
     rows, options = scenario.rows or (1,), scenario.options or (NO_OPTIONS,)
-    wish = options[index % len(options)]
-    parameters: dict[str, Any] = {"priority": wish.priority, "trimtab.utility": str(wish.utility)}
-    if wish.accuracy_floor:
-        parameters["trimtab.accuracy_floor"] = wish.accuracy_floor
-    if wish.task:
-        parameters["trimtab.task"] = wish.task
-    if wish.timeout_seconds:
-        parameters["timeout"] = int(wish.timeout_seconds * 1e6)
+    request_options = options[index % len(options)]
+    parameters: dict[str, Any] = {"priority": request_options.priority, "trimtab.utility": str(request_options.utility)}
+    if request_options.accuracy_floor:
+        parameters["trimtab.accuracy_floor"] = request_options.accuracy_floor
+    if request_options.task:
+        parameters["trimtab.task"] = request_options.task
+    if request_options.timeout_seconds:
+        parameters["timeout"] = int(request_options.timeout_seconds * 1e6)
     value = np.full((rows[index % len(rows)], 4), index, np.float32)
     missing_inputs = scenario.missing_inputs[index % len(scenario.missing_inputs)] if scenario.missing_inputs else ()
     inputs = tuple(
         Tensor.of(given.name, value) for given in scenario.pipeline.spec.inputs if given.name not in missing_inputs
     )
-    return InferRequest("sample", inputs, parameters=parameters if wish is not NO_OPTIONS else {})
+    return InferRequest("sample", inputs, parameters=parameters if request_options is not NO_OPTIONS else {})
 
 
 async def _infer(router, clock, end, call):
@@ -152,13 +160,13 @@ async def _infer(router, clock, end, call):
 
 
 def promised_seconds(slo_seconds, parameters):
-    """How long a request may take: its own time, else its task's, else the promise; ten times the promise at most."""
+    """Deadline of a request: its own timeout, else its task's, else the SLO; at most ten times the SLO."""
     granted = {"hurried": 0.05, "patient": 20.0}.get(parameters.get("trimtab.task"), slo_seconds)
     return min(parameters.get("timeout", granted * 1e6) / 1e6, 10.0 * slo_seconds)
 
 
-def look_again(view):
-    """Let all leave at the fastest point they may, and look again at the third that is least certain."""
+def escalate_a_third(view):
+    """Dispatch all rows at their fastest point, and escalate the least confident third."""
     drops = []
     for head in view.waiting:
         points = sorted(view.points_for(head), key=lambda point: point.seconds(view.max_batch_rows))
@@ -166,8 +174,8 @@ def look_again(view):
             drops.append(head)
             continue
         again = EscalationRule(0.33, view.points[0].name, accuracy=0.85) if points[0] is not view.points[0] else None
-        company = view.candidates(head, points[0])
-        return Dispatch(points[0], company.first(min(view.max_batch_rows, company.rows)), drops, again)
+        candidates = view.candidates(head, points[0])
+        return Dispatch(points[0], candidates.first(min(view.max_batch_rows, candidates.rows)), drops, again)
     return WaitUntil(drops=drops)
 
 
@@ -201,7 +209,7 @@ def a_random_scenario(seed):
             transfer_seconds=float(rng.choice([0.0, 0.0004])),
             failures=tuple(failures),
         ),
-        **wishes_of(rng, pipeline),
+        **options_of(rng, pipeline),
         missing_inputs=tuple(map(frozenset, rng.choice(["", "", "x", "z"], 7)))
         if len(pipeline.spec.inputs) > 1
         else (),
@@ -209,10 +217,10 @@ def a_random_scenario(seed):
     )
 
 
-def wishes_of(rng, pipeline):
-    """What requests wish in every other scenario, and how their least certain rows are looked at again in some."""
+def options_of(rng, pipeline):
+    """Request options of every other scenario, and a policy with escalations in some."""
     certain = any(stage.confidence for stage in pipeline.spec.stages)
-    policy = Policy(look_again, uses_fallbacks=True) if certain and rng.random() < 0.6 else None
+    policy = Policy(escalate_a_third, uses_fallbacks=True) if certain and rng.random() < 0.6 else None
     if rng.random() < 0.5:
         return {"policy": policy}
     options = [
@@ -299,7 +307,7 @@ def a_random_plan(rng, pipeline, generation):
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_the_same_batches_leave_the_router_and_the_simulator(seed):
+def test_router_and_simulator_dispatch_the_same_batches(seed):
     scenario = a_random_scenario(seed)
     in_simulation, in_router = simulated(scenario), served(scenario)
 
@@ -308,21 +316,21 @@ def test_the_same_batches_leave_the_router_and_the_simulator(seed):
     assert in_router[1] == in_simulation[1]
 
 
-def test_the_scenarios_know_every_end_and_every_fault():
+def test_scenarios_cover_every_outcome_and_fault():
     ends, lost, changed, again, wishing, lacking = set(), 0, 0, 0, 0, 0
     points: dict[str, set[str]] = {}
     for seed in range(60):
         scenario = a_random_scenario(seed)
-        departures, found = simulated(scenario)
+        dispatches, found = simulated(scenario)
         ends |= set(found)
         decides = "" if scenario.policy else scenario.pipeline.spec.scheduling_policy
-        points.setdefault(decides, set()).update(departure[4] for departure in departures)
+        points.setdefault(decides, set()).update(dispatch[4] for dispatch in dispatches)
         lost += len(scenario.environment.failures)
         changed += len(scenario.changes)
         wishing += bool(scenario.options)
         lacking += any(scenario.missing_inputs)
-        seen = {(member, departure[1]) for departure in departures for member in departure[5]}
-        again += scenario.policy is not None and len(seen) < sum(len(departure[5]) for departure in departures)
+        row_slices = {(member, dispatch[1]) for dispatch in dispatches for member in dispatch[5]}
+        again += scenario.policy is not None and len(row_slices) < sum(len(dispatch[5]) for dispatch in dispatches)
 
     assert ends >= {OK, LATE, DROPPED, REFUSED}
     assert points.keys() == {"", *POLICIES}

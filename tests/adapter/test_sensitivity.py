@@ -1,4 +1,4 @@
-"""What the next step would cost, and what if things were otherwise."""
+"""Sensitivity of a plan: the cost of the next step, and what-if plans."""
 
 import itertools
 from dataclasses import replace

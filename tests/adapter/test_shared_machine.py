@@ -131,12 +131,12 @@ def test_strain_is_eased_within_the_cores_that_are_left():
     assert strained.stage("text").replicas == 1
 
 
-def test_what_is_known_of_a_machine_stays_where_nobody_tells():
+def test_machine_load_stays_without_new_reports():
     state, forecast = ControlState(), ForecastRecord(peak_rps=5.0, source="reactive")
     assert state.planning_inputs(forecast, None, 0.0, 60.0).machine is None
 
-    told = Machine(cores=2.0, other_cores=0.5)
-    state.observe_machine(told, 5.0)
+    reported = Machine(cores=2.0, other_cores=0.5)
+    state.observe_machine(reported, 5.0)
     state.observe_machine(None, 9.0)
 
-    assert state.planning_inputs(forecast, None, 0.0, 60.0).machine == MachineLoad(told, 5.0)
+    assert state.planning_inputs(forecast, None, 0.0, 60.0).machine == MachineLoad(reported, 5.0)

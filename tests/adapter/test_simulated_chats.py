@@ -76,7 +76,7 @@ def test_changes_of_layout_lose_no_chat():
     assert found.share(OK) >= 0.95
     assert {variants["text"] for variants in found.variants} == {PULLS, WHOLE}
     at = {second.at_seconds: second.stages["text"][0] for second in found.seconds}
-    assert (at[11.0], at[13.0]) == (WHOLE, PULLS)  # images are encoded apart once there is who encodes
+    assert (at[11.0], at[13.0]) == (WHOLE, PULLS)  # images are encoded separately once an encoder is ready
 
 
 @pytest.mark.parametrize("rows", [1, 2])

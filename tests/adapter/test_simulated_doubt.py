@@ -1,4 +1,4 @@
-"""How certain simulated rows are: so many of each task are doubted as were measured to be."""
+"""Confidence of simulated rows: each task escalates its measured share."""
 
 import numpy as np
 import pytest

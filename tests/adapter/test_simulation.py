@@ -22,7 +22,7 @@ EXACT = Environment(spread=0.0)
 
 
 def a_scenario(pipeline=None, arrivals=(1.0,), duration=10.0, plan=None, **changes):
-    """One stage of 6 ms at batch 1 and 4 + 2·b ms at batch b, unless told otherwise."""
+    """One stage of 6 ms at batch 1 and 4 + 2·b ms at batch b by default."""
     pipeline = pipeline or a_pipeline()
     profiles = changes.pop("profiles", None) or {
         stage.name: a_profile(stage.name, [a_point_profile(v.name) for v in stage.variants])
@@ -344,7 +344,7 @@ def test_a_load_that_outgrows_the_plan_brings_a_decision_forward():
     assert any(20.0 < at < 23.0 for at in times)
 
 
-def test_never_with_a_backlog_leaves_nobody_failed():
+def test_never_with_a_backlog_fails_no_request():
     pipeline = a_pipeline(dropPolicy="Never", queue={"maxRows": 100000})
     found = simulate(a_scenario(pipeline, poisson(250, 60), 60.0, a_plan(pipeline, batchSize=1)))
 

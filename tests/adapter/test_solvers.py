@@ -142,7 +142,7 @@ def test_the_pipeline_chooses_its_solver(name):
 
 
 @pytest.mark.parametrize("name", ["HiGHS", "Gurobi"])
-def test_overload_is_answered_whoever_was_asked(name):
+def test_overload_is_reported_by_each_solver(name):
     plan = plan_for(a_ladder(budget={"cores": "2"}, adaptation={"solver": name}), 5000.0)
 
     assert not plan.spec.feasible

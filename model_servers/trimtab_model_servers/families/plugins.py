@@ -18,17 +18,17 @@ def plugin_location(family: str) -> tuple[str, str] | None:
     """Module and attribute of a plugin family; None if the name is neither an import path nor an entry point."""
     if match := _PATH.match(family):
         return match["module"], match["name"]
-    point = _entry_points().get(family)
+    point = plugin_entry_points().get(family)
     return (point.module, point.attr) if point else None
 
 
 def entry_point_names() -> list[str]:
     """Families of installed packages."""
-    return sorted(_entry_points())
+    return sorted(plugin_entry_points())
 
 
 @cache
-def _entry_points() -> dict[str, EntryPoint]:
+def plugin_entry_points() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
 

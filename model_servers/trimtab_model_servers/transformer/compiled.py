@@ -102,7 +102,7 @@ def compile_form(
         )
     except Exception as error:  # a compiler may fail in any way
         raise ModelError(f"compilation failed: {type(error).__name__}: {str(error).splitlines()[0]}") from error
-    name = _form_name(temporary)
+    name = form_name(temporary)
     temporary.rename(folder / f"{name}{SUFFIX}")
     return name
 
@@ -116,7 +116,7 @@ def load_form(name: str, folder: Path, transformer: VisionTransformer) -> Compil
     path = folder / f"{name}{SUFFIX}"
     if not path.is_file():
         raise ModelError(f"{path} does not exist; `trimtab tune` compiles forms")
-    if _form_name(path) != name:
+    if form_name(path) != name:
         raise ModelError(f"the content of {path} does not match its name; compile it again with `trimtab tune`")
     max_rows = _check_target(path)
     try:
@@ -149,5 +149,5 @@ def _check_target(path: Path) -> int:
     return max_rows
 
 
-def _form_name(path: Path) -> str:
+def form_name(path: Path) -> str:
     return PREFIX + sha256(path).removeprefix("sha256:")[:_DIGITS]

@@ -23,10 +23,10 @@ from trimtab_model_servers.transformer.checkpoint_import import (
 from trimtab_model_servers.transformer.transformer import VisionTransformer
 
 
-def from_foreign(module, told=UNSPECIFIED):
+def from_foreign(module, info=UNSPECIFIED):
     named = convert_state_dict(module.state_dict())
     own, head = split_head(named, "it")
-    ours = VisionTransformer(infer_config(named, "it", told)).eval()
+    ours = VisionTransformer(infer_config(named, "it", info)).eval()
     ours.load_state_dict(own)
     return ours, head
 
@@ -39,8 +39,8 @@ def shaken(module):
     return module.eval()
 
 
-def differs(module, told=UNSPECIFIED, side=32):
-    ours, head = from_foreign(module, told)
+def differs(module, info=UNSPECIFIED, side=32):
+    ours, head = from_foreign(module, info)
     with torch.inference_mode():
         got = linear(ours(images(side=side)), head.weight, head.bias)
         return float((got - module(images(side=side))).abs().max())

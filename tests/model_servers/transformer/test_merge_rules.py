@@ -1,4 +1,4 @@
-"""What every rule of merging keeps, and what each of them does."""
+"""Merge rules: their common invariants, and the effect of each."""
 
 import pytest
 import torch

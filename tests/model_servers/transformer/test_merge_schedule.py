@@ -1,4 +1,4 @@
-"""How many tokens each layer sees: ToMe's published schedules for ViT-B/16, and what they cost."""
+"""Tokens per layer: ToMe's published schedules for ViT-B/16, and their operations."""
 
 from itertools import pairwise
 

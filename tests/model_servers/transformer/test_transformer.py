@@ -1,4 +1,4 @@
-"""What merging and prompts do on their way through the transformer."""
+"""Effect of merging and prompts in the transformer's layers."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_merging_what_is_the_same_changes_nothing(rule):
     pictures = whole.permute(0, 1, 2, 5, 3, 4, 6).reshape(2, 3, 32, 32)
     plain = transformer(pictures)
     merged, unweighted = (
-        transformer(pictures, ForwardPlan((32, 0, 0, 0), RULES[rule], proportional=told)) for told in (True, False)
+        transformer(pictures, ForwardPlan((32, 0, 0, 0), RULES[rule], proportional=flag)) for flag in (True, False)
     )
 
     assert (merged - plain).abs().max() < 1e-12

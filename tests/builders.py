@@ -1,4 +1,4 @@
-"""Builders with defaults: the smallest valid documents, any part of which a test may replace."""
+"""Builders of the smallest valid documents, with parts that a test may replace."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""A clock that tests move themselves."""
+"""Clock that tests advance."""
 
 import heapq
 from functools import partial

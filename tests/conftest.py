@@ -1,4 +1,4 @@
-"""Fixtures that tests of several components share."""
+"""Fixtures shared by tests of several components."""
 
 import os
 import uuid

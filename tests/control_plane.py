@@ -1,4 +1,4 @@
-"""A real API server for tests: etcd and kube-apiserver on loopback, without nodes. Started once a session."""
+"""Real API server for tests: etcd and kube-apiserver on loopback, without nodes, started once a session."""
 
 import os
 import shutil

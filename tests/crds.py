@@ -1,4 +1,4 @@
-"""Puts CustomResourceDefinitions into a real API server and waits until it serves them."""
+"""Installation of CustomResourceDefinitions into a real API server."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Ports for the servers of tests, which nothing else gets meanwhile."""
+"""Ports for servers of tests, reserved against other processes."""
 
 import socket
 from collections.abc import Iterator

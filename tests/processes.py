@@ -1,4 +1,4 @@
-"""Servers that tests run beside themselves."""
+"""Server processes that tests run."""
 
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence

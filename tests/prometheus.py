@@ -1,4 +1,4 @@
-"""A real Prometheus over what a test has put into a folder."""
+"""Real Prometheus over samples that a test wrote to a folder."""
 
 import subprocess
 from collections.abc import Iterator

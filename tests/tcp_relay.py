@@ -1,4 +1,4 @@
-"""A relay that stands before a server and can be taken away, as if the server went."""
+"""TCP relay in front of a server, which a test can stop to simulate an outage."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""An API server with the chart installed as a user would, and once more for two namespaces only."""
+"""API server with the chart installed twice: with default values, and limited to two namespaces."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Runs the real helm on our charts."""
+"""Runner of the real helm on the repository's charts."""
 
 import os
 import subprocess

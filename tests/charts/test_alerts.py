@@ -1,4 +1,4 @@
-"""Alerts: who is paged by what, asked of Prometheus' own rule tester."""
+"""Alerts on client errors, evaluated by Prometheus' rule tester."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The chart before a real API server: manifests accepted, pods admitted, a release from birth to death."""
+"""Chart on a real API server: manifests accepted, pods admitted, and the life cycle of a release."""
 
 import json
 import subprocess
@@ -67,7 +67,7 @@ async def test_every_manifest_is_accepted(server: Cluster, values: str):
         await server.apply(manifest, manager="tests", dry_run=True)
 
 
-async def test_the_restricted_level_admits_every_pod(server: Cluster):
+async def test_restricted_level_admits_every_pod(server: Cluster):
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "strict", "labels": STRICT}}
     await server.apply(namespace, manager="tests")
 
@@ -76,7 +76,7 @@ async def test_the_restricted_level_admits_every_pod(server: Cluster):
         await server.apply(pod, manager="tests", dry_run=True)
 
 
-async def test_the_restricted_level_would_tell(server: Cluster):
+async def test_restricted_level_rejects_pod_without_security_context(server: Cluster):
     """The test above means something: a pod without its security context is turned away."""
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "strict", "labels": STRICT}}
     await server.apply(namespace, manager="tests")
@@ -92,7 +92,7 @@ def revision(kubeconfig: Path) -> dict[str, Any]:
     return dict(listed[0])
 
 
-def test_install_upgrade_rollback_uninstall_and_install_again():
+def test_release_survives_upgrade_rollback_and_reinstall():
     """Uninstalling leaves pipelines, their kinds and what routers may read; installing again takes these over."""
     with control_plane.api_server() as kubeconfig:
         release = ("trimtab", CHART, "-n", RELEASE_NAMESPACE)
@@ -123,7 +123,7 @@ def replicas(kubeconfig: Path) -> str:
     return kubectl(kubeconfig, "get", "deployment", "trimtab-adapter", "-n", RELEASE_NAMESPACE, query)
 
 
-def test_the_kinds_can_be_installed_by_themselves(tmp_path: Path):
+def test_crds_can_be_installed_separately(tmp_path: Path):
     found = [*yaml.safe_load_all(must("template", "crds", KINDS_CHART, "--kube-version", "1.34.0"))]
 
     assert {body["kind"] for body in found} == {"CustomResourceDefinition"}

@@ -1,4 +1,4 @@
-"""Dashboards and alerts: panels complete, metrics that exist, and every expression run by the real Prometheus."""
+"""Dashboards and alerts: complete panels, existing metrics, and each expression evaluated by a real Prometheus."""
 
 import json
 import re
@@ -194,7 +194,7 @@ def known_metrics() -> set[str]:
 
 
 @pytest.mark.parametrize("path", BOARDS, ids=[path.stem for path in BOARDS])
-def test_each_panel_says_what_it_shows(path: Path):
+def test_panels_have_descriptions(path: Path):
     board = json.loads(path.read_text())
 
     for panel in board["panels"]:
@@ -206,7 +206,7 @@ def test_each_panel_says_what_it_shows(path: Path):
     assert [variable["name"] for variable in board["templating"]["list"]] == ["datasource", "namespace", "pipeline"]
 
 
-def test_the_dashboards_are_those_the_builder_renders():
+def test_dashboards_match_their_builder():
     done = subprocess.run(
         [sys.executable, "-m", "trimtab_pipelines.rendering.dashboards", str(CHART / "dashboards"), "--check"],
         cwd=CHART.parents[1],
@@ -225,7 +225,7 @@ def test_every_metric_named_exists():
 
 
 @pytest.mark.parametrize("exposing", ["adapter/trimtab_adapter/metrics.py", "operator/trimtab_operator/metrics.py"])
-def test_the_test_exposes_what_adapter_and_operator_expose(exposing: str):
+def test_sample_metrics_match_adapter_and_operator(exposing: str):
     """Both build names from parts, so their own files are read for the part after the common prefix."""
     source = (CHART.parents[1] / exposing).read_text()
     others = {"adapter": OF_THE_OPERATOR, "operator": OF_THE_ADAPTER}[exposing.partition("/")[0]]
@@ -234,7 +234,7 @@ def test_the_test_exposes_what_adapter_and_operator_expose(exposing: str):
     assert {name for name in names if name.removeprefix("trimtab_") not in source} == set()
 
 
-def test_the_expressions_return_data(prometheus: str):
+def test_expressions_return_data(prometheus: str):
     with httpx.Client(base_url=prometheus) as client:
         answers = [ask(client, expression) for expression in everything("a", "p", "5s")]
 
@@ -255,7 +255,7 @@ def series(query: str, text: str) -> set[tuple[str, str]]:
     return taken
 
 
-def test_each_refusal_is_on_the_callers_panel_or_on_ours():
+def test_each_rejection_reason_is_on_exactly_one_panel():
     refused = {
         (code, reason)
         for code in ErrorCode
@@ -273,14 +273,14 @@ def test_each_refusal_is_on_the_callers_panel_or_on_ours():
     assert ours == {(code.name, reason) for code, reason in refused} - callers
 
 
-def test_the_alerts_are_quiet_while_all_is_well(prometheus: str):
+def test_alerts_do_not_fire_on_healthy_metrics(prometheus: str):
     with httpx.Client(base_url=prometheus) as client:
         fired = [one.title for one in alert_expressions() if ask(client, one).series]
 
     assert fired == []
 
 
-def test_the_command_prints_its_figure(prometheus: str, capsys: pytest.CaptureFixture[str]):
+def test_command_prints_its_figure(prometheus: str, capsys: pytest.CaptureFixture[str]):
     code = main(["--prometheus", prometheus, "--namespace", "a", "--pipeline", "p", "--window", "5s"])
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
 
@@ -300,7 +300,7 @@ def test_promtool_accepts_the_alerts():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_each_alert_fires_when_it_should():
+def test_alert_fires_on_its_condition():
     cases = VALUES / "alerts.test.yaml"
     done = subprocess.run(
         [tool("promtool"), "test", "rules", cases.name], cwd=VALUES, capture_output=True, text=True, check=False
@@ -313,7 +313,7 @@ def test_each_alert_fires_when_it_should():
     ("query", "watched"),
     [("max(a) == 0", "max(a)"), ("1 - a / b > 0.144\nand\nc > 0.1", "1 - a / b\nand\nc"), ("absent(a)", "(a)")],
 )
-def test_an_alert_without_its_threshold(query: str, watched: str):
+def test_alert_query_without_threshold_keeps_its_metric(query: str, watched: str):
     assert without_threshold(query) == watched
 
 
@@ -335,7 +335,7 @@ POINT = 'namespace="a",pipeline="p",stage="read",variant="l"'
         ("Drifted accuracies: {{stage}}", {'{stage="read"}': 2}),
     ],
 )
-def test_the_panels_of_operating_points_show_shares_and_drifts(tmp_path: Path, title: str, figures: dict[str, float]):
+def test_operating_point_panels_show_shares_and_drifts(tmp_path: Path, title: str, figures: dict[str, float]):
     series = {
         f'trimtab_operating_point_rows_total{{{POINT},operating_point="all"}}': "0+60x30",
         f'trimtab_operating_point_rows_total{{{POINT},operating_point="sound"}}': "0+180x30",
@@ -361,7 +361,7 @@ CHAT = 'namespace="a",pipeline="p",modality="image"'
         ("Cancelled rows: {{stage}}", {'{stage="say"}': 0.25}),
     ],
 )
-def test_the_panels_of_chats_show_words_tokens_and_images(tmp_path: Path, title: str, figures: dict[str, float]):
+def test_chat_panels_show_latencies_tokens_and_images(tmp_path: Path, title: str, figures: dict[str, float]):
     series = {
         f'trimtab_ttft_seconds_bucket{{{CHAT},le="0.1"}}': "0x30",
         f'trimtab_ttft_seconds_bucket{{{CHAT},le="0.2"}}': "0+60x30",
@@ -384,7 +384,7 @@ def test_the_panels_of_chats_show_words_tokens_and_images(tmp_path: Path, title:
 @pytest.mark.parametrize(
     "title", ["KV slots used: {{stage}}", "Encoding time: {{stage}}", "Embedding cache hit rate: {{stage}}"]
 )
-def test_where_no_replica_chats_there_is_nothing_of_it(tmp_path: Path, title: str):
+def test_chat_panels_are_empty_without_chat_replicas(tmp_path: Path, title: str):
     received = {'trimtab_requests_received_total{namespace="a",pipeline="p"}': "0+60x30"}
     asked_of_one(tmp_path, title, received, {'{stage="no stage"}': 0})
 

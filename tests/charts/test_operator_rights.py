@@ -1,4 +1,4 @@
-"""The operator does its work with the rights that the chart gives it, and no other."""
+"""Operator on a real API server with exactly the rights that the chart grants."""
 
 import asyncio
 from pathlib import Path

@@ -127,7 +127,7 @@ async def test_listed_namespaces_limit_the_rights(server: Cluster, name: str, ex
     assert await rights(server, user, "", SAMPLE_VERBS) == {}
 
 
-async def test_the_trainer_may_change_one_config_map(server: Cluster):
+async def test_trainer_may_change_one_config_map(server: Cluster):
     user, weights = account("trimtab-trainer"), "trimtab-forecaster"
 
     assert await rights(server, user, RELEASE_NAMESPACE) == {}
@@ -137,7 +137,7 @@ async def test_the_trainer_may_change_one_config_map(server: Cluster):
 
 
 @pytest.mark.parametrize("part", ["operator", "adapter"])
-async def test_a_leader_may_hold_its_own_lease_only(server: Cluster, part: str):
+async def test_leader_may_hold_its_own_lease_only(server: Cluster, part: str):
     other = {"operator": "adapter", "adapter": "operator"}[part]
     user, lease = account(f"trimtab-{part}"), "coordination.k8s.io/leases"
     for verb in ("get", "update"):
@@ -187,7 +187,7 @@ async def until_in_force(server: Cluster, user: str, resource: str) -> None:
         (account("trimtab-adapter"), "--clusterrole=trimtab-router", False),
     ],
 )
-def test_the_operator_binds_the_two_roles_and_no_other(installed: Path, user: str, role: str, allowed: bool):  # noqa: FBT001
+def test_operator_binds_only_the_two_roles(installed: Path, user: str, role: str, allowed: bool):  # noqa: FBT001
     binding = ["create", "rolebinding", "bound", role, "--serviceaccount=team-a:digits", "-n", "team-a"]
     done = subprocess.run(
         [tool("kubectl"), f"--kubeconfig={installed}", *binding, f"--as={user}", "--dry-run=server"],
@@ -209,7 +209,7 @@ def test_the_operator_binds_the_two_roles_and_no_other(installed: Path, user: st
         ("trimtab-admin", set(VERBS)),
     ],
 )
-async def test_people_get_our_kinds_with_the_cluster_s_own_roles(server: Cluster, role: str, verbs: set[str]):
+async def test_user_facing_roles_include_the_crds(server: Cluster, role: str, verbs: set[str]):
     found = await server.get("ClusterRole", None, role)
     assert found is not None
     by_resource: Rights = {}

@@ -27,14 +27,14 @@ UPDATE = "TRIMTAB_UPDATE_GOLDENS"
 
 
 @pytest.mark.parametrize("chart", [CHART, KINDS_CHART], ids=lambda chart: chart.name)
-def test_lint_finds_nothing(chart: Path):
+def test_lint_passes(chart: Path):
     done = helm("lint", "--strict", "--kube-version", KUBERNETES, chart)
 
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("values", SETS)
-def test_what_is_rendered_is_what_was_agreed_on(values: str):
+def test_manifests_match_expected_ones(values: str):
     """With TRIMTAB_UPDATE_GOLDENS=1 the files are written anew, for a review of their difference."""
     golden = VALUES / f"{values}.yaml"
     text = yaml.safe_dump_all([shortened(manifest) for manifest in rendered(values)], sort_keys=False, width=120)
@@ -73,21 +73,21 @@ def shortened(manifest: Manifest) -> Manifest:
         ("edge.replicas.name=two words", "/edge/replicas/name"),
     ],
 )
-def test_a_wrong_value_is_refused_by_name(setting: str, complaint: str):
+def test_invalid_value_is_rejected_by_name(setting: str, complaint: str):
     done = template("--set", setting)
 
     assert done.returncode != 0
     assert complaint in done.stderr.replace(".", "/") or complaint in done.stderr
 
 
-def test_learning_without_prometheus_is_refused_with_the_cure():
+def test_training_without_prometheus_is_rejected():
     done = template("--set", "trainer.enabled=true")
 
     assert done.returncode != 0
     assert "trainer.enabled needs prometheus.url" in done.stderr
 
 
-def test_a_name_without_certificates_is_refused_with_the_cure():
+def test_name_without_certificates_is_rejected():
     done = template("--set", "edge.replicas.name=replicas.example")
 
     assert done.returncode != 0
@@ -104,18 +104,18 @@ def test_client_ca_without_a_secret_is_rejected():
 
 
 @pytest.mark.parametrize("path", SETS)
-def test_every_value_set_passes_the_schema_by_its_own_file(path: str):
+def test_value_files_pass_the_schema(path: str):
     assert template("-f", VALUES / f"{path}.values.yaml").returncode == 0
 
 
-def test_narrow_means_nothing_cluster_wide():
+def test_listed_namespaces_render_no_cluster_roles():
     kinds = {manifest["kind"] for manifest in rendered("namespaced")}
 
     assert kinds & {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"} == set()
 
 
 @pytest.mark.parametrize(("values", "namespaces"), [("default", [None]), ("namespaced", ["team-a", "team-b"])])
-def test_what_routers_may_read_outlives_the_release(values: str, namespaces: list[str | None]):
+def test_router_roles_outlive_the_release(values: str, namespaces: list[str | None]):
     """A router that restarts after the release is gone has to hear of its plan and replicas."""
     roles = [m for m in rendered(values) if m["kind"] in {"ClusterRole", "Role"}]
     kept = [m for m in roles if m["metadata"].get("annotations") == {"helm.sh/resource-policy": "keep"}]
@@ -128,7 +128,7 @@ def environment(manifests: list[Manifest], name: str) -> dict[str, Any]:
     return {e["name"]: e.get("value", "x") for e in pod_specs(manifests)[name]["containers"][0]["env"]}
 
 
-def test_the_operator_reads_what_the_chart_tells_it():
+def test_operator_settings_round_trip():
     wide = Settings.from_environment(environment(rendered("everything"), "tabs-operator"))
     narrow = Settings.from_environment(environment(rendered("namespaced"), "trimtab-operator"))
 
@@ -152,7 +152,7 @@ def test_the_operator_reads_what_the_chart_tells_it():
     assert (narrow.role_kind, narrow.namespaces) == ("Role", ("team-a", "team-b"))
 
 
-def test_the_adapter_can_read_the_pools(tmp_path):
+def test_adapter_parses_the_pools(tmp_path):
     found = next(m for m in rendered("everything") if m["metadata"]["name"] == "tabs-pools")
     (tmp_path / "pools.yaml").write_text(found["data"]["pools.yaml"])
 
@@ -188,7 +188,7 @@ def test_each_pod_has_ingress_and_egress_policies():
     assert "kind: NetworkPolicy" not in template("--set", "networkPolicies.enabled=false").stdout
 
 
-def test_no_pod_asks_for_more_than_the_restricted_level_gives():
+def test_pods_satisfy_the_restricted_level():
     for name, spec in pod_specs(rendered("everything")).items():
         context = spec["containers"][0]["securityContext"]
         assert spec["securityContext"]["runAsNonRoot"], name

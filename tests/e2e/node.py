@@ -1,4 +1,4 @@
-"""A real node for tests: hack/cluster's, or whatever KUBECONFIG names. Skips, and says why, where there is neither."""
+"""Real node for tests: the one of hack/cluster, or the cluster that KUBECONFIG names; tests skip without either."""
 
 import os
 import subprocess

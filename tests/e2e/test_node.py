@@ -1,4 +1,4 @@
-"""The test cluster itself: it begins from whatever was left, runs pods, and leaves nothing behind."""
+"""Test node: starts from leftovers of earlier runs, runs pods, and leaves nothing."""
 
 import asyncio
 import os
@@ -89,7 +89,7 @@ async def test_starts_from_leftovers_and_leaves_nothing(own_node):
 
 
 @pytest.mark.slow
-def test_a_pid_that_was_given_to_another_process_is_left_alone(own_node):
+def test_reused_pid_is_not_killed(own_node):
     run = node.STATE / "run"
     run.mkdir(parents=True, exist_ok=True)
     (run / "kubelet.pid").write_text(f"{os.getpid()}\n")
@@ -98,7 +98,7 @@ def test_a_pid_that_was_given_to_another_process_is_left_alone(own_node):
 
 
 @pytest.mark.slow
-async def test_a_restricted_namespace_runs_minio(node_cluster: Cluster, restricted_namespace: str):
+async def test_restricted_namespace_runs_minio(node_cluster: Cluster, restricted_namespace: str):
     if node.given() is None:
         node.script("images", "minio")
     container = {

@@ -27,7 +27,7 @@ def version(cache: Cache[str]) -> int:
     return int(found["metadata"]["resourceVersion"])
 
 
-def test_an_older_version_never_replaces_a_newer_one():
+def test_older_version_does_not_replace_a_newer_one():
     cache = a_cache(a_pod(5))
 
     assert cache.put(a_pod(4)) == set()

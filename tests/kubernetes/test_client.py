@@ -1,4 +1,4 @@
-"""The shell around the API, against a real API server."""
+"""`Cluster`: client of a real API server."""
 
 import asyncio
 from pathlib import Path
@@ -27,7 +27,7 @@ async def test_applied_object_exists(cluster: Cluster, namespace: str):
     assert found["data"] == {"colour": "red"}
 
 
-async def test_applying_again_changes_nothing(cluster: Cluster, namespace: str):
+async def test_apply_is_idempotent(cluster: Cluster, namespace: str):
     first = await cluster.apply(a_config_map(namespace, colour="red"), manager="one")
     second = await cluster.apply(a_config_map(namespace, colour="red"), manager="one")
 

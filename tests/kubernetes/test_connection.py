@@ -1,4 +1,4 @@
-"""A server that is busy says when to come back; no other answer is asked for twice."""
+"""`Connection`: retries of requests that a busy server rejects, and of no others."""
 
 import time
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""An EndpointSlice is read by one rule, and router and adapter choose by what it gives."""
+"""EndpointSlices: conditions, addresses and absent fields."""
 
 import pytest
 

@@ -48,7 +48,7 @@ def test_event_name_is_unique_per_decision():
     }
 
 
-def test_an_owner_is_named_by_its_uid():
+def test_owner_is_identified_by_its_uid():
     expected = {"apiVersion": "trimtab.dev/v1alpha1", "kind": "InferencePipeline", "name": "sample", "uid": "u1"}
 
     assert owner_reference(PIPELINE) == expected | {"controller": True}

@@ -1,4 +1,4 @@
-"""Following survives what befalls an API server: an outage, forgotten versions, credentials that run out."""
+"""Watches across outages, expired resource versions and expired credentials of an API server."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""A key is in the queue once and in one pair of hands, and comes back later when it failed."""
+"""`WorkQueue`: deduplicated keys, one worker per key, and retries of failed keys."""
 
 import asyncio
 import time

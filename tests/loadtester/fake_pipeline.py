@@ -1,4 +1,4 @@
-"""A small server that speaks Open Inference Protocol V2 over REST or gRPC and answers as its script tells."""
+"""Server of Open Inference Protocol V2 over REST or gRPC that responds by a script."""
 
 import asyncio
 from collections import Counter
@@ -50,9 +50,9 @@ def a_pipeline(slo: str = "500ms", payloads: str | None = None) -> InferencePipe
 
 @dataclass
 class FakePipeline:
-    """Answers request number n as `script(n)` says: ok, late, a status, `drop connection` or `garbage`.
+    """Pipeline that answers request number n by `script(n)`: ok, late, a status, `drop connection` or `garbage`.
 
-    While `open` is clear no request is answered. `seen` counts the requests by outcome, `bodies` the different payloads.
+    While `open` is clear, no request is answered. `seen` counts requests by outcome, `bodies` the different payloads.
     """
 
     script: Callable[[int], str] = lambda _: "ok"

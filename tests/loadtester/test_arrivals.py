@@ -1,4 +1,4 @@
-"""Arrivals are one Poisson process over the whole load, not bunches within seconds."""
+"""Arrivals: one Poisson process over the whole load, without bunching within seconds."""
 
 import numpy as np
 import pytest
@@ -65,11 +65,11 @@ def test_arrivals_ascend_and_skip_empty_seconds(rates: list[float], seed: int, d
 
 
 @pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf")])
-def test_a_rate_that_is_none_is_refused(rate: float) -> None:
+def test_invalid_rate_is_rejected(rate: float) -> None:
     with pytest.raises(ValueError, match=r"rate of second 1 is .*; rates must be finite and at least 0"):
         poisson_arrivals(np.array([1.0, rate]), seed=0)
 
 
-def test_more_requests_than_a_run_holds_are_refused() -> None:
+def test_too_many_requests_are_rejected() -> None:
     with pytest.raises(ValueError, match="the load amounts to 100000000 requests; at most 20000000"):
         poisson_arrivals(np.full(100, 1e6), seed=0)

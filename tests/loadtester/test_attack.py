@@ -1,4 +1,4 @@
-"""Every request is accounted for, whatever the server does to it, and no stall hides a latency."""
+"""Attack: every request is accounted for, and latencies include stalls."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def outcomes(results: Results) -> dict[str, int]:
     return {"answered": answered, **{name: summary[name] for name in ("dropped", "refused", "failed")}}
 
 
-async def test_each_rest_answer_is_classified_by_its_code() -> None:
+async def test_rest_responses_are_classified_by_code() -> None:
     fake = FakePipeline(script=lambda number: REST_ACTIONS[number % len(REST_ACTIONS)])
     async with rest_server(fake) as address:
         results = await attack_async(
@@ -54,7 +54,7 @@ async def test_each_rest_answer_is_classified_by_its_code() -> None:
     assert summary["slo_fraction"] == summary["ok"] / seen.total()
 
 
-async def test_requests_are_sent_when_they_are_known_to_be_due() -> None:
+async def test_requests_are_sent_when_due() -> None:
     due = np.array([0.0, 0.01, 0.3])
     async with rest_server(FakePipeline(script=lambda _: "ok")) as address:
         results = await attack_async(
@@ -65,7 +65,7 @@ async def test_requests_are_sent_when_they_are_known_to_be_due() -> None:
     assert results.facts.duration_seconds == 0.5
 
 
-async def test_each_grpc_answer_is_classified_by_its_code() -> None:
+async def test_grpc_responses_are_classified_by_code() -> None:
     fake = FakePipeline(script=lambda number: GRPC_ACTIONS[number % len(GRPC_ACTIONS)])
     async with grpc_server(fake) as address:
         options = AttackOptions(protocol="gRPC", duration_seconds=1.0)
@@ -82,9 +82,9 @@ async def test_each_grpc_answer_is_classified_by_its_code() -> None:
     assert results.summary()["drops"] == {"first/past": seen["DEADLINE_EXCEEDED"]}
 
 
-@pytest.mark.parametrize(("wire", "code"), [("REST", "ConnectionRefused"), ("gRPC", "ConnectionLost")])
-async def test_a_server_that_is_not_there_means_failed_not_refused(wire, code) -> None:
-    options = AttackOptions(protocol=wire, duration_seconds=0.2)
+@pytest.mark.parametrize(("protocol", "code"), [("REST", "ConnectionRefused"), ("gRPC", "ConnectionLost")])
+async def test_unreachable_server_counts_as_failed(protocol, code) -> None:
+    options = AttackOptions(protocol=protocol, duration_seconds=0.2)
     with held_port() as port:
         results = await attack_async(a_pipeline(), f"127.0.0.1:{port}", LoadSpec.parse("constant:50"), options)
 
@@ -112,7 +112,7 @@ async def test_latency_counts_from_the_schedule_through_a_stall() -> None:
     assert (results.records["sent"] >= scheduled - 1e-6).all()
 
 
-async def test_requests_are_sent_when_due_while_none_is_answered() -> None:
+async def test_requests_are_sent_when_due_during_a_stall() -> None:
     """An open loop: outstanding requests hold nothing back. The first is answered when the last has come."""
     fake, paused = FakePipeline(), Pauses()
     fake.open.clear()
@@ -130,7 +130,7 @@ async def test_requests_are_sent_when_due_while_none_is_answered() -> None:
     assert results.summary()["client_lateness_seconds_p99"] < 0.1 + paused.longest_seconds
 
 
-async def test_who_never_gets_an_answer_gives_up() -> None:
+async def test_unanswered_requests_time_out() -> None:
     fake = FakePipeline()
     fake.open.clear()
     async with rest_server(fake) as address:
@@ -142,7 +142,7 @@ async def test_who_never_gets_an_answer_gives_up() -> None:
     assert outcomes(results)["failed"] == len(results.records) > 60
 
 
-async def test_payloads_differ_and_answers_tell_what_served_them(tmp_path) -> None:
+async def test_payloads_differ_and_results_name_operating_points(tmp_path) -> None:
     fake = FakePipeline()
     fake.open.clear()
     reports: list[Progress] = []
@@ -187,18 +187,18 @@ class Careless:
         return Score(1, 1)
 
 
-async def test_an_answer_that_cannot_be_judged_fails_alone() -> None:
+async def test_unscorable_response_fails_alone() -> None:
     async with rest_server(FakePipeline()) as address:
         options = AttackOptions(duration_seconds=0.5)
         results = await attack_async(a_pipeline(), address, LoadSpec.parse("constant:60"), options, source=Careless())
 
     unjudged = len(results.records) // 2
     assert unjudged > 0
-    assert results.summary()["codes"] == {"200": len(results.records) - unjudged, "WrongAnswer": unjudged}
-    assert results.summary()["failures"] == {"the answer cannot be scored: AttributeError('no such luck')": unjudged}
+    assert results.summary()["codes"] == {"200": len(results.records) - unjudged, "InvalidResponse": unjudged}
+    assert results.summary()["failures"] == {"the response cannot be scored: AttributeError('no such luck')": unjudged}
 
 
-async def test_more_requests_than_payloads_take_turns_with_them() -> None:
+async def test_requests_reuse_payloads_in_turn() -> None:
     fake = FakePipeline()
     async with rest_server(fake) as address:
         options = AttackOptions(duration_seconds=0.5, max_payloads=7)
@@ -218,10 +218,10 @@ class Pictures:
         return Score()
 
 
-@pytest.mark.parametrize("wire", ["REST", "gRPC"])
-async def test_payload_pool_is_bounded_by_bytes(wire) -> None:
+@pytest.mark.parametrize("protocol", ["REST", "gRPC"])
+async def test_payload_pool_is_bounded_by_bytes(protocol) -> None:
     """No server listens: payloads are prepared before the first request is sent."""
-    options = AttackOptions(protocol=wire, duration_seconds=0.5, max_payload_bytes=4 * 2**20)
+    options = AttackOptions(protocol=protocol, duration_seconds=0.5, max_payload_bytes=4 * 2**20)
     with held_port() as port:
         address = f"127.0.0.1:{port}"
         results = await attack_async(a_pipeline(), address, LoadSpec.parse("constant:100"), options, source=Pictures())
@@ -229,7 +229,7 @@ async def test_payload_pool_is_bounded_by_bytes(wire) -> None:
     assert results.summary()["distinct_payloads"] == 4 < len(results.records)
 
 
-async def test_a_stop_ends_the_sending_and_keeps_what_was_sent() -> None:
+async def test_stop_ends_sending_and_keeps_results() -> None:
     fake, stop = FakePipeline(), asyncio.Event()
     async with rest_server(fake) as address:
         options = AttackOptions(duration_seconds=30.0, progress_seconds=0.01)
@@ -273,7 +273,7 @@ async def test_signal_stops_sending_and_keeps_the_summary() -> None:
     assert summary["received"] == fake.seen.total() == summary["ok"] + summary["late"]
 
 
-async def test_a_load_without_requests_has_an_empty_summary() -> None:
+async def test_load_without_requests_has_an_empty_summary() -> None:
     results = await attack_async(
         a_pipeline(), "127.0.0.1:1", LoadSpec.parse("constant:0"), AttackOptions(duration_seconds=0.1)
     )
@@ -282,11 +282,11 @@ async def test_a_load_without_requests_has_an_empty_summary() -> None:
     assert results.summary()["slo_fraction"] is None
 
 
-async def test_an_endless_load_is_refused_before_anything_is_sent() -> None:
+async def test_endless_load_is_rejected_before_sending() -> None:
     with pytest.raises(LoadError, match="has no end; give a duration"):
         await attack_async(a_pipeline(), "127.0.0.1:1", LoadSpec.parse("constant:5"))
 
 
-async def test_unknown_payloads_are_refused() -> None:
+async def test_unknown_payloads_are_rejected() -> None:
     with pytest.raises(ValueError, match="known payloads: digits, digits-av"):
         await attack_async(a_pipeline(payloads="cats"), "127.0.0.1:1", LoadSpec.parse("steps:1x1"))

@@ -1,4 +1,4 @@
-"""Chats as OpenAI's clients send them: what is asked, and when the words of an answer come."""
+"""`ChatClient`: requests as OpenAI clients send them, and times of streamed tokens."""
 
 import asyncio
 import base64
@@ -75,8 +75,8 @@ async def streaming(events, status=200):
 
 
 async def answer_of(events, *, status=200, clock=None):
-    async with streaming(events, status) as (address, _), ChatClient(address, "lmm", OPEN, clock or Clock()) as wire:
-        return await wire.send(wire.encode(a_chat(), ("text",), {}), "1-0")
+    async with streaming(events, status) as (address, _), ChatClient(address, "lmm", OPEN, clock or Clock()) as client:
+        return await client.send(client.encode(a_chat(), ("text",), {}), "1-0")
 
 
 def spoken(clock, seconds):
@@ -98,12 +98,12 @@ async def test_first_token_and_inter_token_times_are_measured():
     answer = await answer_of(spoken(clock, (0.2, 0.05, 0.15)), clock=clock)
 
     assert answer.code == "200"
-    assert answer.response.outputs[0].array.tolist() == [b"12."]
+    assert answer.message.outputs[0].array.tolist() == [b"12."]
     assert answer.stream_timings.first_token_seconds == pytest.approx(0.2)
     assert answer.stream_timings.between_tokens_seconds == pytest.approx(0.1)
 
 
-async def test_an_answer_of_one_piece_has_no_time_between_two():
+async def test_response_of_one_chunk_has_no_inter_token_time():
     async def events(send):
         await send(chunk("12", finish="stop") + DONE)
 
@@ -120,13 +120,13 @@ async def test_an_answer_of_one_piece_has_no_time_between_two():
         (chunk("1") + b'data: {"error": {"message": "the replica is gone"}}\n\n', "the replica is gone"),
     ],
 )
-async def test_an_answer_that_breaks_off_is_none(sent, detail):
+async def test_interrupted_response_is_a_failure(sent, detail):
     async def events(send):
         await send(sent)
 
     answer = await answer_of(events)
 
-    assert (answer.code, answer.response, answer.stream_timings) == (BROKEN, None, None)
+    assert (answer.code, answer.message, answer.stream_timings) == (BROKEN, None, None)
     assert detail in answer.detail
 
 
@@ -140,8 +140,8 @@ async def test_refusals_and_non_streams_are_reported():
     answer = await answer_of(refused, status=429)
     assert (answer.code, answer.detail) == ("429", "too many")
     assert (await answer_of(strange)).code == "ProtocolError"
-    async with ChatClient("127.0.0.1:1", "lmm", OPEN) as wire:
-        assert (await wire.send(b"{}")).code == "ConnectionRefused"
+    async with ChatClient("127.0.0.1:1", "lmm", OPEN) as client:
+        assert (await client.send(b"{}")).code == "ConnectionRefused"
 
 
 async def test_chat_request_matches_openai_clients(tmp_path):
@@ -150,8 +150,8 @@ async def test_chat_request_matches_openai_clients(tmp_path):
 
     (tmp_path / "key").write_text("a-key\n")
     access = Access(api_key_file=tmp_path / "key")
-    async with streaming(events) as (address, asked), ChatClient(address, "lmm", access) as wire:
-        await wire.send(wire.encode(a_chat(b"first", b"second"), ("text",), {}), "7-1")
+    async with streaming(events) as (address, asked), ChatClient(address, "lmm", access) as client:
+        await client.send(client.encode(a_chat(b"first", b"second"), ("text",), {}), "7-1")
     body, headers = asked[0]
     assert (body["model"], body["stream"]) == ("lmm", True)
     *images, text = body["messages"][0]["content"]
@@ -164,14 +164,14 @@ async def test_chat_request_matches_openai_clients(tmp_path):
 @pytest.mark.parametrize(
     ("inputs", "parameters"), [((Tensor.of("x", np.zeros(1)),), {}), (a_chat(), {"timeout": 1}), ((), {})]
 )
-def test_what_is_no_chat_is_refused_by_name(inputs, parameters):
-    with pytest.raises(LoadError, match=r"--wire chat sends `messages` and `images` alone"):
+def test_payload_without_a_chat_is_rejected_by_name(inputs, parameters):
+    with pytest.raises(LoadError, match=r"--protocol chat sends only `messages` and `images`"):
         ChatClient("127.0.0.1:1", "lmm", OPEN).encode(inputs, (), parameters)
 
 
 @pytest.mark.parametrize("said", [b"What is 7 plus 5?", b'[{"role": "user"}]', b"7"])
 def test_invalid_messages_are_rejected(said):
-    with pytest.raises(LoadError, match=r"is no list of OpenAI's messages"):
+    with pytest.raises(LoadError, match=r"is not a JSON list of OpenAI messages"):
         ChatClient("127.0.0.1:1", "lmm", OPEN).encode((Tensor("messages", "BYTES", strings(said)),), (), {})
 
 
@@ -185,8 +185,8 @@ class Chats:
         return Score(int(outputs["text"][0] == truth), 1)
 
 
-async def a_load(address, wire):
-    options = AttackOptions(protocol=wire, duration_seconds=1.0, seed=1)
+async def a_load(address, protocol):
+    options = AttackOptions(protocol=protocol, duration_seconds=1.0, seed=1)
     return await attack_async(a_pipeline(), address, LoadSpec.parse("constant:20"), options, source=Chats())
 
 
@@ -230,7 +230,7 @@ async def test_multimodal_load_sends_chats_with_images_when_due():
     assert {*results.modalities()} == {"text", "image"}
 
 
-async def test_a_load_that_is_not_streamed_tells_nothing_of_tokens(tmp_path):
+async def test_load_without_streaming_has_no_token_times(tmp_path):
     async def nothing(send):
         await send(b"")
 

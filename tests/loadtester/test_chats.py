@@ -1,4 +1,4 @@
-"""Chats whose answers are known: as many images as are asked for, and a score to the letter."""
+"""Chats with known answers: requested number of images, and exact scores."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_chat_has_a_placeholder_for_each_image():
     assert seen == {0, 1, 2, 3}
 
 
-def test_only_the_right_answer_is_right():
+def test_only_the_exact_answer_is_correct():
     source = ChatPayloads(seed=3)
     truth = str(source.payload(0).truth)
 
@@ -41,7 +41,7 @@ def test_only_the_right_answer_is_right():
     assert [(score.correct, score.total) for score in scores] == [(1, 1), (0, 1), (0, 1)]
 
 
-def test_how_many_pages_is_read_from_the_annotation():
+def test_page_count_comes_from_the_annotation():
     pipeline = a_pipeline()
     pipeline.metadata.annotations["trimtab.dev/payloads"] = "lmm-digits: pages=2"
     payload = payload_source(pipeline).payload(0)
@@ -50,12 +50,12 @@ def test_how_many_pages_is_read_from_the_annotation():
 
 
 @pytest.mark.parametrize("written", ["page=1", "pages=", "pages=one", "pages=1..x", "3"])
-def test_what_is_not_understood_is_refused(written):
+def test_invalid_annotation_is_rejected(written):
     with pytest.raises(ValueError, match=r"pages=0\.\.3"):
         parse_pages(written)
 
 
-def test_more_pages_than_there_are_questions_for_are_refused():
+def test_too_many_pages_are_rejected():
     with pytest.raises(ValueError, match=r"within 0\.\.3"):
         ChatPayloads(0, "pages=1..9")
 
@@ -81,7 +81,7 @@ def test_chat_has_the_requested_unique_images():
     assert payload.images == 16
 
 
-def test_drawn_chats_show_what_their_requests_do():
+def test_sampled_chats_have_the_images_of_their_requests():
     source = DrawnChats([Request(0.0, 9, 0), Request(0.5, 9, 4), Request(0.7, 9, 1)], seed=1)
 
     assert [source.payload(index).images for index in range(3)] == [0, 4, 1]
@@ -92,6 +92,6 @@ def test_multimodal_load_without_chats_is_rejected(annotation, given):
     pipeline = a_pipeline()
     pipeline.metadata.annotations["trimtab.dev/payloads"] = annotation
 
-    with pytest.raises(LoadError, match=r"load 'multimodal:rps=5' says how many images each chat shows.*"):
+    with pytest.raises(LoadError, match=r"load 'multimodal:rps=5' sets the images of each chat"):
         require_chats(pipeline, "multimodal:rps=5", given)
     require_chats(load_pipeline(LMM_DIGITS), "multimodal:rps=5", None)

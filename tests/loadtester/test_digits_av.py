@@ -1,4 +1,4 @@
-"""Jobs of digits heard, seen and typed: sizes, absence, skew, and how answers are scored."""
+"""Payloads of digits-av: sizes, absent modalities, skew and scores."""
 
 import json
 
@@ -23,7 +23,7 @@ def rows_of(job):
     return len(np.asarray(job.truth))
 
 
-def test_a_job_has_rows_of_all_senses_and_its_truth():
+def test_job_has_rows_of_all_modalities_and_labels():
     source = DigitsAvPayloads(3, JobOptions(rows=(2, 5)))
     jobs = [source.payload(index) for index in range(40)]
 
@@ -39,7 +39,7 @@ def test_a_job_has_rows_of_all_senses_and_its_truth():
     assert again.inputs[0].array.tobytes() == jobs[7].inputs[0].array.tobytes()
 
 
-def test_a_share_of_jobs_lacks_senses_but_never_all():
+def test_some_jobs_lack_modalities_but_never_all():
     source = DigitsAvPayloads(1, JobOptions(missing=0.5))
     brought = [len(source.payload(index).inputs) for index in range(300)]
 
@@ -47,14 +47,14 @@ def test_a_share_of_jobs_lacks_senses_but_never_all():
     assert 0.4 < np.mean(np.array(brought) < 3) < 0.6
 
 
-def test_classes_may_come_skewed():
+def test_class_distribution_can_be_skewed():
     source = DigitsAvPayloads(1, JobOptions(rows=(64, 64), skew=5.0))
     digits = np.concatenate([np.asarray(source.payload(index).truth) for index in range(20)])
 
     assert (digits < 5).sum() / (digits >= 5).sum() == pytest.approx(5.0, rel=0.35)
 
 
-def test_answers_are_scored_row_by_row():
+def test_responses_are_scored_per_row():
     source = DigitsAvPayloads(1)
     truth = np.array([1, 2, 3])
 
@@ -73,7 +73,7 @@ def test_correctness_is_reported_per_row():
     assert right.tolist() == [True, False, True]
 
 
-def test_jobs_may_ask_for_accuracy():
+def test_jobs_can_request_an_accuracy():
     source = DigitsAvPayloads(1, JobOptions.parse("floor=0.7..0.9"))
     floors = [float(source.payload(index).parameters["trimtab.accuracy_floor"]) for index in range(200)]
 
@@ -102,22 +102,22 @@ def test_audio_may_come_from_held_out_speakers(tmp_path):
     ("written", "words"),
     [
         ("rows=0..3", "must lie between 1 and 4096"),
-        ("rows=9..3", "the lesser first"),
-        ("missing=2", "a share, between 0 and 1"),
+        ("rows=9..3", "the smaller first"),
+        ("missing=2", "missing 2 must lie between 0 and 1"),
         ("rows=many", "rows cannot be 'many'"),
         ("colour=red", "'colour=red' is not one of rows, missing"),
         ("rows=1, rows=2", "each once"),
         ("skew=0", "must be above 0"),
         ("recordings=FOLDER", "name speakers, or weights=FILE"),
-        ("floor=0.9..0.7", "the lesser first"),
+        ("floor=0.9..0.7", "the smaller first"),
     ],
 )
-def test_wrong_options_are_named(written, words):
+def test_invalid_options_are_reported_by_name(written, words):
     with pytest.raises(ValueError, match=words):
         JobOptions.parse(written)
 
 
-def test_a_pipeline_names_them_in_its_annotation():
+def test_pipeline_annotation_selects_these_payloads():
     document = a_pipeline_document()
     document["metadata"]["annotations"] = {"trimtab.dev/payloads": "digits-av: rows=3..3"}
     source = payload_source(InferencePipeline.model_validate(document), seed=2)

@@ -1,4 +1,4 @@
-"""A user's own samples: in JSON lines, a table, folders of images, or a class of the user's."""
+"""User samples: from JSON lines, a table, folders of images, or a class of the user's."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def sent(source: LabelledPayloads) -> list[list[object]]:
     return sorted(source.payload(index).inputs[0].array.tolist() for index in range(len(source)))
 
 
-def test_json_lines_hold_numbers_or_files(tmp_path: Path) -> None:
+def test_json_lines_contain_numbers_or_files(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([3.0, 4.0], np.float32))
     where = json_lines(
         tmp_path, {"inputs": {"x": [1, 2]}, "outputs": {"y": 7}}, {"inputs": {"x": "a.npy"}, "outputs": {"y": 8}}
@@ -50,7 +50,7 @@ def test_table_has_columns_and_optional_byte_order_mark(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["42", "007", "nan", "1_000", "1e5", "true", "cat"])
-def test_label_of_a_text_output_is_a_text(tmp_path: Path, text: str) -> None:
+def test_label_of_a_text_output_is_text(tmp_path: Path, text: str) -> None:
     np.save(tmp_path / "a.npy", np.array([3.0, 4.0]))
     (tmp_path / "samples.csv").write_text(f"x,y\na.npy,{text}\n")
     source = LabelledPayloads(a_pipeline(gives="BYTES"), str(tmp_path))
@@ -63,7 +63,7 @@ def test_label_of_a_text_output_is_a_text(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(("written", "answer"), [("true", True), ("False", False), ("1", True), ("0", False)])
-def test_a_table_tells_true_from_false(tmp_path: Path, written, answer) -> None:
+def test_table_parses_booleans(tmp_path: Path, written, answer) -> None:
     np.save(tmp_path / "a.npy", np.array([3.0, 4.0]))
     (tmp_path / "samples.csv").write_text(f"x,y\na.npy,{written}\n")
     source = LabelledPayloads(a_pipeline(gives="BOOL"), str(tmp_path))
@@ -75,9 +75,9 @@ def test_a_table_tells_true_from_false(tmp_path: Path, written, answer) -> None:
 @pytest.mark.parametrize(
     ("output", "written", "complaint"),
     [
-        ("INT64", "cat", r"samples.csv, line 3: column 'y': 'cat' is no INT64; write a number"),
-        ("FP32", "", r"line 3: column 'y': '' is no FP32; write a number"),
-        ("BOOL", "yes", r"line 3: column 'y': 'yes' is no BOOL; write true or false"),
+        ("INT64", "cat", r"samples.csv, line 3: column 'y': 'cat' is not INT64; write a number"),
+        ("FP32", "", r"line 3: column 'y': '' is not FP32; write a number"),
+        ("BOOL", "yes", r"line 3: column 'y': 'yes' is not BOOL; write true or false"),
     ],
 )
 def test_table_with_labels_of_another_type_is_rejected(tmp_path: Path, output, written, complaint) -> None:
@@ -94,7 +94,7 @@ def test_table_with_labels_of_another_type_is_rejected(tmp_path: Path, output, w
         ("FP32", (1, 1, 3), [[[[pytest.approx(200 / 255)] * 3]]]),
     ],
 )
-def test_images_by_label_are_laid_out_as_the_input_is(tmp_path: Path, datatype, shape, first) -> None:
+def test_images_by_label_have_the_input_layout(tmp_path: Path, datatype, shape, first) -> None:
     for label in ("3", "11"):
         (tmp_path / label).mkdir()
         Image.new("RGB", (4, 4), (200, 200, 200)).save(tmp_path / label / "a.png")
@@ -103,7 +103,7 @@ def test_images_by_label_are_laid_out_as_the_input_is(tmp_path: Path, datatype, 
     assert {source.payload(index).truth["y"] for index in (0, 1)} == {3, 11}  # type: ignore[index]
 
 
-def test_a_class_of_the_users_reads_and_scores_what_it_likes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_class_loads_and_scores_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "acme_samples.py").write_text(
         "import numpy as np\n"
         "class Pairs:\n"
@@ -138,7 +138,7 @@ def test_a_class_of_the_users_reads_and_scores_what_it_likes(tmp_path: Path, mon
         (True, np.array([True]), True),
     ],
 )
-def test_an_answer_is_right_where_it_is_the_truth(tmp_path: Path, truth, answer, right) -> None:
+def test_response_equal_to_the_label_is_correct(tmp_path: Path, truth, answer, right) -> None:
     source = LabelledPayloads(a_pipeline(), json_lines(tmp_path, {"inputs": {"x": [1, 2]}, "outputs": {"y": 1}}))
     assert source.score({"y": truth}, {"y": answer}) == Score(int(right), 1)
 
@@ -199,7 +199,7 @@ def test_user_class_is_labelled_if_its_first_sample_is(tmp_path, monkeypatch) ->
         bare.score(None, {"y": np.array([1])})
 
 
-def test_pickles_are_not_read(tmp_path: Path) -> None:
+def test_pickles_are_rejected(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([{"a": 1}], object))
     where = json_lines(tmp_path, {"inputs": {"x": "a.npy"}, "outputs": {"y": 1}})
     with pytest.raises(SamplesError, match="allow_pickle=False"):

@@ -1,4 +1,4 @@
-"""Loads are read from what a user writes or from a trace; errors say what would be right."""
+"""`LoadSpec`: loads parsed from text or a trace, with errors that suggest a correction."""
 
 from pathlib import Path
 
@@ -12,22 +12,22 @@ from trimtab_loadtester.synthetic_load import generate_rates
 from trimtab_predictor.trace import TraceError, read_trace
 
 
-def test_a_constant_load_holds() -> None:
+def test_constant_load_has_one_rate() -> None:
     assert LoadSpec.parse("constant:20").rates(3).tolist() == [20, 20, 20]
 
 
-def test_a_step_holds_its_second_rate() -> None:
+def test_step_load_keeps_its_second_rate() -> None:
     assert LoadSpec.parse("step:5,40@2").rates(4.5).tolist() == [5, 5, 40, 40, 40]
 
 
-def test_steps_know_how_long_they_last() -> None:
+def test_steps_have_a_duration() -> None:
     load = LoadSpec.parse("steps:5x2,20x1,0x1")
 
     assert load.rates().tolist() == [5, 5, 20, 0]
     assert load.rates(6).tolist() == [5, 5, 20, 0, 0, 0]
 
 
-def test_a_generated_load_is_its_seeds() -> None:
+def test_generated_load_depends_on_its_seed() -> None:
     first, again, other = (LoadSpec.parse(f"generated:low=4,high=40,seed={seed}").rates(300) for seed in (1, 1, 2))
 
     assert np.array_equal(first, again)
@@ -53,22 +53,22 @@ def test_generated_rates_stay_within_their_bounds(low: float, more: float, seed:
         ("constant:-3", "rate -3 must lie between 0 and"),
         ("constant:nan", "rate nan must lie between 0 and"),
         ("step:5,40", "a step is written RPS,RPS@SECOND, such as step:5,40@60"),
-        ("step:5,40@1.5", "second 1.5 must be whole seconds"),
+        ("step:5,40@1.5", "second 1.5 must be a whole number of seconds"),
         ("steps:5x30,20", "'20' is not RPSxSECONDS; write for instance steps:5x30,20x30"),
         ("steps:5x0", "length 0 must lie between 1 and"),
         ("generated:low=4,peak=40", "'peak=40' is not one of low=RPS, high=RPS, seed=NUMBER, plateau=SECONDS"),
-        ("generated:low=40,high=4", "low 40 is above high 4; exchange them"),
+        ("generated:low=40,high=4", "low 40 is above high 4"),
         ("generated:seed=1.5", "seed 1.5 must be a whole number"),
     ],
 )
-def test_a_wrong_load_says_what_would_be_right(text: str, message: str) -> None:
+def test_invalid_load_is_rejected_with_a_hint(text: str, message: str) -> None:
     with pytest.raises(LoadError) as caught:
         LoadSpec.parse(text)
 
     assert message in str(caught.value)
 
 
-def test_an_endless_load_needs_a_duration() -> None:
+def test_endless_load_requires_a_duration() -> None:
     with pytest.raises(LoadError, match="load 'constant:20' has no end; give a duration in seconds"):
         LoadSpec.parse("constant:20").rates()
     with pytest.raises(LoadError, match="duration 0 s must be above 0"):
@@ -102,7 +102,7 @@ def test_speed_up_keeps_the_rates_and_shortens_the_time() -> None:
         ([1e6], {"scale": 10}, "trace t: 1e+07 rps is above 1e+06"),
     ],
 )
-def test_a_wrong_trace_is_refused(counts: list[float], arguments: dict[str, float], message: str) -> None:
+def test_invalid_trace_is_rejected(counts: list[float], arguments: dict[str, float], message: str) -> None:
     with pytest.raises(LoadError) as caught:
         LoadSpec.from_counts(np.array(counts, dtype=float), "t", **arguments)
 
@@ -112,7 +112,7 @@ def test_a_wrong_trace_is_refused(counts: list[float], arguments: dict[str, floa
 @pytest.mark.parametrize(
     ("seconds", "speed_up", "played"), [(21, 0.7, 30), (7, 0.1, 70), (100, 0.29, 345), (3, 1e-3, 3000), (5, 0.999, 6)]
 )
-def test_a_trace_is_played_slower_whatever_its_length(seconds: int, speed_up: float, played: int) -> None:
+def test_trace_of_any_length_can_be_slowed_down(seconds: int, speed_up: float, played: int) -> None:
     rates = LoadSpec.from_counts(np.arange(1.0, seconds + 1), "t", speed_up=speed_up).rates()
 
     assert rates.size == played
@@ -121,13 +121,13 @@ def test_a_trace_is_played_slower_whatever_its_length(seconds: int, speed_up: fl
     assert set(rates.tolist()) == set(range(1, seconds + 1))
 
 
-def test_a_second_begins_where_it_begins_however_it_is_written() -> None:
+def test_slowed_trace_starts_each_second_exactly() -> None:
     rates = LoadSpec.from_counts(np.arange(100.0), "t", speed_up=0.29).rates()
 
     assert rates[100] == 29
 
 
-def test_a_trace_is_read_from_a_file_with_its_gaps(tmp_path: Path) -> None:
+def test_trace_file_keeps_its_gaps(tmp_path: Path) -> None:
     path = tmp_path / "rps.csv"
     path.write_text("rps\n4\n0\n8\n0\n")
     load = LoadSpec.from_trace(path, scale=2)
@@ -145,7 +145,7 @@ def test_a_trace_is_read_from_a_file_with_its_gaps(tmp_path: Path) -> None:
         ("", "rps.csv is empty; a trace has a header line"),
     ],
 )
-def test_a_trace_with_text_in_it_names_the_line(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_trace_line_is_reported(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "rps.csv").write_text(text)
 
     with pytest.raises(TraceError) as caught:
@@ -153,7 +153,7 @@ def test_a_trace_with_text_in_it_names_the_line(tmp_path: Path, text: str, messa
     assert message in str(caught.value)
 
 
-def test_a_number_alone_is_a_constant_load() -> None:
+def test_bare_number_is_a_constant_load() -> None:
     assert LoadSpec.parse(" 20 ").rates(3).tolist() == LoadSpec.parse("constant:20").rates(3).tolist()
 
 
@@ -175,6 +175,6 @@ def test_multimodal_load_has_text_and_image_rates() -> None:
         ("multimodal:low=1", "'low=1' is not one of rps=RPS, seed=NUMBER"),
     ],
 )
-def test_multimodal_load_that_is_none_says_what_would_be_right(text: str, wrong: str) -> None:
+def test_invalid_multimodal_load_is_rejected_with_a_hint(text: str, wrong: str) -> None:
     with pytest.raises(LoadError, match=wrong):
         LoadSpec.parse(text)

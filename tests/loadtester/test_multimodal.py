@@ -1,4 +1,4 @@
-"""Multimodal load has the sizes, the shares and the bursts that are known of the trace, and its processes are two."""
+"""Multimodal load: sizes, shares and bursts of the trace, from two independent processes."""
 
 import os
 import re
@@ -94,7 +94,7 @@ def test_requests_have_at_most_sixteen_images():
     assert {*images.tolist()} == {1, 4, 9, 16}
 
 
-def test_text_with_images_is_the_rest_of_the_context():
+def test_text_tokens_are_the_rest_of_the_context():
     ranks = np.array([0.0, 0.4, 0.7, 0.95])
 
     assert images_at(ranks).tolist() == [1, 1, 4, 196]
@@ -103,7 +103,7 @@ def test_text_with_images_is_the_rest_of_the_context():
     assert np.median(beside) == pytest.approx(779, rel=0.05), "as long as texts without images"
 
 
-def test_shares_and_rates_are_kept():
+def test_shares_and_rates_are_preserved():
     requests = at_random_moments()
 
     assert len(requests) == pytest.approx(100_000, abs=5 * 316)
@@ -113,7 +113,7 @@ def test_shares_and_rates_are_kept():
     assert 0 <= arrivals[0] <= arrivals[-1] < 1_000
 
 
-def test_the_processes_know_nothing_of_each_other():
+def test_text_and_image_processes_are_independent():
     """Ten times the images, and none at all, change no text: neither when it comes nor what it is."""
     calm = Traffic(np.full(30, 2.0), np.full(30, 1.0), np.zeros(30, dtype=bool))
     busy = Traffic(calm.text_rps, 10 * calm.image_rps, np.ones(30, dtype=bool))
@@ -142,7 +142,7 @@ def test_bursts_add_images_and_keep_the_mean():
 
 
 @with_trace
-def test_hours_peak_as_high_as_those_of_the_trace():
+def test_hourly_peaks_match_the_trace():
     """The medians of calm hours and of those in bursts, uncut, and how many hours reach 5,000 images a minute.
 
     Within a quarter: one long video more or less is a tenth of a peak.
@@ -150,7 +150,7 @@ def test_hours_peak_as_high_as_those_of_the_trace():
     folder = Path(DATA)
     hours = read_hours(folder / "azure_lmm_hourly_dev.csv")
     counts = read_minutes(folder / "azure_lmm_per_minute_dev.csv.gz")
-    requests = draw(traffic_of(counts, hours), seed=1, most_images=10_000)
+    requests = draw(traffic_of(counts, hours), seed=1, max_images=10_000)
     minutes = (np.array([one.arrival_seconds for one in requests]) / 60).astype(int)
     peaks = np.bincount(minutes, [one.images for one in requests], minlength=5040).reshape(84, 60).max(axis=1)
 
@@ -160,7 +160,7 @@ def test_hours_peak_as_high_as_those_of_the_trace():
     assert 22 <= (peaks >= 5_000).sum() <= 36
 
 
-def test_made_up_minutes_are_as_unsteady_as_the_traces():
+def test_synthetic_minutes_vary_as_those_of_the_trace():
     """P1, P10, P50, P90 and P99 over the mean within an eighth, and how much two neighbours differ within a fifth."""
     traffic = synthetic_rates(20_000, seed=1)
     counts = np.random.default_rng(2).poisson(124.41 * traffic.rps / traffic.rps.mean())
@@ -181,7 +181,7 @@ def test_synthetic_bursts_last_hours_and_a_third_of_the_time():
     assert lengths.max() <= 10 * 60
 
 
-def test_rates_of_text_and_of_images_are_split_by_the_hour(tmp_path):
+def test_text_and_image_rates_are_split_by_hour(tmp_path):
     table = tmp_path / "hours.csv"
     heads = "text_requests_per_min_read_off,image_requests_per_min_by_difference,images_per_min_peak_read_off"
     table.write_text(f"{heads}\n30,90,4999\n60,20,5000\n")
@@ -193,7 +193,7 @@ def test_rates_of_text_and_of_images_are_split_by_the_hour(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "hour,half\n1,dev\n", "text_requests_per_min_read_off\nmany\n"])
-def test_a_table_that_says_nothing_of_hours_is_refused_by_name(tmp_path, text):
+def test_table_without_hours_is_rejected_by_name(tmp_path, text):
     table = tmp_path / "hours.csv"
     table.write_text(text)
 
@@ -201,7 +201,7 @@ def test_a_table_that_says_nothing_of_hours_is_refused_by_name(tmp_path, text):
         read_hours(table)
 
 
-def test_a_trace_without_minutes_is_refused_by_name(tmp_path):
+def test_trace_without_minutes_is_rejected_by_name(tmp_path):
     trace = tmp_path / "minutes.csv"
     trace.write_text("minute,requests\n")
 
@@ -210,7 +210,7 @@ def test_a_trace_without_minutes_is_refused_by_name(tmp_path):
 
 
 def test_mismatched_rates_and_empty_loads_are_rejected():
-    with pytest.raises(ValueError, match="each must say the same intervals"):
+    with pytest.raises(ValueError, match="they must be equal"):
         Traffic(np.ones(2), np.ones(3), np.zeros(2, dtype=bool))
-    with pytest.raises(ValueError, match="nothing comes in any interval"):
+    with pytest.raises(ValueError, match="all rates are 0"):
         Traffic.split(np.zeros(3)).scaled(1.0)

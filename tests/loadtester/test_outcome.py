@@ -1,4 +1,4 @@
-"""One outcome for every end of a request."""
+"""Outcome of a request by its code and latency."""
 
 import pytest
 
@@ -23,7 +23,7 @@ from trimtab_pipelines.request_outcome import RequestOutcome
         ("GaveUp", 60.0, RequestOutcome.FAILED),
     ],
 )
-def test_codes_and_time_decide(code: str, latency_seconds: float, outcome: RequestOutcome) -> None:
+def test_outcome_follows_from_code_and_latency(code: str, latency_seconds: float, outcome: RequestOutcome) -> None:
     assert classify(code, ClientTimings(latency_seconds), ClientTimings(0.5)) is outcome
 
 

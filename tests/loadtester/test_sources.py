@@ -1,4 +1,4 @@
-"""Payloads: real pages with known truth, or random tensors of the pipeline's shape; none is another's copy."""
+"""Payload sources: real pages with labels, or random tensors of the pipeline's shapes, without duplicates."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from trimtab_training.digits.page_generator import Page
     ("datatype", "shape", "expected"),
     [("FP32", (3, -1), (1, 3, 16)), ("UINT8", (4,), (1, 4)), ("INT64", (), (1,)), ("BOOL", (2,), (1, 2))],
 )
-def test_random_payloads_have_the_shape_and_type_asked_for(datatype, shape, expected) -> None:
+def test_random_payloads_have_the_declared_shape_and_type(datatype, shape, expected) -> None:
     source = RandomPayloads((TensorSpec(name="x", datatype=datatype, shape=shape),), seed=5)
 
     (tensor,) = source.payload(3).inputs
@@ -38,7 +38,7 @@ def test_random_bytes_are_text() -> None:
     assert all(len(value.decode()) == 32 for value in tensor.array.ravel())
 
 
-def test_digit_payloads_know_what_is_on_the_page() -> None:
+def test_digit_payloads_have_the_labels_of_the_page() -> None:
     source = DigitPayloads(seed=1)
     payload = source.payload(4)
     (image,) = payload.inputs

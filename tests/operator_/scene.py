@@ -1,4 +1,4 @@
-"""An operator, a pipeline and the machinery of a cluster, one step at a time."""
+"""Operator, pipeline and fake cluster controllers, advanced one step at a time."""
 
 import json
 import time

@@ -118,7 +118,7 @@ async def test_altered_status_is_written_once_per_change(cluster: Cluster, names
 
 
 @pytest.mark.parametrize(("cores", "since"), [("many", "2026-01-01T00:00:00Z"), ("2", "soon")])
-async def test_room_that_another_hand_wrote_unreadably_is_judged_anew(
+async def test_invalid_schedulable_capacity_is_recomputed(
     cluster: Cluster, namespace: str, cores: str, since: str
 ) -> None:
     site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
@@ -165,5 +165,5 @@ async def test_field_restored_by_a_client_is_no_longer_reported(cluster: Cluster
         (None, {"spec": {"a": ""}}, ""),
     ],
 )
-def test_only_amounts_are_compared_as_numbers(live: Any, wanted: Any, path: str | None) -> None:
+def test_only_quantities_are_compared_as_numbers(live: Any, wanted: Any, path: str | None) -> None:
     assert difference(live, wanted) == path

@@ -1,4 +1,4 @@
-"""A plan that does without encoders, and one that has them again, made true by the operator."""
+"""Plans with and without encoder replicas, applied by the operator."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ async def site(cluster: Cluster, namespace: str) -> Site:
     return made
 
 
-async def test_a_stage_without_replicas_is_ready(site) -> None:
+async def test_stage_without_replicas_is_ready(site) -> None:
     assert await running(site) == {"encode small": 0, f"text {WHOLE}": 1}
     assert (await site.conditions())["StagesReady"] == ("True", "AllReady")
     assert (await site.conditions())["RouteReady"] == ("True", "RouterReady")
@@ -75,7 +75,7 @@ async def test_colocated_encoder_requires_references(cluster, namespace) -> None
         await cluster.apply(document, manager="user")
 
 
-def test_what_is_not_wanted_is_not_missed() -> None:
+def test_unplanned_replicas_are_not_reported_missing() -> None:
     idle = StageProgress("encode", wanted=0, ready=0, serving=0)
     served, gone = StageProgress("text", 1, 1, 1), StageProgress("text", 1, 0, 0)
 

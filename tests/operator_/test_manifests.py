@@ -120,7 +120,7 @@ def profiling() -> list[dict[str, Any]]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_manifests_are_as_written_down(name: str, written: list[dict[str, Any]]) -> None:
+def test_manifests_match_golden_files(name: str, written: list[dict[str, Any]]) -> None:
     path = GOLDEN / f"{name}.yaml"
     if os.environ.get("TRIMTAB_UPDATE_GOLDEN") == "1":
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ def test_manifests_are_as_written_down(name: str, written: list[dict[str, Any]])
 
 @pytest.mark.parametrize("settings", [SETTINGS, SECURE], ids=["plain", "guarded"])
 @pytest.mark.parametrize("variant", ["small", "own"])
-def test_a_service_names_the_port_of_its_pods_that_routers_call(variant: str, settings: Settings) -> None:
+def test_service_targets_the_data_port(variant: str, settings: Settings) -> None:
     """By a number it would lose the pods of before, while a new template with another number comes."""
     made, served, _ = hosting_set(variant, settings)
     pod = made["spec"]["template"]["spec"]
@@ -159,13 +159,13 @@ def test_termination_grace_period_follows_the_slo(latency: str, seconds: int) ->
     assert {pod["terminationGracePeriodSeconds"] for pod in pods} == {seconds}
 
 
-def test_each_hosted_variant_adds_its_memory() -> None:
+def test_shared_variants_add_their_memory() -> None:
     """512 MiB for the server itself, and what each variant asks for; those that ask for other things stand apart."""
     assert memory_bytes(GROUPS["small"].variants) == (512 + 256) * 2**20
     assert memory_bytes(GROUPS["own"].variants) == 2 * 2**30
 
 
-def test_a_pipeline_may_bring_an_image_with_families_of_its_own() -> None:
+def test_pipeline_image_replaces_the_model_server_image() -> None:
     """Its model servers and its profiler run it, and what was measured with another image no longer counts."""
     ours, theirs = a_pipeline(), a_pipeline(modelServerImage="registry/acme:1")
     (stage,) = theirs.spec.stages
@@ -178,7 +178,7 @@ def test_a_pipeline_may_bring_an_image_with_families_of_its_own() -> None:
     assert task.fingerprint != before.fingerprint
 
 
-def test_what_is_measured_is_what_the_user_says_of_its_inputs() -> None:
+def test_profile_inputs_come_from_the_annotation() -> None:
     """The profiler reads it where the operator writes the pipeline for it, and measures anew where it is another."""
     ours, theirs = a_pipeline(), a_pipeline()
     theirs.metadata.annotations.update({"trimtab.dev/payloads": "x=frames", "kubectl.kubernetes.io/other": "y"})
@@ -223,7 +223,7 @@ def test_only_a_longer_slo_profiles_excluded_batch_sizes() -> None:
     assert len(names) == 2
 
 
-def test_each_secret_has_a_task_of_its_own() -> None:
+def test_secrets_have_separate_profile_tasks() -> None:
     """Two Secrets in one pod would set the same variables, and one of them would win."""
     kinds = {"open": None, "one": "bucket-a", "other": "bucket-b", "also": "bucket-a"}
     variants = [a_variant(name, **({"secretName": secret} if secret else {})) for name, secret in kinds.items()]
@@ -328,7 +328,7 @@ async def seldon(cluster: Cluster) -> Any:
     await cluster.delete("CustomResourceDefinition", None, "seldondeployments.machinelearning.seldon.io")
 
 
-async def test_a_pipeline_for_seldon_gets_seldon_deployments(seldon: None, cluster: Cluster, namespace: str) -> None:
+async def test_seldon_deployer_creates_seldon_deployments(seldon: None, cluster: Cluster, namespace: str) -> None:
     """SeldonDeployments replace Deployments; routers keep their Services. A second reconciliation writes nothing."""
     document = a_pipeline_document(1, deployer="SeldonDeployment")
     site = Site(cluster, namespace, document)
@@ -374,7 +374,7 @@ async def test_changed_deployer_replaces_objects_once_ready(seldon: None, cluste
         before = after
 
 
-def test_all_that_envoy_looks_for_is_mounted_beside_it() -> None:
+def test_files_of_the_envoy_config_are_mounted() -> None:
     """A file that tells of its certificates and is not there would keep it from opening the door."""
     written = router_objects(PIPELINE, a_plan(PIPELINE), SECURE, pod_monitor=False)
     config = next(one["data"] for one in written if one["kind"] == "ConfigMap")

@@ -1,4 +1,4 @@
-"""Whom a pipeline's pods may call and who may call them, by the rules of NetworkPolicies."""
+"""Ingress and egress of a pipeline's pods under the rendered NetworkPolicies."""
 
 from dataclasses import dataclass, replace
 from ipaddress import ip_address, ip_network

@@ -1,4 +1,4 @@
-"""The operator as a process: two copies, one of which writes; what one leaves half done the other finishes."""
+"""Operator process: leader election between two replicas, and takeover of unfinished work."""
 
 import asyncio
 import os
@@ -62,7 +62,7 @@ async def until(cluster: Cluster, kind: str, namespace: str, holds: Callable[[di
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_two_copies_one_of_which_writes(kubeconfig: Path, cluster: Cluster, namespace: str) -> None:
+async def test_only_the_leader_of_two_replicas_writes(kubeconfig: Path, cluster: Cluster, namespace: str) -> None:
     """The second waits; when the first is killed it takes over, and puts right what happened in between."""
     site = Site(cluster, namespace, a_pipeline_document())
     name = replica_group_name("sample", "stage-0", "small")

@@ -1,4 +1,4 @@
-"""The operator against a real API server: what it writes, puts right, and leaves alone."""
+"""Operator against a real API server: objects that it writes, restores and leaves unchanged."""
 
 import pytest
 
@@ -26,7 +26,7 @@ async def serving(site: Site) -> Site:
     return site
 
 
-async def test_a_pipeline_without_profile_gets_one_first(site) -> None:
+async def test_pipeline_without_profile_is_profiled_first(site) -> None:
     """Before anything is planned a Job measures, visibly; the router is there already."""
     await site.apply_pipeline()
 
@@ -41,12 +41,12 @@ async def test_a_pipeline_without_profile_gets_one_first(site) -> None:
     assert await site.names("ServiceAccount") == {"sample-router", "sample-profiler"}
 
 
-async def test_a_measured_pipeline_needs_no_job_and_no_account_for_it(serving) -> None:
+async def test_profiled_pipeline_has_no_job_and_no_account(serving) -> None:
     assert await serving.names("Job") == set()
     assert await serving.names("ServiceAccount") == {"sample-router"}
 
 
-async def test_a_plan_becomes_true(serving) -> None:
+async def test_plan_is_applied(serving) -> None:
     """Replicas, the Service routers find them by, the plan routers start from, status and one Event."""
     name = replica_group_name("sample", "first", "small")
     service = await serving.cluster.get("Service", serving.namespace, name)
@@ -69,7 +69,7 @@ async def test_a_plan_becomes_true(serving) -> None:
     assert plan["status"]["conditions"][0]["reason"] == "Applied"
 
 
-async def test_all_it_writes_belongs_to_the_pipeline(serving) -> None:
+async def test_objects_are_owned_by_the_pipeline(serving) -> None:
     """Owner references let the cluster clear everything away with the pipeline."""
     pipeline = await serving.cluster.get("InferencePipeline", serving.namespace, "sample")
     kinds = [
@@ -92,7 +92,7 @@ async def test_all_it_writes_belongs_to_the_pipeline(serving) -> None:
             assert "finalizers" not in item["metadata"]
 
 
-async def test_with_nothing_to_do_it_writes_nothing(serving) -> None:
+async def test_reconciliation_is_idempotent(serving) -> None:
     """Neither a second reconciliation nor a restarted operator writes."""
     versions = await serving.versions()
 
@@ -102,7 +102,7 @@ async def test_with_nothing_to_do_it_writes_nothing(serving) -> None:
     assert await serving.versions() == versions
 
 
-async def test_another_batch_size_touches_no_pod(serving) -> None:
+async def test_changed_batch_size_restarts_no_pod(serving) -> None:
     """Only the plan routers start from, and status, are written."""
     name = replica_group_name("sample", "first", "small")
     before = await serving.cluster.get("Deployment", serving.namespace, name)
@@ -115,7 +115,7 @@ async def test_another_batch_size_touches_no_pod(serving) -> None:
     assert (await serving.status())["stages"][0]["batchSize"] == 16
 
 
-async def test_a_change_of_variant_makes_before_it_breaks(serving) -> None:
+async def test_changed_variant_is_ready_before_the_old_one_stops(serving) -> None:
     """The old replica stays until the new one is ready."""
     await serving.apply_plan(2, variant="large")
     await serving.look()
@@ -132,7 +132,7 @@ async def test_a_change_of_variant_makes_before_it_breaks(serving) -> None:
     assert [reason for reason, _ in await serving.events()] == ["PlanApplied", "PlanApplied"]
 
 
-async def test_room_is_free_only_once_a_pod_is_gone(serving) -> None:
+async def test_capacity_is_free_only_after_a_pod_ends(serving) -> None:
     """A pod that drains still counts: what follows it waits for its end."""
     serving.document["spec"]["budget"] = {"cores": "1"}
     await serving.apply_pipeline()
@@ -153,7 +153,7 @@ async def test_room_is_free_only_once_a_pod_is_gone(serving) -> None:
     assert await serving.replicas() == {"small": 0, "large": 1}
 
 
-async def test_puts_right_what_was_edited_or_deleted_by_hand(serving) -> None:
+async def test_manual_edits_and_deletions_are_reverted(serving) -> None:
     """This holds for each field and each field manager."""
     name, router = replica_group_name("sample", "first", "small"), router_name("sample")
     deployment = await serving.cluster.get("Deployment", serving.namespace, name)
@@ -181,7 +181,7 @@ async def test_puts_right_what_was_edited_or_deleted_by_hand(serving) -> None:
     assert await serving.conditions() == await serving.conditions() | {"Ready": ("True", "Ready")}
 
 
-async def test_fields_of_others_stay(serving) -> None:
+async def test_fields_of_other_managers_are_kept(serving) -> None:
     """The operator keeps labels that other clients added."""
     name = replica_group_name("sample", "first", "small")
     metadata = {"name": name, "namespace": serving.namespace, "labels": {"team": "vision"}}
@@ -209,7 +209,7 @@ async def test_rejected_plan_leaves_the_last_good_one_serving(serving, changes, 
     assert "PlanRejected" in [reason for reason, _ in await serving.events()]
 
 
-async def test_an_advisory_plan_is_ignored(site) -> None:
+async def test_advisory_plan_is_ignored(site) -> None:
     await site.apply_pipeline()
     await site.apply_profiles()
     await site.apply_plan(1)
@@ -222,7 +222,7 @@ async def test_an_advisory_plan_is_ignored(site) -> None:
     assert (await site.conditions())["PlanApplied"] == ("False", "AwaitingPlan")
 
 
-async def test_a_plan_that_never_gets_ready_is_given_up(serving) -> None:
+async def test_plan_that_never_becomes_ready_is_reverted(serving) -> None:
     """The reason is reported at once; after the timeout the operator reverts to the last good plan."""
     serving.document["spec"]["stages"][0]["variants"][1] |= {
         "family": "",
@@ -255,7 +255,7 @@ async def test_a_plan_that_never_gets_ready_is_given_up(serving) -> None:
     assert await serving.replicas() == {"small": 1, "large": 1}
 
 
-async def test_tells_what_found_room_where_nodes_are_too_small(serving) -> None:
+async def test_schedulable_capacity_is_reported_on_small_nodes(serving) -> None:
     """A replica without a node is given up after the grace; more is tried after a while."""
     serving.machinery.cores = 2.1  # the router's tenth, and two replicas
     await serving.apply_plan(2, replicas=3)
@@ -305,7 +305,7 @@ async def test_last_replica_waits_for_capacity_of_a_draining_pod(serving) -> Non
     assert await serving.replicas() == {"small": 1}
 
 
-async def test_a_paused_pipeline_keeps_its_plan(serving) -> None:
+async def test_paused_pipeline_keeps_its_plan(serving) -> None:
     serving.document["spec"]["mode"] = "Paused"
     await serving.apply_pipeline()
     await serving.apply_plan(2, replicas=2)
@@ -336,7 +336,7 @@ async def test_changed_pipeline_rolls_its_router_and_prunes_objects(serving) -> 
     assert after["spec"]["template"]["metadata"] != before["spec"]["template"]["metadata"]
 
 
-async def test_a_budget_alone_restarts_nothing(serving) -> None:
+async def test_changed_budget_restarts_nothing(serving) -> None:
     serving.document["spec"]["budget"] = {"cores": "6"}
     before = await serving.cluster.get("Deployment", serving.namespace, "sample-router")
     await serving.apply_pipeline()
@@ -346,7 +346,7 @@ async def test_a_budget_alone_restarts_nothing(serving) -> None:
     assert after["metadata"]["generation"] == before["metadata"]["generation"]
 
 
-async def test_a_pipeline_that_cannot_be_read_says_so(serving) -> None:
+async def test_invalid_pipeline_is_reported(serving) -> None:
     """What only our own checks find is a condition; what runs stays."""
     serving.document["spec"]["budget"] = {"cores": "10m"}
     await serving.apply_pipeline()
@@ -357,7 +357,7 @@ async def test_a_pipeline_that_cannot_be_read_says_so(serving) -> None:
     assert await serving.replicas() == {"small": 1}
 
 
-async def test_conditions_of_the_adapter_stay_and_count(serving) -> None:
+async def test_adapter_conditions_are_kept_and_considered(serving) -> None:
     """Ready is the sum of all conditions; each has one writer."""
     condition = {
         "type": "MetricsAvailable",
@@ -378,7 +378,7 @@ async def test_conditions_of_the_adapter_stay_and_count(serving) -> None:
     assert (await serving.status())["rps"] == "12"
 
 
-async def test_a_pipeline_of_the_same_name_starts_anew(serving) -> None:
+async def test_recreated_pipeline_starts_from_an_empty_state(serving) -> None:
     """Objects of the one before it, not cleared away yet, are not taken for its own."""
     await serving.cluster.delete("InferencePipeline", serving.namespace, "sample")
     await serving.apply_pipeline()

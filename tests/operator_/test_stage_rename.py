@@ -1,4 +1,4 @@
-"""A stage that is renamed: what it was serves until its successor does, and no router of before is left."""
+"""Renamed stages: the old stage serves until its successor is ready and no former router is left."""
 
 from typing import Any
 
@@ -75,13 +75,13 @@ def a_router_pod(number: int, *, leaving: bool = False) -> PodState:
     ],
     ids=["rests", "rolls", "lacks one", "has one more", "was not looked at since", "one still drains"],
 )
-def test_no_router_of_before_is_left(status: dict[str, int], pods: int, *, expected: bool) -> None:
+def test_routes_are_new_once_no_former_router_is_left(status: dict[str, int], pods: int, *, expected: bool) -> None:
     site = a_site(status, [a_router_pod(number, leaving=number == 2) for number in range(pods)])
 
     assert has_new_routes(site) is expected
 
 
-def test_the_routers_of_another_version_are_of_before() -> None:
+def test_routers_of_another_version_count_as_former() -> None:
     site = a_site({}, [a_router_pod(0), a_router_pod(1)])
     other = a_pipeline([a_stage("other")])
 

@@ -91,7 +91,7 @@ async def test_object_is_created_once_the_foreign_one_is_gone(site: Site) -> Non
     assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
 
 
-async def test_deleting_the_pipeline_leaves_what_is_not_its_own(site: Site) -> None:
+async def test_deleted_pipeline_leaves_foreign_objects(site: Site) -> None:
     """Garbage collection follows owner references, so a foreign object must have none to the pipeline."""
     await a_foreign_object(
         site, "Service", "sample-router", labels={MANAGED_BY: OPERATOR_MANAGER, PIPELINE_LABEL: "other"}
@@ -185,7 +185,7 @@ async def test_scaling_a_removed_variant_keeps_its_other_fields(site: Site) -> N
 
 
 @pytest.mark.parametrize(("before", "after"), [("ClusterRole", "Role"), ("Role", "ClusterRole")])
-async def test_when_the_kind_of_the_roles_changes_the_bindings_follow(
+async def test_changed_role_kind_replaces_the_bindings(
     cluster: Cluster, namespace: str, before: str, after: str
 ) -> None:
     """As when `namespaces` of the chart changes: no binding's role can be changed, only the binding replaced."""

@@ -1,4 +1,4 @@
-"""The definitions as rendered: what is committed, and whether columns name what the models have."""
+"""Rendered CRDs: equal to the committed files, with columns that exist in the models."""
 
 import re
 import typing

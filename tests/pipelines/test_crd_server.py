@@ -1,4 +1,4 @@
-"""The definitions in a real API server: what it rejects, what it fills in, and that our documents survive it."""
+"""CRDs in a real API server: rejected fields, defaults, and round trips of example documents."""
 
 import copy
 import json

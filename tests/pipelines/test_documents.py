@@ -1,4 +1,4 @@
-"""Files are read safely and replaced in one step."""
+"""Documents: safe reads and atomic replacement of files."""
 
 import pytest
 

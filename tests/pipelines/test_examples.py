@@ -1,4 +1,4 @@
-"""The example pipelines are valid, and say of their accuracy what was measured."""
+"""Example pipelines: valid, with accuracies equal to the measured ones."""
 
 import json
 from pathlib import Path

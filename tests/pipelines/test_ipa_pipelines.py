@@ -1,4 +1,4 @@
-"""The five pipelines of IPA say what the paper says, and nothing of their accuracies is passed off as measured."""
+"""Five pipelines of IPA: figures of the paper, with accuracies marked as not measured."""
 
 import pytest
 

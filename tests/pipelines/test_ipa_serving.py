@@ -1,4 +1,4 @@
-"""IPA's pipelines really served: router and model servers on this machine, full-size light variants, real requests."""
+"""IPA pipelines served on this machine: router, model servers, full-size light variants and real requests."""
 
 from pathlib import Path
 

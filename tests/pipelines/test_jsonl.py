@@ -1,4 +1,4 @@
-"""Files of lines are bounded, and what was torn costs no more than itself."""
+"""JSONL files: bounded size, and torn lines that lose only themselves."""
 
 import json
 import resource

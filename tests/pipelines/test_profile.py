@@ -1,4 +1,4 @@
-"""Profiles answer with what was measured, and with the fit in between."""
+"""Profiles: measured latencies, and fitted ones in between."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Kubernetes quantities and durations are read and written without losing anything."""
+"""Kubernetes quantities and durations: lossless parsing and rendering."""
 
 import pytest
 from hypothesis import given

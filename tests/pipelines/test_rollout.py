@@ -1,4 +1,4 @@
-"""The rollout keeps the budget at every step, always arrives, and breaks nothing needlessly."""
+"""Rollout: within the budget at each step, always complete, and without needless disruption."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any

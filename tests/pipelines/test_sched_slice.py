@@ -1,4 +1,4 @@
-"""A process takes turns as long as it asks for, gives what it starts the same, and keeps how nice it is."""
+"""Scheduler slice of a process: set, inherited by children, and independent of niceness."""
 
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""The committed JSON schemas are what the models render, and say no when a document changes."""
+"""JSON schemas: equal to those that the models render, and strict about changed documents."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The price of time: the slope of the best mixes where the seconds end."""
+"""Shadow price of time: slope of the best mixes at the end of the budget."""
 
 import pytest
 

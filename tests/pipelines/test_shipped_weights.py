@@ -1,4 +1,4 @@
-"""Weights that a shipped pipeline names by a relative path are where the model server's image has them."""
+"""Relative weight paths of shipped pipelines, at their location in the model server's image."""
 
 import re
 from pathlib import Path

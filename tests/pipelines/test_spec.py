@@ -1,4 +1,4 @@
-"""A pipeline says what is wrong with it: which field, and what would be right."""
+"""Validation of pipelines: messages name the field and suggest a correction."""
 
 import copy
 from pathlib import Path

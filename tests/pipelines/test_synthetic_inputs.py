@@ -1,4 +1,4 @@
-"""Payloads are as long as the published data sets say, padded alike, and the same for the same seed."""
+"""Synthetic payloads: lengths of the published data sets, uniform padding, and reproducible seeds."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Thresholds of doubt by task: what a look wins decides, and chance wins nothing."""
+"""Escalation thresholds by task: chosen by gain, without chance gains."""
 
 import numpy as np
 

@@ -39,7 +39,7 @@ def test_peak_change_compares_20_seconds_before_and_after() -> None:
     assert np.isfinite(found).nonzero()[0].tolist() == list(range(20, 41))
 
 
-def test_no_load_is_no_change_and_a_gap_is_not_known() -> None:
+def test_change_is_zero_without_load_and_unknown_in_gaps() -> None:
     load = np.zeros(100)
     load[70] = np.nan
 
@@ -50,7 +50,7 @@ def test_no_load_is_no_change_and_a_gap_is_not_known() -> None:
     assert np.isnan(peak_changes(np.ones(39))).all()
 
 
-def test_what_came_every_hour_is_expected_again() -> None:
+def test_hourly_change_is_expected_again() -> None:
     load = jumping(5 * HOUR + 990)
 
     recurring = one(load, load.size).recurring[0]
@@ -61,7 +61,7 @@ def test_what_came_every_hour_is_expected_again() -> None:
     assert (np.abs(recurring[:-1]) < hourly / 1.5).all()  # most of the five-minute marks showed nothing
 
 
-def test_gaps_and_missing_past_are_left_out_of_the_mean() -> None:
+def test_gaps_are_excluded_from_the_mean() -> None:
     load = np.tile(np.concatenate([np.full(HOUR // 2, 10.0), np.full(HOUR // 2, 30.0)]), 3)
 
     known = one(load, 2 * HOUR + HOUR // 2).recurring[0, -1]
@@ -73,7 +73,7 @@ def test_gaps_and_missing_past_are_left_out_of_the_mean() -> None:
     assert one(load, 200).recurring.tolist() == [[0.0] * 4]
 
 
-def test_usual_is_what_the_last_ten_and_thirty_minutes_were() -> None:
+def test_usual_load_averages_ten_and_thirty_minutes() -> None:
     load = np.concatenate([np.full(1200, 40.0), np.tile([8.0, 12.0], 300)])
     load[1500] = np.nan
 
@@ -110,7 +110,7 @@ def test_jumps_at_clock_marks_are_forecast_from_earlier_ones(every: int) -> None
     assert error(MEMORY_SECONDS) < 0.6 * error(600)
 
 
-def test_looks_at_minutes_are_put_together_to_hours() -> None:
+def test_short_histories_are_merged_to_hours() -> None:
     load = jumping(3 * HOUR)
     history, forecaster, network = LoadHistory(), shipped_forecaster(), LstmForecaster(LstmWeights.load())
 
@@ -124,7 +124,7 @@ def test_looks_at_minutes_are_put_together_to_hours() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 30)), min_size=1, max_size=12))
-def test_memory_holds_the_newest_look_at_every_second(looks: list[tuple[int, int]]) -> None:
+def test_history_keeps_the_newest_value_of_each_second(looks: list[tuple[int, int]]) -> None:
     history, known, now = LoadHistory(), dict[int, float](), 1000
 
     for number, (passed, size) in enumerate(looks):
@@ -137,7 +137,7 @@ def test_memory_holds_the_newest_look_at_every_second(looks: list[tuple[int, int
         assert remembered.size >= now - min(known, default=now)
 
 
-def test_the_newer_look_counts_and_a_clock_set_back_forgets() -> None:
+def test_clock_set_back_resets_the_history() -> None:
     history = LoadHistory()
     history.extend(np.array([1.0, 2.0, 3.0]), 100.0)
 
@@ -148,7 +148,7 @@ def test_the_newer_look_counts_and_a_clock_set_back_forgets() -> None:
     assert history.extend(np.array([5.0]), 50.0 + MEMORY_SECONDS).tolist() == [5.0]
 
 
-def test_routers_keep_the_history_that_forecasts_use() -> None:
+def test_router_history_covers_the_forecast_window() -> None:
     history = LoadHistory()
     history.extend(np.ones(MEMORY_SECONDS), 0.0)
 

@@ -1,4 +1,4 @@
-"""Seconds rebuilt from bins keep what was measured, and look like arrivals."""
+"""Seconds reconstructed from bins: they keep the measured peak and mean, and vary as arrivals do."""
 
 import numpy as np
 import pytest

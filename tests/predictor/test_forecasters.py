@@ -1,4 +1,4 @@
-"""Every forecaster has one signature, says why it answers as it does, and never takes silence for missing metrics."""
+"""Forecasters: one signature, reported reasons, and missing metrics distinct from no load."""
 
 import inspect
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_smape_is_symmetric_and_bounded(pairs: list[tuple[float, float]]) -> Non
 
 
 @pytest.mark.parametrize("forecaster", ALL, ids=lambda one: one.name)
-def test_one_signature(forecaster: Forecaster) -> None:
+def test_forecasters_share_one_signature(forecaster: Forecaster) -> None:
     assert list(inspect.signature(forecaster.forecast).parameters) == ["history_rps", "now_seconds"]
 
     forecast = forecaster.forecast(level_load(200), 100.0)
@@ -88,7 +88,7 @@ def test_one_signature(forecaster: Forecaster) -> None:
         (["many"], "is not a row of numbers"),
     ],
 )
-def test_an_impossible_history_is_refused(forecaster: Forecaster, history: list[float], message: str) -> None:
+def test_invalid_history_is_rejected(forecaster: Forecaster, history: list[float], message: str) -> None:
     with pytest.raises(HistoryError, match=message):
         forecaster.forecast(history, 0.0)
 
@@ -100,7 +100,7 @@ def test_reactive_repeats_the_peak_of_the_last_20_seconds() -> None:
     assert ReactiveForecaster().forecast(history[:-1], 0.0).peak_rps == 99.0
 
 
-def test_reactive_looks_past_missing_seconds_and_says_so() -> None:
+def test_reactive_skips_and_reports_missing_seconds() -> None:
     forecast = ReactiveForecaster().forecast([7.0, 9.0, *[np.nan] * 25], 0.0)
 
     assert (forecast.peak_rps, forecast.source) == (9.0, "reactive")
@@ -108,7 +108,7 @@ def test_reactive_looks_past_missing_seconds_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("forecaster", [ALL[0], ALL[2], shipped_forecaster()], ids=lambda one: one.name)
-def test_no_metrics_are_not_the_same_as_no_load(forecaster: Forecaster) -> None:
+def test_missing_metrics_differ_from_no_load(forecaster: Forecaster) -> None:
     nothing_known = forecaster.forecast([], 1000.0)
     lost = forecaster.forecast([np.nan] * 130, 1001.0)
     silence = forecaster.forecast([0.0] * 130, 1002.0)
@@ -131,21 +131,21 @@ def test_lost_metrics_repeat_the_last_forecast() -> None:
     assert after.reason == "no load measured in the last 150 s"
 
 
-def test_the_oracle_reads_the_trace_being_played() -> None:
+def test_oracle_reads_the_played_trace() -> None:
     forecast = OracleForecaster(TRACE, offset_seconds=-1000.0).forecast([], 1010.0)
 
     assert (forecast.peak_rps, forecast.source, forecast.reason) == (30.0, "oracle", "read from ramp")
 
 
 @pytest.mark.parametrize("now_seconds", [600.0, 5000.0, -50.0])
-def test_the_oracle_outside_its_trace_is_reactive(now_seconds: float) -> None:
+def test_oracle_outside_its_trace_is_reactive(now_seconds: float) -> None:
     forecast = OracleForecaster(TRACE).forecast(level_load(20), now_seconds)
 
     assert (forecast.peak_rps, forecast.source) == (10.0, "reactive")
     assert forecast.reason == f"ramp has no load at second {now_seconds:.0f} of its 600"
 
 
-def test_reactive_until_two_minutes_of_history() -> None:
+def test_lstm_is_reactive_until_two_minutes_of_history() -> None:
     forecaster = shipped_forecaster()
 
     early = forecaster.forecast(level_load(42), 42.0)
@@ -155,7 +155,7 @@ def test_reactive_until_two_minutes_of_history() -> None:
     assert (later.source, later.reason) == ("lstm", "two minutes of history; no forecast scored yet")
 
 
-def test_too_many_missing_seconds_fall_back_and_few_do_not() -> None:
+def test_many_missing_seconds_fall_back() -> None:
     forecaster = LstmForecaster(LstmWeights.load())
     history = level_load(150, 30.0)
     history[40:64] = np.nan
@@ -174,7 +174,7 @@ def run(forecaster: Forecaster, load: NDArray[np.float64], every: int = 10, star
     return [(answer.source, answer.reason) for answer in answers]
 
 
-def test_a_worse_lstm_is_put_aside_and_says_by_how_much() -> None:
+def test_worse_lstm_falls_back_and_reports_its_errors() -> None:
     forecaster = FallbackForecaster(Saying(1.5))
 
     *_, (source, reason) = run(forecaster, level_load(300))
@@ -185,14 +185,14 @@ def test_a_worse_lstm_is_put_aside_and_says_by_how_much() -> None:
     assert reason.endswith("forecasts: 40.0% against 0.0%")
 
 
-def test_it_is_given_its_chance_before_it_is_judged() -> None:
+def test_lstm_falls_back_only_after_enough_forecasts() -> None:
     answers = run(FallbackForecaster(Saying(1.5)), level_load(300))
 
     judged = [reason for source, reason in answers if source == "lstm" and reason.startswith("too few")]
     assert len(judged) == MIN_FORECASTS - 1
 
 
-def test_an_lstm_that_recovers_is_believed_again() -> None:
+def test_recovered_lstm_is_used_again() -> None:
     level = level_load(400, 10.0)
     growth = 10.0 * 1.01 ** np.arange(1, 601)
     # The peak of the next 20 s over the mean of the last 120 s, while the load grows by 1 % a second.
@@ -206,7 +206,7 @@ def test_an_lstm_that_recovers_is_believed_again() -> None:
     assert answers[-1][1] == "no worse than reactive over the last 30 forecasts: 0.0% against 19.8%"
 
 
-def test_an_error_is_scored_against_the_seconds_it_was_about() -> None:
+def test_forecast_is_scored_against_its_own_seconds() -> None:
     forecaster = FallbackForecaster(None)
     load = np.concatenate([level_load(20, 10.0), level_load(20, 30.0), level_load(20, 90.0)])
 
@@ -221,7 +221,7 @@ def test_an_error_is_scored_against_the_seconds_it_was_about() -> None:
     assert due.reason == "no LSTM given"
 
 
-def test_forecasts_about_missing_seconds_are_not_scored() -> None:
+def test_forecasts_of_missing_seconds_are_not_scored() -> None:
     forecaster = FallbackForecaster(None)
     forecaster.forecast(level_load(20), 20.0)
     history = np.concatenate([level_load(20), np.full(6, np.nan), level_load(14, 50.0)])
@@ -229,7 +229,7 @@ def test_forecasts_about_missing_seconds_are_not_scored() -> None:
     assert forecaster.forecast(history, 40.0).recent_error is None
 
 
-def test_a_clock_that_goes_back_scores_nothing() -> None:
+def test_clock_set_back_scores_nothing() -> None:
     forecaster = FallbackForecaster(None)
     forecaster.forecast(level_load(20), 1e9)
 
@@ -237,7 +237,7 @@ def test_a_clock_that_goes_back_scores_nothing() -> None:
     assert forecaster.forecast(level_load(60, 99.0), 20.0).recent_error == 0.0
 
 
-def test_asking_twice_in_a_moment_scores_once() -> None:
+def test_repeated_forecast_is_scored_once() -> None:
     load = level_load(400)
     once, twice = shipped_forecaster(), shipped_forecaster()
 
@@ -247,7 +247,7 @@ def test_asking_twice_in_a_moment_scores_once() -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not an archive", b"PK\x03\x04 cut off"])
-def test_unusable_weights_leave_reactive_and_say_so(tmp_path: Path, content: bytes | None) -> None:
+def test_unusable_weights_fall_back_and_are_reported(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "lstm.npz"
     if content is not None:
         path.write_bytes(content)
@@ -263,7 +263,7 @@ def test_unusable_weights_leave_reactive_and_say_so(tmp_path: Path, content: byt
     history=st.lists(st.one_of(st.floats(0, 1e9), st.just(float("nan"))), max_size=300),
     now=st.floats(-1e9, 1e9, allow_nan=False),
 )
-def test_any_true_history_gets_a_bounded_answer(history: list[float], now: float) -> None:
+def test_valid_history_has_a_bounded_forecast(history: list[float], now: float) -> None:
     forecaster = shipped_forecaster()
 
     for later in (0, 10, 20, 30):
@@ -275,7 +275,7 @@ def test_any_true_history_gets_a_bounded_answer(history: list[float], now: float
         assert forecast.reason
 
 
-def test_quantiles_are_read_between_those_known() -> None:
+def test_quantiles_are_interpolated() -> None:
     forecast = Forecast(10.0, "lstm", "", quantiles=((0.5, 10.0), (0.9, 14.0), (0.99, 20.0)))
 
     assert forecast.at(0.5) == 10.0

@@ -1,4 +1,4 @@
-"""The network as served is the network as trained, knows no scale, and its weights are worth shipping."""
+"""LSTM forecaster: equality with the trained network, scale invariance, and accuracy of the shipped weights."""
 
 import math
 import os
@@ -52,7 +52,7 @@ def described(windows_rps: NDArray[np.float64]) -> WindowFeatures:
     return window_features(windows_rps, alone(windows_rps))
 
 
-def test_numpy_evaluates_the_network_as_keras_does() -> None:
+def test_numpy_network_matches_keras() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TensorFlow's own, on import
@@ -72,7 +72,7 @@ def test_numpy_evaluates_the_network_as_keras_does() -> None:
     np.testing.assert_allclose(evaluate_network(shipped, inputs), expected_shipped, atol=1e-5)
 
 
-def test_windows_are_seen_in_deviations_from_their_mean() -> None:
+def test_windows_are_normalized_by_their_deviation() -> None:
     window = np.tile([1.0, 3.0], 60)
 
     seen = described(window[None])
@@ -87,7 +87,7 @@ def test_windows_are_seen_in_deviations_from_their_mean() -> None:
     np.testing.assert_allclose(seen.inputs[0, 0], [1.0, 0.0, 1.0, 1.0, 0.2, *sizes, *[0.0] * 8], atol=1e-12)
 
 
-def test_the_context_is_seen_in_deviations_of_the_window() -> None:
+def test_context_is_normalized_by_the_window() -> None:
     context = Context(np.array([[0.2, 0.0, -0.5, 1.0]]), np.array([[4.0, 2.0]]), np.array([[2.0, 0.0]]), np.ones(1))
 
     seen = window_features(np.tile([1.0, 3.0], 60)[None], context)
@@ -98,14 +98,14 @@ def test_the_context_is_seen_in_deviations_of_the_window() -> None:
     np.testing.assert_allclose(seen.inputs[0, :, 8:], np.tile(expected, (12, 1)))
 
 
-def test_a_window_without_noise_shows_no_context() -> None:
+def test_noise_free_window_hides_the_context() -> None:
     context = Context(np.ones((1, 4)), np.full((1, 2), 9.0), np.full((1, 2), 3.0), np.ones(1))
 
     assert not window_features(np.full((1, 120), 5.0), context).inputs[..., 8:].any()
 
 
 @pytest.mark.parametrize("rps", [0.1, 10.0, 1e6])
-def test_a_load_without_noise_is_expected_again(rps: float) -> None:
+def test_noise_free_load_is_repeated(rps: float) -> None:
     windows = np.full((1, 120), rps)
 
     np.testing.assert_allclose(
@@ -120,7 +120,7 @@ def test_noise_free_jump_is_forecast_once_it_has_lasted() -> None:
 
 
 @pytest.mark.parametrize("times", [0.5, 3.0, 10.0])
-def test_the_forecast_scales_nearly_with_the_load(times: float) -> None:
+def test_forecast_scales_with_the_load(times: float) -> None:
     """Size shows only in how the noise compares to that of independent arrivals."""
     weights = LstmWeights.load()
     load = noisy(np.full(9000, 12.0))
@@ -133,13 +133,13 @@ def test_the_forecast_scales_nearly_with_the_load(times: float) -> None:
     )
 
 
-def test_no_load_forecasts_none() -> None:
+def test_no_load_forecasts_zero() -> None:
     windows = np.zeros((1, 120))
 
     assert forecast_peaks(LstmWeights.load(), windows, alone(windows)).tolist() == [0.0]
 
 
-def test_a_forecast_takes_at_most_five_milliseconds() -> None:
+def test_forecast_takes_at_most_five_milliseconds() -> None:
     forecaster = LstmForecaster(LstmWeights.load())
     history = noisy(np.full(MEMORY_SECONDS, 30.0))
     took = []
@@ -164,7 +164,7 @@ def test_shipped_weights_beat_reactive_on_level_loads(rps: float, at_most: float
 
 
 @pytest.mark.parametrize("at_once", [5, 50, 5000])
-def test_requests_that_come_many_at_once_are_noise_not_a_change(at_once: int) -> None:
+def test_bursty_arrivals_are_noise_not_a_change(at_once: int) -> None:
     cut = cut_windows(at_once * noisy(np.full(20_000, 12.0)), 20)
 
     ours = smape(forecast_peaks(LstmWeights.load(), cut.histories_rps, cut.context), cut.peaks_rps)
@@ -181,7 +181,7 @@ def test_shipped_weights_beat_reactive_on_plateaus_and_steps(low: float, high: f
     assert ours < smape(cut.histories_rps[:, -20:].max(axis=1), cut.peaks_rps)
 
 
-def test_a_step_is_followed_within_20_seconds() -> None:
+def test_step_is_forecast_within_20_seconds() -> None:
     load = np.concatenate([noisy(np.full(300, 10.0)), noisy(np.full(40, 60.0), 2)])
 
     forecast = LstmForecaster(LstmWeights.load()).forecast(load[:320], 320.0)
@@ -190,7 +190,7 @@ def test_a_step_is_followed_within_20_seconds() -> None:
 
 
 @pytest.mark.skipif(not DATA, reason="TRIMTAB_DATA names no folder with twitter_rps_train.csv.gz")
-def test_shipped_weights_hold_their_bars_on_the_held_back_days() -> None:
+def test_shipped_weights_meet_their_bars_on_test_days() -> None:
     learned, held_back = split(read_trace(Path(DATA) / "twitter_rps_train.csv.gz").rps)
 
     table = forecast_errors_by_factor(learned, held_back, LstmWeights.load(), FACTORS)
@@ -200,7 +200,7 @@ def test_shipped_weights_hold_their_bars_on_the_held_back_days() -> None:
         assert row["lstm"] < row["reactive"]
 
 
-def test_weights_survive_a_round_trip(tmp_path: Path) -> None:
+def test_weights_round_trip(tmp_path: Path) -> None:
     shipped = LstmWeights.load()
     path = tmp_path / "lstm.npz"
     path.write_bytes(shipped.to_bytes())
@@ -217,7 +217,7 @@ def test_weights_survive_a_round_trip(tmp_path: Path) -> None:
         ({"kernel": np.array([{"a": 1}], dtype=object)}, "cannot be read .*Object arrays cannot be loaded"),
     ],
 )
-def test_foreign_weights_are_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+def test_foreign_weights_are_rejected(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     arrays = {
         "kernel": np.zeros((FEATURES, 4 * UNITS)),
         "recurrent_kernel": np.zeros((UNITS, 4 * UNITS)),
@@ -232,7 +232,7 @@ def test_foreign_weights_are_refused(tmp_path: Path, changes: dict[str, object],
         LstmWeights.load(path)
 
 
-def test_windows_touching_gaps_are_left_out() -> None:
+def test_windows_with_gaps_are_excluded() -> None:
     load = np.arange(300.0)
     load[150] = np.nan
 
@@ -280,7 +280,7 @@ def test_evaluate_ends_with_one_line_of_json_and_its_verdict(
         ([], "only 1 windows to fit AR(12) and 0 to score; at least 20"),
     ],
 )
-def test_evaluate_refuses_what_it_cannot_use(
+def test_evaluate_rejects_invalid_arguments(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     path = tmp_path / "load.csv"

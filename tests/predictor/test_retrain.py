@@ -83,7 +83,7 @@ def _ready(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 @needs_prometheus
-async def test_history_is_read_back_as_it_was(tmp_path: Path):
+async def test_history_round_trips_through_prometheus(tmp_path: Path):
     load = a_load(3 * 3600)
     end = int(time.time()) // BIN_SECONDS * BIN_SECONDS - 60
 
@@ -102,7 +102,7 @@ async def test_history_is_read_back_as_it_was(tmp_path: Path):
 
 
 @needs_prometheus
-async def test_of_many_pipelines_only_as_much_is_read_as_can_be_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_history_of_many_pipelines_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("trimtab_predictor.prometheus_history.MOST_PIPELINE_SECONDS", 3600)
     end = int(time.time()) // BIN_SECONDS * BIN_SECONDS - 60
 
@@ -113,7 +113,7 @@ async def test_of_many_pipelines_only_as_much_is_read_as_can_be_held(tmp_path: P
 
 
 @needs_prometheus
-async def test_a_prometheus_without_load_says_what_is_missing(tmp_path: Path):
+async def test_prometheus_without_load_is_reported(tmp_path: Path):
     with (
         prometheus_with(tmp_path, "# TYPE other gauge\nother 1 1\n# EOF\n") as url,
         pytest.raises(PrometheusHistoryError, match="has no trimtab_arrivals_peak_rps of the last 2 hours"),
@@ -121,7 +121,7 @@ async def test_a_prometheus_without_load_says_what_is_missing(tmp_path: Path):
         await read_histories(url, 7200.0)
 
 
-async def test_a_prometheus_that_is_not_there_is_named():
+async def test_unreachable_prometheus_is_reported():
     with pytest.raises(PrometheusHistoryError, match=r"http://127.0.0.1:9 cannot be reached"):
         await read_histories("http://127.0.0.1:9", 3600.0)
 
@@ -134,7 +134,7 @@ def worse(weights: LstmWeights) -> LstmWeights:
 
 
 @pytest.mark.parametrize("old_is_better", [True, False])
-def test_the_better_weights_win_on_load_neither_has_seen(*, old_is_better: bool):
+def test_better_weights_win_on_unseen_load(*, old_is_better: bool):
     shipped = LstmWeights.load()
     old, new = (shipped, worse(shipped)) if old_is_better else (worse(shipped), shipped)
 
@@ -150,18 +150,18 @@ def test_equal_weights_change_nothing():
     assert not compare_weights(shipped, shipped, [a_load(4000)]).is_better
 
 
-def test_a_gain_that_costs_what_was_known_before_is_refused():
+def test_gain_that_degrades_known_load_is_rejected():
     assert not WeightsComparison(0.10, 0.05, 0.10, 0.20).is_better
 
 
-def test_without_a_whole_window_nothing_is_judged():
+def test_incomplete_window_is_not_evaluated():
     shipped = LstmWeights.load()
 
     with pytest.raises(TraceError, match="wait for more history"):
         compare_weights(shipped, shipped, [np.full(100, 1.0)])
 
 
-async def test_training_replaces_bad_weights_and_only_then(cluster: Cluster, namespace: str):
+async def test_training_replaces_only_bad_weights(cluster: Cluster, namespace: str):
     bad = worse(LstmWeights.load())
     encoded = base64.b64encode(bad.to_bytes()).decode()
     metadata = {"name": "trimtab-forecaster", "namespace": namespace}
@@ -179,7 +179,7 @@ async def test_training_replaces_bad_weights_and_only_then(cluster: Cluster, nam
     assert compare_weights(bad, used, [split_load(load.rps)[1]]).is_better
 
 
-async def test_damaged_weights_in_the_cluster_are_passed_over(cluster: Cluster, namespace: str):
+async def test_damaged_weights_in_the_cluster_are_skipped(cluster: Cluster, namespace: str):
     metadata = {"name": "trimtab-forecaster", "namespace": namespace}
     encoded = base64.b64encode(b"not an archive").decode()
     damaged = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": {WEIGHTS_KEY: encoded}}

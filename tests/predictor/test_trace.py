@@ -1,4 +1,4 @@
-"""Recorded loads: gaps stay gaps, and a broken file says which line is wrong."""
+"""Recorded loads: gaps stay gaps, and errors name the line of the file."""
 
 import gzip
 from pathlib import Path
@@ -25,11 +25,11 @@ def test_counts_are_read_and_zeros_are_missing(tmp_path: Path, name: str) -> Non
     assert (len(trace), np.isnan(trace.rps).sum(), trace.name) == (3, 1, name)
 
 
-def test_a_byte_order_mark_is_no_part_of_the_header(tmp_path: Path) -> None:
+def test_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_trace(a_file(tmp_path, "\ufeffrps\n5\n")).rps, [5.0])
 
 
-def test_zeros_can_be_silence(tmp_path: Path) -> None:
+def test_zeros_can_mean_no_load(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_trace(a_file(tmp_path, "rps\n0\n3\n"), zeros_are_gaps=False).rps, [0.0, 3.0])
 
 
@@ -53,7 +53,7 @@ def test_zeros_can_be_silence(tmp_path: Path) -> None:
         ("rps\n0\n0\n", "all 2 seconds are 0, which means missing"),
     ],
 )
-def test_a_broken_trace_names_its_line(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_trace_is_reported_by_line(tmp_path: Path, text: str, message: str) -> None:
     path = a_file(tmp_path, text)
 
     with pytest.raises(TraceError, match=message) as raised:
@@ -69,7 +69,7 @@ def test_a_broken_trace_names_its_line(tmp_path: Path, text: str, message: str) 
         (gzip.compress(b"rps\n\xff\n", mtime=0), r"not text \(byte 4\)"),
     ],
 )
-def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+def test_damaged_file_is_reported_by_name(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "load.csv.gz"
     path.write_bytes(content)
 
@@ -77,7 +77,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, message: str) -
         read_trace(path)
 
 
-def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+def test_missing_file_and_folder_are_reported_by_name(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"none\.csv: no such trace file"):
         read_trace(tmp_path / "none.csv")
     with pytest.raises(TraceError, match="cannot be read: Is a directory"):
@@ -92,24 +92,24 @@ def test_excerpts_can_be_cut_and_divided() -> None:
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 2), (2, 2), (3, 1), (0, 5)])
-def test_an_excerpt_outside_the_trace_is_refused(start: int, end: int) -> None:
+def test_excerpt_outside_the_trace_is_rejected(start: int, end: int) -> None:
     with pytest.raises(TraceError, match=rf"t: cannot cut seconds {start} to {end} out of 4"):
         Trace(np.ones(4), "t").excerpt(start, end)
 
 
-def test_an_excerpt_of_nothing_but_gaps_is_refused() -> None:
+def test_excerpt_of_gaps_is_rejected() -> None:
     with pytest.raises(TraceError, match="all seconds from 1 to 2 are missing"):
         Trace(np.array([1.0, np.nan]), "t").excerpt(1, 2)
 
 
 @pytest.mark.parametrize("factor", [0.0, -8.0, float("nan"), float("inf")])
-def test_a_factor_must_be_above_zero(factor: float) -> None:
+def test_factor_must_be_positive(factor: float) -> None:
     with pytest.raises(TraceError, match=r"t: cannot divide by .*; the factor must be finite and above 0"):
         Trace(np.ones(4), "t").divided(factor)
 
 
 @given(counts=st.lists(st.integers(0, 10**9), min_size=1, max_size=50).filter(any))
-def test_what_was_written_is_read(tmp_path_factory: pytest.TempPathFactory, counts: list[int]) -> None:
+def test_written_trace_round_trips(tmp_path_factory: pytest.TempPathFactory, counts: list[int]) -> None:
     path = a_file(tmp_path_factory.mktemp("trace"), "rps\n" + "\n".join(map(str, counts)))
 
     np.testing.assert_array_equal(np.nan_to_num(read_trace(path).rps), counts)

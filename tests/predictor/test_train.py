@@ -1,4 +1,4 @@
-"""Training can die at any moment without harm, and the package itself imports nothing heavy."""
+"""Training: safe against interruption at any moment; forecasting imports no training library."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ def a_trace(folder: Path, seconds: int) -> Path:
     return path
 
 
-def test_a_killed_trainer_leaves_the_old_weights(tmp_path: Path) -> None:
+def test_killed_trainer_leaves_the_old_weights(tmp_path: Path) -> None:
     old = SHIPPED_WEIGHTS.read_bytes()
     (tmp_path / "lstm.npz").write_bytes(old)
     command = [sys.executable, "-m", "trimtab_predictor.train", "--trace", str(a_trace(tmp_path, 12_000))]
@@ -42,7 +42,7 @@ def test_a_killed_trainer_leaves_the_old_weights(tmp_path: Path) -> None:
     assert not (tmp_path / "forecast_accuracy.json").exists()
 
 
-def test_death_in_the_middle_of_writing_leaves_the_old_weights(tmp_path: Path) -> None:
+def test_interrupted_write_leaves_the_old_weights(tmp_path: Path) -> None:
     path = tmp_path / "lstm.npz"
     path.write_bytes(SHIPPED_WEIGHTS.read_bytes())
     # What a writer leaves that was killed before the last step: half a file beside the whole one.
@@ -62,7 +62,7 @@ def test_death_in_the_middle_of_writing_leaves_the_old_weights(tmp_path: Path) -
         ("rps\n" + "5\n" * 900, "of 140 s with load and without a gap to learn from; at least 2000 are needed"),
     ],
 )
-def test_a_trace_too_broken_or_short_is_refused(
+def test_short_or_incomplete_trace_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str
 ) -> None:
     path = tmp_path / "load.csv"

@@ -1,4 +1,4 @@
-"""The latency law is recovered where it holds, and never promises a negative time between measured sizes."""
+"""Fit of the latency law: recovers it from exact data, and is never negative between measured sizes."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A profile task, carried out against a real API server with real replicas."""
+"""Profile task run against a real API server with real replicas."""
 
 import dataclasses
 from pathlib import Path

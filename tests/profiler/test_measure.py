@@ -1,4 +1,4 @@
-"""Measuring: full batches one after the other, for a bounded time, by a clock that is passed in."""
+"""Measurements: consecutive full batches for a bounded time, with an injected clock."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A short profile on real replicas, and the errors of variants that cannot be measured."""
+"""Short profile on real replicas, and errors of variants that cannot be measured."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Connections that are cancelled or fail close their own descriptor, once, and no other."""
+"""Cancelled and failed connections: each closes its own descriptor, once."""
 
 import asyncio
 import gc

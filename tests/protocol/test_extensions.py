@@ -1,4 +1,4 @@
-"""Parameters of answers mean the same over both protocols."""
+"""Response parameters: the same over REST and gRPC."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Our gRPC messages are byte for byte those of MLServer and Triton, and live beside either in one process."""
+"""gRPC messages: byte for byte those of MLServer and Triton, usable beside either in one process."""
 
 import subprocess
 import sys
@@ -67,7 +67,7 @@ def test_same_bytes_as_other_implementations(module, name):
     assert (done.returncode, done.stdout) == (0, "same\n"), done.stderr
 
 
-def test_a_request_round_trips():
+def test_request_round_trips():
     decoded = grpc_messages.request_from_message(grpc_messages.request_to_message(REQUEST))
 
     assert (decoded.model_name, decoded.model_version, decoded.id) == ("digits", "1", "7")
@@ -77,7 +77,7 @@ def test_a_request_round_trips():
     assert decoded.inputs[1].array.tolist() == [b"a", b"\xff"]
 
 
-def test_an_answer_round_trips():
+def test_response_round_trips():
     response = InferResponse("digits", REQUEST.inputs, id="7", parameters={"trimtab.expected_accuracy": 0.5})
 
     decoded = grpc_messages.response_from_message(grpc_messages.response_to_message(response))

@@ -1,4 +1,4 @@
-"""Both sides of a connection show a certificate; who may meet whom, and what happens when files are replaced."""
+"""Mutual TLS: certificates of both sides, authorization, and replaced files."""
 
 import asyncio
 import logging

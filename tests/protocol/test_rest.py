@@ -1,4 +1,4 @@
-"""The REST spelling in both directions, and the errors of what is not one."""
+"""REST encoding in both directions, and errors of invalid bodies."""
 
 import json
 
@@ -24,7 +24,7 @@ def tensor(**fields):
     return {"name": "x", "shape": [1], "datatype": "FP32", "data": [1.0], **fields}
 
 
-def test_a_binary_request_round_trips():
+def test_binary_request_round_trips():
     request = InferRequest(
         "digits",
         (IMAGE, LABEL),
@@ -45,7 +45,7 @@ def test_a_binary_request_round_trips():
     assert decoded.inputs[1].array.tolist() == [b"a", b"\xff\x00"]
 
 
-def test_an_answer_round_trips_as_json_and_as_binary():
+def test_response_round_trips_as_json_and_binary():
     response = InferResponse("digits", (IMAGE,), id="7", parameters={"trimtab.read.variant": "small"})
 
     for binary in (frozenset[str](), frozenset({"image"})):

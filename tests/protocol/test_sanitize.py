@@ -33,7 +33,7 @@ def test_long_text_keeps_beginning_and_end():
 
 
 @given(st.text(max_size=300))
-def test_a_header_value_is_short_printable_ascii(text):
+def test_header_value_is_short_printable_ascii(text):
     value = header_value(text)
 
     assert fits_header(value)

@@ -1,4 +1,4 @@
-"""Server-sent events are read wherever the stream is cut."""
+"""`SseParser`: server-sent events, independent of chunk boundaries."""
 
 from itertools import pairwise
 

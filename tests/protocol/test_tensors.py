@@ -1,4 +1,4 @@
-"""Tensors survive every spelling, share memory where they can, and say what is wrong with bad ones."""
+"""Tensors: every encoding round trips, shares memory if possible, and is validated."""
 
 import numpy as np
 import pytest
@@ -120,6 +120,6 @@ def test_bytes_that_are_not_text_have_no_json_form():
         to_values(Tensor("x", "BYTES", bytes_array([b"\xff"], (1,))))
 
 
-def test_a_dtype_outside_the_protocol_is_named():
+def test_unsupported_dtype_is_reported_by_name():
     with pytest.raises(ProtocolError, match="numpy dtype complex128 has no datatype"):
         Tensor.of("x", np.zeros(1, np.complex128))

@@ -38,7 +38,7 @@ def test_requirements_are_pinned_and_hashed_without_an_index(lock):
     assert "--index" not in lock.read_text()
 
 
-def test_what_is_proprietary_comes_only_with_its_extra():
+def test_proprietary_packages_are_in_their_extra_only():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     images = [requirements(ROOT / "requirements" / f"{image}.txt") for image in ("control", "trainer", "model-server")]
 
@@ -67,14 +67,14 @@ def test_images_have_the_versions_of_the_repository():
             assert pinned[0] in DEVELOPMENT.read_text()
 
 
-def test_the_base_image_is_named_by_what_is_in_it():
+def test_base_image_is_pinned_by_digest():
     bases = re.findall(r"(?m)^ARG BASE_IMAGE=(\S+)$", (ROOT / "Dockerfile").read_text())
 
     assert len(bases) == 1
     assert re.fullmatch(r"\S+:\S+@sha256:[0-9a-f]{64}", bases[0])
 
 
-def test_every_image_lists_what_it_consists_of():
+def test_images_have_an_sbom():
     stages = re.split(r"(?m)^FROM ", (ROOT / "Dockerfile").read_text())[1:]
     finals = {stage.split()[2]: stage for stage in stages if "\nCMD " in stage}
 

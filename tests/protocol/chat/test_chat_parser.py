@@ -1,4 +1,4 @@
-"""A body is read in an order in which what is too much costs nothing."""
+"""Chat parser: rejects oversized bodies before costly work."""
 
 import base64
 import time

@@ -1,4 +1,4 @@
-"""Data URLs are taken out of bodies, and only those."""
+"""Data URLs: extracted from bodies, and no other strings."""
 
 import base64
 import json

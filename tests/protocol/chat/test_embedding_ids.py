@@ -1,4 +1,4 @@
-"""Embeddings by the name of what they were kept as: of a batch at once, and of one."""
+"""Embedding ids: names of stored embeddings, of a batch and of one image."""
 
 from trimtab_protocol.chat.internal_wire import embedding_id, expand_embedding_ids, group_embedding_urls
 

@@ -1,4 +1,4 @@
-"""Sizes of images by their headers, as Pillow has them."""
+"""Image sizes from file headers, equal to those of Pillow."""
 
 import contextlib
 import io

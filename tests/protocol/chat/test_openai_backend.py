@@ -1,4 +1,4 @@
-"""Chunks of engines that speak OpenAI, as pieces: which token is how likely, and what went wrong."""
+"""Streamed chunks of OpenAI-compatible engines: tokens, log probabilities, usage and errors."""
 
 import json
 from typing import Any
@@ -75,7 +75,7 @@ def test_invalid_chunk_is_rejected() -> None:
         ChunkParser(images=False).read("message", b"[1]")
 
 
-def test_an_engines_cache_of_prompts_keeps_tenants_apart() -> None:
+def test_prefix_cache_is_salted_by_tenant() -> None:
     def asked(**options: Any) -> dict[str, Any]:
         messages = bytes_tensor([b'[{"role": "user", "content": [{"type": "text", "text": "hi"}]}]'])
         body = completion_request("m", {"messages": messages, "options": bytes_tensor([json.dumps(options).encode()])})

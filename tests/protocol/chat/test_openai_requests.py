@@ -19,7 +19,7 @@ def said(*parts, role="user"):
     return [{"role": role, "content": list(parts)}]
 
 
-def test_a_plain_chat():
+def test_plain_chat_is_parsed():
     chat = asked()
 
     assert (chat.choices, chat.streams, chat.includes_usage, chat.image_urls) == (1, False, False, [])

@@ -35,7 +35,7 @@ def measured():
     return measure(locators, readers, PageSource("held-out", seed=77).pages(0, PAGES))
 
 
-def test_the_report_covers_every_variant_and_pair(report):
+def test_report_covers_every_variant_and_pair(report):
     assert list(report["variants"]) == list(VARIANTS)
     assert len(report["pairs"]) == len(variants_of("locate")) * len(variants_of("read"))
     for name, entry in report["variants"].items():
@@ -71,13 +71,13 @@ def test_product_of_stages_predicts_every_pair(report):
     assert report["largest_product_error"] <= 0.01
 
 
-def test_the_weights_are_small_enough_to_commit():
+def test_weights_are_small_enough_to_commit():
     assert sum(path.stat().st_size for path in WEIGHTS.glob("*.safetensors")) <= 3_000_000
     assert {path.stem for path in WEIGHTS.glob("*.safetensors")} == set(VARIANTS)
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
-def test_the_weights_reach_their_reported_accuracy(variant, report, measured):
+def test_weights_reach_their_reported_accuracy(variant, report, measured):
     """Four standard errors of the small sample beside the report's own interval."""
     entry, measurement = report["variants"][variant], measured.stages[variant]
     margin = 4 * math.sqrt(entry["accuracy"] * (1 - entry["accuracy"]) / measurement.n)

@@ -111,7 +111,7 @@ def test_ground_truth_scores_full_accuracy(source):
 @pytest.mark.parametrize(
     ("shift_px", "matched"), [(0.0, 1), (30 * CENTRE_TOLERANCE - 0.1, 1), (30 * CENTRE_TOLERANCE + 0.1, 0)]
 )
-def test_a_box_matches_within_the_tolerance(shift_px, matched):
+def test_box_matches_within_the_tolerance(shift_px, matched):
     page, moved = a_page([(40, 40)], labels=[3]), a_page([(40 + shift_px, 40)])
 
     assert score_page(page, moved.boxes, np.array([3])) == (matched, matched, 1)

@@ -93,7 +93,7 @@ def test_weights_without_speakers_are_rejected(tmp_path):
         variants.speakers_of(tmp_path / "old.safetensors")
 
 
-def test_the_weights_are_small_and_carry_their_licence():
+def test_weights_are_small_and_include_their_licence():
     assert sum(path.stat().st_size for path in (FOLDER / "weights").glob("*.safetensors")) < MAX_WEIGHT_BYTES
     licence = (FOLDER / "weights" / "LICENSE.md").read_text()
     assert "Free Spoken Digit Dataset" in licence

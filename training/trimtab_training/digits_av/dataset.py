@@ -74,7 +74,7 @@ class ItemSource:
         handwriting = load_datasets(split)
         self._glyphs = handwriting.glyphs
         index, count = part
-        self._glyphs_of_digit = [np.flatnonzero(handwriting.labels == digit)[index::count] for digit in range(10)]
+        self.glyphs_of_digit = [np.flatnonzero(handwriting.labels == digit)[index::count] for digit in range(10)]
         clip_digits = np.empty(0) if recordings is None else recordings.digits
         self._clips_of_digit = [np.flatnonzero(clip_digits == digit) for digit in range(10)]
 
@@ -87,7 +87,7 @@ class ItemSource:
         random = np.random.default_rng([self.seed, index, _SOURCE[self.split]])
         drawn = int(random.integers(10))
         digit = drawn if digit is None else digit
-        glyph = self._glyphs[random.choice(self._glyphs_of_digit[digit])]
+        glyph = self._glyphs[random.choice(self.glyphs_of_digit[digit])]
         video, text = synthesize_video(glyph, random), synthesize_text(digit, random)
         audio = noisy_audio(self._clip(digit, random), self._snr_db, random)
         return audio, video, text, np.asarray(digit, dtype=np.int64)

@@ -50,7 +50,7 @@ def confidence_sample(by_task: ByTask) -> ConfidenceSample:
 
 def _cross_fitted_confidence(images: ScoredImages) -> Confidence:
     confidences = torch.empty(len(images.labels))
-    for half, other in _halves(len(images.labels)):
+    for half, other in random_halves(len(images.labels)):
         temperature = best_temperature(images.logits[other], images.labels[other])
         confidences[half] = _max_probability(images.logits[half], temperature)
     result: Confidence = confidences.numpy()
@@ -66,7 +66,7 @@ def _max_probability(logits: Tensor, temperature: float) -> Tensor:
     return (logits / temperature).softmax(dim=1).amax(dim=1)
 
 
-def _halves(count: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def random_halves(count: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Random halves, since images alternate by label."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(_HALVES_SEED))
     first, second = order[: count // 2], order[count // 2 :]

@@ -1,4 +1,4 @@
-"""Shell: the two processors that a benchmark parts its processes on: the first two that it may run on.
+"""The two processors that a benchmark parts its processes on: the first two that it may run on.
 
 They are asked for once, before anything is pinned, since a pinned process may run on its own alone. A container may
 have others than the machine's first (`docker run --cpuset-cpus=2,3`).

@@ -1,4 +1,4 @@
-"""How an evaluation of simulated cells begins, runs, ends and looks: a trace, processes, a table, a page, a verdict."""
+"""Evaluation of simulated cells: a trace, processes, a table, a page, a verdict."""
 
 import multiprocessing
 import sys

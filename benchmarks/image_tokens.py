@@ -1,4 +1,4 @@
-"""``make bench NAME=image-tokens``: image tokens told by size alone, beside those that each model's own processor makes.
+"""``make bench NAME=image-tokens``: image tokens predicted from sizes against each model's own processor.
 
 Processors are transformers' own classes with the configurations of the models' pages on the hub, and are shown an image
 of every size together with a prompt: its placeholders are counted, the tiles that would be encoded, and what a model

@@ -1,4 +1,4 @@
-"""Shell: loads that were searched for, kept in a file, each beside the settings that it was found under.
+"""Loads that were searched for, kept in a file, each beside the settings that it was found under.
 
 A later phase takes a load from there rather than search for minutes again. What was found on half a core, or with other
 profiles, is none of this run's: it is as if it had never been searched for.

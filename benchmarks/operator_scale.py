@@ -1,4 +1,4 @@
-"""What do 300 pipelines cost the operator and the API server? The last line is the outcome as JSON.
+"""Cost of 300 pipelines for the operator and the API server; the last line is the outcome as JSON.
 
 A real API server without nodes: everything is written, no pod runs. Then the operator is started anew, and a pass with
 nothing to do must write nothing.

@@ -1,4 +1,4 @@
-"""``make bench NAME=tuning``: operating points for a vision transformer, found by the command that users have, then served.
+"""``make bench NAME=tuning``: operating points of a vision transformer that `trimtab tune` finds, then served.
 
 `trimtab tune` gets the small transformer's finer twin on one of its tasks and 1,000 labelled images in a folder; what
 it keeps is served by `trimtab evaluate` on as many images more that it has not seen. Both are run as a user runs them.

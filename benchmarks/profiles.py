@@ -1,4 +1,4 @@
-"""Shell: how fast a pipeline's points are on this machine, measured once and kept for the runs that follow."""
+"""How fast a pipeline's points are on this machine, measured once and kept for the runs that follow."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -93,7 +93,7 @@ def times(stored: Checkpoint, merged: OperatingPoint, prompted: OperatingPoint) 
 def rules(stored: Checkpoint, most: int) -> tuple[Figures, list[Threshold]]:
     """The rule for strong merging against ToMe's, at the strongest, on what the transformer learned from."""
     first, other = merging(STRONG[-1]), merging(STRONG[-1], STRONG_RULE)
-    found = gain(*(hits(stored, point, most)[train.LEARNED_FROM] for point in (first, other)))
+    found = gain(*(hits(stored, point, most)[train.PRETRAINING_TASK] for point in (first, other)))
     figures: Figures = {f"{other.name}: over ToMe's, 95 %": f"{100 * found['low']:.2f}–{100 * found['high']:.2f}"}
     return figures, [threshold(f"{other.name}: over ToMe's rule on crops, points", 100 * found["gain"], ">=", 2.0)]
 

@@ -1,4 +1,4 @@
-"""Shell: where callers stand in line for a processor: in life they have machines of their own.
+"""Where callers stand in line for a processor: in life they have machines of their own.
 
 Linux shares processors out by sessions first, where it is told to (`sched_autogroup_enabled`): so a session says, too,
 how nice it is. What is not allowed is left as it is.

@@ -1,4 +1,4 @@
-"""``make bench NAME=tokens``: how much faster a vision transformer is with fewer tokens, beside how much less it computes.
+"""``make bench NAME=tokens``: speed-up of a vision transformer by merged tokens, in seconds and in operations.
 
 Every delta is timed in every round, so that what else the machine does falls on all alike; a delta's figure is the
 median over rounds of its ratio to delta 0 in the same round. Weights of ViT-B/16 are random: speed does not ask.

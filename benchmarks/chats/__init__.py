@@ -1,1 +1,1 @@
-"""What a replica that answers chats holds to: cancels given back, images encoded once, embeddings pulled fast."""
+"""Benchmarks of a chat replica: cancellation, images encoded once, embedding transfer."""

@@ -1,4 +1,4 @@
-"""What hostile callers send as chats, and what each should be answered with.
+"""Hostile chats, each with its expected response.
 
 Among them is what servers of such models fell for: addresses that lead inside, placeholders spelled in text, images
 unpacked before they are bounded, redirects.

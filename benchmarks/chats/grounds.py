@@ -1,4 +1,4 @@
-"""Where hostile chats are sent: a router with a small model behind it, and a server of images that leads astray."""
+"""Target of hostile chats: a router with a small model, and an image server that misdirects."""
 
 import tempfile
 from collections.abc import AsyncIterator

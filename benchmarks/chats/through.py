@@ -187,7 +187,7 @@ async def compared(served: str, name: str, rounds: int, seconds: float, progress
     return heard
 
 
-def told(name: str, heard: Mapping[str, Heard]) -> dict[str, float | int | str | None]:
+def overhead_figures(name: str, heard: Mapping[str, Heard]) -> dict[str, float | int | str | None]:
     """Figures of one comparison."""
     alone, other = heard[ALONE], heard[name]
     figures: dict[str, float | int | str | None] = {}
@@ -220,7 +220,7 @@ async def measure(models: Sequence[str], rounds: int, seconds: float) -> ResultL
     with Progress(console=console, transient=True) as progress:
         for model, name in product(models, (ROUTED, FRONTED)):
             heard = await compared(model, name, rounds, seconds, progress)
-            figures |= {f"{model}: {key}": value for key, value in told(name, heard).items()}
+            figures |= {f"{model}: {key}": value for key, value in overhead_figures(name, heard).items()}
             bars += bars_of(f"{model}, {name}", heard[ALONE], heard[name])
     return ResultLine(name="chats-routed", figures=figures, bars=tuple(bars))
 

@@ -1,4 +1,4 @@
-"""Where a pipeline is reached, the question every client asks it, and how an answer is judged."""
+"""Target of the clients: the pipeline's address, the request that each sends, and the check of its response."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Shell: programs that are not ours, found or installed as hack/clients pins them, and run."""
+"""Programs that are not ours, found or installed as hack/clients pins them, and run."""
 
 import functools
 import shutil

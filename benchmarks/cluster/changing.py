@@ -1,4 +1,4 @@
-"""How soon a plan is in force: by hand-written plans, with the adapter away so that nobody else writes any."""
+"""Delay until a plan is in force, with hand-written plans and without the adapter."""
 
 import asyncio
 import time

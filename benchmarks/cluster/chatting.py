@@ -1,4 +1,4 @@
-"""Shell: pipelines that chat, in the cluster: asked over OpenAI's door for whole answers and streams, with pages."""
+"""Pipelines that chat, in the cluster: asked over OpenAI's door for whole answers and streams, with pages."""
 
 import base64
 import json

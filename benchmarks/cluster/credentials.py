@@ -1,4 +1,4 @@
-"""Shell: what the doors of a run ask for: a certificate of an authority made for the run, and keys, in two Secrets."""
+"""What the doors of a run ask for: a certificate of an authority made for the run, and keys, in two Secrets."""
 
 import asyncio
 import base64

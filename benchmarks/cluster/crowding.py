@@ -1,4 +1,4 @@
-"""Shell: how much room nodes have; and full nodes, as in daily use, where a pod's successor waits until it is gone."""
+"""How much room nodes have; and full nodes, as in daily use, where a pod's successor waits until it is gone."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

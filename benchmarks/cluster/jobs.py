@@ -66,11 +66,11 @@ async def asked(wire: RestClient, stage: Stage, planned: Sequence[str]) -> Met:
         inputs = tuple(tensor for tensor in drawn.inputs if tensor.name not in job.lacks)
         wishes = {"timeout": round(PATIENCE_SECONDS * 1e6)} | ({ACCURACY_FLOOR: job.floor} if job.floor else {})
         answer = await wire.send(wire.encode(inputs, OUTPUTS, wishes))
-        if answer.response is None:
+        if answer.message is None:
             faults.append(f"{job}: {answer.code} {answer.detail}")
             continue
-        right += source.score(drawn.truth, {one.name: one.array for one in answer.response.outputs}).correct
-        found, wrong = judged(job, stage, planned, answer.response.parameters)
+        right += source.score(drawn.truth, {one.name: one.array for one in answer.message.outputs}).correct
+        found, wrong = judged(job, stage, planned, answer.message.parameters)
         points |= found
         faults += wrong
     return Met(len(jobs), ROWS * len(jobs), right, frozenset(points), tuple(faults))

@@ -1,4 +1,4 @@
-"""Shell: follows a pipeline from outside while it serves: what its router runs, its pods, its conditions, its plans."""
+"""Follows a pipeline from outside while it serves: what its router runs, its pods, its conditions, its plans."""
 
 import asyncio
 import itertools

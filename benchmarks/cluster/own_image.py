@@ -1,4 +1,4 @@
-"""The image of docs/develop/bring-your-own-model.md, built from ours word for word: does it know the family that was put in?"""
+"""Custom model-server image of docs/develop/bring-your-own-model.md: it knows the added model family."""
 
 import re
 import tempfile

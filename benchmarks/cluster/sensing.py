@@ -1,4 +1,4 @@
-"""Shell: digits-av in the cluster: jobs with and without a sense, through its door."""
+"""Digits-av in the cluster: jobs with and without a sense, through its door."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -1,4 +1,4 @@
-"""Shell: everything a run in a cluster needs: node, images, chart, a strict namespace, a Prometheus.
+"""Everything a run in a cluster needs: node, images, chart, a strict namespace, a Prometheus.
 
 The node is hack/cluster's unless KUBECONFIG names another; its Services must then be reachable from here, and the
 images of `make images` be there.

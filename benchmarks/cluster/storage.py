@@ -1,4 +1,4 @@
-"""Shell: a pipeline whose weights lie in a real MinIO in the cluster, and what happens when that goes away."""
+"""A pipeline whose weights lie in a real MinIO in the cluster, and what happens when that goes away."""
 
 import asyncio
 import hashlib

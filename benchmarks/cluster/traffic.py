@@ -1,4 +1,4 @@
-"""Shell: a load at a pipeline in the cluster, from a process of its own, and how much of it the node can carry."""
+"""A load at a pipeline in the cluster, from a process of its own, and how much of it the node can carry."""
 
 import asyncio
 import shutil

@@ -1,4 +1,4 @@
-"""What a pod of another namespace is told where it has no business. Runs in that pod; prints what it met as JSON."""
+"""Requests of a pod in another namespace to ports it may not reach. Runs in that pod; prints the results as JSON."""
 
 import http.client
 import json

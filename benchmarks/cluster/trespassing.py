@@ -1,4 +1,4 @@
-"""Shell: a pod of another namespace that has no key tries the door, the admin port and the model servers.
+"""A pod of another namespace that has no key tries the door, the admin port and the model servers.
 
 Whether the network enforces policies at all is tried first, at a pod whose policy lets nobody in.
 """

@@ -1,4 +1,4 @@
-"""Shell: a caller beside the load, with its own key, who connects anew for each request and reads the certificate."""
+"""A caller beside the load, with its own key, who connects anew for each request and reads the certificate."""
 
 import asyncio
 from collections.abc import AsyncIterator

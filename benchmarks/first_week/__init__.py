@@ -1,1 +1,1 @@
-"""What a stranger does in the first week, by the command line alone: what goes wrong is told."""
+"""A new user's first week on the command line: each fault is reported."""

@@ -1,4 +1,4 @@
-"""What a check is, and how its verdict is told. Pure."""
+"""Check of the first week, and the output of its verdict."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field

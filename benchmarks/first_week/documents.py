@@ -1,4 +1,4 @@
-"""What is written wrongly is refused, or warned about, by name."""
+"""Invalid documents: each is rejected, or warned about, by name."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A family and samples of the stranger's own, as docs/develop/bring-your-own-model.md has them; what is shown while it runs."""
+"""Custom model family and samples of docs/develop/bring-your-own-model.md, and the output while they are served."""
 
 import json
 import os

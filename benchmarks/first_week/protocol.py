@@ -1,4 +1,4 @@
-"""What is not supported is refused by name, over both protocols; fractions reach every client."""
+"""Unsupported requests: each is rejected by name over both protocols; fractions reach every client."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""How good are the forecasts? Every forecaster on the same windows."""
+"""Benchmark of all forecasters on the same windows."""

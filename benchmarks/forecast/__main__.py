@@ -1,4 +1,4 @@
-"""How good are the forecasts? Every forecaster on the same windows; the last line is the outcome as JSON.
+"""Benchmark of all forecasters on the same windows; the last line is the outcome as JSON.
 
     python -m benchmarks.forecast --trace FILE [--fit FILE] [--rps-per-core 30]
 

@@ -1,4 +1,4 @@
-"""Generated requests: HTTP/1.1 as a whole, its bodies, gRPC messages, and sequences of HTTP/2 frames. Pure."""
+"""Generated requests: HTTP/1.1 as a whole, its bodies, gRPC messages, and sequences of HTTP/2 frames."""
 
 import json
 from random import Random

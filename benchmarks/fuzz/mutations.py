@@ -1,4 +1,4 @@
-"""Changes a valid request a little. Pure: the same draw changes it the same way."""
+"""Small changes of a valid request. The same draw gives the same change."""
 
 import copy
 from collections.abc import Callable, Sequence

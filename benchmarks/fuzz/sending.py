@@ -1,4 +1,4 @@
-"""Shell: sends generated requests to the door and says how each was met."""
+"""Sends generated requests to the door and says how each was met."""
 
 import asyncio
 import re

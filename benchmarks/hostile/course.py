@@ -1,4 +1,4 @@
-"""Shell: runs the kinds one after the other beside the friendly process, with calm between."""
+"""Runs the kinds one after the other beside the friendly process, with calm between."""
 
 import asyncio
 import os

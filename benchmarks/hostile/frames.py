@@ -1,4 +1,4 @@
-"""HTTP/2 as bytes, right or wrong as the caller wishes (RFC 9113, RFC 7541). Pure."""
+"""HTTP/2 as bytes, right or wrong as the caller wishes (RFC 9113, RFC 7541)."""
 
 import struct
 from collections.abc import Iterable, Iterator

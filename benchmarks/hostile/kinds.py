@@ -1,4 +1,4 @@
-"""What a kind of hostile behaviour is, and whether what it met was right. Pure."""
+"""Kinds of hostile behaviour, and the check of the response to each."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable

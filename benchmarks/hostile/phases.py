@@ -1,4 +1,4 @@
-"""What the friendly callers met, split into calm and hostile phases. Pure, but for reading their log."""
+"""Results of the friendly clients, split into calm and hostile phases."""
 
 import json
 from collections import Counter

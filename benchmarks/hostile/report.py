@@ -1,4 +1,4 @@
-"""The table for people and the bars, from what happened. Pure."""
+"""The table for people and the bars, from what happened."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What does not fit the grid of cells: the weight of accuracy, and the solver's time by stages and variants."""
+"""Sweeps outside the grid of cells: the weight of accuracy, and the solver's time by stages and variants."""
 
 import time
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""From cells to statements: means with intervals, and where our plan stands against the baselines' Pareto front. Pure.
+"""From cells to statements: means with intervals, and where our plan stands against the baselines' Pareto front.
 
 A request that was late or dropped counts as accuracy 0, so a planner cannot buy its place on the front by violations.
 """

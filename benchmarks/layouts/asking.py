@@ -19,7 +19,7 @@ PATIENCE_SECONDS: Final = 30.0
 
 
 @dataclass(slots=True)
-class Told:
+class ChatResult:
     """What one caller was told; times in seconds from when the chat was due.
 
     `first_seconds` is None where no word came: a refusal is no word, however soon it is told.
@@ -56,11 +56,11 @@ class Asker:
     model: str
     session: aiohttp.ClientSession
     promise: Promise = FORGIVING
-    told: list[Told] = field(default_factory=list)
+    told: list[ChatResult] = field(default_factory=list)
 
-    async def ask(self, body: dict[str, Any], answer: str = "", due: float | None = None) -> Told:
+    async def ask(self, body: dict[str, Any], answer: str = "", due: float | None = None) -> ChatResult:
         """Ask one chat and hear it to its end; whatever happens is told."""
-        told, due = Told(), time.perf_counter() if due is None else due
+        told, due = ChatResult(), time.perf_counter() if due is None else due
         url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
         content = json.dumps(body).encode()
         try:
@@ -81,13 +81,13 @@ class Asker:
 
     async def at_rate(
         self, bodies: Sequence[tuple[dict[str, Any], str]], rps: float, seconds: float, *, seed: int = 0
-    ) -> list[Told]:
+    ) -> list[ChatResult]:
         """Ask at random moments, ``rps`` of them a second on average, and wait for all."""
         random = np.random.default_rng([int(1000 * rps) + len(bodies), seed])
         moments = np.cumsum(random.exponential(1 / rps, size=max(int(rps * seconds), 1)))
         return await self.at_moments([(moment, *bodies[number % len(bodies)]) for number, moment in enumerate(moments)])
 
-    async def at_moments(self, due: Sequence[tuple[float, dict[str, Any], str]]) -> list[Told]:
+    async def at_moments(self, due: Sequence[tuple[float, dict[str, Any], str]]) -> list[ChatResult]:
         """Ask each chat when it is due, in seconds from now, in their order; the right answer stands beside it."""
         began, asked = time.perf_counter() + 0.05, []
         for moment, body, answer in due:
@@ -108,7 +108,7 @@ def chats(
     ]
 
 
-def _whole(told: Told, raw: bytes) -> None:
+def _whole(told: ChatResult, raw: bytes) -> None:
     try:
         body = json.loads(raw)
     except ValueError:
@@ -121,7 +121,7 @@ def _whole(told: Told, raw: bytes) -> None:
         told.error = str(message) or f"status {told.status} without a reason"
 
 
-async def _stream(told: Told, response: aiohttp.ClientResponse, due: float) -> None:
+async def _stream(told: ChatResult, response: aiohttp.ClientResponse, due: float) -> None:
     async for line in response.content:
         if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
             continue

@@ -20,7 +20,7 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.layouts.asking import PATIENCE_SECONDS, Asker, Told, chats
+from benchmarks.layouts.asking import PATIENCE_SECONDS, Asker, ChatResult, chats
 from benchmarks.rounds import Rounds, by_chance, p99
 from benchmarks.standing import ahead, apart_and_behind
 
@@ -38,8 +38,8 @@ async def beside_a_burst(
 ) -> dict[str, float]:
     """The first words of chats without images, alone and while chats with many come, in turns."""
     words = chats(asker.model, 0, 64, seed=80)
-    calm: list[list[Told]] = []
-    burst: list[list[Told]] = []
+    calm: list[list[ChatResult]] = []
+    burst: list[list[ChatResult]] = []
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as elsewhere:
         loop = asyncio.get_running_loop()
 
@@ -78,7 +78,7 @@ def _chats_with_images(model: str, images: int) -> list[tuple[dict[str, Any], st
     return chats(model, images, 64, seed=81)
 
 
-def first_seconds(told: Sequence[Told]) -> NDArray[np.float64]:
+def first_seconds(told: Sequence[ChatResult]) -> NDArray[np.float64]:
     """Seconds to the first word of each; a chat without an answer counts as the longest that is waited.
 
     That is not what was promised: where refusals take the tail of a calm time too, a burst would look no worse.

@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.first_week.stranger import Up
-from benchmarks.layouts.asking import Asker, Told, chats
+from benchmarks.layouts.asking import Asker, ChatResult, chats
 from benchmarks.layouts.goodput import LEAST_KEPT, once_of_two, steady
 from benchmarks.layouts.served import Promise, servers, serving
 
@@ -108,11 +108,11 @@ async def a_step(served: Up, asker: Asker, rps: float) -> dict[str, float]:
     }
 
 
-def _kept(told: list[Told]) -> float:
+def _kept(told: list[ChatResult]) -> float:
     return statistics.fmean(one.kept(PATIENT) for one in told)
 
 
-def _seconds_until_kept(told: list[Told], began: float) -> float:
+def _seconds_until_kept(told: list[ChatResult], began: float) -> float:
     """From when on, of those who end in any five seconds, 99 of 100 were answered in time."""
     late = 0.0
     for start in range(int(BURST_SECONDS) - 5):
@@ -208,7 +208,7 @@ async def a_writer_dies(served: Up, asker: Asker) -> dict[str, float]:
     return cut_streams(told, killed_at)
 
 
-def cut_streams(told: list[Told], killed_at: float) -> dict[str, float]:
+def cut_streams(told: list[ChatResult], killed_at: float) -> dict[str, float]:
     """What became of streams whose writer was killed then; without one that was cut after a word it says nothing."""
     cut = [one for one in told if not one.whole]
     return {

@@ -48,7 +48,6 @@ TOKENS, IMAGES, ENCODERS = 256, 8, 2
 SIDE_PX, LEAST_NEW_PX = 128, 130
 READS, ROUNDS = 9, 12
 HOST: Final = "127.0.0.1"
-LEAST_GAIN: Final = 0.7
 
 
 def write_model(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What chats are promised: so many times what one of their kind takes alone, served whole (ModServe, section 5.1).
+"""SLOs of chats: multiples of the latency of one chat of each kind alone, served colocated (ModServe, section 5.1).
 
 Promises in seconds would be lax on a fast machine, and more than any layout can keep on a slow one.
 """
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.layouts.asking import Asker, Told, chats
+from benchmarks.layouts.asking import Asker, ChatResult, chats
 from benchmarks.layouts.served import Promise
 
 ALONE: Final = 40
@@ -26,7 +26,7 @@ class Promises:
         """So many times as long."""
         return Promises(self.words.times(factor), self.images.times(factor))
 
-    def kept(self, told: Sequence[Told], images: Sequence[int]) -> dict[str, float]:
+    def kept(self, told: Sequence[ChatResult], images: Sequence[int]) -> dict[str, float]:
         """Of each kind that share whose promise was kept; 1 of a kind that nobody asked."""
         kinds = {"words": self.words, "images": self.images}
         kept: dict[str, list[bool]] = {kind: [] for kind in kinds}

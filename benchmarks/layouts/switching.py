@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.layouts.asking import Asker, Told, chats
+from benchmarks.layouts.asking import Asker, ChatResult, chats
 from benchmarks.layouts.phases import asking
 from benchmarks.layouts.served import FOLDER, PLANNED, Promise
 from trimtab_pipelines.documents import load_pipeline, write_atomically
@@ -31,7 +31,7 @@ async def switching(folder: Path, architecture: str) -> dict[str, float]:
 
     Seconds are from the plan until the router runs it.
     """
-    apart, told, seconds = False, list[Told](), {True: list[float](), False: list[float]()}
+    apart, told, seconds = False, list[ChatResult](), {True: list[float](), False: list[float]()}
     plan = laid_out(apart=apart, generation=1)
     async with asking(folder, None, architecture, PATIENT, plan) as (served, asker):
         bodies = chats(asker.model, 2, 64, seed=97)

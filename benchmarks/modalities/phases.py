@@ -265,7 +265,7 @@ async def deaf(bench: Bench) -> Found:
     """A microphone that fails silently at 20 jobs a second, of one row each."""
     async with bench.serving(OURS, watched=True) as served:
         noticing = asyncio.ensure_future(_noticed(served, BROKEN_SECONDS))
-        jobs = bench.jobs(rows="1", deaf=int(BROKEN_SECONDS * DEAF_RPS), floor=0)
+        jobs = bench.jobs(rows="1", muted_microphone=int(BROKEN_SECONDS * DEAF_RPS), floor=0)
         run = await served.load(jobs, DEAF_RPS, BROKEN_SECONDS + AFTER_SECONDS, seed=6)
         plan = served.local.plan
         noticed_seconds = await noticing

@@ -1,4 +1,4 @@
-"""What came of one load: who violated what, how accurate answers were, and what each process took. Pure."""
+"""Results of one load: violations, accuracy of the responses, and CPU time of each process."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,8 +71,8 @@ class Run:
     def provisional(self, distinct_rows: int) -> tuple[int, float, float, float]:
         """How many rows have an answer from before their second look, and their measured accuracy with interval."""
         told = self.results.answered
-        rows = int(told["provisional"].sum())
-        return rows, *_measured(int(told["provisional_correct"].sum()), rows, distinct_rows)
+        rows = int(told["escalation_pending"].sum())
+        return rows, *_measured(int(told["escalation_pending_correct"].sum()), rows, distinct_rows)
 
     @property
     def batch_rows(self) -> float:

@@ -1,4 +1,4 @@
-"""What is served: digits-av as it is shipped, by one method of choosing senses, with the plan for a known load."""
+"""Served system: the shipped digits-av with one policy of choosing modalities, and the plan for a known load."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -126,7 +126,7 @@ def best_way(stage: StagePlan) -> tuple[float, float]:
 
 
 def cheapest(known: Sequence[tuple[float, float]], floor: float) -> float:
-    """Seconds of a row in the cheapest mix of row_options (seconds, accuracy) that reaches a floor, where every row is served.
+    """Seconds per row of the cheapest mix of options (seconds, accuracy) that reaches a floor; every row is served.
 
     Raises:
         ValueError: none reaches it.

@@ -1,4 +1,4 @@
-"""What ModServe prints (Qiu et al., SoCC 2025), and a profile that keeps to it.
+"""ModServe's printed figures (Qiu et al., SoCC 2025), and a profile that follows them.
 
 The paper draws its latencies without their numbers. Printed are shares of the time to the first token of one image
 (section 3.1): 79 % encoding for Llama 3.2 Vision 11B, 25 % for InternVL 2.5 26B. So the unit of time here is that time,

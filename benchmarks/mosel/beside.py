@@ -1,4 +1,4 @@
-"""What was served beside what the simulator says of the same jobs, and what is judged of it. Pure."""
+"""Comparison of served and simulated runs of the same jobs, and its thresholds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ class Beside:
         return Evaluation([pair.simulated for pair in self.pairs], self.trace)
 
 
-def told(cell: Cell, run: Run) -> Measured:
+def served_measures(cell: Cell, run: Run) -> Measured:
     """What a served load says of a cell; how often each subset was chosen, answers do not say by the load."""
     records, answered = run.results.records, run.results.answered
     in_time = records["outcome"] == RequestOutcome.OK
@@ -91,7 +91,7 @@ def told(cell: Cell, run: Run) -> Measured:
         accuracy=float(answered["expected_accuracy"].mean()) if len(answered) else float("nan"),
         answered_rps=float(records["total"][in_time].sum() / run.results.facts.duration_seconds),
         mean_seconds=float(answered["latency_seconds"].mean()) if len(answered) else float("nan"),
-        provisional=float((records["provisional"] > 0).mean()),
+        provisional=float((records["escalation_pending"] > 0).mean()),
         again=float("nan"),
         shares={},
     )
@@ -99,7 +99,7 @@ def told(cell: Cell, run: Run) -> Measured:
 
 def paired(run: Run, simulated: Measured) -> Pair:
     """A served load and what the simulator says of its jobs."""
-    return Pair(told(simulated.cell, run), simulated, run.expected, run.accuracy(POOL))
+    return Pair(served_measures(simulated.cell, run), simulated, run.expected, run.accuracy(POOL))
 
 
 def judged(beside: Beside) -> tuple[dict[str, float | int | str | None], list[Threshold]]:

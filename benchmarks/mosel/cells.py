@@ -81,10 +81,12 @@ def measure(source: Source, cell: Cell) -> Measured:
     model = next(model for model in MODELS if model.name == cell.model)
     jobs = load.jobs(source.shape, model.most_rps, cell.seed)
     scenario = _scenario(model, cell, jobs, source.seconds)
-    return told(cell, simulate(scenario), jobs.rows, np.array([wish.accuracy_floor for wish in scenario.options]))
+    return simulated_measures(
+        cell, simulate(scenario), jobs.rows, np.array([wish.accuracy_floor for wish in scenario.options])
+    )
 
 
-def told(
+def simulated_measures(
     cell: Cell, found: SimulationResult, rows: NDArray[np.int64], floors: NDArray[np.float64], stage: str = "answer"
 ) -> Measured:
     """What a simulation says of a cell, whose jobs had so many rows and asked for so much accuracy, [N]."""
@@ -237,4 +239,14 @@ def _looks(model: Model, subset: str) -> list[dict[str, object]]:
     ]
 
 
-__all__ = ["METHODS", "OURS", "RIVALS", "Cell", "Measured", "SimulationResult", "Source", "measure", "told"]
+__all__ = [
+    "METHODS",
+    "OURS",
+    "RIVALS",
+    "Cell",
+    "Measured",
+    "SimulationResult",
+    "Source",
+    "measure",
+    "simulated_measures",
+]

@@ -1,4 +1,4 @@
-"""What the simulator is told of the machine, from a served load that all senses answered. Pure."""
+"""Conditions of the machine for the simulator, from a served load with all modalities."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,4 +1,4 @@
-"""The paper's five models: which senses each has, how fast and how accurate each subset is. Pure.
+"""The paper's five models: which senses each has, how fast and how accurate each subset is.
 
 The paper prints few figures of its models (its figure 1 is a plot). What it prints stands here as it is: TVLT's three
 accuracies and the 11 times that its audio is faster, the most queries a second each model was offered (twice what it

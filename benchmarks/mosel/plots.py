@@ -1,4 +1,4 @@
-"""How the page draws policies side by side."""
+"""Plots that compare the policies."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

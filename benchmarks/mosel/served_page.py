@@ -1,4 +1,4 @@
-"""What the page says of digits-av served: the plots of the paper beside what the simulator says of the same jobs."""
+"""Page section of digits-av served: the paper's plots, and the simulation of the same jobs."""
 
 from collections.abc import Sequence
 from html import escape

@@ -1,4 +1,4 @@
-"""Shell: serves digits-av by every policy, one after the other at each load, and has the same jobs simulated."""
+"""Serves digits-av by every policy, one after the other at each load, and has the same jobs simulated."""
 
 import sys
 import tempfile
@@ -18,7 +18,7 @@ from benchmarks.modalities.searching import most_carried
 from benchmarks.modalities.setting import SOURCE, STAGE, VARIANT, Jobs, Setting, slowed
 from benchmarks.modalities.simulated import Simulating
 from benchmarks.mosel.beside import METHODS, MODEL, MOSEL, PLAIN, Beside, Pair, paired
-from benchmarks.mosel.cells import MOST_QUEUED_ROWS, OURS, SLO_SECONDS, Cell, told
+from benchmarks.mosel.cells import MOST_QUEUED_ROWS, OURS, SLO_SECONDS, Cell, simulated_measures
 from benchmarks.mosel.conditions import conditions_of
 from benchmarks.mosel.playing import PEAK_OVER_CARRIED, Played, PlayedPayloads, constant, played
 from benchmarks.profiles import profiled
@@ -116,7 +116,7 @@ class Bench:
         found = simulating.play(
             jobs.arrivals_seconds, jobs.seconds, rows, jobs.wishes, once.plan, seed=jobs.seed, conditions=conditions
         )
-        simulated = told(once.cell, found, jobs.rows, jobs.floors, STAGE)
+        simulated = simulated_measures(once.cell, found, jobs.rows, jobs.floors, STAGE)
         return paired(once.run, simulated)
 
     async def _offered(self, served: Serving, jobs: Played) -> tuple[Run, PipelinePlan]:

@@ -1,4 +1,4 @@
-"""What was served beside what was simulated of it: a table, figures, bars. Pure."""
+"""Comparison of served and simulated loads: a table, figures, thresholds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

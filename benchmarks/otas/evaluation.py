@@ -1,4 +1,4 @@
-"""All that was simulated, by load and method, and what is judged of it. Pure."""
+"""All that was simulated, by load and method, and what is judged of it."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence

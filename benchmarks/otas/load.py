@@ -1,4 +1,4 @@
-"""The paper's loads: Poisson arrivals at 200 to 700 a second, and a bursty trace. Pure but for reading."""
+"""The paper's loads: Poisson arrivals at 200 to 700 a second, and a bursty trace."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What came of one cell: a load by one method, simulated or served. Pure."""
+"""Results of one cell: a load with one method, simulated or served."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

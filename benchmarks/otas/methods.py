@@ -1,4 +1,4 @@
-"""Who is compared: ours, OTAS, the paper's baselines, and ours and OTAS's with one idea changed. Pure."""
+"""Methods compared: ours, OTAS, the paper's baselines, and ours and OTAS's with one idea changed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

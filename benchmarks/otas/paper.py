@@ -1,4 +1,4 @@
-"""The paper's model on its card: how fast and accurate each number of tokens is, who asks, what is assumed. Pure.
+"""The paper's model on its card: how fast and accurate each number of tokens is, who asks, what is assumed.
 
 OTAS prints few of its figures (its figure 4 is a plot). What it prints stands here as it is: the throughput at 0 and
 −15, both tables, the cliff below −15, the load. The throughputs between follow from table I, whose thresholds fall as

@@ -1,4 +1,4 @@
-"""Shell: a real transformer served by each method under the paper's loads, which are scaled to this machine.
+"""A real transformer served by each method under the paper's loads, which are scaled to this machine.
 
 Every method is asked the same queries at the same moments. Who has one point alone keeps to it. Afterwards each load is
 simulated as it was served, from the profile of this machine.

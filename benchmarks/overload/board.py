@@ -1,4 +1,4 @@
-"""What became of each request offered, and the figures of it."""
+"""Outcomes of the requests offered, and their figures."""
 
 from array import array
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Who else was on the servers' core: figures of a time in which others took much of it say little."""
+"""Other CPU usage on the servers' core, which makes a measurement unreliable."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""What is knocked at: a pipeline as `trimtab up` runs it, with its door or without, and a plain MLServer."""
+"""Targets: a pipeline of `trimtab up` with and without its proxy, and a plain MLServer."""
 
 import subprocess
 import tempfile

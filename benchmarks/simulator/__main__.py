@@ -40,7 +40,7 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.measure import Effort
 from trimtab_profiler.profile import ProfileOptions, profile, write_profiles
 
-EFFORT = Effort(seconds=1.5, least_batches=40, most_seconds=6.0)
+EFFORT = Effort(seconds=1.5, min_batches=40, max_seconds=6.0)
 SEEDS = range(1, 5)
 MOST_ERROR, MOST_DROPS, LEAST_SPEED = 0.15, 0.02, 300.0
 ATTEMPTS = 2

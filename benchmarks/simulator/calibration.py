@@ -1,4 +1,4 @@
-"""What no profile tells, taken from the phases that are not compared: pure, from the records of a run.
+"""Calibration of the simulator outside the profile, from the phases of a run that are not compared.
 
 Each answer says how long every stage took with how many rows. Over what the profile says for these rows, and over how
 slow the machine was at that moment, that gives how fast a variant is beside a router and a load generator, how much a

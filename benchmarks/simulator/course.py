@@ -1,4 +1,4 @@
-"""What is served: phases of constant load under one plan, some to calibrate at and some to compare, again and again."""
+"""Served run: phases of constant load under one plan, for calibration and for comparison by turns."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""How fast the machine was, from the readings of its probes. Pure."""
+"""Machine speed from the readings of its probes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

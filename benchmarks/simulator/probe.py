@@ -1,4 +1,4 @@
-"""How fast the machine is while it serves: a small piece of work, the same each time, on every processor.
+"""Probe of machine speed while serving: a small, constant computation on every processor.
 
 A machine that shares its host is not equally fast at all times, and nothing in the pipeline's records says why a batch
 took long. So a process a processor multiplies two small matrices some 25 times a second, about 1 % of the processor's

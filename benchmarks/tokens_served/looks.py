@@ -205,7 +205,7 @@ HEADS = (
 
 
 def compared(found: Sequence[Way]) -> Iterator[Compared]:
-    """Every way beside the first, on the same rows. Pure."""
+    """Every way beside the first, on the same rows."""
     plain = found[0]
     for way in found:
         speeds = np.quantile(np.array(plain.seconds) / np.array(way.seconds), (0, 0.5, 1))

@@ -1,4 +1,4 @@
-"""What came of one load: utility, the paper's four types, and accuracy measured beside what was promised. Pure."""
+"""Results of one load: utility, the paper's four types, and measured and expected accuracy."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What is asked: images of three tasks with known labels, each with a deadline and a utility, as the paper's table II.
+"""Queries: images of three tasks with known labels, each with a deadline and a utility, as the paper's table II.
 
 The task whose answers are worth most is the one the transformer learned from; half of the queries are patient and worth
 little.

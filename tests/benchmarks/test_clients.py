@@ -1,4 +1,4 @@
-"""How clients nobody here wrote are judged: by numbers, by a table of what is explained, and never in silence."""
+"""Verdicts on third-party clients: checked numbers, explained h2spec cases, skipped and failed clients."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ PING Frame (opaque_data:h2spec\x00\x00\xff)</error>
 GOAWAY = h2spec.Case("generic/3.8", "Sends a GOAWAY frame")
 
 
-def test_an_answer_is_judged_by_its_numbers():
+def test_response_is_checked_by_its_numbers():
     check(list(ANSWER))
     check_rest(json.dumps({"outputs": [{"name": "y", "data": list(ANSWER)}]}))
     with pytest.raises(WrongAnswerError, match="right is"):
@@ -44,7 +44,7 @@ def test_grpc_answers_in_json_are_judged_by_either_name(name):
         check_grpc("{}")
 
 
-def test_a_report_is_read_though_odd_frames_are_in_it_as_they_were():
+def test_report_with_raw_frame_bytes_is_read():
     report = h2spec.read_report(REPORT)
 
     assert report.cases == 2
@@ -52,12 +52,12 @@ def test_a_report_is_read_though_odd_frames_are_in_it_as_they_were():
     assert "h2spec" in report.failed[GOAWAY]
 
 
-def test_a_server_that_was_not_there_is_no_success():
+def test_report_without_cases_is_rejected():
     with pytest.raises(WrongAnswerError, match="no case"):
         h2spec.read_report(b"<testsuites></testsuites>")
 
 
-def test_only_what_the_page_names_exactly_is_explained():
+def test_only_exactly_named_cases_are_explained():
     page = "| section | case | why |\n| --- | --- | --- |\n| `generic/3.8` | Sends a GOAWAY frame | so |\n"
 
     assert h2spec.explained(page) == {GOAWAY}
@@ -70,7 +70,7 @@ def test_every_row_of_the_page_is_read():
     assert len(h2spec.explained(page)) == sum(line.startswith("| `") for line in page.splitlines())
 
 
-def test_the_descriptors_are_the_protocol_and_what_is_invented():
+def test_descriptors_hold_the_protocol_and_invented_methods():
     files = descriptor_pb2.FileDescriptorSet.FromString(protoset(["ServerFlies"])).file
     pool = descriptor_pool.DescriptorPool()
     for file in files:
@@ -83,7 +83,7 @@ def test_the_descriptors_are_the_protocol_and_what_is_invented():
     )
 
 
-def test_one_that_is_absent_is_skipped_and_one_that_fails_stops_no_other():
+def test_absent_client_is_skipped_and_failure_stops_no_other():
     def absent(_: Target) -> str:
         raise tools.AbsentError("no node here")
 
@@ -95,7 +95,7 @@ def test_one_that_is_absent_is_skipped_and_one_that_fails_stops_no_other():
     assert try_out("c", lambda _: "fine", TARGET) == Verdict("c", "ok", "fine")
 
 
-def test_the_outcome_holds_only_where_somebody_was_served_and_nobody_failed():
+def test_outcome_holds_with_a_success_and_without_failures():
     ok, failed, skipped = Verdict("a", "ok", ""), Verdict("b", "failed", "why"), Verdict("c", "skipped", "absent")
 
     assert judge([ok, skipped], all_required=False).holds
@@ -105,13 +105,13 @@ def test_the_outcome_holds_only_where_somebody_was_served_and_nobody_failed():
     assert judge([ok, failed], all_required=False).figures["b"] == "failed: why"
 
 
-def test_a_program_that_ends_badly_is_quoted():
+def test_failed_program_is_quoted():
     with pytest.raises(tools.ProgramError, match="exit code 3: it said so"):
         tools.output_of(["sh", "-c", "echo it said so >&2; exit 3"])
     assert tools.output_of(["sh", "-c", "exit 3"], codes=[3]) == ""
 
 
-def test_without_a_certificate_authority_nothing_is_said_of_tls():
+def test_target_uses_tls_only_with_a_ca():
     secured = Target("a:1", "a:2", "m", Path("ca.pem"), "secret")
 
     assert (TARGET.base_url, secured.base_url) == ("http://127.0.0.1:1", "https://a:1")

@@ -1,4 +1,4 @@
-"""What the runs in a cluster give to doors and callers, and how they read what a stranger met."""
+"""Credentials of proxies and clients in cluster runs, and results of a pod without access."""
 
 import ssl
 import stat
@@ -43,7 +43,7 @@ async def test_each_certificate_is_another_for_the_same_address(credentials, tmp
     ("reached", "enforced", "forbidden"),
     [((), True, set()), (("router:8082",), True, {"router:8082"}), ((GUARDED, "router:8082"), False, {"router:8082"})],
 )
-def test_ports_count_where_a_pod_that_lets_nobody_in_is_not_reached(reached, enforced, forbidden):
+def test_ports_count_if_an_isolated_pod_is_unreachable(reached, enforced, forbidden):
     met = Met({"without": "401", "with": "200", "called": "OK", "plain": "RemoteDisconnected"}, frozenset(reached))
     assert met.enforced is enforced
     assert met.forbidden == forbidden

@@ -1,4 +1,4 @@
-"""Processes are parted on processors that are ours, whichever these are."""
+"""CPU sets of benchmark processes: only processors of this process's affinity."""
 
 import json
 import os
@@ -27,17 +27,17 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize(("cores", "parted"), [({2, 3}, (2, 3)), ({9, 4, 7}, (4, 7)), ({5}, (5, 5)), ({0, 1}, (0, 1))])
-def test_the_first_two_cores_that_are_ours_are_taken(cores, parted):
-    assert first_two(cores) == parted
+@pytest.mark.parametrize(("cores", "pair"), [({2, 3}, (2, 3)), ({9, 4, 7}, (4, 7)), ({5}, (5, 5)), ({0, 1}, (0, 1))])
+def test_first_two_allowed_cores_are_taken(cores, pair):
+    assert first_two(cores) == pair
 
 
-def test_what_the_machine_has_is_not_asked_but_what_this_process_may_use():
+def test_cores_are_those_of_the_process_affinity():
     assert {SERVER_CORE, CLIENT_CORE} <= CORES <= set(range(os.cpu_count() or 1))
 
 
 @pytest.mark.parametrize("core", [min(CORES), max(CORES)])
-def test_who_may_use_one_core_alone_is_pinned_to_no_other(core):
+def test_process_with_one_core_is_pinned_to_it(core):
     command = [sys.executable, "-c", SCRIPT, str(core)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 

@@ -1,4 +1,4 @@
-"""The first word of a chat is told by whoever heard one: a refusal, or a stream of an error alone, is none."""
+"""Time to first token of a chat: a refusal or a stream with only an error has none."""
 
 import json
 
@@ -8,8 +8,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from benchmarks.chats.through import ALONE, ROUTED, Heard, Way, bars_of, listen, told
-from benchmarks.layouts.asking import PATIENCE_SECONDS, Asker, Told
+from benchmarks.chats.through import ALONE, ROUTED, Heard, Way, bars_of, listen, overhead_figures
+from benchmarks.layouts.asking import PATIENCE_SECONDS, Asker, ChatResult
 from benchmarks.layouts.burst import first_seconds, over_calm
 from trimtab_training.lmm_digits.chat_samples import Chat
 from trimtab_training.lmm_digits.questions import Kind
@@ -41,17 +41,17 @@ async def listened_to(body):
     return heard
 
 
-async def test_a_refused_chat_has_no_first_word_and_looks_no_faster_than_calm():
+async def test_refused_chat_counts_as_the_longest_wait():
     refused = await asked_of(a_server(429, json.dumps({"error": {"message": "too many"}}).encode()))
 
     assert (refused.status, refused.first_seconds, refused.error) == (429, None, "too many")
-    assert first_seconds([Told(status=200, first_seconds=0.02, whole=True), refused]).tolist() == [
+    assert first_seconds([ChatResult(status=200, first_seconds=0.02, whole=True), refused]).tolist() == [
         0.02,
         PATIENCE_SECONDS,
     ]
 
 
-async def test_a_stream_that_breaks_off_after_a_word_is_no_answer():
+async def test_stream_cut_after_a_token_counts_as_the_longest_wait():
     word = b'data: {"choices": [{"delta": {"content": "1"}, "finish_reason": null}]}\n\n'
     cut = await asked_of(a_server(200, word))
 
@@ -59,7 +59,7 @@ async def test_a_stream_that_breaks_off_after_a_word_is_no_answer():
     assert first_seconds([cut]).tolist() == [PATIENCE_SECONDS]
 
 
-def test_words_beside_a_burst_are_judged_over_all_rounds_and_say_how_far_chance_goes():
+def test_burst_ratio_has_a_confidence_interval_over_rounds():
     random = np.random.default_rng(1)
     drifts = np.linspace(1.0, 3.0, 12)
     calm = [drift * random.exponential(0.01, 105) for drift in drifts]
@@ -71,7 +71,7 @@ def test_words_beside_a_burst_are_judged_over_all_rounds_and_say_how_far_chance_
     assert same["over_calm_low"] < same["over_calm"] < same["over_calm_high"]
 
 
-def test_a_quantile_of_too_few_chats_or_unequal_rounds_is_none():
+def test_too_few_chats_or_unequal_rounds_are_rejected():
     few = [np.full(30, 0.01)] * 10
     with pytest.raises(ValueError, match="needs 1000 chats at least; got 300"):
         over_calm(few, few)
@@ -79,13 +79,13 @@ def test_a_quantile_of_too_few_chats_or_unequal_rounds_is_none():
         over_calm(few, few[1:])
 
 
-async def test_a_stream_of_an_error_alone_adds_no_time_to_a_first_word():
+async def test_stream_with_only_an_error_has_no_first_token():
     heard = await listened_to(ERROR)
 
     assert (heard.first_seconds, heard.wordless) == ([], 1)
 
 
-async def test_the_time_to_a_first_word_is_noted_where_one_comes():
+async def test_first_token_of_a_stream_is_timed():
     heard = await listened_to(b'data: {"choices": [{"delta": {"content": "12"}}]}\n\ndata: [DONE]\n\n')
 
     assert len(heard.first_seconds) == 1
@@ -95,20 +95,21 @@ async def test_the_time_to_a_first_word_is_noted_where_one_comes():
 
 @pytest.mark.parametrize("wordless", [0, 3])
 def test_a_comparison_without_answers_holds_nothing(wordless):
-    nobody = Heard(wordless=wordless)
+    unanswered = Heard(wordless=wordless)
     fast = Heard(first_seconds=[0.01] * 9, pieces=9)
 
     assert all(one.holds for one in bars_of("both", fast, fast))
-    for alone, other in ((nobody, nobody), (fast, nobody), (nobody, fast)):
+    for alone, other in ((unanswered, unanswered), (fast, unanswered), (unanswered, fast)):
         assert not all(one.holds for one in bars_of("one", alone, other))
 
 
-def test_how_much_more_the_router_takes_is_told_with_what_it_may_be_by_chance():
+def test_router_overhead_has_a_confidence_interval():
     alone = Heard(first_seconds=[0.010] * 40, round_ends=[20, 40], wall_seconds=1.0)
     calm_then_late = Heard(first_seconds=[0.012] * 20 + [0.030] * 20, round_ends=[20, 40], wall_seconds=1.0)
-    figures = told(ROUTED, {ALONE: alone, ROUTED: calm_then_late})
+    figures = overhead_figures(ROUTED, {ALONE: alone, ROUTED: calm_then_late})
 
     low, high = (figures[f"{ROUTED}: first token p99, ms more, {bound}"] for bound in ("low", "high"))
     assert (low, high) == (2.0, 20.0)
     silent = Heard(first_seconds=[0.012] * 20, round_ends=[20, 20], wall_seconds=1.0)
-    assert not [name for name in told(ROUTED, {ALONE: alone, ROUTED: silent}) if name.endswith(("low", "high"))]
+    names = overhead_figures(ROUTED, {ALONE: alone, ROUTED: silent})
+    assert not [name for name in names if name.endswith(("low", "high"))]

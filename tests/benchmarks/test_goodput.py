@@ -1,9 +1,9 @@
-"""Goodput is the highest rate that is carried; of words and images together, each kind by what it was promised."""
+"""Goodput: the highest rate that meets the SLOs, of text-only chats and of chats with images."""
 
 import numpy as np
 import pytest
 
-from benchmarks.layouts.asking import Told
+from benchmarks.layouts.asking import ChatResult
 from benchmarks.layouts.goodput import HALVINGS, MOST_RPS, highest
 from benchmarks.layouts.mixed import traffic
 from benchmarks.layouts.promised import Promises
@@ -21,14 +21,14 @@ def carrying(rps):
 
 
 @pytest.mark.parametrize("rps", [3.0, 10.0, 75.0, 390.0])
-async def test_the_highest_rate_is_found_as_closely_as_halvings_tell(rps):
+async def test_highest_rate_is_found_within_the_halvings(rps):
     found = await highest(carrying(rps))
 
     above = 8.0 * 2.0 ** max(np.ceil(np.log2(rps / 8.0)), 0)
     assert found <= rps < found + above / 2**HALVINGS
 
 
-async def test_what_is_never_carried_has_no_goodput_and_what_always_is_ends():
+async def test_search_ends_without_a_rate_and_at_the_maximum():
     assert await highest(carrying(0.0)) == 0.0
     assert MOST_RPS / 2 < await highest(carrying(np.inf)) <= 2 * MOST_RPS
 
@@ -43,20 +43,20 @@ async def test_a_rate_that_failed_once_is_tried_again():
     assert await highest(carried) >= 16.0
 
 
-def test_each_kind_is_judged_by_its_own_promise():
-    told = [Told(whole=True, first_seconds=seconds) for seconds in (0.02, 0.05, 0.05, 0.2)]
+def test_each_kind_of_chat_has_its_own_slo():
+    results = [ChatResult(whole=True, first_seconds=seconds) for seconds in (0.02, 0.05, 0.05, 0.2)]
 
-    assert PROMISES.kept(told, [0, 0, 4, 4]) == {"words": 0.5, "images": 0.5}
-    assert PROMISES.kept(told[:1], [0]) == {"words": 1.0, "images": 1.0}
+    assert PROMISES.kept(results, [0, 0, 4, 4]) == {"words": 0.5, "images": 0.5}
+    assert PROMISES.kept(results[:1], [0]) == {"words": 1.0, "images": 1.0}
 
 
-def test_a_chat_that_goes_on_too_slowly_is_not_in_time():
-    slow = Told(whole=True, first_seconds=0.01, last_seconds=0.05, pieces=3)
+def test_chat_with_slow_tokens_misses_its_slo():
+    slow = ChatResult(whole=True, first_seconds=0.01, last_seconds=0.05, pieces=3)
 
     assert PROMISES.kept([slow], [0])["words"] == 0.0
 
 
-def test_bursts_are_of_images_alone_and_leave_the_mean_as_it_is():
+def test_bursts_are_of_images_only_and_keep_the_mean():
     made = traffic(40.0)
 
     assert made.rps.mean() == pytest.approx(40.0)

@@ -1,4 +1,4 @@
-"""A case of h2spec counts as failed where it fails each time; a race that is lost once does not."""
+"""Repeated h2spec cases: a case fails if it fails each time; a lost race does not count."""
 
 import pytest
 
@@ -10,8 +10,8 @@ RACE, FAULT = Case("http2/6.1", "a race"), Case("http2/9.9", "a fault")
 KNOWN = min(door.explained(door.EXPLAINED.read_text()))
 
 
-def told(monkeypatch, *runs):
-    """Have h2spec tell this of its runs, one after the other; returns which sections each was asked for."""
+def fake_runs(monkeypatch, *runs):
+    """Let each h2spec run report these failed cases; returns the sections of each run."""
     left, asked = iter(runs), []
 
     def run(_, *sections):
@@ -22,15 +22,15 @@ def told(monkeypatch, *runs):
     return asked
 
 
-def test_what_fails_once_is_run_again_and_told(monkeypatch):
-    asked = told(monkeypatch, [KNOWN, RACE], [])
+def test_case_that_fails_once_is_run_again_and_reported(monkeypatch):
+    section_filters = fake_runs(monkeypatch, [KNOWN, RACE], [])
 
     assert door.h2spec(None) == "145 cases, 1 fail and are explained, 1 failed once"  # type: ignore[arg-type]
-    assert asked == [(), ("http2/6.1",)]
+    assert section_filters == [(), ("http2/6.1",)]
 
 
-def test_what_fails_each_time_is_a_fault(monkeypatch):
-    told(monkeypatch, [RACE, FAULT], [FAULT], [FAULT])
+def test_case_that_fails_each_time_is_a_fault(monkeypatch):
+    fake_runs(monkeypatch, [RACE, FAULT], [FAULT], [FAULT])
 
     with pytest.raises(WrongAnswerError, match=r"1 of 145 cases fail .* http2/9\.9 a fault: what came"):
         door.h2spec(None)  # type: ignore[arg-type]

@@ -107,14 +107,14 @@ def test_what_the_machine_took_is_not_held_against_the_router():
     refused = a_sample(1.0, 0.002, code="429")
     wrong = a_sample(1.0, 0.7, stolen=0.6, code="wrong")
     slow = a_sample(1.0, 0.7, stolen=0.1, busy=0.1, code="504")
-    starved = slow._replace(all_waited_seconds=0.9)
+    starved = Sample("rest", 1.0, 0.7, 0.1, 0.1, "504", all_waited_seconds=0.9)
 
     seen = by_kind([paused, flooded, refused, wrong, slow, starved], phase, SLO_SECONDS)["flood"]
 
     assert (seen.left_to_the_machine, seen.not_ok) == (2, 4)
 
 
-def test_a_stop_is_time_in_which_the_loop_was_busy_and_had_its_core():
+def test_a_stop_counts_busy_time_with_its_core():
     phase = [Phase("flood", 0.0, 9.0)]
     probes = [a_sample(1.0, 0.8, stolen=0.5, wire="probe"), a_sample(2.0, 0.9, busy=0.2, wire="probe")]
 

@@ -1,4 +1,4 @@
-"""Image tokens predicted from sizes against models' own processors; `make bench NAME=image-tokens` takes 1,000 sizes."""
+"""Image tokens predicted from sizes against models' processors; `make bench NAME=image-tokens` takes 1,000 sizes."""
 
 from dataclasses import replace
 

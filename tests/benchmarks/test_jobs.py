@@ -49,7 +49,7 @@ def a_served_copy(folder):
     return stage, PipelinePlan.model_validate({"metadata": {"name": pipeline.name}, "spec": spec})
 
 
-async def test_jobs_are_answered_from_the_senses_they_have_within_their_floors(tmp_path):
+async def test_jobs_use_their_modalities_and_meet_their_floors(tmp_path):
     stage, plan = a_served_copy(tmp_path)
     allowed = [point.name for point in plan.spec.stages[0].points]
     setup = Setup(tmp_path / "pipeline.yaml", tmp_path / "run", plan=plan, proxy=False)
@@ -72,7 +72,7 @@ ANSWER = {
 
 
 @pytest.mark.parametrize(
-    ("job", "told", "fault"),
+    ("job", "parameters", "fault"),
     [
         (Job(), {}, None),
         (Job(floor=0.95), {}, "expected accuracy 0.9, below the floor"),
@@ -88,9 +88,9 @@ ANSWER = {
         ),
     ],
 )
-def test_an_answer_that_cannot_be_is_named(job, told, fault):
+def test_impossible_response_is_reported(job, parameters, fault):
     stage = load_pipeline(FOLDER).spec.stages[0]
-    points, faults = judged(job, stage, ["all"], ANSWER | told)
+    points, faults = judged(job, stage, ["all"], ANSWER | parameters)
 
-    assert points == {told.get("trimtab.name.operating_point", "all")}
+    assert points == {parameters.get("trimtab.name.operating_point", "all")}
     assert [fault in each for each in faults] == ([] if fault is None else [True])

@@ -1,4 +1,4 @@
-"""Chats that layouts are compared on: so many images each, and a cluster's traffic told by its halves."""
+"""Chats of the placement benchmark: their images, and figures of cluster traffic by halves."""
 
 import json
 
@@ -50,9 +50,9 @@ def test_each_half_is_judged_by_itself_and_by_modality():
         a_record(11.0, 0, 0.3, RequestOutcome.LATE),
         a_record(12.0, 16, 0.4),
     ]
-    told = figures(Results.of(facts, records), 10)
+    halves = figures(Results.of(facts, records), 10)
 
-    assert (told["calm_images"], told["burst_images"]) == (1, 16)
-    assert (told["calm_text_kept_fraction"], told["burst_text_kept_fraction"]) == (1.0, 0.0)
-    assert told["burst_image_first_token_p99_seconds"] == pytest.approx(0.4, rel=0.01)
-    assert (told["failed"], told["answered"]) == (0, 4)
+    assert (halves["calm_images"], halves["burst_images"]) == (1, 16)
+    assert (halves["calm_text_kept_fraction"], halves["burst_text_kept_fraction"]) == (1.0, 0.0)
+    assert halves["burst_image_first_token_p99_seconds"] == pytest.approx(0.4, rel=0.01)
+    assert (halves["failed"], halves["answered"]) == (0, 4)

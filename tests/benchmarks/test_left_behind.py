@@ -1,4 +1,4 @@
-"""What a benchmark starts ends with it, however it ends."""
+"""Processes of a benchmark: they end with it, on exit and on signals."""
 
 import signal
 import subprocess
@@ -12,7 +12,7 @@ from benchmarks.router.processes import ROOT
 
 PATIENT_SECONDS = 120.0
 GONE_WITHIN_SECONDS = 2.0
-LEASH = "trimtab_pipelines.processes.parent_death"
+PARENT_DEATH = "trimtab_pipelines.processes.parent_death"
 SCRIPT = """
 import psutil, sys
 from benchmarks.overload.targets import neighbours
@@ -33,13 +33,13 @@ def started(*arguments):
 
 
 def still_there(processes):
-    """Those that have not ended in time; one that has, and that nobody has asked about yet, is gone."""
+    """Processes that have not ended in time; a zombie has ended."""
     _, left = psutil.wait_procs(processes, GONE_WITHIN_SECONDS)
     return [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGKILL])
-def test_neighbours_end_with_who_has_them(ended_by):
+def test_neighbours_end_with_their_parent(ended_by):
     with started("-c", SCRIPT) as script:
         neighbour = psutil.Process(int(script.stdout.readline()))
         script.send_signal(ended_by)
@@ -51,7 +51,7 @@ def test_neighbours_end_with_who_has_them(ended_by):
     assert not left
 
 
-def test_overload_that_is_terminated_says_so_and_leaves_nobody():
+def test_terminated_overload_leaves_no_process():
     with started("-m", "benchmarks.overload", "--phase", "door") as command:
         command.stdout.readline()  # the table's head: it has begun
         below = psutil.Process(command.pid).children(recursive=True)
@@ -64,7 +64,7 @@ def test_overload_that_is_terminated_says_so_and_leaves_nobody():
     assert "Traceback" not in errors
 
 
-def test_a_soak_of_a_pipeline_that_is_not_there_ends_in_one_line():
+def test_soak_of_a_missing_pipeline_ends_in_one_line():
     with started("-m", "benchmarks.soak", "--pipeline", "nowhere") as command:
         _, errors = command.communicate(timeout=PATIENT_SECONDS)
 
@@ -78,12 +78,12 @@ def replicas_of(command):
     found = []
     for process in psutil.Process(command.pid).children(recursive=True):
         with suppress(psutil.Error):  # it may have ended since
-            if LEASH in process.cmdline():
+            if PARENT_DEATH in process.cmdline():
                 found.append(process)
     return found
 
 
-def test_chats_that_are_terminated_say_so_and_leave_nobody():
+def test_terminated_chats_leave_no_process():
     with started("-m", "benchmarks.chats", "--only", "decoder-only") as command:
         while not (below := replicas_of(command)) and command.poll() is None:
             pass

@@ -101,7 +101,7 @@ async def test_a_phase_with_a_known_load_of_the_same_settings_takes_it(out):
 
 
 @pytest.mark.parametrize("carries", [30.0, 200.0, 40_000.0])
-async def test_the_load_is_sought_until_it_is_found_on_slow_machines_and_fast_ones(carries):
+async def test_load_is_found_on_slow_and_fast_machines(carries):
     tried = []
 
     async def offer(rps, number):

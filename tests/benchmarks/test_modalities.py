@@ -18,15 +18,15 @@ def a_run(records, rate=10.0):
 
 
 def a_record(outcome=RequestOutcome.OK, expected=0.8, floor=0.78, **changes):
-    told = {"correct": 4, "total": 5, "expected_accuracy": expected, "floor": floor} | changes
-    return Record(0.0, 0.0, 0.1, outcome, "200", visits={"name": StageVisit("late", 8)}, **told)
+    fields = {"correct": 4, "total": 5, "expected_accuracy": expected, "floor": floor} | changes
+    return Record(0.0, 0.0, 0.1, outcome, "200", visits={"name": StageVisit("late", 8)}, **fields)
 
 
-def test_who_is_late_or_below_the_floor_in_expectation_is_violated():
+def test_late_or_below_the_floor_counts_as_violated():
     records = [
         a_record(),
         a_record(expected=0.7799),
-        a_record(expected=0.7, provisional=2, provisional_correct=1),
+        a_record(expected=0.7, escalation_pending=2, escalation_pending_correct=1),
         a_record(RequestOutcome.LATE),
         a_record(RequestOutcome.DROPPED, expected=float("nan"), correct=0, total=0),
     ]
@@ -106,7 +106,7 @@ def test_where_no_process_can_be_held_it_is_said(tmp_path, monkeypatch):
         assert not is_held
 
 
-def test_the_most_that_anybody_could_carry_is_the_cheapest_mix_that_reaches_the_floor():
+def test_maximum_load_is_that_of_the_cheapest_mix_at_the_floor():
     known = [(0.001, 0.6), (0.003, 0.75), (0.01, 0.8), (0.009, 0.7)]
 
     assert cheapest(known, 0.5) == 0.001

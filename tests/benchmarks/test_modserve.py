@@ -20,7 +20,7 @@ def seconds_of(system, profile, size, asked):
 
 
 @pytest.mark.parametrize("profile", [LLAMA, INTERNVL])
-def test_one_image_alone_takes_a_unit_of_time_in_shares_that_the_paper_prints(profile):
+def test_one_image_takes_a_unit_of_time_in_the_papers_shares(profile):
     assert profile.alone(100, 1) == pytest.approx(1.0)
     assert profile.encode == (0.79 if profile is LLAMA else 0.25)
     assert seconds_of(MONOLITH, profile, (0, 1), [Request(0.0, 100, 1)]) == pytest.approx([1.0])
@@ -34,7 +34,7 @@ def test_images_of_one_request_are_encoded_side_by_side():
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_every_request_is_answered_once_and_in_no_less_than_its_own_time(system):
+def test_each_request_is_answered_once_after_its_prefill(system):
     asked = mixture(4.0, seed=3)[:800]
     answers = Cluster(system, INTERNVL, sizes(system)).run(asked)
 
@@ -43,7 +43,7 @@ def test_every_request_is_answered_once_and_in_no_less_than_its_own_time(system)
         assert one.seconds >= INTERNVL.prefill(one.request.text_tokens, one.request.images) - 1e-9
 
 
-def test_who_is_never_answered_is_told_as_such():
+def test_unanswered_requests_count_against_attainment():
     answers = Cluster(MONOLITH, LLAMA, (0, 1)).run([Request(at / 1000, 100, 16) for at in range(40)])
 
     assert sum(one.seconds == inf for one in answers) > 0
@@ -65,7 +65,7 @@ def test_the_idle_instance_is_chosen_by_tokens_and_not_in_turn():
     assert max(seconds_of(DECOUPLED, INTERNVL, (1, 2), asked)[1:]) > 5
 
 
-def test_minutes_are_read_from_another_trace_and_too_few_are_refused(tmp_path):
+def test_trace_of_minutes_is_read_and_too_few_are_rejected(tmp_path):
     trace = tmp_path / "minutes.csv"
     trace.write_text("# a note\nminute,requests\n0,10\n1,30\n2,20\n")
     hours = load.hours(trace, None, 3, seed=1)
@@ -98,7 +98,7 @@ def test_a_layout_gives_each_pool_what_it_has_to_do():
     assert tokens(OURS, INTERNVL, [Request(0, 10, 2)]) == (2 * 1280, 10 + 2 * 1280)
 
 
-def test_a_load_that_is_carried_is_found_and_one_that_none_can_is_none(monkeypatch):
+def test_sustained_load_is_found_or_none(monkeypatch):
     monkeypatch.setattr("benchmarks.modserve.evaluation.REQUESTS", 400)
     carried = most_load(ROUTED, LLAMA, (8, 4), mixture, 1)
 

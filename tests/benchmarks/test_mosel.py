@@ -10,7 +10,7 @@ import pytest
 from benchmarks.modalities.run import Run
 from benchmarks.modalities.setting import MOSEL, NONE, ONCE, OURS, SOURCE, Setting, plan_for
 from benchmarks.mosel.__main__ import _loads, main
-from benchmarks.mosel.beside import METHODS, MODEL, Beside, Pair, judged, told, with_served
+from benchmarks.mosel.beside import METHODS, MODEL, Beside, Pair, judged, served_measures, with_served
 from benchmarks.mosel.cells import Cell, Measured
 from benchmarks.mosel.conditions import conditions_of
 from benchmarks.mosel.playing import PlayedPayloads, constant, played
@@ -30,7 +30,7 @@ GOES = np.array([0.0, 0.5, 1.0, 0.2])
 OPTIONS = JobOptions.parse("pool=200, drawn=0")
 
 
-def test_the_rows_of_jobs_go_as_the_load_does_and_floors_are_what_subsets_have():
+def test_job_rows_follow_the_load_and_floors_the_subsets():
     jobs = played(GOES, 400.0, ACCURACIES, seed=1)
     by_second = np.bincount(jobs.arrivals_seconds.astype(int), weights=jobs.rows)
 
@@ -75,13 +75,13 @@ def a_run(records):
     return Run("ours", 2.0, Results.of(RunFacts("digits-av", "constant:2", 2.0, 1.0, ("name",), 0.0), records), {}, 1)
 
 
-def test_what_was_served_is_told_as_what_is_simulated():
+def test_served_jobs_give_the_same_measures_as_simulated():
     cell = Cell(MODEL, "Mosel", 1.0)
-    one = told(
+    one = served_measures(
         cell,
         a_run(
             [
-                a_record(provisional=1),
+                a_record(escalation_pending=1),
                 a_record(expected=0.7, latency=0.4),
                 a_record(RequestOutcome.LATE, latency=1.2),
                 a_record(RequestOutcome.DROPPED, latency=0.9),
@@ -96,7 +96,7 @@ def test_what_was_served_is_told_as_what_is_simulated():
     assert one.accuracy == pytest.approx(2.3 / 3)
 
 
-def test_the_simulator_is_told_how_long_batches_and_all_around_them_took():
+def test_conditions_hold_batch_and_surrounding_seconds():
     point = a_point_profile("late", 0.01, 0.001)
     batches = [
         (size, (2.0 if size == 4 else 1.0) * point.latency_seconds(size, 0.5) * (1 + 0.001 * number))
@@ -111,19 +111,19 @@ def test_the_simulator_is_told_how_long_batches_and_all_around_them_took():
     found, key = conditions_of(a_run(records), point), ("name", "late")
 
     assert found.before_seconds == pytest.approx(0.07)
-    told = {size: found.service_ratios[key] * ratio for size, ratio in found.size_ratios[key].items()}
-    assert told == {4: pytest.approx(2.0, rel=0.03), 8: pytest.approx(1.0, rel=0.03)}
+    ratios = {size: found.service_ratios[key] * ratio for size, ratio in found.size_ratios[key].items()}
+    assert ratios == {4: pytest.approx(2.0, rel=0.03), 8: pytest.approx(1.0, rel=0.03)}
     assert len(found.factors[key]) == len(batches)
     assert max(found.factors[key]) < 1.05
 
 
-def test_of_a_machine_that_answered_nobody_nothing_is_known():
+def test_run_without_answers_has_no_conditions():
     with pytest.raises(ValueError, match="none of 1 jobs"):
         conditions_of(a_run([a_record(RequestOutcome.DROPPED)]), a_point_profile("late"))
 
 
-def test_where_nothing_was_answered_no_time_is_made_up():
-    one = told(Cell(MODEL, "Mosel", 1.0), a_run([a_record(RequestOutcome.DROPPED)]))
+def test_run_without_answers_has_no_mean_time():
+    one = served_measures(Cell(MODEL, "Mosel", 1.0), a_run([a_record(RequestOutcome.DROPPED)]))
 
     assert (one.violations, one.met, one.answered_rps) == (1.0, 0.0, 0.0)
     assert np.isnan([one.mean_seconds, one.accuracy]).all()
@@ -147,7 +147,7 @@ def a_beside(ours=0.0, theirs=0.1, simulated=0.05, lost=0):
     return Beside(pairs, "made up", 120.0, 1.2, 0.25, True, machine(0.9, 1.1), "synthesised voices", lost)
 
 
-def test_ours_is_judged_beside_mosels_and_the_simulator_beside_what_was_served():
+def test_thresholds_compare_policies_and_simulated_to_served():
     figures, bars = judged(a_beside())
 
     assert all(bar.holds for bar in bars)
@@ -211,7 +211,7 @@ def test_loads_are_numbers_above_zero():
             _loads(wrong)
 
 
-def test_recordings_that_are_not_there_are_told_before_anything_is_simulated(monkeypatch, capsys, tmp_path):
+def test_missing_recordings_are_reported_before_simulating(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: pytest.fail("cells are simulated"))
     places = ["--data", str(tmp_path), "--out", str(tmp_path / "out"), "--recordings", str(tmp_path / "none")]
     monkeypatch.setattr(sys, "argv", ["mosel", "--served", *places])

@@ -1,4 +1,4 @@
-"""Where nothing was measured nothing holds: a bar that is met by silence is none."""
+"""Benchmarks without measurements: no threshold holds."""
 
 import asyncio
 from math import nan
@@ -16,7 +16,7 @@ from benchmarks.hostile.report import outcome as hostile_outcome
 from benchmarks.ipa.__main__ import judge
 from benchmarks.ipa.cells import ORACLE, OURS, RANKS, REACTIVE, Cell, Measured
 from benchmarks.ipa.evaluation import Evaluation
-from benchmarks.layouts.asking import Told
+from benchmarks.layouts.asking import ChatResult
 from benchmarks.layouts.phases import cut_streams, settled
 from trimtab_loadtester.results import Record, Results, RunFacts
 from trimtab_pipelines.errors import UserError
@@ -51,10 +51,10 @@ def test_friendly_callers_who_ended_early_are_noticed(friendly):
     assert hostile_outcome(course, {CALM: seen(200), "bombs": seen(200)}, {}, NOTHING_LEFT).holds
 
 
-def test_without_a_stream_that_was_cut_after_a_word_the_time_to_its_reason_says_nothing():
-    whole, cut = Told(whole=True, pieces=9), Told(pieces=2, error="the replica is gone", ended_at=10.5)
+def test_no_stream_cut_after_a_token_gives_no_time_to_error():
+    whole, cut = ChatResult(whole=True, pieces=9), ChatResult(pieces=2, error="the replica is gone", ended_at=10.5)
 
-    assert cut_streams([whole, Told(error="too many", status=503)], 10.0)["writer_killed_cut_with_words"] == 0
+    assert cut_streams([whole, ChatResult(error="too many", status=503)], 10.0)["writer_killed_cut_with_words"] == 0
     found = cut_streams([whole, cut], 10.0)
     assert (found["writer_killed_cut_with_words"], found["writer_killed_slowest_reason_seconds"]) == (1, 0.5)
 
@@ -67,7 +67,7 @@ def evaluation(*found):
     return Evaluation(found, (), {}, {}, 1, "look-alikes")
 
 
-def test_an_evaluation_without_pairs_or_without_requests_does_not_hold():
+def test_evaluation_without_pairs_or_requests_does_not_hold():
     def with_ours(violations, oracle=0.0):
         others = [measured(method, 0.0) for method in (REACTIVE, RANKS, "RIM")]
         return judge(evaluation(measured(OURS, violations), measured(ORACLE, oracle), *others), 1.0)
@@ -80,34 +80,34 @@ def test_an_evaluation_without_pairs_or_without_requests_does_not_hold():
     assert not with_ours(0.5, 0.5).holds
 
 
-def test_faults_that_nobody_struck_do_not_hold():
+def test_faults_that_did_not_happen_do_not_hold():
     assert not outcome_of([], 5.0).holds
 
 
 @pytest.mark.parametrize(
     ("records", "holds"), [((), False), ((Record(0.0, 0.0, 0.1, RequestOutcome.OK, "200"),), True)]
 )
-def test_a_fault_during_which_nobody_asked_does_not_hold(records, holds):
+def test_fault_without_requests_does_not_hold(records, holds):
     results = Results.of(RunFacts("digits", "constant:5", 30.0, 1.0, (), 0.0), records)
 
     assert outcome_of([Suffered(FAULTS[0], results, Retried(), 1.0)], 5.0).holds is holds
 
 
-def test_faults_are_chosen_by_words_in_their_names_and_others_are_refused():
+def test_faults_are_selected_by_parts_of_their_names():
     assert named([]) == list(FAULTS)
     assert [fault.name for fault in named(["adapter"])] == ["kill the adapter"]
     with pytest.raises(UserError, match=r"--only typo: no fault .*kill the adapter"):
         named(["adapter", "typo"])
 
 
-def test_where_no_fixed_layout_carries_anything_nothing_is_asked_of_the_planned_one():
+def test_no_sustained_fixed_placement_skips_the_planned_one():
     class Asker:
         model = "lmm-digits"
 
         async def at_rate(self, *asked):
             pytest.fail(f"asked {asked}")
 
-    share, told = asyncio.run(settled(None, Asker(), 1, 0.0))  # type: ignore[arg-type]
+    share, note = asyncio.run(settled(None, Asker(), 1, 0.0))  # type: ignore[arg-type]
 
     assert share == 0.0
-    assert "no fixed layout" in told
+    assert "no fixed layout" in note

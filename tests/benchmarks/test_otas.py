@@ -32,7 +32,7 @@ def test_every_query_is_of_one_type(overloaded):
         assert min(one.types) >= -1e-9
 
 
-def test_who_knows_no_deadlines_is_late_and_who_is_fixed_stays_there(overloaded):
+def test_policy_without_deadlines_is_late_and_fixed_one_stays(overloaded):
     assert overloaded[PETS].types[2] > 0.1
     assert set(overloaded[TOME].shares) == {"g-15"}
     assert len(overloaded[OURS].shares) > 2
@@ -45,7 +45,7 @@ def test_a_model_that_must_be_loaded_keeps_its_queries_waiting():
     assert one.types[2] + one.types[3] > 0.02
 
 
-def test_prompts_that_knew_of_merging_are_taken_under_load_and_are_worth_it(overloaded):
+def test_prompts_trained_with_merging_raise_utility_under_load(overloaded):
     one = measure(SHORT, Cell(SYNTHETIC, PROMPTS, 1.6))
 
     assert {name for name in one.shares if "aware" in name}

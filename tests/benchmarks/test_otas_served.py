@@ -1,4 +1,4 @@
-"""Methods that are served on the paper's loads, and what is told of them beside what is simulated."""
+"""Methods served on the paper's loads, and their comparison with the simulation."""
 
 import numpy as np
 import pytest
@@ -71,14 +71,14 @@ def test_a_served_load_is_summed_up_as_a_simulated_one_is():
     assert (measured.accuracies[0], measured.accuracies[-1]) == (0.7, 0.8)
 
 
-def test_a_load_that_nobody_answers_has_no_points_and_no_accuracies():
+def test_unanswered_load_has_no_points_and_accuracies():
     measured = served(BURSTY, OURS, dropped(0.0), dropped(1.0)).measured
 
     assert measured.types == (0.0, 0.0, 0.0, 1.0)
     assert (measured.shares, measured.accuracies) == ({}, [])
 
 
-def test_methods_are_told_beside_ours_and_beside_what_was_simulated():
+def test_methods_are_compared_with_ours_and_the_simulation():
     found = a_comparison()
     rows, figures = found.rows(), found.figures()
 
@@ -110,12 +110,12 @@ def test_what_was_served_stands_on_the_page_and_in_the_verdict():
     assert {"synthetic_otas_utility", "served_synthetic_otas_utility"} <= outcome.figures.keys()
 
 
-def test_the_papers_loads_are_to_a_machine_what_they_are_to_the_papers_card():
+def test_paper_loads_are_scaled_to_the_machine():
     assert scale_of(580.0) == 1.0
     assert scale_of(58.0) == pytest.approx(0.1)
 
 
-def test_every_method_that_is_served_is_one_of_the_routers_and_has_its_point():
+def test_each_served_method_has_a_policy_and_a_point():
     transformer = load_pipeline(SOURCE / "pipeline.yaml").spec.stage("classify").variant(VARIANT)
     points = {point.name for point in transformer.points}
 
@@ -124,14 +124,14 @@ def test_every_method_that_is_served_is_one_of_the_routers_and_has_its_point():
     assert len({method.name for method in SERVED}) == len(SERVED) == 6
 
 
-def test_who_drops_nobody_is_laid_out_so(tmp_path):
+def test_method_without_drops_gets_that_drop_policy(tmp_path):
     kept = written(SOURCE, tmp_path / "never", "PetsLike", 2.0, "Never")
 
     assert (kept.spec.drop_policy, kept.spec.scheduling_policy) == ("Never", "PetsLike")
     assert written(SOURCE, tmp_path / "usual", "Otas", 2.0).spec.drop_policy == "Predicted"
 
 
-def test_points_are_found_by_name_and_told_by_speed():
+def test_points_are_found_by_name_and_sorted_by_speed():
     seconds = {"full": 0.3, "merge-32": 0.1, "merge-16": 0.2}
     points = [PointPlan(name=name, accuracy=0.5, service_seconds={8: each}) for name, each in seconds.items()]
 

@@ -118,8 +118,8 @@ def test_the_same_seed_offers_the_same_schedule():
     assert len(counts) == 1
 
 
-def test_who_finds_no_connection_gives_up_and_is_not_offered():
-    """One connection to somebody who never answers: the first request waits on it, all others wait for it."""
+def test_request_without_a_connection_is_not_offered():
+    """One connection to a server that never responds: the other requests wait for the connection."""
     held = asyncio.Event()
 
     async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -154,7 +154,7 @@ def test_latency_runs_from_the_moment_a_request_was_due():
     assert [found.p99_ms, found.lag_p99_ms] == pytest.approx([600, 300])
 
 
-def test_what_was_kept_is_a_share_of_the_maximum_and_says_how_often_it_was_offered():
+def test_goodput_is_a_share_of_the_maximum_with_its_offers():
     tally_of_it = Tally(2900.0, 950.0, 100.0, 300.0, 1.0, {"ok": 950, "429": 1950})
     found = Found("door_grpc_8_3x", 1000.0, tally_of_it, others_share=0.25, shares={"generator": 0.3})
     assert found.figures() == {
@@ -173,7 +173,7 @@ def test_what_was_kept_is_a_share_of_the_maximum_and_says_how_often_it_was_offer
     }
 
 
-def test_what_each_process_took_is_told():
+def test_cpu_time_of_each_process_is_reported():
     idle = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
@@ -207,7 +207,7 @@ class Drowned:
         return Tally(rate_rps, 1.0, 1.0, 1.0, 1.0, {})
 
 
-async def test_who_does_not_come_back_is_flooded_by_what_he_could_do_before() -> None:
+async def test_target_that_does_not_recover_keeps_its_old_maximum() -> None:
     @asynccontextmanager
     async def target(*_: object, **__: object) -> AsyncIterator[Target]:
         yield Target({"grpc": 1})

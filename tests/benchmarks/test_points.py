@@ -1,4 +1,4 @@
-"""What holds of operating points that were found, and images written as users have them."""
+"""Thresholds on tuned operating points, and images written as files of users."""
 
 import torch
 

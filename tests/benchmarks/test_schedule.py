@@ -7,7 +7,7 @@ from benchmarks.schedule import holding_back
 from benchmarks.schedule.holding_back import ACCURACY, DROP, IDLE, SLOTS, Server
 
 
-def test_nothing_is_worth_more_than_the_best_policy_and_calm_times_are_answered_at_their_best(monkeypatch):
+def test_optimal_policy_is_best_and_serves_calm_times_well(monkeypatch):
     monkeypatch.setattr(holding_back, "DEADLINE", 6)
     server = Server(0.1)
     always_fast = np.where(server.masks == 0, IDLE, 0)
@@ -19,7 +19,7 @@ def test_nothing_is_worth_more_than_the_best_policy_and_calm_times_are_answered_
     assert best <= 0.1 / SLOTS[-1] * ACCURACY[-1]
 
 
-def test_who_drops_everybody_gets_nothing(monkeypatch):
+def test_policy_that_drops_all_rows_gets_nothing(monkeypatch):
     monkeypatch.setattr(holding_back, "DEADLINE", 6)
     server = Server(0.5)
     chosen = np.tile(np.where(server.masks == 0, IDLE, DROP), (2, 1))

@@ -1,4 +1,4 @@
-"""What the simulator's benchmark takes from a run: how fast the machine was, and what no profile tells."""
+"""Calibration of the simulator benchmark from a run: machine speed, and figures outside the profile."""
 
 import time
 
@@ -53,7 +53,7 @@ def test_the_same_work_taking_longer_is_a_slower_machine():
     assert found.paused_seconds == 0.0
 
 
-def test_what_the_host_took_away_from_a_processor_is_a_pause_of_that_one():
+def test_stolen_time_pauses_that_processor():
     """A pause that would reach back into the one before begins where that ended."""
     found = pace([readings(away(30.0, 0.2), away(50.0, 0.1), away(50.02, 0.1)), readings()], BEGAN, 100.0)
 
@@ -72,7 +72,7 @@ def test_a_batch_is_calm_where_no_processor_paused_while_it_ran():
     assert pace([], BEGAN, 100.0).calm(begun, begun + 0.25).all()
 
 
-def test_phases_in_which_the_host_took_too_much_are_left_out_while_enough_is_left():
+def test_phases_with_much_stolen_time_are_left_out():
     """Of five light phases one may go; with three of five gone the run has to be served again."""
     course = Course(tuple(Phase("light", 0.1, 20, BEFORE) for _ in range(5)))
     once = pace([readings(away(30.0, 0.9)), readings(away(30.0, 1.5))], BEGAN, 100.0)
@@ -91,7 +91,7 @@ def test_phases_in_which_the_host_took_too_much_are_left_out_while_enough_is_lef
     assert not course.calm(little).left_out
 
 
-def test_phases_in_which_others_computed_too_much_are_left_out_too():
+def test_phases_with_much_other_cpu_usage_are_left_out():
     course = Course(tuple(Phase("light", 0.1, 20, BEFORE) for _ in range(5)))
     others = np.stack([BEGAN + np.arange(1, 101), np.full(100, 0.04)], axis=1)
     others[20:40, 1] = 0.16  # of two processors
@@ -178,7 +178,7 @@ def requests(begin, until, slowness, ratios):
             yield Record(sent, sent, latency, RequestOutcome.OK, "200", total=rows, visits=visits)
 
 
-def test_conditions_are_those_under_which_the_calibrating_phases_were_served():
+def test_conditions_are_those_of_the_calibration_phases():
     """Speed, contention, spread and overhead come back; the phase that is compared has no say."""
     changing = Pace(np.tile([0.8, 1.2], 200), ())
     others = dict.fromkeys(RATIOS, 5.0)

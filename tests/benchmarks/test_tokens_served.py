@@ -51,7 +51,7 @@ def test_each_query_is_judged_by_its_own_deadline_and_utility():
     assert run.line()[0] == "m"
 
 
-def test_queries_name_their_task_deadline_and_utility_and_know_their_label():
+def test_queries_have_task_deadline_utility_and_label():
     queries = Queries(0.6, seed=1)
     seen = set()
     for index in range(40):
@@ -67,7 +67,7 @@ def test_queries_name_their_task_deadline_and_utility_and_know_their_label():
     assert seen == set(range(len(QUERIES)))
 
 
-def test_batches_of_mixed_tasks_are_full_and_split_ones_hold_one_task():
+def test_mixed_batches_are_full_and_split_ones_hold_one_task():
     waiting = [3, 1, 3, 2, 3, 1, 0, 2, 3, 3]
 
     assert mixed(waiting) == list(range(8))
@@ -91,7 +91,7 @@ def a_look(then, share, accuracy):
     return EscalationPlan(to=then, confidence_below=share, share=share, accuracy=accuracy)
 
 
-def test_from_each_point_the_fewest_rows_that_may_meet_the_bar_go_again():
+def test_each_point_escalates_the_fewest_rows_for_the_target():
     points = [
         a_point("full", 0.8, 1.0),
         a_point("middle", 0.795, 0.6, a_look("full", 0.5, 0.8)),
@@ -142,10 +142,10 @@ def test_a_way_doubts_each_task_by_its_own_threshold():
     look = EscalationPlan(to="full", confidence_below=0.2, share=0.1, accuracy=0.6, by_task=by_task)
     way = Way("w", a_point("fast", 0.5, 1.0, look), a_point("full", 1.0, 2.0))
 
-    assert way.below.tolist() == [0.4, 0.0, 0.0, 0.0], "what has no threshold is not looked at again"
+    assert way.below.tolist() == [0.4, 0.0, 0.0, 0.0], "tasks without a threshold are not escalated"
 
 
-async def test_doubted_rows_are_gathered_into_full_batches_and_none_is_left():
+async def test_escalated_rows_fill_batches_and_none_is_left():
     numbers = np.arange(40)
     rows = Rows(numbers[:, None].astype(np.uint8), numbers % 4, numbers)
     replica: Any = Replica(rows.pixels)
@@ -158,7 +158,7 @@ async def test_doubted_rows_are_gathered_into_full_batches_and_none_is_left():
     assert (way.doubted, len(way.right), len(way.seconds)) == (18, 36, 1)
 
 
-def test_a_way_is_held_against_the_plain_point_turn_by_turn_and_row_by_row():
+def test_option_is_compared_with_the_plain_point_by_rows():
     plain = Way("plain", a_point("full", 0.8, 1.0), seconds=[2.0, 4.0, 2.0], right=[True] * 800 + [False] * 200)
     fast = Way("fast", a_point("fast", 0.8, 1.0), seconds=[1.0, 2.0, 2.0], right=[True] * 790 + [False] * 210)
     first, second = compared([plain, fast])
@@ -171,7 +171,7 @@ def test_a_way_is_held_against_the_plain_point_turn_by_turn_and_row_by_row():
     assert second.rows_per_second == 200.0
 
 
-def test_rows_of_the_second_set_are_none_that_figures_of_the_pipeline_are_of():
+def test_second_set_shares_no_row_with_the_measured_one():
     rows = Rows.drawn()
     first = HeldOut()
     known = {first[place][0]["image"].tobytes() for place in range(len(first) - 80)}  # faces are all there are

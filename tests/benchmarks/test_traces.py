@@ -1,4 +1,4 @@
-"""A trace that is named is the load, or the evaluation ends at once: no other load passes for it, no hours are lost."""
+"""Traces of evaluations: an unusable trace ends the evaluation before anything is simulated."""
 
 import importlib
 import multiprocessing
@@ -15,13 +15,13 @@ SECONDS_OF_TRACE = ("mosel", "otas", "ipa", "forecast")
 
 @pytest.fixture(autouse=True)
 def nothing_simulated(monkeypatch):
-    """A pool of processes is never asked for."""
+    """Fail if cells are simulated."""
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: pytest.fail("cells are simulated"))
 
 
 @pytest.fixture
-def told_about(monkeypatch, capsys, tmp_path):
-    """Run an evaluation on a trace; what it said of it. Files that IPA needs beside are there, and are not reached."""
+def error_about(monkeypatch, capsys, tmp_path):
+    """Run an evaluation on a trace; returns its error output. IPA's other files exist and are not read."""
     for name in ("ipa_profiles.csv", "ipa_pipelines.csv", "ipa_timelines.csv.gz"):
         (tmp_path / name).touch()
 
@@ -39,30 +39,30 @@ def written(path, counts):
     return path
 
 
-def is_one_line_about(trace, told):
-    return told.startswith("trimtab: ") and told.count("\n") == 1 and trace.name in told
+def is_one_line_about(trace, message):
+    return message.startswith("trimtab: ") and message.count("\n") == 1 and trace.name in message
 
 
 @pytest.mark.parametrize("evaluation", [*SECONDS_OF_TRACE, "modserve"])
-def test_a_trace_that_is_not_there_is_an_error_and_no_other_load(evaluation, told_about, tmp_path):
+def test_missing_trace_is_an_error(evaluation, error_about, tmp_path):
     trace = tmp_path / "typo.csv"
 
-    assert is_one_line_about(trace, told_about(evaluation, trace))
+    assert is_one_line_about(trace, error_about(evaluation, trace))
 
 
-def test_a_trace_of_an_hour_has_none_of_the_recordings_seconds(told_about, tmp_path):
+def test_trace_start_beyond_the_trace_is_an_error(error_about, tmp_path):
     trace = written(tmp_path / "hour.csv", [20] * 3600)
 
     for evaluation in ("mosel", "otas"):
-        told = told_about(evaluation, trace, "--trace-start", "869160")
-        assert is_one_line_about(trace, told)
-        assert "out of 3600" in told
-    told = told_about("ipa", trace)
-    assert is_one_line_about(trace, told)
-    assert "--trace-start" in told
+        message = error_about(evaluation, trace, "--trace-start", "869160")
+        assert is_one_line_about(trace, message)
+        assert "out of 3600" in message
+    message = error_about("ipa", trace)
+    assert is_one_line_about(trace, message)
+    assert "--trace-start" in message
 
 
-def test_another_trace_is_begun_at_its_own_first_second(tmp_path):
+def test_another_trace_starts_at_its_first_second(tmp_path):
     other = written(tmp_path / "other.csv", [1])
 
     assert start_of(None, None, 869_160) == 869_160
@@ -73,25 +73,25 @@ def test_another_trace_is_begun_at_its_own_first_second(tmp_path):
     assert trace_of(None, tmp_path / "ours.csv", "it is made up") is None
 
 
-def test_a_trace_that_is_silent_most_of_the_time_is_not_scaled_to_a_flood(told_about, tmp_path):
+def test_mostly_silent_trace_is_not_scaled_up(error_about, tmp_path):
     trace = written(tmp_path / "silent.csv", [0] * 800 + [20] * 400)
 
-    assert is_one_line_about(trace, told_about("otas", trace))
+    assert is_one_line_about(trace, error_about("otas", trace))
     assert np.quantile(load.bursty_rps(trace, 800, 20), 0.6) == pytest.approx(300)
 
 
 @pytest.mark.parametrize("requests", [[10] * 100, [0] * 180])
-def test_a_day_of_too_few_minutes_or_of_none_but_silent_ones_is_told_first(requests, told_about, tmp_path):
+def test_too_short_or_silent_day_is_an_error(requests, error_about, tmp_path):
     trace = tmp_path / "minutes.csv"
     trace.write_text("minute,requests\n" + "".join(f"{at},{count}\n" for at, count in enumerate(requests)))
 
-    assert is_one_line_about(trace, told_about("modserve", trace))
+    assert is_one_line_about(trace, error_about("modserve", trace))
 
 
 @pytest.mark.parametrize("counts", [[20] * 100, [5], np.random.default_rng(1).poisson(1.5, 600).tolist()])
-def test_forecasts_are_not_judged_on_a_trace_without_whole_windows(counts, told_about, tmp_path):
+def test_trace_without_full_windows_is_not_forecast(counts, error_about, tmp_path):
     trace = written(tmp_path / "short.csv", counts)
 
-    told = told_about("forecast", trace)
-    assert is_one_line_about(trace, told)
-    assert "windows" in told
+    message = error_about("forecast", trace)
+    assert is_one_line_about(trace, message)
+    assert "windows" in message

@@ -75,7 +75,7 @@ def absolute_samples(samples: str | None) -> str | None:
 
 
 def parse_load_options(
-    arguments: LoadArguments, *, samples: str | None = None, wire: ClientProtocol = "REST"
+    arguments: LoadArguments, *, samples: str | None = None, protocol: ClientProtocol = "REST"
 ) -> LoadOptions | None:
     """Validate the load options; None without --load and --trace. Raises LoadError or TraceError."""
     if arguments.load is not None and arguments.trace is not None:
@@ -91,7 +91,7 @@ def parse_load_options(
         arguments.scale,
         arguments.duration,
         arguments.seed,
-        wire,
+        protocol,
         samples=absolute_samples(samples),
     )
     load.spec().rates(arguments.duration)

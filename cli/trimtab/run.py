@@ -132,7 +132,7 @@ class LocalRun:
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.Event().wait(), self.duration_seconds)
             return None
-        port = self.supervisor.grpc_port if self.load.wire == "gRPC" else self.supervisor.rest_port
+        port = self.supervisor.grpc_port if self.load.protocol == "gRPC" else self.supervisor.rest_port
         folder = self.setup.folder / "load"
         process = await LoadProcess.start(self.setup.pipeline_file, f"127.0.0.1:{port}", self.load, folder)
         try:

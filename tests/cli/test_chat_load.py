@@ -163,7 +163,7 @@ async def test_local_run_streams_a_load_of_chats(tmp_path, capsys):
     path = a_forgiving_pipeline(tmp_path)
     pipeline = load_pipeline(path)
     order = parse_load_options(
-        LoadArguments(load="constant:4", duration=5.0, seed=1), wire=default_client(pipeline, None)
+        LoadArguments(load="constant:4", duration=5.0, seed=1), protocol=default_client(pipeline, None)
     )
     asked = asyncio.Event()
 

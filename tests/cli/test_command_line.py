@@ -155,8 +155,17 @@ def test_loadtest_without_a_load_is_rejected(tmp_path: Path, capsys: Captured) -
 
 
 def test_chat_client_needs_a_chat_pipeline(tmp_path: Path, capsys: Captured) -> None:
-    arguments = ("loadtest", str(write_echo_pipeline(tmp_path)), "--load", "20", "--duration", "1", "--wire", "chat")
-    assert "--wire chat sends `messages` and `images` alone" in said(capsys, 2, *arguments)
+    arguments = (
+        "loadtest",
+        str(write_echo_pipeline(tmp_path)),
+        "--load",
+        "20",
+        "--duration",
+        "1",
+        "--protocol",
+        "chat",
+    )
+    assert "--protocol chat sends only `messages` and `images`" in said(capsys, 2, *arguments)
 
 
 @pytest.mark.parametrize("verb", ["up", "compare"])
@@ -175,7 +184,7 @@ def test_multimodal_load_needs_a_chat_pipeline(tmp_path: Path, capsys: Captured,
     path = write_echo_pipeline(tmp_path)
     load = ("--load", "multimodal:rps=5", "--duration", "5")
 
-    assert "load 'multimodal:rps=5' says how many images each chat shows" in said(capsys, 2, verb, str(path), *load)
+    assert "load 'multimodal:rps=5' sets the images of each chat" in said(capsys, 2, verb, str(path), *load)
 
 
 def test_profile_without_a_stage_is_rejected(tmp_path: Path, capsys: Captured) -> None:

@@ -65,7 +65,7 @@ def test_load_without_credentials_is_rejected(tmp_path, capsys):
 @pytest.mark.parametrize("content", ["", "two words", "two\nlines", "kéy"])
 def test_invalid_key_file_is_named(tmp_path, content):
     (tmp_path / "key").write_text(content)
-    with pytest.raises(ValueError, match=r"/key: expected a key alone"):
+    with pytest.raises(ValueError, match=r"/key: expected only a key"):
         _ = Access(api_key_file=tmp_path / "key").headers
 
 
@@ -100,8 +100,17 @@ async def test_loadtest_passes_tls_and_keys(tmp_path, capsys):
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
             assert await live(b"", metadata=[("x-api-key", key)])
         secured = ("--ca", str(authority.file), "--api-key-file", str(key_file))
-        for wire, port in (("REST", local.rest_port), ("gRPC", local.grpc_port)):
-            arguments = ["--address", f"127.0.0.1:{port}", "--wire", wire, "--load", "constant:5", "--duration", "2"]
+        for protocol, port in (("REST", local.rest_port), ("gRPC", local.grpc_port)):
+            arguments = [
+                "--address",
+                f"127.0.0.1:{port}",
+                "--protocol",
+                protocol,
+                "--load",
+                "constant:5",
+                "--duration",
+                "2",
+            ]
             sent = await load(pipeline, *arguments, *secured)
             assert sent["ok"] + sent["late"] == sent["received"] > 0, sent
             assert (await load(pipeline, *arguments, "--ca", str(authority.file), exit_code=1))["ok"] == 0

@@ -37,7 +37,7 @@ def command(
     document = prepare(pipeline)
     client = default_client(document, load.samples)
     samples = load.samples if load.load or load.trace else None
-    options = parse_load_options(load, samples=samples, wire=client)
+    options = parse_load_options(load, samples=samples, protocol=client)
     check_samples(document, load.samples)
     check_chats(document, options)
     profile_file = choose_profiles(pipeline, document, profiles, console)
@@ -47,7 +47,7 @@ def command(
             changing_load(document, profiles_by_stage).spec(CLIMBING_SEED),
             duration_seconds=load.duration or DEMO_SECONDS,
             seed=load.seed,
-            wire=client,
+            protocol=client,
             samples=absolute_samples(load.samples),
         )
     console.print(f"load {options.spec().text}")

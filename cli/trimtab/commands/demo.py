@@ -45,7 +45,7 @@ def command(
     client = default_client(document, None)
     profile_file = choose_profiles(pipeline, document, None, console)
     load = load or changing_load(document, load_profiles(profile_file)).spec()
-    options = LoadOptions(load, duration_seconds=duration, seed=seed, wire=client)
+    options = LoadOptions(load, duration_seconds=duration, seed=seed, protocol=client)
     with RunFolder() as folder:
         setup = Setup(pipeline, folder, profile_file)
         local_run = LocalRun(f"{document.name}, adapted live", setup, options, page_port=page_port)

@@ -23,7 +23,7 @@ def command(
     pipeline: PipelineArgument,
     load: SampledLoadArguments,
     address: Annotated[str, typer.Option(help="HOST:PORT of the pipeline")] = "127.0.0.1:8080",
-    wire: Annotated[
+    protocol: Annotated[
         ClientProtocol,
         typer.Option(help="Protocol of the port; chat: OpenAI chat completions, streamed"),
     ] = "REST",
@@ -45,7 +45,7 @@ def command(
     if options is None:
         raise LoadError("no load: give --load constant:20 --duration 60, or --trace FILE")
     parse_address(address.removeprefix("grpc://"))
-    options = replace(options, wire=wire, access=Access(ca, api_key_file))
+    options = replace(options, protocol=protocol, access=Access(ca, api_key_file))
     signals: list[signal.Signals] = []
     with progress_bar(console) as on_progress:
         results = attack(document, address, options.spec(), options.attack_options, on_progress, signals.append)

@@ -64,7 +64,7 @@ def command(
     if folder is not None and folder.resolve() == (pipeline if pipeline.is_dir() else pipeline.parent).resolve():
         raise DocumentError(f"--folder {folder} is the pipeline's folder, which a run overwrites; give another")
     client = default_client(document, load.samples) if load.load is not None or load.trace is not None else "REST"
-    load_options = parse_load_options(load, samples=load.samples, wire=client)
+    load_options = parse_load_options(load, samples=load.samples, protocol=client)
     if load.duration is not None and not 0 < load.duration < math.inf:
         raise LoadError(f"--duration {load.duration:g}: seconds must be above 0, and finite")
     proxy = proxy_options(edge, no_proxy=no_proxy)

@@ -29,7 +29,7 @@ class LoadOptions:
     scale: float = 1.0
     duration_seconds: float | None = None
     seed: int = 0
-    wire: ClientProtocol = "REST"
+    protocol: ClientProtocol = "REST"
     access: Access = OPEN
     samples: str | None = None
 
@@ -42,7 +42,7 @@ class LoadOptions:
     @property
     def attack_options(self) -> AttackOptions:
         return AttackOptions(
-            protocol=self.wire,
+            protocol=self.protocol,
             duration_seconds=self.duration_seconds,
             seed=self.seed,
             access=self.access,

@@ -84,11 +84,11 @@ async def asked(wire: Client, number: int) -> str:
     named, x = f"friend-{number}", np.full((1, NUMBERS), number, np.float32)
     request = wire.encode((Tensor.of("x", x),), (), {"binary_data_output": bool(number % 4)}, named)
     answer = await wire.send(request, named)
-    if answer.response is None:
+    if answer.message is None:
         code = "wrong:" if answer.code == "ProtocolError" else answer.code
         return code if code.isdigit() else f"{code} {answer.detail}"[:100]
-    y = answer.response.outputs[0].array
-    own = y.shape == (1, NUMBERS) and bool((y == number + 2).all()) and answer.response.id == named
+    y = answer.message.outputs[0].array
+    own = y.shape == (1, NUMBERS) and bool((y == number + 2).all()) and answer.message.id == named
     return "ok" if own and answer.headers.get("x-request-id", named) == named else "wrong"
 
 

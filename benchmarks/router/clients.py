@@ -63,7 +63,7 @@ async def _ahead(wire: Client, numbers: int) -> AsyncIterator[Send]:
 
     async def send() -> str:
         answer = await wire.send(encoded)
-        return answer.code if answer.response is None else _checked(answer.response.outputs[0].array, x)
+        return answer.code if answer.message is None else _checked(answer.message.outputs[0].array, x)
 
     async with wire:
         yield send
@@ -78,9 +78,9 @@ async def _along(wires: Sequence[Client], numbers: int, rows: int = 1) -> AsyncI
         value = x
         for wire in wires:
             answer = await wire.send(_encoded(wire, value))
-            if answer.response is None:
+            if answer.message is None:
                 return answer.code
-            value = answer.response.outputs[0].array
+            value = answer.message.outputs[0].array
         return _checked(value, x)
 
     async with AsyncExitStack() as stack:

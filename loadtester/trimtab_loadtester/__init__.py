@@ -1,1 +1,1 @@
-"""Load tester: open-loop load with known answers, and a record of every request."""
+"""Load tester: open-loop load with labelled payloads, and a record of every request."""

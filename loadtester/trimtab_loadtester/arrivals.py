@@ -1,8 +1,8 @@
 """Arrival times: an inhomogeneous Poisson process whose rate changes every second or other interval.
 
-Unit exponential gaps are added up along the cumulative intensity Λ(t) = ∫ rate and mapped back to time (time
-rescaling), so counts of disjoint intervals are independent with variance equal to mean, also where the rate changes.
-(IPA's tester draws each offset of a second by itself, which bunches requests at the start of every second.)
+Cumulative unit exponential gaps are mapped back to time by the cumulative intensity Λ(t) = ∫ rate (time rescaling).
+Counts of disjoint intervals are therefore independent, with variance equal to mean, also if the rate changes. (IPA's
+tester draws each offset within a second separately, which bunches requests at the start of every second.)
 """
 
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ def poisson_arrivals(
         rates_rps: [S], requests per second in each interval; finite, at least 0.
         seed: the same seed and rates give the same arrivals.
         duration_seconds: end of the process; None means the S intervals of `rates_rps`, and it cannot be later.
-        interval_seconds: how long a rate holds.
+        interval_seconds: length of an interval.
 
     Raises:
-        ValueError: a rate that is negative or not finite, or more arrivals than memory should hold.
+        ValueError: a rate is negative or not finite, or there are more than `MAX_ARRIVALS` arrivals.
     """
     wrong = np.flatnonzero(~(np.isfinite(rates_rps) & (rates_rps >= 0)))
     if wrong.size:

@@ -1,7 +1,7 @@
 """Open-loop attack: sends requests when they are due and records the outcome of each.
 
-Arrivals and payloads are made before the clock starts. Latency counts from the scheduled arrival; a client that cannot
-keep up shows as `client_lateness_seconds_p99` in the summary, not as a lighter load.
+Arrivals and payloads are computed before the clock starts. Latency counts from the scheduled arrival; the summary
+reports the delay of an overloaded client as `client_lateness_seconds_p99`.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from trimtab_loadtester.arrivals import Seconds, poisson_arrivals
 from trimtab_loadtester.chat_client import ChatClient
-from trimtab_loadtester.clients import OPEN, Access, Answer, Client, GrpcClient, RestClient
+from trimtab_loadtester.clients import OPEN, Access, Client, ClientResponse, GrpcClient, RestClient
 from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_loadtester.multimodal.traffic import draw
 from trimtab_loadtester.outcome import ClientTimings, classify
@@ -48,13 +48,13 @@ CLIENTS: Mapping[ClientProtocol, Callable[[str, str, Access], Client]] = {
     "gRPC": GrpcClient,
     "chat": ChatClient,
 }
-_MOST_TOLD = 2**31 - 1
+_MAX_VISIT_VALUE = 2**31 - 1
 _NAN = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of a run; `correct` of `total` scored answers are correct."""
+    """Progress of a run; `correct` and `total` sum the scores of the responses so far."""
 
     elapsed_seconds: float
     duration_seconds: float
@@ -70,40 +70,36 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class AttackOptions:
-    """How a run is made.
-
-    Attributes:
-        protocol: REST sends binary tensors, chat streams OpenAI chats; address is
-            host:port of the matching port of the router.
-        duration_seconds: None means the load's own length.
-        seed: of arrivals and payloads.
-        deadline_seconds: sent with each request as `timeout`; None leaves the deadline to the pipeline's SLO.
-        give_up_seconds: longest wait for an answer after sending; the request then counts as failed.
-        max_outstanding: further requests wait their turn, their latency counting; the summary shows the lateness.
-        max_payloads, max_payload_bytes: different payloads kept ready; more requests than these take turns with them.
-        cores: what the process may run on; None leaves it alone.
-        progress_seconds: interval of progress reports.
-        access: credentials and TLS for the proxy.
-        samples: the user's own samples with their right answers, where they are; None sends what the pipeline names.
-    """
+    """Options of a run."""
 
     protocol: ClientProtocol = "REST"
+    """REST sends binary tensors, chat streams OpenAI chats; the address is the router's port of this protocol."""
     duration_seconds: float | None = None
+    """None sends the load once, to its end."""
     seed: int = 0
+    """Seed of arrivals and payloads."""
     deadline_seconds: float | None = None
+    """Sent with each request as `timeout`; None leaves the deadline to the pipeline's SLO."""
     give_up_seconds: float = 60.0
+    """Timeout of a request after it is sent; it then counts as failed."""
     max_outstanding: int = 4096
+    """Requests in flight; requests over the limit wait, and their latency includes the wait."""
     max_payloads: int = 2048
+    """Number of distinct payloads; requests use them in rotation."""
     max_payload_bytes: int = 256 * 2**20
+    """Total size of the encoded payloads; fewer payloads are prepared above it."""
     cores: frozenset[int] | None = None
+    """CPU affinity of the process; None leaves it unchanged."""
     progress_seconds: float = 0.5
+    """Interval of progress reports."""
     access: Access = OPEN
     samples: str | None = None
+    """Path or `module:Class` of labelled samples; None sends the payloads that the pipeline names."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """State of a run; `start` is the event loop's time of second 0."""
+    """State of a run."""
 
     arrivals: Seconds
     payloads: Sequence[Payload]
@@ -115,6 +111,7 @@ class _Run:
     client: Client
     stop: asyncio.Event
     start: float = 0.0
+    """Event loop time of second 0."""
     sent: int = 0
     records: list[Record] = field(default_factory=list)
     outcomes: dict[RequestOutcome, int] = field(default_factory=lambda: dict.fromkeys(RequestOutcome, 0))
@@ -134,15 +131,14 @@ def attack(
     on_progress: OnProgress | None = None,
     on_signal: Callable[[signal.Signals], None] | None = None,
 ) -> Results:
-    """Send a load to a pipeline at `address` (host:port) and wait for every answer; blocks until the end.
+    """Send a load to a pipeline at `address` (host:port) and block until every response is received.
 
-    Ctrl-C or SIGTERM ends the sending, and `on_signal` is told which; what was sent is still waited for and reported.
-    Call it in the main thread of a
-    process of its own, so that neither client nor server delays the other's event loop.
+    Ctrl-C or SIGTERM stops sending and calls `on_signal`; requests in flight are still awaited and reported. Call it in
+    the main thread of a separate process, so that client and server do not delay each other's event loop.
 
     Raises:
-        LoadError: the load has no end and no duration was given.
-        ValueError: unknown payloads, or too many requests for one run.
+        LoadError: the load has no end and no duration is given.
+        ValueError: the payloads are unknown, or the load has too many requests for one run.
     """
     options = options or AttackOptions()
     if options.cores is not None:
@@ -151,13 +147,13 @@ def attack(
     async def until_signalled() -> Results:
         stop = asyncio.Event()
 
-        def hear(number: signal.Signals) -> None:
+        def stop_sending(number: signal.Signals) -> None:
             if on_signal is not None:
                 on_signal(number)
             stop.set()
 
         for number in STOP_SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, hear, number)
+            asyncio.get_running_loop().add_signal_handler(number, stop_sending, number)
         return await attack_async(pipeline, address, load, options, on_progress, stop)
 
     return event_loop.run(until_signalled())
@@ -174,10 +170,10 @@ async def attack_async(
     source: PayloadSource | None = None,
     arrivals: Seconds | None = None,
 ) -> Results:
-    """Like `attack`, in a running event loop; sends nothing more once `stop` is set.
+    """Send a load like `attack`, in a running event loop, until `stop` is set.
 
-    `source` says what is sent where neither the pipeline nor the options do. `arrivals` are the seconds at which
-    requests are due, ascending, where they are known; else they are drawn from the load.
+    `source` replaces the payloads that the pipeline or the options name. `arrivals` are due times in seconds,
+    ascending; None draws them from the load.
     """
     options = options or AttackOptions()
     rates = load.rates(options.duration_seconds)
@@ -186,8 +182,8 @@ async def attack_async(
     if load.traffic is not None:
         require_chats(pipeline, load.text, options.samples)
         drawn = draw(load.traffic.during(duration_seconds), options.seed)
-        requests = [one for one in drawn if one.arrival_seconds < duration_seconds]
-        arrivals = np.array([one.arrival_seconds for one in requests])
+        requests = [request for request in drawn if request.arrival_seconds < duration_seconds]
+        arrivals = np.array([request.arrival_seconds for request in requests])
         source = DrawnChats(requests, options.seed)
     elif arrivals is None:
         arrivals = poisson_arrivals(rates, options.seed, duration_seconds)
@@ -213,13 +209,13 @@ async def attack_async(
     )
     async with client:
         run = _Run(arrivals, payloads, encoded, images, source, facts, options, client, stop or asyncio.Event())
-        return await _carry_out(run, on_progress)
+        return await _execute(run, on_progress)
 
 
 def _prepare(
     pipeline: InferencePipeline, source: PayloadSource, client: Client, requests: int, options: AttackOptions
 ) -> tuple[list[Payload], list[Any], list[int]]:
-    """Make and encode the payloads, and count their images: one a request where that fits, else as many as do."""
+    """Encode payloads, one a request up to the limits of the options, and count the images of each."""
     names = tuple(output.name for output in pipeline.spec.outputs)
     parameters = {} if options.deadline_seconds is None else {"timeout": round(options.deadline_seconds * 1e6)}
     payloads: list[Payload] = []
@@ -235,18 +231,18 @@ def _prepare(
     return payloads, encoded, images
 
 
-async def _carry_out(run: _Run, on_progress: OnProgress | None) -> Results:
+async def _execute(run: _Run, on_progress: OnProgress | None) -> Results:
     gc.collect()
-    gc.freeze()  # the payloads live to the end: no collection should walk them while requests are timed
+    gc.freeze()  # payloads live until the end; a collection that traverses them would delay requests
     try:
         run.start = asyncio.get_running_loop().time()
         run.facts = replace(run.facts, started_at=time.time())
-        telling = asyncio.create_task(_tell(run, on_progress)) if on_progress else None
+        reporter = asyncio.create_task(_report_progress(run, on_progress)) if on_progress else None
         await _send_all(run)
-        if telling is not None and on_progress is not None:
-            telling.cancel()
+        if reporter is not None and on_progress is not None:
+            reporter.cancel()
             with suppress(asyncio.CancelledError):
-                await telling
+                await reporter
             on_progress(_progress(run))
     finally:
         gc.unfreeze()
@@ -254,7 +250,7 @@ async def _carry_out(run: _Run, on_progress: OnProgress | None) -> Results:
 
 
 async def _send_all(run: _Run) -> None:
-    """Start each request when it is due. The group ends with the last answer."""
+    """Start each request when it is due and wait for the last response."""
     slots = asyncio.Semaphore(run.options.max_outstanding)
     async with asyncio.TaskGroup() as group:
         for index, due in enumerate(run.arrivals.tolist()):
@@ -275,69 +271,69 @@ async def _request(run: _Run, index: int, due: float) -> None:
     number = index % len(run.payloads)
     try:
         async with asyncio.timeout(run.options.give_up_seconds):
-            answer = await run.client.send(run.encoded[number], f"{run.options.seed}-{index}")
+            response = await run.client.send(run.encoded[number], f"{run.options.seed}-{index}")
     except TimeoutError:
-        answer = Answer(GAVE_UP, detail=f"no answer within {run.options.give_up_seconds:g} s")
-    except Exception as error:  # noqa: BLE001 - whatever happened, this request is accounted for and the others go on
-        answer = Answer(type(error).__name__, detail=str(error))
-    record = _record(run, number, answer, due, sent)
+        response = ClientResponse(GAVE_UP, detail=f"no response within {run.options.give_up_seconds:g} s")
+    except Exception as error:  # noqa: BLE001 - any error fails this request alone
+        response = ClientResponse(type(error).__name__, detail=str(error))
+    record = _record(run, number, response, due, sent)
     run.records.append(record)
     run.outcomes[record.outcome] += 1
     run.correct += record.correct
     run.total += record.total
 
 
-def _record(run: _Run, number: int, answer: Answer, due: float, sent: float) -> Record:
+def _record(run: _Run, number: int, response: ClientResponse, due: float, sent: float) -> Record:
     payload, latency = run.payloads[number], run.elapsed_seconds - due
-    streamed = answer.stream_timings
-    began, between = (
-        (sent - due + streamed.first_token_seconds, streamed.between_tokens_seconds) if streamed else (_NAN, _NAN)
+    stream = response.stream_timings
+    first_token, between = (
+        (sent - due + stream.first_token_seconds, stream.between_tokens_seconds) if stream else (_NAN, _NAN)
     )
-    outcome = classify(answer.code, ClientTimings(latency, began, between), run.facts.slo)
+    outcome = classify(response.code, ClientTimings(latency, first_token, between), run.facts.slo)
     floor = parse_number(payload.parameters.get(ACCURACY_FLOOR))
-    record = Record(due, sent, latency, outcome, answer.code, detail=answer.detail, images=run.images[number])
+    record = Record(due, sent, latency, outcome, response.code, detail=response.detail, images=run.images[number])
     record = record._replace(
-        floor=_NAN if floor is None else floor, first_token_seconds=began, between_tokens_seconds=between
+        floor=_NAN if floor is None else floor, first_token_seconds=first_token, between_tokens_seconds=between
     )
-    if answer.response is None:
+    if response.message is None:
         return record._replace(
-            drop_stage=answer.headers.get(STAGE_HEADER, ""), drop_reason=answer.headers.get(REASON_HEADER, "")
+            drop_stage=response.headers.get(STAGE_HEADER, ""), drop_reason=response.headers.get(REASON_HEADER, "")
         )
-    outputs = {tensor.name: tensor.array for tensor in answer.response.outputs}
+    outputs = {tensor.name: tensor.array for tensor in response.message.outputs}
     try:
         score = run.source.score(payload.truth, outputs)
-    except Exception as error:  # noqa: BLE001 - truth and score may be the user's: one answer ends no run
-        wrong = f"the answer cannot be scored: {error!r}"
-        return record._replace(outcome=RequestOutcome.FAILED, code="WrongAnswer", detail=wrong)
-    parameters = answer.response.parameters
+    except Exception as error:  # noqa: BLE001 - a user's scoring error fails this request alone
+        detail = f"the response cannot be scored: {error!r}"
+        return record._replace(outcome=RequestOutcome.FAILED, code="InvalidResponse", detail=detail)
+    parameters = response.message.parameters
     expected = parse_number(parameters.get(EXPECTED_ACCURACY))
-    provisional = _provisional(run.facts.stages, parameters)
-    told = record._replace(
+    pending = _escalation_pending(run.facts.stages, parameters)
+    record = record._replace(
         correct=score.correct,
         total=score.total,
         expected_accuracy=_NAN if expected is None else expected,
-        provisional=int(provisional.sum()),
+        escalation_pending=int(pending.sum()),
         visits={stage: _visit(stage, parameters) for stage in run.facts.stages},
     )
-    if score.right is None or score.right.size != provisional.size:
-        return told
-    return told._replace(provisional_correct=int((score.right & provisional).sum()))
+    if score.row_correct is None or score.row_correct.size != pending.size:
+        return record
+    return record._replace(escalation_pending_correct=int((score.row_correct & pending).sum()))
 
 
-def _provisional(stages: Sequence[str], parameters: Mapping[str, Any]) -> NDArray[np.bool_]:
-    """Which rows of the first stage that says so were answered before their second look; none where none says so."""
-    told = next(
+def _escalation_pending(stages: Sequence[str], parameters: Mapping[str, Any]) -> NDArray[np.bool_]:
+    """Rows with a pending escalation, [rows], of the first stage that reports them; empty if no stage does."""
+    flags = next(
         (str(parameters[name]) for s in stages if (name := parameters_of(s).escalation_pending) in parameters), ""
     )
-    return np.array([word == "true" for word in told.split(",")]) if told else np.zeros(0, dtype=np.bool_)
+    return np.array([flag == "true" for flag in flags.split(",")]) if flags else np.zeros(0, dtype=np.bool_)
 
 
 def _visit(stage: str, parameters: Mapping[str, Any]) -> StageVisit:
-    """Read what the answer says of a stage; what it does not say, or says wrongly, stays unknown."""
+    """Read a stage's response parameters; a missing or invalid one stays unknown."""
 
     def number(name: str, unknown: float) -> float:
-        told = parse_number(parameters.get(name))
-        return told if told is not None and 0 <= told <= _MOST_TOLD else unknown
+        value = parse_number(parameters.get(name))
+        return value if value is not None and 0 <= value <= _MAX_VISIT_VALUE else unknown
 
     named = parameters_of(stage)
     return StageVisit(
@@ -349,7 +345,7 @@ def _visit(stage: str, parameters: Mapping[str, Any]) -> StageVisit:
     )
 
 
-async def _tell(run: _Run, on_progress: OnProgress) -> None:
+async def _report_progress(run: _Run, on_progress: OnProgress) -> None:
     while True:
         on_progress(_progress(run))
         await asyncio.sleep(run.options.progress_seconds)

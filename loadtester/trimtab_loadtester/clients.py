@@ -1,7 +1,7 @@
 """Clients of a pipeline: Open Inference Protocol V2 over REST with binary tensors, or over gRPC.
 
-Requests are encoded before they are due. Connections stay open. What comes back is an `Answer` in every case: an error
-on the way becomes a code of its own, so that each request can be accounted for.
+Requests are encoded before they are due. Connections stay open. `Client.send` returns a `ClientResponse` in every case;
+a connection error has its own code, so that each request has an outcome.
 """
 
 import asyncio
@@ -32,21 +32,21 @@ _MAX_MESSAGE_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class StreamTimings:
-    """When the words of a streamed answer came: seconds from when it was sent, and between two pieces on average.
-
-    NaN without words, or with one piece alone.
-    """
+    """Time to first token and mean time between events of a streamed response."""
 
     first_token_seconds: float
+    """Seconds since the request was sent; NaN without text."""
     between_tokens_seconds: float
+    """NaN for fewer than two events with text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
-    """Response of a request: an HTTP status, a gRPC status name, or the name of a client error."""
+class ClientResponse:
+    """Response to a request, or the error in its place."""
 
     code: str
-    response: InferResponse | None = None
+    """An HTTP status, a gRPC status name, or the name of a client error."""
+    message: InferResponse | None = None
     detail: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     stream_timings: StreamTimings | None = None
@@ -54,34 +54,31 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Credentials and TLS of a client, as file names, so that no secret is on a command line.
-
-    Attributes:
-        ca_file: TLS, with a server whose certificate this authority signed.
-        api_key_file: holds the caller's key, and nothing else.
-    """
+    """Credentials and TLS of a client, as file names, so that no secret is on a command line."""
 
     ca_file: Path | None = None
+    """Certificate authority of the server; None disables TLS."""
     api_key_file: Path | None = None
+    """File with only the client's API key."""
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """For a TLS connection; None for one in plain text."""
+        """TLS context of a connection; None for plain text."""
         return None if self.ca_file is None else ssl.create_default_context(cafile=str(self.ca_file))
 
     @property
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """The same for gRPC."""
+        """Credentials of a gRPC channel; None for plain text."""
         return None if self.ca_file is None else grpc.ssl_channel_credentials(self.ca_file.read_bytes())
 
     @property
     def headers(self) -> dict[str, str]:
-        """What says who calls; raises ValueError, naming the file, where it holds no key."""
+        """Authentication headers; raises ValueError if the file has no valid key."""
         if self.api_key_file is None:
             return {}
         key = self.api_key_file.read_text().strip()
         if not key or " " in key or not fits_header(key):
-            raise ValueError(f"{self.api_key_file}: expected a key alone, in printable ASCII without spaces")
+            raise ValueError(f"{self.api_key_file}: expected only a key, in printable ASCII without spaces")
         return {"x-api-key": key}
 
 
@@ -94,15 +91,15 @@ class Client(Protocol):
     def encode(
         self, inputs: tuple[Tensor, ...], outputs: tuple[str, ...], parameters: Mapping[str, Any], request_id: str = ""
     ) -> Any:
-        """Encode a request, so that sending it costs little; an id that comes back in the answer may stand in it."""
+        """Encode a request ahead of time; the server returns `request_id` in its response."""
         ...
 
     def encoded_bytes(self, encoded: Any) -> int:
-        """The bytes that an encoded request takes until it is sent."""
+        """Size of an encoded request in memory."""
         ...
 
-    async def send(self, encoded: Any, request_id: str = "") -> Answer:
-        """Send one request and wait for what comes back."""
+    async def send(self, encoded: Any, request_id: str = "") -> ClientResponse:
+        """Send one request and wait for its response."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -113,10 +110,10 @@ class Client(Protocol):
 
 
 class RestClient:
-    """REST with binary tensors over HTTP/1.1 keep-alive; as many connections as there are requests under way.
+    """REST client with binary tensors over HTTP/1.1 keep-alive; one connection per request in flight.
 
-    The router's own connection carries it: a general HTTP client takes several times the processor time, which on one
-    machine is taken from the pipeline.
+    It uses the router's connection pool. A general HTTP client needs several times the CPU time, which the pipeline
+    lacks if both run on one machine.
     """
 
     def __init__(self, address: str, model: str, access: Access = OPEN) -> None:
@@ -131,7 +128,7 @@ class RestClient:
     def encode(
         self, inputs: tuple[Tensor, ...], outputs: tuple[str, ...], parameters: Mapping[str, Any], request_id: str = ""
     ) -> tuple[bytes, bytes]:
-        """Encode the head, all but its end, and the body."""
+        """Encode the head, without its last empty line, and the body."""
         requested = tuple(RequestedOutput(name, {"binary_data": True}) for name in outputs)
         request = InferRequest(self._model, inputs, id=request_id, parameters=parameters, requested_outputs=requested)
         buffers, header_length = rest.encode_request(request)
@@ -142,29 +139,27 @@ class RestClient:
         return head.removesuffix(b"\r\n"), body
 
     def encoded_bytes(self, encoded: tuple[bytes, bytes]) -> int:
-        """Of head and body."""
         return sum(map(len, encoded))
 
-    async def send(self, encoded: tuple[bytes, bytes], request_id: str = "") -> Answer:
-        """Post one body."""
+    async def send(self, encoded: tuple[bytes, bytes], request_id: str = "") -> ClientResponse:
         head, body = encoded
         try:
             connection = await self._connections.take()
         except ConnectionLost as error:
-            return Answer("ConnectionRefused", detail=str(error))
+            return ClientResponse("ConnectionRefused", detail=str(error))
         try:
-            named = f"x-request-id: {request_id}\r\n\r\n".encode() if request_id else b"\r\n"
-            reply = await connection.exchange(head + named, (body,))
+            head_end = f"x-request-id: {request_id}\r\n\r\n".encode() if request_id else b"\r\n"
+            reply = await connection.exchange(head + head_end, (body,))
         except ConnectionLost as error:
-            return Answer("ConnectionLost", detail=str(error))
+            return ClientResponse("ConnectionLost", detail=str(error))
         self._connections.give_back(connection)
         if reply.status != 200:
-            return Answer(str(reply.status), detail=_message(reply.body), headers=reply.headers)
+            return ClientResponse(str(reply.status), detail=_message(reply.body), headers=reply.headers)
         try:
             response = rest.decode_response(reply.body, reply.headers.get(rest.HEADER_LENGTH.lower()))
-            return Answer("200", response, headers=reply.headers)
+            return ClientResponse("200", response, headers=reply.headers)
         except ProtocolError as error:
-            return Answer("ProtocolError", detail=str(error))
+            return ClientResponse("ProtocolError", detail=str(error))
 
     async def __aenter__(self) -> Self:
         return self
@@ -176,10 +171,10 @@ class RestClient:
 
 
 class GrpcClient:
-    """gRPC over a few connections, requests serialised ahead."""
+    """gRPC client over `channels` connections; requests are serialized ahead of time."""
 
     def __init__(self, address: str, model: str, access: Access = OPEN, *, channels: int = CHANNELS) -> None:
-        self._width = channels
+        self._channel_count = channels
         self._address = address.removeprefix("grpc://")
         self._credentials = access.credentials
         self._metadata = tuple(access.headers.items())
@@ -191,26 +186,24 @@ class GrpcClient:
     def encode(
         self, inputs: tuple[Tensor, ...], outputs: tuple[str, ...], parameters: Mapping[str, Any], request_id: str = ""
     ) -> bytes:
-        """Serialise the message."""
         requested = tuple(RequestedOutput(name) for name in outputs)
         request = InferRequest(self._model, inputs, id=request_id, parameters=parameters, requested_outputs=requested)
         return bytes(request_to_message(request).SerializeToString())
 
     def encoded_bytes(self, encoded: bytes) -> int:
-        """Of the message."""
         return len(encoded)
 
-    async def send(self, encoded: bytes, request_id: str = "") -> Answer:
-        """Call ModelInfer. No gRPC deadline is set: the router would take it as the request's."""
+    async def send(self, encoded: bytes, request_id: str = "") -> ClientResponse:
+        """Call ModelInfer without a gRPC deadline, which the router would use as the request's deadline."""
         turn = self._turn = (self._turn + 1) % len(self._calls)
-        named = (("x-request-id", request_id), *self._metadata) if request_id else self._metadata
+        metadata = (("x-request-id", request_id), *self._metadata) if request_id else self._metadata
         try:
-            raw = await self._calls[turn](encoded, metadata=named)
-            return Answer("OK", response_from_message(response_class("ModelInfer").FromString(raw)))
+            raw = await self._calls[turn](encoded, metadata=metadata)
+            return ClientResponse("OK", response_from_message(response_class("ModelInfer").FromString(raw)))
         except grpc.aio.AioRpcError as error:
             return _grpc_error(error, self._channels[turn].get_state())
         except ProtocolError as error:
-            return Answer("ProtocolError", detail=str(error))
+            return ClientResponse("ProtocolError", detail=str(error))
 
     async def __aenter__(self) -> Self:
         options = [
@@ -218,7 +211,7 @@ class GrpcClient:
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.use_local_subchannel_pool", 1),
         ]
-        self._channels = [self._channel(options) for _ in range(self._width)]
+        self._channels = [self._channel(options) for _ in range(self._channel_count)]
         self._calls = [channel.unary_unary(method_path("ModelInfer"), None, None) for channel in self._channels]
         return self
 
@@ -235,7 +228,7 @@ class GrpcClient:
 
 
 def _message(body: memoryview) -> str:
-    """The protocol's error message, or the start of whatever came instead."""
+    """Error message of a V2 response, or the start of any other body."""
     text = bytes(body[:_MAX_ERROR_BYTES]).decode(errors="replace")
     try:
         return str(json.loads(text)["error"])
@@ -243,11 +236,11 @@ def _message(body: memoryview) -> str:
         return text
 
 
-def _grpc_error(error: grpc.aio.AioRpcError, connection: grpc.ChannelConnectivity) -> Answer:
-    """Read a status. A lost connection is UNAVAILABLE to gRPC too, but only the server's own word is a refusal."""
+def _grpc_error(error: grpc.aio.AioRpcError, connection: grpc.ChannelConnectivity) -> ClientResponse:
+    """Read a status. gRPC reports a lost connection as UNAVAILABLE too; only a status from the server is a refusal."""
     pairs: Any = error.trailing_metadata() or ()
     metadata = {str(key): str(value) for key, value in pairs}
     name = str(error.code().name)
     if name == "UNAVAILABLE" and not metadata and connection is not grpc.ChannelConnectivity.READY:
         name = "ConnectionLost"
-    return Answer(name, detail=error.details() or "", headers=metadata)
+    return ClientResponse(name, detail=error.details() or "", headers=metadata)

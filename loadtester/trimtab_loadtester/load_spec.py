@@ -1,6 +1,6 @@
 """`LoadSpec`: requests per second over time, from a command line or a recorded trace.
 
-Every load is a pattern of rates, one a second, and a rule for what follows its end.
+A load is a pattern of rates, one a second, that repeats or holds its last rate after its end.
 """
 
 import re
@@ -19,7 +19,7 @@ from trimtab_pipelines.errors import UserError
 from trimtab_predictor.trace import Trace, read_trace
 
 GENERATED_SECONDS = 3600
-LEAST_RPS, MAX_RPS = 1e-3, 1e6
+MIN_RPS, MAX_RPS = 1e-3, 1e6
 MAX_PATTERN_SECONDS = 10_000_000
 _FORMS = (
     "20 or constant:20 (requests a second), step:5,40@60 (5 rps, then 40 from second 60), "
@@ -29,37 +29,34 @@ _FORMS = (
 
 
 class LoadError(UserError, ValueError):
-    """A load that cannot be read; the message says what would be right."""
+    """An invalid load; the message describes a valid one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadSpec:
-    """Requests per second over time.
-
-    Attributes:
-        text: as the user wrote it, for reports.
-        pattern_rps: [S], the rate in each second.
-        repeats: begins anew after its end; otherwise its last rate holds.
-        natural_seconds: how long it lasts by itself, None where it has no end.
-        gap_seconds: seconds in which a trace was missing; they send nothing.
-        traffic: of multimodal load, the rates of chats with images and of those without; together they are the pattern.
-    """
+    """Requests per second over time."""
 
     text: str
+    """Load as the user writes it, for reports."""
     pattern_rps: NDArray[np.float64]
+    """[S], the rate in each second."""
     repeats: bool = False
+    """The pattern repeats after its end; otherwise its last rate holds."""
     natural_seconds: int | None = None
+    """Length of the load; None if it has no end."""
     gap_seconds: int = 0
+    """Seconds of a trace without counts; no requests are sent in them."""
     traffic: Traffic | None = None
+    """Multimodal rates, whose sum is the pattern."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read a load such as `20` (`constant:20`), `step:5,40@60`, `steps:5x30,20x30` or `generated:low=4,high=40`.
 
-        `multimodal:rps=5` is one of chats, as a production cluster gets them, a second for each of its minutes.
+        `multimodal:rps=5` is a load of chats with the rates of a production cluster, each minute played in a second.
 
         Raises:
-            LoadError: it is none of these, or a number in it is out of bounds.
+            LoadError: the form is unknown, or a number is out of bounds.
         """
         kind, colon, body = (f"constant:{text.strip()}" if _is_number(text) else text.strip()).partition(":")
         if kind == _MULTIMODAL and colon:
@@ -76,34 +73,34 @@ class LoadSpec:
     @classmethod
     def _multimodal(cls, text: str, body: str) -> Self:
         try:
-            written = _read_pairs(body, _MULTIMODAL_DEFAULTS, "rps=RPS, seed=NUMBER")
-            rps, seed = _number(written["rps"], "rps", least=LEAST_RPS), _seed(written["seed"])
+            fields = _read_pairs(body, _MULTIMODAL_DEFAULTS, "rps=RPS, seed=NUMBER")
+            rps, seed = _number(fields["rps"], "rps", minimum=MIN_RPS), _seed(fields["seed"])
         except LoadError as error:
             raise LoadError(f"load {text!r}: {error}") from None
         return cls.of_traffic(replace(synthetic_rates(GENERATED_SECONDS, seed).scaled(rps), interval_seconds=1.0), text)
 
     @classmethod
     def of_traffic(cls, traffic: Traffic, text: str) -> Self:
-        """Make a load of multimodal rates, each for a second, over and over."""
+        """Make a repeating load of multimodal rates, one a second."""
         return cls(text, traffic.rps, repeats=True, traffic=traffic)
 
     @classmethod
     def from_counts(cls, counts: NDArray[np.float64], text: str, *, speed_up: float = 1.0, scale: float = 1.0) -> Self:
-        """Make a load of requests counted in each second, [S]; NaN where the count is missing.
+        """Make a load of request counts per second, [S]; a missing count is NaN.
 
-        `speed_up` plays time faster and keeps the rates: each played second has the mean of `speed_up` recorded ones.
-        `scale` multiplies the rates. A played second without any recorded count sends nothing and counts as a gap.
+        `speed_up` plays time faster at the same rates: each played second has the mean of `speed_up` recorded ones.
+        `scale` multiplies the rates. A played second without any recorded count has rate 0 and counts as a gap.
 
         Raises:
-            LoadError: no counts, a negative or infinite one, or a factor out of bounds.
+            LoadError: there are no counts, a count is negative or infinite, or a factor is out of bounds.
         """
         for name, factor in (("speed-up", speed_up), ("scale", scale)):
             if not (np.isfinite(factor) and 0 < factor <= MAX_RPS):
                 raise LoadError(f"{name} {factor:g} must be above 0 and finite")
-        wrong = np.flatnonzero(np.isinf(counts) | (counts < 0))
-        if counts.size == 0 or wrong.size:
-            what = "is empty" if not wrong.size else f"has {counts[wrong[0]]:g} requests in second {wrong[0]}"
-            raise LoadError(f"trace {text} {what}; it needs one count of at least 0 for each second")
+        invalid = np.flatnonzero(np.isinf(counts) | (counts < 0))
+        if counts.size == 0 or invalid.size:
+            problem = "is empty" if not invalid.size else f"has {counts[invalid[0]]:g} requests in second {invalid[0]}"
+            raise LoadError(f"trace {text} {problem}; it needs one count of at least 0 for each second")
         played = _compress(np.asarray(counts, dtype=np.float64), speed_up) * scale
         gaps = np.isnan(played)
         rates = _checked(np.where(gaps, 0.0, played), f"trace {text}")
@@ -111,20 +108,20 @@ class LoadSpec:
 
     @classmethod
     def from_trace(cls, trace: Path | Trace, *, speed_up: float = 1.0, scale: float = 1.0) -> Self:
-        """Play a per-second trace, read from a file or read already (and cut, perhaps).
+        """Make a load of a per-second trace.
 
         Raises:
-            TraceError: the file is no trace; the message says which line, and what would be right.
+            TraceError: the file is not a trace; the message names the line.
             LoadError: as `from_counts`.
         """
         recorded = read_trace(trace) if isinstance(trace, Path) else trace
         return cls.from_counts(recorded.rps, recorded.name, speed_up=speed_up, scale=scale)
 
     def rates(self, duration_seconds: float | None = None) -> NDArray[np.float64]:
-        """The rate in each second, [ceil(duration)]; without a duration the load's own length.
+        """Rate in each second, [ceil(duration)]; None is the length of the load.
 
         Raises:
-            LoadError: no duration given and the load has no end, or a duration that is not above 0.
+            LoadError: there is no duration and the load has no end, or the duration is out of bounds.
         """
         if duration_seconds is None:
             if self.natural_seconds is None:
@@ -146,7 +143,7 @@ def _is_number(text: str) -> bool:
 
 
 def _compress(counts: NDArray[np.float64], speed_up: float) -> NDArray[np.float64]:
-    """Mean of the recorded seconds that fall into each played one; NaN where none of them has a count."""
+    """Mean count of the recorded seconds of each played second; NaN if none has a count."""
     if speed_up == 1:
         return counts
     if speed_up < 1:  # rounded, since 21 / 0.7 is a little above 30, and 100 times 0.29 a little below 29
@@ -154,33 +151,33 @@ def _compress(counts: NDArray[np.float64], speed_up: float) -> NDArray[np.float6
         recorded = np.round(played_seconds * speed_up, 6).astype(np.int64)
         return counts[np.minimum(recorded, counts.size - 1)]
     played = (np.arange(counts.size) / speed_up).astype(np.int64)
-    known = ~np.isnan(counts)
-    totals = np.bincount(played, weights=np.where(known, counts, 0.0))
-    numbers = np.bincount(played, weights=known.astype(np.float64))
+    counted = ~np.isnan(counts)
+    totals = np.bincount(played, weights=np.where(counted, counts, 0.0))
+    numbers = np.bincount(played, weights=counted.astype(np.float64))
     means: NDArray[np.float64] = np.divide(totals, numbers, out=np.full(totals.size, np.nan), where=numbers > 0)
     return means
 
 
-def _checked(rates: NDArray[np.float64], where: str) -> NDArray[np.float64]:
+def _checked(rates: NDArray[np.float64], name: str) -> NDArray[np.float64]:
     if rates.max() > MAX_RPS:
-        raise LoadError(f"{where}: {rates.max():g} rps is above {MAX_RPS:g}, the most one run can mean")
+        raise LoadError(f"{name}: {rates.max():g} rps is above the maximum of {MAX_RPS:g}")
     return rates
 
 
-def _number(written: str, what: str, *, least: float = 0.0, most: float = MAX_RPS) -> float:
+def _number(text: str, name: str, *, minimum: float = 0.0, maximum: float = MAX_RPS) -> float:
     try:
-        value = float(written)
+        value = float(text)
     except ValueError:
-        raise LoadError(f"{what} {written!r} is not a number; write {_FORMS}") from None
-    if not least <= value <= most:
-        raise LoadError(f"{what} {written} must lie between {least:g} and {most:g}")
+        raise LoadError(f"{name} {text!r} is not a number; write {_FORMS}") from None
+    if not minimum <= value <= maximum:
+        raise LoadError(f"{name} {text} must lie between {minimum:g} and {maximum:g}")
     return value
 
 
-def _seconds(written: str, what: str) -> int:
-    value = _number(written, what, least=1, most=MAX_PATTERN_SECONDS)
+def _seconds(text: str, name: str) -> int:
+    value = _number(text, name, minimum=1, maximum=MAX_PATTERN_SECONDS)
     if value != int(value):
-        raise LoadError(f"{what} {written} must be whole seconds")
+        raise LoadError(f"{name} {text} must be a whole number of seconds")
     return int(value)
 
 
@@ -200,40 +197,40 @@ def _step(body: str) -> _Parsed:
 
 
 def _steps(body: str) -> _Parsed:
-    pieces = []
-    for piece in body.split(","):
-        rate, cross, seconds = piece.partition("x")
+    steps = []
+    for step in body.split(","):
+        rate, cross, seconds = step.partition("x")
         if not cross:
-            raise LoadError(f"{piece!r} is not RPSxSECONDS; write for instance steps:5x30,20x30")
-        pieces.append(np.full(_seconds(seconds, "length"), _number(rate, "rate")))
-    rates = np.concatenate(pieces)
+            raise LoadError(f"{step!r} is not RPSxSECONDS; write for instance steps:5x30,20x30")
+        steps.append(np.full(_seconds(seconds, "length"), _number(rate, "rate")))
+    rates = np.concatenate(steps)
     return rates, rates.size
 
 
 def _generated(body: str) -> _Parsed:
-    written = _read_pairs(body, _GENERATED_DEFAULTS, "low=RPS, high=RPS, seed=NUMBER, plateau=SECONDS")
-    low, high = _number(written["low"], "low"), _number(written["high"], "high")
+    fields = _read_pairs(body, _GENERATED_DEFAULTS, "low=RPS, high=RPS, seed=NUMBER, plateau=SECONDS")
+    low, high = _number(fields["low"], "low"), _number(fields["high"], "high")
     if low > high:
-        raise LoadError(f"low {low:g} is above high {high:g}; exchange them")
-    plateau = _seconds(written["plateau"], "plateau")
-    return generate_rates(low, high, _seed(written["seed"]), GENERATED_SECONDS, plateau), None
+        raise LoadError(f"low {low:g} is above high {high:g}")
+    plateau = _seconds(fields["plateau"], "plateau")
+    return generate_rates(low, high, _seed(fields["seed"]), GENERATED_SECONDS, plateau), None
 
 
-def _read_pairs(body: str, defaults: Mapping[str, str], known: str) -> dict[str, str]:
-    """Read `key=value, …`, with a default for each that is not written."""
+def _read_pairs(body: str, defaults: Mapping[str, str], expected: str) -> dict[str, str]:
+    """Parse `key=value,…`; a missing key has its default."""
     values: dict[str, str] = {}
-    for piece in filter(None, body.split(",")):
-        key, equals, value = piece.partition("=")
+    for pair in filter(None, body.split(",")):
+        key, equals, value = pair.partition("=")
         if not equals or key not in defaults or key in values:
-            raise LoadError(f"{piece!r} is not one of {known}, each once")
+            raise LoadError(f"{pair!r} is not one of {expected}, each once")
         values[key] = value
     return {**defaults, **values}
 
 
-def _seed(written: str) -> int:
-    seed = _number(written, "seed", most=2**32)
+def _seed(text: str) -> int:
+    seed = _number(text, "seed", maximum=2**32)
     if seed != int(seed):
-        raise LoadError(f"seed {written} must be a whole number")
+        raise LoadError(f"seed {text} must be a whole number")
     return int(seed)
 
 

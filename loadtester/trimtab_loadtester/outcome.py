@@ -1,6 +1,6 @@
 """Outcome of a request, from its status code and its latency since the scheduled arrival.
 
-A streamed answer must also meet the SLOs of time to first token and time per output token.
+A streamed response must also meet the SLOs of time to first token and time per output token.
 """
 
 from dataclasses import dataclass
@@ -14,32 +14,28 @@ REFUSED_CODES = frozenset({"429", "503", "RESOURCE_EXHAUSTED", "UNAVAILABLE"})
 
 @dataclass(frozen=True, slots=True)
 class ClientTimings:
-    """What is promised of an answer, or what became of it, in seconds; infinite or NaN where nothing is known.
-
-    Attributes:
-        latency_seconds: from its scheduled arrival until it was whole.
-        first_token_seconds: from then until its first piece.
-        between_tokens_seconds: from one piece to the next, on average. A client cannot see tokens: a piece of several
-            makes this the stricter of both.
-    """
+    """Timings of a response, or their SLOs, in seconds; an unknown timing is NaN, a missing SLO infinite."""
 
     latency_seconds: float
+    """Time from the scheduled arrival to the end of the response."""
     first_token_seconds: float = float("nan")
+    """Time from the scheduled arrival to the first event."""
     between_tokens_seconds: float = float("nan")
+    """Mean time between two events. An event may hold several tokens, which makes this stricter than time per token."""
 
-    def within(self, promised: "ClientTimings") -> bool:
-        """Whether each was in time; what is not known broke no promise."""
+    def meets(self, slos: "ClientTimings") -> bool:
+        """Whether each known timing is within its SLO."""
         return not (
-            self.latency_seconds > promised.latency_seconds
-            or self.first_token_seconds > promised.first_token_seconds
-            or self.between_tokens_seconds > promised.between_tokens_seconds
+            self.latency_seconds > slos.latency_seconds
+            or self.first_token_seconds > slos.first_token_seconds
+            or self.between_tokens_seconds > slos.between_tokens_seconds
         )
 
 
-def classify(code: str, took: ClientTimings, promised: ClientTimings) -> RequestOutcome:
+def classify(code: str, timings: ClientTimings, slos: ClientTimings) -> RequestOutcome:
     """Classify an HTTP status, a gRPC status name or the name of a client error."""
     if code in OK_CODES:
-        return RequestOutcome.OK if took.within(promised) else RequestOutcome.LATE
+        return RequestOutcome.OK if timings.meets(slos) else RequestOutcome.LATE
     if code in DROPPED_CODES:
         return RequestOutcome.DROPPED
     return RequestOutcome.REFUSED if code in REFUSED_CODES else RequestOutcome.FAILED

@@ -12,7 +12,7 @@ from trimtab_pipelines.request_outcome import RequestOutcome
 
 
 def describe(progress: Progress) -> str:
-    """Say in one line how many requests were sent and what became of them; outcomes nobody had are left out."""
+    """Format the counts of sent requests and of each outcome that occurred as one line."""
     parts = [
         f"{count} {outcome.word}"
         for outcome, count in progress.outcomes.items()
@@ -24,7 +24,7 @@ def describe(progress: Progress) -> str:
 
 @contextmanager
 def progress_bar(console: Console | None = None) -> Iterator[OnProgress]:
-    """Show a bar while the block runs; it yields what `attack` takes as `on_progress`."""
+    """Show a bar while the block runs; yields the `on_progress` callback of `attack`."""
     columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Bar(*columns, console=console) as bar:
         task = bar.add_task("waiting for the first request", total=None)

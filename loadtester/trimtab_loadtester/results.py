@@ -27,7 +27,7 @@ _TEXT_LENGTHS = {"code": 24, "detail": 120, "drop_stage": 63, "drop_reason": 40}
 
 
 class StageVisit(NamedTuple):
-    """What the answer says of a stage that served it; of several batches the slowest. Times in seconds."""
+    """Stage parameters of a response, of its slowest batch; times in seconds."""
 
     variant: str = ""
     batch_size: int = 0
@@ -45,12 +45,12 @@ _NUMBERS = {
     "total": "i4",
     "expected_accuracy": "f8",
     "floor": "f8",
-    "provisional": "i4",
-    "provisional_correct": "i4",
+    "escalation_pending": "i4",
+    "escalation_pending_correct": "i4",
 }
 TOKEN_TIMES = ("first_token_seconds", "between_tokens_seconds")
 _STREAM_COLUMNS = {**dict.fromkeys(TOKEN_TIMES, "f8"), "images": "i4"}
-"""Of loads that are streamed, alone."""
+"""Columns of streamed loads only."""
 MODALITIES = ("text", "image")
 _VISIT_COLUMNS = {
     "variant": "U63",
@@ -62,14 +62,7 @@ _VISIT_COLUMNS = {
 
 
 class Record(NamedTuple):
-    """One request; times in seconds from the start of the run.
-
-    `detail` is the server's message where it refused, `expected_accuracy` what the plan that served it promised (NaN
-    where unknown), `floor` the accuracy it asked for (NaN where none), `provisional` how many of its rows have an
-    answer from before their second look and `provisional_correct` how many of these are right, `visits` how each stage
-    served it. Of a streamed answer `first_token_seconds` counts from the scheduled arrival, and
-    `between_tokens_seconds` is the mean between two pieces; NaN where there is none. `images` are those of a chat.
-    """
+    """One request; times in seconds from the start of the run."""
 
     scheduled: float
     sent: float
@@ -77,54 +70,60 @@ class Record(NamedTuple):
     outcome: RequestOutcome
     code: str
     detail: str = ""
+    """Error message of the server or the client."""
     correct: int = 0
     total: int = 0
     expected_accuracy: float = float("nan")
+    """Accuracy that the plan expects; NaN if unknown."""
     floor: float = float("nan")
-    provisional: int = 0
-    provisional_correct: int = 0
+    """Accuracy floor of the request; NaN if it has none."""
+    escalation_pending: int = 0
+    """Rows whose response precedes their escalation."""
+    escalation_pending_correct: int = 0
+    """Correct rows among these."""
     drop_stage: str = ""
     drop_reason: str = ""
     visits: Mapping[str, StageVisit] = {}
+    """Visits by stage."""
     first_token_seconds: float = float("nan")
+    """Time from the scheduled arrival to the first event of a streamed response; NaN without one."""
     between_tokens_seconds: float = float("nan")
+    """Mean time between two events of a streamed response; NaN for fewer than two."""
     images: int = 0
+    """Images of a chat."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Parameters of a run.
-
-    Attributes:
-        pipeline: the pipeline's name.
-        load: the load as written.
-        duration_seconds: from the start to the last moment at which a request could be scheduled.
-        slo_seconds: answers within it are ok.
-        stages: the pipeline's stages, in order.
-        started_at: Unix time of second 0.
-        gap_seconds: seconds for which a trace had no count.
-        distinct_payloads: how many different payloads the requests took turns with.
-        interrupted: it was stopped before its end; `duration_seconds` is what it came to.
-        streamed: answers were asked for piece by piece.
-        first_token_slo_seconds, between_tokens_slo_seconds: what is promised of those; None where nothing is.
-    """
+    """Parameters of a run."""
 
     pipeline: str
+    """Name of the pipeline."""
     load: str
+    """Load as the user writes it."""
     duration_seconds: float
+    """Period in which requests are scheduled."""
     slo_seconds: float
     stages: tuple[str, ...]
+    """Stages of the pipeline, in order."""
     started_at: float
+    """Unix time of second 0."""
     gap_seconds: int = 0
+    """Seconds of a trace without a count."""
     distinct_payloads: int = 0
+    """Number of different payloads among the requests."""
     interrupted: bool = False
+    """The run stopped before its end; `duration_seconds` is the actual duration."""
     streamed: bool = False
+    """Responses are streamed."""
     first_token_slo_seconds: float | None = None
+    """SLO of the time to first token, if any."""
     between_tokens_slo_seconds: float | None = None
+    """SLO of the time per output token, if any."""
 
     @property
     def slo(self) -> ClientTimings:
-        """SLOs of an answer."""
+        """SLOs of a response."""
         first, between = self.first_token_slo_seconds, self.between_tokens_slo_seconds
         return ClientTimings(
             self.slo_seconds, math.inf if first is None else first, math.inf if between is None else between
@@ -133,24 +132,21 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModalityResults:
-    """What became of chats with images, or of those without.
-
-    Attributes:
-        received: how many were sent.
-        answered: how many of these have an answer.
-        slo_fraction: of those sent, the share answered in time.
-        tokens: percentiles, in seconds, by `first_token_seconds_p50` and so on; empty without an answer.
-    """
+    """Results of the chats with images, or of the chats without."""
 
     received: int
+    """Number of chats sent."""
     answered: int
+    """Number of chats with a response, ok or late."""
     slo_fraction: float
+    """Fraction of the chats sent that meet their SLOs."""
     tokens: Mapping[str, float]
+    """Percentiles in seconds by name, such as `first_token_seconds_p50`; empty without a response."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Where the time went in one stage, by the answers; seconds, and rows of a batch on average."""
+    """Times of one stage in seconds, and its mean batch size in rows, as responses report them."""
 
     queue_p50: float
     queue_p99: float
@@ -163,9 +159,9 @@ class StageTimes:
 class Results:
     """All records of a run, in order of schedule.
 
-    `records` is a structured array with the fields of `Record`, where `variant:STAGE`, `batch_size:STAGE`,
-    `queue_seconds:STAGE`, `service_seconds:STAGE` and `operating_point:STAGE` stand for the visits; what is known of
-    tokens is there where the load was streamed.
+    `records` is a structured array with the fields of `Record`. The fields `variant:STAGE`, `batch_size:STAGE`,
+    `queue_seconds:STAGE`, `service_seconds:STAGE` and `operating_point:STAGE` replace `visits`; streamed loads have
+    token times and images too.
     """
 
     facts: RunFacts
@@ -173,7 +169,7 @@ class Results:
 
     @classmethod
     def of(cls, facts: RunFacts, records: Sequence[Record]) -> "Results":
-        """Lay records out as one array, sorted by their schedule."""
+        """Convert records to one array, sorted by scheduled arrival."""
         array = np.zeros(len(records), dtype=_dtype(facts))
         for column in (*_NUMBERS, *(_STREAM_COLUMNS if facts.streamed else ())):
             array[column] = [getattr(record, column) for record in records]
@@ -186,46 +182,46 @@ class Results:
         return cls(facts, array[np.argsort(array["scheduled"], kind="stable")])
 
     def count(self, outcome: RequestOutcome) -> int:
-        """Count the requests that ended so."""
         return int((self.records["outcome"] == outcome).sum())
 
     @property
     def answered(self) -> NDArray[Any]:
-        """The records with an answer: ok and late."""
+        """Records with outcome ok or late."""
         answered: NDArray[Any] = self.records[self.records["outcome"] <= RequestOutcome.LATE]
         return answered
 
     def latency_percentiles(self) -> dict[str, float]:
-        """HDR percentiles, in seconds, of the latency of all answers; empty without any."""
+        """HDR percentiles, in seconds, of the latency of all responses; empty without any."""
         return percentiles(self.answered["latency_seconds"])
 
     def token_percentiles(self) -> dict[str, float]:
-        """HDR percentiles, in seconds, of the first token of answers and of the time between two; empty unstreamed."""
+        """HDR percentiles, in seconds, of the token times of all responses; empty if the load is not streamed."""
         return _token_percentiles(self.answered) if self.facts.streamed else {}
 
     def modalities(self) -> dict[str, ModalityResults]:
-        """Chats without images (`text`) and with them (`image`), those that came; empty where none were streamed."""
-        found: dict[str, ModalityResults] = {}
-        for name, shows in zip(MODALITIES, (False, True), strict=True) if self.facts.streamed else ():
-            records = self.records[(self.records["images"] > 0) == shows]
+        """Results of chats without images (`text`) and with images (`image`), if any; empty if not streamed."""
+        results: dict[str, ModalityResults] = {}
+        for name, has_images in zip(MODALITIES, (False, True), strict=True) if self.facts.streamed else ():
+            records = self.records[(self.records["images"] > 0) == has_images]
             if records.size:
-                kept = float((records["outcome"] == RequestOutcome.OK).mean())
+                slo_fraction = float((records["outcome"] == RequestOutcome.OK).mean())
                 answered = records[records["outcome"] <= RequestOutcome.LATE]
-                found[name] = ModalityResults(records.size, answered.size, kept, _token_percentiles(answered))
-        return found
+                tokens = _token_percentiles(answered)
+                results[name] = ModalityResults(records.size, answered.size, slo_fraction, tokens)
+        return results
 
     def stage_times(self, stage: str) -> StageTimes | None:
-        """Sum up what the answers say of a stage; None where none says anything."""
-        told = self.answered[~np.isnan(self.answered[f"service_seconds:{stage}"])]
-        if not told.size:
+        """Times of a stage over all responses; None if no response reports them."""
+        visited = self.answered[~np.isnan(self.answered[f"service_seconds:{stage}"])]
+        if not visited.size:
             return None
-        queue_p50, queue_p99 = np.quantile(told[f"queue_seconds:{stage}"], (0.5, 0.99)).tolist()
-        service_p50, service_p99 = np.quantile(told[f"service_seconds:{stage}"], (0.5, 0.99)).tolist()
-        batch_size = float(told[f"batch_size:{stage}"].mean())
+        queue_p50, queue_p99 = np.quantile(visited[f"queue_seconds:{stage}"], (0.5, 0.99)).tolist()
+        service_p50, service_p99 = np.quantile(visited[f"service_seconds:{stage}"], (0.5, 0.99)).tolist()
+        batch_size = float(visited[f"batch_size:{stage}"].mean())
         return StageTimes(queue_p50, queue_p99, service_p50, service_p99, batch_size)
 
     def summary(self) -> dict[str, Any]:
-        """The figures of the run, with units in their names; None where nothing was there to measure."""
+        """Figures of the run, with units in their names; a figure without measurements is None."""
         received, answered, facts = len(self.records), self.answered, self.facts
         lateness = percentiles(np.maximum(self.records["sent"] - self.records["scheduled"], 0.0)).get("p99", 0.0)
         within_slo = self.count(RequestOutcome.OK)
@@ -262,22 +258,22 @@ class Results:
 
     @classmethod
     def load(cls, folder: Path) -> "Results":
-        """Read what `save` wrote; ValueError names the file that is not a run's."""
+        """Read a folder written by `save`; raises ValueError if a file is not of a run."""
         try:
             written = json.loads((folder / SUMMARY_FILE).read_text())["facts"]
             facts = RunFacts(**{**written, "stages": tuple(written["stages"])})
         except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{folder / SUMMARY_FILE} is not the record of a load: {error!r}") from error
+            raise ValueError(f"{folder / SUMMARY_FILE} is not the summary of a load: {error!r}") from error
         with np.load(folder / RECORDS_FILE, allow_pickle=False) as arrays:
             records = arrays["records"]
         if records.dtype != _dtype(facts):
-            raise ValueError(f"{folder / RECORDS_FILE} holds other fields than {SUMMARY_FILE} speaks of")
+            raise ValueError(f"{folder / RECORDS_FILE} does not have the fields that {SUMMARY_FILE} implies")
         return cls(facts, records)
 
     def _drops(self) -> NDArray[Any]:
         dropped = self.records[self.records["outcome"] == RequestOutcome.DROPPED]
-        places = np.char.add(np.char.add(dropped["drop_stage"], "/"), dropped["drop_reason"])
-        return np.where(places == "/", "unknown", places)
+        labels = np.char.add(np.char.add(dropped["drop_stage"], "/"), dropped["drop_reason"])
+        return np.where(labels == "/", "unknown", labels)
 
 
 def percentiles(latencies_seconds: NDArray[np.float64]) -> dict[str, float]:
@@ -292,18 +288,18 @@ def percentiles(latencies_seconds: NDArray[np.float64]) -> dict[str, float]:
 
 
 def _token_percentiles(answered: NDArray[Any]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for column in TOKEN_TIMES:
         seconds = answered[column]
-        found |= {f"{column}_{name}": value for name, value in percentiles(seconds[~np.isnan(seconds)]).items()}
-    return found
+        figures |= {f"{column}_{name}": value for name, value in percentiles(seconds[~np.isnan(seconds)]).items()}
+    return figures
 
 
 def _by_modality(modalities: Mapping[str, ModalityResults]) -> dict[str, float]:
     figures: dict[str, float] = {}
-    for name, seen in modalities.items():
-        figures |= {f"{name}_received": seen.received, f"{name}_slo_fraction": seen.slo_fraction}
-        figures |= {f"{name}_{figure}": seconds for figure, seconds in seen.tokens.items()}
+    for name, results in modalities.items():
+        figures |= {f"{name}_received": results.received, f"{name}_slo_fraction": results.slo_fraction}
+        figures |= {f"{name}_{figure}": seconds for figure, seconds in results.tokens.items()}
     return figures
 
 
@@ -319,8 +315,8 @@ def _ratio(part: Any, whole: Any) -> float | None:
 
 
 def _mean(values: NDArray[np.float64]) -> float | None:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if known.size else None
+    finite = values[~np.isnan(values)]
+    return float(finite.mean()) if finite.size else None
 
 
 def _counts(values: NDArray[Any]) -> dict[str, int]:

@@ -1,7 +1,7 @@
-"""Synthetic load: plateaus with steps and short bursts, as in the Twitter trace, within given bounds.
+"""Synthetic load: plateaus with steps and short bursts, as in the Twitter trace, within bounds.
 
-Plateaus come in rounds. A round visits the least and the greatest rate and two between, in random order, so that a few
-minutes already hold the whole range; which order, how long and where the bursts are is the seed's.
+Plateaus are generated in rounds. A round has the minimum rate, the maximum rate and two rates between, in random order,
+so that a few minutes cover the whole range. The seed determines order, lengths and bursts.
 """
 
 import numpy as np
@@ -19,11 +19,11 @@ def generate_rates(
     """Generate requests per second, [seconds], each within low_rps … high_rps.
 
     Args:
-        low_rps: least rate; at least 0.
-        high_rps: greatest rate; at least `low_rps`.
+        low_rps: minimum rate; at least 0.
+        high_rps: maximum rate; at least `low_rps`.
         seed: the same arguments give the same rates, and a longer load begins with the shorter one.
-        seconds: how many.
-        plateau_seconds: mean length of a plateau; single ones last 0.7 to 1.3 times that.
+        seconds: length of the load.
+        plateau_seconds: mean length of a plateau; each lasts 0.7 to 1.3 times this.
     """
     random = np.random.default_rng(seed)
     levels = np.geomspace(max(low_rps, 1e-3 * high_rps, 1e-9), max(high_rps, 1e-9), LEVELS_PER_ROUND)

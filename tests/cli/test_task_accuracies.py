@@ -94,9 +94,9 @@ def test_invalid_task_name_is_rejected_before_measuring() -> None:
 
     assert sorted(tasks("Named")) == ["cats", "dogs"]
     assert tasks("Some") == ()
-    with pytest.raises(SamplesError, match="task 'Cats' is no name"):
+    with pytest.raises(SamplesError, match="invalid task 'Cats'"):
         tasks("Odd")
-    with pytest.raises(SamplesError, match="of 70 tasks; accuracies are told of 64 at most"):
+    with pytest.raises(SamplesError, match="of 70 tasks; accuracies are reported of at most 64"):
         tasks("Many")
 
 

@@ -67,7 +67,7 @@ def test_responses_are_scored_per_row():
 def test_correctness_is_reported_per_row():
     source = DigitsAvPayloads(1)
 
-    right = source.score(np.array([1, 2, 3]), {"digit": np.array([1, 5, 3])}).right
+    right = source.score(np.array([1, 2, 3]), {"digit": np.array([1, 5, 3])}).row_correct
 
     assert right is not None
     assert right.tolist() == [True, False, True]

@@ -99,7 +99,7 @@ def test_speed_up_keeps_the_rates_and_shortens_the_time() -> None:
         ([1, np.inf], {}, "trace t has inf requests in second 1"),
         ([1], {"speed_up": 0}, "speed-up 0 must be above 0 and finite"),
         ([1], {"scale": float("nan")}, "scale nan must be above 0 and finite"),
-        ([1e6], {"scale": 10}, "trace t: 1e+07 rps is above 1e+06"),
+        ([1e6], {"scale": 10}, "trace t: 1e+07 rps is above the maximum of 1e+06"),
     ],
 )
 def test_invalid_trace_is_rejected(counts: list[float], arguments: dict[str, float], message: str) -> None:

@@ -138,14 +138,14 @@ async def _send(
         request = client.encode(payload.inputs, outputs, {"timeout": round(TIMEOUT_SECONDS * 1e6)})
         answer = await client.send(request, f"sample-{number}")
         slots.release()
-        if answer.response is None:
+        if answer.message is None:
             raise StartError(f"sample {number} with {description}: {answer.code} {answer.detail}")
-        values = answer.response.parameters
+        values = answer.message.parameters
         for names, (variant, point) in expected.items():
             served = values.get(names.variant, variant), values.get(names.operating_point, point)
             if served != (variant, point):
                 raise StartError(f"sample {number} was served by {served[0]}, not by {variant} {point}")
-        arrays = {tensor.name: tensor.array for tensor in answer.response.outputs}
+        arrays = {tensor.name: tensor.array for tensor in answer.message.outputs}
         try:
             confidences = {stage: str(values.get(names.confidences, "")) for stage, names in parameters.items()}
             answers[number] = ReceivedAnswer(samples.score(payload.truth, arrays), confidences, samples.task(number))

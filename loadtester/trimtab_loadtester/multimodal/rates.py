@@ -1,7 +1,8 @@
 """Rates of multimodal requests over time, from a trace's counts per minute or synthetic.
 
-A trace's counts are of texts and images together. Where its hours say how many were of either, each minute is split as
-its hour; else by one share for all. Within an hour both thus rise and fall together; of that the facts say nothing.
+A trace counts text and image requests together. Each minute is split by the image share of its hour if the trace has
+hourly shares, else by one constant share. Within an hour text and image rates are therefore proportional, which is an
+assumption.
 """
 
 import csv
@@ -20,16 +21,16 @@ from trimtab_predictor.trace import TraceError
 
 MINUTES_AN_HOUR: Final = 60
 BURST_IMAGES: Final = 5_000
-"""A minute of an hour shows so many images at its peak: the hour belongs to a burst."""
+"""Images in the peak minute of an hour from which the hour belongs to a burst."""
 BURST_HOURS: Final = (2.0, 10.0)
-"""How long bursts of the trace last."""
+"""Minimum and maximum length of a burst in the trace."""
 _TEXT_SPREAD, _IMAGE_SPREAD = 0.32, 0.45
-"""Of the logarithm of a rate, from hour to hour: as the trace's hours vary."""
+"""Standard deviation of the logarithm of a rate between hours, fitted to the trace."""
 _MINUTE_SPREAD: Final = 0.37
-"""The same from minute to minute, in each process: both together then vary as the trace's minutes do, 11 times as much
-from one to the next as a Poisson process would."""
-_FROM_MINUTE_TO_MINUTE: Final = 0.74 ** (1 / MINUTES_AN_HOUR)
-"""How much of an hour's deviation the next minute has: hours have 0.74 of the one before."""
+"""Standard deviation between minutes of each process; their sum then varies between consecutive minutes as the trace
+does, 11 times as much as a Poisson process."""
+_MINUTE_CORRELATION: Final = 0.74 ** (1 / MINUTES_AN_HOUR)
+"""Autocorrelation of the hourly deviation between consecutive minutes; between consecutive hours it is 0.74."""
 _TEXT, _IMAGES, _BURSTS = 1, 2, 3
 _COLUMNS: Final = (
     "text_requests_per_min_read_off",
@@ -40,14 +41,16 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HourlyRates:
-    """What is known of a trace's hours, [H]: the share of image requests, and whether a burst of images was on."""
+    """Image share and bursts of a trace by hour."""
 
     image_shares: Floats
+    """[H]"""
     bursts: NDArray[np.bool_]
+    """[H]"""
 
 
 def traffic_of(counts: Sequence[float], hours: HourlyRates | None = None) -> Traffic:
-    """Rates of counts by the minute, [M]; without hours of them there are no bursts, and one share is of images."""
+    """Convert counts per minute, [M], to rates; None for hours is a constant image share without bursts."""
     rates = np.array(counts, dtype=np.float64) / 60
     if hours is None:
         return Traffic.split(rates)
@@ -56,19 +59,19 @@ def traffic_of(counts: Sequence[float], hours: HourlyRates | None = None) -> Tra
 
 
 def synthetic_rates(minutes: int, seed: int) -> Traffic:
-    """Rates about a mean of one request a second, as unsteady as the trace's, and bursts of hours between calm ones."""
-    text = (1 - IMAGE_SHARE) * _unsteady(minutes, _TEXT_SPREAD, (seed, _TEXT))
-    image = IMAGE_SHARE * _unsteady(minutes, _IMAGE_SPREAD, (seed, _IMAGES))
+    """Draw rates with mean 1 request a second, the variance of the trace, and bursts of images that last for hours."""
+    text = (1 - IMAGE_SHARE) * _log_normal_rates(minutes, _TEXT_SPREAD, (seed, _TEXT))
+    image = IMAGE_SHARE * _log_normal_rates(minutes, _IMAGE_SPREAD, (seed, _IMAGES))
     return Traffic(text, image, _bursts(minutes, (seed, _BURSTS)))
 
 
-def _unsteady(minutes: int, spread: float, seed: Sequence[int]) -> Floats:
-    """Log-normal rates about 1: hours that drift, and minutes that jump."""
+def _log_normal_rates(minutes: int, spread: float, seed: Sequence[int]) -> Floats:
+    """Draw log-normal rates with mean 1: an AR(1) process over hours, and independent noise by minute."""
     random = np.random.default_rng(seed)
-    steps = random.normal(0, spread * (1 - _FROM_MINUTE_TO_MINUTE**2) ** 0.5, minutes)
+    steps = random.normal(0, spread * (1 - _MINUTE_CORRELATION**2) ** 0.5, minutes)
     slow, at = np.empty(minutes), float(random.normal(0, spread))
     for minute in range(minutes):
-        slow[minute] = at = _FROM_MINUTE_TO_MINUTE * at + float(steps[minute])
+        slow[minute] = at = _MINUTE_CORRELATION * at + float(steps[minute])
     variance = spread**2 + _MINUTE_SPREAD**2
     return np.asarray(np.exp(slow + random.normal(0, _MINUTE_SPREAD, minutes) - variance / 2), dtype=np.float64)
 
@@ -86,36 +89,36 @@ def _bursts(minutes: int, seed: Sequence[int]) -> NDArray[np.bool_]:
 
 
 def read_minutes(trace: Path) -> list[float]:
-    """Requests of each minute: the last number of each row; lines that begin with # are notes.
+    """Read the requests of each minute, the last number of each row; lines that begin with # are comments.
 
     Raises:
-        TraceError: the trace cannot be read, or holds no minute.
+        TraceError: the trace cannot be read, or no row ends with a number.
     """
-    found = [float(row[-1]) for row in _rows(trace) if row and _is_number(row[-1])]
-    if not found:
+    counts = [float(row[-1]) for row in _rows(trace) if row and _is_number(row[-1])]
+    if not counts:
         raise TraceError(f"{trace}: no row ends with a number; each must end with the requests of a minute")
-    return found
+    return counts
 
 
 def read_hours(trace: Path) -> HourlyRates:
-    """What a trace's hours were like, of a table with requests of text and of images a minute, and a peak of images.
+    """Read a table of hours with text and image requests a minute and peak images a minute.
 
     Raises:
         TraceError: the table cannot be read, or a column is missing.
     """
     rows = _rows(trace)
     try:
-        texts, shown, peaks = (np.array(column) for column in zip(*_hours(rows), strict=True))
+        text_rates, image_rates, peaks = (np.array(column) for column in zip(*_hours(rows), strict=True))
     except (ValueError, KeyError, StopIteration) as error:
         raise TraceError(f"{trace}: {error!r}; it needs a header with {', '.join(_COLUMNS)}, and numbers") from error
-    return HourlyRates(shown / np.maximum(texts + shown, 1e-9), peaks >= BURST_IMAGES)
+    return HourlyRates(image_rates / np.maximum(text_rates + image_rates, 1e-9), peaks >= BURST_IMAGES)
 
 
 def _hours(rows: Sequence[Sequence[str]]) -> Iterator[tuple[float, ...]]:
     heads = rows[0] if rows else []
     for row in rows[1:]:
-        named: Mapping[str, str] = dict(zip(heads, row, strict=True))
-        yield tuple(float(named[column]) for column in _COLUMNS)
+        values: Mapping[str, str] = dict(zip(heads, row, strict=True))
+        yield tuple(float(values[column]) for column in _COLUMNS)
 
 
 def _rows(trace: Path) -> list[list[str]]:

@@ -1,1 +1,1 @@
-"""Payload sources: the content of requests, and the scoring of answers."""
+"""Payload sources: content of requests and scores of responses."""

@@ -1,4 +1,4 @@
-"""Payloads with ground truth, and scores of answers."""
+"""Payloads with ground truth, and scores of responses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,17 +23,15 @@ class Payload:
 
     @property
     def images(self) -> int:
-        """How many images of a chat it shows."""
+        """Number of images of a chat."""
         return sum(tensor.array.size for tensor in self.inputs if tensor.name == IMAGES_INPUT)
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How much of an answer is right; the accuracy over many answers is Σ correct / Σ total.
-
-    `right`, where truth is known row by row: whether each is. Shape [rows].
-    """
+    """Score of a response; the accuracy over many responses is Σ correct / Σ total."""
 
     correct: int = 0
     total: int = 0
-    right: NDArray[np.bool_] | None = field(default=None, compare=False)
+    row_correct: NDArray[np.bool_] | None = field(default=None, compare=False)
+    """[rows], if the truth is known by row."""

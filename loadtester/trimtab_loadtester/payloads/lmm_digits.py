@@ -1,6 +1,6 @@
-"""Chats of the lmm-digits pipeline: questions about handwritten pages whose only right answer is known.
+"""Chats of the lmm-digits pipeline: questions about handwritten pages, each with one correct answer.
 
-The annotation reads `lmm-digits`, or `lmm-digits: pages=0..3` for how many pages a question is about.
+The annotation is `lmm-digits`, or `lmm-digits: pages=0..3` for the number of pages of a question.
 """
 
 import json
@@ -14,18 +14,18 @@ from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
 from trimtab_protocol import Tensor
 
 _EXAMPLE: Final = "pages=0..3"
-BESIDE: Final = 1_000_000
-"""From here on are the chats whose pages stand beside those that another one asks about."""
+EXTRA_PAGES_OFFSET: Final = 1_000_000
+"""First index of the chats whose pages are added to those of another chat."""
 
 
 class ChatPayloads:
-    """Chats about pages that training has never drawn: `messages` [1], and `images` [1, pages] where there are some."""
+    """Chats about held-out pages: `messages` [1], and `images` [1, pages] if there are pages."""
 
-    def __init__(self, seed: int = 0, written: str = "") -> None:
+    def __init__(self, seed: int = 0, options: str = "") -> None:
         from trimtab_training.lmm_digits.chat_samples import ChatSource  # noqa: PLC0415 - slow to import
         from trimtab_training.lmm_digits.questions import MAX_PAGES  # noqa: PLC0415 - as above
 
-        self._chats = ChatSource(seed, parse_pages(written) or (0, MAX_PAGES))
+        self._chats = ChatSource(seed, parse_pages(options) or (0, MAX_PAGES))
 
     def payload(self, index: int) -> Payload:
         """Draw a chat."""
@@ -33,34 +33,33 @@ class ChatPayloads:
         return _payload(chat.messages, chat.images, chat.answer)
 
     def chat_with_images(self, index: int, images: int) -> Payload:
-        """Draw a chat of so many images, which no other shows; of more than three pages the first are asked about."""
+        """Draw a chat with `images` distinct images; its question is about the first `MAX_PAGES` of them."""
         from trimtab_training.lmm_digits.questions import MAX_PAGES  # noqa: PLC0415 - slow to import
 
         chat = self._chats.chat(index, min(images, MAX_PAGES))
         shown = list(chat.images)
-        for more in range(images):
+        for extra in range(images):
             if len(shown) >= images:
                 break
-            shown += self._chats.chat((1 + more) * BESIDE + index, MAX_PAGES).images
+            shown += self._chats.chat((1 + extra) * EXTRA_PAGES_OFFSET + index, MAX_PAGES).images
         text = json.loads(chat.messages)[0]["content"][-1]
         content = [*({"type": "image"} for _ in range(images)), text]
         messages = json.dumps([{"role": "user", "content": content}]).encode()
         return _payload(messages, tuple(shown[:images]), chat.answer)
 
     def score(self, truth: object, outputs: Outputs) -> Score:
-        """Whether the answer is right to the letter; KeyError where there is none."""
+        """Compare the text with the truth; raises KeyError if there is no `text`."""
         return Score(correct=int(outputs["text"].reshape(-1)[0] == str(truth).encode()), total=1)
 
 
 class DrawnChats(ChatPayloads):
-    """Chats of as many images as requests of multimodal load show, in their order."""
+    """Chats with the image counts of the requests of a multimodal load, in order."""
 
     def __init__(self, requests: Sequence[Request], seed: int = 0) -> None:
         super().__init__(seed)
         self._images = [request.images for request in requests]
 
     def payload(self, index: int) -> Payload:
-        """The chat of request ``index``."""
         return self.chat_with_images(index, self._images[index])
 
 
@@ -71,19 +70,19 @@ def _payload(messages: bytes, images: tuple[bytes, ...], answer: str) -> Payload
     return Payload(tuple(tensors), truth=answer)
 
 
-def parse_pages(written: str) -> tuple[int, int] | None:
-    """Read `pages=0..3`; None where nothing is written.
+def parse_pages(text: str) -> tuple[int, int] | None:
+    """Parse `pages=0..3`; None for an empty text.
 
     Raises:
-        ValueError: it says something else.
+        ValueError: the text has another form.
     """
-    name, equals, value = (piece.strip() for piece in written.partition("="))
+    name, equals, value = (part.strip() for part in text.partition("="))
     if not name:
         return None
-    least, dots, most = value.partition("..")
-    if name != "pages" or not equals or not least.isdecimal() or not (most if dots else least).isdecimal():
-        raise ValueError(f"payloads lmm-digits: {written.strip()!r} is not understood; write for instance {_EXAMPLE}")
-    return int(least), int(most if dots else least)
+    minimum, dots, maximum = value.partition("..")
+    if name != "pages" or not equals or not minimum.isdecimal() or not (maximum if dots else minimum).isdecimal():
+        raise ValueError(f"payloads lmm-digits: invalid option {text.strip()!r}; write for instance {_EXAMPLE}")
+    return int(minimum), int(maximum if dots else minimum)
 
 
 def _bytes(elements: tuple[bytes, ...]) -> "np.ndarray[tuple[int], np.dtype[np.object_]]":

@@ -16,18 +16,18 @@ _CHANNELS = {1: "L", 3: "RGB"}
 
 
 class InvalidValue(ValueError):
-    """A value that is none of its tensor; the message says what would be right."""
+    """A value that does not match its tensor."""
 
 
 def tensor_of(spec: TensorSpec, value: Any) -> Tensor:
-    """Make a tensor of one row of a value.
+    """Convert a value to a tensor of one row.
 
     Raises:
-        WrongValue: it is not of the tensor's shape, or not of its numbers.
+        InvalidValue: it does not have the tensor's shape or datatype.
     """
     if spec.datatype == "BYTES":
         values = np.asarray(value, dtype=object)
-        array = np.array([as_bytes(one) for one in values.ravel()], dtype=object).reshape(1, *values.shape)
+        array = np.array([as_bytes(element) for element in values.ravel()], dtype=object).reshape(1, *values.shape)
     else:
         array = _numbers(spec, value)[np.newaxis]
     if not spec.fits(array.shape):
@@ -36,31 +36,31 @@ def tensor_of(spec: TensorSpec, value: Any) -> Tensor:
 
 
 def as_bytes(value: Any) -> bytes:
-    """A value as an element of a tensor of texts."""
+    """Convert a value to an element of a BYTES tensor."""
     return value if isinstance(value, bytes) else str(value).encode()
 
 
 def _numbers(spec: TensorSpec, value: Any) -> NDArray[Any]:
     dtype = DTYPES[spec.datatype]
     try:
-        given = np.asarray(value)
-        if given.dtype.kind not in "biuf":
-            given = np.asarray(value, dtype=np.float64)
-        found = given.astype(dtype)
+        values = np.asarray(value)
+        if values.dtype.kind not in "biuf":
+            values = np.asarray(value, dtype=np.float64)
+        numbers = values.astype(dtype)
     except (ValueError, TypeError) as error:
         raise InvalidValue(f"input {spec.name!r}: {error}; it must be {spec.datatype} {[*spec.shape]}") from error
-    if dtype.kind != "f" and not np.array_equal(found, given):
+    if dtype.kind != "f" and not np.array_equal(numbers, values):
         raise InvalidValue(f"input {spec.name!r} has values that are not {spec.datatype}")
-    return found
+    return numbers
 
 
 def read_value(spec: TensorSpec, value: Any, folder: Path) -> NDArray[Any]:
-    """Read a value as a sample has it: itself, or the name of a file below a folder.
+    """Read a value of a sample: the value itself, or a file in `folder`.
 
-    A text is a file's name, but for tensors of texts, where `{"file": NAME}` is.
+    A string is a file name; for a BYTES tensor it is the value, and `{"file": NAME}` names a file.
 
     Raises:
-        WrongValue: there is no such file, or it cannot be read.
+        InvalidValue: the file does not exist or cannot be read.
     """
     if isinstance(value, dict) and value.keys() == {"file"}:
         return _from_file(spec, folder / str(value["file"]))
@@ -69,7 +69,7 @@ def read_value(spec: TensorSpec, value: Any, folder: Path) -> NDArray[Any]:
             try:
                 return np.asarray(float(value) if DTYPES[spec.datatype].kind == "f" else int(value))
             except ValueError:
-                raise InvalidValue(f"input {spec.name!r}: {value!r} is no {spec.datatype}") from None
+                raise InvalidValue(f"input {spec.name!r}: {value!r} is not {spec.datatype}") from None
         return _from_file(spec, folder / value)
     if isinstance(value, str):
         return np.asarray(value.encode() if not spec.shape else [value.encode()], dtype=object)
@@ -88,14 +88,14 @@ def _from_file(spec: TensorSpec, path: Path) -> NDArray[Any]:
     if path.suffix.lower() != ".npy":
         raise InvalidValue(f"{path}: neither .npy nor an image ({', '.join(sorted(IMAGE_SUFFIXES))})")
     try:
-        found: NDArray[Any] = np.load(path, allow_pickle=False)
+        values: NDArray[Any] = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise InvalidValue(f"{path}: {error}") from error
-    return found
+    return values
 
 
 def _image(spec: TensorSpec, path: Path) -> NDArray[Any]:
-    """Read an image in the tensor's layout and size: bytes as they are, fractions between 0 and 1."""
+    """Read an image in the tensor's layout and size; UINT8 as pixels, floats scaled to 0…1."""
     try:
         pillow: Any = import_module("PIL.Image")  # optional
     except ModuleNotFoundError as error:
@@ -110,12 +110,12 @@ def _image(spec: TensorSpec, path: Path) -> NDArray[Any]:
     if image.size != size:
         image = image.resize(size, pillow.Resampling.BILINEAR)
     pixels = np.asarray(image, dtype=np.uint8).reshape(image.height, image.width, channels)
-    laid = pixels.reshape(pixels.shape[:2]) if len(spec.shape) == 2 else pixels if last else pixels.transpose(2, 0, 1)
-    return laid if spec.datatype == "UINT8" else (laid / np.float32(255)).astype(np.float32)
+    array = pixels.reshape(pixels.shape[:2]) if len(spec.shape) == 2 else pixels if last else pixels.transpose(2, 0, 1)
+    return array if spec.datatype == "UINT8" else (array / np.float32(255)).astype(np.float32)
 
 
 def _layout(spec: TensorSpec) -> tuple[bool, int, int, int]:
-    """Tell whether the channels come last, how many they are, and height and width (-1 where any will do)."""
+    """Return whether channels are last, their number, height and width; -1 is any size."""
     shape = spec.shape
     if spec.datatype in {"UINT8", "FP32", "FP16", "FP64"}:
         if len(shape) == 2:
@@ -125,6 +125,6 @@ def _layout(spec: TensorSpec) -> tuple[bool, int, int, int]:
         if len(shape) == 3 and shape[2] in _CHANNELS:
             return True, shape[2], shape[0], shape[1]
     raise InvalidValue(
-        f"input {spec.name!r}, {spec.datatype} {[*shape]}, takes no images; they are UINT8 or a float of "
+        f"input {spec.name!r}, {spec.datatype} {[*shape]}, takes no images; an image input is UINT8 or a float of "
         "[height, width], [channels, height, width] or [height, width, channels], with 1 or 3 channels"
     )

@@ -1,9 +1,9 @@
-"""Payload sources: inputs with known truth if the pipeline names some, else random tensors; no sample is repeated.
+"""Payload sources: labelled inputs if the pipeline names them, else random tensors.
 
 A pipeline names its payloads in the annotation `trimtab.dev/payloads`: `digits` for pages of handwritten digits,
 `digits-av` for spoken, filmed and typed digits, `lmm-digits` for questions about pages, `TENSOR=DISTRIBUTION, …` for
-inputs of drawn lengths (`trimtab_pipelines.synthetic_inputs`), or `random`, the default, for tensors of the pipeline's
-input specs. In random tensors a dimension of any size (-1) is the annotation `trimtab.dev/default-dimension`, else 16.
+inputs with random lengths (`trimtab_pipelines.synthetic_inputs`), or `random`, the default, for random tensors. In a
+random tensor a dimension of any size (-1) has the size of the annotation `trimtab.dev/default-dimension`, else 16.
 """
 
 from typing import Protocol, cast
@@ -23,14 +23,14 @@ RANDOM_BYTES_LENGTH = 16
 
 
 class PayloadSource(Protocol):
-    """An endless supply of payloads, the same for the same seed and index."""
+    """Unbounded sequence of payloads, deterministic in seed and index."""
 
     def payload(self, index: int) -> Payload:
-        """Make payload `index` (0, 1, 2 and so on)."""
+        """Return payload `index`, counted from 0."""
         ...
 
     def score(self, truth: object, outputs: Outputs) -> Score:
-        """Compare an answer's outputs, by name, with the payload's truth; total 0 where there is none."""
+        """Compare outputs, by name, with the payload's truth; total is 0 without truth."""
         ...
 
 
@@ -50,29 +50,29 @@ class RandomPayloads:
         return Payload(tuple(_random_tensor(spec, self._default_dimension, random) for spec in self._specs))
 
     def score(self, truth: object, outputs: Outputs) -> Score:
-        """Nothing is known of random tensors."""
+        """Return an empty score: random tensors have no truth."""
         del truth, outputs
         return Score()
 
 
 class SyntheticPayloads:
-    """Inputs as long as a task's, each drawn by its law; inputs without one are random tensors."""
+    """Inputs drawn from distributions; an input without a distribution is a random tensor."""
 
     def __init__(
         self,
         specs: tuple[TensorSpec, ...],
-        written: str,
+        distributions: str,
         seed: int = 0,
         default_dimension: int = synthetic_inputs.DEFAULT_DIMENSION,
     ) -> None:
         self._specs = specs
-        self._laws = synthetic_inputs.parse_distributions(written, specs)
+        self._distributions = synthetic_inputs.parse_distributions(distributions, specs)
         self._seed = seed
         self._default_dimension = default_dimension
 
     def payload(self, index: int) -> Payload:
         """Draw one row of each input."""
-        drawn = synthetic_inputs.draw_inputs(self._laws, self._specs, 1, (self._seed, index))
+        drawn = synthetic_inputs.draw_inputs(self._distributions, self._specs, 1, (self._seed, index))
         random = np.random.default_rng([self._seed, index])
         return Payload(
             tuple(
@@ -84,13 +84,13 @@ class SyntheticPayloads:
         )
 
     def score(self, truth: object, outputs: Outputs) -> Score:
-        """Nothing is known of noise."""
+        """Return an empty score: synthetic inputs have no truth."""
         del truth, outputs
         return Score()
 
 
 class DigitPayloads:
-    """Pages that neither training nor the measured accuracies have seen drawn, with the digits on them as truth."""
+    """Held-out pages, which neither training nor the accuracy measurements use, with their digits as truth."""
 
     def __init__(self, seed: int = 0) -> None:
         from trimtab_training.digits.page_generator import PageSource  # noqa: PLC0415 - slow to import
@@ -103,7 +103,7 @@ class DigitPayloads:
         return Payload((Tensor.of("image", page.pixels[None]),), truth=page)
 
     def score(self, truth: object, outputs: Outputs) -> Score:
-        """Count the digits found in their place and read rightly; KeyError where the answer lacks an output."""
+        """Count the digits with correct box and class; raises KeyError if an output is missing."""
         from trimtab_training.digits.page_generator import Page, score_page  # noqa: PLC0415 - as above
 
         boxes, digits = outputs["boxes"].reshape(-1, 4), outputs["digit"].reshape(-1)
@@ -111,22 +111,19 @@ class DigitPayloads:
         return Score(correct=int(result.correct), total=int(result.total))
 
 
-def require_chats(pipeline: InferencePipeline, load: str, given: str | None) -> None:
-    """Raise LoadError where a multimodal load has no chats to send; they are lmm-digits', of as many images as it says.
-
-    `given` is where samples are that the user wants to send.
-    """
-    named = synthetic_inputs.payloads_of(pipeline)
-    if given is not None or synthetic_inputs.payload_kind(named) != synthetic_inputs.LMM_DIGITS:
-        instead = f"--samples {given}" if given is not None else f"{pipeline.name}, whose payloads are {named}"
+def require_chats(pipeline: InferencePipeline, load: str, samples: str | None) -> None:
+    """Raise LoadError if a multimodal load cannot be sent: it needs the payloads lmm-digits and no `--samples`."""
+    payloads = synthetic_inputs.payloads_of(pipeline)
+    if samples is not None or synthetic_inputs.payload_kind(payloads) != synthetic_inputs.LMM_DIGITS:
+        instead = f"--samples {samples}" if samples is not None else f"{pipeline.name}, whose payloads are {payloads}"
         raise LoadError(
-            f"load {load!r} says how many images each chat shows, and sends those of {synthetic_inputs.LMM_DIGITS}; "
-            f"send another load to {instead}"
+            f"load {load!r} sets the images of each chat and needs the payloads {synthetic_inputs.LMM_DIGITS}; "
+            f"use another load for {instead}"
         )
 
 
 def payload_source(pipeline: InferencePipeline, seed: int = 0) -> PayloadSource:
-    """The payloads that the pipeline's annotation names; ValueError names the ones there are."""
+    """Payloads that the pipeline's annotation names; raises ValueError if they are unknown."""
     kind = synthetic_inputs.payloads_of(pipeline)
     if kind == "digits":
         return DigitPayloads(seed)

@@ -80,7 +80,7 @@ def note_bar(progress: Progress, name: str, total: int) -> Callable[[str], None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, unless told otherwise, and measure."""
+    """Train, unless `--measure-only` is set, and measure."""
     parser = argument_parser("Train and measure the small vision transformer.")
     parser.add_argument("--measure-only", action="store_true", help="measure existing weights without training")
     options = parser.parse_args(arguments)

@@ -88,6 +88,6 @@ def test_command_reports_errors(
     arguments = ["--cluster", "--namespace", "here", "--task", "cpu", "--pipeline"]
 
     assert main([*arguments, str(tmp_path)]) == 1
-    assert "no Kubernetes to talk to" in capsys.readouterr().err
+    assert "no Kubernetes credentials" in capsys.readouterr().err
     assert main([*arguments, str(tmp_path / "absent.yaml")]) == 1
     assert "absent.yaml: No such file" in capsys.readouterr().err

@@ -76,11 +76,11 @@ def test_trace_of_minutes_is_read_and_too_few_are_rejected(tmp_path):
         load.hours(trace, None, 4, seed=1)
 
 
-def test_minutes_in_which_nothing_comes_are_refused(tmp_path):
+def test_minutes_without_requests_are_rejected(tmp_path):
     trace = tmp_path / "minutes.csv"
     trace.write_text("0,0\n1,0\n")
 
-    with pytest.raises(ValueError, match=r"nothing comes in any interval.* in its first 2 minutes"):
+    with pytest.raises(ValueError, match=r"all rates are 0 and cannot be scaled in its first 2 minutes"):
         load.hours(trace, None, 2, seed=1)
 
 

@@ -249,7 +249,7 @@ async def test_a_loop_that_a_fault_ended_is_started_again(cluster, namespace, ca
             await asyncio.wait_for(faulty.ticks.acquire(), SECONDS)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-    assert f"{namespace}/sample: its loop ended" in caplog.text
+    assert f"{namespace}/sample: control loop failed" in caplog.text
 
 
 async def test_it_plans_within_what_found_room(cluster, namespace, kubeconfig):
@@ -269,7 +269,7 @@ async def test_it_plans_within_what_found_room(cluster, namespace, kubeconfig):
 
     assert whole["spec"]["expected"]["cores"] > 2
     change = within["spec"]["explanation"]["change"]
-    assert change.endswith("the nodes can schedule for 2 cores of the 4 cores of the budget")
+    assert change.endswith("the nodes can schedule 2 cores of the budget's 4 cores")
 
 
 async def test_one_of_two_adapters_plans_and_the_other_takes_over(cluster, namespace, kubeconfig):

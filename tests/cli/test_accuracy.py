@@ -148,11 +148,11 @@ def test_accuracy_is_shown_with_its_evidence() -> None:
     variants = [a_variant("small", accuracy=0.8, accuracyEvidence=evidence), a_variant("large", accuracy=0.9)]
     pipeline = InferencePipeline.model_validate(a_pipeline_document([a_stage("first", variants=variants)]))
     assert accuracy_sources(pipeline.spec.stages) == "declared and measured"
-    told = {
+    labels = {
         variant.name: variant.points[0].measured_accuracy().evidence_label
         for variant in pipeline.spec.stages[0].variants
     }
-    assert told == {"small": "measured (n 500, 0.750–0.850)", "large": "declared"}
+    assert labels == {"small": "measured (n 500, 0.750–0.850)", "large": "declared"}
 
 
 def test_evaluate_measures_every_variant_of_a_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

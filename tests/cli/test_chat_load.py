@@ -111,11 +111,11 @@ def test_status_prints_token_times_of_chats(capsys):
     counters = replace(counted((0, [0.04, 0.049]), (2, [0.8])), received=9, outcomes={"ok": 2, "dropped": 2})
 
     status.print_status(RouterState(ready=True, stages={}), replace(counters, client_errors=1))
-    told = " ".join(capsys.readouterr().out.split())
-    assert "within the SLO 66.67 %" in told
+    output = " ".join(capsys.readouterr().out.split())
+    assert "within the SLO 66.67 %" in output
     first = "time to first token p50 ≤"
-    assert f"text-only chats: 1 answered, {first} 50 ms, p99 ≤ 50 ms; between tokens p50 ≤ 10 ms" in told
-    assert f"chats with images: 1 answered, {first} 1000 ms, p99 ≤ 1000 ms; between tokens p50 ≤ –" in told
+    assert f"text-only chats: 1 answered, {first} 50 ms, p99 ≤ 50 ms; between tokens p50 ≤ 10 ms" in output
+    assert f"chats with images: 1 answered, {first} 1000 ms, p99 ≤ 1000 ms; between tokens p50 ≤ –" in output
 
 
 def test_summary_has_token_times_by_modality():
@@ -179,7 +179,7 @@ async def test_local_run_streams_a_load_of_chats(tmp_path, capsys):
     session = LocalRun("lmm-digits", setup, order, fault_injector=ask)
     run = await session.run()
 
-    figures, told = run_stats(run), capsys.readouterr().out
+    figures, printed = run_stats(run), capsys.readouterr().out
     assert figures.received == figures.outcomes["ok"] > 5
     assert figures.measured_accuracy > 0.6
     assert {name: seen.answered > 0 for name, seen in figures.chats.items()} == {"text": True, "image": True}
@@ -187,8 +187,8 @@ async def test_local_run_streams_a_load_of_chats(tmp_path, capsys):
         assert 0 < seen.first_token_p50_seconds <= seen.first_token_p99_seconds < 50
         assert 0 < seen.next_token_p50_seconds <= seen.next_token_p99_seconds < 10
     assert asked.is_set()
-    assert "chats with images: " in told
-    assert "within the SLO 100.00 %" in told
+    assert "chats with images: " in printed
+    assert "within the SLO 100.00 %" in printed
     output = StringIO()
     print_summary(run, Console(file=output, width=150))
     assert "p99 time to first token, text-only chats" in output.getvalue()

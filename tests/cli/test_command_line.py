@@ -268,12 +268,12 @@ def test_profile_of_another_model_is_not_used(
 
     assert before in path.read_text()
     path.write_text(path.read_text().replace(before, after))
-    told: list[str] = []
-    assert find_profile(path, load_pipeline(path), None, told.append) is None
-    assert reason in told[0]
-    assert find_profile(path, load_pipeline(path), tmp_path / "profile.yaml", told.append) is not None
-    assert told[1].startswith("! profile")
-    assert reason in told[1]
+    messages: list[str] = []
+    assert find_profile(path, load_pipeline(path), None, messages.append) is None
+    assert reason in messages[0]
+    assert find_profile(path, load_pipeline(path), tmp_path / "profile.yaml", messages.append) is not None
+    assert messages[1].startswith("! profile")
+    assert reason in messages[1]
 
 
 def test_model_identity_depends_on_weights(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_explain_prints_sensitivity_and_alternatives(tmp_path: Path, capsys: Cap
 
 
 def test_explain_prints_operating_points_and_evidence(tmp_path: Path, capsys: Captured) -> None:
-    """Three points: one planned, a faster one to fall back to, and one that nobody needs."""
+    """Three points: the planned one, a faster fallback, and a dominated one."""
     evidence = {"source": "Measured", "low": 0.88, "high": 0.92}
     points = [
         {"name": "full", "accuracy": 0.9, "accuracyEvidence": evidence},
@@ -355,14 +355,14 @@ def test_explain_prints_operating_points_and_evidence(tmp_path: Path, capsys: Ca
     profiles.write_text(dump_yaml(a_profile("first", measured)))
 
     assert run(["explain", str(tmp_path), "--load", "10", "--profiles", str(profiles)]) == 0
-    told = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
 
-    assert "operating points, preferred first" in told
-    assert "first full (planned) 0.8800" in told
-    assert f"first less 0.8000 {AGREEMENT} 7.0 ms" in told
-    assert "reads x" in told
-    assert "accuracies: lower bounds of 95 % intervals" in told
-    assert "excluded: first: small/worse" in told
+    assert "operating points, preferred first" in output
+    assert "first full (planned) 0.8800" in output
+    assert f"first less 0.8000 {AGREEMENT} 7.0 ms" in output
+    assert "reads x" in output
+    assert "accuracies: lower bounds of 95 % intervals" in output
+    assert "excluded: first: small/worse" in output
 
 
 def test_explain_uses_the_load_of_a_plan(tmp_path: Path, capsys: Captured) -> None:
@@ -379,21 +379,21 @@ def test_explain_figures_are_consistent(tmp_path: Path, capsys: Captured) -> Non
     pipeline, profiles = str(write_echo_pipeline(tmp_path)), str(a_profile_file(tmp_path))
     asked = ["--load", "20", "--profiles", profiles, "--what-if", "load=20"]
     assert run(["explain", pipeline, *asked]) == 0
-    told = capsys.readouterr().out
-    (stages,) = re.findall(r"^first +slow +(\d+) .*\n^second +slow +(\d+) ", told, re.MULTILINE)
-    (latency,) = re.findall(r"^expected: .* latency (\S+) ms", told, re.MULTILINE)
-    rows = re.findall(r"^(?:this plan|load=20) .* (\S+) ms .*$", told, re.MULTILINE)
+    output = capsys.readouterr().out
+    (stages,) = re.findall(r"^first +slow +(\d+) .*\n^second +slow +(\d+) ", output, re.MULTILINE)
+    (latency,) = re.findall(r"^expected: .* latency (\S+) ms", output, re.MULTILINE)
+    rows = re.findall(r"^(?:this plan|load=20) .* (\S+) ms .*$", output, re.MULTILINE)
     assert rows == [latency] * 3
     assert int(stages[0]) > 1  # where latency is free, batches are larger than the load asks for
-    assert told.count(f"first: slow ×1 batch {stages[0]}; second: slow ×1 batch {stages[1]}") == 2
+    assert output.count(f"first: slow ×1 batch {stages[0]}; second: slow ×1 batch {stages[1]}") == 2
 
 
 def test_infeasible_plan_has_no_binding_constraint(tmp_path: Path, capsys: Captured) -> None:
     path, profiles = write_echo_pipeline(tmp_path), a_profile_file(tmp_path)
     assert run(["explain", str(path), "--load", "1e5", "--profiles", str(profiles)]) == 1
-    told = capsys.readouterr().out
-    assert "not feasible: " in told
-    assert "binding constraint" not in told
+    output = capsys.readouterr().out
+    assert "not feasible: " in output
+    assert "binding constraint" not in output
 
 
 def test_missing_solver_error_names_the_extra(

@@ -25,9 +25,9 @@ HEAVY = {"numpy", "torch", "grpc", "aiohttp", "httpx", "plotly", "uvloop", "trim
 
 @pytest.mark.parametrize("verb", app.COMMANDS)
 def test_command_list_matches_the_commands_help(verb: str) -> None:
-    told = inspect.getdoc(app.command_module(verb).command)
-    assert told is not None
-    assert told.partition("\n\n")[0].replace("\n", " ") == app.COMMANDS[verb]
+    help_text = inspect.getdoc(app.command_module(verb).command)
+    assert help_text is not None
+    assert help_text.partition("\n\n")[0].replace("\n", " ") == app.COMMANDS[verb]
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["-h"], ["status", "--port", "9"]])
@@ -51,14 +51,14 @@ def test_command_name_is_found_in_completions(monkeypatch: pytest.MonkeyPatch) -
 
 def test_plan_and_explain_print_json(tmp_path: Path, capsys: Captured) -> None:
     pipeline, profile = str(write_echo_pipeline(tmp_path)), str(a_profile_file(tmp_path))
-    told = []
+    outputs = []
     for verb in ("plan", "explain"):
         assert run([verb, pipeline, "--load", "5", "--profiles", profile, "--what-if", "budget=x2", "--json"]) == 0
         captured = capsys.readouterr()
         assert captured.out.count("\n") == 1
         assert "profile " in captured.err
-        told.append(json.loads(captured.out))
-    for facts in told:
+        outputs.append(json.loads(captured.out))
+    for facts in outputs:
         assert PipelinePlan.model_validate(facts["plan"]).spec.feasible
         assert {"change", "accuracy", "cores", "latency_seconds"} <= facts["alternatives"][0].keys()
         assert facts["sensitivities"]
@@ -67,8 +67,8 @@ def test_plan_and_explain_print_json(tmp_path: Path, capsys: Captured) -> None:
 def test_report_prints_json_and_writes_html(tmp_path: Path, capsys: Captured) -> None:
     run_record.save(a_run(), tmp_path)
     assert run(["report", str(tmp_path), "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    assert (told["title"], told["received"], sum(told["outcomes"].values())) == ("made by hand", 1200, 1200)
+    (report,) = json.loads(capsys.readouterr().out)
+    assert (report["title"], report["received"], sum(report["outcomes"].values())) == ("made by hand", 1200, 1200)
     assert (tmp_path / "report.html").exists()
 
 
@@ -134,9 +134,9 @@ def test_path_in_brackets_is_printed_verbatim(tmp_path: Path, capsys: Captured) 
     folder = tmp_path / "[run]"
     pipeline, profiles, plan = write_echo_pipeline(folder), a_profile_file(folder), folder / "plan.json"
     assert run(["plan", str(pipeline), "--load", "5", "--profiles", str(profiles), "-o", str(plan)]) == 0
-    told = capsys.readouterr().out
-    assert f"profile {profiles} (as requested)" in told
-    assert f"written to {plan}" in told
+    output = capsys.readouterr().out
+    assert f"profile {profiles} (as requested)" in output
+    assert f"written to {plan}" in output
 
 
 @pytest.mark.parametrize("option", ["--rest-port", "--grpc-port", "--admin-port", "--page-port"])

@@ -131,15 +131,15 @@ async def test_point_is_chosen_for_the_deadline_of_a_frame(tmp_path):
         classified = {"fast": 0, "full": 0}
         for frames, seconds, point in [(1, FULL_SECONDS / 2, "fast"), (2, 6 * FULL_SECONDS, "full")]:
             url = f"http://127.0.0.1:{local.rest_port}/v2/models/frames/infer"
-            told = await asked(client, url, frames, seconds)
-            outputs = {one.name: one.array for one in told.outputs}
+            response = await asked(client, url, frames, seconds)
+            outputs = {one.name: one.array for one in response.outputs}
             objects = int(outputs["count"].sum())
 
             assert len(outputs["count"]) == frames
             assert objects > frames
             assert outputs["logits"].shape == (objects, CLASSES)
-            assert told.parameters["trimtab.classify.operating_point"] == point
-            assert told.parameters["trimtab.classify.batch_size"] == objects
+            assert response.parameters["trimtab.classify.operating_point"] == point
+            assert response.parameters["trimtab.classify.batch_size"] == objects
             crops = outputs["crops"].copy()
             alike = {one["name"]: directly(tmp_path / "vit.safetensors", one["name"], crops) for one in POINTS}
             assert np.allclose(outputs["logits"], alike.pop(point), atol=1e-4)

@@ -1,4 +1,4 @@
-"""Second looks, measured on a user's own samples: who may have them, and how they stand in the text."""
+"""Escalations measured on a user's own samples: their thresholds, and the pipeline document written with them."""
 
 import json
 from dataclasses import replace
@@ -29,10 +29,10 @@ POINTS = [{"name": "full", "accuracy": 0.9}, {"name": "fast", "accuracy": 0.8}]
 
 def a_document(confidence: str | None = "sure", stages: int = 1) -> InferencePipeline:
     outputs = [{"name": "y", "datatype": "FP32"}, {"name": "sure", "datatype": "FP32"}]
-    told: dict[str, Any] = {"outputs": outputs, "variants": [a_variant("one", accuracy=0.9, operatingPoints=POINTS)]}
+    fields: dict[str, Any] = {"outputs": outputs, "variants": [a_variant("one", accuracy=0.9, operatingPoints=POINTS)]}
     if confidence is not None:
-        told["confidence"] = confidence
-    named = [a_stage("first", **told), a_stage("second", "first.outputs.y", **told)]
+        fields["confidence"] = confidence
+    named = [a_stage("first", **fields), a_stage("second", "first.outputs.y", **fields)]
     return InferencePipeline.model_validate(a_pipeline_document(named[:stages]))
 
 
@@ -63,16 +63,16 @@ def test_least_confident_rows_are_escalated() -> None:
 
 
 def test_samples_with_tasks_get_thresholds_by_task() -> None:
-    told = {
+    answers_by_choice = {
         choice: [replace(one, task=("easy", "hard")[place % 2]) for place, one in enumerate(heard)]
         for choice, heard in both_points().items()
     }
-    best = escalations(a_document(), told)["first", "one", "fast"][-1]
+    best = escalations(a_document(), answers_by_choice)["first", "one", "fast"][-1]
 
     assert set(best.by_task) == {"easy", "hard"}
     assert all(0.25 < one.confidence_below < 0.35 for one in best.by_task.values())
-    some = {choice: [replace(heard[0], task=""), *heard[1:]] for choice, heard in told.items()}
-    assert not escalations(a_document(), some)["first", "one", "fast"][-1].by_task, "a sample tells no task"
+    some = {choice: [replace(heard[0], task=""), *heard[1:]] for choice, heard in answers_by_choice.items()}
+    assert not escalations(a_document(), some)["first", "one", "fast"][-1].by_task, "a sample has no task"
     assert {HeldOut().task(row) for row in (0, 1_000, 2_000, 3_079)} == set(TASKS)
 
 

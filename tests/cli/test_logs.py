@@ -1,4 +1,4 @@
-"""Logs of a run are bounded, and who writes them notices nothing."""
+"""Logs of a run: bounded in size, trimmed while a process writes them."""
 
 import os
 from pathlib import Path

@@ -12,13 +12,13 @@ from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.processes.sched_slice import MAX_SLICE_SECONDS
 
-PARTED = Path(__file__).parents[2] / "pipelines" / "lmm-digits" / "disaggregated.yaml"
+DISAGGREGATED = Path(__file__).parents[2] / "pipelines" / "lmm-digits" / "disaggregated.yaml"
 
 
 async def test_encoder_replicas_have_a_higher_niceness(tmp_path: Path) -> None:
-    plan = a_plan(load_pipeline(PARTED), 1, variant="decoder-only", replicas=1, cores="500m", accuracy=0.9)
+    plan = a_plan(load_pipeline(DISAGGREGATED), 1, variant="decoder-only", replicas=1, cores="500m", accuracy=0.9)
 
-    async with Supervisor(Setup(PARTED, tmp_path / "run", profiles_file=None, plan=plan)) as local:
+    async with Supervisor(Setup(DISAGGREGATED, tmp_path / "run", profiles_file=None, plan=plan)) as local:
         await local.ready()
         pids = {name.split("-")[0]: pid for name, pid in local.replica_manager.pids.items()}
         found = {name: psutil.Process(pid).nice() for name, pid in pids.items()}

@@ -34,7 +34,7 @@ def test_cpu_usage_of_replicas_is_excluded():
 def test_cpu_usage_of_ended_replicas_is_excluded():
     others = OtherCpuUsage()
     others.sample(0.0, (50.0, 4), {"a": 40.0})
-    ending = others.sample(2.0, (51.0, 4), {"a": 0.0})  # nobody can say any more what it had computed
+    ending = others.sample(2.0, (51.0, 4), {"a": 0.0})  # the CPU time of an ended replica is unknown
     assert ending == Machine(cores=4, other_cores=0.5)
     assert others.sample(4.0, (52.0, 4), {}) == Machine(cores=4, other_cores=0.5)
 

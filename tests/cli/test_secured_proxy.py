@@ -34,13 +34,13 @@ BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1
 
 def test_new_key_is_printed_with_its_hash(capsys):
     assert run(["keys", "new", "alice", "--pipeline", "sample", "--pipeline", "other"]) == 0
-    told = capsys.readouterr().out
-    key = told.split("\n", 1)[0]
-    assert told.count(key) == 1
-    line = next(line for line in told.splitlines() if line.startswith("    alice:"))
+    output = capsys.readouterr().out
+    key = output.split("\n", 1)[0]
+    assert output.count(key) == 1
+    line = next(line for line in output.splitlines() if line.startswith("    alice:"))
     (found,) = read_file(line).keys
     assert (found.client, found.digest, found.pipelines) == ("alice", key_digest(key), frozenset({"sample", "other"}))
-    create, patch = (shlex.split(line) for line in told.splitlines() if line.startswith("    kubectl"))
+    create, patch = (shlex.split(line) for line in output.splitlines() if line.startswith("    kubectl"))
     assert create[-1] == f"--from-literal=alice={line.partition(': ')[2]}"
     assert patch[:4] == ["kubectl", "patch", "secret", "trimtab-keys"]
     assert run(["keys", "new", "bob"]) == 0
@@ -50,9 +50,9 @@ def test_new_key_is_printed_with_its_hash(capsys):
 @pytest.mark.parametrize(("arguments", "named"), [(["a b"], "'a b'"), (["alice", "--pipeline", "No Name"], "No Name")])
 def test_key_for_an_invalid_name_is_rejected(capsys, arguments, named):
     assert run(["keys", "new", *arguments]) == 2
-    told = capsys.readouterr()
-    assert named in told.err
-    assert not told.out
+    captured = capsys.readouterr()
+    assert named in captured.err
+    assert not captured.out
 
 
 def test_load_without_credentials_is_rejected(tmp_path, capsys):
@@ -73,11 +73,11 @@ async def test_loadtest_passes_tls_and_keys(tmp_path, capsys):
     authority = Authority(tmp_path / "ca").begin()
     authority.issue("door", tmp_path / "tls.crt", tmp_path / "tls.key")
     assert run(["keys", "new", "loadtester"]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     key_file, keys = tmp_path / "key", tmp_path / "keys"
-    key_file.write_text(told.split("\n", 1)[0] + "\n")
+    key_file.write_text(output.split("\n", 1)[0] + "\n")
     key_file.chmod(stat.S_IRUSR)
-    keys.write_text(next(line for line in told.splitlines() if line.startswith("    loadtester:")) + "\n")
+    keys.write_text(next(line for line in output.splitlines() if line.startswith("    loadtester:")) + "\n")
     tls = EdgeTls(certificate=str(tmp_path / "tls.crt"), key=str(tmp_path / "tls.key"))
     edge = tmp_path / "edge.yaml"
     edge.write_text(dump_yaml(EdgeSettings(tls=tls, keys_file=str(keys))))
@@ -139,9 +139,9 @@ async def test_mutual_tls_certificates_can_be_replaced(tmp_path):
                 await plain.get(f"http://{url}")
         trusts = ssl.create_default_context(cafile=str(authority.file))
         trusts.check_hostname = False
-        async with httpx.AsyncClient(trust_env=False, verify=trusts) as nobody:
+        async with httpx.AsyncClient(trust_env=False, verify=trusts) as anonymous:
             with pytest.raises(httpx.TransportError):
-                await nobody.get(f"https://{url}")
+                await anonymous.get(f"https://{url}")
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{local.rest_port}", trust_env=False) as client:
             for _ in range(2):
                 answer = await client.post("/v2/models/sample/infer", json=BODY, timeout=60)
@@ -154,9 +154,9 @@ async def test_mutual_tls_certificates_can_be_replaced(tmp_path):
         other = Authority(tmp_path / "other", "other").begin()
         holder.take(authority, other)  # what the router trusts now did not sign what the replicas show
         refused = "rejected: its certificate is refused: "
-        while refused not in (told := await status_of(local.admin_port)):
-            assert "rejected" not in told
-        assert re.search(rf"stage (first: replica first|second: replica second)-\d {refused}", told)
+        while refused not in (status := await status_of(local.admin_port)):
+            assert "rejected" not in status
+        assert re.search(rf"stage (first: replica first|second: replica second)-\d {refused}", status)
 
 
 async def status_of(port: int) -> str:
@@ -184,7 +184,7 @@ async def load(pipeline: Path, *arguments: str, exit_code: int = 0) -> dict[str,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    told = (await process.communicate())[0].decode()
-    assert process.returncode == exit_code, told
-    figures: dict[str, Any] = json.loads(told.splitlines()[-1])["figures"]
+    output = (await process.communicate())[0].decode()
+    assert process.returncode == exit_code, output
+    figures: dict[str, Any] = json.loads(output.splitlines()[-1])["figures"]
     return figures

@@ -70,9 +70,9 @@ def test_simulated_latency_includes_prefill_of_text(tmp_path: Path, capsys: Capt
             )
             == 0
         )
-        told = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
-        assert told["ok_requests"] == told["received_requests"]
-        medians.append(told["latency_p50_seconds"])
+        figures = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
+        assert figures["ok_requests"] == figures["received_requests"]
+        medians.append(figures["latency_p50_seconds"])
 
     assert medians[1] == pytest.approx(medians[0] + 100 * 0.0005, abs=0.01)
 

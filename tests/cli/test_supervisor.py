@@ -32,7 +32,7 @@ PATIENCE_SECONDS = 120.0
 
 
 async def until(holds: Callable[[], bool], what: str, beside: "asyncio.Task[None] | None" = None) -> None:
-    """Wait until a condition holds that nobody announces, or what runs beside fails."""
+    """Poll a condition until it holds; fail if the task `beside` fails or the time is over."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not holds():
         if beside is not None and beside.done():

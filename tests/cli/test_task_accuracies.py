@@ -113,7 +113,7 @@ spec:
       operatingPoints:
       - name: block
         accuracy: 0.6
-        accuracyEvidence: {source: Declared}  # nobody looked
+        accuracyEvidence: {source: Declared}  # not measured
         accuracyByTask:
           cats: {value: 0.1}  # of before
           birds:
@@ -134,11 +134,11 @@ def test_task_accuracies_replace_only_their_own() -> None:
     on = {"cats": measured(0.75), "on": measured(0.25)}
     written = with_accuracies(TEXT, {place: measured(0.5) for place in places}, dict.fromkeys(places, on))
 
-    def told(value: str) -> str:
+    def interval(value: str) -> str:
         return f"source: Measured, samples: 9, low: {value}, high: {value}, meanConfidence: {value}}}"
 
-    cats, other = f"cats: {{value: 0.75, {told('0.75')}", f"'on': {{value: 0.25, {told('0.25')}"
-    evidence = f"accuracyEvidence: {{{told('0.5')}"
+    cats, other = f"cats: {{value: 0.75, {interval('0.75')}", f"'on': {{value: 0.25, {interval('0.25')}"
+    evidence = f"accuracyEvidence: {{{interval('0.5')}"
     expected = TEXT.replace("accuracy: 0.6", "accuracy: 0.5").replace(
         "accuracy: 0.5  # a guess",
         f"accuracy: 0.5  # a guess\n      {evidence}\n      accuracyByTask:\n        {cats}\n        {other}",
@@ -184,10 +184,10 @@ class TwoTasks:
 def test_transformer_is_evaluated_on_each_of_its_tasks(
     command: str, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = {"name": "task", "from": "request.inputs.task"}
+    task_input = {"name": "task", "from": "request.inputs.task"}
     stage = a_stage(
         "classify",
-        inputs=[{"name": "image", "from": "request.inputs.image"}, told],
+        inputs=[{"name": "image", "from": "request.inputs.image"}, task_input],
         outputs=OUTPUTS,
         confidence="confidence",
         batchSizes=[1, 8],

@@ -45,12 +45,12 @@ def command(task, samples, out):
 
 def test_task_is_trained_and_evaluated_at_every_point(tmp_path, capsys):
     code = command("stripes", "Stripes", tmp_path / "weights" / "more.safetensors")
-    told = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["figures"]
+    figures = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["figures"]
     card = parse_task_record((tmp_path / "weights" / "more.safetensors").read_bytes())
 
     assert code == 0
     assert card.classes == ("0", "1")
-    assert card.accuracy_by_point["full"].value == told["full_accuracy"]
+    assert card.accuracy_by_point["full"].value == figures["full_accuracy"]
     assert card.accuracy_by_point["full"].samples == 12
     for judged in card.accuracy_by_point.values():
         assert judged.mean_confidence is not None
@@ -60,9 +60,9 @@ def test_task_is_trained_and_evaluated_at_every_point(tmp_path, capsys):
             == LabelledPayloads(image_classification(load_pipeline(FOLDER)), f"{HERE}:Stripes").digest()
         )
     assert (card.utility, card.latency_seconds) == (0.5, 0.15)
-    assert told["held_out"] == 12
-    assert told["full_accuracy"] > 0.9
-    assert {name for name in told if name.endswith("_accuracy")} >= {"full_accuracy", "merge-4_accuracy"}
+    assert figures["held_out"] == 12
+    assert figures["full_accuracy"] > 0.9
+    assert {name for name in figures if name.endswith("_accuracy")} >= {"full_accuracy", "merge-4_accuracy"}
 
 
 @pytest.mark.parametrize(

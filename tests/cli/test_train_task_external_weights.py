@@ -51,7 +51,7 @@ POINTS = [{"name": "full", "accuracy": 0.5}, {"name": "rough", "accuracy": 0.5, 
 
 
 class Tints:
-    """Noise a little redder or bluer, by halves so little that some are told wrongly."""
+    """Noise, slightly redder or bluer; the differences are small, so that some images are misclassified."""
 
     def __len__(self):
         return 240

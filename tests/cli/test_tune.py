@@ -234,12 +234,12 @@ def test_tune_writes_a_valid_pipeline(mine, capfd):
     code = run(["tune", str(mine), "--samples", str(mine / "samples"), "--floor", "0.5"])
     out, err = capfd.readouterr()
     assert code == 0, err
-    told = json.loads(out.splitlines()[-1])
+    summary = json.loads(out.splitlines()[-1])
     points = load_pipeline(mine).spec.stages[0].variants[0].operating_points
 
-    assert told["figures"]["tried"] >= 8
+    assert summary["figures"]["tried"] >= 8
     assert "full-int8" in out or "INT8 rejected: " in " ".join(out.split())
-    assert told["figures"]["selected"] == len(points)
+    assert summary["figures"]["selected"] == len(points)
     assert (points[0].name, points[0].accuracy) == ("full", 1.0)
     assert all(point.measured_accuracy().samples == 24 for point in points)
 
@@ -247,10 +247,11 @@ def test_tune_writes_a_valid_pipeline(mine, capfd):
 def test_spent_budget_selects_only_the_full_model(mine, capfd):
     assert run(["tune", str(mine), "--samples", str(mine / "samples"), "--seconds", "0"]) == 0
     out = capfd.readouterr().out
-    told = json.loads(out.splitlines()[-1])["figures"]
+    figures = json.loads(out.splitlines()[-1])["figures"]
 
-    assert (told["selected"], told["full_accuracy"]) == (1, 1.0)
-    assert told["unevaluated"] + told["untimed"] + told["tried"] == len(candidate_points(64, 3, RULES, PRECISIONS))
+    assert (figures["selected"], figures["full_accuracy"]) == (1, 1.0)
+    points = candidate_points(64, 3, RULES, PRECISIONS)
+    assert figures["unevaluated"] + figures["untimed"] + figures["tried"] == len(points)
     assert [point.name for point in load_pipeline(mine).spec.stages[0].variants[0].operating_points] == ["full"]
 
 
@@ -264,11 +265,11 @@ def test_unlabelled_samples_measure_agreement(mine, capfd):
 
     assert run(["tune", str(mine), "--samples", str(mine / "images"), "--floor", "0.1"]) == 0
     out = capfd.readouterr().out
-    told, variant = json.loads(out.splitlines()[-1])["figures"], load_pipeline(mine).spec.stages[0].variants[0]
+    figures, variant = json.loads(out.splitlines()[-1])["figures"], load_pipeline(mine).spec.stages[0].variants[0]
     full, *others = [point.measured_accuracy() for point in variant.operating_points]
 
     assert ", which is not an accuracy" in " ".join(out.split())
-    assert (told["full_agreement"], "full_accuracy" in told) == (1.0, False)
+    assert (figures["full_agreement"], "full_accuracy" in figures) == (1.0, False)
     assert (full.value, full.low, full.high) == (1.0, 1.0, 1.0), "it agrees with itself"
     assert full.evidence_label == f"{AGREEMENT} (n 24, 1.000–1.000)"
     assert variant.accuracy_evidence.source == "Agreement"
@@ -303,19 +304,19 @@ def test_int8_is_not_tried_for_a_gpu_variant(mine, capfd):
         PIPELINE.replace("parameters:", 'resources: {cpu: "1", gpu: 1}\n      parameters:')
     )
     assert run(["tune", str(mine), "--samples", str(mine / "samples"), "--seconds", "0"]) == 0
-    told = json.loads(capfd.readouterr().out.splitlines()[-1])["figures"]
+    figures = json.loads(capfd.readouterr().out.splitlines()[-1])["figures"]
 
     tried = [precision for precision in PRECISIONS if precision != "INT8"]
     assert "BF16" in tried
-    assert told["unevaluated"] + told["untimed"] + told["tried"] == len(candidate_points(64, 3, RULES, tried))
+    assert figures["unevaluated"] + figures["untimed"] + figures["tried"] == len(candidate_points(64, 3, RULES, tried))
 
 
 def test_missing_compiler_is_reported(mine, capfd):
     given = ["tune", str(mine), "--samples", str(mine / "samples"), "--seconds", "0"]
     assert run(given) == 0
-    told = " ".join(capfd.readouterr().out.split())
+    output = " ".join(capfd.readouterr().out.split())
 
-    assert "no point compiled: " in told
+    assert "no point compiled: " in output
     assert not list(mine.glob("*.pt2"))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.builders import a_pipeline_document, a_stage, a_variant
 from tests.router.chats import a_chat_pipeline
-from tests.router.disaggregated import parted
+from tests.router.disaggregated import a_disaggregated_pipeline
 from trimtab_operator.manifests.network_policies import network_policies
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.edge_settings import EdgeSettings, ReplicaIdentity
@@ -181,7 +181,7 @@ def test_egress_can_be_extended_or_left_open():
 
 
 def test_model_servers_reach_each_other_for_embeddings_only():
-    pipeline = parted()
+    pipeline = a_disaggregated_pipeline()
     pulled = network_policies(pipeline.model_copy(update={"metadata": a_pipeline().metadata}), DEFAULT)
 
     for direction in ("Ingress", "Egress"):
@@ -220,7 +220,7 @@ def test_prometheus_reaches_only_the_metrics_of_chat_replicas():
     def written(settings: Settings, pipeline: InferencePipeline) -> list[dict[str, Any]]:
         return network_policies(pipeline.model_copy(update={"metadata": a_pipeline().metadata}), settings)
 
-    for pipeline in (a_chat_pipeline(), parted()):
+    for pipeline in (a_chat_pipeline(), a_disaggregated_pipeline()):
         assert allows(written(peers, pipeline), "Ingress", SERVER, prometheus, 9002)
         assert not allows(written(peers, pipeline), "Ingress", SERVER, prometheus, 9000)
         for other in (ROUTER, SERVER, *OTHER_PODS):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.router.chats import a_chat_pipeline, a_writer
-from tests.router.disaggregated import an_encoder, parted
+from tests.router.disaggregated import a_disaggregated_pipeline, an_encoder
 from trimtab_pipelines.model_spec import model_spec
 from trimtab_pipelines.stages import CHAT_IMAGE_INDEX
 
@@ -13,7 +13,7 @@ from trimtab_pipelines.stages import CHAT_IMAGE_INDEX
 def test_encoder_has_rows_per_image_and_chat_index_input(tmp_path) -> None:
     stage = an_encoder()
     stage["outputs"][0]["expectedRows"] = 2.5
-    pipeline = parted(stage)
+    pipeline = a_disaggregated_pipeline(stage)
 
     assert pipeline.spec.expected_rows == {"encode": 2.5, "text": 1.0}
     encode = pipeline.spec.stage("encode")

@@ -12,7 +12,7 @@ from PIL import Image as Pillow
 from tests.builders import a_pipeline as a_document
 from tests.builders import a_stage
 from tests.profiler.builders import a_pipeline, a_variant
-from tests.router.disaggregated import parted
+from tests.router.disaggregated import a_disaggregated_pipeline
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_profiler import inputs
@@ -94,7 +94,7 @@ def test_chats_without_payloads_are_about_noise_images(name: str) -> None:
 
 
 def test_encoder_outputs_become_blank_image_references() -> None:
-    encode = parted().spec.stage("encode")
+    encode = a_disaggregated_pipeline().spec.stage("encode")
     references = np.array([b'{"rows": 4, "digest": "d"}', b'{"rows": 9}'], dtype=object)
 
     rows = inputs.concatenate_outputs(encode, [(Tensor.of("references", references),)])["encode.outputs.references"]

@@ -26,15 +26,15 @@ CHAT = "/v1/chat/completions"
 ROWS = 4
 
 
-def told(images: np.ndarray) -> np.ndarray:
-    """What an encoder tells of images it keeps."""
+def reported_references(images: np.ndarray) -> np.ndarray:
+    """References that an encoder reports for the images it stores."""
     references = np.empty(len(images), dtype=object)
     references[:] = [json.dumps({"rows": ROWS, "digest": shown_by(row[0])}).encode() for row in images]
     return references
 
 
 def shown_by(file: bytes) -> str:
-    """What an image shows, as the encoder tells it."""
+    """Content id of an image, as the encoder reports it."""
     return content_id("fake:1", sha256(file).hexdigest(), ROWS)
 
 
@@ -70,7 +70,7 @@ class Turns:
 
 @dataclass
 class Encoder(FakeReplica):
-    """Keeps what it is told to keep until it is deleted."""
+    """Encoder that stores embeddings until they are deleted."""
 
     kept: set[str] = field(default_factory=set)
     shown: list[tuple[int, ...]] = field(default_factory=list)
@@ -99,7 +99,7 @@ class Encoder(FakeReplica):
             self.on_second()
         keep, rows = self.seen[-1].parameters["store_as"], len(inputs["images"])
         self.kept |= {f"{keep}-{row}" for row in range(rows)}
-        return {"references": told(inputs["images"])}
+        return {"references": reported_references(inputs["images"])}
 
     async def answer_request(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path.endswith("/count"):
@@ -132,7 +132,7 @@ class Encoder(FakeReplica):
 class Beginner(ChatReplica):
     """Begins on a chat before all of its images are there, and waits for those that are announced."""
 
-    told_of: list[dict[str, Any]] = field(default_factory=list)
+    arrived_images: list[dict[str, Any]] = field(default_factory=list)
     deaf: bool = False
 
     def __post_init__(self) -> None:
@@ -146,15 +146,15 @@ class Beginner(ChatReplica):
         if self.deaf:
             return web.json_response({"error": "cannot hear"}, status=500)
         async with self._all:
-            self.told_of += json.loads(await request.read())
+            self.arrived_images += json.loads(await request.read())
             self._all.notify_all()
-        return web.json_response({"resolved": len(self.told_of)})
+        return web.json_response({"resolved": len(self.arrived_images)})
 
     async def write_stream(self, request: web.BaseRequest, chat: Written) -> web.StreamResponse:
         given = json.loads(chat.inputs["references"][0]) if "references" in chat.inputs else []
         awaited = {one["digest"] for one in given if one["url"] == PENDING}
         async with self._all:
-            await self._all.wait_for(lambda: awaited <= {one["digest"] for one in self.told_of})
+            await self._all.wait_for(lambda: awaited <= {one["digest"] for one in self.arrived_images})
         return await super().write_stream(request, chat)
 
 
@@ -167,7 +167,7 @@ def an_encoder() -> dict[str, Any]:
     return {"name": "encode", "inputs": inputs, "outputs": outputs, "variants": [a_variant()], "role": "Encode"}
 
 
-def parted(encoder: dict[str, Any] | None = None) -> Any:
+def a_disaggregated_pipeline(encoder: dict[str, Any] | None = None) -> Any:
     read = [{"name": i["name"], "from": f"request.inputs.{i['name']}", "optional": True} for i in INPUTS[:2]]
     read.append({"name": "references", "from": "encode.outputs.references", "optional": True})
     return a_chat_pipeline([encoder or an_encoder(), a_writer(*read)])
@@ -175,7 +175,7 @@ def parted(encoder: dict[str, Any] | None = None) -> Any:
 
 @asynccontextmanager
 async def reading(encoders, writers, **rig):
-    async with a_rig(parted(), {"encode": list(encoders), "text": list(writers)}, **rig) as made:
+    async with a_rig(a_disaggregated_pipeline(), {"encode": list(encoders), "text": list(writers)}, **rig) as made:
         yield made
 
 

@@ -104,7 +104,7 @@ def brute_force(jobs: Sequence[Job], start: float = 0.0, *, strict: bool = False
 
 
 def all_can_be_served(jobs: Sequence[Job], start: float = 0.0) -> bool:
-    """Whether everybody's fastest option is in time."""
+    """Whether the fastest option of every job is in time."""
     ends = start + np.cumsum([float(job.seconds.min()) for job in jobs])
     return bool((ends <= np.array([job.deadline for job in jobs])).all())
 

@@ -1,4 +1,4 @@
-"""A pipeline whose stage is told the task of each row, and a replica that answers with what it is told."""
+"""Pipeline whose stage reads the task of each row, and a replica that returns the task index it receives."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,14 +9,14 @@ from tests.builders import a_stage, a_variant
 from tests.router.fakes import FakeReplica, a_pipeline
 from trimtab_pipelines.spec import InferencePipeline
 
-NOT_TOLD = -7.0
+NO_INDEX = -7.0
 
 
 def a_tasked_pipeline(*, optional: bool = True, **variant: Any) -> InferencePipeline:
     """One that takes x FP32 [4] and task INT64 [] and gives y FP32 [4]."""
     may: dict[str, Any] = {"optional": True} if optional else {}
-    told = {"name": "task", "from": "request.inputs.task", **may}
-    reads = [{"name": "x", "from": "request.inputs.x"}, told]
+    task_input = {"name": "task", "from": "request.inputs.task", **may}
+    reads = [{"name": "x", "from": "request.inputs.x"}, task_input]
     stage = a_stage("stage-0", inputs=reads, variants=[a_variant(**variant)])
     given = [
         {"name": "x", "datatype": "FP32", "shape": [4]},
@@ -25,12 +25,12 @@ def a_tasked_pipeline(*, optional: bool = True, **variant: Any) -> InferencePipe
     return a_pipeline([stage], inputs=given)
 
 
-def number_told(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Answer each row with the number of its task."""
-    task = inputs.get("task", np.full(len(inputs["x"]), NOT_TOLD))
+def echo_task_index(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the task index of each row."""
+    task = inputs.get("task", np.full(len(inputs["x"]), NO_INDEX))
     return {"y": np.repeat(task.astype(np.float32)[:, None], 4, axis=1)}
 
 
 def a_tasked_replica(tasks: Sequence[str], name: str = "replica-0", **changes: Any) -> FakeReplica:
     """One that has these tasks, by number."""
-    return FakeReplica(model=number_told, name=name, facts=lambda: {"tasks": ",".join(tasks)}, **changes)
+    return FakeReplica(model=echo_task_index, name=name, facts=lambda: {"tasks": ",".join(tasks)}, **changes)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.builders import a_pipeline, a_plan, a_stage, a_variant
-from tests.router.test_stage_scheduler import READY, Desktop
+from tests.router.test_stage_scheduler import READY, SchedulerScenario
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_router.scheduling.accuracy_monitor import (
     FORGET_SECONDS,
@@ -74,11 +74,11 @@ def test_rows_with_task_count_for_points_without_tasks():
 
 def test_no_drift_is_reported_if_all_is_as_profiled():
     rng, watch = np.random.default_rng(0), a_watch()
-    told = 0
+    reports = 0
     for _ in range(200):
         serve(watch, rng, 100, 0.86, 0.95)
-        told += bool(watch.drifted_accuracies(NOW))
-    assert told <= 2
+        reports += bool(watch.drifted_accuracies(NOW))
+    assert reports <= 2
 
 
 def test_shadow_rows_correct_overconfidence():
@@ -100,7 +100,7 @@ def test_invalid_confidence_is_ignored():
     assert watch.drifted_accuracies(NOW) == {}
 
 
-def look_again(watch, rng, rows, lost):
+def escalate_rows(watch, rng, rows, lost):
     """Rows that a first point was not certain of: a look was measured to win 0.2 a row, and wins `lost` less."""
     for _ in range(rows):
         before = float(np.clip(rng.normal(0.5, 0.1), 0, 1))
@@ -111,16 +111,16 @@ def look_again(watch, rng, rows, lost):
 @pytest.mark.parametrize("seed", range(5))
 def test_escalation_only_point_is_judged_by_its_gain(seed):
     rng, watch = np.random.default_rng(seed), a_watch()
-    look_again(watch, rng, 2000, lost=0.04)
+    escalate_rows(watch, rng, 2000, lost=0.04)
     assert watch.drifted_accuracies(NOW) == {}, "rows that are picked out are not judged as exactly as all rows"
 
-    look_again(watch, rng, 60 * 6, lost=0.25)
+    escalate_rows(watch, rng, 60 * 6, lost=0.25)
     assert watch.drifted_accuracies(NOW)[*BEST, ""] == pytest.approx(0.70, abs=0.06)
 
 
 def test_new_kind_of_rows_replaces_old_observations():
     rng, watch = np.random.default_rng(0), a_watch()
-    look_again(watch, rng, 500, lost=0.3)
+    escalate_rows(watch, rng, 500, lost=0.3)
     assert (*BEST, "") in watch.drifted_accuracies(NOW)
 
     for _ in range(600):
@@ -139,7 +139,7 @@ def test_unobserved_point_is_trusted_again_after_a_while():
 
 
 @pytest.mark.parametrize(
-    ("evidence", "told"),
+    ("evidence", "reported"),
     [
         (measured(0.8, 0.95), True),
         (measured(0.8, 0.95, "Published"), False),
@@ -147,13 +147,13 @@ def test_unobserved_point_is_trusted_again_after_a_while():
         ({"accuracy": 0.8, "accuracyEvidence": {"source": "Measured", "samples": 1000}}, False),
     ],
 )
-def test_only_change_of_profiled_confidence_counts(evidence, told):
+def test_only_change_of_profiled_confidence_counts(evidence, reported):
     watch = a_watch([{"name": "at", **evidence}])
     watch.observe(KEY, "", np.full(320, 0.95), NOW)
     assert watch.drifted_accuracies(NOW) == {}, "as certain as ever, and never right so often"
 
     watch.observe(KEY, "", np.full(1000, 0.5), NOW)
-    assert watch.drifted_accuracies(NOW) == ({ALL: pytest.approx(0.8 - 0.45, abs=0.02)} if told else {})
+    assert watch.drifted_accuracies(NOW) == ({ALL: pytest.approx(0.8 - 0.45, abs=0.02)} if reported else {})
 
 
 @pytest.mark.parametrize("agreed_of_ten", [7, 2])
@@ -171,7 +171,7 @@ def test_shadow_rows_are_read_relative_to_profiled_confidence(agreed_of_ten):
 
 def test_uncalibrated_escalations_report_nothing():
     rng, watch = np.random.default_rng(0), a_watch([SENSES[0], {"name": "avt", **measured(0.95, 0.99)}])
-    look_again(watch, rng, 500, lost=0.3)
+    escalate_rows(watch, rng, 500, lost=0.3)
 
     assert watch.drifted_accuracies(NOW) == {}
 
@@ -190,8 +190,8 @@ def test_rows_of_a_task_compare_with_its_profile():
     assert watch.drifted_accuracies(NOW) == {}, "nothing was measured of it"
 
     watch.observe(KEY, "turned", np.full(1000, 0.05), NOW)
-    told = watch.drifted_accuracies(NOW)
-    assert told == {
+    accuracies = watch.drifted_accuracies(NOW)
+    assert accuracies == {
         ALL: pytest.approx(0.3, abs=0.02),
         (*KEY, "turned"): pytest.approx(0.05, abs=0.02),
         (*KEY, "crops"): 0.78,
@@ -231,7 +231,7 @@ def test_registered_task_without_confidence_affects_no_other():
     assert watch.drifted_accuracies(NOW) == {}
 
 
-class Audited(Desktop):
+class Audited(SchedulerScenario):
     """A stage of one replica, whose batches leave at the cheap point: its deadlines allow no other."""
 
     def __init__(self):
@@ -243,7 +243,7 @@ class Audited(Desktop):
         described["variants"] = [a_variant(operatingPoints=POINTS)]
         quick = {"name": "quick", "accuracy": 0.7, "serviceSeconds": {1: 0.1, 8: 0.4}}
         plan = a_plan(a_pipeline(1), serviceSeconds={1: 1.0, 8: 4.0}, fallbacks=[quick])
-        self.desk = type(self.desk)(
+        self.scheduler = type(self.scheduler)(
             type(stage).model_validate(described),
             plan=plan.spec.stages[0],
             settings=QueueSettings(1000, "Predicted", 10.0),
@@ -255,7 +255,7 @@ class Audited(Desktop):
         )
         self.slots = [ReplicaSlots("slot")]
         self.slots[0].set_ready_variants(READY)
-        self.desk.set_replicas(self.slots)
+        self.scheduler.set_replicas(self.slots)
 
     def observe_queue_seconds(self, seconds):
         self.waits.append(seconds)
@@ -267,7 +267,7 @@ class Audited(Desktop):
             for row_slice in batch.row_slices
         ]
         self.clock.run(self.clock.now + batch.point.seconds(batch.rows))
-        self.desk.on_batch_end(batch, Completed(given, batch.point.name))
+        self.scheduler.on_batch_end(batch, Completed(given, batch.point.name))
         self.settle()
 
     def serve(self, batches, label=3):
@@ -287,7 +287,7 @@ def test_one_row_in_a_hundred_is_evaluated_when_idle():
     audit = top.sent[-1]
     assert (audit.point.name, audit.rows) == ("default", 1)
     top.answer(label=3)
-    assert top.desk.accuracy_monitor.shadow_rows == {("small", "quick"): 1}
+    assert top.scheduler.accuracy_monitor.shadow_rows == {("small", "quick"): 1}
 
 
 def test_shadow_row_keeps_its_task():
@@ -326,7 +326,7 @@ def test_queueing_time_of_shadow_rows_is_not_reported():
     assert top.clock.now - top.sent[-1].row_slices[0].request.enqueued_at > 1.0
 
     top.answer(label=3)
-    assert top.desk.accuracy_monitor.shadow_rows == {("small", "quick"): 1}
+    assert top.scheduler.accuracy_monitor.shadow_rows == {("small", "quick"): 1}
     assert top.waits == waits
 
 
@@ -347,10 +347,10 @@ def test_shadow_row_is_tried_once_and_takes_no_client_place(ending):
     top.serve(13)
     audit, sent = top.sent[-1], len(top.sent)
     assert audit.point.name == "default"
-    top.told.clear()
-    top.desk.on_batch_end(audit, ending)
+    top.stats_calls.clear()
+    top.scheduler.on_batch_end(audit, ending)
 
-    assert top.desk.queue.rows == 0
+    assert top.scheduler.queue.rows == 0
     top.clock.run(top.clock.now + 20.0)
     assert len(top.sent) == sent
-    assert len(top.told) == isinstance(ending, ReplicaLost | BatchFailed)  # of the replica, and of no request
+    assert len(top.stats_calls) == isinstance(ending, ReplicaLost | BatchFailed)  # of the replica, and of no request

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from tests.router.chats import a_png
-from tests.router.disaggregated import Beginner, Encoder, a_picture, ask, parted, reading, references, shown_by
+from tests.router.disaggregated import (
+    Beginner,
+    Encoder,
+    a_disaggregated_pipeline,
+    a_picture,
+    ask,
+    reading,
+    references,
+    shown_by,
+)
 from tests.router.fakes import until
 from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline
 from tests.router.test_generation import Writers
@@ -51,13 +60,13 @@ async def test_prefill_starts_on_first_image_and_others_follow():
         assert [one["url"] == AWAITED for one in found] == [False, True, True, True]
         assert [(one["rows"], one["digest"]) for one in found] == [(4, shown_by(each)) for each in pictures]
         turns.let(2)
-        await until(lambda: len(writer.told_of) == 2)
+        await until(lambda: len(writer.arrived_images) == 2)
         turns.let()
         assert (await asked)[0] == 200
-        assert [(one["image"], one["digest"]) for one in writer.told_of] == [
+        assert [(one["image"], one["digest"]) for one in writer.arrived_images] == [
             (number, shown_by(pictures[number])) for number in (1, 2, 3)
         ]
-        assert {one["url"].rpartition("/")[2] for one in [found[0], *writer.told_of]} <= encoder.kept
+        assert {one["url"].rpartition("/")[2] for one in [found[0], *writer.arrived_images]} <= encoder.kept
         assert (len(encoder.shown), len(writer.written)) == (4, 1)
         assert await rig.outcomes() == {"ok": 2}
         assert await rig.metric("trimtab_early_prefills_total", stage="text") == 1
@@ -84,7 +93,7 @@ async def test_partial_chat_takes_no_capacity_from_complete_ones():
         await until(lambda: writer.running == 1)
 
         assert (await ask(rig))[0] == 200  # though there is one place
-        assert (writer.most_running, len(writer.told_of)) == (2, 0)
+        assert (writer.most_running, len(writer.arrived_images)) == (2, 0)
         turns.let()
         assert (await early)[0] == 200
         assert nothing_is_left(rig, [encoder], [writer])
@@ -92,17 +101,17 @@ async def test_partial_chat_takes_no_capacity_from_complete_ones():
 
 @pytest.mark.parametrize(("early", "seconds"), [(False, 30.0), (True, 37.5)])
 async def test_partial_chat_has_the_request_timeout(early, seconds):
-    stage = parted().spec.stage("text")
+    stage = a_disaggregated_pipeline().spec.stage("text")
     inputs = {name: np.array([b"[]"], dtype=object) for name in ("messages", "references")}
     work = StageRequest(cast("Any", Caller()), ReadyStage("text", 1, inputs), deadline=11.5, now=0.0)
     point = Point("default", 1.0, lambda _: 0.001)
-    parcel = Batch(
+    batch = Batch(
         ReplicaSlots("one"), "small", point, [RowSlice(work, 0, 1)], 1, 4.0, found_idle=False, early_prefill=early
     )
     datatypes = dict.fromkeys(inputs, "BYTES")
-    carrier = HttpTransport(stage, datatypes=datatypes, hang_seconds=30.0, max_response_bytes=2**20)
+    transport = HttpTransport(stage, datatypes=datatypes, hang_seconds=30.0, max_response_bytes=2**20)
 
-    assert carrier._request(parcel).timeout_seconds == seconds
+    assert transport.build_request(batch).timeout_seconds == seconds
 
 
 async def test_complete_chats_start_before_partial_ones():
@@ -154,12 +163,12 @@ async def test_lost_encoder_costs_an_image_and_no_chat():
         await until(lambda: nothing_is_left(rig, encoders[1:], [writer]))
 
 
-@pytest.mark.parametrize("fault", ["a pull fails", "it cannot be told", "it dies"])
+@pytest.mark.parametrize("fault", ["a pull fails", "it rejects images", "it dies"])
 async def test_failed_early_prefill_restarts_once_complete(fault):
     encoder, writer = Encoder(), Beginner(name="writer")
     async with stepping([encoder], [writer]) as (rig, turns):
         asked = asyncio.create_task(ask(rig, *map(a_picture, range(3))))
-        writer.deaf = fault == "it cannot be told"
+        writer.deaf = fault == "it rejects images"
         if fault == "a pull fails":
             writer.refusing = (502, "image 0: gone")
         turns.let()
@@ -224,14 +233,14 @@ def test_partial_chat_leaves_no_row_when_stage_turns_colocated():
     top.take()
     assert (pulls.inflight, whole.inflight) == (1, 0)
     early = StageRequest(cast("Any", Caller()), ReadyStage("text", 1, {}), deadline=100.0, now=0.0)
-    top.desk.start_early_prefill(early)
-    top.desk.apply_plan(top.desk.plan.model_copy(update={"variant": WHOLE}))
+    top.scheduler.start_early_prefill(early)
+    top.scheduler.apply_plan(top.scheduler.plan.model_copy(update={"variant": WHOLE}))
     top.end(top.sent[0])
     for _ in range(3):
-        top.desk.refresh_replicas()
+        top.scheduler.refresh_replicas()
         top.settle()
 
-    assert top.desk.variant == WHOLE
+    assert top.scheduler.variant == WHOLE
     assert (pulls.has_spare_capacity, early.queued_rows) == (True, 0)
-    top.desk.cancel(early)
-    assert top.desk.queue.rows == 0
+    top.scheduler.cancel(early)
+    assert top.scheduler.queue.rows == 0

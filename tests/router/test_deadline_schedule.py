@@ -1,4 +1,4 @@
-"""The schedule solver: what it finds can be kept, is near the best, and serves everybody where that can be."""
+"""Schedule solver: schedules are feasible, near the optimum, and serve all jobs if that is possible."""
 
 from dataclasses import replace
 

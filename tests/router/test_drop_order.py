@@ -1,4 +1,4 @@
-"""Who is dropped first: the lowest priority, then the least utility a second; and nobody without need."""
+"""Drop order: the lowest priority first, then the least utility per second, and no row without need."""
 
 import numpy as np
 import pytest

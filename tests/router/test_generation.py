@@ -1,4 +1,4 @@
-"""A desk whose stage writes: rows side by side in a replica, times to first pieces, rows that nobody waits for."""
+"""Scheduler of a generation stage: concurrent rows in a replica, times to first tokens, rows without a client."""
 
 from typing import Any
 
@@ -24,16 +24,16 @@ OUTPUTS = {"text": np.array([b"a b"], object), "finish_reason": np.array([b"stop
 
 
 class Writers:
-    """A desk of a stage that writes, and all that it is given."""
+    """Scheduler of a generation stage, with its clock, transport and statistics."""
 
     def __init__(self, pipeline=None, *, slots=1, places=4, retryable=True, drop_policy="Predicted", **plan):
         pipeline = pipeline or a_chat_pipeline([a_writer(retryable=retryable)])
         self.clock = FakeClock()
         self.under_way: dict[Any, Any] = {}
         self.wrote: Any = None
-        self.told = []
+        self.stats_calls = []
         self.slots = [ReplicaSlots(f"slot-{n}") for n in range(slots)]
-        self.desk = StageScheduler(
+        self.scheduler = StageScheduler(
             pipeline.spec.stages[-1],
             plan=a_plan(pipeline, batchSize=places, **plan).spec.stages[-1],
             settings=QueueSettings(100, drop_policy, 10.0),
@@ -45,7 +45,7 @@ class Writers:
         )
         for slot in self.slots:
             slot.set_ready_variants(READY)
-        self.desk.set_replicas(self.slots)
+        self.scheduler.set_replicas(self.slots)
 
     def send(self, batch, ended):  # noqa: ARG002 - a stage that writes carries nothing
         raise AssertionError(batch)
@@ -61,19 +61,19 @@ class Writers:
     def end(self, batch, ending=None):
         self.under_way.pop(batch)(batch, ending or Completed((OUTPUTS,), batch.point.name))
 
-    def __getattr__(self, told):
-        if not told.startswith(("observe_", "count_", "record_")):
-            raise AttributeError(told)
-        return lambda *what: self.told.append((told, *what))
+    def __getattr__(self, name):
+        if not name.startswith(("observe_", "count_", "record_")):
+            raise AttributeError(name)
+        return lambda *values: self.stats_calls.append((name, *values))
 
     def take(self, rows=1, deadline=100.0, *, has_listener=False):
         caller = Caller()
         caller.has_listener = has_listener
         runnable = ReadyStage("text", rows, {"messages": np.array([b"m"] * rows, object)})
         work = StageRequest(caller, runnable, deadline=deadline, now=self.clock.now)
-        refusal = self.desk.refusal_of(work, self.clock.now)
+        refusal = self.scheduler.refusal_of(work, self.clock.now)
         if refusal is None:
-            self.desk.enqueue(work)
+            self.scheduler.enqueue(work)
             self.settle()
         return refusal or work
 
@@ -113,10 +113,10 @@ def test_least_loaded_replica_is_next_and_plan_sets_capacity():
         top.take()
     assert sorted(slot.inflight for slot in top.slots) == [1, 2]
 
-    top.desk.apply_plan(top.desk.plan.model_copy(update={"batch_size": 1}))
+    top.scheduler.apply_plan(top.scheduler.plan.model_copy(update={"batch_size": 1}))
     top.take()
     assert len(top.sent) == 3
-    assert top.desk.queue.rows == 1
+    assert top.scheduler.queue.rows == 1
 
 
 def test_time_to_first_token_is_learned():
@@ -130,9 +130,9 @@ def test_time_to_first_token_is_learned():
     top.end(batch)
 
     assert work.owner.heard == [(0, Chunk("a ")), (0, LAST)]
-    assert top.desk.latency_model.service_seconds(1) == pytest.approx(2.0)
-    assert top.desk.capacity().seconds == pytest.approx(32.0)
-    assert [told[0] for told in top.told if told[0] == "observe_batch"] == ["observe_batch"]
+    assert top.scheduler.latency_model.service_seconds(1) == pytest.approx(2.0)
+    assert top.scheduler.capacity().seconds == pytest.approx(32.0)
+    assert [call[0] for call in top.stats_calls if call[0] == "observe_batch"] == ["observe_batch"]
 
 
 def write_all(top, batch, seconds):
@@ -152,7 +152,7 @@ def test_concurrent_prefills_are_part_of_the_prediction():
         top.take()
         write_all(top, top.sent[-1], 0.2)
 
-    assert top.desk.latency_model.service_ratio == pytest.approx(1.0)
+    assert top.scheduler.latency_model.service_ratio == pytest.approx(1.0)
     late = top.take(deadline=top.clock.now + 0.1)
     assert why(late) == "DeadlineUnreachable"
     for batch in top.sent:
@@ -178,14 +178,14 @@ def test_decoding_rows_do_not_count_as_prefills():
 
 def test_upstream_stage_counts_on_typical_concurrency():
     top = Writers(places=4, serviceSeconds={1: 0.05, 4: 0.2})
-    assert top.desk.latency_model.typical_seconds() == pytest.approx(0.05)
+    assert top.scheduler.latency_model.typical_seconds() == pytest.approx(0.05)
     for _ in range(3):
         top.take()
     for _ in range(60):
         top.take()
         write_all(top, top.sent[-1], 0.2)
 
-    assert top.desk.latency_model.typical_seconds() == pytest.approx(0.2)
+    assert top.scheduler.latency_model.typical_seconds() == pytest.approx(0.2)
 
 
 def test_row_is_rejected_if_capacity_frees_too_late():
@@ -212,13 +212,13 @@ def test_disconnected_client_frees_its_rows_everywhere():
     work = top.take(rows=3)
     other = top.take()
     assert len(top.sent) == 2
-    top.desk.cancel(work)
+    top.scheduler.cancel(work)
     top.settle()
 
     assert [batch.row_slices[0].request for batch in top.sent] == [other]
     assert top.slots[0].inflight == 1
-    assert top.told.count(("count_cancelled_row",)) == 2
-    assert top.desk.queue.rows == 0
+    assert top.stats_calls.count(("count_cancelled_row",)) == 2
+    assert top.scheduler.queue.rows == 0
 
 
 @pytest.mark.parametrize("lost", [False, True])

@@ -24,7 +24,7 @@ SENSES = {"audio": DEAF, "video": BLIND, "text": SCRAMBLED}
 
 
 class Town:
-    """`late` of digits-av, twenty rows a second, of which a sense fails once it is told so."""
+    """Stage `late` of digits-av at twenty rows a second, with inputs that can be made faulty."""
 
     def __init__(self):
         self.stage = load_pipeline(PIPELINE).spec.stages[0]
@@ -42,8 +42,8 @@ class Town:
                 self.watch.drifted_accuracies(self.now)  # as the adapter asks for it
 
     def believed(self, point):
-        told = self.watch.drifted_accuracies(self.now)
-        return told.get(("late", point, ""), self.points[point].accuracy)
+        accuracies = self.watch.drifted_accuracies(self.now)
+        return accuracies.get(("late", point, ""), self.points[point].accuracy)
 
     def best(self, points):
         """What a plan would have first, were these fast enough."""

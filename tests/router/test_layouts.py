@@ -95,7 +95,7 @@ async def test_images_waiting_for_encoders_go_to_colocated_replica():
 
         assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 3
         assert not any("references" in chat.inputs for chat in writer.written)
-        await until(lambda: not encoder.kept)  # nobody pulls what was made of the first one
+        await until(lambda: not encoder.kept)  # no replica pulls the embedding of the first image
         assert await rig.outcomes() == {"ok": 3}
 
 
@@ -118,7 +118,11 @@ async def test_early_prefill_restarts_when_stage_turns_colocated():
         assert [len(chat.images) for chat in writer.written[-2:]] == [0, 3]
         turns.set()
         await until(lambda: not encoder.running and not writer.running)
-        await until(lambda: not any(slot.inflight for desk in rig.router.schedulers.values() for slot in desk.replicas))
+        await until(
+            lambda: (
+                not any(slot.inflight for scheduler in rig.router.schedulers.values() for slot in scheduler.replicas)
+            )
+        )
         assert await rig.outcomes() == {"ok": 2}
 
 

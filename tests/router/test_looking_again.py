@@ -1,10 +1,10 @@
-"""Rows that the model is not certain of are looked at again, and have an answer all the while."""
+"""Rows below the confidence threshold escalate, and keep a provisional response meanwhile."""
 
 import numpy as np
 import pytest
 
 from tests.builders import a_pipeline, a_plan, a_variant
-from tests.router.test_stage_scheduler import READY, Desktop
+from tests.router.test_stage_scheduler import READY, SchedulerScenario
 from trimtab_pipelines.escalation import TaskEscalation
 from trimtab_router.request.request_options import RequestOptions
 from trimtab_router.scheduling.batch_outcomes import Completed, ReplicaLost
@@ -43,7 +43,7 @@ def quick_first(view):
     return WaitUntil(drops=drops)
 
 
-class Looking(Desktop):
+class Looking(SchedulerScenario):
     """A stage whose model says how certain it is."""
 
     def __init__(self, slots=1, points=POINTS, **changes):
@@ -54,8 +54,7 @@ class Looking(Desktop):
         described["variants"] = [a_variant(operatingPoints=points)]
         quick = {"name": "quick", "accuracy": 0.7, "serviceSeconds": {1: 0.1, 8: 0.4}}
         plan = a_plan(pipeline, serviceSeconds={1: 1.0, 8: 4.0}, fallbacks=[quick])
-        desk = self.desk
-        self.desk = type(desk)(
+        self.scheduler = type(self.scheduler)(
             type(stage).model_validate(described),
             plan=plan.spec.stages[0],
             settings=QueueSettings(100, changes.get("drop_policy", "Predicted"), 10.0),
@@ -68,7 +67,7 @@ class Looking(Desktop):
         self.slots = [ReplicaSlots(f"slot-{n}") for n in range(slots)]
         for slot in self.slots:
             slot.set_ready_variants(READY)
-        self.desk.set_replicas(self.slots)
+        self.scheduler.set_replicas(self.slots)
 
     def answer(self, batch, confidences):
         """Give each row of a batch its place in the batch, plus 100 at the better point."""
@@ -78,7 +77,7 @@ class Looking(Desktop):
             y = np.full((row_slice.rows, 4), 100.0 if batch.point.name == "default" else 0.0, np.float32)
             given.append({"y": y + np.arange(row_slice.start, row_slice.stop)[:, None], "sure": own})
             begin += row_slice.rows
-        self.desk.on_batch_end(batch, Completed(given, batch.point.name))
+        self.scheduler.on_batch_end(batch, Completed(given, batch.point.name))
         self.settle()
 
 
@@ -124,11 +123,11 @@ def test_escalation_with_less_gain_than_profiled_is_reported():
             top.clock.run(top.clock.now + 1.0)
             top.answer(top.sent[-1], confidences)
 
-    told = top.desk.accuracy_monitor.drifted_accuracies(top.clock.now)
-    assert told[top.desk.variant, "default", ""] == pytest.approx(0.7, abs=0.06), (
-        "0.2 a row that is looked at again, or 0"
+    accuracies = top.scheduler.accuracy_monitor.drifted_accuracies(top.clock.now)
+    assert accuracies[top.scheduler.variant, "default", ""] == pytest.approx(0.7, abs=0.06), (
+        "0.2 per escalated row, or 0"
     )
-    assert told.get((top.desk.variant, "quick", ""), 0.0) < 0.7
+    assert accuracies.get((top.scheduler.variant, "quick", ""), 0.0) < 0.7
 
 
 @pytest.mark.parametrize("rows", [2, 1])
@@ -153,7 +152,7 @@ def test_request_at_its_deadline_gets_provisional_response(top):
     assert ys(work) == [0.0, 1.0, 2.0, 3.0]
     assert [row_slice.escalation_pending for row_slice in work.owner.served] == [False, True, False, True]
     top.answer(top.sent[1], [SURE, SURE])
-    assert top.desk.queue.rows == 0
+    assert top.scheduler.queue.rows == 0
 
 
 @pytest.mark.parametrize(("deadline", "looks"), [(1.7, 2), (1.1, 1)])
@@ -168,10 +167,10 @@ def test_lost_replica_during_escalation_keeps_the_response(top):
     work = looked_at_once(top)
     for _ in range(2):
         for batch in [batch for batch in top.sent if batch.replica.computing is batch]:
-            top.desk.on_batch_end(batch, ReplicaLost("gone"))
+            top.scheduler.on_batch_end(batch, ReplicaLost("gone"))
             top.settle()
     while work.owner.outputs is None and top.slots[0].computing is not None:
-        top.desk.on_batch_end(top.slots[0].computing, ReplicaLost("gone"))
+        top.scheduler.on_batch_end(top.slots[0].computing, ReplicaLost("gone"))
         top.settle()
 
     assert work.owner.refusal is None
@@ -196,19 +195,19 @@ def test_plan_without_better_point_accepts_the_response():
     work = top.take(4)
     top.settle()
     planned = a_plan(a_pipeline(1), operatingPoint="quick", accuracy=0.7, serviceSeconds={1: 0.1, 8: 0.4})
-    top.desk.apply_plan(planned.spec.stages[0])
+    top.scheduler.apply_plan(planned.spec.stages[0])
     top.answer(top.sent[0], [SURE, DOUBTED, SURE, DOUBTED])
 
     assert ys(work) == [0.0, 1.0, 2.0, 3.0]
-    assert (len(top.sent), top.desk.queue.rows) == (1, 0)
+    assert (len(top.sent), top.scheduler.queue.rows) == (1, 0)
 
 
 def test_disconnected_client_removes_escalated_rows(top):
     work = looked_at_once(top)
-    top.desk.cancel(work)
+    top.scheduler.cancel(work)
     top.answer(top.sent[1], [SURE, SURE])
 
-    assert (work.owner.outputs, top.desk.queue.rows, top.desk.queue.special_rows) == (None, 0, 0)
+    assert (work.owner.outputs, top.scheduler.queue.rows, top.scheduler.queue.special_rows) == (None, 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -242,6 +242,11 @@ def threads_of_the_loop(threads):
         threads.shutdown()
 
 
+def running_tasks(function):
+    """Number of tasks of the loop that run this coroutine function."""
+    return sum(task.get_coro().__qualname__ == function for task in asyncio.all_tasks())
+
+
 async def test_retired_encoder_answers_a_pending_question_first():
     encoders, writer = [Encoder(name=f"encoder-{number}", caches=True) for number in range(2)], ChatReplica(name="w")
     async with reading(encoders, [writer]) as rig:
@@ -249,21 +254,21 @@ async def test_retired_encoder_answers_a_pending_question_first():
             assert (await ask(rig, a_picture(1)))[0] == 200
         home = next(encoder for encoder in encoders if encoder.shown)
         others = [encoder for encoder in encoders if encoder is not home]
-        carrier = rig.router._http["encode"]
+        scheduler = rig.router.schedulers["encode"]
         with threads_of_the_loop(ThreadPoolExecutor(1)) as free:
             asked = asyncio.create_task(ask(rig, a_picture(1)))
-            await until(lambda: len(carrier._tasks) == 1)
+            await until(lambda: running_tasks("HttpTransport._fetch") == 1)
             rig.router.apply_endpoints(endpoints_of({"encode": others, "text": [writer]}))
-            await until(lambda: list(carrier.replicas) == [other.name for other in others])
+            await until(lambda: [slots.name for slots in scheduler.replicas] == [other.name for other in others])
             for _ in range(20):  # turns of the loop: a replica that holds nothing has closed by then
                 await asyncio.sleep(0)
-            assert carrier._retiring
+            assert running_tasks("ReplicaClient.retire") == 1
             free.set()
 
             async with asyncio.timeout(30):
                 assert (await asked)[0] == 200
         assert (shown(encoders), len(home.asked)) == (1, 2)
-        await until(lambda: not carrier._retiring)
+        await until(lambda: not running_tasks("ReplicaClient.retire"))
 
 
 async def test_image_is_encoded_again_if_producer_cannot_be_asked():

@@ -53,9 +53,9 @@ def test_options_are_all_undominated_splits_above_the_floor(floor, drift, monkey
     found = job_options(menu, a_unit(a_job(9, floor)), mixed=True)
     assert found is not None
 
-    fare = menu.point_options([whole(a_job(9))])
-    page = fare.split_table.mixed(9)
-    seconds = page.seconds(np.array(fare.slowdowns))
+    cached = menu.point_options([whole(a_job(9))])
+    page = cached.split_table.mixed(9)
+    seconds = page.seconds(np.array(cached.slowdowns))
     reaching = np.flatnonzero(page.accuracy >= floor - 5e-5)
     kept = reaching[undominated(seconds[reaching], page.accuracy[reaching])]
     own = found.indices[1:] if found.first_share < 1 else found.indices
@@ -161,9 +161,9 @@ def test_escalated_rows_need_no_further_accuracy():
 
 def test_mixed_inputs_are_offered_points_that_read_the_common():
     menu = OptionCache(a_view())
-    fare = menu.point_options([whole(a_job(1, senses=("audio", "text"))), whole(a_job(1))])
+    cached = menu.point_options([whole(a_job(1, senses=("audio", "text"))), whole(a_job(1))])
 
-    assert sorted(point.name for point in fare.points) == ["audio", "audio-text", "text"]
+    assert sorted(point.name for point in cached.points) == ["audio", "audio-text", "text"]
 
 
 def test_decision_among_twenty_jobs_takes_milliseconds():

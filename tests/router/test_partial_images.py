@@ -6,7 +6,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from tests.router.disaggregated import ROWS, a_picture, shown_by, told
+from tests.router.disaggregated import ROWS, a_picture, reported_references, shown_by
 from trimtab_protocol.chat.embedding_refs import EmbeddingRef, EncodedImage
 from trimtab_protocol.chat.internal_wire import content_id, encoder_of_content
 from trimtab_router.request import image_fanout
@@ -17,7 +17,7 @@ URL = "http://encoder:9000/v2/models/encode/embeddings/a-0"
 
 def came(*files):
     return image_fanout.addressed_references(
-        told(np.array([[file] for file in files], dtype=object)), [URL] * len(files)
+        reported_references(np.array([[file] for file in files], dtype=object)), [URL] * len(files)
     )
 
 

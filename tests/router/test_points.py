@@ -1,4 +1,4 @@
-"""Operating points in the router: who falls back, what a batch takes along, and what the caller is told."""
+"""Operating points in the router: fallbacks, rows added to a batch, and the points reported to the client."""
 
 import asyncio
 from typing import Any

@@ -23,12 +23,12 @@ QUARTER = Usage(prompt=10, text=10)
 
 
 def writing(top: Writers) -> GenerationTracker:
-    assert top.desk.generation is not None
-    return top.desk.generation
+    assert top.scheduler.generation is not None
+    return top.scheduler.generation
 
 
 class Readers(Writers):
-    """A desk that has learnt that four bytes of text are a token."""
+    """Scheduler that has learnt that four bytes of text are a token."""
 
     def __init__(self, **given):
         super().__init__(**(READS | given))
@@ -39,9 +39,9 @@ class Readers(Writers):
         inputs = {"messages": np.array([b"m" * text_bytes], object)}
         work = StageRequest(Caller(), ReadyStage("text", 1, inputs), deadline=deadline, now=self.clock.now)
         writing(self).estimate_prompts(work, images=0)
-        refusal = self.desk.refusal_of(work, self.clock.now)
+        refusal = self.scheduler.refusal_of(work, self.clock.now)
         if refusal is None:
-            self.desk.enqueue(work)
+            self.scheduler.enqueue(work)
             self.settle()
         return refusal or work
 
@@ -73,8 +73,8 @@ def test_usage_without_text_tokens_is_learned_from_text_chats():
 def test_long_chat_is_predicted_from_short_ones(separators):
     def shown(text, images=0):
         content = [*[{"type": "image"}] * images, {"type": "text", "text": text}]
-        told = json.dumps([{"role": "user", "content": content}], separators=separators)
-        return PromptFeatures.from_messages(np.array([told.encode()], object), 0, images)
+        messages = json.dumps([{"role": "user", "content": content}], separators=separators)
+        return PromptFeatures.from_messages(np.array([messages.encode()], object), 0, images)
 
     prompts = PromptLengths()
     prompts.learn(shown("What is seven plus five?"), Usage(prompt=6, completion=1, text=6))
@@ -88,8 +88,8 @@ def test_embeddings_are_counted_from_references():
     def referring(row):
         return {"messages": np.array([b"{}"], object), "references": np.array([row], object)}
 
-    told = dump_refs([blank_image(EncodedImage(rows=7)), EmbeddingRef(url="blank:", rows=5)])
-    assert PromptFeatures.from_inputs(referring(told), 0, images=2) == PromptFeatures(2, 2, 12)
+    row = dump_refs([blank_image(EncodedImage(rows=7)), EmbeddingRef(url="blank:", rows=5)])
+    assert PromptFeatures.from_inputs(referring(row), 0, images=2) == PromptFeatures(2, 2, 12)
     assert PromptFeatures.from_inputs(referring(json.dumps([{}]).encode()), 0, images=1) == PromptFeatures(2, 1, None)
     assert PromptFeatures.from_inputs({"messages": np.array([b"{}"], object)}, 0, images=2) == PromptFeatures(2)
     assert PromptFeatures.from_inputs({"x": np.zeros(1)}, 0, images=0) is None
@@ -148,14 +148,16 @@ def test_long_prompt_does_not_slow_the_latency_model():
     top.settle(6.095)
     top.wrote(batch, Chunk("a"))
 
-    assert top.desk.latency_model.service_ratio == pytest.approx(1.0)
-    assert [told[3] for told in top.told if told[0] == "observe_batch"] == [pytest.approx(6.095)]
+    assert top.scheduler.latency_model.service_ratio == pytest.approx(1.0)
+    assert [call[3] for call in top.stats_calls if call[0] == "observe_batch"] == [pytest.approx(6.095)]
 
 
 def test_short_prompt_is_never_predicted_below_zero():
     top = Readers(promptTokens=1005.0, serviceSeconds={1: 0.2})
 
-    assert top.chat(HELLO, deadline=10.0).prefill_seconds == pytest.approx(-top.desk.latency_model.service_seconds(1))
+    assert top.chat(HELLO, deadline=10.0).prefill_seconds == pytest.approx(
+        -top.scheduler.latency_model.service_seconds(1)
+    )
 
 
 @pytest.mark.parametrize("unknown", [{"prefillSeconds": {}}, {"prefillSeconds": {}, "promptTokens": 0.0}])
@@ -173,7 +175,7 @@ def test_scheduler_learns_prompt_lengths_from_responses():
     )
     writing(top).estimate_prompts(work, images=0)
     assert (work.prompt_tokens, work.prefill_seconds) == ((), 0.0)
-    top.desk.enqueue(work)
+    top.scheduler.enqueue(work)
     top.settle()
     (batch,) = top.sent
     top.wrote(batch, LastChunk("", "stop", Usage(prompt=100, completion=1, text=100)))

@@ -1,4 +1,4 @@
-"""Rows that ride along with others that show the same; without a network."""
+"""Single-flight of rows that show the same image, without a network."""
 
 from itertools import pairwise
 from typing import Any, cast
@@ -22,8 +22,8 @@ class Keeper:
         self.shared = []
         self.fetched = []
 
-    def share(self, parcel, row):
-        self.shared.append((parcel, row))
+    def share(self, batch, row):
+        self.shared.append((batch, row))
         return len(self.shared) <= self.most
 
     def fetch(self, slot, variant, piece, came):  # noqa: ARG002 - of a keeper
@@ -41,7 +41,7 @@ class Counts:
 
 
 def unasked(piece, home, outputs):
-    raise AssertionError("nobody was asked")
+    raise AssertionError("no replica is asked")
 
 
 def a_slice(shows, deadline=1.0):
@@ -50,8 +50,9 @@ def a_slice(shows, deadline=1.0):
     return RowSlice(work, 0, work.rows)
 
 
-def a_parcel(batch):
-    return Batch(ReplicaSlots("one"), "v", cast("Any", None), batch, sum(piece.rows for piece in batch), 0.0, True)
+def a_batch(row_slices):
+    rows = sum(row_slice.rows for row_slice in row_slices)
+    return Batch(ReplicaSlots("one"), "v", cast("Any", None), row_slices, rows, 0.0, True)
 
 
 def shown(pieces):
@@ -67,31 +68,31 @@ def test_each_image_is_encoded_once_and_no_row_is_lost(leaving, waiting, most):
     sharing = SingleFlight(cast("Any", keeper), unasked, cast("Any", Counts()))
     for number, shows in enumerate(waiting):
         queue.push(a_slice(shows, deadline=float(number)))
-    batch, doubles = unique_rows([a_slice(shows) for shows in leaving])
-    assert len(set(shown(batch))) == len(shown(batch)) == len(set("".join(leaving)))
-    parcel = a_parcel(batch)
-    sharing.on_dispatch(parcel, doubles, queue)
+    unique, doubles = unique_rows([a_slice(shows) for shows in leaving])
+    assert len(set(shown(unique))) == len(shown(unique)) == len(set("".join(leaving)))
+    batch = a_batch(unique)
+    sharing.on_dispatch(batch, doubles, queue)
 
-    everybody = sorted("".join(leaving) + "".join(waiting))
-    assert sorted(shown(batch) + shown(parcel.joined_rows) + shown(queue)) == everybody
-    assert all(piece.rows == 1 for piece in parcel.joined_rows)
-    assert [shown(batch)[row] for _, row in keeper.shared[: len(parcel.joined_rows)]] == shown(parcel.joined_rows)
+    all_rows = sorted("".join(leaving) + "".join(waiting))
+    assert sorted(shown(unique) + shown(batch.joined_rows) + shown(queue)) == all_rows
+    assert all(piece.rows == 1 for piece in batch.joined_rows)
+    assert [shown(unique)[row] for _, row in keeper.shared[: len(batch.joined_rows)]] == shown(batch.joined_rows)
     has_client = {piece.request for piece in queue}
     assert queue.rows == len(shown(queue)) == sum(work.queued_rows for work in has_client)
     if most >= 5 * 6 * 2:
-        assert not set(shown(queue)) & set(shown(batch))
-    assert len(sharing) == len(shown(batch))
-    sharing.on_batch_end(parcel, made=False)
+        assert not set(shown(queue)) & set(shown(unique))
+    assert len(sharing) == len(shown(unique))
+    sharing.on_batch_end(batch, made=False)
     assert len(sharing) == 0
-    assert shown(sharing.join_in_flight(a_slice("abcd"))) == ["a", "b", "c", "d"]  # nobody joins what has come back
+    assert shown(sharing.join_in_flight(a_slice("abcd"))) == ["a", "b", "c", "d"]  # a completed batch is not joined
     assert all(one.request.deadline <= other.request.deadline for one, other in pairwise(queue))
 
 
 def test_row_joins_the_batch_in_flight_with_its_image():
     keeper, queue = Keeper(), DeadlineQueue(100)
     sharing = SingleFlight(cast("Any", keeper), unasked, cast("Any", Counts()))
-    parcel = a_parcel([a_slice("xyz")])
-    sharing.on_dispatch(parcel, [], queue)
+    batch = a_batch([a_slice("xyz")])
+    sharing.on_dispatch(batch, [], queue)
 
     left = sharing.join_in_flight(a_slice("aybzc"))
     assert shown(left) == ["a", "b", "c"]
@@ -105,8 +106,8 @@ def test_rows_of_closed_requests_are_forgotten():
     queue, sharing = DeadlineQueue(100), SingleFlight(cast("Any", Keeper()), unasked, cast("Any", Counts()))
     gone = a_slice("xy")
     gone.request.close()
-    parcel = a_parcel([gone, a_slice("z")])
-    sharing.on_dispatch(parcel, [], queue)
+    batch = a_batch([gone, a_slice("z")])
+    sharing.on_dispatch(batch, [], queue)
     assert sharing.join_in_flight(a_slice("z")) == []
     assert len(sharing) == 1
 
@@ -119,10 +120,10 @@ def test_producers_are_remembered_up_to_the_limit():
 
     counts = cast("Any", cast("Any", Counts()))
     sharing = SingleFlight(cast("Any", keeper), found, counts, max_producers=2)
-    parcel = a_parcel([a_slice("xyz")])
-    parcel.replica.set_ready_variants(frozenset({"v"}))
-    sharing.on_dispatch(parcel, [], DeadlineQueue(9))
-    sharing.on_batch_end(parcel, made=True)
+    batch = a_batch([a_slice("xyz")])
+    batch.replica.set_ready_variants(frozenset({"v"}))
+    sharing.on_dispatch(batch, [], DeadlineQueue(9))
+    sharing.on_batch_end(batch, made=True)
 
     assert shown(sharing.unshared_rows(a_slice("xyaz"), again=False)) == ["x", "a"]  # x was forgotten for y and z
     assert shown(sharing.unshared_rows(a_slice("y"), again=True)) == ["y"]
@@ -133,7 +134,7 @@ def test_producers_are_remembered_up_to_the_limit():
     assert came == [("v", {"references": 1}), ("v", None)]
     assert counts.how == ["cache"]
     assert shown(sharing.unshared_rows(a_slice("yz"), again=False)) == ["z"]
-    parcel.replica.set_ready_variants(frozenset())
+    batch.replica.set_ready_variants(frozenset())
     assert shown(sharing.unshared_rows(a_slice("y"), again=False)) == ["y"]
 
 
@@ -143,10 +144,10 @@ def test_replica_without_cache_is_asked_only_now_and_then():
 
     def asked(*, has: bool) -> bool:
         """Show an image that was made lately; tell whether its replica was asked for it."""
-        parcel = a_parcel([a_slice("x")])
-        parcel.replica.set_ready_variants(frozenset({"v"}))
-        sharing.on_dispatch(parcel, [], queue)
-        sharing.on_batch_end(parcel, made=True)
+        batch = a_batch([a_slice("x")])
+        batch.replica.set_ready_variants(frozenset({"v"}))
+        sharing.on_dispatch(batch, [], queue)
+        sharing.on_batch_end(batch, made=True)
         before = len(keeper.fetched)
         sharing.unshared_rows(a_slice("x"), again=False)
         for _, came in keeper.fetched[before:]:

@@ -5,7 +5,7 @@ import pytest
 
 from tests.builders import a_pipeline, a_stage, a_variant
 from tests.router.chats import a_chat_pipeline, a_writer
-from tests.router.test_stage_scheduler import Desktop
+from tests.router.test_stage_scheduler import SchedulerScenario
 from trimtab_pipelines.tasks import TaskTerms
 from trimtab_router.execution.executor import PipelineExecutor
 from trimtab_router.execution.slo import SloResolver
@@ -20,8 +20,8 @@ ARRIVED_AT = 7.0
 def a_resolver(pipeline=None):
     """Resolver of a one-stage pipeline with an SLO of 100 ms, a cursor, and the latency model of the stage."""
     pipeline = pipeline or a_pipeline([a_stage(variants=[a_variant(tasks=[TASK])])], slo={"latency": "100ms"})
-    graph, top = Graph(pipeline.spec), Desktop()
-    scheduler = top.desk
+    graph, top = Graph(pipeline.spec), SchedulerScenario()
+    scheduler = top.scheduler
     scheduler.stage = scheduler.latency_model.stage = graph.stages[0]
     executor = PipelineExecutor(graph, {graph.stages[0].name: scheduler}, top.clock)
     inputs = {name: np.zeros((1, 4), np.float32) for name in ("x", "messages")}

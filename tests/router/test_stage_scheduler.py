@@ -1,4 +1,4 @@
-"""The desk of a stage, with a clock that tests move and batches that end as tests say."""
+"""Stage scheduler, with a fake clock and a fake transport."""
 
 import numpy as np
 import pytest
@@ -20,8 +20,8 @@ READY = frozenset({"small"})
 FAST = {"name": "fast", "accuracy": 0.5}
 
 
-class Desktop:
-    """A desk of one stage, and all that it is given."""
+class SchedulerScenario:
+    """Scheduler of one stage, with its clock, transport and statistics."""
 
     def __init__(self, policy="EarliestDeadlineFirst", *, drop_policy="Predicted", slots=1, repeatable=True, **plan):
         points = [{"name": "default", "accuracy": 0.9}, FAST]
@@ -30,9 +30,9 @@ class Desktop:
         variant = stage.variants[0].model_validate(a_variant(operatingPoints=points))
         self.clock = FakeClock()
         self.sent = []
-        self.told = []
+        self.stats_calls = []
         self.slots = [ReplicaSlots(f"slot-{n}") for n in range(slots)]
-        self.desk = StageScheduler(
+        self.scheduler = StageScheduler(
             stage.model_copy(update={"variants": (variant,)}),
             plan=a_plan(pipeline, **{"serviceSeconds": {1: 1.0, 8: 4.0}} | plan).spec.stages[0],
             settings=QueueSettings(100, drop_policy, 10.0),
@@ -44,10 +44,10 @@ class Desktop:
         )
         for slot in self.slots:
             slot.set_ready_variants(READY)
-        self.desk.set_replicas(self.slots)
+        self.scheduler.set_replicas(self.slots)
 
     def send(self, batch, ended):
-        assert ended == self.desk.on_batch_end
+        assert ended == self.scheduler.on_batch_end
         self.sent.append(batch)
 
     def observe_queue_seconds(self, seconds):
@@ -60,36 +60,36 @@ class Desktop:
         pass
 
     def count_deduplicated_row(self, source):
-        self.told.append(source)
+        self.stats_calls.append(source)
 
     def count_early_prefill(self):
-        self.told.append("began early")
+        self.stats_calls.append("began early")
 
     def count_cancelled_row(self):
-        self.told.append("abandoned")
+        self.stats_calls.append("abandoned")
 
     def count_retry(self, reason):
-        self.told.append(reason)
+        self.stats_calls.append(reason)
 
     def record_policy_error(self, error):
-        self.told.append(str(error))
+        self.stats_calls.append(str(error))
 
     def record_replica_error(self, message):
-        self.told.append(message)
+        self.stats_calls.append(message)
 
     def record_request_error(self, request_id, message):  # noqa: ARG002 - of a tally
-        self.told.append(message)
+        self.stats_calls.append(message)
 
     def take(self, rows=1, deadline=100.0, value=0.0, options=NO_OPTIONS):
         x = np.full((rows, 4), value, np.float32)
-        certain = self.desk.stage.confidence is not None
+        certain = self.scheduler.stage.confidence is not None
         runnable = ReadyStage("stage-0", rows, {"x": x})
         work = StageRequest(
             Caller(), runnable, deadline=deadline, now=self.clock.now, options=options, may_escalate=certain
         )
-        refusal = self.desk.refusal_of(work, self.clock.now)
+        refusal = self.scheduler.refusal_of(work, self.clock.now)
         if refusal is None:
-            self.desk.enqueue(work)
+            self.scheduler.enqueue(work)
         return refusal or work
 
     def settle(self):
@@ -99,7 +99,7 @@ class Desktop:
         answers = [
             {"y": row_slice.array("x") + 1} if not row_slice.request.closed else {} for row_slice in batch.row_slices
         ]
-        self.desk.on_batch_end(batch, ending or Completed(answers, batch.point.name))
+        self.scheduler.on_batch_end(batch, ending or Completed(answers, batch.point.name))
         self.settle()
 
 
@@ -109,7 +109,7 @@ def why(work):
 
 
 def test_simultaneous_arrivals_are_dispatched_as_one_batch():
-    top = Desktop()
+    top = SchedulerScenario()
     works = [top.take() for _ in range(3)]
     top.settle()
 
@@ -120,7 +120,7 @@ def test_simultaneous_arrivals_are_dispatched_as_one_batch():
 
 
 def test_unreachable_rows_are_dropped_at_their_drop_time():
-    top = Desktop()
+    top = SchedulerScenario()
     top.take()
     top.settle()
     patient, work = top.take(), top.take(deadline=3.0)
@@ -130,11 +130,11 @@ def test_unreachable_rows_are_dropped_at_their_drop_time():
     top.clock.run(2.01)
     assert why(work) == "DeadlineUnreachable"
     assert why(patient) is None
-    assert top.desk.queue.rows == 1
+    assert top.scheduler.queue.rows == 1
 
 
 def test_expired_policy_drops_rows_at_their_deadline():
-    top = Desktop(drop_policy="Expired")
+    top = SchedulerScenario(drop_policy="Expired")
     top.take()
     top.settle()
     work = top.take(deadline=0.3)
@@ -143,13 +143,13 @@ def test_expired_policy_drops_rows_at_their_deadline():
 
     top.clock.run(0.301)
     assert why(work) == "DeadlineExpired"
-    assert top.desk.queue.rows == 0
+    assert top.scheduler.queue.rows == 0
 
 
 @pytest.mark.parametrize(("policy", "reason"), [("EarliestDeadlineFirst", "DeadlineUnreachable"), ("SlackFit", None)])
 def test_admission_and_drops_assume_the_fastest_allowed_point(policy, reason):
     quick = FAST | {"serviceSeconds": {1: 0.1, 8: 0.4}}
-    top = Desktop(policy, fallbacks=[quick])
+    top = SchedulerScenario(policy, fallbacks=[quick])
     top.take(8)
     top.settle()
     assert top.sent[0].point.name == "default"
@@ -169,19 +169,21 @@ def test_admission_and_drops_assume_the_fastest_allowed_point(policy, reason):
 )
 def test_planned_points_are_listed_preferred_first(policy, names):
     better = FAST | {"accuracy": 0.95, "accuracyByTask": {"crops": 0.7}, "inputs": ["x"], "serviceSeconds": {1: 2.0}}
-    outlook = Desktop(policy, upgrades=[better]).desk.latency_model
-    points = outlook.points("small")
+    model = SchedulerScenario(policy, upgrades=[better]).scheduler.latency_model
+    points = model.points("small")
 
     assert [point.name for point in points] == names
-    assert outlook.key("small") == ("small", "default")
-    told = {point.name: (point.accuracy_for("crops"), point.accuracy_for("faces"), point.inputs) for point in points}
-    assert told == {"default": (0.9, 0.9, None), "fast": (0.7, 0.95, {"x"})}
+    assert model.key("small") == ("small", "default")
+    described = {
+        point.name: (point.accuracy_for("crops"), point.accuracy_for("faces"), point.inputs) for point in points
+    }
+    assert described == {"default": (0.9, 0.9, None), "fast": (0.7, 0.95, {"x"})}
 
 
 @pytest.mark.parametrize(("task", "point"), [("", "default"), ("faces", "default"), ("crops", "fast")])
 def test_task_of_most_urgent_row_orders_the_points(task, point):
     quick = FAST | {"serviceSeconds": {1: 0.1, 8: 0.4}, "accuracyByTask": {"crops": 0.99}}
-    top = Desktop("SlackFit", fallbacks=[quick])
+    top = SchedulerScenario("SlackFit", fallbacks=[quick])
     top.take(options=RequestOptions(task=task))
     top.settle()
 
@@ -189,9 +191,9 @@ def test_task_of_most_urgent_row_orders_the_points(task, point):
 
 
 def test_fallback_of_unknown_speed_is_ignored():
-    assert [point.name for point in Desktop("SlackFit", fallbacks=[FAST]).desk.latency_model.points("small")] == [
-        "default"
-    ]
+    assert [
+        point.name for point in SchedulerScenario("SlackFit", fallbacks=[FAST]).scheduler.latency_model.points("small")
+    ] == ["default"]
 
 
 def test_policy_may_wait_until_a_time():
@@ -200,7 +202,7 @@ def test_policy_may_wait_until_a_time():
             return WaitUntil(2.0)
         return Dispatch(view.points[0], list(view.waiting))
 
-    top = Desktop(Policy(hold_back))
+    top = SchedulerScenario(Policy(hold_back))
     top.take()
     top.clock.run(1.9)
     assert not top.sent
@@ -214,50 +216,50 @@ def test_policy_may_drop_any_slice():
         first, *others = view.waiting
         return Dispatch(view.points[0], others, [first])
 
-    top = Desktop(Policy(drop_first))
+    top = SchedulerScenario(Policy(drop_first))
     first, second = top.take(deadline=5.0), top.take(deadline=6.0)
     top.settle()
 
     assert why(first) == "DeadlineUnreachable"
     assert [row_slice.request for row_slice in top.sent[0].row_slices] == [second]
-    assert top.desk.queue.rows == 0
+    assert top.scheduler.queue.rows == 0
 
 
 def test_lost_batch_is_retried_and_two_losses_fail_it():
-    top = Desktop(slots=2)
+    top = SchedulerScenario(slots=2)
     work = top.take()
     top.settle()
     for batch in (0, 1):
         top.sent[batch].replica.set_ready_variants(NOTHING)
-        top.desk.refresh_replicas()
+        top.scheduler.refresh_replicas()
         top.end(top.sent[batch], ReplicaLost("gone"))
 
     assert top.sent[0].replica is not top.sent[1].replica
     assert why(work) == "ModelServerError"
-    assert top.told[0:2] == ["gone; it held a batch of 1 slices", "ReplicaLost"]
+    assert top.stats_calls[0:2] == ["gone; it held a batch of 1 slices", "ReplicaLost"]
     assert top.take().reason == "SuspectedQueryOfDeath"
 
 
 def test_undelivered_batch_is_not_suspected():
-    top = Desktop(slots=1)
+    top = SchedulerScenario(slots=1)
     work = top.take()
     top.settle()
     for _ in range(5):
-        top.end(top.sent[-1], ReplicaLost("nobody listens", delivered=False))
+        top.end(top.sent[-1], ReplicaLost("connection refused", delivered=False))
 
     assert why(work) is None
     assert len(top.sent) == 6
 
 
 def test_prefetched_batch_is_not_blamed_for_the_one_before():
-    top = Desktop(slots=1, serviceSeconds={})
+    top = SchedulerScenario(slots=1, serviceSeconds={})
     for _ in range(30):  # it learns how long batches take
         top.take(8)
         top.settle()
         batch = top.sent[-1]
         top.clock.run(top.clock.now + 0.1)
         outputs = [{"y": row_slice.array("x")} for row_slice in batch.row_slices]
-        top.desk.on_batch_end(batch, Completed(outputs, batch.point.name, compute_seconds=0.099))
+        top.scheduler.on_batch_end(batch, Completed(outputs, batch.point.name, compute_seconds=0.099))
         top.settle()
     first, second = top.take(8), top.take(8)
     top.clock.run(top.clock.now + 0.0985)
@@ -265,32 +267,32 @@ def test_prefetched_batch_is_not_blamed_for_the_one_before():
     assert (top.sent[-2].found_idle, ahead.found_idle) == (True, False)
 
     top.slots[0].set_ready_variants(NOTHING)
-    top.desk.refresh_replicas()
+    top.scheduler.refresh_replicas()
     for batch in top.sent[-2:]:
         top.end(batch, ReplicaLost("gone"))
-    assert {row_slice.request: (row_slice.attempts, row_slice.alone) for row_slice in top.desk.queue} == {
+    assert {row_slice.request: (row_slice.attempts, row_slice.alone) for row_slice in top.scheduler.queue} == {
         first: (1, True),
         second: (0, False),
     }
 
 
 def test_batch_of_unready_replica_returns_to_the_queue():
-    top = Desktop()
+    top = SchedulerScenario()
     work = top.take()
     top.settle()
     top.slots[0].set_ready_variants(NOTHING)
-    top.desk.refresh_replicas()
+    top.scheduler.refresh_replicas()
     top.end(top.sent[0], NotReady())
 
-    assert [(row_slice.request, row_slice.attempts) for row_slice in top.desk.queue] == [(work, 0)]
+    assert [(row_slice.request, row_slice.attempts) for row_slice in top.scheduler.queue] == [(work, 0)]
     top.clock.run(9.9)
     assert why(work) is None
     top.clock.run(10.1)
     assert why(work) == "NoReplica"
 
 
-def test_only_the_culprit_of_a_rejected_batch_is_rejected():
-    top = Desktop()
+def test_only_the_invalid_row_of_a_rejected_batch_is_rejected():
+    top = SchedulerScenario()
     works = [top.take(value=value) for value in (1.0, 13.0, 2.0)]
     top.settle()
     top.end(top.sent[0], Rejected("13"))
@@ -307,23 +309,23 @@ def test_only_the_culprit_of_a_rejected_batch_is_rejected():
     [(True, True, "ModelServerError", 3), (True, False, "ModelServerError", 1), (False, True, "NotRepeatable", 1)],
 )
 def test_failed_batch_is_retried_while_retryable(repeatable, again, reason, batches):
-    top = Desktop(repeatable=repeatable)
+    top = SchedulerScenario(repeatable=repeatable)
     work = top.take()
     top.settle()
     while why(work) is None:
         top.end(top.sent[-1], BatchFailed("nonsense", retryable=again))
 
     assert (why(work), len(top.sent)) == (reason, batches)
-    assert top.told[-1] == "nonsense"
+    assert top.stats_calls[-1] == "nonsense"
 
 
 def test_replica_is_free_again_after_malformed_outputs():
-    top = Desktop()
+    top = SchedulerScenario()
     top.take()
     top.settle()
     top.sent[0].row_slices[0].request.owner.on_completed = None
     with pytest.raises(TypeError):
-        top.desk.on_batch_end(top.sent[0], Completed([{}], "default"))
+        top.scheduler.on_batch_end(top.sent[0], Completed([{}], "default"))
 
     assert top.slots[0].free
 
@@ -334,14 +336,14 @@ def test_failing_policy_falls_back_and_is_recorded():
             raise IndexError("two rows")
         return POLICIES["EarliestDeadlineFirst"].decide(view)
 
-    top = Desktop(Policy(fails_at_two_rows), batchSize=4)
+    top = SchedulerScenario(Policy(fails_at_two_rows), batchSize=4)
     works = [top.take(), top.take()]
     top.settle()
     assert [[row_slice.request for row_slice in batch.row_slices] for batch in top.sent] == [works]
-    assert top.told == ["two rows"]
+    assert top.stats_calls == ["two rows"]
     top.end(top.sent[0])
 
     top.take()
     top.settle()
     assert len(top.sent) == 2
-    assert top.told == ["two rows"]
+    assert top.stats_calls == ["two rows"]

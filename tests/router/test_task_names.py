@@ -9,13 +9,13 @@ import pytest
 
 from tests.builders import a_stage
 from tests.router.fakes import FakeReplica, a_pipeline, a_rig
-from tests.router.tasked import NOT_TOLD, a_tasked_pipeline, a_tasked_replica, number_told
+from tests.router.tasked import NO_INDEX, a_tasked_pipeline, a_tasked_replica, echo_task_index
 from trimtab_pipelines.tasks import NO_TASK
 from trimtab_protocol import InferRequest, InferResponse, Tensor
 from trimtab_router.request.task_names import task_indices_at
 
 TASKS = ("crops", "faces", "", "signs")
-TOLD = "trimtab.stage-0.task"
+TASK_PARAMETER = "trimtab.stage-0.task"
 BY_TASK = {"accuracyByTask": {task: {"value": 0.5, "source": "Declared"} for task in ("crops", "faces", "gone")}}
 
 
@@ -39,11 +39,15 @@ async def test_task_name_selects_the_task_over_both_protocols(optional):
 
             assert status == 200, answer
             assert set(said(answer)) == set(said(over_grpc)) == {number}
-            assert answer.parameters[TOLD] == over_grpc.parameters[TOLD] == request.parameters["trimtab.task"]
+            assert (
+                answer.parameters[TASK_PARAMETER]
+                == over_grpc.parameters[TASK_PARAMETER]
+                == request.parameters["trimtab.task"]
+            )
         _, unnamed, _ = await rig.rest(naming(number=3))
 
     assert said(unnamed) == [3.0]
-    assert TOLD not in unnamed.parameters
+    assert TASK_PARAMETER not in unnamed.parameters
 
 
 async def test_contradicting_task_name_and_index_are_refused():
@@ -131,25 +135,27 @@ async def test_model_without_task_input_serves_its_first_task():
         first = await rig.rest(naming("crops"))
         other = await rig.rest(naming("faces"))
 
-    assert (first[0], first[1].parameters[TOLD], said(first[1])) == (200, "crops", [NOT_TOLD])
+    assert (first[0], first[1].parameters[TASK_PARAMETER], said(first[1])) == (200, "crops", [NO_INDEX])
     assert (other[0], "stage stage-0 has no input 'task'" in other[1]) == (400, True)
 
 
 async def test_names_of_samples_are_no_tasks_of_a_one_task_model():
     plan: dict[str, Any] = {"accuracyByTask": {"odd": 0.6}}
     for facts in (dict, lambda: {"tasks": "default"}):
-        replica = FakeReplica(model=number_told, facts=facts)
+        replica = FakeReplica(model=echo_task_index, facts=facts)
         async with a_rig(a_tasked_pipeline(), {"stage-0": [replica]}, **plan) as rig:
             status, answer, _ = await rig.rest(naming("odd"))
 
-        assert (status, said(answer)) == (200, [NOT_TOLD])
+        assert (status, said(answer)) == (200, [NO_INDEX])
         assert answer.parameters["trimtab.expected_accuracy"] == 0.6
-        assert TOLD not in answer.parameters
+        assert TASK_PARAMETER not in answer.parameters
 
 
 async def test_task_input_is_required_without_known_index():
     async with a_rig(
-        a_tasked_pipeline(optional=False), {"stage-0": [FakeReplica(model=number_told)]}, accuracyByTask={"odd": 0.6}
+        a_tasked_pipeline(optional=False),
+        {"stage-0": [FakeReplica(model=echo_task_index)]},
+        accuracyByTask={"odd": 0.6},
     ) as rig:
         assert "input 'task' is missing" in (await rig.rest(naming("odd")))[1]
         assert "unknown task 'even'" in (await rig.rest(naming("even")))[1]

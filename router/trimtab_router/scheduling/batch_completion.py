@@ -49,7 +49,7 @@ class BatchCompletion:
         stage: the stage.
         queue: receives row slices that are retried.
         stats: receives counts and errors.
-        query_of_death: remembers rows that cost replicas; None if rows cannot be told apart.
+        query_of_death: remembers rows that cost replicas; None if rows cannot be distinguished.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class StreamCut:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The client has gone, and the replica was told to stop."""
+    """The client disconnected, and the generation at the replica was cancelled."""
 
 
 BatchOutcome = Completed | ReplicaLost | NotReady | Rejected | BatchFailed | StreamCut | Cancelled

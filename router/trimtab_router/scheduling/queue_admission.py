@@ -40,7 +40,7 @@ class QueueAdmission:
         latency_model: of the stage.
         generation: of a generation stage; else None.
         drop_policy: of the pipeline.
-        query_of_death: remembers rows that cost replicas; None if rows cannot be told apart.
+        query_of_death: remembers rows that cost replicas; None if rows cannot be distinguished.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ class StageScheduler:
         clock: the clock.
         transport: sends batches; a `StreamingTransport` for a generation stage, an `EmbeddingTransport` for an encoder.
         stats: receives statistics.
-        query_of_death: remembers rows that cost replicas; None if rows cannot be told apart.
+        query_of_death: remembers rows that cost replicas; None if rows cannot be distinguished.
     """
 
     def __init__(

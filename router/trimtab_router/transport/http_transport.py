@@ -122,7 +122,7 @@ class HttpTransport:
     def send(self, batch: Batch, on_end: Callable[[Batch, BatchOutcome], None]) -> None:
         replica = self.replicas[batch.replica.name]
         replica.acquire()
-        request = self._request(batch)  # built now: a request cancelled before it is sent has no inputs left
+        request = self.build_request(batch)  # built now: a request cancelled before it is sent has no inputs left
         if self._stage.encodes:
             self._shares[batch] = EmbeddingShares(replica, batch, request.id, self._tasks)
         _spawn(self._deliver(replica, batch, request, on_end), self._tasks)
@@ -185,7 +185,7 @@ class HttpTransport:
     def stream(self, batch: Batch, on_chunk: OnChunk, on_end: Callable[[Batch, BatchOutcome], None]) -> None:
         replica = self.replicas[batch.replica.name]
         replica.acquire()
-        request = self._request(batch)
+        request = self.build_request(batch)
         generation = replica.generate(request, self._hang_seconds, partial(on_chunk, batch))
         if batch.early_prefill:
             self._early_requests[batch] = replica, request.id
@@ -325,7 +325,7 @@ class HttpTransport:
                 self.release(result[EMBEDDINGS_INPUT])
         return shared
 
-    def _request(self, batch: Batch) -> BatchRequest:
+    def build_request(self, batch: Batch) -> BatchRequest:
         slices, point, excluded = batch.row_slices, batch.point, self._excluded_inputs[batch.variant]
         predicted_seconds = point.seconds(batch.rows) + max(batch.prefill_seconds, 0.0)
         rows_of = (

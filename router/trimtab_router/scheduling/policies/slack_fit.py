@@ -65,13 +65,13 @@ def _best(view: SchedulerView, head: RowSlice, options: list[_Option], fastest: 
         (
             option
             for option in options
-            if option.fitting == largest and _delays_nobody(view, head, option, fastest.point)
+            if option.fitting == largest and _delays_no_row(view, head, option, fastest.point)
         ),
         fastest,
     )
 
 
-def _delays_nobody(view: SchedulerView, head: RowSlice, option: _Option, fastest: Point) -> bool:
+def _delays_no_row(view: SchedulerView, head: RowSlice, option: _Option, fastest: Point) -> bool:
     """Return whether all rows behind a batch, and a full batch of new rows, can be served in time at the fastest point.
 
     New rows are taken to have as much time in this stage as the most urgent row had on arrival.

@@ -103,7 +103,7 @@ async def test_history_round_trips_through_prometheus(tmp_path: Path):
 
 @needs_prometheus
 async def test_history_of_many_pipelines_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("trimtab_predictor.prometheus_history.MOST_PIPELINE_SECONDS", 3600)
+    monkeypatch.setattr("trimtab_predictor.prometheus_history.MAX_PIPELINE_SECONDS", 3600)
     end = int(time.time()) // BIN_SECONDS * BIN_SECONDS - 60
 
     with prometheus_with(tmp_path, openmetrics(a_load(3 * 3600), end)) as url:

@@ -75,7 +75,7 @@ livenessProbe:
   initialDelaySeconds: 10
   periodSeconds: 10
   timeoutSeconds: 5
-  failureThresscaleDownStabilization: 6
+  failureThreshold: 6
 readinessProbe:
   httpGet: {path: /healthz, port: health}
   periodSeconds: 5

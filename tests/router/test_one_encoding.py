@@ -244,7 +244,7 @@ def threads_of_the_loop(threads):
 
 def running_tasks(function):
     """Number of tasks of the loop that run this coroutine function."""
-    return sum(task.get_coro().__qualname__ == function for task in asyncio.all_tasks())
+    return sum(getattr(task.get_coro(), "__qualname__", "") == function for task in asyncio.all_tasks())
 
 
 async def test_retired_encoder_answers_a_pending_question_first():

@@ -137,7 +137,8 @@ def test_discarded_request_frees_rows_and_tensors_at_once():
 
 
 def test_disconnected_clients_do_not_grow_the_queue():
-    queue, callers = a_queue(a_work(deadline=0.5)), WeakSet()
+    queue = a_queue(a_work(deadline=0.5))
+    callers: WeakSet[Any] = WeakSet()
     for _ in range(1000):
         work = a_work(deadline=9.0)
         callers.add(work.owner)

@@ -148,7 +148,7 @@ async def test_mutual_tls_certificates_can_be_replaced(tmp_path):
                 assert answer.json()["outputs"][0]["data"] == [3.0, 4.0, 5.0, 6.0]
                 holder.take(authority, authority)
         logs = tmp_path / "run" / "logs"
-        assert "a new certificate is in use" in (logs / "router.log").read_text()
+        assert "certificate reloaded" in (logs / "router.log").read_text()
         assert "refused: it speaks no TLS" in (logs / f"{endpoint.name}.log").read_text()
         assert local.faults == []
         other = Authority(tmp_path / "other", "other").begin()

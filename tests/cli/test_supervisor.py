@@ -205,8 +205,8 @@ def up(tmp_path: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[str]
     plan = write_plan(tmp_path / "given.json", echo_plan())
     command = [str(Path(sys.executable).with_name("trimtab")), "up", str(pipeline), "--plan", str(plan)]
     command += ["--rest-port", "0", "--grpc-port", "0", "--admin-port", "0", *arguments]
-    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
-    (tmp_path / "tmp").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "t")}
+    (tmp_path / "t").mkdir()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
     try:
         assert process.stdout is not None
@@ -245,7 +245,7 @@ def test_interrupt_ends_all_processes(tmp_path: Path) -> None:
     assert process.returncode == 0, output
     assert "requests received" in output
     assert_gone(below)
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert list((tmp_path / "t").iterdir()) == []
 
 
 def test_kill_leaves_only_the_record(tmp_path: Path) -> None:

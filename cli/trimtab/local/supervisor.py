@@ -398,7 +398,8 @@ class Supervisor:
                 CALM_POLL_SECONDS if calm else BUSY_POLL_SECONDS, self.replica_manager.next_start_at - time.monotonic()
             )
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), max(pause, 0.01))
+                async with asyncio.timeout(max(pause, 0.01)):  # wait_for may swallow a cancellation (Python 3.11)
+                    await self._changed.wait()
 
     def _serving(self) -> Mapping[str, str]:
         stages = self.state.stages.items() if self.state else ()

@@ -23,6 +23,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.first_week.stranger import Up, up
+from benchmarks.live_page import recorded_seconds
 from trimtab.app import run_reporting_errors
 from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 from trimtab_pipelines.result_line import ResultLine, threshold
@@ -121,14 +122,10 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 
 def _look(served: Up) -> int:
-    """Look at the live page; returns the bytes it told, 0 where nothing is recorded yet."""
-    try:
-        with urllib.request.urlopen(f"{served.page}parts", timeout=30) as answer:  # noqa: S310
-            return len(answer.read())
-    except urllib.error.HTTPError as error:
-        if error.code != 503:
-            raise
-        return 0
+    """Fetch the live page; return its size in bytes, 0 if nothing is recorded yet."""
+    with urllib.request.urlopen(served.page, timeout=30) as response:  # noqa: S310
+        page = response.read()
+    return len(page) if recorded_seconds(page.decode()) else 0
 
 
 def _changes(folder: Path) -> int:

@@ -8,6 +8,7 @@ import httpx
 
 from benchmarks.cluster.observing import NotYetError, Watched, until
 from benchmarks.cluster.setting import TOOLS, CommandError
+from benchmarks.live_page import charts_of
 
 SHOWN_SECONDS = 30.0
 _TOLD = "live page: "
@@ -31,7 +32,7 @@ async def charts_shown(watched: Watched) -> int:
     try:
         async with asyncio.timeout(SHOWN_SECONDS), httpx.AsyncClient() as client:
             url = await _told(page)
-            shown = await until(lambda: _charts(client, f"{url}parts"), "a chart", SHOWN_SECONDS)
+            shown = await until(lambda: _charts(client, url), "a chart", SHOWN_SECONDS)
             return int(shown)
     except (TimeoutError, NotYetError):
         return 0
@@ -50,6 +51,5 @@ async def _told(page: asyncio.subprocess.Process) -> str:
     raise CommandError(f"trimtab dashboard ended: {' '.join(said)}")
 
 
-async def _charts(client: httpx.AsyncClient, parts: str) -> int:
-    answer = await client.get(parts)
-    return len(answer.json()["charts"]) if answer.status_code == httpx.codes.OK else 0
+async def _charts(client: httpx.AsyncClient, url: str) -> int:
+    return len(charts_of((await client.get(url)).text))

@@ -14,6 +14,7 @@ from benchmarks.clients.tools import AbsentError
 from benchmarks.first_week.checking import Check, Seen, require
 from benchmarks.first_week.faults import asking
 from benchmarks.first_week.stranger import PATIENCE_SECONDS, Up, a_pipeline, trimtab, until, up
+from benchmarks.live_page import recorded_seconds
 
 BROWSERS = ("chromium", "google-chrome", "chromium-browser")
 MOST_START_SECONDS = 0.5
@@ -56,25 +57,24 @@ def live_page(folder: Path) -> Seen:
         raise AbsentError(f"no browser: {', '.join(BROWSERS)}")
     with up(folder) as served:
         with asking(served):
-            until(lambda: _told(served)["seconds"] >= 5, "five seconds are shown")
+            until(lambda: _shown_seconds(served) >= 5, "five seconds are shown")
             options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'browser'}"]
             command = [browser, *options, "--virtual-time-budget=6000", "--dump-dom", served.page]
             seen = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout
-            before = _told(served)["seconds"]
-            until(lambda: _told(served)["seconds"] > before, "the page grows")
+            before = _shown_seconds(served)
+            until(lambda: _shown_seconds(served) > before, "the page grows")
         done = served.stop()
     require(seen.count("js-plotly-plot") >= 6 and 'data-state="live"' in seen, seen[-500:])
     require(done.code == 0 and (served.folder / "echo.html").exists(), f"{done.code}: {done.output[-300:]}")
     return Seen("drawn, grown, and left as echo.html")
 
 
-def _told(served: Up) -> dict[str, float]:
+def _shown_seconds(served: Up) -> int:
     try:
-        with urllib.request.urlopen(f"{served.page}parts", timeout=30) as answer:  # noqa: S310
-            found: dict[str, float] = json.load(answer)
-            return found
+        with urllib.request.urlopen(served.page, timeout=30) as response:  # noqa: S310
+            return recorded_seconds(response.read().decode())
     except OSError:
-        return {"seconds": -1.0}
+        return -1
 
 
 def a_quick_start(folder: Path) -> Seen:

@@ -1,19 +1,16 @@
 """Live page: the report of a run, refreshed by a real browser."""
 
 import asyncio
-import base64
-import json
 import re
 import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import aiohttp
-import numpy as np
 import pytest
 
+from benchmarks.live_page import charts_of, recorded_seconds
 from tests.cli.runs import a_run, a_sample, plans
 from trimtab import run_record
 from trimtab.local.supervisor import Fault
@@ -43,24 +40,6 @@ async def get(page: LivePage, **headers: str) -> tuple[int, str]:
         return response.status, await response.text()
 
 
-def charts_of(html: str) -> dict[str, Any]:
-    """Parse the charts of a page; raises ValueError for a number that is not JSON."""
-    match = re.search(r"<script type=.application/json. id=.charts.>(.*?)</script>", html, re.DOTALL)
-    assert match is not None
-
-    def reject(constant: str) -> None:
-        raise ValueError(constant)
-
-    charts: dict[str, Any] = json.loads(match[1], parse_constant=reject)
-    return charts
-
-
-def seconds_of(html: str) -> int:
-    """Number of points of the load chart."""
-    x = charts_of(html)["chart-load"]["data"][0]["x"]
-    return len(np.frombuffer(base64.b64decode(x["bdata"]), x["dtype"]))
-
-
 async def test_page_shows_what_is_recorded_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_page, "MIN_RENDER_SECONDS", 0.0)
     recorder, page = start_recorder(tmp_path), LivePage(tmp_path, 0)
@@ -75,7 +54,7 @@ async def test_page_shows_what_is_recorded_so_far(tmp_path: Path, monkeypatch: p
     finally:
         await page.stop()
     assert "No sample is recorded yet" in empty
-    assert [seconds_of(html) for html in (first, second)] == [19, 59]
+    assert [recorded_seconds(html) for html in (first, second)] == [19, 59]
     assert "data-state='live'" in second
     for text in ("Latest plan, 3", "to slow &lt;because&gt;", "replica first-0 ended", "Stage first", "declared"):
         assert text in second
@@ -139,7 +118,7 @@ async def test_browser_refreshes_the_page(tmp_path: Path, monkeypatch: pytest.Mo
         await page.stop()
     header = re.search(r"(\d+) s from", html)
     assert header is not None
-    assert 19 <= seconds_of(html) < int(header[1])
+    assert 19 <= recorded_seconds(html) < int(header[1])
     assert 'data-state="live"' in html
     for text in ("Stage first", "Latest plan, 3", "Requests not answered in time"):
         assert text in html

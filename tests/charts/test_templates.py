@@ -23,7 +23,7 @@ from trimtab_operator.settings import Settings
 from trimtab_pipelines.documents import load_pools
 from trimtab_pipelines.edge_settings import ReplicaIdentity
 
-UPDATE = "TRIMTAB_UPDATE_GOLDENS"
+UPDATE = "TRIMTAB_UPDATE_GOLDEN"
 
 
 @pytest.mark.parametrize("chart", [CHART, KINDS_CHART], ids=lambda chart: chart.name)
@@ -35,7 +35,7 @@ def test_lint_passes(chart: Path):
 
 @pytest.mark.parametrize("values", SETS)
 def test_manifests_match_expected_ones(values: str):
-    """With TRIMTAB_UPDATE_GOLDENS=1 the files are written anew, for a review of their difference."""
+    """With TRIMTAB_UPDATE_GOLDEN=1 the files are written anew, for a review of their difference."""
     golden = VALUES / f"{values}.yaml"
     text = yaml.safe_dump_all([shortened(manifest) for manifest in rendered(values)], sort_keys=False, width=120)
     if os.environ.get(UPDATE):

@@ -35,7 +35,7 @@ from trimtab_pipelines.processes.ready_line import RouterPorts
 from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.envoy.sockets import Sockets
-from trimtab_router.watchers.file_changes import FileStamps, changes
+from trimtab_router.file_changes import FileStamps, changes
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from watchfiles import awatch
-
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_router.envoy.api_keys import HashedKey, ParsedKeys, read_file, read_secret
+from trimtab_router.file_changes import changes
 
 if TYPE_CHECKING:
     from trimtab_kubernetes import Cluster
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SECRET = "Secret"  # noqa: S105 - a kind
-_POLL_MILLISECONDS = 1000
 _MAX_FILE_BYTES = 4 * 2**20
 Use = Callable[[Sequence[HashedKey]], None]
 
@@ -69,15 +67,7 @@ def watch_keys(
 async def watch_file(path: Path, use: Use) -> None:
     """Watch a key file forever. Without the file all keys are rejected."""
     keys, folder = ApiKeys(str(path), use), path.resolve().parent  # noqa: ASYNC240 - once, at the start
-    keys.apply(read_keys(path))
-    async for _ in awatch(
-        folder,
-        recursive=False,
-        step=20,
-        debounce=100,
-        rust_timeout=_POLL_MILLISECONDS,
-        yield_on_timeout=True,
-    ):
+    async for _ in changes(folder):
         keys.apply(read_keys(path))
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping
 
 from aiohttp import web
@@ -19,7 +20,7 @@ READ_SECONDS = 10.0
 """Time limit for a client to read one write, of at most a megabyte, of its response."""
 
 
-class HttpIngress:
+class HttpIngress(ABC):
     """HTTP handler over a router: error responses, and connections of a terminating router."""
 
     def __init__(self, router: Router) -> None:
@@ -45,16 +46,17 @@ class HttpIngress:
             log.exception("%s %s failed", printable(request.method, 100), printable(request.path, 200))
             return self.refuse(request, failure("InternalError", "the request failed", request_id(request)))
 
+    @abstractmethod
     async def route(self, request: web.BaseRequest) -> web.StreamResponse:
-        raise NotImplementedError
+        """Serve a request; a Refusal becomes an error response."""
 
+    @abstractmethod
     def error_body(self, refusal: Refusal) -> object:
         """JSON body of a refusal."""
-        raise NotImplementedError
 
+    @abstractmethod
     def http_error_body(self, status: int, message: str) -> object:
         """JSON body of an error of the HTTP server."""
-        raise NotImplementedError
 
     def refuse(self, request: web.BaseRequest, refusal: Refusal) -> web.Response:
         headers = {REASON_HEADER: refusal.reason}

@@ -13,8 +13,8 @@ from trimtab_pipelines.documents import DocumentError, load_endpoints, load_publ
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.plan_validation import validate_plan
+from trimtab_router.file_changes import FileStamps, changes
 from trimtab_router.router import Router
-from trimtab_router.watchers.file_changes import FileStamps, changes
 
 log = logging.getLogger(__name__)
 

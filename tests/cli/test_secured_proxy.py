@@ -149,7 +149,7 @@ async def test_mutual_tls_certificates_can_be_replaced(tmp_path):
                 holder.take(authority, authority)
         logs = tmp_path / "run" / "logs"
         assert "certificate reloaded" in (logs / "router.log").read_text()
-        assert "refused: it speaks no TLS" in (logs / f"{endpoint.name}.log").read_text()
+        assert "connection refused: it does not use TLS" in (logs / f"{endpoint.name}.log").read_text()
         assert local.faults == []
         other = Authority(tmp_path / "other", "other").begin()
         holder.take(authority, other)  # what the router trusts now did not sign what the replicas show

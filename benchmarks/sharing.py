@@ -10,7 +10,7 @@ from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.pool_allocation import allocate
 from trimtab_adapter.planning.program_builder import build_program
 from trimtab_adapter.solvers.program import TOLERANCE
-from trimtab_pipelines.pool import Pool
+from trimtab_pipelines.shared_capacity import Pool
 
 CORES = 8.0
 STEPS = 24

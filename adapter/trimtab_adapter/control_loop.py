@@ -25,7 +25,7 @@ from trimtab_adapter.tick import Decided, Tick
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.router_state import RecentRequests
-from trimtab_pipelines.shared_machine import Machine
+from trimtab_pipelines.shared_capacity import Machine
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_predictor.forecaster import Forecaster
 

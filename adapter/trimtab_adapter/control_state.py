@@ -15,7 +15,7 @@ from trimtab_adapter.planning.hysteresis import outgrows
 from trimtab_adapter.planning.shared_machine import MachineLoad
 from trimtab_adapter.planning.slowdown_estimate import SlowdownEstimate
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
-from trimtab_pipelines.shared_machine import Machine
+from trimtab_pipelines.shared_capacity import Machine
 
 
 class ControlState:

@@ -13,7 +13,7 @@ import aiohttp
 from trimtab_adapter.observation import Load, ObservationError, State, read_load, read_state
 from trimtab_pipelines.documents import DocumentError, load_machine
 from trimtab_pipelines.router_state import ARRIVALS_PATH, HISTORY_SECONDS, STATE_PATH
-from trimtab_pipelines.shared_machine import Machine
+from trimtab_pipelines.shared_capacity import Machine
 
 log = logging.getLogger(__name__)
 

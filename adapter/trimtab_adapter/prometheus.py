@@ -19,7 +19,7 @@ from trimtab_adapter.observation import MAX_RPS, Load, ObservationError
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.router_metrics import ARRIVALS_PEAK_RPS, RECEIVED
 from trimtab_pipelines.router_state import HISTORY_SECONDS
-from trimtab_predictor.downsampled_history import BIN_SECONDS, seconds_of_bins
+from trimtab_predictor.load_history import BIN_SECONDS, seconds_of_bins
 
 STALE_SECONDS = 30.0
 """Two of Prometheus's usual scrape intervals."""

@@ -21,9 +21,9 @@ from rich.table import Table
 from benchmarks.forecast.judge import AS_RECORDED, KNOWN_RATE, SERVED, Judge, Load, Moments, by_shape, rebuilt
 from trimtab.app import run_reporting_errors
 from trimtab_pipelines.result_line import ResultLine, threshold
-from trimtab_predictor.accuracy import smape
 from trimtab_predictor.context import MEMORY_SECONDS
 from trimtab_predictor.evaluate import LSTM_OVER_AR, STRIDE_SECONDS, require_enough, scaled_load, split
+from trimtab_predictor.forecaster import smape
 from trimtab_predictor.lstm import QUANTILES, SHIPPED_WEIGHTS, LstmForecaster, LstmWeights
 from trimtab_predictor.trace import TraceError, read_trace
 from trimtab_predictor.windows import cut_windows

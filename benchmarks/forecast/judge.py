@@ -9,13 +9,12 @@ from numpy.typing import NDArray
 
 from benchmarks.forecast.shapes import RULES, drawn, excerpts
 from trimtab_adapter.observation import lookback_seconds
-from trimtab_predictor.accuracy import smape
 from trimtab_predictor.context import load_context
-from trimtab_predictor.downsampled_history import seconds_of_bins
 from trimtab_predictor.evaluate import STRIDE_SECONDS, ar_forecaster, scaled_load
 from trimtab_predictor.fallback_forecaster import FallbackForecaster
 from trimtab_predictor.features import BIN_SECONDS, HISTORY_SECONDS
-from trimtab_predictor.forecaster import HORIZON_SECONDS
+from trimtab_predictor.forecaster import HORIZON_SECONDS, smape
+from trimtab_predictor.load_history import seconds_of_bins
 from trimtab_predictor.lstm import QUANTILES, LstmForecaster, LstmWeights, forecast_quantiles
 from trimtab_predictor.windows import WINDOW_SECONDS, cut_windows
 

@@ -23,7 +23,7 @@ from trimtab_model_servers.data_port import DataPort
 from trimtab_model_servers.model_registry import ModelRegistry
 from trimtab_pipelines.image_tokens import ImageTokens, OneTile
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.processes.ready_line import ReplicaPorts, print_ready_line
+from trimtab_pipelines.processes.child_process import ReplicaPorts, print_ready_line
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,7 @@ from trimtab_model_servers.settings import write_model_folder
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.processes.child_process import ChildProcess
-from trimtab_pipelines.processes.ready_line import ReplicaPorts, RouterPorts
+from trimtab_pipelines.processes.child_process import ChildProcess, ReplicaPorts, RouterPorts
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_protocol.chat.embedding_refs import EncodedImage, blank_image, dump_refs

@@ -16,11 +16,10 @@ from benchmarks.modalities.setting import NONE, Setting, plan_for, slowed
 from trimtab_adapter.simulation.environment import Environment
 from trimtab_adapter.simulation.result import SimulationResult
 from trimtab_adapter.simulation.simulator import Scenario, simulate
-from trimtab_pipelines.accuracy_hull import best_mixes
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.request_outcome import OK
-from trimtab_pipelines.shadow_price import row_options
+from trimtab_pipelines.shadow_price import best_mixes, row_options
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.request.request_options import RequestOptions
 

@@ -34,7 +34,7 @@ from benchmarks.router.processes import (
     until_ready,
 )
 from trimtab.app import run_reporting_errors
-from trimtab_pipelines.processes.ready_line import RouterPorts
+from trimtab_pipelines.processes.child_process import RouterPorts
 from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_protocol import event_loop
 

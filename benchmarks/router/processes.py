@@ -20,8 +20,7 @@ from trimtab_model_servers.settings import write_model_folder
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.processes.child_process import ChildProcess
-from trimtab_pipelines.processes.ready_line import ReplicaPorts, RouterPorts
+from trimtab_pipelines.processes.child_process import ChildProcess, ReplicaPorts, RouterPorts
 from trimtab_pipelines.spec import InferencePipeline
 
 STAGES = ("first", "second")

@@ -56,7 +56,7 @@ async def request_profiling(
     Raises:
         StartError: there is no such pipeline, profiling failed, or it timed out.
     """
-    from trimtab_kubernetes.times import rfc3339  # noqa: PLC0415 - an extra
+    from trimtab_kubernetes.objects import rfc3339  # noqa: PLC0415 - an extra
 
     await get_pipeline(cluster, namespace, name)
     metadata = {"name": name, "namespace": namespace, "annotations": {PROFILE_ANNOTATION: rfc3339(time.time())}}

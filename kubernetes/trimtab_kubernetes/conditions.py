@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trimtab_kubernetes.objects import Object
-from trimtab_kubernetes.times import rfc3339
+from trimtab_kubernetes.objects import Object, rfc3339
 
 Status = Literal["True", "False", "Unknown"]
 MAX_MESSAGE = 2048

@@ -1,4 +1,8 @@
-"""Errors of the Kubernetes API server."""
+"""Errors of the Kubernetes API server, and backoff after them."""
+
+import random
+
+from trimtab_pipelines.backoff import backoff
 
 
 class ClusterError(Exception):
@@ -47,3 +51,20 @@ def error_for(status: int, message: str, retry_after: str = "") -> ClusterError:
     kind = kinds.get(status, Unreachable if status >= 500 else Rejected)
     asked_seconds = float(retry_after) if kind is Unreachable and retry_after.isdecimal() else 0.0
     return kind(message, status, asked_seconds)
+
+
+class Backoff:
+    """Exponential backoff of one retrying caller, with jitter; respects Retry-After."""
+
+    def __init__(self, initial_seconds: float, max_seconds: float) -> None:
+        self._range = initial_seconds, max_seconds
+        self.reset()
+
+    def reset(self) -> None:
+        """Start over: the next failure is independent."""
+        self._next = backoff(*self._range)
+
+    def next_seconds(self, error: Exception) -> float:
+        """Seconds to wait after an error, with jitter, so that callers do not retry at the same time."""
+        asked_seconds = error.retry_after_seconds if isinstance(error, ClusterError) else 0.0
+        return max(next(self._next) * random.uniform(0.5, 1.0), asked_seconds)  # noqa: S311

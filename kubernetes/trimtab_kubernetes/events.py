@@ -6,8 +6,7 @@ The name of an Event is derived from its reason and decision, so that creating i
 from collections.abc import Mapping
 from typing import Any
 
-from trimtab_kubernetes.objects import Object, fingerprint
-from trimtab_kubernetes.times import rfc3339
+from trimtab_kubernetes.objects import Object, fingerprint, rfc3339
 
 MAX_MESSAGE = 1024
 """Maximum characters of the API server."""

@@ -15,8 +15,7 @@ from typing import Any
 
 from trimtab_kubernetes.client import Cluster
 from trimtab_kubernetes.errors import ClusterError, Conflict
-from trimtab_kubernetes.objects import Object
-from trimtab_kubernetes.times import rfc3339_micro
+from trimtab_kubernetes.objects import Object, rfc3339_micro
 
 log = logging.getLogger(__name__)
 

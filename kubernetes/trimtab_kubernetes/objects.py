@@ -1,8 +1,12 @@
-"""Identity, version and owner of Kubernetes objects."""
+"""Identity, version, owner and timestamps of Kubernetes objects.
+
+Timestamps are RFC 3339 in UTC.
+"""
 
 import hashlib
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 Object = dict[str, Any]
@@ -31,3 +35,18 @@ def owner_reference(owner: Mapping[str, Any]) -> Object:
 def fingerprint(written: object) -> str:
     """Short hash of a value."""
     return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def rfc3339(seconds: float) -> str:
+    """Format Unix seconds as a Time, with whole seconds."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def rfc3339_micro(seconds: float) -> str:
+    """Format Unix seconds as a MicroTime, as used in Leases."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def parse_rfc3339(written: str) -> float:
+    """Parse a timestamp into Unix seconds."""
+    return datetime.fromisoformat(written).timestamp()

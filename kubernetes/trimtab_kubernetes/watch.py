@@ -10,9 +10,8 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from trimtab_kubernetes.backoff import Backoff
 from trimtab_kubernetes.client import Cluster, Listing
-from trimtab_kubernetes.errors import ClusterError, NotFound, Unreachable
+from trimtab_kubernetes.errors import Backoff, ClusterError, NotFound, Unreachable
 from trimtab_kubernetes.kinds import Kind
 from trimtab_kubernetes.objects import Key, Object, key_of
 

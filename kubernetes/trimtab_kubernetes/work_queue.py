@@ -5,7 +5,7 @@ import heapq
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
-from trimtab_kubernetes.backoff import Backoff
+from trimtab_kubernetes.errors import Backoff
 
 AnyKey = TypeVar("AnyKey", bound=Hashable)
 INITIAL_BACKOFF_SECONDS = 0.5

@@ -20,7 +20,7 @@ from trimtab_model_servers.settings import write_models
 from trimtab_pipelines.edge_settings import ReplicaIdentity
 from trimtab_pipelines.kubernetes_names import DATA_PORT, MLSERVER_GRPC_PORT, MLSERVER_HTTP_PORT
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.processes.ready_line import ReplicaPorts, print_ready_line
+from trimtab_pipelines.processes.child_process import ReplicaPorts, print_ready_line
 from trimtab_protocol.mutual_tls import InvalidIdentity, MutualTls
 
 TERMINATION_LOG = Path("/dev/termination-log")

@@ -25,8 +25,8 @@ from trimtab_model_servers.logs import LOGGING
 from trimtab_model_servers.model_registry import ModelRegistry, process_registry
 from trimtab_model_servers.ports import ReservedPort
 from trimtab_model_servers.settings import server_settings
+from trimtab_pipelines.processes.child_process import ReplicaPorts
 from trimtab_pipelines.processes.malloc_tuning import retain_freed_memory
-from trimtab_pipelines.processes.ready_line import ReplicaPorts
 from trimtab_protocol import event_loop
 from trimtab_protocol.mutual_tls import MutualTls
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trimtab_kubernetes import Change, Cluster, ClusterError, NotFound
-from trimtab_kubernetes.backoff import Backoff
+from trimtab_kubernetes.errors import Backoff
 from trimtab_kubernetes.objects import Key
 from trimtab_kubernetes.work_queue import WorkQueue
 from trimtab_operator.applier import Applier

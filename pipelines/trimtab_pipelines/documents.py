@@ -15,11 +15,10 @@ from pydantic import BaseModel, ValidationError
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.errors import UserError
-from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.pool import Pools
+from trimtab_pipelines.plan import PipelinePlan, idle_stages
 from trimtab_pipelines.profile import ModelProfile, profiles_by_stage
 from trimtab_pipelines.quantity import AS_WRITTEN
-from trimtab_pipelines.shared_machine import Machine
+from trimtab_pipelines.shared_capacity import Machine, Pools
 from trimtab_pipelines.spec import InferencePipeline
 
 log = logging.getLogger(__name__)
@@ -77,6 +76,22 @@ def parse_plan(content: object, where: str) -> PipelinePlan:
         _remove_field(supported, path)
     plan = parse(PipelinePlan, supported, where)
     _log_unknown_fields(", ".join(sorted({".".join(map(str, path)) for path in unknown})))
+    return plan
+
+
+def validate_plan(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePlan:
+    """Return the plan if it fits the pipeline; DocumentError names the field that does not."""
+    if plan.spec.pipeline != pipeline.name:
+        raise DocumentError(f"spec.pipeline: the plan is for {plan.spec.pipeline!r}, not for {pipeline.name!r}")
+    for stage in pipeline.spec.stages:
+        try:
+            planned = plan.spec.stage(stage.name)
+            for point in planned.points:
+                stage.variant(planned.variant).point(point.name)
+        except KeyError as error:
+            raise DocumentError(f"spec.stages: {error.args[0]}") from error
+        if not planned.replicas and stage.name not in idle_stages(plan, pipeline.spec):
+            raise DocumentError(f"spec.stages: {stage.name} has 0 replicas, but another stage reads its outputs")
     return plan
 
 

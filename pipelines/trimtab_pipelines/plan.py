@@ -9,6 +9,7 @@ from trimtab_pipelines.escalation import MAX_ESCALATIONS, EscalationPlan
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.quantity import Cores, Fraction
 from trimtab_pipelines.resource import Model, Name, Resource, is_empty, require_unique
+from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import TensorName
 
@@ -274,3 +275,12 @@ class PipelinePlan(Resource):
 
     kind: Literal["PipelinePlan"] = "PipelinePlan"
     spec: PipelinePlanSpec
+
+
+def idle_stages(plan: PipelinePlan, spec: InferencePipelineSpec) -> frozenset[str]:
+    """Stages without traffic under a plan: encoder stages whose generation stage runs a colocated encoder."""
+    return frozenset(
+        encoder
+        for writer, encoder in spec.encoders.items()
+        if spec.stage(writer).variant(plan.spec.stage(writer).variant).colocated
+    )

@@ -5,13 +5,13 @@ used between and beyond them, bounded by the neighbouring measurements.
 """
 
 import math
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from trimtab_pipelines.prefill_time import prefill_seconds
 from trimtab_pipelines.quantity import Cores
 from trimtab_pipelines.resource import Model, Name, Resource, is_empty
 from trimtab_pipelines.variants import ParameterValue
@@ -76,6 +76,27 @@ class LatencyCurve(Model):
             measurements=tuple(_with_row_seconds(measurement, row_seconds) for measurement in self.measurements),
             fit=self.fit.model_copy(update={"linear": self.fit.linear + row_seconds}),
         )
+
+
+def prefill_seconds(measured: Mapping[int, float], tokens: float) -> float:
+    """Time to first token of a prompt on an otherwise idle replica.
+
+    Interpolates linearly between measured lengths. Below the shortest it returns the shortest's time; beyond the
+    longest it extrapolates from the last two.
+
+    Args:
+        measured: seconds by number of tokens; 0 is returned if it is empty.
+        tokens: of the prompt.
+    """
+    lengths = sorted(measured)
+    if not lengths:
+        return 0.0
+    index = bisect_left(lengths, tokens)
+    if index == 0 or len(lengths) == 1:
+        return measured[lengths[0]]
+    low, high = lengths[min(index, len(lengths) - 1) - 1], lengths[min(index, len(lengths) - 1)]
+    slope = (measured[high] - measured[low]) / (high - low)
+    return max(measured[low] + slope * (tokens - low), 0.0)
 
 
 class ChatProfile(Model):

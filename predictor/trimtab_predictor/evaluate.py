@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_pipelines.result_line import ResultLine, threshold
-from trimtab_predictor.accuracy import smape
 from trimtab_predictor.features import BIN_SECONDS, BINS
-from trimtab_predictor.forecaster import HORIZON_SECONDS
+from trimtab_predictor.forecaster import HORIZON_SECONDS, smape
 from trimtab_predictor.lstm import SHIPPED_WEIGHTS, LstmWeights, forecast_peaks
 from trimtab_predictor.trace import TraceError, read_trace
 from trimtab_predictor.windows import WINDOW_SECONDS, Windows, cut_windows, thicken, thin

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trimtab_predictor.accuracy import smape
-from trimtab_predictor.forecaster import HORIZON_SECONDS, Forecast, check_history, reactive
+from trimtab_predictor.forecaster import HORIZON_SECONDS, Forecast, check_history, reactive, smape
 from trimtab_predictor.load_history import LoadHistory
 from trimtab_predictor.lstm import SHIPPED_WEIGHTS, LstmForecaster, LstmWeights, WeightsError
 

@@ -1,4 +1,4 @@
-"""Forecaster interface, and the two forecasters that need no training.
+"""Forecaster interface, the error measure, and the two forecasters that need no training.
 
 All forecast the peak requests per second over the next 20 seconds, so that experiments and the adapter exchange
 forecasters by one line.
@@ -93,6 +93,21 @@ def check_history(history_rps: ArrayLike) -> NDArray[np.float64]:
             f"0 to {MAX_RPS:g}, or NaN if not measured, are valid"
         )
     return history
+
+
+def smape(forecast_rps: ArrayLike, actual_rps: ArrayLike) -> float:
+    """The symmetric mean absolute percentage error as a fraction, 0 (perfect) to 2.
+
+    mean over i of 2·|f_i − a_i| / (|f_i| + |a_i|), pair by pair; a pair of zeros counts as 0.
+
+    Raises:
+        ValueError: shapes differ (numpy would silently compare all pairs), or there is nothing to compare.
+    """
+    forecast, actual = np.asarray(forecast_rps, np.float64), np.asarray(actual_rps, np.float64)
+    if forecast.shape != actual.shape or forecast.ndim != 1 or not forecast.size:
+        raise ValueError(f"SMAPE needs two equally long rows, not shapes {forecast.shape} and {actual.shape}")
+    size = np.abs(forecast) + np.abs(actual)
+    return float(np.mean(2 * np.abs(forecast - actual) / np.where(size > 0, size, 1.0)))
 
 
 class ReactiveForecaster:

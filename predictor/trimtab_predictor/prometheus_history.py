@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_pipelines.router_metrics import ARRIVALS_PEAK_RPS, RECEIVED
-from trimtab_predictor.downsampled_history import BIN_SECONDS, seconds_of_bins
+from trimtab_predictor.load_history import BIN_SECONDS, seconds_of_bins
 from trimtab_predictor.trace import MAX_RPS
 
 MAX_PIPELINE_SECONDS = 12_000_000

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_kubernetes import Cluster, ClusterError
-from trimtab_kubernetes.times import rfc3339
+from trimtab_kubernetes.objects import rfc3339
 from trimtab_pipelines.result_line import ResultLine, threshold
-from trimtab_predictor.accuracy import smape
+from trimtab_predictor.forecaster import smape
 from trimtab_predictor.lstm import LstmWeights, WeightsError, forecast_peaks
 from trimtab_predictor.prometheus_history import PrometheusHistory, PrometheusHistoryError, read_histories
 from trimtab_predictor.trace import TraceError

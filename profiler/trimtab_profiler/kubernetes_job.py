@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from trimtab_kubernetes import Cluster, ClusterError, Rejected
-from trimtab_kubernetes.backoff import Backoff
+from trimtab_kubernetes.errors import Backoff
 from trimtab_kubernetes.objects import Object, owner_reference
 from trimtab_pipelines.kubernetes_names import MANAGED_BY, PIPELINE_LABEL, PROFILER_MANAGER, profile_name
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, ProfileTask, profile_tasks
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_profiler.hardware import usable_cores
+from trimtab_profiler.identity import usable_cores
 from trimtab_profiler.profile import ProfileOptions, Progress, profile
 
 log = logging.getLogger(__name__)

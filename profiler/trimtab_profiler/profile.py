@@ -28,10 +28,9 @@ from trimtab_pipelines.variants import Variant
 from trimtab_profiler import chat_profile, inputs
 from trimtab_profiler.base_allocation import base_allocation, stage_slo_seconds
 from trimtab_profiler.fit import fit_latency
-from trimtab_profiler.hardware import this_machine, usable_cores
+from trimtab_profiler.identity import model_identity, this_machine, usable_cores
 from trimtab_profiler.measure import FULL, QUICK, Batch, Effort, Samples, measure_round
 from trimtab_profiler.measurement_grid import GridPoint, grid, scale_to_cores
-from trimtab_profiler.model_identity import model_identity
 from trimtab_profiler.replica import BatchRejected, Replica, running_replica
 
 ROWS = 64

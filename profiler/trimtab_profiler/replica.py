@@ -7,8 +7,7 @@ from pathlib import Path
 
 from trimtab_model_servers.settings import write_model_folder
 from trimtab_pipelines.errors import OperationFailed
-from trimtab_pipelines.processes.child_process import ChildProcess, StartError
-from trimtab_pipelines.processes.ready_line import ReplicaPorts
+from trimtab_pipelines.processes.child_process import ChildProcess, ReplicaPorts, StartError
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, InferResponse, ProtocolError, Tensor, rest
 from trimtab_protocol.extensions import OPERATING_POINT

@@ -1,4 +1,4 @@
-"""`ProtocolError`: an invalid message.
+"""`ProtocolError`: an invalid message, such as an `InvalidChat`.
 
 Servers map it to INVALID_ARGUMENT or 400; clients raise it if a server's response is invalid.
 """
@@ -14,3 +14,23 @@ class ProtocolError(ValueError):
 
     def __init__(self, text: str) -> None:
         super().__init__(printable(text))
+
+
+class InvalidChat(ProtocolError):
+    """A chat request cannot be served.
+
+    Args:
+        text: names the error and the valid form.
+        param: the invalid field, if there is a single one.
+        code: stable code for programs (`invalid_image`), or None.
+    """
+
+    def __init__(self, text: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(text)
+        self.param = param
+        self.code = code
+
+
+def not_supported(field: str, advice: str) -> InvalidChat:
+    """Error for a field that is not supported."""
+    return InvalidChat(f"{field} is not supported; {advice}", param=field, code="unsupported_parameter")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.edge_settings import EdgeSettings
-from trimtab_pipelines.processes.ready_line import RouterPorts, print_ready_line
+from trimtab_pipelines.processes.child_process import RouterPorts, print_ready_line
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol.http_client import Tls
 from trimtab_protocol.mutual_tls import InvalidIdentity, MutualTls

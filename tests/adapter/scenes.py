@@ -11,8 +11,8 @@ from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_va
 from trimtab_adapter.planning.decide import PlanningInputs, build_plan, decide, planning_problem
 from trimtab_adapter.planning.pool_allocation import PlanRequest, allocate
 from trimtab_pipelines.plan import Expectation, ForecastRecord, PipelinePlan
-from trimtab_pipelines.pool import Pool
 from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.shared_capacity import Pool
 from trimtab_pipelines.spec import InferencePipeline
 
 VARIANTS = ("light", "middle", "heavy")

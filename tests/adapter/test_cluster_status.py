@@ -14,7 +14,7 @@ from trimtab_adapter.observation import Load
 from trimtab_adapter.tick import Tick
 from trimtab_kubernetes import Cluster
 from trimtab_kubernetes.events import MAX_MESSAGE
-from trimtab_kubernetes.times import rfc3339
+from trimtab_kubernetes.objects import rfc3339
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.router_state import RecentRequests
 

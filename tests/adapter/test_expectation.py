@@ -5,8 +5,7 @@ import pytest
 from tests.adapter.test_allowed_points import SECONDS, planned
 from tests.adapter.test_escalation import POINTS, STAGE
 from trimtab_adapter.planning.latency import sustained_load_rps
-from trimtab_pipelines.accuracy_hull import best_mix
-from trimtab_pipelines.shadow_price import BUSY_SHARE
+from trimtab_pipelines.shadow_price import BUSY_SHARE, best_mix
 
 ONE_CORE = {"objective": {"goal": "MaxAccuracy"}, "budget": {"cores": "1"}}
 

@@ -15,7 +15,7 @@ from trimtab_adapter.planning.program_builder import build_program
 from trimtab_adapter.solvers.time_limit import time_limit
 from trimtab_pipelines.documents import DocumentError, load_pools
 from trimtab_pipelines.plan import ForecastRecord
-from trimtab_pipelines.pool import Pool
+from trimtab_pipelines.shared_capacity import Pool
 
 ANTIPHASE = ((20.0, 300.0), (150.0, 150.0), (300.0, 20.0))
 

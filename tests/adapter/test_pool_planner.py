@@ -16,8 +16,8 @@ from trimtab_adapter.planning.pool_allocation import PlanRequest
 from trimtab_adapter.planning.pool_ledger import plan_resources
 from trimtab_adapter.planning.pool_planner import PoolPlanner
 from trimtab_pipelines.plan import Expectation, ForecastRecord
-from trimtab_pipelines.pool import Pool
 from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.shared_capacity import Pool
 
 POOL = Pool(cores=8.0)
 

@@ -15,7 +15,7 @@ from trimtab_adapter.planning.relaxation import solve_or_relax
 from trimtab_adapter.solvers.interface import SolverUnavailable
 from trimtab_adapter.solvers.registry import SOLVERS
 from trimtab_pipelines.plan import ForecastRecord
-from trimtab_pipelines.pool import Pool
+from trimtab_pipelines.shared_capacity import Pool
 
 VARIANTS = ("light", "middle", "heavy", "on-gpu")
 PROFILES = [

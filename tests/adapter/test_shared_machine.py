@@ -12,7 +12,7 @@ from trimtab_adapter.control_state import ControlState
 from trimtab_adapter.planning.decide import PlanningInputs, decide, planning_problem
 from trimtab_adapter.planning.shared_machine import MachineLoad
 from trimtab_pipelines.plan import ForecastRecord
-from trimtab_pipelines.shared_machine import Machine
+from trimtab_pipelines.shared_capacity import Machine
 
 TWO = {"cores": "2"}
 

@@ -23,8 +23,7 @@ from trimtab_pipelines.accuracy_evidence import AGREEMENT
 from trimtab_pipelines.documents import dump_yaml, load_pipeline, load_plan
 from trimtab_pipelines.processes.child_process import StartError
 from trimtab_pipelines.request_outcome import RequestOutcome
-from trimtab_profiler.hardware import this_machine
-from trimtab_profiler.model_identity import model_identity
+from trimtab_profiler.identity import model_identity, this_machine
 
 LMM_DIGITS = Path(__file__).parents[2] / "pipelines" / "lmm-digits"
 Captured = pytest.CaptureFixture[str]

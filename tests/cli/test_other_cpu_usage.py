@@ -17,7 +17,7 @@ from trimtab.local.supervisor import ADAPTER_NICENESS, Setup, Supervisor
 from trimtab_adapter.load_sources import read_machine_load
 from trimtab_pipelines.documents import dump_yaml, load_machine
 from trimtab_pipelines.processes.sched_slice import MAX_SLICE_SECONDS
-from trimtab_pipelines.shared_machine import Machine
+from trimtab_pipelines.shared_capacity import Machine
 
 BURNS = "while True: pass"
 

@@ -12,7 +12,7 @@ from trimtab.local import profile_cache
 from trimtab.local.profile_cache import find_profile
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_profiler.hardware import this_machine
+from trimtab_profiler.identity import this_machine
 
 
 @pytest.mark.parametrize("package", ["trimtab", "torch"])

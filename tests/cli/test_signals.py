@@ -14,7 +14,7 @@ from tests.cli.pipelines import write_echo_pipeline
 from tests.cli.test_supervisor import PATIENCE_SECONDS, assert_gone, up
 from tests.loadtester.fake_pipeline import FakePipeline, a_pipeline, rest_server
 from trimtab_pipelines.documents import dump_yaml
-from trimtab_profiler.hardware import this_machine
+from trimtab_profiler.identity import this_machine
 
 LOAD = ("--load", "constant:5", "--duration", "60")
 

@@ -9,7 +9,7 @@ import pytest
 
 from trimtab_kubernetes import Cluster, Conflict, Unreachable
 from trimtab_kubernetes.lease import Lease, Timing, leader_election
-from trimtab_kubernetes.times import rfc3339_micro
+from trimtab_kubernetes.objects import rfc3339_micro
 
 QUICK = Timing(lease_duration_seconds=1, renew_deadline_seconds=0.5, retry_period_seconds=0.05)
 

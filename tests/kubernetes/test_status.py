@@ -4,8 +4,7 @@ from typing import Any
 
 from trimtab_kubernetes.conditions import MAX_MESSAGE, conditions, failing, ok
 from trimtab_kubernetes.events import event
-from trimtab_kubernetes.objects import owner_reference
-from trimtab_kubernetes.times import parse_rfc3339, rfc3339, rfc3339_micro
+from trimtab_kubernetes.objects import owner_reference, parse_rfc3339, rfc3339, rfc3339_micro
 
 NOW = 1_700_000_000.25
 PIPELINE: dict[str, Any] = {

@@ -8,7 +8,7 @@ import aiohttp
 import grpc
 import numpy as np
 
-from trimtab_pipelines.processes.ready_line import ReplicaPorts
+from trimtab_pipelines.processes.child_process import ReplicaPorts
 from trimtab_protocol import InferRequest, InferResponse, RequestedOutput, Tensor, grpc_messages
 from trimtab_protocol.rest import HEADER_LENGTH, decode_response, encode_request
 

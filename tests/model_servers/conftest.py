@@ -15,7 +15,7 @@ import pytest
 
 from tests.builders import a_pipeline, a_stage, a_variant
 from trimtab_model_servers.settings import write_model_folder
-from trimtab_pipelines.processes.ready_line import ReplicaPorts
+from trimtab_pipelines.processes.child_process import ReplicaPorts
 
 SLOW_SECONDS = 0.6
 

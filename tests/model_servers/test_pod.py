@@ -18,7 +18,7 @@ from tests.ports import held_port
 from tests.router.envoy.identities import Holder
 from tests.router.envoy.openssl import Authority
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES, ModelSpec, model_spec
-from trimtab_pipelines.processes.ready_line import ReplicaPorts
+from trimtab_pipelines.processes.child_process import ReplicaPorts
 from trimtab_protocol.mutual_tls import MutualTls
 
 NOWHERE = json.dumps({"certificate": "/nowhere/tls.crt", "key": "/nowhere/tls.key", "ca": "/nowhere/ca.crt"})

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from trimtab_pipelines.confidence import (
+from trimtab_pipelines.escalation import MAX_ESCALATIONS
+from trimtab_pipelines.escalation_thresholds import (
     ConfidenceSample,
     PairedConfidence,
     escalation_curve,
@@ -11,7 +12,6 @@ from trimtab_pipelines.confidence import (
     evaluate_threshold,
     safe_threshold,
 )
-from trimtab_pipelines.escalation import MAX_ESCALATIONS
 
 
 def a_sample(rng, rows, shift=0.0):

@@ -8,11 +8,10 @@ from tests.builders import a_point_profile, a_variant
 from tests.router.chats import a_chat_pipeline, a_writer
 from tests.router.disaggregated import an_encoder
 from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline, a_choosing_writer, laid_out
-from trimtab_pipelines.documents import DocumentError
+from trimtab_pipelines.documents import DocumentError, validate_plan
 from trimtab_pipelines.model_spec import model_spec
-from trimtab_pipelines.plan_validation import idle_stages, validate_plan
-from trimtab_pipelines.prefill_time import prefill_seconds
-from trimtab_pipelines.profile import ChatProfile, LatencyCurve, PointProfile
+from trimtab_pipelines.plan import idle_stages
+from trimtab_pipelines.profile import ChatProfile, LatencyCurve, PointProfile, prefill_seconds
 
 
 def test_each_variant_reads_its_placements_inputs(tmp_path):

@@ -8,12 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trimtab_pipelines.processes.child_process import ChildProcess, StartError
-from trimtab_pipelines.processes.ready_line import RouterPorts
+from trimtab_pipelines.processes.child_process import ChildProcess, RouterPorts, StartError
 
 ANNOUNCING = """
 import sys, time
-from trimtab_pipelines.processes.ready_line import RouterPorts, print_ready_line
+from trimtab_pipelines.processes.child_process import RouterPorts, print_ready_line
 print_ready_line(RouterPorts(7, 8))
 sys.stderr.write("listening")
 time.sleep(600)

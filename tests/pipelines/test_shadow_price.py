@@ -2,9 +2,14 @@
 
 import pytest
 
-from trimtab_pipelines.accuracy_hull import best_mixes
 from trimtab_pipelines.plan import StagePlan
-from trimtab_pipelines.shadow_price import BUSY_SHARE, observed_shadow_price, shadow_price, with_shadow_price
+from trimtab_pipelines.shadow_price import (
+    BUSY_SHARE,
+    best_mixes,
+    observed_shadow_price,
+    shadow_price,
+    with_shadow_price,
+)
 
 POINTS = [(0.001, 0.6), (0.004, 0.7), (0.003, 0.75), (0.01, 0.8)]
 

@@ -2,9 +2,14 @@
 
 import numpy as np
 
-from trimtab_pipelines.confidence import ConfidenceSample, escalations
 from trimtab_pipelines.escalation import Escalation
-from trimtab_pipelines.task_thresholds import PairedAnswers, best_threshold, task_thresholds
+from trimtab_pipelines.escalation_thresholds import (
+    ConfidenceSample,
+    PairedAnswers,
+    best_threshold,
+    escalations,
+    task_thresholds,
+)
 
 
 def of_tasks(seed: int, rows: int) -> dict[str, ConfidenceSample]:

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from trimtab_predictor.accuracy import smape
 from trimtab_predictor.context import MEMORY_SECONDS, PERIODS_SECONDS, Context, load_context, peak_changes
 from trimtab_predictor.fallback_forecaster import shipped_forecaster
+from trimtab_predictor.forecaster import smape
 from trimtab_predictor.load_history import LoadHistory
 from trimtab_predictor.lstm import LstmForecaster, LstmWeights
 from trimtab_router.observability.arrivals import KEPT_SECONDS

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
-from trimtab_predictor.accuracy import smape
 from trimtab_predictor.fallback_forecaster import (
     MAX_WIDENING,
     MIN_FORECASTS,
@@ -17,7 +16,7 @@ from trimtab_predictor.fallback_forecaster import (
     shipped_forecaster,
     widening_factor,
 )
-from trimtab_predictor.forecaster import Forecast, Forecaster, HistoryError, OracleForecaster, ReactiveForecaster
+from trimtab_predictor.forecaster import Forecast, Forecaster, HistoryError, OracleForecaster, ReactiveForecaster, smape
 from trimtab_predictor.lstm import LstmForecaster, LstmWeights
 from trimtab_predictor.trace import Trace
 

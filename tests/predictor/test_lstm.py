@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from trimtab_predictor.accuracy import smape
 from trimtab_predictor.context import MEMORY_SECONDS, Context
 from trimtab_predictor.evaluate import FACTORS, LSTM_OVER_AR, forecast_errors_by_factor, main, split
 from trimtab_predictor.features import FEATURES, WindowFeatures, window_features
+from trimtab_predictor.forecaster import smape
 from trimtab_predictor.lstm import (
     QUANTILES,
     UNITS,

@@ -10,7 +10,7 @@ from tests.profiler.builders import a_pipeline, a_variant
 from trimtab_pipelines.documents import load_pipeline, load_profiles
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.fit import fit_latency
-from trimtab_profiler.hardware import this_machine
+from trimtab_profiler.identity import this_machine
 from trimtab_profiler.measure import Effort
 from trimtab_profiler.profile import ProfileOptions, Progress, fit_errors, profile, write_profiles
 from trimtab_profiler.replica import ProfileError

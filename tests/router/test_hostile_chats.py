@@ -14,7 +14,7 @@ from tests.router.chats import ChatReplica, a_chat, a_chat_pipeline, a_png, data
 from tests.router.fakes import a_rig
 from trimtab_pipelines.chat_settings import ImageLimits
 from trimtab_protocol.chat.chat_parser import decode_images, parse_chat
-from trimtab_protocol.chat.errors import InvalidChat
+from trimtab_protocol.errors import InvalidChat
 
 CHAT = "/v1/chat/completions"
 

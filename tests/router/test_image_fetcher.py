@@ -10,7 +10,7 @@ from aiohttp import web
 
 from tests.router.chats import a_png
 from trimtab_pipelines.chat_settings import ImageLimits
-from trimtab_protocol.chat.errors import InvalidChat
+from trimtab_protocol.errors import InvalidChat
 from trimtab_router.admission.memory_budget import MemoryBudget
 from trimtab_router.ingress import image_fetcher
 from trimtab_router.ingress.image_fetcher import ImageFetcher

@@ -3,8 +3,7 @@
 import pytest
 
 from tests.builders import a_pipeline, a_plan, a_variant
-from trimtab_pipelines.documents import DocumentError
-from trimtab_pipelines.plan_validation import validate_plan
+from trimtab_pipelines.documents import DocumentError, validate_plan
 from trimtab_router.observability.arrivals import KEPT_SECONDS, ArrivalCounter
 from trimtab_router.scheduling.replica_selection import effective_variant, least_loaded, variant_for
 from trimtab_router.scheduling.service_time import MAX_IDLE_DROPS, ServiceTimes, interpolate, wait_for_others

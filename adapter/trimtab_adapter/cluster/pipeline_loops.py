@@ -35,7 +35,7 @@ from trimtab_kubernetes import Change, Cluster
 from trimtab_kubernetes.objects import Key, Object
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.kubernetes_names import router_admin_name
-from trimtab_pipelines.pool import Pool
+from trimtab_pipelines.shared_capacity import Pool
 
 log = logging.getLogger(__name__)
 

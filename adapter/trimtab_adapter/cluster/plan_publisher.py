@@ -13,7 +13,7 @@ from trimtab_adapter.planning.explain import describe_option
 from trimtab_adapter.tick import Tick, actionable_fields
 from trimtab_kubernetes import Cluster, ClusterError, Conflict
 from trimtab_kubernetes.objects import Key, Object, owner_reference
-from trimtab_pipelines.documents import DocumentError, parse_plan
+from trimtab_pipelines.documents import DocumentError, parse_plan, validate_plan
 from trimtab_pipelines.kubernetes_names import (
     ADAPTER_MANAGER,
     ADVISORY_LABEL,
@@ -22,7 +22,6 @@ from trimtab_pipelines.kubernetes_names import (
     advisory_name,
 )
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.plan_validation import validate_plan
 from trimtab_pipelines.spec import InferencePipeline
 
 log = logging.getLogger(__name__)

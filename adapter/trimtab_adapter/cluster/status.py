@@ -11,8 +11,7 @@ from trimtab_adapter.planning.explain import describe_option
 from trimtab_adapter.tick import Tick
 from trimtab_kubernetes.conditions import ConditionState, conditions, failing, ok
 from trimtab_kubernetes.events import event
-from trimtab_kubernetes.objects import Object
-from trimtab_kubernetes.times import rfc3339
+from trimtab_kubernetes.objects import Object, rfc3339
 from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.status import ADAPTER_CONDITIONS, Condition, Decision, InferencePipelineStatus

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.profile_lookup import point_profile, service_ratio
 from trimtab_adapter.solvers.program import Option, Program
-from trimtab_pipelines.accuracy_hull import best_mix
 from trimtab_pipelines.plan import Expectation, StagePlan
-from trimtab_pipelines.shadow_price import row_options, seconds_per_row
+from trimtab_pipelines.shadow_price import best_mix, row_options, seconds_per_row
 
 
 def expectation(

@@ -18,8 +18,8 @@ from trimtab_adapter.planning.relaxation import PlanSolution, solve_or_relax
 from trimtab_adapter.solvers.dominance import undominated
 from trimtab_adapter.solvers.program import TOLERANCE
 from trimtab_adapter.solvers.time_limit import out_of_time
-from trimtab_pipelines.pool import Pool
 from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.shared_capacity import Pool
 from trimtab_pipelines.spec import InferencePipeline
 
 _HALVINGS = 8

@@ -8,7 +8,7 @@ from trimtab_adapter.planning.pool_allocation import PoolDemand
 from trimtab_adapter.planning.relaxation import PlanSolution
 from trimtab_adapter.solvers.program import TOLERANCE
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.pool import Pool
+from trimtab_pipelines.shared_capacity import Pool
 from trimtab_pipelines.spec import InferencePipeline
 
 ResourceAmount = tuple[float, int]

@@ -25,8 +25,8 @@ from trimtab_adapter.planning.pool_ledger import (
 from trimtab_adapter.planning.relaxation import PlanSolution
 from trimtab_adapter.solvers.time_limit import time_limit
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.pool import Pool
 from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.shared_capacity import Pool
 from trimtab_pipelines.spec import InferencePipeline
 
 

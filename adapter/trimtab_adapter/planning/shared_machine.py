@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
 from trimtab_adapter.planning.relaxation import relax, solve_or_relax
-from trimtab_pipelines.shared_machine import Machine
+from trimtab_pipelines.shared_capacity import Machine
 
 OVERSUBSCRIPTION_COST = 1.3
 """Throughput loss of replicas that share cores, besides the cores they lack:

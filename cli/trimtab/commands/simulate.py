@@ -25,8 +25,7 @@ from trimtab_adapter.simulation.result import SimulationResult
 from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_loadtester.arrivals import poisson_arrivals
 from trimtab_loadtester.load_spec import LoadError
-from trimtab_pipelines.documents import DocumentError, load_pipeline, load_plan, load_profiles
-from trimtab_pipelines.plan_validation import validate_plan
+from trimtab_pipelines.documents import DocumentError, load_pipeline, load_plan, load_profiles, validate_plan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.result_line import ResultLine
 from trimtab_pipelines.spec import InferencePipeline

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from trimtab_pipelines.shared_machine import Machine
+from trimtab_pipelines.shared_capacity import Machine
 
 SAMPLE_INTERVAL_SECONDS = 2.0
 WINDOW_SECONDS = 10.0

@@ -11,8 +11,7 @@ from pathlib import Path
 from trimtab_pipelines.documents import DocumentError, load_profiles
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_profiler.hardware import this_machine
-from trimtab_profiler.model_identity import model_identity
+from trimtab_profiler.identity import model_identity, this_machine
 from trimtab_profiler.profile import PROFILE_FILE, OnProgress, ProfileOptions, profile, write_profiles
 
 CACHE_VARIABLE = "TRIMTAB_CACHE"

@@ -15,8 +15,7 @@ from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.edge_settings import ReplicaIdentity
 from trimtab_pipelines.endpoints import Endpoint, Endpoints
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.processes.child_process import last_log_lines
-from trimtab_pipelines.processes.ready_line import ReplicaPorts
+from trimtab_pipelines.processes.child_process import ReplicaPorts, last_log_lines
 from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.spec import InferencePipeline
 

@@ -21,8 +21,7 @@ import psutil
 
 from trimtab.local import replica_main
 from trimtab_pipelines.edge_settings import ReplicaIdentity
-from trimtab_pipelines.processes.child_process import SAFE_PATH
-from trimtab_pipelines.processes.ready_line import ReplicaPorts
+from trimtab_pipelines.processes.child_process import SAFE_PATH, ReplicaPorts
 
 PRELOADED = ["trimtab_model_servers.server", "trimtab.local.replica_main"]
 STOP_TIMEOUT_SECONDS = 10.0

@@ -27,11 +27,16 @@ from trimtab.local.rollout import backoff_seconds
 from trimtab.local.router_client import RouterClient, RouterUnreachable
 from trimtab.local.variant_packing import memory_bytes_per_replica
 from trimtab_model_servers.families.registry import modules_to_preload
-from trimtab_pipelines.documents import DocumentError, load_edge, load_pipeline, load_published_plan, write_json
+from trimtab_pipelines.documents import (
+    DocumentError,
+    load_edge,
+    load_pipeline,
+    load_published_plan,
+    validate_plan,
+    write_json,
+)
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.plan_validation import validate_plan
-from trimtab_pipelines.processes.child_process import ChildProcess, StartError
-from trimtab_pipelines.processes.ready_line import RouterPorts
+from trimtab_pipelines.processes.child_process import ChildProcess, RouterPorts, StartError
 from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.envoy.sockets import Sockets

@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab_kubernetes.objects import Object
-from trimtab_kubernetes.times import parse_rfc3339
+from trimtab_kubernetes.objects import Object, parse_rfc3339
 from trimtab_operator.manifests.routers import PLAN_FILE
-from trimtab_pipelines.documents import DocumentError, parse_plan
+from trimtab_pipelines.documents import DocumentError, parse_plan, validate_plan
 from trimtab_pipelines.kubernetes_names import ADVISORY_LABEL, replica_group_name
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.plan_validation import validate_plan
 from trimtab_pipelines.replica_groups import group_of
 from trimtab_pipelines.rollout import Capacity, Target, total
 from trimtab_pipelines.spec import InferencePipeline

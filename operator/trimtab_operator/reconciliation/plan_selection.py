@@ -8,7 +8,7 @@ more.
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab_kubernetes.times import parse_rfc3339, rfc3339
+from trimtab_kubernetes.objects import parse_rfc3339, rfc3339
 from trimtab_operator.manifests.objects import MODEL_SERVER
 from trimtab_operator.reconciliation.plan_history import RETRY_SECONDS, PlanHistory, plan_capacity, rollout_targets
 from trimtab_operator.reconciliation.pod_state import Problem

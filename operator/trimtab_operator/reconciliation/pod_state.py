@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab_kubernetes.times import parse_rfc3339
+from trimtab_kubernetes.objects import parse_rfc3339
 from trimtab_operator.manifests.pod_spec import GPU_RESOURCE
 from trimtab_pipelines.kubernetes_names import COMPONENT, REPLICA_GROUP_LABEL, STAGE_LABEL
 from trimtab_pipelines.quantity import parse_quantity

@@ -1,9 +1,15 @@
-"""`ChildProcess`: a Trimtab module as a child process with a log file and a reliable stop."""
+"""`ChildProcess`: a Trimtab module as a child process with a log file, a ready line and a reliable stop.
+
+The ready line is one line of JSON with the ports of a router or a replica that has started.
+"""
 
 import asyncio
+import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,13 +17,38 @@ from pydantic import TypeAdapter, ValidationError
 
 from trimtab_pipelines.errors import OperationFailed
 from trimtab_pipelines.processes.parent_death import command_tied_to_parent
-from trimtab_pipelines.processes.ready_line import Ports
 
 LOG_TAIL_BYTES = 2000
 LINE_LIMIT_BYTES = 2**20
 SAFE_PATH = "PYTHONSAFEPATH"
 """Environment variable that keeps Python from importing modules of the working directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterPorts:
+    """Ports of a router; `rest_port` is 0 behind a proxy."""
+
+    rest_port: int
+    admin_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPorts:
+    """Ports of a replica."""
+
+    data_port: int
+    http_port: int
+    grpc_port: int
+
+
+Ports = RouterPorts | ReplicaPorts
 AnyPorts = TypeVar("AnyPorts", bound=Ports)
+
+
+def print_ready_line(ports: Ports) -> None:
+    """Print the ready line on standard output, which the parent process waits for."""
+    sys.stdout.write(json.dumps(asdict(ports)) + "\n")
+    sys.stdout.flush()
 
 
 class StartError(OperationFailed):

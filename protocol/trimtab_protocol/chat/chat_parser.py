@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from trimtab_pipelines.chat_settings import ImageLimits
 from trimtab_protocol import Buffer
 from trimtab_protocol.chat.data_urls import data_url_payload, decode_data_url, extract_data_urls
-from trimtab_protocol.chat.errors import InvalidChat
 from trimtab_protocol.chat.image_header import read_header
 from trimtab_protocol.chat.openai_requests import ChatRequest, parse_chat_request
+from trimtab_protocol.errors import InvalidChat
 
 
 @dataclass(frozen=True, slots=True)

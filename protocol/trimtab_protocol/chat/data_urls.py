@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass
 
 from trimtab_protocol import Buffer
-from trimtab_protocol.chat.errors import InvalidChat
+from trimtab_protocol.errors import InvalidChat
 
 MIN_DATA_URL_BYTES = 256
 """Shorter data URLs are not extracted."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from struct import unpack_from
 from typing import Final
 
-from trimtab_protocol.chat.errors import InvalidChat
+from trimtab_protocol.errors import InvalidChat
 
 MAX_PIXELS: Final = 40_000_000
 """Limit of the model servers."""

@@ -12,7 +12,7 @@ from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from trimtab_pipelines.chat_settings import SCHEME_PORTS, ImageLimits
-from trimtab_protocol.chat.errors import InvalidChat
+from trimtab_protocol.errors import InvalidChat
 
 MAX_URL_CHARACTERS: Final = 4096
 _TRANSLATED = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))

@@ -10,10 +10,9 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trimtab_protocol.chat.errors import InvalidChat
 from trimtab_protocol.chat.image_header import read_header
 from trimtab_protocol.chat.internal_wire import IMAGES, MESSAGES, OPTIONS, Chunk, Event, LastChunk, StreamFailure, Usage
-from trimtab_protocol.errors import ProtocolError
+from trimtab_protocol.errors import InvalidChat, ProtocolError
 from trimtab_protocol.tensors import Array
 
 COMPLETIONS = "/v1/chat/completions"

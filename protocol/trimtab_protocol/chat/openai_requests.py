@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from trimtab_protocol.chat.errors import InvalidChat, not_supported
+from trimtab_protocol.errors import InvalidChat, not_supported
 
 MAX_CHOICES = 8
 MAX_MESSAGES = 1024

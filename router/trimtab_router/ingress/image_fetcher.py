@@ -11,8 +11,8 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from trimtab_pipelines.chat_settings import ImageLimits
-from trimtab_protocol.chat.errors import InvalidChat
 from trimtab_protocol.chat.image_urls import UrlTarget, first_private, parse_target
+from trimtab_protocol.errors import InvalidChat
 from trimtab_router.admission.memory_budget import Reservation
 
 FETCH_SECONDS = 5.0

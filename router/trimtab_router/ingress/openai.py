@@ -18,7 +18,6 @@ from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_protocol.chat import openai_responses
 from trimtab_protocol.chat.chat_parser import ImageInput, decode_images, parse_chat, validate_image_file
-from trimtab_protocol.chat.errors import InvalidChat
 from trimtab_protocol.chat.internal_wire import (
     IMAGES,
     OPTIONS,
@@ -30,6 +29,7 @@ from trimtab_protocol.chat.internal_wire import (
 )
 from trimtab_protocol.chat.openai_requests import ChatRequest
 from trimtab_protocol.chat.openai_responses import Choice, ResponseHeader
+from trimtab_protocol.errors import InvalidChat
 from trimtab_protocol.sanitize import printable
 from trimtab_protocol.tensors import Array
 from trimtab_router.admission.call import Call

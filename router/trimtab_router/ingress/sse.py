@@ -12,10 +12,10 @@ from aiohttp import web
 from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_protocol import InferResponse
 from trimtab_protocol.chat import openai_responses
-from trimtab_protocol.chat.errors import InvalidChat
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
 from trimtab_protocol.chat.openai_requests import ChatRequest
 from trimtab_protocol.chat.openai_responses import KEEP_ALIVE, STREAM_HEADERS, ChunkWriter, ResponseHeader
+from trimtab_protocol.errors import InvalidChat
 from trimtab_router.admission.call import Call
 from trimtab_router.ingress.base import require_timely_read
 from trimtab_router.refusal import Refusal

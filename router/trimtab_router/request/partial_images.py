@@ -19,9 +19,9 @@ from trimtab_protocol.chat.embedding_refs import (
     parse_encoded_image,
     parse_refs,
 )
-from trimtab_protocol.chat.errors import InvalidChat
 from trimtab_protocol.chat.image_header import read_header
 from trimtab_protocol.chat.internal_wire import bytes_tensor, content_id, encoder_of_content
+from trimtab_protocol.errors import InvalidChat
 from trimtab_protocol.tensors import Array
 
 MAX_SIZES = 4096

@@ -7,7 +7,7 @@ from math import exp, log
 
 from trimtab_pipelines.accuracy_evidence import Accuracy, AccuracyBasis
 from trimtab_pipelines.plan import PointPlan, StagePlan, unmeasured_point_plan
-from trimtab_pipelines.prefill_time import prefill_seconds
+from trimtab_pipelines.profile import prefill_seconds
 from trimtab_pipelines.shadow_price import observed_shadow_price
 from trimtab_pipelines.stages import Stage
 from trimtab_router.scheduling.batch_outcomes import Completed

@@ -9,10 +9,9 @@ import logging
 
 from trimtab_kubernetes import Change, Cluster, list_and_watch
 from trimtab_kubernetes.objects import Object
-from trimtab_pipelines.documents import DocumentError, parse_plan
+from trimtab_pipelines.documents import DocumentError, parse_plan, validate_plan
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.kubernetes_names import ADVISORY_LABEL, PIPELINE_LABEL
-from trimtab_pipelines.plan_validation import validate_plan
 from trimtab_router.router import Router
 from trimtab_router.watchers.endpoint_slices import endpoint_names, ready_endpoints
 

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from trimtab_pipelines.documents import DocumentError, load_endpoints, load_published_plan
+from trimtab_pipelines.documents import DocumentError, load_endpoints, load_published_plan, validate_plan
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.plan_validation import validate_plan
 from trimtab_router.file_changes import FileStamps, changes
 from trimtab_router.router import Router
 

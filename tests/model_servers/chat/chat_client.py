@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image as Pillow
 
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.processes.ready_line import ReplicaPorts
+from trimtab_pipelines.processes.child_process import ReplicaPorts
 from trimtab_protocol import InferRequest, InferResponse, Tensor
 from trimtab_protocol.rest import HEADER_LENGTH, decode_response, encode_request
 

@@ -9,7 +9,7 @@ from tests.protocol.chat.test_data_urls import URL, body
 from tests.protocol.chat.test_image_header import a_file
 from trimtab_pipelines.chat_settings import ImageLimits
 from trimtab_protocol.chat.chat_parser import ImageInput, decode_images, parse_chat
-from trimtab_protocol.chat.errors import InvalidChat
+from trimtab_protocol.errors import InvalidChat
 
 BOUNDS = ImageLimits(max_bytes=2**16, max_per_request=2)
 

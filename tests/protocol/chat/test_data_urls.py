@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab_protocol.chat.data_urls import decode_data_url, extract_data_urls
-from trimtab_protocol.chat.errors import InvalidChat
+from trimtab_protocol.errors import InvalidChat
 
 FILE = bytes(range(256)) * 8
 URL = "data:image/png;base64," + base64.b64encode(FILE).decode()

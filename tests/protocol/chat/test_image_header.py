@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_protocol.chat.errors import InvalidChat
 from trimtab_protocol.chat.image_header import read_header
+from trimtab_protocol.errors import InvalidChat
 
 Image = pytest.importorskip("PIL.Image", reason="needs Pillow")
 SIDES = st.integers(1, 300)

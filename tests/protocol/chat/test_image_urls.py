@@ -3,8 +3,8 @@
 import pytest
 
 from trimtab_pipelines.chat_settings import ImageLimits
-from trimtab_protocol.chat.errors import InvalidChat
 from trimtab_protocol.chat.image_urls import is_public, parse_target
+from trimtab_protocol.errors import InvalidChat
 
 BOUNDS = ImageLimits(allowed_domains=("images.example",), trusted_prefixes=("http://minio.models:9000/images/",))
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from trimtab_protocol.chat.errors import InvalidChat
 from trimtab_protocol.chat.internal_wire import chat_tensors, message_values, options_per_choice
 from trimtab_protocol.chat.openai_requests import parse_chat_request
+from trimtab_protocol.errors import InvalidChat
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -7,10 +7,10 @@ import pytest
 from trimtab_model_servers.families.digits_av import SUBSETS, subset_name, variants
 from trimtab_model_servers.families.digits_av.base import strict_pairs
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.training_report import MeasuredPipeline
 from trimtab_training.confidence_fitting import calibration_error
 from trimtab_training.digits_av.dataset import ItemSource
 from trimtab_training.digits_av.evaluate import ScoredItems
+from trimtab_training.training_report import MeasuredPipeline
 
 FOLDER = Path(__file__).parents[3] / "pipelines" / "digits-av"
 RANKING_SLACK = 0.005

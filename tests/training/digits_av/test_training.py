@@ -8,7 +8,6 @@ from tests.training.digits_av.test_dataset import a_recording_file
 from trimtab_model_servers.families.digits_av import SUBSETS, subset_name, variants
 from trimtab_model_servers.families.digits_av.calibration import Calibration, apply_calibration, identity_calibration
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.training_report import MeasuredPipeline
 from trimtab_training.confidence_fitting import best_temperature, calibration_error, fitted_curve
 from trimtab_training.digits_av import train
 from trimtab_training.digits_av.dataset import ItemSource
@@ -16,6 +15,7 @@ from trimtab_training.digits_av.evaluate import ScoredItems, measurement_documen
 from trimtab_training.digits_av.recorded_digits import held_out_speakers, load_recordings
 from trimtab_training.digits_av.train_loops import fit
 from trimtab_training.optimizer import Schedule
+from trimtab_training.training_report import MeasuredPipeline
 
 MANIFEST = """\
 apiVersion: trimtab.dev/v1alpha1

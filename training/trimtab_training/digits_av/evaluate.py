@@ -13,11 +13,11 @@ from trimtab_model_servers.families.digits_av.base import strict_pairs
 from trimtab_model_servers.families.digits_av.calibration import Calibration, apply_calibration, identity_calibration
 from trimtab_model_servers.families.digits_av.variants import Network
 from trimtab_pipelines.accuracy_evidence import measured_accuracy
-from trimtab_pipelines.confidence import ConfidenceSample, PairedConfidence, escalation_curve, escalations
-from trimtab_pipelines.training_report import ConfidenceCurve, MeasuredOn, MeasuredPoint
+from trimtab_pipelines.escalation_thresholds import ConfidenceSample, PairedConfidence, escalation_curve, escalations
 from trimtab_training.confidence_fitting import best_temperature, calibration_error, fitted_curve
 from trimtab_training.digits_av.dataset import Items
 from trimtab_training.digits_av.train_loops import compute_logits
+from trimtab_training.training_report import ConfidenceCurve, MeasuredOn, MeasuredPoint
 
 SHARES: Final = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 ALL: Final = SUBSETS[-1]

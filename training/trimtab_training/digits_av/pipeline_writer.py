@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from trimtab_pipelines.documents import load_pipeline, write_atomically
-from trimtab_pipelines.training_report import MeasuredPipeline
 from trimtab_pipelines.yaml_edit import with_accuracies, with_escalations
+from trimtab_training.training_report import MeasuredPipeline
 
 
 def write_points(path: Path, measured: MeasuredPipeline) -> None:

@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from trimtab_pipelines.accuracy_hull import best_mixes
 from trimtab_pipelines.row_splits import Floats
+from trimtab_pipelines.shadow_price import best_mixes
 from trimtab_router.scheduling.policies.interface import SchedulerView
 from trimtab_router.scheduling.policies.token_batches import CandidateBatch
 from trimtab_router.scheduling.policies.token_options import TokenOptions

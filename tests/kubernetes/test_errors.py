@@ -3,7 +3,7 @@
 import itertools
 
 from trimtab_kubernetes import Unreachable
-from trimtab_kubernetes.backoff import Backoff
+from trimtab_kubernetes.errors import Backoff
 from trimtab_pipelines.backoff import backoff
 
 AWAY = Unreachable("away")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_predictor.downsampled_history import BIN_SECONDS, seconds_of_bins
+from trimtab_predictor.load_history import BIN_SECONDS, seconds_of_bins
 
 BINS = st.lists(
     st.tuples(st.floats(0, 1e6), st.floats(0, 1)).map(lambda pair: (pair[0], pair[0] * max(pair[1], 0.1))), min_size=1

@@ -1,4 +1,4 @@
-"""Pools of cores and GPUs, shared by the pipelines whose `spec.budget.pool` names the pool."""
+"""Capacity that pipelines share: pools of a cluster, or a machine."""
 
 from pydantic import Field
 
@@ -7,7 +7,7 @@ from trimtab_pipelines.resource import Model, Name
 
 
 class Pool(Model):
-    """Limits on what all pipelines of one pool together may request."""
+    """Limits on what the pipelines whose `spec.budget.pool` names the pool may request together."""
 
     cores: Cores = Field(gt=0)
     gpus: int = Field(default=0, ge=0)
@@ -26,3 +26,15 @@ class Pools(Model):
     """The pools of a cluster by name, as in the file given with `--pools`."""
 
     pools: dict[Name, Pool]
+
+
+class Machine(Model):
+    """Cores of the machine, and cores used by other processes than replicas: router, proxy, clients."""
+
+    cores: float = Field(gt=0)
+    other_cores: float = Field(ge=0)
+
+    @property
+    def available_cores(self) -> float:
+        """Cores that replicas can use; at least one."""
+        return max(self.cores - self.other_cores, 1.0)

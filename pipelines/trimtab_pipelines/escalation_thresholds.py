@@ -212,7 +212,7 @@ MIN_GAIN = 0.005
 """Smallest gain in accuracy for which an escalation is recorded."""
 
 
-def escalations(
+def measure_escalations(
     points: Mapping[str, ConfidenceSample], confidence: float = CONFIDENCE
 ) -> dict[str, tuple[Escalation, ...]]:
     """Measured escalations from each point, at thresholds that keep a ladder of accuracy floors.

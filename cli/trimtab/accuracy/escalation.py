@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from trimtab.accuracy.attribution import Choice, PointKey, ReceivedAnswer
-from trimtab_pipelines import escalation_thresholds
 from trimtab_pipelines.escalation import Escalation
-from trimtab_pipelines.escalation_thresholds import ConfidenceSample
+from trimtab_pipelines.escalation_thresholds import ConfidenceSample, measure_escalations
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 
@@ -32,8 +31,7 @@ def escalations(
                 samples[point.name] = sample
         if len(samples) == len(variant.points) > 1:
             by_point |= {
-                (stage.name, variant.name, name): listed
-                for name, listed in escalation_thresholds.escalations(samples).items()
+                (stage.name, variant.name, name): listed for name, listed in measure_escalations(samples).items()
             }
     return by_point
 

@@ -13,7 +13,12 @@ from trimtab_model_servers.families.digits_av.base import strict_pairs
 from trimtab_model_servers.families.digits_av.calibration import Calibration, apply_calibration, identity_calibration
 from trimtab_model_servers.families.digits_av.variants import Network
 from trimtab_pipelines.accuracy_evidence import measured_accuracy
-from trimtab_pipelines.escalation_thresholds import ConfidenceSample, PairedConfidence, escalation_curve, escalations
+from trimtab_pipelines.escalation_thresholds import (
+    ConfidenceSample,
+    PairedConfidence,
+    escalation_curve,
+    measure_escalations,
+)
 from trimtab_training.confidence_fitting import best_temperature, calibration_error, fitted_curve
 from trimtab_training.digits_av.dataset import Items
 from trimtab_training.digits_av.train_loops import compute_logits
@@ -83,7 +88,7 @@ def measurement_document(description: str, samples: Samples) -> MeasuredOn:
         samples=samples[ALL].right.size,
         points=tuple(_point(subset, samples[subset]) for subset in SUBSETS),
         curves=tuple(_curve(fewer, more, samples) for fewer, more in strict_pairs()),
-        escalations=escalations({subset_name(subset): sample for subset, sample in samples.items()}),
+        escalations=measure_escalations({subset_name(subset): sample for subset, sample in samples.items()}),
     )
 
 

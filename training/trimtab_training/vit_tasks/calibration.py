@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trimtab_model_servers.transformer.prompt_selection import prompt_variant
-from trimtab_pipelines import escalation_thresholds
 from trimtab_pipelines.documents import write_atomically
 from trimtab_pipelines.escalation import Escalation
-from trimtab_pipelines.escalation_thresholds import ConfidenceSample
+from trimtab_pipelines.escalation_thresholds import ConfidenceSample, measure_escalations
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.yaml_edit import with_escalations
 from trimtab_training.confidence_fitting import best_temperature, calibration_error
@@ -101,7 +100,7 @@ def _calibration_errors(by_task: ByTask, confidence_of: Callable[[ScoredImages],
 
 def escalations(scored: Mapping[str, ByTask], points: Sequence[OperatingPoint]) -> Escalations:
     """Escalations from each point over all tasks, with thresholds by task."""
-    return escalation_thresholds.escalations({point.name: confidence_sample(scored[point.name]) for point in points})
+    return measure_escalations({point.name: confidence_sample(scored[point.name]) for point in points})
 
 
 def write_escalations(pipeline: Path, variant: str, by_point: Escalations) -> None:

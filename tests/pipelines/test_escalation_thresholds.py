@@ -1,16 +1,19 @@
-"""Confidence thresholds: rows that an escalation retains, and accuracy floors that hold for unseen rows."""
+"""Escalation thresholds: rows that are retained, accuracy floors for unseen rows, and gains by task."""
 
 import numpy as np
 import pytest
 
-from trimtab_pipelines.escalation import MAX_ESCALATIONS
+from trimtab_pipelines.escalation import MAX_ESCALATIONS, Escalation
 from trimtab_pipelines.escalation_thresholds import (
     ConfidenceSample,
+    PairedAnswers,
     PairedConfidence,
+    best_threshold,
     escalation_curve,
-    escalations,
     evaluate_threshold,
+    measure_escalations,
     safe_threshold,
+    task_thresholds,
 )
 
 
@@ -77,7 +80,7 @@ def test_escalation_floors_hold_for_unseen_rows():
         "a": ConfidenceSample(sample.confidence, sample.right, frozenset("a")),
         "av": ConfidenceSample(sample.confidence, sample.right_escalated, frozenset("av")),
     }
-    found = escalations(points)
+    found = measure_escalations(points)
 
     assert found["av"] == ()
     assert len(found["a"]) >= 3
@@ -95,7 +98,7 @@ def test_point_with_other_inputs_is_no_escalation_target():
         "a": ConfidenceSample(sample.confidence, sample.right, frozenset("a")),
         "v": ConfidenceSample(sample.confidence, sample.right_escalated, frozenset("v")),
     }
-    assert escalations(points) == {"a": (), "v": ()}
+    assert measure_escalations(points) == {"a": (), "v": ()}
 
 
 def merged(rng, rows, loses):
@@ -108,7 +111,7 @@ def merged(rng, rows, loses):
 
 def test_point_with_same_inputs_escalates_if_more_accurate():
     found, truth = (merged(np.random.default_rng(seed), rows, 0.1) for seed, rows in ((8, 3000), (9, 400_000)))
-    looks = escalations(found)
+    looks = measure_escalations(found)
 
     assert looks["full"] == ()
     assert {look.to for look in looks["merged"]} == {"full"}
@@ -131,10 +134,8 @@ def test_insignificant_gain_is_no_escalation():
     right[:60], other[60:110], right[60:110] = False, False, True
 
     assert other.mean() - right.mean() == pytest.approx(0.01)
-    assert escalations({"a": ConfidenceSample(confidence, right), "b": ConfidenceSample(confidence, other)}) == {
-        "a": (),
-        "b": (),
-    }
+    samples = {"a": ConfidenceSample(confidence, right), "b": ConfidenceSample(confidence, other)}
+    assert measure_escalations(samples) == {"a": (), "b": ()}
 
 
 def test_escalations_are_limited_per_operating_point():
@@ -142,7 +143,87 @@ def test_escalations_are_limited_per_operating_point():
     confidence = rng.random(4000)
     chance = rng.random(4000)
     points = {f"p{n}": ConfidenceSample(confidence, chance < 0.3 + 0.05 * n + 0.2 * confidence) for n in range(9)}
-    found = escalations(points)
+    found = measure_escalations(points)
 
     assert len({look.to for look in found["p0"]}) == 8
     assert max(len(looks) for looks in found.values()) <= MAX_ESCALATIONS
+
+
+def of_tasks(seed: int, rows: int) -> dict[str, ConfidenceSample]:
+    """`easy` is right where it is certain, and the better point mends the rest; `hard` is never certain nor mended."""
+    rng = np.random.default_rng(seed)
+    easy, hard = rng.random(rows), 0.4 * rng.random(rows)
+    right, chance = easy > 0.2, rng.random(rows) < 0.3
+    tasks = np.repeat(["easy", "hard"], rows)
+    confidence = np.concatenate([easy, hard])
+    better = np.concatenate([right | (rng.random(rows) < 0.9), chance])
+    return {
+        "fast": ConfidenceSample(confidence, np.concatenate([right, chance]), tasks=tasks),
+        "full": ConfidenceSample(confidence, better, tasks=tasks),
+    }
+
+
+def made_right(look: Escalation, seen: dict[str, ConfidenceSample]) -> float:
+    """Accuracy of all rows after escalating those below their task's threshold."""
+    fast, full = seen["fast"], seen["full"]
+    assert fast.tasks is not None
+    below = np.array([look.by_task[task].confidence_below for task in fast.tasks.tolist()])
+    return float(np.where(fast.confidence < below, full.right, fast.right).mean())
+
+
+def test_task_without_gain_is_not_escalated() -> None:
+    found = measure_escalations(of_tasks(1, 2_000))
+    looks, truth = found["fast"], of_tasks(2, 100_000)
+
+    assert found["full"] == ()
+    assert looks
+    for look in looks:
+        assert look.by_task["hard"].confidence_below == look.by_task["hard"].share == 0
+        assert 0.15 < look.by_task["easy"].confidence_below <= 0.25
+        assert look.accuracy_low is not None
+        assert look.accuracy_low <= made_right(look, truth)
+        assert all(one.accuracy_low is not None and one.accuracy_low < one.accuracy for one in look.by_task.values())
+    assert looks[-1].share < 0.13, "a fifth of one of two tasks"
+    mixed = measure_escalations(
+        {name: ConfidenceSample(one.confidence, one.right) for name, one in of_tasks(1, 2_000).items()}
+    )["fast"]
+    assert min(look.share for look in mixed if look.accuracy >= looks[-1].accuracy - 0.01) > 2 * looks[-1].share
+
+
+def test_high_price_escalates_only_least_confident_rows() -> None:
+    confidence = np.arange(100) / 100
+    again = np.arange(100) < 60
+    answers = PairedAnswers(confidence, (np.arange(100) >= 20) & again, again)  # the first twenty are mended
+
+    assert best_threshold(answers, 0.0) == 0.2
+    half = PairedAnswers(confidence, answers.right | (np.arange(100) % 2 == 1), again | (np.arange(100) % 2 == 1))
+    assert best_threshold(half, 0.4) > 0.15
+    assert best_threshold(half, 1.0) == 0.0
+    assert best_threshold(answers.subset(np.zeros(100, bool)), 0.0) == 0.0
+
+
+def test_chance_gains_are_removed_by_cross_fitting() -> None:
+    """Neither point is better; the thresholds that look best on these rows still win a few of them."""
+    won, cross_fitted = [], []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        answers = PairedAnswers(rng.random(200), rng.random(200) < 0.5, rng.random(200) < 0.5)
+        (doubt, *_) = task_thresholds({"one": answers})
+        first = int(answers.right.sum())
+        won.append(answers.hits(doubt["one"].below) - first)
+        cross_fitted.append(doubt["one"].hits - first)
+
+    assert np.mean(won) > 4
+    assert abs(np.mean(cross_fitted)) < 3.5 * np.std(cross_fitted) / 40**0.5
+    assert abs(np.mean(cross_fitted)) < np.mean(won) / 2
+
+
+def test_higher_price_never_escalates_more() -> None:
+    seen = of_tasks(3, 1_000)
+    fast, full = seen["fast"], seen["full"]
+    shares = [
+        doubt["all"].share for doubt in task_thresholds({"all": PairedAnswers(fast.confidence, fast.right, full.right)})
+    ]
+
+    assert shares == sorted(shares, reverse=True)
+    assert len(set(shares)) == len(shares)

@@ -16,11 +16,10 @@ from pathlib import Path
 from trimtab_adapter.config_source import FileConfigSource
 from trimtab_adapter.control_loop import ControlLoop, LoadSources
 from trimtab_adapter.forecasting import PlayedTrace, forecaster_for
-from trimtab_adapter.load_sources import LoadSource, RouterSource, open_session, read_machine_load
+from trimtab_adapter.load_sources import LoadSource, RouterSource, open_session
 from trimtab_adapter.plan_publisher import DecisionLog, FilePlanPublisher
 from trimtab_adapter.prometheus import PrometheusSource, Server, tls_context
 from trimtab_pipelines.documents import DocumentError
-from trimtab_pipelines.processes.niceness import lower_priority
 
 HTTP_TIMEOUT_SECONDS = 2.0
 HEARTBEAT_SECONDS = 1.0
@@ -29,7 +28,6 @@ HEARTBEAT_SECONDS = 1.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line and run until SIGTERM or SIGINT; 2 if the documents are invalid."""
     options = parse(arguments)
-    lower_priority(options.niceness)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s adapter %(levelname)s %(message)s", stream=sys.stderr)
     try:
         if options.cluster:
@@ -67,8 +65,7 @@ async def _adapt(options: argparse.Namespace, config: FileConfigSource) -> None:
         trace = None if options.trace is None else PlayedTrace(options.trace, options.trace_start or time.time())
         forecaster = forecaster_for(pipeline.spec.adaptation, trace)
         heartbeats = asyncio.create_task(_send_heartbeats()) if options.heartbeat else None
-        sources = LoadSources(loads, router, machine=lambda: read_machine_load(options.machine))
-        await ControlLoop(config, publisher, sources, forecaster).run(stop)
+        await ControlLoop(config, publisher, LoadSources(loads, router), forecaster).run(stop)
         if heartbeats is not None:
             heartbeats.cancel()
 
@@ -105,8 +102,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prometheus", help="take the load from this Prometheus instead of the router")
     parser.add_argument("--prometheus-token-file", type=Path, help="bearer token file, read for each query")
     parser.add_argument("--prometheus-ca", type=Path, help="certificate authorities to trust for Prometheus")
-    parser.add_argument("--machine", type=Path, help="file with the CPU usage of other processes on this machine")
-    parser.add_argument("--niceness", type=int, default=0, help="niceness of this process, 0 to 19")
     parser.add_argument("--heartbeat", action="store_true", help="write an empty line to stdout each second")
     parser.add_argument("--trace", type=Path, help="future load for the Oracle forecaster")
     parser.add_argument("--trace-start", type=float, help="Unix time of the trace's first second; default now")

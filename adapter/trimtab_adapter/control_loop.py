@@ -25,7 +25,6 @@ from trimtab_adapter.tick import Decided, Tick
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.router_state import RecentRequests
-from trimtab_pipelines.shared_capacity import Machine
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_predictor.forecaster import Forecaster
 
@@ -44,8 +43,6 @@ class LoadSources:
     loads: LoadSource
     routers: StateSource | None
     check_seconds: Callable[[], float] = lambda: LOAD_CHECK_SECONDS
-    machine: Callable[[], Machine | None] = lambda: None
-    """CPU usage of other processes on a shared machine; None if the machine is not shared or unknown."""
 
 
 class ControlLoop:
@@ -216,7 +213,6 @@ class ControlLoop:
         since_seconds = 0.0 if self._paused else now_seconds - self._forecast_at
         load = await self._sources.loads.load(now_seconds, lookback_seconds(since_seconds))
         self._served = None
-        self._state.observe_machine(self._sources.machine(), load.mean_rps)
         if self._sources.routers is not None:
             try:
                 state = await self._sources.routers.state()

@@ -12,10 +12,8 @@ from trimtab_adapter.observation import (
 from trimtab_adapter.planning.decide import PlanningInputs
 from trimtab_adapter.planning.drift_correction import AccuracyKey, RegisteredAccuracies
 from trimtab_adapter.planning.hysteresis import outgrows
-from trimtab_adapter.planning.shared_machine import MachineLoad
 from trimtab_adapter.planning.slowdown_estimate import SlowdownEstimate
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
-from trimtab_pipelines.shared_capacity import Machine
 
 
 class ControlState:
@@ -29,7 +27,6 @@ class ControlState:
         self._accuracies: dict[AccuracyKey, float] = {}
         self._slowdown = SlowdownEstimate()
         self._registered_accuracies: RegisteredAccuracies = {}
-        self._machine: MachineLoad | None = None
 
     def update(self, state: State) -> None:
         """Update the measurements from the routers' state."""
@@ -43,11 +40,6 @@ class ControlState:
         self._registered_accuracies = state.registered_accuracies
         if state.served is not None:
             self._slowdown = self._slowdown.after(state.served)
-
-    def observe_machine(self, machine: Machine | None, load_rps: float) -> None:
-        """Update the other processes' CPU usage at a load; None keeps the last one."""
-        if machine is not None:
-            self._machine = MachineLoad(machine, load_rps)
 
     def planning_inputs(
         self, forecast: ForecastRecord, current: PipelinePlan | None, now_seconds: float, hold_seconds: float
@@ -65,7 +57,6 @@ class ControlState:
             accuracies=dict(self._accuracies),
             registered_accuracies=self._registered_accuracies,
             slowdown=self._slowdown.factor,
-            machine=self._machine,
         )
 
     def record_decision(self, at_seconds: float, forecast: ForecastRecord | None) -> None:

@@ -1,21 +1,15 @@
 """Load sources: a router's load and state over HTTP. An error becomes an `ObservationError` that names the address."""
 
 import json
-import logging
 import ssl
 from collections.abc import Mapping
 from http import HTTPStatus
-from pathlib import Path
 from typing import Protocol
 
 import aiohttp
 
 from trimtab_adapter.observation import Load, ObservationError, State, read_load, read_state
-from trimtab_pipelines.documents import DocumentError, load_machine
 from trimtab_pipelines.router_state import ARRIVALS_PATH, HISTORY_SECONDS, STATE_PATH
-from trimtab_pipelines.shared_capacity import Machine
-
-log = logging.getLogger(__name__)
 
 MAX_BYTES = 8 * 2**20
 """Six hours of seconds are a hundred kilobytes; a much longer response is invalid."""
@@ -56,17 +50,6 @@ class RouterSource:
 
     async def state(self) -> State:
         return read_state(await get_json(self._session, f"{self._url}{STATE_PATH}"))
-
-
-def read_machine_load(path: Path | None) -> Machine | None:
-    """CPU usage of other processes on this machine, as the supervisor wrote it; None if it cannot be read."""
-    if path is None or not path.exists():
-        return None
-    try:
-        return load_machine(path)
-    except DocumentError as error:
-        log.warning("%s; the last known CPU usage of other processes stays in use", error)
-        return None
 
 
 async def get_json(

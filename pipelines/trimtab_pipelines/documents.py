@@ -18,7 +18,7 @@ from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.plan import PipelinePlan, idle_stages
 from trimtab_pipelines.profile import ModelProfile, profiles_by_stage
 from trimtab_pipelines.quantity import AS_WRITTEN
-from trimtab_pipelines.shared_capacity import Machine, Pools
+from trimtab_pipelines.shared_capacity import Pools
 from trimtab_pipelines.spec import InferencePipeline
 
 log = logging.getLogger(__name__)
@@ -108,10 +108,6 @@ def _remove_field(content: Any, path: tuple[int | str, ...]) -> None:
 
 def load_endpoints(path: Path) -> Endpoints:
     return parse(Endpoints, _read_json_or_yaml(path), str(path))
-
-
-def load_machine(path: Path) -> Machine:
-    return parse(Machine, _read_json_or_yaml(path), str(path))
 
 
 def load_edge(path: Path | None) -> EdgeSettings:

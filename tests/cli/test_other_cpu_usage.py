@@ -3,20 +3,8 @@
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-import psutil
-import pytest
-
-from tests.builders import a_point_profile, a_profile
-from tests.cli.pipelines import echo_pipeline, echo_plan, write_echo_pipeline
-from tests.cli.test_supervisor import until
-from tests.time_slices import turn_seconds
 from trimtab.local.other_cpu_usage import SAMPLE_INTERVAL_SECONDS, WINDOW_SECONDS, OtherCpuUsage, busy_seconds
-from trimtab.local.supervisor import ADAPTER_NICENESS, Setup, Supervisor
-from trimtab_adapter.load_sources import read_machine_load
-from trimtab_pipelines.documents import dump_yaml, load_machine
-from trimtab_pipelines.processes.sched_slice import MAX_SLICE_SECONDS
 from trimtab_pipelines.shared_capacity import Machine
 
 BURNS = "while True: pass"
@@ -70,31 +58,3 @@ def test_busy_process_counts_as_other_usage():
 
     assert seen is not None
     assert 0.5 < seen.other_cores <= seen.cores
-
-
-async def test_adapter_reads_other_cpu_usage(tmp_path: Path):
-    pipeline = write_echo_pipeline(tmp_path)
-    profiles = tmp_path / "profile.yaml"
-    points = [a_point_profile(name, cores=0.5) for name in ("fast", "slow")]
-    profiles.write_text(dump_yaml(*(a_profile(stage.name, points) for stage in echo_pipeline().spec.stages)))
-    setup = Setup(pipeline, tmp_path / "run", profiles_file=profiles, plan=echo_plan())
-    async with Supervisor(setup) as local:
-        await local.ready()
-        assert local.adapter is not None
-        await until(local.machine_file.exists, "the machine file exists")
-        assert local.adapter.running
-        assert psutil.Process(local.adapter.pid).nice() == psutil.Process().nice() + ADAPTER_NICENESS
-        assert turn_seconds(local.adapter.pid) == pytest.approx(MAX_SLICE_SECONDS)
-
-    seen = load_machine(local.machine_file)
-    assert seen == read_machine_load(local.machine_file)
-    assert 0 <= seen.other_cores <= seen.cores
-
-
-def test_invalid_machine_file_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    broken = tmp_path / "machine.json"
-    assert read_machine_load(None) is None
-    assert read_machine_load(broken) is None
-    broken.write_text('{"cores": 0, "othersCores": 1}')
-    assert read_machine_load(broken) is None
-    assert "cores" in caplog.text

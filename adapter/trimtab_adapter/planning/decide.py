@@ -18,8 +18,7 @@ from trimtab_adapter.planning.hysteresis import load_hold_reason, planning_load
 from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
 from trimtab_adapter.planning.profile_lookup import prefill_profile
 from trimtab_adapter.planning.program_builder import capped_batch_sizes
-from trimtab_adapter.planning.relaxation import PlanSolution, solve_or_relax
-from trimtab_adapter.planning.shared_machine import MachineLoad, within_machine
+from trimtab_adapter.planning.relaxation import PlanSolution, relax, solve_or_relax
 from trimtab_adapter.solvers.program import Option, Program
 from trimtab_adapter.solvers.time_limit import time_limit
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, PipelinePlanSpec, StagePlan
@@ -61,8 +60,6 @@ class PlanningInputs:
     """Factor on the profiled times of generation stages, estimated from missed SLOs."""
     prompt_tokens: Mapping[str, float] = field(default_factory=dict)
     """Measured, by generation stage."""
-    machine: MachineLoad | None = None
-    """Load of other processes on the machine that all replicas share, if they share one."""
 
 
 Planner = Callable[[InferencePipeline, Mapping[str, ModelProfile], PlanningInputs], PipelinePlan]
@@ -109,7 +106,7 @@ def planning_problem(
     hold_reason = load_hold_reason(inputs.forecast.peak_rps, load_rps, planned_rps, hold_seconds)
     forecast = inputs.forecast.model_copy(update={"peak_rps": load_rps, "hold_reason": hold_reason})
     with time_limit():
-        return within_machine(problem, inputs.machine), forecast
+        return relax(problem), forecast
 
 
 def initial_plan(
@@ -158,7 +155,6 @@ def build_plan(
         if prompt_load_note
     )
     cause += f"; with {problem.slowdown:.3g} times the profiled seconds, because SLOs were missed" if slowed else ""
-    cause += f"; {problem.shared_machine_note}" if problem.shared_machine_note else ""
     spec = PipelinePlanSpec(
         pipeline=pipeline.name,
         generation=before + 1 if changed else before,

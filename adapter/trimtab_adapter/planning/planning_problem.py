@@ -16,9 +16,12 @@ class PlanningError(OperationFailed):
     """The pipeline and its profiles do not fit together; the message names the stage and what is missing."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PlanningProblem:
-    """A pipeline, its profiles, measurements and the load to plan for, in requests per second."""
+    """A pipeline, its profiles, measurements and the load to plan for, in requests per second.
+
+    Problems are equal only if they are the same object, by which a decision's solutions are cached.
+    """
 
     spec: InferencePipelineSpec
     profiles: Mapping[str, ModelProfile]
@@ -34,15 +37,11 @@ class PlanningProblem:
     """Accuracies that were replaced by observed ones, as phrases for the explanation."""
     prompt_tokens: Mapping[str, float] = field(default_factory=dict)
     """Measured prompt tokens by generation stage; the profiled number for the others."""
-    oversubscription: float = 1.0
-    """Factor on the load that replicas must carry because they share the cores of one machine."""
-    cores_constraint: str = "budget.cores"
-    """Name of the limit that `spec.budget.cores` stands for."""
 
     @property
     def busiest_rps(self) -> float:
-        """Requests in the busiest second, with headroom and oversubscription."""
-        return self.load_rps * (1.0 + self.spec.adaptation.headroom) * self.oversubscription
+        """Requests in the busiest second, headroom included."""
+        return self.load_rps * (1.0 + self.spec.adaptation.headroom)
 
     def stage_rps(self, stage: str) -> float:
         """Rows per second a stage must carry in the busiest second, headroom included."""
@@ -69,19 +68,8 @@ class PlanningProblem:
         tokens = self.prompt_tokens.get(stage.name, 0.0)
         if not stage.generates or not tokens:
             return ""
-        tokens_per_second = tokens * self.stage_rps(stage.name) / self.oversubscription
+        tokens_per_second = tokens * self.stage_rps(stage.name)
         return f"{stage.name}: prompts of {tokens:.3g} tokens, {tokens_per_second:.3g} tokens/s"
-
-    @property
-    def shared_machine_note(self) -> str:
-        """Describe how other load on the machine changes the plan; empty if it does not."""
-        if self.oversubscription > 1.0:
-            return (
-                f"for {self.oversubscription:.3g} times the load, because replicas share the machine's remaining cores"
-            )
-        if self.cores_constraint == "budget.cores":
-            return ""
-        return f"on {self.spec.budget.cores:.3g} {self.cores_constraint}"
 
     @property
     def latency_target(self) -> tuple[str, float]:

@@ -6,13 +6,13 @@ violation use `exact`.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
-from trimtab_adapter.planning.program_builder import Relaxation, build_program
+from trimtab_adapter.planning.program_builder import NO_RELAXATION, Relaxation, build_program
 from trimtab_adapter.planning.slowdown_estimate import STEP
-from trimtab_adapter.solvers.exact import solve
+from trimtab_adapter.solvers import exact
 from trimtab_adapter.solvers.program import TIE_BREAK, Program, Solution, Weights
 from trimtab_adapter.solvers.registry import get_solver
 from trimtab_adapter.solvers.time_limit import once_per_decision
@@ -49,18 +49,23 @@ def relax(problem: PlanningProblem) -> PlanningProblem:
     constraint even without it, the variant that keeps more of the load is used.
     """
     original = problem
-    while problem.slowdown > 1.0 and _optimum(problem)[1] is None:
+    while _solve(problem, NO_RELAXATION)[1] is None:
+        if problem.slowdown <= 1.0:
+            return problem if problem is original else max(original, problem, key=_carried_share)
         problem = replace(problem, slowdown=max(problem.slowdown / STEP, 1.0))
-    if problem is original or problem.slowdown > 1.0 or _optimum(problem)[1] is not None:
-        return problem
-    return max(original, problem, key=lambda candidate: solve_or_relax(candidate).fraction)
+    return problem
+
+
+def _carried_share(problem: PlanningProblem) -> float:
+    return solve_or_relax(problem).fraction
 
 
 @once_per_decision
-def _optimum(problem: PlanningProblem) -> tuple[Program, Solution | None]:
+def _solve(problem: PlanningProblem, relaxed: Relaxation) -> tuple[Program, Solution | None]:
     """The program of a problem and its optimum; None if no choice satisfies every constraint."""
-    program = build_program(problem)
-    return program, get_solver(problem.spec.adaptation.solver)(program)
+    program = build_program(problem, relaxed)
+    solve = get_solver(problem.spec.adaptation.solver) if relaxed == NO_RELAXATION else exact.solve
+    return program, solve(program)
 
 
 @once_per_decision
@@ -69,116 +74,95 @@ def solve_or_relax(problem: PlanningProblem) -> PlanSolution:
 
     Raises PlanningError if the budget cannot hold any plan.
     """
-    program, solution = _optimum(problem)
     latency_constraint, _ = problem.latency_target
+    program, solution = _solve(problem, NO_RELAXATION)
     if solution is not None:
-        return PlanSolution(
-            program, solution, latency_constraint=latency_constraint, cores_constraint=problem.cores_constraint
-        )
-    for give_up in (_floor, _load, _slo, _sizes, _pins):
-        found = give_up(problem)
-        if found is not None:
-            return replace(found, latency_constraint=latency_constraint, cores_constraint=problem.cores_constraint)
+        return PlanSolution(program, solution, latency_constraint=latency_constraint)
+    for relaxed_solution in _relaxations(problem):
+        if relaxed_solution is not None:
+            return replace(relaxed_solution, latency_constraint=latency_constraint)
     raise PlanningError(
         f"no plan fits budget.cores {problem.spec.budget.cores:g} and budget.gpus {problem.spec.budget.gpus}: "
         "the smallest replica of each stage does not fit; raise the budget"
     )
 
 
-def _floor(problem: PlanningProblem) -> PlanSolution | None:
-    floor = problem.spec.objective.accuracy_floor
-    if floor is None:
-        return None
+def _relaxations(problem: PlanningProblem) -> Iterator[PlanSolution | None]:
+    """Yield the best plan without each constraint, in the order in which they are given up."""
+    floor, stages = problem.spec.objective.accuracy_floor, problem.spec.stages
+    without_floor = Relaxation(floor=floor is not None)
+    if floor is not None:
+        yield _most_accurate(problem, floor)
+    yield _largest_share(problem, without_floor)
+    yield _fastest(problem, without_floor)
+    if sized := [s.name for s in stages if s.pin.replicas is not None or s.pin.batch_size is not None]:
+        prefix = f"the pinned sizes of {', '.join(sized)} do not fit; without them: "
+        yield _unpinned(problem, replace(without_floor, sizes=True), prefix)
+    if pinned := [s.name for s in stages if s.pin.variant is not None or s.pin.operating_point is not None]:
+        prefix = f"the pins of {', '.join(pinned)} do not fit; without them: "
+        yield _unpinned(problem, replace(without_floor, pins=True), prefix)
+
+
+def _most_accurate(problem: PlanningProblem, floor: float) -> PlanSolution | None:
     program = build_program(problem, Relaxation(floor=True))
     program = replace(program, weights=Weights(1.0, TIE_BREAK, TIE_BREAK * 1e-3))
-    solution = solve(program)
+    solution = exact.solve(program)
     if solution is None:
         return None
-    reached = program.value(solution.choice)
-    reason = (
-        f"objective.accuracyFloor {floor:g} cannot be reached within the SLO and the budget; the best is {reached:.4g}"
+    best = program.value(solution.choice)
+    return PlanSolution(
+        program,
+        solution,
+        reason=f"objective.accuracyFloor {floor:g} cannot be reached within the SLO and the budget; "
+        f"the best is {best:.4g}",
     )
-    return PlanSolution(program, solution, reason=reason)
-
-
-def _load(problem: PlanningProblem) -> PlanSolution | None:
-    return _largest_share(problem, Relaxation(floor=True), _overload)
-
-
-def _slo(problem: PlanningProblem) -> PlanSolution | None:
-    return _fastest(problem, Relaxation(floor=True, slo_seconds=math.inf), "")
-
-
-def _sizes(problem: PlanningProblem) -> PlanSolution | None:
-    pinned = [s.name for s in problem.spec.stages if s.pin.replicas is not None or s.pin.batch_size is not None]
-    relaxed = Relaxation(floor=True, sizes=True)
-    prefix = f"the pinned sizes of {', '.join(pinned)} do not fit; without them: "
-    return _unpinned(problem, relaxed, prefix) if pinned else None
-
-
-def _pins(problem: PlanningProblem) -> PlanSolution | None:
-    pinned = [s.name for s in problem.spec.stages if s.pin.variant is not None or s.pin.operating_point is not None]
-    relaxed = Relaxation(floor=True, pins=True)
-    prefix = f"the pins of {', '.join(pinned)} do not fit; without them: "
-    return _unpinned(problem, relaxed, prefix) if pinned else None
 
 
 def _unpinned(problem: PlanningProblem, relaxed: Relaxation, prefix: str) -> PlanSolution | None:
-    found = _largest_share(problem, relaxed, _overload)
-    if found is not None:
-        return replace(found, reason=prefix + found.reason)
-    return _fastest(problem, replace(relaxed, slo_seconds=math.inf), prefix)
+    solved = _largest_share(problem, relaxed) or _fastest(problem, relaxed)
+    return None if solved is None else replace(solved, reason=prefix + solved.reason)
 
 
-def _largest_share(
-    problem: PlanningProblem, relaxed: Relaxation, describe: Callable[[PlanningProblem, float], str]
-) -> PlanSolution | None:
+def _largest_share(problem: PlanningProblem, relaxed: Relaxation) -> PlanSolution | None:
     """Bisect for the largest share of the load that fits, and solve for slightly less."""
 
     def attempt(fraction: float) -> tuple[Program, Solution] | None:
-        program = build_program(problem, replace(relaxed, fraction=fraction))
-        solution = solve(program)
+        program, solution = _solve(problem, replace(relaxed, fraction=fraction))
         return None if solution is None else (program, solution)
 
     full_load = attempt(1.0)
     if full_load is not None:
-        return PlanSolution(*full_load, reason=describe(problem, 1.0))
+        return PlanSolution(*full_load, reason="the load fits")
     best, low, high = attempt(0.0), 0.0, 1.0
     if best is None:
         return None
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        found = attempt(middle)
-        if found is None:
+        fitting = attempt(middle)
+        if fitting is None:
             high = middle
         else:
-            best, low = found, middle
+            best, low = fitting, middle
     slack = attempt(low * SLACK)
     share = low if slack is None else low * SLACK
-    return PlanSolution(*(best if slack is None else slack), fraction=share, reason=describe(problem, share))
-
-
-def _overload(problem: PlanningProblem, fraction: float) -> str:
-    spec, (name, seconds) = problem.spec, problem.latency_target
-    if fraction >= 1.0:
-        return "the load fits"
-    return (
-        f"overload: {spec.budget.cores:g} cores carry {fraction:.0%} of {problem.load_rps:.3g} requests/s "
+    name, seconds = problem.latency_target
+    reason = (
+        f"overload: {problem.spec.budget.cores:g} cores carry {share:.0%} of {problem.load_rps:.3g} requests/s "
         f"within {name} {seconds * 1e3:.4g} ms"
     )
+    return PlanSolution(*(slack or best), fraction=share, reason=reason)
 
 
-def _fastest(problem: PlanningProblem, relaxed: Relaxation, prefix: str) -> PlanSolution | None:
+def _fastest(problem: PlanningProblem, relaxed: Relaxation) -> PlanSolution | None:
     """Drop the SLO, keep the largest share of the load, then bisect for the least latency at that share."""
-    unbounded = _largest_share(problem, relaxed, _overload)
-    if unbounded is None:
+    best = _largest_share(problem, replace(relaxed, slo_seconds=math.inf))
+    if best is None:
         return None
-    best = unbounded
     low, high = 0.0, best.program.latency_seconds(best.solution.choice)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         program = replace(best.program, slo_seconds=middle)
-        solution = solve(program)
+        solution = exact.solve(program)
         if solution is None:
             low = middle
         else:
@@ -186,9 +170,7 @@ def _fastest(problem: PlanningProblem, relaxed: Relaxation, prefix: str) -> Plan
             high = program.latency_seconds(solution.choice)
     seconds = best.program.latency_seconds(best.solution.choice)
     name, target_seconds = problem.latency_target
-    reason = (
-        f"{prefix}{name} {target_seconds * 1e3:.4g} ms cannot be reached; the fastest plan needs {seconds * 1e3:.4g} ms"
-    )
+    reason = f"{name} {target_seconds * 1e3:.4g} ms cannot be reached; the fastest plan needs {seconds * 1e3:.4g} ms"
     if best.fraction < 1.0:
         reason += f" and carries {best.fraction:.0%} of {problem.load_rps:.3g} requests/s"
     # The latency reached becomes the constraint, so that enlarging batches does not make the plan slower.

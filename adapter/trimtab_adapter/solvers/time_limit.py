@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 DECISION_SECONDS = 5.0
 SOLVE_SECONDS = 5.0
 """Limit of one solve outside a decision."""
 
-Argument = TypeVar("Argument")
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 _end: ContextVar[float] = ContextVar("end", default=math.inf)
-_results: ContextVar[dict[tuple[object, int], tuple[Any, Any]] | None] = ContextVar("results", default=None)
+_results: ContextVar[dict[tuple[object, tuple[object, ...]], Any] | None] = ContextVar("results", default=None)
 
 
 @contextmanager
@@ -35,18 +35,18 @@ def time_limit(seconds: float = DECISION_SECONDS) -> Iterator[None]:
         _end.reset(token)
 
 
-def once_per_decision(function: Callable[[Argument], Result]) -> Callable[[Argument], Result]:
-    """Cache the results of a function inside `time_limit`, by the identity of its argument."""
+def once_per_decision(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Cache the results of a function of hashable arguments inside `time_limit`."""
 
     @functools.wraps(function)
-    def cached(argument: Argument) -> Result:
+    def cached(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         results = _results.get()
         if results is None:
-            return function(argument)
-        key = function, id(argument)
+            return function(*arguments, **options)
+        key = function, arguments
         if key not in results:
-            results[key] = argument, function(argument)  # the argument stays alive, so its id stays unique
-        result: Result = results[key][1]
+            results[key] = function(*arguments, **options)
+        result: Result = results[key]
         return result
 
     return cached

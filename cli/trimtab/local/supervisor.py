@@ -52,8 +52,6 @@ MAX_ROUTER_TIMEOUTS = 3
 """Consecutive timeouts of two seconds after which a router that listens is considered hung."""
 ADAPTER_HANG_SECONDS = 20.0
 """The adapter sends a heartbeat each second, except while it computes a plan."""
-ADAPTER_NICENESS = 5
-"""A plan takes tenths of a second of CPU time in overload; requests must not wait for it."""
 MAX_FAULTS = 1000
 TRIM_SECONDS = 60.0
 
@@ -300,7 +298,6 @@ class Supervisor:
         arguments = ["--pipeline", str(self.setup.pipeline_file), "--profiles", str(self.setup.profiles_file)]
         arguments += ["--plan", str(self.plan_file), "--decisions", str(self.decisions_file)]
         arguments += ["--router", self.client.url, "--heartbeat"]
-        arguments += ["--machine", str(self.machine_file), "--niceness", str(ADAPTER_NICENESS)]
         if self.setup.prometheus is not None:
             arguments += ["--prometheus", self.setup.prometheus]
         log_file = self.setup.folder / "logs" / "adapter.log"

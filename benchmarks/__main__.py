@@ -48,9 +48,6 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "engine": Benchmark("benchmarks.engine", "tokens per second of continuous batching against generate", (), True),
     "chats": Benchmark("benchmarks.chats", "client disconnects, shared images and embedding pulls of one replica"),
     "chats-routed": Benchmark("benchmarks.chats.through", "time to first token that the router adds to 50 streams"),
-    "image-tokens": Benchmark(
-        "benchmarks.image_tokens", "predicted image tokens against each model's processor", (), True
-    ),
     "placement": Benchmark("benchmarks.layouts", "goodput with a colocated and with a disaggregated encoder"),
     "modalities": Benchmark(
         "benchmarks.modalities", "digits-av served with modality subsets", ("--out", str(OUT / "modalities"))
@@ -61,13 +58,11 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     ),
     "prompts": Benchmark("benchmarks.prompts", "accuracy that trained prompts recover after merging", (), True),
     "tuning": Benchmark("benchmarks.points", "operating points found by `trimtab tune`, served on other images"),
-    "conformance": Benchmark("benchmarks.clients", "third-party REST, gRPC and OpenAI clients, and h2spec"),
     "hostile": Benchmark("benchmarks.hostile", "hostile clients beside friendly ones", ("--out", str(OUT))),
     "hostile-chats": Benchmark("benchmarks.chats.hostile", "hostile chats: response code, memory and time of each"),
     "fuzz": Benchmark("benchmarks.fuzz", "100,000 generated requests", ("--out", str(OUT))),
     "soak": Benchmark("benchmarks.soak", "half an hour with changing plans: growth of processes and files"),
     "chaos": Benchmark("benchmarks.chaos", "model servers and the adapter killed under load", ("--out", str(OUT))),
-    "first-week": Benchmark("benchmarks.first_week", "a new user's first week on the command line, with faults"),
     "reproduce-ipa": _paper("ipa", "IPA's five pipelines, workloads and baselines in the simulator"),
     "reproduce-mosel": _paper("mosel", "MOSEL's models and policies in the simulator, or served with --served"),
     "reproduce-otas": _paper("otas", "OTAS's loads, policy and baselines in the simulator, or served with --served"),

@@ -22,8 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.first_week.stranger import Up, up
-from benchmarks.live_page import recorded_seconds
+from tests.local_run import Up, recorded_seconds, up
 from trimtab.app import run_reporting_errors
 from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 from trimtab_pipelines.result_line import ResultLine, threshold

@@ -1,4 +1,4 @@
-"""Fixtures shared by tests of several components."""
+"""Fixtures shared by tests of several components, and the line of figures that ends a run."""
 
 import os
 import uuid
@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import control_plane
 from tests.crds import define
+from tests.figures import Figures, result_line
 from trimtab_kubernetes import Cluster
 from trimtab_pipelines.rendering import crd
 
@@ -18,6 +19,25 @@ from trimtab_pipelines.rendering import crd
 settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", settings.get_profile("steady"), derandomize=False)
 settings.load_profile("steady")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--functional", action="store_true", help="ignore thresholds that a busy machine can miss")
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Figures:
+    """Figures that the run reports for this test."""
+    node = request.node
+    return Figures(node.name, node.user_properties, functional=request.config.getoption("--functional"))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the run with one line of JSON if tests reported figures."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    line = None if reporter is None else result_line(config.getoption("-m"), reporter.stats)
+    if line is not None:
+        line.print()
 
 
 @pytest.fixture(scope="session")

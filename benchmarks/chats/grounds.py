@@ -7,8 +7,8 @@ from pathlib import Path
 
 from aiohttp import web
 
-from benchmarks.clients.serving import chat_pipeline, chat_plan
 from benchmarks.hostile.door import Door
+from tests.local_run import chat_pipeline, chat_plan
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.spec import InferencePipeline

@@ -32,10 +32,10 @@ from rich.progress import Progress
 from benchmarks.chats.hostile import CHAT, cpu_seconds
 from benchmarks.chats.paced import write_model
 from benchmarks.chats.replica import WEIGHTS, request_of
-from benchmarks.clients.serving import chat_pipeline, chat_plan
 from benchmarks.cores import CLIENT_CORE, SERVER_CORE, pin_threads
 from benchmarks.hostile.door import Door
 from benchmarks.rounds import Rounds, by_chance, p99
+from tests.local_run import chat_pipeline, chat_plan
 from trimtab.app import run_reporting_errors
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.options import console

@@ -8,7 +8,7 @@ import httpx
 
 from benchmarks.cluster.observing import NotYetError, Watched, until
 from benchmarks.cluster.setting import TOOLS, CommandError
-from benchmarks.live_page import charts_of
+from tests.local_run import charts_of
 
 SHOWN_SECONDS = 30.0
 _TOLD = "live page: "

@@ -15,10 +15,10 @@ import aiohttp
 import numpy as np
 from rich.console import Console
 
-from benchmarks.first_week.stranger import Up
 from benchmarks.layouts.asking import Asker, ChatResult, chats
 from benchmarks.layouts.goodput import LEAST_KEPT, once_of_two, steady
 from benchmarks.layouts.served import Promise, servers, serving
+from tests.local_run import Up
 
 console = Console(stderr=True)
 WHOLE: Final[Mapping[str, int]] = {"answer": 2}

@@ -4,8 +4,8 @@ import asyncio
 import json
 from typing import Any, Final
 
-from benchmarks.first_week.stranger import Up
 from benchmarks.layouts.asking import Asker, chats
+from tests.local_run import Up
 
 CALLERS: Final = 50
 TIMES: Final = 20

@@ -10,7 +10,7 @@ from typing import Any, Final
 import psutil
 import yaml
 
-from benchmarks.first_week.stranger import Up, up
+from tests.local_run import Up, up
 
 FOLDER: Final = Path("pipelines/lmm-digits")
 ARCHITECTURES: Final = ("decoder-only", "cross-attention")

@@ -10,8 +10,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from benchmarks.live_page import charts_of, recorded_seconds
 from tests.cli.runs import a_run, a_sample, plans
+from tests.local_run import charts_of, recorded_seconds
 from trimtab import run_record
 from trimtab.local.supervisor import Fault
 from trimtab.remote_recorder import sum_counters

@@ -1,4 +1,4 @@
-"""OpenAI responses by their fields; `make bench NAME=conformance` uses the real client."""
+"""OpenAI responses by their fields; tests/conformance uses the real client."""
 
 import json
 

@@ -1,6 +1,5 @@
-// Asks a pipeline by @grpc/grpc-js. One line of JSON on stdin: {modules, descriptors, address, service, ca, headers,
-// question, patience_seconds}.
-// One line of JSON on stdout: {live, numbers, unknown}.
+// Requests of @grpc/grpc-js to a pipeline. It reads one line of JSON: modules, descriptors, address, service, ca, headers,
+// request, timeout_seconds. It prints another: live, numbers, unknown_model.
 "use strict";
 const fs = require("node:fs");
 const { createRequire } = require("node:module");
@@ -19,7 +18,7 @@ const client = new Service(order.address, credentials);
 function call(method, message) {
   const metadata = new grpc.Metadata();
   for (const [name, value] of Object.entries(order.headers)) metadata.set(name, value);
-  const deadline = Date.now() + 1000 * order.patience_seconds;
+  const deadline = Date.now() + 1000 * order.timeout_seconds;
   return new Promise((resolve, reject) =>
     client[method](message, metadata, { deadline }, (error, answer) => (error ? reject(error) : resolve(answer))),
   );
@@ -28,16 +27,16 @@ function call(method, message) {
 async function main() {
   const { live } = await call("ServerLive", {});
   // proto-loader takes a map that it knows from descriptors as what it is on the wire: entries.
-  const parameters = Object.entries(order.question.parameters).map(([key, value]) => ({ key, value }));
-  const question = { ...order.question, parameters };
-  const answer = await call("ModelInfer", question);
+  const parameters = Object.entries(order.request.parameters).map(([key, value]) => ({ key, value }));
+  const request = { ...order.request, parameters };
+  const answer = await call("ModelInfer", request);
   const raw = answer.raw_output_contents[0];
   const numbers = Array.from({ length: raw.length / 4 }, (_, index) => raw.readFloatLE(4 * index));
-  const unknown = await call("ModelInfer", { ...question, model_name: "no-such-model" }).then(
+  const unknownModel = await call("ModelInfer", { ...request, model_name: "no-such-model" }).then(
     () => "OK",
     (error) => grpc.status[error.code],
   );
-  console.log(JSON.stringify({ live, numbers, unknown }));
+  console.log(JSON.stringify({ live, numbers, unknown_model: unknownModel }));
   client.close();
 }
 

@@ -1,0 +1,225 @@
+"""The command line as a new user meets it in the first week, with processes that hang and a disk that is full."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.pipelines import write_echo_pipeline
+from tests.figures import Figures
+from tests.local_run import Up, recorded_seconds, trimtab, until, up
+
+pytestmark = pytest.mark.e2e
+
+REQUESTS_PER_SECOND = 10
+MAX_SECONDS_WITHOUT_A_REPLICA = 5.0
+MAX_START_SECONDS = 0.5
+DISK_MEBIBYTES, FULL_SECONDS = 64, 15.0
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+
+
+@contextmanager
+def clients(served: Up) -> Iterator[list[tuple[float, int]]]:
+    """Send ten requests a second while the block runs; yields (end, HTTP status) of each."""
+    responses: list[tuple[float, int]] = []
+    stop, threads = threading.Event(), []
+
+    def ask() -> None:
+        status, _ = served.ask()
+        responses.append((time.monotonic(), status))
+
+    def send() -> None:
+        while not stop.wait(1 / REQUESTS_PER_SECOND):
+            threads.append(threading.Thread(target=ask, daemon=True))
+            threads[-1].start()
+
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    try:
+        yield responses
+    finally:
+        stop.set()
+        sending.join()
+        for thread in threads:
+            thread.join(30)
+
+
+def test_command_starts_at_once(figures: Figures) -> None:
+    """The best of five times, since other processes use this machine too."""
+    times = []
+    for _ in range(5):
+        began = time.monotonic()
+        assert trimtab("--version").code == 0
+        times.append(time.monotonic() - began)
+
+    figures.require("seconds", min(times), "<=", MAX_START_SECONDS, depends_on_load=True)
+
+
+def test_exit_codes_say_whether_a_plan_carries_its_load(tmp_path: Path) -> None:
+    path = str(write_echo_pipeline(tmp_path))
+    assert trimtab("profile", path, "--quick").code == 0
+
+    assert [trimtab("plan", path, "--load", load).code for load in ("5", "1000000")] == [0, 1]
+
+
+def test_load_without_a_server_fails(tmp_path: Path) -> None:
+    path, load = str(write_echo_pipeline(tmp_path)), ("--load", "constant:20", "--duration", "1")
+
+    assert trimtab("loadtest", path, "--address", "127.0.0.1:9", *load).code == 1
+
+
+def test_accuracy_is_measured_on_samples(tmp_path: Path) -> None:
+    """18 of 20 responses are right; the pipeline's file and the plan say so."""
+    path, samples = write_echo_pipeline(tmp_path), tmp_path / "samples.jsonl"
+    lines = [{"inputs": {"x": [1.0] * 4}, "outputs": {"y": [3.0 + (n < 2)] * 4}} for n in range(20)]
+    samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    done = trimtab("evaluate", str(path), "--samples", str(samples))
+
+    assert done.code == 0, done.errors + done.output
+    assert "source: Measured, samples: 20" in path.read_text()
+    assert "measured (n 20" in trimtab("plan", str(path), "--load", "5").output
+
+
+def test_facts_of_a_running_pipeline_are_json(tmp_path: Path) -> None:
+    with up(tmp_path) as served:
+        status = trimtab("status", "--address", f"127.0.0.1:{served.admin_port}", "--json")
+        path = str(tmp_path / "pipeline.yaml")
+        plans = [trimtab(verb, path, "--load", "5", "--json") for verb in ("plan", "explain")]
+
+    assert json.loads(status.output).keys() >= {"pipeline", "plan_generation", "plan_applied_at", "drops"}
+    assert all(json.loads(done.output)["plan"]["spec"]["feasible"] for done in plans)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser on this machine")
+def test_live_page_grows_in_a_browser(tmp_path: Path) -> None:
+    """Ctrl-C leaves the finished page."""
+    with up(tmp_path) as served:
+        with clients(served):
+            until(lambda: shown_seconds(served) >= 5, "the page shows five seconds")
+            options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}"]
+            command = [str(BROWSER), *options, "--virtual-time-budget=6000", "--dump-dom", served.page]
+            dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout
+            before = shown_seconds(served)
+            until(lambda: shown_seconds(served) > before, "the page grows")
+        done = served.stop()
+
+    assert dom.count("js-plotly-plot") >= 6
+    assert 'data-state="live"' in dom
+    assert done.code == 0, done.output
+    assert (served.folder / "sample.html").exists()
+
+
+def shown_seconds(served: Up) -> int:
+    try:
+        with urllib.request.urlopen(served.page, timeout=30) as response:  # noqa: S310
+            return recorded_seconds(response.read().decode())
+    except OSError:
+        return -1
+
+
+def test_hung_model_server_is_replaced(tmp_path: Path, figures: Figures) -> None:
+    """It is the only one of its stage; no request fails, and the router's sums are the clients'."""
+    with up(tmp_path) as served:
+        with clients(served) as responses:
+            until(lambda: len(responses) > 20, "requests are answered")
+            victim = served.model_server("first")
+            os.kill(victim.pid, signal.SIGSTOP)
+            stopped = time.monotonic()
+
+            def answered() -> list[float]:
+                return [at for at, status in sorted(responses) if at > stopped + 0.5 and status == 200]
+
+            until(lambda: not victim.is_running(), "it is killed")
+            until(answered, "requests are answered again")
+            seconds = answered()[0] - stopped
+            time.sleep(2.0)  # another serves meanwhile
+        counters = served.counters()
+        assert "first-0 hung" in served.log()
+
+    assert counters["failed"] == 0
+    assert counters["received"] == len(responses) == sum(counters.values()) - counters["received"]
+    bound = MAX_SECONDS_WITHOUT_A_REPLICA
+    figures.require("seconds without a response", round(seconds, 2), "<=", bound, depends_on_load=True)
+
+
+def test_hung_adapter_is_replaced(tmp_path: Path, figures: Figures) -> None:
+    """Clients notice nothing, and the new one decides."""
+    with up(tmp_path) as served, clients(served) as responses:
+        until(lambda: len(responses) > 5, "requests are answered")
+        (victim,) = served.running("trimtab_adapter")
+        os.kill(victim.pid, signal.SIGSTOP)
+        seconds = until(lambda: [p for p in served.running("trimtab_adapter") if p.pid != victim.pid], "it is replaced")
+        decisions = served.folder / "decisions.jsonl"
+        size = decisions.stat().st_size
+        until(lambda: decisions.stat().st_size > size, "the new one decides")
+        assert {status for _, status in responses} == {200}
+        assert "the adapter hung" in served.log()
+    figures.add(seconds=round(seconds, 2))
+
+
+def test_full_disk_costs_no_request(tmp_path: Path, figures: Figures) -> None:
+    """The disk of the record is full for fifteen seconds; the record resumes, and summary and report are written."""
+    with a_small_disk(tmp_path / "disk") as disk:
+        record, page = disk / "run", tmp_path / "page.html"
+        options = ("--load", "constant:10", "--duration", "45", "--report", str(page))
+        with up(tmp_path, *options, run_folder=record) as served:
+            until(lambda: samples(record) >= 5, "five seconds are recorded")
+            with filled(disk):
+                before = samples(record)
+                time.sleep(FULL_SECONDS)
+                assert samples(record) <= before + 3, "the disk is not full"  # the last page of memory has some room
+            until(lambda: samples(record) >= before + FULL_SECONDS - 3, "the samples that waited are written")
+            output, errors = served.process.communicate(timeout=120)
+        assert served.process.returncode == 0, errors
+        summary = json.loads((record / "load" / "load.json").read_text())["summary"]
+
+    assert "the disk takes no record" in output
+    assert "requests received" in output
+    assert page.exists()
+    assert summary["failed"] == 0
+    assert summary["received"] == sum(summary[name] for name in ("ok", "late", "dropped", "refused"))
+    figures.add(ok_fraction=summary["ok"] / summary["received"])
+
+
+@contextmanager
+def a_small_disk(folder: Path) -> Iterator[Path]:
+    """Mount a small file system of its own."""
+    folder.mkdir(parents=True)
+    options = ["-t", "tmpfs", "-o", f"size={DISK_MEBIBYTES}m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
+        pytest.skip("a small disk is mounted by root only")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=False)
+
+
+@contextmanager
+def filled(disk: Path) -> Iterator[None]:
+    """Leave no room on a disk while the block runs."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(2**16)):
+                pass
+        except OSError:
+            pass
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
+def samples(record: Path) -> int:
+    file = record / "samples.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0

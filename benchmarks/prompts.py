@@ -19,7 +19,7 @@ from rich.progress import Progress
 
 from trimtab.options import console
 from trimtab_model_servers.transformer.checkpoints import Checkpoint, load
-from trimtab_model_servers.transformer.image_preprocessing import preprocess
+from trimtab_model_servers.transformer.config import preprocess
 from trimtab_model_servers.transformer.transformer import forward_plan
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.result_line import ResultLine, Threshold, threshold

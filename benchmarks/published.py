@@ -3,8 +3,8 @@
 import argparse
 from typing import get_args
 
-from trimtab_model_servers.families.hf_vlm_configs import CONFIGS
-from trimtab_model_servers.families.hf_vlm_split import Placement, Precision
+from trimtab_model_servers.families.hf_vlm.configs import CONFIGS
+from trimtab_model_servers.families.hf_vlm.parts import Placement, Precision
 
 
 def add_published(parser: argparse.ArgumentParser) -> None:

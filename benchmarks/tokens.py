@@ -19,8 +19,8 @@ from rich.progress import Progress
 
 from trimtab_model_servers.transformer.checkpoints import load, random_checkpoint
 from trimtab_model_servers.transformer.config import SHAPES
-from trimtab_model_servers.transformer.merge_rules import RULES, MergeInputs, Rule
 from trimtab_model_servers.transformer.merge_schedule import layer_tokens, multiplications
+from trimtab_model_servers.transformer.merging import RULES, MergeInputs, Rule
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
 from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 

@@ -17,7 +17,7 @@ from benchmarks.chats import phases
 from benchmarks.chats.replica import DRAWING_SECONDS, START_SECONDS, published, started, whole
 from benchmarks.published import add_published, kept_of
 from trimtab.app import run_reporting_errors
-from trimtab_model_servers.families.hf_vlm_split import Placement
+from trimtab_model_servers.families.hf_vlm.parts import Placement
 from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.result_line import ResultLine, Threshold, threshold

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import torch
 
-from trimtab_model_servers.families.hf_chat_tokenizer import byte_tokenizer
-from trimtab_model_servers.families.hf_vlm_configs import CONFIGS, VlmConfig
+from trimtab_model_servers.families.hf_vlm.chat_tokenizer import byte_tokenizer
+from trimtab_model_servers.families.hf_vlm.configs import CONFIGS, VlmConfig
 
 NAME: Final = "llava-onevision-7b"
 WIDTH, LAYERS, HEADS = 384, 3, 8

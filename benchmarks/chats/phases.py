@@ -14,8 +14,8 @@ from aiohttp import web
 from benchmarks.chats.replica import Replica, request_of
 from trimtab_model_servers.chat.embedding_client import EmbeddingClient, EmbeddingRequest
 from trimtab_model_servers.chat.embedding_store import EmbeddingStore, StoredEmbedding
-from trimtab_model_servers.chat_routes import embeddings
 from trimtab_model_servers.errors import RefusalError
+from trimtab_model_servers.server.chat_routes import embeddings
 from trimtab_protocol import InferRequest
 from trimtab_protocol.chat.embedding_refs import ImageIdentity
 from trimtab_training.lmm_digits.chat_samples import Chat, ChatSource

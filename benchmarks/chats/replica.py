@@ -13,8 +13,8 @@ import aiohttp
 import numpy as np
 import psutil
 
-from trimtab_model_servers.families.hf_vlm_split import Placement
-from trimtab_model_servers.settings import write_models
+from trimtab_model_servers.families.hf_vlm.parts import Placement
+from trimtab_model_servers.server.settings import write_models
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 from trimtab_protocol import InferRequest, Tensor

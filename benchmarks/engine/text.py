@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from benchmarks.engine.race import Ask, Race, Way, continuous, sequential, static_batches
-from trimtab_model_servers.families.hf_vlm_configs import CONFIGS, Size
-from trimtab_model_servers.families.hf_vlm_split import Placement, load_part
-from trimtab_model_servers.weights_source import RandomSeed
+from trimtab_model_servers.families.hf_vlm.configs import CONFIGS, Size
+from trimtab_model_servers.families.hf_vlm.parts import Placement, load_part
+from trimtab_model_servers.weights.source import RandomSeed
 
 VOCABULARY: Final = 512
 LEAST_VOCABULARY: Final = 256

@@ -16,8 +16,7 @@ from trimtab_model_servers.engine.model_adapters import adapt_model
 from trimtab_model_servers.engine.request import FinishReason, Image, Request, RequestDone, TokenChunk
 from trimtab_model_servers.engine.scheduler import EngineLimits
 from trimtab_model_servers.families.lmm_digits import models
-from trimtab_model_servers.families.lmm_digits.models import END_ID, IMAGE_ID, PAD_ID, Architecture
-from trimtab_model_servers.families.lmm_digits.vision_tower import PAGE_TOKENS
+from trimtab_model_servers.families.lmm_digits.models import END_ID, IMAGE_ID, PAD_ID, PAGE_TOKENS, Architecture
 from trimtab_training.lmm_digits import evaluate
 from trimtab_training.lmm_digits.page_generator import CellPageSource
 from trimtab_training.lmm_digits.questions import PAGES, Kind, ask, fits

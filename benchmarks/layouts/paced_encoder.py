@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab_model_servers.chat.config import ChatComponents, ChatParameters
 from trimtab_model_servers.chat.encoder_model import EncoderModel
 from trimtab_model_servers.chat.image_decoder import decode_image
-from trimtab_model_servers.chat.interfaces import EmbeddingShape
-from trimtab_model_servers.data_port import DataPort
-from trimtab_model_servers.model_registry import ModelRegistry
+from trimtab_model_servers.chat.interfaces import ChatComponents, ChatParameters, EmbeddingShape
+from trimtab_model_servers.server.data_port import DataPort
+from trimtab_model_servers.server.model_registry import ModelRegistry
 from trimtab_pipelines.image_tokens import ImageTokens, OneTile
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.processes.child_process import ReplicaPorts, print_ready_line

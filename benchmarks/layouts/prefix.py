@@ -31,8 +31,8 @@ from benchmarks.chats.replica import Replica
 from benchmarks.layouts.asking import Asker
 from benchmarks.layouts.served import FOLDER
 from benchmarks.router.processes import ENVIRONMENT, START_SECONDS, STOP_SECONDS, until_ready
-from trimtab_model_servers.families.hf_vlm_configs import CONFIGS
-from trimtab_model_servers.settings import write_model_folder
+from trimtab_model_servers.families.hf_vlm.configs import CONFIGS
+from trimtab_model_servers.server.settings import write_model_folder
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.plan import PipelinePlan

@@ -16,7 +16,7 @@ import httpx
 import psutil
 
 from benchmarks.cores import CLIENT_CORE, SERVER_CORE, pin
-from trimtab_model_servers.settings import write_model_folder
+from trimtab_model_servers.server.settings import write_model_folder
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.plan import PipelinePlan

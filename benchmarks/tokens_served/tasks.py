@@ -24,7 +24,7 @@ from trimtab_loadtester.attack import AttackOptions, attack_async
 from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_loadtester.results import Results
 from trimtab_model_servers.transformer.checkpoints import load
-from trimtab_model_servers.transformer.task_files import fingerprint, save_task
+from trimtab_model_servers.transformer.task_registry import fingerprint, save_task
 from trimtab_pipelines.documents import load_endpoints
 from trimtab_pipelines.plan import PipelinePlan, PipelinePlanSpec, initial_stage_plan
 from trimtab_pipelines.resource import Metadata

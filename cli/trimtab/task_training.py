@@ -10,9 +10,8 @@ import torch
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.registry import build
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
-from trimtab_model_servers.transformer.prompt_selection import PLAIN, prompt_variant
-from trimtab_model_servers.transformer.task_files import save_task
-from trimtab_model_servers.transformer.tasks import Head
+from trimtab_model_servers.transformer.task_registry import save_task
+from trimtab_model_servers.transformer.tasks import PLAIN, Head, prompt_variant
 from trimtab_model_servers.transformer.transformer import ForwardPlan
 from trimtab_pipelines.accuracy_evidence import Accuracy, measured_accuracy
 from trimtab_pipelines.model_spec import ModelSpec

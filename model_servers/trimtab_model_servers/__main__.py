@@ -14,9 +14,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from trimtab_model_servers.credentials import take_credentials
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.settings import write_models
+from trimtab_model_servers.server.settings import write_models
+from trimtab_model_servers.weights.source import take_credentials
 from trimtab_pipelines.edge_settings import ReplicaIdentity
 from trimtab_pipelines.kubernetes_names import DATA_PORT, MLSERVER_GRPC_PORT, MLSERVER_HTTP_PORT
 from trimtab_pipelines.model_spec import ModelSpec
@@ -44,7 +44,7 @@ def main() -> int:
                 stack.enter_context(_model_folder(arguments.models_env)) if arguments.models_env else arguments.folder
             )
             identity = MutualTls(arguments.identity) if arguments.identity else None
-            from trimtab_model_servers.server import run  # noqa: PLC0415  (imports torch)
+            from trimtab_model_servers.server.replica import run  # noqa: PLC0415  (imports torch)
 
             run(
                 folder,

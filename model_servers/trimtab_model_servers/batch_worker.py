@@ -12,10 +12,15 @@ from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.event_loops import call_soon_threadsafe_if_open
 
 Result = TypeVar("Result")
 DEFAULT_MAX_WAITING = 64
+
+
+def call_soon_threadsafe_if_open(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: Any) -> None:
+    """Schedule a callback from any thread; ignored if the loop is closed."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback, *args)
 
 
 class _Job(Generic[Result]):

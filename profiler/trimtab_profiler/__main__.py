@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trimtab_model_servers.credentials import take_credentials
+from trimtab_model_servers.weights.source import take_credentials
 from trimtab_pipelines.documents import DocumentError, load_pipeline
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.replica import ProfileError

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from trimtab_model_servers.settings import write_model_folder
+from trimtab_model_servers.server.settings import write_model_folder
 from trimtab_pipelines.errors import OperationFailed
 from trimtab_pipelines.processes.child_process import ChildProcess, ReplicaPorts, StartError
 from trimtab_pipelines.spec import InferencePipeline

@@ -6,7 +6,7 @@ import torch
 
 from tests.model_servers.test_model_adapters import a_spec
 from trimtab.local.supervisor import Setup, Supervisor
-from trimtab_model_servers.model import load_model
+from trimtab_model_servers.server.hosted_model import load_model
 from trimtab_model_servers.transformer.checkpoints import Checkpoint, save
 from trimtab_model_servers.transformer.config import ViTConfig
 from trimtab_model_servers.transformer.tasks import Head

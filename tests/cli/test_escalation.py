@@ -15,7 +15,7 @@ from trimtab.accuracy.attribution import Choice, ReceivedAnswer
 from trimtab.accuracy.escalation import escalations
 from trimtab.app import run
 from trimtab_loadtester.payloads.interface import Score
-from trimtab_model_servers.model import load_model
+from trimtab_model_servers.server.hosted_model import load_model
 from trimtab_pipelines.documents import dump_yaml, load_pipeline
 from trimtab_pipelines.escalation import Escalation, TaskEscalation
 from trimtab_pipelines.spec import InferencePipeline

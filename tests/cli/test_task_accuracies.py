@@ -15,7 +15,7 @@ from trimtab.accuracy.per_task import task_accuracies, task_accuracy_stages
 from trimtab.app import run
 from trimtab_loadtester.payloads.interface import Score
 from trimtab_loadtester.payloads.labelled import LabelledPayloads, SamplesError
-from trimtab_model_servers.model import load_model
+from trimtab_model_servers.server.hosted_model import load_model
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.documents import dump_yaml, load_pipeline
 from trimtab_pipelines.spec import InferencePipeline

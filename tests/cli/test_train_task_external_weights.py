@@ -12,7 +12,7 @@ from trimtab.app import run
 from trimtab.commands.train_task import image_classification, read_images
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
-from trimtab_model_servers.model import load_model
+from trimtab_model_servers.server.hosted_model import load_model
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.model_spec import model_spec
 from trimtab_pipelines.tasks import parse_task_record

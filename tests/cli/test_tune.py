@@ -18,7 +18,7 @@ from trimtab.tuning.quality import QualityEvaluator
 from trimtab.tuning.selection import Trial, choose
 from trimtab.tuning.target import tuning_target
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
-from trimtab_model_servers.cpu_features import instructions
+from trimtab_model_servers.transformer.compiled import instructions
 from trimtab_pipelines.accuracy_evidence import AGREEMENT, Accuracy, wilson_interval
 from trimtab_pipelines.documents import DocumentError, load_pipeline
 from trimtab_pipelines.operating_point import OperatingPoint, TokenMerging

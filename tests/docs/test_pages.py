@@ -11,7 +11,7 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
 from trimtab_adapter.metrics import AdapterMetrics
-from trimtab_model_servers.chat_metrics import exposition
+from trimtab_model_servers.server.chat_metrics import exposition
 from trimtab_operator.metrics import Metrics as OperatorMetrics
 from trimtab_pipelines.documents import load_edge, parse
 from trimtab_pipelines.edge_settings import AccessLogField, EdgeSettings

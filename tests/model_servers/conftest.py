@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import a_pipeline, a_stage, a_variant
-from trimtab_model_servers.settings import write_model_folder
+from trimtab_model_servers.server.settings import write_model_folder
 from trimtab_pipelines.processes.child_process import ReplicaPorts
 
 SLOW_SECONDS = 0.6
@@ -36,7 +36,7 @@ class Replica:
 def serve(folder: str, connection: Connection) -> None:
     """Run a replica in the forked child; send its ports, or why it cannot serve."""
     from trimtab_model_servers.errors import ModelError  # noqa: PLC0415  (imported in the forkserver)
-    from trimtab_model_servers.server import run  # noqa: PLC0415
+    from trimtab_model_servers.server.replica import run  # noqa: PLC0415
 
     try:
         run(Path(folder), connection.send)
@@ -98,7 +98,7 @@ def write_echoes(folder: Path, slow_seconds: float = SLOW_SECONDS) -> Path:
 def context() -> ForkServerContext:
     """A forkserver that has the server's imports behind it."""
     forkserver = multiprocessing.get_context("forkserver")
-    forkserver.set_forkserver_preload(["trimtab_model_servers.server", "trimtab_model_servers.families.echo"])
+    forkserver.set_forkserver_preload(["trimtab_model_servers.server.replica", "trimtab_model_servers.families.echo"])
     warm = forkserver.Process(target=os.getpid)
     warm.start()
     warm.join()

@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from trimtab_model_servers import cache
+from trimtab_model_servers.weights import cache
 
 HOUR_SECONDS = 3600.0
 WRITES_FOR_EVER = """
 import sys
 from pathlib import Path
-from trimtab_model_servers import cache
+from trimtab_model_servers.weights import cache
 
 def write(file):
     file.write(bytes(1000))

@@ -1,6 +1,6 @@
 """Metrics of chat models: rendered at most once a second."""
 
-from trimtab_model_servers.chat_metrics import CachedExposition
+from trimtab_model_servers.server.chat_metrics import CachedExposition
 
 
 def test_metrics_are_rendered_at_most_once_a_second():

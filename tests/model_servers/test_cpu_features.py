@@ -2,7 +2,7 @@
 
 import pytest
 
-from trimtab_model_servers.cpu_features import instructions
+from trimtab_model_servers.transformer.compiled import instructions
 
 
 @pytest.mark.parametrize(

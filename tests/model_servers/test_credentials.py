@@ -1,6 +1,6 @@
 """Credentials: only known variables are taken from a Secret."""
 
-from trimtab_model_servers.credentials import take_credentials
+from trimtab_model_servers.weights.source import take_credentials
 
 
 def test_only_known_credentials_are_taken_from_a_secret():

@@ -7,8 +7,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from trimtab_model_servers import chat_routes
-from trimtab_model_servers.data_port import DataPort
+from trimtab_model_servers.server import chat_routes
+from trimtab_model_servers.server.data_port import DataPort
 
 
 @pytest.fixture

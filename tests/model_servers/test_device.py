@@ -1,6 +1,6 @@
 """Devices: a variant that requests a GPU computes on it if torch finds one.
 
-The meta device stands for a GPU: it has no numbers, but rejects tensors of other devices.
+The meta device stands for a GPU: it has no numbers, but rejects tensors of other hosted_model.
 """
 
 from dataclasses import replace
@@ -13,17 +13,16 @@ from tests.model_servers.test_model_adapters import a_spec
 from tests.model_servers.transformer.test_family import SHAPE, spec
 from tests.model_servers.transformer.test_family import weights as weights  # noqa: PLC0414  (a fixture)
 from tests.model_servers.transformer.test_task_registry import a_task
-from trimtab_model_servers import device as devices
-from trimtab_model_servers.device import move_to_device
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.image_classification import Classifier
 from trimtab_model_servers.families.interfaces import CPU
 from trimtab_model_servers.families.registry import build
 from trimtab_model_servers.families.user_module import UserNetwork
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
-from trimtab_model_servers.model import load_model
-from trimtab_model_servers.transformer.image_preprocessing import preprocess
-from trimtab_model_servers.transformer.merge_rules import RULES
+from trimtab_model_servers.server import hosted_model
+from trimtab_model_servers.server.hosted_model import load_model, move_to_device
+from trimtab_model_servers.transformer.config import preprocess
+from trimtab_model_servers.transformer.merging import RULES
 from trimtab_pipelines.operating_point import OperatingPoint
 
 META = torch.device("meta")
@@ -33,7 +32,7 @@ POINT = OperatingPoint(accuracy=0.5)
 @pytest.fixture
 def card(monkeypatch):
     """A card that torch sees: what is brought there has shapes, and no numbers."""
-    monkeypatch.setattr(devices, "GPU", META)
+    monkeypatch.setattr(hosted_model, "GPU", META)
     return lambda: True
 
 
@@ -94,7 +93,7 @@ def test_inputs_are_moved_to_the_models_device():
             assert x.device == META
             return torch.zeros(len(x), 4)
 
-    from trimtab_model_servers.model import HostedModel  # noqa: PLC0415
+    from trimtab_model_servers.server.hosted_model import HostedModel  # noqa: PLC0415
     from trimtab_protocol import Tensor as Wire  # noqa: PLC0415
 
     model = HostedModel(a_spec(), UserNetwork(Watched(), ("y",)), "none", device=META)

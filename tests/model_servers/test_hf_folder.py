@@ -11,11 +11,10 @@ from safetensors.torch import save
 
 from tests.fakes.hub import COMMIT, Hub, hub
 from tests.fakes.object_store import ObjectStore, object_store
-from trimtab_model_servers.cache import _link, linked_folder
-from trimtab_model_servers.download_limits import FetchLimits
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.hf_folder import referenced_files
-from trimtab_model_servers.weights_source import find_folder
+from trimtab_model_servers.weights.cache import _link, linked_folder
+from trimtab_model_servers.weights.files import FetchLimits, referenced_files
+from trimtab_model_servers.weights.source import find_folder
 
 OTHER = "f" * 40
 SHARDS = {f"model-{number}.safetensors": save({f"w{number}": torch.full((9,), number)}) for number in (1, 2)}

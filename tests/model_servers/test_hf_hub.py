@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save
 
 from tests.fakes.hub import COMMIT, Hub, hub
-from trimtab_model_servers.download_limits import FetchLimits
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.weights_source import find_weights
+from trimtab_model_servers.weights.files import FetchLimits
+from trimtab_model_servers.weights.source import find_weights
 
 OTHER = "f" * 40
 CONTENT = save({"weight": torch.arange(1000, dtype=torch.float32)})

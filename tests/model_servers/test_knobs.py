@@ -5,7 +5,7 @@ import torch
 
 from tests.model_servers.test_model_adapters import a_resnet, a_spec
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.model import load_model
+from trimtab_model_servers.server.hosted_model import load_model
 
 INPUTS = [
     {"name": "x", "datatype": "FP32", "shape": [4]},

@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import save_file
 
 from tests.model_servers.minio import ACCESS_KEY, SECRET_KEY, ObjectStore, Proxy, minio
-from trimtab_model_servers import cache
-from trimtab_model_servers.download_limits import SUFFIX, FetchLimits
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.weights_source import find_weights
+from trimtab_model_servers.weights import cache
+from trimtab_model_servers.weights.files import SUFFIX, FetchLimits
+from trimtab_model_servers.weights.source import find_weights
 
 IMPATIENT = FetchLimits(connect_seconds=1.0, read_seconds=0.5, stall_seconds=1.0, total_seconds=60.0)
 """For what is to be given up; whatever is to be fetched in the end is waited for as long as ever."""

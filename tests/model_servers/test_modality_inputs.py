@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.model_servers.test_model_adapters import a_spec
 from trimtab_model_servers.families import av_hubert, registry, self_mm, tbn, tvlt, vilt
-from trimtab_model_servers.families.bn_inception import FEATURES, BnInception
+from trimtab_model_servers.families.tbn import FEATURES, BnInception
 from trimtab_pipelines.operating_point import OperatingPoint
 
 ALL = OperatingPoint(accuracy=0.5)

@@ -5,8 +5,7 @@ from torchvision import models
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.digits import variants
-from trimtab_model_servers.model import load_model
-from trimtab_model_servers.tensors import torch_dtype
+from trimtab_model_servers.server.hosted_model import load_model, torch_dtype
 from trimtab_pipelines.model_spec import ModelSpec
 
 IMAGE = {"name": "image", "datatype": "FP32", "shape": [3, 224, 224]}

@@ -6,9 +6,9 @@ import torch
 from safetensors.torch import save
 
 from tests.fakes.object_store import ObjectStore, object_store
-from trimtab_model_servers.download_limits import FetchLimits
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.weights_source import find_weights
+from trimtab_model_servers.weights.files import FetchLimits
+from trimtab_model_servers.weights.source import find_weights
 
 IMPATIENT = FetchLimits(connect_seconds=1.0, read_seconds=0.2, stall_seconds=0.5, total_seconds=60.0)
 CONTENT = save({"weight": torch.arange(1000, dtype=torch.float32)})

@@ -5,7 +5,7 @@ import torch
 from torchvision import models
 
 from tests.ipa import BESIDE_THE_TABLES, FOLDER, STAGE_SECONDS, VARIANTS, ipa_pipeline
-from trimtab_model_servers.families.detection import SIZES, Detector
+from trimtab_model_servers.families.detector import SIZES, Detector
 from trimtab_model_servers.families.pretrained import architecture_of, construct
 from trimtab_pipelines.model_spec import ModelSpec, model_spec
 

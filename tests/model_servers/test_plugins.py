@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from tests.model_servers.test_model_adapters import a_spec, run
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.families import plugins
-from trimtab_model_servers.model import load_model
+from trimtab_model_servers.families import registry
+from trimtab_model_servers.server.hosted_model import load_model
 from trimtab_protocol import InferRequest, Tensor
 
 SOURCE = """
@@ -152,10 +152,10 @@ def test_entry_points_provide_families(tmp_path: Path, monkeypatch: pytest.Monke
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[trimtab.families]\nacme/scale = acme_models:Scale\n")
-    plugins.plugin_entry_points.cache_clear()
+    registry.plugin_entry_points.cache_clear()
     try:
         assert run(a_spec(family="acme/scale"), x=torch.ones(1, 4))["y"].shape == (1, 4)
         with pytest.raises(ModelError, match="acme/scale"):
             load_model(a_spec(family="acme/other"))
     finally:
-        plugins.plugin_entry_points.cache_clear()
+        registry.plugin_entry_points.cache_clear()

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.request_validation import select_operating_point, select_outputs, validate_rows
+from trimtab_model_servers.model_protocol import select_operating_point, select_outputs, validate_rows
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import RequestedOutput, Tensor
 

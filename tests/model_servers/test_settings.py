@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tests.builders import a_pipeline, a_stage, a_variant
-from trimtab_model_servers.settings import write_model_folder
+from trimtab_model_servers.server.settings import write_model_folder
 from trimtab_pipelines.model_spec import ModelSpec
 
 
@@ -49,7 +49,7 @@ def test_unknown_variant_lists_the_variants(tmp_path):
 
 def test_writing_settings_needs_no_torch():
     """The local runtime and the adapter's machine may not have it loaded."""
-    code = "import sys, trimtab_model_servers.settings; print({'torch', 'mlserver'} & sys.modules.keys())"
+    code = "import sys, trimtab_model_servers.server.settings; print({'torch', 'mlserver'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
@@ -60,4 +60,6 @@ def test_modules_to_preload_need_no_torch():
         "from tests.builders import a_pipeline; print(modules_to_preload(a_pipeline()), {'torch'} & sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['trimtab_model_servers.server', 'trimtab_model_servers.families.echo'] set()"
+    assert (
+        done.stdout.strip() == "['trimtab_model_servers.server.replica', 'trimtab_model_servers.families.echo'] set()"
+    )

@@ -20,8 +20,8 @@ import pytest
 from tests.builders import a_pipeline, a_stage, a_variant
 from tests.model_servers.clients import a_request, call, call_mlserver_grpc, x
 from tests.model_servers.conftest import Gate, Replica, serve_gated, write_echoes
-from trimtab_model_servers.ports import ReservedPort
-from trimtab_model_servers.settings import write_model_folder
+from trimtab_model_servers.server.mlserver_setup import ReservedPort
+from trimtab_model_servers.server.settings import write_model_folder
 
 
 def test_a_fork_starts_quickly(start, tmp_path):
@@ -30,7 +30,7 @@ def test_a_fork_starts_quickly(start, tmp_path):
     replicas = [start(tmp_path) for _ in range(3)]
     assert all(isinstance(replica, Replica) for replica in replicas), replicas
     began = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import trimtab_model_servers.server"], check=True)
+    subprocess.run([sys.executable, "-c", "import trimtab_model_servers.server.replica"], check=True)
     assert min(replica.start_seconds for replica in replicas) < (time.monotonic() - began) / 2
     ports = [port for replica in replicas for port in asdict(replica.ports).values()]
     assert len(set(ports)) == len(ports)
@@ -87,12 +87,12 @@ def test_model_that_cannot_be_loaded_is_reported(start, tmp_path, variant, messa
         ("no json", "model-settings.json: Expecting value"),
         ('{"name": "small"}', "model-settings.json: .*implementation"),
         (
-            '{"name": "small", "implementation": "trimtab_model_servers.runtime.TorchRuntime"}',
+            '{"name": "small", "implementation": "trimtab_model_servers.server.runtime.TorchRuntime"}',
             "model small: parameters.extra is missing",
         ),
         (
             (
-                '{"name": "small", "implementation": "trimtab_model_servers.runtime.TorchRuntime", '
+                '{"name": "small", "implementation": "trimtab_model_servers.server.runtime.TorchRuntime", '
                 '"parameters": {"extra": {"name": "small"}}}'
             ),
             "model small: model-settings.json: parameters.extra.family: Field required",

@@ -13,7 +13,7 @@ from trimtab_model_servers.families.pretrained import construct, load
 from trimtab_model_servers.families.question_answering import QuestionAnswerer, best_spans
 from trimtab_model_servers.families.seq2seq import Seq2SeqNetwork, generation_config
 from trimtab_model_servers.families.text_classification import TextClassifier
-from trimtab_model_servers.model import load_model
+from trimtab_model_servers.server.hosted_model import load_model
 from trimtab_pipelines.operating_point import OperatingPoint
 
 POINT = OperatingPoint(accuracy=0.5)

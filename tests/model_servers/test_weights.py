@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import save_file
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.weights import load_weights
-from trimtab_model_servers.weights_source import RandomSeed, find_weights
+from trimtab_model_servers.weights.loading import load_weights
+from trimtab_model_servers.weights.source import RandomSeed, find_weights
 
 
 def a_layer() -> torch.nn.Module:

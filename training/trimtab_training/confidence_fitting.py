@@ -7,7 +7,7 @@ import torch.nn.functional as fn
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trimtab_model_servers.families.digits_av.calibration import KNOTS
+from trimtab_model_servers.families.digits_av.base import KNOTS
 
 BINS: Final = 15
 _BLOCKS: Final = KNOTS - 2

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
-from trimtab_model_servers.transformer.image_preprocessing import Normalisation, preprocess
+from trimtab_model_servers.transformer.config import Normalisation, preprocess
 from trimtab_model_servers.transformer.tasks import Head
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
 from trimtab_training.optimizer import Advance, Schedule, minimize

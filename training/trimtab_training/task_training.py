@@ -9,10 +9,8 @@ from torch import Tensor
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.transformer.checkpoints import Checkpoint
-from trimtab_model_servers.transformer.config import ViTConfig
-from trimtab_model_servers.transformer.image_preprocessing import Normalisation
-from trimtab_model_servers.transformer.prompt_selection import prompt_variants, require_trained
-from trimtab_model_servers.transformer.tasks import Head
+from trimtab_model_servers.transformer.config import Normalisation, ViTConfig
+from trimtab_model_servers.transformer.tasks import Head, prompt_variants, require_trained
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer, forward_plan
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_training.optimizer import Schedule

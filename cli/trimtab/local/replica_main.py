@@ -34,7 +34,7 @@ def serve(folder: str, log: str, ready: Connection, identity: ReplicaIdentity | 
     os.dup2(handle, 2)
     # Imported here: the fork server preloads these modules, the process that starts replicas does not need them.
     from trimtab_model_servers.errors import ModelError  # noqa: PLC0415
-    from trimtab_model_servers.server import run  # noqa: PLC0415
+    from trimtab_model_servers.server.replica import run  # noqa: PLC0415
 
     code = 0
     try:

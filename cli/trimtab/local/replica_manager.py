@@ -10,7 +10,7 @@ from trimtab.local import rollout
 from trimtab.local.replica_process import ReplicaProcess
 from trimtab.local.rollout import Action, MarkDraining, Replica, Resize, StageTarget, Start, Stop
 from trimtab.local.variant_packing import variants_to_load
-from trimtab_model_servers.settings import write_model_folder
+from trimtab_model_servers.server.settings import write_model_folder
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.edge_settings import ReplicaIdentity
 from trimtab_pipelines.endpoints import Endpoint, Endpoints

@@ -23,7 +23,7 @@ from trimtab.local import replica_main
 from trimtab_pipelines.edge_settings import ReplicaIdentity
 from trimtab_pipelines.processes.child_process import SAFE_PATH, ReplicaPorts
 
-PRELOADED = ["trimtab_model_servers.server", "trimtab.local.replica_main"]
+PRELOADED = ["trimtab_model_servers.server.replica", "trimtab.local.replica_main"]
 STOP_TIMEOUT_SECONDS = 10.0
 _WAITING = frozenset({psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_IDLE})
 

@@ -9,12 +9,11 @@ import torch
 
 from trimtab.tuning.precisions import Gpu
 from trimtab_loadtester.payloads.interface import Payload
-from trimtab_model_servers.device import move_to_device
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.interfaces import CPU, Network
 from trimtab_model_servers.families.registry import build
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
-from trimtab_model_servers.tensors import to_torch
+from trimtab_model_servers.server.hosted_model import move_to_device, to_torch
 from trimtab_model_servers.transformer.compiled import SUFFIX
 from trimtab_pipelines.graph import split_reference
 from trimtab_pipelines.model_spec import ModelSpec, model_spec

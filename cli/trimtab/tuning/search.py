@@ -14,8 +14,8 @@ from trimtab.tuning.selection import Selection, Trial, choose
 from trimtab.tuning.timing import OnProgress, TimeBudget, Timer
 from trimtab.tuning.trials import TrialResults, run_trials
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
-from trimtab_model_servers.cpu_features import instructions
-from trimtab_model_servers.transformer.merge_rules import RULES
+from trimtab_model_servers.transformer.compiled import instructions
+from trimtab_model_servers.transformer.merging import RULES
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.spec import InferencePipeline
 

@@ -8,12 +8,11 @@ from time import perf_counter
 from typing import Any
 
 from trimtab_model_servers.batch_worker import BatchWorker
-from trimtab_model_servers.chat.config import ChatComponents
 from trimtab_model_servers.chat.embedding_client import EmbeddingClient
+from trimtab_model_servers.chat.embedding_store import PendingImages
 from trimtab_model_servers.chat.encoder_model import PREPROCESSING_THREADS
 from trimtab_model_servers.chat.encoder_scheduler import EncoderLimits, EncoderScheduler
-from trimtab_model_servers.chat.interfaces import ChatTokenizer
-from trimtab_model_servers.chat.pending_images import PendingImages
+from trimtab_model_servers.chat.interfaces import ChatComponents, ChatTokenizer
 from trimtab_model_servers.chat.request_parser import ChatRow, ImageSources, parse_chats
 from trimtab_model_servers.chat.responses import FinishEvent, TokenEvent, response_tensors
 from trimtab_model_servers.chat.sessions import ChatSessions, TokenLimits
@@ -23,8 +22,16 @@ from trimtab_model_servers.engine.core import EngineCore
 from trimtab_model_servers.engine.model_adapters import ModelAdapter
 from trimtab_model_servers.engine.scheduler import EngineLimits
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.model_metadata import Fact, Weights, metadata_facts, metadata_of, response_parameters
-from trimtab_model_servers.request_validation import select_operating_point, select_outputs, validate_rows
+from trimtab_model_servers.model_protocol import (
+    Fact,
+    Weights,
+    metadata_facts,
+    metadata_of,
+    response_parameters,
+    select_operating_point,
+    select_outputs,
+    validate_rows,
+)
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import InferRequest, InferResponse
 from trimtab_protocol.chat.embedding_refs import ChatTokenCounts

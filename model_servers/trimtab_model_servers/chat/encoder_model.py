@@ -11,16 +11,23 @@ import torch
 
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat import image_decoder, messages
-from trimtab_model_servers.chat.config import ChatComponents
 from trimtab_model_servers.chat.embedding_store import EmbeddingStore, StoredEmbedding
 from trimtab_model_servers.chat.encoder_scheduler import EncoderLimits, EncoderScheduler, ImageEmbedding
-from trimtab_model_servers.chat.interfaces import VisionEncoder
+from trimtab_model_servers.chat.interfaces import ChatComponents, VisionEncoder
 from trimtab_model_servers.chat.request_parser import image_files
 from trimtab_model_servers.chat.responses import text_tensor
 from trimtab_model_servers.chat.warmup import encode_gray_image
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.model_metadata import Fact, Weights, metadata_facts, metadata_of, response_parameters
-from trimtab_model_servers.request_validation import select_operating_point, select_outputs, validate_rows
+from trimtab_model_servers.model_protocol import (
+    Fact,
+    Weights,
+    metadata_facts,
+    metadata_of,
+    response_parameters,
+    select_operating_point,
+    select_outputs,
+    validate_rows,
+)
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.stages import CHAT_IMAGE_INDEX, EMBEDDINGS_INPUT, IMAGES_INPUT
 from trimtab_protocol import InferRequest, InferResponse, Tensor

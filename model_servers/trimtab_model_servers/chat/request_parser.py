@@ -11,9 +11,9 @@ from torch import Tensor
 
 from trimtab_model_servers.chat import image_decoder, messages
 from trimtab_model_servers.chat.embedding_client import EmbeddingRequest
+from trimtab_model_servers.chat.embedding_store import PendingImages
 from trimtab_model_servers.chat.encoder_scheduler import EncoderScheduler
 from trimtab_model_servers.chat.messages import Message, Options
-from trimtab_model_servers.chat.pending_images import PendingImages
 from trimtab_model_servers.errors import RefusalError
 from trimtab_protocol import InferRequest
 from trimtab_protocol.chat.embedding_refs import BLANK, PENDING, EmbeddingRef

@@ -17,10 +17,10 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from torch import Tensor
 
+from trimtab_model_servers.batch_worker import call_soon_threadsafe_if_open
 from trimtab_model_servers.engine.core import EngineCore, EngineEvent, EventListener, Gauges
 from trimtab_model_servers.engine.request import EngineBusy, Request, TokenChunk
 from trimtab_model_servers.engine.stop_strings import Detokenize
-from trimtab_model_servers.event_loops import call_soon_threadsafe_if_open
 
 _LOG = logging.getLogger(__name__)
 _Delivery = tuple["asyncio.Queue[EngineEvent | Exception]", EngineEvent | Exception]

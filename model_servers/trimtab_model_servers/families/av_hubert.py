@@ -13,13 +13,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torchvision import models
 
-from trimtab_model_servers.families.interfaces import Built
-from trimtab_model_servers.families.modality_inputs import select_inputs
-from trimtab_model_servers.families.parameters import Parameters, read_parameters
+from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
+from trimtab_model_servers.families.multimodal import Encoder, select_inputs
 from trimtab_model_servers.families.sequences import resize_width
 from trimtab_model_servers.families.speech_recognition import collapse_repeats
-from trimtab_model_servers.transformer_encoder import Encoder
-from trimtab_model_servers.weights import build_with_weights
+from trimtab_model_servers.weights.loading import build_with_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 

@@ -1,30 +1,171 @@
 """`detector/n` to `detector/x`: UINT8 [B, 3, H, W] to the detected objects, with crops for a classifier.
 
-H and W are multiples of 32. The crops are normalized for torchvision's classifiers: FP32 [N, 3, 224, 224].
+H and W are multiples of 32. The crops are normalized for torchvision's classifiers: FP32 [N, 3, 224, 224]. The network
+is a single-stage, anchor-free detector in five sizes. It shares no code with YOLOv5, but matches the parameter counts
+of its five sizes (IPA, table 7), and its operations within a fifth, so that a stage costs as much as the paper's. A
+backbone of residual stages, each with half the resolution and twice the channels, feeds its last three stages into a
+top-down pyramid; one head, shared by the three levels, predicts for each cell an objectness, a class and the distances
+from the cell's center to the sides of a box.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
 
 import torch
 from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torchvision.ops import batched_nms, clip_boxes_to_image, roi_align
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.detection import COARSEST, SIZES, Detector, fuse_batch_norms
-from trimtab_model_servers.families.interfaces import Built
-from trimtab_model_servers.families.parameters import Parameters, read_parameters
-from trimtab_model_servers.transformer.image_preprocessing import FIXED
-from trimtab_model_servers.weights import load_weights
-from trimtab_model_servers.weights_source import RandomSeed, find_weights
+from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
+from trimtab_model_servers.transformer.config import FIXED
+from trimtab_model_servers.weights.loading import load_weights
+from trimtab_model_servers.weights.source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 
+CLASSES = 80
+STRIDES = (8, 16, 32)
+COARSEST = STRIDES[-1]
 CANDIDATES = 300
 CROP_PIXELS = 224
 MAX_IMAGES = 8  # the first layers take up to 37 MB per frame; larger batches are no faster on CPUs
 MIN_SIDE_PIXELS = 2.0
 CLASSIFIER_MEAN, CLASSIFIER_DEVIATION = FIXED["ImageNet"]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Width and depth of a detector."""
+
+    stem: int
+    """Channels of the first convolution; the stages have 2, 4, 8 and 16 times as many."""
+    depths: tuple[int, int, int, int]
+    """Residual blocks of the four stages."""
+    pyramid: int
+    """Channels of the pyramid and the head."""
+
+
+SIZES = {
+    "n": Size(stem=16, depths=(1, 2, 4, 3), pyramid=40),
+    "s": Size(stem=32, depths=(1, 2, 4, 3), pyramid=48),
+    "m": Size(stem=56, depths=(1, 2, 3, 3), pyramid=96),
+    "l": Size(stem=80, depths=(1, 2, 4, 3), pyramid=192),
+    "x": Size(stem=120, depths=(1, 2, 5, 2), pyramid=160),
+}
+
+
+class Convolution(nn.Module):
+    """Convolution, batch norm, SiLU."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+        self.norm: nn.Module = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, inputs, H, W] to [B, outputs, H / stride, W / stride]."""
+        return nn.functional.silu(self.norm(self.conv(x)), inplace=True)
+
+
+class Residual(nn.Module):
+    """A bottleneck of half the channels with a residual connection."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.squeeze = Convolution(channels, channels // 2, 1)
+        self.expand = Convolution(channels // 2, channels, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, channels, H, W] to the same shape."""
+        return x + cast("Tensor", self.expand(self.squeeze(x)))
+
+
+class Head(nn.Module):
+    """Predictions of each cell of a level: objectness, class scores, and a box."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.what = nn.Sequential(Convolution(channels, channels, 3), Convolution(channels, channels, 3))
+        self.where = nn.Sequential(Convolution(channels, channels, 3), Convolution(channels, channels, 3))
+        self.classes = nn.Conv2d(channels, CLASSES, 1)
+        self.box = nn.Conv2d(channels, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, channels, H, W] to [B, H · W, 5 + CLASSES]: distances, objectness and class logits."""
+        predictions = torch.cat((self.box(self.where(x)), self.classes(self.what(x))), dim=1)
+        return predictions.flatten(2).transpose(1, 2)
+
+
+class Detector(nn.Module):
+    """Backbone, pyramid and head."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        widths = [size.stem << level for level in range(5)]
+        self.stem = Convolution(3, size.stem, 3, stride=2)
+        self.stages = nn.ModuleList(
+            nn.Sequential(Convolution(inputs, outputs, 3, stride=2), *(Residual(outputs) for _ in range(depth)))
+            for (inputs, outputs), depth in zip(pairwise(widths), size.depths, strict=True)
+        )
+        self.laterals = nn.ModuleList(Convolution(width, size.pyramid, 1) for width in widths[2:])
+        self.smooths = nn.ModuleList(Convolution(size.pyramid, size.pyramid, 3) for _ in STRIDES)
+        self.head = Head(size.pyramid)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Detect on images of values 0…1, height and width multiples of 32.
+
+        Args:
+            images: [B, 3, H, W].
+
+        Returns:
+            boxes [B, cells, 4] as left, top, right, bottom in pixels, and the score of each class [B, cells, CLASSES].
+        """
+        x = self.stem(images)
+        features = []
+        for stage in self.stages:
+            x = stage(x)
+            features.append(x)
+        levels = self._pyramid(features[1:])
+        predictions = torch.cat([self.head(level) for level in levels], dim=1)
+        centres, strides = cells([(level.shape[2], level.shape[3]) for level in levels])
+        distances = nn.functional.softplus(predictions[..., :4]) * strides[:, None]
+        boxes = torch.cat((centres - distances[..., :2], centres + distances[..., 2:]), dim=-1)
+        return boxes, predictions[..., 5:].sigmoid() * predictions[..., 4:5].sigmoid()
+
+    def _pyramid(self, stages: list[Tensor]) -> list[Tensor]:
+        """Add to each level the features of the coarser ones; finest level first."""
+        above: Tensor | None = None
+        levels: list[Tensor] = []
+        for lateral, smooth, features in reversed(list(zip(self.laterals, self.smooths, stages, strict=True))):
+            level = lateral(features)
+            if above is not None:
+                level = level + interpolate(above, size=level.shape[2:], mode="nearest")
+            levels.insert(0, smooth(level))
+            above = level
+        return levels
+
+
+def cells(shapes: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """Centers [cells, 2] as x, y in pixels and strides [cells] of the three levels' cells, finest level first."""
+    centres, strides = [], []
+    for (height, width), stride in zip(shapes, STRIDES, strict=True):
+        rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        centres.append((torch.stack((columns, rows), dim=-1).reshape(-1, 2) + 0.5) * stride)
+        strides.append(torch.full((height * width,), float(stride)))
+    return torch.cat(centres), torch.cat(strides)
+
+
+def fuse_batch_norms(detector: Detector) -> None:
+    """Fuse each batch norm into the convolution before it, in place."""
+    for module in list(detector.modules()):
+        if isinstance(module, Convolution) and isinstance(module.norm, nn.BatchNorm2d):
+            module.conv = fuse_conv_bn_eval(module.conv, module.norm).requires_grad_(requires_grad=False)
+            module.norm = nn.Identity()
 
 
 class DetectorParameters(Parameters):

@@ -7,8 +7,7 @@ import torch
 from pydantic import Field
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.interfaces import Built
-from trimtab_model_servers.families.parameters import Parameters, read_parameters
+from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 

@@ -13,8 +13,8 @@ from torchvision import models
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.interfaces import Built
-from trimtab_model_servers.weights import load_weights
-from trimtab_model_servers.weights_source import RandomSeed, find_weights
+from trimtab_model_servers.weights.loading import load_weights
+from trimtab_model_servers.weights.source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 

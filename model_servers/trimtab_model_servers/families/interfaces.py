@@ -1,15 +1,19 @@
-"""Interfaces of model families."""
+"""Interfaces of model families, and their settings, read from a variant's `parameters`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, Self, runtime_checkable
+from typing import Literal, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from trimtab_model_servers.model_metadata import Fact
+from trimtab_model_servers.errors import ModelError, first_problem
+from trimtab_model_servers.model_protocol import Fact
+from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 
 CPU = torch.device("cpu")
+Settings = TypeVar("Settings", bound=BaseModel)
 
 
 class Network(Protocol):
@@ -58,3 +62,22 @@ class Built:
     def of(cls, network: Network, *, random: bool) -> Self:
         """A network with random or stored weights."""
         return cls(network, "random" if random else "stored")
+
+
+class Parameters(BaseModel):
+    """Base class of a family's settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def read_parameters(settings: type[Settings], spec: ModelSpec) -> Settings:
+    """Check a variant's parameters.
+
+    Raises:
+        ModelError: unknown parameter or invalid value.
+    """
+    try:
+        return settings.model_validate(spec.parameters)
+    except ValidationError as error:
+        names = ", ".join(settings.model_fields) or "none"
+        raise ModelError(f"family {spec.family!r}: parameters.{first_problem(error)}; there are: {names}") from error

@@ -12,8 +12,8 @@ import torch
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.architectures import ARCHITECTURES, Architecture
-from trimtab_model_servers.weights import read_tensors
-from trimtab_model_servers.weights_source import RandomSeed, find_weights
+from trimtab_model_servers.weights.loading import read_tensors
+from trimtab_model_servers.weights.source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 
 try:

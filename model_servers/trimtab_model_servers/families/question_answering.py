@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool1d, pad
 
 from trimtab_model_servers.families.architectures import Architecture
-from trimtab_model_servers.families.interfaces import Built
-from trimtab_model_servers.families.parameters import Parameters, read_parameters
+from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
 from trimtab_model_servers.families.pretrained import architecture_of, build_model
 from trimtab_model_servers.families.sequences import frame, pack, pad_tokens, replace_unknown, token_counts
 from trimtab_pipelines.model_spec import ModelSpec

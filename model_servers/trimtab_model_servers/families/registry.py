@@ -1,25 +1,32 @@
-"""Registry of model families. A family's module is imported only when a model needs it; `plugins` adds others.
+"""Registry of model families. A family's module is imported only when a model needs it.
+
+A plugin family is named by an import path, or by an entry point of an installed package.
 
 A module has `build(spec)`. If its models support several operating points, `KNOBS` lists the fields of an operating
 point that they act on, by their names in a document; points that set another field are rejected. A module whose models
 accept further tasks has `TAKES_TASKS`.
 """
 
+import re
 from collections.abc import Callable, Collection
+from functools import cache
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families import plugins
 from trimtab_model_servers.families.architectures import ARCHITECTURES, Task
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.spec import InferencePipeline
 
 if TYPE_CHECKING:  # the names alone do not need torch
-    from trimtab_model_servers.chat.config import ChatComponents
+    from trimtab_model_servers.chat.interfaces import ChatComponents
     from trimtab_model_servers.families.interfaces import Built
 
 _PACKAGE = "trimtab_model_servers.families"
+_PLUGIN_GROUP = "trimtab.families"
+_IMPORT_PATH = re.compile(r"^(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)$")
 _MODULE_OF_TASK: dict[Task, str] = {
     "classification": "text_classification",
     "question-answering": "question_answering",
@@ -53,9 +60,9 @@ CHAT_FAMILIES = {
     **dict.fromkeys((f"lmm-digits/{role}" for role in _ROLES), "lmm_digits.family"),
     **dict.fromkeys(
         (f"{name}/{role}" for name in _DECODER_ONLY for role in _ROLES),
-        "hf_vlm",
+        "hf_vlm.family",
     ),
-    "llama-3.2-vision-11b/colocated": "hf_vlm",
+    "llama-3.2-vision-11b/colocated": "hf_vlm.family",
 }
 """Chat families; their `build(spec)` returns `ChatComponents`."""
 
@@ -91,14 +98,38 @@ def require_family(name: str) -> None:
     """Check that a family exists, without importing it.
 
     Raises:
-        ModelError: it does not; the message lists the families.
+        ModelError: it does not; the message lists the families, or names the package that is not installed.
     """
     if name in FAMILIES or name in CHAT_FAMILIES:
         return
-    if plugins.plugin_location(name) is None:
-        known = ", ".join(sorted([*FAMILIES, *CHAT_FAMILIES, *plugins.entry_point_names()]))
+    location = plugin_location(name)
+    if location is None:
+        known = ", ".join(sorted([*FAMILIES, *CHAT_FAMILIES, *plugin_entry_points()]))
         raise ModelError(f"unknown family {name!r}; give one of your own as package.module:Class; there are: {known}")
-    plugins.require_importable(name)
+    package = location[0].partition(".")[0]
+    if find_spec(package) is None:
+        raise not_installed(name, package)
+
+
+def plugin_location(family: str) -> tuple[str, str] | None:
+    """Module and attribute of a plugin family; None if the name is neither an import path nor an entry point."""
+    if match := _IMPORT_PATH.match(family):
+        return match["module"], match["name"]
+    point = plugin_entry_points().get(family)
+    return (point.module, point.attr) if point else None
+
+
+@cache
+def plugin_entry_points() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=_PLUGIN_GROUP)}
+
+
+def not_installed(family: str, package: str) -> ModelError:
+    """The error of a plugin family whose package is missing."""
+    return ModelError(
+        f"family {family!r}: no module {package!r}; install it in trimtab's environment (pip install), or add its "
+        "folder to PYTHONPATH; in a cluster it belongs in the model server's image"
+    )
 
 
 def _require_known(spec: ModelSpec, known: Collection[str]) -> None:
@@ -116,4 +147,4 @@ def modules_to_preload(pipeline: InferencePipeline) -> list[str]:
     families = {variant.family for stage in pipeline.spec.stages for variant in stage.variants}
     known = FAMILIES | CHAT_FAMILIES
     modules = {f"{_PACKAGE}.{known[family]}" for family in families if family in known}
-    return ["trimtab_model_servers.server", *sorted(modules)]
+    return ["trimtab_model_servers.server.replica", *sorted(modules)]

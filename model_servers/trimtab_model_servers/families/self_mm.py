@@ -14,12 +14,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from trimtab_model_servers.families.interfaces import Built
-from trimtab_model_servers.families.modality_inputs import select_inputs
-from trimtab_model_servers.families.parameters import Parameters, read_parameters
+from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
+from trimtab_model_servers.families.multimodal import select_inputs
 from trimtab_model_servers.families.pretrained import TRANSFORMERS
 from trimtab_model_servers.families.sequences import frame, pack, pad_tokens, replace_unknown
-from trimtab_model_servers.weights import build_with_weights
+from trimtab_model_servers.weights.loading import build_with_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 

@@ -7,6 +7,7 @@ against its constructor.
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -15,8 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.interfaces import Built
-from trimtab_model_servers.families.plugins import load_class
-from trimtab_model_servers.weights import build_with_weights
+from trimtab_model_servers.families.registry import not_installed, plugin_location
+from trimtab_model_servers.weights.loading import build_with_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.tensors import Datatype, TensorSpec
@@ -32,7 +33,7 @@ def builder_of(family: str) -> Any:
     Raises:
         ModelError: it cannot be imported, or is not a family.
     """
-    family_class = load_class(family)
+    family_class = _load_class(family)
     if callable(getattr(family_class, "build", None)):
         return family_class
     if not (inspect.isclass(family_class) and issubclass(family_class, torch.nn.Module)):
@@ -42,6 +43,30 @@ def builder_of(family: str) -> Any:
         known = ", ".join(sorted(_KNOBS))
         raise ModelError(f"family {family!r}: unknown knob {unknown[0]!r}; there are: {known}")
     return SimpleNamespace(build=lambda spec: _build(family_class, spec), KNOBS=knobs)
+
+
+def _load_class(family: str) -> Any:
+    """Import a plugin family: an object with `build`, or a subclass of torch.nn.Module.
+
+    Raises:
+        ModelError: the import failed.
+    """
+    location = plugin_location(family)
+    if location is None:
+        raise ModelError(f"family {family!r} is not an import path; use package.module:Class")
+    module_name, name = location
+    try:
+        module = import_module(module_name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
+            raise not_installed(family, str(error.name)) from error
+        raise ModelError(f"family {family!r}: importing {module_name}: {type(error).__name__}: {error}") from error
+    family_class = getattr(module, name, None)
+    if family_class is None:
+        classes = [n for n, value in vars(module).items() if inspect.isclass(value) and not n.startswith("_")]
+        names = ", ".join(sorted(classes)) or "no class"
+        raise ModelError(f"family {family!r}: {module_name} has no {name!r}; it has: {names}")
+    return family_class
 
 
 def _build(cls: Class, spec: ModelSpec) -> Built:

@@ -16,25 +16,20 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 
-from trimtab_model_servers.download_limits import FetchLimits
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.interfaces import CPU, Built
-from trimtab_model_servers.families.parameters import Parameters, read_parameters
-from trimtab_model_servers.model_metadata import Fact
+from trimtab_model_servers.families.interfaces import CPU, Built, Parameters, read_parameters
+from trimtab_model_servers.model_protocol import Fact
 from trimtab_model_servers.transformer.checkpoint_import import CheckpointInfo
 from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, random_checkpoint
 from trimtab_model_servers.transformer.compiled import PREFIX as FORM_PREFIX
 from trimtab_model_servers.transformer.compiled import Compiled, load_form
-from trimtab_model_servers.transformer.config import SHAPES, Activation
-from trimtab_model_servers.transformer.image_preprocessing import Normalisation, preprocess
-from trimtab_model_servers.transformer.merge_rules import RULES
-from trimtab_model_servers.transformer.prompt_selection import prompt_variant, require_trained
-from trimtab_model_servers.transformer.quantization import quantize
-from trimtab_model_servers.transformer.task_files import fingerprint
-from trimtab_model_servers.transformer.task_registry import ActiveTasks, TaskRegistry
-from trimtab_model_servers.transformer.tasks import RowGroup
-from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer, forward_plan
-from trimtab_model_servers.weights_source import RandomSeed, find_weights
+from trimtab_model_servers.transformer.config import SHAPES, Activation, Normalisation, preprocess
+from trimtab_model_servers.transformer.merging import RULES
+from trimtab_model_servers.transformer.task_registry import ActiveTasks, TaskRegistry, fingerprint
+from trimtab_model_servers.transformer.tasks import RowGroup, prompt_variant, require_trained
+from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer, forward_plan, quantize
+from trimtab_model_servers.weights.files import FetchLimits
+from trimtab_model_servers.weights.source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.tasks import MAX_TASK_FILE_BYTES, NO_TASK, TASK_INPUT, Task

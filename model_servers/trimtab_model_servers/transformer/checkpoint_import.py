@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.transformer.config import SHAPES, Activation, ViTConfig
-from trimtab_model_servers.transformer.image_preprocessing import Normalisation
+from trimtab_model_servers.transformer.config import SHAPES, Activation, Normalisation, ViTConfig
 from trimtab_model_servers.transformer.tasks import Head
 
 _HEADS = {(shape.width, shape.depth): shape.heads for shape in SHAPES.values()} | {

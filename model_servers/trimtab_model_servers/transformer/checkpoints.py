@@ -24,12 +24,10 @@ from trimtab_model_servers.transformer.checkpoint_import import (
     infer_config,
     split_head,
 )
-from trimtab_model_servers.transformer.config import ViTConfig
-from trimtab_model_servers.transformer.image_preprocessing import Normalisation
-from trimtab_model_servers.transformer.prompt_selection import PLAIN
-from trimtab_model_servers.transformer.tasks import Head
+from trimtab_model_servers.transformer.config import Normalisation, ViTConfig
+from trimtab_model_servers.transformer.tasks import PLAIN, Head
 from trimtab_model_servers.transformer.transformer import VisionTransformer
-from trimtab_model_servers.weights import require_same_tensors
+from trimtab_model_servers.weights.loading import require_same_tensors
 
 KIND = "trimtab-vision-transformer"
 ONLY_TASK = "default"

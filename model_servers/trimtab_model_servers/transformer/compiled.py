@@ -16,17 +16,28 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from trimtab_model_servers.cpu_features import instructions
-from trimtab_model_servers.download_limits import sha256
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
+from trimtab_model_servers.weights.files import sha256
 
+_PREFIXES = ("avx", "amx", "fma", "f16c", "bmi", "sse", "gfni", "vaes", "asimd", "sve", "sme", "i8mm", "bf16")
+"""Prefixes of instruction sets that a compiler may use for this processor."""
 PREFIX, SUFFIX = "inductor-", ".pt2"
 _DIGITS = 32
 """Hexadecimal digits of the SHA-256 in a form's name."""
 _COMPILERS = ("g++", "clang++", "c++")
 _TARGET_KEY = "trimtab"
 """Metadata key of the target of a form."""
+
+
+def instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """Instruction set extensions by their Linux names; empty if the kernel does not report them."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))), "")
+    return frozenset(name for name in flags.split() if name.startswith(_PREFIXES))
 
 
 @dataclass(frozen=True, slots=True)

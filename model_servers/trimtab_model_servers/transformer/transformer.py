@@ -5,6 +5,7 @@ ToMe, section 3). Attention is biased by token sizes only after the first merge,
 kernels.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,9 +15,15 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from trimtab_model_servers.transformer.config import Activation, ViTConfig
-from trimtab_model_servers.transformer.merge_rules import RULES, MergeInputs, Rule
 from trimtab_model_servers.transformer.merge_schedule import clamp_r, in_each_layer
+from trimtab_model_servers.transformer.merging import RULES, MergeInputs, Rule
 from trimtab_pipelines.operating_point import OperatingPoint
+
+_ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    "GELU": nn.functional.gelu,
+    "GELUTanh": partial(nn.functional.gelu, approximate="tanh"),
+    "QuickGELU": lambda x: x * torch.sigmoid(1.702 * x),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +42,6 @@ class ForwardPlan:
 
 
 PLAIN = ForwardPlan()
-_ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
-    "GELU": nn.functional.gelu,
-    "GELUTanh": partial(nn.functional.gelu, approximate="tanh"),
-    "QuickGELU": lambda x: x * torch.sigmoid(1.702 * x),
-}
 
 
 @dataclass(slots=True)
@@ -232,3 +234,14 @@ def _merge_inputs(
     if patch_keys.dtype in {torch.bfloat16, torch.float16}:
         patch_keys = patch_keys.float()
     return MergeInputs(patch_keys, importance, progress)
+
+
+def quantize(transformer: VisionTransformer) -> VisionTransformer:
+    """Return an INT8 copy, whose activations are quantized per batch; the transformer does not change."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torchao replaces it
+        warnings.simplefilter("ignore", UserWarning)  # of its tensors
+        quantized: VisionTransformer = torch.ao.quantization.quantize_dynamic(  # type: ignore[no-untyped-call]
+            transformer, {torch.nn.Linear}, dtype=torch.qint8
+        )
+    return quantized

@@ -12,7 +12,7 @@ from transformers import Idefics3ImageProcessor, Idefics3Processor, PreTrainedTo
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
 from tests.model_servers.chat.test_hf_vlm import a_model
-from trimtab_model_servers.families.hf_vlm_configs import CONFIGS
+from trimtab_model_servers.families.hf_vlm.configs import CONFIGS
 
 NAME = "smolvlm2-2.2b"
 MARKS = ("<sep>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|im_start|>")

@@ -30,7 +30,7 @@ from tests.model_servers.conftest import Replica
 from trimtab_model_servers.families.lmm_digits import models
 from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES, Architecture
 from trimtab_model_servers.families.lmm_digits.tokenizer import prompt
-from trimtab_model_servers.settings import write_models
+from trimtab_model_servers.server.settings import write_models
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_training.lmm_digits import evaluate
 

@@ -17,11 +17,11 @@ from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat.chat_model import ChatModel
 from trimtab_model_servers.chat.interfaces import EmbeddingShape, Prompt
 from trimtab_model_servers.chat.messages import Message
-from trimtab_model_servers.chat_loader import load_chat
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.families.chat_templates import read_special_tokens, read_templates
-from trimtab_model_servers.families.hf_chat_tokenizer import HfChatTokenizer
-from trimtab_model_servers.families.hf_vlm_configs import CONFIGS
+from trimtab_model_servers.families.hf_vlm.chat_templates import read_special_tokens, read_templates
+from trimtab_model_servers.families.hf_vlm.chat_tokenizer import HfChatTokenizer
+from trimtab_model_servers.families.hf_vlm.configs import CONFIGS
+from trimtab_model_servers.server.chat_loader import load_chat
 from trimtab_protocol import InferRequest
 
 OTHER = (

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trimtab_model_servers.batch_worker import BatchWorker
-from trimtab_model_servers.chat import keyed_futures
+from trimtab_model_servers.chat import embedding_store
 from trimtab_model_servers.chat.embedding_store import EmbeddingStore, StoredEmbedding
 from trimtab_model_servers.chat.encoder_scheduler import EmbeddingCache, EncoderLimits, EncoderScheduler, ImageEmbedding
 from trimtab_model_servers.chat.image_decoder import Header
@@ -218,7 +218,7 @@ async def test_dropped_or_fetched_name_fails_at_once():
 
 
 async def test_number_of_remembered_dropped_names_is_bounded(monkeypatch):
-    monkeypatch.setattr(keyed_futures, "MAX_NAMES", 2)
+    monkeypatch.setattr(embedding_store, "MAX_NAMES", 2)
     store = EmbeddingStore(100)
     for name in ("a", "b", "c"):
         store.drop(name)

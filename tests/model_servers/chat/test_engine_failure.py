@@ -10,11 +10,11 @@ import pytest
 from tests.model_servers.chat.chat_client import ChatClient, a_chat, a_chat_spec
 from tests.model_servers.conftest import Replica, serve
 from trimtab_model_servers.chat.chat_model import ChatModel
-from trimtab_model_servers.data_port import DataPort
 from trimtab_model_servers.engine.core import EngineCore
-from trimtab_model_servers.model import load
-from trimtab_model_servers.model_registry import ModelRegistry
-from trimtab_model_servers.settings import write_models
+from trimtab_model_servers.server.data_port import DataPort
+from trimtab_model_servers.server.hosted_model import load
+from trimtab_model_servers.server.model_registry import ModelRegistry
+from trimtab_model_servers.server.settings import write_models
 from trimtab_protocol import InferRequest
 
 SMALL = {"slots": 4, "slot_tokens": 400, "step_tokens": 40}

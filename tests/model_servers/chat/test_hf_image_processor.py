@@ -11,8 +11,8 @@ from PIL import Image as Pillow
 
 from tests.model_servers.chat.test_hf_vlm import SIZES, a_photo
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.hf_image_processor import read_image_processor
-from trimtab_model_servers.families.hf_vlm_configs import CONFIGS
+from trimtab_model_servers.families.hf_vlm.configs import CONFIGS
+from trimtab_model_servers.families.hf_vlm.image_processor import read_image_processor
 
 CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 HALVES = [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]

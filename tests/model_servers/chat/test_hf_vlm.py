@@ -19,14 +19,14 @@ from tests.model_servers.chat.templates import INTERLEAVED, by_template
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat.chat_model import ChatModel
 from trimtab_model_servers.chat.messages import Message
-from trimtab_model_servers.chat_loader import load_chat
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.hf_chat_tokenizer import byte_tokenizer
-from trimtab_model_servers.families.hf_vlm import HfVisionEncoder, build
-from trimtab_model_servers.families.hf_vlm_configs import CONFIGS
-from trimtab_model_servers.families.hf_vlm_split import Placement, load_part
+from trimtab_model_servers.families.hf_vlm.chat_tokenizer import byte_tokenizer
+from trimtab_model_servers.families.hf_vlm.configs import CONFIGS
+from trimtab_model_servers.families.hf_vlm.family import HfVisionEncoder, build
+from trimtab_model_servers.families.hf_vlm.parts import Placement, load_part
 from trimtab_model_servers.families.registry import require_family
-from trimtab_model_servers.weights_source import RandomSeed
+from trimtab_model_servers.server.chat_loader import load_chat
+from trimtab_model_servers.weights.source import RandomSeed
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.image_tokens import RULES
 from trimtab_protocol import InferRequest

@@ -15,7 +15,7 @@ from tests.model_servers.chat.test_hf_vlm import SIZES, TINY, a_photo, loaded, s
 from tests.model_servers.minio import ACCESS_KEY, SECRET_KEY, minio
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.hf_vlm import build
+from trimtab_model_servers.families.hf_vlm.family import build
 
 NAME = "internvl3-8b"
 

@@ -10,12 +10,12 @@ from tests.model_servers.chat.module_parameters import parameters_within
 from tests.model_servers.chat.test_hf_vlm import SIZES, TINY, a_model, a_photo, stored
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat.chat_model import ChatModel
-from trimtab_model_servers.chat.config import ChatComponents
-from trimtab_model_servers.chat_loader import load_chat
+from trimtab_model_servers.chat.interfaces import ChatComponents
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.hf_vlm import build
-from trimtab_model_servers.families.hf_vlm_configs import CONFIGS
-from trimtab_model_servers.families.hf_vlm_split import Placement
+from trimtab_model_servers.families.hf_vlm.configs import CONFIGS
+from trimtab_model_servers.families.hf_vlm.family import build
+from trimtab_model_servers.families.hf_vlm.parts import Placement
+from trimtab_model_servers.server.chat_loader import load_chat
 
 WRITES = ("model.language_model.", "model.text_model.", "lm_head.")
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from trimtab_model_servers.chat.embedding_client import ImageRefusal
+from trimtab_model_servers.chat.embedding_store import PendingImages
 from trimtab_model_servers.chat.messages import read_arrived, read_share_request
-from trimtab_model_servers.chat.pending_images import PendingImages
 from trimtab_model_servers.errors import RefusalError
 from trimtab_protocol.chat.embedding_refs import ArrivedImage, EmbeddingRef
 

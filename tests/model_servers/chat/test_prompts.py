@@ -8,8 +8,8 @@ from tests.model_servers.chat.templates import INTERLEAVED, by_template
 from trimtab_model_servers.chat.interfaces import EmbeddingShape, Prompt
 from trimtab_model_servers.chat.messages import Message
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.families.hf_chat_tokenizer import HfChatTokenizer
-from trimtab_model_servers.families.hf_vlm_configs import CONFIGS
+from trimtab_model_servers.families.hf_vlm.chat_tokenizer import HfChatTokenizer
+from trimtab_model_servers.families.hf_vlm.configs import CONFIGS
 from trimtab_model_servers.families.lmm_digits import models
 from trimtab_model_servers.families.lmm_digits.family import QuestionTemplate
 

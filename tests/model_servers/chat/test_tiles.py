@@ -21,8 +21,8 @@ from tests.model_servers.chat.test_hf_vlm import TINY, a_photo, loaded
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat.chat_model import ChatModel
 from trimtab_model_servers.chat.encoder_model import EncoderModel
-from trimtab_model_servers.chat_loader import load_chat
 from trimtab_model_servers.errors import RefusalError
+from trimtab_model_servers.server.chat_loader import load_chat
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_protocol.chat.embedding_refs import EmbeddingCounts, ImageIdentity, dump_refs, parse_encoded_image
 

@@ -11,7 +11,7 @@ import torch
 from tests.model_servers.transformer.test_family import SHAPE, TASKS, answers, images, spec
 from trimtab_model_servers.compile_worker import CompileRequest, CompileResult
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.model import load_model
+from trimtab_model_servers.server.hosted_model import load_model
 from trimtab_model_servers.transformer import compiled
 from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, save
 from trimtab_model_servers.transformer.compiled import SUFFIX, compile_form, load_form

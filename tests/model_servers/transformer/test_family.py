@@ -10,7 +10,7 @@ from torchvision.models import VisionTransformer as Torchvision
 from tests.model_servers.test_model_adapters import a_spec
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
-from trimtab_model_servers.model import load_model
+from trimtab_model_servers.server.hosted_model import load_model
 from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, save
 from trimtab_model_servers.transformer.config import ViTConfig
 from trimtab_model_servers.transformer.tasks import Head

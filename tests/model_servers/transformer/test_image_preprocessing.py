@@ -4,7 +4,7 @@ import pytest
 import timm.data
 import torch
 
-from trimtab_model_servers.transformer.image_preprocessing import preprocess
+from trimtab_model_servers.transformer.config import preprocess
 
 PUBLISHED = {
     "ImageNet": (timm.data.IMAGENET_DEFAULT_MEAN, timm.data.IMAGENET_DEFAULT_STD),

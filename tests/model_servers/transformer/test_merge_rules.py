@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
-from trimtab_model_servers.transformer.merge_rules import RULES, MergeInputs
+from trimtab_model_servers.transformer.merging import RULES, MergeInputs
 
 
 def drawn(rows, count, width=8, seed=0):

@@ -15,9 +15,9 @@ from tests.model_servers.transformer.test_family import weights as weights  # no
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
-from trimtab_model_servers.model import load_model
+from trimtab_model_servers.server.hosted_model import load_model
 from trimtab_model_servers.transformer.checkpoints import load
-from trimtab_model_servers.transformer.task_files import fingerprint, save_task
+from trimtab_model_servers.transformer.task_registry import fingerprint, save_task
 from trimtab_model_servers.transformer.tasks import Head
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.tasks import METADATA_KEY, TaskRecord, UnusableTask, file_name, parse_task_record

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from trimtab_model_servers.transformer.config import ViTConfig
-from trimtab_model_servers.transformer.merge_rules import RULES
 from trimtab_model_servers.transformer.merge_schedule import layer_tokens
+from trimtab_model_servers.transformer.merging import RULES
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
 
 SMALL = ViTConfig(side=32, patch=4, channels=3, width=32, depth=4, heads=2, inner=64)

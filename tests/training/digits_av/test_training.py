@@ -6,7 +6,7 @@ import torch
 
 from tests.training.digits_av.test_dataset import a_recording_file
 from trimtab_model_servers.families.digits_av import SUBSETS, subset_name, variants
-from trimtab_model_servers.families.digits_av.calibration import Calibration, apply_calibration, identity_calibration
+from trimtab_model_servers.families.digits_av.base import Calibration, apply_calibration, identity_calibration
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_training.confidence_fitting import best_temperature, calibration_error, fitted_curve
 from trimtab_training.digits_av import train

@@ -8,8 +8,7 @@ from safetensors.torch import save_file
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families import registry
 from trimtab_model_servers.families.digits_av import MODALITIES, SUBSETS, subset_name, variants
-from trimtab_model_servers.families.digits_av.base import select_modalities
-from trimtab_model_servers.families.digits_av.calibration import Calibration, identity_calibration
+from trimtab_model_servers.families.digits_av.base import Calibration, identity_calibration, select_modalities
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_training.digits_av.dataset import ItemSource
 from trimtab_training.digits_av.train_loops import to_tensors

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import interpolate
 
-from trimtab_model_servers.model import load_model
+from trimtab_model_servers.server.hosted_model import load_model
 from trimtab_model_servers.transformer.checkpoints import load
 from trimtab_model_servers.transformer.merge_schedule import layer_tokens, multiplications
 from trimtab_pipelines.documents import load_pipeline

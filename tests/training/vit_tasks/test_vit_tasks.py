@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from trimtab_model_servers.model import load_model
+from trimtab_model_servers.server.hosted_model import load_model
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.model_spec import model_spec

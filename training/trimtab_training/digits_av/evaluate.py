@@ -9,8 +9,12 @@ import torch
 from torch import Tensor
 
 from trimtab_model_servers.families.digits_av import SUBSETS, subset_name
-from trimtab_model_servers.families.digits_av.base import strict_pairs
-from trimtab_model_servers.families.digits_av.calibration import Calibration, apply_calibration, identity_calibration
+from trimtab_model_servers.families.digits_av.base import (
+    Calibration,
+    apply_calibration,
+    identity_calibration,
+    strict_pairs,
+)
 from trimtab_model_servers.families.digits_av.variants import Network
 from trimtab_pipelines.accuracy_evidence import measured_accuracy
 from trimtab_pipelines.escalation_thresholds import (

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from trimtab_model_servers.families.digits_av import SUBSETS, subset_name
-from trimtab_model_servers.families.digits_av.calibration import Calibration
+from trimtab_model_servers.families.digits_av.base import Calibration
 from trimtab_model_servers.families.digits_av.variants import (
     RECORDINGS_KEY,
     SPEAKERS_KEY,

@@ -14,9 +14,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from trimtab_model_servers.families.lmm_digits import CELLS, CELLS_A_SIDE
-from trimtab_model_servers.families.lmm_digits.models import END_ID, PAD_ID
+from trimtab_model_servers.families.lmm_digits.models import END_ID, PAD_ID, PAGE_TOKENS, TOKENS_A_SIDE
 from trimtab_model_servers.families.lmm_digits.tokenizer import END, prompt, special_id
-from trimtab_model_servers.families.lmm_digits.vision_tower import PAGE_TOKENS, TOKENS_A_SIDE
 from trimtab_training.lmm_digits.page_generator import EMPTY
 from trimtab_training.lmm_digits.questions import PAGES, Kind, Question, ask, fits
 

@@ -15,9 +15,8 @@ from trimtab_model_servers.engine.model_adapters import adapt_model
 from trimtab_model_servers.engine.request import Image, Request, TokenChunk
 from trimtab_model_servers.engine.scheduler import EngineLimits
 from trimtab_model_servers.families.lmm_digits import models
-from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES, END_ID, IMAGE_ID, Architecture
+from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES, END_ID, IMAGE_ID, PAGE_TOKENS, Architecture
 from trimtab_model_servers.families.lmm_digits.tokenizer import prompt
-from trimtab_model_servers.families.lmm_digits.vision_tower import PAGE_TOKENS
 from trimtab_training.lmm_digits.page_generator import CellPage, CellPageSource
 from trimtab_training.lmm_digits.questions import MAX_PAGES, PAGES, Kind, Question, ask, fits
 from trimtab_training.reporting import accuracy_entry, weights_entry

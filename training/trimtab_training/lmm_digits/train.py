@@ -17,8 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from trimtab_model_servers.families.lmm_digits import models
-from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES, Architecture
-from trimtab_model_servers.families.lmm_digits.vision_tower import VisionTower
+from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES, Architecture, VisionTower
 from trimtab_training.lmm_digits.batches import Questioner, character_ids
 from trimtab_training.lmm_digits.evaluate import measure_folder
 from trimtab_training.lmm_digits.page_generator import CellPageSource

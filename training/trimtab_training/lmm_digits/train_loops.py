@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as fn
 from torch import Tensor, nn
 
-from trimtab_model_servers.families.lmm_digits.models import IMAGE_ID, WIDTH, Architecture
-from trimtab_model_servers.families.lmm_digits.vision_tower import PAGE_TOKENS, VisionTower
+from trimtab_model_servers.families.lmm_digits.models import IMAGE_ID, PAGE_TOKENS, WIDTH, Architecture, VisionTower
 from trimtab_training.digits.training_pool import invert_some
 from trimtab_training.lmm_digits.batches import IGNORED, Batch, Questioner, token_cells
 from trimtab_training.lmm_digits.page_generator import EMPTY

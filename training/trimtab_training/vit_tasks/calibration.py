@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trimtab_model_servers.transformer.prompt_selection import prompt_variant
+from trimtab_model_servers.transformer.tasks import prompt_variant
 from trimtab_pipelines.documents import write_atomically
 from trimtab_pipelines.escalation import Escalation
 from trimtab_pipelines.escalation_thresholds import ConfidenceSample, measure_escalations

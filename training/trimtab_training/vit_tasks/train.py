@@ -15,8 +15,7 @@ from rich.progress import Progress
 
 from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, save, store_temperatures
 from trimtab_model_servers.transformer.config import ViTConfig
-from trimtab_model_servers.transformer.prompt_selection import PLAIN
-from trimtab_model_servers.transformer.tasks import Head
+from trimtab_model_servers.transformer.tasks import PLAIN, Head
 from trimtab_model_servers.transformer.transformer import VisionTransformer
 from trimtab_training.optimizer import Advance, Schedule
 from trimtab_training.reporting import argument_parser, loss_bar, training_progress, write_report

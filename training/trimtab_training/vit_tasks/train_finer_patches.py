@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
 from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, save, store_temperatures
-from trimtab_model_servers.transformer.prompt_selection import PLAIN, prompt_variant
-from trimtab_model_servers.transformer.tasks import Head
+from trimtab_model_servers.transformer.tasks import PLAIN, Head, prompt_variant
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer, forward_plan
 from trimtab_pipelines.operating_point import OperatingPoint, TokenPrompts
 from trimtab_training.optimizer import Advance, Schedule

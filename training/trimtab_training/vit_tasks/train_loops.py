@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from trimtab_model_servers.transformer.image_preprocessing import preprocess
+from trimtab_model_servers.transformer.config import preprocess
 from trimtab_model_servers.transformer.tasks import Head
 from trimtab_model_servers.transformer.transformer import PLAIN, ForwardPlan, VisionTransformer
 from trimtab_training.optimizer import Advance, Schedule, minimize

@@ -10,7 +10,7 @@ from trimtab_model_servers.families.digits import variants
 from trimtab_model_servers.families.digits.locator import Locator
 from trimtab_model_servers.families.digits.reader import Reader
 from trimtab_model_servers.families.interfaces import Built
-from trimtab_model_servers.weights_source import RandomSeed, find_weights
+from trimtab_model_servers.weights.source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 

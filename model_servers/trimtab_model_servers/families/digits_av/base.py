@@ -5,16 +5,69 @@ Nothing is computed for an absent modality. Each of the seven subsets has its ow
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trimtab_model_servers.families.digits_av import MODALITIES, SUBSETS
-from trimtab_model_servers.families.digits_av.calibration import Calibration, apply_calibration, identity_calibration
+from trimtab_model_servers.families.filterbank import mel_filters
 
+KNOTS: Final = 24
+"""Knots of a stored curve, its ends included."""
+BANDS: Final = 24
+STEPS: Final = 40
+_HOP, _WINDOW = 160, 256
+_LOWEST_HZ, _RATE_HZ = 80.0, 8000
 CHARACTER_CODES: Final = 32
 """The last five bits of an ASCII letter number it from 1; padding is 0."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calibration:
+    """Map from one subset's scores to a confidence."""
+
+    temperature: float
+    """Divisor of the scores."""
+    knots: NDArray[np.float32]
+    """[2, KNOTS]: largest probabilities and their accuracies, both rising, linear between."""
+
+
+def identity_calibration() -> NDArray[np.float32]:
+    """The identity curve."""
+    return np.tile(np.linspace(0.0, 1.0, KNOTS, dtype=np.float32), (2, 1))
+
+
+def apply_calibration(knots: Tensor, confidence: Tensor) -> Tensor:
+    """Map confidences [B] along a curve [2, KNOTS]."""
+    x, y = knots.contiguous()
+    left = torch.searchsorted(x, confidence.contiguous(), right=True).clamp(1, KNOTS - 1) - 1
+    share = (confidence - x[left]) / (x[left + 1] - x[left]).clamp(min=1e-6)
+    return torch.lerp(y[left], y[left + 1], share.clamp(0, 1))
+
+
+def mel_steps(audio: Tensor) -> Tensor:
+    """Map int16 samples [B, 6400] to float32 [B, 40, 24], mean 0 and deviation 1 over each clip."""
+    samples = torch.nn.functional.pad(audio.to(torch.float32), (_WINDOW - _HOP, 0)) / 32768.0
+    power: Tensor = torch.fft.rfft(samples.unfold(1, _WINDOW, _HOP) * _window()).abs().square()
+    bands: Tensor = (power @ _triangles()).clamp(min=1e-8).log()
+    centred = bands - bands.mean(dim=(1, 2), keepdim=True)
+    deviation: Tensor = centred.square().mean(dim=(1, 2), keepdim=True).sqrt()
+    return centred / (deviation + 1e-3)
+
+
+@cache
+def _window() -> Tensor:
+    return torch.hann_window(_WINDOW, periodic=True)
+
+
+@cache
+def _triangles() -> Tensor:
+    return mel_filters(BANDS, _WINDOW, _RATE_HZ, _LOWEST_HZ)
 
 
 class MultimodalNetwork(nn.Module, ABC):

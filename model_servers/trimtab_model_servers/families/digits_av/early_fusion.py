@@ -13,14 +13,16 @@ from torch import Tensor, nn
 
 from trimtab_model_servers.families.digits_av import CHARACTERS, CLASSES, FRAMES, MODALITIES, SIDE_PX
 from trimtab_model_servers.families.digits_av.base import (
+    BANDS,
     CHARACTER_CODES,
+    STEPS,
     MultimodalNetwork,
     characters,
+    mel_steps,
     pixels,
     subset_bits,
 )
-from trimtab_model_servers.families.digits_av.mel_features import BANDS, STEPS, mel_steps
-from trimtab_model_servers.transformer_encoder import Encoder
+from trimtab_model_servers.families.multimodal import Encoder
 
 REACH_STEPS = 4
 """Audio steps of one token."""

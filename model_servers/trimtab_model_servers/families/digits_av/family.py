@@ -8,7 +8,7 @@ from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.digits_av import MODALITIES, variants
 from trimtab_model_servers.families.digits_av.base import MultimodalNetwork
 from trimtab_model_servers.families.interfaces import Built
-from trimtab_model_servers.weights_source import RandomSeed, find_weights
+from trimtab_model_servers.weights.source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 

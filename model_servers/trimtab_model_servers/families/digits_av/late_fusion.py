@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from trimtab_model_servers.families.digits_av import CHARACTERS, CLASSES, FRAMES, MODALITIES, SIDE_PX
 from trimtab_model_servers.families.digits_av.base import (
+    BANDS,
     CHARACTER_CODES,
     MultimodalNetwork,
     characters,
+    mel_steps,
     pixels,
     subset_bits,
 )
-from trimtab_model_servers.families.digits_av.mel_features import BANDS, mel_steps
 
 ROWS_AT_ONCE: Final = 16
 """Rows per pass of the frame convolutions: activations then fit a core's cache; 64 rows take twice as long."""

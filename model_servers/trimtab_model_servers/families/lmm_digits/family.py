@@ -13,19 +13,17 @@ from pydantic import Field
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from trimtab_model_servers.chat.config import ChatComponents, ChatParameters
 from trimtab_model_servers.chat.image_decoder import decode_image
-from trimtab_model_servers.chat.interfaces import EmbeddingShape, ImageSpan, Prompt
+from trimtab_model_servers.chat.interfaces import ChatComponents, ChatParameters, EmbeddingShape, ImageSpan, Prompt
 from trimtab_model_servers.chat.messages import Message
 from trimtab_model_servers.engine.model_adapters import adapt_model
 from trimtab_model_servers.errors import ModelError, RefusalError
 from trimtab_model_servers.families.digits import PAGE_SIDE_PX
+from trimtab_model_servers.families.interfaces import read_parameters
 from trimtab_model_servers.families.lmm_digits import models
-from trimtab_model_servers.families.lmm_digits.models import END_ID, WIDTH, Architecture
+from trimtab_model_servers.families.lmm_digits.models import END_ID, PAGE_TOKENS, WIDTH, Architecture
 from trimtab_model_servers.families.lmm_digits.tokenizer import ASSISTANT, END, IMAGE, REGISTERS, USER, special_id
-from trimtab_model_servers.families.lmm_digits.vision_tower import PAGE_TOKENS
-from trimtab_model_servers.families.parameters import read_parameters
-from trimtab_model_servers.weights_source import RandomSeed, find_weights
+from trimtab_model_servers.weights.source import RandomSeed, find_weights
 from trimtab_pipelines.image_tokens import ImageTokens, OneTile
 from trimtab_pipelines.model_spec import ModelSpec
 

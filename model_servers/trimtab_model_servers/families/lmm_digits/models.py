@@ -13,9 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor, nn
 
-from trimtab_model_servers.families.digits.layers import fold
+from trimtab_model_servers.families.digits.layers import Convolution, Residual, fold
 from trimtab_model_servers.families.lmm_digits import CELLS
 from trimtab_model_servers.families.lmm_digits.tokenizer import (
     SPECIAL,
@@ -23,20 +23,20 @@ from trimtab_model_servers.families.lmm_digits.tokenizer import (
     load_default_tokenizer,
     read_tokenizer,
 )
-from trimtab_model_servers.families.lmm_digits.vision_tower import PAGE_TOKENS, VisionTower
 
+_OUTPUTS: Any = import_module("transformers.modeling_outputs")  # a plain import takes mypy minutes
+
+TOKENS_A_SIDE: Final = 4
+PAGE_TOKENS: Final = TOKENS_A_SIDE * TOKENS_A_SIDE
 _TRANSFORMERS: Any = import_module("transformers")  # a plain import takes mypy minutes
 _MLLAMA: Any = import_module("transformers.models.mllama.configuration_mllama")
-
 Architecture = Literal["decoder-only", "cross-attention"]
 ARCHITECTURES: Final[tuple[Architecture, ...]] = ("decoder-only", "cross-attention")
-
 WIDTH: Final = 128
 IMAGE_ID: Final = 4
 END_ID: Final = 1
 PAD_ID: Final = 0
 """Ids of special tokens: their indices in `tokenizer.SPECIAL`."""
-
 _TEXT: Final[dict[str, Any]] = {
     "vocab_size": VOCABULARY,
     "hidden_size": WIDTH,
@@ -51,6 +51,40 @@ _TEXT: Final[dict[str, Any]] = {
     "initializer_range": 0.06,
     "tie_word_embeddings": False,
 }
+
+
+class VisionTower(nn.Module):
+    """Encoder of a page to `PAGE_TOKENS` tokens, row by row."""
+
+    num_patches: Final = PAGE_TOKENS
+    """Read by Mllama."""
+
+    def __init__(self, width: int = 128) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            Convolution(1, 20, stride=2),
+            Convolution(20, 32, stride=2),
+            Residual(32),
+            Convolution(32, 64, stride=2),
+            Residual(64),
+            Convolution(64, width, stride=3),
+        )
+        self.places = nn.Parameter(0.5 * torch.randn(PAGE_TOKENS, width))
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """Map uint8 or float pages [N, 1, 96, 96] in 0…255 to features [N, 16, width], without position embeddings."""
+        x = pixels.float()
+        x = (x - x.mean(dim=(2, 3), keepdim=True)) / (x.std(dim=(2, 3), keepdim=True) + 8.0)
+        maps: Tensor = self.stem(x.contiguous(memory_format=torch.channels_last))
+        return maps.flatten(2).transpose(1, 2)
+
+    def forward(self, pixel_values: Tensor, **options: Any) -> Any:
+        """Encode pages [..., 1, 96, 96] to tokens [..., 16, width]; other arguments of vision towers are ignored."""
+        del options
+        leading = pixel_values.shape[:-3]
+        tokens = self.features(pixel_values.reshape(-1, *pixel_values.shape[-3:])) + self.places
+        tokens = tokens.reshape(*leading, *tokens.shape[1:])
+        return _OUTPUTS.BaseModelOutputWithPooling(last_hidden_state=tokens, hidden_states=(tokens,))
 
 
 class WeightsError(ValueError):

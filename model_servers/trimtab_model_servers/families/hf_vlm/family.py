@@ -1,0 +1,124 @@
+"""Pretrained multimodal models: LLaVA-OneVision, InternVL, SmolVLM and Llama 3.2 Vision, random by size or stored.
+
+Models with random weights are for planning and trials: they have the published layers, widths and image tokens, and a
+byte tokenizer. Stored models are a folder as transformers writes it, local, in an object store or on the Hugging Face
+Hub: config.json, tokenizer.json, and safetensors in any number of files. The folder's chat template and image settings
+are used if it has them, else those that the publisher documents. Clusters with a dedicated LLM engine (vLLM, SGLang)
+should use that instead.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image as Pillow
+from pydantic import Field
+from torch import Tensor
+
+from trimtab_model_servers.chat.image_decoder import decode_image
+from trimtab_model_servers.chat.interfaces import ChatComponents, ChatParameters, EmbeddingShape
+from trimtab_model_servers.engine.model_adapters import adapt_model
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.hf_vlm.chat_tokenizer import HfChatTokenizer
+from trimtab_model_servers.families.hf_vlm.configs import CONFIGS, Size, VlmConfig
+from trimtab_model_servers.families.hf_vlm.image_processor import ImageProcessorConfig, read_image_processor
+from trimtab_model_servers.families.hf_vlm.parts import Device, Placement, Precision, load_part
+from trimtab_model_servers.families.interfaces import read_parameters
+from trimtab_model_servers.weights.files import TOKENIZER_FILE
+from trimtab_model_servers.weights.source import RandomSeed, find_folder, find_weights
+from trimtab_pipelines.image_tokens import ImageTokens
+from trimtab_pipelines.model_spec import ModelSpec
+
+
+class HfVlmParameters(ChatParameters):
+    """Settings of the family."""
+
+    size: Size = Field(default="published", description="`tiny` has the same parts, each very small")
+    dtype: Precision = Field(default="float32", description="Of weights and computation; embeddings are FP32")
+    device: Device | None = Field(
+        default=None,
+        description="`cpu`, `cuda`, or `auto`: a GPU if torch finds one. Default with resources.gpu `auto`, else `cpu`",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedImage:
+    """Output of the image processor for one image."""
+
+    inputs: Mapping[str, Tensor]
+    alone: bool
+    """Whether the image is the only one of its chat."""
+
+
+class HfVisionEncoder:
+    """Encodes images one by one: the tiles of one fill a batch."""
+
+    def __init__(self, config: VlmConfig, model: Any, name: str, stored: ImageProcessorConfig | None = None) -> None:
+        self.token_rule, self.name = config.token_rule, name
+        self.width = int(model.config.text_config.hidden_size)
+        self._config, self._model = config, model
+        self._processor = config.image_processing.processor(stored)
+
+    def embedding_shape(self, count: ImageTokens) -> EmbeddingShape:
+        """The image's tokens, or with cross-attention those of all tiles, with padding."""
+        padded_rows = self._config.padded_rows
+        if padded_rows is None:
+            return EmbeddingShape(count.placeholders, columns=count.columns if self._config.marks_tiles else 0)
+        return EmbeddingShape(padded_rows, padded_rows - count.encoded)
+
+    def preprocess(self, file: bytes, images: int) -> ProcessedImage:
+        alone = images == 1
+        pictures = [decode_image(file, "RGB")]
+        drop_dummy = self._config.tiles_single_image_only and not alone
+        if drop_dummy:
+            pictures.append(Pillow.new("RGB", (1, 1)))  # a second image keeps the processor from splitting the first
+        output = self._processor(images=[pictures], return_tensors="pt")
+        inputs = {name: tensor for name, tensor in output.items() if isinstance(tensor, Tensor)}
+        return ProcessedImage({name: tensor[:1] for name, tensor in inputs.items()} if drop_dummy else inputs, alone)
+
+    def encode(self, pixels: Sequence[ProcessedImage]) -> list[Tensor]:
+        """Encode images, [rows, width] each, FP32 in main memory."""
+        return [self._encode(image).float().cpu() for image in pixels]
+
+    def _encode(self, image: ProcessedImage) -> Tensor:
+        like = next(self._model.parameters())
+        inputs = {
+            name: tensor.to(like) if tensor.is_floating_point() else tensor.to(like.device)
+            for name, tensor in image.inputs.items()
+        }
+        return self._config.encode(self._model, inputs, image.alone)
+
+
+def build(spec: ModelSpec) -> ChatComponents:
+    """Build the parts named by the family's suffix: the encoder, the generator, or both."""
+    parameters = read_parameters(HfVlmParameters, spec)
+    name, _, role = spec.family.partition("/")
+    config, folder = CONFIGS[name](parameters.size), find_folder(spec.storage_uri, spec.digest)
+    device: Device = parameters.device or ("auto" if spec.gpus else "cpu")
+    weights, placement = folder or _seed(spec), Placement(parameters.dtype, device)
+    language = load_part(config, "language", weights, placement) if role in {"colocated", "text"} else None
+    vision = load_part(config, "vision", weights, placement) if role in {"colocated", "encode"} else None
+    stored = None if folder is None or vision is None else read_image_processor(folder)
+    tokenizer = None if language is None else HfChatTokenizer(config, language, folder)
+    encoder_name = f"{spec.family}:{spec.storage_uri}:{placement.dtype}"
+    return ChatComponents(
+        "random" if folder is None else "stored",
+        parameters,
+        tokenizer,
+        None if language is None else adapt_model(language),
+        None if vision is None else HfVisionEncoder(config, vision, encoder_name, stored),
+        {"dtype": placement.dtype, "device": placement.torch_device.type}
+        | ({} if tokenizer is None else {"template": tokenizer.template_source})
+        | ({} if vision is None else {"images": "family" if stored is None else "stored"}),
+    )
+
+
+def _seed(spec: ModelSpec) -> RandomSeed:
+    weights = find_weights(spec.storage_uri, spec.digest)
+    if not isinstance(weights, RandomSeed):
+        raise ModelError(
+            f"family {spec.family!r} has random weights (storageUri random://?seed=1) or those of a folder, "
+            f"s3://BUCKET/PREFIX or hf://OWNER/NAME with config.json, safetensors and {TOKENIZER_FILE}; "
+            f"{spec.storage_uri} is none of them"
+        )
+    return weights

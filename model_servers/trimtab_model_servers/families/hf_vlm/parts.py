@@ -1,0 +1,120 @@
+"""Loads one part of a pretrained multimodal model, vision or language, without the other in memory.
+
+A replica with only the encoder holds a vision tower of some hundred million parameters instead of the billions of the
+decoder. A colocated model consists of both parts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.hf_vlm.configs import TRANSFORMERS, VlmConfig
+from trimtab_model_servers.weights.files import TOKENIZER_FILE
+from trimtab_model_servers.weights.source import RandomSeed
+
+VlmPart = Literal["vision", "language"]
+Precision = Literal["float32", "bfloat16", "float16"]
+Device = Literal["cpu", "cuda", "auto"]
+_ANY_KEY: Final = frozenset({".*"})
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Dtype and device of a part."""
+
+    dtype: Precision = "float32"
+    device: Device = "cpu"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        dtypes: Mapping[str, torch.dtype] = {
+            "float32": torch.float32,
+            "bfloat16": torch.bfloat16,
+            "float16": torch.float16,
+        }
+        return dtypes[self.dtype]
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device; raises ModelError if a GPU is requested and torch finds none."""
+        available = torch.cuda.is_available()
+        if self.device == "cuda" and not available:
+            raise ModelError("parameter device is 'cuda', but torch finds no GPU; set 'cpu' or 'auto'")
+        return torch.device("cuda" if available and self.device != "cpu" else "cpu")
+
+
+def load_part(config: VlmConfig, part: VlmPart, weights: RandomSeed | Path, placement: Placement) -> Any:
+    """A part with random or stored weights, frozen.
+
+    Raises:
+        ModelError: the folder holds another model or lacks tensors, or the device is unavailable.
+    """
+    device = placement.torch_device
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it replans for every new length, which takes 12 ms each
+    TRANSFORMERS.utils.logging.disable_progress_bar()
+    if isinstance(weights, RandomSeed):
+        model = _initialize(config, part, weights, placement)
+    else:
+        model = _load(config, part, weights, placement)
+    for name in [name for name, _ in model.model.named_parameters(recurse=False) if part == "language"]:
+        delattr(model.model, name)  # parameters between image rows, which transformers requires while it loads
+    return model.to(device).eval().requires_grad_(requires_grad=False)
+
+
+def _part_class(config: VlmConfig, part: VlmPart, **attributes: Any) -> Any:
+    """The model's class reduced to one part, under the same name, by which transformers finds older weights."""
+    model_class = config.model_class
+
+    def init(self: Any, model_config: Any) -> None:
+        model_class.__init__(self, model_config)
+        if part == "vision":
+            delattr(self.model, config.decoder)
+            del self.lm_head
+            self.all_tied_weights_keys = {}
+        else:
+            for name in [name for name, _ in self.model.named_children() if name != config.decoder]:
+                delattr(self.model, name)
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    return type(model_class.__name__, (model_class,), {"__init__": init, "__module__": model_class.__module__})
+
+
+def _initialize(config: VlmConfig, part: VlmPart, seed: RandomSeed, placement: Placement) -> Any:
+    part_class = _part_class(config, part, _keys_to_ignore_on_load_missing=set(_ANY_KEY))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed.value)
+        return part_class.from_pretrained(None, config=config.config(), state_dict={}, dtype=placement.torch_dtype)
+
+
+def _load(config: VlmConfig, part: VlmPart, folder: Path, placement: Placement) -> Any:
+    """Load a part from safetensors files."""
+    if not (folder / TOKENIZER_FILE).is_file():
+        raise ModelError(f"{folder}: there is no {TOKENIZER_FILE}")
+    part_class = _part_class(config, part, _keys_to_ignore_on_load_unexpected=set(_ANY_KEY))
+    try:
+        stored_config = config.model_class.config_class.from_pretrained(folder, local_files_only=True)
+        _require_same_family(config, stored_config, folder)
+        model, report = part_class.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True, output_loading_info=True, dtype=placement.torch_dtype
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"{folder}: {' '.join(str(error).split())[:300]}") from error
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(f"{folder}: {missing[0]} and {len(missing) - 1} others are missing")
+    return model
+
+
+def _require_same_family(config: VlmConfig, stored_config: Any, folder: Path) -> None:
+    """Raise ModelError unless a stored model handles images as its family, which determines the image tokens."""
+    side = stored_config.vision_config.image_size
+    tile_px = side[0] if isinstance(side, list | tuple) else side
+    stored = (stored_config.model_type, stored_config.image_token_id, tile_px)
+    expected = (config.model_class.config_class.model_type, config.image_id, config.tile_px)
+    if stored != expected:
+        raise ModelError(f"{folder}: model_type, image token and image size are {stored}; this family's are {expected}")

@@ -1,0 +1,68 @@
+"""Shared parts of multimodal families: input selection, classification output, and a transformer encoder.
+
+A modality that the operating point or the request leaves out is not computed; it is not replaced by zeros.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
+
+from trimtab_pipelines.operating_point import OperatingPoint
+
+
+def select_inputs(inputs: Mapping[str, Tensor], point: OperatingPoint, modalities: Sequence[str]) -> dict[str, Tensor]:
+    """The modalities that the operating point reads and the batch has, in the family's order.
+
+    Raises:
+        ValueError: none is left.
+    """
+    allowed = point.modalities or tuple(modalities)
+    selected = {name: inputs[name] for name in modalities if name in allowed and name in inputs}
+    if not selected:
+        raise ValueError(f"the request has none of the inputs {', '.join(allowed)}; send at least one")
+    return selected
+
+
+def classify(logits: Tensor) -> dict[str, Tensor]:
+    """Map scores [B, classes] to `label` int64 [B] and `confidence` float32 [B], the probability of the label."""
+    confidence, label = logits.softmax(dim=1).max(dim=1)
+    return {"label": label, "confidence": confidence}
+
+
+class Layer(nn.Module):
+    """Self-attention and a feed-forward block, each with a residual connection."""
+
+    def __init__(self, width: int, heads: int, inner: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before = nn.LayerNorm(width)
+        self.project = nn.Linear(width, 3 * width)
+        self.attended = nn.Linear(width, width)
+        self.between = nn.LayerNorm(width)
+        self.wide = nn.Linear(width, inner)
+        self.narrow = nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, tokens, width] to the same shape."""
+        rows, tokens, width = x.shape
+        split = self.project(self.before(x)).view(rows, tokens, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        output = scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(rows, tokens, width)
+        x = x + self.attended(output)
+        feed_forward: Tensor = self.narrow(gelu(self.wide(self.between(x))))
+        return x + feed_forward
+
+
+class Encoder(nn.Module):
+    """A stack of layers and a final normalization."""
+
+    def __init__(self, depth: int, width: int, heads: int, inner: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(Layer(width, heads, inner) for _ in range(depth)))
+        self.last = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, tokens, width] to the same shape."""
+        output: Tensor = self.last(self.layers(x))
+        return output

@@ -1,0 +1,1 @@
+"""Servers of a replica: MLServer with the Torch runtime, and the data port."""

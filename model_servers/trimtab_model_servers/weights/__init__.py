@@ -1,0 +1,1 @@
+"""Weights: sources, cache and loading."""

@@ -1,0 +1,84 @@
+"""Loads safetensors files into modules; errors name the file, the tensor and the expected shape."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.weights.source import RandomSeed, find_weights
+from trimtab_pipelines.model_spec import ModelSpec
+
+Module = TypeVar("Module", bound=torch.nn.Module)
+_COUNTER = "num_batches_tracked"  # used only by training; many files omit it
+
+
+def build_with_weights(spec: ModelSpec, construct: Callable[[], Module]) -> tuple[Module, bool]:
+    """Construct a network with the weights of its `storageUri`; return it, and whether the weights are random.
+
+    The network is constructed in memory, not on the meta device, so that tensors outside its state dict have values.
+
+    Raises:
+        ModelError: the weights are unavailable, or of another architecture.
+    """
+    weights = find_weights(spec.storage_uri, spec.digest)
+    random = isinstance(weights, RandomSeed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(weights.value if isinstance(weights, RandomSeed) else 0)
+        network = construct()
+    if not isinstance(weights, RandomSeed):
+        load_weights(network, weights)
+    return network.eval().requires_grad_(requires_grad=False), random
+
+
+def load_weights(module: torch.nn.Module, path: Path) -> None:
+    """Load a file into a module, in the module's dtypes.
+
+    The module may be on the meta device if it has no tensors outside its state dict.
+
+    Raises:
+        ModelError: not a safetensors file; a tensor is missing, unexpected or of another shape; or a tensor outside
+            the state dict is on the meta device.
+    """
+    expected = module.state_dict()
+    stored = read_tensors(path)
+    require_same_tensors(path, expected, stored)
+    state = {
+        name: stored[name].to(tensor.dtype) if name in stored else torch.zeros(tensor.shape, dtype=tensor.dtype)
+        for name, tensor in expected.items()
+    }
+    module.load_state_dict(state, assign=True)
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    empty = [name for name, tensor in tensors if tensor.is_meta]
+    if empty:
+        raise ModelError(f"{path}: {empty[0]!r} is in no file and on the meta device; construct the module in memory")
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Read every tensor of a safetensors file; raises ModelError if it is invalid."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path}: not a complete safetensors file ({error}); fetch or write it again") from error
+
+
+def require_same_tensors(path: Path, expected: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> None:
+    """Raise ModelError unless a file's tensors have the expected names and shapes."""
+    for name, tensor in expected.items():
+        if name not in stored:
+            if name.endswith(_COUNTER):
+                continue
+            raise ModelError(f"{path}: tensor {name!r} is missing; it must be there with shape {list(tensor.shape)}")
+        if stored[name].shape != tensor.shape:
+            raise ModelError(
+                f"{path}: tensor {name!r} has shape {list(stored[name].shape)}; it must be {list(tensor.shape)}"
+            )
+    unknown = sorted(stored.keys() - expected.keys())
+    if unknown:
+        raise ModelError(
+            f"{path}: tensor {unknown[0]!r} is not part of this architecture ({len(unknown)} such tensors); "
+            "are these the weights of another one?"
+        )

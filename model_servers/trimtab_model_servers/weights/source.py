@@ -1,0 +1,127 @@
+"""Sources of weights: a local file or folder, an object store, the Hugging Face Hub, or a random seed.
+
+Only safetensors files are read, never pickle. Downloads are bounded in size and time, verified, and cached on disk (see
+`cache`) by their digest or the store's ETag.
+"""
+
+import os
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.weights.files import CONFIG_FILE, SUFFIX, FetchLimits, sha256
+from trimtab_model_servers.weights.hf_hub import fetch_from_hub, fetch_repository
+from trimtab_pipelines.kubernetes_names import CREDENTIALS_PREFIX
+
+KEYS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_CA_BUNDLE",
+    "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT_URL",
+    "AWS_REGION",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "HF_ENDPOINT",
+    "HF_TOKEN",
+)
+_FORMS = "a path, file://PATH, s3://BUCKET/KEY, hf://OWNER/NAME@COMMIT/FILE or random://?seed=N"
+
+
+def take_credentials(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set the variables in ``KEYS`` from the Secret, and remove all prefixed variables from the environment."""
+    secret = {name: environment.pop(name) for name in list(environment) if name.startswith(CREDENTIALS_PREFIX)}
+    environment.update({key: secret[CREDENTIALS_PREFIX + key] for key in KEYS if CREDENTIALS_PREFIX + key in secret})
+
+
+@dataclass(frozen=True, slots=True)
+class RandomSeed:
+    """Random weights, for measuring latency."""
+
+    value: int
+
+
+def find_weights(storage_uri: str, digest: str | None, limits: FetchLimits | None = None) -> Path | RandomSeed:
+    """The local file of the weights, fetched if necessary, or the seed of random ones.
+
+    Args:
+        storage_uri: a path or URI.
+        digest: `sha256:…` that the file must have, or None.
+        limits: bounds of a download.
+
+    Raises:
+        ModelError: naming the address and the valid form.
+    """
+    parts = urlsplit(storage_uri)
+    match parts.scheme:
+        case "random":
+            return _seed(storage_uri, parts.query)
+        case "" | "file":
+            path = _local(Path(unquote(parts.path) if parts.scheme else storage_uri))
+        case "s3":
+            from trimtab_model_servers.weights.object_store import fetch  # noqa: PLC0415  (imports its client)
+
+            return fetch(parts.netloc, unquote(parts.path).lstrip("/"), digest, limits or FetchLimits())
+        case "hf":
+            path = fetch_from_hub(parts.netloc + parts.path, limits or FetchLimits())
+        case _:
+            raise ModelError(f"storageUri {storage_uri!r}: unknown scheme {parts.scheme!r}; write {_FORMS}")
+    require_digest(path, digest, storage_uri)
+    return path
+
+
+def find_folder(storage_uri: str, digest: str | None, limits: FetchLimits | None = None) -> Path | None:
+    """The local folder of a model as transformers writes it, fetched if necessary; None if the URI names no folder.
+
+    Args:
+        storage_uri: a folder's path, s3://BUCKET/PREFIX or hf://OWNER/NAME@COMMIT.
+        digest: must be None for a folder.
+        limits: bounds of a download.
+
+    Raises:
+        ModelError: it cannot be fetched, or a digest is given.
+    """
+    parts = urlsplit(storage_uri)
+    path, prefix = Path(unquote(parts.path) if parts.scheme else storage_uri), unquote(parts.path).strip("/")
+    local = parts.scheme in {"", "file"} and (path / CONFIG_FILE).is_file()
+    stored = parts.scheme == "s3" and not prefix.endswith(SUFFIX)
+    if not local and not stored and not (parts.scheme == "hf" and prefix and "/" not in prefix):
+        return None
+    if digest is not None:
+        raise ModelError(f"{storage_uri}: a digest is given, but this is a folder; a digest is of one file")
+    if local:
+        return path
+    if stored:
+        from trimtab_model_servers.weights.object_store import fetch_folder  # noqa: PLC0415  (imports its client)
+
+        return fetch_folder(parts.netloc, prefix, limits or FetchLimits())
+    return fetch_repository(f"{parts.netloc}/{prefix}", limits or FetchLimits())
+
+
+def require_digest(path: Path, digest: str | None, name: str) -> None:
+    """Raise ModelError if a digest is given and the file has another."""
+    if digest is not None:
+        actual = sha256(path)
+        if actual != digest:
+            raise ModelError(f"{name}: the weights have digest {actual}, but {digest} is required")
+
+
+def _seed(storage_uri: str, query: str) -> RandomSeed:
+    seed = parse_qs(query).get("seed", ["0"])[-1]
+    if not seed.isdecimal() or int(seed) >= 2**63:
+        raise ModelError(f"storageUri {storage_uri!r}: the seed must be an integer of at least 0, as random://?seed=7")
+    return RandomSeed(int(seed))
+
+
+def _local(path: Path) -> Path:
+    if path.is_dir():
+        files = sorted(path.glob(f"*{SUFFIX}"))
+        if len(files) != 1:
+            raise ModelError(f"{path}: expected one {SUFFIX} file in this folder, found {len(files)}; name the file")
+        return files[0]
+    if not path.is_file():
+        raise ModelError(f"{path}: no such weights; correct storageUri, or put the {SUFFIX} file there")
+    if path.suffix != SUFFIX:
+        raise ModelError(f"{path}: only {SUFFIX} files are read; write it with safetensors.torch.save_file")
+    return path

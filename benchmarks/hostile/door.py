@@ -14,7 +14,7 @@ from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.router_state import READY_PATH
-from trimtab_router.envoy.memory_limits import payload_bytes
+from trimtab_router.limits import payload_bytes
 
 SLO_SECONDS = 0.5
 MODEL = "echo"

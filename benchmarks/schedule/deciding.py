@@ -8,8 +8,7 @@ import numpy as np
 
 from tests.router.schedules import batch_seconds
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_router.request.graph import ReadyStage
-from trimtab_router.request.request_options import RequestOptions
+from trimtab_router.request_options import RequestOptions
 from trimtab_router.scheduling.policies import modality_mix, option_cache
 from trimtab_router.scheduling.policies.interface import Dispatch, Escalation, Point, SchedulerView
 from trimtab_router.scheduling.queue import DeadlineQueue
@@ -78,7 +77,9 @@ def _view(rng: np.random.Generator, rows: tuple[int, int]) -> SchedulerView:
         floor = float(rng.uniform(*FLOORS))
         work = StageRequest(
             _Nobody(),
-            ReadyStage("name", count, inputs),
+            "name",
+            count,
+            inputs,
             deadline=deadline,
             now=deadline - SLO_SECONDS,
             options=RequestOptions(accuracy_floor=floor),

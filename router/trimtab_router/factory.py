@@ -7,10 +7,9 @@ from trimtab_pipelines.plan import PipelinePlan, initial_stage_plan
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_protocol.http_client import Tls
 from trimtab_router.execution.executor import PipelineExecutor
+from trimtab_router.execution.graph import Graph
 from trimtab_router.limits import Limits
 from trimtab_router.observability.metrics import Metrics
-from trimtab_router.observability.stage_stats import StageStats
-from trimtab_router.request.graph import Graph
 from trimtab_router.scheduling.interfaces import Clock, Transport
 from trimtab_router.scheduling.policies.interface import Policy
 from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
@@ -19,7 +18,6 @@ from trimtab_router.transport.http_transport import HttpTransport
 
 
 def create_transports(graph: Graph, limits: Limits, tls: Tls) -> dict[str, HttpTransport]:
-    """HTTP transports by stage."""
     return {
         stage.name: HttpTransport(
             stage,
@@ -43,21 +41,10 @@ def create_executor(
     metrics: Metrics,
     grace_seconds: float,
 ) -> PipelineExecutor:
-    """Executor with a scheduler for each stage.
-
-    Args:
-        graph: graph of the pipeline.
-        spec: specification of the pipeline.
-        plan: initial plan. None: each stage starts with its first variant and batches of one row.
-        policy: scheduling policy.
-        clock: clock of the schedulers.
-        transports: transport of each stage.
-        metrics: metrics of the router.
-        grace_seconds: time that rows stay queued while no replica is ready.
-    """
+    """Executor with a scheduler for each stage. Without a plan, each starts with its first variant and single rows."""
     detector, schedulers = QueryOfDeathDetector(), dict[str, StageScheduler]()
     for stage in graph.stages:
-        stage_metrics, transport = metrics.stage(stage.name), transports[stage.name]
+        stats, transport = metrics.stage(stage.name), transports[stage.name]
         scheduler = schedulers[stage.name] = StageScheduler(
             stage,
             plan=plan.spec.stage(stage.name) if plan else initial_stage_plan(stage),
@@ -65,12 +52,15 @@ def create_executor(
             policy=policy,
             clock=clock,
             transport=transport,
-            stats=StageStats(stage.name, stage_metrics),
+            stats=stats,
             query_of_death=detector,
         )
-        stage_metrics.watch(partial(getattr, scheduler.queue, "rows"), partial(getattr, scheduler, "ready_replicas"))
-        stage_metrics.watch_unauthenticated(partial(_unauthenticated_replicas, transport))
-        stage_metrics.watch_drifted(partial(_drifted_points, scheduler, clock))
+        stats.watch(
+            queue_rows=partial(getattr, scheduler.queue, "rows"),
+            ready_replicas=partial(getattr, scheduler, "ready_replicas"),
+            drifted_points=partial(_drifted_points, scheduler, clock),
+            unauthenticated_replicas=partial(_unauthenticated_replicas, transport),
+        )
     return PipelineExecutor(graph, schedulers, clock)
 
 
@@ -80,5 +70,4 @@ def _drifted_points(scheduler: StageScheduler, clock: Clock) -> int:
 
 
 def _unauthenticated_replicas(transport: Transport) -> int:
-    """Number of replicas whose TLS identity is rejected."""
     return len(transport.unauthenticated) if isinstance(transport, HttpTransport) else 0

@@ -1,20 +1,25 @@
-"""`Limits`: bounds on memory and time of a router process, and the sizes counted against them."""
+"""`Limits`: bounds on memory and time of a router process, and their derivation from the memory of router and Envoy."""
 
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Self
 
-from trimtab_pipelines.edge_settings import ClientLimits
-from trimtab_protocol import PendingRequest
-from trimtab_protocol.tensors import BYTES, SLOW_VALUES_BYTES
-from trimtab_router.admission.validation import ValidatedRequest
-from trimtab_router.envoy.memory_limits import MEBIBYTE
+from trimtab_pipelines.edge_settings import ClientLimits, EdgeSettings
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_protocol.tensors import SLOW_VALUES_BYTES
+from trimtab_router.admission.memory_budget import LARGE_SHARE, SMALL_BYTES
+from trimtab_router.admission.request_parsing import JSON_MULTIPLE
 from trimtab_router.scheduling.expiry import GRACE_SECONDS
 
-JSON_MULTIPLE = 16
-"""Memory of parsed JSON as a multiple of its text: a number of two characters becomes an object of 28 bytes and a
-pointer."""
-BYTES_ELEMENT_BYTES = 64
+MEBIBYTE = 2**20
+HEAP_SHARE = 0.7
+"""Share of Envoy's memory limit that its heap may use. The rest is for its program and its allocator."""
+PROGRAM_BYTES = 96 * MEBIBYTE
+"""Memory of a router without requests."""
+COPIES = 6
+"""Memory of a request at worst, as a multiple of its size, while it is received, decoded, forwarded and answered."""
+PAYLOADS_IN_HEAP = 4
+"""Number of the largest requests that Envoy can buffer before it resets streams."""
+MAX_PAYLOAD_BYTES = 64 * MEBIBYTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +27,7 @@ class Limits:
     """Bounds of one router process."""
 
     max_bytes_in_flight: int = 256 * MEBIBYTE
-    max_payload_bytes: int = 64 * MEBIBYTE
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES
     max_json_bytes: int = MEBIBYTE
     """Bound on JSON bodies, JSON headers and typed gRPC contents, which need many times their size once parsed."""
     max_response_bytes: int = 0
@@ -39,12 +44,10 @@ class Limits:
     """Minimum time after which a replica that does not respond counts as lost."""
 
     def with_client_limits(self, clients: ClientLimits) -> Self:
-        """These limits with the per-client limits of the edge settings."""
         return replace(self, max_client_requests=clients.concurrency, max_client_bytes=clients.in_flight)
 
     @property
     def response_bytes(self) -> int:
-        """Bound on a model server's response whose size the stage leaves open."""
         return self.max_response_bytes or 2 * self.max_payload_bytes
 
     @property
@@ -54,19 +57,21 @@ class Limits:
         return min(self.max_json_bytes, self.max_payload_bytes, affordable)
 
 
-def decoding_bytes(pending: PendingRequest, received_bytes: int) -> int:
-    """Memory that decoding needs in addition to the bytes received."""
-    strings = [prod(tensor.shape) for tensor in pending.inputs if tensor.datatype == BYTES]
-    string_bytes = 2 * received_bytes + BYTES_ELEMENT_BYTES * sum(strings) if strings else 0
-    return (JSON_MULTIPLE - 1) * pending.written_bytes + string_bytes
+def heap_bytes(settings: EdgeSettings) -> int:
+    """Bytes that Envoy may allocate."""
+    return int(HEAP_SHARE * settings.memory)
 
 
-def decoded_bytes(validated: ValidatedRequest) -> int:
-    """Memory of the decoded tensors that is not shared with the bytes received."""
-    total = 0
-    for array in validated.inputs.values():
-        if array.dtype.hasobject:
-            total += BYTES_ELEMENT_BYTES * array.size + sum(map(len, array.reshape(-1)))
-        elif array.flags.writeable:  # arrays decoded in place are read-only
-            total += array.nbytes
-    return total
+def in_flight_bytes(pipeline: InferencePipeline, settings: EdgeSettings) -> int:
+    """Bytes that all requests in flight may hold in the router. TLS to replicas needs one more copy."""
+    copies = COPIES + (settings.replicas is not None)
+    return max((pipeline.spec.router.resources.memory - PROGRAM_BYTES) // copies, 4 * MEBIBYTE)
+
+
+def payload_bytes(pipeline: InferencePipeline, settings: EdgeSettings) -> int:
+    """Size of the largest request that router and Envoy can hold."""
+    return min(
+        int(LARGE_SHARE * in_flight_bytes(pipeline, settings)) - SMALL_BYTES,
+        heap_bytes(settings) // PAYLOADS_IN_HEAP,
+        MAX_PAYLOAD_BYTES,
+    )

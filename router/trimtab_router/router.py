@@ -19,43 +19,40 @@ from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.request_outcome import FAILED, RequestOutcome
 from trimtab_pipelines.router_state import RouterLoad, RouterState
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.tasks import TaskRecord
-from trimtab_protocol import InferRequest, InferResponse, PendingRequest, ProtocolError, Tensor
-from trimtab_protocol.chat.internal_wire import IMAGES, Usage
+from trimtab_protocol import InferResponse, PendingRequest, Tensor
+from trimtab_protocol.chat.internal_wire import Usage
 from trimtab_protocol.extensions import ESCALATION_PENDING, PLAN_GENERATION
 from trimtab_protocol.http_client import Tls
-from trimtab_protocol.tensors import Array
-from trimtab_router.admission.call import Call
 from trimtab_router.admission.concurrency_controller import ConcurrencyController
 from trimtab_router.admission.concurrency_limit import ConcurrencyLimit, LimitBounds, limit_bounds
 from trimtab_router.admission.entry_gate import EntryGate
 from trimtab_router.admission.garbage_collection import CollectorPacer
 from trimtab_router.admission.memory_budget import MemoryBudget, Reservation
-from trimtab_router.admission.tenant import is_slow_to_rewrite, options_inputs, with_tenant
-from trimtab_router.admission.validation import VERSION, ValidatedRequest, decode_and_validate, validate_header
+from trimtab_router.admission.request_parsing import (
+    VERSION,
+    decoded_bytes,
+    decoding_bytes,
+    parse_request,
+    validate_header,
+)
+from trimtab_router.admission.tenant import is_slow_to_rewrite, options_inputs, set_tenant
 from trimtab_router.clock import EventLoopClock
-from trimtab_router.execution.executor import ClientContext, RequestState
-from trimtab_router.execution.slo import SloResolver
+from trimtab_router.execution.call import Call
+from trimtab_router.execution.executor import RequestState
+from trimtab_router.execution.graph import Graph
+from trimtab_router.execution.request_resolver import RequestResolver
 from trimtab_router.factory import create_executor, create_transports
-from trimtab_router.limits import Limits, decoded_bytes, decoding_bytes
+from trimtab_router.limits import Limits
 from trimtab_router.observability.arrivals import ArrivalCounter
 from trimtab_router.observability.metrics import Metrics
 from trimtab_router.observability.request_accounting import RequestAccounting
 from trimtab_router.observability.stage_state import stage_state
 from trimtab_router.observability.tracing import record_request
-from trimtab_router.refusal import Refusal, malformed
-from trimtab_router.request.graph import Graph, GraphCursor
-from trimtab_router.request.task_names import ResolvedTask, missing_task_inputs, resolve_task
+from trimtab_router.refusal import Refusal, draining
 from trimtab_router.scheduling.interfaces import Clock, Transport
 from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.policies.interface import Policy
 from trimtab_router.scheduling.stage_scheduler import StageScheduler
-from trimtab_router.scheduling.task_registration import (
-    learn_declared_tasks,
-    register_task,
-    stage_tasks,
-    unregister_task,
-)
 from trimtab_router.transport.token_counts import fetch_token_counts
 
 BODY_SECONDS = 10.0
@@ -66,15 +63,8 @@ PATIENCE_SHARE = 0.2
 class Router:
     """Serves one pipeline.
 
-    Args:
-        pipeline: pipeline document.
-        plan: initial plan. None: each stage starts with its first variant and batches of one row.
-        limits: bounds of the process.
-        policy: scheduling policy, None for the pipeline's own.
-        tracer: writes spans, None for none.
-        tls: TLS context of connections to replicas.
-        clock: clock of requests and batches, None for the event loop's.
-        transports: transport of each stage's batches, None for HTTP to the applied endpoints.
+    Without a plan, each stage starts with its first variant and batches of one row. Policy, clock and transports are by
+    default the pipeline's own, the event loop's, and HTTP to the applied endpoints.
     """
 
     def __init__(
@@ -118,7 +108,8 @@ class Router:
         self.schedulers = self._executor.schedulers
         for scheduler in self.schedulers.values():
             self._prepare_policy(scheduler)
-        self._slo_resolver = SloResolver(self._executor, self._graph, pipeline.spec.slo)
+        self._resolver = RequestResolver(self._executor, self._graph, pipeline.spec, has_indices=bool(self._http))
+        self.tasks = self._resolver.tasks
         self._output_datatypes = {o.name: self._graph.datatype_of(o.source) for o in pipeline.spec.outputs}
         self._options = options_inputs(pipeline.spec)
         self._entry_gate = EntryGate(PATIENCE_SHARE * pipeline.spec.slo.first_response_seconds)
@@ -143,17 +134,14 @@ class Router:
 
     @property
     def body_seconds(self) -> float:
-        """Time limit of a request's body."""
         return self.limits.body_seconds or max(BODY_SECONDS, self.pipeline.spec.slo.latency_seconds)
 
     @property
     def plan_generation(self) -> int:
-        """Generation of the current plan, 0 before the first."""
         return self.plan.spec.generation if self.plan else 0
 
     @property
     def ready(self) -> bool:
-        """Whether the router accepts traffic and every active stage has a replica."""
         return self.accepts_traffic and all(scheduler.ready_replicas for scheduler in self._active_schedulers)
 
     @property
@@ -175,7 +163,7 @@ class Router:
     @property
     def max_request_seconds(self) -> float:
         """Time after which every request has been answered or refused."""
-        return self._slo_resolver.max_timeout_seconds + self.limits.grace_seconds + self.limits.hang_seconds
+        return self._resolver.max_timeout_seconds + self.limits.grace_seconds + self.limits.hang_seconds
 
     async def infer(self, call: Call) -> InferResponse:
         """Serve a request. Raises Refusal. Cancelling the call removes the request from all queues."""
@@ -192,7 +180,7 @@ class Router:
                 raise state.refusal
             self.concurrency.note_response()
             outcome = self.accounting.record_response(state)
-            return self._response(call.request, state)
+            return self._response(call.request.id, state)
         except Refusal as error:
             refusal = error
             outcome = self.accounting.record_refusal(
@@ -212,19 +200,11 @@ class Router:
                 self._finish(state, outcome, refusal)
 
     async def count_tokens(self, call: Call) -> Usage:
-        """Token counts of a chat, without generating. The request does not count as served.
-
-        Raises:
-            Refusal: the chat is invalid, or no replica can count.
-        """
-        return await fetch_token_counts(self._executor, self._http, self._decode_request(call.request).inputs)
+        """Token counts of a chat, without generating. Raises Refusal. The request does not count as served."""
+        return await fetch_token_counts(self._executor, self._http, call.inputs)
 
     async def admit(self, arrived_at: float, client: str = "") -> Reservation:
-        """Admit a request, at its turn of the event loop. It ends with the reservation's context.
-
-        Raises:
-            Refusal: overload, or too many requests of its client. Already counted.
-        """
+        """Admit a request, at its turn of the event loop, until its reservation ends. Raises a counted Refusal."""
         reservation = None
         try:
             self.concurrency.check_capacity()
@@ -234,42 +214,32 @@ class Router:
             if reservation is not None:
                 reservation.end()
             if isinstance(error, Refusal):
-                raise self.accounting.count_rejection(error) from error
+                self.accounting.count_rejection(error)
             raise
         return reservation
 
-    async def validate(self, pending: PendingRequest, reservation: Reservation) -> ValidatedRequest:
-        """Validate a request and decode its tensors, in a thread if that is slow.
+    async def parse(self, pending: PendingRequest, reservation: Reservation) -> Call:
+        """Validate a request, decode its tensors and set its tenant, in a thread if that is slow.
 
-        The description is validated before any value is decoded.
-
-        Args:
-            pending: the request.
-            reservation: grows by the memory that decoding needs.
+        The description is validated before any value is decoded. The reservation grows by the memory of decoding.
 
         Raises:
-            Refusal: already counted.
+            Refusal: the request is invalid, or memory is short.
+            ProtocolError: values that do not match their description.
         """
-        name, spec = self.pipeline.name, self.pipeline.spec
-        try:
-            if not (pending.slow or is_slow_to_rewrite(self._options, pending.inputs)):
-                return self._decode(pending, reservation.client)
-            validate_header(name, spec, pending.request, pending.inputs)
-            if self.draining:
-                raise _draining_refusal()
-            cost = decoding_bytes(pending, reservation.size_bytes)
-            reservation.grow(cost)
-            loop = asyncio.get_running_loop()
-            validated = await loop.run_in_executor(self._decoder, self._decode, pending, reservation.client)
-            reservation.record(decoded_bytes(validated) - cost)
-        except ProtocolError as error:
-            raise self.accounting.count_rejection(malformed(error)) from error
-        except Refusal as refusal:
-            raise self.accounting.count_rejection(refusal) from refusal
-        return validated
+        if not (pending.slow or is_slow_to_rewrite(self._options, pending.inputs)):
+            return self._parse(pending, reservation.client)
+        validate_header(self.pipeline.name, self.pipeline.spec, pending.request, pending.inputs)
+        if self.draining:
+            raise draining()
+        cost = decoding_bytes(pending, reservation.size_bytes)
+        reservation.grow(cost)
+        loop = asyncio.get_running_loop()
+        call = await loop.run_in_executor(self._decoder, self._parse, pending, reservation.client)
+        reservation.record(decoded_bytes(call) - cost)
+        return call
 
     def apply_plan(self, plan: PipelinePlan) -> None:
-        """Apply a plan from the next batch on."""
         self.plan = plan
         self.plan_applied_at = time.time()
         self.metrics.plan_generation.set(plan.spec.generation)
@@ -287,19 +257,8 @@ class Router:
 
     def _on_replica_change(self, scheduler: StageScheduler) -> None:
         """Apply a change of a replica's readiness. Its tasks are known at that time."""
-        learn_declared_tasks(scheduler, self.pipeline.spec.objective.accuracy_basis)
+        self.tasks.learn_declared(scheduler)
         scheduler.refresh_replicas()
-
-    def register_task(self, stage: str, variant: str, task: str, record: TaskRecord) -> None:
-        """Register a task of a variant at run time."""
-        basis = self.pipeline.spec.objective.accuracy_basis
-        register_task(self.schedulers[stage], variant, task, record.accuracy_by_point, basis)
-        self._slo_resolver.register_task(task, record)
-
-    def unregister_task(self, stage: str, variant: str, task: str) -> None:
-        """Unregister a task of a variant, and its service terms unless another variant has it."""
-        unregister_task(self.schedulers[stage], variant, task)
-        self._slo_resolver.unregister_task(task)
 
     async def model_metadata(self, stage: str, variant: str) -> dict[str, dict[str, Any]]:
         """Metadata of a variant by the names of its ready replicas."""
@@ -327,7 +286,6 @@ class Router:
         )
 
     def arrival_history(self, seconds: int) -> RouterLoad:
-        """Arrivals of the last whole seconds."""
         now = time.time()
         return RouterLoad(now=now, rps=self.arrivals.history(now, seconds))
 
@@ -360,69 +318,29 @@ class Router:
         ]
         return limit_bounds(stages, self.pipeline.spec.slo.latency_seconds, self.pipeline.spec.drop_policy)
 
-    def _decode(self, pending: PendingRequest, client: str) -> ValidatedRequest:
-        """Decode a request and set its tenant. Thread-safe."""
-        return with_tenant(
-            decode_and_validate(self.pipeline.name, self.pipeline.spec, pending), self._options, client=client
-        )
-
-    def _decode_request(self, request: InferRequest) -> ValidatedRequest:
-        try:
-            return decode_and_validate(self.pipeline.name, self.pipeline.spec, PendingRequest.of(request))
-        except ProtocolError as error:
-            raise malformed(error) from error
+    def _parse(self, pending: PendingRequest, client: str) -> Call:
+        """Parse a request and set its tenant. Thread-safe."""
+        call = parse_request(self.pipeline.name, self.pipeline.spec, pending)
+        if self._options:
+            set_tenant(call, self._options, client)
+        return call
 
     def _start(self, call: Call, ended: asyncio.Future[None]) -> RequestState:
-        validated = call.validated or self._decode_request(call.request)
         if self.draining:
-            raise _draining_refusal()
-        resolved = self._resolve_task(validated.options.task, validated)
-        cursor = GraphCursor(self._graph, resolved.inputs, validated.requested_outputs)
-        terms = self._slo_resolver.resolve(
-            validated.options, cursor, call.arrived_at, call.deadline_seconds, resolved.stages
-        )
-        missing = missing_task_inputs(self.pipeline.name, self.pipeline.spec, resolved.inputs)
-        if missing is not None:
-            raise missing
+            raise draining()
+        state = self._resolver.resolve(call, partial(_complete, ended))
         self.arrivals.record(time.time())
-        state = RequestState(
-            self._executor,
-            cursor,
-            terms,
-            arrived_at=call.arrived_at,
-            on_end=partial(_complete, ended),
-            images=_image_count(validated.inputs),
-            task_stages=resolved.stages,
-            client=ClientContext(
-                call.request_id,
-                call.trace_parent,
-                call.listener,
-                call.reservation.record if call.reservation else None,
-            ),
-        )
         if state.prompt_tokens:
             self.accounting.prompt_tokens.record(self._clock.now, state.prompt_tokens)
         self._executor.advance(state)
         return state
-
-    def _resolve_task(self, task: str, validated: ValidatedRequest) -> ResolvedTask:
-        """Inputs of a request with the indices of its task, and the stages whose models have it."""
-        if not task or not self._http:
-            return ResolvedTask(validated.inputs)
-        needed = [self.schedulers[node.name] for node in self._graph.needed(validated.requested_outputs)]
-        return resolve_task(
-            task,
-            [stage_tasks(scheduler, task) for scheduler in needed],
-            self.pipeline.spec,
-            validated.inputs,
-        )
 
     def _finish(self, state: RequestState, outcome: RequestOutcome, refusal: Refusal | None) -> None:
         state.release()
         if self._tracer is not None:
             record_request(self._tracer, state.trace_parent, state.arrived_at, outcome, state.served, refusal)
 
-    def _response(self, request: InferRequest, state: RequestState) -> InferResponse:
+    def _response(self, request_id: str, state: RequestState) -> InferResponse:
         parameters, outputs = state.response_parameters(), state.cursor.outputs()
         parameters[PLAN_GENERATION] = self.plan_generation
         if ESCALATION_PENDING in parameters:
@@ -430,7 +348,7 @@ class Router:
         return InferResponse(
             model_name=self.pipeline.name,
             model_version=VERSION,
-            id=request.id,
+            id=request_id,
             parameters=parameters,
             outputs=tuple(Tensor(name, self._output_datatypes[name], array) for name, array in outputs.items()),
         )
@@ -445,19 +363,7 @@ class Router:
         return not self.draining and elapsed_seconds < self.pipeline.spec.slo.latency_seconds
 
 
-def _draining_refusal() -> Refusal:
-    return Refusal(
-        ErrorCode.UNAVAILABLE, "Draining", "this router is shutting down; try another", retry_after_seconds=1.0
-    )
-
-
 def _complete(ended: asyncio.Future[None], _: RequestState) -> None:
     """Wake the task that waits for a request. The client may have disconnected."""
     if not ended.done():
         ended.set_result(None)
-
-
-def _image_count(inputs: Mapping[str, Array]) -> int:
-    """Number of images per chat."""
-    images = inputs.get(IMAGES)
-    return images.shape[1] if images is not None and images.ndim > 1 else 0

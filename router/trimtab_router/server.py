@@ -16,12 +16,11 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol.http_client import Tls
 from trimtab_protocol.mutual_tls import InvalidIdentity, MutualTls
 from trimtab_router.envoy.key_watcher import watch_keys
-from trimtab_router.envoy.memory_limits import in_flight_bytes, payload_bytes
 from trimtab_router.envoy.sockets import Sockets
 from trimtab_router.ingress.listeners import Listeners
 from trimtab_router.ingress.task_api import TaskApi
 from trimtab_router.ingress.task_store import TaskStore
-from trimtab_router.limits import Limits
+from trimtab_router.limits import Limits, in_flight_bytes, payload_bytes
 from trimtab_router.observability.tracing import create_tracer
 from trimtab_router.router import Router
 from trimtab_router.watchers.file_watcher import FileWatcher
@@ -88,7 +87,6 @@ async def serve(options: RouterOptions) -> None:
 
 
 def _create_task_api(router: Router, options: RouterOptions) -> TaskApi:
-    """Task API, with the tasks registered earlier."""
     if options.tasks is None:
         return TaskApi(router, None, options.admin_keys)
     store = TaskStore(router, options.tasks)
@@ -107,7 +105,6 @@ def _create_limits(options: RouterOptions, pipeline: InferencePipeline) -> Limit
 
 
 def _replica_tls(settings: EdgeSettings) -> Tls:
-    """TLS context of connections to replicas."""
     if settings.replicas is None:
         return lambda: None
     try:

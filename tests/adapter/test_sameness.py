@@ -15,15 +15,15 @@ import pytest
 
 from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profile, a_variant
 from tests.clocks import FakeClock
+from tests.router.fakes import a_call
 from trimtab_adapter.simulation import simulator as simulation
 from trimtab_adapter.simulation.environment import Environment, Failure
 from trimtab_adapter.simulation.replica_set import SimulatedReplicaSet
 from trimtab_adapter.simulation.simulator import Scenario, transports
 from trimtab_pipelines.request_outcome import DROPPED, FAILED, LATE, OK, REFUSED
 from trimtab_protocol import InferRequest, Tensor
-from trimtab_router.admission.call import Call
 from trimtab_router.refusal import Refusal
-from trimtab_router.request.request_options import NO_OPTIONS, RequestOptions
+from trimtab_router.request_options import NO_OPTIONS, RequestOptions
 from trimtab_router.router import Router
 from trimtab_router.scheduling.expiry import GRACE_SECONDS
 from trimtab_router.scheduling.policies import POLICIES
@@ -104,7 +104,13 @@ async def _served(scenario):
     for index, at in enumerate(scenario.arrivals_seconds.tolist()):
         clock.call_at(
             at,
-            partial(_arrive, router, clock, partial(ends.__setitem__, index), Call(a_request_of(scenario, index), at)),
+            partial(
+                _arrive,
+                router,
+                clock,
+                partial(ends.__setitem__, index),
+                a_call(pipeline, a_request_of(scenario, index), at),
+            ),
         )
     for at, plan in scenario.changes:
         clock.call_at(at, partial(router.apply_plan, plan))

@@ -87,11 +87,11 @@ def router_text() -> str:
     metrics.requests_in_flight.set(2)
     metrics.concurrency_limit.set(64)
     stage = metrics.stage("read")
-    stage.watch(lambda: 2.0, lambda: 1.0)
-    stage.watch_unauthenticated(lambda: 0.0)
-    stage.watch_drifted(float)
-    stage.queue_seconds.observe(0.01)
-    stage.served(("read-l", "default"), 6, 0.02, 1.0)
+    stage.watch(
+        queue_rows=lambda: 2.0, ready_replicas=lambda: 1.0, drifted_points=float, unauthenticated_replicas=float
+    )
+    stage.observe_queue_seconds(0.01)
+    stage.observe_batch(("read-l", "default"), 6, 0.02, 1.0)
     return b"".join(metrics.exposition()).decode()
 
 

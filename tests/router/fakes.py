@@ -23,12 +23,13 @@ from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.endpoints import Endpoint, Endpoints
 from trimtab_pipelines.processes.child_process import ChildProcess
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_protocol import InferRequest, InferResponse, Tensor, grpc_messages, rest
+from trimtab_protocol import InferRequest, InferResponse, PendingRequest, Tensor, grpc_messages, rest
 from trimtab_protocol.mutual_tls import MutualTls
-from trimtab_router.envoy import config_files
-from trimtab_router.envoy.binary import command, find_binary
+from trimtab_router.admission.request_parsing import parse_request
 from trimtab_router.envoy.key_watcher import watch_keys
+from trimtab_router.envoy.process import command, find_binary, write_config
 from trimtab_router.envoy.sockets import SocketFolder, Sockets
+from trimtab_router.execution.call import Call
 from trimtab_router.ingress.envoy_control import EnvoyControl
 from trimtab_router.ingress.listeners import Listeners
 from trimtab_router.ingress.task_api import TaskApi
@@ -172,6 +173,13 @@ class FakeReplica:
         return web.Response(body=b"".join(buffers), headers={rest.HEADER_LENGTH: str(length)})
 
 
+def a_call(pipeline: InferencePipeline, request: InferRequest, arrived_at: float) -> Call:
+    """A request as ingress passes it to the router."""
+    call = parse_request(pipeline.name, pipeline.spec, PendingRequest.of(request))
+    call.arrived_at = arrived_at
+    return call
+
+
 async def until(holds: Callable[[], bool]) -> None:
     """Wait until something observable holds."""
     async with asyncio.timeout(60):
@@ -307,7 +315,7 @@ async def an_envoy(
     otlp = socket_folder.pop("otlp", None)
     settings = settings or EdgeSettings()
     step = SocketFolder(sockets, **socket_folder, chats=pipeline.spec.chat_settings is not None)
-    config = config_files.write_config(settings, step, pipeline=pipeline.name, otlp=otlp)
+    config = write_config(settings, step, pipeline=pipeline.name, otlp=otlp)
     arguments = command(find_binary(), "--config-path", str(config))
     log = sockets.folder / "envoy.log"
     with log.open("wb") as errors:

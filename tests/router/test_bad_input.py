@@ -9,8 +9,7 @@ import pytest
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from trimtab_protocol import InferRequest, RequestedOutput, Tensor, grpc_messages
-from trimtab_router.envoy.memory_limits import MEBIBYTE
-from trimtab_router.limits import Limits
+from trimtab_router.limits import MEBIBYTE, Limits
 
 PIPELINE = a_pipeline(1)
 

@@ -23,7 +23,6 @@ from tests.router.fakes import until
 from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline
 from tests.router.test_generation import Writers
 from tests.router.test_queue import Caller
-from trimtab_router.request.graph import ReadyStage
 from trimtab_router.scheduling.policies.interface import Point
 from trimtab_router.scheduling.replica_slots import Batch, ReplicaSlots
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
@@ -103,7 +102,7 @@ async def test_partial_chat_takes_no_capacity_from_complete_ones():
 async def test_partial_chat_has_the_request_timeout(early, seconds):
     stage = a_disaggregated_pipeline().spec.stage("text")
     inputs = {name: np.array([b"[]"], dtype=object) for name in ("messages", "references")}
-    work = StageRequest(cast("Any", Caller()), ReadyStage("text", 1, inputs), deadline=11.5, now=0.0)
+    work = StageRequest(cast("Any", Caller()), "text", 1, inputs, deadline=11.5, now=0.0)
     point = Point("default", 1.0, lambda _: 0.001)
     batch = Batch(
         ReplicaSlots("one"), "small", point, [RowSlice(work, 0, 1)], 1, 4.0, found_idle=False, early_prefill=early
@@ -232,7 +231,7 @@ def test_partial_chat_leaves_no_row_when_stage_turns_colocated():
     whole.set_ready_variants(frozenset({WHOLE}))
     top.take()
     assert (pulls.inflight, whole.inflight) == (1, 0)
-    early = StageRequest(cast("Any", Caller()), ReadyStage("text", 1, {}), deadline=100.0, now=0.0)
+    early = StageRequest(cast("Any", Caller()), "text", 1, {}, deadline=100.0, now=0.0)
     top.scheduler.start_early_prefill(early)
     top.scheduler.apply_plan(top.scheduler.plan.model_copy(update={"variant": WHOLE}))
     top.end(top.sent[0])

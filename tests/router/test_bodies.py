@@ -16,8 +16,7 @@ from yarl import URL
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from tests.router.test_deadlines import blocked
 from trimtab_protocol import grpc_messages, rest
-from trimtab_router.envoy.memory_limits import MEBIBYTE
-from trimtab_router.limits import Limits
+from trimtab_router.limits import MEBIBYTE, Limits
 
 HEAD = b"POST /v2/models/sample/infer HTTP/1.1\r\nHost: x\r\n"
 ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
@@ -234,7 +233,7 @@ async def test_queued_decoding_finishes_while_draining():
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
         pending = rest.read_request("sample", slow_to_decode(), None)
         reservations = [await rig.router.admit(time.monotonic()) for _ in range(8)]
-        decoding = [asyncio.ensure_future(rig.router.validate(pending, each)) for each in reservations]
+        decoding = [asyncio.ensure_future(rig.router.parse(pending, each)) for each in reservations]
         await asyncio.sleep(0)
         await rig.router.drain(1.0)
 

@@ -9,12 +9,11 @@ import grpc
 import pytest
 from yarl import URL
 
-from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, an_envoy
+from tests.router.fakes import FakeReplica, a_call, a_pipeline, a_request, a_rig, an_envoy
 from trimtab.local.envoy_process import make_sockets
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_protocol import grpc_messages
-from trimtab_router.admission.call import Call
 from trimtab_router.refusal import Refusal
 
 
@@ -107,7 +106,7 @@ async def test_disconnect_after_the_slo_is_a_server_error():
     replica.gate.clear()
     async with a_rig(a_pipeline(1, slo={"latency": "60s"}), {"stage-0": [replica]}) as rig:
         request = a_request(parameters={"timeout": 600_000_000})
-        waiting = asyncio.create_task(rig.router.infer(Call(request, time.monotonic() - 61.0)))
+        waiting = asyncio.create_task(rig.router.infer(a_call(rig.router.pipeline, request, time.monotonic() - 61.0)))
         await replica.arrived.wait()
         waiting.cancel()
         with suppress(asyncio.CancelledError):
@@ -126,7 +125,7 @@ async def test_drop_at_the_slo_is_a_server_error(parameters, callers):
     async with a_rig(pipeline, {"stage-0": [FakeReplica()]}) as rig:
         for n in range(20):
             with pytest.raises(Refusal) as caught:
-                await rig.router.infer(Call(a_request(parameters=parameters), (now - 1.0) / 2**n))
+                await rig.router.infer(a_call(pipeline, a_request(parameters=parameters), (now - 1.0) / 2**n))
             assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
 
         assert await rig.metric("trimtab_client_errors_total") == callers

@@ -5,8 +5,7 @@ import pytest
 
 from tests.router.test_batching import FULL, HALF, form_batch, terms
 from tests.router.test_queue import Caller, a_queue, whole
-from trimtab_router.request.graph import ReadyStage
-from trimtab_router.request.request_options import RequestOptions
+from trimtab_router.request_options import RequestOptions
 from trimtab_router.scheduling.policies import slack_fit
 from trimtab_router.scheduling.policies.drop_order import rows_ahead_of
 from trimtab_router.scheduling.policies.interface import Point
@@ -18,9 +17,7 @@ STRONG = Point("strong", 0.97, lambda rows: 0.020 + 0.020 * rows)
 
 def a_wishing(wish, deadline=1.0, rows=1, *, floor=0.0):
     x = np.zeros((rows, 1), np.float32)
-    return StageRequest(
-        Caller(), ReadyStage("s", rows, {"x": x}), deadline=deadline, now=0.0, options=wish, accuracy_floor=floor
-    )
+    return StageRequest(Caller(), "s", rows, {"x": x}, deadline=deadline, now=0.0, options=wish, accuracy_floor=floor)
 
 
 def shed(works, **changes):

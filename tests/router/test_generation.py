@@ -11,7 +11,6 @@ from tests.router.chats import a_chat_pipeline, a_writer
 from tests.router.test_queue import Caller
 from tests.router.test_stage_scheduler import READY
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
-from trimtab_router.request.graph import ReadyStage
 from trimtab_router.scheduling.batch_outcomes import BatchFailed, Cancelled, Completed, NotReady, ReplicaLost, StreamCut
 from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
@@ -69,8 +68,9 @@ class Writers:
     def take(self, rows=1, deadline=100.0, *, has_listener=False):
         caller = Caller()
         caller.has_listener = has_listener
-        runnable = ReadyStage("text", rows, {"messages": np.array([b"m"] * rows, object)})
-        work = StageRequest(caller, runnable, deadline=deadline, now=self.clock.now)
+        work = StageRequest(
+            caller, "text", rows, {"messages": np.array([b"m"] * rows, object)}, deadline=deadline, now=self.clock.now
+        )
         refusal = self.scheduler.refusal_of(work, self.clock.now)
         if refusal is None:
             self.scheduler.enqueue(work)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.builders import a_pipeline, a_stage, a_variant
-from trimtab_router.request.graph import Graph, GraphCursor
+from trimtab_router.execution.graph import Graph, GraphCursor
 
 PAGE = {"name": "page", "datatype": "FP32", "shape": [2]}
 NOTE = {"name": "note", "datatype": "FP32", "shape": [1], "optional": True}

@@ -22,7 +22,7 @@ from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.endpoints import Endpoint, Endpoints
 from trimtab_pipelines.spec import RouterSettings
 from trimtab_protocol import InferRequest, Tensor, rest
-from trimtab_router.envoy.memory_limits import MEBIBYTE, payload_bytes
+from trimtab_router.limits import MEBIBYTE, payload_bytes
 
 REPOSITORY = Path(__file__).parents[2]
 PATH = "/v2/models/sample/infer"

@@ -7,8 +7,7 @@ import pytest
 
 from benchmarks.schedule import deciding
 from tests.router.test_queue import Caller
-from trimtab_router.request.graph import ReadyStage
-from trimtab_router.request.request_options import RequestOptions
+from trimtab_router.request_options import RequestOptions
 from trimtab_router.scheduling.policies import POLICIES, modality_mix
 from trimtab_router.scheduling.policies.interface import Dispatch, SchedulerView
 from trimtab_router.scheduling.policies.job_groups import JobGroup, group_jobs, job_options
@@ -22,9 +21,8 @@ SENSES = ("audio", "video", "text")
 
 def a_job(rows, floor=0.0, deadline=1.0, senses=SENSES):
     inputs = {name: np.zeros((rows, 1), np.uint8) for name in senses}
-    runnable = ReadyStage("name", rows, inputs)
     wish = RequestOptions(accuracy_floor=floor)
-    return StageRequest(Caller(), runnable, deadline=deadline, now=0.0, options=wish, accuracy_floor=floor)
+    return StageRequest(Caller(), "name", rows, inputs, deadline=deadline, now=0.0, options=wish, accuracy_floor=floor)
 
 
 def a_view(*pieces):

@@ -9,14 +9,14 @@ import pytest
 from tests.router.disaggregated import ROWS, a_picture, reported_references, shown_by
 from trimtab_protocol.chat.embedding_refs import EmbeddingRef, EncodedImage
 from trimtab_protocol.chat.internal_wire import content_id, encoder_of_content
-from trimtab_router.request import image_fanout
-from trimtab_router.request.partial_images import ImageSizeCache, PartialImages, arrived_images_body
+from trimtab_router.execution import chat_images
+from trimtab_router.execution.chat_images import ImageSizeCache, PartialImages, arrived_images_body
 
 URL = "http://encoder:9000/v2/models/encode/embeddings/a-0"
 
 
 def came(*files):
-    return image_fanout.addressed_references(
+    return chat_images.addressed_references(
         reported_references(np.array([[file] for file in files], dtype=object)), [URL] * len(files)
     )
 
@@ -94,7 +94,7 @@ def rows_of(chats, options=None):
     given = {"images": np.array(chats, dtype=object)}
     if options is not None:
         given["options"] = np.array(options, dtype=object)
-    return image_fanout.image_identities(image_fanout.fan_out_images(given))
+    return chat_images.image_identities(chat_images.fan_out_images(given))
 
 
 def test_image_identity_covers_file_tenant_and_company():

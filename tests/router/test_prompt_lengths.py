@@ -11,7 +11,6 @@ from tests.router.test_generation import Writers
 from tests.router.test_queue import Caller
 from trimtab_protocol.chat.embedding_refs import EmbeddingRef, EncodedImage, blank_image, dump_refs
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
-from trimtab_router.request.graph import ReadyStage
 from trimtab_router.scheduling.generation import GenerationTracker
 from trimtab_router.scheduling.prompt_lengths import PromptFeatures, PromptLengths
 from trimtab_router.scheduling.stage_request import StageRequest
@@ -37,7 +36,7 @@ class Readers(Writers):
 
     def chat(self, text_bytes, deadline):
         inputs = {"messages": np.array([b"m" * text_bytes], object)}
-        work = StageRequest(Caller(), ReadyStage("text", 1, inputs), deadline=deadline, now=self.clock.now)
+        work = StageRequest(Caller(), "text", 1, inputs, deadline=deadline, now=self.clock.now)
         writing(self).estimate_prompts(work, images=0)
         refusal = self.scheduler.refusal_of(work, self.clock.now)
         if refusal is None:
@@ -170,9 +169,7 @@ def test_without_profile_all_prompts_weigh_the_same(unknown):
 
 def test_scheduler_learns_prompt_lengths_from_responses():
     top = Writers(**READS)
-    work = StageRequest(
-        Caller(), ReadyStage("text", 1, {"messages": np.array([b"m" * 400], object)}), deadline=9.0, now=0.0
-    )
+    work = StageRequest(Caller(), "text", 1, {"messages": np.array([b"m" * 400], object)}, deadline=9.0, now=0.0)
     writing(top).estimate_prompts(work, images=0)
     assert (work.prompt_tokens, work.prefill_seconds) == ((), 0.0)
     top.scheduler.enqueue(work)

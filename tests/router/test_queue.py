@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab_router.refusal import Refusal
-from trimtab_router.request.graph import ReadyStage
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.stage_request import RowSlice, ServedRows, StageRequest
 
@@ -48,7 +47,7 @@ class Caller:
 
 def a_work(rows=1, deadline=1.0, width=1, now=0.0):
     values = np.arange(rows * width, dtype=np.float32).reshape(rows, width)
-    return StageRequest(Caller(), ReadyStage("s", rows, {"x": values}), deadline=deadline, now=now)
+    return StageRequest(Caller(), "s", rows, {"x": values}, deadline=deadline, now=now)
 
 
 def whole(work, **changes):

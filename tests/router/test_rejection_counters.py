@@ -13,8 +13,8 @@ from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.error_codes import PROXY_REASONS
 from trimtab_router.envoy.admin_client import EnvoyAdmin
 from trimtab_router.envoy.local_replies import local_replies
-from trimtab_router.envoy.memory_limits import heap_bytes
 from trimtab_router.envoy.rejection_counters import parse_local_replies, rejections_since
+from trimtab_router.limits import heap_bytes
 
 
 def stats(*lines: str) -> dict[str, int]:

@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
-from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
+from tests.router.fakes import FakeReplica, a_call, a_pipeline, a_request, a_rig
 from trimtab_protocol.http_client import ConnectionLost, HttpConnection, request_head
-from trimtab_router.admission.call import Call
+from trimtab_router.ingress.base import request_id
+from trimtab_router.ingress.rest import RestIngress
 
 PATIENT = {"timeout": 60_000_000}
 NASTY = "a\r\nx-evil: 1"
@@ -143,7 +145,10 @@ async def test_odd_request_ids_harm_no_request(name, value):
 async def test_request_ids_cannot_inject_headers():
     replica = FakeReplica()
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
-        call = Call(a_request(), time.monotonic(), request_id=NASTY, trace_parent=NASTY)
+        call = a_call(rig.router.pipeline, a_request(), time.monotonic())
+        request = make_mocked_request("POST", "/", headers={"x-request-id": NASTY, "traceparent": NASTY})
+        reservation = await rig.router.admit(call.arrived_at)
+        RestIngress(rig.router).describe(call, request, reservation, call.arrived_at, request_id(request))
         await rig.router.infer(call)
 
         (batch,) = replica.seen

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.builders import a_pipeline, a_stage
 from tests.router.test_graph import digits
 from trimtab_protocol import Tensor
-from trimtab_router.transport.scatter import MalformedResponse, max_response_bytes, scatter
+from trimtab_router.transport.batch_codec import MalformedResponse, max_response_bytes, scatter
 
 STAGE = digits().stage("locate")
 

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.router.test_queue import Caller
-from trimtab_router.request.graph import ReadyStage
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.replica_slots import Batch, ReplicaSlots
 from trimtab_router.scheduling.single_flight import SingleFlight, unique_rows
@@ -45,7 +44,7 @@ def unasked(piece, home, outputs):
 
 
 def a_slice(shows, deadline=1.0):
-    work = StageRequest(Caller(), ReadyStage("encode", len(shows), {}), deadline=deadline, now=0.0)
+    work = StageRequest(Caller(), "encode", len(shows), {}, deadline=deadline, now=0.0)
     work.identities = list(shows)
     return RowSlice(work, 0, work.rows)
 

@@ -6,8 +6,7 @@ import pytest
 from tests.builders import a_pipeline, a_plan, a_variant
 from tests.clocks import FakeClock
 from tests.router.test_queue import Caller
-from trimtab_router.request.graph import ReadyStage
-from trimtab_router.request.request_options import NO_OPTIONS, RequestOptions
+from trimtab_router.request_options import NO_OPTIONS, RequestOptions
 from trimtab_router.scheduling.batch_outcomes import BatchFailed, Completed, NotReady, Rejected, ReplicaLost
 from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.policies.interface import Dispatch, Policy, WaitUntil
@@ -83,9 +82,15 @@ class SchedulerScenario:
     def take(self, rows=1, deadline=100.0, value=0.0, options=NO_OPTIONS):
         x = np.full((rows, 4), value, np.float32)
         certain = self.scheduler.stage.confidence is not None
-        runnable = ReadyStage("stage-0", rows, {"x": x})
         work = StageRequest(
-            Caller(), runnable, deadline=deadline, now=self.clock.now, options=options, may_escalate=certain
+            Caller(),
+            "stage-0",
+            rows,
+            {"x": x},
+            deadline=deadline,
+            now=self.clock.now,
+            options=options,
+            may_escalate=certain,
         )
         refusal = self.scheduler.refusal_of(work, self.clock.now)
         if refusal is None:

@@ -12,7 +12,7 @@ from tests.router.fakes import FakeReplica, a_pipeline, a_rig
 from tests.router.tasked import NO_INDEX, a_tasked_pipeline, a_tasked_replica, echo_task_index
 from trimtab_pipelines.tasks import NO_TASK
 from trimtab_protocol import InferRequest, InferResponse, Tensor
-from trimtab_router.request.task_names import task_indices_at
+from trimtab_router.execution.task_registry import task_indices_at
 
 TASKS = ("crops", "faces", "", "signs")
 TASK_PARAMETER = "trimtab.stage-0.task"

@@ -15,14 +15,13 @@ from tests.router.tasked import a_tasked_pipeline
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.router_state import RegisteredAccuracy
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.tasks import MAX_TASK_FILE_BYTES, METADATA_KEY, TaskTerms, parse_file_name
+from trimtab_pipelines.tasks import MAX_TASK_FILE_BYTES, METADATA_KEY, parse_file_name
 from trimtab_protocol.extensions import task_metadata
 from trimtab_router.envoy.api_keys import HashedKey, format_entry, key_digest, new_key
 from trimtab_router.ingress import task_store
 from trimtab_router.ingress.admin import AUDIT_LOG
 from trimtab_router.ingress.task_api import TaskApi
 from trimtab_router.ingress.task_store import TaskStore
-from trimtab_router.request.request_options import NO_OPTIONS, RequestOptions, apply_task_terms
 from trimtab_router.router import Router
 
 PATH = "/trimtab/v1/tasks/stage-0/small"
@@ -281,18 +280,6 @@ async def test_registration_requires_a_replica_and_a_folder(tmp_path):
             assert status == 501
             assert "spec.stages[].variants[].tasks: name and storageUri" in body["error"]
             assert "gone: true" in body["error"]
-
-
-def test_task_terms_apply_to_requests_without_options():
-    task = TaskTerms(utility=0.5, latency_seconds=0.2)
-
-    assert apply_task_terms(NO_OPTIONS, None) is NO_OPTIONS
-    assert apply_task_terms(RequestOptions(task="t"), task) == RequestOptions(
-        task="t", utility=0.5, timeout_seconds=0.2
-    )
-    assert apply_task_terms(RequestOptions(task="t", utility=4, timeout_seconds=1.0), task) == RequestOptions(
-        task="t", utility=2.0, timeout_seconds=1.0
-    )
 
 
 async def test_registration_requires_a_task_input(tmp_path):

@@ -15,8 +15,7 @@ from tests.router.test_queue import Caller
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_protocol.chat.internal_wire import bytes_tensor
 from trimtab_protocol.tensors import SLOW_VALUES_BYTES
-from trimtab_router.admission.tenant import MAX_INLINE_ROWS, MAX_OPTIONS_BYTES, options_inputs, with_tenant
-from trimtab_router.request.graph import ReadyStage
+from trimtab_router.admission.tenant import MAX_INLINE_ROWS, MAX_OPTIONS_BYTES, options_inputs, set_tenant
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 from trimtab_router.transport.http_transport import _rows_with_deadline
 
@@ -68,7 +67,7 @@ async def test_only_the_deadline_makes_a_chat_urgent():
 
 def test_queue_time_reduces_the_time_left():
     inputs = {"options": bytes_tensor([b'{"max_tokens": 1}', b"no JSON"]), "messages": bytes_tensor([HELLO] * 2)}
-    piece = RowSlice(StageRequest(Caller(), ReadyStage("text", 2, inputs), deadline=107.0, now=100.0), 0, 2)
+    piece = RowSlice(StageRequest(Caller(), "text", 2, inputs, deadline=107.0, now=100.0), 0, 2)
     at_once, later = (_rows_with_deadline(departed_at, piece, "options") for departed_at in (100.0, 106.5))
 
     assert json.loads(at_once[0]) == {"max_tokens": 1, "deadline_seconds": 7.0}
@@ -111,9 +110,9 @@ async def test_many_options_are_rewritten_in_a_thread(monkeypatch):
 
     def recorded(*args, **kwargs):
         threads.append(threading.get_ident())
-        return with_tenant(*args, **kwargs)
+        return set_tenant(*args, **kwargs)
 
-    monkeypatch.setattr("trimtab_router.router.with_tenant", recorded)
+    monkeypatch.setattr("trimtab_router.router.set_tenant", recorded)
     many = MAX_INLINE_ROWS + 1
     async with chatting(ChatReplica(), pipeline=a_chat_pipeline(slo=SLO)) as rig:
         await rig.rest(asked(b"{}"))

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tests.router.test_queue import Caller
-from trimtab_router.request.graph import ReadyStage
-from trimtab_router.request.request_options import RequestOptions
+from trimtab_router.request_options import RequestOptions
 from trimtab_router.scheduling.policies.interface import Escalation, Point, SchedulerView
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
@@ -34,8 +33,16 @@ def a_work(
 ) -> StageRequest:
     """Rows of one request, which came at a moment."""
     wish = RequestOptions(utility=utility, task=task)
-    runnable = ReadyStage("s", rows, {"x": np.zeros((rows, 1), np.float32)})
-    return StageRequest(Caller(), runnable, deadline=deadline, now=at, options=wish, accuracy_floor=floor)
+    return StageRequest(
+        Caller(),
+        "s",
+        rows,
+        {"x": np.zeros((rows, 1), np.float32)},
+        deadline=deadline,
+        now=at,
+        options=wish,
+        accuracy_floor=floor,
+    )
 
 
 def a_view(

@@ -34,20 +34,23 @@ from trimtab_pipelines.request_outcome import FAILED, LATE, OK, RequestOutcome
 from trimtab_pipelines.router_state import RecentRequests
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import IMAGES_INPUT, MESSAGES_INPUT
+from trimtab_protocol import InferRequest
 from trimtab_protocol.tensors import Array
+from trimtab_router.execution.call import Call
 from trimtab_router.execution.executor import PipelineExecutor, RequestState
-from trimtab_router.execution.slo import SloResolver
+from trimtab_router.execution.graph import Graph
+from trimtab_router.execution.request_resolver import RequestResolver
 from trimtab_router.observability.arrivals import ArrivalCounter, PerRequestMean
 from trimtab_router.observability.recent_outcomes import RECENT_SECONDS
 from trimtab_router.refusal import Refusal
-from trimtab_router.request.graph import Graph, GraphCursor
-from trimtab_router.request.request_options import NO_OPTIONS, RequestOptions
+from trimtab_router.request_options import NO_OPTIONS, RequestOptions
 from trimtab_router.scheduling.expiry import GRACE_SECONDS
 from trimtab_router.scheduling.interfaces import Clock
 from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.policies.interface import Policy
 from trimtab_router.scheduling.stage_scheduler import QueueSettings, StageScheduler
 
+_REQUEST = InferRequest("", ())
 _SAMPLE_SECONDS = 1.0
 """The router counts whole seconds, so a shorter interval shows nothing new."""
 _LONGEST_BACKLOG = 10.0
@@ -136,7 +139,7 @@ class Simulator:
         self.schedulers = self._build_schedulers()
         self.executor = PipelineExecutor(self.graph, self.schedulers, self.events)
         spec, environment = scenario.pipeline.spec, scenario.environment
-        self.slo_resolver = SloResolver(self.executor, self.graph, spec.slo)
+        self.resolver = RequestResolver(self.executor, self.graph, spec)
         limit = spec.budget.cores + spec.budget.surge_cores
         self.replica_set = SimulatedReplicaSet(self.transports, limit, environment.startup_seconds, self.events)
         self.slo = spec.slo
@@ -183,7 +186,7 @@ class Simulator:
         events.run(scenario.duration_seconds)
         self.replica_set.settle()
         mean_cores = self.replica_set.core_seconds / max(scenario.duration_seconds, 1e-9)
-        longest_seconds = self.slo_resolver.max_timeout_seconds + GRACE_SECONDS
+        longest_seconds = self.resolver.max_timeout_seconds + GRACE_SECONDS
         events.run((1.0 + _LONGEST_BACKLOG) * scenario.duration_seconds + longest_seconds)
         self._mark_unanswered()
         return self._outcome(mean_cores)
@@ -218,16 +221,21 @@ class Simulator:
         self.received += 1
         if self.received < len(self.arrivals):
             self.events.call_at(self.arrivals[self.received], self._arrive)
-        cursor = GraphCursor(self.graph, self._inputs(index), self.wanted)
+        call = Call(
+            _REQUEST,
+            self._inputs(index),
+            self.wanted,
+            self.options[index % len(self.options)],
+            self.images[index % len(self.images)],
+            now,
+        )
         try:
-            terms = self.slo_resolver.resolve(self.options[index % len(self.options)], cursor, now)
+            request_state = self.resolver.resolve(call, partial(self._ended, index))
         except Refusal as refusal:
             self._refused(index, refusal)
             return
         if self.scenario.adaptation is not None:
             self.counter.record(now)
-        ended, images = partial(self._ended, index), self.images[index % len(self.images)]
-        request_state = RequestState(self.executor, cursor, terms, arrived_at=now, on_end=ended, images=images)
         if request_state.prompt_tokens and self.scenario.adaptation is not None:
             self.tokens.record(now, request_state.prompt_tokens)
         before = self.scenario.environment.before_seconds

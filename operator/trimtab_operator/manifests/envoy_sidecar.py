@@ -8,11 +8,11 @@ from trimtab_operator.manifests.pod_spec import resources, security_of_container
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.kubernetes_names import ROUTER_GRPC_PORT, ROUTER_REST_PORT
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_router.envoy.binary import command
 from trimtab_router.envoy.bootstrap import bootstrap
 from trimtab_router.envoy.certificates import discovery_files
-from trimtab_router.envoy.memory_limits import payload_bytes
+from trimtab_router.envoy.process import command
 from trimtab_router.envoy.sockets import SocketFolder, Sockets
+from trimtab_router.limits import payload_bytes
 
 NAME = "edge"
 SETTINGS_FILE = "edge.json"

@@ -16,13 +16,7 @@ SAMPLE_SECONDS = 0.1
 
 
 class ConcurrencyController:
-    """Concurrency limit of one router.
-
-    Args:
-        concurrency_limit: updated with each sample.
-        memory: counts the requests in flight.
-        bounds: bounds that the plan and the ready replicas set, None while they are unknown.
-    """
+    """Concurrency limit of one router. `bounds` returns None while the bounds of plan and replicas are unknown."""
 
     def __init__(
         self, concurrency_limit: ConcurrencyLimit, memory: MemoryBudget, bounds: Callable[[], LimitBounds | None]
@@ -53,7 +47,6 @@ class ConcurrencyController:
         self._rejections += requests
 
     async def wait_until_nearly_full(self, max_seconds: float) -> None:
-        """Wait until the concurrency limit is nearly reached, at most this long."""
         self._nearly_full.clear()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._nearly_full.wait(), max_seconds)

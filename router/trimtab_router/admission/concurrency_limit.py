@@ -97,13 +97,7 @@ class LimitBounds:
 def limit_bounds(
     stages: Sequence[tuple[StageCapacity, float]], slo_seconds: float, drop_policy: DropPolicy
 ) -> LimitBounds | None:
-    """Bounds that the active stages set, None while a stage has no replica.
-
-    Args:
-        stages: capacity of each stage's ready replicas, and rows per request.
-        slo_seconds: latency SLO.
-        drop_policy: drop policy of the pipeline.
-    """
+    """Bounds from the capacity and rows per request of each active stage, None while a stage has no replica."""
     if drop_policy != "Predicted":
         return LimitBounds(MAX_REQUESTS, MAX_REQUESTS)  # requests that may be late may wait
     if not all(capacity.rows for capacity, _ in stages):
@@ -133,7 +127,6 @@ class ConcurrencyLimit:
 
     @property
     def limit(self) -> int:
-        """Maximum number of requests in flight now."""
         return int(min(max(self._limit, self._floor), self._bounds.maximum))
 
     def observe(self, sample: LoadSample, bounds: LimitBounds | None = None) -> None:

@@ -16,11 +16,7 @@ MAX_WAITING = 4096
 
 
 class EntryGate:
-    """FIFO queue of requests that wait to be admitted.
-
-    Args:
-        max_wait_seconds: requests that waited longer are rejected.
-    """
+    """FIFO queue of requests that wait to be admitted. One that waited longer than `max_wait_seconds` is rejected."""
 
     def __init__(self, max_wait_seconds: float) -> None:
         self._max_wait_seconds = max_wait_seconds
@@ -30,14 +26,7 @@ class EntryGate:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def enter(self, arrived_at: float) -> None:
-        """Wait until this request may start.
-
-        Args:
-            arrived_at: monotonic seconds.
-
-        Raises:
-            Refusal: too many requests wait, or this one waited too long.
-        """
+        """Wait until this request may start. Raises Refusal if too many requests wait, or this one waited too long."""
         self._schedule()
         if self._remaining and not self._waiting:
             self._remaining -= 1

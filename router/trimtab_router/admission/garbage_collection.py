@@ -18,7 +18,6 @@ class CollectorPacer:
         self._timer: asyncio.TimerHandle | None = None
 
     def soon(self) -> None:
-        """Schedule a collection unless one is scheduled."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SOON_SECONDS, self._collect)
 

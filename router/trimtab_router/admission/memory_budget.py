@@ -18,16 +18,10 @@ LARGE_SHARE = 0.75
 
 
 class MemoryBudget:
-    """Bytes held by all requests in flight, and by those of each client.
+    """Bytes held by all requests in flight, and by those of each client. A bound of 0 is none.
 
     Only clients with requests in flight are stored, so that invented names need no memory. The empty name is an unknown
-    client and has no bounds of its own.
-
-    Args:
-        max_bytes: bound on all requests together.
-        max_client_requests: bound on the requests of one client, 0 for none.
-        max_client_bytes: bound on the bytes of one client, 0 for none.
-        on_large_end: called when a request that held more than LARGE_BYTES ends.
+    client and has no bounds of its own. `on_large_end` is called when a request that held more than LARGE_BYTES ends.
     """
 
     def __init__(
@@ -111,7 +105,6 @@ class MemoryBudget:
             end()
 
     def release_response(self, reservation: "Reservation") -> None:
-        """A response was read, or its reader is gone."""
         if self._unread.pop(reservation, None) is not None:
             self._unread_bytes -= reservation.response_bytes
             self.clients.record(reservation.client, -reservation.response_bytes)
@@ -139,7 +132,6 @@ class Reservation(AbstractContextManager["Reservation"]):
         self._requested_bytes += size_bytes
 
     def receiving(self) -> AbstractContextManager[None]:
-        """Context in which the request's body arrives."""
         return self._budget.receiving()
 
     def record(self, size_bytes: int) -> None:
@@ -162,7 +154,6 @@ class Reservation(AbstractContextManager["Reservation"]):
         self._budget.hold_response(self, abort)
 
     def end(self) -> None:
-        """Release everything, once."""
         if not self._ended:
             large = self.size_bytes + self.response_bytes > LARGE_BYTES
             self.mark_served()
@@ -194,7 +185,6 @@ class ClientQuotas:
         self._bytes: dict[str, int] = {}
 
     def __len__(self) -> int:
-        """Number of clients with requests in flight."""
         return len(self._requests)
 
     def add_request(self, client: str) -> None:
@@ -227,7 +217,6 @@ class ClientQuotas:
         self.record(client, size_bytes)
 
     def record(self, client: str, size_bytes: int) -> None:
-        """Count bytes, whatever the bound."""
         if client:
             self._bytes[client] = self._bytes.get(client, 0) + size_bytes
 

@@ -6,16 +6,14 @@ its prompts.
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from math import prod
 from typing import Any
 
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.spec import InferencePipelineSpec
-from trimtab_protocol import Tensor
 from trimtab_protocol.chat.internal_wire import OPTIONS, bytes_tensor, options_with_tenant
 from trimtab_protocol.messages import TensorHeader
-from trimtab_router.admission.validation import ValidatedRequest
+from trimtab_router.execution.call import Call
 from trimtab_router.refusal import invalid
 
 MAX_OPTIONS_BYTES = 2**16
@@ -37,23 +35,19 @@ def is_slow_to_rewrite(names: tuple[str, ...], inputs: Iterable[TensorHeader]) -
     return any(tensor.name in names and prod(tensor.shape) > MAX_INLINE_ROWS for tensor in inputs)
 
 
-def with_tenant(validated: ValidatedRequest, names: tuple[str, ...], *, client: str) -> ValidatedRequest:
-    """Write the tenant into each row of the options inputs, and add inputs that are absent.
-
-    Deadlines are written when a row is dispatched.
+def set_tenant(call: Call, names: tuple[str, ...], client: str) -> None:
+    """Write the tenant into each row of the options inputs, and add inputs that are absent. Dispatch adds the deadline.
 
     Args:
-        validated: a request with one row per chat.
+        call: a request with one row per chat.
         names: result of `options_inputs`.
         client: tenant of the chats, empty if unknown.
 
     Raises:
-        Refusal: INVALID_ARGUMENT for options that are not a JSON object or are too long.
+        Refusal: options that are not a JSON object or are too long.
     """
-    if not names:
-        return validated
-    rows = len(next(iter(validated.inputs.values())))
-    inputs = dict(validated.inputs)
+    inputs = dict(call.inputs)
+    rows = len(next(iter(inputs.values())))
     for name in names:
         rows_of_input = [bytes(row) for row in inputs[name]] if name in inputs else [b"{}"] * rows
         options_by_row = {row: _parse_options(name, row) for row in set(rows_of_input)}
@@ -62,9 +56,7 @@ def with_tenant(validated: ValidatedRequest, names: tuple[str, ...], *, client: 
             for row, options in options_by_row.items()
         }
         inputs[name] = bytes_tensor([rewritten[row] for row in rows_of_input])
-    other_inputs = tuple(tensor for tensor in validated.request.inputs if tensor.name not in names)
-    options_tensors = tuple(Tensor(name, "BYTES", inputs[name]) for name in names)
-    return replace(validated, request=replace(validated.request, inputs=other_inputs + options_tensors), inputs=inputs)
+    call.inputs = inputs
 
 
 def _parse_options(name: str, text: bytes) -> Mapping[str, Any]:

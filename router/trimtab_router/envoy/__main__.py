@@ -9,10 +9,9 @@ from pathlib import Path
 from trimtab_pipelines.documents import DocumentError, load_edge, load_pipeline
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_router.envoy import config_files
-from trimtab_router.envoy.binary import command, find_binary
-from trimtab_router.envoy.memory_limits import payload_bytes
+from trimtab_router.envoy.process import command, find_binary, write_config
 from trimtab_router.envoy.sockets import SocketFolder, Sockets
+from trimtab_router.limits import payload_bytes
 from trimtab_router.observability.tracing import ENDPOINT_VARIABLE, collector_address
 
 
@@ -24,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pipeline = load_pipeline(options.pipeline)
         envoy = find_binary()
         socket_folder = _socket_folder(options, pipeline, settings)
-        config = config_files.write_config(settings, socket_folder, pipeline=pipeline.name, otlp=_otlp())
+        config = write_config(settings, socket_folder, pipeline=pipeline.name, otlp=_otlp())
     except (DocumentError, FileNotFoundError) as error:
         sys.stderr.write(f"trimtab_router.envoy: {error}\n")
         return 2

@@ -43,10 +43,7 @@ _OPTIONAL_FIELDS: dict[AccessLogField, str] = {
 
 
 def loggers(verbosity: str, more: Iterable[AccessLogField] = ()) -> list[Json]:
-    """Access loggers: the counters always, log lines as the settings say (`Off`, `Refused`, `All`).
-
-    `more` are additional fields of a log line.
-    """
+    """Access loggers: the counters always, log lines as the settings say (`Off`, `Refused`, `All`)."""
     refused = {"or_filter": {"filters": [_refused(), _grpc_refused(), _reset()]}}
     configured = [_count() | {"filter": refused}]
     if verbosity != "Off":

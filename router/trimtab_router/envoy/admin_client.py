@@ -66,11 +66,7 @@ class EnvoyAdmin:
             await asyncio.to_thread(write_atomically, self._counters_file, json.dumps(stats))
 
     async def set_limits(self, max_in_flight: int) -> None:
-        """Set the maximum number of requests in flight to the router. The limit of large requests follows from it.
-
-        Raises:
-            EnvoyUnavailable: Envoy did not respond.
-        """
+        """Set the maximum number of requests in flight to the router. Raises EnvoyUnavailable."""
         limits = {
             REQUESTS: circuit_breaker_limits(max_in_flight),
             LARGE: large_request_limits(max_in_flight, self._heap),

@@ -30,12 +30,10 @@ class HashedKey:
 
 
 def new_key() -> str:
-    """Create a random key."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def key_digest(key: str) -> str:
-    """Hexadecimal SHA-256 of a key."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 

@@ -12,8 +12,8 @@ from trimtab_pipelines.edge_settings import EdgeSettings, JwtIssuer
 from trimtab_router.envoy import access_log, certificates, http_filters
 from trimtab_router.envoy.http_filters import API, address, typed
 from trimtab_router.envoy.local_replies import local_replies
-from trimtab_router.envoy.memory_limits import heap_bytes
 from trimtab_router.envoy.sockets import SocketFolder
+from trimtab_router.limits import heap_bytes
 
 Json = dict[str, Any]
 
@@ -58,14 +58,7 @@ _TRUSTED_CAS = "/etc/ssl/certs/ca-certificates.crt"
 
 
 def bootstrap(settings: EdgeSettings, socket_folder: SocketFolder, *, pipeline: str, otlp: str | None = None) -> Json:
-    """Envoy's complete configuration.
-
-    Args:
-        settings: edge settings.
-        socket_folder: sockets between Envoy and the router, and Envoy's ports.
-        pipeline: name of the pipeline, to which JWTs may be bound.
-        otlp: HOST:PORT of an OTLP gRPC collector, None for no tracing.
-    """
+    """Envoy's complete configuration. `otlp` is HOST:PORT of a collector of spans, None for no tracing."""
     sockets = socket_folder.sockets
     clusters = [
         _cluster(
@@ -108,11 +101,7 @@ def large_request_limits(max_in_flight: int, heap: int) -> dict[str, int]:
     """Circuit breaker limits of large requests. An excess request is rejected instead of queued.
 
     A chat with images is large and in flight until its last token. A limit below the router's concurrency limit would
-    leave replicas idle. While the router does not read, each request fills its buffers in Envoy.
-
-    Args:
-        max_in_flight: concurrency limit of the router.
-        heap: bytes that Envoy may allocate.
+    leave replicas idle. While the router does not read, each request fills its buffers in Envoy, whose heap is bounded.
     """
     affordable = int(LARGE_HEAP_SHARE * heap / LARGE_REQUEST_BYTES)
     maximum = max(MIN_LARGE_IN_FLIGHT, min(max_in_flight, affordable))

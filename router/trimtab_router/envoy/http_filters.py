@@ -24,7 +24,6 @@ _MAX_CLIENTS = 10_000
 
 
 def typed(name: str, kind: str, **fields: Any) -> Json:
-    """Envoy extension with its configuration."""
     return {"name": name, "typed_config": {"@type": API + kind, **fields}}
 
 
@@ -33,7 +32,6 @@ def address(host: str, port: int) -> Json:
 
 
 def chain(settings: EdgeSettings, max_payload_bytes: int) -> list[Json]:
-    """All HTTP filters, in order."""
     steps = [_own_headers()]
     if settings.authenticates:
         steps.append(_script(KEYS_FILTER, "keys.lua"))
@@ -72,7 +70,6 @@ def protocol_version_filter() -> Json:
 
 
 def issuer_name(number: int) -> str:
-    """Name of an issuer among Envoy's JWT providers."""
     return f"issuer-{number}"
 
 

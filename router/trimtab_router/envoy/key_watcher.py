@@ -20,12 +20,7 @@ Use = Callable[[Sequence[HashedKey]], None]
 
 
 class ApiKeys:
-    """Current keys. Reports each change once.
-
-    Args:
-        source: what is read, for log lines.
-        use: called with the current keys.
-    """
+    """Current keys of a source. Reports each change once."""
 
     def __init__(self, source: str, use: Use) -> None:
         self._source = source
@@ -33,7 +28,6 @@ class ApiKeys:
         self._parsed: ParsedKeys | None = None
 
     def apply_if_unset(self, parsed: ParsedKeys) -> None:
-        """Apply these keys unless others are in use."""
         if self._parsed is None:
             self.apply(parsed)
 
@@ -50,11 +44,7 @@ class ApiKeys:
 def watch_keys(
     settings: EdgeSettings, cluster: "Cluster | None", namespace: str, use: Use
 ) -> Coroutine[Any, Any, None] | None:
-    """Watch the keys that the settings name, None if they name none.
-
-    Raises:
-        RuntimeError: the keys are in a Secret, and there is no cluster.
-    """
+    """Watch the keys that the settings name, None if they name none. RuntimeError: a Secret without a cluster."""
     if settings.keys_file:
         return watch_file(Path(settings.keys_file), use)
     if settings.keys_secret is None:

@@ -35,11 +35,7 @@ class ProxyCounters:
 
 
 class LoadShedder:
-    """Share of requests to reject, from the changes of the counters.
-
-    Args:
-        first: initial counters.
-    """
+    """Share of requests to reject, from the changes of the counters."""
 
     def __init__(self, first: ProxyCounters) -> None:
         self._previous = first

@@ -77,7 +77,6 @@ def _json(content: Json) -> Json:
 
 
 def _only_for(header: str, prefix: str, mapper: Json) -> Json:
-    """Restrict a mapper to requests with this header prefix."""
     matcher = {"header": {"name": header, "string_match": {"prefix": prefix}}}
     return {"filter": {"and_filter": {"filters": [{"header_filter": matcher}, mapper["filter"]]}}}
 

@@ -23,13 +23,7 @@ LIMIT_REFRESH_SECONDS = 1.0
 
 
 class OverloadController:
-    """Controller of the Envoy in front of a router.
-
-    Args:
-        envoy: its admin client.
-        pressure: file from which Envoy reads the share of requests to reject unread.
-        concurrency: concurrency limit and response counter of the router.
-    """
+    """Controller of the Envoy in front of a router. Envoy reads the share to reject unread from `pressure`."""
 
     def __init__(self, envoy: EnvoyAdmin, pressure: Path, concurrency: ConcurrencyController) -> None:
         self._envoy = envoy
@@ -39,7 +33,6 @@ class OverloadController:
         self._limit_set_at = 0.0
 
     async def run(self) -> None:
-        """Control Envoy forever."""
         iterations_left, share, previous = (
             0,
             -1.0,

@@ -43,7 +43,6 @@ def parse_local_replies(text: str) -> dict[str, int]:
 
 
 def parse_http2_requests(text: str) -> int:
-    """Parse the number of requests received over HTTP/2."""
     match = _HTTP2_REQUESTS.search(text)
     return int(match[1]) if match else 0
 

@@ -49,15 +49,7 @@ def route_discovery_response(routes: Json) -> bytes:
 def envoy_routes(
     settings: EdgeSettings, keys: Iterable[HashedKey], *, namespace: str, pipeline: str, max_seconds: float
 ) -> Json:
-    """Envoy's route configuration.
-
-    Args:
-        settings: edge settings.
-        keys: current API keys.
-        namespace: namespace of the pipeline.
-        pipeline: name of the pipeline.
-        max_seconds: maximum duration of a request. The router answers or refuses it earlier.
-    """
+    """Envoy's route configuration. Requests end within `max_seconds`: the router answers or refuses them earlier."""
     timeout = f"{max_seconds:.3f}s"
     to_router = {
         "cluster": REQUESTS,
@@ -112,7 +104,6 @@ def envoy_routes(
 
 
 def _lookup_table(settings: EdgeSettings, keys: Iterable[HashedKey], namespace: str, pipeline: str) -> Json:
-    """Table that keys.lua and tokens.lua look up."""
     table: Json = {f"sha256:{key.digest}": ("+" if key.may_call(pipeline) else "-") + key.client for key in keys}
     table |= {f"issuer:{issuer.issuer}": _issuer_entry(issuer, namespace, pipeline) for issuer in settings.jwt}
     return table | {"keys": bool(settings.keys_file or settings.keys_secret), "tokens": bool(settings.jwt)}

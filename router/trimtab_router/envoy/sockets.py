@@ -57,5 +57,4 @@ class SocketFolder:
 
     @property
     def certificates_folder(self) -> Path:
-        """Folder of the files that name Envoy's certificates."""
         return self.folder or self.sockets.folder

@@ -63,7 +63,7 @@ def terminator_bootstrap(identity: ReplicaIdentity, *, port: int, served_port: i
 
 
 def certificate_files(identity: ReplicaIdentity) -> Mapping[str, Json]:
-    """Contents by name of the files that name Envoy's certificates, as `certificates.discovery_files` returns them."""
+    """Contents by name of the files that name Envoy's certificates."""
     return certificates.discovery_files(_tls(identity))
 
 

@@ -7,7 +7,6 @@ router and the simulator share this code.
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,13 +15,14 @@ from trimtab_pipelines.stages import EMBEDDINGS_INPUT, IMAGES_INPUT
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.extensions import EXPECTED_ACCURACY
 from trimtab_protocol.tensors import Array
+from trimtab_router.execution import chat_images
+from trimtab_router.execution.call import Call
+from trimtab_router.execution.chat_images import ImageSizeCache, PartialImages
+from trimtab_router.execution.graph import Graph, GraphCursor, ReadyStage
 from trimtab_router.execution.response_metadata import response_accuracy, response_parameters
-from trimtab_router.refusal import Refusal, failure, invalid, invalid_for
-from trimtab_router.request import image_fanout
-from trimtab_router.request.graph import Graph, GraphCursor, ReadyStage
-from trimtab_router.request.partial_images import ImageSizeCache, PartialImages
-from trimtab_router.request.request_options import NO_OPTIONS, RequestOptions, ServiceTerms
-from trimtab_router.request.stream_timing import StreamTiming
+from trimtab_router.execution.stream_timing import StreamTiming
+from trimtab_router.refusal import Refusal, failure, invalid
+from trimtab_router.request_options import RequestOptions
 from trimtab_router.scheduling.generation import prompt_tokens
 from trimtab_router.scheduling.interfaces import Clock
 from trimtab_router.scheduling.stage_request import ServedRows, StageRequest
@@ -31,24 +31,6 @@ from trimtab_router.scheduling.stage_scheduler import StageScheduler
 _ROUNDING = 1e-9
 MAX_EMBEDDING_LOSSES = 3
 """Number of times that a request's embeddings may be lost before it fails."""
-Listener = Callable[[int, Chunk | LastChunk], None]
-"""Called with the row and its next chunk."""
-
-
-class ClientContext(NamedTuple):
-    """What the client of a request sends and receives besides its tensors."""
-
-    request_id: str = ""
-    """Forwarded as `x-request-id`."""
-    trace_parent: str = ""
-    """Forwarded as `traceparent`."""
-    listener: Listener | None = None
-    """Called with each chunk of a streamed response."""
-    hold_bytes: Callable[[int], None] | None = None
-    """Called with the size of each stage's outputs, which are stored until the request ends."""
-
-
-NO_CONTEXT = ClientContext()
 
 
 class PipelineExecutor:
@@ -121,18 +103,19 @@ class PipelineExecutor:
         streaming = state.stream.time_to_first_token is not None
         request = StageRequest(
             state,
-            ready,
+            *ready,
             deadline=state.completion_deadline if streaming else state.deadline,
             now=now,
-            completion_deadline=state.completion_deadline if ready.stage == self.streaming_stage else None,
             options=state.options,
             accuracy_floor=self._stage_accuracy_floor(state, ready.stage) if state.min_accuracy else 0.0,
             may_escalate=stage.confidence is not None,
         )
+        if ready.stage == self.streaming_stage:
+            request.completion_deadline = state.completion_deadline
         if ready.stage in state.task_stages:
             request.task = state.options.task
         if stage.encodes:
-            request.identities = image_fanout.image_identities(ready.inputs)
+            request.identities = chat_images.image_identities(ready.inputs)
             for name in self._graph.downstream(stage.name):
                 tokens = state.prompt_tokens.get(name, 0.0)
                 request.set_prefill_seconds(self.schedulers[name].latency_model.prefill_seconds(tokens))
@@ -189,65 +172,30 @@ class PipelineExecutor:
         state.early_request = None
         if request is None or images is None or request.closed:
             return
-        joined = image_fanout.join_embeddings({EMBEDDINGS_INPUT: references}, 1)
+        joined = chat_images.join_embeddings({EMBEDDINGS_INPUT: references}, 1)
         request.inputs = {**request.inputs, EMBEDDINGS_INPUT: joined[EMBEDDINGS_INPUT]}
         if not self.schedulers[request.stage].complete_images(request, images.add(0, references)):
             request.enqueued_at = now
             self._enqueue(state, request, now)
 
-    def options_refusal(
-        self, options: RequestOptions, cursor: GraphCursor, task_stages: Collection[str] = ()
-    ) -> Refusal | None:
-        """Refusal of options that the current plan cannot grant, None if it can.
-
-        Args:
-            options: options of the request.
-            cursor: position of the request.
-            task_stages: stages whose models have the task that it names.
-        """
-        if options is NO_OPTIONS or options.only_latency:
-            return None
-        tasks = sorted({task for scheduler in self.schedulers.values() for task in scheduler.latency_model.tasks()})
-        if options.task and not task_stages and options.task not in tasks:
-            known = f"known tasks: {', '.join(tasks)}" if tasks else "the current plan has no tasks"
-            return invalid(f"unknown task {options.task!r}; {known}")
-        best = self._best_accuracy(options, cursor, cursor.remaining_stages)
-        required = options.min_accuracy(cursor.rows)
-        if required <= best + _ROUNDING:
-            return None
-        floor = f"an accuracy of {options.accuracy_floor:g}"
-        if options.accuracy_probability is not None:
-            floor += f" with probability {options.accuracy_probability:g}, which needs {required:.4f} on average,"
-        message = f"{floor} is more than the current plan can give; the best possible is {best:.4f}"
-        if self._lacks_inputs(cursor):
-            message += f" from the inputs given ({', '.join(cursor.inputs)})"
-        return invalid_for("AccuracyFloor", message)
-
     def _stage_accuracy_floor(self, state: "RequestState", stage: str) -> float:
         """Minimum accuracy of a stage that keeps the request's floor if the other remaining stages do their best."""
         others = [name for name in state.cursor.remaining_stages if name != stage]
-        best = self._best_accuracy(state.options, state.cursor, others)
+        best = self.best_accuracy(state.options, state.cursor, others)
         return state.min_accuracy / max(state.accuracy * best, _ROUNDING)
 
-    def _best_accuracy(self, options: RequestOptions, cursor: GraphCursor, stages: Iterable[str]) -> float:
+    def best_accuracy(self, options: RequestOptions, cursor: GraphCursor, stages: Iterable[str]) -> float:
         schedulers = (self.schedulers[stage] for stage in stages)
         return prod(
             scheduler.latency_model.best_accuracy(options.task, cursor.available_inputs(scheduler.stage))
             for scheduler in schedulers
         )
 
-    def _lacks_inputs(self, cursor: GraphCursor) -> bool:
-        """Whether a remaining stage lacks an optional input."""
-        stages = [self.schedulers[name].stage for name in cursor.remaining_stages]
-        return any(len(cursor.available_inputs(stage)) < len(stage.inputs) for stage in stages)
-
     def cancel(self, requests: Mapping[str, StageRequest]) -> None:
-        """Cancel stage requests, by stage."""
         for stage, request in requests.items():
             self.schedulers[stage].cancel(request)
 
     def release_embeddings(self, embeddings: Mapping[str, Array]) -> None:
-        """Release embeddings stored by replicas, by encoder stage."""
         for stage, references in embeddings.items():
             self.schedulers[stage].release_embeddings(references)
 
@@ -255,15 +203,8 @@ class PipelineExecutor:
 class RequestState:
     """State of one request.
 
-    Args:
-        executor: executor of the pipeline.
-        cursor: position in the DAG.
-        terms: options and deadlines.
-        arrived_at: seconds of the executor's clock.
-        on_end: called once when the request ends. `refusal` is set if it failed.
-        images: number of images per chat.
-        task_stages: stages whose models have the task that the request names.
-        client: request id, trace and listener of the client.
+    Deadlines are in seconds of the executor's clock: of the first token of a streamed response, and of the last. The
+    options include those of the task, which the models of `task_stages` have. `on_end` is called once.
     """
 
     has_client = True
@@ -299,26 +240,29 @@ class RequestState:
     def __init__(
         self,
         executor: PipelineExecutor,
+        call: Call,
         cursor: GraphCursor,
-        terms: ServiceTerms,
+        options: RequestOptions,
         *,
-        arrived_at: float,
+        deadline: float,
+        completion_deadline: float,
         on_end: "Callable[[RequestState], None]",
-        images: int = 0,
         task_stages: Collection[str] = (),
-        client: ClientContext = NO_CONTEXT,
     ) -> None:
-        options, self.deadline, completion_deadline = terms
-        self.stream = StreamTiming(arrived_at, images)
-        self.completion_deadline = self.deadline if completion_deadline is None else completion_deadline
-        self.request_id, self.trace_parent, self._listener, self._hold_bytes = client
-        self.has_listener = self._listener is not None
+        self.deadline = deadline
+        self.completion_deadline = completion_deadline
+        self.arrived_at = call.arrived_at
+        self.stream = StreamTiming(call.arrived_at, call.images)
+        self.request_id = call.request_id
+        self.trace_parent = call.trace_parent
+        self._listener = call.listener
+        self._hold_bytes = call.hold_bytes
+        self.has_listener = call.listener is not None
         self.cursor = cursor
         self.options = options
         self.task_stages = task_stages
         self.min_accuracy = options.min_accuracy(cursor.rows) if options.accuracy_floor else 0.0
         """Minimum expected accuracy of the response."""
-        self.arrived_at = arrived_at
         self.done = False
         self.refusal: Refusal | None = None
         """Why the request ended without a result."""
@@ -334,16 +278,15 @@ class RequestState:
         self.awaits_all_images = False
         """Whether no early prefill is started, because embeddings were lost before."""
         self.served: dict[str, Sequence[ServedRows]] = {}
-        self.rows_by_stage = dict.fromkeys(executor.encoder_stages, images * cursor.rows)
+        self.rows_by_stage = dict.fromkeys(executor.encoder_stages, call.images * cursor.rows)
         """Rows per stage. Images count even if their encoder is idle: the planner needs their number."""
         sources = executor.prompt_sources
-        self.prompt_tokens = prompt_tokens(sources, cursor.inputs, images) if sources else {}
+        self.prompt_tokens = prompt_tokens(sources, cursor.inputs, call.images) if sources else {}
         """Mean length of its prompts by generation stage, if known at arrival."""
         self._executor = executor
         self._on_end = on_end
 
     def on_chunk(self, request: StageRequest, row: int, chunk: Chunk | LastChunk, now: float) -> None:
-        """Record a chunk of the response, and pass it to the listener."""
         if request.stage != self._executor.streaming_stage:
             return
         self.stream.record(row, chunk, now)
@@ -359,7 +302,6 @@ class RequestState:
         self._executor.on_images_encoded(self, request.stage, start, references)
 
     def on_completed(self, request: StageRequest, outputs: Mapping[str, Array], served: Sequence[ServedRows]) -> None:
-        """Continue after a stage."""
         del self.stage_requests[request.stage]
         stage = self._executor.schedulers[request.stage].stage
         if stage.encodes:
@@ -400,13 +342,11 @@ class RequestState:
         self._executor.release_embeddings(embeddings)
 
     def on_refused(self, refusal: Refusal) -> None:
-        """End without a result."""
         if not self.done:
             self.refusal = refusal
             self.end()
 
     def end(self) -> None:
-        """End the request and call `on_end`."""
         self.release()
         self._on_end(self)
 
@@ -432,6 +372,5 @@ class RequestState:
         return response_accuracy(self.served, self.rows_by_stage)
 
     def response_parameters(self) -> dict[str, bool | str | int | float]:
-        """Response parameters that describe how the request was served."""
         tasks = dict.fromkeys(self.task_stages, self.options.task)
         return response_parameters(self.served, tasks) | {EXPECTED_ACCURACY: round(self.accuracy, 6)}

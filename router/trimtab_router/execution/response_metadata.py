@@ -9,12 +9,7 @@ from trimtab_router.scheduling.stage_request import ServedRows
 
 
 def response_accuracy(served: Mapping[str, Sequence[ServedRows]], rows_by_stage: Mapping[str, int]) -> float:
-    """Expected accuracy of a response: the product over its stages of the mean over the stage's rows.
-
-    Args:
-        served: results of each stage.
-        rows_by_stage: rows of the request at each stage.
-    """
+    """Expected accuracy of a response: the product over its stages of the mean over the stage's rows."""
     product = 1.0
     for stage, results in served.items():
         if len(results) == 1:
@@ -27,12 +22,7 @@ def response_accuracy(served: Mapping[str, Sequence[ServedRows]], rows_by_stage:
 def response_parameters(
     served: Mapping[str, Sequence[ServedRows]], tasks: Mapping[str, str]
 ) -> dict[str, bool | str | int | float]:
-    """Variant, operating point and times of each stage. Of several batches, the slowest counts.
-
-    Args:
-        served: results of each stage.
-        tasks: task of each stage whose task the request named.
-    """
+    """Variant, point, times and named task of each stage. Of several batches, the slowest counts."""
     parameters: dict[str, bool | str | int | float] = {}
     for stage, results in served.items():
         slowest = max(results, key=lambda rows: rows.queue_seconds + rows.service_seconds)

@@ -12,7 +12,7 @@ from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import RequestInput, TensorSpec
 from trimtab_protocol import Parameters
 from trimtab_protocol.extensions import OPTIONAL, point_parameters
-from trimtab_router.admission.validation import VERSION
+from trimtab_router.admission.request_parsing import VERSION
 
 SERVER_NAME = "trimtab"
 SERVER_VERSION = "2"

@@ -33,13 +33,7 @@ _Route = Callable[[web.BaseRequest], Awaitable[web.Response]]
 
 
 class AdminIngress:
-    """HTTP handler of the admin port.
-
-    Args:
-        router: the router.
-        sync_counters: awaited before counts are read, so that they include Envoy's rejections.
-        task_api: task registration, None if this router has none.
-    """
+    """HTTP handler of the admin port. Before it reads counts, `sync_counters` adds Envoy's rejections to them."""
 
     def __init__(
         self, router: Router, sync_counters: Callable[[], Awaitable[object]], task_api: TaskApi | None = None

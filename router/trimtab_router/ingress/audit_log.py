@@ -33,7 +33,6 @@ class AdminCall:
 
     @property
     def changes(self) -> bool:
-        """Whether the call changed something."""
         return not self.refused and self.method not in {"GET", "HEAD"}
 
     @property
@@ -43,7 +42,6 @@ class AdminCall:
 
     @property
     def routine(self) -> bool:
-        """Whether the call is a probe or a scrape."""
         return not self.refused and self.path.rstrip("/") in ROUTINE
 
 

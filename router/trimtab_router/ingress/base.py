@@ -1,79 +1,139 @@
-"""`HttpIngress`: base of the REST and OpenAI handlers, and HTTP responses that all ingress shares."""
+"""`Ingress` and `V2Ingress`: bases of the request handlers, and what their transports have in common."""
 
 import asyncio
+import hashlib
 import json
 import logging
+import re
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 from aiohttp import web
 
-from trimtab_protocol.extensions import REASON_HEADER, STAGE_HEADER
-from trimtab_protocol.sanitize import printable
-from trimtab_router.ingress.request_parsing import abort_connection, request_id
-from trimtab_router.refusal import Refusal, failure
+from trimtab_protocol import Buffer, InferResponse, PendingRequest, ProtocolError
+from trimtab_protocol.extensions import CLIENT_HEADER, REASON_HEADER, STAGE_HEADER
+from trimtab_protocol.sanitize import MAX_HEADER_CHARACTERS, header_value, printable
+from trimtab_router.admission.memory_budget import Reservation
+from trimtab_router.execution.call import Call
+from trimtab_router.refusal import Refusal, failure, malformed
 from trimtab_router.router import Router
 
 log = logging.getLogger(__name__)
 
 READ_SECONDS = 10.0
 """Time limit for a client to read one write, of at most a megabyte, of its response."""
+_TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 
 
-class HttpIngress(ABC):
-    """HTTP handler over a router: error responses, and connections of a terminating router."""
+class Ingress(ABC):
+    """HTTP handler over a router: calls, error responses, and connections of a terminating router."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Serve a request."""
-        response = await self._respond(request)
+        try:
+            response = await self.route(request)
+        except Refusal as refusal:
+            response = self.refuse(request, refusal)
+        except ConnectionError:
+            raise
+        except Exception:
+            log.exception("%s %s failed", printable(request.method, 100), printable(request.path, 200))
+            response = self.refuse(request, failure("InternalError", "the request failed", request_id(request)))
         if self._router.terminating:
             response.force_close()  # the client's next request finds another router
         return response
-
-    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
-        try:
-            return await self.route(request)
-        except Refusal as refusal:
-            return self.refuse(request, refusal)
-        except ConnectionError:
-            raise
-        except web.HTTPException as error:
-            return json_response(self.http_error_body(error.status, error.text or error.reason), error.status)
-        except Exception:
-            log.exception("%s %s failed", printable(request.method, 100), printable(request.path, 200))
-            return self.refuse(request, failure("InternalError", "the request failed", request_id(request)))
 
     @abstractmethod
     async def route(self, request: web.BaseRequest) -> web.StreamResponse:
         """Serve a request; a Refusal becomes an error response."""
 
     @abstractmethod
-    def error_body(self, refusal: Refusal) -> object:
-        """JSON body of a refusal."""
+    def refuse(self, request: web.BaseRequest, refusal: Refusal) -> web.StreamResponse:
+        """Error response."""
+
+    @contextmanager
+    def reading(self, request: web.BaseRequest) -> Iterator[None]:
+        """Context in which a request is read. Whatever fails there is raised as a Refusal, and counted."""
+        count = self._router.accounting.count_rejection
+        try:
+            yield
+        except ProtocolError as error:
+            raise count(malformed(error)) from error
+        except Refusal as refusal:
+            count(refusal)
+            raise
+        except Exception as error:
+            log.exception("a request cannot be read")
+            raise count(failure("InternalError", "the request cannot be read", request_id(request))) from error
+
+    def describe(
+        self, call: Call, request: web.BaseRequest, reservation: Reservation, arrived_at: float, call_id: str
+    ) -> None:
+        """Set what the transport knows about a call."""
+        trace_parent = request.headers.get("traceparent", "")
+        call.arrived_at = arrived_at
+        call.request_id = call_id
+        call.trace_parent = trace_parent if _TRACE_PARENT.match(trace_parent) else ""
+        call.hold_bytes = reservation.record
+
+
+class V2Ingress(Ingress):
+    """Handler of the V2 protocol: REST or gRPC."""
+
+    async def infer(
+        self, request: web.BaseRequest, read: Callable[[Reservation], Awaitable[PendingRequest]]
+    ) -> web.StreamResponse:
+        """Serve an inference request. `read` reads its body up to the description of its tensors."""
+        router, arrived_at = self._router, time.monotonic()
+        with await router.admit(arrived_at, request_client(request)) as reservation:
+            with self.reading(request):
+                deadline_seconds = self.deadline_seconds(request)
+                call = await router.parse(await read(reservation), reservation)
+            self.describe(call, request, reservation, arrived_at, request_id(request))
+            call.deadline_seconds = deadline_seconds
+            response = await router.infer(call)
+            reservation.mark_served()
+            buffers, headers = self.encode(call, response)
+            del call, response  # free the request while its response waits for the reader
+            reservation.hold_response(sum(map(size_bytes, buffers)), partial(abort_connection, request))
+            return await self.send(request, buffers, headers)
+
+    def deadline_seconds(self, request: web.BaseRequest) -> float | None:  # noqa: ARG002 - gRPC reads it
+        """Time left according to the transport, None if it gives no deadline."""
+        return None
 
     @abstractmethod
-    def http_error_body(self, status: int, message: str) -> object:
-        """JSON body of an error of the HTTP server."""
+    def encode(self, call: Call, response: InferResponse) -> tuple[Sequence[Buffer], dict[str, str]]:
+        """Body of a response in parts, and headers."""
 
-    def refuse(self, request: web.BaseRequest, refusal: Refusal) -> web.Response:
-        headers = {REASON_HEADER: refusal.reason}
-        if refusal.stage:
-            headers[STAGE_HEADER] = refusal.stage
-        if refusal.retry_after_seconds is not None:
-            headers["Retry-After"] = str(max(1, round(refusal.retry_after_seconds)))
-        response = json_response(self.error_body(refusal), refusal.code.value, headers)
-        if not request.content.is_eof():
-            response.force_close()  # the rest of the body is not read
-        return response
+    @abstractmethod
+    async def send(
+        self, request: web.BaseRequest, buffers: Sequence[Buffer], headers: dict[str, str]
+    ) -> web.StreamResponse:
+        """Send an encoded response."""
 
 
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """A JSON response."""
     body = json.dumps(content).encode()
     return web.Response(body=body, status=status, content_type="application/json", headers=headers)
+
+
+def error_response(request: web.BaseRequest, refusal: Refusal, body: object) -> web.Response:
+    """JSON response of a refusal. It closes the connection if the request's body has not been read."""
+    headers = {REASON_HEADER: refusal.reason}
+    if refusal.stage:
+        headers[STAGE_HEADER] = refusal.stage
+    if refusal.retry_after_seconds is not None:
+        headers["Retry-After"] = str(max(1, round(refusal.retry_after_seconds)))
+    response = json_response(body, refusal.code.value, headers)
+    if not request.content.is_eof():
+        response.force_close()
+    return response
 
 
 async def require_timely_read(request: web.BaseRequest, write: Awaitable[None]) -> None:
@@ -84,3 +144,30 @@ async def require_timely_read(request: web.BaseRequest, write: Awaitable[None]) 
     except TimeoutError:
         abort_connection(request)
         raise ConnectionResetError("the client does not read its response") from None
+
+
+def abort_connection(request: web.BaseRequest) -> None:
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def size_bytes(buffer: Buffer) -> int:
+    return memoryview(buffer).nbytes
+
+
+def request_id(request: web.BaseRequest) -> str:
+    """Request id that is safe for a header, empty if the client sent none."""
+    return header_value(request.headers.get("x-request-id", ""))
+
+
+def request_client(request: web.BaseRequest) -> str:
+    """Name of the client, empty if unknown."""
+    return client_name(request.headers.get(CLIENT_HEADER, ""))
+
+
+def client_name(name: str) -> str:
+    """Client name that is safe for a header. A long one is cut and ends with its digest, so that it stays unique."""
+    if len(name) <= MAX_HEADER_CHARACTERS:
+        return header_value(name)
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
+    return header_value(f"{name[: MAX_HEADER_CHARACTERS - len(digest) - 1]}#{digest}")

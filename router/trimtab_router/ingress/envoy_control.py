@@ -20,11 +20,7 @@ _MAX_JWKS_BYTES = 2**20
 class EnvoyControl:
     """HTTP handler of the control socket. If the settings name API keys, it serves no routes before they are read.
 
-    Args:
-        settings: edge settings.
-        namespace: namespace of the pipeline.
-        pipeline: name of the pipeline.
-        max_seconds: maximum duration of a request.
+    Requests end within `max_seconds`.
     """
 
     def __init__(self, settings: EdgeSettings, *, namespace: str, pipeline: str, max_seconds: float) -> None:

@@ -44,11 +44,7 @@ class _CheckedResolver(AbstractResolver):
 
 
 class ImageFetcher:
-    """Fetches images for chats.
-
-    Args:
-        limits: allowed sources, and maximum size.
-    """
+    """Fetches images for chats from allowed sources."""
 
     def __init__(self, limits: ImageLimits) -> None:
         self._limits = limits

@@ -2,24 +2,58 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_router.envoy.admin_client import EnvoyAdmin
-from trimtab_router.envoy.memory_limits import heap_bytes
 from trimtab_router.envoy.overload_controller import OverloadController
 from trimtab_router.envoy.sockets import Sockets
 from trimtab_router.ingress.admin import AdminIngress
 from trimtab_router.ingress.envoy_control import EnvoyControl
+from trimtab_router.ingress.grpc import GrpcIngress, is_call
 from trimtab_router.ingress.grpc_services import GrpcServices
-from trimtab_router.ingress.http_server import HttpServer
+from trimtab_router.ingress.openai import PREFIX, OpenAiIngress
+from trimtab_router.ingress.rest import RestIngress
 from trimtab_router.ingress.task_api import TaskApi
+from trimtab_router.limits import heap_bytes
 from trimtab_router.router import Router
 
 FAREWELL_SECONDS = 1.0
 """Time that idle connections are kept after listening has stopped."""
 BACKLOG = 4096
+
+
+class HttpServer:
+    """HTTP handler of requests. gRPC needs Envoy, which turns HTTP/1.1 trailers into its own."""
+
+    def __init__(self, router: Router, *, serves_grpc: bool) -> None:
+        self._router = router
+        self._rest = RestIngress(router)
+        self._openai = OpenAiIngress(router)
+        self._grpc = GrpcIngress(router) if serves_grpc else None
+
+    def server(self) -> web.Server:
+        """Server that cancels a request when its client disconnects."""
+        return web.Server(
+            self._respond,
+            request_factory=self._make_request,
+            handler_cancellation=True,
+            access_log=None,
+            auto_decompress=False,
+        )
+
+    def _make_request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        loop, limit = asyncio.get_running_loop(), self._router.limits.max_payload_bytes
+        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=limit)
+
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self._grpc is not None and is_call(request):
+            return await self._grpc.answer(request)
+        if request.path.startswith(PREFIX):
+            return await self._openai.answer(request)
+        return await self._rest.answer(request)
 
 
 class Listener:
@@ -46,7 +80,6 @@ class Listener:
 
     @property
     def connected(self) -> bool:
-        """Whether a client is connected."""
         return bool(self._server.connections)
 
     async def stop_listening(self) -> None:
@@ -54,7 +87,6 @@ class Listener:
             await site.stop()
 
     async def close(self) -> None:
-        """Close the remaining connections."""
         await self._runner.cleanup()
 
 

@@ -5,17 +5,16 @@ chunk: an earlier error has an HTTP status, a later one is the last event of the
 """
 
 import json
-import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from secrets import token_hex
 
 from aiohttp import web
 
 from trimtab_pipelines.chat_settings import ChatSettings
 from trimtab_pipelines.error_codes import ErrorCode
-from trimtab_protocol import InferRequest, Tensor
+from trimtab_protocol import InferRequest, PendingRequest, Tensor
 from trimtab_protocol.chat import openai_responses
 from trimtab_protocol.chat.chat_parser import ImageInput, decode_images, parse_chat, validate_image_file
 from trimtab_protocol.chat.internal_wire import (
@@ -32,17 +31,22 @@ from trimtab_protocol.chat.openai_responses import Choice, ResponseHeader
 from trimtab_protocol.errors import InvalidChat
 from trimtab_protocol.sanitize import printable
 from trimtab_protocol.tensors import Array
-from trimtab_router.admission.call import Call
 from trimtab_router.admission.memory_budget import Reservation
-from trimtab_router.ingress.base import HttpIngress, json_response
+from trimtab_router.admission.request_parsing import parse_request
+from trimtab_router.execution.call import Call
+from trimtab_router.ingress.base import (
+    Ingress,
+    abort_connection,
+    error_response,
+    json_response,
+    request_client,
+    request_id,
+)
 from trimtab_router.ingress.image_fetcher import ImageFetcher
 from trimtab_router.ingress.request_body import read_body
-from trimtab_router.ingress.request_parsing import abort_connection, request_client, request_id
 from trimtab_router.ingress.sse import SseWriter, sse_error
-from trimtab_router.refusal import Refusal, failure, invalid, malformed, not_found, wrong_method
+from trimtab_router.refusal import Refusal, invalid, not_found, wrong_method
 from trimtab_router.router import Router
-
-log = logging.getLogger(__name__)
 
 PREFIX = "/v1/"
 _CHAT, _MODELS = "/v1/chat/completions", "/v1/models"
@@ -59,7 +63,7 @@ class _Received:
     header: ResponseHeader
 
 
-class OpenAiIngress(HttpIngress):
+class OpenAiIngress(Ingress):
     """HTTP handler of OpenAI's API."""
 
     def __init__(self, router: Router) -> None:
@@ -69,14 +73,8 @@ class OpenAiIngress(HttpIngress):
         self._fetcher = ImageFetcher(self._settings.images) if self._settings is not None else None
         self._inputs = {tensor.name: tensor.datatype for tensor in router.pipeline.spec.inputs}
 
-    def error_body(self, refusal: Refusal) -> object:
-        return sse_error(refusal)
-
-    def http_error_body(self, status: int, message: str) -> object:
-        return openai_responses.error_body(status, message)
-
     def refuse(self, request: web.BaseRequest, refusal: Refusal) -> web.Response:
-        response = super().refuse(request, refusal)
+        response = error_response(request, refusal, sse_error(refusal))
         response.headers["x-request-id"] = request_id(request)
         if refusal.retry_after_seconds is None and refusal.code in _NOT_RETRYABLE:
             response.headers["x-should-retry"] = "false"
@@ -101,16 +99,8 @@ class OpenAiIngress(HttpIngress):
     async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
         router, arrived_at = self._router, time.monotonic()
         with await router.admit(arrived_at, request_client(request)) as reservation:
-            try:
+            with self.reading(request):
                 chat = await self._receive(request, reservation, arrived_at)
-            except InvalidChat as error:
-                raise router.accounting.count_rejection(malformed(error)) from error
-            except Refusal as refusal:
-                raise router.accounting.count_rejection(refusal) from refusal.__cause__
-            except Exception as error:
-                log.exception("a chat cannot be read")
-                unreadable = failure("InternalError", "the chat cannot be read", request_id(request))
-                raise router.accounting.count_rejection(unreadable) from error
             headers = {"x-request-id": chat.call.request_id}
             if chat.request.dry_run:
                 usage = await router.count_tokens(chat.call)
@@ -128,9 +118,9 @@ class OpenAiIngress(HttpIngress):
             if isinstance(chunk, Chunk):
                 chunks.setdefault(row, []).append(chunk)
 
-        # A request with a listener cannot be retried after its first chunk, so only log probabilities need one.
-        call = replace(chat.call, listener=on_chunk) if chat.request.logprobs else chat.call
-        response = await self._router.infer(call)
+        if chat.request.logprobs:  # a request with a listener cannot be retried after its first chunk
+            chat.call.listener = on_chunk
+        response = await self._router.infer(chat.call)
         outputs = {tensor.name: tensor.array for tensor in response.outputs}
         choices = [Choice(text, chunks.get(row)) for row, text in enumerate(responses_from_outputs(outputs))]
         body = json.dumps(openai_responses.completion(chat.header, choices), ensure_ascii=False).encode()
@@ -151,17 +141,11 @@ class OpenAiIngress(HttpIngress):
         reservation.grow(chat.image_bytes)
         files = [await self._fetch_file(file, reservation) for file in decode_images(chat, settings.images)]
         call_id = request_id(request) or token_hex(16)
-        return _Received(
-            chat.request,
-            Call(
-                self._request(chat.request, files, request_client(request), call_id),
-                arrived_at,
-                request_id=call_id,
-                trace_parent=request.headers.get("traceparent", ""),
-                reservation=reservation,
-            ),
-            ResponseHeader(f"chatcmpl-{call_id}", router.pipeline.name, int(time.time())),
-        )
+        chat_request = self._request(chat.request, files, request_client(request), call_id)
+        call = parse_request(router.pipeline.name, router.pipeline.spec, PendingRequest.of(chat_request))
+        self.describe(call, request, reservation, arrived_at, call_id)
+        header = ResponseHeader(f"chatcmpl-{call_id}", router.pipeline.name, int(time.time()))
+        return _Received(chat.request, call, header)
 
     async def _fetch_file(self, file: bytes | ImageInput, reservation: Reservation) -> bytes:
         if isinstance(file, bytes):

@@ -28,13 +28,6 @@ async def read_body(
 ) -> memoryview:
     """Read the body of a request, read-only. The reservation grows with it.
 
-    Args:
-        request: a request whose body has not been read.
-        reservation: reservation of this request.
-        max_bytes: maximum decompressed size.
-        seconds: time limit.
-        advice: remedy for a body that is too large.
-
     Raises:
         Refusal: 413 if the body is too large, 408 if it is too slow, 429 if memory is short, 400 if it is unreadable.
     """
@@ -66,18 +59,7 @@ async def read_body(
 
 
 class Decompression:
-    """A gzip or deflate stream, decompressed chunk by chunk into one buffer that is reserved as it grows.
-
-    Args:
-        encoding: gzip or deflate.
-        subject: what is decompressed, for messages.
-        reservation: reservation of the request.
-        max_bytes: maximum decompressed size.
-        advice: remedy for a stream that is too large.
-
-    Raises:
-        Refusal: unknown encoding.
-    """
+    """A gzip or deflate stream, decompressed chunk by chunk into one buffer that is reserved as it grows."""
 
     def __init__(self, encoding: str, subject: str, reservation: Reservation, max_bytes: int, advice: str = "") -> None:
         if encoding not in {"gzip", "x-gzip", "deflate"}:

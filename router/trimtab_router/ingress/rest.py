@@ -4,31 +4,21 @@ A body that is too large is refused by its Content-Length, before it is read. JS
 numbers need many times their size.
 """
 
-import logging
 import re
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from aiohttp import web
 
-from trimtab_protocol import Buffer, InferResponse, ProtocolError, rest
-from trimtab_router.admission.call import Call
+from trimtab_protocol import Buffer, InferResponse, PendingRequest, ProtocolError, rest
 from trimtab_router.admission.memory_budget import Reservation
-from trimtab_router.admission.validation import check_model
+from trimtab_router.admission.request_parsing import check_model
+from trimtab_router.execution.call import Call
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
-from trimtab_router.ingress.base import HttpIngress, json_response, require_timely_read
+from trimtab_router.ingress.base import V2Ingress, error_response, json_response, require_timely_read, size_bytes
 from trimtab_router.ingress.request_body import read_body, too_large
-from trimtab_router.ingress.request_parsing import (
-    ParsedHeader,
-    abort_connection,
-    parse_call,
-    request_client,
-)
-from trimtab_router.refusal import Refusal, malformed, not_found, wrong_method
+from trimtab_router.refusal import Refusal, invalid, malformed, not_found, wrong_method
 from trimtab_router.router import Router
-
-log = logging.getLogger(__name__)
 
 _MODEL_PATH = re.compile(r"^/v2/models/([^/]+)(?:/versions/([^/]+))?(/ready|/infer)?/?$")
 _JOIN_BELOW_BYTES = 64 * 2**10
@@ -39,7 +29,7 @@ JSON_BYTES_A_NUMBER = 16
 _USE_BINARY = "use binary tensors (extension binary_tensor_data)"
 
 
-class RestIngress(HttpIngress):
+class RestIngress(V2Ingress):
     """HTTP handler of the V2 protocol."""
 
     def __init__(self, router: Router) -> None:
@@ -50,11 +40,8 @@ class RestIngress(HttpIngress):
             "/v2/health/ready": self._ready,
         }
 
-    def error_body(self, refusal: Refusal) -> object:
-        return {"error": refusal.message}
-
-    def http_error_body(self, status: int, message: str) -> object:  # noqa: ARG002 - OpenAI's form has it
-        return {"error": message}
+    def refuse(self, request: web.BaseRequest, refusal: Refusal) -> web.Response:
+        return error_response(request, refusal, {"error": refusal.message})
 
     async def route(self, request: web.BaseRequest) -> web.StreamResponse:
         match = _MODEL_PATH.match(request.path)
@@ -65,7 +52,7 @@ class RestIngress(HttpIngress):
             if request.method != "POST":
                 refusal = wrong_method(f"{request.method} {request.path}: infer takes POST")
                 raise self._router.accounting.count_rejection(refusal)
-            return await self._infer(request, name, version)
+            return await self.infer(request, partial(self._read, request, name, version))
         check_model(self._router.pipeline.name, name, version)
         if action == "/ready":
             ready = self._router.ready
@@ -89,74 +76,53 @@ class RestIngress(HttpIngress):
         ready = self._router.ready
         return json_response({"live": True, "ready": ready}, 200 if ready else 503)
 
-    async def _infer(self, request: web.BaseRequest, name: str, version: str) -> web.StreamResponse:
-        router, arrived_at = self._router, time.monotonic()
-        read_header = partial(self._read_header, request, name, version)
-        with await router.admit(arrived_at, request_client(request)) as reservation:
-            call = await parse_call(router, request, reservation, arrived_at, read_header)
-            response = await router.infer(call)
-            reservation.mark_served()
-            buffers, headers = self._encode(call, response)
-            del call, response  # free the request while its response waits for the reader
-            reservation.hold_response(sum(map(_size, buffers)), partial(abort_connection, request))
-            return await _send(request, buffers, headers)
-
-    async def _read_header(
+    async def _read(
         self, request: web.BaseRequest, name: str, version: str, reservation: Reservation
-    ) -> ParsedHeader:
+    ) -> PendingRequest:
+        """Read a request: all JSON, or JSON followed by binary tensors."""
         check_model(self._router.pipeline.name, name, version)
-        header_length = request.headers.get(rest.HEADER_LENGTH)
-        body = await self._read_body(request, reservation, header_length)
-        return ParsedHeader(rest.read_request(name, body, header_length, model_version=version))
-
-    async def _read_body(
-        self, request: web.BaseRequest, reservation: Reservation, header_length: str | None
-    ) -> memoryview:
-        """Read the body: all JSON, or JSON followed by binary tensors."""
         limits, seconds = self._router.limits, self._router.body_seconds
+        header_length = request.headers.get(rest.HEADER_LENGTH)
         if header_length is None:
-            return await read_body(request, reservation, limits.json_bytes, seconds, _USE_BINARY)
-        json_bytes = rest.json_bytes(header_length, limits.max_payload_bytes)
-        if json_bytes > limits.json_bytes:
-            raise too_large(f"{json_bytes} bytes of the body are JSON", limits.json_bytes, _USE_BINARY)
-        return await read_body(request, reservation, limits.max_payload_bytes, seconds)
+            body = await read_body(request, reservation, limits.json_bytes, seconds, _USE_BINARY)
+        else:
+            json_bytes = rest.json_bytes(header_length, limits.max_payload_bytes)
+            if json_bytes > limits.json_bytes:
+                raise too_large(f"{json_bytes} bytes of the body are JSON", limits.json_bytes, _USE_BINARY)
+            body = await read_body(request, reservation, limits.max_payload_bytes, seconds)
+        return rest.read_request(name, body, header_length, model_version=version)
 
-    def _encode(self, call: Call, response: InferResponse) -> tuple[list[Buffer], dict[str, str]]:
+    def encode(self, call: Call, response: InferResponse) -> tuple[list[Buffer], dict[str, str]]:
+        max_numbers = self._router.limits.max_json_bytes // JSON_BYTES_A_NUMBER
         try:
-            return _encode_response(call, response, self._router.limits.max_json_bytes // JSON_BYTES_A_NUMBER)
+            binary = rest.binary_outputs(call.request, response.outputs)
+            numbers = sum(output.array.size for output in response.outputs if output.name not in binary)
+            if numbers > max_numbers:
+                raise invalid(
+                    f"the response has {numbers} numbers, and JSON at most {max_numbers}; request binary data"
+                )
+            buffers, header_length = rest.encode_response(response, binary)
         except ProtocolError as error:
             raise malformed(error) from error
+        headers = {"Content-Type": rest.JSON_CONTENT_TYPE}
+        if header_length is not None:
+            headers = {"Content-Type": rest.BINARY_CONTENT_TYPE, rest.HEADER_LENGTH: str(header_length)}
+        if call.request_id:
+            headers["x-request-id"] = call.request_id
+        return buffers, headers
 
-
-def _encode_response(call: Call, response: InferResponse, max_numbers: int) -> tuple[list[Buffer], dict[str, str]]:
-    binary = rest.binary_outputs(call.request, response.outputs)
-    numbers = sum(output.array.size for output in response.outputs if output.name not in binary)
-    if numbers > max_numbers:
-        message = f"the response has {numbers} numbers, and JSON at most {max_numbers}; request binary data"
-        raise ProtocolError(message)
-    buffers, header_length = rest.encode_response(response, binary)
-    headers = {"Content-Type": rest.JSON_CONTENT_TYPE if header_length is None else rest.BINARY_CONTENT_TYPE}
-    if header_length is not None:
-        headers[rest.HEADER_LENGTH] = str(header_length)
-    if call.request_id:
-        headers["x-request-id"] = call.request_id
-    return buffers, headers
-
-
-async def _send(request: web.BaseRequest, buffers: Sequence[Buffer], headers: dict[str, str]) -> web.StreamResponse:
-    total = sum(map(_size, buffers))
-    if total <= _JOIN_BELOW_BYTES:
-        return web.Response(body=b"".join(buffers), headers=headers)
-    response = web.StreamResponse(headers=headers)
-    response.content_length = total
-    await response.prepare(request)
-    for buffer in buffers:
-        view = memoryview(buffer).cast("B")
-        for start in range(0, view.nbytes, _WRITE_BYTES):
-            await require_timely_read(request, response.write(view[start : start + _WRITE_BYTES]))
-    await response.write_eof()
-    return response
-
-
-def _size(buffer: Buffer) -> int:
-    return memoryview(buffer).nbytes
+    async def send(
+        self, request: web.BaseRequest, buffers: Sequence[Buffer], headers: dict[str, str]
+    ) -> web.StreamResponse:
+        total = sum(map(size_bytes, buffers))
+        if total <= _JOIN_BELOW_BYTES:
+            return web.Response(body=b"".join(buffers), headers=headers)
+        response = web.StreamResponse(headers=headers)
+        response.content_length = total
+        await response.prepare(request)
+        for buffer in buffers:
+            view = memoryview(buffer).cast("B")
+            for start in range(0, view.nbytes, _WRITE_BYTES):
+                await require_timely_read(request, response.write(view[start : start + _WRITE_BYTES]))
+        await response.write_eof()
+        return response

@@ -5,7 +5,6 @@ A slow reader is disconnected, a client disconnect cancels the generation, and a
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
 
 from aiohttp import web
 
@@ -16,7 +15,7 @@ from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
 from trimtab_protocol.chat.openai_requests import ChatRequest
 from trimtab_protocol.chat.openai_responses import KEEP_ALIVE, STREAM_HEADERS, ChunkWriter, ResponseHeader
 from trimtab_protocol.errors import InvalidChat
-from trimtab_router.admission.call import Call
+from trimtab_router.execution.call import Call
 from trimtab_router.ingress.base import require_timely_read
 from trimtab_router.refusal import Refusal
 from trimtab_router.router import Router
@@ -31,13 +30,7 @@ Event = tuple[int, Chunk | LastChunk]
 
 
 class SseWriter:
-    """Writer of one streamed response.
-
-    Args:
-        router: generates the response.
-        request: request of the client.
-        headers: headers of the response.
-    """
+    """Writer of one streamed response."""
 
     def __init__(self, router: Router, request: web.BaseRequest, headers: dict[str, str]) -> None:
         self._router = router
@@ -52,7 +45,7 @@ class SseWriter:
     async def write_stream(self, chat: ChatRequest, call: Call, header: ResponseHeader) -> web.StreamResponse:
         """Write the stream to its end. Raises Refusal if it fails before the first chunk."""
         chunks = ChunkWriter(header, includes_usage=chat.includes_usage, logprobs=bool(chat.logprobs))
-        call = replace(call, listener=self._on_chunk)
+        call.listener = self._on_chunk
         generation = asyncio.get_running_loop().create_task(self._router.infer(call))
         generation.add_done_callback(lambda _: self._events.put_nowait(None))
         try:
@@ -111,7 +104,6 @@ class SseWriter:
         return chunks.last(row, chunk)
 
     async def _end(self, generation: "asyncio.Task[InferResponse]", chunks: ChunkWriter) -> None:
-        """Write the end of the stream: its usage, or the error."""
         try:
             await generation
         except Refusal as refusal:

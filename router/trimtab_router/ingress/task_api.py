@@ -24,13 +24,7 @@ _NO_STORE = (
 
 
 class TaskApi:
-    """Lists, registers and deletes tasks.
-
-    Args:
-        router: the router.
-        store: stores the tasks, None if this router has no place for them.
-        keys: file of the admin keys, None if there are none.
-    """
+    """Lists, registers and deletes tasks. `store` is None if this router has no place for them."""
 
     def __init__(self, router: Router, store: TaskStore | None = None, keys: Path | None = None) -> None:
         self._router = router
@@ -38,7 +32,6 @@ class TaskApi:
         self._keys = keys
 
     async def list_tasks(self, _: web.BaseRequest) -> web.Response:
-        """Registered tasks by stage, variant and name."""
         tasks_by_stage: dict[str, dict[str, object]] = {}
         for (stage, variant), tasks in (self._store.tasks if self._store else {}).items():
             result = {name: _task_json(task) for name, task in tasks.items()}
@@ -87,7 +80,6 @@ class TaskApi:
 
 
 async def _body(request: web.BaseRequest) -> bytes:
-    """Body of at most the size of a task's file."""
     tasks_by_stage = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):

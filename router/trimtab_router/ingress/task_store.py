@@ -29,7 +29,7 @@ from trimtab_pipelines.tasks import (
     removed_marker_name,
 )
 from trimtab_protocol.extensions import parse_rejected_task_files, parse_tasks
-from trimtab_router.request.task_names import NO_TASK_INPUT, task_source
+from trimtab_router.execution.task_registry import NO_TASK_INPUT, task_source
 from trimtab_router.router import Router
 
 log = logging.getLogger(__name__)
@@ -63,12 +63,7 @@ class RegisteredTask:
 
 
 class TaskStore:
-    """Tasks of a folder: STAGE/VARIANT/INDEX-NAME.safetensors.
-
-    Args:
-        router: notified of every task.
-        folder: folder of the files.
-    """
+    """Tasks of a folder: STAGE/VARIANT/INDEX-NAME.safetensors."""
 
     def __init__(self, router: Router, folder: Path) -> None:
         self._router = router
@@ -83,7 +78,7 @@ class TaskStore:
             for variant in stage.variants:
                 paths = sorted((self._folder / stage.name / variant.name).glob("*"))
                 for marker in filter(None, (parse_removed_marker(path.name) for path in paths)):
-                    self._router.unregister_task(stage.name, variant.name, marker[1])
+                    self._router.tasks.unregister(stage.name, variant.name, marker[1])
                 for path in paths:
                     self._read(stage.name, variant.name, path)
 
@@ -137,7 +132,7 @@ class TaskStore:
             await asyncio.to_thread(write_atomically, folder / removed_marker_name(task.index, name), b"")
             await asyncio.to_thread((folder / file_name(task.index, name)).unlink, missing_ok=True)
             del self.tasks[stage, variant][name]
-            self._router.unregister_task(stage, variant, name)
+            self._router.tasks.unregister(stage, variant, name)
             unloaded, pending = await self._wait_for_replicas(
                 stage, variant, lambda parameters: name not in parse_tasks(parameters)
             )
@@ -145,7 +140,7 @@ class TaskStore:
 
     def _add(self, stage: str, variant: str, name: str, task: RegisteredTask) -> None:
         self.tasks.setdefault((stage, variant), {})[name] = task
-        self._router.register_task(stage, variant, name, task.record)
+        self._router.tasks.register(stage, variant, name, task.record)
 
     def _validate(self, stage: str, variant: str, name: str, content: bytes) -> TaskRecord:
         try:

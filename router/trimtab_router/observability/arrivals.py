@@ -55,7 +55,6 @@ class PerRequestMean:
         self._minute_second: int | None = None
 
     def record(self, now: float, by_stage: Mapping[str, float]) -> None:
-        """Count one request with its amount per stage."""
         brought = self._amounts[now]
         brought.requests += 1
         for stage, amount in by_stage.items():

@@ -4,6 +4,7 @@ Every series has the labels namespace and pipeline. Children are bound when a st
 counting is cheap.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
@@ -13,7 +14,10 @@ from prometheus_client.registry import Collector
 from trimtab_pipelines import router_metrics as names
 from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.spec import ServiceLevel
+from trimtab_protocol.sanitize import printable
 from trimtab_router.observability.token_metrics import TokenMetrics, buckets_around
+
+log = logging.getLogger(__name__)
 
 BASE = ("namespace", "pipeline")
 STAGE = (*BASE, "stage")
@@ -136,8 +140,8 @@ class Metrics:
     def register(self, collector: Collector) -> None:
         self.registry.register(collector)
 
-    def stage(self, stage: str) -> "StageMetrics":
-        return StageMetrics(self, (*self._base, stage))
+    def stage(self, stage: str) -> "StageStats":
+        return StageStats(self, stage, (*self._base, stage))
 
     def count_refusal(self, code: str, reason: str, count: int = 1) -> None:
         self.refusals.labels(*self._base, code, reason).inc(count)
@@ -165,18 +169,20 @@ class _SingleFamily(Collector):
         return (self._family,)
 
 
-class StageMetrics:
-    """Metrics of one stage, with its labels bound."""
+class StageStats:
+    """Metrics and log lines of one stage, as its scheduler reports them."""
 
-    def __init__(self, metrics: Metrics, labels: tuple[str, ...]) -> None:
+    def __init__(self, metrics: Metrics, stage: str, labels: tuple[str, ...]) -> None:
         self._metrics = metrics
+        self._stage = stage
         self._labels = labels
-        self.queue_seconds = metrics.stage_queue_seconds.labels(*labels)
-        self.rows = metrics.stage_rows.labels(*labels)
-        self.escalated = metrics.escalated_rows.labels(*labels).inc
-        self.cancelled = metrics.cancelled_rows.labels(*labels).inc
-        self.early_prefills = metrics.early_prefills.labels(*labels).inc
-        self.policy_errors = metrics.policy_errors.labels(*labels).inc
+        self._rows = metrics.stage_rows.labels(*labels)
+        self.observe_queue_seconds = metrics.stage_queue_seconds.labels(*labels).observe
+        self.count_escalated_rows = metrics.escalated_rows.labels(*labels).inc
+        self.count_cancelled_row = metrics.cancelled_rows.labels(*labels).inc
+        self.count_early_prefill = metrics.early_prefills.labels(*labels).inc
+        self._count_policy_error = metrics.policy_errors.labels(*labels).inc
+        self._logged_errors: set[type[Exception]] = set()
         self._bound = lru_cache(self._bind)
 
     def _bind(self, key: tuple[str, str]) -> tuple[Histogram, Histogram, Gauge, Counter]:
@@ -188,30 +194,51 @@ class StageMetrics:
             metrics.point_rows.labels(*self._labels, *key),
         )
 
-    def watch(self, queue_rows: Callable[[], float], ready_replicas: Callable[[], float]) -> None:
-        """Gauges read at each scrape."""
-        self._metrics.stage_queue_rows.labels(*self._labels).set_function(queue_rows)
-        self._metrics.stage_ready.labels(*self._labels).set_function(ready_replicas)
+    def watch(
+        self,
+        *,
+        queue_rows: Callable[[], float],
+        ready_replicas: Callable[[], float],
+        drifted_points: Callable[[], float],
+        unauthenticated_replicas: Callable[[], float],
+    ) -> None:
+        """Set gauges that are read at each scrape."""
+        metrics = self._metrics
+        for gauge, value in (
+            (metrics.stage_queue_rows, queue_rows),
+            (metrics.stage_ready, ready_replicas),
+            (metrics.drifted_points, drifted_points),
+            (metrics.unauthenticated_replicas, unauthenticated_replicas),
+        ):
+            gauge.labels(*self._labels).set_function(value)
 
-    def watch_drifted(self, points: Callable[[], float]) -> None:
-        self._metrics.drifted_points.labels(*self._labels).set_function(points)
-
-    def watch_unauthenticated(self, replicas: Callable[[], float]) -> None:
-        self._metrics.unauthenticated_replicas.labels(*self._labels).set_function(replicas)
-
-    def served(self, key: tuple[str, str], rows: int, service_seconds: float, ratio: float) -> None:
-        """Count a batch served by a (variant, operating point)."""
+    def observe_batch(self, key: tuple[str, str], rows: int, seconds: float, ratio: float) -> None:
         batch_size, service, service_ratio, at_point = self._bound(key)
         batch_size.observe(rows)
-        service.observe(service_seconds)
+        service.observe(seconds)
         service_ratio.set(ratio)
-        self.rows.inc(rows)
+        self._rows.inc(rows)
         at_point.inc(rows)
 
-    def shared(self, source: str) -> None:
-        """Count an image that reused another request's encoding."""
+    def count_deduplicated_row(self, source: str) -> None:
         self._metrics.encoder_dedup.labels(*self._labels, source).inc()
 
-    def retried(self, reason: str) -> None:
-        """Count a row slice that is sent again."""
+    def count_retry(self, reason: str) -> None:
         self._metrics.retries.labels(*self._labels, reason).inc()
+
+    def record_policy_error(self, error: Exception) -> None:
+        """Count a failure of the policy. Each kind of error is logged once, since there may be thousands a second."""
+        self._count_policy_error()
+        if type(error) not in self._logged_errors:
+            self._logged_errors.add(type(error))
+            log.error(
+                "stage %s: its scheduling policy failed; EarliestDeadlineFirst decides instead",
+                self._stage,
+                exc_info=error,
+            )
+
+    def record_replica_error(self, message: str) -> None:
+        log.warning("stage %s: %s", self._stage, printable(message))
+
+    def record_request_error(self, request_id: str, message: str) -> None:
+        log.error("stage %s: request %r failed: %s", self._stage, request_id, printable(message))

@@ -39,7 +39,6 @@ class RecentOutcomes:
         self._seconds[now].outcomes[outcome] += requests
 
     def record_response(self, now: float, seconds: float, accuracy: float) -> None:
-        """Record a response's latency and expected accuracy."""
         second = self._seconds[now]
         second.buckets[int(math.log(max(seconds, MIN_SECONDS) / MIN_SECONDS) * _BUCKETS_PER_E)] += 1
         second.accuracy += accuracy

@@ -7,24 +7,19 @@ from trimtab_pipelines.error_codes import OVERLOAD, ErrorCode, code_of, is_clien
 from trimtab_pipelines.request_outcome import DROPPED, LATE, OK, REFUSED, RequestOutcome
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_router.execution.executor import RequestState
+from trimtab_router.execution.stream_timing import StreamTiming
 from trimtab_router.observability.arrivals import ArrivalCounter, PerRequestMean
 from trimtab_router.observability.metrics import Metrics
 from trimtab_router.observability.recent_outcomes import RecentOutcomes
 from trimtab_router.refusal import Refusal
-from trimtab_router.request.stream_timing import StreamTiming
 from trimtab_router.scheduling.interfaces import Clock
 
 
 class RequestAccounting:
     """Counts of requests by outcome.
 
-    Args:
-        metrics: scraped by Prometheus.
-        arrivals: load to plan for. Includes requests rejected for lack of capacity, but not those that exceed a
-            client's own limits.
-        clock: monotonic seconds.
-        slo: service level of the pipeline.
-        overloaded: called with the number of requests rejected because too many are in flight.
+    `arrivals` are the load to plan for. They include requests rejected for lack of capacity, but not those that exceed
+    a client's own limits. `overloaded` is called with the number of requests rejected because too many are in flight.
     """
 
     def __init__(

@@ -9,14 +9,9 @@ SLACK_SECONDS = 2
 
 
 class RollingCounter(Generic[Count]):
-    """Counts of the last whole seconds and of the current one.
+    """Counts of the last whole seconds and of the current one, on the clock of `now`.
 
-    If the clock is set back further, counts after the new time are discarded.
-
-    Args:
-        seconds: number of whole seconds to store.
-        zero: creates the count of a second.
-        now: start of counting in seconds, on the clock of all later times.
+    If the clock is set back further than the slack, counts after the new time are discarded.
     """
 
     def __init__(self, seconds: int, zero: Callable[[], Count], now: float = 0.0) -> None:
@@ -25,7 +20,6 @@ class RollingCounter(Generic[Count]):
         self._second = self._first = int(now)
 
     def __getitem__(self, now: float) -> Count:
-        """Count of the current second."""
         return self._counts[self._slot(now)]
 
     def __setitem__(self, now: float, count: Count) -> None:

@@ -13,15 +13,7 @@ def stage_state(
     unauthenticated: Mapping[str, str],
     now: float,
 ) -> StageState:
-    """Current state and learned figures of a stage.
-
-    Args:
-        scheduler: scheduler of the stage.
-        rows_per_request: mean rows per request, None before the first request.
-        prompt_tokens: mean length of recent prompts, None if unknown.
-        unauthenticated: by replica name, why it gets no requests.
-        now: seconds of the scheduler's clock.
-    """
+    """Current state and learned figures of a stage. `unauthenticated` says why replicas get no requests."""
     drifted: dict[str, float] = {}
     by_task: dict[str, dict[str, float]] = {}
     for (variant, point, task), accuracy in scheduler.accuracy_monitor.drifted_accuracies(now).items():

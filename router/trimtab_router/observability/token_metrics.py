@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from trimtab_pipelines import router_metrics as names
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_protocol.chat.internal_wire import Usage
-from trimtab_router.request.stream_timing import StreamTiming
+from trimtab_router.execution.stream_timing import StreamTiming
 
 MODALITIES = ("text", "image")
 _FIRST_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -61,7 +61,6 @@ class TokenMetrics:
             self._next[modality].observe(seconds)
 
     def count_tokens(self, usage: Usage, images: int) -> None:
-        """Count the tokens of a complete response."""
         modality = MODALITIES[images > 0]
         self._tokens[modality, "in"].inc(usage.prompt)
         self._tokens[modality, "out"].inc(usage.completion)

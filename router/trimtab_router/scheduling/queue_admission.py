@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from trimtab_pipelines.stages import Stage
+from trimtab_router import refusal
 from trimtab_router.refusal import Refusal
-from trimtab_router.scheduling import rejection_messages
 from trimtab_router.scheduling.generation import GenerationTracker
 from trimtab_router.scheduling.latency_model import LatencyModel
 from trimtab_router.scheduling.policies.drop_order import rows_ahead_of
@@ -68,27 +68,25 @@ class QueueAdmission:
         if request.accuracy_floor and not self._latency_model.reaches(request):
             return self._too_inaccurate(request)
         if request.rows > queue.max_rows:
-            return rejection_messages.too_many_rows(name, request.rows, queue.max_rows)
+            return refusal.too_many_rows(name, request.rows, queue.max_rows)
         if not queue.has_room(request.rows):
-            return rejection_messages.queue_full(
-                name, queue.rows, queue.max_rows, self._wait_seconds(queue.rows, status)
-            )
+            return refusal.queue_full(name, queue.rows, queue.max_rows, self._wait_seconds(queue.rows, status))
         return self._predicted_refusal(request, now, status)
 
     def drop_reason(self, request: StageRequest, now: float, status: StageStatus) -> Refusal:
         """Return why a queued request is dropped."""
         name, waited_seconds = self._stage.name, now - request.enqueued_at
         if status.unready_since is not None:
-            return rejection_messages.no_replica(name, waited_seconds)
+            return refusal.no_replica(name, waited_seconds)
         if not self._latency_model.reaches(request):
             return self._too_inaccurate(request)
         if request.deadline <= now:
-            return rejection_messages.deadline_passed(name, waited_seconds)
+            return refusal.deadline_passed(name, waited_seconds)
         return self._predicted_late(request, now, 0.0, status)
 
     def _too_inaccurate(self, request: StageRequest) -> Refusal:
         best = self._latency_model.best_accuracy(request.options.task, request.inputs)
-        return rejection_messages.too_inaccurate(self._stage.name, request.accuracy_floor, best)
+        return refusal.too_inaccurate(self._stage.name, request.accuracy_floor, best)
 
     def _wait_seconds(self, rows_ahead: float, status: StageStatus) -> float:
         """Return the predicted queueing time behind this many rows."""
@@ -120,9 +118,9 @@ class QueueAdmission:
         return self._latency_model.least_seconds(request, rows, status.concurrent_prefills) + request.prefill_seconds
 
     def _predicted_late(self, request: StageRequest, now: float, wait_seconds: float, status: StageStatus) -> Refusal:
-        return rejection_messages.deadline_unreachable(
-            request,
-            now,
+        return refusal.deadline_unreachable(
+            self._stage.name,
+            request.deadline - now,
             wait_seconds=wait_seconds,
             service_seconds=self._service_seconds(request, status),
             later_seconds=self._latency_model.later_seconds(),

@@ -14,7 +14,6 @@ from trimtab_pipelines.variants import Variant
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import Refusal
-from trimtab_router.request.graph import ReadyStage
 from trimtab_router.scheduling.accuracy_monitor import AccuracyBaseline, AccuracyMonitor
 from trimtab_router.scheduling.batch_outcomes import Completed
 from trimtab_router.scheduling.policies.interface import Point
@@ -114,8 +113,7 @@ class ShadowEvaluation:
             self._stage, self._accuracy_monitor, batch.key, row_slice.request.options.task, response, now
         )
         inputs = {name: row_slice.array(name)[row : row + 1].copy() for name in row_slice.request.inputs}
-        runnable = ReadyStage(self._stage.name, 1, inputs)
-        request = StageRequest(sample, runnable, deadline=now + EXPIRY_SECONDS, now=now)
+        request = StageRequest(sample, self._stage.name, 1, inputs, deadline=now + EXPIRY_SECONDS, now=now)
         request.task = row_slice.request.task
         self.waiting.append((now + EXPIRY_SECONDS, request))
 

@@ -10,8 +10,7 @@ from trimtab_pipelines.escalation import TaskEscalation
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import Refusal
-from trimtab_router.request.graph import ReadyStage
-from trimtab_router.request.request_options import NO_OPTIONS, RequestOptions
+from trimtab_router.request_options import NO_OPTIONS, RequestOptions
 from trimtab_router.scheduling.prompt_lengths import PromptFeatures
 
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
@@ -134,10 +133,11 @@ class StageRequest:
 
     Args:
         owner: receives the results.
-        ready_stage: stage, rows and inputs.
+        stage: name of the stage.
+        rows: number of rows.
+        inputs: arrays of that many rows; not modified.
         deadline: in seconds on the scheduler's clock; in a generation stage, of the first token.
         now: the same.
-        completion_deadline: of the last token; None for `deadline`.
         options: of the request.
         accuracy_floor: expected accuracy that this stage must reach.
         may_escalate: whether rows may run twice.
@@ -172,19 +172,20 @@ class StageRequest:
     def __init__(
         self,
         owner: RequestListener,
-        ready_stage: ReadyStage,
+        stage: str,
+        rows: int,
+        inputs: Mapping[str, Array],
         *,
         deadline: float,
         now: float,
-        completion_deadline: float | None = None,
         options: RequestOptions = NO_OPTIONS,
         accuracy_floor: float = 0.0,
         may_escalate: bool = False,
     ) -> None:
         self.owner = owner
-        self.stage = ready_stage.stage
-        self.rows = ready_stage.rows
-        self.inputs = ready_stage.inputs
+        self.stage = stage
+        self.rows = rows
+        self.inputs = inputs
         self.deadline = deadline
         self.due_at = deadline
         """`deadline` less `prefill_seconds`. Queues are ordered by it, and slack is measured from it."""
@@ -194,7 +195,8 @@ class StageRequest:
         """Of each row of a generation stage; empty if it is not a chat."""
         self.prompt_tokens: Sequence[float] = ()
         """Predicted for each row; empty if unknown."""
-        self.completion_deadline = deadline if completion_deadline is None else completion_deadline
+        self.completion_deadline = deadline
+        """Of the last token."""
         self.enqueued_at = now
         self.options = options
         self.task = ""
@@ -203,7 +205,7 @@ class StageRequest:
         self.accuracy_floor = accuracy_floor
         self.special = may_escalate or (options is not NO_OPTIONS and not options.only_latency)
         """Whether it matters which point serves it, or whether its drop rank differs."""
-        self.signature: Signature = tuple([(name, array.shape[1:]) for name, array in ready_stage.inputs.items()])
+        self.signature: Signature = tuple([(name, array.shape[1:]) for name, array in inputs.items()])
         self.closed = False
         self.identities: Sequence[Hashable] = ()
         """Content of each row: rows of equal identity have equal outputs. Empty if unknown."""
@@ -212,7 +214,7 @@ class StageRequest:
         """Expected number of correct rows among those dispatched."""
         self.dispatched_rows = 0
         """Number of these rows, rows that await escalation included."""
-        self._missing = ready_stage.rows
+        self._missing = rows
         self._parts: list[_ResultPart] = []
 
     @property

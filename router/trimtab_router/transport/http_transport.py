@@ -26,10 +26,10 @@ from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 from trimtab_protocol.http_client import Tls
 from trimtab_protocol.tensors import Array
+from trimtab_router.execution import chat_images
+from trimtab_router.execution.chat_images import arrived_images_body
+from trimtab_router.execution.task_registry import accepts_task_names, task_indices_at
 from trimtab_router.refusal import failure
-from trimtab_router.request import image_fanout
-from trimtab_router.request.partial_images import arrived_images_body
-from trimtab_router.request.task_names import accepts_task_names, task_indices_at
 from trimtab_router.scheduling.batch_outcomes import (
     BatchFailed,
     BatchOutcome,
@@ -42,10 +42,9 @@ from trimtab_router.scheduling.batch_outcomes import (
 from trimtab_router.scheduling.interfaces import OnChunk
 from trimtab_router.scheduling.replica_slots import Batch, ReplicaSlots
 from trimtab_router.scheduling.stage_request import RowSlice
-from trimtab_router.transport.batch_request import BatchRequest
+from trimtab_router.transport.batch_codec import BatchRequest, MalformedResponse, max_response_bytes, scatter
 from trimtab_router.transport.embedding_shares import EmbeddingShares
 from trimtab_router.transport.replica_client import ReplicaClient
-from trimtab_router.transport.scatter import MalformedResponse, max_response_bytes, scatter
 
 log = logging.getLogger(__name__)
 
@@ -57,13 +56,8 @@ MAX_REQUEST_IDS = 16
 class HttpTransport:
     """Replicas of one stage, and the batches in flight.
 
-    Args:
-        stage: the stage.
-        datatypes: datatype of each of its inputs.
-        hang_seconds: minimum time after which a replica that does not respond counts as lost. The first batch, whose
-            service time is unknown, has ten times as long.
-        max_response_bytes: bound on a response whose size the stage leaves open.
-        tls: TLS context of the connections to replicas.
+    A replica that does not respond within `hang_seconds` or longer, depending on the batch, counts as lost.
+    `max_response_bytes` bounds a response whose size the stage leaves open.
     """
 
     def __init__(
@@ -97,13 +91,9 @@ class HttpTransport:
         return {name: replica.identity_error for name, replica in self.replicas.items() if replica.identity_error}
 
     def set_endpoints(self, endpoints: Iterable[Endpoint], on_change: Callable[[], None]) -> list[ReplicaSlots]:
-        """Use these replicas from now on. Returns their slots.
+        """Use these replicas from now on. Returns their slots. `on_change` is called when readiness changes.
 
         Replicas no longer named finish their batches and are closed.
-
-        Args:
-            endpoints: the replicas.
-            on_change: called when a replica's readiness changes.
         """
         wanted = {endpoint.name: endpoint for endpoint in endpoints}
         for name, replica in list(self.replicas.items()):
@@ -173,11 +163,11 @@ class HttpTransport:
             return None
         url = replica.embedding_url(variant, embedding_id(secrets.token_hex(8), 0))
         # Hashes megabytes.
-        body = await asyncio.to_thread(image_fanout.image_lookup, row_slice.request.identities[row_slice.start])
+        body = await asyncio.to_thread(chat_images.image_lookup, row_slice.request.identities[row_slice.start])
         encoded = await replica.fetch_embedding(url, body)
         if encoded is None:
             return None
-        outputs = {EMBEDDINGS_INPUT: image_fanout.embedding_reference(url, encoded)}
+        outputs = {EMBEDDINGS_INPUT: chat_images.embedding_reference(url, encoded)}
         if row_slice.request.closed:
             self.release(outputs[EMBEDDINGS_INPUT])
         return outputs
@@ -297,8 +287,7 @@ class HttpTransport:
         )
 
     def release(self, references: Array) -> None:
-        """Delete embeddings that will not be fetched."""
-        for url in group_embedding_urls(image_fanout.embedding_urls(references)):
+        for url in group_embedding_urls(chat_images.embedding_urls(references)):
             address = urlsplit(url).netloc
             replica = next((client for client in self.replicas.values() if client.endpoint.address == address), None)
             if replica is not None:
@@ -318,7 +307,7 @@ class HttpTransport:
         row = 0
         for row_slice, part in zip(batch.row_slices, outputs, strict=True):
             urls = [shares.url(row + offset) for offset in range(row_slice.rows)]
-            part[EMBEDDINGS_INPUT] = image_fanout.addressed_references(part[EMBEDDINGS_INPUT], urls)
+            part[EMBEDDINGS_INPUT] = chat_images.addressed_references(part[EMBEDDINGS_INPUT], urls)
             row += row_slice.rows
         for row_slice, result in zip([*batch.row_slices, *batch.joined_rows], [*outputs, *shared], strict=True):
             if row_slice.request.closed and result is not None:

@@ -32,14 +32,15 @@ from trimtab_protocol.http_client import (
 from trimtab_protocol.sanitize import printable
 from trimtab_router.scheduling.batch_outcomes import BatchFailed, BatchOutcome, NotReady, Rejected, ReplicaLost
 from trimtab_router.scheduling.replica_slots import ReplicaSlots
-from trimtab_router.transport.batch_request import BatchRequest, encode_binary, encode_json
-from trimtab_router.transport.openai_backend import BACKEND_IDLE_SECONDS, stream_request_for
+from trimtab_router.transport.batch_codec import BatchRequest, encode_binary, encode_json
 from trimtab_router.transport.stream_client import (
+    BACKEND_IDLE_SECONDS,
     CLIENT_ERROR_STATUSES,
     IDLE_SECONDS,
     NOT_READY_STATUSES,
     StreamClient,
     StreamRequest,
+    openai_stream_request,
 )
 
 log = logging.getLogger(__name__)
@@ -60,13 +61,8 @@ _PROBED = ("variants", "model_names", "ready_path")
 class ReplicaClient:
     """One model server: its connections and readiness.
 
-    Args:
-        endpoint: address and variants.
-        on_change: called when readiness changes.
-        tls: TLS context of the connections.
-        generates: whether the stage generates from embeddings, so that the model is asked whether it starts before all
-            images are encoded.
-        tasked: whether requests may name tasks, so that the model is asked for their indices.
+    `generates`: the stage generates from embeddings, so that the model is asked whether it starts before all images are
+    encoded. `tasked`: requests may name tasks, so that the model is asked for their indices.
     """
 
     def __init__(
@@ -115,7 +111,6 @@ class ReplicaClient:
         return self.endpoint.protocol == "OpenAI"
 
     def update(self, endpoint: Endpoint) -> None:
-        """Apply a new description of the same address."""
         previous, self.endpoint = self.endpoint, endpoint
         if any(getattr(previous, field) != getattr(endpoint, field) for field in _PROBED):
             self._set_ready(self._ready & frozenset(endpoint.variants))  # variants it still has stay in service
@@ -123,12 +118,10 @@ class ReplicaClient:
         self._offer()
 
     def acquire(self) -> None:
-        """Count a batch in flight."""
         self._inflight += 1
         self._idle.clear()
 
     def release(self) -> None:
-        """Count the end of a batch."""
         self._inflight -= 1
         if not self._inflight:
             self._idle.set()
@@ -187,7 +180,7 @@ class ReplicaClient:
         if self.chats:
             model = self.endpoint.model_names.get(batch.variant, batch.variant)
             return await asyncio.to_thread(
-                stream_request_for, model, batch.id, batch.inputs, batch.headers
+                openai_stream_request, model, batch.id, batch.inputs, batch.headers
             )  # megabytes
         body, headers = encode_binary(batch)
         return StreamRequest(self._path(batch.variant, "generate_stream"), b"".join(body), headers)
@@ -216,11 +209,7 @@ class ReplicaClient:
         return status == 200
 
     async def fetch_embedding(self, url: str, body: bytes) -> EncodedImage | None:
-        """Ask the replica to store a cached embedding under this URL, None if it has none.
-
-        Raises:
-            ProtocolError: the replica reported something else.
-        """
+        """Ask the replica to store a cached embedding under this URL, None if it has none. Raises ProtocolError."""
         headers = {"Content-Type": rest.JSON_CONTENT_TYPE}
         status, body_read = await self._streams.post(urlsplit(url).path, body, headers, FETCH_SECONDS)
         return parse_encoded_image(body_read) if status == 200 else None

@@ -1,4 +1,4 @@
-"""`StreamClient`: streams one generated row from a replica.
+"""`StreamClient`: streams one generated row from a replica, or from an engine with an OpenAI API (vLLM, SGLang).
 
 Closing the connection cancels the generation (decision 41). A task of its own reads each stream, and cancelling that
 task closes the connection.
@@ -9,14 +9,15 @@ import contextlib
 import io
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import aiohttp
 
-from trimtab_protocol import ProtocolError
+from trimtab_protocol import ProtocolError, Tensor
 from trimtab_protocol.chat.internal_wire import (
+    IMAGES,
     Chunk,
     Event,
     LastChunk,
@@ -24,8 +25,9 @@ from trimtab_protocol.chat.internal_wire import (
     outputs_from_response,
     parse_event,
 )
-from trimtab_protocol.chat.openai_backend import parse_failure
+from trimtab_protocol.chat.openai_backend import COMPLETIONS, ChunkParser, completion_request, parse_failure
 from trimtab_protocol.http_client import Tls
+from trimtab_protocol.rest import JSON_CONTENT_TYPE
 from trimtab_protocol.sanitize import printable
 from trimtab_protocol.sse import SseParser
 from trimtab_protocol.tensors import Array
@@ -45,6 +47,13 @@ CONNECT_SECONDS = 2.0
 MAX_ERROR_BYTES = 2**16
 _READ_BUFFER_BYTES, _MAX_INLINE_BYTES = 2**16, 2**20
 IDLE_SECONDS = 15.0
+BACKEND_IDLE_SECONDS = 2.0
+"""Idle time before a connection to an engine is closed.
+
+The engines' servers close one after five seconds, and would lose a request sent at that moment.
+"""
+_RETRY_LATER = frozenset({429, 503})
+"""Statuses by which an engine asks for a later retry. 404 is none: the engine does not have the model."""
 YIELDED_TURNS = 2
 """Turns of the event loop before a later chunk is read: one to read other streams' first chunks, one to forward them.
 
@@ -68,15 +77,26 @@ class StreamRequest:
     """Statuses by which the replica reports that it cannot serve now."""
 
 
-class StreamClient:
-    """Connections to one replica for streamed responses.
+def openai_stream_request(
+    model: str, name: str, inputs: Sequence[Sequence[Tensor]], headers: Mapping[str, str]
+) -> StreamRequest:
+    """Request for one row. Raises ProtocolError if it is not a chat.
 
-    Args:
-        name: name of the replica.
-        address: HOST:PORT.
-        tls: TLS context of the connections.
-        idle_seconds: idle time after which a connection is closed.
+    Its `name` is unique: engines use the request id as theirs, which must not run twice.
     """
+    row = {tensor.name: tensor.array for (tensor,) in inputs}
+    request_id = "-".join(filter(None, (headers.get("x-request-id"), name)))
+    return StreamRequest(
+        COMPLETIONS,
+        completion_request(model, row),
+        {"Content-Type": JSON_CONTENT_TYPE, **headers, "x-request-id": request_id},
+        ChunkParser(images=IMAGES in row).read,
+        _RETRY_LATER,
+    )
+
+
+class StreamClient:
+    """Connections to one replica for streamed responses."""
 
     def __init__(self, name: str, address: str, tls: Tls, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._name = name
@@ -100,12 +120,7 @@ class StreamClient:
     ) -> BatchOutcome:
         """Generate one row. Failures are returned as the outcome, not raised.
 
-        Args:
-            request: the row.
-            point: requested operating point.
-            begin_seconds: time limit of the first chunk.
-            gap_seconds: time limit of each later event.
-            on_chunk: called with each chunk, including the last.
+        `begin_seconds` bounds the time to the first chunk, and `gap_seconds` that to each later event.
         """
         reader = _StreamReader(on_chunk)
         try:
@@ -205,7 +220,6 @@ class _StreamReader:
 
     @property
     def begun(self) -> bool:
-        """Whether a chunk has arrived."""
         return bool(self._texts)
 
     def add(self, event: Chunk | LastChunk) -> dict[str, Array] | None:

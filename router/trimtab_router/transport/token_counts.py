@@ -9,9 +9,9 @@ from trimtab_pipelines.stages import EMBEDDINGS_INPUT, IMAGES_INPUT, Stage
 from trimtab_protocol.chat.embedding_refs import ChatTokenCounts, EmbeddingCounts, dump_refs
 from trimtab_protocol.chat.internal_wire import Usage, bytes_tensor
 from trimtab_protocol.tensors import Array
+from trimtab_router.execution import chat_images
 from trimtab_router.execution.executor import PipelineExecutor
 from trimtab_router.refusal import Refusal, invalid
-from trimtab_router.request import image_fanout
 from trimtab_router.transport.http_transport import HttpTransport
 from trimtab_router.transport.stream_client import CLIENT_ERROR_STATUSES, error_message
 
@@ -39,7 +39,7 @@ async def fetch_token_counts(
         images = _first_row(encoder, inputs)
         if IMAGES_INPUT in images:
             inputs_of_stage[EMBEDDINGS_INPUT] = await _fetch(
-                executor, transports, encoder, image_fanout.fan_out_images(images), _blank_images
+                executor, transports, encoder, chat_images.fan_out_images(images), _blank_images
             )
     return await _fetch(executor, transports, generator.stage, inputs_of_stage, _usage)
 

@@ -33,7 +33,6 @@ class ClusterWatcher:
         self._apply_handle: asyncio.Handle | None = None
 
     async def watch(self) -> None:
-        """Watch both forever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_plan())
             tasks.create_task(self._watch_slices())

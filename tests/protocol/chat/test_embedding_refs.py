@@ -19,8 +19,8 @@ from trimtab_protocol.chat.embedding_refs import (
     ImageIdentity,
 )
 from trimtab_protocol.errors import ProtocolError
-from trimtab_router.request import image_fanout
-from trimtab_router.request.partial_images import arrived_images_body
+from trimtab_router.execution import chat_images
+from trimtab_router.execution.chat_images import arrived_images_body
 
 URLS = [f"http://encoder:9000/v2/models/encode/embeddings/a-{row}" for row in range(2)]
 MADE = [EncodedImage(rows=4, digest="family:path:f:4"), EncodedImage(rows=9, columns=2)]
@@ -33,18 +33,18 @@ def references_of(*each):
 
 
 def test_generation_replica_reads_forwarded_references():
-    (row,) = image_fanout.join_embeddings(
-        {"references": image_fanout.addressed_references(references_of(*MADE), URLS)}, chats=1
+    (row,) = chat_images.join_embeddings(
+        {"references": chat_images.addressed_references(references_of(*MADE), URLS)}, chats=1
     )["references"]
     assert read_references(row) == tuple(
         EmbeddingRef(url=url, rows=made.rows, columns=made.columns, digest=made.digest)
         for url, made in zip(URLS, MADE, strict=True)
     )
-    assert image_fanout.embedding_urls(references_of(row)) == URLS
+    assert chat_images.embedding_urls(references_of(row)) == URLS
 
 
 def test_pending_images_round_trip():
-    addressed = image_fanout.addressed_references(references_of(*MADE), URLS)
+    addressed = chat_images.addressed_references(references_of(*MADE), URLS)
     assert read_arrived(arrived_images_body({3: addressed[0], 5: addressed[1]})) == (
         ArrivedImage(image=3, url=URLS[0], rows=4, digest="family:path:f:4"),
         ArrivedImage(image=5, url=URLS[1], rows=9, columns=2),
@@ -54,7 +54,7 @@ def test_pending_images_round_trip():
 @pytest.mark.parametrize("alone", [False, True])
 def test_share_request_round_trips(alone):
     file = sha256(b"file").hexdigest()
-    assert read_share_request(image_fanout.image_lookup(("me", alone, b"file"))) == ImageIdentity(
+    assert read_share_request(chat_images.image_lookup(("me", alone, b"file"))) == ImageIdentity(
         file=file, tenant="me", alone=alone
     )
 
@@ -79,14 +79,14 @@ def test_counted_images_become_blank_images_of_equal_size():
 
 
 def test_unknown_fields_of_replicas_are_ignored():
-    (one,) = image_fanout.addressed_references(references_of(b'{"rows": 4, "format": "fp16"}'), URLS[:1])
+    (one,) = chat_images.addressed_references(references_of(b'{"rows": 4, "format": "fp16"}'), URLS[:1])
     assert json.loads(one) == {"url": URLS[0], "rows": 4}
 
 
 @pytest.mark.parametrize("wrong", [b"{}", b'{"rows": 0}', b'{"rows": "many"}', b"[]", b"{"])
 def test_invalid_reference_is_rejected(wrong):
     with pytest.raises(ProtocolError, match="invalid embedding reference"):
-        image_fanout.addressed_references(references_of(wrong), URLS[:1])
+        chat_images.addressed_references(references_of(wrong), URLS[:1])
 
 
 @pytest.mark.parametrize("counted", [ChatTokenCounts, EmbeddingCounts])

@@ -17,8 +17,7 @@ from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_protocol import grpc_messages
 from trimtab_router.envoy.api_keys import new_key
 from trimtab_router.envoy.bootstrap import INITIAL_MAX_IN_FLIGHT
-from trimtab_router.envoy.memory_limits import MEBIBYTE
-from trimtab_router.limits import Limits
+from trimtab_router.limits import MEBIBYTE, Limits
 
 PIPELINE = a_pipeline(1)
 HEAD = f"POST {PATH} HTTP/1.1\r\nhost: proxy\r\ncontent-type: application/json\r\n".encode()

@@ -22,9 +22,9 @@ from trimtab_router.envoy.api_keys import (
     read_file,
     read_secret,
 )
-from trimtab_router.envoy.binary import find_binary
 from trimtab_router.envoy.bootstrap import bootstrap
 from trimtab_router.envoy.certificates import discovery_files
+from trimtab_router.envoy.process import find_binary
 from trimtab_router.envoy.route_discovery import envoy_routes, route_discovery_response
 from trimtab_router.envoy.sockets import SocketFolder, Sockets
 from trimtab_router.ingress.envoy_control import EnvoyControl

@@ -16,8 +16,8 @@ from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_rig, until
 from trimtab.local.envoy_process import make_sockets
 from trimtab_protocol import InferRequest, RequestedOutput, Tensor, rest
 from trimtab_router.envoy.bootstrap import LARGE_REQUEST_BYTES, MIN_LARGE_IN_FLIGHT, large_request_limits
-from trimtab_router.envoy.memory_limits import MEBIBYTE
 from trimtab_router.envoy.route_discovery import MAX_BUFFERED_BYTES
+from trimtab_router.limits import MEBIBYTE
 
 READ_BYTES = 128 * 1024
 """What Envoy takes from a socket at a time, full as its buffer may be by then."""

@@ -20,8 +20,7 @@ from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_request, a_rig
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_protocol import grpc_messages
 from trimtab_router.envoy.api_keys import new_key
-from trimtab_router.envoy.memory_limits import MEBIBYTE
-from trimtab_router.limits import Limits
+from trimtab_router.limits import MEBIBYTE, Limits
 from trimtab_router.observability.tracing import ENDPOINT_VARIABLE, collector_address, create_tracer
 
 PIPELINE = a_pipeline(1)

@@ -20,7 +20,7 @@ from tests.router.envoy.openssl import Authority
 from tests.router.fakes import FakeReplica, a_pipeline, a_rig
 from trimtab_pipelines.edge_settings import EdgeSettings, EdgeTls
 from trimtab_protocol import InferRequest, RequestedOutput, Tensor, grpc_messages, rest
-from trimtab_router.ingress.health import MAX_STREAMS
+from trimtab_router.ingress.grpc_services import MAX_STREAMS
 
 PIPELINE = a_pipeline(1)
 BIG = 16 * 2**20

@@ -3,11 +3,9 @@
 Options are parameters of the protocol. Numbers may be sent as text, because some clients cannot send all number types.
 """
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from trimtab_pipelines.accuracy_floor import required_mean
-from trimtab_pipelines.tasks import TaskTerms
 from trimtab_protocol import Parameters
 from trimtab_protocol.extensions import (
     ACCURACY_FLOOR,
@@ -57,23 +55,8 @@ class RequestOptions:
 NO_OPTIONS = RequestOptions()
 
 
-class ServiceTerms(NamedTuple):
-    """Options and deadlines that apply to one request."""
-
-    options: RequestOptions
-    """Options of the request, with those of its task applied."""
-    deadline: float
-    """Absolute, on the clock of the arrival time."""
-    completion_deadline: float | None = None
-    """Deadline of the last token of a streamed response, None if it equals `deadline`."""
-
-
 def parse_request_options(parameters: Parameters) -> RequestOptions:
-    """Options among a request's parameters.
-
-    Raises:
-        Refusal: INVALID_ARGUMENT that names the parameter that is unknown, out of range or contradictory.
-    """
+    """Options among a request's parameters. Raises Refusal for one that is unknown, out of range or contradictory."""
     if not parameters:
         return NO_OPTIONS
     for name in parameters:
@@ -88,25 +71,6 @@ def parse_request_options(parameters: Parameters) -> RequestOptions:
         priority=_priority(parameters),
     )
     return NO_OPTIONS if options == NO_OPTIONS else options
-
-
-def apply_task_terms(options: RequestOptions, task: TaskTerms | None) -> RequestOptions:
-    """Options with those of the task applied: its utility as a factor, and its deadline if the request has none."""
-    if task is None:
-        return options
-    timeout_seconds = options.timeout_seconds
-    return replace(
-        options,
-        utility=options.utility * task.utility,
-        timeout_seconds=task.latency_seconds if timeout_seconds is None else timeout_seconds,
-    )
-
-
-def earliest_deadline(first: float | None, second: float | None) -> float | None:
-    """The shorter of two times, None if neither is given."""
-    if first is None or second is None:
-        return second if first is None else first
-    return min(first, second)
 
 
 def _timeout_seconds(parameters: Parameters) -> float | None:

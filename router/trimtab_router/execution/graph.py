@@ -8,6 +8,7 @@ required input is skipped and its outputs are absent. A stage without rows is sk
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,14 +18,13 @@ from trimtab_pipelines.stages import EMBEDDINGS_INPUT, IMAGES_INPUT, MESSAGES_IN
 from trimtab_pipelines.tensors import StageOutput
 from trimtab_protocol import DTYPES
 from trimtab_protocol.tensors import Array
-from trimtab_router.request import image_fanout
+from trimtab_router.execution import chat_images
 
 MAX_CACHED_OUTPUTS = 256
 """Combinations of requested outputs whose stages are cached. Clients choose them, so the cache is bounded."""
 
 
-@dataclass(slots=True)  # not frozen: that doubles the cost of creating one
-class ReadyStage:
+class ReadyStage(NamedTuple):
     """A stage that can run now, with its inputs. Every array has `rows` rows. Must not be modified."""
 
     stage: str
@@ -134,12 +134,10 @@ class GraphCursor:
 
     @property
     def rows(self) -> int:
-        """Rows of the request."""
         return len(next(iter(self.inputs.values()), ()))
 
     @property
     def remaining_stages(self) -> list[str]:
-        """Stages that run or wait."""
         return [*self._running, *(stage.name for stage in self._waiting)]
 
     def available_inputs(self, stage: Stage) -> list[str]:
@@ -157,7 +155,7 @@ class GraphCursor:
                 continue
             inputs = {} if node.name in idle else self._gather(node)
             if node.encodes and inputs:
-                inputs = image_fanout.fan_out_images(inputs)
+                inputs = chat_images.fan_out_images(inputs)
             rows = len(next(iter(inputs.values()))) if inputs else 0
             if rows:
                 self._running[node.name] = node
@@ -168,9 +166,8 @@ class GraphCursor:
         return ready
 
     def complete(self, stage: str, outputs: Mapping[str, Array]) -> None:
-        """Record the outputs of a running stage."""
         node = self._running.pop(stage)
-        available_inputs = image_fanout.join_embeddings(outputs, self.rows) if node.encodes else outputs
+        available_inputs = chat_images.join_embeddings(outputs, self.rows) if node.encodes else outputs
         for key, output in node.outputs_by_key:
             self._values[key] = available_inputs[output.name]
         self._done.add(stage)
@@ -184,9 +181,7 @@ class GraphCursor:
     def start_early(self, encoder: str, references: Array) -> ReadyStage | None:
         """Stage that reads an encoder's images, before all of them are encoded. It counts as running from now on.
 
-        Args:
-            encoder: the encoder stage.
-            references: [rows], references to each row's images, including those still being encoded.
+        `references` are each row's images, including those still being encoded.
         """
         for node in self._waiting:
             key = f"{encoder}.outputs.{EMBEDDINGS_INPUT}"

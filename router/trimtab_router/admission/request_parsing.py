@@ -1,10 +1,10 @@
-"""Validation of a request against the pipeline: names, datatypes, shapes, finite numbers and request options.
+"""Parsing of a request into a `Call`: names, datatypes, shapes, finite numbers, request options and tenants of chats.
 
 A client's error is found here, before its rows share a batch with those of others.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
@@ -12,41 +12,68 @@ from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.tensors import RequestInput
 from trimtab_protocol import InferRequest, PendingRequest
+from trimtab_protocol.chat.internal_wire import IMAGES
 from trimtab_protocol.extensions import TASK
-from trimtab_protocol.tensors import Array, TensorLike
+from trimtab_protocol.tensors import BYTES, Array, TensorLike
+from trimtab_router.execution.call import Call
+from trimtab_router.execution.task_registry import missing_input, task_inputs
 from trimtab_router.refusal import Refusal, invalid
-from trimtab_router.request.request_options import NO_OPTIONS, RequestOptions, parse_request_options
-from trimtab_router.request.task_names import missing_input, task_inputs
+from trimtab_router.request_options import RequestOptions, parse_request_options
 
 VERSION = "1"
+JSON_MULTIPLE = 16
+"""Memory of parsed JSON as a multiple of its text: a number of two characters becomes an object of 28 bytes and a
+pointer."""
+BYTES_ELEMENT_BYTES = 64
 _UNSUPPORTED = {
     "shared_memory_region": "shared memory is not supported; leave it out, and the response contains the values",
     "classification": "classification (class_count) is not supported; leave it out, and rank the values yourself",
 }
 """Unsupported parameters of a requested output, with the remedy. They would change where the values are returned."""
-
-
 _STATEFUL = ("sequence_id", "sequence_start", "sequence_end")
 """Request parameters that ask for state between requests. 0 and false ask for none."""
 
 
-@dataclass(frozen=True, slots=True)
-class ValidatedRequest:
-    """A request that the pipeline can serve."""
+def parse_request(pipeline: str, spec: InferencePipelineSpec, pending: PendingRequest) -> Call:
+    """Decode a request and validate it with its values.
 
-    request: InferRequest
-    inputs: Mapping[str, Array]
-    requested_outputs: tuple[str, ...]
-    options: RequestOptions = NO_OPTIONS
+    Raises:
+        Refusal: as `validate_header`, and INVALID_ARGUMENT for numbers that are not finite.
+        ProtocolError: values that do not match their description.
+    """
+    outputs, options = validate_header(pipeline, spec, pending.request, pending.inputs)
+    tensors = [decoder() for decoder in pending.decoders]
+    for tensor in tensors:
+        if tensor.datatype.startswith("FP") and not _all_finite(tensor.array):
+            raise invalid(f"input {tensor.name!r} holds NaN or an infinity; every number must be finite")
+    inputs = {tensor.name: tensor.array for tensor in tensors}
+    images = inputs.get(IMAGES)
+    per_chat = images.shape[1] if images is not None and images.ndim > 1 else 0
+    return Call(pending.request, inputs, outputs, options, per_chat)
+
+
+def decoding_bytes(pending: PendingRequest, received_bytes: int) -> int:
+    """Memory that decoding needs in addition to the bytes received."""
+    strings = [prod(tensor.shape) for tensor in pending.inputs if tensor.datatype == BYTES]
+    string_bytes = 2 * received_bytes + BYTES_ELEMENT_BYTES * sum(strings) if strings else 0
+    return (JSON_MULTIPLE - 1) * pending.written_bytes + string_bytes
+
+
+def decoded_bytes(call: Call) -> int:
+    """Memory of the decoded tensors that is not shared with the bytes received."""
+    total = 0
+    for array in call.inputs.values():
+        if array.dtype.hasobject:
+            total += BYTES_ELEMENT_BYTES * array.size + sum(map(len, array.reshape(-1)))
+        elif array.flags.writeable:  # arrays decoded in place are read-only
+            total += array.nbytes
+    return total
 
 
 def validate_header(
     pipeline: str, spec: InferencePipelineSpec, request: InferRequest, inputs: Sequence[TensorLike]
 ) -> tuple[tuple[str, ...], RequestOptions]:
-    """Validate a request's description against the pipeline, without its values.
-
-    Returns:
-        Requested outputs and request options.
+    """Validate a request's description, without its values. Returns its requested outputs and its options.
 
     Raises:
         Refusal: NOT_FOUND for another model or version, else INVALID_ARGUMENT that names the tensor or parameter.
@@ -67,21 +94,6 @@ def validate_header(
             raise missing_input(pipeline, declared.name)
     _check_rows(pipeline, spec, inputs)
     return _requested_outputs(pipeline, spec, request), parse_request_options(request.parameters)
-
-
-def decode_and_validate(pipeline: str, spec: InferencePipelineSpec, pending: PendingRequest) -> ValidatedRequest:
-    """Decode a request and validate its values.
-
-    Raises:
-        Refusal: as `validate_header`, and INVALID_ARGUMENT for numbers that are not finite.
-        ProtocolError: values that do not match their description.
-    """
-    outputs, options = validate_header(pipeline, spec, pending.request, pending.inputs)
-    request = pending.decode()
-    for tensor in request.inputs:
-        if tensor.datatype.startswith("FP") and not _all_finite(tensor.array):
-            raise invalid(f"input {tensor.name!r} holds NaN or an infinity; every number must be finite")
-    return ValidatedRequest(request, {tensor.name: tensor.array for tensor in request.inputs}, outputs, options)
 
 
 def check_model(pipeline: str, name: str, version: str) -> None:

@@ -1,31 +1,113 @@
-"""`PartialImages`: references to all images of one chat while some of them are still being encoded.
+"""Images of chats: rows of an encoder stage, references to their embeddings, and chats that are encoded in part.
 
 A prompt depends on the number of embedding rows of each image, and prefix caching on the content of the images. Both
 are known before an image is encoded: the number of rows follows from its size alone, as learned from another image of
 that size, and the content from its file.
 """
 
+import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from hashlib import sha256
+from typing import cast
 
+import numpy as np
+
+from trimtab_pipelines.stages import CHAT_IMAGE_INDEX, EMBEDDINGS_INPUT, IMAGES_INPUT
 from trimtab_protocol.chat.embedding_refs import (
     PENDING,
     ArrivedImage,
     EmbeddingRef,
     EncodedImage,
+    ImageIdentity,
+    ShareRequest,
     dump_arrived,
     join_refs,
     parse_encoded_image,
     parse_refs,
 )
 from trimtab_protocol.chat.image_header import read_header
-from trimtab_protocol.chat.internal_wire import bytes_tensor, content_id, encoder_of_content
+from trimtab_protocol.chat.internal_wire import OPTIONS, bytes_tensor, content_id, encoder_of_content
 from trimtab_protocol.errors import InvalidChat
 from trimtab_protocol.tensors import Array
 
 MAX_SIZES = 4096
 _Size = tuple[str, int, int]
+
+
+def fan_out_images(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """One row per image of each chat, with the other inputs of its chat.
+
+    `images` [chats, images] become [rows, 1], rows of other inputs are repeated, and each row gets the number of images
+    in its chat and its index there.
+    """
+    images = inputs[IMAGES_INPUT]
+    per_chat = images.shape[1] if images.ndim > 1 else 1
+    rows = {name: np.repeat(array, per_chat, axis=0) for name, array in inputs.items() if name != IMAGES_INPUT}
+    image_index = np.tile(np.arange(per_chat, dtype=np.int64), images.shape[0])
+    return {
+        IMAGES_INPUT: images.reshape(-1, 1),
+        **rows,
+        CHAT_IMAGE_INDEX: np.stack([np.full_like(image_index, per_chat), image_index], axis=1),
+    }
+
+
+def image_identities(rows: Mapping[str, Array]) -> Sequence[Hashable]:
+    """Identity of each row of `fan_out_images`: equal if one encoding serves both. Empty if a tenant is unknown.
+
+    It consists of its tenant, whether it is the only image of its chat, and its file.
+    """
+    files, options = rows[IMAGES_INPUT].reshape(-1), rows.get(OPTIONS)
+    if files.dtype != np.object_:
+        return ()
+    texts = [b""] * len(files) if options is None else [bytes(text) for text in options]
+    try:
+        tenants = {text: str(json.loads(text).get("tenant", "")) if text else "" for text in set(texts)}
+    except (ValueError, AttributeError, RecursionError):
+        return ()
+    alone = rows[CHAT_IMAGE_INDEX][:, 0] == 1
+    return [
+        (tenants[text], bool(only_image), bytes(file))
+        for text, only_image, file in zip(texts, alone, files, strict=True)
+    ]
+
+
+def join_embeddings(outputs: Mapping[str, Array], chats: int) -> dict[str, Array]:
+    """Embedding references [rows] as one list per chat. All chats have the same number of images."""
+    references = outputs[EMBEDDINGS_INPUT]
+    per_chat = len(references) // chats
+    lists = np.empty(chats, dtype=object)
+    for chat in range(chats):
+        lists[chat] = join_refs(map(bytes, references[chat * per_chat : (chat + 1) * per_chat]))
+    return {EMBEDDINGS_INPUT: lists}
+
+
+def image_lookup(identity: Hashable) -> bytes:
+    """Request body that asks a replica for the cached embedding of an image identity."""
+    tenant, only_image, file = cast("tuple[str, bool, bytes]", identity)
+    return ShareRequest(of=ImageIdentity(file=sha256(file).hexdigest(), tenant=tenant, alone=only_image)).json_bytes()
+
+
+def embedding_reference(url: str, encoded: EncodedImage) -> Array:
+    return bytes_tensor([_reference_bytes(url, encoded)])
+
+
+def addressed_references(rows_of_references: Array, urls: Sequence[str]) -> Array:
+    """References to stored embeddings with the URLs to fetch them from. Raises ProtocolError if they are malformed."""
+    return bytes_tensor(
+        [
+            _reference_bytes(url, parse_encoded_image(bytes(reference)))
+            for reference, url in zip(rows_of_references, urls, strict=True)
+        ]
+    )
+
+
+def _reference_bytes(url: str, encoded: EncodedImage) -> bytes:
+    return EmbeddingRef(url=url, rows=encoded.rows, columns=encoded.columns, digest=encoded.digest).json_bytes()
+
+
+def embedding_urls(references: Array) -> list[str]:
+    return [reference.url for entry in references for reference in parse_refs(bytes(entry))]
 
 
 class ImageSizeCache:
@@ -54,12 +136,7 @@ class ImageSizeCache:
 
 
 class PartialImages:
-    """Images of one chat.
-
-    Args:
-        files: all images of the chat, in order.
-        sizes: known results by image size, updated with this chat's.
-    """
+    """All images of one chat, in order. `sizes` is updated with its results."""
 
     def __init__(self, files: Sequence[bytes], sizes: ImageSizeCache) -> None:
         self._files = files
@@ -74,7 +151,6 @@ class PartialImages:
 
     @property
     def complete(self) -> bool:
-        """Whether all images are encoded."""
         return len(self._encoded) == len(self._files)
 
     def add(self, start: int, references: Array) -> dict[int, bytes]:

@@ -1,23 +1,28 @@
-"""Task names of requests, resolved to the task indices of a stage's model.
+"""`TaskRegistry`: tasks of a pipeline, declared or registered at run time, and their indices at the stages' models.
 
 Models identify tasks by index, in the input `task`. Requests may give a name instead. Replicas report the index of each
 task. Replicas of a new generation may use other indices, so the name is stored until a batch is dispatched.
+
+The router reads the records of tasks that are registered at run time. Declared tasks are files that replicas load, and
+the replicas report their records. An accuracy in the pipeline takes precedence over the one in a record.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import Stage
-from trimtab_pipelines.tasks import NO_TASK, TASK_INPUT
+from trimtab_pipelines.tasks import NO_TASK, TASK_INPUT, TaskRecord, TaskTerms
 from trimtab_protocol import DTYPES
 from trimtab_protocol.extensions import TASK
 from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import Refusal, invalid
+from trimtab_router.scheduling.stage_scheduler import StageScheduler
 
 NO_TASK_INPUT = (
     f"stage {{stage}} has no input {TASK_INPUT!r}, which selects the task; add it to the stage's inputs: "
@@ -47,28 +52,91 @@ class StageTasks:
         return any(task not in names for names in self.names_by_replica or ())
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedTask:
-    """Inputs of a request with the indices of its task, and the stages whose models have the task."""
+class TaskRegistry:
+    """Tasks of a pipeline. `has_indices`: whether replicas report the indices of tasks."""
 
-    inputs: Mapping[str, Array]
-    stages: Collection[str] = ()
+    def __init__(
+        self, spec: InferencePipelineSpec, schedulers: Mapping[str, StageScheduler], *, has_indices: bool
+    ) -> None:
+        self._spec = spec
+        self._schedulers = schedulers
+        self._has_indices = has_indices
+        self._terms: dict[str, TaskTerms] = {
+            task.name: task for stage in spec.stages for variant in stage.variants for task in variant.loaded_tasks
+        }
+
+    def terms(self, task: str) -> TaskTerms | None:
+        """Utility and latency of a task, None if unknown."""
+        return self._terms.get(task)
+
+    def names(self) -> list[str]:
+        """Tasks of the current plan."""
+        return sorted({task for scheduler in self._schedulers.values() for task in scheduler.latency_model.tasks()})
+
+    def register(self, stage: str, variant: str, task: str, record: TaskRecord) -> None:
+        """Register a task of a variant at run time. Its terms apply unless the name has terms already."""
+        self._register(self._schedulers[stage], variant, task, record.accuracy_by_point)
+        self._terms.setdefault(task, record)
+
+    def unregister(self, stage: str, variant: str, task: str) -> None:
+        """Unregister a task of a variant, and its terms unless another variant has the task."""
+        scheduler = self._schedulers[stage]
+        scheduler.latency_model.unregister_task(variant, task)
+        scheduler.accuracy_monitor.unregister_task(variant, task)
+        if not any(scheduler.latency_model.has_task(task) for scheduler in self._schedulers.values()):
+            self._terms.pop(task, None)
+
+    def learn_declared(self, scheduler: StageScheduler) -> None:
+        """Register a stage's declared tasks with the accuracies that its replicas report."""
+        for variant in scheduler.stage.variants:
+            declared = {task.name for task in variant.loaded_tasks}
+            for replica in scheduler.replicas:
+                for task, accuracies in replica.task_accuracies.get(variant.name, {}).items():
+                    if task in declared:
+                        self._register(scheduler, variant.name, task, accuracies)
+
+    def _register(self, scheduler: StageScheduler, variant: str, task: str, accuracies: Mapping[str, Accuracy]) -> None:
+        undeclared = {
+            point.name: accuracies[point.name]
+            for point in scheduler.stage.variant(variant).points
+            if point.name in accuracies and task not in point.accuracy_by_task
+        }
+        basis = self._spec.objective.accuracy_basis
+        scheduler.latency_model.register_task(variant, task, undeclared, basis)
+        scheduler.accuracy_monitor.register_task(variant, task, undeclared)
+
+    def resolve(
+        self, task: str, stages: Iterable[str], inputs: Mapping[str, Array]
+    ) -> tuple[Mapping[str, Array], Collection[str]]:
+        """Inputs of a request with the indices of its task, and the stages whose models have it.
+
+        Raises:
+            Refusal: the inputs name another task by index, or no index is known for the name.
+        """
+        if not task or not self._has_indices:
+            return inputs, ()
+        return resolve_task(task, [stage_tasks(self._schedulers[stage], task) for stage in stages], self._spec, inputs)
+
+
+def stage_tasks(scheduler: StageScheduler, task: str) -> StageTasks:
+    """What the ready replicas of a stage report about a task; without one, the last reports.
+
+    A deleted task is not served, even if a replica still reports it. Containers of other servers report none.
+    """
+    model = scheduler.latency_model
+    stage, variant = model.stage, model.variant
+    if model.is_unregistered(task) or stage.variant(variant).container is not None:
+        return StageTasks(stage, task in model.tasks(), False, ())
+    reporting = [replica for replica in scheduler.replicas if variant in replica.tasks]
+    ready = [replica for replica in reporting if variant in replica.ready_variants]
+    tasks = [replica.tasks[variant] for replica in ready or reporting]
+    return StageTasks(stage, task in model.tasks(), task in model.own_tasks(), tasks or None)
 
 
 def resolve_task(
     task: str, tasks_by_stage: Sequence[StageTasks], spec: InferencePipelineSpec, inputs: Mapping[str, Array]
-) -> ResolvedTask:
-    """Select a named task at every stage whose model has it.
-
-    Args:
-        task: task name, not empty.
-        tasks_by_stage: tasks of the stages that the request needs.
-        spec: specification of the pipeline.
-        inputs: inputs of the request, rows first.
-
-    Raises:
-        Refusal: the inputs name another task by index, or no index is known for the name.
-    """
+) -> tuple[Mapping[str, Array], Collection[str]]:
+    """Select a named task at every stage whose model has it, as `TaskRegistry.resolve`."""
     filled, stages = dict(inputs), []
     for tasks in tasks_by_stage:
         indices = _indices(task, tasks)
@@ -80,7 +148,7 @@ def resolve_task(
             _require_same(task, source_input, inputs[source_input], indices)
         elif source_input:
             filled[source_input] = _task_input(spec, source_input, inputs, min(indices))
-    return ResolvedTask(filled, frozenset(stages))
+    return filled, frozenset(stages)
 
 
 def accepts_task_names(stage: Stage) -> bool:
@@ -104,14 +172,11 @@ def task_inputs(spec: InferencePipelineSpec) -> set[str]:
     return {name for owner, name in sources if owner == REQUEST}
 
 
-def missing_task_inputs(pipeline: str, spec: InferencePipelineSpec, inputs: Mapping[str, Array]) -> Refusal | None:
-    """Refusal of a request whose named task supplied no index for an absent input, else None."""
-    absent = (
-        indices_given.name
-        for indices_given in spec.inputs
-        if not indices_given.optional and indices_given.name not in inputs
-    )
-    return next((missing_input(pipeline, name) for name in absent), None)
+def require_inputs(pipeline: str, spec: InferencePipelineSpec, inputs: Mapping[str, Array]) -> None:
+    """Raise Refusal if a required input is absent: its named task supplied no index for it."""
+    for declared in spec.inputs:
+        if not declared.optional and declared.name not in inputs:
+            raise missing_input(pipeline, declared.name)
 
 
 def missing_input(pipeline: str, name: str) -> Refusal:
@@ -175,7 +240,7 @@ def _require_same(task: str, name: str, indices_given: Array, indices: Collectio
 
 
 def _task_input(spec: InferencePipelineSpec, name: str, inputs: Mapping[str, Array], index: int) -> Array:
-    declared = next(indices_given for indices_given in spec.inputs if indices_given.name == name)
+    declared = next(tensor for tensor in spec.inputs if tensor.name == name)
     rows = len(next(iter(inputs.values())))
     shape = (rows, *(max(size, 1) for size in declared.shape))
     return np.full(shape, index, DTYPES[declared.datatype])

@@ -7,12 +7,7 @@ from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
 
 
 class StreamTiming:
-    """Chunk times of one request. Several rows may be generated concurrently.
-
-    Args:
-        arrived_at: arrival of the request, in seconds of the chunks' clock.
-        images: number of images in the request.
-    """
+    """Chunk times of one request, on the clock of its arrival. Several rows may be generated concurrently."""
 
     __slots__ = ("_arrived_at", "_first", "_latest", "_tokens", "gaps", "images", "time_to_first_token", "usage")
 
@@ -30,7 +25,6 @@ class StreamTiming:
         self._tokens: dict[int, int] = {}
 
     def record(self, row: int, chunk: Chunk | LastChunk, now: float) -> None:
-        """Record a chunk."""
         if isinstance(chunk, LastChunk):
             self.usage[row] = chunk.usage
         if row not in self._first:

@@ -1,16 +1,55 @@
-"""Splits the response to a batch into the rows of each member."""
+"""Requests and responses of batches: tensors as binary or JSON, and outputs split by row slice."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import StageOutput
-from trimtab_protocol import DTYPES, Tensor
+from trimtab_protocol import DTYPES, Buffer, Parameters, Tensor, rest
 from trimtab_protocol.tensors import Array
 
 _HEADER_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """A batch for one replica."""
+
+    id: str
+    """Must be repeated in the response."""
+    variant: str
+    inputs: Sequence[Sequence[Tensor]]
+    """For each input its tensors, one per row slice."""
+    parameters: Parameters
+    headers: Mapping[str, str]
+    timeout_seconds: float
+    max_response_bytes: int
+    """Bound on the size of a valid response."""
+
+
+def encode_binary(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:
+    body, header_length = rest.encode_batch(batch.inputs, batch.parameters, batch.id)
+    headers = {
+        "Content-Type": rest.BINARY_CONTENT_TYPE,
+        rest.HEADER_LENGTH: str(header_length),
+        **batch.headers,
+    }
+    return body, headers
+
+
+def encode_json(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:
+    """Body and headers for a server that does not read binary tensors."""
+    inputs = [_concatenate(tensors) for tensors in batch.inputs]
+    body = rest.encode_json(inputs, batch.parameters, batch.id)
+    return [body], {"Content-Type": rest.JSON_CONTENT_TYPE, **batch.headers}
+
+
+def _concatenate(tensors: Sequence[Tensor]) -> Tensor:
+    first = tensors[0]
+    return Tensor(first.name, first.datatype, np.concatenate([tensor.array for tensor in tensors]))
 
 
 def max_response_bytes(stage: Stage, rows: int, otherwise: int) -> int:
@@ -29,15 +68,9 @@ class MalformedResponse(Exception):
 
 
 def scatter(stage: Stage, outputs: Sequence[Tensor], members: Sequence[int]) -> list[dict[str, Array]]:
-    """Split the outputs of a batch.
+    """Split the outputs of a batch into views of each member's rows. `members` are their numbers of rows.
 
-    Args:
-        stage: stage of the batch.
-        outputs: outputs of the whole batch.
-        members: rows of each member, in batch order.
-
-    Returns:
-        For each member its rows of every output, as views. A counted output has as many rows as its counts add up to.
+    A counted output has as many rows as its counts add up to.
 
     Raises:
         MalformedResponse: an output is missing, has another datatype or shape, or a wrong number of rows.

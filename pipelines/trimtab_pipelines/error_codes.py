@@ -32,6 +32,30 @@ CLIENT_ERRORS = frozenset(
         ErrorCode.PAYLOAD_TOO_LARGE,
     }
 )
+ROUTER_REASONS = {
+    reason: code
+    for code, reasons in {
+        ErrorCode.INVALID_ARGUMENT: ("InvalidArgument", "AccuracyFloor", "SuspectedQueryOfDeath"),
+        ErrorCode.NOT_FOUND: ("NotFound", "UnknownModel", "UnknownVersion", "NoChats"),
+        ErrorCode.METHOD_NOT_ALLOWED: ("MethodNotAllowed",),
+        ErrorCode.REQUEST_TIMEOUT: ("BodyTimeout",),
+        ErrorCode.PAYLOAD_TOO_LARGE: ("PayloadTooLarge",),
+        ErrorCode.RESOURCE_EXHAUSTED: (
+            "Overload",
+            "QueueFull",
+            "BytesInFlight",
+            "ClientConcurrencyLimited",
+            "ClientBytesLimited",
+        ),
+        ErrorCode.CANCELLED: ("Cancelled",),
+        ErrorCode.INTERNAL: ("InternalError", "ModelServerError", "NotRepeatable", "AnswerCut"),
+        ErrorCode.UNIMPLEMENTED: ("CountsNothing",),
+        ErrorCode.UNAVAILABLE: ("NoReplica", "NotCounted", "Draining"),
+        ErrorCode.DEADLINE_EXCEEDED: ("DeadlineExpired", "DeadlineUnreachable"),
+    }.items()
+    for reason in reasons
+}
+"""Refusal reasons of the router, with their codes."""
 CLIENT_LIMIT_REASONS = frozenset({"ClientRateLimited", "ClientConcurrencyLimited", "ClientBytesLimited"})
 OVERLOAD = "Overload"
 """Too many requests in flight: the proxy has no capacity, or sheds load before it reads them."""

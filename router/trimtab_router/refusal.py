@@ -3,34 +3,36 @@
 Ingress maps the code to an HTTP or gRPC status. No other part of the router knows either protocol.
 """
 
-from trimtab_pipelines.error_codes import ErrorCode, is_client_error
+from trimtab_pipelines.error_codes import OVERLOAD, ROUTER_REASONS, ErrorCode, is_client_error
 from trimtab_pipelines.request_outcome import DROPPED, FAILED, REFUSED, RequestOutcome
 from trimtab_protocol import ProtocolError
 from trimtab_protocol.sanitize import printable
 
 _OUTCOMES = {ErrorCode.INTERNAL: FAILED, ErrorCode.DEADLINE_EXCEEDED: DROPPED, ErrorCode.CANCELLED: DROPPED}
+_RETRYABLE = frozenset({ErrorCode.RESOURCE_EXHAUSTED, ErrorCode.UNAVAILABLE})
+RETRY_SECONDS = 1.0
+"""When a retry makes sense if nothing better is known."""
 
 
 class Refusal(Exception):
     """A request that ends without a result.
 
     Args:
-        code: says whether the client or the server is at fault, and whether a retry can help.
-        reason: stable CamelCase name for metrics, for example `QueueFull`.
+        reason: one of `ROUTER_REASONS`, which determines the code.
         message: names the cause and the remedy. Bounded in length and free of control characters.
         stage: stage at which the request ended, empty before the first stage.
-        retry_after_seconds: when a retry makes sense, None if it does not.
+        retry_after_seconds: when a retry makes sense, if the code says that it does.
     """
 
     def __init__(
-        self, code: ErrorCode, reason: str, message: str, *, stage: str = "", retry_after_seconds: float | None = None
+        self, reason: str, message: str, *, stage: str = "", retry_after_seconds: float = RETRY_SECONDS
     ) -> None:
         self.message = printable(message)
         super().__init__(self.message)
-        self.code = code
+        self.code = ROUTER_REASONS[reason]
         self.reason = reason
         self.stage = stage
-        self.retry_after_seconds = retry_after_seconds
+        self.retry_after_seconds = retry_after_seconds if self.code in _RETRYABLE else None
 
     @property
     def outcome(self) -> RequestOutcome:
@@ -44,45 +46,42 @@ class Refusal(Exception):
 
 
 def invalid(message: str) -> Refusal:
-    return Refusal(ErrorCode.INVALID_ARGUMENT, "InvalidArgument", message)
-
-
-def invalid_for(reason: str, message: str, *, stage: str = "") -> Refusal:
-    """An invalid request with a specific reason."""
-    return Refusal(ErrorCode.INVALID_ARGUMENT, reason, message, stage=stage)
-
-
-def oversize(message: str) -> Refusal:
-    return Refusal(ErrorCode.PAYLOAD_TOO_LARGE, "PayloadTooLarge", message)
-
-
-def not_found(message: str) -> Refusal:
-    return Refusal(ErrorCode.NOT_FOUND, "NotFound", message)
-
-
-def wrong_method(message: str) -> Refusal:
-    return Refusal(ErrorCode.METHOD_NOT_ALLOWED, "MethodNotAllowed", message)
-
-
-def failure(reason: str, message: str, request_id: str, *, stage: str = "") -> Refusal:
-    """An internal error. Details and internal names go to the log only."""
-    hint = f" for request id {request_id!r}" if request_id else ""
-    return Refusal(ErrorCode.INTERNAL, reason, f"{message}; see the router's log{hint}", stage=stage)
-
-
-def overload(cause: str) -> Refusal:
-    """A request rejected because the router cannot serve it in time."""
-    message = f"the router is overloaded: {cause}; try again later"
-    return Refusal(ErrorCode.RESOURCE_EXHAUSTED, "Overload", message, retry_after_seconds=1.0)
+    return Refusal("InvalidArgument", message)
 
 
 def malformed(error: ProtocolError) -> Refusal:
     return invalid(str(error))
 
 
+def oversize(message: str) -> Refusal:
+    return Refusal("PayloadTooLarge", message)
+
+
+def not_found(message: str) -> Refusal:
+    return Refusal("NotFound", message)
+
+
+def wrong_method(message: str) -> Refusal:
+    return Refusal("MethodNotAllowed", message)
+
+
+def unknown_model(name: str, pipeline: str) -> Refusal:
+    return Refusal("UnknownModel", f"unknown model {name!r}; this router serves {pipeline!r}")
+
+
+def failure(reason: str, message: str, request_id: str, *, stage: str = "") -> Refusal:
+    """An internal error. Details and internal names go to the log only."""
+    hint = f" for request id {request_id!r}" if request_id else ""
+    return Refusal(reason, f"{message}; see the router's log{hint}", stage=stage)
+
+
+def overload(cause: str) -> Refusal:
+    """A request rejected because the router cannot serve it in time."""
+    return Refusal(OVERLOAD, f"the router is overloaded: {cause}; try again later")
+
+
 def draining() -> Refusal:
-    message = "this router is shutting down; try another"
-    return Refusal(ErrorCode.UNAVAILABLE, "Draining", message, retry_after_seconds=1.0)
+    return Refusal("Draining", "this router is shutting down; try another")
 
 
 def too_many_rows(stage: str, rows: int, most: int) -> Refusal:
@@ -90,28 +89,18 @@ def too_many_rows(stage: str, rows: int, most: int) -> Refusal:
 
 
 def queue_full(stage: str, rows: int, most: int, wait_seconds: float) -> Refusal:
-    return Refusal(
-        ErrorCode.RESOURCE_EXHAUSTED,
-        "QueueFull",
-        f"stage {stage}: its queue holds {rows} rows of at most {most}; try again later",
-        stage=stage,
-        retry_after_seconds=max(wait_seconds, 1.0),
-    )
+    message = f"stage {stage}: its queue holds {rows} rows of at most {most}; try again later"
+    return Refusal("QueueFull", message, stage=stage, retry_after_seconds=max(wait_seconds, RETRY_SECONDS))
 
 
 def no_replica(stage: str, waited_seconds: float) -> Refusal:
-    return Refusal(
-        ErrorCode.UNAVAILABLE,
-        "NoReplica",
-        f"stage {stage}: no replica became ready while the request waited {waited_seconds:.3f} s",
-        stage=stage,
-        retry_after_seconds=1.0,
-    )
+    message = f"stage {stage}: no replica became ready while the request waited {waited_seconds:.3f} s"
+    return Refusal("NoReplica", message, stage=stage)
 
 
 def deadline_passed(stage: str, waited_seconds: float) -> Refusal:
     message = f"dropped at stage {stage}: its deadline passed after {waited_seconds:.3f} s in the queue"
-    return Refusal(ErrorCode.DEADLINE_EXCEEDED, "DeadlineExpired", message, stage=stage)
+    return Refusal("DeadlineExpired", message, stage=stage)
 
 
 def deadline_unreachable(
@@ -121,7 +110,7 @@ def deadline_unreachable(
         f"dropped at stage {stage}: {left_seconds:.3f} s are left to its deadline, but it needs "
         f"{wait_seconds:.3f} s in the queue, {service_seconds:.3f} s in this stage and {later_seconds:.3f} s after it"
     )
-    return Refusal(ErrorCode.DEADLINE_EXCEEDED, "DeadlineUnreachable", message, stage=stage)
+    return Refusal("DeadlineUnreachable", message, stage=stage)
 
 
 def too_inaccurate(stage: str, floor: float, best: float) -> Refusal:
@@ -129,4 +118,4 @@ def too_inaccurate(stage: str, floor: float, best: float) -> Refusal:
         f"stage {stage}: its accuracy must be {floor:.4f} for the floor that the request wishes, but no operating "
         f"point of the plan in force gives more than {best:.4f}; lower the floor"
     )
-    return Refusal(ErrorCode.INVALID_ARGUMENT, "AccuracyFloor", message, stage=stage)
+    return Refusal("AccuracyFloor", message, stage=stage)

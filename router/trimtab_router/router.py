@@ -14,7 +14,6 @@ from opentelemetry.trace import Tracer
 
 from trimtab_pipelines.accuracy import accuracy_sources
 from trimtab_pipelines.endpoints import Endpoints
-from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.request_outcome import FAILED, RequestOutcome
 from trimtab_pipelines.router_state import RouterLoad, RouterState
@@ -189,7 +188,7 @@ class Router:
             raise
         except asyncio.CancelledError:
             stage = next(iter(state.stage_requests), "") if state else ""
-            refusal = Refusal(ErrorCode.CANCELLED, "Cancelled", "the client disconnected", stage=stage)
+            refusal = Refusal("Cancelled", "the client disconnected", stage=stage)
             outcome = self.accounting.record_refusal(refusal, own_deadline=self._disconnected_early(call))
             raise
         finally:

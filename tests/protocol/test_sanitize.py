@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_protocol import ProtocolError
 from trimtab_protocol.sanitize import MAX_HEADER_CHARACTERS, MAX_TEXT_BYTES, fits_header, header_value, printable
 from trimtab_router.refusal import Refusal
@@ -40,7 +39,7 @@ def test_header_value_is_short_printable_ascii(text):
     assert len(value) <= MAX_HEADER_CHARACTERS
 
 
-@pytest.mark.parametrize("error", [ProtocolError, lambda text: Refusal(ErrorCode.INVALID_ARGUMENT, "Odd", text)])
+@pytest.mark.parametrize("error", [ProtocolError, lambda text: Refusal("InvalidArgument", text)])
 def test_error_messages_cannot_forge_log_lines(error, caplog):
     with caplog.at_level(logging.INFO):
         logging.getLogger("odd").info("%s", error("x\n2025 CRITICAL all is lost " + "A" * 20_000))

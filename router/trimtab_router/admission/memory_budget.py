@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 
-from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_router.refusal import Refusal
 
 SMALL_BYTES = 256 * 1024
@@ -74,11 +73,9 @@ class MemoryBudget:
         # Bytes that large requests need beyond their reservations do not count against small requests.
         if (self._requested_bytes if small else self._held_bytes) + size_bytes > max_bytes:
             raise Refusal(
-                ErrorCode.RESOURCE_EXHAUSTED,
                 "BytesInFlight",
                 f"{self._held_bytes} bytes are in flight and {size_bytes} more do not fit below "
                 f"{max_bytes}; try again later",
-                retry_after_seconds=1.0,
             )
         self.clients.reserve(client, size_bytes)
         self._held_bytes += size_bytes
@@ -222,4 +219,4 @@ class ClientQuotas:
 
 
 def _client_refusal(reason: str, cause: str, remedy: str) -> Refusal:
-    return Refusal(ErrorCode.RESOURCE_EXHAUSTED, reason, f"{cause}; try again when {remedy}", retry_after_seconds=1.0)
+    return Refusal(reason, f"{cause}; try again when {remedy}")

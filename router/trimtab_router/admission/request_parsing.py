@@ -8,7 +8,6 @@ from math import prod
 
 import numpy as np
 
-from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.tensors import RequestInput
 from trimtab_protocol import InferRequest, PendingRequest
@@ -17,7 +16,7 @@ from trimtab_protocol.extensions import TASK
 from trimtab_protocol.tensors import BYTES, Array, TensorLike
 from trimtab_router.execution.call import Call
 from trimtab_router.execution.task_registry import missing_input, task_inputs
-from trimtab_router.refusal import Refusal, invalid
+from trimtab_router.refusal import Refusal, invalid, unknown_model
 from trimtab_router.request_options import RequestOptions, parse_request_options
 
 VERSION = "1"
@@ -99,13 +98,9 @@ def validate_header(
 def check_model(pipeline: str, name: str, version: str) -> None:
     """Raise NOT_FOUND unless name and version are the pipeline's. An empty version is accepted."""
     if name != pipeline:
-        raise Refusal(ErrorCode.NOT_FOUND, "UnknownModel", f"unknown model {name!r}; this router serves {pipeline!r}")
+        raise unknown_model(name, pipeline)
     if version not in {"", VERSION}:
-        raise Refusal(
-            ErrorCode.NOT_FOUND,
-            "UnknownVersion",
-            f"model {name!r} has no version {version!r}; it has version {VERSION!r}",
-        )
+        raise Refusal("UnknownVersion", f"model {name!r} has no version {version!r}; it has version {VERSION!r}")
 
 
 def _check_tensor(declared: RequestInput, tensor: TensorLike) -> None:

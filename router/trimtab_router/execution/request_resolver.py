@@ -12,7 +12,7 @@ from trimtab_router.execution.call import Call
 from trimtab_router.execution.executor import PipelineExecutor, RequestState
 from trimtab_router.execution.graph import Graph, GraphCursor
 from trimtab_router.execution.task_registry import TaskRegistry, require_inputs
-from trimtab_router.refusal import Refusal, invalid, invalid_for
+from trimtab_router.refusal import Refusal, invalid
 from trimtab_router.request_options import NO_OPTIONS, RequestOptions
 
 MAX_TIMEOUT_SLOS = 10.0
@@ -93,7 +93,7 @@ class RequestResolver:
         message = f"{floor} is more than the current plan can give; the best possible is {best:.4f}"
         if self._lacks_inputs(cursor):
             message += f" from the inputs given ({', '.join(cursor.inputs)})"
-        return invalid_for("AccuracyFloor", message)
+        return Refusal("AccuracyFloor", message)
 
     def _lacks_inputs(self, cursor: GraphCursor) -> bool:
         stages = [self._executor.schedulers[name].stage for name in cursor.remaining_stages]

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimtab_pipelines.accuracy_evidence import Accuracy
-from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import Stage
@@ -28,7 +27,6 @@ NO_TASK_INPUT = (
     f"stage {{stage}} has no input {TASK_INPUT!r}, which selects the task; add it to the stage's inputs: "
     f"{{{{name: {TASK_INPUT}, from: request.inputs.{TASK_INPUT}}}}}"
 )
-_SOON_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +200,11 @@ def _indices(task: str, tasks: StageTasks) -> set[int]:
     prefix, names_by_replica = f"stage {tasks.stage.name}", tasks.names_by_replica
     if names_by_replica is None and tasks.in_plan and task_source(tasks.stage) is not None:
         message = f"{prefix}: no replica has reported the index of task {task!r} yet"
-        raise Refusal(ErrorCode.UNAVAILABLE, "NoReplica", message, retry_after_seconds=_SOON_SECONDS)
+        raise Refusal("NoReplica", message)
     indices = tasks.indices(task)
     if (not indices and tasks.declared) or (indices and tasks.is_missing(task)):
         message = f"{prefix}: {'not every' if indices else 'no'} replica has task {task!r} yet"
-        raise Refusal(ErrorCode.UNAVAILABLE, "NoReplica", message, retry_after_seconds=_SOON_SECONDS)
+        raise Refusal("NoReplica", message)
     multi_task = [names for names in names_by_replica or () if len(names) > 1]
     if not indices and multi_task and tasks.in_plan:
         raise invalid(f"{prefix}: no replica has a task {task!r}; there are: {', '.join(filter(None, multi_task[0]))}")

@@ -45,7 +45,7 @@ from trimtab_router.ingress.base import (
 from trimtab_router.ingress.image_fetcher import ImageFetcher
 from trimtab_router.ingress.request_body import read_body
 from trimtab_router.ingress.sse import SseWriter, sse_error
-from trimtab_router.refusal import Refusal, invalid, not_found, wrong_method
+from trimtab_router.refusal import Refusal, invalid, not_found, unknown_model, wrong_method
 from trimtab_router.router import Router
 
 PREFIX = "/v1/"
@@ -93,7 +93,7 @@ class OpenAiIngress(Ingress):
         if path == f"{_MODELS}/{name}" and self._settings is not None:
             return json_response(model)
         if path.startswith(f"{_MODELS}/"):
-            raise _unknown_model(path.rpartition("/")[2], name)
+            raise unknown_model(path.rpartition("/")[2], name)
         raise self._router.accounting.count_rejection(not_found(f"unknown path {printable(path, 100)}; try {_CHAT}"))
 
     async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -131,11 +131,11 @@ class OpenAiIngress(Ingress):
         """Read a chat. Raises InvalidChat or Refusal, not counted yet."""
         router, settings = self._router, self._settings
         if settings is None:
-            raise Refusal(ErrorCode.NOT_FOUND, "NoChats", f"{router.pipeline.name} serves no chats; use /v2")
+            raise Refusal("NoChats", f"{router.pipeline.name} serves no chats; use /v2")
         body = await read_body(request, reservation, router.limits.max_payload_bytes, router.body_seconds)
         chat = parse_chat(body, router.limits.json_bytes, settings.images)
         if chat.request.model != router.pipeline.name:
-            raise _unknown_model(chat.request.model, router.pipeline.name)
+            raise unknown_model(chat.request.model, router.pipeline.name)
         if chat.images and IMAGES not in self._inputs:
             raise invalid(f"{router.pipeline.name} accepts no images")
         reservation.grow(chat.image_bytes)
@@ -165,7 +165,3 @@ class OpenAiIngress(Ingress):
             inputs=tuple(Tensor(name, self._inputs[name], array) for name, array in tensors.items()),
             id=call_id,
         )
-
-
-def _unknown_model(model: str, name: str) -> Refusal:
-    return Refusal(ErrorCode.NOT_FOUND, "UnknownModel", f"unknown model {model!r}; this router serves {name!r}")

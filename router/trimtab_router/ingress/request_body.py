@@ -12,7 +12,6 @@ import numpy as np
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_protocol import Buffer
 from trimtab_router.admission.memory_budget import Reservation
 from trimtab_router.refusal import Refusal, invalid, oversize
@@ -52,7 +51,7 @@ async def read_body(
                     body = await _read_with_length(request, reservation, length)
     except TimeoutError as error:
         message = f"the body did not arrive within {seconds:.0f} s; send it faster, or in smaller requests"
-        raise Refusal(ErrorCode.REQUEST_TIMEOUT, "BodyTimeout", message) from error
+        raise Refusal("BodyTimeout", message) from error
     except (web.RequestPayloadError, HttpProcessingError) as error:
         raise invalid(f"the body cannot be read: {error}") from error
     return memoryview(body).toreadonly()

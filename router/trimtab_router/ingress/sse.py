@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from aiohttp import web
 
-from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_protocol import InferResponse
 from trimtab_protocol.chat import openai_responses
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
@@ -53,7 +52,7 @@ class SseWriter:
                 await self._forward_events(chunks, chat.choices)
             await self._end(generation, chunks)
         except TimeoutError:
-            refusal = Refusal(ErrorCode.DEADLINE_EXCEEDED, "DeadlineExpired", "the response took too long")
+            refusal = Refusal("DeadlineExpired", "the response took too long")
             if self._response is None:
                 raise refusal from None
             await self._write(openai_responses.sse_event(sse_error(refusal)))

@@ -9,7 +9,7 @@ from collections import Counter
 from hashlib import blake2b
 
 from trimtab_protocol.tensors import encode_raw_array
-from trimtab_router.refusal import Refusal, invalid_for
+from trimtab_router.refusal import Refusal
 from trimtab_router.scheduling.stage_request import Signature, StageRequest
 
 MAX_SUSPECTS = 256
@@ -52,7 +52,7 @@ class QueryOfDeathDetector:
         until, _ = self._until.get(_digest(request), (now, None))
         if until <= now:
             return None
-        return invalid_for(
+        return Refusal(
             "SuspectedQueryOfDeath",
             f"stage {request.stage}: replicas were lost each time they served these very rows; "
             f"they are not taken for another {until - now:.0f} s",

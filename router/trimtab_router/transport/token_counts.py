@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, IMAGES_INPUT, Stage
 from trimtab_protocol.chat.embedding_refs import ChatTokenCounts, EmbeddingCounts, dump_refs
@@ -60,7 +59,7 @@ async def _fetch(
         message = (
             f"stage {stage.name}: variant {variant} runs on an external engine, which does not count tokens in advance"
         )
-        raise Refusal(ErrorCode.UNIMPLEMENTED, "CountsNothing", message, stage=stage.name)
+        raise Refusal("CountsNothing", message, stage=stage.name)
     read = {name: array for name, array in inputs.items() if name != stage.excluded_input(variant)}
     status, body = await carriers[stage.name].count_tokens(replica.name, variant, read)
     if status in CLIENT_ERROR_STATUSES:
@@ -69,9 +68,7 @@ async def _fetch(
         return parse(body if status == 200 else b"")
     except ValueError as error:
         message = f"stage {stage.name}: its replica did not count the tokens; try again later"
-        raise Refusal(
-            ErrorCode.UNAVAILABLE, "NotCounted", message, stage=stage.name, retry_after_seconds=1.0
-        ) from error
+        raise Refusal("NotCounted", message, stage=stage.name) from error
 
 
 def _first_row(stage: Stage, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -91,4 +88,4 @@ def _usage(body: bytes) -> Usage:
 
 
 def _no_replica() -> Refusal:
-    return Refusal(ErrorCode.UNAVAILABLE, "NoReplica", "no replica is ready to count tokens", retry_after_seconds=1.0)
+    return Refusal("NoReplica", "no replica is ready to count tokens")

@@ -5,6 +5,7 @@ router and the simulator share this code.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 
@@ -200,124 +201,90 @@ class PipelineExecutor:
             self.schedulers[stage].release_embeddings(references)
 
 
+@dataclass(slots=True, eq=False)
 class RequestState:
-    """State of one request.
+    """State of one request. `on_end` is called once when it ends."""
 
-    Deadlines are in seconds of the executor's clock: of the first token of a streamed response, and of the last. The
-    options include those of the task, which the models of `task_stages` have. `on_end` is called once.
-    """
-
+    executor: PipelineExecutor
+    call: Call
+    cursor: GraphCursor
+    options: RequestOptions
+    """Options of the request, with those of its task applied."""
+    task_stages: Collection[str]
+    """Stages whose models have the task that the request names."""
+    deadline: float
+    """Of a streamed response's first token, in seconds of the executor's clock."""
+    completion_deadline: float
+    on_end: "Callable[[RequestState], None]"
     has_client = True
-    __slots__ = (
-        "_executor",
-        "_hold_bytes",
-        "_listener",
-        "_on_end",
-        "arrived_at",
-        "awaits_all_images",
-        "completion_deadline",
-        "cursor",
-        "deadline",
-        "done",
-        "early_request",
-        "embedding_losses",
-        "embeddings",
-        "has_listener",
-        "min_accuracy",
-        "options",
-        "partial_images",
-        "prompt_tokens",
-        "refusal",
-        "request_id",
-        "rows_by_stage",
-        "served",
-        "stage_requests",
-        "stream",
-        "task_stages",
-        "trace_parent",
-    )
+    has_listener: bool = field(init=False)
+    arrived_at: float = field(init=False)
+    request_id: str = field(init=False)
+    trace_parent: str = field(init=False)
+    min_accuracy: float = field(init=False)
+    """Minimum expected accuracy of the response."""
+    done: bool = False
+    refusal: Refusal | None = None
+    """Why the request ended without a result."""
+    stage_requests: dict[str, StageRequest] = field(default_factory=dict)
+    served: dict[str, Sequence[ServedRows]] = field(default_factory=dict)
+    stream: StreamTiming = field(init=False)
+    rows_by_stage: dict[str, int] = field(init=False)
+    """Images count even if their encoder is idle: the planner needs their number."""
+    prompt_tokens: dict[str, float] = field(init=False)
+    """Mean length of its prompts by generation stage, if known at arrival."""
+    embeddings: dict[str, Array] = field(default_factory=dict)
+    """References to embeddings stored by replicas, by encoder stage."""
+    embedding_losses: int = 0
+    """Number of times that its embeddings were lost."""
+    partial_images: PartialImages | None = None
+    """Its images while only some of them are encoded."""
+    early_request: StageRequest | None = None
+    """Early prefill on these images."""
+    awaits_all_images: bool = False
+    """Whether no early prefill is started, because embeddings were lost before."""
 
-    def __init__(
-        self,
-        executor: PipelineExecutor,
-        call: Call,
-        cursor: GraphCursor,
-        options: RequestOptions,
-        *,
-        deadline: float,
-        completion_deadline: float,
-        on_end: "Callable[[RequestState], None]",
-        task_stages: Collection[str] = (),
-    ) -> None:
-        self.deadline = deadline
-        self.completion_deadline = completion_deadline
-        self.arrived_at = call.arrived_at
+    def __post_init__(self) -> None:
+        call, rows, sources = self.call, self.cursor.rows, self.executor.prompt_sources
+        self.has_listener, self.arrived_at = call.listener is not None, call.arrived_at
+        self.request_id, self.trace_parent = call.request_id, call.trace_parent
+        self.min_accuracy = self.options.min_accuracy(rows) if self.options.accuracy_floor else 0.0
         self.stream = StreamTiming(call.arrived_at, call.images)
-        self.request_id = call.request_id
-        self.trace_parent = call.trace_parent
-        self._listener = call.listener
-        self._hold_bytes = call.hold_bytes
-        self.has_listener = call.listener is not None
-        self.cursor = cursor
-        self.options = options
-        self.task_stages = task_stages
-        self.min_accuracy = options.min_accuracy(cursor.rows) if options.accuracy_floor else 0.0
-        """Minimum expected accuracy of the response."""
-        self.done = False
-        self.refusal: Refusal | None = None
-        """Why the request ended without a result."""
-        self.stage_requests: dict[str, StageRequest] = {}
-        self.embeddings: dict[str, Array] = {}
-        """References to embeddings stored by replicas, by encoder stage."""
-        self.embedding_losses = 0
-        """Number of times that its embeddings were lost."""
-        self.partial_images: PartialImages | None = None
-        """Its images while only some of them are encoded."""
-        self.early_request: StageRequest | None = None
-        """Early prefill on these images."""
-        self.awaits_all_images = False
-        """Whether no early prefill is started, because embeddings were lost before."""
-        self.served: dict[str, Sequence[ServedRows]] = {}
-        self.rows_by_stage = dict.fromkeys(executor.encoder_stages, call.images * cursor.rows)
-        """Rows per stage. Images count even if their encoder is idle: the planner needs their number."""
-        sources = executor.prompt_sources
-        self.prompt_tokens = prompt_tokens(sources, cursor.inputs, call.images) if sources else {}
-        """Mean length of its prompts by generation stage, if known at arrival."""
-        self._executor = executor
-        self._on_end = on_end
+        self.rows_by_stage = dict.fromkeys(self.executor.encoder_stages, call.images * rows)
+        self.prompt_tokens = prompt_tokens(sources, self.cursor.inputs, call.images) if sources else {}
 
     def on_chunk(self, request: StageRequest, row: int, chunk: Chunk | LastChunk, now: float) -> None:
-        if request.stage != self._executor.streaming_stage:
+        if request.stage != self.executor.streaming_stage:
             return
         self.stream.record(row, chunk, now)
-        if self._listener is not None:
-            self._listener(row, chunk)
+        if self.call.listener is not None:
+            self.call.listener(row, chunk)
 
     def on_rows_completed(self, request: StageRequest, start: int, outputs: Mapping[str, Array]) -> None:
         """Note encoded images while others of the request are not encoded yet."""
-        if self.done or not self._executor.schedulers[request.stage].stage.encodes:
+        if self.done or not self.executor.schedulers[request.stage].stage.encodes:
             return
         references, earlier = outputs[EMBEDDINGS_INPUT], self.embeddings.get(request.stage)
         self.embeddings[request.stage] = references if earlier is None else np.concatenate([earlier, references])
-        self._executor.on_images_encoded(self, request.stage, start, references)
+        self.executor.on_images_encoded(self, request.stage, start, references)
 
     def on_completed(self, request: StageRequest, outputs: Mapping[str, Array], served: Sequence[ServedRows]) -> None:
         del self.stage_requests[request.stage]
-        stage = self._executor.schedulers[request.stage].stage
+        stage = self.executor.schedulers[request.stage].stage
         if stage.encodes:
             self.embeddings[request.stage] = outputs[EMBEDDINGS_INPUT]
             if self.early_request is None:
-                self._executor.on_images_encoded(self, request.stage, 0, outputs[EMBEDDINGS_INPUT])
+                self.executor.on_images_encoded(self, request.stage, 0, outputs[EMBEDDINGS_INPUT])
         elif self.embeddings and any(stage.excluded_input(rows.variant) == EMBEDDINGS_INPUT for rows in served):
             self._release_embeddings()  # the variant that served has encoded the images itself
         self.served[request.stage] = served
         self.rows_by_stage[request.stage] = request.rows
-        if self._hold_bytes is not None:
-            self._hold_bytes(sum(array.nbytes for array in outputs.values()))
+        if self.call.hold_bytes is not None:
+            self.call.hold_bytes(sum(array.nbytes for array in outputs.values()))
         self.cursor.complete(request.stage, outputs)
         if stage.encodes:
-            self._executor.on_all_images_encoded(self, outputs[EMBEDDINGS_INPUT])
-        self._executor.advance(self)
+            self.executor.on_all_images_encoded(self, outputs[EMBEDDINGS_INPUT])
+        self.executor.advance(self)
 
     def on_embeddings_lost(self, request: StageRequest, *, counts: bool) -> None:
         """Encode the images again, unless a part of the response has been streamed or too many attempts failed."""
@@ -330,16 +297,16 @@ class RequestState:
         early = self.early_request
         reopened = self.cursor.reopen((early if early is not None and not early.closed else request).stage)
         requests = {stage: self.stage_requests.pop(stage) for stage in reopened if stage in self.stage_requests}
-        self._executor.cancel(requests)
+        self.executor.cancel(requests)
         request.close()
         self._release_embeddings()
         self.partial_images = self.early_request = None
         self.awaits_all_images = True
-        self._executor.advance(self)
+        self.executor.advance(self)
 
     def _release_embeddings(self) -> None:
         embeddings, self.embeddings = self.embeddings, {}
-        self._executor.release_embeddings(embeddings)
+        self.executor.release_embeddings(embeddings)
 
     def on_refused(self, refusal: Refusal) -> None:
         if not self.done:
@@ -348,12 +315,12 @@ class RequestState:
 
     def end(self) -> None:
         self.release()
-        self._on_end(self)
+        self.on_end(self)
 
     def release(self) -> None:
         """Cancel queued rows and release embeddings. The client no longer waits."""
         self.done = True
-        self._executor.cancel(self.stage_requests)
+        self.executor.cancel(self.stage_requests)
         self.stage_requests = {}
         if self.embeddings and not self.cursor.finished:
             self._release_embeddings()

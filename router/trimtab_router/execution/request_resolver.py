@@ -63,9 +63,9 @@ class RequestResolver:
             call,
             cursor,
             options,
+            task_stages,
             deadline=call.arrived_at + timeout,
             completion_deadline=call.arrived_at + last_seconds,
-            task_stages=task_stages,
             on_end=on_end,
         )
 

@@ -6,7 +6,7 @@ counting is cheap.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, Summary, generate_latest
 from prometheus_client.registry import Collector
@@ -26,122 +26,82 @@ _QUEUE_EDGES = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.
 _BATCH_EDGES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
+class StageFamilies:
+    """Metrics with a label for the stage."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(Counter, registry=registry)
+        gauge = partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        variant = (*STAGE, "variant")
+        self.retries = counter("trimtab_retries", "Total row slices retried, by reason", (*STAGE, "reason"))
+        self.batch_size = histogram("trimtab_batch_size_rows", "Batch size in rows", variant, buckets=_BATCH_EDGES)
+        text = "Time in the queue until dispatch in seconds"
+        self.queue_seconds = histogram("trimtab_stage_queue_seconds", text, STAGE, buckets=_QUEUE_EDGES)
+        text = "Time from dispatch to response in seconds"
+        self.service_seconds = histogram("trimtab_stage_service_seconds", text, variant, buckets=_QUEUE_EDGES)
+        self.rows = counter("trimtab_stage_rows", "Total rows served", STAGE)
+        text = "Total rows served by operating point"
+        self.point_rows = counter(names.POINT_ROWS, text, (*variant, "operating_point"))
+        self.escalated_rows = counter(names.ESCALATED_ROWS, "Total rows escalated to a better operating point", STAGE)
+        text = "Total rows whose generation was cancelled by the client"
+        self.cancelled_rows = counter(names.CANCELLED_ROWS, text, STAGE)
+        text = "Total images that reused the encoding of an identical image, in flight or cached"
+        self.encoder_dedup = counter(names.ENCODER_DEDUP, text, (*STAGE, "source"))
+        text = "Total chats whose prefill started before all images were encoded"
+        self.early_prefills = counter(names.EARLY_PREFILLS, text, STAGE)
+        text = "Total failures of the scheduling policy, each replaced by EarliestDeadlineFirst"
+        self.policy_errors = counter(names.POLICY_ERRORS, text, STAGE)
+        self.queue_rows = gauge("trimtab_queue_rows", "Rows in the queue", STAGE)
+        self.ready = gauge("trimtab_ready_replicas", "Replicas ready for a batch", STAGE)
+        text = "Replicas excluded because their TLS identity is wrong"
+        self.unauthenticated_replicas = gauge("trimtab_unauthenticated_replicas", text, STAGE)
+        text = "Operating points whose observed accuracy differs from the profiled one"
+        self.drifted_points = gauge(names.DRIFTED_POINTS, text, STAGE)
+        text = "Ratio of observed to profiled service time"
+        self.ratio = gauge("trimtab_service_ratio", text, variant)
+
+
 class Metrics:
     """Metrics of one pipeline's router, in a registry of their own."""
 
     def __init__(self, namespace: str, pipeline: str, slo: ServiceLevel) -> None:
         self.registry = CollectorRegistry()
         self._base = (namespace, pipeline)
-        registry, base = self.registry, self._base
-
-        def counter(name: str, text: str, labels: tuple[str, ...] = BASE) -> Counter:
-            return Counter(name, text, labels, registry=registry)
-
-        edges = buckets_around(_LATENCY_EDGES, slo.latency_seconds)
-        self.received = counter(names.RECEIVED, "Total requests received").labels(*base)
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        base = self._base
         requests = counter(names.REQUESTS, "Total requests by outcome", (*BASE, "outcome"))
+        self.received = counter(names.RECEIVED, "Total requests received", BASE).labels(*base)
         self.outcomes = {end: requests.labels(*base, end.word) for end in RequestOutcome}
-        self.client_errors = counter(
-            "trimtab_client_errors", "Total requests refused or dropped because of the client"
-        ).labels(*base)
-        self.refusals = counter(
-            "trimtab_refusals", "Total requests refused or failed, by code and reason", (*BASE, "code", "reason")
-        )
+        text = "Total requests refused or dropped because of the client"
+        self.client_errors = counter(names.CLIENT_ERRORS, text, BASE).labels(*base)
+        text = "Total requests refused or failed, by code and reason"
+        self.refusals = counter("trimtab_refusals", text, (*BASE, "code", "reason"))
         self.drops = counter(names.DROPS, "Total requests dropped, by stage and reason", (*STAGE, "reason"))
-        self.retries = counter("trimtab_retries", "Total row slices retried, by reason", (*STAGE, "reason"))
-        self.unescalated_responses = counter(
-            names.UNESCALATED_RESPONSES, "Total responses with rows whose escalation did not finish in time", BASE
-        ).labels(*base)
-        self.latency = Histogram(
-            names.LATENCY_SECONDS,
-            "Latency of answered requests in seconds",
-            BASE,
-            buckets=edges,
-            registry=registry,
-        ).labels(*base)
-        self.tokens = TokenMetrics(registry, base, slo)
-        self.accuracy = Summary(
-            names.EXPECTED_ACCURACY, "Expected accuracy of responses", BASE, registry=registry
-        ).labels(*base)
-        self.plan_generation = self._gauge("trimtab_plan_generation", "Generation of the current plan")
-        self.bytes_in_flight = self._gauge(names.BYTES_IN_FLIGHT, "Bytes of requests in flight")
-        self.requests_in_flight = self._gauge("trimtab_requests_in_flight", "Requests admitted and not answered yet")
-        self.concurrency_limit = self._gauge("trimtab_concurrency_limit", "Maximum number of requests in flight")
-        self.arrivals_peak = self._gauge(names.ARRIVALS_PEAK_RPS, "Peak arrivals per second in the last ten seconds")
-        self.invalid_config = counter(
-            "trimtab_invalid_config", "Total invalid plans or endpoint lists", (*BASE, "file")
-        )
-        self.stage_batch_size = Histogram(
-            "trimtab_batch_size_rows",
-            "Batch size in rows",
-            (*STAGE, "variant"),
-            buckets=_BATCH_EDGES,
-            registry=registry,
-        )
-        self.stage_queue_seconds = Histogram(
-            "trimtab_stage_queue_seconds",
-            "Time in the queue until dispatch in seconds",
-            STAGE,
-            buckets=_QUEUE_EDGES,
-            registry=registry,
-        )
-        self.stage_service_seconds = Histogram(
-            "trimtab_stage_service_seconds",
-            "Time from dispatch to response in seconds",
-            (*STAGE, "variant"),
-            buckets=_QUEUE_EDGES,
-            registry=registry,
-        )
-        self.stage_rows = counter("trimtab_stage_rows", "Total rows served", STAGE)
-        self.point_rows = counter(
-            names.POINT_ROWS, "Total rows served by operating point", (*STAGE, "variant", "operating_point")
-        )
-        self.escalated_rows = counter(names.ESCALATED_ROWS, "Total rows escalated to a better operating point", STAGE)
-        self.cancelled_rows = counter(
-            names.CANCELLED_ROWS, "Total rows whose generation was cancelled by the client", STAGE
-        )
-        self.encoder_dedup = counter(
-            names.ENCODER_DEDUP,
-            "Total images that reused the encoding of an identical image, in flight or cached",
-            (*STAGE, "source"),
-        )
-        self.early_prefills = counter(
-            names.EARLY_PREFILLS, "Total chats whose prefill started before all images were encoded", STAGE
-        )
-        self.policy_errors = counter(
-            names.POLICY_ERRORS,
-            "Total failures of the scheduling policy, each replaced by EarliestDeadlineFirst",
-            STAGE,
-        )
-        self.stage_queue_rows = Gauge("trimtab_queue_rows", "Rows in the queue", STAGE, registry=registry)
-        self.stage_ready = Gauge("trimtab_ready_replicas", "Replicas ready for a batch", STAGE, registry=registry)
-        self.unauthenticated_replicas = Gauge(
-            "trimtab_unauthenticated_replicas",
-            "Replicas excluded because their TLS identity is wrong",
-            STAGE,
-            registry=registry,
-        )
-        self.drifted_points = Gauge(
-            names.DRIFTED_POINTS,
-            "Operating points whose observed accuracy differs from the profiled one",
-            STAGE,
-            registry=registry,
-        )
-        self.stage_ratio = Gauge(
-            "trimtab_service_ratio",
-            "Ratio of observed to profiled service time",
-            (*STAGE, "variant"),
-            registry=registry,
-        )
+        text = "Total responses with rows whose escalation did not finish in time"
+        self.unescalated_responses = counter(names.UNESCALATED_RESPONSES, text, BASE).labels(*base)
+        text, edges = "Latency of answered requests in seconds", buckets_around(_LATENCY_EDGES, slo.latency_seconds)
+        self.latency = Histogram(names.LATENCY_SECONDS, text, BASE, buckets=edges, registry=self.registry).labels(*base)
+        text = "Expected accuracy of responses"
+        self.accuracy = Summary(names.EXPECTED_ACCURACY, text, BASE, registry=self.registry).labels(*base)
+        self.tokens = TokenMetrics(self.registry, base, slo)
+        text = "Total invalid plans or endpoint lists"
+        self.invalid_config = counter("trimtab_invalid_config", text, (*BASE, "file"))
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(name, text, BASE, registry=self.registry).labels(*self._base)
-
-    def register(self, collector: Collector) -> None:
-        self.registry.register(collector)
+        text = "Generation of the current plan"
+        self.plan_generation = gauge("trimtab_plan_generation", text, BASE).labels(*base)
+        self.bytes_in_flight = gauge(names.BYTES_IN_FLIGHT, "Bytes of requests in flight", BASE).labels(*base)
+        text = "Requests admitted and not answered yet"
+        self.requests_in_flight = gauge("trimtab_requests_in_flight", text, BASE).labels(*base)
+        text = "Maximum number of requests in flight"
+        self.concurrency_limit = gauge("trimtab_concurrency_limit", text, BASE).labels(*base)
+        text = "Peak arrivals per second in the last ten seconds"
+        self.arrivals_peak = gauge(names.ARRIVALS_PEAK_RPS, text, BASE).labels(*base)
+        self._stages = StageFamilies(self.registry)
 
     def stage(self, stage: str) -> "StageStats":
-        return StageStats(self, stage, (*self._base, stage))
+        return StageStats(self._stages, stage, (*self._base, stage))
 
     def count_refusal(self, code: str, reason: str, count: int = 1) -> None:
         self.refusals.labels(*self._base, code, reason).inc(count)
@@ -172,26 +132,26 @@ class _SingleFamily(Collector):
 class StageStats:
     """Metrics and log lines of one stage, as its scheduler reports them."""
 
-    def __init__(self, metrics: Metrics, stage: str, labels: tuple[str, ...]) -> None:
-        self._metrics = metrics
+    def __init__(self, families: StageFamilies, stage: str, labels: tuple[str, ...]) -> None:
+        self._families = families
         self._stage = stage
         self._labels = labels
-        self._rows = metrics.stage_rows.labels(*labels)
-        self.observe_queue_seconds = metrics.stage_queue_seconds.labels(*labels).observe
-        self.count_escalated_rows = metrics.escalated_rows.labels(*labels).inc
-        self.count_cancelled_row = metrics.cancelled_rows.labels(*labels).inc
-        self.count_early_prefill = metrics.early_prefills.labels(*labels).inc
-        self._count_policy_error = metrics.policy_errors.labels(*labels).inc
+        self._rows = families.rows.labels(*labels)
+        self.observe_queue_seconds = families.queue_seconds.labels(*labels).observe
+        self.count_escalated_rows = families.escalated_rows.labels(*labels).inc
+        self.count_cancelled_row = families.cancelled_rows.labels(*labels).inc
+        self.count_early_prefill = families.early_prefills.labels(*labels).inc
+        self._count_policy_error = families.policy_errors.labels(*labels).inc
         self._logged_errors: set[type[Exception]] = set()
         self._bound = lru_cache(self._bind)
 
     def _bind(self, key: tuple[str, str]) -> tuple[Histogram, Histogram, Gauge, Counter]:
-        metrics, labels = self._metrics, (*self._labels, key[0])
+        families, labels = self._families, (*self._labels, key[0])
         return (
-            metrics.stage_batch_size.labels(*labels),
-            metrics.stage_service_seconds.labels(*labels),
-            metrics.stage_ratio.labels(*labels),
-            metrics.point_rows.labels(*self._labels, *key),
+            families.batch_size.labels(*labels),
+            families.service_seconds.labels(*labels),
+            families.ratio.labels(*labels),
+            families.point_rows.labels(*self._labels, *key),
         )
 
     def watch(
@@ -203,12 +163,12 @@ class StageStats:
         unauthenticated_replicas: Callable[[], float],
     ) -> None:
         """Set gauges that are read at each scrape."""
-        metrics = self._metrics
+        families = self._families
         for gauge, value in (
-            (metrics.stage_queue_rows, queue_rows),
-            (metrics.stage_ready, ready_replicas),
-            (metrics.drifted_points, drifted_points),
-            (metrics.unauthenticated_replicas, unauthenticated_replicas),
+            (families.queue_rows, queue_rows),
+            (families.ready, ready_replicas),
+            (families.drifted_points, drifted_points),
+            (families.unauthenticated_replicas, unauthenticated_replicas),
         ):
             gauge.labels(*self._labels).set_function(value)
 
@@ -221,10 +181,10 @@ class StageStats:
         at_point.inc(rows)
 
     def count_deduplicated_row(self, source: str) -> None:
-        self._metrics.encoder_dedup.labels(*self._labels, source).inc()
+        self._families.encoder_dedup.labels(*self._labels, source).inc()
 
     def count_retry(self, reason: str) -> None:
-        self._metrics.retries.labels(*self._labels, reason).inc()
+        self._families.retries.labels(*self._labels, reason).inc()
 
     def record_policy_error(self, error: Exception) -> None:
         """Count a failure of the policy. Each kind of error is logged once, since there may be thousands a second."""

@@ -198,19 +198,6 @@ async def test_paths_and_methods_that_do_not_exist(rig):
     assert (status, answer) == (405, {"error": "GET /v2/models/sample/infer: infer takes POST"})
 
 
-async def test_rows_rejected_by_a_model_server_fail_alone():
-    replica = FakeReplica(refuse=lambda inputs: (400, "tensor 'x' is cursed") if 13 in inputs["x"] else None)
-    async with a_rig(PIPELINE, {"stage-0": [replica]}) as rig:
-        replica.gate.clear()
-        calls = [rig.rest(a_request(value=float(value))) for value in (1, 13, 2)]
-        answers = await _release(rig, replica, calls)
-
-        assert [status for status, *_ in answers] == [200, 200, 400, 200]
-        assert answers[2][1] == "stage stage-0: tensor 'x' is cursed"
-        assert await rig.outcomes() == {"ok": 3, "refused": 1}
-        assert await rig.metric("trimtab_retries_total", reason="QueryOfDeath") == 3
-
-
 async def _release(rig, replica, calls):
     """Let a batch block the replica, queue the calls behind it, then let go."""
     import asyncio  # noqa: PLC0415 - only here

@@ -111,32 +111,6 @@ async def test_choices_are_rows_of_their_own_in_one_stream():
         assert sorted(ends) == [0, 1, 2]
 
 
-async def test_replica_generates_planned_number_concurrently():
-    replica = ChatReplica()
-    async with chatting(replica, batchSize=4) as rig:
-        replica.gate.clear()
-        asking = [asyncio.ensure_future(ask(rig, a_chat(f"number {n}"))) for n in range(6)]
-        await rig.until(lambda: replica.running == 4 and rig.router.state().stages["text"].queue_rows == 2)
-        replica.gate.set()
-        answers = await asyncio.gather(*asking)
-
-        assert [body["choices"][0]["message"]["content"] for _, body, _ in answers] == [f"number {n}" for n in range(6)]
-        assert replica.most_running == 4
-
-
-async def test_chats_are_spread_over_replicas():
-    replicas = [ChatReplica(name=f"r-{n}") for n in range(3)]
-    async with chatting(*replicas) as rig:
-        for replica in replicas:
-            replica.gate.clear()
-        asking = [asyncio.ensure_future(ask(rig, a_chat())) for _ in range(6)]
-        await rig.until(lambda: sum(replica.running for replica in replicas) == 6)
-        assert [replica.running for replica in replicas] == [2, 2, 2]
-        for replica in replicas:
-            replica.gate.set()
-        await asyncio.gather(*asking)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("begun", [False, True])
 async def test_disconnect_cancels_generation_at_once(stream, begun):
@@ -155,23 +129,6 @@ async def test_disconnect_cancels_generation_at_once(stream, begun):
         assert rig.router.state().stages["text"].endpoints["replica-0"].inflight_batches == 0
         assert await rig.metric("trimtab_cancelled_rows_total", stage="text") == 1
         assert await rig.outcomes() == {"dropped": 1}
-
-
-async def test_disconnect_while_queued_frees_everything():
-    replica = ChatReplica()
-    async with chatting(replica, batchSize=1) as rig:
-        replica.gate.clear()
-        first = asyncio.ensure_future(ask(rig, a_chat("first")))
-        await rig.until(lambda: replica.running == 1)
-        second = asyncio.ensure_future(ask(rig, a_chat("second")))
-        await rig.until(lambda: rig.router.state().stages["text"].queue_rows == 1)
-        second.cancel()
-        await rig.until(lambda: rig.router.state().stages["text"].queue_rows == 0)
-        replica.gate.set()
-
-        assert (await first)[0] == 200
-        assert len(replica.written) == 1
-        assert await rig.outcomes() == {"ok": 1, "dropped": 1}
 
 
 @pytest.mark.parametrize("breaks", ["die", "error", "end"])
@@ -215,17 +172,6 @@ async def test_retried_response_keeps_its_deadline(breaks):
         assert (status, body["choices"][0]["message"]["content"]) == (200, "one two")
         assert [written.ended for written in replica.written] == [breaks, "whole"]
         assert await rig.outcomes() == {"ok": 1, "dropped": 1}
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_replica_lost_before_first_chunk_is_retried(stream):
-    replicas = [ChatReplica(name=f"r-{n}", break_after=0) for n in range(2)]
-    replicas[1].break_after = None
-    async with chatting(*replicas) as rig:
-        answers = await asyncio.gather(*(ask_or_tell(rig, a_chat("one two"), stream=stream) for _ in range(8)))
-
-        assert answers == ["one two"] * 8
-        assert await rig.outcomes() == {"ok": 8}
 
 
 @pytest.mark.parametrize(
@@ -306,21 +252,6 @@ async def test_the_first_piece_and_the_pace_are_what_is_promised():
         assert await rig.outcomes() == {"ok": 1}
         assert await tell(rig, a_chat("one two three"))
         assert await rig.outcomes() == {"ok": 1, "late": 1}
-
-
-async def test_chat_too_late_for_its_first_token_is_dropped():
-    slo = {"latency": "60s", "timeToFirstToken": "200ms"}
-    replica = ChatReplica(stepped=True)
-    async with chatting(replica, pipeline=a_chat_pipeline(slo=slo, dropPolicy="Expired"), batchSize=1) as rig:
-        first = asyncio.ensure_future(tell(rig, a_chat("one two")))
-        await rig.until(lambda: replica.running == 1)
-        status, body, headers = await ask(rig, a_chat("waits"))
-
-        assert (status, body["error"]["code"], headers["x-should-retry"]) == (504, "DeadlineExpired", "false")
-        replica.steps.release()
-        replica.steps.release()
-        assert words_of(await first) == "one two"
-        assert await rig.outcomes() == {"late": 1, "dropped": 1}
 
 
 async def test_v2_rows_are_generated_concurrently():

@@ -54,23 +54,6 @@ async def test_a_deadline_is_at_most_ten_times_the_slo():
         assert rig.router.state().stages["stage-0"].queue_rows == 0
 
 
-async def test_one_long_timeout_keeps_overload_control():
-    replica = FakeReplica()
-    async with a_rig(a_pipeline(1), {"stage-0": [replica]}, batchSize=1, serviceSeconds={1: 10.0}) as rig:
-        first = await blocked(rig, replica)
-        patient = asyncio.ensure_future(rig.rest(a_request(parameters={"timeout": 500 * SECOND})))
-        await rig.until(queued(rig, 1))
-        queue = []
-        for number in range(3):
-            queue.append(asyncio.ensure_future(rig.rest(a_request(parameters={"timeout": 50 * SECOND}))))
-            await rig.until(queued(rig, 2 + number))
-        status, message, _ = await rig.rest(a_request(parameters={"timeout": 49 * SECOND + 1_000_000}))
-
-        assert (status, "but it needs 30.000 s in the queue" in message) == (504, True), message
-        replica.gate.set()
-        assert [(await call)[0] for call in (first, patient, *queue)] == [200] * 5
-
-
 async def test_requests_beyond_the_limit_are_refused():
     replica = FakeReplica()
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}, batchSize=1, serviceSeconds={1: 10.0}) as rig:
@@ -91,27 +74,6 @@ async def test_requests_beyond_the_limit_are_refused():
         assert await rig.outcomes() == {"ok": most + 1, "refused": 1}
 
 
-async def test_past_drops_once_the_deadline_is_past():
-    replica = FakeReplica()
-    pipeline = a_pipeline(1, dropPolicy="Expired")
-    async with a_rig(pipeline, {"stage-0": [replica]}, serviceSeconds={1: 0.1}) as rig:
-        first = await blocked(rig, replica)
-        begun = time.monotonic()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await rig.grpc(a_request(parameters={"timeout": 100_000}))
-
-        elapsed = time.monotonic() - begun
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        queued_seconds = seconds_in(
-            "dropped at stage stage-0: its deadline passed after # in the queue", caught.value.details()
-        )
-        assert elapsed >= 0.1  # reading the request counts for its deadline
-        assert queued_seconds <= elapsed
-        assert queued(rig, 0)()
-        replica.gate.set()
-        assert (await first)[0] == 200
-
-
 async def test_never_serves_late_and_says_so():
     replica = FakeReplica()
     async with a_rig(a_pipeline(1, dropPolicy="Never"), {"stage-0": [replica]}, serviceSeconds={1: 0.1}) as rig:
@@ -122,20 +84,6 @@ async def test_never_serves_late_and_says_so():
 
         assert [(await call)[0] for call in (first, late)] == [200, 200]
         assert await rig.outcomes() == {"ok": 1, "late": 1}
-
-
-async def test_the_later_stages_time_counts_at_the_first():
-    pipeline = a_pipeline(2)
-    stages = {"stage-0": [FakeReplica()], "stage-1": [FakeReplica()]}
-    async with a_rig(pipeline, stages, serviceSeconds={1: 15.0}) as rig:
-        begun = time.monotonic()
-        status, message, _ = await rig.rest(a_request(parameters={"timeout": 25 * SECOND}))
-
-        assert status == 504
-        left_seconds = seconds_in("dropped at stage stage-0: # are left to its deadline", message)
-        assert 25 - (time.monotonic() - begun) <= left_seconds <= 25
-        assert "15.000 s after it" in message
-        assert not stages["stage-0"][0].seen
 
 
 async def test_the_grpc_deadline_counts_and_the_sooner_of_two():
@@ -151,27 +99,6 @@ async def test_the_grpc_deadline_counts_and_the_sooner_of_two():
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
         assert (await rig.rest(a_request(parameters={"timeout": 0})))[0] == 200
-
-
-async def test_the_most_urgent_goes_first():
-    replica = FakeReplica()
-    async with a_rig(a_pipeline(1), {"stage-0": [replica]}, batchSize=1) as rig:
-        first = await blocked(rig, replica)
-        done: list[int] = []
-
-        async def call(seconds: int) -> None:
-            status, *_ = await rig.rest(a_request(parameters={"timeout": seconds * SECOND}))
-            assert status == 200
-            done.append(seconds)
-
-        calls = []
-        for number, seconds in enumerate((40, 20, 30), 1):
-            calls.append(asyncio.ensure_future(call(seconds)))
-            await rig.until(queued(rig, number))
-        replica.gate.set()
-        await asyncio.gather(first, *calls)
-
-        assert done == [20, 30, 40]
 
 
 async def test_a_full_queue_refuses_and_keeps_what_it_has():
@@ -252,12 +179,3 @@ async def test_rows_without_replica_become_unavailable():
             await rig.grpc(a_request(parameters={"timeout": 100_000}))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert await rig.outcomes() == {"refused": 2}
-
-
-async def test_a_wrong_profile_does_not_drop_for_ever():
-    replica = FakeReplica()
-    async with a_rig(a_pipeline(1), {"stage-0": [replica]}, serviceSeconds={1: 600.0}) as rig:
-        statuses = [(await rig.rest(a_request()))[0] for _ in range(100)]
-
-        assert statuses[0] == 504
-        assert statuses[-1] == 200

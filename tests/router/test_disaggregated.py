@@ -8,7 +8,6 @@ import numpy as np
 from tests.router.chats import ChatReplica, a_png
 from tests.router.disaggregated import Encoder, ask, reading, references, shown_by
 from tests.router.fakes import until
-from trimtab_router.execution.executor import MAX_EMBEDDING_LOSSES
 
 
 async def test_each_image_is_a_row_and_references_keep_their_order():
@@ -94,14 +93,6 @@ async def test_lost_replica_before_first_token_costs_one_encoding():
         assert [(await ask(rig, a_png(9, number)))[0] for number in (9, 10, 11)] == [200, 200, 200]
         assert len(encoder.shown) == 4
         assert await rig.outcomes() == {"ok": 3}
-
-
-async def test_query_of_death_chat_costs_a_bounded_number_of_replicas():
-    encoder, writers = Encoder(), [ChatReplica(name=f"writer-{number}", dies_reading=True) for number in range(5)]
-    async with reading([encoder], writers) as rig:
-        assert (await ask(rig, a_png(9, 9)))[0] == 500
-        assert sum(len(writer.written) for writer in writers) == MAX_EMBEDDING_LOSSES
-        assert await rig.outcomes() == {"failed": 1}
 
 
 async def test_disconnect_leaves_nothing_at_an_encoder():

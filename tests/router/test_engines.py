@@ -69,20 +69,6 @@ async def test_engine_chunks_are_streamed():
         assert await rig.metric("trimtab_tokens_total", direction="in") == 12
 
 
-async def test_disconnect_cancels_at_the_engine():
-    async with engine(batch_size=2, stepped=True) as (theirs, rig):
-        asked = a_chat("one two three", stream=True, n=2)
-        theirs.steps.release()
-        async with rig.session.post(rig.url + CHAT, json=asked, headers={"x-request-id": "abc"}) as answer:
-            await answer.content.readuntil(b"one")
-            await rig.until(lambda: theirs.running == 2)
-        await rig.until(lambda: theirs.running == 0)
-
-        assert [written.ended for written in theirs.written] == ["left", "left"]
-        assert len(set(theirs.ids)) == 2
-        assert all(name.startswith("abc-") for name in theirs.ids)
-
-
 @pytest.mark.parametrize(("status", "ours"), [(400, 400), (413, 413), (422, 400)])
 async def test_engine_client_error_reaches_the_client(status: int, ours: int):
     refusal = {"error": {"message": "the prompt has 9000 tokens; at most 8192 fit", "type": "BadRequestError"}}
@@ -108,25 +94,6 @@ async def test_engine_without_the_model_fails_at_once():
         status, body, _ = await ask(rig, a_chat())
 
         assert (status, body["error"]["code"]) == (500, "ModelServerError")
-
-
-@pytest.mark.parametrize("breaks", ["error", "die", "end"])
-async def test_engine_lost_mid_stream_ends_the_stream_with_error(breaks: str):
-    async with engine(break_after=1, breaks=breaks) as (theirs, rig):
-        body = await tell(rig, a_chat("one two"))
-
-        assert words_of(body) == "one "
-        assert body[-1]["error"]["code"] == "AnswerCut"
-        assert "CUDA" not in body[-1]["error"]["message"]
-        assert [written.ended for written in theirs.written] == [breaks]
-
-
-async def test_engine_lost_before_streaming_is_retried():
-    async with engine(break_after=1, breaks="error") as (theirs, rig):
-        status, body, _ = await ask(rig, a_chat("one two"))
-
-        assert (status, body["choices"][0]["message"]["content"]) == (200, "one two")
-        assert [written.ended for written in theirs.written] == ["error", "whole"]
 
 
 END = '{"choices": [{"index": 0, "delta": {}, "finish_reason": "%s"}]}'

@@ -127,15 +127,6 @@ async def test_a_replica_that_hangs_counts_as_lost():
         assert await rig.metric("trimtab_retries_total", reason="ReplicaLost") >= 1
 
 
-async def test_load_is_spread_over_replicas():
-    replicas = [FakeReplica(name=f"r{n}") for n in range(3)]
-    async with a_rig(a_pipeline(1), {"stage-0": replicas}) as rig:
-        for _ in range(9):
-            answered(await rig.rest(a_request()), 1, 0)
-
-        assert [len(replica.seen) for replica in replicas] == [3, 3, 3]
-
-
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=25),

@@ -58,34 +58,6 @@ async def test_same_image_is_encoded_once_and_pulled_by_each_chat():
         assert rig.router.schedulers["encode"].snapshot().encodings_in_flight == 0
 
 
-async def test_other_images_and_text_do_not_wait_for_joined_rows():
-    encoders, writer = two_encoders(), ChatReplica(name="writer")
-    async with reading(encoders, [writer], batchSize=1) as rig:
-        chats = await many(rig, 5, a_picture(1))
-        leader = await leading(encoders)
-        other = next(encoder for encoder in encoders if encoder is not leader)
-        other.gate.set()
-
-        assert (await ask(rig))[0] == 200
-        assert (await ask(rig, a_picture(2)))[0] == 200
-        leader.gate.set()
-        assert [(await chat)[0] for chat in chats] == [200] * 5
-
-
-async def test_queued_duplicates_join_when_one_is_dispatched():
-    encoder, writer = two_encoders()[0], ChatReplica(name="writer")
-    async with reading([encoder], [writer], batchSize=1) as rig:
-        turns = encoder.stepped()
-        first = asyncio.create_task(ask(rig, a_picture(9)))
-        await until(lambda: encoder.running == 1)
-        same = [asyncio.create_task(ask(rig, a_picture(1), a_picture(2))) for _ in range(6)]
-        await until(lambda: rig.router.schedulers["encode"].queue.rows == 12)
-        turns.set()
-
-        assert [(await chat)[0] for chat in (first, *same)] == [200] * 7
-        assert len(encoder.shown) == 3
-
-
 async def test_image_twice_in_a_chat_is_encoded_once():
     encoder, writer = Encoder(), ChatReplica(name="writer")
     async with reading([encoder], [writer]) as rig:
@@ -110,20 +82,6 @@ async def test_tenants_share_no_encoding():
         assert sorted(file for encoder in encoders for file in encoder.files) == sorted(
             [a_picture(1), a_picture(1), a_picture(1), a_picture(2)]
         )
-
-
-async def test_lost_encoder_loses_no_joined_row():
-    encoders, writer = two_encoders(), ChatReplica(name="writer")
-    async with reading(encoders, [writer]) as rig:
-        chats = await many(rig, 8, a_picture(1))
-        leader = await leading(encoders)
-        await leader.kill()
-        other = next(encoder for encoder in encoders if encoder is not leader)
-        other.gate.set()
-
-        assert [(await chat)[0] for chat in chats] == [200] * 8
-        assert len(other.shown) == 1
-        assert await rig.outcomes() == {"ok": 8}
 
 
 async def test_disconnected_leader_keeps_joined_rows():
@@ -164,18 +122,6 @@ async def test_row_is_encoded_by_itself_if_sharing_fails():
         assert await rig.outcomes() == {"ok": 6}
         assert shown(encoders) == 6
         assert sum(len(encoder.seen) for encoder in encoders) <= 3  # side by side, not one after the other
-
-
-@pytest.mark.parametrize("fault", [(500, "broken"), (503, "not now")])
-async def test_failed_leader_is_encoded_again_for_all(fault):
-    encoders, writer = two_encoders(), ChatReplica(name="writer")
-    async with reading(encoders, [writer]) as rig:
-        chats = await many(rig, 4, a_picture(1))
-        (await leading(encoders)).faults.append(fault)
-        for encoder in encoders:
-            encoder.gate.set()
-        assert [(await chat)[0] for chat in chats] == [200] * 4
-        assert shown(encoders) == 1
 
 
 @pytest.mark.parametrize("caches", [True, False])

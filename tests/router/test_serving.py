@@ -2,7 +2,6 @@
 
 import asyncio
 
-import grpc
 import numpy as np
 import pytest
 
@@ -41,16 +40,3 @@ async def test_rows_of_concurrent_requests_are_batched_and_split():
         assert replica.most_running == 1
         assert max(batch.rows for batch in replica.seen) == 8
         assert sum(batch.rows for batch in replica.seen) == 39
-
-
-async def test_unknown_model_is_not_found():
-    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        status, message, _ = await rig.rest(a_request(model_name="other"))
-        assert (status, message) == (404, "unknown model 'other'; this router serves 'sample'")
-
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await rig.grpc(a_request(model_name="other"))
-        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        assert caught.value.details() == "unknown model 'other'; this router serves 'sample'"
-
-        assert await rig.outcomes() == {"refused": 2}

@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import ssl
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -15,10 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.router.envoy.fake_router import a_fake_router
-from tests.router.envoy.http2_client import H2Caller
-from tests.router.envoy.openssl import Authority
 from tests.router.fakes import FakeReplica, a_pipeline, a_rig
-from trimtab_pipelines.edge_settings import EdgeSettings, EdgeTls
+from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_protocol import InferRequest, RequestedOutput, Tensor, grpc_messages, rest
 from trimtab_router.ingress.grpc_services import MAX_STREAMS
 
@@ -55,28 +52,6 @@ async def test_an_answer_that_is_streamed_arrives_piece_by_piece():
             assert await answer.content.readexactly(len(piece)) == piece
         spoken.pieces.put_nowait(b"")
         assert await answer.content.read() == b""
-
-
-@pytest.mark.parametrize("encrypted", [False, True])
-async def test_it_arrives_so_over_http_2_too(tmp_path, encrypted):
-    spoken, settings, trusts = Spoken(), EdgeSettings(), None
-    if encrypted:
-        authority = Authority(tmp_path / "ca").begin()
-        authority.issue("door", tmp_path / "tls.crt", tmp_path / "tls.key")
-        settings = EdgeSettings(tls=EdgeTls(certificate=str(tmp_path / "tls.crt"), key=str(tmp_path / "tls.key")))
-        trusts = ssl.create_default_context(cafile=str(authority.file))
-        trusts.set_alpn_protocols(["h2"])
-    async with a_fake_router(spoken.answer, settings) as ports:
-        caller = await H2Caller.connect(ports.rest_port, trusts)
-        caller.post("/v2/stream", b"{}")
-        assert (await caller.headers())[":status"] == "200"
-        for number in range(3):
-            piece = f"data: {number}\n\n".encode()
-            spoken.pieces.put_nowait(piece)
-            assert await caller.data() == piece
-        spoken.pieces.put_nowait(b"")
-        assert await caller.data() == b""
-        caller.close()
 
 
 async def never_ending() -> AsyncIterator[bytes]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -171,42 +170,6 @@ async def test_client_without_valid_certificate_cannot_connect(tmp_path):
                 assert await code(rig, channel=channel) == "UNAVAILABLE"
         with pytest.raises(aiohttp.ClientError):
             await post(rig)
-
-
-async def test_nothing_older_than_tls_1_2_is_spoken(tmp_path):
-    authority, folder = Authority(tmp_path / "ca").begin(), tmp_path / "tls"
-    folder.mkdir()
-    authority.issue("door", folder / PAIR[0], folder / PAIR[1])
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(tls=tls_of(folder))) as rig:
-        ports = await rig.proxy()
-        for port in (ports.rest_port, ports.grpc_port):
-            for version, spoken in (("tls1", False), ("tls1_1", False), ("tls1_2", True), ("tls1_3", True)):
-                process = await asyncio.create_subprocess_exec(
-                    *("openssl", "s_client", "-connect", f"127.0.0.1:{port}", f"-{version}", "-cipher"),
-                    *("DEFAULT:@SECLEVEL=0", "-alpn", "h2", "-CAfile", str(authority.file)),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                )
-                body = (await process.communicate())[0].decode()
-                assert ("Verify return code: 0 (ok)" in body and "ALPN protocol: h2" in body) == spoken, body
-
-
-async def test_unfinished_handshake_is_closed(tmp_path):
-    authority, folder = Authority(tmp_path / "ca").begin(), tmp_path / "tls"
-    folder.mkdir()
-    authority.issue("door", folder / PAIR[0], folder / PAIR[1])
-    settings = EdgeSettings.model_validate(
-        {"tls": {"certificate": str(folder / PAIR[0]), "key": str(folder / PAIR[1])}, "timeouts": {"headers": "500ms"}}
-    )
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings) as rig:
-        reader, writer = await asyncio.open_connection(
-            "127.0.0.1", (await rig.proxy()).rest_port, family=socket.AF_INET
-        )
-        writer.write(b"\x16\x03\x01")
-        async with asyncio.timeout(20):
-            assert await reader.read() == b""
-        writer.close()
 
 
 @pytest.mark.parametrize(

@@ -79,15 +79,3 @@ async def test_terminator_admits_only_the_named_certificate(tmp_path):
             await plain.exchange(request_head("GET", "/v2/models/small/ready", "x", {}, 0))
         assert (served.probes, len(served.seen)) == (probes, 2)
     await served.stop()
-
-
-@pytest.mark.parametrize("name", ["", "replicas.team-a", "spiffe://cluster.local/ns/team-a"])
-def test_envoy_accepts_the_terminator_config(tmp_path, name):
-    authority = Authority(tmp_path / "ca").begin()
-    identity = Holder(tmp_path / "tls").take(authority, authority).identity(name)
-    for file, content in certificate_files(identity).items():
-        (tmp_path / file).write_text(json.dumps(content))
-    config = json.dumps(terminator_bootstrap(identity, port=9443, served_port=8000, folder=tmp_path))
-    arguments = [find_binary(), "--mode", "validate", "--config-yaml", config, "--log-level", "warning"]
-    ran = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr

@@ -21,7 +21,7 @@ from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.request_outcome import OK
 from trimtab_pipelines.shadow_price import best_mixes, row_options
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_router.request_options import RequestOptions
+from trimtab_router.request import RequestOptions
 
 STEPS = 6
 WAY_SECONDS = 0.002

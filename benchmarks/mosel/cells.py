@@ -18,7 +18,7 @@ from trimtab_pipelines.profile import LatencyFit, Measurement, ModelProfile, Poi
 from trimtab_pipelines.request_outcome import LATE, OK
 from trimtab_pipelines.shadow_price import with_shadow_price
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_router.request_options import RequestOptions
+from trimtab_router.request import RequestOptions
 from trimtab_router.scheduling.policies import POLICIES, modality_mix
 from trimtab_router.scheduling.policies.interface import Policy
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from benchmarks.mosel import load
 from trimtab_loadtester.payloads.digits_av import DigitsAvPayloads, JobOptions
 from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
-from trimtab_router.request_options import RequestOptions
+from trimtab_router.request import RequestOptions
 
 PEAK_OVER_CARRIED = 2.0
 """The paper's load at its peak, over what all senses carry (section 7.1)."""

@@ -15,7 +15,7 @@ from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import LatencyFit, Measurement, ModelProfile, PointProfile
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_router.request_options import RequestOptions
+from trimtab_router.request import RequestOptions
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SHARES = (0.1, 0.2, 0.35, 0.5, 0.7)

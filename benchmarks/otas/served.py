@@ -32,7 +32,7 @@ from trimtab_adapter.simulation.environment import Environment
 from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_pipelines.plan import PointPlan
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_router.request_options import RequestOptions
+from trimtab_router.request import RequestOptions
 from trimtab_router.scheduling.policies.interface import DropPolicy
 
 WARMING_SECONDS, TURNS, TURN_SECONDS = 1.0, 3, 2.0

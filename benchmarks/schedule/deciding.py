@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.router.schedules import batch_seconds
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_router.request_options import RequestOptions
+from trimtab_router.request import RequestOptions
 from trimtab_router.scheduling.policies import modality_mix, option_cache
 from trimtab_router.scheduling.policies.interface import Dispatch, Escalation, Point, SchedulerView
 from trimtab_router.scheduling.queue import DeadlineQueue

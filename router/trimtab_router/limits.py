@@ -6,11 +6,15 @@ from typing import Self
 from trimtab_pipelines.edge_settings import ClientLimits, EdgeSettings
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol.tensors import SLOW_VALUES_BYTES
-from trimtab_router.admission.memory_budget import LARGE_SHARE, SMALL_BYTES
-from trimtab_router.admission.request_parsing import JSON_MULTIPLE
 from trimtab_router.scheduling.expiry import GRACE_SECONDS
 
 MEBIBYTE = 2**20
+SMALL_BYTES = 256 * 1024
+LARGE_SHARE = 0.75
+"""Share of all bytes that requests beyond `SMALL_BYTES` may hold. The rest is reserved for small requests."""
+JSON_MULTIPLE = 16
+"""Memory of parsed JSON as a multiple of its text: a number of two characters becomes an object of 28 bytes and a
+pointer."""
 HEAP_SHARE = 0.7
 """Share of Envoy's memory limit that its heap may use. The rest is for its program and its allocator."""
 PROGRAM_BYTES = 96 * MEBIBYTE

@@ -18,25 +18,14 @@ from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.request_outcome import FAILED, RequestOutcome
 from trimtab_pipelines.router_state import RouterLoad, RouterState
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_protocol import InferResponse, PendingRequest, Tensor
+from trimtab_protocol import InferResponse, Tensor
 from trimtab_protocol.chat.internal_wire import Usage
 from trimtab_protocol.extensions import ESCALATION_PENDING, PLAN_GENERATION
 from trimtab_protocol.http_client import Tls
-from trimtab_router.admission.concurrency_controller import ConcurrencyController
-from trimtab_router.admission.concurrency_limit import ConcurrencyLimit, LimitBounds, limit_bounds
-from trimtab_router.admission.entry_gate import EntryGate
-from trimtab_router.admission.garbage_collection import CollectorPacer
-from trimtab_router.admission.memory_budget import MemoryBudget, Reservation
-from trimtab_router.admission.request_parsing import (
-    VERSION,
-    decoded_bytes,
-    decoding_bytes,
-    parse_request,
-    validate_header,
-)
-from trimtab_router.admission.tenant import is_slow_to_rewrite, options_inputs, set_tenant
+from trimtab_router.admission.admission import Admission
+from trimtab_router.admission.concurrency_limit import LimitBounds, limit_bounds
+from trimtab_router.admission.request_parsing import VERSION
 from trimtab_router.clock import EventLoopClock
-from trimtab_router.execution.call import Call
 from trimtab_router.execution.executor import RequestState
 from trimtab_router.execution.graph import Graph
 from trimtab_router.execution.request_resolver import RequestResolver
@@ -45,9 +34,10 @@ from trimtab_router.limits import Limits
 from trimtab_router.observability.arrivals import ArrivalCounter
 from trimtab_router.observability.metrics import Metrics
 from trimtab_router.observability.request_accounting import RequestAccounting
-from trimtab_router.observability.stage_state import stage_state
+from trimtab_router.observability.stage_state import stage_states
 from trimtab_router.observability.tracing import record_request
 from trimtab_router.refusal import Refusal, draining
+from trimtab_router.request import Call
 from trimtab_router.scheduling.interfaces import Clock, Transport
 from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.policies.interface import Policy
@@ -55,8 +45,6 @@ from trimtab_router.scheduling.stage_scheduler import StageScheduler
 from trimtab_router.transport.token_counts import fetch_token_counts
 
 BODY_SECONDS = 10.0
-PATIENCE_SHARE = 0.2
-"""Maximum time that a request may wait for admission, as a share of the SLO. The rest must suffice to serve it."""
 
 
 class Router:
@@ -86,8 +74,6 @@ class Router:
         self.plan_applied_at = time.time() if plan else None
         self.terminating = False
         """Whether clients should use another router. Requests are still accepted."""
-        self.draining = False
-        """Whether requests are rejected."""
         self._tracer = tracer
         self._graph = Graph(pipeline.spec)
         self._clock = clock or EventLoopClock()
@@ -110,26 +96,16 @@ class Router:
         self._resolver = RequestResolver(self._executor, self._graph, pipeline.spec, has_indices=bool(self._http))
         self.tasks = self._resolver.tasks
         self._output_datatypes = {o.name: self._graph.datatype_of(o.source) for o in pipeline.spec.outputs}
-        self._options = options_inputs(pipeline.spec)
-        self._entry_gate = EntryGate(PATIENCE_SHARE * pipeline.spec.slo.first_response_seconds)
-        limits = self.limits
-        self._collector_pacer = CollectorPacer()
-        self.memory = MemoryBudget(
-            limits.max_bytes_in_flight, limits.max_client_requests, limits.max_client_bytes, self._collector_pacer.soon
-        )
-        self.concurrency = ConcurrencyController(
-            ConcurrencyLimit(pipeline.spec.slo.latency_seconds), self.memory, self._limit_bounds
-        )
-        self._decoder = ThreadPoolExecutor(1, "decode")  # one thread, which bounds temporary memory too
+        self.admission = Admission(pipeline, self.limits, self._limit_bounds)
         self._pending: set[asyncio.Future[None]] = set()
         self.accounting = RequestAccounting(
-            self.metrics, self.arrivals, self._clock, pipeline.spec.slo, self.concurrency.note_overload
+            self.metrics, self.arrivals, self._clock, pipeline.spec.slo, self.admission.concurrency.note_overload
         )
         self.metrics.plan_generation.set(self.plan_generation)
         self.metrics.arrivals_peak.set_function(lambda: self.arrivals.peak(time.time()))
-        self.metrics.bytes_in_flight.set_function(lambda: self.memory.bytes_in_flight)
-        self.metrics.requests_in_flight.set_function(lambda: self.memory.requests)
-        self.metrics.concurrency_limit.set_function(lambda: self.concurrency.concurrency_limit.limit)
+        self.metrics.bytes_in_flight.set_function(lambda: self.admission.memory.bytes_in_flight)
+        self.metrics.requests_in_flight.set_function(lambda: self.admission.memory.requests)
+        self.metrics.concurrency_limit.set_function(lambda: self.admission.concurrency.concurrency_limit.limit)
 
     @property
     def body_seconds(self) -> float:
@@ -150,7 +126,7 @@ class Router:
         A stage that has lost its replicas does not change that. All routers would become unready at once, and
         connections would be refused. A router instead queues requests for a while, or rejects them with a retry time.
         """
-        return not (self.terminating or self.draining) and all(
+        return not (self.terminating or self.admission.draining) and all(
             scheduler.had_replica for scheduler in self._active_schedulers
         )
 
@@ -177,7 +153,7 @@ class Router:
             await ended
             if state.refusal is not None:
                 raise state.refusal
-            self.concurrency.note_response()
+            self.admission.concurrency.note_response()
             outcome = self.accounting.record_response(state)
             return self._response(call.request.id, state)
         except Refusal as error:
@@ -201,42 +177,6 @@ class Router:
     async def count_tokens(self, call: Call) -> Usage:
         """Token counts of a chat, without generating. Raises Refusal. The request does not count as served."""
         return await fetch_token_counts(self._executor, self._http, call.inputs)
-
-    async def admit(self, arrived_at: float, client: str = "") -> Reservation:
-        """Admit a request, at its turn of the event loop, until its reservation ends. Raises a counted Refusal."""
-        reservation = None
-        try:
-            self.concurrency.check_capacity()
-            reservation = self.memory.reservation(client)
-            await self._entry_gate.enter(arrived_at)
-        except BaseException as error:
-            if reservation is not None:
-                reservation.end()
-            if isinstance(error, Refusal):
-                self.accounting.count_rejection(error)
-            raise
-        return reservation
-
-    async def parse(self, pending: PendingRequest, reservation: Reservation) -> Call:
-        """Validate a request, decode its tensors and set its tenant, in a thread if that is slow.
-
-        The description is validated before any value is decoded. The reservation grows by the memory of decoding.
-
-        Raises:
-            Refusal: the request is invalid, or memory is short.
-            ProtocolError: values that do not match their description.
-        """
-        if not (pending.slow or is_slow_to_rewrite(self._options, pending.inputs)):
-            return self._parse(pending, reservation.client)
-        validate_header(self.pipeline.name, self.pipeline.spec, pending.request, pending.inputs)
-        if self.draining:
-            raise draining()
-        cost = decoding_bytes(pending, reservation.size_bytes)
-        reservation.grow(cost)
-        loop = asyncio.get_running_loop()
-        call = await loop.run_in_executor(self._decoder, self._parse, pending, reservation.client)
-        reservation.record(decoded_bytes(call) - cost)
-        return call
 
     def apply_plan(self, plan: PipelinePlan) -> None:
         self.plan = plan
@@ -264,24 +204,14 @@ class Router:
         return await self._http[stage].model_metadata(variant) if stage in self._http else {}
 
     def state(self) -> RouterState:
-        now = self._clock.now
-        rows_per_request, tokens = (
-            self.accounting.rows_per_request.expected(now),
-            self.accounting.prompt_tokens.expected(now),
-        )
-        unauthenticated = {
-            name: self._http[name].unauthenticated if name in self._http else {} for name in self.schedulers
-        }
+        unauthenticated = {name: transport.unauthenticated for name, transport in self._http.items()}
         return RouterState(
             plan_generation=self.plan_generation,
             plan_applied_at=self.plan_applied_at,
             ready=self.ready,
-            served=self.accounting.recent.summary(now),
+            served=self.accounting.recent.summary(self._clock.now),
             accuracy_sources=accuracy_sources(self.pipeline.spec.stages),
-            stages={
-                name: stage_state(scheduler, rows_per_request.get(name), tokens.get(name), unauthenticated[name], now)
-                for name, scheduler in self.schedulers.items()
-            },
+            stages=stage_states(self.schedulers, unauthenticated, self.accounting, self._clock.now),
         )
 
     def arrival_history(self, seconds: int) -> RouterLoad:
@@ -290,18 +220,16 @@ class Router:
 
     async def drain(self, timeout_seconds: float) -> None:
         """Reject new requests, wait for those in flight, and close all connections."""
-        self.draining = True
+        self.admission.draining = True
         if self._pending:
             await asyncio.wait(self._pending, timeout=timeout_seconds)
         await asyncio.gather(*(transport.close() for transport in self._http.values()))
-        self.concurrency.close()
-        self._collector_pacer.close()
-        self._decoder.shutdown(wait=False)  # queued requests are still decoded, and then refused
+        self.admission.close()
         self._table_builder.shutdown(wait=False)  # tables in progress are completed: they are shared
 
     def _prepare_policy(self, scheduler: StageScheduler) -> None:
         """Precompute the policy's tables for the current plan in a thread, so that decisions do not wait."""
-        if self._policy.prepare is not None and not self.draining:
+        if self._policy.prepare is not None and not self.admission.draining:
             model, variant = scheduler.latency_model, scheduler.plan.variant
             self._table_builder.submit(self._policy.prepare(model.points(variant), model.max_batch_rows(variant)))
 
@@ -317,15 +245,8 @@ class Router:
         ]
         return limit_bounds(stages, self.pipeline.spec.slo.latency_seconds, self.pipeline.spec.drop_policy)
 
-    def _parse(self, pending: PendingRequest, client: str) -> Call:
-        """Parse a request and set its tenant. Thread-safe."""
-        call = parse_request(self.pipeline.name, self.pipeline.spec, pending)
-        if self._options:
-            set_tenant(call, self._options, client)
-        return call
-
     def _start(self, call: Call, ended: asyncio.Future[None]) -> RequestState:
-        if self.draining:
+        if self.admission.draining:
             raise draining()
         state = self._resolver.resolve(call, partial(_complete, ended))
         self.arrivals.record(time.time())
@@ -359,7 +280,7 @@ class Router:
     def _disconnected_early(self, call: Call) -> bool:
         """Whether a client that disconnects now does so before the SLO is missed, and not because the router drains."""
         elapsed_seconds = self._clock.now - call.arrived_at
-        return not self.draining and elapsed_seconds < self.pipeline.spec.slo.latency_seconds
+        return not self.admission.draining and elapsed_seconds < self.pipeline.spec.slo.latency_seconds
 
 
 def _complete(ended: asyncio.Future[None], _: RequestState) -> None:

@@ -8,7 +8,7 @@ from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profi
 from trimtab_adapter.simulation.environment import Environment
 from trimtab_adapter.simulation.simulator import Scenario
 from trimtab_pipelines.shadow_price import with_shadow_price
-from trimtab_router.request_options import RequestOptions
+from trimtab_router.request import RequestOptions
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 

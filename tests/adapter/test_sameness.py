@@ -23,7 +23,7 @@ from trimtab_adapter.simulation.simulator import Scenario, transports
 from trimtab_pipelines.request_outcome import DROPPED, FAILED, LATE, OK, REFUSED
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_router.refusal import Refusal
-from trimtab_router.request_options import NO_OPTIONS, RequestOptions
+from trimtab_router.request import NO_OPTIONS, RequestOptions
 from trimtab_router.router import Router
 from trimtab_router.scheduling.expiry import GRACE_SECONDS
 from trimtab_router.scheduling.policies import POLICIES

@@ -16,7 +16,7 @@ from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_pipelines.profile import PointProfile
 from trimtab_pipelines.request_outcome import DROPPED, FAILED, LATE, OK, REFUSED, RequestOutcome
 from trimtab_predictor.forecaster import ReactiveForecaster
-from trimtab_router.request_options import RequestOptions
+from trimtab_router.request import RequestOptions
 
 EXACT = Environment(spread=0.0)
 

@@ -42,15 +42,15 @@ async def test_announced_bodies_do_not_block_others():
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, limits=limits) as rig:
         announced = HEAD + b"Inference-Header-Content-Length: 9\r\nContent-Length: 4194304\r\n\r\n"
         waiting = [await send(rig, announced) for _ in range(20)]
-        await rig.until(lambda: rig.router.memory.requests == 20)
+        await rig.until(lambda: rig.router.admission.memory.requests == 20)
 
-        assert rig.router.memory.active_requests == 0  # else they would count against the concurrency limit
+        assert rig.router.admission.memory.active_requests == 0  # else they would count against the concurrency limit
         assert (await rig.rest(a_request()))[0] == 200
         assert rig.value("trimtab_bytes_in_flight") == 0
         for _, writer in waiting:
             writer.close()
             await writer.wait_closed()
-        await rig.until(lambda: rig.router.memory.requests == 0)
+        await rig.until(lambda: rig.router.admission.memory.requests == 0)
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 100\r\n\r\nx", b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"])
@@ -232,8 +232,8 @@ async def test_body_completed_while_draining_is_refused():
 async def test_queued_decoding_finishes_while_draining():
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
         pending = rest.read_request("sample", slow_to_decode(), None)
-        reservations = [await rig.router.admit(time.monotonic()) for _ in range(8)]
-        decoding = [asyncio.ensure_future(rig.router.parse(pending, each)) for each in reservations]
+        reservations = [await rig.router.admission.admit(time.monotonic()) for _ in range(8)]
+        decoding = [asyncio.ensure_future(rig.router.admission.parse(pending, each)) for each in reservations]
         await asyncio.sleep(0)
         await rig.router.drain(1.0)
 

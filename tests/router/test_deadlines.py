@@ -63,7 +63,7 @@ async def test_requests_beyond_the_limit_are_refused():
             asyncio.ensure_future(rig.rest(a_request(parameters={"timeout": 600 * SECOND}))) for _ in range(most - 1)
         ]
         await rig.until(queued(rig, most - 1))
-        await rig.until(lambda: rig.router.concurrency.concurrency_limit.limit == most)
+        await rig.until(lambda: rig.router.admission.concurrency.concurrency_limit.limit == most)
 
         status, message, headers = await rig.rest(a_request(parameters={"timeout": 600 * SECOND}))
         assert (status, headers["x-trimtab-reason"], headers["Retry-After"]) == (429, "Overload", "1")

@@ -104,7 +104,7 @@ async def test_disconnect_leaves_nothing_at_an_encoder():
         early.cancel()
         writer.gate.clear()
         late = asyncio.create_task(ask(rig, a_png(9, 9)))
-        await until(lambda: rig.router.memory.requests == 1)
+        await until(lambda: rig.router.admission.memory.requests == 1)
         encoder.gate.set()
         await until(lambda: writer.running > 0)
         late.cancel()

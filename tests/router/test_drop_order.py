@@ -5,7 +5,7 @@ import pytest
 
 from tests.router.test_batching import FULL, HALF, form_batch, terms
 from tests.router.test_queue import Caller, a_queue, whole
-from trimtab_router.request_options import RequestOptions
+from trimtab_router.request import RequestOptions
 from trimtab_router.scheduling.policies import slack_fit
 from trimtab_router.scheduling.policies.drop_order import rows_ahead_of
 from trimtab_router.scheduling.policies.interface import Point

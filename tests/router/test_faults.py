@@ -63,7 +63,7 @@ async def test_disconnect_at_dispatch_harms_no_batch_mate(monkeypatch):
         stays, leaves = (
             asyncio.ensure_future(rig.rest(a_request(value=value, parameters=PATIENT))) for value in (2.0, 3.0)
         )
-        await rig.until(lambda: rig.router.memory.requests == 3)
+        await rig.until(lambda: rig.router.admission.memory.requests == 3)
         replica.gate.set()
 
         answered(await first, 1, 1)
@@ -183,7 +183,7 @@ async def test_draining_answers_what_was_accepted_and_refuses_the_rest(over_grpc
         accepted = asyncio.ensure_future(_typed(rig, over_grpc, a_request(parameters=PATIENT)))
         await replica.arrived.wait()
         draining = asyncio.ensure_future(rig.router.drain(10.0))
-        await rig.until(lambda: rig.router.draining)
+        await rig.until(lambda: rig.router.admission.draining)
 
         assert await _typed(rig, over_grpc, a_request()) == "this router is shutting down; try another"
         assert (await rig.get("/v2/health/ready"))[0] == 503

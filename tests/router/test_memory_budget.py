@@ -12,8 +12,9 @@ from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from tests.router.test_deadlines import blocked
 from trimtab_pipelines.edge_settings import ClientLimits, EdgeSettings
 from trimtab_pipelines.error_codes import ErrorCode
-from trimtab_router.admission.garbage_collection import CollectorPacer
-from trimtab_router.admission.memory_budget import LARGE_BYTES, SMALL_BYTES, MemoryBudget
+from trimtab_router.admission.admission import Admission
+from trimtab_router.admission.memory_budget import LARGE_BYTES, MemoryBudget
+from trimtab_router.limits import SMALL_BYTES, Limits
 from trimtab_router.refusal import Refusal
 
 
@@ -163,11 +164,13 @@ async def test_a_body_held_in_a_cycle_is_gone_soon_after_its_request():
         held = Held()
         held.__dict__["itself"], gone = held, asyncio.Event()
         weakref.finalize(held, gone.set)
-        sweeping = CollectorPacer()
         del held
-        sweeping.soon()
-        sweeping.soon()
+        admission = Admission(a_pipeline(1), Limits(), lambda: None)
+        for _ in range(2):
+            with await admission.admit(time.monotonic()) as reservation:
+                reservation.grow(LARGE_BYTES + 1)
 
         await asyncio.wait_for(gone.wait(), 5.0)
+        admission.close()
     finally:
         gc.enable()

@@ -75,7 +75,7 @@ async def test_tenants_share_no_encoding():
         chats = [asyncio.create_task(ask(rig, a_picture(1), headers=each)) for each in headers]
         await until(lambda: riding(rig) == 1)
         beside = asyncio.create_task(ask(rig, a_picture(1), a_picture(2), headers=headers[0]))
-        await until(lambda: rig.router.memory.requests == 4)
+        await until(lambda: rig.router.admission.memory.requests == 4)
         for encoder in encoders:
             encoder.gate.set()
         assert [(await chat)[0] for chat in (*chats, beside)] == [200] * 4
@@ -90,7 +90,7 @@ async def test_disconnected_leader_keeps_joined_rows():
         chats = await many(rig, 5, a_picture(1))
         for chat in (chats[0], chats[3]):
             chat.cancel()
-        await until(lambda: rig.router.memory.requests == 3)
+        await until(lambda: rig.router.admission.memory.requests == 3)
         for encoder in encoders:
             encoder.gate.set()
 
@@ -169,7 +169,7 @@ async def test_disconnect_while_asking_a_producer_leaves_nothing():
         late = asyncio.create_task(ask(rig, a_picture(1)))
         await until(lambda: encoder.waiting == 1)
         late.cancel()
-        await until(lambda: rig.router.memory.requests == 0)
+        await until(lambda: rig.router.admission.memory.requests == 0)
         encoder.answers.set()
         await until(lambda: len(encoder.asked) == 1 and not encoder.kept)
 

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.schedule import deciding
 from tests.router.test_queue import Caller
-from trimtab_router.request_options import RequestOptions
+from trimtab_router.request import RequestOptions
 from trimtab_router.scheduling.policies import POLICIES, modality_mix
 from trimtab_router.scheduling.policies.interface import Dispatch, SchedulerView
 from trimtab_router.scheduling.policies.job_groups import JobGroup, group_jobs, job_options

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab_router.refusal import Refusal
-from trimtab_router.request_options import NO_OPTIONS, RequestOptions, parse_request_options
+from trimtab_router.request import NO_OPTIONS, RequestOptions, parse_request_options
 
 
 def test_default_options_are_one_object():

@@ -147,7 +147,7 @@ async def test_request_ids_cannot_inject_headers():
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
         call = a_call(rig.router.pipeline, a_request(), time.monotonic())
         request = make_mocked_request("POST", "/", headers={"x-request-id": NASTY, "traceparent": NASTY})
-        reservation = await rig.router.admit(call.arrived_at)
+        reservation = await rig.router.admission.admit(call.arrived_at)
         RestIngress(rig.router).describe(call, request, reservation, call.arrived_at, request_id(request))
         await rig.router.infer(call)
 

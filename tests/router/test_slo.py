@@ -8,12 +8,11 @@ from tests.router.chats import a_chat_pipeline, a_writer
 from tests.router.test_stage_scheduler import SchedulerScenario
 from trimtab_pipelines.tasks import TaskRecord
 from trimtab_protocol import InferRequest
-from trimtab_router.execution.call import Call
 from trimtab_router.execution.executor import PipelineExecutor
 from trimtab_router.execution.graph import Graph
 from trimtab_router.execution.request_resolver import RequestResolver
 from trimtab_router.refusal import Refusal
-from trimtab_router.request_options import NO_OPTIONS, RequestOptions
+from trimtab_router.request import NO_OPTIONS, Call, RequestOptions
 
 TASK = {"name": "t", "storageUri": "random://?seed=1", "latency": "50ms", "utility": 0.5}
 ARRIVED_AT = 7.0

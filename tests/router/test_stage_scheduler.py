@@ -6,7 +6,7 @@ import pytest
 from tests.builders import a_pipeline, a_plan, a_variant
 from tests.clocks import FakeClock
 from tests.router.test_queue import Caller
-from trimtab_router.request_options import NO_OPTIONS, RequestOptions
+from trimtab_router.request import NO_OPTIONS, RequestOptions
 from trimtab_router.scheduling.batch_outcomes import BatchFailed, Completed, NotReady, Rejected, ReplicaLost
 from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.policies.interface import Dispatch, Policy, WaitUntil

@@ -112,7 +112,7 @@ async def test_many_options_are_rewritten_in_a_thread(monkeypatch):
         threads.append(threading.get_ident())
         return set_tenant(*args, **kwargs)
 
-    monkeypatch.setattr("trimtab_router.router.set_tenant", recorded)
+    monkeypatch.setattr("trimtab_router.admission.admission.set_tenant", recorded)
     many = MAX_INLINE_ROWS + 1
     async with chatting(ChatReplica(), pipeline=a_chat_pipeline(slo=SLO)) as rig:
         await rig.rest(asked(b"{}"))

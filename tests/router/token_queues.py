@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tests.router.test_queue import Caller
-from trimtab_router.request_options import RequestOptions
+from trimtab_router.request import RequestOptions
 from trimtab_router.scheduling.policies.interface import Escalation, Point, SchedulerView
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest

@@ -36,14 +36,13 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import IMAGES_INPUT, MESSAGES_INPUT
 from trimtab_protocol import InferRequest
 from trimtab_protocol.tensors import Array
-from trimtab_router.execution.call import Call
 from trimtab_router.execution.executor import PipelineExecutor, RequestState
 from trimtab_router.execution.graph import Graph
 from trimtab_router.execution.request_resolver import RequestResolver
 from trimtab_router.observability.arrivals import ArrivalCounter, PerRequestMean
 from trimtab_router.observability.recent_outcomes import RECENT_SECONDS
 from trimtab_router.refusal import Refusal
-from trimtab_router.request_options import NO_OPTIONS, RequestOptions
+from trimtab_router.request import NO_OPTIONS, Call, RequestOptions
 from trimtab_router.scheduling.expiry import GRACE_SECONDS
 from trimtab_router.scheduling.interfaces import Clock
 from trimtab_router.scheduling.policies import POLICIES

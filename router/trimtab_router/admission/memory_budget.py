@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 
+from trimtab_router.limits import LARGE_SHARE, SMALL_BYTES
 from trimtab_router.refusal import Refusal
 
-SMALL_BYTES = 256 * 1024
 LARGE_BYTES = 1024 * 1024
-LARGE_SHARE = 0.75
-"""Share of all bytes that requests beyond `SMALL_BYTES` may hold. The rest is reserved for small requests."""
 
 
 class MemoryBudget:
@@ -34,7 +32,8 @@ class MemoryBudget:
         self._max_bytes = max_bytes
         self.clients = ClientQuotas(max_client_requests, max_client_bytes)
         self._held_bytes = 0
-        self._requested_bytes = 0
+        self.requested_bytes = 0
+        """Bytes that were reserved as they arrived."""
         self._unread: dict[Reservation, Callable[[], None]] = {}
         self._unread_bytes = 0
         self.requests = 0
@@ -71,7 +70,7 @@ class MemoryBudget:
         small = held_bytes + size_bytes <= SMALL_BYTES
         max_bytes = self._max_bytes if small else int(LARGE_SHARE * self._max_bytes)
         # Bytes that large requests need beyond their reservations do not count against small requests.
-        if (self._requested_bytes if small else self._held_bytes) + size_bytes > max_bytes:
+        if (self.requested_bytes if small else self._held_bytes) + size_bytes > max_bytes:
             raise Refusal(
                 "BytesInFlight",
                 f"{self._held_bytes} bytes are in flight and {size_bytes} more do not fit below "
@@ -79,10 +78,7 @@ class MemoryBudget:
             )
         self.clients.reserve(client, size_bytes)
         self._held_bytes += size_bytes
-        self._requested_bytes += size_bytes
-
-    def release_requested(self, requested_bytes: int) -> None:
-        self._requested_bytes -= requested_bytes
+        self.requested_bytes += size_bytes
 
     def record(self, client: str, size_bytes: int) -> None:
         """Count bytes that exist already, whatever the bounds."""
@@ -105,9 +101,6 @@ class MemoryBudget:
         if self._unread.pop(reservation, None) is not None:
             self._unread_bytes -= reservation.response_bytes
             self.clients.record(reservation.client, -reservation.response_bytes)
-
-    def remove_request(self, client: str) -> None:
-        self.clients.remove_request(client)
 
 
 class Reservation(AbstractContextManager["Reservation"]):
@@ -156,14 +149,14 @@ class Reservation(AbstractContextManager["Reservation"]):
             self.mark_served()
             self._release()
             self._budget.release_response(self)
-            self._budget.remove_request(self.client)
+            self._budget.clients.remove_request(self.client)
             self._ended = True
             if large:
                 self._budget.on_large_end()
 
     def _release(self) -> None:
         self.record(-self.size_bytes)
-        self._budget.release_requested(self._requested_bytes)
+        self._budget.requested_bytes -= self._requested_bytes
         self._requested_bytes = 0
 
     def __exit__(

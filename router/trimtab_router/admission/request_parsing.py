@@ -14,15 +14,12 @@ from trimtab_protocol import InferRequest, PendingRequest
 from trimtab_protocol.chat.internal_wire import IMAGES
 from trimtab_protocol.extensions import TASK
 from trimtab_protocol.tensors import BYTES, Array, TensorLike
-from trimtab_router.execution.call import Call
 from trimtab_router.execution.task_registry import missing_input, task_inputs
+from trimtab_router.limits import JSON_MULTIPLE
 from trimtab_router.refusal import Refusal, invalid, unknown_model
-from trimtab_router.request_options import RequestOptions, parse_request_options
+from trimtab_router.request import Call, RequestOptions, parse_request_options
 
 VERSION = "1"
-JSON_MULTIPLE = 16
-"""Memory of parsed JSON as a multiple of its text: a number of two characters becomes an object of 28 bytes and a
-pointer."""
 BYTES_ELEMENT_BYTES = 64
 _UNSUPPORTED = {
     "shared_memory_region": "shared memory is not supported; leave it out, and the response contains the values",

@@ -13,8 +13,8 @@ from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_protocol.chat.internal_wire import OPTIONS, bytes_tensor, options_with_tenant
 from trimtab_protocol.messages import TensorHeader
-from trimtab_router.execution.call import Call
 from trimtab_router.refusal import invalid
+from trimtab_router.request import Call
 
 MAX_OPTIONS_BYTES = 2**16
 """Maximum bytes of options in one row. They are parsed on the event loop."""

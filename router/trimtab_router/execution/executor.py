@@ -17,13 +17,12 @@ from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.extensions import EXPECTED_ACCURACY
 from trimtab_protocol.tensors import Array
 from trimtab_router.execution import chat_images
-from trimtab_router.execution.call import Call
 from trimtab_router.execution.chat_images import ImageSizeCache, PartialImages
 from trimtab_router.execution.graph import Graph, GraphCursor, ReadyStage
 from trimtab_router.execution.response_metadata import response_accuracy, response_parameters
 from trimtab_router.execution.stream_timing import StreamTiming
 from trimtab_router.refusal import Refusal, failure, invalid
-from trimtab_router.request_options import RequestOptions
+from trimtab_router.request import Call, RequestOptions
 from trimtab_router.scheduling.generation import prompt_tokens
 from trimtab_router.scheduling.interfaces import Clock
 from trimtab_router.scheduling.stage_request import ServedRows, StageRequest

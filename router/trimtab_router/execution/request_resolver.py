@@ -8,12 +8,11 @@ from dataclasses import replace
 
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.tasks import TaskTerms
-from trimtab_router.execution.call import Call
 from trimtab_router.execution.executor import PipelineExecutor, RequestState
 from trimtab_router.execution.graph import Graph, GraphCursor
 from trimtab_router.execution.task_registry import TaskRegistry, require_inputs
 from trimtab_router.refusal import Refusal, invalid
-from trimtab_router.request_options import NO_OPTIONS, RequestOptions
+from trimtab_router.request import NO_OPTIONS, Call, RequestOptions
 
 MAX_TIMEOUT_SLOS = 10.0
 """Maximum timeout of a request as a multiple of the SLO. A longer one would be served last, and hold memory meanwhile.

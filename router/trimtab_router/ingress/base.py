@@ -17,8 +17,8 @@ from trimtab_protocol import Buffer, InferResponse, PendingRequest, ProtocolErro
 from trimtab_protocol.extensions import CLIENT_HEADER, REASON_HEADER, STAGE_HEADER
 from trimtab_protocol.sanitize import MAX_HEADER_CHARACTERS, header_value, printable
 from trimtab_router.admission.memory_budget import Reservation
-from trimtab_router.execution.call import Call
 from trimtab_router.refusal import Refusal, failure, malformed
+from trimtab_router.request import Call
 from trimtab_router.router import Router
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,11 @@ class Ingress(ABC):
     def refuse(self, request: web.BaseRequest, refusal: Refusal) -> web.StreamResponse:
         """Error response."""
 
+    async def admit(self, request: web.BaseRequest, arrived_at: float) -> Reservation:
+        """Admit a request until its reservation ends. Raises Refusal, already counted."""
+        with self.reading(request):
+            return await self._router.admission.admit(arrived_at, request_client(request))
+
     @contextmanager
     def reading(self, request: web.BaseRequest) -> Iterator[None]:
         """Context in which a request is read. Whatever fails there is raised as a Refusal, and counted."""
@@ -90,10 +95,10 @@ class V2Ingress(Ingress):
     ) -> web.StreamResponse:
         """Serve an inference request. `read` reads its body up to the description of its tensors."""
         router, arrived_at = self._router, time.monotonic()
-        with await router.admit(arrived_at, request_client(request)) as reservation:
+        with await self.admit(request, arrived_at) as reservation:
             with self.reading(request):
                 deadline_seconds = self.deadline_seconds(request)
-                call = await router.parse(await read(reservation), reservation)
+                call = await router.admission.parse(await read(reservation), reservation)
             self.describe(call, request, reservation, arrived_at, request_id(request))
             call.deadline_seconds = deadline_seconds
             response = await router.infer(call)

@@ -21,11 +21,11 @@ from trimtab_protocol.extensions import REASON_HEADER, STAGE_HEADER
 from trimtab_protocol.sanitize import printable
 from trimtab_router.admission.memory_budget import Reservation
 from trimtab_router.admission.request_parsing import check_model
-from trimtab_router.execution.call import Call
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
 from trimtab_router.ingress.base import V2Ingress, require_timely_read
 from trimtab_router.ingress.request_body import Decompression, read_body
 from trimtab_router.refusal import Refusal, invalid
+from trimtab_router.request import Call
 from trimtab_router.router import Router
 
 CONTENT_TYPE = "application/grpc"
@@ -83,7 +83,7 @@ class GrpcIngress(V2Ingress):
         if method is None:
             message = f"no method {request.path}; this is {grpc_messages.SERVICE}"
             return GrpcResponse(encode_reply(status=_STATUS[ErrorCode.UNIMPLEMENTED], details=message))
-        with self._router.memory.reservation() as reservation:
+        with self._router.admission.memory.reservation() as reservation:
             return GrpcResponse(method(bytes(await self._message(request, reservation, _MAX_UNARY_BYTES))))
 
     def refuse(self, request: web.BaseRequest, refusal: Refusal) -> web.StreamResponse:  # noqa: ARG002 - REST reads it

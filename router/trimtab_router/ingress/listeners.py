@@ -127,7 +127,7 @@ class Listeners:
         self._others.append(await Listener(control.server()).on_socket(sockets.control))
         count_rejections = self._router.accounting.count_proxy_rejections
         self.envoy = EnvoyAdmin(sockets.envoy_admin, sockets.counters_file, count_rejections, heap_bytes(settings))
-        controller = OverloadController(self.envoy, sockets.pressure, self._router.concurrency)
+        controller = OverloadController(self.envoy, sockets.pressure, self._router.admission.concurrency)
         self.overload_task = asyncio.create_task(controller.run(), name="control envoy")
         return control
 

@@ -28,12 +28,10 @@ from trimtab_protocol.chat.internal_wire import (
 )
 from trimtab_protocol.chat.openai_requests import ChatRequest
 from trimtab_protocol.chat.openai_responses import Choice, ResponseHeader
-from trimtab_protocol.errors import InvalidChat
 from trimtab_protocol.sanitize import printable
 from trimtab_protocol.tensors import Array
 from trimtab_router.admission.memory_budget import Reservation
 from trimtab_router.admission.request_parsing import parse_request
-from trimtab_router.execution.call import Call
 from trimtab_router.ingress.base import (
     Ingress,
     abort_connection,
@@ -46,6 +44,7 @@ from trimtab_router.ingress.image_fetcher import ImageFetcher
 from trimtab_router.ingress.request_body import read_body
 from trimtab_router.ingress.sse import SseWriter, sse_error
 from trimtab_router.refusal import Refusal, invalid, not_found, unknown_model, wrong_method
+from trimtab_router.request import Call
 from trimtab_router.router import Router
 
 PREFIX = "/v1/"
@@ -98,7 +97,7 @@ class OpenAiIngress(Ingress):
 
     async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
         router, arrived_at = self._router, time.monotonic()
-        with await router.admit(arrived_at, request_client(request)) as reservation:
+        with await self.admit(request, arrived_at) as reservation:
             with self.reading(request):
                 chat = await self._receive(request, reservation, arrived_at)
             headers = {"x-request-id": chat.call.request_id}

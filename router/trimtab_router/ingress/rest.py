@@ -13,11 +13,11 @@ from aiohttp import web
 from trimtab_protocol import Buffer, InferResponse, PendingRequest, ProtocolError, rest
 from trimtab_router.admission.memory_budget import Reservation
 from trimtab_router.admission.request_parsing import check_model
-from trimtab_router.execution.call import Call
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
 from trimtab_router.ingress.base import V2Ingress, error_response, json_response, require_timely_read, size_bytes
 from trimtab_router.ingress.request_body import read_body, too_large
 from trimtab_router.refusal import Refusal, invalid, malformed, not_found, wrong_method
+from trimtab_router.request import Call
 from trimtab_router.router import Router
 
 _MODEL_PATH = re.compile(r"^/v2/models/([^/]+)(?:/versions/([^/]+))?(/ready|/infer)?/?$")

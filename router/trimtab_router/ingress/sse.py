@@ -14,9 +14,9 @@ from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
 from trimtab_protocol.chat.openai_requests import ChatRequest
 from trimtab_protocol.chat.openai_responses import KEEP_ALIVE, STREAM_HEADERS, ChunkWriter, ResponseHeader
 from trimtab_protocol.errors import InvalidChat
-from trimtab_router.execution.call import Call
 from trimtab_router.ingress.base import require_timely_read
 from trimtab_router.refusal import Refusal
+from trimtab_router.request import Call
 from trimtab_router.router import Router
 
 ALIVE_SECONDS = 15.0

@@ -1,19 +1,33 @@
-"""State of a stage for the router's state endpoint."""
+"""States of the stages for the router's state endpoint."""
 
 from collections.abc import Mapping
 
 from trimtab_pipelines.router_state import EndpointState, RegisteredAccuracy, StageState
+from trimtab_router.observability.request_accounting import RequestAccounting
 from trimtab_router.scheduling.stage_scheduler import StageScheduler
 
 
-def stage_state(
+def stage_states(
+    schedulers: Mapping[str, StageScheduler],
+    unauthenticated: Mapping[str, Mapping[str, str]],
+    accounting: RequestAccounting,
+    now: float,
+) -> dict[str, StageState]:
+    """Current state and learned figures by stage. `unauthenticated` says by stage why replicas get no requests."""
+    rows_per_request, tokens = accounting.rows_per_request.expected(now), accounting.prompt_tokens.expected(now)
+    return {
+        name: _stage_state(scheduler, rows_per_request.get(name), tokens.get(name), unauthenticated.get(name, {}), now)
+        for name, scheduler in schedulers.items()
+    }
+
+
+def _stage_state(
     scheduler: StageScheduler,
     rows_per_request: float | None,
     prompt_tokens: float | None,
     unauthenticated: Mapping[str, str],
     now: float,
 ) -> StageState:
-    """Current state and learned figures of a stage. `unauthenticated` says why replicas get no requests."""
     drifted: dict[str, float] = {}
     by_task: dict[str, dict[str, float]] = {}
     for (variant, point, task), accuracy in scheduler.accuracy_monitor.drifted_accuracies(now).items():

@@ -10,7 +10,7 @@ from trimtab_pipelines.escalation import TaskEscalation
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import Refusal
-from trimtab_router.request_options import NO_OPTIONS, RequestOptions
+from trimtab_router.request import NO_OPTIONS, RequestOptions
 from trimtab_router.scheduling.prompt_lengths import PromptFeatures
 
 Signature = tuple[tuple[str, tuple[int, ...]], ...]

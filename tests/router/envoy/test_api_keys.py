@@ -224,4 +224,4 @@ async def test_large_bodies_without_a_key_are_not_read(tmp_path):
     keys.write_text(line("alice", new_key()))
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(keys)) as rig:
         assert (await post(rig, body=io.BytesIO(bytes(2**20)))).status == 401
-        assert rig.router.memory.bytes_in_flight == 0
+        assert rig.router.admission.memory.bytes_in_flight == 0

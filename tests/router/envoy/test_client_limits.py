@@ -79,7 +79,7 @@ async def test_client_concurrency_is_limited_by_the_settings(tmp_path):
         assert refused.headers["retry-after"] == "1"
         assert await code(rig, ("x-api-key", alice)) == "RESOURCE_EXHAUSTED"
         other = asyncio.create_task(post(rig, ("x-api-key", bob)))
-        await rig.until(lambda: rig.router.memory.requests == 2)
+        await rig.until(lambda: rig.router.admission.memory.requests == 2)
         replica.gate.set()
         assert (await first).status == (await other).status == 200
         assert (await post(rig, ("x-api-key", alice))).status == 200
@@ -103,7 +103,7 @@ async def test_slow_body_is_refused_and_closed():
         assert b"x-trimtab-reason: RequestTimeout" in answer
         assert answer.endswith(b'{"error":"the request did not arrive in time"}\n')
         writer.close()
-        assert rig.router.memory.bytes_in_flight == 0
+        assert rig.router.admission.memory.bytes_in_flight == 0
         slow = (await rig.channel()).stream_unary(grpc_messages.method_path("ModelInfer"), None, None)
         with pytest.raises(grpc.aio.AioRpcError) as late:
             await slow(timeout=60)  # type: ignore[call-arg]
@@ -124,7 +124,7 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_there(announced):
         assert answer.startswith(b"HTTP/1.1 413 "), answer[:200]
         assert b"x-trimtab-reason: PayloadTooLarge" in answer
         writer.close()
-        assert rig.router.memory.bytes_in_flight == 0
+        assert rig.router.admission.memory.bytes_in_flight == 0
         message = (await rig.channel()).unary_unary(grpc_messages.method_path("ModelInfer"), None, None)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await message(bytes(2 * MEBIBYTE))

@@ -92,4 +92,4 @@ async def test_restarted_envoy_gets_its_limit_again():
 
         rig.listeners.envoy.set_limits = set_limits  # type: ignore[method-assign]
         await until(lambda: len(body) >= 2)
-        assert body[0] == body[1] == rig.router.concurrency.concurrency_limit.limit
+        assert body[0] == body[1] == rig.router.admission.concurrency.concurrency_limit.limit

@@ -162,7 +162,7 @@ async def assert_two_clients(edge: EdgeSettings, first: Any, second: Any) -> Non
         await replica.arrived.wait()
         assert (await post(rig, first)).headers["x-trimtab-reason"] == "ClientConcurrencyLimited"
         asking.append(asyncio.create_task(post(rig, second)))
-        await rig.until(lambda: rig.router.memory.requests == 2)
+        await rig.until(lambda: rig.router.admission.memory.requests == 2)
         replica.gate.set()
 
         assert [(await one).status for one in asking] == [200, 200]

@@ -54,7 +54,7 @@ async def test_large_requests_reach_the_concurrency_limit():
         await set_limit(rig, 64)
         replica.gate.clear()
         asking = [asyncio.create_task(ask(rig)) for _ in range(48)]
-        await rig.until(lambda: rig.router.memory.active_requests == 48)
+        await rig.until(lambda: rig.router.admission.memory.active_requests == 48)
         replica.gate.set()
 
         assert [(await one).status for one in asking] == [200] * 48
@@ -67,7 +67,7 @@ async def test_excess_large_requests_are_refused_at_once():
         await set_limit(rig, 1)
         replica.gate.clear()
         asking = [asyncio.create_task(ask(rig)) for _ in range(MIN_LARGE_IN_FLIGHT)]
-        await rig.until(lambda: rig.router.memory.active_requests == MIN_LARGE_IN_FLIGHT)
+        await rig.until(lambda: rig.router.admission.memory.active_requests == MIN_LARGE_IN_FLIGHT)
         async with asyncio.timeout(20):
             refused = [await ask(rig) for _ in range(3)]
         replica.gate.set()

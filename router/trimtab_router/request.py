@@ -1,12 +1,14 @@
-"""`RequestOptions`: deadline, accuracy, task, utility and priority that a request may ask for.
+"""`Call` and `RequestOptions`: a request, and the deadline, accuracy, task, utility and priority that it asks for.
 
 Options are parameters of the protocol. Numbers may be sent as text, because some clients cannot send all number types.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from trimtab_pipelines.accuracy_floor import required_mean
-from trimtab_protocol import Parameters
+from trimtab_protocol import InferRequest, Parameters
+from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.extensions import (
     ACCURACY_FLOOR,
     ACCURACY_PROBABILITY,
@@ -17,8 +19,11 @@ from trimtab_protocol.extensions import (
     TIMEOUT,
     UTILITY,
 )
+from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import invalid
 
+Listener = Callable[[int, Chunk | LastChunk], None]
+"""Called with the row and its next chunk."""
 _MAX_MICROSECONDS = 10**15
 _MAX_TASK_CHARACTERS = 128
 _MAX_UTILITY = 1e9
@@ -53,6 +58,31 @@ class RequestOptions:
 
 
 NO_OPTIONS = RequestOptions()
+
+
+@dataclass(slots=True)
+class Call:
+    """A valid request. Parsing sets its contents, and ingress what its transport knows."""
+
+    request: InferRequest
+    """Description of the request as received, without tensors."""
+    inputs: Mapping[str, Array]
+    requested_outputs: tuple[str, ...]
+    options: RequestOptions = NO_OPTIONS
+    images: int = 0
+    """Number of images per chat."""
+    arrived_at: float = 0.0
+    """Seconds of the executor's clock."""
+    deadline_seconds: float | None = None
+    """Time left at arrival according to the transport, None if it gives no deadline."""
+    request_id: str = ""
+    """Forwarded as `x-request-id`: bounded in length and safe for a header."""
+    trace_parent: str = ""
+    """Forwarded as `traceparent`, empty unless it is valid."""
+    listener: Listener | None = None
+    """Called with each chunk of a streamed response."""
+    hold_bytes: Callable[[int], None] | None = None
+    """Called with the size of each stage's outputs, which are stored until the request ends."""
 
 
 def parse_request_options(parameters: Parameters) -> RequestOptions:

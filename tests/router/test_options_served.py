@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -54,30 +53,6 @@ def a_certain_pipeline(points=POINTS, **changes):
 @pytest.fixture
 def looking(monkeypatch):
     monkeypatch.setitem(POLICIES, "EarliestDeadlineFirst", Policy(quick_first, uses_fallbacks=True))
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"trimtab.accuracy_floor": 0.95}, "the best possible is 0.9"),
-    ({"trimtab.accuracy_floor": 0.85, "trimtab.accuracy_probability": 0.95}, "needs 0.95"),
-    ({"trimtab.accuracy_floor": 0.8, "trimtab.task": "odd"}, "the best possible is 0.7"),
-    ({"trimtab.task": "even"}, "unknown task 'even'; known tasks: odd"),
-    ({"trimtab.accuracy_probability": 0.9}, "accuracy_floor"),
-    ({"priority": 9}, "priority"),
-    ({"trimtab.prioritty": 1}, "trimtab.prioritty"),
-]
-
-
-async def test_impossible_options_are_refused_over_both_protocols():
-    pipeline = a_certain_pipeline(schedulingPolicy="SlackFit")
-    async with a_rig(pipeline, {"stage-0": [Certain()]}, **PLAN) as rig:
-        for parameters, named in REFUSED:
-            status, body, _ = await rig.rest(a_wishing(**parameters))
-            assert (status, named in str(body)) == (400, True), (parameters, body)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await rig.grpc(a_wishing(**parameters))
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert named in str(caught.value.details())
-        assert (await rig.rest(a_wishing(**{"trimtab.accuracy_floor": "0.9"})))[0] == 200
 
 
 async def test_accuracy_floor_overrides_the_faster_point(looking):

@@ -1,8 +1,6 @@
 """Parsing of request options, and refusal of invalid ones."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trimtab_router.refusal import Refusal
 from trimtab_router.request import NO_OPTIONS, RequestOptions, parse_request_options
@@ -49,32 +47,3 @@ def test_what_cannot_be_meant_is_refused_by_name(parameters, named):
         parse_request_options(parameters)
 
     assert refused.value.code.name == "INVALID_ARGUMENT"
-
-
-def needed(floor, probability, rows):
-    return RequestOptions(accuracy_floor=floor, accuracy_probability=probability).min_accuracy(rows)
-
-
-def test_one_row_is_as_surely_right_as_its_point_is_accurate():
-    assert needed(0.9, 0.95, 1) == pytest.approx(0.95)
-
-
-def test_more_rows_need_less_above_the_floor():
-    means = [needed(0.8, 0.95, rows) for rows in (5, 50, 500)]
-
-    assert means == sorted(means, reverse=True)
-    assert 0.8 < means[-1] < 0.83
-
-
-@given(st.integers(1, 60), st.floats(0.05, 1.0), st.floats(0.05, 0.99))
-def test_at_that_accuracy_the_floor_is_kept_just_as_surely(rows, floor, probability):
-    accuracy = needed(floor, probability, rows)
-    chances = [1.0]  # of so many right rows
-    for _ in range(rows):
-        chances = [
-            (chances[k] if k < len(chances) else 0.0) * (1 - accuracy) + (chances[k - 1] * accuracy if k else 0.0)
-            for k in range(len(chances) + 1)
-        ]
-    kept = sum(chance for right, chance in enumerate(chances) if right >= floor * rows - 1e-9)
-
-    assert kept == pytest.approx(probability, abs=1e-6)

@@ -90,8 +90,8 @@ class SchedulerScenario:
             deadline=deadline,
             now=self.clock.now,
             options=options,
-            may_escalate=certain,
         )
+        work.special |= certain
         refusal = self.scheduler.refusal_of(work, self.clock.now)
         if refusal is None:
             self.scheduler.enqueue(work)

@@ -108,8 +108,8 @@ class PipelineExecutor:
             now=now,
             options=state.options,
             accuracy_floor=self._stage_accuracy_floor(state, ready.stage) if state.min_accuracy else 0.0,
-            may_escalate=stage.confidence is not None,
         )
+        request.special |= stage.confidence is not None
         if ready.stage == self.streaming_stage:
             request.completion_deadline = state.completion_deadline
         if ready.stage in state.task_stages:

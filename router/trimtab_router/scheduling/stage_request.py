@@ -140,7 +140,6 @@ class StageRequest:
         now: the same.
         options: of the request.
         accuracy_floor: expected accuracy that this stage must reach.
-        may_escalate: whether rows may run twice.
     """
 
     __slots__ = (
@@ -180,7 +179,6 @@ class StageRequest:
         now: float,
         options: RequestOptions = NO_OPTIONS,
         accuracy_floor: float = 0.0,
-        may_escalate: bool = False,
     ) -> None:
         self.owner = owner
         self.stage = stage
@@ -203,8 +201,8 @@ class StageRequest:
         """The task that the request names, if a model of this stage has it; each replica reports its number. Else
         empty."""
         self.accuracy_floor = accuracy_floor
-        self.special = may_escalate or (options is not NO_OPTIONS and not options.only_latency)
-        """Whether it matters which point serves it, or whether its drop rank differs."""
+        self.special = options is not NO_OPTIONS and not options.only_latency
+        """Whether it matters which point serves it, rows may run twice, or its drop rank differs."""
         self.signature: Signature = tuple([(name, array.shape[1:]) for name, array in inputs.items()])
         self.closed = False
         self.identities: Sequence[Hashable] = ()

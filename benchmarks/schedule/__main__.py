@@ -1,6 +1,6 @@
-"""Is the choice among all that waits exact, quick, and mindful of who is yet to come? The last line is JSON.
+"""Benchmark of deadline schedules: random queues, solved as the router solves them and exactly.
 
-Random queues are solved as the router does, and exactly. Times are processor times of one process.
+Times are processor times of one process.
 """
 
 import sys
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from rich.console import Console
 
-from benchmarks.schedule import deciding, holding_back
+from benchmarks.schedule import deciding
 from tests.router.schedules import (
     a_queue,
     a_queue_of_batches,
@@ -29,14 +29,13 @@ from trimtab_router.scheduling.policies.token_batches import candidate_batches
 
 CASES, TIMED, COMPARED = 10_000, 400, 40
 DECIDED, DECIDED_ROWS = 100, 1_400
-LOADS = (0.9, 1.0, 1.1)
 Figures = dict[str, float | str]
 console = Console(highlight=False)
 
 
 def main() -> int:
     """Measure all; 1 where a bar is missed."""
-    figures = _timed() | _decided() | _compared() | _feasible() | _priced()
+    figures = _timed() | _decided() | _compared() | _feasible()
     bars = (
         threshold(
             "40 batches gathered from a queue, 8 points: whole decision, p99 processor ms",
@@ -51,8 +50,6 @@ def main() -> int:
         threshold("jobs: mean share of the exact optimum missed", float(figures["jobs_mean_gap"]), "<=", 0.001),
         threshold("batches: mean share of the exact optimum missed", float(figures["batches_mean_gap"]), "<=", 0.001),
         threshold("queues that could all be served and were not", float(figures["missed"]), "<=", 0.0),
-        threshold("least gain of a price of time, of its two", float(figures["price_least_gain"]), ">=", 1.0),
-        threshold("least share of value iteration", float(figures["price_least_share_of_best"]), ">=", 0.97),
     )
     outcome = ResultLine(name="bench-schedule", figures=figures, bars=bars)
     for each in bars:
@@ -135,23 +132,6 @@ def _feasible() -> Figures:
             possible += 1
             missed += found.served < len(queue)
     return {"cases": CASES, "all_can_be_served": possible, "missed": missed}
-
-
-def _priced() -> Figures:
-    figures: Figures = {}
-    gains, shares = [], []
-    for load in LOADS:
-        best = holding_back.outcome(load, None)
-        free, held = (holding_back.outcome(load, price) for price in (0.0, holding_back.price_of(load)))
-        figures |= {
-            f"value_at_{load}": held.value,
-            f"value_at_{load}_free": free.value,
-            f"value_at_{load}_best": best.value,
-        }
-        figures |= {f"violations_at_{load}": held.violations, f"violations_at_{load}_free": free.violations}
-        gains.append(max((held.value / free.value - 1) / 0.05, 0.5 * free.violations / max(held.violations, 1e-9)))
-        shares.append(held.value / best.value)
-    return figures | {"price_least_gain": min(gains), "price_least_share_of_best": min(shares)}
 
 
 if __name__ == "__main__":

@@ -1,44 +1,52 @@
-"""`python -m benchmarks.overload`: offers 3 and 10 times what a target can do; a table, then one line of JSON.
+"""Overload benchmark: offers 3 and 10 times what a target can serve, and prints the share of its goodput that remains.
 
-A target's maximum is the most answers in time at any offered rate, over the same connections; it is measured before
-and after each overload, and what was kept is a share of the mean of both, since machines become faster and slower.
-Latency runs from the moment a request was due. Router and model servers have one core, the generator the other, and
-the door any but the first; `others` is what processes that are none of these took of the servers' core.
-What generator, door and router took is among the figures: a generator that fills its core offers less than it says.
+A target's maximum is the best goodput at any offered rate over the same connections. It is measured before and after
+each overload, and the remaining share is of the mean of both, because the machine's speed changes. Latency counts from
+the time that a request was due. The router and the model servers run on one core, the generator on the other, the proxy
+on any but the first. The figures include the generator's CPU usage: if it fills its core, it offers too little.
 """
 
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.overload.board import Tally
-from benchmarks.overload.core import watching
-from benchmarks.overload.driving import (
+from benchmarks.overload.driver import (
+    GRPC_FEW,
     GRPC_MANY,
-    GRPC_SEVERAL,
+    REST_FEW,
     REST_MANY,
-    REST_SEVERAL,
     Case,
+    CpuUsage,
     Generator,
     generator,
+    watch_cpu,
 )
-from benchmarks.overload.targets import LARGE_BATCH, NEIGHBOURS, SMALL_BATCH, Target, mlserver, neighbours, trimtab
+from benchmarks.overload.outcomes import OfferSummary
+from benchmarks.overload.targets import (
+    MODEL_BOUND_BATCH,
+    NEIGHBOURS,
+    ROUTER_BOUND_BATCH,
+    Target,
+    mlserver,
+    neighbours,
+    trimtab,
+)
 from trimtab.app import run_reporting_errors
 from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
 Figures = dict[str, float | int | str | None]
-DOOR_CASES = (REST_SEVERAL, REST_MANY, GRPC_SEVERAL, GRPC_MANY)
-KEPT_AT_LEAST = {3.0: 0.9, 10.0: 0.8}
-"""Of the maximum, by how often it is offered; between them the lower holds."""
+ALL_CASES = (REST_FEW, REST_MANY, GRPC_FEW, GRPC_MANY)
+MIN_KEPT = {3.0: 0.9, 10.0: 0.8}
+"""Least remaining share of the maximum by offered multiple; between them the lower one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One target in one situation, and the ways to knock at it."""
+    """A target in one situation, and the cases to run against it."""
 
     key: str
     title: str
@@ -47,130 +55,129 @@ class Phase:
     cases: tuple[Case, ...]
     bounded: bool = True
     neighbours: int = 0
-    barred: bool = True
-    """Whether its figures are held to the bars; else they are for comparison."""
+    has_bars: bool = True
 
 
 PHASES = (
-    Phase("door", "the router gives out", trimtab, LARGE_BATCH, DOOR_CASES),
-    Phase("model", "the model gives out", trimtab, SMALL_BATCH, (REST_MANY, GRPC_SEVERAL)),
-    Phase("slowed", "core slowed to a third", trimtab, LARGE_BATCH, DOOR_CASES, neighbours=NEIGHBOURS),
+    Phase("proxy", "the router is the bottleneck", trimtab, ROUTER_BOUND_BATCH, ALL_CASES),
+    Phase("model", "the model is the bottleneck", trimtab, MODEL_BOUND_BATCH, (REST_MANY, GRPC_FEW)),
+    Phase("slowed", "core slowed to a third", trimtab, ROUTER_BOUND_BATCH, ALL_CASES, neighbours=NEIGHBOURS),
     Phase(
-        "onecore", "door on the router's core", partial(trimtab, one_core=True), LARGE_BATCH, DOOR_CASES, barred=False
+        "onecore",
+        "proxy on the router's core",
+        partial(trimtab, one_core=True),
+        ROUTER_BOUND_BATCH,
+        ALL_CASES,
+        has_bars=False,
     ),
-    Phase("open", "without the door's bounds", trimtab, LARGE_BATCH, (REST_MANY,), bounded=False, barred=False),
-    Phase("mlserver", "plain MLServer, one stage", mlserver, LARGE_BATCH, (GRPC_SEVERAL,), barred=False),
+    Phase("open", "without the proxy", trimtab, ROUTER_BOUND_BATCH, (REST_MANY,), bounded=False, has_bars=False),
+    Phase("mlserver", "plain MLServer, one stage", mlserver, ROUTER_BOUND_BATCH, (GRPC_FEW,), has_bars=False),
 )
-HEADER = ("situation", "callers", "maximum/s", "offered/s", "times", "kept", "p99 ms", "others", "answers")
-ROW = "{:27}{:33}{:>10}{:>11}{:>7}{:>7}{:>9}{:>8}  {}\n"
+HEADER = ("situation", "clients", "maximum/s", "offered/s", "times", "kept", "p99 ms", "others", "responses")
+ROW = "{:29}{:28}{:>10}{:>11}{:>7}{:>7}{:>9}{:>8}  {}\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What one overload came to, beside the maximum before it."""
+class Result:
+    """Summary of one overload, with the maximum around it."""
 
     key: str
-    maximum_rps: float
-    tally: Tally
-    others_share: float
-    shares: Mapping[str, float] = field(default_factory=dict)
+    max_rps: float
+    summary: OfferSummary
+    cpu: CpuUsage
 
     @property
     def kept(self) -> float:
-        """The share of the maximum that was still answered in time."""
-        return round(self.tally.goodput_rps / self.maximum_rps, 3)
+        """Goodput under overload as a share of the maximum."""
+        return round(self.summary.goodput_rps / self.max_rps, 3)
 
     @property
     def offered_times(self) -> float:
-        """How often the maximum was offered, as measured."""
-        return round(self.tally.offered_rps / self.maximum_rps, 1)
+        return round(self.summary.offered_rps / self.max_rps, 1)
 
     def figures(self) -> Figures:
-        """Figures with units in their names."""
-        tally = self.tally
-        own: Figures = {
+        summary = self.summary
+        figures: Figures = {
             "kept": self.kept,
-            "offered_rps": tally.offered_rps,
+            "offered_rps": summary.offered_rps,
             "offered_times": self.offered_times,
-            "goodput_rps": tally.goodput_rps,
-            "p50_ms": tally.p50_ms,
-            "p99_ms": tally.p99_ms,
-            "lag_p99_ms": tally.lag_p99_ms,
-            "others_share": self.others_share,
-            **{f"{name}_cores": share for name, share in self.shares.items()},
-            "maximum_rps": round(self.maximum_rps, 1),
+            "goodput_rps": summary.goodput_rps,
+            "p50_ms": summary.p50_ms,
+            "p99_ms": summary.p99_ms,
+            "lag_p99_ms": summary.lag_p99_ms,
+            "others_share": self.cpu.others_share,
+            **{f"{name}_cores": share for name, share in self.cpu.shares.items()},
+            "maximum_rps": round(self.max_rps, 1),
         }
-        return {f"{self.key}_{name}": value for name, value in (own | dict(tally.codes)).items()}
+        return {f"{self.key}_{name}": value for name, value in (figures | dict(summary.codes)).items()}
 
     def row(self, phase: Phase, case: Case) -> str:
-        """A line of the table."""
         return ROW.format(
             phase.title,
             case.name,
-            f"{self.maximum_rps:.0f}",
-            f"{self.tally.offered_rps:.0f}",
+            f"{self.max_rps:.0f}",
+            f"{self.summary.offered_rps:.0f}",
             self.offered_times,
             f"{self.kept:.0%}",
-            f"{self.tally.p99_ms:.0f}",
-            f"{self.others_share:.0%}",
-            ", ".join(f"{code} {count}" for code, count in self.tally.codes.items()),
+            f"{self.summary.p99_ms:.0f}",
+            f"{self.cpu.others_share:.0%}",
+            ", ".join(f"{code} {count}" for code, count in self.summary.codes.items()),
         )
 
 
 def main() -> int:
-    """Run the phases asked for; the exit code is 0 where every bar holds."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overload", description=__doc__)
+    """Run the phases; the exit code is 0 if every bar holds."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks overload", description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each overload")
     parser.add_argument("--factors", default="3,10", help="multiples of the maximum to offer")
     parser.add_argument(
         "--phase", action="append", choices=[phase.key for phase in PHASES], help="only this; repeatable"
     )
-    given = parser.parse_args()
-    return run_reporting_errors(lambda: asyncio.run(_overload(given)))
+    return asyncio.run(_overload(parser.parse_args()))
 
 
-async def _overload(given: argparse.Namespace) -> int:
-    factors = tuple(float(factor) for factor in given.factors.split(","))
+async def _overload(options: argparse.Namespace) -> int:
+    factors = tuple(float(factor) for factor in options.factors.split(","))
     sys.stdout.write(ROW.format(*HEADER))
     sys.stdout.flush()
     figures: Figures = {}
     bars: list[Threshold] = []
     with generator() as load:
         for phase in PHASES:
-            if not given.phase or phase.key in given.phase:
-                await _measure(phase, load, factors, given.seconds, figures, bars)
+            if not options.phase or phase.key in options.phase:
+                await measure(phase, load, factors, options.seconds, figures, bars)
     outcome = ResultLine(name="bench-overload", figures=figures, bars=tuple(bars))
     outcome.print()
     return 0 if outcome.holds else 1
 
 
-async def _measure(
+async def measure(
     phase: Phase, load: Generator, factors: tuple[float, ...], seconds: float, figures: Figures, bars: list[Threshold]
 ) -> None:
     async with phase.run(phase.batch_size, bounded=phase.bounded) as target:
         with neighbours(phase.neighbours):
             for case in phase.cases:
-                port = target.ports[case.speech]
-                key = f"{phase.key}_{case.speech}_{case.connections}"
-                before_rps = (await asyncio.to_thread(load.maximum, case, port)).goodput_rps
+                port = target.ports[case.protocol]
+                before_rps = await asyncio.to_thread(load.max_goodput_rps, case, port)
                 for factor in factors:
-                    with watching(load.pid, target.fronts) as core:
-                        tally = await asyncio.to_thread(load.offer, case, port, factor * before_rps, seconds)
-                    after_rps = await asyncio.to_thread(load.maximum_now, case, port, before_rps)
-                    after_rps = after_rps or before_rps  # a flood that is still worked off says nothing of the machine
-                    maximum_rps, before_rps = (before_rps + after_rps) / 2, after_rps
-                    found = Found(f"{key}_{factor:g}x", maximum_rps, tally, core.others_share, core.shares)
-                    figures |= found.figures()
-                    sys.stdout.write(found.row(phase, case))
+                    with watch_cpu(load.pid, target.fronts) as cpu:
+                        summary = await asyncio.to_thread(load.offer, case, port, factor * before_rps, seconds)
+                    after_rps = await asyncio.to_thread(load.recheck_max_goodput_rps, case, port, before_rps)
+                    after_rps = after_rps or before_rps  # a target still stuck says nothing about the machine
+                    max_rps, before_rps = (before_rps + after_rps) / 2, after_rps
+                    key = f"{phase.key}_{case.protocol}_{case.connections}_{factor:g}x"
+                    result = Result(key, max_rps, summary, cpu)
+                    figures |= result.figures()
+                    sys.stdout.write(result.row(phase, case))
                     sys.stdout.flush()
-                    if phase.barred:
+                    if phase.has_bars:
                         name = f"{phase.title}: {case.name}: kept of the maximum at {factor:g} times"
-                        bars.append(threshold(name, found.kept, ">=", _least(factor)))
+                        bars.append(threshold(name, result.kept, ">=", _min_kept(factor)))
 
 
-def _least(factor: float) -> float:
-    return min(least for known, least in KEPT_AT_LEAST.items() if known <= max(factor, min(KEPT_AT_LEAST)))
+def _min_kept(factor: float) -> float:
+    return min(kept for offered, kept in MIN_KEPT.items() if offered <= max(factor, min(MIN_KEPT)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_reporting_errors(main))

@@ -16,11 +16,10 @@ import psutil
 import pytest
 from aiohttp import web
 
-from benchmarks.overload.__main__ import Figures, Found, Phase, _measure
-from benchmarks.overload.board import CUT, GAVE_UP, GRPC, OK, Board, Tally, tally
-from benchmarks.overload.core import watching
-from benchmarks.overload.driving import Case, Generator
-from benchmarks.overload.generator import Order, Speech, offer
+from benchmarks.overload.__main__ import Figures, Phase, Result, measure
+from benchmarks.overload.driver import Case, CpuUsage, Generator, watch_cpu
+from benchmarks.overload.generator import Offer, Protocol, run_offer
+from benchmarks.overload.outcomes import ABANDONED, CONNECTION_CLOSED, GRPC, OK, OfferSummary, Outcomes, summarize
 from benchmarks.overload.targets import Target
 from trimtab_protocol.grpc_messages import method_path
 
@@ -90,31 +89,31 @@ def grpc_server(refuse_every: int = 0) -> Iterator[int]:
     server.stop(None).wait()
 
 
-def an_order(speech: Speech, port: int, connections: int = 4, slo_seconds: float = PATIENT_SECONDS) -> Order:
-    return Order(speech, port, connections, RATE_RPS, SECONDS, slo_seconds)
+def an_offer(protocol: Protocol, port: int, connections: int = 4, slo_seconds: float = PATIENT_SECONDS) -> Offer:
+    return Offer(protocol, port, connections, RATE_RPS, SECONDS, slo_seconds)
 
 
 @pytest.mark.parametrize("hang_up", [False, True])
 def test_every_request_over_http1_has_its_code(hang_up):
     with http_server(refuse_every=3, hang_up=hang_up) as port:
-        found = offer(an_order("http1", port))
-    total = sum(found.codes.values())
-    assert set(found.codes) == {"ok", "429"}
-    assert found.codes["429"] == total // 3
-    assert found.offered_rps == pytest.approx(total / SECONDS, abs=0.1)
+        summary = run_offer(an_offer("http1", port))
+    total = sum(summary.codes.values())
+    assert set(summary.codes) == {"ok", "429"}
+    assert summary.codes["429"] == total // 3
+    assert summary.offered_rps == pytest.approx(total / SECONDS, abs=0.1)
 
 
 def test_every_call_over_grpc_has_its_code():
     with grpc_server(refuse_every=3) as port:
-        found = offer(an_order("grpc", port))
-    total = sum(found.codes.values())
-    assert set(found.codes) == {"ok", "RESOURCE_EXHAUSTED"}
-    assert found.codes["RESOURCE_EXHAUSTED"] == total // 3
+        summary = run_offer(an_offer("grpc", port))
+    total = sum(summary.codes.values())
+    assert set(summary.codes) == {"ok", "RESOURCE_EXHAUSTED"}
+    assert summary.codes["RESOURCE_EXHAUSTED"] == total // 3
 
 
 def test_the_same_seed_offers_the_same_schedule():
     with http_server() as port:
-        counts = {sum(offer(an_order("http1", port)).codes.values()) for _ in range(2)}
+        counts = {sum(run_offer(an_offer("http1", port)).codes.values()) for _ in range(2)}
     assert len(counts) == 1
 
 
@@ -126,50 +125,50 @@ def test_request_without_a_connection_is_not_offered():
         await held.wait()
         writer.close()
 
-    async def measure() -> Tally:
+    async def measure() -> OfferSummary:
         server = await asyncio.start_server(never, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        found = await asyncio.to_thread(offer, an_order("http1", port, connections=1, slo_seconds=0.2))
+        summary = await asyncio.to_thread(run_offer, an_offer("http1", port, connections=1, slo_seconds=0.2))
         held.set()
         server.close()
-        return found
+        return summary
 
-    found = asyncio.run(measure())
-    assert found.codes["no_answer"] == 1
-    assert found.codes["gave_up"] == sum(found.codes.values()) - 1
-    assert found.offered_rps == pytest.approx(1 / SECONDS)
+    summary = asyncio.run(measure())
+    assert summary.codes["no_response"] == 1
+    assert summary.codes["abandoned"] == sum(summary.codes.values()) - 1
+    assert summary.offered_rps == pytest.approx(1 / SECONDS)
 
 
 def test_latency_runs_from_the_moment_a_request_was_due():
-    board = Board([10.0, 10.0, 10.0, 10.0, 10.0])
+    outcomes = Outcomes([10.0, 10.0, 10.0, 10.0, 10.0])
     for index, (sent, code, ended) in enumerate(
-        [(10.0, OK, 10.1), (10.3, OK, 10.6), (10.0, GRPC + 14, 10.1), (10.0, CUT, 10.2)]
+        [(10.0, OK, 10.1), (10.3, OK, 10.6), (10.0, GRPC + 14, 10.1), (10.0, CONNECTION_CLOSED, 10.2)]
     ):
-        board.begin(index, sent)
-        board.end(index, code, ended)
-    board.codes[4] = GAVE_UP
-    found = tally(board, seconds=2.0, slo_seconds=0.5)
-    assert found.codes == {"ok": 1, "late": 1, "UNAVAILABLE": 1, "cut": 1, "gave_up": 1}
-    assert (found.offered_rps, found.goodput_rps) == (2.0, 0.5)
-    assert [found.p99_ms, found.lag_p99_ms] == pytest.approx([600, 300])
+        outcomes.begin(index, sent)
+        outcomes.end(index, code, ended)
+    outcomes.codes[4] = ABANDONED
+    summary = summarize(outcomes, seconds=2.0, slo_seconds=0.5)
+    assert summary.codes == {"ok": 1, "late": 1, "UNAVAILABLE": 1, "connection_closed": 1, "abandoned": 1}
+    assert (summary.offered_rps, summary.goodput_rps) == (2.0, 0.5)
+    assert [summary.p99_ms, summary.lag_p99_ms] == pytest.approx([600, 300])
 
 
 def test_goodput_is_a_share_of_the_maximum_with_its_offers():
-    tally_of_it = Tally(2900.0, 950.0, 100.0, 300.0, 1.0, {"ok": 950, "429": 1950})
-    found = Found("door_grpc_8_3x", 1000.0, tally_of_it, others_share=0.25, shares={"generator": 0.3})
-    assert found.figures() == {
-        "door_grpc_8_3x_kept": 0.95,
-        "door_grpc_8_3x_offered_rps": 2900.0,
-        "door_grpc_8_3x_offered_times": 2.9,
-        "door_grpc_8_3x_goodput_rps": 950.0,
-        "door_grpc_8_3x_p50_ms": 100.0,
-        "door_grpc_8_3x_p99_ms": 300.0,
-        "door_grpc_8_3x_lag_p99_ms": 1.0,
-        "door_grpc_8_3x_others_share": 0.25,
-        "door_grpc_8_3x_generator_cores": 0.3,
-        "door_grpc_8_3x_maximum_rps": 1000.0,
-        "door_grpc_8_3x_ok": 950,
-        "door_grpc_8_3x_429": 1950,
+    summary = OfferSummary(2900.0, 950.0, 100.0, 300.0, 1.0, {"ok": 950, "429": 1950})
+    result = Result("proxy_grpc_8_3x", 1000.0, summary, CpuUsage(0.25, {"generator": 0.3}))
+    assert result.figures() == {
+        "proxy_grpc_8_3x_kept": 0.95,
+        "proxy_grpc_8_3x_offered_rps": 2900.0,
+        "proxy_grpc_8_3x_offered_times": 2.9,
+        "proxy_grpc_8_3x_goodput_rps": 950.0,
+        "proxy_grpc_8_3x_p50_ms": 100.0,
+        "proxy_grpc_8_3x_p99_ms": 300.0,
+        "proxy_grpc_8_3x_lag_p99_ms": 1.0,
+        "proxy_grpc_8_3x_others_share": 0.25,
+        "proxy_grpc_8_3x_generator_cores": 0.3,
+        "proxy_grpc_8_3x_maximum_rps": 1000.0,
+        "proxy_grpc_8_3x_ok": 950,
+        "proxy_grpc_8_3x_429": 1950,
     }
 
 
@@ -178,33 +177,33 @@ def test_cpu_time_of_each_process_is_reported():
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         before = psutil.Process(busy.pid).cpu_times().user
-        with watching(idle.pid, {"door": busy.pid}) as watched:
+        with watch_cpu(idle.pid, {"proxy": busy.pid}) as usage:
             while psutil.Process(busy.pid).cpu_times().user < before + 0.2:
                 time.sleep(0.02)
     finally:
         busy.kill()
         idle.communicate(b"\n")
         busy.wait()
-    assert watched.shares["door"] > watched.shares["generator"]
+    assert usage.shares["proxy"] > usage.shares["generator"]
 
 
-class Drowned:
-    """A target that a flood stops for good: nothing is answered in time afterwards."""
+class StuckTarget:
+    """A generator whose target serves nothing in time after the first overload."""
 
     pid = os.getpid()
 
     def __init__(self) -> None:
         self.offered_rps: list[float] = []
 
-    def maximum(self, *_: object) -> Tally:
-        return Tally(100.0, 100.0, 1.0, 1.0, 1.0, {})
+    def max_goodput_rps(self, *_: object) -> float:
+        return 100.0
 
-    def maximum_now(self, *_: object) -> float:
+    def recheck_max_goodput_rps(self, *_: object) -> float:
         return 0.0
 
-    def offer(self, _case: object, _port: int, rate_rps: float, _seconds: float) -> Tally:
+    def offer(self, _case: object, _port: int, rate_rps: float, _seconds: float) -> OfferSummary:
         self.offered_rps.append(rate_rps)
-        return Tally(rate_rps, 1.0, 1.0, 1.0, 1.0, {})
+        return OfferSummary(rate_rps, 1.0, 1.0, 1.0, 1.0, {})
 
 
 async def test_target_that_does_not_recover_keeps_its_old_maximum() -> None:
@@ -213,9 +212,9 @@ async def test_target_that_does_not_recover_keeps_its_old_maximum() -> None:
         yield Target({"grpc": 1})
 
     figures: Figures = {}
-    drowned = Drowned()
-    phase = Phase("drowned", "drowned", target, 1, (Case("grpc", "grpc", 1),))
-    await _measure(phase, cast("Generator", drowned), (3.0, 10.0), 1.0, figures, [])
+    stuck = StuckTarget()
+    phase = Phase("stuck", "stuck", target, 1, (Case("grpc", "grpc", 1),))
+    await measure(phase, cast("Generator", stuck), (3.0, 10.0), 1.0, figures, [])
 
-    assert drowned.offered_rps == [300.0, 1000.0]
-    assert figures["drowned_grpc_1_10x_kept"] == 0.01
+    assert stuck.offered_rps == [300.0, 1000.0]
+    assert figures["stuck_grpc_1_10x_kept"] == 0.01

@@ -1,4 +1,4 @@
-"""Outcomes of the requests offered, and their figures."""
+"""Outcomes of offered requests, and their figures."""
 
 from array import array
 from collections import Counter
@@ -6,61 +6,59 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 OK = 200
-"""Answered whole; the other HTTP statuses stand for themselves."""
-PENDING, GAVE_UP, CUT = 0, 1, 2
+"""A whole response. Other HTTP statuses are codes themselves."""
+PENDING, ABANDONED, CONNECTION_CLOSED = 0, 1, 2
 GRPC, RESET = 1000, 2000
 """A gRPC status or an HTTP/2 error code is added to these."""
 GRPC_NAMES = {1: "CANCELLED", 4: "DEADLINE_EXCEEDED", 8: "RESOURCE_EXHAUSTED", 13: "INTERNAL", 14: "UNAVAILABLE"}
-PLAIN_NAMES = {PENDING: "no_answer", GAVE_UP: "gave_up", CUT: "cut"}
+NAMES = {PENDING: "no_response", ABANDONED: "abandoned", CONNECTION_CLOSED: "connection_closed"}
 
 
-class Board:
-    """When each request was due, was sent and ended (monotonic seconds), and with which code."""
+class Outcomes:
+    """Due, send and end times (monotonic seconds) and code of each request."""
 
     def __init__(self, due: Sequence[float]) -> None:
         self.due = due
         self.sent_at = array("d", bytes(8 * len(due)))
         self.ended_at = array("d", bytes(8 * len(due)))
         self.codes = array("i", bytes(4 * len(due)))
-        self.under_way = 0
+        self.in_flight = 0
 
     def begin(self, index: int, now: float) -> None:
-        """A request was handed to the system."""
         self.sent_at[index] = now
-        self.under_way += 1
+        self.in_flight += 1
 
     def end(self, index: int, code: int, now: float) -> None:
-        """A request that had begun has its answer, or will have none."""
         self.codes[index] = code
         self.ended_at[index] = now
-        self.under_way -= 1
+        self.in_flight -= 1
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """What a phase came to. Latencies run from the moment a request was due, whenever it could be sent."""
+class OfferSummary:
+    """Figures of one offered load. Latencies count from the time that a request was due, not from when it was sent."""
 
     offered_rps: float
-    """Requests sent in the phase, a second: what really knocked."""
+    """Requests sent per second."""
     goodput_rps: float
-    """Answered whole within the SLO, a second."""
+    """Whole responses within the SLO per second."""
     p50_ms: float
     p99_ms: float
-    """Of all that were answered whole, late ones included; 0 where none was."""
+    """Of all whole responses, late ones included; 0 without any."""
     lag_p99_ms: float
-    """How much later than due requests were sent: the generator's own fault, or that of too few connections."""
+    """Delay between due and sent: the generator is too slow, or has too few connections."""
     codes: dict[str, int]
 
 
-def tally(board: Board, seconds: float, slo_seconds: float) -> Tally:
-    """Sum up a phase that has ended."""
-    latencies = sorted(board.ended_at[i] - board.due[i] for i in range(len(board.due)) if board.codes[i] == OK)
+def summarize(outcomes: Outcomes, seconds: float, slo_seconds: float) -> OfferSummary:
+    pairs = zip(outcomes.codes, outcomes.ended_at, outcomes.due, strict=True)
+    latencies = sorted(ended - due for code, ended, due in pairs if code == OK)
     in_time = sum(latency <= slo_seconds for latency in latencies)
-    lags = sorted(sent - due for sent, due in zip(board.sent_at, board.due, strict=True) if sent)
-    codes = Counter(map(name, board.codes))
+    lags = sorted(sent - due for sent, due in zip(outcomes.sent_at, outcomes.due, strict=True) if sent)
+    codes = Counter(map(code_name, outcomes.codes))
     codes["late"] = codes.pop("ok", 0) - in_time
     codes["ok"] = in_time
-    return Tally(
+    return OfferSummary(
         offered_rps=round(len(lags) / seconds, 1),
         goodput_rps=round(in_time / seconds, 1),
         p50_ms=_quantile_ms(latencies, 0.5),
@@ -70,15 +68,14 @@ def tally(board: Board, seconds: float, slo_seconds: float) -> Tally:
     )
 
 
-def name(code: int) -> str:
-    """Name a code as a reader knows it."""
+def code_name(code: int) -> str:
     if code == OK:
         return "ok"
     if code >= RESET:
         return f"reset_{code - RESET}"
     if code >= GRPC:
         return GRPC_NAMES.get(code - GRPC, f"grpc_{code - GRPC}")
-    return PLAIN_NAMES.get(code, str(code))
+    return NAMES.get(code, str(code))
 
 
 def _quantile_ms(ordered: Sequence[float], quantile: float) -> float:

@@ -35,7 +35,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "router": Benchmark(
         "benchmarks.router", "overhead, throughput, large tensors and batching against chained MLServers"
     ),
-    "router-commits": Benchmark("benchmarks.router.beside", "cost of a request against a checkout of another commit"),
+    "router-commits": Benchmark("benchmarks.router.commits", "cost of a request against a checkout of another commit"),
     "overload": Benchmark(
         "benchmarks.overload", "goodput at 3 and 10 times capacity, with and without a busy neighbour"
     ),

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.router`: five parts, one line of JSON at the end. Servers on one core, client on the other."""
+"""Router benchmark in five parts. The servers run on one core, the client on the other."""
 
 import argparse
 import asyncio
@@ -21,8 +21,8 @@ PARTS: dict[str, Callable[[], parts.Part]] = {
 
 
 def main() -> int:
-    """Run the parts asked for; the exit code is 0 where every bar holds."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.router", description=__doc__)
+    """Run the chosen parts; the exit code is 0 if every bar holds."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks router", description=__doc__)
     parser.add_argument("--part", action="append", choices=sorted(PARTS), help="run only this part; may be repeated")
     chosen = parser.parse_args().part or list(PARTS)
     pin(CLIENT_CORE)

@@ -1,4 +1,4 @@
-"""Closed and open loops over a client, and what they counted."""
+"""Closed and open load loops over a client, and their tallies."""
 
 import asyncio
 import random
@@ -12,26 +12,23 @@ from benchmarks.router.processes import usage
 
 @dataclass(slots=True)
 class Tally:
-    """What happened: codes, seconds of the good answers, and what it cost the processes watched."""
+    """Codes, latencies of successful responses, and resource usage of the watched processes."""
 
     wall_seconds: float = 0.0
     codes: Counter[str] = field(default_factory=Counter)
-    good_seconds: list[float] = field(default_factory=list)
+    ok_seconds: list[float] = field(default_factory=list)
     cpu_seconds: float = 0.0
     peak_bytes: int = 0
 
     @property
     def goodput_rps(self) -> float:
-        """Good answers a second."""
         return self.codes["ok"] / self.wall_seconds
 
     def quantile_ms(self, quantile: float) -> float:
-        """A quantile of the good answers' latency."""
-        ordered = sorted(self.good_seconds)
+        ordered = sorted(self.ok_seconds)
         return 1000 * ordered[min(int(quantile * len(ordered)), len(ordered) - 1)] if ordered else float("nan")
 
     def figures(self, prefix: str) -> dict[str, float]:
-        """Figures with units in their names."""
         return {
             f"{prefix}_rps": round(self.goodput_rps, 1),
             f"{prefix}_p50_ms": round(self.quantile_ms(0.5), 3),
@@ -44,7 +41,7 @@ class Tally:
 async def closed_loop(
     send: Send, concurrency: int, seconds: float, watched: tuple[int, ...], warmup_seconds: float = 1.0
 ) -> Tally:
-    """So many callers, each sending its next request once it has its answer; answers after the warm-up count."""
+    """Run callers that each send the next request after a response; responses after the warm-up count."""
     tally = Tally(wall_seconds=seconds)
     begin = time.monotonic() + warmup_seconds
     end = begin + seconds
@@ -67,13 +64,13 @@ async def closed_loop(
 
 
 async def open_loop(send: Send, rate_rps: float, seconds: float, watched: tuple[int, ...], slo_seconds: float) -> Tally:
-    """Poisson arrivals at a rate, whatever the answers do; an answer later than the SLO counts as `late`."""
+    """Send Poisson arrivals at a rate; a response later than the SLO counts as `late`."""
     tally = Tally(wall_seconds=seconds)
     draw = random.Random(0)  # noqa: S311 - arrivals, not secrets
     before = usage(watched).cpu_seconds
-    under_way: set[asyncio.Task[None]] = set()
+    in_flight: set[asyncio.Task[None]] = set()
 
-    async def one(due: float) -> None:
+    async def send_one(due: float) -> None:
         code = await send()
         late = code == "ok" and time.monotonic() - due > slo_seconds
         _count(tally, "late" if late else code, due)
@@ -81,11 +78,11 @@ async def open_loop(send: Send, rate_rps: float, seconds: float, watched: tuple[
     due = begin = time.monotonic()
     while due < begin + seconds:
         await asyncio.sleep(max(0.0, due - time.monotonic()))
-        task = asyncio.create_task(one(due))
-        under_way.add(task)
-        task.add_done_callback(under_way.discard)
+        task = asyncio.create_task(send_one(due))
+        in_flight.add(task)
+        task.add_done_callback(in_flight.discard)
         due += draw.expovariate(rate_rps)
-    await asyncio.gather(*under_way)
+    await asyncio.gather(*in_flight)
     after = usage(watched)
     tally.cpu_seconds, tally.peak_bytes = after.cpu_seconds - before, after.peak_bytes
     return tally
@@ -94,4 +91,4 @@ async def open_loop(send: Send, rate_rps: float, seconds: float, watched: tuple[
 def _count(tally: Tally, code: str, sent: float) -> None:
     tally.codes[code] += 1
     if code == "ok":
-        tally.good_seconds.append(time.monotonic() - sent)
+        tally.ok_seconds.append(time.monotonic() - sent)

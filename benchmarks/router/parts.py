@@ -1,4 +1,4 @@
-"""The five parts: overhead, throughput, large tensors, batching behind a slow model, overload."""
+"""Parts of the router benchmark: overhead, throughput, large tensors, batching behind a slow model, overload."""
 
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
@@ -10,8 +10,8 @@ from benchmarks.router.processes import Served, chained_mlservers, echo_pipeline
 from trimtab_pipelines.result_line import Threshold, threshold
 
 Figures = dict[str, float]
-Ways = dict[str, tuple[Served, Callable[[Served, int], AbstractAsyncContextManager[Send]]]]
-"""By name: what is asked, and by which client."""
+Targets = dict[str, tuple[Served, Callable[[Served, int], AbstractAsyncContextManager[Send]]]]
+"""A running pipeline and a client of it, by name."""
 Part = Coroutine[Any, Any, tuple[Figures, list[Threshold]]]
 
 SMALL_NUMBERS = 1024
@@ -23,56 +23,60 @@ DELAY_SECONDS = 0.010
 TURNS, TURN_SECONDS = 4, 2.0
 LONG_SLO_SECONDS = 10.0
 MLSERVERS = {"mlserver": {}, "mlserver_in_process": {"parallel_workers": 0, "metrics_endpoint": None}}
-FRONT_DOORS = {"rest": rest_client, "grpc": grpc_client}
+PROTOCOLS = {"rest": rest_client, "grpc": grpc_client}
 CODED = {"ok", "late", "429", "503", "504", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"}
 
 
 async def overhead() -> tuple[Figures, list[Threshold]]:
-    """A: what the router adds at concurrency 1, and its door to that, without batching, 4 KiB.
+    """A: latency that the router and its proxy add at concurrency 1, without batching, 4 KiB.
 
-    All take turns, and of each the least median counts: what else runs on the machine adds to a turn, never takes
-    away, and the difference of two medians is small beside it.
+    All targets take turns and the least median of each counts, because other load on the machine only ever adds.
     """
     figures: Figures = {}
     pipeline = echo_pipeline(SMALL_NUMBERS, 0.0, LONG_SLO_SECONDS)
-    async with served(pipeline, 1, 0.0, door=False) as bare, served(pipeline, 1, 0.0) as target:
-        ways: Ways = {"direct": (bare, direct_client), "bare_rest": (bare, rest_client)}
-        ways |= {name: (target, client) for name, client in FRONT_DOORS.items()}
-        tallies = await _in_turns(ways, SMALL_NUMBERS, 1)
+    async with served(pipeline, 1, 0.0, proxy=False) as bare, served(pipeline, 1, 0.0) as target:
+        targets: Targets = {"direct": (bare, direct_client), "bare_rest": (bare, rest_client)}
+        targets |= {name: (target, client) for name, client in PROTOCOLS.items()}
+        tallies = await _in_turns(targets, SMALL_NUMBERS, 1)
     figures |= _best(tallies, key=lambda tally: -tally.quantile_ms(0.5))
     figures |= await _mlservers(SMALL_NUMBERS, 1, 4.0)
     router = figures["bare_rest_p50_ms"] - figures["direct_p50_ms"]
-    door = figures["rest_p50_ms"] - figures["bare_rest_p50_ms"]
-    figures |= {"router_added_p50_ms": round(router, 3), "door_added_p50_ms": round(door, 3)}
+    proxy = figures["rest_p50_ms"] - figures["bare_rest_p50_ms"]
+    figures |= {"router_added_p50_ms": round(router, 3), "proxy_added_p50_ms": round(proxy, 3)}
     figures["grpc_added_p50_ms"] = round(figures["grpc_p50_ms"] - figures["direct_p50_ms"], 3)
-    added = max(figures[f"{name}_p50_ms"] for name in FRONT_DOORS) - figures["direct_p50_ms"]
+    added = max(figures[f"{name}_p50_ms"] for name in PROTOCOLS) - figures["direct_p50_ms"]
     over_models = round(added / figures["direct_p50_ms"], 3)
     return figures, [
         threshold(
-            "a: p50 the door adds over what the router adds, concurrency 1, 4 KiB", round(door / router, 3), "<=", 0.5
+            "a: p50 that the proxy adds over p50 that the router adds, concurrency 1, 4 KiB",
+            round(proxy / router, 3),
+            "<=",
+            0.5,
         ),
-        threshold("a: p50 door and router add over the model servers' own (slower front door)", over_models, "<=", 2.0),
+        threshold(
+            "a: p50 that proxy and router add over the model servers' own (slower protocol)", over_models, "<=", 2.0
+        ),
     ]
 
 
 async def throughput() -> tuple[Figures, list[Threshold]]:
-    """B: 4 KiB at concurrency 64, against chained MLServers, and against the router without its door."""
+    """B: 4 KiB at concurrency 64, against chained MLServers and against the router without its proxy."""
     pipeline = echo_pipeline(SMALL_NUMBERS, 0.0, LONG_SLO_SECONDS)
     async with (
-        served(pipeline, BATCH_SIZE, 0.0, door=False) as bare,
+        served(pipeline, BATCH_SIZE, 0.0, proxy=False) as bare,
         served(pipeline, BATCH_SIZE, 0.0) as target,
     ):
-        ways: Ways = {"bare_rest": (bare, rest_client)}
-        ways |= {name: (target, client) for name, client in FRONT_DOORS.items()}
-        tallies = await _in_turns(ways, SMALL_NUMBERS, 64)
+        targets: Targets = {"bare_rest": (bare, rest_client)}
+        targets |= {name: (target, client) for name, client in PROTOCOLS.items()}
+        tallies = await _in_turns(targets, SMALL_NUMBERS, 64)
     figures = _best(tallies, key=lambda tally: tally.goodput_rps)
     figures |= await _mlservers(SMALL_NUMBERS, 64, 6.0)
     kept = round(figures["rest_rps"] / figures["bare_rest_rps"], 3)
     return figures, [
-        threshold("b: rest throughput with the door over without, 4 KiB", kept, ">=", 0.75),
+        threshold("b: rest throughput with the proxy over without, 4 KiB", kept, ">=", 0.75),
         *(
             threshold(f"b: {name} throughput over chained MLServers, 4 KiB", _ratio(figures, name), ">=", 3.0)
-            for name in FRONT_DOORS
+            for name in PROTOCOLS
         ),
     ]
 
@@ -81,26 +85,26 @@ async def large_tensors() -> tuple[Figures, list[Threshold]]:
     """C: 588 KiB at concurrency 1 and 16, against chained MLServers."""
     figures: Figures = {}
     async with served(echo_pipeline(LARGE_NUMBERS, 0.0, LONG_SLO_SECONDS), BATCH_SIZE, 0.0) as target:
-        for name, client in {"direct": direct_client, **FRONT_DOORS}.items():
+        for name, client in {"direct": direct_client, **PROTOCOLS}.items():
             async with client(target, LARGE_NUMBERS) as send:
                 figures |= (await closed_loop(send, 1, 4.0, _all(target))).figures(f"{name}_alone")
     figures |= await _closed(LARGE_NUMBERS, 16, 6.0)
-    slower = max(figures[f"{name}_alone_p50_ms"] for name in FRONT_DOORS)
+    slower = max(figures[f"{name}_alone_p50_ms"] for name in PROTOCOLS)
     times = round(slower / figures["direct_alone_p50_ms"], 2)
     bars = [
-        threshold("c: p50 at concurrency 1, 588 KiB, over the model servers' own (slower front door)", times, "<=", 3.0)
+        threshold("c: p50 at concurrency 1, 588 KiB, over the model servers' own (slower protocol)", times, "<=", 3.0)
     ]
     bars += [
         threshold(f"c: {name} throughput over chained MLServers, 588 KiB", _ratio(figures, name), ">=", 8.0)
-        for name in FRONT_DOORS
+        for name in PROTOCOLS
     ]
     return figures, bars
 
 
 async def batching() -> tuple[Figures, list[Threshold]]:
-    """D: a model that takes 10 ms a batch whatever its size: 800 a second at best with batches of 8.
+    """D: a model that takes 10 ms per batch of any size: at most 800 requests per second with batches of 8.
 
-    How near to it a machine comes is measured first, with whole batches one after the other.
+    The machine's own limit is measured first, with full batches in sequence.
     """
     figures: Figures = {}
     bars: list[Threshold] = []
@@ -111,7 +115,7 @@ async def batching() -> tuple[Figures, list[Threshold]]:
         stages_at_once = len(target.servers)
         model_rps = stages_at_once * BATCH_SIZE / (direct.quantile_ms(0.5) / 1000)
         figures["model_rps"] = round(model_rps, 1)
-        for name, client in FRONT_DOORS.items():
+        for name, client in PROTOCOLS.items():
             async with client(target, SMALL_NUMBERS) as send:
                 full = await closed_loop(send, 64, 6.0, _all(target))
                 calm = await open_loop(send, 200, 10.0, _all(target), 0.5)
@@ -119,7 +123,7 @@ async def batching() -> tuple[Figures, list[Threshold]]:
             unanswered = calm.codes.total() - calm.codes["ok"]
             bars += [
                 threshold(
-                    f"d: {name} at concurrency 64 over the model's own",
+                    f"d: {name} throughput at concurrency 64 over the model's own",
                     round(full.goodput_rps / model_rps, 3),
                     ">=",
                     0.9,
@@ -136,14 +140,14 @@ async def batching() -> tuple[Figures, list[Threshold]]:
 
 
 async def overload() -> tuple[Figures, list[Threshold]]:
-    """E: 30 s of three times what D can do, and of 200 large tensors a second."""
+    """E: 30 s at three times the limit of D, and 30 s of 200 large tensors per second."""
     figures: Figures = {}
     bars: list[Threshold] = []
     for case, numbers, delay_seconds, slo_seconds, rate_rps in (
         ("slow", SMALL_NUMBERS, DELAY_SECONDS, 0.5, 2400.0),
         ("large", LARGE_NUMBERS, 0.0, 1.0, 200.0),
     ):
-        for name, client in FRONT_DOORS.items():
+        for name, client in PROTOCOLS.items():
             async with served(echo_pipeline(numbers, delay_seconds, slo_seconds), BATCH_SIZE, delay_seconds) as target:
                 async with client(target, numbers) as send:
                     best = await closed_loop(send, 64, 5.0, _all(target))
@@ -155,17 +159,17 @@ async def overload() -> tuple[Figures, list[Threshold]]:
             figures[f"{key}_router_peak_mib"] = round(router_bytes / 2**20, 1)
             bars += [
                 threshold(f"e: {name} {case} goodput over its own maximum", tally.goodput_rps / most, ">=", 0.9),
-                threshold(f"e: {name} {case} answers without a code", _uncoded(tally), "==", 0),
+                threshold(f"e: {name} {case} responses without a code", _uncoded(tally), "==", 0),
                 threshold(f"e: {name} {case} peak memory of all processes, MiB", tally.peak_bytes / 2**20, "<=", 2048),
             ]
     return figures, bars
 
 
-async def _in_turns(ways: Ways, numbers: int, concurrency: int) -> dict[str, list[Tally]]:
-    """Measure each way, and all of them again, so that a bad moment of the machine meets none alone."""
-    tallies: dict[str, list[Tally]] = {name: [] for name in ways}
+async def _in_turns(targets: Targets, numbers: int, concurrency: int) -> dict[str, list[Tally]]:
+    """Measure all targets in turns, so that a slow period of the machine affects all."""
+    tallies: dict[str, list[Tally]] = {name: [] for name in targets}
     for _ in range(TURNS):
-        for name, (target, client) in ways.items():
+        for name, (target, client) in targets.items():
             async with client(target, numbers) as send:
                 tallies[name].append(await closed_loop(send, concurrency, TURN_SECONDS, _all(target)))
     return tallies
@@ -179,17 +183,17 @@ def _best(tallies: dict[str, list[Tally]], key: Callable[[Tally], float]) -> Fig
 
 
 async def _closed(numbers: int, concurrency: int, seconds: float) -> Figures:
-    """The router by both front doors, and chained MLServers, in the same run."""
+    """Measure the router over both protocols, and chained MLServers, in one run."""
     figures: Figures = {}
     async with served(echo_pipeline(numbers, 0.0, LONG_SLO_SECONDS), BATCH_SIZE, 0.0) as target:
-        for name, client in FRONT_DOORS.items():
+        for name, client in PROTOCOLS.items():
             async with client(target, numbers) as send:
                 figures |= (await closed_loop(send, concurrency, seconds, _all(target))).figures(name)
     return figures | await _mlservers(numbers, concurrency, seconds)
 
 
 async def _mlservers(numbers: int, concurrency: int, seconds: float) -> Figures:
-    """Plain MLServers as shipped, which the bars are about, and for comparison without their worker process."""
+    """Measure plain MLServers as shipped, which the bars use, and without their worker process."""
     figures: Figures = {}
     for name, settings in MLSERVERS.items():
         async with chained_mlservers(settings) as plain, mlserver_client(plain, numbers) as send:

@@ -1,4 +1,4 @@
-"""Starts what is measured, on one core: model servers, the router in front of them, and plain MLServers."""
+"""Processes under measurement, on one core: model servers, router, proxy, and plain MLServers."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import psutil
 
 from benchmarks.cores import CLIENT_CORE, SERVER_CORE, pin
 from trimtab_model_servers.server.settings import write_model_folder
-from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.processes.child_process import ChildProcess, ReplicaPorts, RouterPorts
@@ -27,12 +26,12 @@ STAGES = ("first", "second")
 START_SECONDS, STOP_SECONDS = 120.0, 15.0
 ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What processes used: seconds of processor time so far, peak resident bytes."""
+    """CPU seconds so far and peak resident bytes of processes."""
 
     cpu_seconds: float
     peak_bytes: int
@@ -40,10 +39,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A pipeline that runs: where its front doors and its model servers listen.
-
-    `grpc_port` is 0 without a door; `fronts` are the processes before the model servers: the router, and its door.
-    """
+    """A running pipeline. `grpc_port` is 0 without a proxy; `fronts` are the router and its proxy, if it has one."""
 
     rest_port: int
     grpc_port: int
@@ -54,15 +50,15 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Chained:
-    """Plain MLServers that run: their gRPC ports."""
+class ChainedServers:
+    """Plain MLServers, one a stage, by their gRPC ports."""
 
     grpc_ports: tuple[int, ...]
     servers: tuple[int, ...]
 
 
 def usage(processes: Sequence[int]) -> Usage:
-    """Sum over processes and their children."""
+    """Sum the usage of processes and their children."""
     cpu_seconds, peak_bytes = 0.0, 0
     roots = [psutil.Process(pid) for pid in processes]
     for process in [*roots, *(child for root in roots for child in root.children(recursive=True))]:
@@ -104,53 +100,62 @@ def echo_pipeline(numbers: int, delay_seconds: float, slo_seconds: float) -> Inf
 
 @asynccontextmanager
 async def served(
-    pipeline: InferencePipeline, batch_size: int, delay_seconds: float, *, door: bool = True
+    pipeline: InferencePipeline, batch_size: int, delay_seconds: float, *, proxy: bool = True
 ) -> AsyncIterator[Served]:
-    """Run a pipeline: one model server a stage, the router, and its door in front; without it there is REST alone."""
-    async with _starting() as (folder, start):
+    """Run a pipeline's model servers, its router, and a proxy in front; without a proxy the router serves REST only."""
+    async with _starting() as (folder, start), AsyncExitStack() as stack:
         servers, data_ports = [], []
         for stage in STAGES:
             write_model_folder(pipeline, folder, stage, ["echo"], folder / stage, 1.0)
             servers.append(await start("trimtab_model_servers", str(folder / stage)))
             data_ports.append((await servers[-1].read_ready_line(ReplicaPorts, START_SECONDS)).data_port)
-        write_json(folder / "pipeline.yaml", pipeline)
-        write_json(folder / "plan.json", echo_plan(pipeline, batch_size, delay_seconds))
-        write_json(folder / "endpoints.json", endpoints_of(data_ports))
-        files = [f"--{name.partition('.')[0]}={folder / name}" for name in ("pipeline.yaml", "plan.json")]
-        sockets = [f"--sockets={folder}" if door else "--no-proxy"]
-        router = await start("trimtab_router", *files, f"--endpoints={folder / 'endpoints.json'}", *sockets)
+        plan = echo_plan(pipeline, batch_size, delay_seconds)
+        front = await stack.enter_async_context(routed(pipeline, plan, data_ports, proxy=proxy))
+        yield replace(front, servers=tuple(server.pid for server in servers))
+
+
+@asynccontextmanager
+async def routed(
+    pipeline: InferencePipeline, plan: PipelinePlan, data_ports: Sequence[int], *, proxy: bool = True, tree: Path = ROOT
+) -> AsyncIterator[Served]:
+    """Run a checkout's router, and its proxy, in front of running model servers."""
+    async with _starting(tree) as (folder, start):
+        documents = {"pipeline.yaml": pipeline, "plan.json": plan, "endpoints.json": endpoints_of(data_ports)}
+        for name, document in documents.items():  # without defaults, because another commit may know fewer fields
+            (folder / name).write_text(document.model_dump_json(by_alias=True, exclude_unset=True))
+        files = [f"--{name.partition('.')[0]}={folder / name}" for name in documents]
+        sockets = [f"--sockets={folder}" if proxy else "--no-proxy"]
+        router = await start("trimtab_router", *files, *sockets)
         ports = await router.read_ready_line(RouterPorts, START_SECONDS)
         await until_ready(ports.admin_port)
         fronts, rest_port, grpc_port = [router.pid], ports.rest_port, 0
-        if door:
+        if proxy:
             rest_port, grpc_port = free_port(), free_port()
-            told = [f"--rest-port={rest_port}", f"--grpc-port={grpc_port}"]
-            envoy = await start("trimtab_router.envoy", files[0], *sockets, *told, is_read=False)
+            listen = [f"--rest-port={rest_port}", f"--grpc-port={grpc_port}"]
+            envoy = await start("trimtab_router.envoy", files[0], *sockets, *listen, is_read=False)
             await until_ready(rest_port)
             fronts.append(envoy.pid)
-        replicas = tuple(server.pid for server in servers)
-        yield Served(rest_port, grpc_port, tuple(data_ports), router.pid, tuple(fronts), replicas)
+        yield Served(rest_port, grpc_port, tuple(data_ports), router.pid, tuple(fronts), ())
 
 
 @asynccontextmanager
 async def chained_mlservers(
     settings: Mapping[str, Any], model: Mapping[str, Any] | None = None, delay_seconds: float = 0.0
-) -> AsyncIterator[Chained]:
-    """Run two plain MLServers with `PlusOne`, as shipped but for these settings of theirs and of the model."""
-    told = {**(model or {}), "parameters": {"extra": {"delay_seconds": delay_seconds}}}
+) -> AsyncIterator[ChainedServers]:
+    """Run two plain MLServers with `PlusOne`, as shipped but for these settings of the server and of the model."""
+    model_settings = {**(model or {}), "parameters": {"extra": {"delay_seconds": delay_seconds}}}
     async with _starting() as (folder, start):
         grpc_ports, servers = [], []
         for stage in STAGES:
-            http_port, grpc_port = _write_mlserver(folder / stage, settings, told)
+            http_port, grpc_port = _write_mlserver(folder / stage, settings, model_settings)
             server = await start("mlserver.cli.main", "start", str(folder / stage), is_read=False)
             await until_ready(http_port, "models/echo")
             grpc_ports.append(grpc_port)
             servers.append(server.pid)
-        yield Chained(tuple(grpc_ports), tuple(servers))
+        yield ChainedServers(tuple(grpc_ports), tuple(servers))
 
 
 def echo_plan(pipeline: InferencePipeline, batch_size: int, delay_seconds: float) -> PipelinePlan:
-    """One replica a stage, with the times that its model takes."""
     seconds = dict.fromkeys((1, batch_size), delay_seconds) if delay_seconds else {}
     stages = [
         {
@@ -168,7 +173,6 @@ def echo_plan(pipeline: InferencePipeline, batch_size: int, delay_seconds: float
 
 
 def endpoints_of(data_ports: Sequence[int]) -> Endpoints:
-    """One replica a stage, which listens there."""
     addresses = {stage: f"{HOST}:{port}" for stage, port in zip(STAGES, data_ports, strict=True)}
     stages = {
         stage: [{"name": f"{stage}-0", "address": address, "variants": ["echo"]}]
@@ -178,15 +182,16 @@ def endpoints_of(data_ports: Sequence[int]) -> Endpoints:
 
 
 @asynccontextmanager
-async def _starting() -> AsyncIterator[tuple[Path, Callable[..., Awaitable[ChildProcess]]]]:
-    """A folder, and what starts modules on the servers' core; both end with the block."""
+async def _starting(tree: Path = ROOT) -> AsyncIterator[tuple[Path, Callable[..., Awaitable[ChildProcess]]]]:
+    """Yield a folder, and a function that starts a checkout's modules on the servers' core; both end with the block."""
+    environment = {**ENVIRONMENT, "PYTHONPATH": _search_path(tree)}
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trimtab-")))
 
         async def start(module: str, *arguments: str, is_read: bool = True) -> ChildProcess:
             log = folder / "log" if is_read else Path(os.devnull)
             pin(SERVER_CORE)
-            process = await ChildProcess.start(module, arguments, log, module, environment=ENVIRONMENT, is_read=is_read)
+            process = await ChildProcess.start(module, arguments, log, module, environment=environment, is_read=is_read)
             pin(CLIENT_CORE)
             stack.push_async_callback(process.stop, STOP_SECONDS)
             return process
@@ -194,8 +199,12 @@ async def _starting() -> AsyncIterator[tuple[Path, Callable[..., Awaitable[Child
         yield folder, start
 
 
+def _search_path(tree: Path) -> str:
+    return os.pathsep.join([*sorted({str(path.parent) for path in tree.glob("*/trimtab*/")}), str(ROOT)])
+
+
 def _write_mlserver(folder: Path, settings: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[int, int]:
-    """Write what one MLServer serves; return its HTTP and gRPC ports."""
+    """Write the settings of one MLServer; return its HTTP and gRPC ports."""
     folder.mkdir()
     http, grpc, metrics = free_port(), free_port(), free_port()
     implementation = "benchmarks.router.mlserver_model.PlusOne"
@@ -206,12 +215,11 @@ def _write_mlserver(folder: Path, settings: Mapping[str, Any], model: Mapping[st
     return http, grpc
 
 
-async def until_ready(port: int, what: str = "health") -> None:
-    """Wait until what listens there says that it is ready."""
-    url = f"http://{HOST}:{port}/v2/{what}/ready"
-    give_up = time.monotonic() + START_SECONDS
+async def until_ready(port: int, subject: str = "health") -> None:
+    url = f"http://{HOST}:{port}/v2/{subject}/ready"
+    deadline = time.monotonic() + START_SECONDS
     async with httpx.AsyncClient(trust_env=False) as client:
-        while time.monotonic() < give_up:
+        while time.monotonic() < deadline:
             with suppress(httpx.TransportError):
                 if (await client.get(url)).status_code == httpx.codes.OK:
                     return
@@ -220,7 +228,6 @@ async def until_ready(port: int, what: str = "health") -> None:
 
 
 def free_port() -> int:
-    """A port that nobody had a moment ago."""
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         return int(listener.getsockname()[1])

@@ -1,0 +1,74 @@
+"""Cost of a request in this router and in that of another commit: `python -m benchmarks router-commits CHECKOUT`.
+
+CHECKOUT is a worktree of the other commit (`git worktree add CHECKOUT COMMIT`). Both routers, each behind its proxy,
+serve the same model servers on one core and take turns at the same load from the other core. The figure is the CPU time
+of the router's own process per request; the bar is on the median of the ratios of neighbouring turns.
+"""
+
+import argparse
+import asyncio
+import statistics
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from benchmarks.cores import CLIENT_CORE, pin
+from benchmarks.router.clients import grpc_client, rest_client
+from benchmarks.router.drive import closed_loop
+from benchmarks.router.parts import BATCH_SIZE, LONG_SLO_SECONDS, SMALL_NUMBERS
+from benchmarks.router.processes import ROOT, Served, echo_pipeline, echo_plan, routed, served
+from trimtab.app import run_reporting_errors
+from trimtab_pipelines.result_line import ResultLine, threshold
+from trimtab_protocol import event_loop
+
+TURN_SECONDS = 2.0
+MAX_RATIO = 1.02
+CLIENTS = {"rest": rest_client, "grpc": grpc_client}
+LOADS = {f"{name} {callers}": (name, callers) for name in CLIENTS for callers in (1, 8, 64)}
+
+
+def main() -> int:
+    """Compare; the exit code is 0 if every bar holds."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks router-commits", description=__doc__)
+    parser.add_argument("checkout", type=Path, help="a worktree of the other commit")
+    parser.add_argument("--turns", type=int, default=6, help="of each router at each load")
+    options = parser.parse_args()
+    pin(CLIENT_CORE)
+    with asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner:
+        outcome = runner.run(compare(options.checkout.resolve(), options.turns))
+    outcome.print()
+    return 0 if outcome.holds else 1
+
+
+async def compare(checkout: Path, turns: int) -> ResultLine:
+    pipeline = echo_pipeline(SMALL_NUMBERS, 0.0, LONG_SLO_SECONDS)
+    plan = echo_plan(pipeline, BATCH_SIZE, 0.0)
+    figures: dict[str, float | int | str | None] = {}
+    bars = []
+    async with AsyncExitStack() as stack:
+        replicas = await stack.enter_async_context(served(pipeline, BATCH_SIZE, 0.0, proxy=False))
+        routers = [
+            await stack.enter_async_context(routed(pipeline, plan, replicas.data_ports, tree=tree))
+            for tree in (checkout, ROOT)
+        ]
+        for load, (protocol, callers) in LOADS.items():
+            pairs = [[await _cpu_seconds(router, protocol, callers) for router in routers] for _ in range(turns)]
+            ratio = statistics.median(after / before for before, after in pairs)
+            for name, side in zip(("before", "now"), zip(*pairs, strict=True), strict=True):
+                figures[f"{load}: {name}, microseconds"] = round(1e6 * statistics.median(side), 1)
+            bars.append(threshold(f"{load} in flight: CPU time per request, now over before", ratio, "<=", MAX_RATIO))
+            sys.stderr.write(f"{load}: {ratio:.3f}\n")
+    return ResultLine(name="bench-router-commits", figures=figures, bars=tuple(bars))
+
+
+async def _cpu_seconds(router: Served, protocol: str, callers: int) -> float:
+    """Return the CPU seconds per request of the router's own process."""
+    async with CLIENTS[protocol](router, SMALL_NUMBERS) as send:
+        tally = await closed_loop(send, callers, TURN_SECONDS, (router.router,), warmup_seconds=0.5)
+    if set(tally.codes) != {"ok"}:
+        raise RuntimeError(f"not every request succeeded: {dict(tally.codes)}")
+    return tally.cpu_seconds / tally.codes["ok"]
+
+
+if __name__ == "__main__":
+    sys.exit(run_reporting_errors(main))

@@ -1,1 +1,1 @@
-"""Does the simulator tell the truth? The digits pipeline served and simulated, on the same arrivals."""
+"""Fidelity benchmark of the simulator."""

@@ -1,11 +1,10 @@
-"""Does the simulator tell the truth? The digits pipeline served and simulated, on the same arrivals. Last line: JSON.
+"""Fidelity benchmark of the simulator: the digits pipeline served and simulated on the same arrivals.
 
-Measured first: the profile of what will be served. Then one run goes through the same phases again and again, while
-probes note how fast the machine is. Three phases calibrate and are not compared: how fast the variants are beside a
-router and a load generator, how much replicas slow each other down, how noisy they are. With that the whole run is
-simulated, and four other phases are compared with what was served: p50 and p99 of the answers, and the share that was
-dropped or refused. Phases for a twentieth of which the host or other processes had the processors are left out; where
-that leaves too few, all is served once more. A cycle through the phases takes 145 s.
+The benchmark profiles the pipeline, then serves cycles of phases while probes record the machine's speed. Three phases
+calibrate the simulated environment: the variants' speed beside a router and a load generator, the slowdown by other
+replicas, and the spread of service times. Four other phases are compared: p50 and p99 latency, and the share of dropped
+or rejected requests. A phase is excluded if the host or other processes took a twentieth of it; if too few phases
+remain, the run is served once more. A cycle takes 145 s.
 """
 
 import argparse
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from benchmarks.simulator.calibration import calibrate
-from benchmarks.simulator.course import AFTER, BEFORE, COMPARED, CYCLE, Course, Figures
+from benchmarks.simulator.phases import AFTER, BEFORE, COMPARED, CYCLE, Figures, PhaseSequence
 from benchmarks.simulator.served import Served, plan_of, recorded, serve
 from trimtab.app import run_reporting_errors
 from trimtab.options import console
@@ -42,67 +41,66 @@ from trimtab_profiler.profile import ProfileOptions, profile, write_profiles
 
 EFFORT = Effort(seconds=1.5, min_batches=40, max_seconds=6.0)
 SEEDS = range(1, 5)
-MOST_ERROR, MOST_DROPS, LEAST_SPEED = 0.15, 0.02, 300.0
+MAX_ERROR, MAX_DROP_GAP, MIN_SPEED = 0.15, 0.02, 300.0
 ATTEMPTS = 2
 
 
 def main() -> int:
-    """Run it; 0 where every bar holds."""
-    parser = argparse.ArgumentParser(prog="benchmarks.simulator", description=__doc__)
+    """Run the benchmark; the exit code is 0 if every bar holds."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks simulator", description=__doc__)
     parser.add_argument("--pipeline", type=Path, default=Path("pipelines/digits"))
     parser.add_argument(
         "--cycles",
         type=int,
         default=5,
-        help="how often to go through the phases; with fewer than five the p99 of the low load is chance",
+        help="cycles through the phases; with fewer than five the p99 of the low load is noise",
     )
     parser.add_argument("--out", type=Path, default=Path("out"))
-    parser.add_argument("--recorded", action="store_true", help="simulate what an earlier run left in OUT/simulator")
-    given = parser.parse_args()
-    return run_reporting_errors(lambda: bench(given))
+    parser.add_argument("--recorded", action="store_true", help="simulate the run recorded in OUT/simulator")
+    options = parser.parse_args()
+    return run_reporting_errors(lambda: bench(options))
 
 
-def bench(given: argparse.Namespace) -> int:
-    """Measure, serve, simulate, compare."""
-    folder: Path = given.out / "simulator"
-    pipeline, course = _narrowed(prepare(given.pipeline)), Course(CYCLE * given.cycles)
-    served = recorded(folder, course) if given.recorded else _serve(given, pipeline, folder, course)
+def bench(options: argparse.Namespace) -> int:
+    folder: Path = options.out / "simulator"
+    pipeline, phases = _narrowed(prepare(options.pipeline)), PhaseSequence(CYCLE * options.cycles)
+    served = recorded(folder, phases) if options.recorded else _serve(options, pipeline, folder, phases)
     profiles = load_profiles(folder / "profile.yaml")
-    conditions = calibrate(pipeline, profiles, served.results.answered, served.course, served.pace)
-    console.print(_measured(conditions, served))
-    simulation = _Simulation(pipeline, profiles, served.course, served, conditions)
-    simulated = simulation.run(given.out / "simulator.html")
+    conditions = calibrate(pipeline, profiles, served.results.answered, served.phases, served.machine)
+    console.print(_conditions(conditions, served))
+    simulation = _Simulation(pipeline, profiles, served, conditions)
+    simulated = simulation.run(options.out / "simulator.html")
     _print(served, simulated)
     outcome = fidelity_outcome(served, simulated, conditions)
     outcome.print()
     return 0 if outcome.holds else 1
 
 
-def _serve(given: argparse.Namespace, pipeline: InferencePipeline, folder: Path, course: Course) -> Served:
-    """Measure and serve; once more where the host took the processors away for too much of it."""
+def _serve(options: argparse.Namespace, pipeline: InferencePipeline, folder: Path, phases: PhaseSequence) -> Served:
+    """Profile and serve, and once more if the host or other processes took too much."""
     attempt = 0
     while True:
         attempt += 1
-        _measure(given.pipeline, pipeline, folder)
-        serve(folder, given.pipeline, pipeline, load_profiles(folder / "profile.yaml"), course)
-        served = recorded(folder, course)
-        if served.is_calm or attempt == ATTEMPTS:
+        _profile(options.pipeline, pipeline, folder)
+        serve(folder, options.pipeline, pipeline, load_profiles(folder / "profile.yaml"), phases)
+        served = recorded(folder, phases)
+        if served.is_undisturbed or attempt == ATTEMPTS:
             return served
-        console.print(f"{_taken(served)}, too long: once more")
+        console.print(f"{_taken(served)}: serving once more")
 
 
-def _measure(given: Path, pipeline: InferencePipeline, folder: Path) -> None:
-    """Write the profile of the pipeline given into an empty folder."""
+def _profile(source: Path, pipeline: InferencePipeline, folder: Path) -> None:
+    """Write the profile of the pipeline at a path into an empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with profiling_progress(console) as show:
         options = ProfileOptions(EFFORT, planned_batches_only=True)
-        write_profiles(asyncio.run(profile(pipeline, given, options, show)), folder)
+        write_profiles(asyncio.run(profile(pipeline, source, options, show)), folder)
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """What several simulations give together: by phase, by stage the mean rows of a batch, and how fast they were."""
+class SimulatedRuns:
+    """Figures of several simulations by phase, mean batch rows by stage, and speed."""
 
     figures: Figures
     batch_rows: Mapping[str, float]
@@ -111,52 +109,53 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Simulation:
-    """Simulates what was served, on the very same arrivals: as they were sent."""
+    """Simulation of a served run on its arrivals, at the times when they were sent."""
 
     pipeline: InferencePipeline
     profiles: Mapping[str, ModelProfile]
-    course: Course
     served: Served
     conditions: Environment
 
-    def run(self, page: Path) -> "_Found":
-        """Simulate several times with other chances; the first one beside what was served makes the page."""
-        began = time.process_time()  # it has one thread, so this is what a clock shows where nobody else computes
-        found = [simulate(self._scenario(seed)) for seed in SEEDS]
-        times_real_time = sum(one.duration_seconds for one in found) / (time.process_time() - began)
+    def run(self, page: Path) -> SimulatedRuns:
+        """Simulate with several seeds; write the first beside the served run as a page."""
+        began = time.process_time()
+        results = [simulate(self._scenario(seed)) for seed in SEEDS]
+        times_real_time = sum(result.duration_seconds for result in results) / (time.process_time() - began)
         facts, run = self.served.results.facts, self.served.run
         write_report(
-            page, [run, simulated_run("simulated", facts.load, self._scenario(SEEDS[0]), found[0], run.started_at)]
+            page, [run, simulated_run("simulated", facts.load, self._scenario(SEEDS[0]), results[0], run.started_at)]
         )
-        rows = {name: float(np.mean([one.batch_rows[name] for one in found])) for name in found[0].batch_rows}
-        return _Found(self._summed_up(found), rows, times_real_time)
+        rows = {name: float(np.mean([result.batch_rows[name] for result in results])) for name in results[0].batch_rows}
+        return SimulatedRuns(self._figures(results), rows, times_real_time)
 
-    def _summed_up(self, found: list[SimulationResult]) -> Figures:
-        """By when they were due, and from then on: how late the load tester was is part of both sides."""
+    def _figures(self, results: list[SimulationResult]) -> Figures:
+        """Count latency from the time a request was due; the load tester's delay is part of both sides."""
         records = self.served.results.records
         due = records["scheduled"][self._order]
         lateness = records["sent"][self._order] - due
-        return self.course.figures(
-            np.concatenate([due for _ in found]),
-            np.concatenate([one.latency_seconds + lateness for one in found]),
-            np.concatenate([one.outcomes <= LATE for one in found]),
+        return self.served.phases.figures(
+            np.concatenate([due for _ in results]),
+            np.concatenate([result.latency_seconds + lateness for result in results]),
+            np.concatenate([result.outcomes <= LATE for result in results]),
         )
 
     @property
     def _order(self) -> NDArray[np.intp]:
-        """Of the requests as they were sent: those due in one moment may pass each other."""
+        """Indexes in the order of sending; requests due at one moment may change order."""
         return np.argsort(self.served.results.records["sent"], kind="stable")
 
     def _scenario(self, seed: int) -> Scenario:
         served, plans = self.served, {}
-        for generation, (at, (_, variants)) in enumerate(zip(served.changed_at, self.course.changes(), strict=True), 2):
+        for generation, (at, (_, variants)) in enumerate(
+            zip(served.changed_at, self.served.phases.changes(), strict=True), 2
+        ):
             plans[at] = plan_of(self.pipeline, self.profiles, variants, generation)
         return Scenario(
             pipeline=self.pipeline,
             profiles=self.profiles,
             arrivals_seconds=np.maximum(served.results.records["sent"][self._order], 0.0),
             duration_seconds=served.results.facts.duration_seconds,
-            plan=plan_of(self.pipeline, self.profiles, self.course.phases[0].variants, 1),
+            plan=plan_of(self.pipeline, self.profiles, self.served.phases.phases[0].variants, 1),
             changes=tuple(plans.items()),
             environment=self.conditions,
             seed=seed,
@@ -164,7 +163,7 @@ class _Simulation:
 
 
 def _narrowed(pipeline: InferencePipeline) -> InferencePipeline:
-    """Leave only the variants that will be served: there is nothing else to profile."""
+    """Keep only the variants that will be served."""
     wanted = {*BEFORE.values(), *AFTER.values()}
     stages = tuple(
         stage.model_copy(update={"variants": tuple(v for v in stage.variants if v.name in wanted)})
@@ -173,9 +172,8 @@ def _narrowed(pipeline: InferencePipeline) -> InferencePipeline:
     return pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"stages": stages})})
 
 
-def _measured(conditions: Environment, served: Served) -> str:
-    """Tell in a few lines under which conditions it was served."""
-    slowness = served.pace.slowness
+def _conditions(conditions: Environment, served: Served) -> str:
+    slowness = served.machine.slowness
     lines = [
         f"{variant}: {ratio:.2f} × its profiled median, its p99 {_p99(conditions.factors[stage, variant]):.2f} × that"
         for (stage, variant), ratio in conditions.service_ratios.items()
@@ -184,7 +182,7 @@ def _measured(conditions: Environment, served: Served) -> str:
     lines.append(f"requests take {1000 * conditions.before_seconds:.1f} ms outside of the stages")
     if slowness.size:
         lines.append(f"the machine's time for the same work: {slowness.min():.2f} to {slowness.max():.2f} × its mean")
-    lines.append(f"{_taken(served)}; {len(served.course.left_out)} of {len(served.course.phases)} phases left out")
+    lines.append(f"{_taken(served)}; {len(served.phases.excluded)} of {len(served.phases.phases)} phases excluded")
     return "\n".join(lines)
 
 
@@ -193,11 +191,11 @@ def _p99(factors: Sequence[float]) -> float:
 
 
 def _taken(served: Served) -> str:
-    paused, away = served.pace.paused_seconds, served.pace.away(0.0, np.inf)
-    return f"its host took the processors for {paused:.2f} s, other processes for {away - paused:.2f} s"
+    paused, taken = served.machine.paused_seconds, served.machine.taken(0.0, np.inf)
+    return f"its host took the processors for {paused:.2f} s, other processes for {taken - paused:.2f} s"
 
 
-def _print(served: Served, simulated: _Found) -> None:
+def _print(served: Served, simulated: SimulatedRuns) -> None:
     heads = ("load", "requests", "p50 served", "simulated", "p99 served", "simulated", "dropped served", "simulated")
     table = Table(*heads, box=None, pad_edge=False)
     for name, figures in served.figures.items():
@@ -209,12 +207,12 @@ def _print(served: Served, simulated: _Found) -> None:
             *(f"{100 * side['dropped']:.2f} %" for side in sides),
         )
     console.print(table)
-    console.print("in brackets: calibrated at")
+    console.print("in brackets: phases for calibration")
     for stage, rows in simulated.batch_rows.items():
         console.print(f"{stage}: {served.batch_rows(stage):.3f} rows a batch served, {rows:.3f} simulated")
 
 
-def fidelity_outcome(served: Served, simulated: _Found, conditions: Environment) -> ResultLine:
+def fidelity_outcome(served: Served, simulated: SimulatedRuns, conditions: Environment) -> ResultLine:
     """Judge the simulation by how far it is off."""
     figures: dict[str, float | int | str | None] = {
         "contention": conditions.contention,
@@ -223,22 +221,22 @@ def fidelity_outcome(served: Served, simulated: _Found, conditions: Environment)
         **{f"mean_batch_rows_{stage}_served": served.batch_rows(stage) for stage in simulated.batch_rows},
         **{f"mean_batch_rows_{stage}_simulated": rows for stage, rows in simulated.batch_rows.items()},
         "times_real_time": simulated.times_real_time,
-        "machine_slowness_deviation": float(served.pace.slowness.std()) if served.pace.slowness.size else None,
-        "machine_paused_seconds": served.pace.paused_seconds,
-        "machine_others_seconds": served.pace.away(0.0, np.inf) - served.pace.paused_seconds,
-        "phases": len(served.course.phases),
-        "phases_left_out": len(served.course.left_out),
+        "machine_slowness_deviation": float(served.machine.slowness.std()) if served.machine.slowness.size else None,
+        "machine_paused_seconds": served.machine.paused_seconds,
+        "machine_others_seconds": served.machine.taken(0.0, np.inf) - served.machine.paused_seconds,
+        "phases": len(served.phases.phases),
+        "phases_excluded": len(served.phases.excluded),
     }
-    bars = [threshold("times real time", simulated.times_real_time, ">=", LEAST_SPEED)]
+    bars = [threshold("times real time", simulated.times_real_time, ">=", MIN_SPEED)]
     for name in COMPARED:
         ours, theirs = served.figures[name], simulated.figures[name]
         for figure in ("p50", "p99"):
             figures[f"{name}: {figure} served, seconds"] = ours[figure]
             figures[f"{name}: {figure} simulated, seconds"] = theirs[figure]
             error = abs(theirs[figure] / ours[figure] - 1.0)
-            bars.append(threshold(f"{name}: relative error of {figure}", error, "<=", MOST_ERROR))
+            bars.append(threshold(f"{name}: relative error of {figure}", error, "<=", MAX_ERROR))
         gap = abs(theirs["dropped"] - ours["dropped"])
-        bars.append(threshold(f"{name}: gap of dropped share", gap, "<=", MOST_DROPS))
+        bars.append(threshold(f"{name}: gap of dropped share", gap, "<=", MAX_DROP_GAP))
     return ResultLine(name="bench-simulator", figures=figures, bars=tuple(bars))
 
 

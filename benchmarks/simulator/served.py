@@ -1,4 +1,4 @@
-"""Serves the course, and keeps all that a simulation of it needs, so that it can be simulated again later."""
+"""Served run of the simulator benchmark, recorded in a folder so that it can be simulated again."""
 
 import asyncio
 import json
@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.papers.planners import plan_for_peak
-from benchmarks.simulator.calibration import once_a_batch
-from benchmarks.simulator.course import Course, Figures
-from benchmarks.simulator.pace import Pace, pace
-from benchmarks.simulator.probe import probing, read
+from benchmarks.simulator.calibration import first_of_each_batch
+from benchmarks.simulator.machine import MachineRecord, machine_record, probing, read_readings
+from benchmarks.simulator.phases import Figures, PhaseSequence
 from trimtab.local.load_process import LoadOptions
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.options import console
@@ -35,99 +34,99 @@ PROBED, CHANGED = "probed", "changes.json"
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The served run: its record, when its plan changed (seconds), how fast the machine was, and its figures."""
+    """A served run with its record, the machine's speed and the figures."""
 
-    course: Course
-    """What of it is compared: the calm phases where these are enough, else all."""
-    is_calm: bool
-    """Whether they are enough."""
+    phases: PhaseSequence
+    """Without disturbed phases if enough remain, else all."""
+    is_undisturbed: bool
+    """Whether enough remain."""
     results: Results
     run: Run
     changed_at: tuple[float, ...]
-    pace: Pace
+    """Seconds of the changes of plan."""
+    machine: MachineRecord
     figures: Figures
 
     def batch_rows(self, stage: str) -> float:
-        """The mean rows of a stage's batches."""
-        told = self.results.answered
-        told = told[told[f"batch_size:{stage}"] > 0]
-        return float(told[f"batch_size:{stage}"][once_a_batch(told, stage)].mean())
+        """Mean rows of a stage's batches."""
+        records = self.results.answered
+        records = records[records[f"batch_size:{stage}"] > 0]
+        return float(records[f"batch_size:{stage}"][first_of_each_batch(records, stage)].mean())
 
 
 def serve(
-    folder: Path, given: Path, pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], course: Course
+    folder: Path, source: Path, pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], phases: PhaseSequence
 ) -> None:
-    """Serve the pipeline given, and write into the folder what happened."""
-    first = plan_of(pipeline, profiles, course.phases[0].variants, 1)
-    order = LoadOptions(course.load(capacity_rps(pipeline, first)), duration_seconds=float(course.ends[-1]), seed=1)
-    with RunFolder() as where, probing(folder / PROBED):
+    """Serve the pipeline at a path and write the record into the folder."""
+    first = plan_of(pipeline, profiles, phases.phases[0].variants, 1)
+    options = LoadOptions(phases.load(capacity_rps(pipeline, first)), duration_seconds=float(phases.ends[-1]), seed=1)
+    with RunFolder() as run_folder, probing(folder / PROBED):
         begun = asyncio.Event()
-        changes = _Changes(pipeline, profiles, course, begun)
+        changes = _PlanChanges(pipeline, profiles, phases, begun)
         session = LocalRun(
-            "served", Setup(given, where, plan=first), order, fault_injector=lambda s: changes.follow(session, s)
+            "served", Setup(source, run_folder, plan=first), options, fault_injector=lambda s: changes.apply(session, s)
         )
         with terminal_view(session, console):
-            session.on_sample = _noticing(begun, session.on_sample)
+            session.on_sample = _set_when_loaded(begun, session.on_sample)
             run = asyncio.run(session.run())
     save(run, folder)
     changed_at = [at - run.started_at for at in changes.written_at]
     (folder / CHANGED).write_text(json.dumps(changed_at), encoding="ascii")
 
 
-def recorded(folder: Path, course: Course) -> Served:
-    """Read what `serve` wrote."""
+def recorded(folder: Path, phases: PhaseSequence) -> Served:
+    """Read the record that `serve` wrote."""
     run = load(folder)
     if run.results is None:
         raise RuntimeError("the load left no record; it was probably interrupted")
     records, facts = run.results.records, run.results.facts
     answered = records["outcome"] <= RequestOutcome.LATE
-    readings, others = read(folder / PROBED)
-    machine = pace(readings, facts.started_at, facts.duration_seconds, others)
-    calm = course.calm(machine)
-    is_calm = calm.is_enough
-    compared = calm if is_calm else course
+    readings, others = read_readings(folder / PROBED)
+    machine = machine_record(readings, facts.started_at, facts.duration_seconds, others)
+    undisturbed = phases.without_disturbed(machine)
+    compared = undisturbed if undisturbed.is_sufficient else phases
     return Served(
-        course=compared,
-        is_calm=is_calm,
+        phases=compared,
+        is_undisturbed=undisturbed.is_sufficient,
         results=run.results,
         run=run,
         changed_at=tuple(json.loads((folder / CHANGED).read_text(encoding="ascii"))),
-        pace=machine,
+        machine=machine,
         figures=compared.figures(records["scheduled"], records["latency_seconds"], answered),
     )
 
 
 @dataclass(slots=True)
-class _Changes:
-    """Writes the plans of the course when their phases begin, and notes the Unix time of each."""
+class _PlanChanges:
+    """Writes each plan when its phase begins, and records the Unix time."""
 
     pipeline: InferencePipeline
     profiles: Mapping[str, ModelProfile]
-    course: Course
+    phases: PhaseSequence
     begun: asyncio.Event
     written_at: list[float] = field(default_factory=list)
 
-    async def follow(self, session: LocalRun, local: Supervisor) -> None:
+    async def apply(self, session: LocalRun, local: Supervisor) -> None:
         await self.begun.wait()
         if session.progress is None:
-            raise RuntimeError("the load began without any progress")
+            raise RuntimeError("the load began without progress")
         started = time.time() - session.progress.elapsed_seconds
-        for generation, (at, variants) in enumerate(self.course.changes(), 2):
+        for generation, (at, variants) in enumerate(self.phases.changes(), 2):
             await asyncio.sleep(max(started + at - time.time(), 0.0))
             plan = plan_of(self.pipeline, self.profiles, variants, generation)
             self.written_at.append(time.time())
             write_json(local.plan_file, plan)
 
 
-def _noticing(begun: asyncio.Event, told: Callable[[LocalRun], None]) -> Callable[[LocalRun], None]:
-    """Notice at each sample whether the load has begun."""
+def _set_when_loaded(begun: asyncio.Event, on_sample: Callable[[LocalRun], None]) -> Callable[[LocalRun], None]:
+    """Set an event at the first sample after the load began."""
 
-    def notice(session: LocalRun) -> None:
+    def call(session: LocalRun) -> None:
         if session.progress is not None:
             begun.set()
-        told(session)
+        on_sample(session)
 
-    return notice
+    return call
 
 
 def plan_of(
@@ -141,6 +140,6 @@ def plan_of(
 
 
 def capacity_rps(pipeline: InferencePipeline, plan: PipelinePlan) -> float:
-    """The requests per second the scarcest stage of a plan carries by its profile."""
+    """Requests per second of a plan's bottleneck stage."""
     rows = pipeline.spec.expected_rows
     return min(stage.throughput_rps / rows[stage.name] for stage in plan.spec.stages)

@@ -1,4 +1,4 @@
-"""Calibration of the simulator benchmark from a run: machine speed, and figures outside the profile."""
+"""Calibration of the simulator benchmark: machine speed, and figures outside the profile."""
 
 import time
 
@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 
 from benchmarks.simulator.calibration import calibrate
-from benchmarks.simulator.course import BEFORE, Course, Phase
-from benchmarks.simulator.pace import WINDOW_SECONDS, Pace, pace
-from benchmarks.simulator.probe import probing, read
+from benchmarks.simulator.machine import WINDOW_SECONDS, MachineRecord, machine_record, probing, read_readings
+from benchmarks.simulator.phases import BEFORE, Phase, PhaseSequence
 from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
 from trimtab_loadtester.results import Record, Results, RunFacts, StageVisit
 from trimtab_pipelines.request_outcome import RequestOutcome
 
 BEGAN = 1_000.0
-COURSE = Course((Phase("light", 0.1, 100, BEFORE), Phase("20% of capacity", 0.2, 100, BEFORE)))
+PHASES = PhaseSequence((Phase("light", 0.1, 100, BEFORE), Phase("20% of capacity", 0.2, 100, BEFORE)))
 
 
 def readings(*parts, seconds=100.0, took=0.001, period=0.05):
@@ -41,7 +40,7 @@ def away(at_second, seconds):
 
 
 def test_the_same_work_taking_longer_is_a_slower_machine():
-    found = pace([readings(slow(20, 40, 2.0)), readings(slow(20, 40, 2.0), took=0.003)], BEGAN, 100.0)
+    found = machine_record([readings(slow(20, 40, 2.0)), readings(slow(20, 40, 2.0), took=0.003)], BEGAN, 100.0)
 
     usual = 1.0 / 1.2  # a fifth of the time twice as slow, and the mean is 1
     assert found.slowness_at(np.array([10.0, 30.0, 50.0, 99.9])) == pytest.approx(
@@ -55,7 +54,7 @@ def test_the_same_work_taking_longer_is_a_slower_machine():
 
 def test_stolen_time_pauses_that_processor():
     """A pause that would reach back into the one before begins where that ended."""
-    found = pace([readings(away(30.0, 0.2), away(50.0, 0.1), away(50.02, 0.1)), readings()], BEGAN, 100.0)
+    found = machine_record([readings(away(30.0, 0.2), away(50.0, 0.1), away(50.02, 0.1)), readings()], BEGAN, 100.0)
 
     first, second = found.speeds
     assert found.paused_seconds == pytest.approx((0.2 + 0.1 + 0.05) / 2, abs=0.01)
@@ -64,48 +63,48 @@ def test_stolen_time_pauses_that_processor():
     assert second.finish(29.7, 0.2) - 29.7 == pytest.approx(0.2)
 
 
-def test_a_batch_is_calm_where_no_processor_paused_while_it_ran():
-    found = pace([readings(away(30.0, 0.2)), readings(away(50.0, 0.1))], BEGAN, 100.0)
+def test_batch_without_a_pause_is_unpaused():
+    found = machine_record([readings(away(30.0, 0.2)), readings(away(50.0, 0.1))], BEGAN, 100.0)
 
     begun = np.array([29.0, 29.7, 29.9, 30.5, 49.95, 70.0])
-    assert found.calm(begun, begun + 0.25).tolist() == [True, False, False, True, False, True]
-    assert pace([], BEGAN, 100.0).calm(begun, begun + 0.25).all()
+    assert found.without_pause(begun, begun + 0.25).tolist() == [True, False, False, True, False, True]
+    assert machine_record([], BEGAN, 100.0).without_pause(begun, begun + 0.25).all()
 
 
-def test_phases_with_much_stolen_time_are_left_out():
+def test_phases_with_much_stolen_time_are_excluded():
     """Of five light phases one may go; with three of five gone the run has to be served again."""
-    course = Course(tuple(Phase("light", 0.1, 20, BEFORE) for _ in range(5)))
-    once = pace([readings(away(30.0, 0.9)), readings(away(30.0, 1.5))], BEGAN, 100.0)
-    often = pace([readings(*(away(at, 2.0) for at in (10.0, 30.0, 50.0)))], BEGAN, 100.0)
-    little = pace([readings(away(30.0, 0.9)), readings()], BEGAN, 100.0)
+    phases = PhaseSequence(tuple(Phase("light", 0.1, 20, BEFORE) for _ in range(5)))
+    once = machine_record([readings(away(30.0, 0.9)), readings(away(30.0, 1.5))], BEGAN, 100.0)
+    often = machine_record([readings(*(away(at, 2.0) for at in (10.0, 30.0, 50.0)))], BEGAN, 100.0)
+    little = machine_record([readings(away(30.0, 0.9)), readings()], BEGAN, 100.0)
 
     assert once.paused(20.0, 40.0) == pytest.approx(1.2, abs=0.01)
-    assert course.calm(once).left_out == {1}
-    assert course.calm(once).is_enough
-    assert course.calm(once).names(np.array([10.0, 30.0, 50.0])).tolist() == ["light", "", "light"]
+    assert phases.without_disturbed(once).excluded == {1}
+    assert phases.without_disturbed(once).is_sufficient
+    assert phases.without_disturbed(once).names(np.array([10.0, 30.0, 50.0])).tolist() == ["light", "", "light"]
     latencies, answered = np.array([1.0, 9.0, 1.0]), np.array([True, False, True])
-    figures = course.calm(once).figures(np.array([10.0, 30.0, 50.0]), latencies, answered)
+    figures = phases.without_disturbed(once).figures(np.array([10.0, 30.0, 50.0]), latencies, answered)
     assert figures == {"light": {"p50": 1.0, "p99": 1.0, "dropped": 0.0, "requests": 2}}
-    assert course.calm(often).left_out == {0, 1, 2}
-    assert not course.calm(often).is_enough
-    assert not course.calm(little).left_out
+    assert phases.without_disturbed(often).excluded == {0, 1, 2}
+    assert not phases.without_disturbed(often).is_sufficient
+    assert not phases.without_disturbed(little).excluded
 
 
-def test_phases_with_much_other_cpu_usage_are_left_out():
-    course = Course(tuple(Phase("light", 0.1, 20, BEFORE) for _ in range(5)))
+def test_phases_with_much_other_cpu_usage_are_excluded():
+    phases = PhaseSequence(tuple(Phase("light", 0.1, 20, BEFORE) for _ in range(5)))
     others = np.stack([BEGAN + np.arange(1, 101), np.full(100, 0.04)], axis=1)
     others[20:40, 1] = 0.16  # of two processors
-    found = pace([readings(), readings()], BEGAN, 100.0, others)
+    found = machine_record([readings(), readings()], BEGAN, 100.0, others)
 
-    assert found.away(20.0, 40.0) == pytest.approx(20 * 0.08)
-    assert course.calm(found).left_out == {1}
+    assert found.taken(20.0, 40.0) == pytest.approx(20 * 0.08)
+    assert phases.without_disturbed(found).excluded == {1}
     assert found.paused_seconds == 0.0
 
 
 def test_windows_without_a_reading_lie_between_their_neighbours():
     gone = readings(slow(0, 50, 3.0))
     hole = (gone[:, 0] - BEGAN > 49.0) & (gone[:, 0] - BEGAN < 51.0)
-    found = pace([gone[~hole]], BEGAN, 100.0)
+    found = machine_record([gone[~hole]], BEGAN, 100.0)
 
     assert found.slowness_at(np.array([45.0, 50.0, 55.0])) == pytest.approx(
         [1.5, 1.0, 0.5], abs=3 * WINDOW_SECONDS / 10
@@ -113,7 +112,7 @@ def test_windows_without_a_reading_lie_between_their_neighbours():
 
 
 def test_without_probes_the_machine_counts_as_steady():
-    found = pace([], BEGAN, 100.0)
+    found = machine_record([], BEGAN, 100.0)
 
     assert found.slowness_at(np.array([3.0])) == 1.0
     assert found.speeds == ()
@@ -126,7 +125,7 @@ def test_processors_are_probed_as_long_as_asked_for(tmp_path):
             if all(file.exists() and file.read_text().count("\n") >= lines for file, lines in awaited.items()):
                 break
             time.sleep(0.1)
-    found, others = read(tmp_path / "probed")
+    found, others = read_readings(tmp_path / "probed")
 
     assert len(found) == len(files)
     assert (others[:, 1] > -0.05).all()  # what is ours is none of it
@@ -180,7 +179,7 @@ def requests(begin, until, slowness, ratios):
 
 def test_conditions_are_those_of_the_calibration_phases():
     """Speed, contention, spread and overhead come back; the phase that is compared has no say."""
-    changing = Pace(np.tile([0.8, 1.2], 200), ())
+    changing = MachineRecord(np.tile([0.8, 1.2], 200), ())
     others = dict.fromkeys(RATIOS, 5.0)
     records = [*requests(0.0, 100.0, changing, RATIOS), *requests(100.0, 200.0, changing, others)]
     unread = Record(
@@ -190,7 +189,7 @@ def test_conditions_are_those_of_the_calibration_phases():
     results = Results.of(facts, [*records, unread])
 
     profiles = {stage: its_profile(stage) for stage in SERVICE}
-    found = calibrate(two_stages(), profiles, results.answered, COURSE, changing)
+    found = calibrate(two_stages(), profiles, results.answered, PHASES, changing)
 
     assert found.contention == pytest.approx(CONTENTION, abs=0.03)
     assert found.before_seconds == pytest.approx(OVERHEAD)
@@ -205,9 +204,9 @@ def test_conditions_are_those_of_the_calibration_phases():
 def test_a_variant_that_was_not_profiled_is_named():
     results = Results.of(
         RunFacts("sample", "", 200.0, 0.4, ("locate", "read"), BEGAN),
-        list(requests(0.0, 100.0, Pace(np.empty(0), ()), RATIOS)),
+        list(requests(0.0, 100.0, MachineRecord(np.empty(0), ()), RATIOS)),
     )
     profiles = {"locate": its_profile("locate"), "read": a_profile("read", [a_point_profile("other")])}
 
     with pytest.raises(ValueError, match=r"stage read: read-xl was served but not profiled with 1 cores"):
-        calibrate(two_stages(), profiles, results.answered, COURSE, Pace(np.empty(0), ()))
+        calibrate(two_stages(), profiles, results.answered, PHASES, MachineRecord(np.empty(0), ()))

@@ -47,7 +47,7 @@ async def trimtab(batch_size: int, *, bounded: bool, one_core: bool = False) -> 
         async with Supervisor(setup) as local:
             await local.ready()
             if local.proxy is not None and not one_core:
-                pin_threads(local.proxy.pid, CORES - {SERVER_CORE} or CORES)
+                keep_off_servers(local.proxy.pid)
             fronts = {"router": local.router, "proxy": local.proxy}
             yield Target(
                 {"http1": local.rest_port, "h2c": local.rest_port, "grpc": local.grpc_port},
@@ -62,6 +62,11 @@ async def mlserver(batch_size: int, *, bounded: bool) -> AsyncIterator[Target]:
     model = {"max_batch_size": batch_size, "max_batch_time": DELAY_SECONDS}
     async with chained_mlservers({}, model, DELAY_SECONDS) as plain:
         yield Target({"grpc": plain.grpc_ports[0]})
+
+
+def keep_off_servers(pid: int) -> None:
+    """Let all threads of a process run on any core but the servers'."""
+    pin_threads(pid, CORES - {SERVER_CORE} or CORES)
 
 
 @contextmanager

@@ -59,9 +59,8 @@ def calibrate(
     calibrating = np.isin(phases.names(records["scheduled"]), CALIBRATING) & ~np.isnan(inside)
     selected = records[calibrating]
     overhead = selected["latency_seconds"] - inside[calibrating] - (selected["sent"] - selected["scheduled"])
-    batches = {
-        (group.stage, group.variant): group for group in _batches(pipeline, profiles, selected, overhead, machine)
-    }
+    groups = list(_batches(pipeline, profiles, selected, overhead, machine))
+    batches = {(group.stage, group.variant): group for group in groups}
     contention = _contention(groups)
     laws = {
         key: excess_law(group.excess - np.log1p(contention * group.contended), group.sizes)

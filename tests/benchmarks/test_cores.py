@@ -15,13 +15,13 @@ import json, os, sys
 os.sched_setaffinity(0, {int(sys.argv[1])})
 from benchmarks.cores import CLIENT_CORE, SERVER_CORE, pin, pin_threads
 from benchmarks.overload.targets import keep_off_servers
-from benchmarks.overload.core import watching
+from benchmarks.overload.driver import watch_cpu
 
 found = []
 for act in (lambda: pin(SERVER_CORE), lambda: pin(CLIENT_CORE), lambda: keep_off_servers(os.getpid())):
     act()
     found.append(sorted(os.sched_getaffinity(0)))
-with watching(os.getpid(), {}):
+with watch_cpu(os.getpid(), {}):
     pass
 print(json.dumps(found))
 """

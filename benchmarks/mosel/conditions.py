@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from benchmarks.modalities.run import Run
 from benchmarks.modalities.setting import STAGE, VARIANT
-from benchmarks.simulator.calibration import excess_law, once_a_batch
+from benchmarks.simulator.calibration import excess_law, first_of_each_batch
 from trimtab_adapter.simulation.environment import Environment
 from trimtab_adapter.simulation.sampling import interpolate_latency
 from trimtab_pipelines.profile import PointProfile
@@ -27,7 +27,7 @@ def conditions_of(run: Run, point: PointProfile) -> Environment:
         raise ValueError(f"{run.method} answered none of {run.jobs} jobs at {run.jobs_rps:.3g}/s: the load is too much")
     inside = told[f"queue_seconds:{STAGE}"] + told[f"service_seconds:{STAGE}"]
     outside = told["latency_seconds"] - inside - (told["sent"] - told["scheduled"])
-    batches = told[once_a_batch(told, STAGE)]
+    batches = told[first_of_each_batch(told, STAGE)]
     sizes: NDArray[np.int32] = batches[f"batch_size:{STAGE}"]
     thought = np.array([interpolate_latency(point, size, 0.5) for size in sizes.tolist()])
     law = excess_law(np.log(batches[f"service_seconds:{STAGE}"] / thought), sizes)

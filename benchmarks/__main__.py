@@ -1,11 +1,14 @@
 """Command line of the benchmarks: `python -m benchmarks NAME [ARGUMENTS]` runs one, without a name it lists them."""
 
+import importlib
 import os
 import runpy
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from trimtab.app import run_reporting_errors
 
 OUT = Path(os.environ.get("OUT", "out"))
 DATA = Path(os.environ.get("DATA", "../shared/data"))
@@ -26,7 +29,8 @@ class Benchmark:
 
 def _paper(name: str, summary: str) -> Benchmark:
     trace = ("--trace", TRACE) if TRACE else ()
-    return Benchmark(f"benchmarks.{name}", summary, ("--data", str(DATA), "--out", str(OUT / name), *trace))
+    module = f"benchmarks.{name}" if name in {"mosel", "otas"} else f"benchmarks.papers.{name}"
+    return Benchmark(module, summary, ("--data", str(DATA), "--out", str(OUT / name), *trace))
 
 
 _FORECAST = ("--trace", TRACE, "--fit", str(RECORDED_LOAD)) if TRACE else ("--trace", str(RECORDED_LOAD))
@@ -84,6 +88,9 @@ def main(arguments: list[str]) -> int:
     if benchmark.single_threaded:
         os.environ["OMP_NUM_THREADS"] = "1"
     sys.argv = [f"benchmarks {name}", *benchmark.arguments, *rest]
+    module = importlib.import_module(benchmark.module)
+    if hasattr(module, "main"):
+        return run_reporting_errors(module.main)
     runpy.run_module(benchmark.module, run_name="__main__", alter_sys=True)
     return 0
 

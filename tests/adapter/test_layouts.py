@@ -7,7 +7,7 @@ from math import ceil
 import numpy as np
 import pytest
 
-from benchmarks.modserve.token_pools import CapacityPoint, PoolProfile, divide
+from benchmarks.papers.token_pools import CapacityPoint, PoolProfile, divide
 from tests.adapter.problems import a_large_program, a_program, brute_force
 from tests.builders import a_point_profile, a_profile, a_variant
 from tests.router.chats import a_chat_pipeline

@@ -5,11 +5,10 @@ from math import inf
 import numpy as np
 import pytest
 
-from benchmarks.modserve import load
-from benchmarks.modserve.cluster import DECOUPLED, MONOLITH, OURS, ROUTED, Cluster
-from benchmarks.modserve.day import day, tokens
-from benchmarks.modserve.evaluation import balanced, figures, mixture, most_load, sizes
-from benchmarks.modserve.paper import INTERNVL, LLAMA
+from benchmarks.papers.modserve import balanced_texts, max_load, read_day
+from benchmarks.papers.modserve_cluster import DECOUPLED, MONOLITH, OURS, ROUTED, Cluster, sum_up
+from benchmarks.papers.modserve_day import count_tokens, simulate_day
+from benchmarks.papers.modserve_model import INTERNVL, LLAMA, draw_mixture
 from trimtab_loadtester.multimodal.traffic import Request, Traffic
 
 SYSTEMS = (MONOLITH, DECOUPLED, ROUTED, OURS)
@@ -35,8 +34,8 @@ def test_images_of_one_request_are_encoded_side_by_side():
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_each_request_is_answered_once_after_its_prefill(system):
-    asked = mixture(4.0, seed=3)[:800]
-    answers = Cluster(system, INTERNVL, sizes(system)).run(asked)
+    asked = draw_mixture(4.0, seed=3)[:800]
+    answers = Cluster(system, INTERNVL, system.sizes()).run(asked)
 
     assert [one.request for one in answers] == asked
     for one in answers:
@@ -47,7 +46,7 @@ def test_unanswered_requests_count_against_attainment():
     answers = Cluster(MONOLITH, LLAMA, (0, 1)).run([Request(at / 1000, 100, 16) for at in range(40)])
 
     assert sum(one.seconds == inf for one in answers) > 0
-    assert figures(answers).attainment < 0.99
+    assert sum_up(answers).attainment < 0.99
 
 
 def test_the_urgent_go_first_and_chunks_let_them_in_between():
@@ -68,12 +67,12 @@ def test_the_idle_instance_is_chosen_by_tokens_and_not_in_turn():
 def test_trace_of_minutes_is_read_and_too_few_are_rejected(tmp_path):
     trace = tmp_path / "minutes.csv"
     trace.write_text("# a note\nminute,requests\n0,10\n1,30\n2,20\n")
-    hours = load.hours(trace, None, 3, seed=1)
+    hours = read_day(trace, None, 3, seed=1)
 
     assert hours.rps.tolist() == pytest.approx([0.5, 1.5, 1.0])
     assert hours.bursts.tolist() == [False, True, False]
     with pytest.raises(ValueError, match="3 minutes of requests; at least 4"):
-        load.hours(trace, None, 4, seed=1)
+        read_day(trace, None, 4, seed=1)
 
 
 def test_minutes_without_requests_are_rejected(tmp_path):
@@ -81,35 +80,35 @@ def test_minutes_without_requests_are_rejected(tmp_path):
     trace.write_text("0,0\n1,0\n")
 
     with pytest.raises(ValueError, match=r"all rates are 0 and cannot be scaled in its first 2 minutes"):
-        load.hours(trace, None, 2, seed=1)
+        read_day(trace, None, 2, seed=1)
 
 
 def test_minutes_are_made_up_without_a_trace():
-    hours = load.hours(None, None, 30, seed=1)
+    hours = read_day(None, None, 30, seed=1)
 
     assert hours.rps.mean() == pytest.approx(1.0)
     assert hours.bursts.sum() == 10
 
 
 def test_a_layout_gives_each_pool_what_it_has_to_do():
-    assert balanced(LLAMA, mixture, 1) < balanced(INTERNVL, mixture, 1)
-    assert tokens(MONOLITH, LLAMA, [Request(0, 10, 2)]) == (0, 10 + 2 * 6404)
-    assert tokens(OURS, LLAMA, [Request(0, 10, 2)]) == (2 * 6404, 10)
-    assert tokens(OURS, INTERNVL, [Request(0, 10, 2)]) == (2 * 1280, 10 + 2 * 1280)
+    assert balanced_texts(LLAMA, draw_mixture, 1) < balanced_texts(INTERNVL, draw_mixture, 1)
+    assert count_tokens(MONOLITH, LLAMA, [Request(0, 10, 2)]) == (0, 10 + 2 * 6404)
+    assert count_tokens(OURS, LLAMA, [Request(0, 10, 2)]) == (2 * 6404, 10)
+    assert count_tokens(OURS, INTERNVL, [Request(0, 10, 2)]) == (2 * 1280, 10 + 2 * 1280)
 
 
 def test_sustained_load_is_found_or_none(monkeypatch):
-    monkeypatch.setattr("benchmarks.modserve.evaluation.REQUESTS", 400)
-    carried = most_load(ROUTED, LLAMA, (8, 4), mixture, 1)
+    monkeypatch.setattr("benchmarks.papers.modserve_model.REQUESTS", 400)
+    carried = max_load(ROUTED, LLAMA, (8, 4), draw_mixture, 1)
 
     assert 0 < carried < 8 / (0.47 * LLAMA.encode_alone)
-    assert most_load(ROUTED, LLAMA, (8, 4), mixture, 1, factor=0.5) == 0
+    assert max_load(ROUTED, LLAMA, (8, 4), draw_mixture, 1, factor=0.5) == 0
 
 
 def test_pools_follow_the_load_down_and_up_again(monkeypatch):
-    monkeypatch.setattr("benchmarks.modserve.evaluation.REQUESTS", 400)
-    found = day(OURS, INTERNVL, Traffic.split(np.array([1.0] * 12 + [9.0] * 8)), seed=1)
+    monkeypatch.setattr("benchmarks.papers.modserve_model.REQUESTS", 400)
+    found = simulate_day(OURS, INTERNVL, Traffic.split(np.array([1.0] * 12 + [9.0] * 8)), seed=1)
 
     assert found.gpus[11] < found.gpus[0]
     assert found.gpus[-1] > found.gpus[11]
-    assert found.mean_gpus < found.peak_gpus
+    assert found.mean_gpus < found.max_gpus

@@ -1,7 +1,6 @@
 """Benchmarks without measurements: no threshold holds."""
 
 import asyncio
-from math import nan
 
 import pytest
 
@@ -13,9 +12,6 @@ from benchmarks.hostile.course import Course
 from benchmarks.hostile.phases import CALM, FRIENDLY_RPS, Phase, Seen
 from benchmarks.hostile.report import Aftermath
 from benchmarks.hostile.report import outcome as hostile_outcome
-from benchmarks.ipa.__main__ import judge
-from benchmarks.ipa.cells import ORACLE, OURS, RANKS, REACTIVE, Cell, Measured
-from benchmarks.ipa.evaluation import Evaluation
 from benchmarks.layouts.asking import ChatResult
 from benchmarks.layouts.phases import cut_streams, settled
 from trimtab_loadtester.results import Record, Results, RunFacts
@@ -57,27 +53,6 @@ def test_no_stream_cut_after_a_token_gives_no_time_to_error():
     assert cut_streams([whole, ChatResult(error="too many", status=503)], 10.0)["writer_killed_cut_with_words"] == 0
     found = cut_streams([whole, cut], 10.0)
     assert (found["writer_killed_cut_with_words"], found["writer_killed_slowest_reason_seconds"]) == (1, 0.5)
-
-
-def measured(method, violations):
-    return Measured(Cell("nlp", "bursty", method, 1), 100, 0.8, 0.8, 4.0, violations, 0.0, 0.0, 0.1, 0)
-
-
-def evaluation(*found):
-    return Evaluation(found, (), {}, {}, 1, "look-alikes")
-
-
-def test_evaluation_without_pairs_or_requests_does_not_hold():
-    def with_ours(violations, oracle=0.0):
-        others = [measured(method, 0.0) for method in (REACTIVE, RANKS, "RIM")]
-        return judge(evaluation(measured(OURS, violations), measured(ORACLE, oracle), *others), 1.0)
-
-    assert not judge(evaluation(), 1.0).holds
-    assert with_ours(0.005).holds
-    assert not with_ours(0.5).holds
-    assert not with_ours(nan).holds
-    assert not with_ours(nan, nan).holds
-    assert not with_ours(0.5, 0.5).holds
 
 
 def test_faults_that_did_not_happen_do_not_hold():

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.evaluating import start_of, trace_of
+from benchmarks.__main__ import main as run_benchmark
 from benchmarks.otas import load
 
 SECONDS_OF_TRACE = ("mosel", "otas", "ipa", "forecast")
@@ -27,8 +27,12 @@ def error_about(monkeypatch, capsys, tmp_path):
 
     def run(evaluation, trace, *more):
         places = [] if evaluation == "forecast" else ["--data", str(tmp_path), "--out", str(tmp_path / "out")]
-        monkeypatch.setattr(sys, "argv", [evaluation, "--trace", str(trace), *places, *more])
-        assert importlib.import_module(f"benchmarks.{evaluation}.__main__").main() == 2
+        arguments = ["--trace", str(trace), *places, *more]
+        if evaluation in {"ipa", "modserve"}:
+            assert run_benchmark([f"reproduce-{evaluation}", *arguments]) == 2
+        else:
+            monkeypatch.setattr(sys, "argv", [evaluation, *arguments])
+            assert importlib.import_module(f"benchmarks.{evaluation}.__main__").main() == 2
         return capsys.readouterr().err
 
     return run
@@ -60,17 +64,6 @@ def test_trace_start_beyond_the_trace_is_an_error(error_about, tmp_path):
     message = error_about("ipa", trace)
     assert is_one_line_about(trace, message)
     assert "--trace-start" in message
-
-
-def test_another_trace_starts_at_its_first_second(tmp_path):
-    other = written(tmp_path / "other.csv", [1])
-
-    assert start_of(None, None, 869_160) == 869_160
-    assert start_of(None, other, 869_160) == 0
-    assert start_of(7, other, 869_160) == 7
-    assert trace_of(other, tmp_path / "ours.csv", "") == other
-    assert trace_of(None, other, "") == other
-    assert trace_of(None, tmp_path / "ours.csv", "it is made up") is None
 
 
 def test_mostly_silent_trace_is_not_scaled_up(error_about, tmp_path):

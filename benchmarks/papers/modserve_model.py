@@ -1,24 +1,19 @@
 """ModServe's printed figures (Qiu et al., SoCC 2025), and a profile that follows them.
 
 The paper draws its latencies without their numbers. Printed are shares of the time to the first token of one image
-(section 3.1): 79 % encoding for Llama 3.2 Vision 11B, 25 % for InternVL 2.5 26B. So the unit of time here is that time,
-alone on four GPUs, and the simulation says what it does in such units; nothing it concludes depends on the unit.
+(section 3.1): 79 % encoding for Llama 3.2 Vision 11B, 25 % for InternVL 2.5 26B. So the unit of time is that time,
+alone on four GPUs; no conclusion depends on the unit.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
-PAPER: Final = {
-    "throughput, cross-attention": 3.3,
-    "throughput, decoder-only": 5.5,
-    "fewer GPUs, cross-attention": 0.413,
-    "fewer GPUs, decoder-only": 0.25,
-}
-"""Sections 5.2 and 1: most load within the promise over the monolith's; GPUs of a day with a burst."""
+from trimtab_loadtester.multimodal.traffic import IMAGE_SHARE, Request, Traffic, draw
+
 STEPS: Final = {
-    "decoupled": ("−27 % and −42 % (Llama), −46 % and −47 % (InternVL)", "over the monolith"),
-    "+ scheduling": ("−12 % and −25 %", "over decoupled"),
-    "+ routing": ("−14 % and −32 %", "over + scheduling"),
+    "decoupled": "−27 % and −42 % (Llama), −46 % and −47 % (InternVL) over the monolith",
+    "+ scheduling": "−12 % and −25 % over decoupled",
+    "+ routing": "−14 % and −32 % over + scheduling",
 }
 """Section 5.2: mean and P99 of the time to the first token."""
 
@@ -38,16 +33,17 @@ IMAGE_PROMPT_TOKENS: Final = 100
 class Profile:
     """Seconds of one model, in units of its time to the first token for one image alone.
 
-    Args:
-        name: of the model.
+    Attributes:
         image_tokens: of one image of 896 x 896 pixels (table 1).
-        preprocess: of an image, on CPU cores that nobody waits for.
+        preprocess: of an image, on CPU cores that are always free.
         encode: of an image on the four GPUs of a monolith.
         encode_alone: of an image on one GPU.
         prefill_base: of any request.
         prefill_token: of each token of the prompt; image tokens count for decoder-only models.
         prefill_image: of the cross-attention to one image.
         transfer: of one request's embeddings, RDMA (section 5.5: 5 ms, under 0.5 % of the time to the first token).
+        throughput_gain: of ModServe over the monolith within the SLO, as printed (section 5.2).
+        fewer_gpus: the share of GPUs that ModServe saves in hours with a burst, as printed (section 1).
     """
 
     name: str
@@ -58,24 +54,28 @@ class Profile:
     prefill_base: float
     prefill_token: float
     prefill_image: float
+    throughput_gain: float
+    fewer_gpus: float
     transfer: float = 0.005
 
     @property
     def decoder_only(self) -> bool:
-        """Whether image tokens stand in the prompt."""
+        """Whether image tokens are part of the prompt."""
         return self.prefill_image == 0
 
+    @property
+    def kind(self) -> str:
+        return "decoder-only" if self.decoder_only else "cross-attention"
+
     def prompt_tokens(self, text_tokens: int, images: int) -> int:
-        """Tokens that prefill reads."""
         return text_tokens + (images * self.image_tokens if self.decoder_only else 0)
 
     def prefill(self, text_tokens: int, images: int) -> float:
-        """Seconds of a prefill."""
         tokens = self.prompt_tokens(text_tokens, images)
         return self.prefill_base + tokens * self.prefill_token + images * self.prefill_image
 
     def alone(self, text_tokens: int, images: int) -> float:
-        """Seconds to the first token on an idle monolith."""
+        """Return the seconds to the first token on an idle monolith."""
         return (self.preprocess if images else 0.0) + images * self.encode + self.prefill(text_tokens, images)
 
 
@@ -88,6 +88,8 @@ LLAMA: Final = Profile(
     prefill_base=0.08,
     prefill_token=0.02 / IMAGE_PROMPT_TOKENS,
     prefill_image=0.06,
+    throughput_gain=3.3,
+    fewer_gpus=0.413,
 )
 INTERNVL: Final = Profile(
     name="InternVL 2.5 26B (decoder-only)",
@@ -98,6 +100,8 @@ INTERNVL: Final = Profile(
     prefill_base=0.04,
     prefill_token=0.66 / (1280 + IMAGE_PROMPT_TOKENS),
     prefill_image=0.0,
+    throughput_gain=5.5,
+    fewer_gpus=0.25,
     transfer=0.003,
 )
 MODELS: Final = (LLAMA, INTERNVL)
@@ -111,3 +115,11 @@ ASSUMED: Final = (
     "times what one of its kind (a median text, one image) takes alone: with ten, a monolith that does nothing else "
     "breaks it for more than one in a hundred, by sixteen images"
 )
+
+REQUESTS: Final = 8_000
+
+
+def draw_mixture(rate: float, seed: int, *, images: int | None = None) -> list[Request]:
+    """Draw requests at a steady rate, with the trace's images or so many each; 0: text only."""
+    share = 0.0 if images == 0 else IMAGE_SHARE
+    return draw(Traffic.steady(rate, REQUESTS / rate, share), seed, images=images)

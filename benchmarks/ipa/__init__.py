@@ -1,1 +1,0 @@
-"""IPA's evaluation in the simulator: five pipelines, four workloads, every planner, several seeds."""

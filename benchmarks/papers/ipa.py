@@ -1,0 +1,424 @@
+"""IPA's evaluation, simulated: five pipelines, four workloads, every planner, several seeds.
+
+A request that is late or dropped counts as accuracy 0, so a planner cannot reach the front by violations.
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import plotly.graph_objects as go
+
+from benchmarks.harness import charts
+from benchmarks.harness.grid import Cell, Evaluation, interval, run_cells
+from benchmarks.harness.options import find_trace, paper_parser
+from benchmarks.harness.report import Page, Report, print_table, write_csv
+from benchmarks.papers import ipa_data
+from benchmarks.papers.ipa_cells import (
+    BASELINES,
+    METHODS,
+    ORACLE,
+    OURS,
+    PIPELINES,
+    RANKS,
+    REACTIVE,
+    PlannerRow,
+    Source,
+    cells,
+    measure,
+    measure_solver,
+    read_pipeline,
+    read_workloads,
+)
+from benchmarks.papers.ipa_data import RecordedRun
+from trimtab.options import console
+from trimtab.report.summary import SummaryItem
+from trimtab_profiler.profile import write_profiles
+
+SEEDS, QUICK_SECONDS, QUICK_WORKLOADS = 3, 240, ("bursty", "steady_low")
+PAPER_NAMES = {OURS: "IPA", "FA2-low": "FA2-low", "FA2-high": "FA2-high", "RIM": "RIM"}
+"""Our methods' names in the paper's recorded runs."""
+MAX_ORACLE_VIOLATIONS, MAX_LSTM_VIOLATIONS = 0.005, 0.01
+SAME_CORES, SAME_ACCURACY = 0.005, 0.0005
+"""What counts as equal if the seeds' own interval is narrower: half a percent of the cores, 0.05 points."""
+PUBLISHED_SWEEP: Mapping[str, tuple[tuple[float, float], ...]] = {
+    "video": ((25.0, 0.536), (4.8, 0.420), (2.8, 0.341)),
+    "audio-qa": ((47.8, 0.547), (17.4, 0.517), (13.2, 0.487)),
+    "audio-sent": ((28.2, 0.591), (17.0, 0.568), (11.7, 0.535)),
+    "sum-qa": ((32.2, 0.304), (16.8, 0.289), (8.9, 0.267)),
+    "nlp": ((184.7, 0.127), (106.8, 0.121), (48.2, 0.106)),
+}
+"""Cores and PAS of the paper's own sweep (figure 14, simulated, bursty): accuracy first, balanced, resources first."""
+PUBLISHED_SOLVER_SECONDS = {(2, 5): 0.136, (5, 5): 0.30, (9, 5): 0.68, (5, 9): 1.25, (9, 9): 2.22}
+"""Mean seconds of Gurobi in the notebook of the public code, by stages and variants."""
+SolverSeconds = Mapping[tuple[int, int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a method of ours stands in one pipeline under one workload.
+
+    Attributes:
+        margin: its served accuracy over the best that a baseline reaches with no more cores; NaN if none does.
+        mixture_margin: the same against any mixture of baselines over time, which none of them is.
+        beaten_by: the baseline that dominates it.
+    """
+
+    standing: Literal["above", "on", "below"]
+    margin: float
+    mixture_margin: float
+    beaten_by: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.standing} {self.beaten_by}".strip()
+
+
+def place(evaluation: Evaluation[PlannerRow], case: tuple[str, ...], method: str = OURS) -> Place:
+    """Compare a method with every baseline, seed by seed on the same arrivals."""
+    ours = evaluation.rows(case, method)
+    rivals = {name: rows for name in BASELINES if (rows := evaluation.rows(case, name))}
+    beaten_by = next((name for name, theirs in rivals.items() if _dominates(theirs, ours)), "")
+    cores, accuracy = _mean_point(ours)
+    points = [_mean_point(theirs) for theirs in rivals.values()]
+    margin = accuracy - max((a for c, a in points if c <= cores), default=math.nan)
+    above = math.isnan(margin) or margin > SAME_ACCURACY
+    standing: Literal["above", "on", "below"] = "below" if beaten_by else "above" if above else "on"
+    return Place(standing, margin, accuracy - _mixture(points, cores), beaten_by)
+
+
+def _dominates(theirs: Sequence[PlannerRow], ours: Sequence[PlannerRow]) -> bool:
+    """Whether a rival has no more cores and no less accuracy on average, and clearly the better of one of these."""
+    pairs = list(zip(theirs, ours, strict=True))
+    cores = interval(a.cores - b.cores for a, b in pairs)
+    accuracy = interval(a.served_accuracy - b.served_accuracy for a, b in pairs)
+    if cores.mean > 0 or accuracy.mean < 0:
+        return False
+    same_cores = SAME_CORES * float(np.mean([row.cores for row in ours]))
+    cheaper = cores.mean < -max(np.nan_to_num(cores.half), same_cores)
+    better = accuracy.mean > max(np.nan_to_num(accuracy.half), SAME_ACCURACY)
+    return bool(cheaper or better)
+
+
+def _mean_point(rows: Sequence[PlannerRow]) -> tuple[float, float]:
+    return float(np.mean([row.cores for row in rows])), float(np.mean([row.served_accuracy for row in rows]))
+
+
+def _mixture(points: Sequence[tuple[float, float]], cores: float) -> float:
+    """Return the most accuracy that any mixture of points reaches with at most these cores; 0 if none is as cheap."""
+    best = max((a for c, a in points if c <= cores), default=0.0)
+    for cheap, low in points:
+        for dear, high in points:
+            if cheap < cores < dear:
+                best = max(best, low + (high - low) * (cores - cheap) / (dear - cheap))
+    return best
+
+
+def judge(
+    evaluation: Evaluation[PlannerRow], solver_seconds: Mapping[tuple[int, int], float], seconds: float
+) -> Report:
+    """Hold two thresholds: nowhere below the front, and few violations wherever they can be avoided.
+
+    Without cells to compare, or if an oracle or a plan met no requests, they do not hold.
+    """
+    cases = grid_cases(evaluation)
+    report = Report("reproduce-ipa", {"cells": len(grid_rows(evaluation)), "wall_seconds": seconds})
+    places = {case: place(evaluation, case) for case in cases}
+    avoidable: list[float] = []
+    for case, ours_place in places.items():
+        name = "_".join(case).replace("-", "_")
+        ours, oracle = (evaluation.mean(case, method, _violations) for method in (OURS, ORACLE))
+        if not oracle > MAX_ORACLE_VIOLATIONS:
+            avoidable.append(ours)
+        report.add(
+            {
+                f"{name}_standing": ours_place.label,
+                f"{name}_margin": ours_place.margin,
+                f"{name}_violations": ours,
+            }
+        )
+    reactive = [evaluation.mean(case, REACTIVE, _violations) for case in cases]
+    report.add({"worst_violations_reactive": max(reactive, default=0.0)})
+    ranked = [place(evaluation, case, RANKS) for case in cases]
+    report.add({"pairs_below_optimising_ranks": sum(each.standing == "below" for each in ranked)})
+    report.add({f"solver_p50_seconds_{s}x{v}": median for (s, v), median in solver_seconds.items()})
+    below = sum(each.standing == "below" for each in places.values())
+    worst = float(np.max(avoidable)) if avoidable else math.inf  # NaN if one is
+    report.hold("pipeline x workload pairs judged", len(cases), ">=", 1)
+    report.hold("pairs where an oracle avoids violations", len(avoidable), ">=", 1)
+    report.hold("pipeline x workload pairs below the baselines' front", below, "==", 0)
+    report.hold("worst violations with the LSTM where the oracle has at most 0.5 %", worst, "<=", MAX_LSTM_VIOLATIONS)
+    return report
+
+
+def _violations(row: PlannerRow) -> float:
+    return row.violations
+
+
+def grid_rows(evaluation: Evaluation[PlannerRow]) -> list[PlannerRow]:
+    """Return all rows but those of the sweep."""
+    return [row for row in evaluation.all_rows if row.cell.variation is None]
+
+
+def grid_cases(evaluation: Evaluation[PlannerRow]) -> list[tuple[str, ...]]:
+    return sorted({row.cell.case for row in grid_rows(evaluation)})
+
+
+COLUMNS = (
+    "pipeline",
+    "workload",
+    "method",
+    "PAS",
+    "served PAS",
+    "cores",
+    "late",
+    "dropped",
+    "objective",
+    "p99",
+    "standing",
+    "paper: PAS",
+    "paper: cores",
+)
+FRONT_NOTE = (
+    "Mean cores against mean PAS, over all seeds; crosses are the paper's recorded runs, on its own machines and with "
+    "its batch sizes. A request late or dropped counts 0 in the served PAS shown here."
+)
+TIMELINE_NOTE = "Cores reserved and PAS planned, first seed."
+ABLATION_NOTE = "Requests late or dropped, and cores: ours with each predictor, mean over seeds with its 95 % interval."
+SWEEP_NOTE = "Ours, bursty, α from a quarter to 32 times the manifest's; crosses: the paper's sweep."
+SOLVER_NOTE = "Exact solver, 7 batch sizes, median; crosses: Gurobi in the public code's notebook, on its own machine."
+TABLE_NOTE = (
+    "± is the half width of the 95 % interval over seeds. Served PAS: a request late or dropped counts 0. "
+    "Standing: ours against the front of the baselines, by served PAS and cores."
+)
+COLOURS = {
+    OURS: "#3f7fd9",
+    RANKS: "#7fb0f0",
+    REACTIVE: "#9b7fd9",
+    ORACLE: "#2b4f8a",
+    **dict(zip(BASELINES, ("#e08a2e", "#b0691c", "#cf4b4b", "#a33333", "#5a9a6a", "#3a7a4a", "#868d98"), strict=True)),
+}
+SYMBOLS = {OURS: "circle", RANKS: "circle-open", REACTIVE: "triangle-up", ORACLE: "triangle-down"}
+RecordedRuns = Mapping[tuple[str, ...], RecordedRun]
+
+
+def table_rows(evaluation: Evaluation[PlannerRow], recorded: RecordedRuns) -> list[tuple[str, ...]]:
+    """Return a row of COLUMNS for each pipeline, workload and method."""
+    return [
+        _table_row(evaluation, case, method, recorded.get((*case, PAPER_NAMES.get(method, ""))))
+        for case in grid_cases(evaluation)
+        for method in METHODS
+    ]
+
+
+def _table_row(
+    evaluation: Evaluation[PlannerRow], case: tuple[str, ...], method: str, paper: RecordedRun | None
+) -> tuple[str, ...]:
+    rows = evaluation.rows(case, method)
+    pipeline, workload = case
+    return (
+        pipeline,
+        workload.replace("_", " "),
+        method,
+        interval(100 * row.accuracy for row in rows).format(1),
+        interval(100 * row.served_accuracy for row in rows).format(1),
+        interval(row.cores for row in rows).format(1),
+        interval(100 * row.late for row in rows).format(2, " %"),
+        interval(100 * row.dropped for row in rows).format(2, " %"),
+        interval(row.objective for row in rows).format(2),
+        f"{np.mean([row.p99_seconds for row in rows]):.2f} s",
+        place(evaluation, case, method).label if method in {OURS, RANKS} else "",
+        f"{100 * paper.accuracy:.1f}" if paper else "",
+        f"{paper.cores:.1f}" if paper else "",
+    )
+
+
+def build_page(
+    evaluation: Evaluation[PlannerRow],
+    recorded: RecordedRuns,
+    solver_seconds: SolverSeconds,
+    lead: str,
+) -> Page:
+    cases = grid_cases(evaluation)
+    pipelines = list(dict.fromkeys(pipeline for pipeline, _ in cases))
+    page = Page("IPA's evaluation", "simulated", lead)
+    page.add_cards(_cards(evaluation))
+    for name in pipelines:
+        front = _front(evaluation, recorded, [case for case in cases if case[0] == name])
+        page.add_chart(f"{name}: accuracy against cores", FRONT_NOTE, front)
+    for name in pipelines:
+        page.add_chart(f"{name} over time, bursty", TIMELINE_NOTE, _timeline(evaluation, name))
+    page.add_chart("Predictors", ABLATION_NOTE, _ablation(evaluation, cases))
+    page.add_chart("The weight of accuracy", SWEEP_NOTE, _sweep(evaluation, pipelines))
+    page.add_chart("Solver time", SOLVER_NOTE, _solver_chart(solver_seconds))
+    page.add_table("All figures", TABLE_NOTE, COLUMNS, table_rows(evaluation, recorded), range(3, 10))
+    return page
+
+
+def _cards(evaluation: Evaluation[PlannerRow]) -> list[SummaryItem]:
+    cases = grid_cases(evaluation)
+    standings = [place(evaluation, case).standing for case in cases]
+    above, on, below = (standings.count(standing) for standing in ("above", "on", "below"))
+    worst = max(evaluation.mean(case, OURS, _violations) for case in cases)
+    rows = grid_rows(evaluation)
+    return [
+        SummaryItem(
+            "on or above the baselines' front",
+            f"{above + on} of {len(cases)}",
+            f"{above} above, {on} on, {below} below",
+            not below,
+        ),
+        SummaryItem("worst violations, LSTM", f"{100 * worst:.2f} %", "late or dropped, mean over seeds"),
+        SummaryItem("simulations", f"{len(rows):,}", f"{sum(row.requests for row in rows):,} requests"),
+    ]
+
+
+def _front(evaluation: Evaluation[PlannerRow], recorded: RecordedRuns, cases: Sequence[tuple[str, ...]]) -> go.Figure:
+    """Return mean cores against mean served PAS, one panel a workload."""
+    columns = []
+    for case in cases:
+        dots = []
+        for method in METHODS:
+            rows = evaluation.rows(case, method)
+            cores, accuracy = _mean_point(rows)
+            marker = {"size": 11 if method == OURS else 9, "symbol": SYMBOLS.get(method, "square")}
+            dots.append(_dots(method, [cores], [100 * accuracy], color=COLOURS[method], **marker))
+            paper = recorded.get((*case, PAPER_NAMES.get(method, "")))
+            if paper is not None:
+                name = f"{PAPER_NAMES[method]}, paper"
+                dots.append(_crosses(name, [paper.cores], [100 * paper.accuracy], COLOURS[method]))
+        columns.append((case[1].replace("_", " "), dots))
+    return charts.panels(columns, x="cores", y="PAS × 100", from_zero=False).update_xaxes(type="log")
+
+
+def _dots(name: str, x: Iterable[float], y: Iterable[float], **marker: Any) -> go.Scatter:
+    return go.Scatter(x=list(x), y=list(y), name=name, mode="markers", marker=marker)
+
+
+def _crosses(name: str, x: Iterable[object], y: Iterable[float], colour: str) -> go.Scatter:
+    marker = {"color": colour, "size": 9, "symbol": "x-thin", "line": {"width": 2, "color": colour}}
+    return go.Scatter(x=list(x), y=list(y), name=name, mode="markers", marker=marker)
+
+
+def _timeline(evaluation: Evaluation[PlannerRow], pipeline: str) -> go.Figure:
+    """Return cores and PAS over time under the bursty load."""
+    cores, accuracy = [], []
+    for method in (OURS, "FA2-low", "FA2-high", "RIM"):
+        for row in evaluation.rows((pipeline, "bursty"), method)[:1]:
+            at, at_cores, at_accuracy = zip(*row.timeline, strict=True)
+            step = {"color": COLOURS[method], "width": 2, "shape": "hv"}
+            cores.append(go.Scatter(x=at, y=at_cores, name=method, line=step, mode="lines"))
+            pas = [100 * value for value in at_accuracy]
+            accuracy.append(go.Scatter(x=at, y=pas, name=method, line=step, mode="lines"))
+    figure = charts.stack([("cores", cores), ("PAS × 100", accuracy)], x="seconds", height=380, from_zero=False)
+    return figure.update_yaxes(rangemode="tozero", row=1, col=1)
+
+
+def _ablation(evaluation: Evaluation[PlannerRow], cases: Sequence[tuple[str, ...]]) -> go.Figure:
+    """Return violations and cores by predictor."""
+    labels = [f"{pipeline}, {workload.replace('_', ' ')}" for pipeline, workload in cases]
+    violations: list[go.Bar] = []
+    cores: list[go.Bar] = []
+    for method, name in ((OURS, "LSTM"), (REACTIVE, "reactive"), (ORACLE, "oracle")):
+        rows = [evaluation.rows(case, method) for case in cases]
+        lost = [interval(100 * row.violations for row in seeds) for seeds in rows]
+        used = [interval(row.cores for row in seeds) for seeds in rows]
+        for target, means in ((violations, lost), (cores, used)):
+            error = {"type": "data", "array": [float(np.nan_to_num(mean.half)) for mean in means]}
+            target.append(charts.bars(name, labels, [mean.mean for mean in means], COLOURS[method], error_y=error))
+    figure = charts.stack([("late or dropped, %", violations), ("cores", cores)], height=560)
+    return figure.update_yaxes(range=[0, max(1.0, 1.2 * _max_violations(evaluation))], row=1, col=1)
+
+
+def _max_violations(evaluation: Evaluation[PlannerRow]) -> float:
+    compared = {OURS, REACTIVE, ORACLE}
+    return max(100 * row.violations for row in grid_rows(evaluation) if row.cell.method in compared)
+
+
+def _sweep(evaluation: Evaluation[PlannerRow], pipelines: Sequence[str]) -> go.Figure:
+    """Return the front that our planner follows as accuracy weighs more."""
+    columns = []
+    for name in pipelines:
+        swept = [row for row in evaluation.all_rows if row.cell.variation is not None and row.cell.case[0] == name]
+        rows = sorted(swept, key=lambda row: row.cell.variation or 0.0)
+        ours = go.Scatter(
+            x=[row.cores for row in rows],
+            y=[100 * row.served_accuracy for row in rows],
+            text=[f"α = {row.cell.variation:g}" for row in rows],
+            name="trimtab",
+            mode="lines+markers",
+            marker={"color": COLOURS[OURS]},
+        )
+        cores, accuracy = zip(*PUBLISHED_SWEEP[name], strict=True)
+        columns.append((name, [ours, _crosses("IPA, paper", cores, [100 * a for a in accuracy], COLOURS["FA2-low"])]))
+    figure = charts.panels(columns, x="cores", y="PAS × 100", height=380, from_zero=False)
+    return figure.update_xaxes(type="log")
+
+
+def _solver_chart(solver_seconds: SolverSeconds) -> go.Figure:
+    sizes = sorted(solver_seconds)
+    labels = [f"{stages} × {variants}" for stages, variants in sizes]
+    ours = charts.bars("exact, here", labels, [1000 * solver_seconds[size] for size in sizes], COLOURS[OURS])
+    published = [1000 * PUBLISHED_SOLVER_SECONDS.get(size, math.nan) for size in sizes]
+    paper = _crosses("Gurobi, paper's code", labels, published, COLOURS["FA2-low"])
+    return charts.panels(
+        [("", [ours, paper])], x="stages × variants", y="milliseconds", height=340, from_zero=False
+    ).update_yaxes(type="log")
+
+
+def main() -> int:
+    """Simulate every cell, write table and page; 0 if every threshold holds or the data is missing."""
+    options = _parse()
+    trace = find_trace(options.trace, options.data / ipa_data.TRACE, "nothing can be simulated")
+    missing = [*([] if trace else [options.data / ipa_data.TRACE]), *ipa_data.missing_files(options.data)]
+    if trace is None or missing:
+        hint = "give --data FOLDER (DATA=FOLDER with make) and perhaps --trace FILE"
+        return Report("reproduce-ipa", {"skipped": f"{missing[0]} is missing; {hint}"}).finish()
+    source = Source(
+        folder=options.data,
+        manifests=options.pipelines,
+        trace=trace,
+        offset_seconds=options.trace_start,
+        published=options.published_excerpts,
+        seconds=QUICK_SECONDS if options.quick else None,
+    )
+    names = options.only or list(PIPELINES)
+    if options.profiles_only:
+        for name in names:
+            console.print(f"written: {write_profiles(read_pipeline(source, name)[1], options.out / name)}")
+        return 0
+    workloads = tuple(read_workloads(source))  # before hours of simulating: a trace that lacks an excerpt
+    return _evaluate(
+        options, source, cells(source, names, QUICK_WORKLOADS if options.quick else workloads, options.seeds)
+    )
+
+
+def _evaluate(options: argparse.Namespace, source: Source, wanted: Sequence[Cell]) -> int:
+    began = time.perf_counter()
+    evaluation = Evaluation(run_cells(partial(measure, source), wanted, options.processes))
+    solver_seconds, recorded = measure_solver(), ipa_data.read_recorded_runs(options.data)
+    excerpts = "the paper's own" if source.published else "look-alikes from the training part"
+    lead = f"{len(grid_rows(evaluation))} simulations, {options.seeds} seeds each · excerpts: {excerpts}"
+    rows = table_rows(evaluation, recorded)
+    print_table(COLUMNS, rows)
+    write_csv(options.out / "results.csv", COLUMNS, rows)
+    build_page(evaluation, recorded, solver_seconds, lead).write(options.out / "ipa.html")
+    return judge(evaluation, solver_seconds, time.perf_counter() - began).finish()
+
+
+def _parse() -> argparse.Namespace:
+    parser = paper_parser("ipa", __doc__, "another trace of requests per second")
+    parser.add_argument("--pipelines", type=Path, default=Path("pipelines"), help="folder of the manifests")
+    parser.add_argument("--trace-start", type=int, default=0, help="second of the recording at which the trace begins")
+    parser.add_argument("--published-excerpts", action="store_true", help="the paper's own seconds of the recording")
+    parser.add_argument("--only", action="append", choices=PIPELINES, help="this pipeline; repeatable")
+    parser.add_argument("--profiles-only", action="store_true", help="only write OUT/PIPELINE/profile.yaml")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--quick", action="store_true", help="two workloads, four minutes each")
+    return parser.parse_args()

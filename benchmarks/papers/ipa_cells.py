@@ -1,0 +1,225 @@
+"""Cells of IPA's evaluation: a pipeline under a workload, planned by one method, with one seed."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.harness.grid import Cell, grid
+from benchmarks.papers import ipa_data
+from benchmarks.papers.ipa_data import Workload
+from benchmarks.papers.planners import fa2, fa2_heaviest, fa2_lightest, plan_for_peak, rim, rim_sized_for
+from tests.adapter.problems import a_large_program
+from trimtab_adapter.planning.decide import Planner, PlanningInputs, decide
+from trimtab_adapter.simulation.control_loop import SimulatedControlLoop, oracle_forecaster
+from trimtab_adapter.simulation.environment import Environment
+from trimtab_adapter.simulation.result import SimulationResult
+from trimtab_adapter.simulation.simulator import Scenario, simulate
+from trimtab_adapter.solvers.exact import solve
+from trimtab_loadtester.arrivals import poisson_arrivals
+from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.plan import ForecastRecord
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.request_outcome import LATE, OK
+from trimtab_pipelines.spec import InferencePipeline
+
+PIPELINES = ("video", "audio-qa", "audio-sent", "sum-qa", "nlp")
+OURS, REACTIVE, ORACLE = "trimtab", "trimtab, reactive", "trimtab, oracle"
+RANKS = "trimtab, ranks"
+"""With the objective of the paper's submission: the sum of the stages' normalised ranks in place of PAS."""
+STATIC = "static for the peak"
+BASELINES = ("FA2-low", "FA2-low, best", "FA2-high", "FA2-high, best", "RIM", "RIM, best", STATIC)
+METHODS = (OURS, REACTIVE, ORACLE, RANKS, *BASELINES)
+FORECASTERS = {REACTIVE: "Reactive", ORACLE: "Oracle"}
+FIRST_PEAK_SECONDS = 20
+
+WEIGHT_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+SWEPT_WORKLOAD = "bursty"
+SOLVED_SIZES = ((2, 5), (5, 5), (9, 5), (2, 9), (5, 9), (9, 9), (10, 10))
+SOLVED_INSTANCES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Files of the evaluation.
+
+    Attributes:
+        offset_seconds: second of the recording at which the trace begins.
+        published: whether the paper's own excerpts are used.
+        seconds: maximum length of each workload; None for all of it.
+    """
+
+    folder: Path
+    manifests: Path
+    trace: Path
+    offset_seconds: int = 0
+    published: bool = False
+    seconds: int | None = None
+
+
+@cache
+def read_workloads(source: Source) -> dict[str, Workload]:
+    """Read the workloads, once a process."""
+    return ipa_data.read_workloads(
+        source.trace, source.offset_seconds, published=source.published, max_seconds=source.seconds
+    )
+
+
+@cache
+def read_pipeline(source: Source, name: str) -> tuple[InferencePipeline, dict[str, ModelProfile]]:
+    """Read a pipeline and its profiles, once a process."""
+    pipeline = load_pipeline(source.manifests / name)
+    return pipeline, ipa_data.read_profiles(source.folder, pipeline)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerRow:
+    """What a planner achieved in a cell; `served_accuracy` counts late and dropped requests as 0.
+
+    Attributes:
+        timeline: seconds, reserved cores and planned accuracy, one entry a decision.
+    """
+
+    cell: Cell
+    requests: int
+    accuracy: float
+    served_accuracy: float
+    cores: float
+    late: float
+    dropped: float
+    objective: float
+    p99_seconds: float
+    timeline: tuple[tuple[float, float, float], ...] = ()
+
+    @property
+    def violations(self) -> float:
+        """Share of the requests without an answer in time."""
+        return self.late + self.dropped
+
+
+def cells(source: Source, names: Sequence[str], workloads: Sequence[str], seeds: int) -> list[Cell]:
+    """Return the grid, and the sweep of the accuracy weight as variations of our planner."""
+    swept = [
+        Cell((name, SWEPT_WORKLOAD), OURS, variation=factor * weight)
+        for name in names
+        for weight in [read_pipeline(source, name)[0].spec.objective.accuracy_weight]
+        for factor in WEIGHT_FACTORS
+    ]
+    return grid([(name, workload) for name in names for workload in workloads], METHODS, seeds=seeds) + swept
+
+
+def measure(source: Source, cell: Cell) -> PlannerRow:
+    """Simulate a cell; a variation replaces the weight of accuracy, α."""
+    name, workload_name = cell.case
+    pipeline, profiles = read_pipeline(source, name)
+    workload = read_workloads(source)[workload_name]
+    arrivals = poisson_arrivals(workload.rates_rps, cell.seed)
+    result = simulate(_scenario(source, cell, _adapt(pipeline, cell), profiles, workload, arrivals))
+    return _row(cell, pipeline, result)
+
+
+def _adapt(pipeline: InferencePipeline, cell: Cell) -> InferencePipeline:
+    """Set the forecaster and the objective of a cell."""
+    spec = pipeline.spec
+    adaptation = spec.adaptation.model_copy(update={"forecaster": FORECASTERS.get(cell.method, "LSTM")})
+    objective = spec.objective
+    if cell.method == RANKS:  # our ranks are a mean over the stages, the paper's a sum
+        summed = objective.accuracy_weight * len(spec.stages)
+        objective = objective.model_copy(update={"accuracy_metric": "NormalizedRanks", "accuracy_weight": summed})
+    if cell.variation is not None:
+        objective = objective.model_copy(update={"accuracy_weight": cell.variation})
+    changed = spec.model_copy(update={"adaptation": adaptation, "objective": objective})
+    return pipeline.model_copy(update={"spec": changed})
+
+
+def _scenario(
+    source: Source,
+    cell: Cell,
+    pipeline: InferencePipeline,
+    profiles: Mapping[str, ModelProfile],
+    workload: Workload,
+    arrivals: NDArray[np.float64],
+) -> Scenario:
+    peak_rps = float(np.bincount(arrivals.astype(np.int64)).max())
+    planner = _planner(source, cell.method, pipeline, profiles, peak_rps)
+    if cell.method == STATIC:
+        plan, adaptation = plan_for_peak(pipeline, profiles, peak_rps), None
+    else:
+        first_rps = float(max(workload.history_rps[-FIRST_PEAK_SECONDS:], default=1))
+        first = ForecastRecord(peak_rps=first_rps, source="reactive")
+        plan = planner(pipeline, profiles, PlanningInputs(first, 0.0))
+        forecaster = oracle_forecaster(pipeline.spec.adaptation, arrivals, len(workload.rates_rps), 0.0)
+        adaptation = SimulatedControlLoop(forecaster, planner)
+    return Scenario(
+        pipeline=pipeline,
+        profiles=profiles,
+        arrivals_seconds=arrivals,
+        duration_seconds=float(len(workload.rates_rps)),
+        plan=plan,
+        adaptation=adaptation,
+        history_rps=workload.history_rps,
+        environment=Environment(),
+        seed=cell.seed,
+    )
+
+
+def _planner(
+    source: Source, method: str, pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], peak_rps: float
+) -> Planner:
+    settings = ipa_data.read_baseline_settings(source.folder, pipeline)
+    planners: Mapping[str, Callable[[], Planner]] = {
+        "FA2-low": lambda: fa2(settings.fa2_low),
+        "FA2-low, best": lambda: fa2_lightest(pipeline, profiles),
+        "FA2-high": lambda: fa2(settings.fa2_high),
+        "FA2-high, best": lambda: fa2_heaviest(pipeline, profiles),
+        "RIM": lambda: rim(settings.rim_replicas),
+        "RIM, best": lambda: rim_sized_for(pipeline, profiles, peak_rps),
+    }
+    return planners.get(method, lambda: decide)()
+
+
+def _row(cell: Cell, pipeline: InferencePipeline, result: SimulationResult) -> PlannerRow:
+    objective = pipeline.spec.objective
+    in_time = np.where(result.outcomes == OK, np.nan_to_num(result.accuracy), 0.0)
+    late = result.share(LATE)
+    cores_at = {second.at_seconds: second.cores for second in result.seconds}
+    return PlannerRow(
+        cell=cell,
+        requests=int(result.outcomes.size),
+        accuracy=result.mean_accuracy,
+        served_accuracy=float(in_time.mean()) if in_time.size else math.nan,
+        cores=result.mean_cores,
+        late=late,
+        dropped=result.violations - late,
+        objective=objective.accuracy_weight * result.mean_accuracy - objective.cost_weight * result.mean_cores,
+        p99_seconds=result.latency(0.99),
+        timeline=tuple(
+            (
+                plan.spec.created_at,
+                cores_at.get(float(int(plan.spec.created_at)), math.nan),
+                plan.spec.expected.accuracy if plan.spec.expected else math.nan,
+            )
+            for plan in result.plans
+        ),
+    )
+
+
+def measure_solver() -> dict[tuple[int, int], float]:
+    """Return the median seconds of the exact solver by stages and variants; 7 batch sizes each."""
+    solve(a_large_program(0, 2, 5))  # the first call pays for numpy's own start
+    return {
+        size: float(np.median([_solver_seconds(seed, *size) for seed in range(SOLVED_INSTANCES)]))
+        for size in SOLVED_SIZES
+    }
+
+
+def _solver_seconds(seed: int, stages: int, variants: int) -> float:
+    program = a_large_program(seed, stages, variants)
+    began = time.perf_counter()
+    solve(program)
+    return time.perf_counter() - began

@@ -29,8 +29,7 @@ class Benchmark:
 
 def _paper(name: str, summary: str) -> Benchmark:
     trace = ("--trace", TRACE) if TRACE else ()
-    module = f"benchmarks.{name}" if name in {"mosel", "otas"} else f"benchmarks.papers.{name}"
-    return Benchmark(module, summary, ("--data", str(DATA), "--out", str(OUT / name), *trace))
+    return Benchmark(f"benchmarks.papers.{name}", summary, ("--data", str(DATA), "--out", str(OUT / name), *trace))
 
 
 _FORECAST = ("--trace", TRACE, "--fit", str(RECORDED_LOAD)) if TRACE else ("--trace", str(RECORDED_LOAD))
@@ -45,7 +44,6 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     ),
     "solver": Benchmark("benchmarks.solver", "the exact solver against HiGHS, Gurobi and brute force"),
     "schedule": Benchmark("benchmarks.schedule", "deadline schedules: time and distance from the optimum"),
-    "queueing": Benchmark("benchmarks.queueing", "planned stage latency against the simulator"),
     "simulator": Benchmark("benchmarks.simulator", "simulated against served latency and drops", ("--out", str(OUT))),
     "forecast": Benchmark("benchmarks.forecast", "every forecaster on the same windows", _FORECAST),
     "operator": Benchmark("benchmarks.operator_scale", "reconciliation of 300 pipelines on a real API server"),
@@ -53,14 +51,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "chats": Benchmark("benchmarks.chats", "client disconnects, shared images and embedding pulls of one replica"),
     "chats-routed": Benchmark("benchmarks.chats.through", "time to first token that the router adds to 50 streams"),
     "placement": Benchmark("benchmarks.layouts", "goodput with a colocated and with a disaggregated encoder"),
-    "modalities": Benchmark(
-        "benchmarks.modalities", "digits-av served with modality subsets", ("--out", str(OUT / "modalities"))
-    ),
     "tokens": Benchmark("benchmarks.tokens", "speed-up of vision transformers by merged tokens"),
-    "tokens-served": Benchmark(
-        "benchmarks.tokens_served", "one transformer served at many token deltas", ("--out", str(OUT / "tokens-served"))
-    ),
-    "prompts": Benchmark("benchmarks.prompts", "accuracy that trained prompts recover after merging", (), True),
     "tuning": Benchmark("benchmarks.points", "operating points found by `trimtab tune`, served on other images"),
     "hostile": Benchmark("benchmarks.hostile", "hostile clients beside friendly ones", ("--out", str(OUT))),
     "hostile-chats": Benchmark("benchmarks.chats.hostile", "hostile chats: response code, memory and time of each"),

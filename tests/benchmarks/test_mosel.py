@@ -1,68 +1,81 @@
-"""MOSEL's evaluation: the jobs that are served and simulated alike, what came of them, and what the page says of it."""
+"""MOSEL's evaluation: jobs that are served and simulated alike, what becomes of them, and the page."""
 
 import multiprocessing
-import sys
 from argparse import ArgumentTypeError
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.modalities.run import Run
-from benchmarks.modalities.setting import MOSEL, NONE, ONCE, OURS, SOURCE, Setting, plan_for
-from benchmarks.mosel.__main__ import _loads, main
-from benchmarks.mosel.beside import METHODS, MODEL, Beside, Pair, judged, served_measures, with_served
-from benchmarks.mosel.cells import Cell, Measured
-from benchmarks.mosel.conditions import conditions_of
-from benchmarks.mosel.playing import PlayedPayloads, constant, played
-from benchmarks.mosel.served_page import HEADS, SUM_HEADS, result_rows, sections, sum_rows
-from benchmarks.mosel.serving import SERVED_AS
+from benchmarks.__main__ import main as run_benchmark
+from benchmarks.harness import serving
+from benchmarks.harness.grid import Cell
+from benchmarks.harness.report import Page, Report
+from benchmarks.harness.serving import limit_cores, slow_down, write_pipeline
+from benchmarks.papers.mosel import parse_loads
+from benchmarks.papers.mosel_jobs import MOSEL, OURS, PLAIN, JobRow
+from benchmarks.papers.mosel_served import (
+    COLUMNS,
+    METHODS,
+    MODEL,
+    SOURCE,
+    SUM_COLUMNS,
+    Comparison,
+    JobPayloads,
+    Pair,
+    ServedJobs,
+    add_sections,
+    calibrate,
+    judge,
+    measured_accuracy,
+    plan_load,
+    search_max_load,
+    served_row,
+    sum_rows,
+    table_rows,
+    violated_share,
+)
 from tests.builders import a_point_profile, a_profile
-from trimtab.report.html_page import Charts
 from trimtab_adapter.simulation.environment import Environment
 from trimtab_loadtester.payloads.digits_av import JobOptions
 from trimtab_loadtester.results import Record, Results, RunFacts, StageVisit
 from trimtab_pipelines.request_outcome import RequestOutcome
-from trimtab_pipelines.result_line import ResultLine
 from trimtab_protocol.extensions import ACCURACY_FLOOR
 
 ACCURACIES = (0.43, 0.71, 0.91)
-GOES = np.array([0.0, 0.5, 1.0, 0.2])
-OPTIONS = JobOptions.parse("pool=200, drawn=0")
+SHAPE = np.array([0.0, 0.5, 1.0, 0.2])
 
 
 def test_job_rows_follow_the_load_and_floors_the_subsets():
-    jobs = played(GOES, 400.0, ACCURACIES, seed=1)
+    jobs = ServedJobs.draw(SHAPE, 400.0, ACCURACIES)
     by_second = np.bincount(jobs.arrivals_seconds.astype(int), weights=jobs.rows)
 
     assert by_second.tolist() == [5, 202, 400, 84]
     assert (np.diff(jobs.arrivals_seconds) >= 0).all()
     assert 0.43 <= jobs.floors.min() < 0.5
     assert 0.85 < jobs.floors.max() <= 0.91
-    assert jobs.jobs_rps * jobs.mean_rows == pytest.approx(691 / 4)
-    assert constant(100.0, 3, ACCURACIES, seed=2).rows.sum() == 300
+    assert jobs.jobs_rps * jobs.rows.mean() == pytest.approx(691 / 4)
 
 
-def test_what_is_sent_has_each_jobs_rows_and_floor_and_its_truth():
-    jobs = played(GOES, 100.0, ACCURACIES, seed=1)
-    source = PlayedPayloads(jobs, OPTIONS)
+def test_payload_has_the_rows_floor_and_labels_of_its_job():
+    jobs = ServedJobs.draw(SHAPE, 100.0, ACCURACIES)
+    source = JobPayloads(jobs, JobOptions.parse("pool=200, drawn=0"))
     for index in (0, 3, jobs.rows.size - 1):
-        payload = source.payload(index)
-        rows = jobs.rows[index]
+        payload, rows = source.payload(index), jobs.rows[index]
         assert {tensor.array.shape[0] for tensor in payload.inputs} == {rows}
         assert payload.parameters == {ACCURACY_FLOOR: jobs.floors[index]}
-        assert jobs.wishes[index].accuracy_floor == jobs.floors[index]
         score = source.score(payload.truth, {"digit": np.asarray(payload.truth)})
         assert (score.correct, score.total) == (rows, rows)
 
 
-def test_jobs_that_took_turns_are_simulated_in_turns():
-    jobs = played(GOES, 100.0, ACCURACIES, seed=1)
-    turns = jobs.in_turns(3)
+def test_repeated_payloads_are_simulated_as_repeated():
+    jobs = ServedJobs.draw(SHAPE, 100.0, ACCURACIES)
+    turns = jobs.repeat(3)
 
     assert turns.rows.size == jobs.rows.size
     assert turns.rows[3:6].tolist() == turns.rows[:3].tolist() == jobs.rows[:3].tolist()
     assert turns.floors[4] == jobs.floors[1]
-    assert jobs.in_turns(jobs.rows.size).rows.tolist() == jobs.rows.tolist()
+    assert jobs.repeat(jobs.rows.size).rows.tolist() == jobs.rows.tolist()
 
 
 def a_record(outcome=RequestOutcome.OK, latency=0.2, expected=0.8, **changes):
@@ -71,32 +84,36 @@ def a_record(outcome=RequestOutcome.OK, latency=0.2, expected=0.8, **changes):
     return Record(0.0, sent, latency, outcome, "200", **{"floor": 0.75, **answered, **changes})
 
 
-def a_run(records):
-    return Run("ours", 2.0, Results.of(RunFacts("digits-av", "constant:2", 2.0, 1.0, ("name",), 0.0), records), {}, 1)
+def results_of(records):
+    return Results.of(RunFacts("digits-av", "constant:2", 2.0, 1.0, ("name",), 0.0), records)
 
 
-def test_served_jobs_give_the_same_measures_as_simulated():
-    cell = Cell(MODEL, "Mosel", 1.0)
-    one = served_measures(
-        cell,
-        a_run(
-            [
-                a_record(escalation_pending=1),
-                a_record(expected=0.7, latency=0.4),
-                a_record(RequestOutcome.LATE, latency=1.2),
-                a_record(RequestOutcome.DROPPED, latency=0.9),
-            ]
-        ),
-    )
+def test_served_jobs_give_the_same_figures_as_simulated():
+    records = [
+        a_record(escalation_pending=1),
+        a_record(expected=0.7, latency=0.4),
+        a_record(RequestOutcome.LATE, latency=1.2),
+        a_record(RequestOutcome.DROPPED, latency=0.9),
+    ]
+    row = served_row(Cell((MODEL,), MOSEL), results_of(records))
 
-    assert (one.cell, one.jobs, one.violations, one.met) == (cell, 4, 0.5, 0.25)
-    assert one.answered_rps == 4.0
-    assert one.mean_seconds == pytest.approx(0.6)
-    assert one.provisional == 0.25
-    assert one.accuracy == pytest.approx(2.3 / 3)
+    assert (row.jobs, row.violations, row.met) == (4, 0.5, 0.25)
+    assert (row.answered_rps, row.pending) == (4.0, 0.25)
+    assert row.mean_seconds == pytest.approx(0.6)
+    assert row.accuracy == pytest.approx(2.3 / 3)
+    unanswered = served_row(Cell((MODEL,), MOSEL), results_of(records[3:]))
+    assert (unanswered.violations, unanswered.met, unanswered.answered_rps) == (1.0, 0.0, 0.0)
+    assert np.isnan([unanswered.mean_seconds, unanswered.accuracy]).all()
 
 
-def test_conditions_hold_batch_and_surrounding_seconds():
+def test_interval_counts_no_more_rows_than_were_drawn():
+    few, many = (measured_accuracy(results_of([a_record()] * n)) for n in (1000, 100_000))
+
+    assert few[0] == many[0] == 0.75
+    assert few == many
+
+
+def test_calibration_separates_batches_from_the_rest():
     point = a_point_profile("late", 0.01, 0.001)
     batches = [
         (size, (2.0 if size == 4 else 1.0) * point.latency_seconds(size, 0.5) * (1 + 0.001 * number))
@@ -108,113 +125,126 @@ def test_conditions_hold_batch_and_surrounding_seconds():
         for size, seconds in batches
         for _ in range(2)
     ]
-    found, key = conditions_of(a_run(records), point), ("name", "late")
+    environment, key = calibrate(results_of(records), point), ("name", "late")
 
-    assert found.before_seconds == pytest.approx(0.07)
-    ratios = {size: found.service_ratios[key] * ratio for size, ratio in found.size_ratios[key].items()}
+    assert environment.before_seconds == pytest.approx(0.07)
+    ratios = {size: environment.service_ratios[key] * ratio for size, ratio in environment.size_ratios[key].items()}
     assert ratios == {4: pytest.approx(2.0, rel=0.03), 8: pytest.approx(1.0, rel=0.03)}
-    assert len(found.factors[key]) == len(batches)
-    assert max(found.factors[key]) < 1.05
-
-
-def test_run_without_answers_has_no_conditions():
+    assert len(environment.factors[key]) == len(batches)
+    assert max(environment.factors[key]) < 1.05
     with pytest.raises(ValueError, match="none of 1 jobs"):
-        conditions_of(a_run([a_record(RequestOutcome.DROPPED)]), a_point_profile("late"))
+        calibrate(results_of([a_record(RequestOutcome.DROPPED)]), point)
 
 
-def test_run_without_answers_has_no_mean_time():
-    one = served_measures(Cell(MODEL, "Mosel", 1.0), a_run([a_record(RequestOutcome.DROPPED)]))
+@pytest.mark.parametrize("first", [40.0, 100.0, 180.0])
+@pytest.mark.parametrize("fineness", [1.02, 1.2])
+async def test_maximum_load_is_found_as_fine_as_asked(first, fineness):
+    tried = []
 
-    assert (one.violations, one.met, one.answered_rps) == (1.0, 0.0, 0.0)
-    assert np.isnan([one.mean_seconds, one.accuracy]).all()
+    async def offer(rate):
+        tried.append(rate)
+        bad = round(1000 * max(0.0, 1.0 - 100.0 / rate))
+        return results_of([a_record(RequestOutcome.LATE)] * bad + [a_record()] * (1000 - bad))
+
+    assert violated_share(await search_max_load(offer, first, fineness)) <= 0.01
+    carried = max(rate for rate in tried if rate <= 101.1)
+    assert carried > 95.0 if fineness == 1.02 else carried > 100.0 / 1.2
+    assert len(tried) <= 9
 
 
-def measured(method, factor, violations, met):
-    return Measured(Cell(MODEL, method, factor), 100, violations, met, 0.8, 50 * factor, 0.2, 0.0, 0.0, {})
+def a_row(method, factor, violations, met):
+    return JobRow(Cell((MODEL,), method, factor), 100, violations, met, 0.8, 50 * factor, 0.2, 0.0, 0.0)
 
 
-def machine(*ratios):
-    return {0.5 * n: Environment(service_ratios={("name", "late"): ratio}) for n, ratio in enumerate(ratios, 1)}
-
-
-def a_beside(ours=0.0, theirs=0.1, simulated=0.05, lost=0):
+def a_comparison(ours=0.0, theirs=0.1, lost=0):
     pairs = [
-        Pair(measured(method, factor, lost, 1 - lost), measured(method, factor, simulated, 0.9), 0.81, (0.8, 0.7, 0.9))
+        Pair(a_row(method, factor, share, 1 - share), a_row(method, factor, 0.05, 0.9), results_of([a_record()]))
         for factor in (0.5, 1.0)
         for method in METHODS
-        for lost in (ours if method == "ModalityMix" else theirs,)
+        for share in (ours if method == OURS else theirs,)
     ]
-    return Beside(pairs, "made up", 120.0, 1.2, 0.25, True, machine(0.9, 1.1), "synthesised voices", lost)
+    environments = {
+        load: Environment(service_ratios={("name", "late"): ratio}) for load, ratio in ((0.5, 0.9), (1, 1.1))
+    }
+    return Comparison(pairs, "made up", 120.0, 1.2, 0.25, True, environments, "synthesised voices", lost)
 
 
 def test_thresholds_compare_policies_and_simulated_to_served():
-    figures, bars = judged(a_beside())
+    report, worse = Report("reproduce-mosel"), Report("reproduce-mosel")
+    judge(a_comparison(), report)
+    judge(a_comparison(ours=0.2, lost=1), worse)
+    figures = report.figures
 
-    assert all(bar.holds for bar in bars)
+    assert [bar.holds for bar in report.bars] == [True] * 3
+    assert not any(bar.holds for bar in worse.bars)
     assert figures["served_modalitymix_carried_rows_rps"] == 50.0
     assert figures["served_mosel_carried_rows_rps"] == pytest.approx(2.5)
     assert figures["simulated_mosel_violations"] == pytest.approx(0.05)
     assert figures["served_violations_off_simulated_points"] == pytest.approx(5.0)
     assert figures["served_batches_over_planned_at_load_0.5"] == 0.9
-    assert figures["served_batches_over_profile"] == 1.2
-    _, worse = judged(a_beside(ours=0.2, lost=1))
-    assert not any(bar.holds for bar in worse)
 
 
-def test_the_verdict_of_the_simulated_models_stays():
-    both = with_served(ResultLine(name="reproduce-mosel", figures={"cells": 7}), a_beside())
+def test_page_shows_every_policy_served_beside_simulated():
+    page = Page("MOSEL's evaluation", "served", "")
+    add_sections(page, a_comparison(lost=2))
+    html = page.render()
 
-    assert both.name == "reproduce-mosel"
-    assert both.figures["cells"] == 7
-    assert len(both.bars) == 3
-
-
-def test_the_page_shows_every_policy_served_beside_simulated():
-    drawn: Charts = {}
-    html = "".join(sections(a_beside(), drawn))
-    lines = [chart for name, chart in drawn.items() if "throughput" not in name]
-
-    assert len(drawn) == 4
     assert all(method in html for method in METHODS)
-    assert all(len(chart.data) == 2 * len(METHODS) for chart in lines)
-    assert [row[1] for row in result_rows(a_beside())] == [*METHODS, *METHODS]
-    assert {len(row) for row in result_rows(a_beside())} == {len(HEADS)}
-    assert {len(row) for row in sum_rows(a_beside())} == {len(SUM_HEADS)}
-    assert "a router was lost" not in html
-    assert "In 2 of these loads a router was lost" in "".join(sections(a_beside(lost=2), {}))
+    assert "In 2 of these loads a router was lost" in html
+    assert [row[1] for row in table_rows(a_comparison())] == [*METHODS, *METHODS]
+    assert {len(row) for row in table_rows(a_comparison())} == {len(COLUMNS)}
+    assert {len(row) for row in sum_rows(a_comparison())} == {len(SUM_COLUMNS)}
 
 
-def test_every_policy_of_the_page_is_served_as_one_of_its_own():
-    assert set(SERVED_AS) == set(METHODS)
-    assert len(set(SERVED_AS.values())) == len(METHODS)
-
-
-@pytest.mark.parametrize("method", [OURS, ONCE, MOSEL, NONE])
-def test_ours_alone_looks_twice(tmp_path, method):
-    setting = Setting(tmp_path, SOURCE, method)
-    pipeline = setting.write()
+@pytest.mark.parametrize("method", [OURS, MOSEL, PLAIN])
+def test_only_our_plan_has_escalations(tmp_path, method):
+    pipeline = write_pipeline(SOURCE, tmp_path, schedulingPolicy=method)
     names = [point.name for point in pipeline.spec.stage("name").variant("late").points]
     points = [
-        a_point_profile("late", 0.002, 0.0005 / (1 + place)).model_copy(update={"operating_point": name})
-        for place, name in enumerate(names)
+        a_point_profile("late", 0.002, 0.0005 / (1 + index)).model_copy(update={"operating_point": name})
+        for index, name in enumerate(names)
     ]
-    (stage,) = plan_for(setting, pipeline, {"name": a_profile("name", points)}, 10.0, 5.0, 1).spec.stages
+    (stage,) = plan_load(method, pipeline, {"name": a_profile("name", points)}, 10.0, 5.0).spec.stages
 
     assert len(stage.points) == len(names)
     assert any(point.escalations for point in stage.points) == (method == OURS)
 
 
+def test_slower_machine_takes_longer_for_every_batch():
+    profile = a_profile("name", [a_point_profile("late", 0.01, 0.001)])
+    slow, fast = slow_down({"name": profile}, 2.0)["name"].spec.points[0], profile.spec.points[0]
+
+    assert [m.latency_seconds_mean for m in slow.measurements] == pytest.approx(
+        [2 * m.latency_seconds_mean for m in fast.measurements]
+    )
+    assert slow.fit.seconds(8) == pytest.approx(2 * fast.fit.seconds(8))
+    assert slow.measurements[0].throughput_rps == pytest.approx(fast.measurements[0].throughput_rps / 2)
+
+
+@pytest.mark.parametrize("has_cgroups", [False, True])
+def test_machine_that_limits_no_cores_leaves_no_group(has_cgroups, tmp_path, monkeypatch):
+    def refuse(path, *_):
+        raise PermissionError(path)
+
+    if has_cgroups:
+        (tmp_path / "cgroup.procs").touch()
+    monkeypatch.setattr(serving, "CGROUPS", tmp_path)
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with limit_cores([1], 0.5) as is_limited:
+        assert not is_limited
+    assert [path.name for path in tmp_path.iterdir()] == ["cgroup.procs"] * has_cgroups
+
+
 def test_loads_are_numbers_above_zero():
-    assert _loads("2,0.5,1") == (0.5, 1.0, 2.0)
+    assert parse_loads("2,0.5,1") == (0.5, 1.0, 2.0)
     for wrong in ("", "0", "1,-2", "much", "inf", "nan"):
         with pytest.raises(ArgumentTypeError, match="write numbers above 0"):
-            _loads(wrong)
+            parse_loads(wrong)
 
 
 def test_missing_recordings_are_reported_before_simulating(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: pytest.fail("cells are simulated"))
-    places = ["--data", str(tmp_path), "--out", str(tmp_path / "out"), "--recordings", str(tmp_path / "none")]
-    monkeypatch.setattr(sys, "argv", ["mosel", "--served", *places])
+    folders = ["--data", str(tmp_path), "--out", str(tmp_path / "out"), "--recordings", str(tmp_path / "none")]
 
-    assert main() == 1
+    assert run_benchmark(["reproduce-mosel", "--served", *folders]) == 1
     assert f"{tmp_path / 'none'}" in capsys.readouterr().err

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from benchmarks.otas import load
-from benchmarks.otas.ceiling import SLOT_SECONDS, ceiling, most_utility
-from benchmarks.otas.cells import BURSTY, Source, measure
-from benchmarks.otas.load import Requests
-from benchmarks.otas.measured import Cell
-from benchmarks.otas.methods import METHODS, OURS
-from benchmarks.otas.paper import FULL_BATCH, Option, Query
+from benchmarks.harness.grid import Cell
+from benchmarks.papers.one_stage import FULL_BATCH
+from benchmarks.papers.otas import METHODS, measure, measure_ceiling
+from benchmarks.papers.otas_ceiling import SLOT_SECONDS, max_utility
+from benchmarks.papers.otas_model import GAMMAS, Option, Query, Requests, bursty_rps, draw_requests, synthetic_rps
+from benchmarks.papers.otas_queries import BURSTY, OURS
 
 FAST, GOOD = Option("fast", 16.0, {"t": 0.5}), Option("good", 4.0, {"t": 0.9})
 HURRIED, PATIENT = Query("t", 0.5, 1.0), Query("t", 1.0, 0.1)
@@ -23,12 +22,12 @@ def asked(at_seconds: Sequence[float], types: Sequence[int]) -> Requests:
 
 
 def test_a_query_with_time_for_it_gets_the_best_point():
-    assert most_utility(asked([0.0], [0]), [FAST, GOOD], [HURRIED]) == pytest.approx(0.9)
+    assert max_utility(asked([0.0], [0]), [FAST, GOOD], [HURRIED]) == pytest.approx(0.9)
 
 
 def test_more_than_the_seconds_allow_is_shared_between_points():
     """Six queries in 0.5 s: at `fast` they take 6/16 s; the 1/8 s left make 1/8 / (1/4 − 1/16) of them `good`."""
-    found = most_utility(asked([0.0] * 6, [0] * 6), [FAST, GOOD], [HURRIED], slot_seconds=0.25 + 1e-9)
+    found = max_utility(asked([0.0] * 6, [0] * 6), [FAST, GOOD], [HURRIED], slot_seconds=0.25 + 1e-9)
 
     assert found == pytest.approx(6 * 0.5 + (1 / 8) / (3 / 16) * 0.4, abs=1e-6)
 
@@ -36,14 +35,14 @@ def test_more_than_the_seconds_allow_is_shared_between_points():
 def test_queries_are_answered_only_between_arrival_and_deadline():
     """A second passes between two floods, but none of them may use it."""
     flood = [0.0] * 100 + [2.0] * 100
-    most = most_utility(asked(flood, [0] * 200), [FAST, GOOD], [HURRIED])
+    most = max_utility(asked(flood, [0] * 200), [FAST, GOOD], [HURRIED])
 
     assert 2 * 0.5 * FAST.rps * 0.5 <= most + 1e-6
     assert most <= 2 * (0.5 + SLOT_SECONDS) * FAST.rps * 0.5 + 1e-6
 
 
 def test_who_is_worth_more_is_answered_first():
-    found = most_utility(asked([0.0] * 60, [0] * 30 + [1] * 30), [FAST], [HURRIED, PATIENT], slot_seconds=0.5 - 1e-9)
+    found = max_utility(asked([0.0] * 60, [0] * 30 + [1] * 30), [FAST], [HURRIED, PATIENT], slot_seconds=0.5 - 1e-9)
 
     assert found >= 8 * 0.5 + 8 * 0.5 * 0.1
     assert found == pytest.approx(16 * 0.5 + 8 * 0.5 * 0.1, abs=1e-6), "slots that a deadline touches count whole"
@@ -84,17 +83,19 @@ def test_no_schedule_of_batches_is_above_it(seed):
     options = [Option("fast", 10.0 * FULL_BATCH, {"t": 0.5}), Option("good", 3.0 * FULL_BATCH, {"t": 0.9})]
     kinds = [Query("t", 0.03, 1.0), Query("t", 0.05, 0.2)]
     queries = asked(np.sort(rng.uniform(0.0, 0.05, 4)).tolist(), rng.integers(0, 2, 4).tolist())
-    most, tried = most_utility(queries, options, kinds, slot_seconds=0.004), best_of_all(queries, options, kinds)
+    most, tried = max_utility(queries, options, kinds, slot_seconds=0.004), best_of_all(queries, options, kinds)
 
     assert tried <= most + 1e-9
     assert tried > 0.0 or most < sum(kinds[kind].utility for kind in queries.types)
 
 
 def test_no_method_that_has_the_papers_list_alone_is_above_it():
-    short = Source(load.bursty_rps(None, 0, 5))
-    most = ceiling(short, Cell(BURSTY, OURS, 1.6)).utility
+    rates = bursty_rps(None, 0, 5)
+    most = measure_ceiling(rates, Cell((BURSTY,), OURS, 1.6)).utility
     found = {
-        name: measure(short, Cell(BURSTY, name, 1.6)).utility for name, one in METHODS.items() if one.is_the_papers
+        name: measure(rates, Cell((BURSTY,), name, 1.6)).utility
+        for name, method in METHODS.items()
+        if method.has_paper_options_only
     }
 
     assert max(found.values()) <= most
@@ -102,9 +103,8 @@ def test_no_method_that_has_the_papers_list_alone_is_above_it():
 
 
 def test_finer_slots_only_lower_it():
-    queries = load.requests(load.synthetic_rps(3, 1), 1.5, 1)
-    options = METHODS[OURS].options
-    coarse, fine = (most_utility(queries, options, slot_seconds=slot) for slot in (0.1, 0.025))
+    requests = draw_requests(synthetic_rps(3, 1), 1.5, 1)
+    coarse, fine = (max_utility(requests, GAMMAS, slot_seconds=slot) for slot in (0.1, 0.025))
 
     assert fine <= coarse + 1e-6
     assert fine > 0.95 * coarse

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.__main__ import main as run_benchmark
-from benchmarks.otas import load
+from benchmarks.papers.otas_model import bursty_rps
 
 SECONDS_OF_TRACE = ("mosel", "otas", "ipa", "forecast")
 
@@ -28,11 +28,11 @@ def error_about(monkeypatch, capsys, tmp_path):
     def run(evaluation, trace, *more):
         places = [] if evaluation == "forecast" else ["--data", str(tmp_path), "--out", str(tmp_path / "out")]
         arguments = ["--trace", str(trace), *places, *more]
-        if evaluation in {"ipa", "modserve"}:
-            assert run_benchmark([f"reproduce-{evaluation}", *arguments]) == 2
-        else:
+        if evaluation == "forecast":
             monkeypatch.setattr(sys, "argv", [evaluation, *arguments])
-            assert importlib.import_module(f"benchmarks.{evaluation}.__main__").main() == 2
+            assert importlib.import_module("benchmarks.forecast.__main__").main() == 2
+        else:
+            assert run_benchmark([f"reproduce-{evaluation}", *arguments]) == 2
         return capsys.readouterr().err
 
     return run
@@ -70,7 +70,7 @@ def test_mostly_silent_trace_is_not_scaled_up(error_about, tmp_path):
     trace = written(tmp_path / "silent.csv", [0] * 800 + [20] * 400)
 
     assert is_one_line_about(trace, error_about("otas", trace))
-    assert np.quantile(load.bursty_rps(trace, 800, 20), 0.6) == pytest.approx(300)
+    assert np.quantile(bursty_rps(trace, 800, 20), 0.6) == pytest.approx(300)
 
 
 @pytest.mark.parametrize("requests", [[10] * 100, [0] * 180])

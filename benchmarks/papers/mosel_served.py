@@ -1,0 +1,571 @@
+"""MOSEL's evaluation, served: digits-av by five policies, beside simulations of the same jobs on such a machine."""
+
+import argparse
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+import benchmarks.papers.policies  # noqa: F401 - registers the baselines
+from benchmarks.harness import charts
+from benchmarks.harness.grid import Cell, Evaluation, progress_bar
+from benchmarks.harness.report import Page, Report
+from benchmarks.harness.serving import (
+    Profiles,
+    ServedPipeline,
+    cached_profiles,
+    plan_one_replica,
+    serve,
+    slow_down,
+    write_pipeline,
+)
+from benchmarks.papers.mosel_jobs import (
+    COLOURS,
+    MAX_QUEUED_ROWS,
+    MAX_VIOLATIONS,
+    MOSEL,
+    OURS,
+    PLAIN,
+    SLO_SECONDS,
+    JobRow,
+    carried_rps,
+    chart_by_load,
+    completion_seconds,
+    draw_jobs,
+    met,
+    simulated_row,
+    violations,
+)
+from benchmarks.simulator.calibration import excess_law, first_of_each_batch
+from trimtab_adapter.simulation.environment import Environment
+from trimtab_adapter.simulation.sampling import interpolate_latency
+from trimtab_adapter.simulation.simulator import Scenario, simulate
+from trimtab_loadtester.load_spec import LoadSpec
+from trimtab_loadtester.payloads.digits_av import DigitsAvPayloads, JobOptions
+from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
+from trimtab_loadtester.results import Results
+from trimtab_pipelines.accuracy_evidence import wilson_interval
+from trimtab_pipelines.plan import PipelinePlan, StagePlan
+from trimtab_pipelines.profile import PointProfile
+from trimtab_pipelines.request_outcome import RequestOutcome
+from trimtab_pipelines.shadow_price import with_shadow_price
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.stages import Pin
+from trimtab_protocol import event_loop
+from trimtab_router.request import RequestOptions
+
+SOURCE = Path(__file__).parents[2] / "pipelines" / "digits-av"
+MODEL, STAGE, VARIANT, ALL_MODALITIES = "digits-av", "name", "late", "all"
+PIN = Pin(variant=VARIANT, replicas=1, batch_size=64)
+METHODS = (OURS, MOSEL, PLAIN, "Aggressive", "Random")
+POOL = 4_000
+"""Distinct rows that jobs are made of: the sample size of an interval."""
+PEAK_OVER_CARRIED = 2.0
+"""The paper's load at its peak over what all modalities carry (section 7.1)."""
+MAX_WORSE_POINTS = 1.0
+"""By which one run may differ from another by chance."""
+SEARCH_SECONDS, SEARCH_FINENESS, SEARCH_STEPS = 6, 1.08, 9
+WARM_SECONDS, WARM_SHARE = 2, 0.25
+"""How long, and at which share of what all modalities carry, each router is warmed up."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServedJobs:
+    """Jobs that are served and simulated alike.
+
+    Attributes:
+        arrivals_seconds: [N], ascending.
+        rows: of each job, [N].
+        floors: the accuracy that each asks for, to four digits, [N].
+        seconds: length of the load.
+        seed: they were drawn with.
+    """
+
+    arrivals_seconds: NDArray[np.float64]
+    rows: NDArray[np.int64]
+    floors: NDArray[np.float64]
+    seconds: float
+    seed: int
+
+    @classmethod
+    def draw(
+        cls, shape: NDArray[np.float64], max_rps: float, accuracies: Sequence[float], seed: int = 1
+    ) -> "ServedJobs":
+        """Draw jobs whose rows a second follow a shape ([S], 0 … 1) up to a maximum."""
+        jobs = draw_jobs(shape, max_rps, seed)
+        floors = np.round(jobs.floors(accuracies), 4)
+        return cls(jobs.at_seconds, jobs.rows, floors, float(shape.size), seed)
+
+    @property
+    def jobs_rps(self) -> float:
+        return self.rows.size / self.seconds
+
+    def repeat(self, distinct: int) -> "ServedJobs":
+        """Return the jobs that were sent if only so many payloads took turns."""
+        turns = np.arange(self.rows.size) % max(distinct, 1)
+        return replace(self, rows=self.rows[turns], floors=self.floors[turns])
+
+
+class JobPayloads:
+    """Payloads of jobs: rows of digits with known labels.
+
+    Args:
+        jobs: one payload each.
+        options: which rows they are made of.
+    """
+
+    def __init__(self, jobs: ServedJobs, options: JobOptions) -> None:
+        self._jobs = jobs
+        self._options = options
+        self._scoring = DigitsAvPayloads(jobs.seed, options)
+
+    def payload(self, index: int) -> Payload:
+        rows, floor = int(self._jobs.rows[index]), float(self._jobs.floors[index])
+        options = replace(self._options, rows=(rows, rows), floor=(floor, floor))
+        return DigitsAvPayloads(self._jobs.seed, options).payload(index)
+
+    def score(self, truth: object, outputs: Outputs) -> Score:
+        """Count the rows whose digit is right; KeyError if the response has no `digit`."""
+        return self._scoring.score(truth, outputs)
+
+
+def draw_recordings(recordings: Path | None) -> JobOptions:
+    """Draw the rows that all jobs are made of.
+
+    Raises:
+        ValueError: the recordings cannot be read, or have no speaker that the weights were not trained on.
+    """
+    text = f"pool={POOL}, drawn=0"
+    if recordings is not None:
+        text += f", recordings={recordings}, weights={SOURCE / 'weights' / f'{VARIANT}.safetensors'}"
+    options = JobOptions.parse(text)
+    DigitsAvPayloads(0, options)
+    return options
+
+
+def violated_share(results: Results) -> float:
+    """Return the share of jobs without an answer in time that is expected to be as accurate as the job asked."""
+    records = results.records
+    floors = np.nan_to_num(records["floor"])
+    met_both = (records["outcome"] == RequestOutcome.OK) & (records["expected_accuracy"] >= floors - 1e-3)
+    return 1.0 - float(met_both.sum()) / max(len(records), 1)
+
+
+def served_row(cell: Cell, results: Results) -> JobRow:
+    """Sum up a served load; responses do not say how many rows were escalated."""
+    records, answered = results.records, results.answered
+    in_time = records["outcome"] == RequestOutcome.OK
+    return JobRow(
+        cell=cell,
+        jobs=len(records),
+        violations=1.0 - results.count(RequestOutcome.OK) / max(len(records), 1),
+        met=1.0 - violated_share(results),
+        accuracy=float(answered["expected_accuracy"].mean()) if len(answered) else float("nan"),
+        answered_rps=float(records["total"][in_time].sum() / results.facts.duration_seconds),
+        mean_seconds=float(answered["latency_seconds"].mean()) if len(answered) else float("nan"),
+        pending=float((records["escalation_pending"] > 0).mean()),
+        escalated=float("nan"),
+    )
+
+
+def measured_accuracy(results: Results) -> tuple[float, float, float]:
+    """Return the share of answered rows that were right, and its 95 % interval."""
+    answered = results.answered
+    right, rows = int(answered["correct"].sum()), int(answered["total"].sum())
+    if not rows:
+        return float("nan"), float("nan"), float("nan")
+    samples = min(rows, POOL)
+    return right / rows, *wilson_interval(right / rows * samples, samples)
+
+
+def expected_accuracy(results: Results) -> float:
+    """Return the mean accuracy of the rows by the responses."""
+    answered = results.answered
+    return float(np.average(answered["expected_accuracy"], weights=answered["total"])) if len(answered) else np.nan
+
+
+def calibrate(results: Results, point: PointProfile) -> Environment:
+    """Return how long batches and requests took beside what the profile expects.
+
+    Args:
+        results: a load whose rows were all served at one point.
+        point: the profile of that point.
+
+    Raises:
+        ValueError: no job was answered.
+    """
+    answered = results.answered
+    timed = answered[~np.isnan(answered[f"service_seconds:{STAGE}"]) & (answered[f"batch_size:{STAGE}"] > 0)]
+    if not timed.size:
+        raise ValueError(f"none of {len(results.records)} jobs was answered: the load is too high for this machine")
+    inside = timed[f"queue_seconds:{STAGE}"] + timed[f"service_seconds:{STAGE}"]
+    outside = timed["latency_seconds"] - inside - (timed["sent"] - timed["scheduled"])
+    batches = timed[first_of_each_batch(timed, STAGE)]
+    sizes: NDArray[np.int32] = batches[f"batch_size:{STAGE}"]
+    expected = np.array([interpolate_latency(point, size, 0.5) for size in sizes.tolist()])
+    law = excess_law(np.log(batches[f"service_seconds:{STAGE}"] / expected), sizes)
+    key = (STAGE, VARIANT)
+    return Environment(
+        before_seconds=max(float(np.median(outside)), 0.0),
+        factors={key: tuple(law.factors.tolist())},
+        service_ratios={key: law.ratio},
+        size_ratios={key: law.by_size},
+    )
+
+
+def plan_load(method: str, pipeline: InferencePipeline, profiles: Profiles, rps: float, rows: float) -> PipelinePlan:
+    """Return the plan for jobs of so many rows; only ours has escalations."""
+    plan = plan_one_replica(pipeline, profiles, STAGE, PIN, rps=rps, rows=rows)
+    if method == OURS:
+        return plan
+    stages = tuple(with_shadow_price(_without_escalations(stage), rps * rows) for stage in plan.spec.stages)
+    return plan.model_copy(update={"spec": plan.spec.model_copy(update={"stages": stages})})
+
+
+def _without_escalations(stage: StagePlan) -> StagePlan:
+    bare: dict[str, Any] = {"escalations": (), "planned_escalation": None}
+    for name in ("upgrades", "fallbacks"):
+        bare[name] = tuple(point.model_copy(update={"escalations": ()}) for point in getattr(stage, name))
+    return stage.model_copy(update=bare)
+
+
+async def search_max_load(
+    offer: Callable[[float], Awaitable[Results]], first_rps: float, fineness: float = SEARCH_FINENESS
+) -> Results:
+    """Return the run of the highest load with 1 % of violations, found in large steps, then within `fineness`.
+
+    Raises:
+        RuntimeError: even little load is violated.
+    """
+    best: Results | None = None
+    rate, low, high = first_rps, 0.0, inf
+    for _ in range(SEARCH_STEPS):
+        results = await offer(rate)
+        if violated_share(results) <= MAX_VIOLATIONS:
+            best, low = results, rate
+        else:
+            high = rate
+        if best is not None and high / low < fineness:
+            break
+        rate = 1.5 * low if high == inf else (low * high) ** 0.5 if low else high / 1.6
+    if best is None:
+        raise RuntimeError(f"violated even at {high:.3g} a second")
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A cell that was served, and the same jobs simulated."""
+
+    served: JobRow
+    simulated: JobRow
+    results: Results
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All that was served, one pair a policy and load.
+
+    Attributes:
+        max_rps: rows a second that all modalities carry on this machine, measured first.
+        speed: seconds of batches meanwhile over those of the profile; plans are based on the product.
+        is_limited: whether the replicas were limited to their cores.
+        environments: of the machine by load, as the simulator used them.
+        items: what the rows were made of.
+        lost: cells during which a router was replaced, which is not the policy's doing.
+    """
+
+    pairs: Sequence[Pair]
+    trace: str
+    max_rps: float
+    speed: float
+    cores: float
+    is_limited: bool
+    environments: Mapping[float, Environment]
+    items: str
+    lost: int = 0
+
+    @property
+    def served(self) -> Evaluation[JobRow]:
+        return Evaluation(pair.served for pair in self.pairs)
+
+    @property
+    def simulated(self) -> Evaluation[JobRow]:
+        return Evaluation(pair.simulated for pair in self.pairs)
+
+    @property
+    def ratios(self) -> Mapping[float, float]:
+        """Seconds of batches over what plans are based on, by load."""
+        return {load: environment.service_ratios[STAGE, VARIANT] for load, environment in self.environments.items()}
+
+
+@dataclass(slots=True)
+class Bench:
+    """The policies that are served at once, so that what else the machine does affects all alike.
+
+    Attributes:
+        profiles: those of a replica with its share of a core, on which plans are based.
+        options: which rows jobs are made of.
+    """
+
+    served: Mapping[str, ServedPipeline]
+    profiles: Profiles
+    options: JobOptions
+
+    @property
+    def accuracies(self) -> list[float]:
+        variant = self.served[PLAIN].pipeline.spec.stage(STAGE).variant(VARIANT)
+        return [point.accuracy for point in variant.points if point.accuracy is not None]
+
+    @property
+    def best_point(self) -> PointProfile:
+        point = self.profiles[STAGE].spec.point(VARIANT, ALL_MODALITIES, 1.0)
+        if point is None:
+            raise RuntimeError(f"point {ALL_MODALITIES} of {VARIANT} was not measured")
+        return point
+
+    def draw_jobs(self, shape: NDArray[np.float64], max_rps: float, seed: int = 1) -> ServedJobs:
+        return ServedJobs.draw(shape, max_rps, self.accuracies, seed)
+
+    async def offer(self, method: str, jobs: ServedJobs) -> Results:
+        """Send jobs when they are due, under the plan for their mean load."""
+        served = self.served[method]
+        mean_rows = float(jobs.rows.mean())
+        await served.follow(plan_load(method, served.pipeline, self.profiles, jobs.jobs_rps, mean_rows))
+        return await served.attack(
+            LoadSpec.parse(f"constant:{jobs.jobs_rps:g}"),
+            jobs.seconds,
+            JobPayloads(jobs, self.options),
+            seed=jobs.seed,
+            arrivals=jobs.arrivals_seconds,
+            max_payloads=max(jobs.rows.size, 1),
+        )
+
+    async def measure_max_rps(self) -> tuple[float, float]:
+        """Return the rows a second that all modalities carry, and the seconds of batches over the profile's."""
+
+        async def offer(rows_rps: float) -> Results:
+            return await self.offer(PLAIN, self.draw_jobs(np.ones(SEARCH_SECONDS), rows_rps))
+
+        first_rps = 0.8 * max(measurement.throughput_rps for measurement in self.best_point.measurements)
+        results = await search_max_load(offer, first_rps)
+        rows_rps = served_row(Cell((MODEL,), PLAIN), results).answered_rps
+        return rows_rps, calibrate(results, self.best_point).service_ratios[STAGE, VARIANT]
+
+    def simulate(self, cell: Cell, jobs: ServedJobs, plan: PipelinePlan, environment: Environment) -> JobRow:
+        """Simulate jobs as they were served."""
+        scenario = Scenario(
+            pipeline=self.served[cell.method].pipeline,
+            profiles=self.profiles,
+            arrivals_seconds=jobs.arrivals_seconds,
+            duration_seconds=jobs.seconds,
+            plan=plan,
+            environment=environment,
+            rows=tuple(jobs.rows.tolist()),
+            options=tuple(RequestOptions(accuracy_floor=floor) for floor in jobs.floors.tolist()),
+            seed=jobs.seed,
+        )
+        return simulated_row(cell, simulate(scenario), jobs.rows, jobs.floors, STAGE)
+
+
+@asynccontextmanager
+async def serve_policies(folder: Path, profiles: Profiles, cores: float) -> AsyncIterator[dict[str, ServedPipeline]]:
+    """Serve by every policy, each with a replica of its own."""
+    spec = {"slo": {"latency": f"{SLO_SECONDS:g}s"}, "queue": {"maxRows": MAX_QUEUED_ROWS}}
+    async with AsyncExitStack() as stack:
+        served = {}
+        for method in METHODS:
+            pipeline = write_pipeline(SOURCE, folder / method, schedulingPolicy=method, **spec)
+            plan = plan_load(method, pipeline, profiles, 1.0, 1.0)
+            served[method] = await stack.enter_async_context(serve(folder / method, pipeline, plan, cores))
+        yield served
+
+
+def serve_all(shape: NDArray[np.float64], trace: str, items: JobOptions, options: argparse.Namespace) -> Comparison:
+    """Serve every policy at every load, in turns, then simulate the same jobs."""
+    return event_loop.run(_serve_all(shape, trace, items, options))
+
+
+async def _serve_all(
+    shape: NDArray[np.float64], trace: str, items: JobOptions, options: argparse.Namespace
+) -> Comparison:
+    measured = await cached_profiles(SOURCE, options.out, {STAGE: [VARIANT]})
+    profiles = slow_down(measured, 1.0 / options.cores)
+    cells = [Cell((MODEL,), method, factor) for factor in options.loads for method in METHODS]
+    runs: list[tuple[Cell, ServedJobs, Results, PipelinePlan]] = []
+    lost = 0
+    with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as folder, progress_bar() as bar:
+        task = bar.add_task("what all modalities carry", total=1 + len(cells))
+        async with serve_policies(Path(folder), profiles, options.cores) as served:
+            bench = Bench(served, profiles, items)
+            max_rps, speed = await bench.measure_max_rps()
+            bench.profiles = slow_down(profiles, speed)  # plans must not depend on how busy the machine was before
+            for method in METHODS:
+                await bench.offer(method, bench.draw_jobs(np.ones(WARM_SECONDS), WARM_SHARE * max_rps, seed=2))
+            bar.advance(task)
+            for cell in cells:
+                bar.update(task, description=f"served: {cell.method}, load {cell.factor:g}")
+                router_pid = served[cell.method].router_pid
+                jobs = bench.draw_jobs(shape, PEAK_OVER_CARRIED * cell.factor * max_rps)
+                results = await bench.offer(cell.method, jobs)
+                lost += router_pid != served[cell.method].router_pid
+                runs.append((cell, jobs.repeat(results.facts.distinct_payloads), results, served[cell.method].plan))
+                bar.advance(task)
+        environments = {
+            cell.factor: calibrate(results, bench.best_point) for cell, _, results, _ in runs if cell.method == PLAIN
+        }
+        pairs = [
+            Pair(served_row(cell, results), bench.simulate(cell, jobs, plan, environments[cell.factor]), results)
+            for cell, jobs, results, plan in runs
+        ]
+    is_limited = all(each.is_limited for each in served.values())
+    source = f"recordings in {items.recordings}" if items.recordings else "synthesised voices"
+    return Comparison(pairs, trace, max_rps, speed, options.cores, is_limited, environments, source, lost)
+
+
+def judge(comparison: Comparison, report: Report) -> None:
+    """Add what was served to a report, compared with MOSEL's policy."""
+    served, simulated = comparison.served, comparison.simulated
+    report.add(
+        {
+            "served_recordings": comparison.items,
+            "served_cores": comparison.cores,
+            "served_replica_held_to_its_cores": int(comparison.is_limited),
+            "served_all_senses_carry_rows_rps": comparison.max_rps,
+            "served_batches_over_profile": comparison.speed,
+            "served_jobs": sum(pair.served.jobs for pair in comparison.pairs),
+        }
+    )
+    for method in METHODS:
+        for name, evaluation in (("served", served), ("simulated", simulated)):
+            key = f"{name}_{method.lower()}"
+            mean = partial(evaluation.mean, (MODEL,), method)
+            report.add({f"{key}_violations": mean(violations), f"{key}_met": mean(met)})
+            report.add({f"{key}_completion_seconds": mean(completion_seconds)})
+            report.add({f"{key}_carried_rows_rps": carried_rps(evaluation, MODEL, method)})
+    for load, ratio in comparison.ratios.items():
+        report.add({f"served_batches_over_planned_at_load_{load:g}": ratio})
+    off = np.mean([abs(pair.served.violations - pair.simulated.violations) for pair in comparison.pairs])
+    report.add({"served_violations_off_simulated_points": 100 * float(off)})
+    more_lost, more_met = (
+        100 * (served.mean((MODEL,), OURS, figure) - served.mean((MODEL,), MOSEL, figure))
+        for figure in (violations, met)
+    )
+    report.hold("served: loads in which a router was lost", comparison.lost, "==", 0)
+    report.hold("served: violations of ours beyond MOSEL's, points", more_lost, "<=", MAX_WORSE_POINTS)
+    report.hold("served: jobs that met both SLOs with ours beyond MOSEL's, points", more_met, ">=", -MAX_WORSE_POINTS)
+
+
+COLUMNS = (
+    "load",
+    "policy",
+    "jobs",
+    "violations",
+    "simulated",
+    "both met",
+    "simulated",
+    "completion",
+    "simulated",
+    "expected",
+    "measured (95 %)",
+    "escalation pending",
+)
+SUM_COLUMNS = ("policy", "rows/s at ≤ 1 %", "over all modalities", "simulated", "over all modalities", "violations")
+TABLE_NOTE = (
+    "Violations: jobs without an answer in time. Both met: in time and, by expectation, as accurate as the job "
+    "asked. Completion: mean seconds of the answered jobs. Expected: accuracy of rows by the responses. Measured: "
+    "rows that were right."
+)
+
+
+def table_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Return a row of COLUMNS for each load and policy."""
+    return [_table_row(pair) for pair in comparison.pairs]
+
+
+def _table_row(pair: Pair) -> tuple[str, ...]:
+    served, both = pair.served, (pair.served, pair.simulated)
+    accuracy, low, high = measured_accuracy(pair.results)
+    return (
+        f"{served.cell.factor:g}",
+        served.cell.method,
+        str(served.jobs),
+        *(f"{100 * row.violations:.1f} %" for row in both),
+        *(f"{100 * row.met:.1f} %" for row in both),
+        *(f"{row.mean_seconds:.2f} s" for row in both),
+        f"{expected_accuracy(pair.results):.3f}",
+        f"{accuracy:.3f} ({low:.3f}–{high:.3f})",
+        f"{100 * served.pending:.1f} %",
+    )
+
+
+def sum_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Return a row of SUM_COLUMNS for each policy: what it carries, and its violations over all loads."""
+    rows = []
+    for method in METHODS:
+        cells: list[str] = []
+        for evaluation in (comparison.served, comparison.simulated):
+            own, plain = (carried_rps(evaluation, MODEL, name) for name in (method, PLAIN))
+            cells += [f"{own:.0f}", f"{own / plain:.2f}" if plain > 0 else "–"]
+        rows.append((method, *cells, f"{100 * comparison.served.mean((MODEL,), method, violations):.1f} %"))
+    return rows
+
+
+def add_sections(page: Page, comparison: Comparison) -> None:
+    """Add what was served to the page, with the paper's charts, beside the simulation of the same jobs."""
+    titled = [("served", comparison.served, MODEL), ("simulated", comparison.simulated, MODEL)]
+    page.add_notes("digits-av, served", _lead(comparison))
+    for title, note, figure, y in (
+        (
+            "violations by load",
+            "Jobs without an answer in time, in %; at 1 the peak is twice what all modalities carry.",
+            lambda row: 100 * row.violations,
+            "violations, %",
+        ),
+        (
+            "jobs that met both SLOs, by load",
+            "In time, and expected to be as accurate as asked, in %.",
+            lambda row: 100 * row.met,
+            "both met, %",
+        ),
+        ("completion time by load", "Mean seconds of the answered jobs.", completion_seconds, "seconds"),
+    ):
+        page.add_chart(f"digits-av: {title}", note, chart_by_load(titled, METHODS, figure, y, shared_y=True))
+    page.add_chart(
+        "digits-av: throughput with one violation in a hundred",
+        "Rows a second answered in time, on average over the load's ups and downs; pale: simulated.",
+        _chart_carried(comparison),
+    )
+    page.add_table("digits-av: sums", TABLE_NOTE, SUM_COLUMNS, sum_rows(comparison), range(1, len(SUM_COLUMNS)))
+    page.add_table("digits-av: all figures", "", COLUMNS, table_rows(comparison), range(2, len(COLUMNS)))
+
+
+def _chart_carried(comparison: Comparison) -> go.Figure:
+    bars = []
+    for name, evaluation, opacity in (("served", comparison.served, 1.0), ("simulated", comparison.simulated, 0.45)):
+        carried = [carried_rps(evaluation, MODEL, method) for method in METHODS]
+        marker = {"color": [COLOURS[method] for method in METHODS], "opacity": opacity}
+        bars.append(go.Bar(x=list(METHODS), y=carried, name=name, marker=marker))
+    return charts.panels([("", bars)], y="rows/s").update_layout(showlegend=False)  # it would have one colour
+
+
+def _lead(comparison: Comparison) -> str:
+    ratios = ", ".join(f"{ratio:.2f} at load {load:g}" for load, ratio in comparison.ratios.items())
+    cores = f"{comparison.cores:g} of a core" if comparison.is_limited else "an unlimited share of the machine's cores"
+    lost = f" In {comparison.lost} of these loads a router was lost and replaced." if comparison.lost else ""
+    return (
+        f"Five policies, each with a replica of its own that has {cores}, get the same jobs in turns at every load: "
+        f"{comparison.items}, load: {comparison.trace}. All modalities carry {comparison.max_rps:.0f} rows a second "
+        f"here, in batches that take {comparison.speed:.2f} times what the profile says; plans are based on that. The "
+        f"simulator has the same jobs, plans and profile, and by load what batches of all modalities took over what "
+        f"plans are based on ({ratios}) and what jobs took outside of them. It lacks other batches, and the time that "
+        f"router and clients wait for a processor.{lost}"
+    )

@@ -1,0 +1,351 @@
+"""OTAS's evaluation, simulated: one transformer at many numbers of tokens, by our policy and by the paper's baselines.
+
+With `--served` each method also serves a real transformer under both loads, which takes some ten minutes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.harness.grid import Cell, Evaluation, grid, run_cells
+from benchmarks.harness.options import load_trace, paper_parser
+from benchmarks.harness.report import Page, Report, print_table
+from benchmarks.papers import otas_model, otas_served
+from benchmarks.papers.one_stage import STAGE, build_pipeline, build_plan, build_profile
+from benchmarks.papers.otas_ceiling import max_utility
+from benchmarks.papers.otas_model import (
+    ASSUMED,
+    GAMMAS,
+    LOAD_SECONDS,
+    MERGED,
+    MODELS,
+    PLAIN,
+    PROMPTED,
+    QUERIES,
+    TABLE_RPS,
+    Option,
+    Requests,
+    bursty_rps,
+    draw_requests,
+    synthetic_rps,
+    trained_with_merging,
+)
+from benchmarks.papers.otas_queries import (
+    BURSTY,
+    OTAS,
+    OURS,
+    PAPER_LOAD,
+    PETS,
+    SYNTHETIC,
+    WORKLOADS,
+    QueryEvaluation,
+    QueryRow,
+    chart_accuracies,
+    chart_by_load,
+    chart_over_time,
+    chart_types,
+    method_key,
+    simulated_row,
+)
+from benchmarks.papers.policies import infaas, otas, pets
+from benchmarks.papers.policies.fixed import fixed
+from trimtab.report.summary import SummaryItem
+from trimtab_adapter.simulation.environment import Environment
+from trimtab_adapter.simulation.simulator import Scenario, simulate
+from trimtab_router.request import RequestOptions
+from trimtab_router.scheduling.policies import slack_fit, token_adaptive
+from trimtab_router.scheduling.policies.interface import Point, Policy, SchedulerView
+
+FACTORS = (0.75, 1.0, 1.25)
+MIN_ESCALATION_GAIN = 0.005
+PETS_EVICTS, INFAAS, TOME, VPT = "PetS-like, evicting", "INFaaS-like", "ToMe −15", "VPT 2"
+PAPER_GAINS = {PETS: 0.182, INFAAS: 0.725}
+"""Utility of OTAS over these, as printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A policy and the options it may choose among.
+
+    Attributes:
+        evicts: whether queries that cannot meet their deadline are dropped.
+        escalates: whether escalations are offered.
+    """
+
+    policy: Policy
+    options: Sequence[Option] = GAMMAS
+    evicts: bool = True
+    escalates: bool = False
+
+    @property
+    def has_paper_options_only(self) -> bool:
+        return not self.escalates and all(option in GAMMAS for option in self.options)
+
+
+def point_of_table(view: SchedulerView, points: Sequence[Point]) -> Point:
+    """Return the point that the paper's table I gives for the arrival rate."""
+    name = next((name for max_rps, name in TABLE_RPS if view.arrivals_rps() <= max_rps), "-20")
+    return next(point for point in points if point.name == f"g{name}")
+
+
+def _fixed(name: str) -> Method:
+    return Method(fixed(f"g{name}"), [option for option in GAMMAS if option.name == name])
+
+
+def _policy(policy: Policy, **changes: object) -> Policy:
+    return Policy(partial(policy.decide, **changes), uses_fallbacks=True)
+
+
+_PLAIN = [option for option in GAMMAS if option.name == PLAIN]
+_AWARE = [*GAMMAS, *(trained_with_merging(option, _PLAIN[0]) for option in GAMMAS if option.rps >= 1000.0)]
+"""The paper's list, and its two strongest numbers with prompts that were trained with the merging."""
+METHODS = {
+    OURS: Method(token_adaptive.POLICY),
+    OTAS: Method(_policy(otas.POLICY, table=point_of_table)),
+    PETS: Method(pets.POLICY, _PLAIN, evicts=False),
+    PETS_EVICTS: Method(pets.POLICY, _PLAIN),
+    INFAAS: Method(infaas.POLICY, MODELS),
+    TOME: _fixed(MERGED),
+    VPT: _fixed(PROMPTED),
+    "SlackFit": Method(slack_fit.POLICY),
+    "OTAS, exact solver": Method(_policy(otas.POLICY, table=point_of_table, program=otas.by_exact_program)),
+    "ours, λ = 0": Method(_policy(token_adaptive.POLICY, uses_shadow_price=False)),
+    "ours, fixed batches": Method(_policy(token_adaptive.POLICY, joins_batches=False)),
+    "ours, second looks": Method(token_adaptive.POLICY, escalates=True),
+    "ours, merge-aware prompts": Method(token_adaptive.POLICY, _AWARE),
+}
+"""By the names on the page; ours first."""
+
+
+def measure(rates: NDArray[np.float64], cell: Cell) -> QueryRow:
+    """Simulate a cell; `rates` are those of the bursty load, one a second, and the synthetic load is as long."""
+    requests = _requests(rates, cell)
+    result = simulate(_scenario(METHODS[cell.method], requests, rates.size))
+    return simulated_row(cell, result, np.array([QUERIES[kind].utility for kind in requests.types]), STAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class CeilingRow:
+    """The most utility that any policy could have with the paper's options."""
+
+    cell: Cell
+    utility: float
+
+
+def measure_ceiling(rates: NDArray[np.float64], cell: Cell) -> CeilingRow:
+    return CeilingRow(cell, max_utility(_requests(rates, cell), GAMMAS))
+
+
+def _requests(bursty: NDArray[np.float64], cell: Cell) -> Requests:
+    rates = synthetic_rps(bursty.size, cell.seed) if cell.case == (SYNTHETIC,) else bursty
+    return draw_requests(rates, cell.factor, cell.seed)
+
+
+def _scenario(method: Method, requests: Requests, seconds: int) -> Scenario:
+    points = [option.point for option in method.options]
+    pipeline = build_pipeline(
+        "otas",
+        points,
+        schedulingPolicy="TokenAdaptive",
+        dropPolicy="Predicted" if method.evicts else "Never",
+        queue={"maxRows": 1_000_000},
+    )
+    plan = build_plan(
+        pipeline,
+        points,
+        escalates=lambda point, to: method.escalates and to.accuracy > point.accuracy + MIN_ESCALATION_GAIN,
+    )
+    options = [RequestOptions(timeout_seconds=q.seconds, utility=q.utility, task=q.task) for q in QUERIES]
+    return Scenario(
+        pipeline=pipeline,
+        profiles={STAGE: build_profile(pipeline.name, points)},
+        arrivals_seconds=requests.at_seconds,
+        duration_seconds=float(seconds),
+        plan=plan,
+        environment=Environment(spread=0.0, load_seconds=LOAD_SECONDS),
+        policy=method.policy,
+        options=tuple(options[kind] for kind in requests.types),
+    )
+
+
+class SimulatedQueries(QueryEvaluation):
+    """Simulated rows beside the ceilings of their loads."""
+
+    def __init__(self, rows: Sequence[QueryRow], ceilings: Sequence[CeilingRow]) -> None:
+        super().__init__(rows)
+        self._ceilings = Evaluation(ceilings)
+
+    def ceiling(self, workload: str) -> float:
+        return self._ceilings.mean((workload,), OURS, lambda row: row.utility, PAPER_LOAD)
+
+    def ceiling_share(self, workload: str, method: str) -> float:
+        """Return the share of the ceiling that a method reaches."""
+        return self.utility(workload, method) / self.ceiling(workload)
+
+    def max_gain(self, workload: str, rival: str) -> float:
+        """Return by which share of a rival's utility any policy could be better."""
+        return 1.0 / self.ceiling_share(workload, rival) - 1.0
+
+
+def judge(evaluation: SimulatedQueries, trace: str) -> Report:
+    """Compare ours with the paper's gains over its baselines, and with OTAS as printed in every setting."""
+    report = Report("reproduce-otas", {"trace": trace, "cells": len(evaluation.all_rows)})
+    report.add({"queries": sum(row.queries for row in evaluation.all_rows)})
+    for workload in evaluation.workloads:
+        report.add({f"{workload}_ceiling_utility": evaluation.ceiling(workload)})
+        for name, method in METHODS.items():
+            key = method_key(name)
+            report.add({f"{workload}_{key}_utility": evaluation.utility(workload, name)})
+            report.add({f"{workload}_{key}_type_1": evaluation.type_share(workload, name, 0)})
+            if name != OURS:
+                report.add({f"{workload}_gain_over_{key}": evaluation.gain(workload, name)})
+                report.add({f"{workload}_most_gain_over_{key}": evaluation.max_gain(workload, name)})
+            if method.has_paper_options_only:
+                report.add({f"{workload}_{key}_of_ceiling": evaluation.ceiling_share(workload, name)})
+    over_pets, over_infaas = (100 * evaluation.gain(SYNTHETIC, rival) for rival in (PETS, INFAAS))
+    report.hold("synthetic: utility over PetS-like, %", over_pets, ">=", 100 * PAPER_GAINS[PETS])
+    report.hold("synthetic: utility over INFaaS-like, %", over_infaas, ">=", 100 * PAPER_GAINS[INFAAS])
+    right = 100 * evaluation.type_share(SYNTHETIC, OURS, 0)
+    report.hold("synthetic: right in time (type 1), %", right, ">=", 85.0)
+    report.hold("least utility over OTAS as printed in any setting, %", _min_gain(evaluation, [OTAS]), ">=", 1e-9)
+    report.hold(
+        "least utility over fixed ToMe, VPT, PetS-like that evicts, in any setting, %",
+        _min_gain(evaluation, [TOME, VPT, PETS_EVICTS]),
+        ">=",
+        1e-9,
+    )
+    return report
+
+
+def _min_gain(evaluation: SimulatedQueries, rivals: Sequence[str]) -> float:
+    return min(
+        100 * evaluation.gain(workload, rival, factor)
+        for workload in evaluation.workloads
+        for factor in evaluation.factors((workload,))
+        for rival in rivals
+    )
+
+
+CEILING_COLUMN = "of the most that any policy could have"
+COLUMNS = (
+    "load",
+    "method",
+    "utility",
+    "ours beside it",
+    CEILING_COLUMN,
+    "type 1",
+    "type 2",
+    "type 3",
+    "type 4",
+    "paper",
+)
+SHOWN = (OURS, OTAS, PETS, PETS_EVICTS, INFAAS, TOME, VPT)
+PRINTED = {
+    (SYNTHETIC, OTAS): "type 1 85.54 %, nobody late or evicted",
+    (SYNTHETIC, PETS): "OTAS 18.2 % above",
+    (SYNTHETIC, INFAAS): "OTAS 72.5 % above",
+    (BURSTY, OTAS): "type 1 75.58 % (MAF)",
+    (BURSTY, VPT): "type 1 64.14 % (MAF)",
+    (BURSTY, TOME): "type 2 16.85 % (MAF)",
+}
+CEILING_NOTE = (
+    "The ceiling is a linear program's optimum on the same arrivals, in which batches may be divided, a query costs "
+    "what it costs in the best batch, and all arrivals are known beforehand. It is given for methods that choose among "
+    "the paper's numbers of tokens alone: it bounds no other models, and nothing assumed."
+)
+ASSUMED_NOTE = (
+    f"Printed by the paper and used as it is: throughputs at 0 and −15, both tables, the load. Assumed: {ASSUMED}. "
+    "PetS knows no deadlines and drops nothing; beside it a variant that drops. Escalations are not in the paper: the "
+    "least confident share p is assumed to hold 1 − (1 − p)² of a gain. No threshold uses these."
+)
+
+
+def table_rows(evaluation: SimulatedQueries) -> list[tuple[str, ...]]:
+    """Return a row of COLUMNS for each load and method, at the paper's load."""
+    return [
+        (
+            workload,
+            name,
+            f"{evaluation.utility(workload, name):.0f}",
+            f"{100 * evaluation.gain(workload, name):+.1f} %" if name != OURS else "",
+            f"{100 * evaluation.ceiling_share(workload, name):.1f} %" if method.has_paper_options_only else "",
+            *(f"{100 * evaluation.type_share(workload, name, index):.2f} %" for index in range(4)),
+            PRINTED.get((workload, name), ""),
+        )
+        for workload in evaluation.workloads
+        for name, method in METHODS.items()
+    ]
+
+
+def build_page(evaluation: SimulatedQueries, trace: str, served: "otas_served.Comparison | None" = None) -> Page:
+    how = "simulated and served" if served else "simulated"
+    page = Page("OTAS's evaluation", how, f"{len(evaluation.all_rows)} simulations · bursty load: {trace}")
+    page.add_cards(_cards(evaluation))
+    page.add_chart(
+        "What became of the queries",
+        "The paper's figure 13, at the paper's load: right in time (1), wrong in time (2), late (3), evicted (4). "
+        "The paper prints for OTAS 85.54 % right on its synthetic load, 75.58 % on its trace.",
+        chart_types(evaluation, SHOWN),
+    )
+    page.add_chart(
+        "Utility by load",
+        "The paper's figures 9 and 10: utility in % of OTAS as printed; 1 is the paper's load.",
+        chart_by_load(evaluation, SHOWN),
+    )
+    for workload in evaluation.workloads:
+        page.add_chart(
+            f"Tokens over time, {workload}",
+            "The paper's figure 12, over time: share of the answers at each number of tokens; line: load.",
+            chart_over_time(evaluation, workload, [option.point.name for option in GAMMAS]),
+        )
+    page.add_chart(
+        "Accuracy of answers",
+        "The paper's figure 11: share of the answers in time that are expected to be no more accurate.",
+        chart_accuracies(evaluation, SHOWN),
+    )
+    page.add_table("All figures", CEILING_NOTE, COLUMNS, table_rows(evaluation), range(2, 9))
+    if served:
+        otas_served.add_sections(page, served)
+    page.add_notes("What is the paper's, and what is assumed", ASSUMED_NOTE)
+    return page
+
+
+def _cards(evaluation: SimulatedQueries) -> list[SummaryItem]:
+    right = evaluation.type_share(SYNTHETIC, OURS, 0)
+    cards = [SummaryItem("right in time, synthetic", f"{100 * right:.1f} %", "the paper: 85.54 %", right >= 0.85)]
+    for rival in (OTAS, PETS, PETS_EVICTS, INFAAS, TOME, VPT):
+        gain, maximum = evaluation.gain(SYNTHETIC, rival), evaluation.max_gain(SYNTHETIC, rival)
+        detail = f"synthetic load; {100 * maximum:+.1f} % at most"
+        cards.append(SummaryItem(f"utility over {rival}", f"{100 * gain:+.1f} %", detail, gain > 0))
+    return cards
+
+
+def main() -> int:
+    """Simulate every cell, serve if asked, write the page; 0 if every threshold holds."""
+    parser = paper_parser("otas", __doc__, "another trace of requests per second, for the bursty load")
+    parser.add_argument("--trace-start", type=int, help="second of the trace at which to begin (another trace: 0)")
+    parser.add_argument("--seconds", type=int, default=60, help="of each load")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--served", action="store_true", help="also serve a real transformer by each method")
+    parser.add_argument("--served-seconds", type=int, default=30, help="of each load that is served")
+    parser.add_argument(
+        "--deadline", type=float, default=1.2, help="seconds, of served queries with the short deadline"
+    )
+    options = parser.parse_args()
+    trace = load_trace(options, otas_model.TRACE, otas_model.START_SECONDS, "bursts are made up")
+    rates = bursty_rps(trace.file, trace.start_seconds, options.seconds)
+    cells = grid([(workload,) for workload in WORKLOADS], METHODS, factors=FACTORS, seeds=options.seeds)
+    rows = run_cells(partial(measure, rates), cells, options.processes)
+    loads = [cell for cell in cells if cell.method == OURS]
+    evaluation = SimulatedQueries(rows, run_cells(partial(measure_ceiling, rates), loads, options.processes))
+    report, served = judge(evaluation, trace.label), None
+    if options.served:
+        served_rates = bursty_rps(trace.file, trace.start_seconds, options.served_seconds)
+        served = otas_served.serve_all(served_rates, options.deadline, options.out)
+        otas_served.judge(served, report)
+    print_table(COLUMNS, table_rows(evaluation))
+    build_page(evaluation, trace.label, served).write(options.out / "otas.html")
+    return report.finish()

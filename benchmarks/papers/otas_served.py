@@ -1,0 +1,529 @@
+"""OTAS's evaluation, served: a real transformer by each method under the paper's loads, scaled to this machine.
+
+Each method gets the same queries at the same times; a method of one point is kept to it. Afterwards each load is
+simulated as it was served, with the profile of this machine.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+import benchmarks.papers.policies  # noqa: F401 - registers the baselines
+from benchmarks.harness import charts
+from benchmarks.harness.grid import Cell
+from benchmarks.harness.report import Page, Report, print_table
+from benchmarks.harness.serving import (
+    Profiles,
+    ServedPipeline,
+    cached_profiles,
+    plan_one_replica,
+    serve,
+    slow_down,
+    write_pipeline,
+)
+from benchmarks.papers.otas_model import GAMMAS, PLAIN, synthetic_rps
+from benchmarks.papers.otas_queries import (
+    BURSTY,
+    METHOD_COLOURS,
+    OTAS,
+    OURS,
+    PETS,
+    SYNTHETIC,
+    QueryEvaluation,
+    QueryRow,
+    accuracy_quantiles,
+    chart_over_time,
+    chart_types,
+    method_key,
+    point_shares,
+    shares_over_time,
+    simulated_row,
+)
+from trimtab.options import console
+from trimtab_adapter.simulation.environment import Environment
+from trimtab_adapter.simulation.simulator import Scenario, simulate
+from trimtab_loadtester.load_spec import LoadSpec
+from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
+from trimtab_loadtester.results import Results
+from trimtab_pipelines.accuracy_evidence import wilson_interval
+from trimtab_pipelines.plan import PipelinePlan, unmeasured_point_plan
+from trimtab_pipelines.profile import PointProfile
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.stages import Pin
+from trimtab_protocol import InferRequest, Tensor, event_loop, rest
+from trimtab_protocol.extensions import OPERATING_POINT, TASK, UTILITY
+from trimtab_router.request import RequestOptions
+from trimtab_router.scheduling.policies.interface import DropPolicy
+from trimtab_training.vit_tasks.datasets import TASKS, Images
+from trimtab_training.vit_tasks.labelled_samples import MAX_PER_TASK, SEED
+
+SOURCE = Path(__file__).parents[2] / "pipelines" / "vit-tasks"
+STAGE, VARIANT, BATCH, PLAIN_POINT = "classify", "vit-fine", 8, "full"
+CORES = 0.5
+"""The replica's limit, so that router, Envoy and load generator have enough."""
+WARM_SECONDS, TURNS, TURN_SECONDS = 1.0, 3, 2.0
+"""Of batches at the plain point before the first load: the machine's capacity is the median of the turns."""
+RESAMPLES = 400
+MIN_QUERIES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A type of query, as in the paper's table II; `patience` is its deadline as a multiple of the shortest."""
+
+    task: str
+    patience: float
+    utility: float
+
+
+QUERIES = (
+    Query("digits", 1.0, 0.3),
+    Query("digits", 5 / 3, 0.01),
+    Query("crops", 1.0, 1.0),
+    Query("crops", 5 / 3, 0.2),
+    Query("faces", 1.0, 0.3),
+    Query("faces", 5 / 3, 0.01),
+)
+"""The task of most utility is the one that the transformer was trained on first."""
+TASK_NUMBERS = {task: number for number, task in enumerate(TASKS)}
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A policy, and its only point if it has one."""
+
+    name: str
+    policy: str
+    point: str = ""
+    drop_policy: DropPolicy = "Predicted"
+
+
+METHODS = (
+    Method(OURS, "TokenAdaptive"),
+    Method(OTAS, "Otas"),
+    Method("ToMe, merge-32", "SlackFit", "merge-32"),
+    Method("VPT, merge-40-prompts", "SlackFit", "merge-40-prompts"),
+    Method("INFaaS-like, all loaded", "InfaasLike"),
+    Method(PETS, "PetsLike", PLAIN_POINT, "Never"),
+)
+"""ToMe: this transformer's strongest merging before its accuracy falls off. VPT: the more accurate of its points with
+prompts; it has none with prompts alone. INFaaS's models are loaded already."""
+
+
+class Queries:
+    """Payloads of queries: held-out images with types of equal probability.
+
+    Args:
+        deadline_seconds: the shortest deadline.
+    """
+
+    def __init__(self, deadline_seconds: float, seed: int = 0) -> None:
+        self._deadline_seconds = deadline_seconds
+        self._seed = seed
+        self._images: dict[str, Images] = {
+            task: TASKS[task]("held-out", MAX_PER_TASK, SEED) for task in {query.task for query in QUERIES}
+        }
+
+    def kind(self, index: int) -> int:
+        """Return the type of a query, an index of QUERIES."""
+        return int(np.random.default_rng([self._seed, index]).integers(len(QUERIES)))
+
+    def deadline(self, kind: int) -> float:
+        return self._deadline_seconds * QUERIES[kind].patience
+
+    def payload(self, index: int) -> Payload:
+        kind = self.kind(index)
+        query = QUERIES[kind]
+        images = self._images[query.task]
+        row = int(np.random.default_rng([self._seed, index, 1]).integers(len(images)))
+        inputs = (
+            Tensor.of("image", images.pixels[row : row + 1].numpy()),
+            Tensor.of("task", np.array([TASK_NUMBERS[query.task]], np.int64)),
+        )
+        timeout = round(1e6 * self.deadline(kind))
+        return Payload(inputs, int(images.labels[row]), {"timeout": timeout, TASK: query.task, UTILITY: query.utility})
+
+    def score(self, truth: object, outputs: Outputs) -> Score:
+        """Compare the label; KeyError if the response has none."""
+        return Score(int(int(outputs["label"].reshape(-1)[0]) == truth), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedLoad:
+    """A load that a method served, and the same one simulated.
+
+    Attributes:
+        results: a record a query, in the order in which they were due.
+        deadlines: seconds of each, [N].
+        utilities: of each, [N].
+    """
+
+    cell: Cell
+    results: Results
+    deadlines: NDArray[np.float64]
+    utilities: NDArray[np.float64]
+    simulated: QueryRow
+
+    @property
+    def in_time(self) -> NDArray[np.bool_]:
+        """Which queries have a response by their deadline, [N]."""
+        records = self.results.records
+        in_time: NDArray[np.bool_] = (records["total"] > 0) & (records["latency_seconds"] <= self.deadlines)
+        return in_time
+
+    @property
+    def gained(self) -> NDArray[np.float64]:
+        """Utility of each query that was right in time, by its label, [N]."""
+        gained: NDArray[np.float64] = self.utilities * (self.in_time & (self.results.records["correct"] > 0))
+        return gained
+
+    @property
+    def expected_utility(self) -> float:
+        """Utility of queries in time by the accuracy of the responses, without the luck of single images."""
+        expected = np.nan_to_num(self.results.records["expected_accuracy"])
+        return float((self.utilities * expected)[self.in_time].sum())
+
+    @property
+    def types(self) -> tuple[float, float, float, float]:
+        """Shares of all queries: right in time, wrong in time, late, without a response."""
+        records, in_time, n = self.results.records, self.in_time, max(len(self.results.records), 1)
+        answered, right = records["total"] > 0, records["correct"] > 0
+        counts = (in_time & right, in_time & ~right, answered & ~in_time, ~answered)
+        first, second, third, fourth = (int(which.sum()) / n for which in counts)
+        return first, second, third, fourth
+
+    @property
+    def row(self) -> QueryRow:
+        records = self.results.records
+        points = [str(point) for point in records[f"operating_point:{STAGE}"]]
+        expected = records["expected_accuracy"][self.in_time]
+        return QueryRow(
+            cell=self.cell,
+            queries=len(records),
+            utility=float(self.gained.sum()),
+            types=self.types,
+            points=point_shares(points),
+            over_time=shares_over_time(records["scheduled"], points),
+            accuracies=accuracy_quantiles(expected[~np.isnan(expected)]),
+        )
+
+    def utility_interval(self) -> tuple[float, float]:
+        """Return the 95 % interval of the utility (bootstrap over queries)."""
+        gained, rng = self.gained, np.random.default_rng(0)
+        sums = [float(rng.choice(gained, gained.size).sum()) for _ in range(RESAMPLES)]
+        low, high = np.quantile(sums, (0.025, 0.975))
+        return float(low), float(high)
+
+    def accuracy(self) -> tuple[float, float, float]:
+        """Return the measured accuracy of all responses with its 95 % interval."""
+        answered = self.results.answered
+        right, total = int(answered["correct"].sum()), int(answered["total"].sum())
+        return (right / total, *wilson_interval(right, total)) if total else (float("nan"),) * 3
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All that was served.
+
+    Attributes:
+        loads: each workload by each method.
+        capacity_rps: queries a second of the plain point on this machine.
+        scale: what the paper's rates were multiplied by.
+        points: of the transformer, the fastest first.
+    """
+
+    loads: Sequence[ServedLoad]
+    capacity_rps: float
+    scale: float
+    points: Sequence[str]
+
+    @property
+    def evaluation(self) -> QueryEvaluation:
+        return QueryEvaluation(load.row for load in self.loads)
+
+    @property
+    def methods(self) -> list[str]:
+        """Methods that were served, ours first."""
+        return list(dict.fromkeys(load.cell.method for load in self.loads))
+
+
+def serve_all(bursty: NDArray[np.float64], deadline_seconds: float, profiles_folder: Path) -> Comparison:
+    """Serve all methods under both loads; `bursty` has the paper's rate of each second."""
+    return event_loop.run(_serve_all(bursty, deadline_seconds, profiles_folder))
+
+
+async def _serve_all(bursty: NDArray[np.float64], deadline_seconds: float, profiles_folder: Path) -> Comparison:
+    queries, loads = Queries(deadline_seconds), list[ServedLoad]()
+    console.print("profiling the transformer, unless an earlier run did")
+    profiles = slow_down(await cached_profiles(SOURCE, profiles_folder, {STAGE: [VARIANT]}), 1.0 / CORES)
+    with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as folder:
+        bench = Bench(Path(folder), profiles, queries)
+        capacity_rps = await bench.measure_capacity()
+        console.print(f"the plain point serves {capacity_rps:.0f} queries a second here")
+        scale = scale_of(capacity_rps)
+        rates = {SYNTHETIC: scale * synthetic_rps(bursty.size, seed=1), BURSTY: scale * bursty}
+        environment = Environment(
+            service_ratios={
+                (STAGE, VARIANT): BATCH / capacity_rps / bench.point(PLAIN_POINT).latency_seconds(BATCH, 0.5)
+            }
+        )
+        for number, method in enumerate(METHODS, 1):
+            loads += await bench.serve(method, rates, environment)
+            console.print(f"{method.name}: {number} of {len(METHODS)} served")
+        loads.sort(key=lambda load: load.cell.case == (BURSTY,))
+        points = sorted(bench.point_names, key=lambda name: bench.point(name).latency_seconds(BATCH, 0.5))
+    return Comparison(loads, capacity_rps, scale, points)
+
+
+def scale_of(capacity_rps: float) -> float:
+    """Return the factor by which the paper's rates are to this machine what they are to the paper's GPU."""
+    return capacity_rps / next(option.rps for option in GAMMAS if option.name == PLAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all methods share; `profiles` are those of a replica with its share of a core."""
+
+    folder: Path
+    profiles: Profiles
+    queries: Queries
+
+    def point(self, name: str) -> PointProfile:
+        point = self.profiles[STAGE].spec.point(VARIANT, name, 1.0)
+        if point is None:
+            raise RuntimeError(f"{STAGE}: point {name} of {VARIANT} was not measured; profile it again")
+        return point
+
+    @property
+    def point_names(self) -> list[str]:
+        return [point.operating_point for point in self.profiles[STAGE].spec.points if point.variant == VARIANT]
+
+    def write(self, method: Method) -> tuple[Path, InferencePipeline]:
+        """Write the pipeline that a method serves."""
+        folder = self.folder / method_key(method.name)
+        longest_seconds = max(self.queries.deadline(kind) for kind in range(len(QUERIES)))
+        pipeline = write_pipeline(
+            SOURCE,
+            folder,
+            schedulingPolicy=method.policy,
+            dropPolicy=method.drop_policy,
+            slo={"latency": f"{1000 * longest_seconds:g}ms"},
+            queue={"maxRows": 4096},
+        )
+        return folder, pipeline
+
+    def plan(self, method: Method, pipeline: InferencePipeline) -> PipelinePlan:
+        """Plan one replica with every useful point, or with the method's only point."""
+        pin = Pin(variant=VARIANT, replicas=1, batch_size=BATCH)
+        plan = plan_one_replica(pipeline, self.profiles, STAGE, pin, rps=1.0)
+        return keep_to_point(plan, pipeline, self.point(method.point)) if method.point else plan
+
+    async def measure_capacity(self) -> float:
+        """Return queries a second of the plain transformer in full batches, past the router."""
+        method = Method("capacity", "SlackFit")
+        folder, pipeline = self.write(method)
+        pixels = np.concatenate([self.queries.payload(index).inputs[0].array for index in range(BATCH)])
+        async with serve(folder, pipeline, self.plan(method, pipeline), CORES) as served:
+            url = f"{served.replica_url(STAGE, VARIANT)}/infer"
+            async with aiohttp.ClientSession() as session:
+                await rows_per_second(session, url, pixels, WARM_SECONDS)
+                return statistics.median(
+                    [await rows_per_second(session, url, pixels, TURN_SECONDS) for _ in range(TURNS)]
+                )
+
+    async def serve(
+        self, method: Method, rates: Mapping[str, NDArray[np.float64]], environment: Environment
+    ) -> list[ServedLoad]:
+        """Serve a method under loads with these rates, one a second, then simulate them."""
+        folder, pipeline = self.write(method)
+        async with serve(folder, pipeline, self.plan(method, pipeline), CORES) as served:
+            results = {workload: await self._offer(served, rps) for workload, rps in rates.items()}
+        return [self._load(method, served, workload, each, environment) for workload, each in results.items()]
+
+    async def _offer(self, served: ServedPipeline, rates: NDArray[np.float64]) -> Results:
+        load = LoadSpec.from_counts(rates, f"{rates.mean():.0f} queries a second")
+        return await served.attack(load, float(rates.size), self.queries)
+
+    def _load(
+        self, method: Method, served: ServedPipeline, workload: str, results: Results, environment: Environment
+    ) -> ServedLoad:
+        kinds = [self.queries.kind(i % results.facts.distinct_payloads) for i in range(len(results.records))]
+        deadlines = np.array([self.queries.deadline(kind) for kind in kinds])
+        utilities = np.array([QUERIES[kind].utility for kind in kinds])
+        scenario = Scenario(
+            pipeline=served.pipeline,
+            profiles=self.profiles,
+            arrivals_seconds=results.records["scheduled"],
+            duration_seconds=results.facts.duration_seconds,
+            plan=served.plan,
+            environment=environment,
+            options=tuple(
+                RequestOptions(timeout_seconds=seconds, utility=QUERIES[kind].utility, task=QUERIES[kind].task)
+                for kind, seconds in zip(kinds, deadlines.tolist(), strict=True)
+            ),
+        )
+        cell = Cell((workload,), method.name)
+        simulated = simulated_row(cell, simulate(scenario), utilities, STAGE)
+        return ServedLoad(cell, results, deadlines, utilities, simulated)
+
+
+async def rows_per_second(session: aiohttp.ClientSession, url: str, pixels: NDArray[np.uint8], seconds: float) -> float:
+    """Return the rows a second of full batches that a replica serves one after another at the plain point."""
+    inputs = (Tensor.of("image", pixels), Tensor.of("task", np.zeros(len(pixels), np.int64)))
+    request = InferRequest(model_name="direct", inputs=inputs, parameters={OPERATING_POINT: PLAIN_POINT})
+    buffers, length = rest.encode_request(request)
+    headers = {rest.HEADER_LENGTH: str(length), "Content-Type": rest.BINARY_CONTENT_TYPE}
+    body = b"".join(bytes(buffer) for buffer in buffers)
+    served, began = 0, time.perf_counter()
+    while (now := time.perf_counter()) - began < seconds:
+        async with session.post(url, data=body, headers=headers) as response:
+            response.raise_for_status()
+            await response.read()
+        served += len(pixels)
+    return served / (now - began)
+
+
+def keep_to_point(plan: PipelinePlan, pipeline: InferencePipeline, measured: PointProfile) -> PipelinePlan:
+    """Return the plan with one point alone, without escalations."""
+    stage = pipeline.spec.stage(STAGE)
+    point = unmeasured_point_plan(stage.variant(VARIANT).point(measured.operating_point))
+    only = plan.spec.stage(STAGE).model_copy(
+        update={
+            "operating_point": point.name,
+            "accuracy": point.accuracy,
+            "accuracy_by_task": point.accuracy_by_task,
+            "service_seconds": {size: measured.latency_seconds(size, 0.5) for size in stage.batch_sizes},
+            "escalations": (),
+            "planned_escalation": None,
+            "upgrades": (),
+            "fallbacks": (),
+        }
+    )
+    return plan.model_copy(update={"spec": plan.spec.model_copy(update={"stages": (only,)})})
+
+
+def judge(comparison: Comparison, report: Report) -> None:
+    """Add what was served to a report, with the thresholds of the simulation."""
+    evaluation = comparison.evaluation
+    report.add({"served_plain_rps": comparison.capacity_rps, "served_times_the_papers_load": comparison.scale})
+    for load in comparison.loads:
+        (workload,), method = load.cell.case, load.cell.method
+        key = f"served_{workload}_{method_key(method)}"
+        low, high = load.utility_interval()
+        report.add(
+            {
+                f"{key}_queries": load.row.queries,
+                f"{key}_utility": load.row.utility,
+                f"{key}_utility_95": f"{low:.1f}–{high:.1f}",
+                f"{key}_utility_by_promise": load.expected_utility,
+                f"{key}_utility_simulated": load.simulated.utility,
+                **{f"{key}_type_{number}": share for number, share in enumerate(load.types, 1)},
+            }
+        )
+        if method != OURS:
+            report.add({f"served_{workload}_gain_over_{method_key(method)}": evaluation.gain(workload, method)})
+    rivals = [method for method in comparison.methods if method not in {OURS, OTAS}]
+    for name, compared in (("OTAS as printed", [OTAS]), ("the other methods", rivals)):
+        gains = [100 * evaluation.gain(workload, rival) for workload in evaluation.workloads for rival in compared]
+        report.hold(f"served: utility over {name} in any load, least, %", min(gains), ">=", 1e-9)
+    fewest = min(load.row.queries for load in comparison.loads)
+    report.hold("served: queries by each method, least", fewest, ">=", MIN_QUERIES)
+    print_table(COLUMNS, table_rows(comparison), "served")
+
+
+COLUMNS = (
+    "load",
+    "method",
+    "queries",
+    "utility (95 %)",
+    "by promise",
+    "simulated",
+    "ours beside it",
+    "type 1",
+    "type 2",
+    "type 3",
+    "type 4",
+    "accuracy (95 %)",
+)
+NOTE = (
+    "Each method gets the same queries, one method after the other: other load of the machine shows as a difference "
+    "from the simulation. INFaaS's models are points of one transformer, loaded already; fixed prompts are those of a "
+    "point that merges too. PetS drops no query."
+)
+
+
+def table_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Return a row of COLUMNS for each load and method."""
+    evaluation = comparison.evaluation
+    return [_table_row(load, evaluation) for load in comparison.loads]
+
+
+def _table_row(load: ServedLoad, evaluation: QueryEvaluation) -> tuple[str, ...]:
+    (workload,), method = load.cell.case, load.cell.method
+    (low_utility, high_utility), (accuracy, low, high) = load.utility_interval(), load.accuracy()
+    return (
+        workload,
+        method,
+        str(load.row.queries),
+        f"{load.row.utility:.1f} ({low_utility:.0f}–{high_utility:.0f})",
+        f"{load.expected_utility:.1f}",
+        f"{load.simulated.utility:.1f}",
+        f"{100 * evaluation.gain(workload, method):+.1f} %" if method != OURS else "",
+        *(f"{100 * share:.2f} %" for share in load.types),
+        f"{accuracy:.3f} ({low:.3f}–{high:.3f})",
+    )
+
+
+def add_sections(page: Page, comparison: Comparison) -> None:
+    """Add what a real transformer did on this machine to the page."""
+    evaluation = comparison.evaluation
+    page.add_chart(
+        "Served: what became of the queries",
+        f"vit-tasks' finer transformer, whose plain point serves {comparison.capacity_rps:.0f} queries a second here, "
+        f"so the paper's loads times {comparison.scale:.3f}. The same four types, by labels.",
+        chart_types(evaluation, comparison.methods),
+    )
+    page.add_chart(
+        "Served beside simulated",
+        "Utility by labels, by the accuracy of the responses, and by the simulator, which has the same arrivals and "
+        "this machine's profile.",
+        _chart_simulated(comparison),
+    )
+    for workload in evaluation.workloads:
+        page.add_chart(
+            f"Served: points over time, {workload}",
+            "Share of the answers at each operating point; line: load.",
+            chart_over_time(evaluation, workload, comparison.points),
+        )
+    page.add_table("Served: all figures", NOTE, COLUMNS, table_rows(comparison), range(2, len(COLUMNS)))
+
+
+def _chart_simulated(comparison: Comparison) -> go.Figure:
+    columns = []
+    for workload in comparison.evaluation.workloads:
+        loads = [load for load in comparison.loads if load.cell.case == (workload,)]
+        utilities = {
+            "served, by labels": [load.row.utility for load in loads],
+            "served, by promise": [load.expected_utility for load in loads],
+            "simulated": [load.simulated.utility for load in loads],
+        }
+        bars = partial(charts.bars, x=[load.cell.method for load in loads])
+        columns.append(
+            (
+                workload,
+                [
+                    bars(name, y=values, colour=colour)
+                    for (name, values), colour in zip(utilities.items(), METHOD_COLOURS, strict=False)
+                ],
+            )
+        )
+    return charts.panels(columns, y="utility", below=charts.SLANTED_NAMES_PIXELS).update_layout(barmode="group")

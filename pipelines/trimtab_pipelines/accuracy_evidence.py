@@ -27,26 +27,24 @@ AGREEMENT = "agreement with the original model"
 class AccuracyEvidence(Model):
     """Evidence for an accuracy."""
 
-    source: AccuracySource = Field(
-        default="Declared",
-        description="Measured on labelled samples, Published, Declared, or Agreement: the share of unlabelled "
-        "samples with the same result as the original model.",
-    )
-    samples: int | None = Field(default=None, gt=0, description="Number of held-out samples.")
-    low: Fraction | None = Field(default=None, description="Lower end of the 95 % confidence interval.")
-    high: Fraction | None = Field(default=None, description="Upper end of the 95 % confidence interval.")
+    source: AccuracySource = "Declared"
+    """Measured on labelled samples, Published, Declared, or Agreement: the share of unlabelled samples with the same
+    result as the original model.
+    """
+    samples: int | None = Field(default=None, gt=0)
+    """Number of held-out samples."""
+    low: Fraction | None = None
+    """Lower end of the 95 % confidence interval."""
+    high: Fraction | None = None
+    """Upper end of the 95 % confidence interval."""
     samples_digest: str | None = Field(
-        default=None,
-        pattern=r"^sha256:[0-9a-f]{64}$",
-        exclude_if=lambda digest: digest is None,
-        description="SHA-256 of the samples.",
+        default=None, pattern=r"^sha256:[0-9a-f]{64}$", exclude_if=lambda digest: digest is None
     )
-    mean_confidence: Fraction | None = Field(
-        default=None,
-        exclude_if=lambda confidence: confidence is None,
-        description="Mean confidence of the model on these samples, for stages with a confidence output. Accuracy "
-        "drift is detected from its change.",
-    )
+    """SHA-256 of the samples."""
+    mean_confidence: Fraction | None = Field(default=None, exclude_if=lambda confidence: confidence is None)
+    """Mean confidence of the model on these samples, for stages with a confidence output. Accuracy drift is detected
+    from its change.
+    """
 
     @property
     def source_label(self) -> str:
@@ -56,7 +54,8 @@ class AccuracyEvidence(Model):
 class Accuracy(AccuracyEvidence):
     """An accuracy with its evidence."""
 
-    value: Fraction = Field(description="Share of correct responses, between 0 and 1.")
+    value: Fraction
+    """Share of correct responses, between 0 and 1."""
 
     def on(self, basis: AccuracyBasis) -> float:
         """The figure to use for a basis."""

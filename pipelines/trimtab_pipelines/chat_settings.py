@@ -31,24 +31,20 @@ def _port(store: str) -> int:
 class ImageLimits(Model):
     """Limits on the images of a chat, checked before decoding."""
 
-    max_per_request: int = Field(default=16, ge=0, le=64, description="Maximum number of images in one chat.")
-    max_megapixels: float = Field(
-        default=40.0, gt=0, le=40, description="Maximum size of one image in millions of pixels."
-    )
-    max_bytes: Bytes = Field(default=8 * 2**20, ge=1024, description="Maximum size of one image file.")
-    allowed_domains: tuple[Domain, ...] = Field(
-        default=(),
-        max_length=64,
-        description="Hosts from which images are fetched over http or https; none by default. A host that resolves "
-        "to a private address is rejected, and redirects are not followed.",
-    )
-    trusted_prefixes: tuple[StoreAddress, ...] = Field(
-        default=(),
-        max_length=16,
-        description="URL prefixes of trusted object stores, such as https://objects.internal/images/, from which "
-        "images are fetched even at private addresses. The store must permit anonymous or pre-signed "
-        "reads.",
-    )
+    max_per_request: int = Field(default=16, ge=0, le=64)
+    """Maximum number of images in one chat."""
+    max_megapixels: float = Field(default=40.0, gt=0, le=40)
+    """Maximum size of one image in millions of pixels."""
+    max_bytes: Bytes = Field(default=8 * 2**20, ge=1024)
+    """Maximum size of one image file."""
+    allowed_domains: tuple[Domain, ...] = Field(default=(), max_length=64)
+    """Hosts from which images are fetched over http or https; none by default. A host that resolves to a private
+    address is rejected, and redirects are not followed.
+    """
+    trusted_prefixes: tuple[StoreAddress, ...] = Field(default=(), max_length=16)
+    """URL prefixes of trusted object stores, such as https://objects.internal/images/, from which images are fetched
+    even at private addresses. The store must permit anonymous or pre-signed reads.
+    """
 
     @property
     def ports(self) -> frozenset[int]:

@@ -24,11 +24,12 @@ class EdgeTls(Model):
     not detected.
     """
 
-    certificate: Path = Field(description="The proxy's certificate chain.")
-    key: Path = Field(description="Private key, in the certificate's folder; both are watched.")
-    client_ca: Path | None = Field(
-        default=None, description="Certificate authority of client certificates. If set, clients must present one."
-    )
+    certificate: Path
+    """The proxy's certificate chain."""
+    key: Path
+    """Private key, in the certificate's folder; both are watched."""
+    client_ca: Path | None = None
+    """Certificate authority of client certificates. If set, clients must present one."""
 
     @model_validator(mode="after")
     def _require_one_folder(self) -> Self:
@@ -43,36 +44,33 @@ class ReplicaIdentity(Model):
     New files apply to connections made afterwards.
     """
 
-    certificate: Path = Field(description="Certificate chain.")
-    key: Path = Field(description="Private key, without a password.")
-    ca: Path = Field(description="Certificate authorities of the peer's certificate.")
-    name: str = Field(
-        default="",
-        max_length=253,
-        pattern=r"^[\x21-\x7e]*$",
-        description="DNS name or URI required in the peer's certificate; any certificate of the authority is "
-        "accepted if empty.",
-    )
+    certificate: Path
+    """Certificate chain."""
+    key: Path
+    """Private key, without a password."""
+    ca: Path
+    """Certificate authorities of the peer's certificate."""
+    name: str = Field(default="", max_length=253, pattern=r"^[\x21-\x7e]*$")
+    """DNS name or URI required in the peer's certificate; any certificate of the authority is accepted if empty."""
 
 
 class JwtIssuer(Model):
     """An issuer of JSON Web Tokens."""
 
-    issuer: str = Field(min_length=1, max_length=1024, description="Required `iss` claim.")
-    audiences: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        min_length=1, max_length=16, description="Accepted `aud` claims."
-    )
-    jwks: str = Field(pattern=r"^(/|https://).+", description="The issuer's public keys: a file, or an https URL.")
-    client_claim: str = Field(default="sub", pattern=r"^[A-Za-z0-9_]+$", description="Claim that names the client.")
-    pipelines_claim: str | None = Field(
-        default=None,
-        pattern=r"^[A-Za-z0-9_]+$",
-        description="Claim with the list of pipelines that the client may call: `NAMESPACE/NAME`, `NAMESPACE/*`, or "
-        "`*` for all. Without it each token may call all pipelines.",
-    )
-    unprefixed_pipelines: bool = Field(
-        default=False, description="Whether a `NAME` alone matches the pipeline of that name in every namespace."
-    )
+    issuer: str = Field(min_length=1, max_length=1024)
+    """Required `iss` claim."""
+    audiences: tuple[Annotated[str, Field(min_length=1)], ...] = Field(min_length=1, max_length=16)
+    """Accepted `aud` claims."""
+    jwks: str = Field(pattern=r"^(/|https://).+")
+    """The issuer's public keys: a file, or an https URL."""
+    client_claim: str = Field(default="sub", pattern=r"^[A-Za-z0-9_]+$")
+    """Claim that names the client."""
+    pipelines_claim: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_]+$")
+    """Claim with the list of pipelines that the client may call: `NAMESPACE/NAME`, `NAMESPACE/*`, or `*` for all.
+    Without it each token may call all pipelines.
+    """
+    unprefixed_pipelines: bool = False
+    """Whether a `NAME` alone matches the pipeline of that name in every namespace."""
 
 
 class ClientLimits(Model):
@@ -82,50 +80,50 @@ class ClientLimits(Model):
     """
 
     requests_per_second: float = Field(default=0.0, ge=0, le=1e6)
-    burst: int = Field(default=0, ge=0, description="Requests at once; 0 allows two seconds' worth.")
-    concurrency: int = Field(default=0, ge=0, description="Concurrent requests.")
-    in_flight: Bytes = Field(default=0, ge=0, description="Bytes of in-flight requests.")
+    burst: int = Field(default=0, ge=0)
+    """Requests at once; 0 allows two seconds' worth."""
+    concurrency: int = Field(default=0, ge=0)
+    """Concurrent requests."""
+    in_flight: Bytes = Field(default=0, ge=0)
+    """Bytes of in-flight requests."""
 
 
 class Timeouts(Model):
     """Client timeouts of the proxy."""
 
     headers_seconds: Seconds = Field(default=5.0, alias="headers", gt=0)
-    body_seconds: Seconds = Field(default=15.0, alias="body", gt=0, description="Timeout of the complete request.")
-    idle_seconds: Seconds = Field(
-        default=300.0, alias="idle", gt=0, description="Timeout of a connection without requests."
-    )
-    connection_age_seconds: Seconds = Field(
-        default=3600.0, alias="connectionAge", gt=0, description="Age after which clients are asked to reconnect."
-    )
+    body_seconds: Seconds = Field(default=15.0, alias="body", gt=0)
+    """Timeout of the complete request."""
+    idle_seconds: Seconds = Field(default=300.0, alias="idle", gt=0)
+    """Timeout of a connection without requests."""
+    connection_age_seconds: Seconds = Field(default=3600.0, alias="connectionAge", gt=0)
+    """Age after which clients are asked to reconnect."""
 
 
 class EdgeSettings(Model):
     """Settings of a proxy, and of connections from its router to replicas."""
 
     tls: EdgeTls | None = None
-    replicas: ReplicaIdentity | None = Field(default=None, description="Mutual TLS between routers and replicas.")
-    keys_file: Path | None = Field(
-        default=None, description="File of hashed API keys, one `NAME: sha256:… [PIPELINE …]` per line."
-    )
-    keys_secret: Name | None = Field(
-        default=None, description="Secret in the pipeline's namespace whose entries are hashed API keys; in a cluster."
-    )
+    replicas: ReplicaIdentity | None = None
+    """Mutual TLS between routers and replicas."""
+    keys_file: Path | None = None
+    """File of hashed API keys, one `NAME: sha256:… [PIPELINE …]` per line."""
+    keys_secret: Name | None = None
+    """Secret in the pipeline's namespace whose entries are hashed API keys; in a cluster."""
     jwt: tuple[JwtIssuer, ...] = Field(default=(), max_length=8)
     clients: ClientLimits = ClientLimits()
     timeouts: Timeouts = Timeouts()
     max_connections: int = Field(default=4096, ge=16, le=1_000_000)
-    max_streams: int = Field(default=256, ge=1, le=65_536, description="Concurrent streams on one HTTP/2 connection.")
-    trusted_hops: int = Field(
-        default=0, ge=0, le=16, description="Number of proxies in front whose X-Forwarded-For is trusted."
-    )
-    access_log: Literal["Off", "Refused", "All"] = Field(
-        default="Off", description="Requests that are logged as a JSON line: none, unsuccessful ones, or all."
-    )
-    access_log_fields: tuple[AccessLogField, ...] = Field(
-        default=(), max_length=len(get_args(AccessLogField)), description="Additional client fields of the access log."
-    )
-    memory: Bytes = Field(default=256 * 2**20, ge=128 * 2**20, description="Memory limit of the proxy.")
+    max_streams: int = Field(default=256, ge=1, le=65_536)
+    """Concurrent streams on one HTTP/2 connection."""
+    trusted_hops: int = Field(default=0, ge=0, le=16)
+    """Number of proxies in front whose X-Forwarded-For is trusted."""
+    access_log: Literal["Off", "Refused", "All"] = "Off"
+    """Requests that are logged as a JSON line: none, unsuccessful ones, or all."""
+    access_log_fields: tuple[AccessLogField, ...] = Field(default=(), max_length=len(get_args(AccessLogField)))
+    """Additional client fields of the access log."""
+    memory: Bytes = Field(default=256 * 2**20, ge=128 * 2**20)
+    """Memory limit of the proxy."""
 
     @property
     def authenticates(self) -> bool:

@@ -10,27 +10,25 @@ from trimtab_pipelines.resource import Model, Name
 class Endpoint(Model):
     """One replica: a model server that has the listed variants loaded and warmed up."""
 
-    name: str = Field(min_length=1, description="Name, unique among the stage's replicas, such as locate-0.")
-    address: Annotated[str, Field(pattern=r"^[^\s/]+:[0-9]+$")] = Field(description="HOST:PORT of the data port.")
-    protocol: Literal["HTTP", "OpenAI"] = Field(
-        default="HTTP",
-        description="HTTP: Open Inference Protocol V2 with binary tensors over HTTP/1.1. OpenAI: the OpenAI chat API.",
-    )
-    ready_path: str | None = Field(
-        default=None, pattern=r"^/", description="Path that returns 200 when the server is ready; for protocol OpenAI."
-    )
-    variants: tuple[Name, ...] = Field(min_length=1, description="Variants that the replica serves without a restart.")
-    model_names: dict[Name, str] = Field(
-        default_factory=dict,
-        description="Names of the variants' models in a server other than Trimtab's.",
-    )
-    draining: bool = Field(
-        default=False, description="Whether the replica gets no new batches and stops after its last one."
-    )
+    name: str = Field(min_length=1)
+    """Name, unique among the stage's replicas, such as locate-0."""
+    address: Annotated[str, Field(pattern=r"^[^\s/]+:[0-9]+$")]
+    """HOST:PORT of the data port."""
+    protocol: Literal["HTTP", "OpenAI"] = "HTTP"
+    """HTTP: Open Inference Protocol V2 with binary tensors over HTTP/1.1. OpenAI: the OpenAI chat API."""
+    ready_path: str | None = Field(default=None, pattern=r"^/")
+    """Path that returns 200 when the server is ready; for protocol OpenAI."""
+    variants: tuple[Name, ...] = Field(min_length=1)
+    """Variants that the replica serves without a restart."""
+    model_names: dict[Name, str] = Field(default_factory=dict)
+    """Names of the variants' models in a server other than Trimtab's."""
+    draining: bool = False
+    """Whether the replica gets no new batches and stops after its last one."""
 
 
 class Endpoints(Model):
     """All replicas of a pipeline, by stage."""
 
-    generation: int = Field(default=0, ge=0, description="Number of the version; increases with every change.")
+    generation: int = Field(default=0, ge=0)
+    """Number of the version; increases with every change."""
     stages: dict[str, tuple[Endpoint, ...]] = Field(default_factory=dict)

@@ -11,19 +11,17 @@ MAX_ESCALATIONS = 64
 """Per operating point."""
 
 
-_LOW = "Lower 95 % confidence bound of this accuracy for unseen rows."
-_BY_TASK = "Thresholds of individual tasks; if present, rows of other tasks are not escalated."
-
-
 class TaskEscalation(Model):
     """Escalation threshold of one task."""
 
-    confidence_below: float = Field(
-        ge=0, le=2, description="Rows with less confidence are escalated; 0 escalates none."
-    )
-    share: Fraction = Field(description="Share of the task's rows that are escalated.")
-    accuracy: Fraction = Field(description="Accuracy of all of the task's rows after escalation.")
-    accuracy_low: Fraction | None = Field(default=None, description=_LOW, exclude_if=lambda low: low is None)
+    confidence_below: float = Field(ge=0, le=2)
+    """Rows with less confidence are escalated; 0 escalates none."""
+    share: Fraction
+    """Share of the task's rows that are escalated."""
+    accuracy: Fraction
+    """Accuracy of all of the task's rows after escalation."""
+    accuracy_low: Fraction | None = Field(default=None, exclude_if=lambda low: low is None)
+    """Lower 95 % confidence bound of this accuracy for unseen rows."""
 
     def on(self, basis: AccuracyBasis) -> float:
         """The accuracy to use for a basis."""
@@ -33,15 +31,16 @@ class TaskEscalation(Model):
 class EscalationPlan(Model):
     """An escalation that a stage may use for rows served at an operating point."""
 
-    to: Name = Field(description="Operating point that serves the escalated rows.")
-    confidence_below: float = Field(
-        ge=0, le=2, description="Rows with less confidence are escalated; a value above 1 escalates all."
-    )
-    share: Fraction = Field(description="Share of rows that are escalated, as measured.")
-    accuracy: Fraction = Field(description="Accuracy of all rows after escalation.")
-    by_task: dict[Name, TaskEscalation] = Field(
-        default_factory=dict, max_length=MAX_TASKS, exclude_if=is_empty, description=_BY_TASK
-    )
+    to: Name
+    """Operating point that serves the escalated rows."""
+    confidence_below: float = Field(ge=0, le=2)
+    """Rows with less confidence are escalated; a value above 1 escalates all."""
+    share: Fraction
+    """Share of rows that are escalated, as measured."""
+    accuracy: Fraction
+    """Accuracy of all rows after escalation."""
+    by_task: dict[Name, TaskEscalation] = Field(default_factory=dict, max_length=MAX_TASKS, exclude_if=is_empty)
+    """Thresholds of individual tasks; if present, rows of other tasks are not escalated."""
 
     def __str__(self) -> str:
         return f"{self.to} {100 * self.share:.0f} %"
@@ -53,8 +52,10 @@ class Escalation(EscalationPlan):
     With thresholds by task, `confidenceBelow` is the overall threshold that escalates as many rows.
     """
 
-    accuracy_low: Fraction | None = Field(default=None, description=_LOW)
-    samples: int | None = Field(default=None, gt=0, description="Number of held-out rows.")
+    accuracy_low: Fraction | None = None
+    """Lower 95 % confidence bound of this accuracy for unseen rows."""
+    samples: int | None = Field(default=None, gt=0)
+    """Number of held-out rows."""
 
     def planned(self, basis: AccuracyBasis) -> EscalationPlan:
         """The escalation with the accuracy to use, overall and for each task."""

@@ -26,7 +26,8 @@ CACHE_TENANT_VARIABLE = "TRIMTAB_WEIGHTS_CACHE_TENANT"
 class InputSpec(TensorSpec):
     """A model's input tensor."""
 
-    optional: bool = Field(default=False, description="A request may omit the input.")
+    optional: bool = False
+    """A request may omit the input."""
 
 
 class ModelSpec(Model):
@@ -34,23 +35,25 @@ class ModelSpec(Model):
 
     name: Name
     family: str = Field(min_length=1)
-    parameters: dict[str, ParameterValue] = Field(default_factory=dict, description="Parameters of the family.")
-    storage_uri: str = Field(description="Location of the weights; paths are absolute.")
+    parameters: dict[str, ParameterValue] = Field(default_factory=dict)
+    """Parameters of the family."""
+    storage_uri: str
+    """Location of the weights; paths are absolute."""
     digest: str | None = None
-    tasks: tuple[Task, ...] = Field(
-        default=(), exclude_if=is_empty, description="Tasks in addition to those of the weights."
-    )
-    tasks_folder: str = Field(
-        default="", exclude_if=is_empty, description="Folder of tasks that may change while the replica runs."
-    )
+    tasks: tuple[Task, ...] = Field(default=(), exclude_if=is_empty)
+    """Tasks in addition to those of the weights."""
+    tasks_folder: str = Field(default="", exclude_if=is_empty)
+    """Folder of tasks that may change while the replica runs."""
     inputs: tuple[InputSpec, ...] = Field(min_length=1)
     outputs: tuple[StageOutput, ...] = Field(min_length=1)
     max_batch_size: int = Field(default=64, ge=1)
     operating_points: tuple[OperatingPoint, ...] = Field(min_length=1)
     accuracy: Fraction
-    cores: float = Field(default=1.0, gt=0, description="Cores of the replica, shared by all its models.")
+    cores: float = Field(default=1.0, gt=0)
+    """Cores of the replica, shared by all its models."""
 
-    gpus: int = Field(default=0, ge=0, exclude_if=lambda gpus: not gpus, description="GPUs that the variant requests.")
+    gpus: int = Field(default=0, ge=0, exclude_if=is_empty)
+    """GPUs that the variant requests."""
 
     @property
     def threads(self) -> int:

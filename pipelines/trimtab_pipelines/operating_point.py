@@ -33,12 +33,10 @@ class StageInputLike(Protocol):
 class TokenMerging(Model):
     """Token merging in a transformer, so that later layers process fewer tokens."""
 
-    schedule: tuple[Annotated[int, Field(ge=0, le=4096)], ...] = Field(
-        min_length=1, max_length=256, description="Tokens merged in each layer. A single number applies to every layer."
-    )
-    rule: Name | None = Field(
-        default=None, description="Matching rule, by its name in the family. The family's default is used if absent."
-    )
+    schedule: tuple[Annotated[int, Field(ge=0, le=4096)], ...] = Field(min_length=1, max_length=256)
+    """Tokens merged in each layer. A single number applies to every layer."""
+    rule: Name | None = None
+    """Matching rule, by its name in the family. The family's default is used if absent."""
 
     def __str__(self) -> str:
         listed = ", ".join(str(merged) for merged in self.schedule)
@@ -49,12 +47,10 @@ class TokenMerging(Model):
 class TokenPrompts(Model):
     """Learned prompt tokens that are added to a transformer's own."""
 
-    count: int = Field(ge=1, le=1024, description="Prompt tokens in each layer.")
-    mode: Literal["Replace", "Accumulate"] = Field(
-        default="Replace",
-        description="Replace: each layer's prompts replace those of the layer before. Accumulate:"
-        " they are added to them.",
-    )
+    count: int = Field(ge=1, le=1024)
+    """Prompt tokens in each layer."""
+    mode: Literal["Replace", "Accumulate"] = "Replace"
+    """Replace: each layer's prompts replace those of the layer before. Accumulate: they are added to them."""
 
     def __str__(self) -> str:
         return f"adds {self.count} prompts ({self.mode})"
@@ -63,12 +59,10 @@ class TokenPrompts(Model):
 class InputSize(Model):
     """Size of a model's input images."""
 
-    resolution: int | None = Field(
-        default=None, ge=1, le=16384, description="Side length in pixels to which images are resized."
-    )
-    patch: int | None = Field(
-        default=None, ge=1, le=1024, description="Side length in pixels of the patch that becomes one token."
-    )
+    resolution: int | None = Field(default=None, ge=1, le=16384)
+    """Side length in pixels to which images are resized."""
+    patch: int | None = Field(default=None, ge=1, le=1024)
+    """Side length in pixels of the patch that becomes one token."""
 
     @model_validator(mode="after")
     def _require_any(self) -> Self:
@@ -85,39 +79,26 @@ class OperatingPoint(Model):
     """Settings of one batch on a loaded variant."""
 
     name: Name = "default"
-    modalities: tuple[TensorName, ...] = Field(
-        default=(), max_length=16, description="Inputs that the point reads; all if empty."
-    )
-    token_delta: int | None = Field(
-        default=None,
-        strict=True,
-        ge=-4096,
-        le=1024,
-        description="Shorthand: a negative number sets merging.schedule (tokens merged in each layer), a positive "
-        "number sets prompts.count.",
-    )
+    modalities: tuple[TensorName, ...] = Field(default=(), max_length=16)
+    """Inputs that the point reads; all if empty."""
+    token_delta: int | None = Field(default=None, strict=True, ge=-4096, le=1024)
+    """Shorthand: a negative number sets merging.schedule (tokens merged in each layer), a positive number sets
+    prompts.count.
+    """
     merging: TokenMerging | None = None
     prompts: TokenPrompts | None = None
-    precision: Precision | None = Field(default=None, description="Numeric precision of the computation.")
-    compiled: Name | None = Field(default=None, description="Compiled form to run, by its name in the family.")
+    precision: Precision | None = None
+    """Numeric precision of the computation."""
+    compiled: Name | None = None
+    """Compiled form to run, by its name in the family."""
     input_size: InputSize | None = None
     accuracy: Fraction
-    accuracy_evidence: AccuracyEvidence | None = Field(
-        default=None, description="Evidence for the accuracy. Without it the accuracy is only declared."
-    )
-    accuracy_by_task: AccuracyByTask = Field(
-        default_factory=dict,
-        max_length=MAX_TASKS,
-        exclude_if=is_empty,
-        description="Accuracy on individual tasks, if measured.",
-    )
-    escalations: tuple[Escalation, ...] = Field(
-        default=(),
-        max_length=MAX_ESCALATIONS,
-        exclude_if=is_empty,
-        description="Measured gains of escalating low-confidence rows of this point. Requires the stage's confidence"
-        " output.",
-    )
+    accuracy_evidence: AccuracyEvidence | None = None
+    """Evidence for the accuracy. Without it the accuracy is only declared."""
+    accuracy_by_task: AccuracyByTask = Field(default_factory=dict, max_length=MAX_TASKS, exclude_if=is_empty)
+    """Accuracy on individual tasks, if measured."""
+    escalations: tuple[Escalation, ...] = Field(default=(), max_length=MAX_ESCALATIONS, exclude_if=is_empty)
+    """Measured gains of escalating low-confidence rows of this point. Requires the stage's confidence output."""
 
     @model_validator(mode="before")
     @classmethod

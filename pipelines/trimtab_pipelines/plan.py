@@ -13,23 +13,21 @@ from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import TensorName
 
-_BY_TASK = "Accuracy on individual tasks, if known."
-_INPUTS = "Inputs that batches include in addition to the stage's required inputs; all if empty."
-_SECONDS = "Expected service time of a batch in seconds, by its number of rows."
-_ESCALATIONS = "Escalations that the router may use for low-confidence rows of this point."
-
 
 class PointPlan(Model):
     """An operating point that a stage may run."""
 
     name: Name
-    accuracy: Fraction = Field(description="Accuracy of the variant at this point.")
-    accuracy_by_task: dict[Name, Fraction] = Field(default_factory=dict, exclude_if=is_empty, description=_BY_TASK)
-    inputs: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty, description=_INPUTS)
-    service_seconds: dict[int, float] = Field(default_factory=dict, description=_SECONDS)
-    escalations: tuple[EscalationPlan, ...] = Field(
-        default=(), max_length=MAX_ESCALATIONS, exclude_if=is_empty, description=_ESCALATIONS
-    )
+    accuracy: Fraction
+    """Accuracy of the variant at this point."""
+    accuracy_by_task: dict[Name, Fraction] = Field(default_factory=dict, exclude_if=is_empty)
+    """Accuracy on individual tasks, if known."""
+    inputs: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty)
+    """Inputs that batches include in addition to the stage's required inputs; all if empty."""
+    service_seconds: dict[int, float] = Field(default_factory=dict)
+    """Expected service time of a batch in seconds, by its number of rows."""
+    escalations: tuple[EscalationPlan, ...] = Field(default=(), max_length=MAX_ESCALATIONS, exclude_if=is_empty)
+    """Escalations that the router may use for low-confidence rows of this point."""
 
 
 class StagePlan(Model):
@@ -37,66 +35,43 @@ class StagePlan(Model):
 
     name: Name
     variant: Name
-    batch_size: int = Field(ge=1, description="Maximum number of rows in a batch.")
-    replicas: int = Field(
-        ge=0,
-        description="Number of replicas. 0 if the stage receives no traffic because its generation stage runs "
-        "a variant with a colocated encoder.",
-    )
+    batch_size: int = Field(ge=1)
+    """Maximum number of rows in a batch."""
+    replicas: int = Field(ge=0)
+    """Number of replicas. 0 if the stage receives no traffic because its generation stage runs a variant with a
+    colocated encoder.
+    """
     operating_point: Name = "default"
-    upgrades: tuple[PointPlan, ...] = Field(
-        default=(),
-        max_length=32,
-        exclude_if=is_empty,
-        description="More accurate points, best first. The router may use them if time allows or a request requires "
-        "them.",
-    )
-    fallbacks: tuple[PointPlan, ...] = Field(
-        default=(), max_length=32, description="Faster points, best first. The router may use them when slack runs out."
-    )
-    cores: Cores = Field(default=1.0, description="Cores of one replica.")
-    accuracy: Fraction = Field(description="Accuracy of the variant at its operating point.")
-    accuracy_by_task: dict[Name, Fraction] = Field(default_factory=dict, exclude_if=is_empty, description=_BY_TASK)
-    inputs: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty, description=_INPUTS)
-    service_seconds: dict[int, float] = Field(default_factory=dict, description=_SECONDS)
-    escalations: tuple[EscalationPlan, ...] = Field(
-        default=(), max_length=MAX_ESCALATIONS, exclude_if=is_empty, description=_ESCALATIONS
-    )
-    prompt_tokens: float = Field(
-        default=0.0,
-        ge=0,
-        exclude_if=lambda tokens: not tokens,
-        description="Mean number of prompt tokens that serviceSeconds refer to; for generation stages.",
-    )
-    prefill_seconds: dict[int, float] = Field(
-        default_factory=dict,
-        max_length=32,
-        exclude_if=is_empty,
-        description="Expected time to first token of a prompt in seconds, by its number of tokens; for generation "
-        "stages.",
-    )
-    throughput_rps: float = Field(
-        default=0.0, ge=0, description="Rows per second that all replicas can serve at the fastest allowed point."
-    )
-    latency_seconds: float = Field(default=0.0, ge=0, description="Planned queueing and service time of the stage.")
-    planned_escalation: EscalationPlan | None = Field(
-        default=None,
-        exclude_if=lambda escalation: escalation is None,
-        description="The escalation with which capacity and accuracy were planned, if any.",
-    )
-    shadow_price: float = Field(
-        default=0.0,
-        ge=0,
-        exclude_if=lambda price: not price,
-        description="Shadow price of replica time: expected correct responses per replica second, from the profile.",
-    )
-    shadow_price_at_rps: float = Field(
-        default=0.0,
-        ge=0,
-        exclude_if=lambda load: not load,
-        description="Rows per second for which the shadow price was computed. The router recomputes it from observed"
-        " service times.",
-    )
+    upgrades: tuple[PointPlan, ...] = Field(default=(), max_length=32, exclude_if=is_empty)
+    """More accurate points, best first. The router may use them if time allows or a request requires them."""
+    fallbacks: tuple[PointPlan, ...] = Field(default=(), max_length=32)
+    """Faster points, best first. The router may use them when slack runs out."""
+    cores: Cores = 1.0
+    """Cores of one replica."""
+    accuracy: Fraction
+    """Accuracy of the variant at its operating point."""
+    accuracy_by_task: dict[Name, Fraction] = Field(default_factory=dict, exclude_if=is_empty)
+    """Accuracy on individual tasks, if known."""
+    inputs: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty)
+    """Inputs that batches include in addition to the stage's required inputs; all if empty."""
+    service_seconds: dict[int, float] = Field(default_factory=dict)
+    """Expected service time of a batch in seconds, by its number of rows."""
+    escalations: tuple[EscalationPlan, ...] = Field(default=(), max_length=MAX_ESCALATIONS, exclude_if=is_empty)
+    """Escalations that the router may use for low-confidence rows of this point."""
+    prompt_tokens: float = Field(default=0.0, ge=0, exclude_if=is_empty)
+    """Mean number of prompt tokens that serviceSeconds refer to; for generation stages."""
+    prefill_seconds: dict[int, float] = Field(default_factory=dict, max_length=32, exclude_if=is_empty)
+    """Expected time to first token of a prompt in seconds, by its number of tokens; for generation stages."""
+    throughput_rps: float = Field(default=0.0, ge=0)
+    """Rows per second that all replicas can serve at the fastest allowed point."""
+    latency_seconds: float = Field(default=0.0, ge=0)
+    """Planned queueing and service time of the stage."""
+    planned_escalation: EscalationPlan | None = Field(default=None, exclude_if=lambda escalation: escalation is None)
+    """The escalation with which capacity and accuracy were planned, if any."""
+    shadow_price: float = Field(default=0.0, ge=0, exclude_if=is_empty)
+    """Shadow price of replica time: expected correct responses per replica second, from the profile."""
+    shadow_price_at_rps: float = Field(default=0.0, ge=0, exclude_if=is_empty)
+    """Rows per second for which the shadow price was computed. The router recomputes it from observed service times."""
 
     @model_validator(mode="before")
     @classmethod
@@ -164,80 +139,67 @@ def initial_stage_plan(stage: Stage) -> StagePlan:
 class ForecastRecord(Model):
     """The load that a plan was made for."""
 
-    peak_rps: float = Field(ge=0, description="Requests per second planned for.")
-    quantile: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description="Quantile of the forecast peak that was planned for; the median if absent.",
-    )
-    observed_rps: float = Field(default=0.0, ge=0, description="Latest observed peak of requests per second.")
-    source: str = Field(description="Forecaster: lstm, reactive or oracle.")
-    reason: str = Field(default="", description="Why this forecaster was used.")
-    hold_reason: str = Field(
-        default="", exclude_if=is_empty, description="Why the plan is for more load than forecast."
-    )
-    recent_error: float | None = Field(default=None, description="SMAPE of the forecaster's recent forecasts, 0…2.")
+    peak_rps: float = Field(ge=0)
+    """Requests per second planned for."""
+    quantile: float | None = Field(default=None, ge=0, le=1)
+    """Quantile of the forecast peak that was planned for; the median if absent."""
+    observed_rps: float = Field(default=0.0, ge=0)
+    """Latest observed peak of requests per second."""
+    source: str
+    """Forecaster: lstm, reactive or oracle."""
+    reason: str = ""
+    """Why this forecaster was used."""
+    hold_reason: str = Field(default="", exclude_if=is_empty)
+    """Why the plan is for more load than forecast."""
+    recent_error: float | None = None
+    """SMAPE of the forecaster's recent forecasts, 0…2."""
 
 
 class Expectation(Model):
     """Expected performance of the plan."""
 
-    accuracy: Fraction = Field(
-        description="Expected accuracy at the planned load: the product over the stages, whatever the objective's "
-        "metric. If the router mixes operating points, of the best mix that the replicas have time for."
-    )
-    latency_seconds: float = Field(ge=0, description="Latency of the slowest path through the stages.")
+    accuracy: Fraction
+    """Expected accuracy at the planned load: the product over the stages, whatever the objective's metric. If the
+    router mixes operating points, of the best mix that the replicas have time for.
+    """
+    latency_seconds: float = Field(ge=0)
+    """Latency of the slowest path through the stages."""
     cores: float = Field(ge=0)
     gpus: int = Field(default=0, ge=0)
-    objective: float = Field(description="Value of the optimized objective.")
+    objective: float
+    """Value of the optimized objective."""
 
 
 class RunnerUp(Model):
     """The best different plan, and the loss of choosing it."""
 
-    stages: dict[str, str] = Field(description="Summary of each stage, such as `read-l ×2 batch 8`.")
+    stages: dict[str, str]
+    """Summary of each stage, such as `read-l ×2 batch 8`."""
     objective_loss: float
 
 
 class Explanation(Model):
     """Explanation of the plan."""
 
-    change: str = Field(default="", description="What changed from the previous plan, and why.")
-    accuracy_basis: str = Field(
-        default="",
-        description="Whether the plan's accuracies are expected values or the lower ends of confidence intervals.",
-    )
-    excluded_points: tuple[str, ...] = Field(
-        default=(),
-        max_length=1024,
-        exclude_if=is_empty,
-        description="Operating points that the router may not run, and why.",
-    )
-    drifted_accuracies: tuple[str, ...] = Field(
-        default=(),
-        max_length=1024,
-        exclude_if=is_empty,
-        description="Operating points whose observed accuracy differs from the profiled one, and the accuracy used "
-        "instead.",
-    )
-    batch_sizes_capped: tuple[str, ...] = Field(
-        default=(),
-        max_length=1024,
-        exclude_if=is_empty,
-        description="Stages whose planned batch size is limited by the scheduling policy.",
-    )
-    placement: str = Field(
-        default="",
-        exclude_if=is_empty,
-        description="Chosen encoder placement, and the cost of the alternative, if the plan chooses.",
-    )
-    binding_constraint: str = Field(default="", description="The constraint that limits the objective.")
+    change: str = ""
+    """What changed from the previous plan, and why."""
+    accuracy_basis: str = ""
+    """Whether the plan's accuracies are expected values or the lower ends of confidence intervals."""
+    excluded_points: tuple[str, ...] = Field(default=(), max_length=1024, exclude_if=is_empty)
+    """Operating points that the router may not run, and why."""
+    drifted_accuracies: tuple[str, ...] = Field(default=(), max_length=1024, exclude_if=is_empty)
+    """Operating points whose observed accuracy differs from the profiled one, and the accuracy used instead."""
+    batch_sizes_capped: tuple[str, ...] = Field(default=(), max_length=1024, exclude_if=is_empty)
+    """Stages whose planned batch size is limited by the scheduling policy."""
+    placement: str = Field(default="", exclude_if=is_empty)
+    """Chosen encoder placement, and the cost of the alternative, if the plan chooses."""
+    binding_constraint: str = ""
+    """The constraint that limits the objective."""
     runner_up: RunnerUp | None = None
-    solver: str = Field(
-        default="", description="Exact, HiGHS or Gurobi, with the reason if it is not the configured one."
-    )
-    gap: float = Field(default=0.0, ge=0, description="Proven bound on the objective lost against the optimal plan.")
+    solver: str = ""
+    """Exact, HiGHS or Gurobi, with the reason if it is not the configured one."""
+    gap: float = Field(default=0.0, ge=0)
+    """Proven bound on the objective lost against the optimal plan."""
     solve_seconds: float = Field(default=0.0, ge=0)
 
 
@@ -245,13 +207,16 @@ class PipelinePlanSpec(Model):
     """A decision of the adapter."""
 
     pipeline: Name
-    generation: int = Field(ge=1, description="Number of the decision; increases with every change.")
-    created_at: float = Field(description="Unix time in seconds.")
-    feasible: bool = Field(
-        default=True, description="Whether the plan meets every constraint. If false, reason names the relaxed one."
-    )
-    reason: str = Field(default="Optimal", description="Optimal, or why no plan meets every constraint.")
-    planned_fraction: Fraction = Field(default=1.0, description="Share of the forecast load that this plan can carry.")
+    generation: int = Field(ge=1)
+    """Number of the decision; increases with every change."""
+    created_at: float
+    """Unix time in seconds."""
+    feasible: bool = True
+    """Whether the plan meets every constraint. If false, reason names the relaxed one."""
+    reason: str = "Optimal"
+    """Optimal, or why no plan meets every constraint."""
+    planned_fraction: Fraction = 1.0
+    """Share of the forecast load that this plan can carry."""
     stages: tuple[StagePlan, ...] = Field(min_length=1, max_length=32)
     forecast: ForecastRecord | None = None
     expected: Expectation | None = None

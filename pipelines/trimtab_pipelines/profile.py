@@ -24,8 +24,10 @@ class Measurement(Model):
     latency_seconds_mean: float = Field(gt=0)
     latency_seconds_p50: float = Field(gt=0)
     latency_seconds_p99: float = Field(gt=0)
-    throughput_rps: float = Field(gt=0, description="Rows per second of one replica.")
-    batches: int = Field(ge=1, description="Number of batches measured.")
+    throughput_rps: float = Field(gt=0)
+    """Rows per second of one replica."""
+    batches: int = Field(ge=1)
+    """Number of batches measured."""
 
 
 class LatencyFit(Model):
@@ -34,7 +36,8 @@ class LatencyFit(Model):
     quadratic: float
     linear: float
     constant: float
-    mean_relative_error: float = Field(ge=0, description="Mean of |fit − measured| / measured.")
+    mean_relative_error: float = Field(ge=0)
+    """Mean of |fit − measured| / measured."""
 
     def seconds(self, batch_size: float) -> float:
         return (self.quadratic * batch_size + self.linear) * batch_size + self.constant
@@ -102,28 +105,20 @@ def prefill_seconds(measured: Mapping[int, float], tokens: float) -> float:
 class ChatProfile(Model):
     """Chat-specific measurements of a generation stage, in addition to complete responses to chats with one image."""
 
-    time_to_first_token: LatencyCurve = Field(description="Time to first token of chats with one image.")
-    text_only: LatencyCurve = Field(description="Complete responses to text-only chats.")
-    text_only_time_to_first_token: LatencyCurve = Field(description="Time to first token of text-only chats.")
-    tokens: float = Field(ge=1, description="Mean number of output tokens of a response.")
-    prompt_tokens: float = Field(
-        default=0.0,
-        ge=0,
-        exclude_if=lambda tokens: not tokens,
-        description="Mean number of prompt tokens of chats with one image, including the image's tokens in the prompt.",
-    )
-    text_prompt_tokens: float = Field(
-        default=0.0,
-        ge=0,
-        exclude_if=lambda tokens: not tokens,
-        description="Mean number of prompt tokens of text-only chats.",
-    )
-    prefill_seconds: dict[int, float] = Field(
-        default_factory=dict,
-        max_length=32,
-        exclude_if=is_empty,
-        description="Median time to first token of a single text-only prompt, by its number of tokens.",
-    )
+    time_to_first_token: LatencyCurve
+    """Time to first token of chats with one image."""
+    text_only: LatencyCurve
+    """Complete responses to text-only chats."""
+    text_only_time_to_first_token: LatencyCurve
+    """Time to first token of text-only chats."""
+    tokens: float = Field(ge=1)
+    """Mean number of output tokens of a response."""
+    prompt_tokens: float = Field(default=0.0, ge=0, exclude_if=is_empty)
+    """Mean number of prompt tokens of chats with one image, including the image's tokens in the prompt."""
+    text_prompt_tokens: float = Field(default=0.0, ge=0, exclude_if=is_empty)
+    """Mean number of prompt tokens of text-only chats."""
+    prefill_seconds: dict[int, float] = Field(default_factory=dict, max_length=32, exclude_if=is_empty)
+    """Median time to first token of a single text-only prompt, by its number of tokens."""
 
     def mean_prompt_tokens(self, images: float) -> float:
         """Mean prompt tokens of the measured chats at a number of images; 0 if the profile has no prefill times."""
@@ -146,9 +141,8 @@ class PointProfile(Model):
     cores: Cores = Field(gt=0)
     measurements: tuple[Measurement, ...] = Field(min_length=1, max_length=64)
     fit: LatencyFit
-    chats: ChatProfile | None = Field(
-        default=None, exclude_if=lambda chats: chats is None, description="Measurements of a stage that serves chats."
-    )
+    chats: ChatProfile | None = Field(default=None, exclude_if=lambda chats: chats is None)
+    """Measurements of a stage that serves chats."""
 
     def for_chats(self, images: float, prompt_tokens: float = 0.0) -> "PointProfile":
         """The profile for chats with a mean number of images and prompt tokens.
@@ -295,7 +289,8 @@ class ModelIdentity(Model):
 
     family: str = ""
     parameters: dict[str, ParameterValue] = Field(default_factory=dict)
-    weights: str = Field(default="", description="SHA-256 of local weights; else their URI.")
+    weights: str = ""
+    """SHA-256 of local weights; else their URI."""
 
     def describe_change(self, now: "ModelIdentity") -> str:
         """Short description of how the variant has changed since; empty if it has not."""
@@ -314,22 +309,16 @@ class ModelProfileSpec(Model):
     stage: Name
     hardware: Hardware
     points: tuple[PointProfile, ...] = Field(min_length=1, max_length=4096)
-    models: dict[str, ModelIdentity] = Field(
-        default_factory=dict, description="Identity of each measured variant. Absent in older profiles."
-    )
-    base_allocation: dict[str, Cores] = Field(
-        default_factory=dict, description="Minimum cores with which each variant meets the stage's SLO and base load."
-    )
-    stage_slo_seconds: float | None = Field(
-        default=None, gt=0, description="Five times the mean latency at batch 1 (IPA, section 4.1)."
-    )
-    longest_batch_seconds: float | None = Field(
-        default=None,
-        gt=0,
-        exclude_if=lambda seconds: seconds is None,
-        description="Latency limit while measuring. Larger batch sizes were skipped after a smaller one exceeded it;"
-        " absent if none was.",
-    )
+    models: dict[str, ModelIdentity] = Field(default_factory=dict)
+    """Identity of each measured variant. Absent in older profiles."""
+    base_allocation: dict[str, Cores] = Field(default_factory=dict)
+    """Minimum cores with which each variant meets the stage's SLO and base load."""
+    stage_slo_seconds: float | None = Field(default=None, gt=0)
+    """Five times the mean latency at batch 1 (IPA, section 4.1)."""
+    longest_batch_seconds: float | None = Field(default=None, gt=0, exclude_if=lambda seconds: seconds is None)
+    """Latency limit while measuring. Larger batch sizes were skipped after a smaller one exceeded it; absent if none
+    was.
+    """
 
     def point(self, variant: str, operating_point: str, cores: float) -> PointProfile | None:
         """Measurements of an allocation of cores, or None."""

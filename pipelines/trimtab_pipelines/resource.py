@@ -1,10 +1,15 @@
 """Base classes of all resources: apiVersion, kind, metadata and a frozen, strict body in camelCase."""
 
-from collections.abc import Iterable, Sized
+import ast
+import inspect
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 API_VERSION: Literal["trimtab.dev/v1alpha1"] = "trimtab.dev/v1alpha1"
 ADVISORY_SUFFIX = "-advisory"
@@ -20,8 +25,8 @@ Name = Annotated[
 ]
 
 
-def is_empty(value: Sized) -> bool:
-    """Whether a field is empty and omitted, so that older readers do not see an unknown field."""
+def is_empty(value: object) -> bool:
+    """Whether a field is empty, zero or false and omitted, so that older readers do not see an unknown field."""
     return not value
 
 
@@ -29,13 +34,32 @@ class Model(BaseModel):
     """A frozen value that rejects unknown fields; camelCase in documents, snake_case in Python."""
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        alias_generator=to_camel,
-        populate_by_name=True,
-        serialize_by_alias=True,
-        use_attribute_docstrings=False,
+        frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True, serialize_by_alias=True
     )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Describe each field by the string literal below it.
+
+        pydantic's `use_attribute_docstrings` does the same, but reads the sources whenever a program starts.
+        """
+        described = handler(schema)
+        properties = handler.resolve_ref_schema(described)["properties"]
+        for name, text in _field_docstrings(cls):
+            properties[cls.model_fields[name].alias or name]["description"] = text
+        return described
+
+
+def _field_docstrings(model: type[Model]) -> Iterator[tuple[str, str]]:
+    """Name and documentation of each field, the base classes' first."""
+    for owner in reversed(model.__mro__):
+        if issubclass(owner, Model):
+            definition = ast.parse(inspect.getsource(owner)).body[0]
+            assert isinstance(definition, ast.ClassDef)  # noqa: S101 - for mypy
+            for field, below in pairwise(definition.body):
+                match field, below:
+                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                        yield name, " ".join(text.split())
 
 
 class Metadata(BaseModel):

@@ -11,15 +11,12 @@ class Pool(Model):
 
     cores: Cores = Field(gt=0)
     gpus: int = Field(default=0, ge=0)
-    namespaces: tuple[Name, ...] = Field(
-        default=(), description="Namespaces whose pipelines may use the pool; all if empty."
-    )
-    max_gain: float = Field(
-        default=20.0,
-        gt=0,
-        description="Largest gain of its objective that one pipeline may claim from the pool. Larger claims, from "
-        "its weights or its switching cost, are scaled down to this.",
-    )
+    namespaces: tuple[Name, ...] = ()
+    """Namespaces whose pipelines may use the pool; all if empty."""
+    max_gain: float = Field(default=20.0, gt=0)
+    """Largest gain of its objective that one pipeline may claim from the pool. Larger claims, from its weights or its
+    switching cost, are scaled down to this.
+    """
 
 
 class Pools(Model):

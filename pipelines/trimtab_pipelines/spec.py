@@ -34,24 +34,22 @@ class Objective(Model):
     """Planning objective: a weighted sum, the best accuracy within the budget, or the lowest cost above a floor."""
 
     goal: Literal["Weighted", "MaxAccuracy", "MinCost"] = "Weighted"
-    accuracy_weight: float = Field(default=10.0, ge=0, description="Weight of pipeline accuracy (IPA's α).")
-    cost_weight: float = Field(default=0.5, ge=0, description="Weight of one core (IPA's β).")
-    batch_weight: float = Field(
-        default=1e-6, ge=0, description="Weight of one row of batch size (IPA's δ); breaks ties."
-    )
-    accuracy_metric: Literal["Product", "NormalizedRanks"] = Field(
-        default="Product",
-        description="How stage accuracies are combined. Product (PAS) multiplies them. NormalizedRanks (PAS') adds "
-        "their ranks, scaled to 0…1.",
-    )
-    accuracy_basis: AccuracyBasis = Field(
-        default="Expected",
-        description="Expected plans with each accuracy's value. LowerBound plans with the lower end of its "
-        "confidence interval, if it has one.",
-    )
-    accuracy_floor: Fraction | None = Field(
-        default=None, description="Minimum pipeline accuracy. Required by goal MinCost."
-    )
+    accuracy_weight: float = Field(default=10.0, ge=0)
+    """Weight of pipeline accuracy (IPA's α)."""
+    cost_weight: float = Field(default=0.5, ge=0)
+    """Weight of one core (IPA's β)."""
+    batch_weight: float = Field(default=1e-6, ge=0)
+    """Weight of one row of batch size (IPA's δ); breaks ties."""
+    accuracy_metric: Literal["Product", "NormalizedRanks"] = "Product"
+    """How stage accuracies are combined. Product (PAS) multiplies them. NormalizedRanks (PAS') adds their ranks, scaled
+    to 0…1.
+    """
+    accuracy_basis: AccuracyBasis = "Expected"
+    """Expected plans with each accuracy's value. LowerBound plans with the lower end of its confidence interval, if it
+    has one.
+    """
+    accuracy_floor: Fraction | None = None
+    """Minimum pipeline accuracy. Required by goal MinCost."""
 
     @model_validator(mode="after")
     def _floor_for_min_cost(self) -> Self:
@@ -65,38 +63,31 @@ class Budget(Model):
 
     cores: Cores = Field(gt=0)
     gpus: int = Field(default=0, ge=0)
-    surge_cores: Cores = Field(
-        default=0.0, description="Additional cores that may be requested while a rollout is in progress."
-    )
-    pool: Name | None = Field(
-        default=None,
-        description="Name of a pool. Pipelines of one pool share its cores and GPUs and are planned together, each "
-        "within its own budget.",
-    )
+    surge_cores: Cores = 0.0
+    """Additional cores that may be requested while a rollout is in progress."""
+    pool: Name | None = None
+    """Name of a pool. Pipelines of one pool share its cores and GPUs and are planned together, each within its own
+    budget.
+    """
 
 
 class ServiceLevel(Model):
     """Latency SLO."""
 
-    latency_seconds: Seconds = Field(
-        alias="latency", gt=0, description="End-to-end latency target, from arrival to the complete response."
-    )
-    quantile: float = Field(default=0.99, gt=0, lt=1, description="Quantile of requests that should meet the target.")
+    latency_seconds: Seconds = Field(alias="latency", gt=0)
+    """End-to-end latency target, from arrival to the complete response."""
+    quantile: float = Field(default=0.99, gt=0, lt=1)
+    """Quantile of requests that should meet the target."""
     time_to_first_token_seconds: Seconds | None = Field(
-        default=None,
-        alias="timeToFirstToken",
-        gt=0,
-        exclude_if=lambda seconds: seconds is None,
-        description="Target for the time from a chat's arrival to its first token (TTFT); used as its deadline in "
-        "every queue. `latency` then bounds the complete response.",
+        default=None, alias="timeToFirstToken", gt=0, exclude_if=lambda seconds: seconds is None
     )
+    """Target for the time from a chat's arrival to its first token (TTFT); used as its deadline in every queue.
+    `latency` then bounds the complete response.
+    """
     time_per_output_token_seconds: Seconds | None = Field(
-        default=None,
-        alias="timePerOutputToken",
-        gt=0,
-        exclude_if=lambda seconds: seconds is None,
-        description="Target for the mean time between two tokens of a response (TPOT).",
+        default=None, alias="timePerOutputToken", gt=0, exclude_if=lambda seconds: seconds is None
     )
+    """Target for the mean time between two tokens of a response (TPOT)."""
 
     @property
     def first_response_seconds(self) -> float:
@@ -118,38 +109,23 @@ class ServiceLevel(Model):
 class Adaptation(Model):
     """Settings of the control loop that plans."""
 
-    interval_seconds: Seconds = Field(
-        default=10.0, alias="interval", ge=1, description="Time between two planning decisions; at least 1s."
-    )
-    horizon_seconds: Seconds = Field(default=20.0, alias="horizon", gt=0, description="How far ahead load is forecast.")
+    interval_seconds: Seconds = Field(default=10.0, alias="interval", ge=1)
+    """Time between two planning decisions; at least 1s."""
+    horizon_seconds: Seconds = Field(default=20.0, alias="horizon", gt=0)
+    """How far ahead load is forecast."""
     forecaster: Literal["LSTM", "Reactive", "Oracle"] = "LSTM"
-    headroom: float = Field(
-        default=0.1, ge=0, le=10, description="Capacity planned above the forecast, as a fraction of it."
-    )
-    target_utilization: float = Field(
-        default=0.8,
-        ge=0.1,
-        le=1,
-        description="Fraction of a replica's measured throughput that is planned to be used in the busiest second of"
-        " the forecast.",
-    )
-    switching_cost: float = Field(
-        default=0.05,
-        ge=0,
-        description="Minimum gain of the objective for each stage that a new plan changes. With goal MaxAccuracy it "
-        "also applies to giving back a core.",
-    )
-    scale_down_stabilization_seconds: Seconds = Field(
-        default=20.0,
-        alias="scaleDownStabilization",
-        description="Time after a load peak during which replicas are not scaled down.",
-    )
-    demand_quantile: float | None = Field(
-        default=None,
-        ge=0.5,
-        lt=1,
-        description="Quantile of the forecast peak to plan for, such as 0.9. The median is used if absent.",
-    )
+    headroom: float = Field(default=0.1, ge=0, le=10)
+    """Capacity planned above the forecast, as a fraction of it."""
+    target_utilization: float = Field(default=0.8, ge=0.1, le=1)
+    """Fraction of a replica's measured throughput that is planned to be used in the busiest second of the forecast."""
+    switching_cost: float = Field(default=0.05, ge=0)
+    """Minimum gain of the objective for each stage that a new plan changes. With goal MaxAccuracy it also applies to
+    giving back a core.
+    """
+    scale_down_stabilization_seconds: Seconds = Field(default=20.0, alias="scaleDownStabilization")
+    """Time after a load peak during which replicas are not scaled down."""
+    demand_quantile: float | None = Field(default=None, ge=0.5, lt=1)
+    """Quantile of the forecast peak to plan for, such as 0.9. The median is used if absent."""
     solver: Literal["Exact", "HiGHS", "Gurobi"] = "Exact"
 
 
@@ -169,18 +145,10 @@ class RouterSettings(Model):
 class Rollout(Model):
     """Rollout of a plan in a cluster."""
 
-    ready_timeout_seconds: Seconds = Field(
-        default=300.0,
-        alias="readyTimeout",
-        gt=0,
-        description="Time after which a replica that is not ready counts as failed.",
-    )
-    unschedulable_grace_seconds: Seconds = Field(
-        default=10.0,
-        alias="unschedulableGrace",
-        ge=0,
-        description="Time for which a replica may be unschedulable before the plan is given up.",
-    )
+    ready_timeout_seconds: Seconds = Field(default=300.0, alias="readyTimeout", gt=0)
+    """Time after which a replica that is not ready counts as failed."""
+    unschedulable_grace_seconds: Seconds = Field(default=10.0, alias="unschedulableGrace", ge=0)
+    """Time for which a replica may be unschedulable before the plan is given up."""
 
 
 class InferencePipelineSpec(Model):
@@ -194,39 +162,33 @@ class InferencePipelineSpec(Model):
     objective: Objective = Objective()
     budget: Budget
     adaptation: Adaptation = Adaptation()
-    drop_policy: Literal["Predicted", "Expired", "Never"] = Field(
-        default="Predicted",
-        description="When queued requests are dropped. Predicted: when the predicted finish misses the deadline. "
-        "Expired: when the deadline has passed. Never: requests are not dropped.",
-    )
-    scheduling_policy: SchedulingPolicy = Field(
-        default="EarliestDeadlineFirst",
-        description="How batches are formed. EarliestDeadlineFirst: the most urgent rows at the planned operating "
-        "point. SlackFit: the largest batch at the most accurate point that its most urgent row has time for. "
-        "ModalityMix: the first batch of the best plan for the whole queue, which may split a request's rows over "
-        "points. TokenAdaptive: the same by utility times accuracy, with batches that mix tasks.",
-    )
+    drop_policy: Literal["Predicted", "Expired", "Never"] = "Predicted"
+    """When queued requests are dropped. Predicted: when the predicted finish misses the deadline. Expired: when the
+    deadline has passed. Never: requests are not dropped.
+    """
+    scheduling_policy: SchedulingPolicy = "EarliestDeadlineFirst"
+    """How batches are formed. EarliestDeadlineFirst: the most urgent rows at the planned operating point. SlackFit: the
+    largest batch at the most accurate point that its most urgent row has time for. ModalityMix: the first batch of the
+    best plan for the whole queue, which may split a request's rows over points. TokenAdaptive: the same by utility
+    times accuracy, with batches that mix tasks.
+    """
     queue: Queue = Queue()
-    chat: ChatSettings | None = Field(
-        default=None,
-        exclude_if=lambda chat: chat is None,
-        description="Settings of the OpenAI chat endpoint, /v1/chat/completions. Requires an input messages BYTES []"
-        " and the outputs of a generation stage.",
-    )
+    chat: ChatSettings | None = Field(default=None, exclude_if=lambda chat: chat is None)
+    """Settings of the OpenAI chat endpoint, /v1/chat/completions. Requires an input messages BYTES [] and the outputs
+    of a generation stage.
+    """
     router: RouterSettings = RouterSettings()
     rollout: Rollout = Rollout()
-    deployer: Literal["Deployment", "SeldonDeployment"] = Field(
-        default="Deployment", description="Kind of object that the operator creates for each replica group of a stage."
-    )
-    service_account_name: Name | None = Field(default=None, description="ServiceAccount of the model server pods.")
+    deployer: Literal["Deployment", "SeldonDeployment"] = "Deployment"
+    """Kind of object that the operator creates for each replica group of a stage."""
+    service_account_name: Name | None = None
+    """ServiceAccount of the model server pods."""
     model_server_image: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=1024,
-        exclude_if=lambda image: image is None,
-        description="Image of the model servers, for example Trimtab's image extended with your own families. The "
-        "operator's default is used if absent.",
+        default=None, min_length=1, max_length=1024, exclude_if=lambda image: image is None
     )
+    """Image of the model servers, for example Trimtab's image extended with your own families. The operator's default
+    is used if absent.
+    """
 
     @property
     def policy_traits(self) -> PolicyTraits:

@@ -40,7 +40,8 @@ class StageInput(Model):
 
     name: TensorName
     source: Reference = Field(alias="from")
-    optional: bool = Field(default=False, description="The stage runs without this input if its source is absent.")
+    optional: bool = False
+    """The stage runs without this input if its source is absent."""
 
 
 class PipelineOutput(Model):
@@ -67,46 +68,37 @@ class Stage(Model):
     outputs: tuple[StageOutput, ...] = Field(min_length=1, max_length=16)
     variants: tuple[Variant, ...] = Field(min_length=1, max_length=64)
     batch_sizes: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = Field(
-        default=(1, 2, 4, 8, 16, 32, 64),
-        min_length=1,
-        max_length=32,
-        description="Batch sizes that the planner considers.",
+        default=(1, 2, 4, 8, 16, 32, 64), min_length=1, max_length=32
     )
+    """Batch sizes that the planner considers."""
     min_replicas: int = Field(default=1, ge=1, le=1000)
     max_replicas: int = Field(default=64, ge=1, le=1000)
-    variant_placement: Literal["Shared", "Dedicated"] = Field(
-        default="Shared",
-        description="Shared: a replica loads every variant that requests the same resources, so that a change of "
-        "variant starts no replica. Dedicated: a replica loads one variant.",
-    )
-    retryable: bool = Field(
-        default=True,
-        description="Whether a batch may be retried on another replica if its replica is lost. Set to false for "
-        "models with side effects; a batch that may have run then fails.",
-    )
-    confidence: TensorName | None = Field(
-        default=None,
-        description="Output that holds the model's confidence in each row, calibrated as the probability that the "
-        "row is correct. The router escalates low-confidence rows to a more accurate operating point, "
-        "and detects accuracy drift from it.",
-    )
-    role: Literal["Predict", "Encode", "Generate"] = Field(
-        default="Predict",
-        exclude_if=lambda role: role == "Predict",
-        description="Predict: tensors in, tensors out. Encode: the model encodes the images of chats. Each image of "
-        "its input images BYTES [-1] is a row of its own and is dispatched to any free replica, which stores the "
-        "embeddings until the generation stage pulls them; its only output is references BYTES []. Generate: the "
-        "model generates text. batchSize is the number of concurrent generations per replica, latency is time to "
-        "first token, and a client disconnect cancels the generation; its outputs are text BYTES [], finish_reason "
-        "BYTES [] and usage INT64 [5].",
-    )
+    variant_placement: Literal["Shared", "Dedicated"] = "Shared"
+    """Shared: a replica loads every variant that requests the same resources, so that a change of variant starts no
+    replica. Dedicated: a replica loads one variant.
+    """
+    retryable: bool = True
+    """Whether a batch may be retried on another replica if its replica is lost. Set to false for models with side
+    effects; a batch that may have run then fails.
+    """
+    confidence: TensorName | None = None
+    """Output that holds the model's confidence in each row, calibrated as the probability that the row is correct. The
+    router escalates low-confidence rows to a more accurate operating point, and detects accuracy drift from it.
+    """
+    role: Literal["Predict", "Encode", "Generate"] = Field(default="Predict", exclude_if=lambda role: role == "Predict")
+    """Predict: tensors in, tensors out. Encode: the model encodes the images of chats. Each image of its input images
+    BYTES [-1] is a row of its own and is dispatched to any free replica, which stores the embeddings until the
+    generation stage pulls them; its only output is references BYTES []. Generate: the model generates text. batchSize
+    is the number of concurrent generations per replica, latency is time to first token, and a client disconnect cancels
+    the generation; its outputs are text BYTES [], finish_reason BYTES [] and usage INT64 [5].
+    """
     embedding_transfer_seconds: Seconds = Field(
         default=TRANSFER_SECONDS,
         alias="embeddingTransfer",
         ge=0,
         exclude_if=lambda seconds: seconds == TRANSFER_SECONDS,
-        description="Planned time to transfer a chat's embeddings from an encoder to a generation replica.",
     )
+    """Planned time to transfer a chat's embeddings from an encoder to a generation replica."""
     pin: Pin = Pin()
 
     @property

@@ -24,17 +24,16 @@ ADAPTER_CONDITIONS: tuple[ConditionType, ...] = ("MetricsAvailable", "ForecastRe
 class Condition(Model):
     """Condition of one aspect of the current state; status True is healthy."""
 
-    type: str = Field(max_length=63, description="Type of the condition in CamelCase.")
-    status: Literal["True", "False", "Unknown"] = Field(description="One of True, False, Unknown.")
-    reason: str = Field(
-        pattern=r"^[A-Za-z][A-Za-z0-9]*$",
-        max_length=63,
-        description="Stable reason for the last transition, in CamelCase.",
-    )
-    message: str = Field(
-        default="", max_length=2048, description="Human-readable message with the cause and the remedy."
-    )
-    last_transition_time: str = Field(description="Last time the status changed, RFC 3339.")
+    type: str = Field(max_length=63)
+    """Type of the condition in CamelCase."""
+    status: Literal["True", "False", "Unknown"]
+    """One of True, False, Unknown."""
+    reason: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9]*$", max_length=63)
+    """Stable reason for the last transition, in CamelCase."""
+    message: str = Field(default="", max_length=2048)
+    """Human-readable message with the cause and the remedy."""
+    last_transition_time: str
+    """Last time the status changed, RFC 3339."""
     observed_generation: int | None = Field(default=None, ge=0)
 
 
@@ -45,19 +44,21 @@ class StageStatus(Model):
     variant: Name
     operating_point: Name = "default"
     batch_size: int = Field(ge=1)
-    replicas: int = Field(ge=0, description="Planned replicas.")
-    ready_replicas: int = Field(default=0, ge=0, description="Ready replicas with the planned variant.")
+    replicas: int = Field(ge=0)
+    """Planned replicas."""
+    ready_replicas: int = Field(default=0, ge=0)
+    """Ready replicas with the planned variant."""
 
 
 class Decision(Model):
     """An earlier plan."""
 
     generation: int = Field(ge=1)
-    time: str = Field(description="RFC 3339.")
+    time: str
+    """RFC 3339."""
     change: str = Field(default="", max_length=1024)
-    stages: dict[str, str] = Field(
-        default_factory=dict, description="Summary of each stage, such as `read-l ×2 batch 8`."
-    )
+    stages: dict[str, str] = Field(default_factory=dict)
+    """Summary of each stage, such as `read-l ×2 batch 8`."""
 
 
 class Schedulable(Model):
@@ -65,7 +66,8 @@ class Schedulable(Model):
 
     cores: str
     gpus: int = Field(default=0, ge=0)
-    since: str = Field(description="RFC 3339.")
+    since: str
+    """RFC 3339."""
     message: str = Field(default="", max_length=1024)
 
 
@@ -74,19 +76,27 @@ class InferencePipelineStatus(Model):
 
     observed_generation: int | None = Field(default=None, ge=0)
     conditions: tuple[Condition, ...] = ()
-    url: str | None = Field(default=None, description="URL of the router inside the cluster.")
-    reason: str | None = Field(default=None, description="Reason of the condition Ready.")
-    plan_generation: int | None = Field(default=None, ge=0, description="Generation of the plan that is applied.")
+    url: str | None = None
+    """URL of the router inside the cluster."""
+    reason: str | None = None
+    """Reason of the condition Ready."""
+    plan_generation: int | None = Field(default=None, ge=0)
+    """Generation of the plan that is applied."""
     stages: tuple[StageStatus, ...] = ()
-    cores: str | None = Field(default=None, description="Cores requested by all existing replicas.")
-    schedulable: Schedulable | None = Field(
-        default=None, description="Set while the nodes have less capacity than the budget."
-    )
-    rps: str | None = Field(default=None, description="Arriving requests per second, last observed.")
-    forecast_rps: str | None = Field(default=None, description="Forecast peak that the plan is made for.")
-    accuracy: str | None = Field(default=None, description="Expected accuracy of the last minute's responses.")
-    p99: str | None = Field(default=None, description="99th percentile of latency in the last minute.")
-    history: tuple[Decision, ...] = Field(default=(), max_length=20, description="Earlier decisions, latest first.")
+    cores: str | None = None
+    """Cores requested by all existing replicas."""
+    schedulable: Schedulable | None = None
+    """Set while the nodes have less capacity than the budget."""
+    rps: str | None = None
+    """Arriving requests per second, last observed."""
+    forecast_rps: str | None = None
+    """Forecast peak that the plan is made for."""
+    accuracy: str | None = None
+    """Expected accuracy of the last minute's responses."""
+    p99: str | None = None
+    """99th percentile of latency in the last minute."""
+    history: tuple[Decision, ...] = Field(default=(), max_length=20)
+    """Earlier decisions, latest first."""
 
 
 class PipelinePlanStatus(Model):
@@ -94,7 +104,8 @@ class PipelinePlanStatus(Model):
 
     observed_generation: int | None = Field(default=None, ge=0)
     conditions: tuple[Condition, ...] = ()
-    applied_generation: int | None = Field(default=None, ge=0, description="spec.generation of the last applied plan.")
+    applied_generation: int | None = Field(default=None, ge=0)
+    """spec.generation of the last applied plan."""
 
 
 def condition_of(document: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.quantity import Seconds
-from trimtab_pipelines.resource import Model, Name
+from trimtab_pipelines.resource import Model, Name, is_empty
 
 TASK_INPUT = "task"
 """Input of a stage with the number of each row's task."""
@@ -40,32 +40,22 @@ class UnusableTask(UserError):
 class TaskTerms(Model):
     """Defaults of a task's requests."""
 
-    utility: float = Field(
-        default=1.0, ge=0, le=1e9, description="Value of a response in time. Multiplied by the request's own utility."
-    )
-    latency_seconds: Seconds | None = Field(
-        default=None,
-        alias="latency",
-        gt=0,
-        description="Deadline of requests without one; the pipeline's SLO if absent.",
-    )
+    utility: float = Field(default=1.0, ge=0, le=1e9)
+    """Value of a response in time. Multiplied by the request's own utility."""
+    latency_seconds: Seconds | None = Field(default=None, alias="latency", gt=0)
+    """Deadline of requests without one; the pipeline's SLO if absent."""
 
 
 class Task(TaskTerms):
     """A task in addition to those of the weights. Task numbers continue the weights' numbers in this order."""
 
     name: Name
-    storage_uri: str = Field(
-        default="",
-        max_length=1024,
-        description="Location of the task file, as for weights; `trimtab train-task` creates one.",
-    )
-    digest: str | None = Field(default=None, pattern=_DIGEST, description="SHA-256 that the file must have.")
-    removed: bool = Field(
-        default=False,
-        exclude_if=lambda gone: not gone,
-        description="Whether the task was removed. The entry remains, so that its number is not reused.",
-    )
+    storage_uri: str = Field(default="", max_length=1024)
+    """Location of the task file, as for weights; `trimtab train-task` creates one."""
+    digest: str | None = Field(default=None, pattern=_DIGEST)
+    """SHA-256 that the file must have."""
+    removed: bool = Field(default=False, exclude_if=is_empty)
+    """Whether the task was removed. The entry remains, so that its number is not reused."""
 
     @model_validator(mode="after")
     def _require_uri_or_removed(self) -> Self:
@@ -78,7 +68,8 @@ class TaskRecord(TaskTerms):
     """Metadata of a task file."""
 
     classes: tuple[Annotated[str, Field(max_length=256)], ...] = Field(min_length=2, max_length=MAX_CLASSES)
-    transformer: str = Field(pattern=_DIGEST, description="SHA-256 of the transformer that the task was trained on.")
+    transformer: str = Field(pattern=_DIGEST)
+    """SHA-256 of the transformer that the task was trained on."""
     accuracy_by_point: dict[Name, Accuracy] = Field(default_factory=dict, max_length=32)
 
 

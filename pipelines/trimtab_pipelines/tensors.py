@@ -32,9 +32,8 @@ class TensorSpec(Model):
 
     name: TensorName
     datatype: Datatype
-    shape: tuple[Annotated[int, Field(ge=-1)], ...] = Field(
-        default=(), max_length=16, description="Shape of one row; -1 for a dimension of any size."
-    )
+    shape: tuple[Annotated[int, Field(ge=-1)], ...] = Field(default=(), max_length=16)
+    """Shape of one row; -1 for a dimension of any size."""
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Whether a shape, rows first, matches."""
@@ -53,25 +52,21 @@ class TensorSpec(Model):
 class RequestInput(TensorSpec):
     """An input tensor of a request."""
 
-    optional: bool = Field(
-        default=False, description="Whether a request may omit the input; stages that require it are then skipped."
-    )
+    optional: bool = False
+    """Whether a request may omit the input; stages that require it are then skipped."""
 
 
 class StageOutput(TensorSpec):
     """An output tensor of a stage."""
 
-    counted_by: TensorName | None = Field(
-        default=None,
-        description="Integer output with the number of this tensor's rows for each input row. Stages that read this "
-        "tensor run once for each of its rows (fan-out).",
-    )
-    expected_rows: float = Field(
-        default=1.0,
-        gt=0,
-        description="Expected rows per input row, used for planning until measured; with countedBy. For an encoder "
-        "stage, the expected images per chat.",
-    )
+    counted_by: TensorName | None = None
+    """Integer output with the number of this tensor's rows for each input row. Stages that read this tensor run once
+    for each of its rows (fan-out).
+    """
+    expected_rows: float = Field(default=1.0, gt=0)
+    """Expected rows per input row, used for planning until measured; with countedBy. For an encoder stage, the expected
+    images per chat.
+    """
 
 
 def check_counts(stage: str, outputs: Sequence[StageOutput]) -> None:

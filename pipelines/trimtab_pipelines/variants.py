@@ -42,20 +42,18 @@ class Container(Model):
     command: tuple[str, ...] = Field(default=(), max_length=64)
     args: tuple[str, ...] = Field(default=(), max_length=256)
     env: dict[str, str] = Field(default_factory=dict)
-    port: int = Field(default=8080, ge=1, le=65535, description="Port of its HTTP endpoint.")
+    port: int = Field(default=8080, ge=1, le=65535)
+    """Port of its HTTP endpoint."""
     protocol: Literal["OpenInference", "OpenAI"] = Field(
-        default="OpenInference",
-        exclude_if=lambda protocol: protocol == "OpenInference",
-        description="OpenInference: the Open Inference Protocol V2. OpenAI: chats are streamed from "
-        "/v1/chat/completions, as vLLM and SGLang serve them; for a generation stage whose variant has its own "
-        "encoder.",
+        default="OpenInference", exclude_if=lambda protocol: protocol == "OpenInference"
     )
-    model_name: str | None = Field(
-        default=None, min_length=1, description="Name of the model in this server; the variant's name if absent."
-    )
-    ready_path: str = Field(
-        default=OPEN_INFERENCE_READY, pattern=r"^/", description="Path that returns 200 when the server is ready."
-    )
+    """OpenInference: the Open Inference Protocol V2. OpenAI: chats are streamed from /v1/chat/completions, as vLLM and
+    SGLang serve them; for a generation stage whose variant has its own encoder.
+    """
+    model_name: str | None = Field(default=None, min_length=1)
+    """Name of the model in this server; the variant's name if absent."""
+    ready_path: str = Field(default=OPEN_INFERENCE_READY, pattern=r"^/")
+    """Path that returns 200 when the server is ready."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
 
     @property
@@ -75,64 +73,46 @@ class Variant(Model):
     """A model for the task of a stage."""
 
     name: Name
-    family: str = Field(
-        default="",
-        max_length=128,
-        description="Architecture that the model server builds, such as torchvision/resnet18, or your own class, "
-        "such as acme.models:Embedder. Empty if a container is given.",
-    )
-    parameters: dict[str, ParameterValue] = Field(default_factory=dict, description="Parameters of the family.")
-    storage_uri: str = Field(
-        default="",
-        max_length=1024,
-        description="Location of the weights: a path relative to this file, file://…, s3://bucket/key, "
-        "hf://repository/file or random://?seed=N. Models of several files may also use "
-        "s3://bucket/prefix or hf://repository. hf://owner/name@commit pins a commit.",
-    )
-    secret_name: Name | None = Field(
-        default=None, description="Secret with the credentials and the endpoint of an s3:// storageUri."
-    )
-    container: Container | None = Field(
-        default=None, description="Serve with this container instead of Trimtab's model server."
-    )
-    digest: str | None = Field(
-        default=None, pattern=r"^sha256:[0-9a-f]{64}$", description="SHA-256 that the weights must have."
-    )
+    family: str = Field(default="", max_length=128)
+    """Architecture that the model server builds, such as torchvision/resnet18, or your own class, such as
+    acme.models:Embedder. Empty if a container is given.
+    """
+    parameters: dict[str, ParameterValue] = Field(default_factory=dict)
+    """Parameters of the family."""
+    storage_uri: str = Field(default="", max_length=1024)
+    """Location of the weights: a path relative to this file, file://…, s3://bucket/key, hf://repository/file or
+    random://?seed=N. Models of several files may also use s3://bucket/prefix or hf://repository. hf://owner/name@commit
+    pins a commit.
+    """
+    secret_name: Name | None = None
+    """Secret with the credentials and the endpoint of an s3:// storageUri."""
+    container: Container | None = None
+    """Serve with this container instead of Trimtab's model server."""
+    digest: str | None = Field(default=None, pattern=r"^sha256:[0-9a-f]{64}$")
+    """SHA-256 that the weights must have."""
     accuracy: Fraction
     accuracy_evidence: AccuracyEvidence = AccuracyEvidence()
-    accuracy_by_task: AccuracyByTask = Field(
-        default_factory=dict,
-        max_length=MAX_TASKS,
-        exclude_if=is_empty,
-        description="Accuracy on individual tasks, if measured.",
-    )
-    tasks: tuple[Task, ...] = Field(
-        default=(),
-        max_length=MAX_TASKS,
-        exclude_if=is_empty,
-        description="Tasks in addition to those of the weights, for families that support tasks. Every replica loads"
-        " them.",
-    )
+    accuracy_by_task: AccuracyByTask = Field(default_factory=dict, max_length=MAX_TASKS, exclude_if=is_empty)
+    """Accuracy on individual tasks, if measured."""
+    tasks: tuple[Task, ...] = Field(default=(), max_length=MAX_TASKS, exclude_if=is_empty)
+    """Tasks in addition to those of the weights, for families that support tasks. Every replica loads them."""
     resources: Resources = Resources()
-    node_selector: dict[str, str] = Field(
-        default_factory=dict, description="Labels of the nodes that the variant may run on."
-    )
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    """Labels of the nodes that the variant may run on."""
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=16)
-    runtime_class_name: str | None = Field(default=None, description="RuntimeClass of the pods, such as nvidia.")
-    max_batch_size: int = Field(default=64, ge=1, le=4096, description="Largest number of rows in one batch.")
+    runtime_class_name: str | None = None
+    """RuntimeClass of the pods, such as nvidia."""
+    max_batch_size: int = Field(default=64, ge=1, le=4096)
+    """Largest number of rows in one batch."""
     encoder: Literal["Colocated", "Disaggregated"] | None = Field(
-        default=None,
-        exclude_if=lambda encoder: encoder is None,
-        description="Colocated: the variant encodes images itself; while the plan runs it, the encoder stage needs "
-        "no replicas. Disaggregated: it pulls embeddings from the encoder stage. Derived from the graph "
-        "if absent.",
+        default=None, exclude_if=lambda encoder: encoder is None
     )
-    operating_points: tuple[OperatingPoint, ...] = Field(
-        default=(),
-        max_length=32,
-        description="Configurations of this variant that can be chosen for each batch. If"
-        " none is listed there is one, named default.",
-    )
+    """Colocated: the variant encodes images itself; while the plan runs it, the encoder stage needs no replicas.
+    Disaggregated: it pulls embeddings from the encoder stage. Derived from the graph if absent.
+    """
+    operating_points: tuple[OperatingPoint, ...] = Field(default=(), max_length=32)
+    """Configurations of this variant that can be chosen for each batch. If none is listed there is one, named default.
+    """
 
     @property
     def colocated(self) -> bool:

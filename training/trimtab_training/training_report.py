@@ -17,19 +17,19 @@ class MeasuredPoint(Model):
     point: Name
     modalities: tuple[TensorName, ...] = Field(min_length=1, max_length=16)
     accuracy: Accuracy
-    calibration_error: Fraction = Field(
-        description="Mean difference of confidence and accuracy, in 15 bins of equal width."
-    )
+    calibration_error: Fraction
+    """Mean difference of confidence and accuracy, in 15 bins of equal width."""
 
 
 class ConfidenceCurve(Model):
     """Accuracy of all rows when the least confident share is escalated."""
 
-    first: Name = Field(description="Operating point that serves all rows.")
-    then: Name = Field(description="Operating point that serves escalated rows.")
-    shares: tuple[Fraction, ...] = Field(
-        min_length=2, max_length=1024, description="Shares of escalated rows, ascending from none to all."
-    )
+    first: Name
+    """Operating point that serves all rows."""
+    then: Name
+    """Operating point that serves escalated rows."""
+    shares: tuple[Fraction, ...] = Field(min_length=2, max_length=1024)
+    """Shares of escalated rows, ascending from none to all."""
     accuracies: tuple[Fraction, ...] = Field(min_length=2, max_length=1024)
 
     @model_validator(mode="after")
@@ -46,17 +46,13 @@ class ConfidenceCurve(Model):
 class MeasuredOn(Model):
     """Results of a variant on one kind of samples."""
 
-    description: str = Field(
-        min_length=1, max_length=1024, description="Description of the samples, and of how they were held out."
-    )
+    description: str = Field(min_length=1, max_length=1024)
+    """Description of the samples, and of how they were held out."""
     samples: int = Field(gt=0)
     points: tuple[MeasuredPoint, ...] = Field(min_length=1, max_length=64)
     curves: tuple[ConfidenceCurve, ...] = Field(default=(), max_length=4096)
-    escalations: dict[Name, tuple[Escalation, ...]] = Field(
-        default_factory=dict,
-        max_length=64,
-        description="Escalations of each operating point, at thresholds with tested floors.",
-    )
+    escalations: dict[Name, tuple[Escalation, ...]] = Field(default_factory=dict, max_length=64)
+    """Escalations of each operating point, at thresholds with tested floors."""
 
     def point(self, name: str) -> MeasuredPoint:
         """Return the results of a point; KeyError lists the measured points."""
@@ -76,13 +72,12 @@ class MeasuredVariant(Model):
 
     name: Name
     on: dict[Name, MeasuredOn] = Field(min_length=1, max_length=16)
-    temperatures: dict[Name, float] = Field(
-        default_factory=dict, max_length=64, description="Calibration temperature of each operating point."
-    )
-    primary: Name = Field(description="The kind of samples that the pipeline's accuracies refer to.")
-    training: dict[str, float] = Field(
-        default_factory=dict, max_length=64, description="Seeds, steps, seconds and bytes."
-    )
+    temperatures: dict[Name, float] = Field(default_factory=dict, max_length=64)
+    """Calibration temperature of each operating point."""
+    primary: Name
+    """The kind of samples that the pipeline's accuracies refer to."""
+    training: dict[str, float] = Field(default_factory=dict, max_length=64)
+    """Seeds, steps, seconds and bytes."""
 
     @property
     def primary_results(self) -> MeasuredOn:

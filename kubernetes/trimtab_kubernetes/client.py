@@ -60,7 +60,6 @@ class Cluster:
         await self._connection.close()
 
     async def get(self, kind: str | Kind, namespace: str | None, name: str) -> Object | None:
-        """An object, or None."""
         try:
             return await self.call("GET", _kind(kind).path(namespace, name))
         except NotFound:

@@ -37,7 +37,6 @@ class EndpointSlice:
 
 
 def parse_endpoint_slice(document: Mapping[str, Any]) -> EndpointSlice:
-    """Parse an EndpointSlice."""
     metadata, ports = document["metadata"], document.get("ports") or ()
     return EndpointSlice(
         name=str(metadata["name"]),

@@ -26,14 +26,12 @@ def version_of(found: Mapping[str, Any]) -> int:
 
 
 def owner_reference(owner: Mapping[str, Any]) -> Object:
-    """Owner reference of the controller of an object."""
     metadata = owner["metadata"]
     identity = {"apiVersion": owner["apiVersion"], "kind": owner["kind"]}
     return {**identity, "name": metadata["name"], "uid": metadata["uid"], "controller": True}
 
 
 def fingerprint(written: object) -> str:
-    """Short hash of a value."""
     return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -48,5 +46,4 @@ def rfc3339_micro(seconds: float) -> str:
 
 
 def parse_rfc3339(written: str) -> float:
-    """Parse a timestamp into Unix seconds."""
     return datetime.fromisoformat(written).timestamp()

@@ -36,7 +36,6 @@ class Change:
 
     @property
     def synced(self) -> bool:
-        """Whether this is the end of a list."""
         return self.listing is not None
 
 

@@ -14,7 +14,6 @@ AccuracyBasis = Literal["Expected", "LowerBound"]
 
 
 def accuracy_on_basis(basis: AccuracyBasis, value: float, low: float | None) -> float:
-    """The figure to use for a basis."""
     return low if basis == "LowerBound" and low is not None else value
 
 
@@ -63,7 +62,6 @@ class Accuracy(AccuracyEvidence):
 
     @property
     def evidence_label(self) -> str:
-        """Short description of the evidence."""
         details = [f"n {self.samples}"] if self.samples is not None else []
         if self.low is not None and self.high is not None:
             details.append(f"{self.low:.3f}–{self.high:.3f}")

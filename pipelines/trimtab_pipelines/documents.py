@@ -51,7 +51,6 @@ def load_profiles(path: Path) -> dict[str, ModelProfile]:
 
 
 def load_plan(path: Path) -> PipelinePlan:
-    """Read a plan from JSON or YAML."""
     return parse(PipelinePlan, _read_json_or_yaml(path), str(path))
 
 
@@ -185,7 +184,6 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def write_json(path: Path, document: BaseModel) -> None:
-    """Write a document as JSON in one step."""
     write_atomically(path, document.model_dump_json(by_alias=True, exclude_none=True, indent=1) + "\n")
 
 

@@ -127,7 +127,6 @@ class EdgeSettings(Model):
 
     @property
     def authenticates(self) -> bool:
-        """Whether clients must authenticate."""
         return bool(self.keys_file or self.keys_secret or self.jwt)
 
     @model_validator(mode="after")

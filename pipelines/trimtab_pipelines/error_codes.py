@@ -75,7 +75,6 @@ PROXY_REASONS = {
 
 
 def is_client_error(code: ErrorCode, reason: str) -> bool:
-    """Whether a refusal is caused by the client."""
     return code in CLIENT_ERRORS or reason in CLIENT_LIMIT_REASONS
 
 

@@ -24,7 +24,6 @@ class TaskEscalation(Model):
     """Lower 95 % confidence bound of this accuracy for unseen rows."""
 
     def on(self, basis: AccuracyBasis) -> float:
-        """The accuracy to use for a basis."""
         return accuracy_on_basis(basis, self.accuracy, self.accuracy_low)
 
 

@@ -46,7 +46,6 @@ class PairedAnswers(NamedTuple):
     right_escalated: NDArray[np.bool_]
 
     def subset(self, rows: NDArray[np.bool_]) -> "PairedAnswers":
-        """Some of the rows."""
         return PairedAnswers(self.confidence[rows], self.right[rows], self.right_escalated[rows])
 
     def hits(self, below: float) -> int:
@@ -165,7 +164,6 @@ def escalation_curve(pairs: PairedConfidence, shares: Sequence[float]) -> list[E
 
 
 def evaluate_threshold(pairs: PairedConfidence, below: float) -> EscalationThreshold:
-    """Effect of a threshold on held-out rows."""
     escalated = pairs.confidence < below
     right = np.where(escalated, pairs.right_escalated, pairs.right)
     return EscalationThreshold(below, float(escalated.mean()), float(right.mean()))

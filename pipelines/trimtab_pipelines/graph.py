@@ -1,6 +1,7 @@
 """Validation of the DAG that a pipeline's stages form: references, cycles, rows and fan-out."""
 
 from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 
 from trimtab_pipelines.stages import PipelineOutput, Stage
 from trimtab_pipelines.tensors import RequestInput, StageOutput
@@ -30,33 +31,17 @@ def check_references(
 
 
 def predecessors(stage: Stage) -> set[str]:
-    """Names of the stages that a stage reads."""
     return {split_reference(read.source)[0] for read in stage.inputs} - {REQUEST}
 
 
 def topological_order(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     """Stages in topological order; ValueError shows a cycle."""
-    waiting = {stage.name: predecessors(stage) for stage in stages}
     by_name = {stage.name: stage for stage in stages}
-    order: list[Stage] = []
-    while waiting:
-        ready = [name for name, needs in waiting.items() if not needs & waiting.keys()]
-        if not ready:
-            raise ValueError(f"stages: {_cycle(waiting)} is a cycle; a pipeline must be acyclic")
-        order += [by_name[name] for name in ready]
-        for name in ready:
-            del waiting[name]
-    return tuple(order)
-
-
-def _cycle(waiting: Mapping[str, set[str]]) -> str:
-    """Follow references from stage to stage until one repeats."""
-    path = [next(iter(waiting))]
-    while True:
-        following = next(name for name in sorted(waiting[path[-1]]) if name in waiting)
-        if following in path:
-            return " → ".join(reversed([*path[path.index(following) :], following]))
-        path.append(following)
+    sorter = TopologicalSorter({stage.name: sorted(predecessors(stage)) for stage in stages})
+    try:
+        return tuple(by_name[name] for name in sorter.static_order())
+    except CycleError as error:
+        raise ValueError(f"stages: {' → '.join(error.args[1])} is a cycle; a pipeline must be acyclic") from None
 
 
 def row_domains(inputs: Sequence[RequestInput], order: Sequence[Stage]) -> dict[str, str]:

@@ -63,7 +63,6 @@ def _write_all(file: io.FileIO, content: bytes) -> None:
 
 
 def _truncate_torn_line(path: Path) -> None:
-    """Remove a truncated last line."""
     content = path.read_bytes()
     if content and not content.endswith(b"\n"):
         os.truncate(path, content.rfind(b"\n") + 1)

@@ -61,7 +61,6 @@ class ModelSpec(Model):
         return max(1, int(self.cores + 1e-9))
 
     def point(self, name: str) -> OperatingPoint | None:
-        """Return an operating point, or None."""
         return next((point for point in self.operating_points if point.name == name), None)
 
 

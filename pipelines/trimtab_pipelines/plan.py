@@ -8,7 +8,7 @@ from trimtab_pipelines.accuracy_evidence import AccuracyBasis
 from trimtab_pipelines.escalation import MAX_ESCALATIONS, EscalationPlan
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.quantity import Cores, Fraction
-from trimtab_pipelines.resource import Model, Name, Resource, is_empty, require_unique
+from trimtab_pipelines.resource import Model, Name, Resource, find_named, is_empty, require_unique
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import TensorName
@@ -95,7 +95,6 @@ class StagePlan(Model):
 
     @property
     def expected_accuracy(self) -> float:
-        """Expected accuracy of responses, including the planned escalation."""
         return self.accuracy if self.planned_escalation is None else self.planned_escalation.accuracy
 
     @property
@@ -110,7 +109,6 @@ class StagePlan(Model):
 
 
 def unmeasured_point_plan(point: OperatingPoint, basis: AccuracyBasis = "Expected") -> PointPlan:
-    """Plan of an operating point without service times."""
     return PointPlan(
         name=point.name,
         accuracy=point.measured_accuracy().on(basis),
@@ -224,10 +222,7 @@ class PipelinePlanSpec(Model):
 
     def stage(self, name: str) -> StagePlan:
         """Return the plan of a stage; KeyError lists the planned stages."""
-        for stage in self.stages:
-            if stage.name == name:
-                return stage
-        raise KeyError(f"the plan has no stage {name!r}; it has: {', '.join(stage.name for stage in self.stages)}")
+        return find_named(self.stages, name, "the plan has no stage")
 
     @model_validator(mode="after")
     def _unique_stages(self) -> Self:

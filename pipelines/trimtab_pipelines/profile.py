@@ -262,14 +262,13 @@ def _interpolate(start: Measurement, end: Measurement, share: float) -> Measurem
 
 def _with_row_seconds(measurement: Measurement, row_seconds: float) -> Measurement:
     seconds = measurement.batch_size * row_seconds
-    return Measurement(
-        batch_size=measurement.batch_size,
-        latency_seconds_mean=measurement.latency_seconds_mean + seconds,
-        latency_seconds_p50=measurement.latency_seconds_p50 + seconds,
-        latency_seconds_p99=measurement.latency_seconds_p99 + seconds,
-        throughput_rps=1.0 / (1.0 / measurement.throughput_rps + row_seconds),
-        batches=measurement.batches,
-    )
+    slower = {
+        "latency_seconds_mean": measurement.latency_seconds_mean + seconds,
+        "latency_seconds_p50": measurement.latency_seconds_p50 + seconds,
+        "latency_seconds_p99": measurement.latency_seconds_p99 + seconds,
+        "throughput_rps": 1.0 / (1.0 / measurement.throughput_rps + row_seconds),
+    }
+    return measurement.model_copy(update=slower)
 
 
 def _linear(start: float, end: float, share: float) -> float:

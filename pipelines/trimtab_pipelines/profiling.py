@@ -58,7 +58,6 @@ class ProfileTask:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Stages with variants to measure, in order."""
         return tuple(dict.fromkeys(stage for stage, _ in self.variants))
 
 
@@ -122,7 +121,6 @@ def _node_kind(variant: Variant) -> str:
 
 
 def _profiled_fields(variant: Variant) -> dict[str, Any]:
-    """Fields of a variant that affect its latency."""
     fields = variant.model_dump(mode="json", include=_PROFILED_FIELDS)
     for point in fields["operatingPoints"]:
         for field in _ACCURACY_FIELDS:

@@ -113,7 +113,4 @@ Seconds = Annotated[
     PlainSerializer(format_duration, when_used="json"),
     WithJsonSchema({"type": "string", "maxLength": 32, "pattern": DURATION_PATTERN, "examples": ["250ms", "1.5s"]}),
 ]
-Fraction = Annotated[
-    float,
-    Field(ge=0, le=1, description="Between 0 and 1."),
-]
+Fraction = Annotated[float, Field(ge=0, le=1, description="Between 0 and 1.")]

@@ -2,9 +2,9 @@
 
 import ast
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic.alias_generators import to_camel
@@ -89,3 +89,21 @@ def require_unique(names: Iterable[str], where: str) -> None:
         if name in unique:
             raise ValueError(f"{where}: duplicate name {name!r}; names must be unique")
         unique.add(name)
+
+
+class Named(Protocol):
+    """An item of a list that is keyed by name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+AnyNamed = TypeVar("AnyNamed", bound=Named)
+
+
+def find_named(items: Sequence[AnyNamed], name: str, missing: str) -> AnyNamed:
+    """The item of a name; KeyError begins with `missing` and lists the known names."""
+    for item in items:
+        if item.name == name:
+            return item
+    raise KeyError(f"{missing} {name!r}; it has: {', '.join(item.name for item in items)}")

@@ -36,7 +36,6 @@ class ResultLine(BaseModel):
 
     @property
     def holds(self) -> bool:
-        """Whether every threshold holds."""
         return all(bar.holds for bar in self.bars)
 
     def print(self) -> None:

@@ -54,7 +54,6 @@ class Target:
 
     @property
     def requested(self) -> Capacity:
-        """Resources of all its replicas."""
         return self.per_replica.times(self.replicas)
 
 
@@ -161,7 +160,6 @@ class _RolloutStep:
                 self.desired[state.name] = max(state.desired - state.unscheduled, 0)
 
     def is_target(self, state: ReplicaGroupState) -> bool:
-        """Whether the plan uses this replica group."""
         return state.stage in self.targets and self.targets[state.stage].name == state.name
 
     def scale_up(self, target: Target) -> None:

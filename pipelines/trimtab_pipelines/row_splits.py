@@ -109,7 +109,6 @@ def never_slower(options: Sequence[SplitOption]) -> NDArray[np.bool_]:
 
 
 def accuracy_units(accuracy: float) -> int:
-    """Accuracy of one row in units."""
     return round(accuracy / UNIT)
 
 

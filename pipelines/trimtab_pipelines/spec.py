@@ -9,7 +9,7 @@ from trimtab_pipelines import graph
 from trimtab_pipelines.accuracy_evidence import AccuracyBasis
 from trimtab_pipelines.chat_settings import ChatSettings
 from trimtab_pipelines.quantity import Cores, Fraction, Seconds
-from trimtab_pipelines.resource import ADVISORY_SUFFIX, Model, Name, Resource, require_unique
+from trimtab_pipelines.resource import ADVISORY_SUFFIX, Model, Name, Resource, find_named, require_unique
 from trimtab_pipelines.scheduling_policies import PolicyTraits, SchedulingPolicy, policy_traits
 from trimtab_pipelines.stages import (
     EMBEDDINGS_INPUT,
@@ -205,7 +205,6 @@ class InferencePipelineSpec(Model):
 
     @cached_property
     def ordered_stages(self) -> tuple[Stage, ...]:
-        """Stages in topological order."""
         return graph.topological_order(self.stages)
 
     @cached_property
@@ -220,10 +219,7 @@ class InferencePipelineSpec(Model):
 
     def stage(self, name: str) -> Stage:
         """Return a stage; KeyError lists the known stages."""
-        for stage in self.stages:
-            if stage.name == name:
-                return stage
-        raise KeyError(f"no stage {name!r}; the pipeline has: {', '.join(stage.name for stage in self.stages)}")
+        return find_named(self.stages, name, "the pipeline has no stage")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

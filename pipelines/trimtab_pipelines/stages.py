@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.quantity import Seconds
-from trimtab_pipelines.resource import Model, Name, require_unique
+from trimtab_pipelines.resource import Model, Name, find_named, require_unique
 from trimtab_pipelines.tensors import StageOutput, TensorName, check_confidence_output, check_counts
 from trimtab_pipelines.variants import Variant
 
@@ -132,10 +132,7 @@ class Stage(Model):
 
     def variant(self, name: str) -> Variant:
         """Return a variant; KeyError lists the known variants."""
-        for variant in self.variants:
-            if variant.name == name:
-                return variant
-        raise KeyError(f"stage {self.name} has no variant {name!r}; it has: {', '.join(v.name for v in self.variants)}")
+        return find_named(self.variants, name, f"stage {self.name} has no variant")
 
     def point_for_inputs(self, variant: str, point: str, inputs: Collection[str]) -> OperatingPoint | None:
         """Operating point that reads exactly the given inputs among those that another point reads.

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from trimtab_pipelines.accuracy_evidence import AccuracyEvidence, declared_accuracy
 from trimtab_pipelines.operating_point import AccuracyByTask, OperatingPoint
 from trimtab_pipelines.quantity import Bytes, Cores, Fraction
-from trimtab_pipelines.resource import Model, Name, is_empty, require_unique
+from trimtab_pipelines.resource import Model, Name, find_named, is_empty, require_unique
 from trimtab_pipelines.tasks import MAX_TASKS, Task
 
 ParameterValue = bool | int | float | str
@@ -141,11 +141,7 @@ class Variant(Model):
 
     def point(self, name: str) -> OperatingPoint:
         """Return an operating point; KeyError lists the known points."""
-        for point in self.points:
-            if point.name == name:
-                return point
-        known = ", ".join(point.name for point in self.points)
-        raise KeyError(f"variant {self.name} has no operating point {name!r}; it has: {known}")
+        return find_named(self.points, name, f"variant {self.name} has no operating point")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

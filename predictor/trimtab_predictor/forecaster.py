@@ -58,9 +58,7 @@ class Forecaster(Protocol):
     """A source of load forecasts."""
 
     @property
-    def name(self) -> str:
-        """Short name for reports."""
-        ...
+    def name(self) -> str: ...
 
     def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:
         """Forecast the peak of the next 20 seconds.
@@ -128,7 +126,6 @@ class ReactiveForecaster:
 
 
 def reactive(history: NDArray[np.float64], reason: str) -> Forecast:
-    """Forecast from a checked history, with a reason."""
     newest = history[-HORIZON_SECONDS:]
     if np.isfinite(newest).any():
         peak = float(np.nanmax(newest))

@@ -55,13 +55,11 @@ class WeightsComparison:
 
     @property
     def is_better(self) -> bool:
-        """Whether to use the new weights."""
         gains = self.new_error <= (1 - MIN_GAIN) * self.old_error
         return gains and self.new_error_on_synthetic <= (1 + MAX_LOSS_ON_SYNTHETIC) * self.old_error_on_synthetic
 
     @property
     def reason(self) -> str:
-        """The comparison in a sentence."""
         found = f"error {self.new_error:.2%} against {self.old_error:.2%} on held-back load"
         shapes = f"{self.new_error_on_synthetic:.2%} against {self.old_error_on_synthetic:.2%} on synthetic loads"
         return f"{found}, {shapes}: {'replacing the old weights' if self.is_better else 'the old weights stay'}"
@@ -107,7 +105,6 @@ async def weights_in_use(cluster: Cluster, namespace: str, name: str) -> LstmWei
 def config_map(
     namespace: str, name: str, weights: LstmWeights, verdict: WeightsComparison, at_seconds: float
 ) -> dict[str, Any]:
-    """The ConfigMap with the weights and their accuracy."""
     accuracy = {
         "trained_at": rfc3339(at_seconds),
         "smape": round(verdict.new_error, 5),
@@ -139,7 +136,6 @@ async def retrain(cluster: Cluster, loads: Sequence[PrometheusHistory], namespac
 
 
 async def run(options: argparse.Namespace) -> ResultLine:
-    """Read the histories, retrain, and summarise."""
     started = time.monotonic()
     loads = await read_histories(
         options.prometheus, options.hours * 3600.0, options.prometheus_token_file, options.prometheus_ca

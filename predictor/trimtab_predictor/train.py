@@ -171,7 +171,6 @@ def fine_tune(weights: LstmWeights, loads: Sequence[NDArray[np.float64]], epochs
 
 
 def _fit(network: Any, inputs: NDArray[np.float32], targets: NDArray[np.float32], epochs: int, rng: Any) -> None:
-    """Train, printing a line per epoch."""
     for epoch in range(1, epochs + 1):
         started = time.perf_counter()
         order = rng.permutation(len(targets))

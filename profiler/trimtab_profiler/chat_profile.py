@@ -31,7 +31,6 @@ def needs_chat_profile(stage: Stage, rows: Rows) -> bool:
 
 
 def without_images(rows: Rows) -> dict[str, NDArray[Any]]:
-    """Chats without their images."""
     text_rows = {name: array for name, array in rows.items() if name not in {IMAGES_INPUT, EMBEDDINGS_INPUT}}
     return text_rows | {MESSAGES: _map_json(rows[MESSAGES], _without_images)}
 
@@ -42,7 +41,6 @@ def first_token_only(rows: Rows) -> dict[str, NDArray[Any]]:
 
 
 def with_longer_prompt(rows: Rows, times: int) -> dict[str, NDArray[Any]]:
-    """Chats with their text repeated."""
     return {
         **rows,
         MESSAGES: _map_json(rows[MESSAGES], lambda messages: [_repeat_text(message, times) for message in messages]),

@@ -20,7 +20,6 @@ def this_machine(cpuinfo: Path = Path("/proc/cpuinfo"), gpus: Path = Path("/proc
 
 
 def usable_cores() -> int:
-    """Number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return psutil.cpu_count() or 1

@@ -110,7 +110,6 @@ def batch(rows: Rows, size: int, offset: int, datatypes: Mapping[str, str]) -> t
 
 
 def datatypes(pipeline: InferencePipeline, stage: Stage) -> dict[str, str]:
-    """Datatypes of a stage's inputs."""
     return {each.name: source_of(pipeline.spec, each.source).datatype for each in stage.inputs}
 
 

@@ -72,7 +72,6 @@ class ProfileOptions:
         return cls(effort=QUICK, planned_batches_only=True, longest_batch_seconds=slo_seconds, only=only)
 
     def select_variants(self, stage: Stage) -> Stage:
-        """A stage with only the variants to measure."""
         if self.only is None:
             return stage
         names = self.only.get(stage.name, ())
@@ -175,7 +174,6 @@ class FitError:
 
 
 def fit_errors(profiles: Mapping[str, ModelProfile]) -> list[FitError]:
-    """Errors of the law at every measurement."""
     return [
         FitError(
             stage=stage,

@@ -32,5 +32,4 @@ class InvalidChat(ProtocolError):
 
 
 def not_supported(field: str, advice: str) -> InvalidChat:
-    """Error for a field that is not supported."""
     return InvalidChat(f"{field} is not supported; {advice}", param=field, code="unsupported_parameter")

@@ -160,5 +160,4 @@ class StageParameters(NamedTuple):
 
 @cache
 def parameters_of(stage: str) -> StageParameters:
-    """Names of the response parameters of a stage."""
     return StageParameters(*(f"trimtab.{stage}.{name}" for name in StageParameters._fields))

@@ -143,7 +143,6 @@ def response_from_message(message: Any) -> InferResponse:
 
 
 def request_to_message(request: InferRequest) -> Any:
-    """Encode a ModelInferRequest with raw contents."""
     message = _Request(model_name=request.model_name, model_version=request.model_version, id=request.id)
     _write_parameters(message.parameters, request.parameters)
     _write_tensors(message.inputs, message.raw_input_contents, request.inputs)
@@ -153,7 +152,6 @@ def request_to_message(request: InferRequest) -> Any:
 
 
 def response_to_message(response: InferResponse) -> Any:
-    """Encode a ModelInferResponse with raw contents."""
     message = _Response(model_name=response.model_name, model_version=response.model_version, id=response.id)
     _write_parameters(message.parameters, response.parameters)
     _write_tensors(message.outputs, message.raw_output_contents, response.outputs)

@@ -59,7 +59,6 @@ class PendingRequest:
 
     @classmethod
     def of(cls, request: InferRequest) -> "PendingRequest":
-        """Wrap a request with decoded tensors."""
         inputs = tuple(TensorHeader(tensor.name, tensor.datatype, tensor.shape) for tensor in request.inputs)
         return cls(request, inputs, False, 0, tuple(partial(_same, tensor) for tensor in request.inputs))
 

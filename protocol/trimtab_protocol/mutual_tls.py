@@ -115,7 +115,6 @@ def explain_ssl_error(error: OSError) -> str:
 
 
 def certificate_names(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """DNS names and URIs of a certificate."""
     names = (certificate or {}).get("subjectAltName", ())
     return tuple(name for kind, name in names if kind in {"DNS", "URI"})
 

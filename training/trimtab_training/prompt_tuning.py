@@ -22,7 +22,6 @@ LABEL_SMOOTHING: Final = 0.05
 
 
 def task_schedule(steps: int = 150, seed: int = 21) -> Schedule:
-    """The schedule of a task's prompts and head."""
     return Schedule(steps=steps, batch=48, peak_rate=1e-2, seed=seed)
 
 

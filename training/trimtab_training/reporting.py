@@ -44,7 +44,6 @@ def loss_bar(progress: Progress, name: str, steps: int) -> Advance:
 
 
 def write_report(path: Path, report: dict[str, Any]) -> None:
-    """Write a report as indented JSON."""
     path.write_text(json.dumps(report, indent=2) + "\n")
 
 

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.escalation import Escalation
 from trimtab_pipelines.quantity import Fraction
-from trimtab_pipelines.resource import Model, Name
+from trimtab_pipelines.resource import Model, Name, find_named
 from trimtab_pipelines.tensors import TensorName
 
 
@@ -63,7 +63,6 @@ class MeasuredOn(Model):
 
     @property
     def worst(self) -> MeasuredPoint:
-        """The least accurate point."""
         return min(self.points, key=lambda point: point.accuracy.value)
 
 
@@ -97,8 +96,4 @@ class MeasuredPipeline(Model):
 
     def variant(self, name: str) -> MeasuredVariant:
         """Return the results of a variant; KeyError lists the measured variants."""
-        for variant in self.variants:
-            if variant.name == name:
-                return variant
-        known = ", ".join(variant.name for variant in self.variants)
-        raise KeyError(f"no results for variant {name!r}; measured variants: {known}")
+        return find_named(self.variants, name, "the report has no variant")

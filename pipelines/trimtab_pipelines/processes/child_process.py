@@ -130,11 +130,9 @@ class ChildProcess:
             raise StartError(f"{self.name} printed {line[:80]!r}; expected its ports") from None
 
     def exit_message(self, code: int) -> str:
-        """Describe its exit code and quote its log."""
         return f"{self.name} stopped with exit code {code}{last_log_lines(self._log)}"
 
     async def wait(self) -> int:
-        """Wait for its end; return its exit code."""
         return await self._process.wait()
 
     async def stop(self, patience_seconds: float) -> None:

@@ -48,7 +48,6 @@ class Definition:
 
 
 def condition(kind: str, part: str) -> str:
-    """JSON path of a field of a condition."""
     return f'.status.conditions[?(@.type=="{kind}")].{part}'
 
 

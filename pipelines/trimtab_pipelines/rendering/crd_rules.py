@@ -103,10 +103,7 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
     ),
     Stage: (
         Rule(f"self.name != '{REQUEST}'", f"the name {REQUEST} is reserved for the request; rename the stage"),
-        Rule(
-            "self.minReplicas <= self.maxReplicas",
-            "minReplicas must not be above maxReplicas",
-        ),
+        Rule("self.minReplicas <= self.maxReplicas", "minReplicas must not be above maxReplicas"),
         Rule(
             "!has(self.pin) || !has(self.pin.variant) || self.variants.exists(v, v.name == self.pin.variant)",
             "pin.variant must be the name of one of the stage's variants",
@@ -172,10 +169,7 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
     ),
     InputSize: (Rule("has(self.resolution) || has(self.patch)", "give resolution, patch, or both"),),
     Objective: (
-        Rule(
-            "self.goal != 'MinCost' || has(self.accuracyFloor)",
-            "goal MinCost needs accuracyFloor, for instance 0.9",
-        ),
+        Rule("self.goal != 'MinCost' || has(self.accuracyFloor)", "goal MinCost needs accuracyFloor, for instance 0.9"),
     ),
     Budget: (_positive_quantity("cores", "2 or 500m"),),
     ServiceLevel: (
@@ -186,10 +180,7 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
         ),
     ),
     Adaptation: (
-        Rule(
-            "duration(self.interval) >= duration('1s')",
-            "interval must be 1s or more, for instance 10s",
-        ),
+        Rule("duration(self.interval) >= duration('1s')", "interval must be 1s or more, for instance 10s"),
         _positive_duration("horizon", "20s"),
     ),
     Rollout: (_positive_duration("readyTimeout", "5m"),),

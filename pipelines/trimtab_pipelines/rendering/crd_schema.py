@@ -30,7 +30,6 @@ def structural(model: type[BaseModel], *, defaults: bool = True) -> Schema:
 
 
 def validations(model: type[BaseModel]) -> Schema:
-    """CEL rules of a model."""
     rules = RULES.get(model, ())
     return {"x-kubernetes-validations": [asdict(rule) for rule in rules]} if rules else {}
 

@@ -89,7 +89,6 @@ class EmbeddingCounts(_WireModel):
         return self
 
     def blanks(self) -> tuple["EmbeddingRef", ...]:
-        """Blank images of the same sizes."""
         columns = self.columns or (0,) * len(self.rows)
         return tuple(
             blank_image(EncodedImage(rows=count, columns=tiles))

@@ -68,7 +68,6 @@ def _json(written: bytes, name: str) -> Any:
 
 
 def _messages_json(messages: Sequence[Any], images: Sequence[bytes]) -> list[bytes]:
-    """The messages with their images, as parts of JSON."""
     remaining, parts = iter(images), [b"["]
     try:
         for turn, message in enumerate(messages):

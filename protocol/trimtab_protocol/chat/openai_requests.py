@@ -55,7 +55,6 @@ class ContentPart(_LenientModel):
 
     @property
     def url(self) -> str | None:
-        """URL of its image."""
         where = self.image_url or self.image
         return where.url if where is not None else None
 
@@ -126,7 +125,6 @@ class ChatRequest(_LenientModel):
 
     @property
     def choices(self) -> int:
-        """Number of responses."""
         return self.n or 1
 
     @property
@@ -135,7 +133,6 @@ class ChatRequest(_LenientModel):
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream ends with usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property

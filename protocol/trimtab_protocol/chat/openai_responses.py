@@ -48,7 +48,6 @@ class Choice:
 
 
 def completion(heading: ResponseHeader, choices: Sequence[Choice]) -> Json:
-    """A complete response."""
     return heading.fields("chat.completion") | {
         "choices": [
             {
@@ -153,17 +152,14 @@ def error_body(
 
 
 def sse_event(content: Json) -> bytes:
-    """A server-sent event."""
     return b"data: " + json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
 
 
 def model_entry(name: str, created: int) -> Json:
-    """A model in `/v1/models`."""
     return {"id": name, "object": "model", "created": created, "owned_by": "trimtab"}
 
 
 def model_list(each: Sequence[Json]) -> Json:
-    """The response of `/v1/models`."""
     return {"object": "list", "data": list(each)}
 
 

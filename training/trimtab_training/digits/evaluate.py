@@ -89,7 +89,6 @@ def locate_all(locator: Locator, pages: Sequence[Page]) -> LocatorOutput:
 
 
 def read_all(reader: Reader, located: LocatorOutput) -> int:
-    """Count the crops that a reader classifies correctly."""
     correct = 0
     for start in range(0, len(located.labels), _BATCH):
         with torch.inference_mode():

@@ -44,7 +44,6 @@ SCHEDULES: Final[dict[str, Schedule]] = {
 
 
 def train_variant(variant: str, pool: Pool, folder: Path, progress: Progress) -> None:
-    """Train one variant and write its weights."""
     schedule, started = SCHEDULES[variant], time.perf_counter()
     advance = loss_bar(progress, variant, schedule.steps)
     network = build(variant, seed=schedule.seed)

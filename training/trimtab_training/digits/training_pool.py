@@ -50,7 +50,6 @@ def gather(pages: Iterable[Page]) -> Pool:
 
 
 def locator_target(boxes: Tensor, cells: int) -> LocatorTarget:
-    """Draw the target maps of boxes [B, 3, 4]."""
     cell_px = PAGE_SIDE_PX / cells
     middles = (torch.arange(cells) + 0.5) * cell_px
     centres = (boxes[..., :2] + boxes[..., 2:]) / 2

@@ -46,7 +46,6 @@ class Items:
     """[n]."""
 
     def inputs(self) -> dict[str, NDArray[Any]]:
-        """Tensors by the names of the pipeline's inputs."""
         return {"audio": self.audio, "video": self.video, "text": self.text}
 
 

@@ -73,7 +73,6 @@ class ScoredItems:
 
 
 def concatenate_samples(parts: Iterable[Samples]) -> dict[Subset, ConfidenceSample]:
-    """Concatenate the items of several samples, subset by subset."""
     parts = tuple(parts)
     return {
         subset: ConfidenceSample(

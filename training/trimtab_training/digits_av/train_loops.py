@@ -26,7 +26,6 @@ Inputs = dict[str, Tensor]
 
 
 def to_tensors(items: Items) -> tuple[Inputs, Tensor]:
-    """Inputs by modality, and labels."""
     return {name: torch.from_numpy(array) for name, array in items.inputs().items()}, torch.from_numpy(items.digit)
 
 

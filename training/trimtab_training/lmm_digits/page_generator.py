@@ -63,7 +63,6 @@ class CellPageSource:
 
 
 def _draw_square(cell: int, random: np.random.Generator) -> PageDrawing:
-    """A random square within a cell."""
     cell_px = PAGE_SIDE_PX / CELLS_A_SIDE
     side = float(random.uniform(SMALLEST_PX, LARGEST_PX))
     x, y = (random.random(2) * (cell_px - side) + side / 2).tolist()

@@ -12,7 +12,6 @@ from trimtab_training.lmm_digits.questions import PAGES, Kind, ask, fits
 
 
 def train_tokenizer() -> Tokenizer:
-    """Train the tokenizer, deterministically."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

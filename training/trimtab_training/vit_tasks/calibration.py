@@ -30,7 +30,6 @@ Confidence = NDArray[np.floating[Any]]
 
 
 def fit_temperatures(scored: Mapping[str, ByTask], points: Sequence[OperatingPoint]) -> Temperatures:
-    """The best temperatures, by prompt variant and task."""
     return {
         prompt_variant(point): {
             task: best_temperature(images.logits, images.labels) for task, images in scored[point.name].items()

@@ -67,7 +67,6 @@ def measure(
 
 
 def training_images(task: str, max_count: int | None = None) -> Images:
-    """Training images of a task."""
     count = TRAINING_IMAGES[task]
     return TASKS[task]("train", min(count, max_count or count), TRAINING_SEED)
 

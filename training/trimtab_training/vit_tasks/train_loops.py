@@ -18,7 +18,6 @@ HEAD_WEIGHT_DECAY: Final = 1e-4
 
 
 def init_weights(transformer: VisionTransformer, seed: int) -> None:
-    """Draw the initial weights of a transformer."""
     random = torch.Generator().manual_seed(seed)
     for module in transformer.modules():
         if isinstance(module, nn.Linear):

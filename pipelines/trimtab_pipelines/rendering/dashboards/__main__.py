@@ -19,7 +19,6 @@ _HEIGHT, _ACROSS = 7, 24
 
 
 def dashboard(uid: str, title: str, panels: tuple[Panel, ...], *, several: bool) -> dict[str, Any]:
-    """A dashboard as Grafana imports it."""
     return {
         "uid": uid,
         "title": title,
@@ -83,7 +82,6 @@ def _panel(number: int, panel: Panel, x: int, y: int) -> dict[str, Any]:
 
 
 def render() -> dict[str, str]:
-    """Text of each dashboard, by file name."""
     dashboards = {
         "overview": dashboard("trimtab-overview", "Trimtab / Overview", OVERVIEW, several=True),
         "pipeline": dashboard("trimtab-pipeline", "Trimtab / One pipeline", REQUESTS + STAGES, several=False),

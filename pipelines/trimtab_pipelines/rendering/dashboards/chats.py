@@ -55,10 +55,7 @@ CHATS = (
         "Images per chat",
         "Mean and 99th percentile, of chats with images.",
         "short",
-        {
-            "mean": mean(names.IMAGES, of=IMAGE_CHATS),
-            "p99": quantile(0.99, names.IMAGES, of=IMAGE_CHATS),
-        },
+        {"mean": mean(names.IMAGES, of=IMAGE_CHATS), "p99": quantile(0.99, names.IMAGES, of=IMAGE_CHATS)},
     ),
     Panel(
         "Queued rows and replicas",

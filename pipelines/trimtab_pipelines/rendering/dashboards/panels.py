@@ -38,11 +38,9 @@ def refusals(*selectors: str) -> str:
 
 
 def quantile(share: float, metric: str, by: str = "", of: str = S) -> str:
-    """Quantile of a histogram."""
     grouping = f"{by}, le" if by else "le"
     return f"histogram_quantile({share}, sum by ({grouping}) (rate({metric}_bucket{{{of}}}[{R}])))"
 
 
 def mean(metric: str, by: str = "", of: str = S) -> str:
-    """Mean of a summary or histogram."""
     return f"sum by ({by}) (rate({metric}_sum{{{of}}}[{R}])) / sum by ({by}) (rate({metric}_count{{{of}}}[{R}]))"

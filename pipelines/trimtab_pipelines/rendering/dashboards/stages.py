@@ -4,12 +4,7 @@ from trimtab_pipelines import router_metrics as names
 from trimtab_pipelines.rendering.dashboards.panels import Panel, R, S, mean, quantile, zero
 
 STAGES = (
-    Panel(
-        "Queue",
-        "Queued rows, by stage.",
-        "short",
-        {"{{stage}}": f"sum by (stage) (trimtab_queue_rows{{{S}}})"},
-    ),
+    Panel("Queue", "Queued rows, by stage.", "short", {"{{stage}}": f"sum by (stage) (trimtab_queue_rows{{{S}}})"}),
     Panel(
         "Time in the queue",
         "99th percentile of the time from enqueueing to dispatch.",
@@ -82,12 +77,7 @@ STAGES = (
         "short",
         {"{{stage}}": f"max by (stage) ({names.DRIFTED_POINTS}{{{S}}})"},
     ),
-    Panel(
-        "Solver time",
-        "Planning time, 99th percentile.",
-        "s",
-        {"p99": quantile(0.99, "trimtab_solve_seconds")},
-    ),
+    Panel("Solver time", "Planning time, 99th percentile.", "s", {"p99": quantile(0.99, "trimtab_solve_seconds")}),
     Panel(
         "Decided and applied plan",
         "Plan generations; the router applies a new plan within milliseconds.",

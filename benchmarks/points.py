@@ -24,9 +24,9 @@ from trimtab.options import console
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 from trimtab_pipelines.variants import Variant
+from trimtab_training.prompt_tuning import LabelledImages
 from trimtab_training.vit_tasks import train_finer_patches
-from trimtab_training.vit_tasks.datasets import TASKS, Images
-from trimtab_training.vit_tasks.labelled_samples import SEED
+from trimtab_training.vit_tasks.datasets import SEED, TASKS
 
 FOLDER = Path(__file__).parents[1] / "pipelines" / "vit-tasks"
 TASK, CORES = "crops", 2
@@ -68,7 +68,7 @@ def document() -> dict[str, Any]:
     }
 
 
-def write_images(images: Images, folder: Path) -> Path:
+def write_images(images: LabelledImages, folder: Path) -> Path:
     """Write images by label, as users have them."""
     for number, (pixels, label) in enumerate(zip(images.pixels, images.labels.tolist(), strict=True)):
         place = folder / f"{label:02}"

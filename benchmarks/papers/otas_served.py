@@ -63,8 +63,8 @@ from trimtab_protocol import InferRequest, Tensor, event_loop, rest
 from trimtab_protocol.extensions import OPERATING_POINT, TASK, UTILITY
 from trimtab_router.request import RequestOptions
 from trimtab_router.scheduling.policies.interface import DropPolicy
-from trimtab_training.vit_tasks.datasets import TASKS, Images
-from trimtab_training.vit_tasks.labelled_samples import MAX_PER_TASK, SEED
+from trimtab_training.prompt_tuning import LabelledImages
+from trimtab_training.vit_tasks.datasets import MAX_PER_TASK, SEED, TASKS
 
 SOURCE = Path(__file__).parents[2] / "pipelines" / "vit-tasks"
 STAGE, VARIANT, BATCH, PLAIN_POINT = "classify", "vit-fine", 8, "full"
@@ -129,7 +129,7 @@ class Queries:
     def __init__(self, deadline_seconds: float, seed: int = 0) -> None:
         self._deadline_seconds = deadline_seconds
         self._seed = seed
-        self._images: dict[str, Images] = {
+        self._images: dict[str, LabelledImages] = {
             task: TASKS[task]("held-out", MAX_PER_TASK, SEED) for task in {query.task for query in QUERIES}
         }
 

@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.points import document, evaluated, write_images
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_training.vit_tasks.datasets import Images
+from trimtab_training.prompt_tuning import LabelledImages
 
 EVIDENCE = {"source": "Measured", "samples": 1000, "low": 0.6, "high": 0.8}
 
@@ -30,7 +30,7 @@ def test_each_bar_holds_of_good_points_and_of_no_others():
 
 
 def test_images_lie_in_folders_named_by_their_labels(tmp_path):
-    images = Images(torch.arange(3 * 64, dtype=torch.uint8).view(3, 1, 8, 8), torch.tensor([2, 0, 2]))
+    images = LabelledImages(torch.arange(3 * 64, dtype=torch.uint8).view(3, 1, 8, 8), torch.tensor([2, 0, 2]))
 
     found = write_images(images, tmp_path).rglob("*.png")
 

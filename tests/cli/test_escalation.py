@@ -20,8 +20,7 @@ from trimtab_pipelines.documents import dump_yaml, load_pipeline
 from trimtab_pipelines.escalation import Escalation, TaskEscalation
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.yaml_edit import with_escalations
-from trimtab_training.vit_tasks.datasets import TASKS
-from trimtab_training.vit_tasks.labelled_samples import HeldOut
+from trimtab_training.vit_tasks.datasets import TASKS, HeldOut
 
 ROWS = 600
 POINTS = [{"name": "full", "accuracy": 0.9}, {"name": "fast", "accuracy": 0.8}]

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.conformance.installed import PROGRAMS, install, run, run_script
 from tests.conformance.target import Target
 from tests.figures import Figures
-from trimtab_training.lmm_digits.tokenizer_training import train_tokenizer
+from trimtab_training.lmm_digits.batches import train_tokenizer
 
 pytestmark = pytest.mark.conformance
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, linear
 from trimtab_model_servers.transformer.config import Normalisation, preprocess
 from trimtab_model_servers.transformer.tasks import Head
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
-from trimtab_training.optimizer import Advance, Schedule, minimize
+from trimtab_training.trainer import Advance, Schedule, minimize
 
 CHUNK: Final = 64
 """Images per forward pass without gradients."""
@@ -33,6 +33,9 @@ class LabelledImages:
     """[n, channels, side, side], uint8 or 0…1."""
     labels: Tensor
     """int64 [n]."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
 
 
 def fit_prompts(

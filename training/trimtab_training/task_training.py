@@ -13,8 +13,8 @@ from trimtab_model_servers.transformer.config import Normalisation, ViTConfig
 from trimtab_model_servers.transformer.tasks import Head, prompt_variants, require_trained
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer, forward_plan
 from trimtab_pipelines.operating_point import OperatingPoint
-from trimtab_training.optimizer import Schedule
 from trimtab_training.prompt_tuning import LabelledImages, compute_logits, fit_prompts
+from trimtab_training.trainer import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,17 @@
 """Training report: operating points measured on held-out samples, the file `measured.json` of a pipeline."""
 
+from pathlib import Path
 from typing import Self
 
 from pydantic import Field, model_validator
 
 from trimtab_pipelines.accuracy_evidence import Accuracy
+from trimtab_pipelines.documents import load_pipeline, write_atomically
 from trimtab_pipelines.escalation import Escalation
 from trimtab_pipelines.quantity import Fraction
 from trimtab_pipelines.resource import Model, Name, find_named
 from trimtab_pipelines.tensors import TensorName
+from trimtab_pipelines.yaml_edit import with_accuracies, with_escalations
 
 
 class MeasuredPoint(Model):
@@ -97,3 +100,21 @@ class MeasuredPipeline(Model):
     def variant(self, name: str) -> MeasuredVariant:
         """Return the results of a variant; KeyError lists the measured variants."""
         return find_named(self.variants, name, "the report has no variant")
+
+
+def write_points(path: Path, measured: MeasuredPipeline) -> None:
+    """Replace accuracies and escalations of the measured variants' operating points in a pipeline file."""
+    stage = load_pipeline(path).spec.stages[0].name
+    points = [(variant, point) for variant in measured.variants for point in variant.primary_results.points]
+    keys = [(stage, variant.name, point.point) for variant, point in points]
+    accuracies = {key: point.accuracy for key, (_, point) in zip(keys, points, strict=True)}
+    by_kind = {
+        key: {kind: on.point(point.point).accuracy for kind, on in sorted(variant.on.items())}
+        for key, (variant, point) in zip(keys, points, strict=True)
+    }
+    escalations = {
+        key: variant.primary_results.escalations.get(point.point, ())
+        for key, (variant, point) in zip(keys, points, strict=True)
+    }
+    text = with_accuracies(path.read_text(encoding="utf-8"), accuracies, by_kind)
+    write_atomically(path, with_escalations(text, escalations))

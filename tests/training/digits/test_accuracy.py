@@ -6,14 +6,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.training.digits import variants_of
 from trimtab_model_servers.families.digits.locator import Locator
 from trimtab_model_servers.families.digits.reader import Reader
 from trimtab_model_servers.families.digits.variants import VARIANTS, load
-from trimtab_training.digits.evaluate import locate_all, measure, read_all, wilson
+from trimtab_pipelines.accuracy_evidence import wilson_interval
+from trimtab_training.digits.evaluate import locate_all, measure, read_all
 from trimtab_training.digits.page_generator import PageSource
 
 FOLDER = Path(__file__).parents[3] / "pipelines" / "digits"
@@ -41,8 +40,8 @@ def test_report_covers_every_variant_and_pair(report):
     for name, entry in report["variants"].items():
         assert entry["n"] >= 4000, name
         assert entry["low"] < entry["accuracy"] < entry["high"], name
-        expected = wilson(round(entry["accuracy"] * entry["n"]), entry["n"])
-        assert entry["low"] == pytest.approx(expected.low, abs=2e-4), name
+        low, _ = wilson_interval(round(entry["accuracy"] * entry["n"]), entry["n"])
+        assert entry["low"] == pytest.approx(low, abs=2e-4), name
         assert entry["weights_bytes"] == (WEIGHTS / f"{name}.safetensors").stat().st_size
 
 
@@ -80,7 +79,7 @@ def test_weights_are_small_enough_to_commit():
 def test_weights_reach_their_reported_accuracy(variant, report, measured):
     """Four standard errors of the small sample beside the report's own interval."""
     entry, measurement = report["variants"][variant], measured.stages[variant]
-    margin = 4 * math.sqrt(entry["accuracy"] * (1 - entry["accuracy"]) / measurement.n)
+    margin = 4 * math.sqrt(entry["accuracy"] * (1 - entry["accuracy"]) / measurement.samples)
 
     assert entry["low"] - margin <= measurement.value <= entry["high"] + margin
 
@@ -97,23 +96,3 @@ def test_locating_page_by_page_gives_the_same_counts():
     assert together.total == sum(output.total for output in page_by_page)
     assert len(together.labels) == sum(len(output.labels) for output in page_by_page) == len(together.crops)
     assert 0 < read_all(reader, together) <= len(together.labels) <= together.total
-
-
-@given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_wilson_encloses_the_share_and_stays_a_probability(case):
-    right, n = case
-
-    interval = wilson(right, n)
-
-    assert 0 <= interval.low <= interval.value <= interval.high <= 1
-
-
-def test_wilson_gives_the_textbook_interval():
-    interval = wilson(81, 263)
-
-    assert (interval.low, interval.high) == pytest.approx((0.2553, 0.3662), abs=1e-4)
-
-
-def test_wilson_of_no_answers_is_rejected():
-    with pytest.raises(ValueError, match="n must be positive"):
-        wilson(0, 0)

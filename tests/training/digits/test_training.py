@@ -10,7 +10,7 @@ from trimtab_training.digits.page_generator import PageSource, match_boxes
 from trimtab_training.digits.train import SCHEDULES
 from trimtab_training.digits.train_loops import calibrate, fit_locator, fit_reader
 from trimtab_training.digits.training_pool import draw_crops, gather, locator_target
-from trimtab_training.optimizer import Schedule
+from trimtab_training.trainer import Schedule
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from trimtab_training.digits_av.dataset import ItemSource
 from trimtab_training.digits_av.evaluate import ScoredItems, measurement_document
 from trimtab_training.digits_av.recorded_digits import held_out_speakers, load_recordings
 from trimtab_training.digits_av.train_loops import fit
-from trimtab_training.optimizer import Schedule
+from trimtab_training.trainer import Schedule
 from trimtab_training.training_report import MeasuredPipeline
 
 MANIFEST = """\

@@ -11,12 +11,11 @@ from trimtab_model_servers.families.lmm_digits import models
 from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES, END_ID, IMAGE_ID, WeightsError
 from trimtab_model_servers.families.lmm_digits.tokenizer import read_tokenizer
 from trimtab_training.lmm_digits import evaluate, train, train_loops
-from trimtab_training.lmm_digits.batches import Batch, Questioner, character_ids
+from trimtab_training.lmm_digits.batches import Batch, Questioner, character_ids, train_tokenizer
 from trimtab_training.lmm_digits.page_generator import CellPageSource
 from trimtab_training.lmm_digits.questions import Kind
-from trimtab_training.lmm_digits.tokenizer_training import train_tokenizer
 from trimtab_training.lmm_digits.train_loops import AnswerTraining
-from trimtab_training.optimizer import Schedule
+from trimtab_training.trainer import Schedule
 
 TOKENIZER = train_tokenizer()
 EXERCISES = [

@@ -13,9 +13,9 @@ from trimtab_model_servers.families.lmm_digits.tokenizer import (
     prompt,
     special_id,
 )
+from trimtab_training.lmm_digits.batches import train_tokenizer
 from trimtab_training.lmm_digits.page_generator import EMPTY, CellPageSource
 from trimtab_training.lmm_digits.questions import PAGES, Kind, ask, fits, format_cells
-from trimtab_training.lmm_digits.tokenizer_training import train_tokenizer
 
 TOKENIZER = train_tokenizer()
 CELLS = st.lists(st.integers(0, EMPTY), min_size=4, max_size=4).filter(lambda cells: set(cells) != {EMPTY})

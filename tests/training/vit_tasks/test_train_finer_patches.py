@@ -12,9 +12,10 @@ from trimtab_model_servers.transformer.checkpoints import load
 from trimtab_model_servers.transformer.merge_schedule import layer_tokens, multiplications
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.model_spec import model_spec
-from trimtab_training.optimizer import Schedule
+from trimtab_training.prompt_tuning import LabelledImages
+from trimtab_training.trainer import Schedule
 from trimtab_training.vit_tasks import train, train_finer_patches
-from trimtab_training.vit_tasks.datasets import TASKS, Images
+from trimtab_training.vit_tasks.datasets import TASKS
 
 FOLDER = Path(__file__).parents[3] / "pipelines" / "vit-tasks"
 MEASURED = json.loads((FOLDER / train_finer_patches.ACCURACY).read_text())["points"]
@@ -94,7 +95,7 @@ def test_training_with_merging_recovers_half_of_its_cost():
 def test_training_starts_from_the_small_transformer(monkeypatch):
     labels = torch.arange(8) % 2
     pixels = (labels[:, None, None, None] * 100 + torch.randint(0, 50, (8, 1, 32, 32))).to(torch.uint8)
-    monkeypatch.setattr(train, "training_images", lambda *_: Images(pixels, labels))
+    monkeypatch.setattr(train, "training_images", lambda *_: LabelledImages(pixels, labels))
     losses: list[float] = []
     schedule = Schedule(2, 4, 1e-4, seed=1)
     finer = train_finer_patches.train_transformer(load(FOLDER / train.WEIGHTS), schedule, losses.append)

@@ -11,12 +11,11 @@ from trimtab_model_servers.server.hosted_model import load_model
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.model_spec import model_spec
-from trimtab_training.optimizer import Schedule
-from trimtab_training.prompt_tuning import compute_features
+from trimtab_training.prompt_tuning import LabelledImages, compute_features
+from trimtab_training.trainer import Schedule
 from trimtab_training.vit_tasks import datasets, train
-from trimtab_training.vit_tasks.datasets import CLASSES, PHOTOS, TASKS, Images
+from trimtab_training.vit_tasks.datasets import CLASSES, PHOTOS, TASKS, HeldOut
 from trimtab_training.vit_tasks.evaluate import accuracy_report, hits_of, score_points
-from trimtab_training.vit_tasks.labelled_samples import HeldOut
 from trimtab_training.vit_tasks.operating_points import COMPARED, FULL, POINTS
 from trimtab_training.vit_tasks.train import SHAPE, add_heads
 from trimtab_training.vit_tasks.train_loops import fit_head, fit_transformer, init_weights
@@ -136,7 +135,7 @@ def some_images(count=32):
     pixels = torch.randint(0, 60, (count, 1, 32, 32), generator=random)
     pixels[labels == 0, :, ::2] += 150
     pixels[labels == 1, :, :, ::2] += 150
-    return Images(pixels.to(torch.uint8), labels)
+    return LabelledImages(pixels.to(torch.uint8), labels)
 
 
 def test_training_lowers_loss_and_heads_fit_frozen_features():

@@ -4,6 +4,7 @@ A reader is measured on the crops that all locators deliver, matched digits only
 crops. The accuracy of a pair should then be the product of its stages' accuracies; the report states the difference.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -15,43 +16,27 @@ from torch import Tensor
 
 from trimtab_model_servers.families.digits.locator import Locator
 from trimtab_model_servers.families.digits.reader import Reader
-from trimtab_pipelines.accuracy_evidence import wilson_interval
+from trimtab_pipelines.accuracy_evidence import Accuracy, measured_accuracy
 from trimtab_training.digits.page_generator import Page, match_boxes
 
 _BATCH: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class IntervalAccuracy:
-    """A share of correct answers with its 95 % Wilson interval."""
-
-    value: float
-    n: int
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class PairAccuracy:
-    """Accuracy of a locator and a reader together, and the product of their own accuracies."""
-
-    locate: str
-    read: str
-    accuracy: IntervalAccuracy
-    product: float
-
-
-@dataclass(frozen=True, slots=True)
 class Measurement:
-    """Accuracies on one set of pages."""
+    """Accuracies on one set of pages, by variant, and by pair of a locator and a reader."""
 
-    stages: Mapping[str, IntervalAccuracy]
-    pairs: tuple[PairAccuracy, ...]
+    stages: Mapping[str, Accuracy]
+    pairs: Mapping[tuple[str, str], Accuracy]
+
+    def product(self, pair: tuple[str, str]) -> float:
+        """Product of the accuracies of a pair's stages."""
+        return math.prod(self.stages[name].value for name in pair)
 
     @property
     def largest_product_error(self) -> float:
         """Largest difference between a pair's accuracy and the product of its stages."""
-        return max((abs(pair.product - pair.accuracy.value) for pair in self.pairs), default=0.0)
+        return max((abs(self.product(pair) - accuracy.value) for pair, accuracy in self.pairs.items()), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,12 +49,6 @@ class LocatorOutput:
     """[n], the digit on each crop."""
     total: int
     """Digits and answers, including missed and invented ones."""
-
-
-def wilson(correct: int, n: int) -> IntervalAccuracy:
-    """Accuracy of `correct` out of `n`; ValueError if `n` is not positive."""
-    low, high = wilson_interval(correct, n)
-    return IntervalAccuracy(correct / n, n, low, high)
 
 
 def locate_all(locator: Locator, pages: Sequence[Page]) -> LocatorOutput:
@@ -108,27 +87,18 @@ def measure(
     A digit that every locator finds is read once for each of them, so a reader's n is the mean number of digits a
     locator finds, not the number of crops: its interval is then as wide as the handwriting behind it allows.
     """
-    stages: dict[str, IntervalAccuracy] = {}
+    stages: dict[str, Accuracy] = {}
     located: dict[str, LocatorOutput] = {}
     for name, locator in locators.items():
         located[name] = locate_all(locator, pages)
-        stages[name] = wilson(len(located[name].labels), located[name].total)
+        stages[name] = measured_accuracy(len(located[name].labels), located[name].total)
         advance(name)
-    correct = {}
+    pairs: dict[tuple[str, str], Accuracy] = {}
     matched = sum(len(output.labels) for output in located.values())
     for name, reader in readers.items():
-        correct[name] = {locator: read_all(reader, output) for locator, output in located.items()}
+        correct = {locator: read_all(reader, output) for locator, output in located.items()}
         n = round(matched / len(located))
-        stages[name] = wilson(round(sum(correct[name].values()) / matched * n), n)
+        stages[name] = measured_accuracy(round(sum(correct.values()) / matched * n), n)
+        pairs |= {(locator, name): measured_accuracy(hits, located[locator].total) for locator, hits in correct.items()}
         advance(name)
-    pairs = (
-        PairAccuracy(
-            locate,
-            read,
-            wilson(correct[read][locate], located[locate].total),
-            stages[locate].value * stages[read].value,
-        )
-        for locate in locators
-        for read in readers
-    )
-    return Measurement(stages, tuple(pairs))
+    return Measurement(stages, pairs)

@@ -7,7 +7,6 @@ pages that calibrate the locators' threshold, one for held-out pages.
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -17,12 +16,12 @@ from rich.progress import Progress
 from trimtab_model_servers.families.digits.locator import Locator
 from trimtab_model_servers.families.digits.reader import Reader
 from trimtab_model_servers.families.digits.variants import VARIANTS, build, load, prepare_for_serving, save
+from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_training.digits import evaluate
 from trimtab_training.digits.page_generator import Page, PageSource
 from trimtab_training.digits.train_loops import calibrate, fit_locator, fit_reader
 from trimtab_training.digits.training_pool import Pool, gather
-from trimtab_training.optimizer import Schedule
-from trimtab_training.reporting import argument_parser, loss_bar, training_progress, weights_entry, write_report
+from trimtab_training.trainer import Schedule, argument_parser, loss_bar, training_progress, weights_entry, write_report
 
 TRAINING_PAGES: Final = 16_000
 CALIBRATION_PAGES: Final = 1_000
@@ -82,17 +81,12 @@ def measure_folder(folder: Path, progress: Progress) -> dict[str, object]:
         "interval": "Wilson, 95 %",
         "largest_product_error": round(measurement.largest_product_error, 4),
         "variants": {
-            name: {**_rounded(accuracy), **weights_entry(paths[name], keys)}
+            name: {**_entry(accuracy), **weights_entry(paths[name], keys)}
             for name, accuracy in measurement.stages.items()
         },
         "pairs": [
-            {
-                "locate": pair.locate,
-                "read": pair.read,
-                **_rounded(pair.accuracy),
-                "product": round(pair.product, 4),
-            }
-            for pair in measurement.pairs
+            {"locate": pair[0], "read": pair[1], **_entry(accuracy), "product": round(measurement.product(pair), 4)}
+            for pair, accuracy in sorted(measurement.pairs.items(), key=lambda item: list(networks).index(item[0][0]))
         ],
     }
 
@@ -120,10 +114,8 @@ def _draw_pages(source: PageSource, progress: Progress) -> list[Page]:
     return [source.page(index) for index in indices]
 
 
-def _rounded(accuracy: evaluate.IntervalAccuracy) -> dict[str, float]:
-    fields = asdict(accuracy)
-    fields["accuracy"] = fields.pop("value")
-    return {key: round(number, 4) for key, number in sorted(fields.items())}
+def _entry(accuracy: Accuracy) -> dict[str, float | None]:
+    return {"accuracy": accuracy.value, "high": accuracy.high, "low": accuracy.low, "n": accuracy.samples}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from trimtab_model_servers.families.digits.locator import Locator, decode
 from trimtab_model_servers.families.digits.reader import Reader
 from trimtab_training.digits.page_generator import PageScore, PageSource, score_page
 from trimtab_training.digits.training_pool import Pool, draw_crops, invert_some, locator_target
-from trimtab_training.optimizer import Advance, Schedule, minimize
+from trimtab_training.trainer import Advance, Schedule, minimize
 
 _GEOMETRY_WEIGHT: Final = 0.7
 _THRESHOLDS: Final = tuple(step / 50 for step in range(5, 40))

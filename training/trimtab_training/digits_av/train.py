@@ -34,12 +34,10 @@ from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.escalation_thresholds import ConfidenceSample
 from trimtab_training.digits_av.dataset import Items, ItemSource
 from trimtab_training.digits_av.evaluate import ScoredItems, Subset, concatenate_samples, measurement_document
-from trimtab_training.digits_av.pipeline_writer import write_points
 from trimtab_training.digits_av.recorded_digits import Recordings, load_recordings, training_speakers
 from trimtab_training.digits_av.train_loops import fit
-from trimtab_training.optimizer import Advance, Schedule
-from trimtab_training.reporting import argument_parser, loss_bar, training_progress
-from trimtab_training.training_report import MeasuredPipeline, MeasuredVariant
+from trimtab_training.trainer import Advance, Schedule, argument_parser, loss_bar, training_progress
+from trimtab_training.training_report import MeasuredPipeline, MeasuredVariant, write_points
 
 TRAINING_ITEMS: Final = 5_000
 CALIBRATION_ITEMS: Final = 1_000

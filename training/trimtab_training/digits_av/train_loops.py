@@ -18,7 +18,7 @@ from trimtab_model_servers.families.digits_av.base import select_modalities, str
 from trimtab_model_servers.families.digits_av.late_fusion import LateNetwork
 from trimtab_model_servers.families.digits_av.variants import Network
 from trimtab_training.digits_av.dataset import Items
-from trimtab_training.optimizer import Advance, Schedule, minimize
+from trimtab_training.trainer import Advance, Schedule, minimize
 
 RANKING_WEIGHT: Final = 0.5
 _PAIRS: Final = strict_pairs()

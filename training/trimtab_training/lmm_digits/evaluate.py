@@ -19,7 +19,7 @@ from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES, END_
 from trimtab_model_servers.families.lmm_digits.tokenizer import prompt
 from trimtab_training.lmm_digits.page_generator import CellPage, CellPageSource
 from trimtab_training.lmm_digits.questions import MAX_PAGES, PAGES, Kind, Question, ask, fits
-from trimtab_training.reporting import accuracy_entry, weights_entry
+from trimtab_training.trainer import accuracy_entry, weights_entry
 
 HELD_OUT_SEED: Final = 22
 EXERCISES_PER_KIND: Final = 500

@@ -18,13 +18,11 @@ from torch import Tensor
 
 from trimtab_model_servers.families.lmm_digits import models
 from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES, Architecture, VisionTower
-from trimtab_training.lmm_digits.batches import Questioner, character_ids
+from trimtab_training.lmm_digits.batches import Questioner, character_ids, train_tokenizer
 from trimtab_training.lmm_digits.evaluate import measure_folder
 from trimtab_training.lmm_digits.page_generator import CellPageSource
-from trimtab_training.lmm_digits.tokenizer_training import train_tokenizer
 from trimtab_training.lmm_digits.train_loops import AnswerTraining, compute_features, fit_tower
-from trimtab_training.optimizer import Schedule
-from trimtab_training.reporting import argument_parser, loss_bar, training_progress, write_report
+from trimtab_training.trainer import Schedule, argument_parser, loss_bar, training_progress, write_report
 
 TRAINING_PAGES: Final = 20_000
 TRAINING_SEED: Final = 21

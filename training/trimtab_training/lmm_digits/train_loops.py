@@ -14,7 +14,7 @@ from trimtab_model_servers.families.lmm_digits.models import IMAGE_ID, PAGE_TOKE
 from trimtab_training.digits.training_pool import invert_some
 from trimtab_training.lmm_digits.batches import IGNORED, Batch, Questioner, token_cells
 from trimtab_training.lmm_digits.page_generator import EMPTY
-from trimtab_training.optimizer import Advance, Schedule, minimize
+from trimtab_training.trainer import Advance, Schedule, minimize
 
 HINT_WEIGHT: Final = 0.5
 

@@ -6,9 +6,8 @@ portrait.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample, interpolate
 
 from trimtab_training.digits.datasets import Split, load_datasets, load_grey_photo
+from trimtab_training.prompt_tuning import LabelledImages
 
 SIDE_PX: Final = 32
 PHOTOS: Final = (
@@ -46,24 +46,15 @@ TRAINING_COLUMNS: Final = 0.65
 MIN_CONTRAST: Final = 6.0
 """Standard deviation, in grey levels, below which a crop is drawn again."""
 MAX_TURN_DEGREES: Final = 60.0
+SEED: Final = 2
+"""Seed of held-out images."""
+MAX_PER_TASK: Final = 1_000
+"""Held-out images per task; `faces` has 80."""
 HELD_OUT_ORDER_SEED: Final = 29
 """Seed of the order of held-out digits, which are stored by source and label."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Images:
-    """Labelled images of one task."""
-
-    pixels: Tensor
-    """uint8 [n, 1, 32, 32]."""
-    labels: Tensor
-    """int64 [n]."""
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
-def crops(split: Split, count: int, seed: int) -> Images:
+def crops(split: Split, count: int, seed: int) -> LabelledImages:
     """Draw crops of photos, equally many of each."""
     random = np.random.default_rng(seed)
     sizes = TRAINING_CROPS_PX if split == "train" else (CROP_PX,)
@@ -76,20 +67,20 @@ def crops(split: Split, count: int, seed: int) -> Images:
             continue
         drawn = np.stack([_crop(_photo(PHOTOS[int(labels[row])]), split, int(size), random) for row in rows])
         pixels[torch.from_numpy(rows)] = _resize(torch.from_numpy(drawn))
-    return Images(pixels, labels)
+    return LabelledImages(pixels, labels)
 
 
-def digits(split: Split, count: int, seed: int) -> Images:
+def digits(split: Split, count: int, seed: int) -> LabelledImages:
     """Draw digits, light on dark, shifted by up to two pixels; held-out digits are drawn once each."""
     return _draw_digits(split, count, seed, turned=False)
 
 
-def turned(split: Split, count: int, seed: int) -> Images:
+def turned(split: Split, count: int, seed: int) -> LabelledImages:
     """Draw rotated digits, half of them dark on light; held-out digits are drawn once each."""
     return _draw_digits(split, count, seed, turned=True)
 
 
-def faces(split: Split, count: int, seed: int) -> Images:
+def faces(split: Split, count: int, seed: int) -> LabelledImages:
     """Draw portraits and background patches, augmented in training; the 80 held-out ones are drawn once each."""
     from skimage.data import lfw_subset  # noqa: PLC0415  (optional extra, and slow to import)
 
@@ -106,10 +97,10 @@ def faces(split: Split, count: int, seed: int) -> Images:
     else:
         drawn = portraits[indices]
     large = interpolate(drawn, (SIDE_PX, SIDE_PX), mode="bilinear", align_corners=False)
-    return Images(_to_bytes(large), labels[indices])
+    return LabelledImages(_to_bytes(large), labels[indices])
 
 
-TASKS: Final[Mapping[str, Callable[[Split, int, int], Images]]] = {
+TASKS: Final[Mapping[str, Callable[[Split, int, int], LabelledImages]]] = {
     "crops": crops,
     "digits": digits,
     "turned": turned,
@@ -123,7 +114,27 @@ CLASSES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def _draw_digits(split: Split, count: int, seed: int, *, turned: bool) -> Images:
+class HeldOut:
+    """Held-out images of all tasks as labelled samples: `--samples trimtab_training.vit_tasks.datasets:HeldOut`."""
+
+    def __init__(self) -> None:
+        drawn = [draw("held-out", MAX_PER_TASK, SEED) for draw in TASKS.values()]
+        self._pixels = np.concatenate([images.pixels.numpy() for images in drawn])
+        self._labels = np.concatenate([images.labels.numpy() for images in drawn])
+        self._names = list(TASKS)
+        self._tasks = np.repeat(np.arange(len(drawn)), [len(images) for images in drawn])
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
+        return {"image": self._pixels[index], "task": self._tasks[index]}, {"label": int(self._labels[index])}
+
+    def task(self, index: int) -> str:
+        return self._names[int(self._tasks[index])]
+
+
+def _draw_digits(split: Split, count: int, seed: int, *, turned: bool) -> LabelledImages:
     handwriting = load_datasets(split)
     random = torch.Generator().manual_seed(seed)
     if split == "held-out":
@@ -138,7 +149,7 @@ def _draw_digits(split: Split, count: int, seed: int, *, turned: bool) -> Images
         dark = torch.rand(len(indices), generator=random) < 0.5
         shifted[dark] = 1 - shifted[dark]
     noisy = 0.8 * shifted + 0.1 + 0.03 * torch.randn(shifted.shape, generator=random)
-    return Images(_to_bytes(noisy), torch.from_numpy(handwriting.labels)[indices])
+    return LabelledImages(_to_bytes(noisy), torch.from_numpy(handwriting.labels)[indices])
 
 
 def _augment(images: Tensor, random: torch.Generator, *, turn_degrees: float, move: float, zoom: float) -> Tensor:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from trimtab_model_servers.transformer.checkpoints import Checkpoint
 from trimtab_pipelines.operating_point import OperatingPoint
-from trimtab_training.reporting import accuracy_entry
+from trimtab_training.prompt_tuning import LabelledImages
 from trimtab_training.task_training import task_logits
-from trimtab_training.vit_tasks.datasets import Images
+from trimtab_training.trainer import accuracy_entry
 from trimtab_training.vit_tasks.operating_points import FULL, POINTS, Hits, gains
 
 VARIANT = "vit-small"
@@ -42,7 +42,7 @@ ByTask = Mapping[str, ScoredImages]
 def score_points(
     checkpoint: Checkpoint,
     points: Iterable[OperatingPoint],
-    held_out: Mapping[str, Images],
+    held_out: Mapping[str, LabelledImages],
     advance: Callable[[str], None],
 ) -> dict[str, ByTask]:
     """Score every task's images at every point, by point and task; `advance` receives each finished point."""

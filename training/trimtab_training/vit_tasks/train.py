@@ -17,11 +17,10 @@ from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, save
 from trimtab_model_servers.transformer.config import ViTConfig
 from trimtab_model_servers.transformer.tasks import PLAIN, Head
 from trimtab_model_servers.transformer.transformer import VisionTransformer
-from trimtab_training.optimizer import Advance, Schedule
-from trimtab_training.reporting import argument_parser, loss_bar, training_progress, write_report
+from trimtab_training.prompt_tuning import LabelledImages
+from trimtab_training.trainer import Advance, Schedule, argument_parser, loss_bar, training_progress, write_report
 from trimtab_training.vit_tasks import calibration, evaluate
-from trimtab_training.vit_tasks.datasets import CLASSES, SIDE_PX, TASKS, Images
-from trimtab_training.vit_tasks.labelled_samples import MAX_PER_TASK, SEED
+from trimtab_training.vit_tasks.datasets import CLASSES, MAX_PER_TASK, SEED, SIDE_PX, TASKS
 from trimtab_training.vit_tasks.operating_points import COMPARED, POINTS
 from trimtab_training.vit_tasks.train_loops import fit_head, fit_transformer, init_weights
 
@@ -66,7 +65,7 @@ def measure(
     return report, calibration.fit_temperatures(scored, POINTS)
 
 
-def training_images(task: str, max_count: int | None = None) -> Images:
+def training_images(task: str, max_count: int | None = None) -> LabelledImages:
     count = TRAINING_IMAGES[task]
     return TASKS[task]("train", min(count, max_count or count), TRAINING_SEED)
 

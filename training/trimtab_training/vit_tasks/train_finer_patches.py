@@ -20,12 +20,10 @@ from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, save
 from trimtab_model_servers.transformer.tasks import PLAIN, Head, prompt_variant
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer, forward_plan
 from trimtab_pipelines.operating_point import OperatingPoint, TokenPrompts
-from trimtab_training.optimizer import Advance, Schedule
-from trimtab_training.prompt_tuning import LabelledImages, fit_prompts
-from trimtab_training.reporting import argument_parser, loss_bar, training_progress, write_report
+from trimtab_training.prompt_tuning import fit_prompts
+from trimtab_training.trainer import Advance, Schedule, argument_parser, loss_bar, training_progress, write_report
 from trimtab_training.vit_tasks import calibration, evaluate, train
-from trimtab_training.vit_tasks.datasets import CLASSES, TASKS
-from trimtab_training.vit_tasks.labelled_samples import MAX_PER_TASK, SEED
+from trimtab_training.vit_tasks.datasets import CLASSES, MAX_PER_TASK, SEED, TASKS
 from trimtab_training.vit_tasks.operating_points import FULL, gains, merging
 from trimtab_training.vit_tasks.train_loops import fit_head, fit_transformer
 
@@ -92,10 +90,9 @@ def add_prompts(checkpoint: Checkpoint, advance: Callable[[str], None]) -> Check
     """Train prompts for every task at the prompted points, and heads from the plain ones."""
 
     def fit(point: OperatingPoint, plan: ForwardPlan, task: str) -> Head:
-        drawn = train.training_images(task)
         head = fit_prompts(
             checkpoint.transformer,
-            LabelledImages(drawn.pixels, drawn.labels),
+            train.training_images(task),
             checkpoint.normalisation,
             plan,
             initial=checkpoint.heads[PLAIN][task],

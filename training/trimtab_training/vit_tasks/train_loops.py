@@ -9,9 +9,8 @@ from torch.nn.functional import cross_entropy
 from trimtab_model_servers.transformer.config import preprocess
 from trimtab_model_servers.transformer.tasks import Head
 from trimtab_model_servers.transformer.transformer import PLAIN, ForwardPlan, VisionTransformer
-from trimtab_training.optimizer import Advance, Schedule, minimize
-from trimtab_training.prompt_tuning import compute_features
-from trimtab_training.vit_tasks.datasets import Images
+from trimtab_training.prompt_tuning import LabelledImages, compute_features
+from trimtab_training.trainer import Advance, Schedule, minimize
 
 TRANSFORMER_WEIGHT_DECAY: Final = 0.05
 HEAD_WEIGHT_DECAY: Final = 1e-4
@@ -29,7 +28,7 @@ def init_weights(transformer: VisionTransformer, seed: int) -> None:
 
 def fit_transformer(
     transformer: VisionTransformer,
-    images: Images,
+    images: LabelledImages,
     classes: int,
     schedule: Schedule,
     advance: Advance,
@@ -52,7 +51,7 @@ def fit_transformer(
 
 
 def fit_head(
-    transformer: VisionTransformer, images: Images, classes: int, schedule: Schedule, plan: ForwardPlan = PLAIN
+    transformer: VisionTransformer, images: LabelledImages, classes: int, schedule: Schedule, plan: ForwardPlan = PLAIN
 ) -> Head:
     """Train the head of one task on the features of a frozen transformer, which are computed once."""
     features = compute_features(transformer, images.pixels, "Image", plan)

@@ -1,4 +1,4 @@
-"""Rendered CRDs: equal to the committed files, with columns that exist in the models."""
+"""Rendered CRDs and JSON schemas: equal to the committed files; columns of CRDs exist in the models."""
 
 import re
 import typing
@@ -9,13 +9,15 @@ import pytest
 from pydantic import BaseModel
 
 from tests.builders import a_pipeline
-from trimtab_pipelines.rendering import crd
+from trimtab_pipelines.rendering import crd, schema
 from trimtab_pipelines.rendering.crd_schema import structural
 from trimtab_pipelines.rendering.generated import differing, write_or_check
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.status import ConditionType, InferencePipelineStatus
 
-COMMITTED = Path(__file__).parents[2] / "charts/trimtab/charts/trimtab-crds/templates"
+ROOT = Path(__file__).parents[2]
+COMMITTED = ROOT / "charts/trimtab/charts/trimtab-crds/templates"
+SCHEMAS = ROOT / "pipelines/schema"
 CONDITION_PATH = re.compile(r'^\.status\.conditions\[\?\(@\.type=="(\w+)"\)\]\.(\w+)$')
 CONDITIONS = {
     "InferencePipeline": set(typing.get_args(ConditionType)),
@@ -40,17 +42,26 @@ def field_of(model: type[BaseModel] | None, path: list[str]) -> dict[str, Any]:
     return found
 
 
-def test_committed_crds_are_current():
+def test_committed_files_are_current():
     assert differing(COMMITTED, crd.files(), crd.SUFFIX) == []
+    assert differing(SCHEMAS, schema.render(), schema.SUFFIX) == []
 
 
-def test_changed_and_surplus_files_are_listed(tmp_path: Path):
+def test_every_document_has_a_schema_in_camel_case():
+    assert sorted(schema.render()) == [
+        f"{kind}.schema.json" for kind in ("inferencepipeline", "modelprofile", "pipelineplan")
+    ]
+    assert '"storageUri"' in schema.render()["inferencepipeline.schema.json"]
+
+
+def test_changed_and_surplus_files_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert write_or_check([str(tmp_path)], crd.files(), crd.SUFFIX) == 0
     (tmp_path / "pipelineplans.yaml").write_text("{}")
     (tmp_path / "forgotten.yaml").write_text("{}")
 
     assert differing(tmp_path, crd.files(), crd.SUFFIX) == ["pipelineplans.yaml", "forgotten.yaml"]
     assert write_or_check([str(tmp_path), "--check"], crd.files(), crd.SUFFIX) == 1
+    assert "pipelineplans.yaml, forgotten.yaml" in capsys.readouterr().err
 
 
 def test_pipeline_columns_match_documentation():

@@ -209,17 +209,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         },
     }
     options.output.mkdir(parents=True, exist_ok=True)
-    replace_file(options.output / "lstm.npz", weights.to_bytes())
+    write_atomically(options.output / "lstm.npz", weights.to_bytes())
     write_atomically(options.output / "forecast_accuracy.json", json.dumps(accuracy, indent=2) + "\n")
     result.print()
     return 0
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content)
-    partial.replace(path)
 
 
 if __name__ == "__main__":

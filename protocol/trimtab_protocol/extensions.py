@@ -47,14 +47,10 @@ PLAN_GENERATION = "trimtab.plan_generation"
 # Parameters of a model's metadata and of its inputs.
 OPTIONAL = "trimtab.optional"
 """True for inputs that a request may omit; absent otherwise."""
-
-
 TASKS = "tasks"
 """Tasks of a model by number, separated by commas; unused numbers are empty."""
 REJECTED_TASK_FILES = "rejected_task_files"
 """Rejected task files with the reason: a JSON object by file name. Absent if there are none."""
-
-
 TASK_ACCURACIES = "task_accuracies"
 """Accuracies on registered tasks: a JSON object by task and operating point. Absent if unknown."""
 TaskPointAccuracy = Mapping[str, Mapping[str, Accuracy]]

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trimtab_predictor.lstm import SHIPPED_WEIGHTS, LstmWeights
-from trimtab_predictor.train import main, replace_file
+from trimtab_predictor.lstm import SHIPPED_WEIGHTS
+from trimtab_predictor.train import main
 
 
 def a_trace(folder: Path, seconds: int) -> Path:
@@ -40,19 +40,6 @@ def test_killed_trainer_leaves_the_old_weights(tmp_path: Path) -> None:
     assert trainer.returncode == -signal.SIGKILL
     assert (tmp_path / "lstm.npz").read_bytes() == old
     assert not (tmp_path / "forecast_accuracy.json").exists()
-
-
-def test_interrupted_write_leaves_the_old_weights(tmp_path: Path) -> None:
-    path = tmp_path / "lstm.npz"
-    path.write_bytes(SHIPPED_WEIGHTS.read_bytes())
-    # What a writer leaves that was killed before the last step: half a file beside the whole one.
-    (tmp_path / ".lstm.npz.partial").write_bytes(SHIPPED_WEIGHTS.read_bytes()[:100])
-
-    survived = LstmWeights.load(path)
-    replace_file(path, survived.to_bytes())
-
-    assert LstmWeights.load(path).to_bytes() == survived.to_bytes()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["lstm.npz"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 from trimtab_pipelines import stages
 from trimtab_protocol.chat.openai_requests import ChatRequest, ContentPart, Message
 from trimtab_protocol.errors import ProtocolError
-from trimtab_protocol.tensors import Array
+from trimtab_protocol.tensors import Array, bytes_array
 
 MESSAGES, OPTIONS, IMAGES = stages.MESSAGES_INPUT, "options", stages.IMAGES_INPUT
 """Inputs of a chat pipeline; the last two are optional."""
@@ -19,12 +19,8 @@ TEXT, FINISH_REASON, USAGE = "text", "finish_reason", "usage"
 """Outputs of a chat pipeline."""
 STORE_AS = "store_as"
 """Request parameter of an encoder: the name under which the embeddings of a batch are stored."""
-
-
 PARTIAL_PREFILL = "partial_prefill"
 """Metadata of a generation model: whether it can prefill a prompt up to the first pending image."""
-
-
 _TENANT, _DEADLINE = "tenant", "deadline_seconds"
 """Options set by the router only: the tenant, and the seconds until the first token is due."""
 _ROWS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
@@ -171,9 +167,7 @@ def outputs_from_response(text: str, last: LastChunk) -> dict[str, Array]:
 
 def bytes_tensor(elements: Sequence[bytes]) -> Array:
     """A tensor of BYTES [elements]."""
-    array = np.empty(len(elements), dtype=object)
-    array[:] = elements
-    return array
+    return bytes_array(elements, (len(elements),))
 
 
 def content_id(encoder: str, file_digest: str, rows: int) -> str:

@@ -18,11 +18,7 @@ STREAM_HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    429: "rate_limit_error",
-}
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _BY_REASON = {"UnknownModel": "model_not_found", "PayloadTooLarge": "request_too_large"}
 
 
@@ -67,18 +63,18 @@ def dry_run_response(heading: ResponseHeader, took: Usage) -> Json:
     return heading.fields("chat.completion") | {"choices": [], "usage": usage([took])}
 
 
-def usage(each: Sequence[Usage]) -> Json:
+def usage(choices: Sequence[Usage]) -> Json:
     """Total usage of all choices; the prompt is counted once."""
-    prompt = max((one.prompt for one in each), default=0)
-    completion_tokens = sum(one.completion for one in each)
+    prompt = max((choice.prompt for choice in choices), default=0)
+    completion_tokens = sum(choice.completion for choice in choices)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt + completion_tokens,
         "prompt_tokens_details": {
-            "cached_tokens": max((one.cached for one in each), default=0),
-            "image_tokens": max((one.image for one in each), default=0),
-            "text_tokens": max((one.text for one in each), default=0),
+            "cached_tokens": max((choice.cached for choice in choices), default=0),
+            "image_tokens": max((choice.image for choice in choices), default=0),
+            "text_tokens": max((choice.text for choice in choices), default=0),
         },
     }
 
@@ -95,7 +91,7 @@ class ChunkWriter:
     def __init__(self, heading: ResponseHeader, *, includes_usage: bool, logprobs: bool) -> None:
         self._fields = heading.fields("chat.completion.chunk")
         self._without = {"usage": None} if includes_usage else {}
-        self._tells_usage = includes_usage
+        self._includes_usage = includes_usage
         self._logprobs = logprobs
         self._around: dict[int, tuple[bytes, bytes]] = {}
         """The constant JSON around the text of a chunk."""
@@ -121,11 +117,11 @@ class ChunkWriter:
         rest = self._chunk(choice, {"content": answer.text}) if answer.text else b""
         return rest + self._chunk(choice, {}, finish_reason=answer.finish_reason)
 
-    def end(self, each: Sequence[Usage]) -> bytes:
+    def end(self, choices: Sequence[Usage]) -> bytes:
         """End of the stream."""
-        if not self._tells_usage:
+        if not self._includes_usage:
             return DONE
-        return sse_event(self._fields | {"choices": [], "usage": usage(each)}) + DONE
+        return sse_event(self._fields | {"choices": [], "usage": usage(choices)}) + DONE
 
     def _chunk(
         self, choice: int, delta: Json, *, finish_reason: str | None = None, pieces: Sequence[Chunk] | None = None

@@ -153,8 +153,8 @@ def _documents(pipeline: InferencePipeline) -> list[dict[str, Any]]:
     plan["metadata"] = {"name": pipeline.name, "namespace": namespace}
     found = [pipeline.model_dump(mode="json", by_alias=True, exclude_none=True), plan]
     for task in profile_tasks(pipeline):
-        for stage in task.stages:
-            points = [a_point_profile(variant) for variant in task.of_stage(stage)]
+        for stage, variants in task.variants_by_stage.items():
+            points = [a_point_profile(variant) for variant in variants]
             profile = a_profile(stage, points, pipeline.name).model_dump(mode="json", by_alias=True, exclude_none=True)
             profile["metadata"] = {
                 "name": profile_name(pipeline.name, stage),

@@ -52,13 +52,10 @@ class ProfileTask:
     run: str
     """Identifies the task's Job: the fingerprint and the SLO."""
 
-    def of_stage(self, stage: str) -> tuple[str, ...]:
-        """Variants of a stage to measure."""
-        return tuple(variant for owner, variant in self.variants if owner == stage)
-
     @property
-    def stages(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(stage for stage, _ in self.variants))
+    def variants_by_stage(self) -> dict[str, tuple[str, ...]]:
+        stages = dict.fromkeys(stage for stage, _ in self.variants)
+        return {stage: tuple(variant for owner, variant in self.variants if owner == stage) for stage in stages}
 
 
 def profile_tasks(pipeline: InferencePipeline) -> tuple[ProfileTask, ...]:
@@ -89,7 +86,7 @@ def missing_profile_tasks(pipeline: InferencePipeline, profiles: Iterable[ModelP
     return tuple(
         task
         for task in profile_tasks(pipeline)
-        if any((stage, task.fingerprint) not in profiled for stage in task.stages)
+        if any((stage, task.fingerprint) not in profiled for stage in task.variants_by_stage)
     )
 
 

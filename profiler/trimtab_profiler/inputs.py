@@ -19,6 +19,7 @@ from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import DTYPES, Tensor
 from trimtab_protocol.chat.embedding_refs import blank_image, dump_refs, parse_encoded_image
+from trimtab_protocol.chat.internal_wire import bytes_tensor
 
 PICTURE_PX, ANSWER_TOKENS = 448, 32
 """Defaults for chats without payloads."""
@@ -52,9 +53,9 @@ def request_rows(pipeline: InferencePipeline, count: int, seed: int = 0) -> dict
         source = ChatSource(seed, pages=(1, 1))
         chats = [source.chat(index) for index in range(count)]
         rows |= {
-            f"{REQUEST}.inputs.messages": _bytes([chat.messages for chat in chats]),
-            f"{REQUEST}.inputs.images": _bytes([chat.images[0] for chat in chats])[:, None],
-            f"{REQUEST}.inputs.options": _bytes([b"{}"] * count),
+            f"{REQUEST}.inputs.messages": bytes_tensor([chat.messages for chat in chats]),
+            f"{REQUEST}.inputs.images": bytes_tensor([chat.images[0] for chat in chats])[:, None],
+            f"{REQUEST}.inputs.options": bytes_tensor([b"{}"] * count),
         }
     elif kind != "random":
         laws = synthetic_inputs.parse_distributions(kind, pipeline.spec.inputs)
@@ -70,11 +71,11 @@ def _chat_rows(pipeline: InferencePipeline, count: int, seed: int) -> dict[str, 
         return {}
     shown = [{"type": "image"}] if shapes.get(("images", "BYTES")) == (-1,) else []
     content = [*shown, {"type": "text", "text": "What does it show?"}]
-    rows = {"messages": _bytes([json.dumps([{"role": "user", "content": content}]).encode()] * count)}
+    rows = {"messages": bytes_tensor([json.dumps([{"role": "user", "content": content}]).encode()] * count)}
     if shown:
-        rows["images"] = _bytes([_noise(seed + number) for number in range(count)])[:, None]
+        rows["images"] = bytes_tensor([_noise(seed + number) for number in range(count)])[:, None]
     if shapes.get(("options", "BYTES")) == ():
-        rows["options"] = _bytes([json.dumps({"max_tokens": ANSWER_TOKENS}).encode()] * count)
+        rows["options"] = bytes_tensor([json.dumps({"max_tokens": ANSWER_TOKENS}).encode()] * count)
     return {f"{REQUEST}.inputs.{name}": array for name, array in rows.items()}
 
 
@@ -138,10 +139,4 @@ def random_rows(spec: TensorSpec, count: int, any_size: int, seed: int = 0) -> A
 
 def blank_references(references: Array) -> Array:
     """References to blank images of the same size, since encoded images have expired when they would be pulled."""
-    return _bytes([dump_refs([blank_image(parse_encoded_image(one))]) for one in references])
-
-
-def _bytes(elements: Sequence[bytes]) -> Array:
-    array = np.empty(len(elements), dtype=object)
-    array[:] = elements
-    return array
+    return bytes_tensor([dump_refs([blank_image(parse_encoded_image(one))]) for one in references])

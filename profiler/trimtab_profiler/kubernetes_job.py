@@ -1,7 +1,6 @@
 """Profile Job: measures the variants of one task in this pod and writes ModelProfiles.
 
 Profiles carry the task's fingerprint, which the operator and the adapter compare, and are owned by their pipeline.
-Variants with their own container cannot run in this pod; they need a ModelProfile from the user.
 """
 
 import asyncio
@@ -46,12 +45,12 @@ async def run_task(
         options: default quick.
 
     Raises:
-        TaskError: no such task, or none of its variants can run here.
+        TaskError: no such task or pipeline.
         ProfileError: a variant cannot be loaded or refuses a batch.
         ClusterError: the profiles cannot be written.
     """
     task = find_task(pipeline, task_name)
-    only = runnable_variants(pipeline, task)
+    only = task.variants_by_stage
     owner = await _retry(lambda: cluster.get("InferencePipeline", pipeline.metadata.namespace, pipeline.name))
     if owner is None:
         raise TaskError(f"InferencePipeline {pipeline.metadata.namespace}/{pipeline.name} does not exist")
@@ -76,22 +75,6 @@ def find_task(pipeline: InferencePipeline, name: str) -> ProfileTask:
             f"pipeline {pipeline.name} has no profile task {name!r}; its tasks: {', '.join(tasks) or 'none'}"
         )
     return tasks[name]
-
-
-def runnable_variants(pipeline: InferencePipeline, task: ProfileTask) -> dict[str, tuple[str, ...]]:
-    """Variants of a task that can run in this pod, by stage; TaskError if there are none."""
-    only: dict[str, tuple[str, ...]] = {}
-    for stage in task.stages:
-        variants = [pipeline.spec.stage(stage).variant(name) for name in task.of_stage(stage)]
-        for variant in variants:
-            if variant.container is not None:
-                log.warning("stage %s, variant %s has its own container; it is not measured", stage, variant.name)
-        named = tuple(variant.name for variant in variants if variant.container is None)
-        if named:
-            only[stage] = named
-    if not only:
-        raise TaskError(f"task {task.name}: its variants have their own containers; apply a ModelProfile for them")
-    return only
 
 
 def profile_body(profile: ModelProfile, pipeline: InferencePipeline, task: ProfileTask, owner: Object) -> Object:

@@ -155,37 +155,12 @@ def write_profiles(profiles: Mapping[str, ModelProfile], folder: Path) -> Path:
     return path
 
 
-@dataclass(frozen=True, slots=True)
-class FitError:
-    """Error of the latency law at one measurement."""
-
-    stage: str
-    variant: str
-    operating_point: str
-    cores: float
-    batch_size: int
-    measured_seconds: float
-    fitted_seconds: float
-
-    @property
-    def relative_error(self) -> float:
-        """(fit − measured) / measured."""
-        return self.fitted_seconds / self.measured_seconds - 1
-
-
-def fit_errors(profiles: Mapping[str, ModelProfile]) -> list[FitError]:
+def fit_errors(profiles: Mapping[str, ModelProfile]) -> list[float]:
+    """Relative error of the latency law at every measurement: (fit − measured) / measured."""
     return [
-        FitError(
-            stage=stage,
-            variant=point.variant,
-            operating_point=point.operating_point,
-            cores=point.cores,
-            batch_size=measured.batch_size,
-            measured_seconds=measured.latency_seconds_mean,
-            fitted_seconds=point.fit.seconds(measured.batch_size),
-        )
-        for stage, document in profiles.items()
-        for point in document.spec.points
+        point.fit.seconds(measured.batch_size) / measured.latency_seconds_mean - 1
+        for profile in profiles.values()
+        for point in profile.spec.points
         for measured in point.measurements
     ]
 
@@ -236,22 +211,18 @@ async def _profile_point(
     if not chat_profile.needs_chat_profile(stage, rows):
         return [point_profile(point, cores, measurements) for cores in point.allocations]
     sizes = replace(point, batch_sizes=tuple(m.batch_size for m in measurements))
+    texts = chat_profile.without_images(rows)
+    short_texts = chat_profile.first_token_only(texts)
     text_only, first_token, text_only_first_token = [
         await _measure(run, stage, sizes, replica, chat_rows)
-        for chat_rows in (
-            chat_profile.without_images(rows),
-            chat_profile.first_token_only(rows),
-            chat_profile.first_token_only(chat_profile.without_images(rows)),
-        )
+        for chat_rows in (texts, chat_profile.first_token_only(rows), short_texts)
     ]
     size, datatypes = min(ROWS, sizes.batch_sizes[-1]), inputs.datatypes(run.pipeline, stage)
     outputs, text_outputs = [
         (await replica.infer(point.variant, point.operating_point, inputs.batch(chat_rows, size, 0, datatypes))).outputs
-        for chat_rows in (rows, chat_profile.first_token_only(chat_profile.without_images(rows)))
+        for chat_rows in (rows, short_texts)
     ]
-    prefill = await _measure_prefill(
-        run, stage, point, replica, chat_profile.first_token_only(chat_profile.without_images(rows))
-    )
+    prefill = await _measure_prefill(run, stage, point, replica, short_texts)
     return [
         point_profile(point, cores, measurements).model_copy(
             update={

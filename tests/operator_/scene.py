@@ -67,8 +67,8 @@ class Site:
     async def apply_profiles(self) -> None:
         """Write what the profile Jobs would."""
         for task in profile_tasks(self.pipeline):
-            for stage in task.stages:
-                points = [a_point_profile(variant) for variant in task.of_stage(stage)]
+            for stage, variants in task.variants_by_stage.items():
+                points = [a_point_profile(variant) for variant in variants]
                 profile = a_profile(stage, points, self.name).model_dump(mode="json", by_alias=True, exclude_none=True)
                 profile["metadata"] = {
                     "name": profile_name(self.name, stage, task.accelerator),

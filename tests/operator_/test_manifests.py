@@ -232,7 +232,7 @@ def test_secrets_have_separate_profile_tasks() -> None:
     jobs = [profile_job(pipeline, task, SETTINGS) for task in tasks]
     taken = [job["spec"]["template"]["spec"]["containers"][0].get("envFrom", []) for job in jobs]
 
-    assert [task.of_stage("first") for task in tasks] == [("open",), ("one", "also"), ("other",)]
+    assert [task.variants_by_stage["first"] for task in tasks] == [("open",), ("one", "also"), ("other",)]
     assert len({task.name for task in tasks}) == len({job["metadata"]["name"] for job in jobs}) == 3
     named = [[source["secretRef"]["name"] for source in sources] for sources in taken]
     assert named == [[], ["bucket-a"], ["bucket-b"]]

@@ -14,7 +14,7 @@ from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.profiling import missing_profile_tasks, profile_tasks, unprofiled_containers
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.__main__ import main
-from trimtab_profiler.kubernetes_job import TaskError, find_task, run_task, runnable_variants
+from trimtab_profiler.kubernetes_job import TaskError, find_task, run_task
 from trimtab_profiler.measure import Effort
 from trimtab_profiler.profile import ProfileOptions
 
@@ -46,7 +46,7 @@ async def test_each_kind_of_node_has_its_own_profiles(cluster: Cluster, namespac
     assert [task.variants for task in tasks] == [(("first", "plain"), ("second", "last")), (("first", "fast"),)]
 
     for task in tasks:
-        options = ProfileOptions.quick(pipeline, runnable_variants(pipeline, task))
+        options = ProfileOptions.quick(pipeline, task.variants_by_stage)
         await run_task(cluster, pipeline, tmp_path, task.name, dataclasses.replace(options, effort=BRIEF))
 
     found = await profiles_in(cluster, namespace)

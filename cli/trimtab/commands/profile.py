@@ -64,7 +64,7 @@ async def _request(namespace: str, name: str, on_status: OnStatus, timeout_secon
 
 
 def _figures(profiles: Mapping[str, ModelProfile]) -> dict[str, float]:
-    errors = [abs(error.relative_error) for error in fit_errors(profiles)]
+    errors = [abs(error) for error in fit_errors(profiles)]
     return {
         "points": sum(len(profile.spec.points) for profile in profiles.values()),
         "fit_mean_relative_error": statistics.fmean(errors),

@@ -24,7 +24,6 @@ from trimtab_operator.settings import Settings
 from trimtab_pipelines.kubernetes_names import profile_job_name, profiler_name, router_name
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, ProfileTask
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.variants import Variant
 
 PROFILER_ROLE = "trimtab-profiler"
 PROFILER_MEMORY_BYTES = 512 * 2**20
@@ -107,7 +106,7 @@ def profile_job(pipeline: InferencePipeline, task: ProfileTask, settings: Settin
 
 
 def _largest_stage(pipeline: InferencePipeline, task: ProfileTask) -> int:
-    def of(stage: str) -> list[Variant]:
-        return [pipeline.spec.stage(stage).variant(name) for name in task.of_stage(stage)]
-
-    return max(memory_bytes(of(stage)) for stage in task.stages)
+    return max(
+        memory_bytes([pipeline.spec.stage(stage).variant(name) for name in names])
+        for stage, names in task.variants_by_stage.items()
+    )

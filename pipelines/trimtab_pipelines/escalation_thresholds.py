@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,18 +34,24 @@ STEPS = 100
 _HALVES_SEED = 23
 
 
-class PairedAnswers(NamedTuple):
-    """Held-out rows of one task at two points: confidence of the first, and correctness of both.
-
-    All of shape (rows,); confidence 0…1.
-    """
+@dataclass(frozen=True, slots=True, eq=False)
+class PairedConfidence:
+    """Held-out rows evaluated at two points; neither was trained or tuned on them."""
 
     confidence: NDArray[np.floating]
+    """Of the first point, 0…1. Shape (rows,)."""
     right: NDArray[np.bool_]
+    """Whether the first point is correct. Shape (rows,)."""
     right_escalated: NDArray[np.bool_]
+    """Whether the second point is correct. Shape (rows,)."""
 
-    def subset(self, rows: NDArray[np.bool_]) -> "PairedAnswers":
-        return PairedAnswers(self.confidence[rows], self.right[rows], self.right_escalated[rows])
+    def __post_init__(self) -> None:
+        if not self.confidence.size == self.right.size == self.right_escalated.size:
+            sizes = f"{self.confidence.size}, {self.right.size} and {self.right_escalated.size}"
+            raise ValueError(f"confidence, right and right_escalated must be of the same rows; got {sizes}")
+
+    def subset(self, rows: NDArray[np.bool_]) -> "PairedConfidence":
+        return PairedConfidence(self.confidence[rows], self.right[rows], self.right_escalated[rows])
 
     def hits(self, below: float) -> int:
         """Number of correct rows after escalating those below a threshold."""
@@ -70,69 +75,36 @@ ThresholdByTask = Mapping[str, TaskThreshold]
 """Threshold of every task at one price."""
 
 
-def task_thresholds(by_task: Mapping[str, PairedAnswers]) -> list[ThresholdByTask]:
+def task_thresholds(by_task: Mapping[str, PairedConfidence]) -> list[ThresholdByTask]:
     """Thresholds at each price, ascending; prices that change no threshold are left out."""
     distinct: list[ThresholdByTask] = []
     for price in PRICES:
-        priced = {task: _threshold_at(answers, price) for task, answers in by_task.items()}
+        priced = {task: _threshold_at(pairs, price) for task, pairs in by_task.items()}
         if not distinct or any(distinct[-1][task].below != threshold.below for task, threshold in priced.items()):
             distinct.append(priced)
     return distinct
 
 
-def _threshold_at(answers: PairedAnswers, price: float) -> TaskThreshold:
-    below, rows = best_threshold(answers, price), answers.right.size
+def _threshold_at(pairs: PairedConfidence, price: float) -> TaskThreshold:
+    below, rows = best_threshold(pairs, price), pairs.right.size
     half = np.random.default_rng(_HALVES_SEED).permutation(rows) % 2 == 0
-    hits = sum(answers.subset(~fold).hits(best_threshold(answers.subset(fold), price)) for fold in (half, ~half))
-    return TaskThreshold(below, float((answers.confidence < below).mean()), hits, rows)
+    hits = sum(pairs.subset(~fold).hits(best_threshold(pairs.subset(fold), price)) for fold in (half, ~half))
+    return TaskThreshold(below, float((pairs.confidence < below).mean()), hits, rows)
 
 
-def best_threshold(answers: PairedAnswers, price: float) -> float:
+def best_threshold(pairs: PairedConfidence, price: float) -> float:
     """Lowest threshold with the largest gain beyond the price of its escalations; 0 if none gains anything.
 
     Args:
-        answers: of one task; may be empty.
+        pairs: of one task; may be empty.
         price: correct responses per escalation, 0 or more.
     """
-    order = np.argsort(answers.confidence, kind="stable")
-    gained = answers.right_escalated[order].astype(np.int64) - answers.right[order]
+    order = np.argsort(pairs.confidence, kind="stable")
+    gained = pairs.right_escalated[order].astype(np.int64) - pairs.right[order]
     belows = np.arange(STEPS + 2) / STEPS  # above 1: all rows are escalated
-    counts = np.searchsorted(answers.confidence[order], belows, side="left")
+    counts = np.searchsorted(pairs.confidence[order], belows, side="left")
     gains = np.concatenate(([0], np.cumsum(gained)))[counts] - price * counts
     return float(belows[int(gains.argmax())])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PairedConfidence:
-    """Held-out rows evaluated at both points; neither was trained or tuned on them."""
-
-    confidence: NDArray[np.floating]
-    """Of the first point, 0…1. Shape (rows,)."""
-    right: NDArray[np.bool_]
-    """Whether the first point is correct. Shape (rows,)."""
-    right_escalated: NDArray[np.bool_]
-    """Whether the second point is correct. Shape (rows,)."""
-    tasks: NDArray[np.str_] | None = None
-    """Task of each row, if each task has its own threshold. Shape (rows,)."""
-
-    def __post_init__(self) -> None:
-        if not self.confidence.size == self.right.size == self.right_escalated.size > 0:
-            sizes = f"{self.confidence.size}, {self.right.size} and {self.right_escalated.size}"
-            raise ValueError(
-                f"confidence, right and right_escalated must be of the same rows, at least one; got {sizes}"
-            )
-        if self.tasks is not None and self.tasks.size != self.right.size:
-            raise ValueError(f"tasks must be of the same rows; got {self.tasks.size} of {self.right.size}")
-
-    @property
-    def by_task(self) -> dict[str, PairedAnswers]:
-        """The rows of each task; empty without tasks."""
-        answers = PairedAnswers(self.confidence, self.right, self.right_escalated)
-        return (
-            {}
-            if self.tasks is None
-            else {str(task): answers.subset(self.tasks == task) for task in np.unique(self.tasks)}
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +136,7 @@ def escalation_curve(pairs: PairedConfidence, shares: Sequence[float]) -> list[E
 
 
 def evaluate_threshold(pairs: PairedConfidence, below: float) -> EscalationThreshold:
-    escalated = pairs.confidence < below
-    right = np.where(escalated, pairs.right_escalated, pairs.right)
-    return EscalationThreshold(below, float(escalated.mean()), float(right.mean()))
+    return EscalationThreshold(below, float((pairs.confidence < below).mean()), pairs.hits(below) / pairs.right.size)
 
 
 def safe_threshold(pairs: PairedConfidence, floor: float, confidence: float = CONFIDENCE) -> EscalationThreshold | None:
@@ -232,8 +202,9 @@ def measure_escalations(
     by_point: dict[str, tuple[Escalation, ...]] = dict.fromkeys(points, ())
     for first, then in targets:
         sample = points[first]
-        pairs = PairedConfidence(sample.confidence, sample.right, points[then].right, sample.tasks)
-        by_task = pairs.by_task
+        pairs = PairedConfidence(sample.confidence, sample.right, points[then].right)
+        tasks = [] if sample.tasks is None else np.unique(sample.tasks).tolist()
+        by_task = {task: pairs.subset(sample.tasks == task) for task in tasks}
         priced = task_thresholds(by_task) if len(by_task) > 1 else []
         ladder = _ladder_by_task(then, pairs, priced, confidence) if priced else _ladder(then, pairs, confidence)
         by_point[first] += ladder[-limit:]

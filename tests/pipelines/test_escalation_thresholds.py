@@ -6,7 +6,6 @@ import pytest
 from trimtab_pipelines.escalation import MAX_ESCALATIONS, Escalation
 from trimtab_pipelines.escalation_thresholds import (
     ConfidenceSample,
-    PairedAnswers,
     PairedConfidence,
     best_threshold,
     escalation_curve,
@@ -193,10 +192,10 @@ def test_task_without_gain_is_not_escalated() -> None:
 def test_high_price_escalates_only_least_confident_rows() -> None:
     confidence = np.arange(100) / 100
     again = np.arange(100) < 60
-    answers = PairedAnswers(confidence, (np.arange(100) >= 20) & again, again)  # the first twenty are mended
+    answers = PairedConfidence(confidence, (np.arange(100) >= 20) & again, again)  # the first twenty are mended
 
     assert best_threshold(answers, 0.0) == 0.2
-    half = PairedAnswers(confidence, answers.right | (np.arange(100) % 2 == 1), again | (np.arange(100) % 2 == 1))
+    half = PairedConfidence(confidence, answers.right | (np.arange(100) % 2 == 1), again | (np.arange(100) % 2 == 1))
     assert best_threshold(half, 0.4) > 0.15
     assert best_threshold(half, 1.0) == 0.0
     assert best_threshold(answers.subset(np.zeros(100, bool)), 0.0) == 0.0
@@ -207,7 +206,7 @@ def test_chance_gains_are_removed_by_cross_fitting() -> None:
     won, cross_fitted = [], []
     for seed in range(40):
         rng = np.random.default_rng(seed)
-        answers = PairedAnswers(rng.random(200), rng.random(200) < 0.5, rng.random(200) < 0.5)
+        answers = PairedConfidence(rng.random(200), rng.random(200) < 0.5, rng.random(200) < 0.5)
         (doubt, *_) = task_thresholds({"one": answers})
         first = int(answers.right.sum())
         won.append(answers.hits(doubt["one"].below) - first)
@@ -222,7 +221,8 @@ def test_higher_price_never_escalates_more() -> None:
     seen = of_tasks(3, 1_000)
     fast, full = seen["fast"], seen["full"]
     shares = [
-        doubt["all"].share for doubt in task_thresholds({"all": PairedAnswers(fast.confidence, fast.right, full.right)})
+        doubt["all"].share
+        for doubt in task_thresholds({"all": PairedConfidence(fast.confidence, fast.right, full.right)})
     ]
 
     assert shares == sorted(shares, reverse=True)

@@ -8,10 +8,9 @@ import torch
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.transformer.checkpoints import random_checkpoint
 from trimtab_model_servers.transformer.config import ViTConfig
-from trimtab_model_servers.transformer.tasks import Head
 from trimtab_model_servers.transformer.transformer import ForwardPlan
 from trimtab_pipelines.operating_point import OperatingPoint, TokenPrompts
-from trimtab_training.prompt_tuning import LabelledImages, compute_logits, fit_prompts
+from trimtab_training.prompt_tuning import LabelledImages, compute_logits
 from trimtab_training.task_training import PromptSpec, select_fitting, train_task, trained_prompt_variant
 from trimtab_training.trainer import Schedule
 
@@ -90,26 +89,6 @@ def test_point_without_trained_variant_is_rejected():
     point = OperatingPoint(name="fine", prompts=TokenPrompts(count=2), accuracy=0)
     with pytest.raises(ModelError, match=r"operating point 'fine': 'replace-2' is not trained"):
         trained_prompt_variant(a_transformer(), point)
-
-
-def test_prompts_train_with_merging():
-    checkpoint, images = a_transformer(), stripes()
-    losses: list[float] = []
-    initial = Head(torch.zeros(2, SMALL.width), torch.zeros(2))
-    head = fit_prompts(
-        checkpoint.transformer,
-        images,
-        "Image",
-        ForwardPlan((4, 4)),
-        initial=initial,
-        count=3,
-        schedule=SCHEDULE,
-        advance=losses.append,
-    )
-
-    assert losses[-1] < losses[0]
-    assert head.prompts is not None
-    assert head.prompts.shape == (SMALL.depth, 3, SMALL.width)
 
 
 @pytest.mark.parametrize(

@@ -191,27 +191,31 @@ def test_missing_weights_name_the_training_command(tmp_path):
         load(tmp_path / "absent.safetensors")
 
 
-def test_corrupt_weights_name_the_file(tmp_path):
-    path = tmp_path / "cut.safetensors"
+def cut_off(path):
     path.write_bytes((WEIGHTS / "read-xs.safetensors").read_bytes()[:-50])
 
-    with pytest.raises(WeightsError, match=r"cannot use the weights in .*cut\.safetensors"):
-        load(path)
 
-
-def test_weights_of_another_family_are_rejected(tmp_path):
-    path = tmp_path / "other.safetensors"
+def of_another_family(path):
     save_file({"weight": torch.zeros(1)}, path, metadata={"family": "resnet"})
 
-    with pytest.raises(WeightsError, match="family 'resnet'"):
-        load(path)
 
-
-def test_weights_of_another_size_are_rejected(tmp_path):
-    path = tmp_path / "misfit.safetensors"
+def of_another_size(path):
     save(prepare_for_serving(build("read-xs", seed=1)), VARIANTS["read-s"], path)
 
-    with pytest.raises(WeightsError, match="size mismatch"):
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (cut_off, r"cannot use the weights in .*unusable\.safetensors"),
+        (of_another_family, "family 'resnet'"),
+        (of_another_size, "size mismatch"),
+    ],
+)
+def test_unusable_weights_are_rejected(tmp_path, write, message):
+    path = tmp_path / "unusable.safetensors"
+    write(path)
+
+    with pytest.raises(WeightsError, match=message):
         load(path)
 
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.nn.functional import interpolate
 
+from tests.training.test_task_training import stripes
 from trimtab_model_servers.server.hosted_model import load_model
 from trimtab_model_servers.transformer.checkpoints import load
 from trimtab_model_servers.transformer.merge_schedule import layer_tokens, multiplications
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.model_spec import model_spec
-from trimtab_training.prompt_tuning import LabelledImages
 from trimtab_training.trainer import Schedule
 from trimtab_training.vit_tasks import train, train_finer_patches
 from trimtab_training.vit_tasks.datasets import TASKS
@@ -20,11 +20,6 @@ from trimtab_training.vit_tasks.datasets import TASKS
 FOLDER = Path(__file__).parents[3] / "pipelines" / "vit-tasks"
 MEASURED = json.loads((FOLDER / train_finer_patches.ACCURACY).read_text())["points"]
 ROWS = 48
-
-
-def the_variant():
-    stage = load_pipeline(FOLDER).spec.stages[0]
-    return stage, next(variant for variant in stage.variants if variant.name == train_finer_patches.VARIANT)
 
 
 def test_halved_patches_embed_enlarged_images_alike():
@@ -39,27 +34,12 @@ def test_halved_patches_embed_enlarged_images_alike():
     assert twin.pos_embed.shape[1] == 1 + twin.shape.patches == 257
 
 
-def test_pipeline_states_the_measured_accuracies():
-    points = the_variant()[1].operating_points
-
-    assert [point.name for point in points] == [point.name for point in train_finer_patches.POINTS]
-    for point, served in zip(points, train_finer_patches.POINTS, strict=True):
-        measured = MEASURED[point.name]
-
-        assert (point.merging, point.prompts) == (served.merging, served.prompts)
-        assert (point.measured_accuracy().value, point.measured_accuracy().samples) == (
-            measured["all"]["value"],
-            measured["all"]["n"],
-        )
-        assert {task: accuracy.value for task, accuracy in point.accuracy_by_task.items()} == {
-            task: measured[task]["value"] for task in TASKS
-        }
-
-
 @pytest.mark.parametrize("name", ["full", "merge-32", "merge-48-prompts"])
 def test_served_variant_reaches_the_measured_accuracy(name):
-    stage, variant = the_variant()
-    model = load_model(model_spec(load_pipeline(FOLDER), FOLDER, stage, variant, 1.0))
+    pipeline = load_pipeline(FOLDER)
+    stage = pipeline.spec.stages[0]
+    variant = stage.variant(train_finer_patches.VARIANT)
+    model = load_model(model_spec(pipeline, FOLDER, stage, variant, 1.0))
     images = TASKS["crops"]("held-out", ROWS, 2)
     inputs = {"image": images.pixels, "task": torch.zeros(ROWS, dtype=torch.int64)}
     point = model.spec.point(name)
@@ -93,9 +73,7 @@ def test_training_with_merging_recovers_half_of_its_cost():
 
 
 def test_training_starts_from_the_small_transformer(monkeypatch):
-    labels = torch.arange(8) % 2
-    pixels = (labels[:, None, None, None] * 100 + torch.randint(0, 50, (8, 1, 32, 32))).to(torch.uint8)
-    monkeypatch.setattr(train, "training_images", lambda *_: LabelledImages(pixels, labels))
+    monkeypatch.setattr(train, "training_images", lambda *_: stripes(8, side=32))
     losses: list[float] = []
     schedule = Schedule(2, 4, 1e-4, seed=1)
     finer = train_finer_patches.train_transformer(load(FOLDER / train.WEIGHTS), schedule, losses.append)

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from tests.training.test_task_training import stripes
 from trimtab_model_servers.server.hosted_model import load_model
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.model_spec import model_spec
-from trimtab_training.prompt_tuning import LabelledImages, compute_features
+from trimtab_training.prompt_tuning import compute_features
 from trimtab_training.trainer import Schedule
-from trimtab_training.vit_tasks import datasets, train
+from trimtab_training.vit_tasks import datasets, train, train_finer_patches
 from trimtab_training.vit_tasks.datasets import CLASSES, PHOTOS, TASKS, HeldOut
 from trimtab_training.vit_tasks.evaluate import accuracy_report, hits_of, score_points
 from trimtab_training.vit_tasks.operating_points import COMPARED, FULL, POINTS
@@ -25,29 +26,31 @@ MEASURED = json.loads((FOLDER / "accuracy.json").read_text())["points"]
 ROWS = 128
 
 
-def the_variant():
-    stage = load_pipeline(FOLDER).spec.stages[0]
-    return stage, stage.variants[0]
-
-
 @pytest.fixture(scope="module")
 def model():
-    stage, variant = the_variant()
-    return load_model(model_spec(load_pipeline(FOLDER), FOLDER, stage, variant, 1.0))
+    pipeline = load_pipeline(FOLDER)
+    stage = pipeline.spec.stages[0]
+    return load_model(model_spec(pipeline, FOLDER, stage, stage.variants[0], 1.0))
 
 
-def test_pipeline_states_the_measured_accuracies():
-    points = the_variant()[1].operating_points
+@pytest.mark.parametrize(
+    ("variant", "file", "served_points"),
+    [
+        ("vit-small", "accuracy.json", POINTS),
+        (train_finer_patches.VARIANT, train_finer_patches.ACCURACY, train_finer_patches.POINTS),
+    ],
+)
+def test_pipeline_states_the_measured_accuracies(variant, file, served_points):
+    points = load_pipeline(FOLDER).spec.stages[0].variant(variant).operating_points
+    measured_points = json.loads((FOLDER / file).read_text())["points"]
 
-    assert [point.name for point in points] == [point.name for point in POINTS]
-    for point, served in zip(points, POINTS, strict=True):
-        measured = MEASURED[point.name]
+    assert [point.name for point in points] == [point.name for point in served_points]
+    for point, served in zip(points, served_points, strict=True):
+        measured = measured_points[point.name]
+        overall = point.measured_accuracy()
 
-        assert point.merging == served.merging
-        assert (point.measured_accuracy().value, point.measured_accuracy().samples) == (
-            measured["all"]["value"],
-            measured["all"]["n"],
-        )
+        assert (point.merging, point.prompts) == (served.merging, served.prompts)
+        assert (overall.value, overall.samples) == (measured["all"]["value"], measured["all"]["n"])
         assert {task: accuracy.value for task, accuracy in point.accuracy_by_task.items()} == {
             task: measured[task]["value"] for task in TASKS
         }
@@ -128,18 +131,8 @@ def test_held_out_samples_have_task_and_label():
     assert int(samples[len(samples) - 1][0]["task"]) == len(TASKS) - 1
 
 
-def some_images(count=32):
-    """Images of horizontal and of vertical stripes."""
-    random = torch.Generator().manual_seed(5)
-    labels = torch.arange(count) % 2
-    pixels = torch.randint(0, 60, (count, 1, 32, 32), generator=random)
-    pixels[labels == 0, :, ::2] += 150
-    pixels[labels == 1, :, :, ::2] += 150
-    return LabelledImages(pixels.to(torch.uint8), labels)
-
-
 def test_training_lowers_loss_and_heads_fit_frozen_features():
-    images, schedule = some_images(), Schedule(steps=60, batch=32, peak_rate=4e-3, seed=1)
+    images, schedule = stripes(side=32), Schedule(steps=60, batch=32, peak_rate=4e-3, seed=1)
     transformer = VisionTransformer(SHAPE.model_copy(update={"depth": 2, "width": 32, "inner": 64}))
     init_weights(transformer, 1)
     losses: list[float] = []
@@ -158,11 +151,11 @@ def test_training_lowers_loss_and_heads_fit_frozen_features():
 
 
 def test_report_lists_points_and_gains_of_the_strong_rule(monkeypatch):
-    monkeypatch.setattr(train, "training_images", lambda _: some_images())
+    monkeypatch.setattr(train, "training_images", lambda _: stripes(side=32))
     transformer = VisionTransformer(SHAPE.model_copy(update={"depth": 1})).eval()
     init_weights(transformer, 1)
-    head = fit_head(transformer, some_images(), len(PHOTOS), train.HEADS)
-    held_out = dict.fromkeys(TASKS, some_images(8))
+    head = fit_head(transformer, stripes(side=32), len(PHOTOS), train.HEADS)
+    held_out = dict.fromkeys(TASKS, stripes(8, side=32))
     checkpoint = add_heads(transformer, head, lambda _: None)
     report = accuracy_report(hits_of(score_points(checkpoint, [*POINTS, *COMPARED], held_out, lambda _: None)))
 
